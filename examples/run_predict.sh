@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# Find viral contigs on this machine, with all its GPUs (or the CPU, where there is none).
+#
+#   examples/run_predict.sh INPUT OUTPUT_DIR MODEL HEAD [more options of virnucpro predict]
+#
+# for example
+#
+#   examples/run_predict.sh examples/contigs.fa results path/to/model path/to/head
+set -euo pipefail
+
+if (($# < 4)); then
+    echo "usage: $0 INPUT OUTPUT_DIR MODEL HEAD [more options of virnucpro predict]" >&2
+    exit 64 # what virnucpro itself returns for a usage mistake
+fi
+
+input=$1      # FASTA file or folder; plain or compressed
+output_dir=$2 # the run folder; a folder that already holds a run needs --resume or --force
+model=$3      # ESM-2: a name, a .pt file or a folder
+head=$4       # a head that was trained for this model
+shift 4
+
+# a failure is explained below, so it must not end the script here
+status=0
+virnucpro predict \
+    --input "$input" \
+    --output-dir "$output_dir" \
+    --model "$model" \
+    --head "$head" \
+    "$@" || status=$?
+
+case $status in
+    0)
+        echo "done: one row per contig is in $output_dir/predictions.tsv" >&2
+        ;;
+    2)
+        echo "partial: the results in $output_dir are complete but for what failed" >&2
+        echo "  see what failed and why:  $output_dir/failed_files.txt" >&2
+        echo "  the sequences concerned:  $output_dir/failed_sequences.fa" >&2
+        echo "  try those again:          the same command with --resume" >&2
+        ;;
+    130 | 143)
+        echo "interrupted: finished work is kept; go on with the same command and --resume" >&2
+        ;;
+    *)
+        echo "failed with exit code $status: see the message above and $output_dir/virnucpro.log" >&2
+        ;;
+esac
+exit "$status"

@@ -1,0 +1,97 @@
+"""What the tests share: a tiny real ESM-2 with its head, and runs on it."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from virnucpro.config import Recipe, Resources, RunConfig
+from virnucpro.demo import write_demo
+from virnucpro.esm2.model import ESM2Shape
+from virnucpro.head import Head, load_head
+
+TINY = ESM2Shape(n_layers=2, dim=32, n_heads=2)
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """A model small enough for a test, and a head for it: random weights."""
+
+    model: Path
+    head_file: Path
+    head: Head
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    model, head_file = write_demo(tmp_path_factory.mktemp("tiny"), TINY)
+    return Tiny(model, head_file, load_head(head_file))
+
+
+@pytest.fixture
+def make_config(tiny: Tiny, tmp_path: Path) -> Callable[..., RunConfig]:
+    """A run in fp32 with small shards; keywords go to RunConfig, Recipe or Resources."""
+
+    def make(*inputs: Path, **changes: object) -> RunConfig:
+        recipe = {
+            "command": "predict",
+            "input_type": "nucleotide",
+            "chunk_size": 300,
+            "min_length": 0,
+            "model": "tiny",
+            "model_sha256": "0" * 64,
+            "layer": TINY.n_layers,
+            "pooling": "mean",
+            "precision": "fp32",
+            "head_sha256": "",
+            "residues_per_shard": 2000,
+        }
+        resources = {"devices": ("cpu",), "tokens_per_batch": 2048, "silence_seconds": 60.0}
+        rest: dict[str, object] = {"output": tmp_path / "run", "checkpoint": tiny.model}
+        for name, value in changes.items():
+            next((d for d in (recipe, resources) if name in d), rest)[name] = value
+        return RunConfig(
+            inputs=inputs,
+            recipe=Recipe(**recipe),
+            resources=Resources(**resources),
+            **rest,
+        )
+
+    return make
+
+
+def random_dna(n: int, rng: np.random.Generator) -> str:
+    return "".join(rng.choice(list("ACGT"), n))
+
+
+def open_dna(n: int, rng: np.random.Generator) -> str:
+    """Bases without a stop in the first frame."""
+    codons = [a + b + c for a in "ACG" for b in "ACGT" for c in "ACGT"]
+    return "".join(rng.choice(codons, n // 3 + 1))[:n]
+
+
+@pytest.fixture
+def contigs(tmp_path: Path) -> Path:
+    """40 records: open frames, random ones, one without a frame, one empty, one that is no DNA."""
+    rng = np.random.default_rng(7)
+    records = [
+        (f"contig{i}", open_dna(200 + 60 * i, rng) if i % 3 else random_dna(700, rng))
+        for i in range(37)
+    ]
+    records.insert(5, ("closed", "TAAATAAATAACTTAATTAGTTAGCTAGCTAACTAGTCATCACTATTA" * 4))
+    records.insert(9, ("empty", ""))
+    records.insert(20, ("protein", "MKVLEFPQIL"))
+    path = tmp_path / "contigs.fa"
+    path.write_text("".join(f">{name} of a test\n{bases}\n" for name, bases in records))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def no_process_is_left() -> Iterator[None]:
+    yield
+    assert not multiprocessing.active_children()

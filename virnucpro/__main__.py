@@ -1,0 +1,6 @@
+"""``python -m virnucpro`` is ``virnucpro``."""
+
+from virnucpro.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,462 @@
+"""The command line: options in, exit code out. No work is done here.
+
+``virnucpro --help`` must be quick, so the modules that do the work, and torch with them, are
+imported when a command needs them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from virnucpro import __version__
+from virnucpro.errors import VirnucproError
+
+if TYPE_CHECKING:
+    from virnucpro.pipeline import Summary
+    from virnucpro.request import Options
+
+USAGE_EXIT, STORAGE_EXIT, INTERRUPTED_EXIT, TERMINATED_EXIT = 64, 74, 130, 143
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+models = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="ESM-2 checkpoints.")
+app.add_typer(models, name="models")
+
+
+_FILES, _MODEL, _DEVICES = "Files", "Model", "Devices"
+
+Input = Annotated[
+    list[Path],
+    typer.Option(
+        "--input",
+        "-i",
+        help="FASTA file, folder, or - for standard input; plain, gz, bz2, xz or zst. Repeatable.",
+        rich_help_panel=_FILES,
+        show_default=False,
+    ),
+]
+Output = Annotated[
+    Path,
+    typer.Option(
+        "--output-dir", "-o", help="Run folder.", rich_help_panel=_FILES, show_default=False
+    ),
+]
+InputTypeOption = Annotated[
+    Literal["auto", "nucleotide", "protein"],
+    typer.Option(help="What the input holds.", rich_help_panel=_FILES),
+]
+ChunkSize = Annotated[
+    int | None,
+    typer.Option(
+        help="Bases per chunk.", rich_help_panel=_MODEL, show_default="500, or the head's"
+    ),
+]
+MinLength = Annotated[
+    int,
+    typer.Option(help="Shorter records get the status too_short.", rich_help_panel=_FILES),
+]
+Model = Annotated[
+    str | None,
+    typer.Option(
+        help="Name of a published ESM-2, a fair-esm .pt file, or a Hugging Face folder.",
+        rich_help_panel=_MODEL,
+    ),
+]
+Head = Annotated[
+    Path | None,
+    typer.Option(help="Classifier head (safetensors).", rich_help_panel=_MODEL),
+]
+Gpus = Annotated[
+    str | None,
+    typer.Option(
+        help="GPUs among the visible ones: 0,1,2 or UUIDs or all.",
+        rich_help_panel=_DEVICES,
+        show_default="all",
+    ),
+]
+DeviceOption = Annotated[
+    Literal["auto", "cuda", "cpu", "mps"],
+    typer.Option(help="Kind of device.", rich_help_panel=_DEVICES),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        help="Processes with --device cpu, one core each.",
+        rich_help_panel=_DEVICES,
+        show_default="as many as cores and memory allow",
+    ),
+]
+BatchSize = Annotated[
+    int | None,
+    typer.Option(
+        "--esm-batch-size",
+        help="Tokens in one batch, at least 2048.",
+        rich_help_panel=_DEVICES,
+        show_default="sized to the device",
+    ),
+]
+PrecisionOption = Annotated[
+    Literal["auto", "bf16", "fp16", "fp32"],
+    typer.Option(help="auto: bf16 where the device has it.", rich_help_panel=_DEVICES),
+]
+WorkerTimeout = Annotated[
+    float,
+    typer.Option(
+        min=1,
+        help="Seconds of silence, beyond what its work needs, after which a worker is replaced.",
+        rich_help_panel=_DEVICES,
+    ),
+]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Go on with a run folder.", rich_help_panel=_FILES)
+]
+Force = Annotated[
+    bool,
+    typer.Option("--force", help="Throw the results in the folder away.", rich_help_panel=_FILES),
+]
+Keep = Annotated[
+    bool,
+    typer.Option("--keep-intermediate", help="Keep chunks.fa and shards/.", rich_help_panel=_FILES),
+]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="No dashboard: plain lines, one every 10 seconds.")
+]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log everything.")]
+LogFile = Annotated[
+    Path | None,
+    typer.Option(help="A second log file.", show_default="DIR/virnucpro.log always"),
+]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"virnucpro {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="And exit.")
+    ] = False,
+) -> None:
+    """Find viral sequences in FASTA with the protein language model ESM-2."""
+
+
+@app.command()
+def predict(
+    input: Input,
+    output_dir: Output,
+    input_type: InputTypeOption = "auto",
+    chunk_size: ChunkSize = None,
+    min_length: MinLength = 0,
+    model: Model = None,
+    head: Head = None,
+    gpus: Gpus = None,
+    device: DeviceOption = "auto",
+    workers: Workers = None,
+    esm_batch_size: BatchSize = None,
+    precision: PrecisionOption = "auto",
+    worker_timeout: WorkerTimeout = 300.0,
+    resume: Resume = False,
+    force: Force = False,
+    keep_intermediate: Keep = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    log_file: LogFile = None,
+) -> None:
+    """Call viruses: FASTA in, predictions.tsv and viral.fasta out.
+
+    Example: virnucpro predict -i contigs.fa -o results/ --gpus 0,1,2
+
+    Exit codes: 0 all records accounted for, 2 some failed (see failed_files.txt), 1 nothing
+    usable, 64 usage, 65 bad input, 66 input missing, 69 device or model unavailable, 73 output
+    folder not usable, 74 disk full, 130/143 interrupted (go on with --resume).
+    """
+    _run("predict", locals())
+
+
+@app.command()
+def extract(
+    input: Input,
+    output_dir: Output,
+    input_type: InputTypeOption = "auto",
+    chunk_size: ChunkSize = None,
+    min_length: MinLength = 0,
+    model: Model = None,
+    layer: Annotated[
+        int | None,
+        typer.Option(
+            help="Representation after this layer.", rich_help_panel=_MODEL, show_default="the last"
+        ),
+    ] = None,
+    pooling: Annotated[
+        Literal["mean", "bos", "none"],
+        typer.Option(
+            help="mean over residues, bos (the <cls> vector), none (one row per residue).",
+            rich_help_panel=_MODEL,
+        ),
+    ] = "mean",
+    format: Annotated[
+        Literal["h5", "npz", "pt"],
+        typer.Option(
+            help="Write npz, or pt as VirNucPro's _ESM.pt, beside the h5 files.",
+            rich_help_panel=_FILES,
+        ),
+    ] = "h5",
+    gpus: Gpus = None,
+    device: DeviceOption = "auto",
+    workers: Workers = None,
+    esm_batch_size: BatchSize = None,
+    precision: PrecisionOption = "auto",
+    worker_timeout: WorkerTimeout = 300.0,
+    resume: Resume = False,
+    force: Force = False,
+    keep_intermediate: Keep = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    log_file: LogFile = None,
+) -> None:
+    """Extract ESM-2 features: FASTA in, features.h5 and records.tsv out.
+
+    Proteins are embedded as they are; nucleotides are chunked and translated as in predict.
+
+    Example: virnucpro extract -i proteins.faa -o features/ --model esm2_t33_650M_UR50D
+    """
+    _run("extract", locals())
+
+
+@app.command()
+def demo(
+    folder: Annotated[Path, typer.Argument(help="Where to put model/ and head.safetensors.")],
+) -> None:
+    """Make a small ESM-2 and head with RANDOM weights, to try the pipeline with.
+
+    Example: virnucpro demo demo/ && virnucpro predict -i contigs.fa -o results/ \\
+             --model demo/model --head demo/head.safetensors
+    """
+    with _exits():
+        from virnucpro.demo import write_demo
+
+        model, head = write_demo(folder)
+        typer.echo(f"wrote {model} and {head}: random weights, whatever they call means nothing")
+
+
+@app.command()
+def devices() -> None:
+    """Say what a run would use here: GPUs by index and UUID, memory, precision, kernels."""
+    with _exits():
+        from virnucpro.devices import describe_machine
+
+        for line in describe_machine(os.environ.get("CUDA_VISIBLE_DEVICES")):
+            typer.echo(line)
+
+
+@app.command()
+def status(
+    folder: Annotated[Path, typer.Argument(help="Run folder.")],
+    verify: Annotated[bool, typer.Option("--verify", help="Read every feature file.")] = False,
+) -> None:
+    """Say what a run folder holds: done, pending, failed, and whether it verifies.
+
+    Example: virnucpro status results/ --verify
+    """
+    with _exits():
+        from virnucpro.status import inspect_run
+
+        report = inspect_run(folder, verify=verify)
+        for line in report.lines:
+            typer.echo(line)
+        raise _Finished(1 if report.n_damaged else 0)
+
+
+@models.command("list")
+def list_models() -> None:
+    """List the published ESM-2 models, and where they lie or would lie."""
+    with _exits():
+        from virnucpro.esm2.download import PUBLISHED, hub_folder
+
+        for name, shape in PUBLISHED.items():
+            path = hub_folder() / f"{name}.pt"
+            state = "here" if path.exists() else "not here"
+            size = f"{shape.n_parameters / 1e6:,.0f} M"
+            typer.echo(f"{name:<22}{size:>9} parameters  {state}: {path}")
+
+
+@models.command("info")
+def show_model(model: Annotated[str, typer.Argument(help="Name, .pt file or folder.")]) -> None:
+    """Say what a checkpoint is, as told by its content.
+
+    Example: virnucpro models info esm2_t33_650M_UR50D.pt
+    """
+    with _exits():
+        from virnucpro.esm2.weights import inspect_checkpoint
+
+        checkpoint = inspect_checkpoint(_on_disk(model))
+        shape = checkpoint.shape
+        typer.echo(f"path        {checkpoint.path}")
+        typer.echo(f"layers      {shape.n_layers}")
+        typer.echo(f"dimensions  {shape.dim} in {shape.n_heads} heads of {shape.head_dim}")
+        typer.echo(f"parameters  {shape.n_parameters / 1e6:,.1f} M")
+        typer.echo(f"encoder id  {checkpoint.encoder_id}")
+
+
+@models.command("download")
+def download_model(name: Annotated[str, typer.Argument(help="A published name.")]) -> None:
+    """Fetch a published checkpoint into the folder that torch hub uses.
+
+    Example: virnucpro models download esm2_t33_650M_UR50D
+    """
+    with _exits():
+        from rich.console import Console
+
+        from virnucpro.dashboard import Dashboard, EventLog
+        from virnucpro.engine.events import Progress
+        from virnucpro.esm2.download import find_checkpoint
+
+        with ExitStack() as stack:
+            events = stack.enter_context(EventLog())
+            if _is_live(quiet=False):
+                stack.enter_context(Dashboard(events.progressing, Console(stderr=True)))
+            path = find_checkpoint(
+                name, lambda done, total: events(Progress("fetching", done, total, "bytes"))
+            ).path
+        typer.echo(f"{name} is at {path}")
+
+
+@models.command("verify")
+def verify_model(model: Annotated[str, typer.Argument(help="Name, .pt file or folder.")]) -> None:
+    """Load every tensor of a checkpoint and look for what is missing or not finite."""
+    with _exits():
+        from virnucpro.esm2.weights import verify_checkpoint
+
+        checkpoint = verify_checkpoint(_on_disk(model))
+        typer.echo(f"{checkpoint.path} is whole, sha256 {checkpoint.sha256()}")
+
+
+def _on_disk(model: str) -> Path:
+    """The path of a model without fetching it."""
+    from virnucpro.esm2.download import PUBLISHED, hub_folder
+
+    path = Path(model).expanduser()
+    return hub_folder() / f"{model}.pt" if model in PUBLISHED and not path.exists() else path
+
+
+class _Finished(Exception):  # noqa: N818 - an end, not an error
+    """A command came to its end, with this exit code."""
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__(exit_code)
+        self.exit_code = exit_code
+
+
+@contextmanager
+def _exits() -> Iterator[None]:
+    """Turn what may happen in a command into a message and an exit code."""
+    try:
+        yield
+    except VirnucproError as error:
+        _complain(str(error), error.hint)
+        raise _Finished(error.exit_code) from error
+    except KeyboardInterrupt as error:
+        _complain("interrupted", "finished work is kept: go on with --resume")
+        raise _Finished(INTERRUPTED_EXIT) from error
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        _complain(
+            f"{where}{error.strerror or error}",
+            "finished work is kept: make room or mend the disk, then go on with --resume",
+        )
+        raise _Finished(STORAGE_EXIT) from error
+
+
+def _complain(message: str, hint: str) -> None:
+    from virnucpro.log import printable
+
+    typer.secho(f"error: {message}", fg="red", err=True, color=None if _has_colours() else False)
+    if hint:
+        typer.echo(f"hint:  {printable(hint)}", err=True)
+
+
+def _has_colours() -> bool:
+    return "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+
+
+def _is_live(quiet: bool) -> bool:
+    return not quiet and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def _run(command: Literal["predict", "extract"], given: dict[str, Any]) -> None:
+    """One ``predict`` or ``extract`` with what was given on the command line."""
+    quiet, verbose, log_file = (given.pop(name) for name in ("quiet", "verbose", "log_file"))
+    with _exits(), ExitStack() as stack:
+        from rich.console import Console
+
+        from virnucpro.dashboard import ConsoleHandler, Dashboard, EventLog
+        from virnucpro.engine.processes import ProcessExecutor
+        from virnucpro.log import ConsoleFilter, logging_to, logging_to_file
+        from virnucpro.pipeline import run
+        from virnucpro.request import Options, resolve
+
+        # GPUs are numbered as NVML numbers them, by their place on the bus
+        os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+        signal.signal(signal.SIGTERM, _terminate)
+        console, is_live = Console(stderr=True), _is_live(quiet)
+        handler = ConsoleHandler(console) if is_live else logging.StreamHandler()
+        if not verbose:
+            handler.addFilter(ConsoleFilter(with_figures=not is_live))
+        stack.enter_context(logging_to(handler, logging.DEBUG if verbose else logging.INFO))
+        if log_file is not None:
+            stack.enter_context(logging_to_file(log_file))
+        options = Options(
+            command=command,
+            argv=tuple(sys.argv),
+            cuda_visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
+            **given,
+        )
+        events = stack.enter_context(EventLog())
+        if is_live:
+            stack.enter_context(Dashboard(events.progressing, console))
+        config, head = resolve(options, events)
+        executor = ProcessExecutor(config.resources.devices)
+        summary = run(config, head, executor, events)
+    _report(summary, options)
+    raise _Finished(summary.exit_code)
+
+
+def _terminate(*_: object) -> None:
+    _complain("terminated", "finished work is kept: go on with --resume")
+    raise SystemExit(TERMINATED_EXIT)
+
+
+def _report(summary: Summary, options: Options) -> None:
+    try:
+        for line in summary.lines(options.output_dir):
+            typer.echo(line)
+    except BrokenPipeError:  # nobody reads: the run is as done as it was
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123
+
+
+def main() -> None:
+    """The entry point. Usage errors exit with 64: 2 means that something failed in a run."""
+    try:
+        app()
+    except _Finished as finished:
+        raise SystemExit(finished.exit_code) from None
+    except SystemExit as error:
+        raise SystemExit(USAGE_EXIT if error.code == 2 else error.code) from None

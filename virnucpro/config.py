@@ -1,0 +1,91 @@
+"""What the user asked for.
+
+``Recipe`` holds whatever changes the numbers; it makes the fingerprint, and a run is resumed
+only with the same. ``Resources`` holds whatever changes only the speed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from virnucpro.errors import UsageError
+from virnucpro.fasta import InputType
+
+Precision = Literal["fp32", "bf16", "fp16"]
+Pooling = Literal["mean", "bos", "none"]
+FeatureFormat = Literal["h5", "npz", "pt"]
+
+RESIDUES_PER_SHARD = 131_072
+MIN_TOKENS_PER_BATCH = 2048
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    command: Literal["predict", "extract"]
+    input_type: InputType
+    chunk_size: int  # bases; 0 for proteins, which are not cut
+    min_length: int  # bases, or residues of a protein
+    model: str
+    model_sha256: str
+    layer: int
+    pooling: Pooling
+    precision: Precision
+    head_sha256: str = ""
+    residues_per_shard: int = RESIDUES_PER_SHARD
+
+    def __post_init__(self) -> None:
+        if self.input_type == "nucleotide" and self.chunk_size < 30:
+            raise UsageError(
+                f"--chunk-size is {self.chunk_size} bases; the shortest useful one is 30",
+                hint="use 500 or 300, or what the head was trained for",
+            )
+        if self.min_length < 0:
+            raise UsageError(f"--min-length is {self.min_length}; it cannot be negative")
+
+    @property
+    def fingerprint(self) -> str:
+        """The same recipe gives the same fingerprint on every machine."""
+        text = json.dumps(asdict(self), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resources:
+    devices: tuple[str, ...]  # of torch: "cuda:0", "cpu", "mps"; one worker each
+    tokens_per_batch: int
+    silence_seconds: float = 300.0  # a worker that says nothing for longer is replaced
+
+    def __post_init__(self) -> None:
+        if self.tokens_per_batch < MIN_TOKENS_PER_BATCH:
+            raise UsageError(
+                f"--esm-batch-size is {self.tokens_per_batch} tokens; "
+                f"it must be at least {MIN_TOKENS_PER_BATCH}",
+                hint="leave it out to have it sized to the device",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """One ``predict`` or ``extract``, complete and checked but for what the inputs tell."""
+
+    inputs: tuple[Path, ...]
+    output: Path
+    recipe: Recipe  # as for nucleotides; see ``recipe_for``
+    resources: Resources
+    checkpoint: Path
+    input_type: InputType | None = None  # None: by the letters of the input
+    feature_format: FeatureFormat = "h5"
+    resume: bool = False
+    force: bool = False
+    keep_intermediate: bool = False
+    argv: tuple[str, ...] = ()
+    announcements: tuple[str, ...] = ()  # the choices that were made, for people
+
+    def recipe_for(self, input_type: InputType) -> Recipe:
+        """Proteins are not cut, so a chunk size means nothing to them."""
+        chunk_size = self.recipe.chunk_size if input_type == "nucleotide" else 0
+        return replace(self.recipe, input_type=input_type, chunk_size=chunk_size)

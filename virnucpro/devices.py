@@ -1,0 +1,263 @@
+"""What there is to run on. GPUs are listed through NVML: the parent never starts CUDA.
+
+A GPU is chosen by its place among the visible ones (``CUDA_VISIBLE_DEVICES``) or by UUID, as
+everywhere in CUDA, and checked before any process starts.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import psutil
+import pynvml
+import torch
+
+from virnucpro.config import MIN_TOKENS_PER_BATCH, Precision
+from virnucpro.errors import UnavailableError, UsageError
+from virnucpro.esm2.model import ESM2Shape
+
+_GIB = 1 << 30
+_CPU_TOKENS = 2048  # what stays in the caches: larger batches are slower
+_MPS_TOKENS = 8192
+_BYTES_PER_TOKEN_AND_DIM = 64  # peak of all activations of a layer, with room to spare
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    index: int  # among all of the machine, by PCI bus
+    uuid: str
+    name: str
+    memory_total: int  # bytes
+    memory_free: int
+    capability: tuple[int, int]
+
+    @property
+    def has_bf16(self) -> bool:
+        return self.capability >= (8, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The devices of a run, and what follows from their kind."""
+
+    devices: tuple[str, ...]  # of torch, one per worker
+    descriptions: tuple[str, ...]
+    has_bf16: bool
+    memory: int  # bytes free on the smallest device, or for each CPU worker
+
+    @property
+    def kind(self) -> str:
+        return self.devices[0].partition(":")[0]
+
+
+def list_gpus() -> tuple[list[Gpu], str]:
+    """All NVIDIA GPUs of the machine, or none and the reason."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return [], f"no NVIDIA driver answers ({error})"
+    try:
+        return [_describe(index) for index in range(pynvml.nvmlDeviceGetCount())], ""
+    except pynvml.NVMLError as error:
+        return [], f"the NVIDIA driver does not answer ({error})"
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _describe(index: int) -> Gpu:
+    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    capability = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+    return Gpu(
+        index=index,
+        uuid=pynvml.nvmlDeviceGetUUID(handle),
+        name=pynvml.nvmlDeviceGetName(handle),
+        memory_total=int(memory.total),
+        memory_free=int(memory.free),
+        capability=(int(capability[0]), int(capability[1])),
+    )
+
+
+def visible_gpus(gpus: Sequence[Gpu], cuda_visible_devices: str | None) -> list[Gpu]:
+    """The GPUs that CUDA shows, in its order: a wrong entry hides itself and all behind it."""
+    if cuda_visible_devices is None:
+        return list(gpus)
+    visible: list[Gpu] = []
+    for entry in cuda_visible_devices.split(","):
+        found = _matching(gpus, entry.strip())
+        if len(found) != 1 or found[0] in visible:
+            break
+        visible += found
+    return visible
+
+
+def _matching(gpus: Sequence[Gpu], entry: str) -> list[Gpu]:
+    if entry.isdigit():
+        return list(gpus[int(entry) : int(entry) + 1])
+    return [gpu for gpu in gpus if entry and gpu.uuid.startswith(entry)]
+
+
+def select_gpus(asked: str, visible: Sequence[Gpu]) -> list[int]:
+    """Places among the visible GPUs of those asked for: ``all``, ``0,2`` or UUIDs.
+
+    Raises:
+        UsageError: one is out of range, ambiguous or named twice.
+    """
+    if asked == "all":
+        return list(range(len(visible)))
+    chosen: list[int] = []
+    for entry in asked.split(","):
+        found = _matching(visible, entry.strip())
+        if len(found) != 1:
+            shown = ", ".join(f"{i}: {gpu.name} {gpu.uuid}" for i, gpu in enumerate(visible))
+            raise UsageError(
+                f"--gpus {asked}: {entry.strip()!a} is no visible GPU",
+                hint=f"visible: {shown or 'none'}",
+            )
+        place = visible.index(found[0])
+        if place in chosen:
+            raise UsageError(f"--gpus {asked}: GPU {place} is named twice")
+        chosen.append(place)
+    return chosen
+
+
+def choose_devices(
+    device: str,
+    gpus: str | None,
+    workers: int | None,
+    cuda_visible_devices: str | None,
+    model_bytes: int,
+) -> Choice:
+    """The devices for ``--device``, ``--gpus`` and ``--workers``.
+
+    Raises:
+        UsageError: the options contradict each other.
+        UnavailableError: what was asked for is not there.
+    """
+    if gpus is not None and device in ("cpu", "mps"):
+        raise UsageError(f"--gpus does not go with --device {device}")
+    listed, reason = list_gpus()
+    visible = visible_gpus(listed, cuda_visible_devices)
+    if listed and not visible:
+        reason = f"CUDA_VISIBLE_DEVICES={cuda_visible_devices!a} hides all {len(listed)} GPUs"
+    if visible and torch.version.cuda is None:
+        visible, reason = [], f"this build of torch ({torch.__version__}) has no CUDA"
+    wants_cuda = device == "cuda" or gpus is not None
+    if wants_cuda and not visible:
+        raise UnavailableError(
+            f"no GPU can be used: {reason}",
+            hint="see `virnucpro devices`, or run on the CPU with --device cpu",
+        )
+    if visible and device != "cpu" and device != "mps":
+        if workers is not None:
+            raise UsageError(
+                "--workers is for --device cpu: there is one worker per GPU",
+                hint="choose GPUs with --gpus",
+            )
+        return _cuda(visible, select_gpus(gpus or "all", visible))
+    if device == "mps" or (device == "auto" and torch.backends.mps.is_available()):
+        if not torch.backends.mps.is_available():
+            raise UnavailableError("this machine or this build of torch has no MPS")
+        memory = psutil.virtual_memory().available
+        return Choice(("mps",), ("Apple GPU (MPS)",), has_bf16=False, memory=memory)
+    return _cpu(workers, model_bytes)
+
+
+def _cuda(visible: Sequence[Gpu], places: Sequence[int]) -> Choice:
+    gpus = [visible[place] for place in places]
+    return Choice(
+        devices=tuple(f"cuda:{place}" for place in places),
+        descriptions=tuple(
+            f"cuda:{place} {gpu.name}, {gpu.memory_free / _GIB:.0f} of "
+            f"{gpu.memory_total / _GIB:.0f} GiB free"
+            for place, gpu in zip(places, gpus, strict=True)
+        ),
+        has_bf16=all(gpu.has_bf16 for gpu in gpus),
+        memory=min(gpu.memory_free for gpu in gpus),
+    )
+
+
+def _cpu(workers: int | None, model_bytes: int) -> Choice:
+    n_cores = usable_cores()
+    available = psutil.virtual_memory().available
+    n_fitting = max(1, int(0.8 * available / (model_bytes + _GIB // 2)))
+    n_workers = workers if workers is not None else min(n_cores, n_fitting)
+    if n_workers < 1:
+        raise UsageError(f"--workers is {n_workers}; it must be at least 1")
+    return Choice(
+        devices=("cpu",) * n_workers,
+        descriptions=(f"CPU, up to {n_workers} workers of one core each on {n_cores} cores",),
+        has_bf16=cpu_has_bf16(),
+        memory=available // n_workers,
+    )
+
+
+def usable_cores() -> int:
+    """Cores that this process may use; a batch system often grants fewer than there are."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def cpu_has_bf16() -> bool:
+    """Whether the CPU multiplies bf16 natively; where it does not, bf16 is slower than fp32."""
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
+def choose_precision(asked: str, choice: Choice) -> Precision:
+    """
+    Raises:
+        UnavailableError: the device cannot do what was asked for.
+    """
+    match asked:
+        case "auto":
+            return "bf16" if choice.has_bf16 else "fp32"
+        case "fp32":
+            return "fp32"
+        case "fp16" if choice.kind != "cpu":
+            return "fp16"
+        case "bf16" if choice.has_bf16 or choice.kind == "cpu":
+            return "bf16"
+    raise UnavailableError(
+        f"--precision {asked} is not for {choice.descriptions[0]}",
+        hint="leave it out for the best that the device has",
+    )
+
+
+def choose_tokens(choice: Choice, shape: ESM2Shape) -> int:
+    """The token budget of a batch: enough to fill the device, and well within its memory."""
+    if choice.kind == "cpu":
+        return _CPU_TOKENS
+    if choice.kind == "mps":
+        return _MPS_TOKENS
+    weights = 2 * shape.n_parameters
+    fitting = (choice.memory - weights) // 2 // (_BYTES_PER_TOKEN_AND_DIM * shape.dim)
+    filling = 32_768 * 1280 // shape.dim  # 650M: 32k, 3B: 16k, 8M: 131k
+    return max(MIN_TOKENS_PER_BATCH, min(fitting, filling))
+
+
+def describe_machine(cuda_visible_devices: str | None) -> list[str]:
+    """What ``virnucpro devices`` prints: what a run would use here, and why not more."""
+    gpus, reason = list_gpus()
+    visible = visible_gpus(gpus, cuda_visible_devices)
+    lines = [f"torch {torch.__version__}, CUDA {torch.version.cuda or 'not built in'}"]
+    for gpu in gpus:
+        place = f"cuda:{visible.index(gpu)}" if gpu in visible else "hidden"
+        memory = f"{gpu.memory_free / _GIB:.1f} of {gpu.memory_total / _GIB:.1f} GiB free"
+        precision = "bf16, FlashAttention" if gpu.has_bf16 else "fp32, SDPA"
+        lines.append(f"{place:<8}{gpu.name}  {gpu.uuid}  {memory}  {precision}")
+    if not gpus:
+        lines.append(f"no GPU: {reason}")
+    elif torch.version.cuda is None:
+        lines.append("the GPUs cannot be used: this build of torch has no CUDA")
+    if torch.backends.mps.is_available():
+        lines.append("mps     Apple GPU  fp32, SDPA")
+    ram = psutil.virtual_memory()
+    precision = "bf16" if cpu_has_bf16() else "fp32"
+    lines.append(
+        f"cpu     {usable_cores()} cores  "
+        f"{ram.available / _GIB:.1f} of {ram.total / _GIB:.1f} GiB free  {precision}, SDPA"
+    )
+    return lines

@@ -1,0 +1,108 @@
+"""What there is to tell of a run. Plain values: they are pickled, logged, drawn.
+
+Every shard of a run ends in exactly one ``ShardDone`` or ``ShardFailed``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from virnucpro.records import Shard
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Of a device, or of the process and the machine where the device is a CPU. Bytes."""
+
+    used: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReady:
+    worker: str
+    description: str  # device, precision, kernel, token budget
+    memory: Memory
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLost:
+    """A worker could not start, died, or fell silent; ``shard`` is what it was doing."""
+
+    worker: str
+    reason: str
+    shard: Shard | None = None
+    traceback: str = ""
+    is_final: bool = False  # it is not replaced
+
+
+@dataclass(frozen=True, slots=True)
+class BatchStarted:
+    """The ORFs, by their place in the shard, that are at fault if the worker dies now."""
+
+    worker: str
+    shard: Shard
+    rows: tuple[int, ...]
+    allowed_seconds: float  # how long the batch may take before the worker counts as hung
+
+
+@dataclass(frozen=True, slots=True)
+class BatchDone:
+    worker: str
+    shard: Shard
+    n_orfs: int
+    n_tokens: int
+    memory: Memory
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetReduced:
+    """A batch did not fit into the device's memory."""
+
+    worker: str
+    tokens_per_batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShardDone:
+    """The shard's feature file is whole; ``n_failed`` of its ORFs are in it as failures."""
+
+    worker: str
+    shard: Shard
+    seconds: float
+    n_failed: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShardFailed:
+    """The shard has no feature file."""
+
+    worker: str
+    shard: Shard
+    reason: str
+    traceback: str = ""
+    is_storage: bool = False  # it could not be written: other shards will not be either
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A stage of the parent's own; ``total`` is 0 where it cannot be known."""
+
+    stage: str
+    done: int
+    total: int
+    unit: str
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingStarted:
+    """The shards are known, and which of them an earlier start has finished."""
+
+    pending: tuple[Shard, ...]
+    n_done_before: int
+
+
+Event = (
+    WorkerReady | WorkerLost | BatchStarted | BatchDone | BudgetReduced | ShardDone | ShardFailed
+)
+Telling = Event | Progress | EmbeddingStarted

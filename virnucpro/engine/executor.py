@@ -1,0 +1,36 @@
+"""The door of the engine, and the executor that needs no processes."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Protocol
+
+from virnucpro.engine.events import Event, WorkerReady
+from virnucpro.engine.worker import Job, Task, Worker
+from virnucpro.records import Shard
+
+
+class Executor(Protocol):
+    """Where shards are run: in this process, in one process per device, on a cluster."""
+
+    def run(self, shards: Sequence[Shard], job: Job) -> Generator[Event, None, None]:
+        """Run every shard; each ends in one ShardDone or one ShardFailed.
+
+        Closing the generator stops the workers.
+
+        Raises:
+            UnavailableError: no worker is left that could go on.
+        """
+
+
+class InlineExecutor:
+    """One device in this process: for tests and debuggers."""
+
+    def __init__(self, device: str = "cpu", worker: type[Worker] = Worker) -> None:
+        self.device, self.worker = device, worker
+
+    def run(self, shards: Sequence[Shard], job: Job) -> Generator[Event, None, None]:
+        worker = self.worker(job, self.device, self.device)
+        yield WorkerReady(worker.name, worker.description, worker.memory())
+        for shard in shards:
+            yield from worker.run(Task(shard))

@@ -1,0 +1,310 @@
+"""One spawned process per device, a queue down and a pipe up for each.
+
+    parent  --Task-->   worker     a multiprocessing queue of the worker's own
+    parent  <--Event--  worker     a pipe of the worker's own
+
+No queue is shared: a process killed inside ``Queue.get`` keeps the queue's lock, and the others
+would wait for ever. The parent is a single thread that waits on all pipes and all process
+sentinels at once. Shards are dealt round-robin, two in flight for each worker so that no device
+waits for the parent, and then on demand.
+
+A worker that dies or falls silent is replaced. Its shard is tried again as it was; if that
+kills a worker too, the ORFs of the batch in flight are suspects and run one by one; an ORF that
+kills two workers alone is condemned, and the rest of its shard is delivered.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+import traceback
+from collections import Counter, deque
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import TypeAlias
+
+from virnucpro.engine.events import (
+    BatchDone,
+    BatchStarted,
+    Event,
+    ShardDone,
+    ShardFailed,
+    WorkerLost,
+    WorkerReady,
+)
+from virnucpro.engine.worker import Job, Task, Worker
+from virnucpro.errors import UnavailableError
+from virnucpro.log import LOGGER, printable
+from virnucpro.records import Shard
+
+TaskQueue: TypeAlias = "multiprocessing.Queue[Task | None]"
+
+IN_FLIGHT = 2  # shards per worker
+START_SECONDS = 900.0  # to import, load the model and say so
+MAX_IDLE_LOSSES = 6  # workers a device may lose in a row without one batch done
+MAX_BLIND_LOSSES = 3  # workers a shard may kill while no batch is in flight
+GRACE_SECONDS = 5.0  # for an idle worker to end by itself
+
+
+class ProcessExecutor:
+    """One worker process on each device of this machine."""
+
+    def __init__(self, devices: Sequence[str], worker: type[Worker] = Worker) -> None:
+        self.devices, self.worker = tuple(devices), worker
+
+    def run(self, shards: Sequence[Shard], job: Job) -> Generator[Event, None, None]:
+        """As ``Executor.run``."""
+        run = _Run(job, deque(Task(shard) for shard in shards))
+        try:
+            devices = self.devices[: len(shards)]
+            for name, device in zip(_names(devices), devices, strict=True):
+                run.peers.append(_Peer.start(name, device, job, self.worker))
+            yield from run.events()
+        finally:
+            for peer in run.peers:
+                peer.tell_to_end()
+            for peer in run.peers:
+                peer.end()
+
+
+def _names(devices: Sequence[str]) -> list[str]:
+    """Workers are called after their device, numbered where several share one."""
+    shared = Counter(devices)
+    seen: Counter[str] = Counter()
+    names = []
+    for device in devices:
+        names.append(f"{device}#{seen[device]}" if shared[device] > 1 else device)
+        seen[device] += 1
+    return names
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    """The parent's side of one ``ProcessExecutor.run``."""
+
+    job: Job
+    waiting: deque[Task]
+    peers: list[_Peer] = field(default_factory=list)
+    alone: Counter[tuple[int, int]] = field(default_factory=Counter)  # (shard, row) -> losses
+    blind: Counter[int] = field(default_factory=Counter)  # shard -> losses without a batch
+    last_reason: str = ""
+
+    def events(self) -> Iterator[Event]:
+        while self.waiting or any(peer.tasks for peer in self.peers):
+            if not self.peers:
+                raise UnavailableError(
+                    f"no worker is left for {len(self.waiting)} shards; the last one: "
+                    f"{self.last_reason}",
+                    hint="finished shards are kept: run again with --resume when that is mended",
+                )
+            self.deal()
+            for peer in self.peers_with_news():
+                for event in peer.receive():
+                    yield event
+                    if isinstance(event, WorkerLost):
+                        yield from self.after_loss(peer, event)
+
+    def deal(self) -> None:
+        """Round-robin: everyone gets a first shard before anyone gets a second."""
+        for depth in range(IN_FLIGHT):
+            for peer in self.peers:
+                if self.waiting and len(peer.tasks) <= depth:
+                    peer.give(self.waiting.popleft())
+
+    def peers_with_news(self) -> list[_Peer]:
+        """Wait until a worker has spoken, died, or been silent for too long."""
+        patience = max(0.0, min(peer.deadline for peer in self.peers) - time.monotonic())
+        handles = [peer.pipe for peer in self.peers] + [p.process.sentinel for p in self.peers]
+        ready = wait(handles, timeout=patience)
+        now = time.monotonic()
+        return [
+            peer
+            for peer in self.peers
+            if peer.pipe in ready or peer.process.sentinel in ready or peer.deadline < now
+        ]
+
+    def after_loss(self, peer: _Peer, lost: WorkerLost) -> Iterator[Event]:
+        """Give back what the worker held, and replace it."""
+        self.last_reason = lost.reason
+        for task in list(peer.tasks)[:0:-1]:
+            self.waiting.appendleft(task)
+        if peer.tasks:
+            again = self.learn(peer.tasks[0], peer, lost)
+            if isinstance(again, Task):
+                self.waiting.appendleft(again)
+            else:
+                yield again
+        self.peers.remove(peer)
+        if self.waiting and not lost.is_final:
+            self.peers.append(peer.restart())
+
+    def learn(self, task: Task, peer: _Peer, lost: WorkerLost) -> Task | ShardFailed:
+        """What the next attempt at a shard must know of this loss."""
+        if not peer.ready:
+            return task  # it never got to this shard
+        shard, batch = task.shard, peer.batch
+        again = replace(task, n_losses=task.n_losses + 1)
+        if not batch:
+            self.blind[shard.index] += 1
+            if self.blind[shard.index] < MAX_BLIND_LOSSES:
+                return again
+            return ShardFailed(lost.worker, shard, lost.reason, lost.traceback)
+        if again.n_losses == 1:
+            return again
+        if len(batch) > 1:
+            return replace(again, suspects=task.suspects | set(batch))
+        (row,) = batch
+        self.alone[shard.index, row] += 1
+        if self.alone[shard.index, row] < 2:
+            return replace(again, suspects=task.suspects | {row})
+        return replace(again, condemned={**task.condemned, row: lost.reason})
+
+
+@dataclass(slots=True, eq=False)
+class _Peer:
+    """The parent's view of one worker process."""
+
+    name: str
+    device: str
+    job: Job
+    worker: type[Worker]
+    process: BaseProcess
+    queue: TaskQueue
+    pipe: Connection
+    deadline: float  # by the monotonic clock: silent for longer means hung
+    tasks: deque[Task] = field(default_factory=deque)  # the first is being done
+    batch: tuple[int, ...] = ()  # in flight
+    ready: bool = False
+    n_idle_losses: int = 0
+
+    @classmethod
+    def start(cls, name: str, device: str, job: Job, worker: type[Worker]) -> _Peer:
+        context = multiprocessing.get_context("spawn")
+        queue = context.Queue()
+        ours, theirs = context.Pipe(duplex=False)
+        process = context.Process(
+            target=_main, args=(worker, job, name, device, queue, theirs), name=name, daemon=True
+        )
+        # Ctrl-C and SIGTERM are the parent's business: the child inherits the blocked mask
+        stopping = {signal.SIGINT, signal.SIGTERM}
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, stopping)
+        try:
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        theirs.close()
+        deadline = time.monotonic() + START_SECONDS
+        return cls(name, device, job, worker, process, queue, ours, deadline)
+
+    def restart(self) -> _Peer:
+        peer = _Peer.start(self.name, self.device, self.job, self.worker)
+        peer.n_idle_losses = self.n_idle_losses
+        return peer
+
+    def give(self, task: Task) -> None:
+        LOGGER.info("shard %s given to %s", task.shard.name, self.name)
+        if self.ready and not self.tasks:
+            self.deadline = time.monotonic() + self.job.silence_seconds
+        self.tasks.append(task)
+        self.queue.put(task)
+
+    def receive(self) -> Iterator[Event]:
+        """All that the worker has said; its death and its silence are events like the others."""
+        try:
+            while self.pipe.poll():
+                event: Event = self.pipe.recv()
+                self.take(event)
+                yield self.with_fate(event) if isinstance(event, WorkerLost) else event
+                if isinstance(event, WorkerLost):
+                    return
+        except (EOFError, OSError):
+            self.process.join(GRACE_SECONDS)
+            yield self.lost(f"the worker died: {_cause(self.process.exitcode)}")
+            return
+        if self.deadline < time.monotonic():
+            yield self.lost("the worker fell silent and was stopped")
+
+    def take(self, event: Event) -> None:
+        patience = self.job.silence_seconds
+        match event:
+            case WorkerReady():
+                self.ready = True
+            case BatchStarted(rows=rows, allowed_seconds=allowed):
+                self.batch, patience = rows, allowed
+            case BatchDone():
+                self.batch, self.n_idle_losses = (), 0
+            case ShardDone() | ShardFailed():
+                self.tasks.popleft()
+        self.deadline = time.monotonic() + patience
+        if not self.tasks and not isinstance(event, WorkerLost):
+            self.deadline = float("inf")  # nothing to do is no reason to speak
+
+    def lost(self, reason: str) -> WorkerLost:
+        shard = self.tasks[0].shard if self.tasks else None
+        return self.with_fate(WorkerLost(self.name, reason, shard))
+
+    def with_fate(self, event: WorkerLost) -> WorkerLost:
+        self.n_idle_losses += 1
+        self.kill()
+        is_final = event.is_final or self.n_idle_losses >= MAX_IDLE_LOSSES
+        return replace(event, is_final=is_final)
+
+    def tell_to_end(self) -> None:
+        if self.tasks or not self.ready:
+            self.process.kill()  # nothing is lost: files appear only when they are whole
+        else:
+            self.queue.put(None)
+
+    def end(self) -> None:
+        self.process.join(GRACE_SECONDS)
+        self.kill()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.join()
+        self.pipe.close()
+        self.queue.close()
+        self.queue.cancel_join_thread()
+
+
+def _cause(exit_code: int | None) -> str:
+    if exit_code is not None and exit_code < 0:
+        name = signal.Signals(-exit_code).name
+        hint = " (out of memory?)" if name == "SIGKILL" else ""
+        return f"{name}{hint}"
+    return f"exit code {exit_code}"
+
+
+def _main(
+    worker_class: type[Worker], job: Job, name: str, device: str, queue: TaskQueue, pipe: Connection
+) -> None:
+    """The worker process. It does not outlive its parent."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    started = False
+    shard: Shard | None = None
+    try:
+        worker = worker_class(job, name, device)
+        pipe.send(WorkerReady(name, worker.description, worker.memory()))
+        started = True
+        while (task := queue.get()) is not None:
+            shard = task.shard
+            for event in worker.run(task):
+                pipe.send(event)
+    except Exception as error:  # whatever it is, the parent must hear of it
+        reason = f"{type(error).__name__}: {printable(error)}"
+        lost = WorkerLost(name, reason, shard, traceback.format_exc(), is_final=not started)
+        with suppress(OSError):  # the parent is gone
+            pipe.send(lost)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

@@ -1,0 +1,263 @@
+"""What one device does with one shard. The same object runs inline or in a process.
+
+A shard that killed its worker comes back with what is known of it: ``suspects`` are embedded
+one by one, ``condemned`` not at all, and every batch is kept in a partial file, so that the
+next attempt begins where this one died.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import psutil
+import torch
+from numpy.typing import NDArray
+
+from virnucpro.config import Pooling, Precision
+from virnucpro.engine.events import (
+    BatchDone,
+    BatchStarted,
+    BudgetReduced,
+    Event,
+    Memory,
+    ShardDone,
+    ShardFailed,
+)
+from virnucpro.errors import FeatureFileError, StorageError
+from virnucpro.esm2.model import bos_pool, mean_pool, residues_only
+from virnucpro.esm2.packing import EXTRA_TOKENS, PackedBatch, plan_batches
+from virnucpro.esm2.weights import load_esm2
+from virnucpro.log import printable
+from virnucpro.records import Embeddings, Failure, Orf, Shard
+from virnucpro.shards import read_shard
+from virnucpro.store import Attributes, write_embeddings
+
+DTYPES: Mapping[Precision, torch.dtype] = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
+_POOL = {"mean": mean_pool, "bos": bos_pool, "none": residues_only}
+# a slow device of its kind, FLOP/s: what takes longer than this is no longer just slow
+_SLOWEST = {"cpu": 2e9, "mps": 1e11, "cuda": 1e12}
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """All a worker needs to know. Picklable; the same for every shard of a run."""
+
+    features: Path  # folder
+    checkpoint: Path
+    layer: int
+    pooling: Pooling
+    precision: Precision
+    tokens_per_batch: int
+    silence_seconds: float
+    attributes: Mapping[str, str | int]  # of every feature file
+
+    def feature_file(self, shard: Shard) -> Path:
+        return self.features / f"{shard.name}.h5"
+
+    def attributes_of(self, shard: Shard) -> Attributes:
+        return {**self.attributes, "shard_sha256": shard.sha256}
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A shard and what is known of it from attempts that ended with a dead worker."""
+
+    shard: Shard
+    n_losses: int = 0
+    suspects: frozenset[int] = frozenset()
+    condemned: Mapping[int, str] = field(default_factory=dict)  # row -> reason
+
+
+class Worker:
+    """One loaded model on one device."""
+
+    def __init__(self, job: Job, name: str, device: str) -> None:
+        self.job, self.name = job, name
+        self.device = torch.device(device)
+        if self.device.type == "cpu":
+            torch.set_num_threads(1)  # one core each: processes scale better than threads
+        self.model = load_esm2(job.checkpoint, job.layer, DTYPES[job.precision], self.device)
+        self.tokens_per_batch = job.tokens_per_batch
+
+    @property
+    def description(self) -> str:
+        kernel = self.model.attend.__name__
+        return f"{self.device}, {self.job.precision}, {kernel}, {self.tokens_per_batch} tokens"
+
+    def memory(self) -> Memory:
+        if self.device.type == "cuda":
+            free, total = torch.cuda.mem_get_info(self.device)
+            return Memory(total - free, total)
+        return Memory(psutil.Process().memory_info().rss, psutil.virtual_memory().total)
+
+    def run(self, task: Task) -> Iterator[Event]:
+        """Embed one shard. Ends with exactly one ShardDone or ShardFailed."""
+        started, shard = time.monotonic(), task.shard
+        try:
+            orfs = read_shard(shard)
+            result = _Rows(orfs, self.model.shape.dim, self.job.pooling == "none")
+            result.condemn(task.condemned)
+            partial = self.job.features / f".{shard.name}.partial"
+            if task.n_losses:
+                result.restore(partial)
+            yield from self._embed_shard(task, orfs, result, partial)
+            embeddings = result.finish()
+            self.job.features.mkdir(exist_ok=True)
+            path = self.job.feature_file(shard)
+            write_embeddings(path, embeddings, self.job.attributes_of(shard))
+            partial.unlink(missing_ok=True)
+        except (OSError, StorageError, FeatureFileError) as error:
+            reason = f"{type(error).__name__}: {printable(error)}"
+            yield ShardFailed(self.name, shard, reason, traceback.format_exc(), is_storage=True)
+        else:
+            seconds = time.monotonic() - started
+            yield ShardDone(self.name, shard, seconds, len(embeddings.failures))
+
+    def _embed_shard(
+        self, task: Task, orfs: list[Orf], result: _Rows, partial: Path
+    ) -> Iterator[Event]:
+        lengths = [len(orf.protein) for orf in orfs]
+        batches = deque(plan_batches(lengths, self.tokens_per_batch))
+        while batches:
+            batch = batches.popleft()
+            n_tokens = sum(lengths[i] + EXTRA_TOKENS for i in batch)
+            if len(batch) > 1 and not task.suspects.isdisjoint(batch):
+                batches.extendleft([i] for i in reversed(batch))
+                continue
+            if len(batch) > 1 and n_tokens > self.tokens_per_batch:
+                batches.extendleft(reversed(_halves(batch)))
+                continue
+            batch = [i for i in batch if not result.known[i]]
+            if not batch:
+                continue
+            allowed = self._allowed_seconds([lengths[i] for i in batch])
+            yield BatchStarted(self.name, task.shard, tuple(batch), allowed)
+            outcome = self._try([orfs[i].protein for i in batch])
+            if isinstance(outcome, str) and len(batch) > 1:
+                if outcome == _OUT_OF_MEMORY:
+                    self.tokens_per_batch = n_tokens // 2
+                    yield BudgetReduced(self.name, self.tokens_per_batch)
+                batches.extendleft(reversed(_halves(batch)))
+                continue
+            result.put(batch, outcome)
+            if task.n_losses:
+                result.save(batch, partial)
+            yield BatchDone(self.name, task.shard, len(batch), n_tokens, self.memory())
+
+    def _try(self, proteins: list[str]) -> NDArray[np.float32] | str:
+        """The rows of one batch, or why there are none.
+
+        A device whose context is lost can do nothing more: that error ends the worker.
+        """
+        try:
+            rows = self.embed(proteins)
+        except torch.OutOfMemoryError:
+            reason = _OUT_OF_MEMORY
+        except torch.AcceleratorError:
+            raise
+        except Exception as error:  # a worker outlives a bad sequence
+            return f"{type(error).__name__}: {printable(error)}"
+        else:
+            return rows if np.isfinite(rows).all() else "the vector is not finite"
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return reason
+
+    def embed(self, proteins: list[str]) -> NDArray[np.float32]:
+        """(n_proteins, dim) float32, or (n_residues, dim) when nothing is pooled."""
+        batch = PackedBatch.of(proteins)
+        rows: NDArray[np.float32] = _POOL[self.job.pooling](self.model(batch), batch).cpu().numpy()
+        return rows
+
+    def _allowed_seconds(self, lengths: list[int]) -> float:
+        shape = self.model.shape
+        squares = float(sum(length * length for length in lengths))
+        flop = 2.0 * shape.n_parameters * sum(lengths) + 4.0 * squares * shape.dim * shape.n_layers
+        return self.job.silence_seconds + flop / _SLOWEST.get(self.device.type, 2e9)
+
+
+_OUT_OF_MEMORY = "out of memory on the device"
+
+
+def _halves(batch: list[int]) -> list[list[int]]:
+    middle = (len(batch) + 1) // 2
+    return [batch[:middle], batch[middle:]]
+
+
+class _Rows:
+    """The vectors of a shard while they come in, by the place of their ORF.
+
+    Rows begin as NaN, so that a forgotten one cannot become an embedding.
+    """
+
+    def __init__(self, orfs: list[Orf], dim: int, per_residue: bool) -> None:
+        self.orfs, self.per_residue = orfs, per_residue
+        self.lengths = np.array([len(orf.protein) for orf in orfs], dtype=np.int32)
+        n_rows = self.lengths if per_residue else np.ones_like(self.lengths)
+        self.bounds = np.concatenate([[0], np.cumsum(n_rows)])
+        self.vectors = np.full((int(self.bounds[-1]), dim), np.nan, dtype=np.float32)
+        self.known = np.zeros(len(orfs), dtype=np.bool_)
+        self.reasons: dict[int, str] = {}
+        self._saved = np.dtype([("row", "<i8"), ("vector", "<f4", (dim,))])
+
+    def condemn(self, reasons: Mapping[int, str]) -> None:
+        self.reasons.update(reasons)
+        self.known[list(reasons)] = True
+
+    def put(self, batch: list[int], outcome: NDArray[np.float32] | str) -> None:
+        """Keep the rows of a batch, in its order, or the reason why one ORF has none."""
+        if isinstance(outcome, str):
+            self.condemn(dict.fromkeys(batch, outcome))
+        else:
+            self.vectors[self._rows_of(batch)] = outcome
+            self.known[batch] = True
+
+    def save(self, batch: list[int], path: Path) -> None:
+        """Append the rows of a batch; a kill in the middle leaves whole rows before it."""
+        rows = self._rows_of([i for i in batch if i not in self.reasons])
+        saved = np.empty(len(rows), dtype=self._saved)
+        saved["row"], saved["vector"] = rows, self.vectors[rows]
+        with path.open("ab") as out:
+            out.write(saved.tobytes())
+
+    def restore(self, path: Path) -> None:
+        """Take over what an earlier attempt of this run saved."""
+        if not path.exists():
+            return
+        content = path.read_bytes()
+        whole = len(content) // self._saved.itemsize * self._saved.itemsize
+        saved = np.frombuffer(content[:whole], dtype=self._saved)
+        with path.open("r+b") as out:
+            out.truncate(whole)
+        self.vectors[saved["row"]] = saved["vector"]
+        filled = np.isfinite(self.vectors).all(axis=1)
+        self.known |= np.logical_and.reduceat(filled, self.bounds[:-1])
+
+    def finish(self) -> Embeddings:
+        delivered = [i for i in range(len(self.orfs)) if i not in self.reasons]
+        assert self.known.all(), "every ORF has a vector or a reason"
+        return Embeddings(
+            ids=tuple(self.orfs[i].id for i in delivered),
+            lengths=self.lengths[delivered],
+            vectors=self.vectors[self._rows_of(delivered)],
+            per_residue=self.per_residue,
+            failures=tuple(
+                Failure(self.orfs[i].id, self.orfs[i].record_id, self.reasons[i])
+                for i in sorted(self.reasons)
+            ),
+        )
+
+    def _rows_of(self, batch: list[int]) -> NDArray[np.int64]:
+        if not batch:
+            return np.empty(0, dtype=np.int64)
+        return np.concatenate([np.arange(self.bounds[i], self.bounds[i + 1]) for i in batch])

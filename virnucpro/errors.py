@@ -1,0 +1,59 @@
+"""Every error VirNucPro raises on purpose.
+
+VirnucproError            exit 1    nothing usable came out, or an internal error
+├── UsageError            exit 64   options that contradict each other or make no sense
+├── InputError            exit 65   the content of an input file is wrong
+├── InputMissingError     exit 66   an input file is not there or cannot be opened
+├── UnavailableError      exit 69   a device, a model or a head cannot be used
+├── OutputError           exit 73   the run folder cannot be created or is not ours to use
+│   └── ResumeError                 it holds another run; the message names the difference
+├── StorageError          exit 74   disk full or another I/O error
+└── FeatureFileError      exit 1    a feature file is not whole (resume does it again)
+
+A message says what happened and where; ``hint`` says what to do next. Errors never cross
+a process boundary: workers send events (``engine.events``), which carry text.
+"""
+
+from __future__ import annotations
+
+
+class VirnucproError(Exception):
+    """Base class: ``except VirnucproError`` is all the command line ever catches."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class UsageError(VirnucproError):
+    exit_code = 64
+
+
+class InputError(VirnucproError):
+    exit_code = 65
+
+
+class InputMissingError(VirnucproError):
+    exit_code = 66
+
+
+class UnavailableError(VirnucproError):
+    exit_code = 69
+
+
+class OutputError(VirnucproError):
+    exit_code = 73
+
+
+class ResumeError(OutputError):
+    pass
+
+
+class StorageError(VirnucproError):
+    exit_code = 74
+
+
+class FeatureFileError(VirnucproError):
+    pass

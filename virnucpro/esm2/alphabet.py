@@ -1,0 +1,30 @@
+"""Residues to the 33 tokens of ESM-2 (fair-esm's alphabet "ESM-1b").
+
+Lower case reads as upper case. A letter without a token (``J``, an inner ``*``) is ``<unk>``,
+one per residue.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+CLS, PAD, EOS, UNK = 0, 1, 2, 3
+N_TOKENS = 33
+RESIDUES = "LAGVSERTIDPKQNFYMHWCXBUZO.-"  # tokens 4 to 30; 31 is <null_1>, 32 is <mask>
+_FIRST_RESIDUE = 4
+
+_TOKEN_OF_BYTE = np.full(256, UNK, dtype=np.int64)
+for _token, _letter in enumerate(RESIDUES, start=_FIRST_RESIDUE):
+    _TOKEN_OF_BYTE[[ord(_letter), ord(_letter.lower())]] = _token
+_TOKEN_OF_BYTE[[ord("<"), ord(">")]] = CLS, EOS
+
+
+def tokenize(proteins: list[str]) -> NDArray[np.int64]:
+    """Lay the proteins end to end, each as ``<cls> residues <eos>``.
+
+    n proteins -> (n_residues + 2 n,)
+    """
+    text = "".join([f"<{protein}>" for protein in proteins]).encode("ascii", "replace")
+    tokens: NDArray[np.int64] = _TOKEN_OF_BYTE[np.frombuffer(text, dtype=np.uint8)]
+    return tokens

@@ -1,0 +1,90 @@
+"""Named checkpoints: where they lie, and how they get there.
+
+The published checkpoints are fair-esm's, kept in the folder that torch hub uses, so that one
+download serves every program. Nothing is fetched unless a name was asked for and is not there.
+"""
+
+from __future__ import annotations
+
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from virnucpro.errors import UnavailableError
+from virnucpro.esm2.model import ESM2Shape
+from virnucpro.esm2.weights import Checkpoint, inspect_checkpoint
+from virnucpro.files import atomic
+from virnucpro.log import printable
+
+PUBLISHED = {
+    "esm2_t6_8M_UR50D": ESM2Shape(6, 320, 20),
+    "esm2_t12_35M_UR50D": ESM2Shape(12, 480, 20),
+    "esm2_t30_150M_UR50D": ESM2Shape(30, 640, 20),
+    "esm2_t33_650M_UR50D": ESM2Shape(33, 1280, 20),
+    "esm2_t36_3B_UR50D": ESM2Shape(36, 2560, 40),
+    "esm2_t48_15B_UR50D": ESM2Shape(48, 5120, 40),
+}
+BASE_URL = "https://dl.fbaipublicfiles.com/fair-esm/models"
+_BLOCK = 1 << 20
+_TIMEOUT = 30  # seconds without a byte
+
+OnBytes = Callable[[int, int], None]  # bytes so far, bytes in all (0: unknown)
+
+
+def hub_folder() -> Path:
+    return Path(torch.hub.get_dir()) / "checkpoints"
+
+
+def find_checkpoint(
+    model: str, on_bytes: OnBytes = lambda *_: None, base_url: str = BASE_URL
+) -> Checkpoint:
+    """The checkpoint a user means by ``--model``: a file, a folder, or a published name.
+
+    Raises:
+        UnavailableError: there is none, or it cannot be fetched.
+    """
+    path = Path(model).expanduser()
+    if path.exists():
+        return inspect_checkpoint(path)
+    if model not in PUBLISHED:
+        raise UnavailableError(
+            f"{printable(model)} is neither a file, nor a folder, nor a published ESM-2",
+            hint=f"published: {', '.join(PUBLISHED)}",
+        )
+    path = hub_folder() / f"{model}.pt"
+    if not path.exists():
+        download(model, path, on_bytes, base_url)
+    return inspect_checkpoint(path)
+
+
+def download(model: str, path: Path, on_bytes: OnBytes, base_url: str = BASE_URL) -> None:
+    """Fetch a published checkpoint; ``path`` appears only when it is whole and what it says.
+
+    Raises:
+        UnavailableError: it cannot be fetched, or is not the model of that name.
+    """
+    url = f"{base_url}/{model}.pt"
+    hint = f"on a machine without network, fetch {url} elsewhere and put it in {path.parent}"
+    try:
+        with atomic(path) as temporary:
+            _fetch(url, temporary, on_bytes)
+            found = inspect_checkpoint(temporary).shape
+            if found != PUBLISHED[model]:
+                raise UnavailableError(f"{url} is not {model}: it has {found}", hint=hint)
+    except (OSError, urllib.error.URLError) as error:
+        reason = getattr(error, "reason", None) or error
+        raise UnavailableError(f"cannot fetch {url}: {printable(reason)}", hint=hint) from error
+
+
+def _fetch(url: str, path: Path, on_bytes: OnBytes) -> None:
+    with urllib.request.urlopen(url, timeout=_TIMEOUT) as answer, path.open("wb") as out:
+        total, done = int(answer.headers.get("Content-Length") or 0), 0
+        while block := answer.read(_BLOCK):
+            out.write(block)
+            done += len(block)
+            on_bytes(done, total)
+    if total and done != total:
+        raise OSError(f"the connection ended after {done} of {total} bytes")

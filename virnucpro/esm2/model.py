@@ -1,0 +1,141 @@
+"""ESM-2's forward pass on packed proteins (Lin et al. 2023, doi:10.1126/science.ade2574).
+
+Numbers follow fair-esm 2.0.0: pre-norm layers, rotary positions, exact GELU, embeddings scaled
+for token dropout. Matrix products run in the precision asked for; the residual stream, norms,
+rotary tables and pooling are float32 always, since a rotary table in bf16 gives wrong angles.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from virnucpro.esm2.alphabet import N_TOKENS
+from virnucpro.esm2.attention import Kernel, attend_runs
+from virnucpro.esm2.packing import PackedBatch
+
+# 15 % of the tokens were masked in training, 80 % of those zeroed by token dropout
+TOKEN_DROPOUT_SCALE = 1 - 0.15 * 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class ESM2Shape:
+    """What tells one ESM-2 from another."""
+
+    n_layers: int
+    dim: int
+    n_heads: int
+    token_dropout: bool = True
+
+    @property
+    def head_dim(self) -> int:
+        return self.dim // self.n_heads
+
+    @property
+    def n_parameters(self) -> int:
+        """Of the encoder, without LM and contact heads."""
+        per_layer = 12 * self.dim**2 + 13 * self.dim
+        return self.n_layers * per_layer + (N_TOKENS + 2) * self.dim
+
+
+class Layer(nn.Module):
+    """One transformer layer. (n_tokens, dim) float32 -> the same."""
+
+    def __init__(self, shape: ESM2Shape, dtype: torch.dtype) -> None:
+        super().__init__()
+        dim = shape.dim
+        self.n_heads, self.dtype = shape.n_heads, dtype
+        self.attention_norm = nn.LayerNorm(dim)
+        self.qkv = nn.Linear(dim, 3 * dim, dtype=dtype)
+        self.attention_out = nn.Linear(dim, dim, dtype=dtype)
+        self.mlp_norm = nn.LayerNorm(dim)
+        self.up = nn.Linear(dim, 4 * dim, dtype=dtype)
+        self.down = nn.Linear(4 * dim, dim, dtype=dtype)
+
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, batch: PackedBatch, attend: Kernel
+    ) -> Tensor:
+        qkv = self.qkv(self.attention_norm(x).to(self.dtype))
+        q, k, v = qkv.view(len(x), 3, self.n_heads, -1).unbind(1)  # (n_tokens, n_heads, head_dim)
+        attended = attend(rotate(q, cos, sin), rotate(k, cos, sin), v, batch)
+        x = x + self.attention_out(attended.flatten(1))
+        hidden = F.gelu(self.up(self.mlp_norm(x).to(self.dtype)))
+        out: Tensor = x + self.down(hidden)
+        return out
+
+
+class ESM2(nn.Module):
+    """The encoder up to ``n_layers``; without LM and contact heads, which nobody asks for."""
+
+    def __init__(
+        self, shape: ESM2Shape, n_layers: int, dtype: torch.dtype, attend: Kernel = attend_runs
+    ) -> None:
+        super().__init__()
+        self.shape, self.attend = shape, attend
+        self.embedding = nn.Embedding(N_TOKENS, shape.dim)
+        self.layers = nn.ModuleList(Layer(shape, dtype) for _ in range(n_layers))
+        self.final_norm = nn.LayerNorm(shape.dim) if n_layers == shape.n_layers else nn.Identity()
+        self.inv_freq: Tensor
+        self.register_buffer("inv_freq", rotary_frequencies(shape.head_dim))
+
+    @torch.inference_mode()
+    def forward(self, batch: PackedBatch) -> Tensor:
+        """The representation after the last layer of this model, (n_tokens, dim) float32.
+
+        ESM-2's last layer is normed, the others are not, as in fair-esm.
+        """
+        device = self.inv_freq.device
+        tokens = torch.from_numpy(batch.tokens).to(device, non_blocking=True)
+        positions = torch.from_numpy(batch.positions).to(device, non_blocking=True)
+        angles = positions[:, None].float() * self.inv_freq  # (n_tokens, head_dim / 2)
+        cos, sin = angles.cos()[:, None], angles.sin()[:, None]
+        x = self.embedding(tokens)
+        if self.shape.token_dropout:
+            x = x * TOKEN_DROPOUT_SCALE
+        for layer in self.layers:
+            x = layer(x, cos, sin, batch, self.attend)
+        normed: Tensor = self.final_norm(x)
+        return normed
+
+
+def rotary_frequencies(head_dim: int) -> Tensor:
+    """Radians per position of each pair of dimensions, (head_dim / 2,) float32."""
+    return 1.0 / (10000 ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary position embedding (Su et al. 2021, eq. 34), computed in float32.
+
+    (n_tokens, n_heads, head_dim), (n_tokens, 1, head_dim / 2) twice -> like x
+    """
+    a, b = x.float().chunk(2, dim=-1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
+
+
+def mean_pool(hidden: Tensor, batch: PackedBatch) -> Tensor:
+    """Average the residues of each protein, without ``<cls>`` and ``<eos>``.
+
+    (n_tokens, dim) -> (n_proteins, dim) float32
+    """
+    pooled = [
+        hidden[first : first + n * seqlen].view(n, seqlen, -1)[:, 1:-1].mean(dim=1)
+        for first, n, seqlen in batch.runs
+    ]
+    return torch.cat(pooled)
+
+
+def bos_pool(hidden: Tensor, batch: PackedBatch) -> Tensor:
+    """The vector of each ``<cls>``. (n_tokens, dim) -> (n_proteins, dim)"""
+    return hidden[torch.from_numpy(batch.cu_seqlens[:-1].astype("int64")).to(hidden.device)]
+
+
+def residues_only(hidden: Tensor, batch: PackedBatch) -> Tensor:
+    """Drop ``<cls>`` and ``<eos>``. (n_tokens, dim) -> (n_residues, dim), in order"""
+    keep = torch.ones(len(hidden), dtype=torch.bool)
+    starts = torch.from_numpy(batch.cu_seqlens.astype("int64"))
+    keep[starts[:-1]] = False
+    keep[starts[1:] - 1] = False
+    return hidden[keep.to(hidden.device)]

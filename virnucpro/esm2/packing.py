@@ -1,0 +1,74 @@
+"""Packing: many proteins in one row of tokens, without padding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from virnucpro.esm2.alphabet import tokenize
+
+EXTRA_TOKENS = 2  # <cls> and <eos> of each protein
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedBatch:
+    """Proteins laid end to end, each as ``<cls> residues <eos>``.
+
+    ``runs`` are neighbours of one length: (first token, number of proteins, tokens of each).
+    Sorted proteins make few runs, and a run is a rectangle that needs no mask.
+    """
+
+    tokens: NDArray[np.int64]  # (n_tokens,)
+    positions: NDArray[np.int64]  # (n_tokens,), counted from each <cls>
+    cu_seqlens: NDArray[np.int32]  # (n_proteins + 1,), from 0 to n_tokens
+    runs: tuple[tuple[int, int, int], ...]
+
+    @classmethod
+    def of(cls, proteins: Sequence[str]) -> PackedBatch:
+        seqlens = np.array([len(protein) for protein in proteins]) + EXTRA_TOKENS
+        cu_seqlens = np.concatenate([[0], np.cumsum(seqlens)])
+        tokens = tokenize(list(proteins))
+        assert len(tokens) == cu_seqlens[-1], "one byte of text is one token"
+        bounds = np.flatnonzero(np.diff(seqlens, prepend=0, append=0))
+        return cls(
+            tokens=tokens,
+            positions=np.arange(len(tokens)) - np.repeat(cu_seqlens[:-1], seqlens),
+            cu_seqlens=cu_seqlens.astype(np.int32),
+            runs=tuple(
+                (int(cu_seqlens[a]), int(b - a), int(seqlens[a])) for a, b in pairwise(bounds)
+            ),
+        )
+
+    @property
+    def n_proteins(self) -> int:
+        return len(self.cu_seqlens) - 1
+
+    @property
+    def max_seqlen(self) -> int:
+        return max(seqlen for _, _, seqlen in self.runs)
+
+
+def plan_batches(
+    lengths: Sequence[int] | NDArray[np.int64], tokens_per_batch: int
+) -> list[list[int]]:
+    """Group the indices of ``lengths`` (residues) into batches of at most ``tokens_per_batch``.
+
+    Longest first, so that the first batch shows the peak memory. Every index occurs once; a
+    protein longer than the budget gets a batch of its own.
+    """
+    seqlens = np.asarray(lengths, dtype=np.int64) + EXTRA_TOKENS
+    order = np.argsort(-seqlens, kind="stable")
+    ends = np.cumsum(seqlens[order])
+    batches: list[list[int]] = []
+    first = 0
+    while first < len(order):
+        used = int(ends[first - 1]) if first else 0
+        last = int(np.searchsorted(ends, used + tokens_per_batch, side="right"))
+        last = max(last, first + 1)
+        batches.append(order[first:last].tolist())
+        first = last
+    return batches

@@ -1,0 +1,278 @@
+"""Find, inspect and load an ESM-2 checkpoint: fair-esm's ``.pt`` or a Hugging Face folder.
+
+A checkpoint says itself what it is; file names are not trusted. Nothing in it is ever run:
+``.pt`` files are read with ``weights_only=True``, and safetensors hold only tensors.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import pickle
+import re
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from virnucpro.errors import UnavailableError
+from virnucpro.esm2.alphabet import N_TOKENS
+from virnucpro.esm2.attention import choose_kernel
+from virnucpro.esm2.model import ESM2, ESM2Shape, rotary_frequencies
+from virnucpro.files import sha256
+from virnucpro.log import printable
+
+_FAIRSEQ_PREFIX = re.compile(r"^(encoder\.sentence_encoder\.|encoder\.)")
+_LAYER_NUMBER = re.compile(r"(?:^|\.)layers?\.(\d+)\.")
+
+# our module's name -> what the two formats call it; {} is the number of the layer
+_FAIR_ESM = {
+    "embedding": "embed_tokens",
+    "final_norm": "emb_layer_norm_after",
+    "inv_freq": "layers.0.self_attn.rot_emb.inv_freq",
+    "attention_norm": "layers.{}.self_attn_layer_norm",
+    "q": "layers.{}.self_attn.q_proj",
+    "k": "layers.{}.self_attn.k_proj",
+    "v": "layers.{}.self_attn.v_proj",
+    "attention_out": "layers.{}.self_attn.out_proj",
+    "mlp_norm": "layers.{}.final_layer_norm",
+    "up": "layers.{}.fc1",
+    "down": "layers.{}.fc2",
+}
+_HUGGING_FACE = {
+    "embedding": "embeddings.word_embeddings",
+    "final_norm": "encoder.emb_layer_norm_after",
+    "inv_freq": "encoder.layer.0.attention.self.rotary_embeddings.inv_freq",
+    "attention_norm": "encoder.layer.{}.attention.LayerNorm",
+    "q": "encoder.layer.{}.attention.self.query",
+    "k": "encoder.layer.{}.attention.self.key",
+    "v": "encoder.layer.{}.attention.self.value",
+    "attention_out": "encoder.layer.{}.attention.output.dense",
+    "mlp_norm": "encoder.layer.{}.LayerNorm",
+    "up": "encoder.layer.{}.intermediate.dense",
+    "down": "encoder.layer.{}.output.dense",
+}
+_SAME_NAME = ("attention_norm", "attention_out", "mlp_norm", "up", "down")
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """An ESM-2 on disk, inspected but not loaded."""
+
+    path: Path
+    shape: ESM2Shape
+    encoder_id: str  # the same for the same weights in either format
+
+    @property
+    def name(self) -> str:
+        return self.path.stem if self.path.is_file() else self.path.name
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(file.stat().st_size for file in _weight_files(self.path))
+
+    def sha256(self, on_bytes: Callable[[int], None] = lambda _: None) -> str:
+        """Of the file, or of the hashes of a folder's weight files in order."""
+        files = _weight_files(self.path)
+        if len(files) == 1:
+            return sha256(files[0], on_bytes)
+        before, digests = 0, []
+        for file in files:
+            digests.append(sha256(file, lambda done, before=before: on_bytes(before + done)))  # type: ignore[misc]
+            before += file.stat().st_size
+        return hashlib.sha256("".join(digests).encode()).hexdigest()
+
+
+def inspect_checkpoint(path: Path) -> Checkpoint:
+    """
+    Raises:
+        UnavailableError: it is no ESM-2, is damaged, or holds more than tensors.
+    """
+    tensors = _Tensors.open(path)
+    numbers = {int(found[1]) for name in tensors.names if (found := _LAYER_NUMBER.search(name))}
+    embedding = tensors.get("embedding", "weight")
+    if len(embedding) != N_TOKENS or numbers != set(range(len(numbers))) or not numbers:
+        raise _not_esm2(path, f"{len(embedding)} tokens and {len(numbers)} layers")
+    dim = embedding.shape[1]
+    n_heads = tensors.n_heads or dim // (2 * len(tensors.get("inv_freq")))
+    if dim % (2 * n_heads):
+        raise _not_esm2(path, f"{n_heads} heads in {dim} dimensions")
+    shape = ESM2Shape(len(numbers), dim, n_heads, tensors.token_dropout)
+    digest = hashlib.sha256(repr(shape).encode())
+    for name in ("embedding", "final_norm"):
+        digest.update(tensors.get(name, "weight").float().contiguous().numpy().tobytes())
+    return Checkpoint(path, shape, digest.hexdigest()[:16])
+
+
+def load_esm2(path: Path, layer: int, dtype: torch.dtype, device: torch.device) -> ESM2:
+    """Load the first ``layer`` layers onto ``device``, matrix products in ``dtype``.
+
+    Raises:
+        UnavailableError: the checkpoint cannot be used.
+    """
+    shape = inspect_checkpoint(path).shape
+    tensors = _Tensors.open(path)
+    with torch.device("meta"):
+        model = ESM2(shape, layer, dtype, choose_kernel(device, dtype))
+    model = model.to_empty(device=device).eval().requires_grad_(False)
+    _fill(model.embedding, tensors, "embedding", ("weight",))
+    for number, module in enumerate(model.layers):
+        for name in _SAME_NAME:
+            _fill(getattr(module, name), tensors, name, ("weight", "bias"), number)
+        for kind in ("weight", "bias"):
+            parts = [tensors.get(name, kind, number) for name in "qkv"]
+            _copy(getattr(module.qkv, kind), torch.cat(parts), path)
+    if isinstance(model.final_norm, nn.LayerNorm):
+        _fill(model.final_norm, tensors, "final_norm", ("weight", "bias"))
+    if tensors.has("inv_freq"):
+        _copy(model.inv_freq, tensors.get("inv_freq"), path)
+    else:
+        _copy(model.inv_freq, rotary_frequencies(shape.head_dim), path)
+    return model
+
+
+def verify_checkpoint(path: Path) -> Checkpoint:
+    """Load all of a checkpoint in float32 and look at every number.
+
+    Raises:
+        UnavailableError: a tensor is missing, of another shape, or not finite.
+    """
+    checkpoint = inspect_checkpoint(path)
+    model = load_esm2(path, checkpoint.shape.n_layers, torch.float32, torch.device("cpu"))
+    for name, tensor in model.state_dict().items():
+        if not torch.isfinite(tensor).all():
+            raise UnavailableError(
+                f"{printable(path)}: {name} holds a number that is not finite",
+                hint="the file is damaged: download it again",
+            )
+    return checkpoint
+
+
+def _fill(
+    module: object, tensors: _Tensors, name: str, kinds: tuple[str, ...], layer: int = 0
+) -> None:
+    for kind in kinds:
+        _copy(getattr(module, kind), tensors.get(name, kind, layer), tensors.path)
+
+
+@torch.no_grad()
+def _copy(target: Tensor, source: Tensor, path: Path) -> None:
+    if target.shape != source.shape:
+        raise _not_esm2(path, f"a tensor of shape {tuple(source.shape)}")
+    target.copy_(source)
+
+
+class _Tensors:
+    """The tensors of a checkpoint by our names, read when they are asked for."""
+
+    def __init__(
+        self,
+        path: Path,
+        read: Callable[[str], Tensor],
+        names: tuple[str, ...],
+        scheme: Mapping[str, str],
+        config: Mapping[str, Any],
+    ) -> None:
+        self.path, self.names = path, frozenset(names)
+        self.n_heads = int(config.get("n_heads") or 0)
+        self.token_dropout = bool(config.get("token_dropout", True))
+        self._read, self._scheme = read, scheme
+
+    @classmethod
+    def open(cls, path: Path) -> _Tensors:
+        return _open_folder(path) if path.is_dir() else _open_pt(path)
+
+    def has(self, name: str) -> bool:
+        return self._scheme[name] in self.names
+
+    def get(self, name: str, kind: str = "", layer: int = 0) -> Tensor:
+        stored = self._scheme[name].format(layer) + (f".{kind}" if kind else "")
+        if stored not in self.names:
+            raise _not_esm2(self.path, f"no tensor {stored}")
+        return self._read(stored)
+
+
+def _open_pt(path: Path) -> _Tensors:
+    try:
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            content = torch.load(
+                path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
+            )
+    except pickle.UnpicklingError as error:
+        raise UnavailableError(
+            f"{printable(path)} holds more than tensors and was not loaded",
+            hint="use fair-esm's own checkpoint, or a Hugging Face folder with safetensors",
+        ) from error
+    except (OSError, RuntimeError, EOFError, ValueError, KeyError) as error:
+        raise UnavailableError(
+            f"{printable(path)} cannot be read: {printable(error)}",
+            hint="the file is damaged or no checkpoint: download it again",
+        ) from error
+    if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
+        raise _not_esm2(path, "no state dict under 'model'")
+    tensors = {
+        _FAIRSEQ_PREFIX.sub("", name): value
+        for name, value in content["model"].items()
+        if isinstance(value, Tensor)
+    }
+    section = content.get("cfg", {})
+    namespace = section.get("model") if isinstance(section, dict) else None
+    config = {
+        "n_heads": getattr(namespace, "encoder_attention_heads", 0),
+        "token_dropout": getattr(namespace, "token_dropout", True),
+    }
+    return _Tensors(path, tensors.__getitem__, tuple(tensors), _FAIR_ESM, config)
+
+
+def _open_folder(path: Path) -> _Tensors:
+    try:
+        stored = json.loads((path / "config.json").read_text())
+        places = {}  # our name of a tensor -> its file and its name there
+        for file in _weight_files(path):
+            handle = safe_open(file, framework="pt")
+            for name in handle.keys():  # type: ignore[no-untyped-call] # noqa: SIM118
+                places[name.removeprefix("esm.")] = (handle, name)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise UnavailableError(
+            f"{printable(path)} cannot be read: {printable(error)}",
+            hint="a model folder holds config.json and *.safetensors files",
+        ) from error
+    if not isinstance(stored, dict) or stored.get("model_type") != "esm":
+        raise _not_esm2(path, "config.json of another kind of model")
+    if stored.get("position_embedding_type") != "rotary" or stored.get("emb_layer_norm_before"):
+        raise _not_esm2(path, "config.json of an ESM-1 model")
+    config = {
+        "n_heads": stored.get("num_attention_heads", 0),
+        "token_dropout": stored.get("token_dropout", True),
+    }
+
+    def read(name: str) -> Tensor:
+        handle, stored_name = places[name]
+        tensor: Tensor = handle.get_tensor(stored_name)  # type: ignore[no-untyped-call]
+        return tensor
+
+    return _Tensors(path, read, tuple(places), _HUGGING_FACE, config)
+
+
+def _weight_files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    files = sorted(path.glob("*.safetensors"))
+    if not files:
+        raise UnavailableError(
+            f"{printable(path)}: no *.safetensors file in this folder",
+            hint="save the model with safetensors: model.save_pretrained(folder)",
+        )
+    return files
+
+
+def _not_esm2(path: Path, why: str) -> UnavailableError:
+    return UnavailableError(
+        f"{printable(path)} is no ESM-2 checkpoint: {why}", hint="see `virnucpro models list`"
+    )

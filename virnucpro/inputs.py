@@ -1,0 +1,152 @@
+"""The input files of a run: found, copied if they cannot be read twice, hashed.
+
+A run reads its inputs twice, to cut them and to write ``viral.fasta``, and again on resume. So
+a pipe, and a file inside the run folder, which the run itself may replace, is copied first.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from virnucpro.errors import InputError, InputMissingError, ResumeError
+from virnucpro.fasta import InputType, guess_input_type, list_fasta
+from virnucpro.files import atomic, sha256
+from virnucpro.log import printable
+
+STDIN = Path("-")
+
+
+@dataclass(frozen=True, slots=True)
+class InputFile:
+    """One input as ``run.json`` remembers it; its content, not its name, is what counts."""
+
+    path: str  # absolute
+    sha256: str
+    n_bytes: int
+    generation: int = 0  # 0: of the first run; later ones were added with --resume
+
+
+def find_inputs(paths: Sequence[Path], run_folder: Path, copies: Path) -> list[Path]:
+    """Absolute paths of all FASTA files that the user's ``paths`` stand for, in order.
+
+    Raises:
+        InputMissingError: one is missing or cannot be read.
+    """
+    found: list[Path] = []
+    for path in paths:
+        files = [path] if path == STDIN else list_fasta(path)
+        for file in files:
+            inside = run_folder.resolve() in file.resolve().parents
+            if file.is_file() and not inside:
+                found.append(file.resolve())
+            else:
+                found.append(_copy(file, copies))
+    return found
+
+
+def _copy(source: Path, copies: Path) -> Path:
+    n_copies = len(list(copies.glob("*.fa"))) if copies.exists() else 0
+    target = copies.resolve() / f"{n_copies:06d}.fa"
+    with atomic(target) as temporary, temporary.open("wb") as out:
+        if source == STDIN:
+            shutil.copyfileobj(sys.stdin.buffer, out)
+        else:
+            with source.open("rb") as handle:
+                shutil.copyfileobj(handle, out)
+    return target
+
+
+def hash_inputs(paths: Iterable[Path], on_bytes: Callable[[int], None]) -> list[InputFile]:
+    """
+    Raises:
+        InputMissingError: a file cannot be read.
+    """
+    inputs, before = [], 0
+    for path in paths:
+        try:
+            digest = sha256(path, lambda done, before=before: on_bytes(before + done))  # type: ignore[misc]
+            n_bytes = path.stat().st_size
+        except OSError as error:
+            raise InputMissingError(f"{printable(path)}: {error.strerror}") from error
+        before += n_bytes
+        inputs.append(InputFile(str(path), digest, n_bytes))
+    return inputs
+
+
+def join_inputs(
+    recorded: Sequence[InputFile], given: Sequence[InputFile], copies: Path
+) -> list[InputFile]:
+    """The inputs of a resumed run: all recorded ones, then those that are new.
+
+    Raises:
+        ResumeError: a file changed since it was recorded.
+    """
+    by_hash = {known.sha256: known for known in recorded}
+    by_path = {known.path: known for known in recorded}
+    here = {known.sha256: known for known in given}
+    added = []
+    for new in given:
+        if new.sha256 in by_hash:
+            if Path(new.path).parent == copies.resolve() and new.path not in by_path:
+                Path(new.path).unlink()  # the same content again, from a pipe
+                here[new.sha256] = by_hash[new.sha256]
+            continue
+        if new.path in by_path:
+            raise ResumeError(
+                f"the input {printable(new.path)} changed since this run began: "
+                f"its sha256 was {by_path[new.path].sha256[:12]}, now {new.sha256[:12]}",
+                hint="put the old file back, choose another --output-dir, or start again: --force",
+            )
+        added.append(new)
+    generation = 1 + max((known.generation for known in recorded), default=-1)
+    kept = [
+        replace(known, path=here[known.sha256].path) if known.sha256 in here else known
+        for known in recorded
+    ]
+    return kept + [replace(new, generation=generation) for new in added]
+
+
+def check_unchanged(inputs: Iterable[InputFile]) -> None:
+    """
+    Raises:
+        ResumeError: a file that was recorded, but not given again, changed or is gone.
+    """
+    for known in inputs:
+        path = Path(known.path)
+        if not path.is_file() or sha256(path) != known.sha256:
+            raise ResumeError(
+                f"{printable(path)}, an input of this run, is gone or has changed",
+                hint="put it back, or say where it is now with --input",
+            )
+
+
+def agree_on_type(paths: Iterable[Path], asked: InputType | None) -> InputType:
+    """What all inputs are: as asked, or as their letters tell.
+
+    Raises:
+        InputError: they cannot be told apart, or differ.
+    """
+    if asked is not None:
+        return asked
+    found: dict[InputType, Path] = {}
+    for path in paths:
+        guess = guess_input_type(path)
+        if guess is not None:
+            found.setdefault(guess, path)
+    if len(found) > 1:
+        raise InputError(
+            f"{printable(found['nucleotide'])} holds nucleotides, "
+            f"{printable(found['protein'])} proteins",
+            hint="run them apart, or say what all are with --input-type",
+        )
+    return next(iter(found), "nucleotide")
+
+
+def generations(inputs: Sequence[InputFile]) -> Iterator[list[Path]]:
+    """The paths of each generation, in order."""
+    for number in range(1 + max((known.generation for known in inputs), default=0)):
+        yield [Path(known.path) for known in inputs if known.generation == number]

@@ -1,0 +1,308 @@
+"""The whole of ``virnucpro predict`` and ``virnucpro extract``, on one page.
+
+The two differ in one thing: ``predict`` has a head, and therefore calls.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from virnucpro import __version__
+from virnucpro.calls import read_statuses
+from virnucpro.config import RunConfig
+from virnucpro.engine.events import (
+    BatchDone,
+    EmbeddingStarted,
+    Progress,
+    ShardFailed,
+    Telling,
+)
+from virnucpro.engine.executor import Executor
+from virnucpro.engine.worker import Job
+from virnucpro.errors import FeatureFileError, StorageError
+from virnucpro.fasta import read_fasta
+from virnucpro.head import Head
+from virnucpro.inputs import (
+    InputFile,
+    agree_on_type,
+    check_unchanged,
+    find_inputs,
+    hash_inputs,
+    join_inputs,
+)
+from virnucpro.log import LOGGER, announce, logging_to_file, printable
+from virnucpro.plan import Plan, make_plan
+from virnucpro.records import STATUSES, Shard, Status
+from virnucpro.results import Results, Tally
+from virnucpro.rundir import Manifest, RunDir, check_same_recipe
+from virnucpro.store import read_embeddings
+
+OnEvent = Callable[[Telling], None]
+
+
+@dataclass(slots=True)
+class Summary:
+    """What a run came to."""
+
+    statuses: dict[Status, int] = field(default_factory=dict)
+    n_viral: int = 0
+    n_frames: int = 0
+    n_tokens: int = 0  # embedded by this start, not by those before it
+    seconds: dict[str, float] = field(default_factory=dict)  # per stage
+
+    @property
+    def n_records(self) -> int:
+        return sum(self.statuses.values())
+
+    @property
+    def exit_code(self) -> int:
+        """2 when something failed, 1 when nothing else is there."""
+        if not self.statuses.get("failed"):
+            return 0
+        return 2 if self.n_frames else 1
+
+    def lines(self, folder: Path) -> list[str]:
+        """What to tell the user at the end."""
+        parts = [f"{n} {status}" for status, n in self.statuses.items() if n]
+        stages = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self.seconds.items())
+        rate = self.n_tokens / max(1e-9, self.seconds["embedding"])
+        lines = [
+            f"records: {self.n_records} in = {' + '.join(parts) or '0'}",
+            f"frames embedded: {self.n_frames}",
+            f"time: {stages}; {self.n_tokens} tokens embedded, {rate:,.0f} tok/s",
+            f"results: {printable(folder)}",
+        ]
+        if self.statuses.get("scored"):
+            lines.insert(1, f"called virus: {self.n_viral} of {self.statuses['scored']}")
+        if self.statuses.get("failed"):
+            lines += [
+                f"failed: see {printable(folder / 'failed_files.txt')}; to repair, run again with",
+                "  --resume to try the same sequences again, or mend them and run with",
+                f"  --resume --input {printable(folder / 'failed_sequences.fa')}",
+            ]
+        return lines
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        started = time.monotonic()
+        yield
+        self.seconds[name] = round(time.monotonic() - started, 3)
+
+
+def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEvent) -> Summary:
+    """Run, or resume, a prediction (with a head) or an extraction (without).
+
+    Raises:
+        VirnucproError: see ``errors``; finished shards are kept in every case.
+    """
+    rundir, summary = RunDir(config.output), Summary()
+    rundir.check_free(resume=config.resume, force=config.force)
+    with rundir.locked(), logging_to_file(rundir.log):
+        for announcement in config.announcements:
+            announce(announcement)
+        if config.force:
+            rundir.clear()
+        rundir.sweep()
+        with summary.stage("reading"):
+            manifest = open_run(config, rundir, on_event)
+            plan = make_plan(
+                rundir,
+                manifest,
+                keep_intermediate=config.keep_intermediate,
+                on_letters=_progress(on_event, "reading and translating", manifest),
+            )
+            warn_of_input(plan, manifest)
+        job = make_job(config, rundir, manifest)
+        with summary.stage("embedding"):
+            lost = embed(plan, job, manifest, executor, on_event, summary)
+        with summary.stage("writing tables"):
+            results = Results(
+                rundir=rundir,
+                manifest=manifest,
+                plan=plan,
+                job=job,
+                head=head,
+                lost=lost,
+                feature_format=config.feature_format,
+                on_shard=lambda done: on_event(
+                    Progress("writing tables", done + 1, len(plan.shards), "shards")
+                ),
+            )
+            tally = results.write()
+        close_run(config, rundir, manifest, summary, tally)
+    return summary
+
+
+def open_run(config: RunConfig, rundir: RunDir, on_event: OnEvent) -> Manifest:
+    """Find and hash the inputs, and claim the folder, or check that it is this run's."""
+    recorded = rundir.read_manifest()
+    paths = find_inputs(config.inputs, rundir.root, rundir.copies)
+    n_bytes = sum(path.stat().st_size for path in paths)
+    given = hash_inputs(
+        paths, lambda done: on_event(Progress("hashing the input", done, n_bytes, "bytes"))
+    )
+    if recorded is None:
+        recipe = config.recipe_for(agree_on_type(paths, config.input_type))
+        manifest = Manifest(recipe, tuple(given))
+    else:
+        check_same_recipe(
+            recorded.recipe, config.recipe_for(config.input_type or recorded.recipe.input_type)
+        )
+        inputs = join_inputs(recorded.inputs, given, rundir.copies)
+        hashes = {known.sha256 for known in given}
+        check_unchanged(known for known in inputs if known.sha256 not in hashes)
+        replaced = _replaced(rundir, recorded, inputs)
+        manifest = Manifest(recorded.recipe, tuple(inputs), replaced)
+        announce(f"going on with the run in {printable(rundir.root)}")
+    rundir.write_manifest(manifest, {**_facts(config), "state": "unfinished"})
+    return manifest
+
+
+def _replaced(rundir: RunDir, recorded: Manifest, inputs: Sequence[InputFile]) -> tuple[str, ...]:
+    """The failed and invalid records that inputs added now give anew."""
+    n_recorded = len(recorded.inputs)
+    table = rundir.record_table(recorded.recipe.command)
+    if n_recorded == len(inputs) or not table.exists():
+        return recorded.replaced
+    with table.open(encoding="utf-8") as lines:
+        mendable = {name for name, status in read_statuses(lines) if status in _MENDABLE}
+    found = {
+        record.id
+        for added in inputs[n_recorded:]
+        for record in read_fasta(Path(added.path))
+        if record.id in mendable
+    }
+    return tuple(sorted(found.union(recorded.replaced)))
+
+
+_MENDABLE = ("failed", "invalid")
+
+
+def make_job(config: RunConfig, rundir: RunDir, manifest: Manifest) -> Job:
+    recipe = manifest.recipe
+    return Job(
+        features=rundir.features,
+        checkpoint=config.checkpoint,
+        layer=recipe.layer,
+        pooling=recipe.pooling,
+        precision=recipe.precision,
+        tokens_per_batch=config.resources.tokens_per_batch,
+        silence_seconds=config.resources.silence_seconds,
+        attributes={
+            "model": recipe.model,
+            "layer": recipe.layer,
+            "pooling": recipe.pooling,
+            "precision": recipe.precision,
+            "fingerprint": recipe.fingerprint,
+            "virnucpro_version": __version__,
+        },
+    )
+
+
+def embed(
+    plan: Plan,
+    job: Job,
+    manifest: Manifest,
+    executor: Executor,
+    on_event: OnEvent,
+    summary: Summary,
+) -> dict[int, str]:
+    """Run what is not done yet. Returns why a shard has no feature file, by its index."""
+    replaced = frozenset(manifest.replaced)
+    pending = []
+    for done, shard in enumerate(plan.shards):
+        on_event(Progress("checking finished shards", done, len(plan.shards), "shards"))
+        if not is_done(shard, job, replaced):
+            pending.append(shard)
+    lost: dict[int, str] = {}
+    if not pending:
+        return lost
+    job.features.mkdir(exist_ok=True)
+    on_event(EmbeddingStarted(tuple(pending), len(plan.shards) - len(pending)))
+    with closing(executor.run(pending, job)) as events:
+        for event in events:
+            on_event(event)
+            match event:
+                case BatchDone(n_tokens=n_tokens):
+                    summary.n_tokens += n_tokens
+                case ShardFailed(is_storage=True):
+                    raise StorageError(
+                        f"shard {event.shard.name} could not be written: {event.reason}",
+                        hint="make room, then run the same command again with --resume",
+                    )
+                case ShardFailed():
+                    lost[event.shard.index] = event.reason
+    return lost
+
+
+def is_done(shard: Shard, job: Job, replaced: frozenset[str]) -> bool:
+    """Whether the shard's feature file is whole and owes nothing but what was given anew."""
+    path = job.feature_file(shard)
+    if not path.exists():
+        return False
+    try:
+        embeddings = read_embeddings(path, job.attributes_of(shard))
+    except FeatureFileError as error:
+        LOGGER.warning("%s; it is made again", error)
+        path.unlink()
+        return False
+    return all(failure.record_id in replaced for failure in embeddings.failures)
+
+
+def close_run(
+    config: RunConfig, rundir: RunDir, manifest: Manifest, summary: Summary, tally: Tally
+) -> None:
+    """Write the last word into ``run.json``, and delete what only the run needed."""
+    summary.statuses = {status: tally.statuses[status] for status in STATUSES}
+    summary.n_viral, summary.n_frames = tally.n_viral, tally.n_frames
+    state = "partial" if summary.exit_code else "complete"
+    facts = {"state": state, "counts": asdict(summary)}
+    rundir.write_manifest(manifest, {**_facts(config), **facts})
+    if not config.keep_intermediate and not summary.exit_code:
+        rundir.clear_shards()
+
+
+def _facts(config: RunConfig) -> dict[str, object]:
+    return {
+        "argv": list(config.argv),
+        "host": socket.gethostname(),
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "checkpoint": str(config.checkpoint),
+        "resources": asdict(config.resources),
+    }
+
+
+def _progress(on_event: OnEvent, stage: str, manifest: Manifest) -> Callable[[int], None]:
+    """Letters read, of about as many as there are bytes if nothing is compressed."""
+    plain = all(not Path(known.path).name.endswith(_PACKED) for known in manifest.inputs)
+    total = sum(known.n_bytes for known in manifest.inputs) if plain else 0
+    return lambda done: on_event(Progress(stage, done, total, "letters"))
+
+
+_PACKED = (".gz", ".bz2", ".xz", ".zst")
+
+
+def warn_of_input(plan: Plan, manifest: Manifest) -> None:
+    """Say what to expect of input that the head was not made for."""
+    counts, size = plan.counts, manifest.recipe.chunk_size
+    if not counts.n_records:
+        LOGGER.warning("the input holds no record: the tables hold a header only")
+    elif not plan.shards:
+        LOGGER.warning("no record has a frame to embed: see the table for each one's status")
+    if counts.n_with_u:
+        LOGGER.warning(
+            "%d records hold U (RNA): a codon with U adds nothing; write T for U to have all",
+            counts.n_with_u,
+        )
+    if counts.n_short > counts.n_records / 2:
+        LOGGER.warning(
+            "%d of %d records are shorter than half a chunk of %d bases: expect weaker calls",
+            counts.n_short,
+            counts.n_records,
+            size,
+        )

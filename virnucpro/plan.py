@@ -1,0 +1,265 @@
+"""From input files to shards on disk: what a run has to do.
+
+Records stream from the inputs through screening, chunking and translation into shards. The
+inputs of each generation are cut by themselves, so that inputs added later leave the shards of
+earlier ones, and their feature files, as they are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import TextIO
+
+import numpy as np
+
+from virnucpro.config import Recipe
+from virnucpro.errors import InputError
+from virnucpro.fasta import find_invalid, read_fasta, write_record
+from virnucpro.files import atomic, sha256
+from virnucpro.inputs import InputFile, generations
+from virnucpro.log import printable
+from virnucpro.records import Chunk, FastaRecord, Orf, Shard, Status
+from virnucpro.rundir import Manifest, RunDir
+from virnucpro.shards import ShardWriter
+from virnucpro.translate import chunk_record, orf_nucleotides, translate_six_frames
+
+MAX_RESIDUES = 50_000  # longer than any protein known; attention grows with the square
+_BLOCK_BASES = 500_000  # are translated at once
+_STEP_BASES = 2_000_000  # between two reports
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What went into a plan."""
+
+    n_records: int = 0
+    n_letters: int = 0
+    n_with_u: int = 0  # records of RNA
+    n_short: int = 0  # records under half a chunk
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The shards of each generation, and what they were made of."""
+
+    generations: tuple[tuple[Shard, ...], ...]
+    counts: Counts = field(default_factory=Counts)
+
+    @property
+    def shards(self) -> list[Shard]:
+        return list(chain.from_iterable(self.generations))
+
+
+def screen(record: FastaRecord, recipe: Recipe) -> tuple[Status | None, str]:
+    """Why a record is not embedded: a status and a note, or nothing."""
+    length = len(record.sequence)
+    invalid = find_invalid(record, recipe.input_type)
+    if invalid:
+        return "invalid", invalid
+    if recipe.input_type == "protein" and length > MAX_RESIDUES:
+        return "invalid", f"{length} residues; at most {MAX_RESIDUES} are embedded"
+    if recipe.input_type == "protein" and not protein_of(record):
+        return "invalid", "the record holds nothing but a stop"
+    if length < recipe.min_length:
+        return "too_short", f"{length} of at least {recipe.min_length}"
+    return None, ""
+
+
+def protein_of(record: FastaRecord) -> str:
+    """Upper case, without the stop that gene callers write at the end."""
+    return record.sequence.upper().removesuffix("*")
+
+
+def count_chunks(length: int, recipe: Recipe) -> int:
+    return -(-length // recipe.chunk_size) if recipe.input_type == "nucleotide" else 1
+
+
+def make_plan(
+    rundir: RunDir,
+    manifest: Manifest,
+    *,
+    keep_intermediate: bool,
+    on_letters: Callable[[int], None],
+) -> Plan:
+    """Write the shards, or take over those of an earlier start if they verify.
+
+    Raises:
+        InputError: an input is no FASTA, or an id occurs twice.
+    """
+    if rundir.chunks.exists() or not keep_intermediate:
+        plan = _read_plan(rundir, manifest)
+        if plan is not None:
+            return plan
+    rundir.shards.mkdir(exist_ok=True)
+    planner = _Planner(rundir, manifest, keep_intermediate, on_letters)
+    plan = planner.run()
+    with atomic(rundir.plan) as temporary:
+        temporary.write_text(json.dumps(_to_json(plan, manifest)))
+    return plan
+
+
+@dataclass(slots=True)
+class _Planner:
+    """One pass over the inputs."""
+
+    rundir: RunDir
+    manifest: Manifest
+    keep_intermediate: bool
+    on_letters: Callable[[int], None]
+    n_records: int = 0
+    n_letters: int = 0
+    n_with_u: int = 0
+    n_short: int = 0
+
+    def run(self) -> Plan:
+        recipe, replaced = self.manifest.recipe, frozenset(self.manifest.replaced)
+        hashes = array("q")  # 8 bytes per record: ids themselves would fill the memory
+        shards: list[tuple[Shard, ...]] = []
+        with ExitStack() as stack:
+            chunks = None
+            if self.keep_intermediate and recipe.input_type == "nucleotide":
+                temporary = stack.enter_context(atomic(self.rundir.chunks))
+                chunks = stack.enter_context(temporary.open("w", encoding="utf-8"))
+            for number, paths in enumerate(generations(self.manifest.inputs)):
+                writer = ShardWriter(
+                    self.rundir.shards, recipe.residues_per_shard, sum(map(len, shards))
+                )
+                known = replaced if number else frozenset[str]()
+                records = self.screened(paths, hashes, known)
+                if recipe.input_type == "nucleotide":
+                    self.write_frames(records, writer, chunks)
+                else:
+                    self.write_proteins(records, writer)
+                writer.flush()
+                shards.append(tuple(writer.shards))
+        self.on_letters(self.n_letters)
+        _refuse_duplicates(hashes, self.manifest.inputs, replaced)
+        counts = Counts(self.n_records, self.n_letters, self.n_with_u, self.n_short)
+        return Plan(tuple(shards), counts)
+
+    def screened(
+        self, paths: Iterable[Path], hashes: array[int], replaced: frozenset[str]
+    ) -> Iterator[FastaRecord]:
+        """The records to embed. Those of ``replaced`` may have been there before."""
+        recipe, reported = self.manifest.recipe, 0
+        for record in chain.from_iterable(map(read_fasta, paths)):
+            if record.id not in replaced:
+                hashes.append(hash(record.id))
+            self.n_records += 1
+            self.n_letters += len(record.sequence)
+            if self.n_letters - reported >= _STEP_BASES:
+                reported = self.n_letters
+                self.on_letters(reported)
+            status, _ = screen(record, recipe)
+            if status is None:
+                if recipe.input_type == "nucleotide":
+                    self.n_with_u += "U" in record.sequence or "u" in record.sequence
+                    self.n_short += len(record.sequence) * 2 < recipe.chunk_size
+                yield record
+
+    def write_frames(
+        self, records: Iterable[FastaRecord], writer: ShardWriter, out: TextIO | None
+    ) -> None:
+        size = self.manifest.recipe.chunk_size
+        chunks = chain.from_iterable(chunk_record(record, size) for record in records)
+        for block in _blocks(chunks):
+            orfs = translate_six_frames(block)
+            if not self.keep_intermediate:
+                for orf in orfs:
+                    writer.add(orf)
+                continue
+            by_id = {chunk.id: chunk for chunk in block}
+            for chunk in block:
+                assert out is not None
+                write_record(out, chunk.id, chunk.sequence)
+            for orf in orfs:
+                writer.add(orf, orf_nucleotides(orf, by_id[orf.chunk_id]))
+
+    def write_proteins(self, records: Iterable[FastaRecord], writer: ShardWriter) -> None:
+        for record in records:
+            protein = protein_of(record)
+            writer.add(Orf(record.id, record.id, record.id, 0, len(protein), ".", protein))
+
+
+def _blocks(chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:
+    block: list[Chunk] = []
+    n_bases = 0
+    for chunk in chunks:
+        block.append(chunk)
+        n_bases += len(chunk.sequence)
+        if n_bases >= _BLOCK_BASES:
+            yield block
+            block, n_bases = [], 0
+    yield block
+
+
+def _refuse_duplicates(
+    hashes: array[int], inputs: Sequence[InputFile], replaced: frozenset[str]
+) -> None:
+    """
+    Raises:
+        InputError: an id occurs twice; only then the inputs are read again to say where.
+    """
+    ordered = np.sort(np.asarray(hashes))
+    twice = frozenset(ordered[1:][ordered[1:] == ordered[:-1]].tolist())
+    if not twice:
+        return
+    first: dict[str, str] = {}
+    for number, paths in enumerate(generations(inputs)):
+        for path in paths:
+            for record in read_fasta(path):
+                if hash(record.id) not in twice or (number and record.id in replaced):
+                    continue
+                where = f"{printable(path)}:{record.line}"
+                if record.id in first:
+                    raise InputError(
+                        f"{where}: the id {printable(record.id)} occurs twice "
+                        f"(first at {first[record.id]})",
+                        hint="make the ids unique, for example with `seqkit rename`",
+                    )
+                first[record.id] = where
+
+
+def _key(manifest: Manifest) -> str:
+    hashes = [(known.sha256, known.generation) for known in manifest.inputs]
+    text = repr((manifest.recipe.fingerprint, hashes, manifest.replaced))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _to_json(plan: Plan, manifest: Manifest) -> dict[str, object]:
+    return {
+        "key": _key(manifest),
+        "counts": asdict(plan.counts),
+        "generations": [
+            [[shard.n_orfs, shard.n_residues, shard.sha256] for shard in shards]
+            for shards in plan.generations
+        ],
+    }
+
+
+def _read_plan(rundir: RunDir, manifest: Manifest) -> Plan | None:
+    """The plan of an earlier start, if it is of this run and all its shards are whole."""
+    try:
+        stored = json.loads(rundir.plan.read_text())
+        if stored["key"] != _key(manifest):
+            return None
+        index, found = 0, []
+        for entries in stored["generations"]:
+            shards = []
+            for n_orfs, n_residues, digest in entries:
+                path = rundir.shards / f"{index:06d}.faa"
+                if sha256(path) != digest:
+                    return None
+                shards.append(Shard(index, path, n_orfs, n_residues, digest))
+                index += 1
+            found.append(tuple(shards))
+        return Plan(tuple(found), Counts(**stored["counts"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,144 @@
+"""The nouns. Each object is immutable and checks itself once, when it is made.
+
+FastaRecord > Chunk > Orf > Shard > (PackedBatch) > Embeddings > Prediction > Call
+
+A child names its parent in a field; an id is never taken apart. Coordinates are bases,
+0-based and half-open, on the forward strand of the record.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Status = Literal["scored", "embedded", "too_short", "no_orf", "invalid", "failed"]
+# "embedded" is what extract says instead of "scored"
+STATUSES: tuple[Status, ...] = ("scored", "embedded", "too_short", "no_orf", "invalid", "failed")
+
+
+@dataclass(frozen=True, slots=True)
+class FastaRecord:
+    """One sequence of an input file."""
+
+    id: str
+    header: str  # the whole line after '>', as it stands in the file
+    sequence: str  # no white space; the case is kept
+    line: int = 0  # of the header, counted from 1
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A piece of one record."""
+
+    id: str
+    record_id: str
+    start: int
+    sequence: str
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.sequence)
+
+
+@dataclass(frozen=True, slots=True)
+class Orf:
+    """One reading frame of a chunk that no stop codon interrupts, translated.
+
+    A protein of the input is an Orf too: it is its own chunk and its own record, and its
+    strand is ``.``.
+    """
+
+    id: str
+    chunk_id: str
+    record_id: str
+    start: int
+    end: int
+    strand: str
+    protein: str
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A FASTA file of ORFs: the unit of work, of failure and of resume."""
+
+    index: int
+    path: Path
+    n_orfs: int
+    n_residues: int
+    sha256: str  # of the file
+
+    @property
+    def name(self) -> str:
+        return f"{self.index:06d}"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An ORF without an embedding, and why."""
+
+    orf_id: str
+    record_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Embeddings:
+    """The vectors of a shard's ORFs. Ids and rows travel together or not at all.
+
+    ``vectors`` is (n_orfs, dim), or, ``per_residue``, (sum of lengths, dim) with the rows of
+    one ORF after those of the one before it. ``failures`` names the ORFs that are not here.
+    """
+
+    ids: tuple[str, ...]
+    lengths: NDArray[np.int32]  # (n_orfs,), residues
+    vectors: NDArray[np.float32]
+    per_residue: bool = False
+    failures: tuple[Failure, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        n_rows = int(self.lengths.sum()) if self.per_residue else len(self.ids)
+        if self.vectors.ndim != 2 or len(self.vectors) != n_rows:
+            raise ValueError(f"{n_rows} rows expected for vectors of shape {self.vectors.shape}")
+        if self.lengths.shape != (len(self.ids),):
+            raise ValueError(f"{len(self.ids)} ids for lengths of shape {self.lengths.shape}")
+        if len({*self.ids, *(f.orf_id for f in self.failures)}) != self.n_orfs:
+            raise ValueError("an ORF id occurs twice")
+        if not np.isfinite(self.vectors).all():
+            raise ValueError("a vector is not finite")
+
+    @property
+    def n_orfs(self) -> int:
+        """The delivered and the failed."""
+        return len(self.ids) + len(self.failures)
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """The head's answer for one ORF, or why there is none."""
+
+    orf: Orf
+    virus_score: float | None  # in [0, 1], 6 decimals
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """The answer for one record: a row of ``predictions.tsv``."""
+
+    record_id: str
+    length: int  # bases, or residues of a protein
+    status: Status
+    virus_score: float | None = None
+    is_virus: bool = False
+    n_chunks: int = 0
+    n_chunks_scored: int = 0
+    n_frames_scored: int = 0
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        if (self.status == "scored") != (self.virus_score is not None):
+            raise ValueError(f"{self.record_id!r}: {self.status} with score {self.virus_score}")

@@ -1,0 +1,180 @@
+"""From the user's options to a run that can begin: model, head, devices, precision, budget.
+
+All that can be checked is checked here, before a file is read or a process is started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from virnucpro.config import (
+    FeatureFormat,
+    Pooling,
+    Recipe,
+    Resources,
+    RunConfig,
+)
+from virnucpro.devices import Choice, choose_devices, choose_precision, choose_tokens
+from virnucpro.engine.events import Progress, Telling
+from virnucpro.errors import InputMissingError, UnavailableError, UsageError
+from virnucpro.esm2.download import find_checkpoint
+from virnucpro.esm2.weights import Checkpoint
+from virnucpro.fasta import list_fasta
+from virnucpro.head import Head, load_head
+from virnucpro.inputs import STDIN
+from virnucpro.log import printable
+from virnucpro.rundir import RunDir
+
+OnEvent = Callable[[Telling], None]
+_DEFAULT_CHUNK = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What stands on the command line of ``predict`` or ``extract``, by the options' names."""
+
+    command: Literal["predict", "extract"]
+    input: list[Path]
+    output_dir: Path
+    input_type: Literal["auto", "nucleotide", "protein"]
+    chunk_size: int | None
+    min_length: int
+    model: str | None
+    head: Path | None = None
+    layer: int | None = None
+    pooling: Pooling = "mean"
+    format: FeatureFormat = "h5"
+    gpus: str | None
+    device: str
+    workers: int | None
+    esm_batch_size: int | None
+    precision: str
+    worker_timeout: float
+    resume: bool
+    force: bool
+    keep_intermediate: bool
+    argv: tuple[str, ...]
+    cuda_visible_devices: str | None
+
+
+def resolve(options: Options, on_event: OnEvent) -> tuple[RunConfig, Head | None]:
+    """Everything a run needs, or the first thing that stands in its way.
+
+    Raises:
+        VirnucproError: see ``errors``.
+    """
+    RunDir(options.output_dir).check_free(resume=options.resume, force=options.force)
+    for path in options.input:
+        if path != STDIN:
+            list_fasta(path)
+    if options.model is None:
+        raise UnavailableError(
+            "this version has no model of its own yet",
+            hint="name an ESM-2 with --model; `virnucpro demo FOLDER` makes one to try with",
+        )
+    checkpoint = find_checkpoint(
+        options.model, lambda n, total: on_event(Progress("fetching the model", n, total, "bytes"))
+    )
+    head = _load_head(options, checkpoint)
+    choice = choose_devices(
+        options.device,
+        options.gpus,
+        options.workers,
+        options.cuda_visible_devices,
+        model_bytes=2 * checkpoint.shape.n_parameters,
+    )
+    precision = choose_precision(options.precision, choice)
+    tokens = options.esm_batch_size
+    resources = Resources(
+        devices=choice.devices,
+        tokens_per_batch=choose_tokens(choice, checkpoint.shape) if tokens is None else tokens,
+        silence_seconds=options.worker_timeout,
+    )
+    n_bytes = checkpoint.n_bytes
+    digest = checkpoint.sha256(
+        lambda done: on_event(Progress("hashing the model", done, n_bytes, "bytes"))
+    )
+    recipe = Recipe(
+        command=options.command,
+        input_type="nucleotide",
+        chunk_size=_chunk_size(options, head),
+        min_length=options.min_length,
+        model=checkpoint.name,
+        model_sha256=digest,
+        layer=_layer(options, head, checkpoint),
+        pooling=head.facts.pooling if head else options.pooling,
+        precision=precision,
+        head_sha256=head.sha256 if head else "",
+    )
+    return RunConfig(
+        inputs=tuple(options.input),
+        output=options.output_dir,
+        recipe=recipe,
+        resources=resources,
+        checkpoint=checkpoint.path.resolve(),
+        input_type=None if options.input_type == "auto" else options.input_type,
+        feature_format=options.format,
+        resume=options.resume,
+        force=options.force,
+        keep_intermediate=options.keep_intermediate,
+        argv=options.argv,
+        announcements=_announcements(checkpoint, recipe, resources, choice),
+    ), head
+
+
+def _load_head(options: Options, checkpoint: Checkpoint) -> Head | None:
+    if options.command == "extract":
+        return None
+    if options.head is None:
+        raise UnavailableError(
+            f"no head comes with the model {printable(checkpoint.name)}",
+            hint="name one with --head, or get features without calls: virnucpro extract",
+        )
+    if not options.head.is_file():
+        raise InputMissingError(f"{printable(options.head)}: no such head file")
+    head = load_head(options.head)
+    if head.facts.encoder_id != checkpoint.encoder_id:
+        raise UnavailableError(
+            f"the head was made for the encoder {printable(head.facts.encoder)} "
+            f"({printable(head.facts.encoder_id)}), "
+            f"not for {printable(checkpoint.name)} ({checkpoint.encoder_id})",
+            hint="give the head and the model that belong together",
+        )
+    return head
+
+
+def _chunk_size(options: Options, head: Head | None) -> int:
+    if head is None:
+        return _DEFAULT_CHUNK if options.chunk_size is None else options.chunk_size
+    if options.chunk_size not in (None, head.facts.chunk_size):
+        raise UsageError(
+            f"the head was made for chunks of {head.facts.chunk_size} bases, "
+            f"not of {options.chunk_size}",
+            hint="leave --chunk-size out, or give a head made for that size",
+        )
+    return head.facts.chunk_size
+
+
+def _layer(options: Options, head: Head | None, checkpoint: Checkpoint) -> int:
+    n_layers = checkpoint.shape.n_layers
+    layer = head.facts.layer if head else options.layer
+    layer = n_layers if layer is None else layer
+    if not 1 <= layer <= n_layers:
+        raise UsageError(f"layer {layer} of a model with {n_layers} layers")
+    return layer
+
+
+def _announcements(
+    checkpoint: Checkpoint, recipe: Recipe, resources: Resources, choice: Choice
+) -> tuple[str, ...]:
+    shape = checkpoint.shape
+    return (
+        f"model {printable(checkpoint.name)}: {shape.n_layers} layers, {shape.dim} dimensions, "
+        f"{shape.n_parameters / 1e6:.1f} M parameters; layer {recipe.layer}, "
+        f"{recipe.pooling} pooling, {recipe.precision}",
+        *choice.descriptions,
+        f"batches of {resources.tokens_per_batch} tokens",
+    )

@@ -1,0 +1,245 @@
+"""Every table of a run, written in one pass over the inputs beside the predictions.
+
+The inputs are read again, in order; the predictions of a record are met in the same order in
+the shards. Both are joined by the record's id, so nothing is paired by its place.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from itertools import chain, groupby
+from pathlib import Path
+from typing import TextIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from virnucpro.calls import (
+    CHUNK_COLUMNS,
+    FRAME_COLUMNS,
+    RECORD_COLUMNS,
+    SortedLines,
+    call_record,
+    chunk_rows,
+    frame_rows,
+    record_row,
+)
+from virnucpro.config import FeatureFormat
+from virnucpro.engine.worker import Job
+from virnucpro.errors import InputError
+from virnucpro.fasta import read_fasta, write_record
+from virnucpro.files import atomic
+from virnucpro.head import Head
+from virnucpro.inputs import generations
+from virnucpro.plan import Plan, count_chunks, screen
+from virnucpro.records import Call, Embeddings, FastaRecord, Prediction, Shard, Status
+from virnucpro.rundir import Manifest, RunDir
+from virnucpro.shards import read_shard
+from virnucpro.store import read_embeddings, save_npz, save_pt, write_index
+
+Outcome = tuple[FastaRecord, list[Prediction]]
+
+
+@dataclass(slots=True)
+class Tally:
+    """What the tables hold, counted while they are written."""
+
+    statuses: Counter[Status] = field(default_factory=Counter)
+    n_viral: int = 0
+    n_frames: int = 0
+    failed_shards: dict[str, str] = field(default_factory=dict)  # path -> error
+    parts: list[tuple[Path, NDArray[np.bool_]]] = field(default_factory=list)  # of features.h5
+
+    def add(self, call: Call) -> None:
+        self.statuses[call.status] += 1
+        self.n_viral += call.is_virus
+        self.n_frames += call.n_frames_scored
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """All that the tables are made of."""
+
+    rundir: RunDir
+    manifest: Manifest
+    plan: Plan
+    job: Job
+    head: Head | None
+    lost: Mapping[int, str]  # shards without a feature file -> why
+    feature_format: FeatureFormat
+    on_shard: Callable[[int], None]
+
+    def write(self) -> Tally:
+        """
+        Raises:
+            InputError: an input changed while the run went on.
+            FeatureFileError: a feature file changed while the run went on.
+        """
+        tally = Tally()
+        rundir, recipe = self.rundir, self.manifest.recipe
+        with ExitStack() as stack:
+            enter = stack.enter_context
+            records = enter(_table(rundir.record_table(recipe.command), RECORD_COLUMNS))
+            failed = enter(_optional_table(rundir.failed_sequences))
+            add = enter(_predict_tables(rundir)) if self.head else None
+            for record, predictions in self.outcomes(tally):
+                call = self.call(record, predictions)
+                tally.add(call)
+                records.write(record_row(call))
+                if call.status == "failed":
+                    write_record(failed(), record.header, record.sequence)
+                if add is not None:
+                    add(record, predictions, call)
+        with _optional_table(rundir.failed_files) as listing:
+            for path, error in sorted(tally.failed_shards.items()):
+                listing().write(f"{path}|embed|{error}\n")
+        write_index(rundir.feature_index, tally.parts, recipe.pooling == "none")
+        return tally
+
+    def call(self, record: FastaRecord, predictions: list[Prediction]) -> Call:
+        recipe, length = self.manifest.recipe, len(record.sequence)
+        status, note = screen(record, recipe)
+        if status is not None:
+            return Call(record.id, length, status, note=note)
+        threshold = self.head.facts.threshold if self.head else 0.0
+        return call_record(record.id, length, count_chunks(length, recipe), predictions, threshold)
+
+    def outcomes(self, tally: Tally) -> Iterator[Outcome]:
+        """Each record once, in input order, with its predictions.
+
+        A failed record that a later input gives anew stands in its old place with the new
+        sequence and its predictions.
+        """
+        replaced = frozenset(self.manifest.replaced)
+        paths = list(generations(self.manifest.inputs))
+        latest: dict[str, Outcome] = {}
+        owners: dict[str, int] = {}  # replaced id -> its last generation
+        for number in range(1, len(paths)):
+            for outcome in self.generation(number, paths[number], Tally(), owners):
+                if outcome[0].id in replaced:
+                    latest[outcome[0].id] = outcome
+                    owners[outcome[0].id] = number
+        for number, files in enumerate(paths):
+            for record, predictions in self.generation(number, files, tally, owners):
+                if record.id not in replaced:
+                    yield record, predictions
+                elif record.id in latest:
+                    yield latest.pop(record.id)
+
+    def generation(
+        self, number: int, paths: list[Path], tally: Tally, owners: Mapping[str, int]
+    ) -> Iterator[Outcome]:
+        """The records of one generation beside the predictions of its shards."""
+        shards = self.plan.generations[number]
+        hidden = frozenset(record_id for record_id, last in owners.items() if last != number)
+        predictions = chain.from_iterable(self.predictions(s, tally, hidden) for s in shards)
+        groups = groupby(predictions, key=lambda prediction: prediction.orf.record_id)
+        record_id, group = next(groups, (None, iter(())))
+        for record in chain.from_iterable(map(read_fasta, paths)):
+            if record.id == record_id:
+                yield record, list(group)
+                record_id, group = next(groups, (None, iter(())))
+            else:
+                yield record, []
+        if record_id is not None:
+            raise InputError(
+                "an input file changed while it was read",
+                hint="let it be written to its end, then start again with --force",
+            )
+
+    def predictions(
+        self, shard: Shard, tally: Tally, hidden: frozenset[str]
+    ) -> Iterator[Prediction]:
+        """One per ORF of the shard, in its order; vectors are found by id.
+
+        Vectors of ``hidden`` records were replaced and stay out of ``features.h5``.
+        """
+        orfs = read_shard(shard)
+        name = _relative(shard.path, self.rundir)
+        self.on_shard(shard.index)
+        if shard.index in self.lost:
+            tally.failed_shards[name] = self.lost[shard.index]
+            yield from (Prediction(orf, None, self.lost[shard.index]) for orf in orfs)
+            return
+        path = self.job.feature_file(shard)
+        embeddings = read_embeddings(path, self.job.attributes_of(shard))
+        self.export(path, embeddings)
+        reasons = {failure.orf_id: failure.reason for failure in embeddings.failures}
+        if reasons:
+            first = embeddings.failures[0]
+            tally.failed_shards[name] = (
+                f"{len(reasons)} of {len(orfs)} sequences failed; {first.orf_id}: {first.reason}"
+            )
+        unseen = {orf.id for orf in orfs if orf.record_id in hidden}
+        shown = np.array([orf_id not in unseen for orf_id in embeddings.ids], dtype=np.bool_)
+        tally.parts.append((path, shown))
+        scores: dict[str, float] = {}
+        if self.head is not None:
+            values = self.head.classify(embeddings.vectors).tolist()
+            scores = dict(zip(embeddings.ids, values, strict=True))
+        for orf in orfs:
+            yield Prediction(orf, scores.get(orf.id), reasons.get(orf.id, ""))
+
+    def export(self, path: Path, embeddings: Embeddings) -> None:
+        match self.feature_format:
+            case "npz":
+                save_npz(path.with_suffix(".npz"), embeddings)
+            case "pt":
+                save_pt(path.with_suffix(".pt"), embeddings)
+
+
+@contextmanager
+def _predict_tables(
+    rundir: RunDir,
+) -> Iterator[Callable[[FastaRecord, list[Prediction], Call], None]]:
+    """What only ``predict`` writes."""
+    with (
+        _table(rundir.frame_table, FRAME_COLUMNS) as frames,
+        _table(rundir.chunk_table, CHUNK_COLUMNS) as chunks,
+        _table(rundir.viral) as viral,
+        SortedLines(rundir.shards) as rows,
+    ):
+
+        def add(record: FastaRecord, predictions: list[Prediction], call: Call) -> None:
+            frames.writelines(frame_rows(predictions))
+            rows.extend(chunk_rows(predictions))
+            if call.is_virus:
+                write_record(viral, record.header, record.sequence)
+
+        yield add
+        chunks.writelines(rows.merged())
+
+
+@contextmanager
+def _table(path: Path, columns: Sequence[str] = ()) -> Iterator[TextIO]:
+    """A text file that appears when it is whole; headers may hold what is not UTF-8."""
+    with (
+        atomic(path) as temporary,
+        temporary.open("w", encoding="utf-8", errors="surrogateescape", newline="\n") as out,
+    ):
+        if columns:
+            out.write("\t".join(columns) + "\n")
+        yield out
+
+
+@contextmanager
+def _optional_table(path: Path) -> Iterator[Callable[[], TextIO]]:
+    """A table that is made when it is first asked for; if it is not, an old one is deleted."""
+    made: list[TextIO] = []
+    with ExitStack() as stack:
+
+        def opened() -> TextIO:
+            if not made:
+                made.append(stack.enter_context(_table(path)))
+            return made[0]
+
+        yield opened
+    if not made:
+        path.unlink(missing_ok=True)
+
+
+def _relative(path: Path, rundir: RunDir) -> str:
+    return path.relative_to(rundir.root).as_posix()

@@ -1,0 +1,254 @@
+"""The run folder: every file name in one place, whose run it is, and what of it is done."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import psutil
+
+from virnucpro import __version__
+from virnucpro.config import Recipe
+from virnucpro.errors import OutputError, ResumeError, UsageError
+from virnucpro.files import atomic, sweep
+from virnucpro.inputs import InputFile
+from virnucpro.log import printable
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What ``run.json`` must tell to go on with a run."""
+
+    recipe: Recipe
+    inputs: tuple[InputFile, ...]
+    replaced: tuple[str, ...] = ()  # ids of failed records that a later input gives anew
+
+
+@dataclass(frozen=True, slots=True)
+class RunDir:
+    root: Path
+
+    @property
+    def manifest(self) -> Path:
+        return self.root / "run.json"
+
+    @property
+    def log(self) -> Path:
+        return self.root / "virnucpro.log"
+
+    @property
+    def features(self) -> Path:
+        return self.root / "features"
+
+    @property
+    def feature_index(self) -> Path:
+        return self.root / "features.h5"
+
+    @property
+    def shards(self) -> Path:
+        return self.root / "shards"
+
+    @property
+    def plan(self) -> Path:
+        return self.shards / "plan.json"
+
+    @property
+    def chunks(self) -> Path:
+        return self.root / "chunks.fa"
+
+    @property
+    def copies(self) -> Path:
+        """Of inputs that cannot be read twice."""
+        return self.root / "inputs"
+
+    @property
+    def frame_table(self) -> Path:
+        return self.root / "prediction_results.txt"
+
+    @property
+    def chunk_table(self) -> Path:
+        return self.root / "prediction_results_highestscore.csv"
+
+    @property
+    def viral(self) -> Path:
+        return self.root / "viral.fasta"
+
+    @property
+    def failed_files(self) -> Path:
+        return self.root / "failed_files.txt"
+
+    @property
+    def failed_sequences(self) -> Path:
+        return self.root / "failed_sequences.fa"
+
+    def record_table(self, command: str) -> Path:
+        return self.root / ("predictions.tsv" if command == "predict" else "records.tsv")
+
+    @property
+    def _results(self) -> tuple[Path, ...]:
+        return (
+            self.manifest,
+            self.features,
+            self.feature_index,
+            self.shards,
+            self.chunks,
+            self.copies,
+            self.frame_table,
+            self.chunk_table,
+            self.viral,
+            self.failed_files,
+            self.failed_sequences,
+            self.record_table("predict"),
+            self.record_table("extract"),
+        )
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other runs out of this folder, which is made if it is not there.
+
+        Raises:
+            OutputError: the folder cannot be made or written, or another run is using it.
+        """
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            handle = (self.root / ".lock").open("a+")
+        except OSError as error:
+            raise OutputError(
+                f"cannot write into {printable(self.root)}: {error.strerror}",
+                hint="choose another --output-dir",
+            ) from error
+        with handle:
+            _take(handle, self.root)
+            yield
+
+    def check_free(self, *, resume: bool, force: bool) -> None:
+        """Refuse a folder with results, unless the user said what to do with them.
+
+        Raises:
+            OutputError: it holds a run, or files of that name that are not of a run.
+            UsageError: both were said.
+        """
+        if resume and force:
+            raise UsageError(
+                "--resume and --force contradict each other",
+                hint="--resume goes on with what is there, --force throws it away",
+            )
+        found = [path.name for path in self._results if path.exists()]
+        if found and self.manifest.name not in found:
+            raise OutputError(
+                f"{printable(self.root)} holds {', '.join(found)}, but no run of VirNucPro",
+                hint="choose another --output-dir, or move these files away",
+            )
+        if found and not resume and not force:
+            raise OutputError(
+                f"{printable(self.root)} holds a run already",
+                hint="add --resume to go on with it, or --force to throw it away and start again",
+            )
+
+    def clear(self) -> None:
+        """Delete the results of a run, and nothing else; the claim to the folder goes last."""
+        for path in reversed(self._results):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+
+    def clear_shards(self) -> None:
+        shutil.rmtree(self.shards, ignore_errors=True)
+        self.chunks.unlink(missing_ok=True)
+
+    def sweep(self) -> None:
+        """Delete what a killed run left half done."""
+        for folder in (self.root, self.features, self.shards, self.copies):
+            sweep(folder)
+        for partial in self.features.glob(".*.partial"):
+            partial.unlink()
+
+    def read_manifest(self) -> Manifest | None:
+        """
+        Raises:
+            ResumeError: ``run.json`` is damaged.
+        """
+        if not self.manifest.exists():
+            return None
+        try:
+            stored = json.loads(self.manifest.read_text())
+            return Manifest(
+                recipe=Recipe(**stored["recipe"]),
+                inputs=tuple(InputFile(**known) for known in stored["inputs"]),
+                replaced=tuple(stored["replaced"]),
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ResumeError(
+                f"{printable(self.manifest)} is damaged: {printable(error)}",
+                hint="start again with --force, or choose another --output-dir",
+            ) from error
+
+    def write_manifest(self, manifest: Manifest, facts: Mapping[str, Any]) -> None:
+        content = {
+            "virnucpro_version": __version__,
+            "fingerprint": manifest.recipe.fingerprint,
+            **facts,
+            "recipe": asdict(manifest.recipe),
+            "inputs": [asdict(known) for known in manifest.inputs],
+            "replaced": manifest.replaced,
+        }
+        with atomic(self.manifest) as temporary:
+            temporary.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def check_same_recipe(recorded: Recipe, asked: Recipe) -> None:
+    """
+    Raises:
+        ResumeError: the recipes differ; the message says in what.
+    """
+    before, now = asdict(recorded), asdict(asked)
+    changed = [
+        f"{name} was {before[name]}, now {now[name]}" for name in now if before[name] != now[name]
+    ]
+    if changed:
+        raise ResumeError(
+            f"this folder holds a run of another recipe: {'; '.join(changed)}",
+            hint="use the old options, choose another --output-dir, or start again with --force",
+        )
+
+
+def _take(handle: TextIO, root: Path) -> None:
+    """Lock the open file, or say who has it; without flock, the process named in it counts."""
+    handle.seek(0)
+    holder = handle.read()
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        is_taken = False
+    except BlockingIOError:
+        is_taken = True
+    except OSError:  # a file system without locks
+        is_taken = _may_be_alive(holder)
+    if is_taken:
+        raise OutputError(
+            f"another run is using {printable(root)}: {printable(holder.strip() or 'unknown')}",
+            hint="wait for it, or choose another --output-dir",
+        )
+    handle.seek(0)
+    handle.truncate()
+    started = time.strftime("%Y-%m-%d %H:%M:%S")
+    handle.write(f"process {os.getpid()} on {socket.gethostname()} since {started}\n")
+    handle.flush()
+
+
+def _may_be_alive(holder: str) -> bool:
+    words = holder.split()
+    if len(words) < 4:
+        return False
+    if words[3] != socket.gethostname():
+        return True
+    return words[1].isdigit() and psutil.pid_exists(int(words[1]))

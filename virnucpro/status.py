@@ -1,0 +1,60 @@
+"""What a run folder holds, told without changing it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from virnucpro.errors import FeatureFileError, InputMissingError
+from virnucpro.log import printable
+from virnucpro.rundir import RunDir
+from virnucpro.store import read_embeddings
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    lines: tuple[str, ...]
+    n_damaged: int
+
+
+def inspect_run(folder: Path, *, verify: bool) -> Report:
+    """Describe a run; with ``verify``, read every feature file to its last bit.
+
+    Raises:
+        InputMissingError: there is no run in this folder.
+        ResumeError: ``run.json`` is damaged.
+    """
+    rundir = RunDir(folder)
+    manifest = rundir.read_manifest()
+    if manifest is None:
+        raise InputMissingError(
+            f"{printable(folder)} holds no run", hint="give the --output-dir of a run"
+        )
+    stored = json.loads(rundir.manifest.read_text())
+    recipe = manifest.recipe
+    files = sorted(rundir.features.glob("*.h5"))
+    lines = [
+        f"state     {stored['state']}, {stored['time']} on {stored['host']}",
+        f"command   {recipe.command}, {recipe.model}, layer {recipe.layer}, {recipe.precision}",
+        *(f"input     {printable(known.path)}" for known in manifest.inputs),
+    ]
+    if rundir.plan.exists():
+        n_shards = sum(map(len, json.loads(rundir.plan.read_text())["generations"]))
+        lines.append(f"shards    {len(files)} done, {n_shards - len(files)} pending")
+    else:
+        lines.append(f"shards    {len(files)} done")
+    if "counts" in stored:
+        statuses = stored["counts"]["statuses"].items()
+        lines.append(f"records   {', '.join(f'{n} {status}' for status, n in statuses if n)}")
+    if rundir.failed_files.exists():
+        lines.append(f"failed    see {printable(rundir.failed_files)}")
+    damaged = []
+    if verify:
+        for file in files:
+            try:
+                read_embeddings(file, {"fingerprint": recipe.fingerprint})
+            except FeatureFileError as error:
+                damaged.append(f"damaged   {error}")
+        lines += damaged or [f"verified  all {len(files)} feature files are whole"]
+    return Report(tuple(lines), len(damaged))

@@ -1,0 +1,166 @@
+"""Embeddings on disk: one HDF5 file per shard, which exists only when it is whole.
+
+A file is built in memory, written with one plain write, synced, read back and renamed: HDF5's
+own writing is not safe on a full disk. Its attributes say what made it, so that a file of
+another recipe or another shard is never taken for this one's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import h5py
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from virnucpro.errors import FeatureFileError
+from virnucpro.files import atomic
+from virnucpro.log import printable
+from virnucpro.records import Embeddings, Failure
+
+Attributes = Mapping[str, str | int]
+
+
+def write_embeddings(path: Path, embeddings: Embeddings, attributes: Attributes) -> None:
+    """Write one file: ``ids``, ``lengths``, ``embeddings``, and what failed."""
+    with atomic(path) as temporary:
+        temporary.write_bytes(_to_hdf5(embeddings, attributes))
+        read_embeddings(temporary, attributes)
+
+
+def _to_hdf5(embeddings: Embeddings, attributes: Attributes) -> bytes:
+    text = h5py.string_dtype("utf-8")
+    failures = embeddings.failures
+    with h5py.File("memory", "w", driver="core", backing_store=False, libver="v110") as h5:
+        h5.attrs.update(attributes)
+        h5.attrs["sha256"] = _digest(embeddings)
+        h5.create_dataset("ids", data=np.array(embeddings.ids, dtype=object), dtype=text)
+        h5["lengths"] = embeddings.lengths
+        h5["embeddings"] = embeddings.vectors
+        for name in Failure.__slots__:
+            values = np.array([getattr(failure, name) for failure in failures], dtype=object)
+            h5.create_dataset(f"failed/{name}", data=values, dtype=text)
+        h5.flush()
+        return bytes(h5.id.get_file_image())
+
+
+def read_embeddings(path: Path, attributes: Attributes) -> Embeddings:
+    """Read one file and verify it, to the last bit, against the attributes it must have.
+
+    Raises:
+        FeatureFileError: it is missing, damaged, or of another recipe or shard.
+    """
+    try:
+        with h5py.File(path) as h5:
+            found = dict(h5.attrs)
+            embeddings = Embeddings(
+                ids=_strings(h5["ids"]),
+                lengths=h5["lengths"][:],
+                vectors=h5["embeddings"][:],
+                per_residue=found.get("pooling") == "none",
+                failures=tuple(
+                    Failure(*values)
+                    for values in zip(
+                        *(_strings(h5[f"failed/{name}"]) for name in Failure.__slots__), strict=True
+                    )
+                ),
+            )
+    except (OSError, KeyError, ValueError, TypeError, RuntimeError, UnicodeError) as error:
+        raise FeatureFileError(f"{printable(path)} is not whole: {printable(error)}") from error
+    for name, value in attributes.items():
+        if found.get(name) != value:
+            raise FeatureFileError(
+                f"{printable(path)} has {name} {found.get(name)!a}, not {value!a}"
+            )
+    if found.get("sha256") != _digest(embeddings):
+        raise FeatureFileError(f"{printable(path)} is damaged: its content has another hash")
+    return embeddings
+
+
+def _strings(dataset: h5py.Dataset) -> tuple[str, ...]:
+    return tuple(dataset.asstr()[:])
+
+
+def _digest(embeddings: Embeddings) -> str:
+    failures = [(f.orf_id, f.record_id, f.reason) for f in embeddings.failures]
+    digest = hashlib.sha256(repr((embeddings.ids, failures)).encode())
+    digest.update(embeddings.lengths.tobytes())
+    digest.update(np.ascontiguousarray(embeddings.vectors).data)
+    return digest.hexdigest()
+
+
+def write_index(
+    path: Path, parts: Sequence[tuple[Path, NDArray[np.bool_]]], per_residue: bool
+) -> None:
+    """Write one HDF5 file whose ``ids``, ``lengths`` and ``embeddings`` are those of many.
+
+    The datasets are virtual and name the parts by relative paths, so that the folder can be
+    moved. Each part comes with a mask of the ORFs to show.
+    """
+    sources: dict[str, list[tuple[h5py.VirtualSource, slice]]] = {
+        name: [] for name in ("ids", "lengths", "embeddings")
+    }
+    attributes: dict[str, object] = {}
+    for part, shown in parts:
+        with h5py.File(part) as h5:
+            attributes = attributes or dict(h5.attrs)
+            bounds = np.arange(len(shown) + 1)
+            rows = np.concatenate([[0], np.cumsum(h5["lengths"][:])]) if per_residue else bounds
+            for name, found in sources.items():
+                source = h5py.VirtualSource(h5[name])
+                source.path = part.relative_to(path.parent).as_posix()
+                where = rows if name == "embeddings" else bounds
+                found += [(source, slice(int(where[a]), int(where[b]))) for a, b in _runs(shown)]
+    for name in ("shard_sha256", "sha256"):
+        attributes.pop(name, None)
+    with h5py.File("memory", "w", driver="core", backing_store=False, libver="v110") as h5:
+        h5.attrs.update(attributes)
+        for name, found in sources.items():
+            n_rows = sum(piece.stop - piece.start for _, piece in found)
+            if not found:
+                continue
+            layout = h5py.VirtualLayout((n_rows, *found[0][0].shape[1:]), found[0][0].dtype)
+            first = 0
+            for source, piece in found:
+                last = first + piece.stop - piece.start
+                layout[first:last] = source[piece]
+                first = last
+            h5.create_virtual_dataset(name, layout)
+        h5.flush()
+        content = bytes(h5.id.get_file_image())
+    with atomic(path) as temporary:
+        temporary.write_bytes(content)
+
+
+def _runs(shown: NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """Where the mask is true, as (first, one after the last)."""
+    bounds = np.flatnonzero(np.diff(shown.astype(np.int8), prepend=0, append=0))
+    return list(zip(bounds[::2].tolist(), bounds[1::2].tolist(), strict=True))
+
+
+def save_npz(path: Path, embeddings: Embeddings) -> None:
+    """``ids``, ``lengths`` and ``embeddings``, for ``numpy.load`` without pickle."""
+    with atomic(path) as temporary, temporary.open("wb") as out:
+        np.savez(
+            out,
+            ids=np.array(embeddings.ids, dtype=np.str_),
+            lengths=embeddings.lengths,
+            embeddings=embeddings.vectors,
+        )
+
+
+def save_pt(path: Path, embeddings: Embeddings) -> None:
+    """The layout of VirNucPro's ``_ESM.pt``: ``proteins`` (ids) and ``data`` (a tensor each)."""
+    data = [torch.from_numpy(rows.copy()) for rows in split_rows(embeddings)]
+    with atomic(path) as temporary:
+        torch.save({"proteins": list(embeddings.ids), "data": data}, temporary)
+
+
+def split_rows(embeddings: Embeddings) -> list[NDArray[np.float32]]:
+    """The rows of each ORF: (dim,), or (length, dim) when there is one per residue."""
+    if embeddings.per_residue:
+        return np.split(embeddings.vectors, np.cumsum(embeddings.lengths)[:-1])
+    return list(embeddings.vectors)

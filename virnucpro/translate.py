@@ -1,0 +1,136 @@
+"""From a nucleotide record to the ORFs that the language model reads. Pure functions.
+
+The rules are those of VirNucPro (github.com/Li-Jing-1997/VirNucPro): how a record is cut into
+chunks, which frames are kept, and what they are called. Golden files hold them to the byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from Bio.Data.CodonTable import unambiguous_dna_by_id
+from numpy.typing import NDArray
+
+from virnucpro.records import Chunk, FastaRecord, Orf
+
+FRAMES = ("F1", "F2", "F3", "R1", "R2", "R3")
+_STOP = ord("*")
+_COMPLEMENT = str.maketrans("ACGT", "TGCA")
+
+
+def _codon_tables() -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.uint8]]:
+    """Bases to digits (256,), and codons to letters of the forward and reverse strand (125,).
+
+    A codon is the number 25a + 5b + c of its digits; 4 is any letter but ACGT. The letter of a
+    codon that is not one of the 64 is 0.
+    """
+    digits = np.full(256, 4, dtype=np.uint8)
+    for digit, base in enumerate("ACGT"):
+        digits[[ord(base), ord(base.lower())]] = digit
+    code = unambiguous_dna_by_id[1]
+    forward = np.zeros(125, dtype=np.uint8)
+    reverse = np.zeros(125, dtype=np.uint8)
+    letters = {**code.forward_table, **dict.fromkeys(code.stop_codons, "*")}
+    for codon, letter in letters.items():
+        a, b, c = (int(digits[ord(base)]) for base in codon)
+        forward[25 * a + 5 * b + c] = ord(letter)
+        reverse[25 * (3 - c) + 5 * (3 - b) + (3 - a)] = ord(letter)
+    return digits, forward, reverse
+
+
+_DIGITS, _FORWARD, _REVERSE = _codon_tables()
+
+
+def chunk_record(record: FastaRecord, size: int) -> Iterator[Chunk]:
+    """Cut a record into the fewest chunks of at most ``size`` bases, overlapping evenly.
+
+    All chunks but the last have ``size`` bases; the spare bases are shared out as overlaps,
+    the first ones a base longer where they do not divide evenly.
+    """
+    length = len(record.sequence)
+    n_chunks = -(-length // size)
+    overlap, spare = divmod(n_chunks * size - length, n_chunks) if n_chunks else (0, 0)
+    n_wider = spare + overlap  # k = R - q(n - 1), with R = qn + spare
+    start = 0
+    for i in range(n_chunks):
+        sequence = record.sequence[start : start + size]
+        yield Chunk(f"{record.id}_chunk_{i + 1}", record.id, start, sequence)
+        start += size - overlap - (1 if i < n_wider else 0)
+
+
+def translate_six_frames(chunks: Sequence[Chunk]) -> list[Orf]:
+    """Translate the six frames of each chunk; keep those without a stop, in chunk order.
+
+    Codons with a letter that is not ACGT add nothing; a frame that nothing is left of is not
+    kept. Many chunks at once cost little more than one.
+
+    >>> [orf.id for orf in translate_six_frames([Chunk("c1", "r", 0, "ATGTAA")])]
+    ['c1F2', 'c1F3', 'c1R1', 'c1R2', 'c1R3']
+    """
+    if not chunks:
+        return []
+    text = "".join([chunk.sequence for chunk in chunks]).encode("ascii", "replace")
+    digits = _DIGITS[np.frombuffer(text, dtype=np.uint8)]
+    codons = digits[:-2] * 25
+    codons += digits[1:-1] * 5
+    codons += digits[2:]
+    forward, reverse = _FORWARD[codons], _REVERSE[codons]
+
+    lengths = np.array([len(chunk.sequence) for chunk in chunks])
+    ends = np.cumsum(lengths)
+    offsets = np.arange(3)
+    n_codons = np.maximum(0, lengths[:, None] - offsets) // 3  # (n_chunks, 3)
+    first_forward = (ends - lengths)[:, None] + offsets  # of the first codon's first base
+    first_reverse = ends[:, None] - offsets - 3 * n_codons  # of the last codon's, seen forward
+    kept = np.hstack(
+        [
+            (n_codons > 0) & ~_holds_stop(letters, first, n_codons)
+            for letters, first in ((forward, first_forward), (reverse, first_reverse))
+        ]
+    )
+    firsts = np.hstack([first_forward, first_reverse]).tolist()
+    counts = np.hstack([n_codons, n_codons]).tolist()
+    chunk_starts = (ends - lengths).tolist()
+    strands = (forward.tobytes(), reverse.tobytes())
+
+    orfs = []
+    for i, frame in np.argwhere(kept).tolist():
+        first, n = firsts[i][frame], counts[i][frame]
+        letters = strands[frame // 3][first : first + 3 * n : 3].replace(b"\0", b"")
+        if letters:
+            chunk = chunks[i]
+            protein = (letters if frame < 3 else letters[::-1]).decode("ascii")
+            start = chunk.start + first - chunk_starts[i]
+            name, strand = FRAMES[frame], "+-"[frame // 3]
+            orf_id = chunk.id + name
+            orfs.append(
+                Orf(orf_id, chunk.id, chunk.record_id, start, start + 3 * n, strand, protein)
+            )
+    return orfs
+
+
+def _holds_stop(
+    letters: NDArray[np.uint8], first: NDArray[np.int64], n_codons: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """Whether any of the ``n_codons`` codons from ``first`` on, three apart, is a stop.
+
+    (n_bases,), (n_chunks, 3), (n_chunks, 3) -> (n_chunks, 3)
+    """
+    stops = np.flatnonzero(letters == _STOP)
+    stride = len(letters) + 3  # the stops of one phase lie together and in order
+    keys = np.sort((stops % 3) * stride + stops)
+    lowest = (first % 3) * stride + first
+    found = np.searchsorted(keys, lowest)
+    holds: NDArray[np.bool_] = found != np.searchsorted(keys, lowest + 3 * n_codons - 2)
+    return holds
+
+
+def orf_nucleotides(orf: Orf, chunk: Chunk) -> str:
+    """The bases that VirNucPro writes beside a frame: ``s[f : f + 1 + 3 * len(protein)]``."""
+    bases = chunk.sequence.upper()
+    offset = orf.start - chunk.start
+    if orf.strand == "-":
+        bases = bases.translate(_COMPLEMENT)[::-1]
+        offset = chunk.end - orf.end
+    return bases[offset : offset + 1 + 3 * len(orf.protein)]
