@@ -95,3 +95,15 @@ def contigs(tmp_path: Path) -> Path:
 def no_process_is_left() -> Iterator[None]:
     yield
     assert not multiprocessing.active_children()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--rounds", type=int, default=2, help="of random kills (default 2)")
+    parser.addoption("--chaos-seed", type=int, default=1, help="of the first round")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "chaos_seed" in metafunc.fixturenames:
+        first = metafunc.config.getoption("--chaos-seed")
+        rounds = metafunc.config.getoption("--rounds")
+        metafunc.parametrize("chaos_seed", range(first, first + rounds))

@@ -241,12 +241,12 @@ def extract(
 
 @app.command()
 def demo(
-    folder: Annotated[Path, typer.Argument(help="Where to put model/ and head.safetensors.")],
+    folder: Annotated[Path, typer.Argument(help="Where to put esm2_demo/ and head.safetensors.")],
 ) -> None:
     """Make a small ESM-2 and head with RANDOM weights, to try the pipeline with.
 
     Example: virnucpro demo demo/ && virnucpro predict -i contigs.fa -o results/ \\
-             --model demo/model --head demo/head.safetensors
+             --model demo/esm2_demo --head demo/head.safetensors
     """
     with _exits():
         from virnucpro.demo import write_demo
@@ -386,11 +386,9 @@ def _exits() -> Iterator[None]:
 
 
 def _complain(message: str, hint: str) -> None:
-    from virnucpro.log import printable
-
     typer.secho(f"error: {message}", fg="red", err=True, color=None if _has_colours() else False)
     if hint:
-        typer.echo(f"hint:  {printable(hint)}", err=True)
+        typer.echo(f"hint:  {hint}", err=True)
 
 
 def _has_colours() -> bool:

@@ -21,8 +21,8 @@ DEMO_SHAPE = ESM2Shape(n_layers=3, dim=64, n_heads=4)
 
 
 def write_demo(folder: Path, shape: ESM2Shape = DEMO_SHAPE, seed: int = 0) -> tuple[Path, Path]:
-    """Write ``model/`` and ``head.safetensors`` into ``folder``; the same bytes for a seed."""
-    model = folder / "model"
+    """Write ``esm2_demo/`` and ``head.safetensors`` into ``folder``; the same bytes for a seed."""
+    model = folder / "esm2_demo"
     model.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(seed)
     with atomic(model / "model.safetensors") as temporary:

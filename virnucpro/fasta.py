@@ -197,7 +197,7 @@ def guess_input_type(path: Path) -> InputType | None:
         return None
     if protein > 0.05 * total:
         return "protein"
-    if plain > 0.8 * total and not protein:
+    if plain > 0.8 * total and protein < 0.01 * total:
         return "nucleotide"
     raise InputError(
         f"{printable(path)}: cannot tell nucleotides from proteins "

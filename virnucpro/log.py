@@ -13,7 +13,7 @@ from pathlib import Path
 
 LOGGER = logging.getLogger("virnucpro")
 _FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
-_LONGEST = 160
+_LONGEST = 300
 
 
 def printable(text: object) -> str:
@@ -70,4 +70,9 @@ def logging_to_file(path: Path) -> Iterator[None]:
     """Append the log to a file for the time of the block."""
     handler = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
     with logging_to(handler, LOGGER.level or logging.INFO):
-        yield
+        try:
+            yield
+        except BaseException as error:
+            ending = f"the run ended: {type(error).__name__}: {error}"
+            handler.handle(logging.makeLogRecord({"msg": ending, "levelname": "ERROR"}))
+            raise

@@ -21,6 +21,7 @@ from virnucpro.engine.events import (
     Progress,
     ShardFailed,
     Telling,
+    WorkerReady,
 )
 from virnucpro.engine.executor import Executor
 from virnucpro.engine.worker import Job
@@ -42,6 +43,7 @@ from virnucpro.results import Results, Tally
 from virnucpro.rundir import Manifest, RunDir, check_same_recipe
 from virnucpro.store import read_embeddings
 
+STARTING = "of that starting workers"
 OnEvent = Callable[[Telling], None]
 
 
@@ -70,11 +72,13 @@ class Summary:
         """What to tell the user at the end."""
         parts = [f"{n} {status}" for status, n in self.statuses.items() if n]
         stages = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self.seconds.items())
-        rate = self.n_tokens / max(1e-9, self.seconds["embedding"])
+        working = self.seconds["embedding"] - self.seconds.get(STARTING, 0.0)
+        rate = self.n_tokens / max(1e-3, working)
         lines = [
             f"records: {self.n_records} in = {' + '.join(parts) or '0'}",
             f"frames embedded: {self.n_frames}",
-            f"time: {stages}; {self.n_tokens} tokens embedded, {rate:,.0f} tok/s",
+            f"time: {stages}",
+            f"tokens: {self.n_tokens} embedded at {rate:,.0f} per second",
             f"results: {printable(folder)}",
         ]
         if self.statuses.get("scored"):
@@ -224,10 +228,13 @@ def embed(
         return lost
     job.features.mkdir(exist_ok=True)
     on_event(EmbeddingStarted(tuple(pending), len(plan.shards) - len(pending)))
+    started = time.monotonic()
     with closing(executor.run(pending, job)) as events:
         for event in events:
             on_event(event)
             match event:
+                case WorkerReady() if STARTING not in summary.seconds:
+                    summary.seconds[STARTING] = round(time.monotonic() - started, 3)
                 case BatchDone(n_tokens=n_tokens):
                     summary.n_tokens += n_tokens
                 case ShardFailed(is_storage=True):

@@ -34,6 +34,7 @@ from virnucpro.fasta import read_fasta, write_record
 from virnucpro.files import atomic
 from virnucpro.head import Head
 from virnucpro.inputs import generations
+from virnucpro.log import printable
 from virnucpro.plan import Plan, count_chunks, screen
 from virnucpro.records import Call, Embeddings, FastaRecord, Prediction, Shard, Status
 from virnucpro.rundir import Manifest, RunDir
@@ -161,18 +162,18 @@ class Results:
         name = _relative(shard.path, self.rundir)
         self.on_shard(shard.index)
         if shard.index in self.lost:
-            tally.failed_shards[name] = self.lost[shard.index]
+            if any(orf.record_id not in hidden for orf in orfs):
+                tally.failed_shards[name] = self.lost[shard.index]
             yield from (Prediction(orf, None, self.lost[shard.index]) for orf in orfs)
             return
         path = self.job.feature_file(shard)
         embeddings = read_embeddings(path, self.job.attributes_of(shard))
         self.export(path, embeddings)
         reasons = {failure.orf_id: failure.reason for failure in embeddings.failures}
-        if reasons:
-            first = embeddings.failures[0]
-            tally.failed_shards[name] = (
-                f"{len(reasons)} of {len(orfs)} sequences failed; {first.orf_id}: {first.reason}"
-            )
+        owed = [failure for failure in embeddings.failures if failure.record_id not in hidden]
+        if owed:
+            first = printable(f"{owed[0].orf_id}: {owed[0].reason}").replace("|", "/")
+            tally.failed_shards[name] = f"{len(owed)} of {len(orfs)} sequences failed; {first}"
         unseen = {orf.id for orf in orfs if orf.record_id in hidden}
         shown = np.array([orf_id not in unseen for orf_id in embeddings.ids], dtype=np.bool_)
         tally.parts.append((path, shown))

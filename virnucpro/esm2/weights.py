@@ -58,6 +58,7 @@ _HUGGING_FACE = {
     "up": "encoder.layer.{}.intermediate.dense",
     "down": "encoder.layer.{}.output.dense",
 }
+_PT_MAGIC = (b"PK", b"\x80")  # a zip archive, or a bare pickle of old
 _SAME_NAME = ("attention_norm", "attention_out", "mlp_norm", "up", "down")
 
 
@@ -200,6 +201,9 @@ class _Tensors:
 
 def _open_pt(path: Path) -> _Tensors:
     try:
+        with path.open("rb") as handle:
+            if not handle.read(2).startswith(_PT_MAGIC):
+                raise _not_esm2(path, "neither a .pt file nor a model folder")
         with torch.serialization.safe_globals([argparse.Namespace]):
             content = torch.load(
                 path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)

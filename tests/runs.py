@@ -1,0 +1,70 @@
+"""Runs for the tests, and what they left, in a form that can be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from virnucpro.config import RunConfig
+from virnucpro.engine.events import Telling
+from virnucpro.engine.executor import Executor, InlineExecutor
+from virnucpro.head import Head
+from virnucpro.pipeline import Summary, run
+
+TABLES = (
+    "predictions.tsv",
+    "prediction_results.txt",
+    "prediction_results_highestscore.csv",
+    "viral.fasta",
+)
+
+
+def run_inline(
+    config: RunConfig,
+    head: Head | None,
+    on_event: Callable[[Telling], None] = lambda _: None,
+    executor: Executor | None = None,
+) -> Summary:
+    return run(config, head, executor or InlineExecutor(), on_event)
+
+
+def tables(folder: Path) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in TABLES}
+
+
+def vectors(folder: Path) -> dict[str, NDArray[np.float32]]:
+    """Every embedding of a run by its id, through ``features.h5``."""
+    with h5py.File(folder / "features.h5") as h5:
+        ids = h5["ids"].asstr()[:].tolist() if "ids" in h5 else []
+        rows = h5["embeddings"][:] if "ids" in h5 else []
+    assert len(set(ids)) == len(ids)
+    return dict(zip(ids, rows, strict=True))
+
+
+def statuses(folder: Path, table: str = "predictions.tsv") -> dict[str, str]:
+    rows = [line.split("\t") for line in (folder / table).read_text().splitlines()[1:]]
+    assert len({row[0] for row in rows}) == len(rows)
+    return {row[0]: row[2] for row in rows}
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    """The tables have the same bytes, and the vectors the same bits, id by id."""
+    assert tables(one) == tables(other)
+    assert_same_vectors(vectors(one), vectors(other))
+
+
+def assert_same_vectors(
+    one: dict[str, NDArray[np.float32]], other: dict[str, NDArray[np.float32]]
+) -> None:
+    assert one.keys() == other.keys()
+    for name in one:
+        assert np.array_equal(one[name], other[name]), name
+
+
+def leftovers(folder: Path) -> list[str]:
+    """Temporary and partial files that a run should not leave."""
+    return [path.name for path in folder.rglob(".*") if path.name.endswith((".tmp", ".partial"))]

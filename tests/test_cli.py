@@ -1,0 +1,231 @@
+"""What a user at a terminal, or in a script, gets from the command line."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+EXAMPLE = ROOT / "examples" / "contigs.fa"
+ESCAPE = "\x1b"
+
+
+def virnucpro(*arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "virnucpro", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, **options)
+
+
+@pytest.fixture
+def model(tiny):
+    return ("--model", tiny.model, "--head", tiny.head_file, "--device", "cpu", "--workers", "1")
+
+
+def in_terminal(arguments: list[str], environment: dict[str, str]) -> tuple[int, str]:
+    """Run on a pseudo-terminal; what a person would have got to see."""
+    parent, child = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "virnucpro", *arguments],
+        stdin=child,
+        stdout=child,
+        stderr=child,
+        env={**os.environ, **environment},
+        close_fds=True,
+    )
+    os.close(child)
+    shown = b""
+    while True:
+        if select.select([parent], [], [], 0.1)[0]:
+            try:
+                block = os.read(parent, 65536)
+            except OSError:
+                break
+            if not block:
+                break
+            shown += block
+        elif process.poll() is not None:
+            break
+    os.close(parent)
+    return process.wait(), shown.decode(errors="replace")
+
+
+@pytest.mark.parametrize("command", [[], ["predict"], ["extract"], ["models"], ["status"]])
+def test_help_says_what_a_command_does(command):
+    for flag in ("--help", "-h"):
+        answer = virnucpro(*command, flag)
+        assert answer.returncode == 0
+        assert "Usage" in answer.stdout
+    if command in (["predict"], ["extract"]):
+        assert f"Example: virnucpro {command[0]}" in " ".join(answer.stdout.split())
+
+
+def test_the_command_line_answers_without_torch_numpy_or_h5py():
+    code = (
+        "import sys, virnucpro.cli as c\n"
+        "sys.argv = ['virnucpro', '--help']\n"
+        "try: c.main()\n"
+        "except SystemExit: pass\n"
+        "print({'torch', 'h5py', 'numpy', 'Bio'} & set(sys.modules))"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert answer.stdout.splitlines()[-1] == "set()", answer
+
+
+def test_predict_calls_the_example_and_says_what_it_did(model, tmp_path):
+    answer = virnucpro("predict", "-i", EXAMPLE, "-o", tmp_path / "run", *model)
+    assert answer.returncode == 0, answer.stderr
+    n_records = EXAMPLE.read_text().count(">")
+    assert f"records: {n_records} in = " in answer.stdout
+    assert f"results: {tmp_path / 'run'}" in answer.stdout
+    assert ESCAPE not in answer.stdout + answer.stderr
+    assert len((tmp_path / "run" / "predictions.tsv").read_text().splitlines()) == n_records + 1
+
+
+def test_extract_needs_no_head_and_offers_pooling_layer_and_format(tiny, tmp_path):
+    answer = virnucpro(
+        *("extract", "-i", EXAMPLE, "-o", tmp_path / "run", "--model", tiny.model, "--device"),
+        *("cpu", "--workers", "1", "--pooling", "bos", "--layer", "1", "--format", "npz"),
+    )
+    assert answer.returncode == 0, answer.stderr
+    assert (tmp_path / "run" / "features" / "000000.npz").exists()
+
+
+def test_the_input_may_come_from_a_pipe(model, tmp_path):
+    piped = virnucpro(
+        *("predict", "-i", "-", "-o", tmp_path / "piped", *model), input=EXAMPLE.read_text()
+    )
+    assert piped.returncode == 0, piped.stderr
+    virnucpro("predict", "-i", EXAMPLE, "-o", tmp_path / "file", *model)
+    one = (tmp_path / "piped" / "predictions.tsv").read_bytes()
+    assert one == (tmp_path / "file" / "predictions.tsv").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "words"),
+    [
+        (["-o", "x"], 64, "Missing option"),
+        (["-i", "{example}", "-o", "x", "--precision", "fp99"], 64, "fp99"),
+        (["-i", "{example}", "-o", "x", "--chunk-size", "77"], 64, "made for chunks of 500"),
+        (["-i", "{example}", "-o", "x", "--esm-batch-size", "5"], 64, "at least 2048"),
+        (["-i", "{example}", "-o", "x", "--workers", "0"], 64, "--workers is 0"),
+        (["-i", "{example}", "-o", "x", "--gpus", "0"], 64, "does not go with"),
+        (["-i", "{example}", "-o", "x", "--resume", "--force"], 64, "contradict"),
+        (["-i", "{example}", "-o", "x", "--min-length", "-1"], 64, "--min-length"),
+        (["-i", "nowhere.fa", "-o", "x"], 66, "nowhere.fa"),
+        (["-i", "{fastq}", "-o", "x"], 65, "FASTQ"),
+        (["-i", "{example}", "-o", "{file}/x"], 73, "cannot write into"),
+        (["-i", "{example}", "-o", "x", "--model", "esm3"], 69, "neither a file"),
+        (["-i", "{example}", "-o", "x", "--model", "{example}"], 69, "is no ESM-2 checkpoint"),
+        (["-i", "{example}", "-o", "x", "--head", "{example}"], 69, "is no head"),
+        (["-i", "{example}", "-o", "x", "--head", "nowhere"], 66, "no such head"),
+    ],
+)
+def test_a_mistake_is_told_with_its_exit_code_and_nothing_is_made(
+    model, tmp_path, arguments, exit_code, words
+):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "reads.fq").write_text("@r1\nACGT\n+\nIIII\n")
+    places = {
+        "example": EXAMPLE,
+        "file": tmp_path / "file",
+        "fastq": tmp_path / "reads.fq",
+    }
+    given = [argument.format(**places) for argument in arguments]
+    answer = virnucpro("predict", *model, *given, cwd=tmp_path)
+    assert answer.returncode == exit_code, answer.stderr
+    assert words in answer.stderr
+    assert "Traceback" not in answer.stderr
+    assert not (tmp_path / "x" / "predictions.tsv").exists()
+
+
+def test_a_gpu_that_is_not_there_is_refused_before_any_work(tiny, tmp_path):
+    answer = virnucpro(
+        *("predict", "-i", EXAMPLE, "-o", tmp_path / "x", "--model", tiny.model),
+        *("--head", tiny.head_file, "--gpus", "77"),
+    )
+    assert answer.returncode in (64, 69)  # with and without a GPU in the machine
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_terminal_gets_a_dashboard_and_the_summary(model, tmp_path):
+    arguments = ["predict", "-i", EXAMPLE, "-o", tmp_path / "run", *model]
+    exit_code, shown = in_terminal(list(map(str, arguments)), {"TERM": "xterm"})
+    assert exit_code == 0, shown
+    assert ESCAPE in shown
+    assert "elapsed" in shown and "remaining" in shown
+    assert "records: " in shown
+
+
+@pytest.mark.parametrize("case", ["quiet", "dumb"])
+def test_quiet_and_dumb_terminals_get_no_escape_code(model, tmp_path, case):
+    arguments = ["predict", "-i", EXAMPLE, "-o", tmp_path / "run", *model]
+    arguments += ["--quiet"] if case == "quiet" else []
+    environment = {"TERM": "dumb" if case == "dumb" else "xterm"}
+    exit_code, shown = in_terminal(list(map(str, arguments)), environment)
+    assert exit_code == 0, shown
+    assert ESCAPE not in shown
+    assert "records: " in shown
+
+
+def test_no_color_is_honoured(model, tmp_path):
+    arguments = ["predict", "-i", EXAMPLE, "-o", tmp_path / "run", *model]
+    environment = {"TERM": "xterm-256color", "NO_COLOR": "1"}
+    _, shown = in_terminal(list(map(str, arguments)), environment)
+    colours = [code for code in shown.split(ESCAPE + "[")[1:] if code.split("m")[0][:1] in "34"]
+    assert not [code for code in colours if code.split("m")[0].isdigit()]
+
+
+def test_a_reader_that_goes_away_does_not_break_the_run(model, tmp_path):
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "virnucpro", "predict", "-i", str(EXAMPLE)]
+    command += ["-o", str(tmp_path / "run"), *map(str, model)]
+    process = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True)
+    os.close(write)
+    assert process.returncode == 0, process.stderr
+    assert (tmp_path / "run" / "predictions.tsv").exists()
+
+
+def test_the_log_tells_assignments_times_and_how_a_run_ended(model, tmp_path):
+    second = tmp_path / "second.log"
+    answer = virnucpro(
+        "predict", "-i", EXAMPLE, "-o", tmp_path / "run", *model, "--log-file", second
+    )
+    assert answer.returncode == 0, answer.stderr
+    for log in (tmp_path / "run" / "virnucpro.log", second):
+        text = log.read_text()
+        assert "shard 000000 given to cpu" in text
+        assert "shard 000000 done by cpu in " in text
+        assert "is ready: cpu, " in text
+    virnucpro(
+        "predict", "-i", EXAMPLE, "-o", tmp_path / "run", *model, "--resume", "--min-length", 9
+    )
+    assert "the run ended: ResumeError" in (tmp_path / "run" / "virnucpro.log").read_text()
+
+
+def test_a_head_of_another_encoder_is_refused(tiny, tmp_path):
+    other = virnucpro("demo", tmp_path / "demo")
+    assert other.returncode == 0 and "random weights" in other.stdout
+    answer = virnucpro(
+        *("predict", "-i", EXAMPLE, "-o", tmp_path / "x", "--model", tiny.model),
+        *("--head", tmp_path / "demo" / "head.safetensors"),
+    )
+    assert answer.returncode == 69
+    assert "the head was made for the encoder" in answer.stderr
+
+
+def test_devices_models_and_status_tell_what_there_is(model, tiny, tmp_path):
+    assert "cpu" in virnucpro("devices").stdout
+    assert "esm2_t48_15B_UR50D" in virnucpro("models", "list").stdout
+    assert "layers      2" in virnucpro("models", "info", tiny.model).stdout
+    assert "is whole" in virnucpro("models", "verify", tiny.model).stdout
+    assert virnucpro("status", tmp_path).returncode == 66
+    virnucpro("predict", "-i", EXAMPLE, "-o", tmp_path / "run", *model)
+    answer = virnucpro("status", tmp_path / "run", "--verify")
+    assert answer.returncode == 0
+    assert "complete" in answer.stdout and "files are whole" in answer.stdout

@@ -1,0 +1,285 @@
+"""What the engine promises when workers die, hang, run out of memory or meet poison."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import workers
+from conftest import open_dna
+from runs import (
+    assert_same_run,
+    assert_same_vectors,
+    leftovers,
+    run_inline,
+    statuses,
+    tables,
+    vectors,
+)
+
+from virnucpro.engine.events import (
+    BatchDone,
+    BatchStarted,
+    BudgetReduced,
+    ShardDone,
+    ShardFailed,
+    WorkerLost,
+)
+from virnucpro.engine.executor import InlineExecutor
+from virnucpro.engine.processes import ProcessExecutor
+from virnucpro.errors import StorageError, UnavailableError
+
+CODONS_OF_POISON = "TGG" * 4 + "TGC" + "TGG" * 4
+
+
+@pytest.fixture
+def undisturbed(make_config, tiny, contigs, tmp_path):
+    run_inline(make_config(contigs, output=tmp_path / "undisturbed"), tiny.head)
+    return tmp_path / "undisturbed"
+
+
+@pytest.fixture
+def poisoned(contigs):
+    """The contigs with poison in two of them, which shard 0 and a later one hold."""
+    text = contigs.read_text()
+    for name in ("contig1", "contig23"):
+        header = f">{name} of a test\n"
+        assert header in text
+        text = text.replace(header, f"{header}{CODONS_OF_POISON}")
+    path = contigs.with_name("poisoned.fa")
+    path.write_text(text)
+    return path
+
+
+def test_processes_give_the_same_bytes_as_one_device(
+    make_config, tiny, contigs, undisturbed, tmp_path
+):
+    config = make_config(contigs, output=tmp_path / "three")
+    events = []
+    run_inline(config, tiny.head, events.append, ProcessExecutor(["cpu"] * 3))
+    assert_same_run(config.output, undisturbed)
+    done = [event for event in events if isinstance(event, ShardDone)]
+    assert len({event.worker for event in done}) == 3
+    assert len({event.shard.index for event in done}) == len(done) > 6
+
+
+def test_the_shard_of_a_killed_worker_is_done_all_the_same(
+    make_config, tiny, contigs, undisturbed, tmp_path
+):
+    config = make_config(contigs, output=tmp_path / "killed")
+    killed, lost = [], []
+
+    def kill_one_in_the_middle_of_a_batch(event):
+        if isinstance(event, WorkerLost):
+            lost.append(event)
+        if isinstance(event, BatchStarted) and len(killed) < 2:
+            victim = next(p for p in multiprocessing.active_children() if p.name == event.worker)
+            os.kill(victim.pid, signal.SIGKILL)
+            killed.append(event.shard)
+
+    executor = ProcessExecutor(["cpu"] * 2, workers.SlowWorker)
+    run_inline(config, tiny.head, kill_one_in_the_middle_of_a_batch, executor)
+    assert [event.shard for event in lost] == killed
+    assert all("SIGKILL" in event.reason for event in lost)
+    assert_same_run(config.output, undisturbed)
+    assert not leftovers(config.output)
+
+
+def test_a_shard_whose_worker_is_killed_again_and_again_is_still_whole(
+    make_config, tiny, contigs, undisturbed, tmp_path
+):
+    config = make_config(contigs, output=tmp_path / "hunted", tokens_per_batch=2048)
+    n_kills = 0
+
+    def kill_whoever_has_shard_2(event):
+        nonlocal n_kills
+        if isinstance(event, BatchStarted) and event.shard.index == 2 and n_kills < 3:
+            n_kills += 1
+            victim = next(p for p in multiprocessing.active_children() if p.name == event.worker)
+            os.kill(victim.pid, signal.SIGKILL)
+
+    executor = ProcessExecutor(["cpu"] * 2, workers.SlowWorker)
+    run_inline(config, tiny.head, kill_whoever_has_shard_2, executor)
+    assert n_kills == 3
+    assert_same_run(config.output, undisturbed)
+
+
+@pytest.mark.parametrize(
+    ("worker", "reason"),
+    [
+        (workers.RaisingWorker, "RuntimeError: a [red]bad[/red] sequence"),
+        (workers.NanWorker, "the vector is not finite"),
+        (workers.CrashingWorker, "the worker died: SIGKILL"),
+        (workers.LostContextWorker, "AcceleratorError: an illegal memory access"),
+    ],
+)
+def test_a_poisonous_sequence_fails_alone(
+    make_config, tiny, contigs, poisoned, tmp_path, worker, reason
+):
+    config = make_config(poisoned, output=tmp_path / "poisoned")
+    healthy = make_config(poisoned, output=tmp_path / "healthy")
+    run_inline(healthy, tiny.head)
+    summary = run_inline(config, tiny.head, executor=ProcessExecutor(["cpu"] * 2, worker))
+    assert summary.exit_code == 2
+
+    found = statuses(config.output)
+    assert {name for name, status in found.items() if status == "failed"} == {
+        "contig1",
+        "contig23",
+    }
+    expected = vectors(healthy.output)
+    delivered = vectors(config.output)
+    missing = expected.keys() - delivered.keys()
+    assert {name.rsplit("_chunk_", 1)[0] for name in missing} == {"contig1", "contig23"}
+    assert len(missing) == 2
+    assert_same_vectors(delivered, {name: expected[name] for name in delivered})
+    listing = (config.output / "failed_files.txt").read_text()
+    assert reason in listing
+    assert all(line.count("|") == 2 for line in listing.splitlines())
+    failed = (config.output / "failed_sequences.fa").read_text()
+    assert [line for line in failed.splitlines() if line[0] == ">"] == [
+        ">contig1 of a test",
+        ">contig23 of a test",
+    ]
+    assert not leftovers(config.output)
+
+
+def test_a_mended_file_of_failed_sequences_completes_the_run(make_config, tiny, poisoned, tmp_path):
+    output = tmp_path / "repaired"
+    executor = InlineExecutor(worker=workers.RaisingWorker)
+    assert run_inline(make_config(poisoned, output=output), tiny.head, executor=executor).exit_code
+    failed = output / "failed_sequences.fa"
+    failed.write_text(failed.read_text().replace(CODONS_OF_POISON, "GCA" * 9))
+    summary = run_inline(
+        make_config(failed, output=output, resume=True), tiny.head, executor=executor
+    )
+    assert summary.exit_code == 0
+    assert not failed.exists() and not (output / "failed_files.txt").exists()
+
+    mended = tmp_path / "mended.fa"
+    mended.write_text(poisoned.read_text().replace(CODONS_OF_POISON, "GCA" * 9))
+    run_inline(make_config(mended, output=tmp_path / "whole"), tiny.head)
+    assert tables(output) == tables(tmp_path / "whole")
+    # a vector may have been made in a batch of another shape, and on a CPU that changes nothing
+    assert_same_vectors(vectors(output), vectors(tmp_path / "whole"))
+
+    again = run_inline(make_config(poisoned, output=output, resume=True), tiny.head)
+    assert again.exit_code == 0 and again.n_tokens == 0
+    assert tables(output) == tables(tmp_path / "whole")
+
+
+def test_failed_sequences_are_tried_again_on_resume(make_config, tiny, poisoned, tmp_path):
+    config = make_config(poisoned, output=tmp_path / "again")
+    run_inline(config, tiny.head, executor=InlineExecutor(worker=workers.RaisingWorker))
+    resumed = make_config(poisoned, output=config.output, resume=True)
+    assert run_inline(resumed, tiny.head).exit_code == 0
+    run_inline(make_config(poisoned, output=tmp_path / "whole"), tiny.head)
+    assert_same_run(config.output, tmp_path / "whole")
+
+
+def test_a_silent_worker_is_replaced_and_its_sequence_fails_alone(make_config, tiny, tmp_path):
+    rng = np.random.default_rng(1)
+    fasta = tmp_path / "few.fa"
+    fasta.write_text(
+        f">good\n{open_dna(290, rng)}\n>hangs\n{CODONS_OF_POISON}{open_dna(90, rng)}\n"
+    )
+    config = make_config(fasta, silence_seconds=1.0)
+    lost = []
+    run_inline(
+        config,
+        tiny.head,
+        lambda event: lost.append(event) if isinstance(event, WorkerLost) else None,
+        ProcessExecutor(["cpu"], workers.HangingWorker),
+    )
+    assert {event.reason for event in lost} == {"the worker fell silent and was stopped"}
+    assert statuses(config.output) == {"good": "scored", "hangs": "failed"}
+
+
+def test_a_batch_that_does_not_fit_is_halved_and_the_budget_remembered(
+    make_config, tiny, contigs, undisturbed, tmp_path
+):
+    config = make_config(contigs, output=tmp_path / "small")
+    events = []
+    run_inline(config, tiny.head, events.append, InlineExecutor(worker=workers.SmallWorker))
+    assert_same_run(config.output, undisturbed)
+    reduced = [event.tokens_per_batch for event in events if isinstance(event, BudgetReduced)]
+    assert reduced == sorted(reduced, reverse=True)
+    last = max(i for i, event in enumerate(events) if isinstance(event, BudgetReduced))
+    sizes = [event.n_tokens for event in events[last:] if isinstance(event, BatchDone)]
+    assert len(reduced) < 5 and max(sizes) <= reduced[-1]
+
+
+def test_a_sequence_too_large_for_the_device_fails_alone(make_config, tiny, tmp_path):
+    fasta = tmp_path / "proteins.faa"
+    fasta.write_text(">small\nMKVLEFPQIL\n>large\n" + "MKVLEFPQIL" * 60 + "\n")
+    config = make_config(fasta, input_type="protein")
+    executor = InlineExecutor(worker=workers.SmallWorker)
+    assert run_inline(config, tiny.head, executor=executor).exit_code == 2
+    assert statuses(config.output) == {"small": "scored", "large": "failed"}
+    assert "out of memory" in (config.output / "failed_files.txt").read_text()
+
+
+def test_a_device_that_cannot_start_leaves_the_work_to_the_others(
+    make_config, tiny, contigs, undisturbed, tmp_path
+):
+    config = make_config(contigs, output=tmp_path / "one")
+    lost = []
+    summary = run_inline(
+        config,
+        tiny.head,
+        lambda event: lost.append(event) if isinstance(event, WorkerLost) else None,
+        ProcessExecutor(["cpu"] * 2, workers.OneDeviceWorker),
+    )
+    assert summary.exit_code == 0
+    assert [(event.worker, event.is_final) for event in lost] == [("cpu#1", True)]
+    assert_same_run(config.output, undisturbed)
+
+
+def test_when_no_device_can_start_the_run_says_why(make_config, tiny, contigs):
+    config = make_config(contigs)
+    with pytest.raises(UnavailableError, match="CUDA driver version is insufficient"):
+        run_inline(
+            config,
+            tiny.head,
+            executor=ProcessExecutor(["cpu"] * 2, workers.NeverStartingWorker),
+        )
+    assert not (config.output / "predictions.tsv").exists()
+
+
+def test_an_error_in_the_parent_leaves_no_process_behind(make_config, tiny, contigs):
+    def interrupt(event):
+        if isinstance(event, BatchStarted):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as held:  # a held traceback keeps generators alive
+        run_inline(make_config(contigs), tiny.head, interrupt, ProcessExecutor(["cpu"] * 2))
+    assert held and not multiprocessing.active_children()
+
+
+def test_features_that_cannot_be_written_end_the_run_and_resume_completes_it(
+    make_config, tiny, contigs, undisturbed, tmp_path
+):
+    config = make_config(contigs, output=tmp_path / "full")
+    blocked: list[Path] = []
+
+    def block_the_features_folder(event):
+        if isinstance(event, ShardDone) and not blocked:
+            features = config.output / "features"
+            blocked.append(features.rename(config.output / "away"))
+            features.write_text("a file where a folder was")
+
+    with pytest.raises(StorageError, match="could not be written"):
+        run_inline(config, tiny.head, block_the_features_folder)
+    (config.output / "features").unlink()
+    blocked[0].rename(config.output / "features")
+    events = []
+    resumed = make_config(contigs, output=config.output, resume=True)
+    run_inline(resumed, tiny.head, events.append)
+    done = {event.shard.index for event in events if isinstance(event, ShardDone)}
+    assert 0 not in done
+    assert not any(isinstance(event, ShardFailed) for event in events)
+    assert_same_run(config.output, undisturbed)

@@ -1,0 +1,419 @@
+"""What a run promises to its user: every record one row, and resume, and refusals."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from conftest import open_dna
+from runs import assert_same_run, leftovers, run_inline, statuses, tables, vectors
+
+from virnucpro import __version__
+from virnucpro.engine.events import EmbeddingStarted, ShardDone
+from virnucpro.errors import InputError, OutputError, ResumeError, UsageError
+from virnucpro.rundir import RunDir
+from virnucpro.status import inspect_run
+
+SHARED = Path(__file__).parents[2] / "shared"
+
+
+def done_shards(events):
+    return [event.shard.index for event in events if isinstance(event, ShardDone)]
+
+
+def test_every_record_of_the_input_ends_in_one_row_in_input_order(make_config, tiny, contigs):
+    config = make_config(contigs, min_length=300)
+    summary = run_inline(config, tiny.head)
+    rows = (config.output / "predictions.tsv").read_text().splitlines()
+    ids = [line[1:].split()[0] for line in contigs.read_text().splitlines() if line[0:1] == ">"]
+    assert [row.split("\t")[0] for row in rows[1:]] == ids
+    found = statuses(config.output)
+    assert found["closed"] == "too_short"
+    assert found["empty"] == found["protein"] == "invalid"
+    assert found["contig1"] == "too_short"
+    assert found["contig2"] == "scored"
+    assert summary.n_records == len(ids)
+    assert sum(summary.statuses.values()) == len(ids)
+
+
+def test_a_record_without_a_stop_free_frame_is_no_orf(make_config, tiny, contigs):
+    config = make_config(contigs)
+    run_inline(config, tiny.head)
+    assert statuses(config.output)["closed"] == "no_orf"
+
+
+def test_the_tables_agree_with_each_other(make_config, tiny, contigs):
+    config = make_config(contigs)
+    run_inline(config, tiny.head)
+    frames = [
+        line.split("\t")
+        for line in (config.output / "prediction_results.txt").read_text().splitlines()[1:]
+    ]
+    best: dict[str, float] = {}
+    for name, label, others, virus in frames:
+        assert label == ("virus" if float(virus) > float(others) else "others")
+        assert float(others) + float(virus) == pytest.approx(1, abs=1e-9)
+        chunk = name[:-2]
+        best[chunk] = max(best.get(chunk, 0.0), float(virus))
+    chunks = (config.output / "prediction_results_highestscore.csv").read_text().splitlines()[1:]
+    assert [row.split("\t")[0] for row in chunks] == sorted(best)
+    called = []
+    for row in (config.output / "predictions.tsv").read_text().splitlines()[1:]:
+        name, _, status, call, score, _, n_chunks, n_frames, _ = row.split("\t")
+        mine = [value for chunk, value in best.items() if chunk.rsplit("_chunk_", 1)[0] == name]
+        assert len(mine) == int(n_chunks)
+        assert int(n_frames) == sum(f[0].rsplit("_chunk_", 1)[0] == name for f in frames)
+        if status == "scored":
+            assert float(score) == round(sum(mine) / len(mine), 6)
+            assert call == ("virus" if float(score) >= 0.5 else "other")
+            called += [name] if call == "virus" else []
+    headers = [
+        line for line in (config.output / "viral.fasta").read_text().splitlines() if line[0] == ">"
+    ]
+    assert headers == [f">{name} of a test" for name in called]
+    assert len(vectors(config.output)) == len(frames)
+
+
+def test_scores_are_the_heads_on_the_vectors_of_the_same_ids(make_config, tiny, contigs):
+    config = make_config(contigs)
+    run_inline(config, tiny.head)
+    found = vectors(config.output)
+    rows = (config.output / "prediction_results.txt").read_text().splitlines()[1:]
+    for name, _, _, score in (row.split("\t") for row in rows):
+        assert tiny.head.classify(found[name][None])[0] == float(score)
+
+
+@pytest.mark.parametrize("text", ["", "\n\n"])
+def test_an_empty_input_gives_tables_with_a_header_only(make_config, tiny, tmp_path, text):
+    fasta = tmp_path / "empty.fa"
+    fasta.write_text(text)
+    config = make_config(fasta)
+    assert run_inline(config, tiny.head).exit_code == 0
+    for name, content in tables(config.output).items():
+        assert len(content.splitlines()) == (0 if name == "viral.fasta" else 1)
+
+
+def test_resume_embeds_only_what_is_missing_or_not_whole(make_config, tiny, contigs, tmp_path):
+    config = make_config(contigs)
+    run_inline(config, tiny.head)
+    shutil.copytree(config.output, tmp_path / "before")
+    features = config.output / "features"
+    files = sorted(features.glob("*.h5"))
+    files[1].unlink()
+    content = bytearray(files[2].read_bytes())
+    content[len(content) // 2] ^= 1
+    files[2].write_bytes(content)
+    files[3].write_bytes(files[3].read_bytes()[:-100])
+    shutil.copyfile(files[5], files[4])
+    events = []
+    resumed = make_config(contigs, output=config.output, resume=True)
+    run_inline(resumed, tiny.head, events.append)
+    assert done_shards(events) in ([1, 2, 3, 4], [1, 3, 4])  # a flip may hit unused bytes
+    assert_same_run(config.output, tmp_path / "before")
+
+
+def test_a_finished_run_is_not_run_again(make_config, tiny, contigs):
+    config = make_config(contigs)
+    run_inline(config, tiny.head)
+    events = []
+    run_inline(make_config(contigs, output=config.output, resume=True), tiny.head, events.append)
+    assert not any(isinstance(event, EmbeddingStarted) for event in events)
+
+
+def test_resume_in_an_empty_folder_just_starts(make_config, tiny, contigs):
+    assert run_inline(make_config(contigs, resume=True), tiny.head).exit_code == 0
+
+
+def test_a_folder_with_a_run_is_refused_without_resume_or_force(make_config, tiny, contigs):
+    config = make_config(contigs)
+    run_inline(config, tiny.head)
+    before = tables(config.output)
+    with pytest.raises(OutputError, match="holds a run already"):
+        run_inline(config, tiny.head)
+    with pytest.raises(UsageError, match="contradict"):
+        run_inline(make_config(contigs, resume=True, force=True), tiny.head)
+    assert tables(config.output) == before
+
+
+def test_force_starts_again_and_touches_nothing_else(make_config, tiny, contigs):
+    config = make_config(contigs)
+    run_inline(config, tiny.head)
+    (config.output / "notes.txt").write_text("mine")
+    (config.output / "features" / "999999.h5").write_text("old")
+    run_inline(make_config(contigs, force=True, chunk_size=500), tiny.head)
+    assert (config.output / "notes.txt").read_text() == "mine"
+    assert not (config.output / "features" / "999999.h5").exists()
+
+
+def test_a_folder_with_strangers_files_is_refused(make_config, tiny, contigs):
+    config = make_config(contigs, force=True)
+    config.output.mkdir()
+    (config.output / "viral.fasta").write_text("precious")
+    with pytest.raises(OutputError, match=r"viral\.fasta, but no run"):
+        run_inline(config, tiny.head)
+    assert (config.output / "viral.fasta").read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"chunk_size": 500}, "chunk_size was 300, now 500"),
+        ({"precision": "bf16"}, "precision was fp32, now bf16"),
+        ({"model_sha256": "1" * 64}, "model_sha256 was 0000"),
+        ({"min_length": 5}, "min_length was 0, now 5"),
+    ],
+)
+def test_another_recipe_is_refused_and_the_difference_named(
+    make_config, tiny, contigs, changes, message
+):
+    run_inline(make_config(contigs), tiny.head)
+    with pytest.raises(ResumeError, match=message):
+        run_inline(make_config(contigs, resume=True, **changes), tiny.head)
+
+
+def test_a_changed_input_is_refused_and_named(make_config, tiny, contigs):
+    run_inline(make_config(contigs), tiny.head)
+    contigs.write_text(contigs.read_text() + ">more\nACGTACGTAC\n")
+    with pytest.raises(ResumeError, match=r"contigs\.fa changed"):
+        run_inline(make_config(contigs, resume=True), tiny.head)
+
+
+def test_resources_may_differ_on_resume(make_config, tiny, contigs, tmp_path):
+    config = make_config(contigs)
+    run_inline(config, tiny.head)
+    shutil.copytree(config.output, tmp_path / "before")
+    shutil.rmtree(config.output / "features")
+    run_inline(
+        make_config(contigs, resume=True, devices=("cpu",) * 3, tokens_per_batch=4096), tiny.head
+    )
+    assert tables(config.output) == tables(tmp_path / "before")
+
+
+def test_inputs_may_be_added_on_resume(make_config, tiny, contigs, tmp_path):
+    rng = np.random.default_rng(3)
+    more = tmp_path / "more.fa"
+    more.write_text("".join(f">more{i}\n{open_dna(600, rng)}\n" for i in range(10)))
+    config = make_config(contigs)
+    run_inline(config, tiny.head)
+    n_before = len(list((config.output / "features").glob("*.h5")))
+    events = []
+    run_inline(make_config(contigs, more, resume=True), tiny.head, events.append)
+    assert min(done_shards(events)) == n_before
+    run_inline(make_config(contigs, more, output=tmp_path / "both"), tiny.head)
+    assert tables(config.output) == tables(tmp_path / "both")
+    with pytest.raises(InputError, match="occurs twice"):
+        copied = tmp_path / "again.fa"
+        copied.write_text(more.read_text().replace("more1", "moreX"))
+        run_inline(make_config(contigs, more, copied, resume=True), tiny.head)
+
+
+def test_a_moved_input_and_a_moved_run_folder_are_the_same_run(
+    make_config, tiny, contigs, tmp_path
+):
+    config = make_config(contigs)
+    run_inline(config, tiny.head)
+    expected = tables(config.output)
+    moved = contigs.rename(tmp_path / "elsewhere.fa")
+    folder = config.output.rename(tmp_path / "moved")
+    assert vectors(folder)
+    events = []
+    run_inline(make_config(moved, output=folder, resume=True), tiny.head, events.append)
+    assert not done_shards(events)
+    assert tables(folder) == expected
+
+
+def test_duplicate_ids_are_refused_with_both_places(make_config, tiny, contigs, tmp_path):
+    other = tmp_path / "other.fa"
+    other.write_text(">x\nACGT\n>contig7 again\nACGT\n")
+    with pytest.raises(InputError) as caught:
+        run_inline(make_config(contigs, other), tiny.head)
+    assert f"{other}:3: the id contig7 occurs twice (first at {contigs}:" in str(caught.value)
+
+
+def test_hostile_ids_are_only_ever_text(make_config, tiny, tmp_path):
+    rng = np.random.default_rng(5)
+    ids = [
+        "../../x",
+        "/etc/passwd",
+        "[red]",
+        "-rf",
+        "a|b",
+        "x" * 10_000,
+        "\u202egnp.exe",
+        "\x1b[31m",
+        "seq_chunk_1",
+        "seq",
+        "seq_chunk_1F1",
+        "chunk=1",
+        "a,b;c",
+    ]
+    fasta = tmp_path / "hostile.fa"
+    fasta.write_text("".join(f">{name} \n{open_dna(300, rng)}\n" for name in ids))
+    config = make_config(fasta, keep_intermediate=True)
+    before = set(tmp_path.rglob("*"))
+    assert run_inline(config, tiny.head).exit_code == 0
+    assert statuses(config.output) == dict.fromkeys(ids, "scored")
+    made = {path for path in set(tmp_path.rglob("*")) - before if path.is_file()}
+    assert all(config.output in path.parents for path in made)
+    assert all(len(path.name) < 40 and "chunk_1" not in path.name for path in made)
+
+
+def test_proteins_are_scored_one_by_one(make_config, tiny, tmp_path):
+    fasta = tmp_path / "proteins.faa"
+    fasta.write_text(">a\nMKVLEFPQIL*\n>b\nmkvlefpqil\n>c\nMK*LEFPQ-XBZJ\n>d\n*\n>e\nMK1\n")
+    config = make_config(fasta)
+    run_inline(config, tiny.head)
+    assert list(statuses(config.output).values()) == ["scored"] * 3 + ["invalid"] * 2
+    found = vectors(config.output)
+    assert np.array_equal(found["a"], found["b"])
+    assert json.loads((config.output / "run.json").read_text())["recipe"]["chunk_size"] == 0
+
+
+def test_features_can_be_read_by_anyone_with_h5py(make_config, contigs):
+    config = make_config(contigs, command="extract")
+    summary = run_inline(config, None)
+    with h5py.File(config.output / "features" / "000000.h5") as h5:
+        assert h5["embeddings"].shape == (len(h5["ids"]), 32)
+        assert h5["embeddings"].dtype == np.float32
+        assert h5["lengths"].dtype == np.int32
+        assert h5.attrs["model"] == "tiny"
+        assert h5.attrs["pooling"] == "mean"
+        assert h5.attrs["precision"] == "fp32"
+        assert h5.attrs["layer"] == 2
+        assert h5.attrs["virnucpro_version"] == __version__
+        assert h5.attrs["fingerprint"]
+    assert statuses(config.output, "records.tsv")["contig2"] == "embedded"
+    assert summary.n_frames == len(vectors(config.output))
+    assert not (config.output / "predictions.tsv").exists()
+
+
+def test_extract_gives_predicts_vectors(make_config, tiny, contigs, tmp_path):
+    run_inline(make_config(contigs), tiny.head)
+    extracted = make_config(contigs, output=tmp_path / "extracted", command="extract")
+    run_inline(extracted, None)
+    one, other = vectors(tmp_path / "run"), vectors(extracted.output)
+    assert one.keys() == other.keys()
+    assert all(np.array_equal(one[name], other[name]) for name in one)
+
+
+def test_extract_writes_npz_and_virnucpros_pt(make_config, contigs, tmp_path):
+    expected = None
+    for layout in ("npz", "pt"):
+        config = make_config(
+            contigs, output=tmp_path / layout, command="extract", feature_format=layout
+        )
+        run_inline(config, None)
+        found: dict[str, np.ndarray] = {}
+        for path in sorted((config.output / "features").glob(f"*.{layout}")):
+            if layout == "npz":
+                with np.load(path) as stored:
+                    found |= dict(zip(stored["ids"].tolist(), stored["embeddings"], strict=True))
+            else:
+                stored = torch.load(path, weights_only=True)
+                rows = [row.numpy() for row in stored["data"]]
+                found |= dict(zip(stored["proteins"], rows, strict=True))
+        expected = expected or vectors(config.output)
+        assert found.keys() == expected.keys()
+        assert all(np.array_equal(found[name], expected[name]) for name in found)
+
+
+def test_without_pooling_there_is_a_row_per_residue(make_config, contigs, tmp_path):
+    mean = make_config(contigs, command="extract")
+    run_inline(mean, None)
+    config = make_config(contigs, output=tmp_path / "all", command="extract", pooling="none")
+    run_inline(config, None)
+    expected = vectors(mean.output)
+    with h5py.File(config.output / "features.h5") as h5:
+        ids, lengths = h5["ids"].asstr()[:], h5["lengths"][:]
+        rows = np.split(h5["embeddings"][:], np.cumsum(lengths)[:-1])
+    assert set(ids) == expected.keys()
+    for name, residues in zip(ids, rows, strict=True):
+        # two orders of summing n float32 of size about 1 differ by at most n * 2^-24 relative
+        np.testing.assert_allclose(
+            residues.mean(axis=0), expected[name], rtol=0, atol=len(residues) * 2**-22
+        )
+
+
+def test_intermediate_files_are_kept_only_when_asked_for(make_config, tiny, contigs, tmp_path):
+    run_inline(make_config(contigs), tiny.head)
+    assert not (tmp_path / "run" / "shards").exists()
+    assert not (tmp_path / "run" / "chunks.fa").exists()
+    config = make_config(contigs, output=tmp_path / "kept", keep_intermediate=True)
+    run_inline(config, tiny.head)
+    assert_same_run(config.output, tmp_path / "run")
+    faa = (config.output / "shards" / "000000.faa").read_text().splitlines()
+    name, *fields = faa[0][1:].split(" ")
+    assert name in vectors(config.output)
+    assert [field.split("=")[0] for field in fields] == [
+        "chunk",
+        "record",
+        "start",
+        "end",
+        "strand",
+    ]
+    fna = (config.output / "shards" / "000000.fna").read_text().splitlines()
+    assert fna[0] == f">{name}"
+    assert (config.output / "chunks.fa").read_text().startswith(">contig0_chunk_1\n")
+
+
+def test_two_runs_in_one_folder_do_not_meet(make_config, tiny, contigs):
+    config = make_config(contigs, resume=True)
+    in_use = pytest.raises(OutputError, match=f"process {os.getpid()} on ")
+    with RunDir(config.output).locked(), in_use:
+        run_inline(config, tiny.head)
+    assert run_inline(config, tiny.head).exit_code == 0
+
+
+def test_run_json_says_where_the_numbers_come_from(make_config, tiny, contigs):
+    config = make_config(contigs, argv=("virnucpro", "predict"))
+    summary = run_inline(config, tiny.head)
+    stored = json.loads((config.output / "run.json").read_text())
+    assert stored["state"] == "complete"
+    assert stored["argv"] == ["virnucpro", "predict"]
+    assert stored["virnucpro_version"] == __version__
+    assert stored["recipe"]["model_sha256"] == "0" * 64
+    assert stored["inputs"][0]["path"] == str(contigs)
+    assert len(stored["inputs"][0]["sha256"]) == 64
+    assert stored["resources"]["devices"] == ["cpu"]
+    assert stored["counts"]["statuses"] == summary.statuses
+    assert set(stored["counts"]["seconds"]) >= {"reading", "embedding", "writing tables"}
+
+
+def test_status_finds_a_damaged_feature_file(make_config, tiny, contigs):
+    config = make_config(contigs)
+    run_inline(config, tiny.head)
+    assert inspect_run(config.output, verify=True).n_damaged == 0
+    path = config.output / "features" / "000001.h5"
+    path.write_bytes(path.read_bytes()[:-1])
+    report = inspect_run(config.output, verify=True)
+    assert report.n_damaged == 1
+    assert any("000001.h5" in line for line in report.lines)
+
+
+def test_nothing_temporary_is_left(make_config, tiny, contigs):
+    config = make_config(contigs)
+    run_inline(config, tiny.head)
+    assert not leftovers(config.output)
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="the shared real sequences are not here")
+def test_real_genomes_give_a_row_for_every_record(make_config, tiny):
+    inputs = SHARED / "data" / "inputs"
+    names = (
+        "lambda_virus.fa",
+        "sars-cov-2_wuhan-hu-1.fasta",
+        "ebola.fasta.zst",
+        "barrnap_empty.fa",
+    )
+    config = make_config(*(inputs / name for name in names), residues_per_shard=100_000)
+    summary = run_inline(config, tiny.head)
+    found = statuses(config.output)
+    assert summary.n_records == len(found) > 20
+    assert found["gi|9626243|ref|NC_001416.1|"] == found["MN908947"] == "scored"
+    assert found["empty"] == "invalid"

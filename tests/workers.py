@@ -1,0 +1,85 @@
+"""Workers with a fault built in, for the tests of the engine. Spawned processes import them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from virnucpro.engine.worker import Worker
+
+POISON = "WWWWCWWWW"  # no test protein holds it by chance
+
+
+class CrashingWorker(Worker):
+    """Dies on the spot, as by a fault in a kernel."""
+
+    def embed(self, proteins: list[str]) -> NDArray[np.float32]:
+        if any(POISON in protein for protein in proteins):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().embed(proteins)
+
+
+class RaisingWorker(Worker):
+    def embed(self, proteins: list[str]) -> NDArray[np.float32]:
+        if any(POISON in protein for protein in proteins):
+            raise RuntimeError("a [red]bad[/red] sequence")
+        return super().embed(proteins)
+
+
+class NanWorker(Worker):
+    def embed(self, proteins: list[str]) -> NDArray[np.float32]:
+        rows = super().embed(proteins)
+        rows[[POISON in protein for protein in proteins]] = np.nan
+        return rows
+
+
+class HangingWorker(Worker):
+    def embed(self, proteins: list[str]) -> NDArray[np.float32]:
+        if any(POISON in protein for protein in proteins):
+            time.sleep(3600)
+        return super().embed(proteins)
+
+
+class SmallWorker(Worker):
+    """Has memory for 500 tokens."""
+
+    def embed(self, proteins: list[str]) -> NDArray[np.float32]:
+        if sum(len(protein) + 2 for protein in proteins) > 500:
+            raise torch.OutOfMemoryError("CUDA out of memory (a test)")
+        return super().embed(proteins)
+
+
+class LostContextWorker(Worker):
+    """Its device's context is unusable after a poisoned sequence."""
+
+    def embed(self, proteins: list[str]) -> NDArray[np.float32]:
+        if any(POISON in protein for protein in proteins):
+            raise torch.AcceleratorError("an illegal memory access was encountered (a test)")
+        return super().embed(proteins)
+
+
+class OneDeviceWorker(Worker):
+    """Starts on the first device only."""
+
+    def __init__(self, job, name: str, device: str) -> None:
+        if not name.endswith("#0"):
+            raise RuntimeError("no kernel image is available for this device (a test)")
+        super().__init__(job, name, device)
+
+
+class NeverStartingWorker(Worker):
+    def __init__(self, job, name: str, device: str) -> None:
+        raise RuntimeError("CUDA driver version is insufficient (a test)")
+
+
+class SlowWorker(Worker):
+    """Takes its time, so that a test can kill it in the middle."""
+
+    def embed(self, proteins: list[str]) -> NDArray[np.float32]:
+        time.sleep(0.02)
+        return super().embed(proteins)
