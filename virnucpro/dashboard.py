@@ -68,6 +68,7 @@ class Progressing:
     n_before: int = 0  # done by an earlier start
     n_tokens: int = 0  # to do
     n_failed: int = 0  # sequences
+    n_failed_shards: int = 0
     started: float = field(default_factory=time.monotonic)
     embedding_since: float = 0.0
 
@@ -91,10 +92,13 @@ class Progressing:
                 self.n_failed += n_failed
             case ShardFailed(shard=shard):
                 self.n_failed += shard.n_orfs
+                self.n_failed_shards += 1
 
     @property
     def n_done(self) -> int:
-        return self.n_before + sum(device.n_shards for device in self.devices.values())
+        """Shards that need nothing more."""
+        done_now = sum(device.n_shards for device in self.devices.values())
+        return self.n_before + self.n_failed_shards + done_now
 
     @property
     def n_tokens_done(self) -> int:

@@ -47,7 +47,8 @@ def list_fasta(path: Path) -> list[Path]:
     """
     try:
         if not path.is_dir():
-            path.open("rb").close()
+            if path.is_file() or not path.exists():  # a pipe can be opened only once
+                path.open("rb").close()
             return [path]
         found = sorted(entry for entry in path.iterdir() if _has_fasta_name(entry.name))
     except OSError as error:

@@ -15,7 +15,7 @@ from pathlib import Path
 from virnucpro.errors import InputError, InputMissingError, ResumeError
 from virnucpro.fasta import InputType, guess_input_type, list_fasta
 from virnucpro.files import atomic, sha256
-from virnucpro.log import printable
+from virnucpro.log import announce, printable
 
 STDIN = Path("-")
 
@@ -51,6 +51,7 @@ def find_inputs(paths: Sequence[Path], run_folder: Path, copies: Path) -> list[P
 def _copy(source: Path, copies: Path) -> Path:
     n_copies = len(list(copies.glob("*.fa"))) if copies.exists() else 0
     target = copies.resolve() / f"{n_copies:06d}.fa"
+    announce(f"copying {'standard input' if source == STDIN else printable(source)} first")
     with atomic(target) as temporary, temporary.open("wb") as out:
         if source == STDIN:
             shutil.copyfileobj(sys.stdin.buffer, out)
