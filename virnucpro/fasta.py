@@ -20,8 +20,8 @@ SUFFIXES = (".fa", ".fna", ".fasta", ".faa", ".ffn", ".fas", ".fsa")
 COMPRESSED = ("", ".gz", ".bz2", ".xz", ".zst")
 
 # IUPAC codes, RNA's U, the mask X, gaps, and the stop that some tools write
-_NUCLEOTIDES = frozenset("ACGTURYSWKMBDHVNXacgturyswkmbdhvnx-.*~")
-_RESIDUES = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz-.*")
+_NUCLEOTIDES = b"ACGTURYSWKMBDHVNXacgturyswkmbdhvnx-.*~"
+_RESIDUES = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz-.*"
 _ONLY_PROTEIN = frozenset("EFIJLOPQZefijlopqz")
 _PLAIN_BASES = frozenset("ACGTUNacgtun")
 _SAMPLE = 1_000_000  # letters that are read to tell nucleotides from proteins
@@ -113,30 +113,29 @@ def _open_text(path: Path) -> TextIO:
 
 
 def _parse(lines: Iterable[str], path: Path) -> Iterator[FastaRecord]:
+    shown = printable(path)
     header, header_line = "", 0
     parts: list[str] = []
     for number, line in enumerate(lines, start=1):
         if line.startswith(">"):
             if header_line:
-                yield _record(header, header_line, parts, path)
+                yield _record(header, header_line, parts, shown)
             header, header_line, parts = line[1:].rstrip("\r\n"), number, []
         elif header_line:
             parts.append(line.strip())
         elif line.strip():
             raise InputError(
-                f"{printable(path)}:{number}: expected '>', found {line.strip()[:20]!r}",
+                f"{shown}:{number}: expected '>', found {line.strip()[:20]!r}",
                 hint="a FASTA record begins with a line such as '>contig1'",
             )
     if header_line:
-        yield _record(header, header_line, parts, path)
+        yield _record(header, header_line, parts, shown)
 
 
-def _record(header: str, line: int, parts: list[str], path: Path) -> FastaRecord:
-    sequence = "".join(parts)
-    if not sequence.isalpha():  # spaces are rare: look for them only here
-        sequence = "".join(sequence.split())
+def _record(header: str, line: int, parts: list[str], shown: str) -> FastaRecord:
+    sequence = "".join("".join(parts).split())  # spaces inside a line are rare
     words = header.split(maxsplit=1)
-    where = f"{printable(path)}:{line}"
+    where = f"{shown}:{line}"
     if not words:
         raise InputError(f"{where}: a header without an id", hint="write an id behind the '>'")
     if "\0" in header or "\0" in sequence:
@@ -171,10 +170,10 @@ def find_invalid(record: FastaRecord, input_type: InputType) -> str:
     if not record.sequence:
         return "the record is empty"
     allowed = _NUCLEOTIDES if input_type == "nucleotide" else _RESIDUES
-    strange = set(record.sequence) - allowed
-    if not strange:
+    letters = record.sequence.encode("ascii", "replace")  # "?" is allowed nowhere
+    if not letters.translate(None, delete=allowed):
         return ""
-    first = min(strange, key=record.sequence.index)
+    first = min(set(record.sequence) - set(allowed.decode()), key=record.sequence.index)
     return f"{first!a} at position {record.sequence.index(first) + 1} is no {input_type} letter"
 
 

@@ -19,8 +19,8 @@ _STOP = ord("*")
 _COMPLEMENT = str.maketrans("ACGT", "TGCA")
 
 
-def _codon_tables() -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.uint8]]:
-    """Bases to digits (256,), and codons to letters of the forward and reverse strand (125,).
+def _codon_tables() -> tuple[bytes, bytes, bytes]:
+    """Bases to digits, and codons to letters of the forward and reverse strand, of 256 each.
 
     A codon is the number 25a + 5b + c of its digits; 4 is any letter but ACGT. The letter of a
     codon that is not one of the 64 is 0.
@@ -29,14 +29,14 @@ def _codon_tables() -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.ui
     for digit, base in enumerate("ACGT"):
         digits[[ord(base), ord(base.lower())]] = digit
     code = unambiguous_dna_by_id[1]
-    forward = np.zeros(125, dtype=np.uint8)
-    reverse = np.zeros(125, dtype=np.uint8)
+    forward = np.zeros(256, dtype=np.uint8)  # 125 are used; bytes.translate wants 256
+    reverse = np.zeros(256, dtype=np.uint8)
     letters = {**code.forward_table, **dict.fromkeys(code.stop_codons, "*")}
     for codon, letter in letters.items():
         a, b, c = (int(digits[ord(base)]) for base in codon)
         forward[25 * a + 5 * b + c] = ord(letter)
         reverse[25 * (3 - c) + 5 * (3 - b) + (3 - a)] = ord(letter)
-    return digits, forward, reverse
+    return digits.tobytes(), forward.tobytes(), reverse.tobytes()
 
 
 _DIGITS, _FORWARD, _REVERSE = _codon_tables()
@@ -71,11 +71,11 @@ def translate_six_frames(chunks: Sequence[Chunk]) -> list[Orf]:
     if not chunks:
         return []
     text = "".join([chunk.sequence for chunk in chunks]).encode("ascii", "replace")
-    digits = _DIGITS[np.frombuffer(text, dtype=np.uint8)]
+    digits = np.frombuffer(text.translate(_DIGITS), dtype=np.uint8)
     codons = digits[:-2] * 25
     codons += digits[1:-1] * 5
     codons += digits[2:]
-    forward, reverse = _FORWARD[codons], _REVERSE[codons]
+    strands = tuple(codons.tobytes().translate(letters) for letters in (_FORWARD, _REVERSE))
 
     lengths = np.array([len(chunk.sequence) for chunk in chunks])
     ends = np.cumsum(lengths)
@@ -86,13 +86,12 @@ def translate_six_frames(chunks: Sequence[Chunk]) -> list[Orf]:
     kept = np.hstack(
         [
             (n_codons > 0) & ~_holds_stop(letters, first, n_codons)
-            for letters, first in ((forward, first_forward), (reverse, first_reverse))
+            for letters, first in zip(strands, (first_forward, first_reverse), strict=True)
         ]
     )
     firsts = np.hstack([first_forward, first_reverse]).tolist()
     counts = np.hstack([n_codons, n_codons]).tolist()
     chunk_starts = (ends - lengths).tolist()
-    strands = (forward.tobytes(), reverse.tobytes())
 
     orfs = []
     for i, frame in np.argwhere(kept).tolist():
@@ -111,13 +110,13 @@ def translate_six_frames(chunks: Sequence[Chunk]) -> list[Orf]:
 
 
 def _holds_stop(
-    letters: NDArray[np.uint8], first: NDArray[np.int64], n_codons: NDArray[np.int64]
+    letters: bytes, first: NDArray[np.int64], n_codons: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
     """Whether any of the ``n_codons`` codons from ``first`` on, three apart, is a stop.
 
     (n_bases,), (n_chunks, 3), (n_chunks, 3) -> (n_chunks, 3)
     """
-    stops = np.flatnonzero(letters == _STOP)
+    stops = np.flatnonzero(np.frombuffer(letters, dtype=np.uint8) == _STOP)
     stride = len(letters) + 3  # the stops of one phase lie together and in order
     keys = np.sort((stops % 3) * stride + stops)
     lowest = (first % 3) * stride + first

@@ -23,7 +23,7 @@ import time
 import traceback
 from collections import Counter, deque
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -63,8 +63,9 @@ class ProcessExecutor:
         run = _Run(job, deque(Task(shard) for shard in shards))
         try:
             devices = self.devices[: len(shards)]
-            for name, device in zip(_names(devices), devices, strict=True):
-                run.peers.append(_Peer.start(name, device, job, self.worker))
+            with _interrupts_held():
+                for name, device in zip(_names(devices), devices, strict=True):
+                    run.peers.append(_Peer.start(name, device, job, self.worker))
             yield from run.events()
         finally:
             for peer in run.peers:
@@ -142,7 +143,8 @@ class _Run:
                 yield again
         self.peers.remove(peer)
         if self.waiting and not lost.is_final:
-            self.peers.append(peer.restart())
+            with _interrupts_held():
+                self.peers.append(peer.restart())
 
     def learn(self, task: Task, peer: _Peer, lost: WorkerLost) -> Task | ShardFailed:
         """What the next attempt at a shard must know of this loss."""
@@ -185,19 +187,14 @@ class _Peer:
 
     @classmethod
     def start(cls, name: str, device: str, job: Job, worker: type[Worker]) -> _Peer:
+        """To be called with interrupts held: the child inherits that, and Ctrl-C is not for it."""
         context = multiprocessing.get_context("spawn")
         queue = context.Queue()
         ours, theirs = context.Pipe(duplex=False)
         process = context.Process(
             target=_main, args=(worker, job, name, device, queue, theirs), name=name, daemon=True
         )
-        # Ctrl-C and SIGTERM are the parent's business: the child inherits the blocked mask
-        stopping = {signal.SIGINT, signal.SIGTERM}
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, stopping)
-        try:
-            process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        process.start()
         theirs.close()
         deadline = time.monotonic() + START_SECONDS
         return cls(name, device, job, worker, process, queue, ours, deadline)
@@ -250,7 +247,8 @@ class _Peer:
         return self.with_fate(WorkerLost(self.name, reason, shard))
 
     def with_fate(self, event: WorkerLost) -> WorkerLost:
-        self.n_idle_losses += 1
+        if len(self.batch) != 1:  # one ORF alone is to blame itself
+            self.n_idle_losses += 1
         self.kill()
         is_final = event.is_final or self.n_idle_losses >= MAX_IDLE_LOSSES
         return replace(event, is_final=is_final)
@@ -271,6 +269,16 @@ class _Peer:
         self.pipe.close()
         self.queue.close()
         self.queue.cancel_join_thread()
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Put Ctrl-C off for the block, so that no process is started and then forgotten."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _cause(exit_code: int | None) -> str:

@@ -88,6 +88,7 @@ class Worker:
             torch.set_num_threads(1)  # one core each: processes scale better than threads
         self.model = load_esm2(job.checkpoint, job.layer, DTYPES[job.precision], self.device)
         self.tokens_per_batch = job.tokens_per_batch
+        Worker.embed(self, ["M"])  # a device that can do nothing must not look ready
 
     @property
     def description(self) -> str:
