@@ -47,20 +47,33 @@ def list_fasta(path: Path) -> list[Path]:
     """
     try:
         if not path.is_dir():
-            if path.is_file() or not path.exists():  # a pipe can be opened only once
-                path.open("rb").close()
+            _check_readable(path)
             return [path]
-        found = sorted(entry for entry in path.iterdir() if _has_fasta_name(entry.name))
+        found = sorted(
+            entry for entry in path.iterdir() if _has_fasta_name(entry.name) and not entry.is_dir()
+        )
+        for entry in found:
+            _check_readable(entry)
     except OSError as error:
-        raise InputMissingError(
-            f"{printable(path)}: {error.strerror}", hint="check the path and its permissions"
-        ) from error
+        raise cannot_open(path, error) from error
     if not found:
         raise InputMissingError(
             f"{printable(path)}: no FASTA file in this folder",
             hint=f"names must end in {', '.join(SUFFIXES)}, or those with .gz, .bz2, .xz, .zst",
         )
     return found
+
+
+def cannot_open(path: Path, error: OSError) -> InputMissingError:
+    where = error.filename or path
+    return InputMissingError(
+        f"{printable(where)}: {error.strerror}", hint="check the path and its permissions"
+    )
+
+
+def _check_readable(path: Path) -> None:
+    if path.is_file() or not path.exists():  # a pipe can be opened only once
+        path.open("rb").close()
 
 
 def _has_fasta_name(name: str) -> bool:
@@ -86,7 +99,7 @@ def read_fasta(path: Path) -> Iterator[FastaRecord]:
     except OSError as error:
         if error.errno is None:  # gzip and bz2 report damage this way
             raise _damaged(path, error) from error
-        raise InputMissingError(f"{printable(path)}: {error.strerror}") from error
+        raise cannot_open(path, error) from error
 
 
 def _damaged(path: Path, error: Exception) -> InputError:

@@ -52,6 +52,8 @@ class Head:
             n_inputs = len(weight)
         if not self.layers or n_inputs != 2 or self.facts.classes != CLASSES:
             raise ValueError(f"{n_inputs} outputs for the classes {self.facts.classes!a}")
+        if not all(np.isfinite(values).all() for layer in self.layers for values in layer):
+            raise ValueError("a weight that is not finite")
         if not 0 <= self.facts.threshold <= 1:
             raise ValueError(f"a threshold of {self.facts.threshold}")
 
@@ -93,7 +95,7 @@ def load_head(path: Path) -> Head:
             classes=stored["classes"],
         )
         return Head(facts, layers, sha256(path))
-    except (OSError, SafetensorError, KeyError, ValueError) as error:
+    except (OSError, SafetensorError, LookupError, ValueError, TypeError, AttributeError) as error:
         raise UnavailableError(
             f"{printable(path)} is no head of VirNucPro: {printable(error)}",
             hint="a head is a safetensors file, as `virnucpro train` writes it",

@@ -6,15 +6,16 @@ a pipe, and a file inside the run folder, which the run itself may replace, is c
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from virnucpro.errors import InputError, InputMissingError, ResumeError
-from virnucpro.fasta import InputType, guess_input_type, list_fasta
-from virnucpro.files import atomic, sha256
+from virnucpro.errors import InputError, ResumeError
+from virnucpro.fasta import InputType, cannot_open, guess_input_type, list_fasta
+from virnucpro.files import TEMPORARY, sha256
 from virnucpro.log import announce, printable
 
 STDIN = Path("-")
@@ -49,16 +50,20 @@ def find_inputs(paths: Sequence[Path], run_folder: Path, copies: Path) -> list[P
 
 
 def _copy(source: Path, copies: Path) -> Path:
-    n_copies = len(list(copies.glob("*.fa"))) if copies.exists() else 0
-    target = copies.resolve() / f"{n_copies:06d}.fa"
+    """Copy what can be read only once; named by its content, so that no copy replaces another."""
     announce(f"copying {'standard input' if source == STDIN else printable(source)} first")
-    with atomic(target) as temporary, temporary.open("wb") as out:
-        if source == STDIN:
-            shutil.copyfileobj(sys.stdin.buffer, out)
-        else:
-            with source.open("rb") as handle:
-                shutil.copyfileobj(handle, out)
-    return target
+    copies.mkdir(parents=True, exist_ok=True)
+    unnamed = copies.resolve() / f".copy.{os.getpid()}{TEMPORARY}"
+    try:
+        with unnamed.open("wb") as out:
+            if source == STDIN:
+                shutil.copyfileobj(sys.stdin.buffer, out)
+            else:
+                with source.open("rb") as handle:
+                    shutil.copyfileobj(handle, out)
+        return unnamed.replace(unnamed.with_name(f"{sha256(unnamed)[:16]}.fa"))
+    finally:
+        unnamed.unlink(missing_ok=True)
 
 
 def hash_inputs(paths: Iterable[Path], on_bytes: Callable[[int], None]) -> list[InputFile]:
@@ -72,15 +77,13 @@ def hash_inputs(paths: Iterable[Path], on_bytes: Callable[[int], None]) -> list[
             digest = sha256(path, lambda done, before=before: on_bytes(before + done))  # type: ignore[misc]
             n_bytes = path.stat().st_size
         except OSError as error:
-            raise InputMissingError(f"{printable(path)}: {error.strerror}") from error
+            raise cannot_open(path, error) from error
         before += n_bytes
         inputs.append(InputFile(str(path), digest, n_bytes))
     return inputs
 
 
-def join_inputs(
-    recorded: Sequence[InputFile], given: Sequence[InputFile], copies: Path
-) -> list[InputFile]:
+def join_inputs(recorded: Sequence[InputFile], given: Sequence[InputFile]) -> list[InputFile]:
     """The inputs of a resumed run: all recorded ones, then those that are new.
 
     Raises:
@@ -92,9 +95,6 @@ def join_inputs(
     added = []
     for new in given:
         if new.sha256 in by_hash:
-            if Path(new.path).parent == copies.resolve() and new.path not in by_path:
-                Path(new.path).unlink()  # the same content again, from a pipe
-                here[new.sha256] = by_hash[new.sha256]
             continue
         if new.path in by_path:
             raise ResumeError(

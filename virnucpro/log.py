@@ -13,7 +13,7 @@ from pathlib import Path
 
 LOGGER = logging.getLogger("virnucpro")
 _FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
-_LONGEST = 300
+_HEAD, _TAIL = 200, 100  # letters shown of a long text
 
 
 def printable(text: object) -> str:
@@ -23,7 +23,7 @@ def printable(text: object) -> str:
     'a\\\\x1b[31mb'
     """
     safe = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(text))
-    return safe if len(safe) <= _LONGEST else f"{safe[:_LONGEST]}..."
+    return safe if len(safe) <= _HEAD + _TAIL else f"{safe[:_HEAD]}...{safe[-_TAIL:]}"
 
 
 def announce(message: str) -> None:

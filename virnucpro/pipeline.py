@@ -157,7 +157,7 @@ def open_run(config: RunConfig, rundir: RunDir, on_event: OnEvent) -> Manifest:
         check_same_recipe(
             recorded.recipe, config.recipe_for(config.input_type or recorded.recipe.input_type)
         )
-        inputs = join_inputs(recorded.inputs, given, rundir.copies)
+        inputs = join_inputs(recorded.inputs, given)
         hashes = {known.sha256 for known in given}
         check_unchanged(known for known in inputs if known.sha256 not in hashes)
         replaced = _replaced(rundir, recorded, inputs)

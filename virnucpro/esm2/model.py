@@ -17,6 +17,7 @@ from virnucpro.esm2.alphabet import N_TOKENS
 from virnucpro.esm2.attention import Kernel, attend_runs
 from virnucpro.esm2.packing import PackedBatch
 
+LAYER_NORM_EPS = 1e-5
 # 15 % of the tokens were masked in training, 80 % of those zeroed by token dropout
 TOKEN_DROPOUT_SCALE = 1 - 0.15 * 0.8
 
@@ -48,10 +49,10 @@ class Layer(nn.Module):
         super().__init__()
         dim = shape.dim
         self.n_heads, self.dtype = shape.n_heads, dtype
-        self.attention_norm = nn.LayerNorm(dim)
+        self.attention_norm = nn.LayerNorm(dim, eps=LAYER_NORM_EPS)
         self.qkv = nn.Linear(dim, 3 * dim, dtype=dtype)
         self.attention_out = nn.Linear(dim, dim, dtype=dtype)
-        self.mlp_norm = nn.LayerNorm(dim)
+        self.mlp_norm = nn.LayerNorm(dim, eps=LAYER_NORM_EPS)
         self.up = nn.Linear(dim, 4 * dim, dtype=dtype)
         self.down = nn.Linear(4 * dim, dim, dtype=dtype)
 
@@ -77,7 +78,9 @@ class ESM2(nn.Module):
         self.shape, self.attend = shape, attend
         self.embedding = nn.Embedding(N_TOKENS, shape.dim)
         self.layers = nn.ModuleList(Layer(shape, dtype) for _ in range(n_layers))
-        self.final_norm = nn.LayerNorm(shape.dim) if n_layers == shape.n_layers else nn.Identity()
+        is_whole = n_layers == shape.n_layers
+        norm = nn.LayerNorm(shape.dim, eps=LAYER_NORM_EPS)
+        self.final_norm = norm if is_whole else nn.Identity()
         self.inv_freq: Tensor
         self.register_buffer("inv_freq", rotary_frequencies(shape.head_dim))
 

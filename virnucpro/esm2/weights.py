@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from virnucpro.errors import UnavailableError
 from virnucpro.esm2.alphabet import N_TOKENS
 from virnucpro.esm2.attention import choose_kernel
-from virnucpro.esm2.model import ESM2, ESM2Shape, rotary_frequencies
+from virnucpro.esm2.model import ESM2, LAYER_NORM_EPS, ESM2Shape, rotary_frequencies
 from virnucpro.files import sha256
 from virnucpro.log import printable
 
@@ -213,7 +213,7 @@ def _open_pt(path: Path) -> _Tensors:
             f"{printable(path)} holds more than tensors and was not loaded",
             hint="use fair-esm's own checkpoint, or a Hugging Face folder with safetensors",
         ) from error
-    except (OSError, RuntimeError, EOFError, ValueError, KeyError) as error:
+    except (OSError, RuntimeError, EOFError, ValueError, LookupError, TypeError) as error:
         raise UnavailableError(
             f"{printable(path)} cannot be read: {printable(error)}",
             hint="the file is damaged or no checkpoint: download it again",
@@ -241,7 +241,7 @@ def _open_folder(path: Path) -> _Tensors:
         for file in _weight_files(path):
             handle = safe_open(file, framework="pt")
             for name in handle.keys():  # type: ignore[no-untyped-call] # noqa: SIM118
-                places[name.removeprefix("esm.")] = (handle, name)
+                places[_usual_name(name)] = (handle, name)
     except (OSError, ValueError, SafetensorError) as error:
         raise UnavailableError(
             f"{printable(path)} cannot be read: {printable(error)}",
@@ -251,6 +251,8 @@ def _open_folder(path: Path) -> _Tensors:
         raise _not_esm2(path, "config.json of another kind of model")
     if stored.get("position_embedding_type") != "rotary" or stored.get("emb_layer_norm_before"):
         raise _not_esm2(path, "config.json of an ESM-1 model")
+    if stored.get("layer_norm_eps", LAYER_NORM_EPS) != LAYER_NORM_EPS:
+        raise _not_esm2(path, f"layer_norm_eps is {stored['layer_norm_eps']}")
     config = {
         "n_heads": stored.get("num_attention_heads", 0),
         "token_dropout": stored.get("token_dropout", True),
@@ -262,6 +264,16 @@ def _open_folder(path: Path) -> _Tensors:
         return tensor
 
     return _Tensors(path, read, tuple(places), _HUGGING_FACE, config)
+
+
+def _usual_name(stored: str) -> str:
+    """One name for what the versions of transformers call differently."""
+    name = stored.removeprefix("esm.")
+    if name.endswith("rotary_embeddings.inv_freq"):  # of each layer, of "*", or of the model
+        return _HUGGING_FACE["inv_freq"]
+    for old, new in ((".gamma", ".weight"), (".beta", ".bias")):
+        name = name.removesuffix(old) + new if name.endswith(old) else name
+    return name
 
 
 def _weight_files(path: Path) -> list[Path]:
