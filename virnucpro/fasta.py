@@ -25,6 +25,7 @@ _RESIDUES = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz-.*"
 _ONLY_PROTEIN = frozenset("EFIJLOPQZefijlopqz")
 _PLAIN_BASES = frozenset("ACGTUNacgtun")
 _SAMPLE = 1_000_000  # letters that are read to tell nucleotides from proteins
+_BLANK = " \t\r\n\v\f"  # what may stand between letters; str.strip() knows control codes too
 _WIDTH = 60
 _PEEK = 4096
 
@@ -135,8 +136,8 @@ def _parse(lines: Iterable[str], path: Path) -> Iterator[FastaRecord]:
                 yield _record(header, header_line, parts, shown)
             header, header_line, parts = line[1:].rstrip("\r\n"), number, []
         elif header_line:
-            parts.append(line.strip())
-        elif line.strip():
+            parts.append(line.strip(_BLANK))
+        elif line.strip(_BLANK):
             raise InputError(
                 f"{shown}:{number}: expected '>', found {line.strip()[:20]!r}",
                 hint="a FASTA record begins with a line such as '>contig1'",
@@ -146,7 +147,9 @@ def _parse(lines: Iterable[str], path: Path) -> Iterator[FastaRecord]:
 
 
 def _record(header: str, line: int, parts: list[str], shown: str) -> FastaRecord:
-    sequence = "".join("".join(parts).split())  # spaces inside a line are rare
+    sequence = "".join(parts)
+    if " " in sequence or "\t" in sequence:
+        sequence = sequence.replace(" ", "").replace("\t", "")
     words = header.split(maxsplit=1)
     where = f"{shown}:{line}"
     if not words:

@@ -280,6 +280,7 @@ def _facts(config: RunConfig) -> dict[str, object]:
         "host": socket.gethostname(),
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "checkpoint": str(config.checkpoint),
+        "announced": list(config.announcements),
         "resources": asdict(config.resources),
     }
 

@@ -86,29 +86,13 @@ def resolve(options: Options, on_event: OnEvent) -> tuple[RunConfig, Head | None
         options.cuda_visible_devices,
         model_bytes=2 * checkpoint.shape.n_parameters,
     )
-    precision = choose_precision(options.precision, choice)
     tokens = options.esm_batch_size
     resources = Resources(
         devices=choice.devices,
         tokens_per_batch=choose_tokens(choice, checkpoint.shape) if tokens is None else tokens,
         silence_seconds=options.worker_timeout,
     )
-    n_bytes = checkpoint.n_bytes
-    digest = checkpoint.sha256(
-        lambda done: on_event(Progress("hashing the model", done, n_bytes, "bytes"))
-    )
-    recipe = Recipe(
-        command=options.command,
-        input_type="nucleotide",
-        chunk_size=_chunk_size(options, head),
-        min_length=options.min_length,
-        model=checkpoint.name,
-        model_sha256=digest,
-        layer=_layer(options, head, checkpoint),
-        pooling=head.facts.pooling if head else options.pooling,
-        precision=precision,
-        head_sha256=head.sha256 if head else "",
-    )
+    recipe = _recipe(options, checkpoint, head, choice, on_event)
     return RunConfig(
         inputs=tuple(options.input),
         output=options.output_dir,
@@ -123,6 +107,32 @@ def resolve(options: Options, on_event: OnEvent) -> tuple[RunConfig, Head | None
         argv=options.argv,
         announcements=_announcements(checkpoint, recipe, resources, choice),
     ), head
+
+
+def _recipe(
+    options: Options,
+    checkpoint: Checkpoint,
+    head: Head | None,
+    choice: Choice,
+    on_event: OnEvent,
+) -> Recipe:
+    precision, chunk_size = choose_precision(options.precision, choice), _chunk_size(options, head)
+    layer, n_bytes = _layer(options, head, checkpoint), checkpoint.n_bytes
+    digest = checkpoint.sha256(
+        lambda done: on_event(Progress("hashing the model", done, n_bytes, "bytes"))
+    )
+    return Recipe(
+        command=options.command,
+        input_type="nucleotide",
+        chunk_size=chunk_size,
+        min_length=options.min_length,
+        model=checkpoint.name,
+        model_sha256=digest,
+        layer=layer,
+        pooling=head.facts.pooling if head else options.pooling,
+        precision=precision,
+        head_sha256=head.sha256 if head else "",
+    )
 
 
 def _load_head(options: Options, checkpoint: Checkpoint) -> Head | None:

@@ -118,7 +118,7 @@ class Results:
         paths = list(generations(self.manifest.inputs))
         latest: dict[str, Outcome] = {}
         owners: dict[str, int] = {}  # replaced id -> its last generation
-        for number in range(1, len(paths)):
+        for number in range(1, len(paths) if replaced else 1):
             for outcome in self.generation(number, paths[number], Tally(), owners):
                 if outcome[0].id in replaced:
                     latest[outcome[0].id] = outcome

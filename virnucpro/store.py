@@ -2,12 +2,14 @@
 
 A file is built in memory, written with one plain write, synced, read back and renamed: HDF5's
 own writing is not safe on a full disk. Its attributes say what made it, so that a file of
-another recipe or another shard is never taken for this one's.
+another recipe or another shard is never taken for this one's. Behind the HDF5 content, where
+its readers do not look, stands the SHA-256 of it (32 bytes).
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -21,13 +23,17 @@ from virnucpro.files import atomic
 from virnucpro.log import printable
 from virnucpro.records import Embeddings, Failure
 
+_SEAL_BYTES = 32
+_BLOCK = 1 << 20
+
 Attributes = Mapping[str, str | int]
 
 
 def write_embeddings(path: Path, embeddings: Embeddings, attributes: Attributes) -> None:
     """Write one file: ``ids``, ``lengths``, ``embeddings``, and what failed."""
     with atomic(path) as temporary:
-        temporary.write_bytes(_to_hdf5(embeddings, attributes))
+        content = _to_hdf5(embeddings, attributes)
+        temporary.write_bytes(content + hashlib.sha256(content).digest())
         read_embeddings(temporary, attributes)
 
 
@@ -36,7 +42,6 @@ def _to_hdf5(embeddings: Embeddings, attributes: Attributes) -> bytes:
     failures = embeddings.failures
     with h5py.File("memory", "w", driver="core", backing_store=False, libver="v110") as h5:
         h5.attrs.update(attributes)
-        h5.attrs["sha256"] = _digest(embeddings)
         h5.create_dataset("ids", data=np.array(embeddings.ids, dtype=object), dtype=text)
         h5["lengths"] = embeddings.lengths
         h5["embeddings"] = embeddings.vectors
@@ -54,6 +59,7 @@ def read_embeddings(path: Path, attributes: Attributes) -> Embeddings:
         FeatureFileError: it is missing, damaged, or of another recipe or shard.
     """
     try:
+        _check_seal(path)
         with h5py.File(path) as h5:
             found = dict(h5.attrs)
             embeddings = Embeddings(
@@ -68,15 +74,13 @@ def read_embeddings(path: Path, attributes: Attributes) -> Embeddings:
                     )
                 ),
             )
-    except (OSError, KeyError, ValueError, TypeError, RuntimeError, UnicodeError) as error:
+    except (OSError, LookupError, ValueError, TypeError, RuntimeError, AttributeError) as error:
         raise FeatureFileError(f"{printable(path)} is not whole: {printable(error)}") from error
     for name, value in attributes.items():
         if found.get(name) != value:
             raise FeatureFileError(
                 f"{printable(path)} has {name} {found.get(name)!a}, not {value!a}"
             )
-    if found.get("sha256") != _digest(embeddings):
-        raise FeatureFileError(f"{printable(path)} is damaged: its content has another hash")
     return embeddings
 
 
@@ -84,12 +88,18 @@ def _strings(dataset: h5py.Dataset) -> tuple[str, ...]:
     return tuple(dataset.asstr()[:])
 
 
-def _digest(embeddings: Embeddings) -> str:
-    failures = [(f.orf_id, f.record_id, f.reason) for f in embeddings.failures]
-    digest = hashlib.sha256(repr((embeddings.ids, failures)).encode())
-    digest.update(embeddings.lengths.tobytes())
-    digest.update(np.ascontiguousarray(embeddings.vectors).data)
-    return digest.hexdigest()
+def _check_seal(path: Path) -> None:
+    """Raise ValueError for a file that is not as it was written.
+
+    HDF5 must not see a damaged file: on some flipped bits it loops for ever.
+    """
+    digest, left = hashlib.sha256(), path.stat().st_size - _SEAL_BYTES
+    with path.open("rb") as handle:
+        while left > 0 and (block := handle.read(min(left, _BLOCK))):
+            digest.update(block)
+            left -= len(block)
+        if left or handle.read() != digest.digest():
+            raise ValueError("its content has another hash")
 
 
 def write_index(
@@ -103,6 +113,7 @@ def write_index(
     sources: dict[str, list[tuple[h5py.VirtualSource, slice]]] = {
         name: [] for name in ("ids", "lengths", "embeddings")
     }
+    kinds: dict[str, tuple[tuple[int, ...], np.dtype[np.generic]]] = {}  # row shape, type
     attributes: dict[str, object] = {}
     for part, shown in parts:
         with h5py.File(part) as h5:
@@ -110,29 +121,38 @@ def write_index(
             bounds = np.arange(len(shown) + 1)
             rows = np.concatenate([[0], np.cumsum(h5["lengths"][:])]) if per_residue else bounds
             for name, found in sources.items():
+                kinds[name] = (h5[name].shape[1:], h5[name].dtype)
                 source = h5py.VirtualSource(h5[name])
                 source.path = part.relative_to(path.parent).as_posix()
                 where = rows if name == "embeddings" else bounds
                 found += [(source, slice(int(where[a]), int(where[b]))) for a, b in _runs(shown)]
-    for name in ("shard_sha256", "sha256"):
-        attributes.pop(name, None)
+    attributes.pop("shard_sha256", None)
     with h5py.File("memory", "w", driver="core", backing_store=False, libver="v110") as h5:
         h5.attrs.update(attributes)
-        for name, found in sources.items():
-            n_rows = sum(piece.stop - piece.start for _, piece in found)
-            if not found:
-                continue
-            layout = h5py.VirtualLayout((n_rows, *found[0][0].shape[1:]), found[0][0].dtype)
-            first = 0
-            for source, piece in found:
-                last = first + piece.stop - piece.start
-                layout[first:last] = source[piece]
-                first = last
-            h5.create_virtual_dataset(name, layout)
+        for name, (row_shape, kind) in kinds.items():
+            layout = _lay_out(sources[name], row_shape, kind)
+            # rows of a part that is gone must not read as zeros
+            h5.create_virtual_dataset(name, layout, np.nan if name == "embeddings" else None)
         h5.flush()
         content = bytes(h5.id.get_file_image())
     with atomic(path) as temporary:
         temporary.write_bytes(content)
+
+
+def _lay_out(
+    pieces: Sequence[tuple[h5py.VirtualSource, slice]],
+    row_shape: tuple[int, ...],
+    kind: np.dtype[np.generic],
+) -> h5py.VirtualLayout:
+    n_rows = sum(piece.stop - piece.start for _, piece in pieces)
+    layout = h5py.VirtualLayout((n_rows, *row_shape), kind)
+    layout.dcpl.set_obj_track_times(False)  # the same content gives the same bytes
+    first = 0
+    for source, piece in pieces:
+        last = first + piece.stop - piece.start
+        layout[first:last] = source[piece]
+        first = last
+    return layout
 
 
 def _runs(shown: NDArray[np.bool_]) -> list[tuple[int, int]]:
@@ -155,12 +175,14 @@ def save_npz(path: Path, embeddings: Embeddings) -> None:
 def save_pt(path: Path, embeddings: Embeddings) -> None:
     """The layout of VirNucPro's ``_ESM.pt``: ``proteins`` (ids) and ``data`` (a tensor each)."""
     data = [torch.from_numpy(rows.copy()) for rows in split_rows(embeddings)]
+    content = io.BytesIO()  # a path would be written into the archive
+    torch.save({"proteins": list(embeddings.ids), "data": data}, content)
     with atomic(path) as temporary:
-        torch.save({"proteins": list(embeddings.ids), "data": data}, temporary)
+        temporary.write_bytes(content.getbuffer())
 
 
 def split_rows(embeddings: Embeddings) -> list[NDArray[np.float32]]:
     """The rows of each ORF: (dim,), or (length, dim) when there is one per residue."""
     if embeddings.per_residue:
-        return np.split(embeddings.vectors, np.cumsum(embeddings.lengths)[:-1])
+        return np.split(embeddings.vectors, np.cumsum(embeddings.lengths))[:-1]
     return list(embeddings.vectors)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
 
 from virnucpro.esm2.packing import PackedBatch
 
@@ -31,8 +32,6 @@ def attend_runs(q: Tensor, k: Tensor, v: Tensor, batch: PackedBatch) -> Tensor:
 
 def attend_varlen(q: Tensor, k: Tensor, v: Tensor, batch: PackedBatch) -> Tensor:
     """FlashAttention over the packed row in one launch (CUDA, fp16 or bf16)."""
-    from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415 - torch >= 2.10 on CUDA
-
     cu_seqlens = torch.from_numpy(batch.cu_seqlens).to(q.device, non_blocking=True)
     longest = batch.max_seqlen
     out = varlen_attn(q, k, v, cu_seqlens, cu_seqlens, longest, longest)

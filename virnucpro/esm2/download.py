@@ -6,7 +6,7 @@ download serves every program. Nothing is fetched unless a name was asked for an
 
 from __future__ import annotations
 
-import urllib.error
+import http.client
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -73,8 +73,10 @@ def download(model: str, path: Path, on_bytes: OnBytes, base_url: str = BASE_URL
             _fetch(url, temporary, on_bytes)
             found = inspect_checkpoint(temporary).shape
             if found != PUBLISHED[model]:
-                raise UnavailableError(f"{url} is not {model}: it has {found}", hint=hint)
-    except (OSError, urllib.error.URLError) as error:
+                raise UnavailableError(f"it has {found}")
+    except UnavailableError as error:
+        raise UnavailableError(f"what {url} gave is not {model}: {error}", hint=hint) from error
+    except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", None) or error
         raise UnavailableError(f"cannot fetch {url}: {printable(reason)}", hint=hint) from error
 

@@ -1,0 +1,133 @@
+"""fair-esm 2.0.0 as the oracle: small models with seeded weights, their files, their vectors.
+
+Every protein is embedded alone, in float32, by fair-esm's own code. ``tolerance`` says how far
+another computation may be from it, derived from how these weights are made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import esm
+import numpy as np
+import torch
+from torch import Tensor
+
+from virnucpro.esm2.model import ESM2Shape
+
+AMINO_ACIDS = "LAGVSERTIDPKQNFYMHWC"
+LONGEST = 1100  # residues; more than 4 x dim of every model here
+SCORE_SPREAD = 1.5  # standard deviation of the attention scores: some keys matter, most do not
+ATTENTION_SHARE = 1 / 3  # of the squared length of the stream that the branch joins
+MLP_SHARE = 2 / 3
+
+
+def make_fair_esm(shape: ESM2Shape, seed: int = 0) -> esm.ESM2:
+    """An ESM-2 with random weights, in which each part changes the result.
+
+    Linear layers keep the length of a vector, but for the attention's last, which halves it,
+    and queries and keys, which give the scores their spread. Biases and norms are not 0 and 1.
+    """
+    model = esm.ESM2(shape.n_layers, shape.dim, shape.n_heads, token_dropout=shape.token_dropout)
+    generator = torch.Generator().manual_seed(seed)
+    gains = {"q_proj": SCORE_SPREAD**0.5, "k_proj": SCORE_SPREAD**0.5, "out_proj": 0.5}
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if name == "embed_tokens.weight":
+                parameter.copy_(noise)
+            elif parameter.ndim == 2:
+                gain = gains.get(name.split(".")[-2], 1.0)
+                parameter.copy_(gain * parameter.shape[1] ** -0.5 * noise)
+            else:
+                scales_a_norm = "norm" in name and name.endswith("weight")
+                parameter.copy_(0.1 * noise + scales_a_norm)
+    return model.eval().requires_grad_(False)
+
+
+def stored_state(model: esm.ESM2) -> dict[str, Tensor]:
+    """The tensors under the names that fairseq gave them; without the contact head."""
+    return {
+        ("encoder." if name.startswith("lm_head.") else "encoder.sentence_encoder.") + name: tensor
+        for name, tensor in model.state_dict().items()
+        if not name.startswith("contact_head.")
+    }
+
+
+def stored_config(model: esm.ESM2) -> argparse.Namespace:
+    return argparse.Namespace(
+        encoder_layers=model.num_layers,
+        encoder_embed_dim=model.embed_dim,
+        encoder_attention_heads=model.attention_heads,
+        token_dropout=model.token_dropout,
+    )
+
+
+def save_fair_esm(model: esm.ESM2, path: Path) -> Path:
+    """Write a ``.pt`` as fair-esm publishes them."""
+    torch.save({"cfg": {"model": stored_config(model)}, "model": stored_state(model)}, path)
+    return path
+
+
+def random_protein(length: int, seed: int = 0) -> str:
+    return "".join(np.random.default_rng([length, seed]).choice(list(AMINO_ACIDS), length))
+
+
+def fair_esm_tokens(model: esm.ESM2, protein: str) -> Tensor:
+    """(1, n_residues + 2), by fair-esm's look-up of one letter; its ``encode`` fails on ``*``."""
+    letters = [model.alphabet.get_idx(letter) for letter in protein.upper()]
+    return torch.tensor([[model.cls_idx, *letters, model.eos_idx]])
+
+
+@torch.inference_mode()
+def fair_esm_hidden(model: esm.ESM2, proteins: Sequence[str], layer: int) -> list[Tensor]:
+    """One (n_residues + 2, dim) per protein, ``<cls>`` first and ``<eos>`` last."""
+    return [
+        model(fair_esm_tokens(model, protein), [layer])["representations"][layer][0]
+        for protein in proteins
+    ]
+
+
+def worst_row(vectors: Tensor, reference: Tensor) -> float:
+    """The largest relative L2 distance of a row from that of the reference."""
+    a, b = vectors.cpu().double(), reference.cpu().double()
+    assert a.shape == b.shape
+    return float(((a - b).norm(dim=-1) / b.norm(dim=-1)).max())
+
+
+def tolerance(n_layers: int, dtype: torch.dtype, reference: torch.dtype = torch.float32) -> float:
+    """The relative L2 distance of two computations that their roundings explain."""
+    return math.hypot(_error(n_layers, dtype), _error(n_layers, reference))
+
+
+def _error(n_layers: int, dtype: torch.dtype) -> float:
+    """The relative L2 distance from the exact vector, for matrix products in ``dtype``.
+
+    One rounding: the error is uniform in half a spacing to either side, 2u of a significand
+    in [1, 2) at most, and significands are log-uniform, so in the root mean square it is
+    2u sqrt(1/12 * 3 / (8 ln 2)) = 0.42 u of the number, where u = 2^-8 for bf16 (8 bits), 2^-11
+    for fp16, 2^-24 for float32. Errors of different roundings are independent: their squares
+    add, and a sum of products of random sign has the relative error of one of its terms.
+    """
+    one_rounding = 0.42 * torch.finfo(dtype).eps / 2
+    # A sum of n terms in float32 is rounded at each step, on average at 1 / sqrt(2) of its final
+    # size: n / 2 roundings. bf16 and fp16 are summed in float32, which adds nothing to theirs.
+    a_sum = (LONGEST + 2) / 2 if dtype == torch.float32 else 0.0
+    error = 0.0  # of the residual stream: squared, relative, counted in roundings
+    for _ in range(n_layers):
+        # the normed stream, W_v, v; the weights of the keys; their sum; W_out and its product
+        value = 7 + 3 * a_sum + error
+        # the normed stream, W_q, q and q turned; the same for k. A score is off by this part of
+        # its spread, and the weight of its key by as much as the score.
+        score = 8 + 3 * a_sum + 2 * error
+        branch = value + SCORE_SPREAD**2 * score
+        error = (error + ATTENTION_SHARE * branch) / (1 + ATTENTION_SHARE)
+        # the normed stream, W_up and its product, GELU, W_down and its product; GELU of a normal
+        # number multiplies a relative error by sqrt(E[gelu'^2] / E[gelu^2]) = sqrt(1.07)
+        branch = 6 + 2 * a_sum + 1.07 * error
+        error = (error + MLP_SHARE * branch) / (1 + MLP_SHARE)
+    # the worst of some thousand vectors, of 64 numbers and more, is within twice the mean
+    return 2 * one_rounding * math.sqrt(error)

@@ -1,0 +1,211 @@
+"""Who may import whom, and what no module does. The order is the whole rule: only upwards."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import virnucpro
+
+ROOT = Path(virnucpro.__file__).parent
+LAYERS = """
+    errors log records files
+    fasta config inputs translate
+    esm2.alphabet esm2.packing esm2.attention esm2.model esm2.weights esm2.download
+    head store rundir shards plan
+    engine.events engine.worker engine.executor engine.processes
+    calls results pipeline
+    devices status request demo dashboard
+    cli
+"""
+ORDER = LAYERS.split()
+VOCABULARY = ["errors", "records", "config", "files", "log"]
+ESM2_MAY_USE = {"errors", "log", "files"}  # tensors in, tensors out
+LONGEST_FUNCTION = 60
+# the options of a command are its parameters: they are listed once, here
+COMMANDS = {"cli": {"predict", "extract"}}
+
+modules = pytest.mark.parametrize("name", ORDER)
+
+
+def path_of(name: str) -> Path:
+    return ROOT / f"{name.replace('.', '/')}.py"
+
+
+def name_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts)
+
+
+@cache
+def tree_of(name: str) -> ast.Module:
+    return ast.parse(path_of(name).read_text(encoding="utf-8"))
+
+
+def imported(name: str) -> Iterator[str]:
+    """Absolute names of all modules that a module imports, wherever in it."""
+    for node in ast.walk(tree_of(name)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = node.module or ""
+            inside = [f"{module}.{alias.name}" for alias in node.names]
+            packages = [found for found in inside if is_module(found)]
+            yield from packages or [module]
+
+
+def is_module(name: str) -> bool:
+    head, _, rest = name.partition(".")
+    return head == "virnucpro" and path_of(rest).is_file()
+
+
+def used_by(name: str) -> set[str]:
+    """The modules of VirNucPro that a module imports."""
+    return {
+        found.removeprefix("virnucpro.")
+        for found in imported(name)
+        if found.startswith("virnucpro.")
+    }
+
+
+def calls_in(name: str) -> Iterator[tuple[str, ast.Call]]:
+    for node in ast.walk(tree_of(name)):
+        if isinstance(node, ast.Call):
+            yield ast.unparse(node.func), node
+
+
+# Order
+
+
+@modules
+def test_a_module_imports_only_modules_named_before_it(name: str) -> None:
+    allowed = set(ORDER[: ORDER.index(name)])
+    assert used_by(name) <= allowed, f"{name} must not import {used_by(name) - allowed}"
+
+
+def test_every_module_has_its_place_in_the_order() -> None:
+    found = {name_of(path) for path in ROOT.rglob("*.py") if not path.stem.startswith("__")}
+    assert found == set(ORDER)
+    assert len(ORDER) == len(set(ORDER))
+
+
+def test_packages_import_nothing_of_their_own() -> None:
+    """A door that loads the house would make every import a slow one."""
+    for path in ROOT.rglob("__init__.py"):
+        statements = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        assert not any(isinstance(node, (ast.Import, ast.ImportFrom)) for node in statements), path
+
+
+@pytest.mark.parametrize("name", VOCABULARY)
+def test_the_vocabulary_needs_only_the_standard_library_and_numpy(name: str) -> None:
+    allowed = {*sys.stdlib_module_names, "numpy", "virnucpro"}
+    if name == "files":
+        allowed |= {"backports", "compression"}  # zstd, by the version of Python
+    packages = {found.partition(".")[0] for found in imported(name)}
+    assert packages <= allowed, f"{name} must not import {packages - allowed}"
+
+
+@pytest.mark.parametrize("name", [name for name in ORDER if name.startswith("esm2.")])
+def test_the_model_knows_no_fasta_no_run_folder_and_no_process(name: str) -> None:
+    assert {used for used in used_by(name) if not used.startswith("esm2.")} <= ESM2_MAY_USE
+
+
+def test_only_the_engine_knows_processes() -> None:
+    users = {
+        name
+        for name in ORDER
+        for found in imported(name)
+        if found.partition(".")[0] in ("multiprocessing", "subprocess", "concurrent")
+    }
+    assert users == {"engine.processes"}
+
+
+# Imports when the program runs
+
+
+def loaded_after(statement: str) -> set[str]:
+    code = f"import sys; {statement}; print(*sys.modules)"
+    command = [sys.executable, "-W", "error", "-c", code]
+    return set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
+
+
+@pytest.mark.parametrize("name", ["virnucpro", "virnucpro.cli"])
+def test_the_command_line_answers_without_torch_numpy_or_h5py(name: str) -> None:
+    assert not {"torch", "numpy", "h5py", "Bio"} & loaded_after(f"import {name}")
+
+
+def test_the_vocabulary_loads_without_torch_or_h5py() -> None:
+    statement = "import " + ", ".join(f"virnucpro.{name}" for name in VOCABULARY)
+    assert not {"torch", "h5py", "safetensors", "Bio"} & loaded_after(statement)
+
+
+def test_only_the_command_line_imports_late() -> None:
+    for name in ORDER:
+        late = [
+            node.lineno
+            for function in ast.walk(tree_of(name))
+            if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef))
+            for node in ast.walk(function)
+            if isinstance(node, (ast.Import, ast.ImportFrom))
+        ]
+        assert not late or name == "cli", f"{name} imports in line {late}"
+
+
+# What no module does
+
+
+@modules
+def test_imports_are_absolute(name: str) -> None:
+    nodes = [node for node in ast.walk(tree_of(name)) if isinstance(node, ast.ImportFrom)]
+    assert all(node.level == 0 for node in nodes)
+
+
+@modules
+def test_a_checkpoint_never_runs_code(name: str) -> None:
+    """No unpickling but torch's own, and that only of weights."""
+    for function, call in calls_in(name):
+        assert not function.endswith(("pickle.load", "pickle.loads", "Unpickler")), call.lineno
+        if function == "torch.load":
+            (weights_only,) = [k.value for k in call.keywords if k.arg == "weights_only"]
+            assert isinstance(weights_only, ast.Constant) and weights_only.value is True
+        if function in ("np.load", "numpy.load"):
+            assert not any(keyword.arg == "allow_pickle" for keyword in call.keywords)
+    names = {ast.unparse(n) for n in ast.walk(tree_of(name)) if isinstance(n, ast.ImportFrom)}
+    assert not any(text.startswith("from torch import load") for text in names)
+
+
+@modules
+def test_no_function_is_longer_than_a_page(name: str) -> None:
+    for node in ast.walk(tree_of(name)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            assert node.end_lineno is not None
+            length = node.end_lineno - node.lineno + 1
+            is_command = node.name in COMMANDS.get(name, ())
+            assert length <= LONGEST_FUNCTION or is_command, f"{node.name}: {length} lines"
+
+
+@modules
+def test_nothing_is_printed(name: str) -> None:
+    assert "print" not in {function for function, _ in calls_in(name)}
+
+
+@pytest.mark.parametrize("name", ORDER[:-1])
+def test_the_environment_is_read_by_the_command_line_only(name: str) -> None:
+    names = {ast.unparse(n) for n in ast.walk(tree_of(name)) if isinstance(n, ast.Attribute)}
+    assert not names & {"os.environ", "os.environb", "os.getenv", "os.putenv"}
+    assert not any(
+        alias.name in ("environ", "getenv")
+        for node in ast.walk(tree_of(name))
+        if isinstance(node, ast.ImportFrom) and node.module == "os"
+        for alias in node.names
+    )
+
+
+@modules
+def test_no_module_keeps_state_that_changes(name: str) -> None:
+    assert not any(isinstance(node, ast.Global) for node in ast.walk(tree_of(name)))

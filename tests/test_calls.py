@@ -1,0 +1,180 @@
+"""Frames become chunks, chunks become records: by VirNucPro's rules, and ours for the record."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from virnucpro import calls
+from virnucpro.calls import (
+    CHUNK_COLUMNS,
+    FRAME_COLUMNS,
+    RECORD_COLUMNS,
+    SortedLines,
+    call_record,
+    chunk_rows,
+    frame_rows,
+    read_statuses,
+    record_row,
+)
+from virnucpro.records import Call, Orf, Prediction
+
+GOLDEN = Path(__file__).parent / "golden" / "consensus"
+
+
+def frame(name: str, chunk: str, score: float | None, failure: str = "") -> Prediction:
+    return Prediction(Orf(name, chunk, "r", 0, 30, "+", "MKVLEFPQIL"), score, failure)
+
+
+def frames(chunk: str, *scores: float | None) -> list[Prediction]:
+    return [frame(f"{chunk}F{i}", chunk, score) for i, score in enumerate(scores)]
+
+
+def call(*predictions: Prediction, n_chunks: int = 3, threshold: float = 0.5) -> Call:
+    return call_record("r", 900, n_chunks, predictions, threshold)
+
+
+# Chunks
+
+
+def test_chunks_are_called_as_by_the_original(tmp_path: Path) -> None:
+    rows = (GOLDEN / "prediction_results.txt").read_text().splitlines()
+    assert tuple(rows[0].split("\t")) == FRAME_COLUMNS
+    predictions = [
+        frame(name, name[:-2], float(virus))  # the frame is the last two letters
+        for name, _, _, virus in (row.split("\t") for row in rows[1:])
+    ]
+    with SortedLines(tmp_path) as lines:
+        lines.extend(chunk_rows(predictions))
+        table = "\t".join(CHUNK_COLUMNS) + "\n" + "".join(lines.merged())
+    expected = GOLDEN / "prediction_results_highestscore.csv"
+    assert table.encode() == expected.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("scores", "is_virus"),
+    [
+        ([0.5], True),
+        ([0.499999], False),
+        ([0.7, 0.2], False),
+        ([0.8, 0.2], True),
+        ([0.800001, 0.2], True),
+        ([0.1, 0.2, 0.9, 0.4], True),
+        ([1.0, 0.0], True),
+    ],
+    ids=["tie", "less", "others-surer", "tie-of-two", "virus-surer", "one-of-many", "both-sure"],
+)
+def test_a_chunk_is_viral_if_no_frame_is_surer_of_others_than_the_best_is_of_a_virus(
+    scores: list[float], is_virus: bool
+) -> None:
+    assert list(chunk_rows(frames("c", *scores))) == [f"c\t{is_virus}\n"]
+
+
+def test_only_chunks_with_a_score_have_a_row() -> None:
+    predictions = [*frames("a", None, None), *frames("b", None, 0.9), *frames("c", 0.1)]
+    assert list(chunk_rows(predictions)) == ["b\tTrue\n", "c\tFalse\n"]
+
+
+# Frames
+
+
+def test_a_frame_has_both_scores_with_six_decimals_and_a_tie_is_others() -> None:
+    assert list(frame_rows(frames("c", 0.5, 0.500001, 0.123456, 1.0, 0.0))) == [
+        "cF0\tothers\t0.500000\t0.500000\n",
+        "cF1\tvirus\t0.499999\t0.500001\n",
+        "cF2\tothers\t0.876544\t0.123456\n",
+        "cF3\tvirus\t0.000000\t1.000000\n",
+        "cF4\tothers\t1.000000\t0.000000\n",
+    ]
+
+
+def test_only_frames_with_a_score_have_a_row() -> None:
+    predictions = [frame("a", "c", None, "no memory"), frame("b", "c", 0.75)]
+    assert list(frame_rows(predictions)) == ["b\tvirus\t0.250000\t0.750000\n"]
+
+
+# Records
+
+
+def test_a_record_scores_the_mean_of_the_best_frame_of_each_chunk() -> None:
+    found = call(*frames("c1", 0.2, 0.9), *frames("c2", 0.1), *frames("c3", 0.4, 0.3), n_chunks=5)
+    assert found == Call(
+        "r",
+        900,
+        "scored",
+        virus_score=0.466667,  # (0.9 + 0.1 + 0.4) / 3
+        is_virus=False,
+        n_chunks=5,
+        n_chunks_scored=3,
+        n_frames_scored=5,
+    )
+
+
+@pytest.mark.parametrize(
+    ("score", "threshold", "is_virus"),
+    [(0.7, 0.7, True), (0.699999, 0.7, False), (0.0, 0.0, True), (1.0, 1.0, True)],
+)
+def test_a_record_is_viral_from_the_threshold_on(score, threshold, is_virus) -> None:
+    assert call(*frames("c", score), threshold=threshold).is_virus is is_virus
+
+
+def test_a_record_without_a_frame_has_a_status_and_no_score() -> None:
+    assert call() == Call("r", 900, "no_orf", n_chunks=3)
+
+
+def test_a_record_of_which_a_frame_failed_has_a_reason_and_no_call() -> None:
+    found = call(*frames("c1", 0.99, 0.9), frame("x", "c2", None, "no memory"))
+    assert (found.status, found.virus_score, found.is_virus) == ("failed", None, False)
+    assert found.note == "1 of 3 frames failed: no memory"
+    assert (found.n_chunks_scored, found.n_frames_scored) == (1, 2)
+
+
+def test_a_record_that_was_only_to_be_embedded_is_embedded() -> None:
+    found = call(*frames("c1", None, None), *frames("c2", None))
+    assert (found.status, found.virus_score, found.is_virus) == ("embedded", None, False)
+
+
+@pytest.mark.parametrize(
+    ("found", "row"),
+    [
+        (call(*frames("c", 0.75)), "r\t900\tscored\tvirus\t0.750000\t3\t1\t1\t\n"),
+        (call(*frames("c", 0.25)), "r\t900\tscored\tother\t0.250000\t3\t1\t1\t\n"),
+        (call(), "r\t900\tno_orf\t\t\t3\t0\t0\t\n"),
+        (Call("r", 9, "invalid", note="'1' is odd"), "r\t9\tinvalid\t\t\t0\t0\t0\t'1' is odd\n"),
+    ],
+    ids=["virus", "other", "no_orf", "invalid"],
+)
+def test_a_record_is_one_row_with_an_empty_call_where_there_is_none(found: Call, row: str) -> None:
+    assert record_row(found) == row
+    assert len(row.split("\t")) == len(RECORD_COLUMNS)
+
+
+def test_statuses_are_read_back_from_the_table(tmp_path: Path) -> None:
+    table = tmp_path / "predictions.tsv"
+    rows = [record_row(call(*frames("c", 0.75))), record_row(call())]
+    table.write_text("\t".join(RECORD_COLUMNS) + "\n" + "".join(rows))
+    with table.open() as handle:
+        assert list(read_statuses(handle)) == [("r", "scored"), ("r", "no_orf")]
+
+
+# Sorting
+
+
+@pytest.mark.parametrize("limit", [1, 3, 1000])
+@pytest.mark.parametrize("n_lines", [0, 1, 200])
+def test_lines_come_out_sorted_by_id_however_few_fit_in_memory(
+    tmp_path: Path, monkeypatch, limit: int, n_lines: int
+) -> None:
+    monkeypatch.setattr(calls, "_LINES_IN_MEMORY", limit)
+    rng = np.random.default_rng(n_lines)
+    odd = ["\u00e9", "\U0001f9a0", "\x01", "\x85", " ", "_chunk_", "Z", "~", "#", '"', "10", "9"]
+    ids = ["".join(rng.choice(odd, 4)) + f"_{i}" for i in range(n_lines)]
+    lines = [f"{name}\t{i % 2 == 0}\n" for i, name in enumerate(ids)]
+    with SortedLines(tmp_path) as sorted_lines:
+        for first in range(0, n_lines, 7):
+            sorted_lines.extend(lines[first : first + 7])
+        found = list(sorted_lines.merged())
+    assert found == sorted(lines, key=lambda line: line.split("\t")[0])
+    assert not any(tmp_path.iterdir())

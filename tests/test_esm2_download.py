@@ -1,0 +1,242 @@
+"""A published name is found in torch hub's folder, or fetched whole, or refused with a way out."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+from oracle import make_fair_esm, save_fair_esm
+
+from virnucpro.errors import UnavailableError
+from virnucpro.esm2.download import BASE_URL, PUBLISHED, find_checkpoint, hub_folder
+from virnucpro.esm2.model import ESM2Shape
+
+NAME = "esm2_t6_8M_UR50D"
+SHAPE = ESM2Shape(n_layers=2, dim=160, n_heads=4)  # more than one block of the download
+
+still_a_bug = pytest.mark.xfail(
+    strict=True, reason="download() lets HTTPException and the refusal of its temporary file pass"
+)
+
+Answer = Callable[[BaseHTTPRequestHandler], None]
+
+
+@pytest.fixture(autouse=True)
+def a_folder_of_torch_hub_and_a_small_published_model(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setitem(PUBLISHED, NAME, SHAPE)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory) -> bytes:
+    path = tmp_path_factory.mktemp("published") / "model.pt"
+    return save_fair_esm(make_fair_esm(SHAPE), path).read_bytes()
+
+
+@contextmanager
+def serving(answer: Answer) -> Iterator[tuple[str, list[str]]]:
+    """A server on loopback: its address, and the paths that it is asked for."""
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        timeout = 10
+
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.close_connection = True
+            answer(self)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/models", asked
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def whole(content: bytes) -> Answer:
+    return part(content, len(content))
+
+
+def part(content: bytes, n_bytes: int) -> Answer:
+    """Promise all of the content, and send the beginning."""
+
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(200)
+        request.send_header("Content-Length", str(len(content)))
+        request.end_headers()
+        request.wfile.write(content[:n_bytes])
+
+    return answer
+
+
+def in_chunks(content: bytes, *, to_the_end: bool) -> Answer:
+    """Send chunks of unknown sum; the last one, which is empty, only if ``to_the_end``."""
+
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(200)
+        request.send_header("Transfer-Encoding", "chunked")
+        request.end_headers()
+        request.wfile.write(b"%x\r\n%b\r\n" % (len(content), content))
+        if to_the_end:
+            request.wfile.write(b"0\r\n\r\n")
+
+    return answer
+
+
+def not_found(request: BaseHTTPRequestHandler) -> None:
+    request.send_error(404)
+
+
+def no_http(request: BaseHTTPRequestHandler) -> None:
+    request.wfile.write(b"SSH-2.0-OpenSSH_9.6\r\n")
+
+
+def files() -> list[str]:
+    return [path.name for path in hub_folder().iterdir()]
+
+
+def refusal(base_url: str) -> UnavailableError:
+    """The error, which names the address and the folder; nothing lies in the folder."""
+    with pytest.raises(UnavailableError) as caught:
+        find_checkpoint(NAME, base_url=base_url)
+    said = f"{caught.value}\n{caught.value.hint}"
+    assert f"{base_url}/{NAME}.pt" in said
+    assert str(hub_folder()) in said
+    assert files() == []
+    return caught.value
+
+
+def test_a_published_model_that_is_not_there_is_fetched_into_the_folder_of_torch_hub(
+    checkpoint, tmp_path
+):
+    with serving(whole(checkpoint)) as (base_url, asked):
+        found = find_checkpoint(NAME, base_url=base_url)
+    assert asked == [f"/models/{NAME}.pt"]
+    assert found.path == tmp_path / "torch" / "hub" / "checkpoints" / f"{NAME}.pt"
+    assert found.path.read_bytes() == checkpoint
+    assert found.shape == SHAPE
+    assert files() == [f"{NAME}.pt"]
+
+
+def test_progress_is_told_and_the_file_appears_only_when_it_is_whole(checkpoint):
+    told: list[tuple[int, int]] = []
+
+    def on_bytes(done: int, total: int) -> None:
+        told.append((done, total))
+        assert f"{NAME}.pt" not in files()
+
+    with serving(whole(checkpoint)) as (base_url, _):
+        find_checkpoint(NAME, on_bytes, base_url)
+    assert len(told) > 1
+    assert told == sorted(told)
+    assert {total for _, total in told} == {len(checkpoint)}
+    assert told[-1][0] == len(checkpoint)
+    assert f"{NAME}.pt" in files()
+
+
+def test_a_server_that_does_not_say_the_length_is_read_to_the_end(checkpoint):
+    told: list[tuple[int, int]] = []
+    with serving(in_chunks(checkpoint, to_the_end=True)) as (base_url, _):
+        found = find_checkpoint(NAME, lambda *counts: told.append(counts), base_url)
+    assert found.path.read_bytes() == checkpoint
+    assert told[-1] == (len(checkpoint), 0)
+
+
+def test_a_model_that_is_there_is_not_fetched(checkpoint):
+    with serving(whole(checkpoint)) as (base_url, asked):
+        first = find_checkpoint(NAME, base_url=base_url)
+    assert len(asked) == 1
+    assert find_checkpoint(NAME, base_url=base_url) == first, "the server is gone"
+
+
+def test_a_path_is_looked_for_before_a_name_and_never_fetched(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shape = replace(SHAPE, dim=64)
+    for path in (tmp_path / "model.pt", tmp_path / NAME):
+        save_fair_esm(make_fair_esm(shape), path)
+        assert find_checkpoint(path.name, base_url="http://127.0.0.1:1").shape == shape
+
+
+def test_an_unknown_name_is_refused_with_the_names_that_are_published():
+    with pytest.raises(UnavailableError, match="esm2_t7_9M is neither") as caught:
+        find_checkpoint("esm2_t7_9M")
+    assert all(name in caught.value.hint for name in PUBLISHED)
+
+
+def test_an_answer_that_ends_early_is_refused(checkpoint):
+    with serving(part(checkpoint, 2_000_000)) as (base_url, _):
+        assert f"after 2000000 of {len(checkpoint)} bytes" in str(refusal(base_url))
+
+
+@still_a_bug
+def test_chunks_that_end_early_are_refused(checkpoint):
+    with serving(in_chunks(checkpoint, to_the_end=False)) as (base_url, _):
+        refusal(base_url)
+
+
+def test_an_address_where_nothing_lies_is_refused():
+    with serving(not_found) as (base_url, _):
+        error = refusal(base_url)
+        assert "Not Found" in str(error)
+        error.__cause__.close()  # else its socket would warn when it is collected
+
+
+@still_a_bug
+def test_a_server_of_another_protocol_is_refused():
+    with serving(no_http) as (base_url, _):
+        refusal(base_url)
+
+
+def test_without_a_server_the_error_names_the_address_and_the_folder():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound, but nobody listens
+        assert "refused" in str(refusal(f"http://127.0.0.1:{taken.getsockname()[1]}"))
+
+
+def test_a_file_that_is_another_model_is_refused(tmp_path):
+    other = save_fair_esm(make_fair_esm(replace(SHAPE, n_layers=1)), tmp_path / "other.pt")
+    with serving(whole(other.read_bytes())) as (base_url, _):
+        assert f"is not {NAME}" in str(refusal(base_url))
+
+
+@still_a_bug
+def test_a_page_in_place_of_the_model_is_refused():
+    with serving(whole(b"<!DOCTYPE html><title>Please log in</title>")) as (base_url, _):
+        refusal(base_url)
+
+
+def test_nothing_is_left_of_a_download_that_the_user_stops(checkpoint):
+    def stop(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with serving(whole(checkpoint)) as (base_url, _), pytest.raises(KeyboardInterrupt):
+        find_checkpoint(NAME, stop, base_url)
+    assert files() == []
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_name_says_the_layers_and_the_parameters(name, monkeypatch):
+    monkeypatch.undo()
+    _, layers, size, _ = name.split("_")
+    shape = PUBLISHED[name]
+    assert layers == f"t{shape.n_layers}"
+    millions = float(size[:-1]) * {"M": 1, "B": 1000}[size[-1]]
+    # names are rounded to one or two digits, which 7.4 million as 8M takes furthest
+    assert shape.n_parameters / 1e6 == pytest.approx(millions, rel=0.1)
+
+
+def test_the_address_is_that_of_fair_esm():
+    assert BASE_URL == "https://dl.fbaipublicfiles.com/fair-esm/models"

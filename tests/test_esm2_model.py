@@ -1,0 +1,295 @@
+"""The forward pass gives fair-esm's vectors, in every precision and with every kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import esm
+import pytest
+import torch
+import torch.nn.functional as F
+from esm.rotary_embedding import RotaryEmbedding
+from oracle import (
+    ATTENTION_SHARE,
+    LONGEST,
+    MLP_SHARE,
+    SCORE_SPREAD,
+    fair_esm_hidden,
+    make_fair_esm,
+    random_protein,
+    save_fair_esm,
+    stored_state,
+    tolerance,
+    worst_row,
+)
+from torch import Tensor
+
+from virnucpro.errors import UnavailableError
+from virnucpro.esm2.attention import Kernel, attend_runs, attend_varlen, choose_kernel
+from virnucpro.esm2.model import (
+    ESM2,
+    ESM2Shape,
+    bos_pool,
+    mean_pool,
+    residues_only,
+)
+from virnucpro.esm2.packing import PackedBatch
+from virnucpro.esm2.weights import load_esm2
+
+SHAPES = {  # by the dimensions of a head, as of the published 8M, 35M, 150M and 650M
+    16: ESM2Shape(n_layers=3, dim=64, n_heads=4),
+    24: ESM2Shape(n_layers=3, dim=72, n_heads=3),
+    32: ESM2Shape(n_layers=3, dim=96, n_heads=3),
+    64: ESM2Shape(n_layers=2, dim=128, n_heads=2),
+}
+ODD_LETTERS = "MKXBUZO-J*.AXX**W"
+LENGTHS = (50, 1, 333, 50, 50, 3, LONGEST, 2, 3, 166)
+PROTEINS = [
+    *(random_protein(length, seed) for seed, length in enumerate(LENGTHS)),
+    ODD_LETTERS,
+    ODD_LETTERS.lower(),
+]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A device, a precision and a kernel."""
+
+    device: str
+    dtype: torch.dtype
+    kernel: Kernel
+
+    def __str__(self) -> str:
+        return f"{self.device}-{str(self.dtype).removeprefix('torch.')}-{self.kernel.__name__}"
+
+    def load(self, path: Path, layer: int) -> ESM2:
+        model = load_esm2(path, layer, self.dtype, torch.device(self.device))
+        model.attend = self.kernel
+        return model
+
+
+def has_cuda(major: int) -> bool:
+    return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] >= major
+
+
+on_cuda = pytest.mark.skipif(not has_cuda(0), reason="needs a CUDA device")
+on_ampere = pytest.mark.skipif(
+    not has_cuda(8), reason="needs a CUDA device of compute capability 8.0 or newer"
+)
+CASES = [
+    pytest.param(case, id=str(case), marks=marks)
+    for case, marks in (
+        (Case("cpu", torch.float32, attend_runs), ()),
+        (Case("cpu", torch.bfloat16, attend_runs), ()),
+        (Case("cpu", torch.float16, attend_runs), ()),
+        (Case("cuda", torch.float32, attend_runs), on_cuda),
+        (Case("cuda", torch.float16, attend_runs), on_cuda),
+        (Case("cuda", torch.bfloat16, attend_runs), on_ampere),
+        (Case("cuda", torch.float16, attend_varlen), on_ampere),
+        (Case("cuda", torch.bfloat16, attend_varlen), on_ampere),
+    )
+]
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """A checkpoint, and fair-esm's vectors of all proteins after its last layer."""
+
+    shape: ESM2Shape
+    model: esm.ESM2
+    path: Path
+    hidden: list[Tensor]
+
+
+@pytest.fixture(scope="module", params=SHAPES, ids=lambda head_dim: f"heads_of_{head_dim}")
+def oracle(request, tmp_path_factory) -> Oracle:
+    shape = SHAPES[request.param]
+    model = make_fair_esm(shape)
+    path = save_fair_esm(model, tmp_path_factory.mktemp("oracle") / "model.pt")
+    return Oracle(shape, model, path, fair_esm_hidden(model, PROTEINS, shape.n_layers))
+
+
+def embed(model: ESM2, proteins: list[str]) -> list[Tensor]:
+    """All in one batch; one (n_residues + 2, dim) per protein."""
+    batch = PackedBatch.of(proteins)
+    return list(model(batch).split([len(protein) + 2 for protein in proteins]))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_residues_and_pooled_vectors_of_a_mixed_batch_equal_those_of_fair_esm(oracle, case):
+    batch = PackedBatch.of(PROTEINS)
+    hidden = case.load(oracle.path, oracle.shape.n_layers)(batch)
+    limit = tolerance(oracle.shape.n_layers, case.dtype)
+    assert hidden.dtype == torch.float32
+    assert worst_row(hidden, torch.cat(oracle.hidden)) < limit
+    residues = torch.cat([reference[1:-1] for reference in oracle.hidden])
+    assert worst_row(residues_only(hidden, batch), residues) < limit
+    means = torch.stack([reference[1:-1].double().mean(dim=0) for reference in oracle.hidden])
+    assert worst_row(mean_pool(hidden, batch), means) < limit
+    firsts = torch.stack([reference[0] for reference in oracle.hidden])
+    assert worst_row(bos_pool(hidden, batch), firsts) < limit
+
+
+def test_the_weights_are_what_the_tolerance_was_derived_for(oracle):
+    spreads: list[Tensor] = []
+    shares: dict[str, list[float]] = {"attention": [], "mlp": []}
+
+    def look(layer: torch.nn.Module, inputs: tuple[Tensor], _: object) -> None:
+        x = inputs[0]
+        normed = layer.self_attn_layer_norm(x)
+        q, k = (
+            project(normed)[:, 0].unflatten(-1, (oracle.shape.n_heads, -1)).transpose(0, 1)
+            for project in (layer.self_attn.q_proj, layer.self_attn.k_proj)
+        )
+        spreads.append((q @ k.mT / oracle.shape.head_dim**0.5).std())
+        attended = layer.self_attn(normed, normed, normed)[0]
+        shares["attention"].append(float(attended.norm() / x.norm()) ** 2)
+        x = x + attended
+        branch = layer.fc2(F.gelu(layer.fc1(layer.final_layer_norm(x))))
+        shares["mlp"].append(float(branch.norm() / x.norm()) ** 2)
+
+    handles = [layer.register_forward_hook(look) for layer in oracle.model.layers]
+    fair_esm_hidden(oracle.model, PROTEINS, oracle.shape.n_layers)
+    for handle in handles:
+        handle.remove()
+    # made of some hundred random biases and norms, the figures stray by a tenth
+    assert torch.stack(spreads).square().mean().sqrt() == pytest.approx(SCORE_SPREAD, rel=0.1)
+    assert sum(shares["attention"]) / len(shares["attention"]) < ATTENTION_SHARE
+    assert sum(shares["mlp"]) / len(shares["mlp"]) < MLP_SHARE
+
+
+class CoarseRotary(RotaryEmbedding):
+    """fair-esm's rotary embedding with the tables of a model that was cast to bf16."""
+
+    def _update_cos_sin_tables(self, x: Tensor, seq_dimension: int = 1) -> tuple[Tensor, Tensor]:
+        positions = torch.arange(x.shape[seq_dimension], dtype=torch.bfloat16)
+        angles = torch.outer(positions, self.inv_freq.bfloat16()).repeat(1, 2)
+        return angles.cos().float()[None], angles.sin().float()[None]
+
+
+def test_the_tolerance_of_bf16_tells_a_rotary_table_in_bf16(oracle):
+    wrong = make_fair_esm(oracle.shape)
+    for layer in wrong.layers:
+        layer.self_attn.rot_emb = CoarseRotary(oracle.shape.head_dim)
+    hidden = fair_esm_hidden(wrong, PROTEINS, oracle.shape.n_layers)
+    limit = tolerance(oracle.shape.n_layers, torch.bfloat16)
+    assert worst_row(torch.cat(hidden), torch.cat(oracle.hidden)) > limit
+
+
+def test_the_tolerance_of_bf16_tells_embeddings_that_are_not_scaled_for_token_dropout(oracle):
+    wrong = make_fair_esm(replace(oracle.shape, token_dropout=False))
+    hidden = fair_esm_hidden(wrong, PROTEINS[:6], oracle.shape.n_layers)
+    limit = tolerance(oracle.shape.n_layers, torch.bfloat16)
+    for protein, reference in zip(hidden, oracle.hidden[:6], strict=True):
+        assert worst_row(protein, reference) > limit
+
+
+def test_the_tolerance_of_float32_tells_a_gelu_by_tanh(oracle, monkeypatch):
+    monkeypatch.setattr(esm.modules, "gelu", lambda x: F.gelu(x, approximate="tanh"))
+    hidden = fair_esm_hidden(oracle.model, PROTEINS[:6], oracle.shape.n_layers)
+    limit = tolerance(oracle.shape.n_layers, torch.float32)
+    for protein, reference in zip(hidden, oracle.hidden[:6], strict=True):
+        assert worst_row(protein, reference) > limit
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_earlier_layer_is_that_of_fair_esm_without_a_norm(oracle, case):
+    for layer in range(1, oracle.shape.n_layers):
+        hidden = case.load(oracle.path, layer)(PackedBatch.of(PROTEINS[:4]))
+        reference = torch.cat(fair_esm_hidden(oracle.model, PROTEINS[:4], layer))
+        limit = tolerance(layer, case.dtype)
+        assert worst_row(hidden, reference) < limit
+        assert worst_row(oracle.model.emb_layer_norm_after(reference), reference) > limit
+
+
+@pytest.mark.parametrize("oracle", [24], indirect=True)
+def test_an_earlier_layer_needs_no_tensor_of_the_later_ones(oracle, tmp_path):
+    state = stored_state(oracle.model)
+    del state[f"encoder.sentence_encoder.layers.{oracle.shape.n_layers - 1}.fc1.weight"]
+    path = tmp_path / "model.pt"
+    torch.save({"model": state}, path)
+    cpu, n_layers = torch.device("cpu"), oracle.shape.n_layers
+    model = load_esm2(path, n_layers - 1, torch.float32, cpu)
+    assert len(model.layers) == n_layers - 1
+    with pytest.raises(UnavailableError, match=rf"layers\.{n_layers - 1}\.fc1\.weight"):
+        load_esm2(path, n_layers, torch.float32, cpu)
+
+
+@pytest.mark.parametrize("token_dropout", [True, False])
+def test_embeddings_are_scaled_only_if_the_model_was_trained_with_token_dropout(
+    tmp_path, token_dropout
+):
+    shape = replace(SHAPES[16], token_dropout=token_dropout)
+    fair_esm = make_fair_esm(shape)
+    model = load_esm2(
+        save_fair_esm(fair_esm, tmp_path / "model.pt"), 0, torch.float32, torch.device("cpu")
+    )
+    batch = PackedBatch.of(PROTEINS[:6])
+    scale = 0.88 if token_dropout else 1.0
+    expected = scale * fair_esm.embed_tokens.weight[torch.from_numpy(batch.tokens)]
+    # one product, rounded once: at most u of it, and fair-esm rounds a second time, when dividing
+    u = torch.finfo(torch.float32).eps / 2
+    torch.testing.assert_close(model(batch), expected, rtol=2 * u, atol=0)
+    reference = torch.cat(fair_esm_hidden(fair_esm, PROTEINS[:6], 0))
+    torch.testing.assert_close(model(batch), reference, rtol=4 * u, atol=0)
+
+
+@pytest.mark.parametrize("oracle", [24], indirect=True)
+def test_lower_case_gives_the_vectors_of_upper_case(oracle):
+    model = load_esm2(oracle.path, oracle.shape.n_layers, torch.float32, torch.device("cpu"))
+    protein = ODD_LETTERS + random_protein(30)
+    lower, upper = embed(model, [protein.lower(), protein])
+    assert worst_row(lower, upper) < tolerance(oracle.shape.n_layers, torch.float32)
+
+
+@pytest.mark.parametrize("oracle", [24], indirect=True)
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("length", [1, 50, 333])
+def test_a_vector_does_not_depend_on_the_batch_it_is_in(oracle, case, length):
+    model = case.load(oracle.path, oracle.shape.n_layers)
+    protein = random_protein(length, seed=1000)
+    others = PROTEINS[:6]
+    (alone,) = embed(model, [protein])
+    limit = tolerance(oracle.shape.n_layers, case.dtype, case.dtype)
+    batches = {
+        "first": [protein, *others],
+        "last": [*reversed(others), protein],
+        "among its like": [random_protein(length), protein, random_protein(length, 1)],
+        "longest first": sorted([*others, protein], key=len, reverse=True),
+    }
+    for name, batch in batches.items():
+        together = embed(model, batch)[batch.index(protein)]
+        assert worst_row(together, alone) < limit, name
+
+
+@pytest.mark.parametrize("oracle", [24], indirect=True)
+def test_matrix_products_take_the_precision_asked_for_and_all_else_is_float32(oracle):
+    model = load_esm2(oracle.path, oracle.shape.n_layers, torch.bfloat16, torch.device("cpu"))
+    reduced = {
+        name.split(".")[-2]
+        for name, tensor in model.state_dict().items()
+        if tensor.dtype == torch.bfloat16
+    }
+    assert reduced == {"qkv", "attention_out", "up", "down"}
+    rest = [t for t in model.state_dict().values() if t.dtype != torch.bfloat16]
+    assert {tensor.dtype for tensor in rest} == {torch.float32}
+    assert model.inv_freq.dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_cpu_attends_to_runs_of_one_length(dtype):
+    assert choose_kernel(torch.device("cpu"), dtype) is attend_runs
+
+
+@on_ampere
+def test_a_cuda_device_attends_with_flash_attention_but_in_float32():
+    device = torch.device("cuda")
+    assert choose_kernel(device, torch.float32) is attend_runs
+    assert choose_kernel(device, torch.float16) is attend_varlen
+    assert choose_kernel(device, torch.bfloat16) is attend_varlen
+
+
+def test_the_number_of_parameters_is_that_of_the_model(oracle):
+    model = load_esm2(oracle.path, oracle.shape.n_layers, torch.float32, torch.device("cpu"))
+    assert oracle.shape.n_parameters == sum(p.numel() for p in model.parameters())

@@ -1,0 +1,109 @@
+"""Tokens are those of fair-esm, and batches lose nothing and keep to their budget."""
+
+from __future__ import annotations
+
+import string
+from itertools import pairwise
+
+import esm
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracle import random_protein
+
+from virnucpro.esm2.alphabet import CLS, EOS, N_TOKENS, PAD, RESIDUES, UNK, tokenize
+from virnucpro.esm2.packing import EXTRA_TOKENS, PackedBatch, plan_batches
+
+ALPHABET = esm.Alphabet.from_architecture("ESM-1b")
+quick = settings(max_examples=50, deadline=None, database=None)
+proteins = st.lists(
+    st.text("LAGVSERTIDPKQNFYMHWCXBUZO.-J*mkv", min_size=1, max_size=12), min_size=1, max_size=12
+)
+lengths = st.lists(st.integers(1, 1500), max_size=60)
+budgets = st.integers(3, 4000)
+
+
+def test_the_alphabet_is_that_of_fair_esm():
+    assert len(ALPHABET) == N_TOKENS
+    assert list(RESIDUES) == ALPHABET.standard_toks
+    special = (ALPHABET.cls_idx, ALPHABET.padding_idx, ALPHABET.eos_idx, ALPHABET.unk_idx)
+    assert special == (CLS, PAD, EOS, UNK)
+
+
+@pytest.mark.parametrize("letter", [*string.ascii_uppercase, ".", "-", "*", "?", "1", "é"])
+def test_a_letter_has_the_token_of_fair_esm_in_either_case(letter):
+    token = ALPHABET.get_idx(letter)
+    assert tokenize([letter]).tolist() == [CLS, token, EOS]
+    assert tokenize([letter.lower()]).tolist() == [CLS, token, EOS]
+
+
+def test_proteins_lie_end_to_end_as_fair_esm_would_tokenize_each():
+    batch = [random_protein(length) for length in (1, 40, 7)]
+    convert = ALPHABET.get_batch_converter()
+    alone = [convert([("", protein)])[2][0].numpy() for protein in batch]
+    np.testing.assert_array_equal(tokenize(batch), np.concatenate(alone))
+
+
+def test_each_letter_without_a_token_is_one_unknown_residue():
+    assert tokenize(["A*J**A"]).tolist() == [CLS, 5, UNK, UNK, UNK, UNK, 5, EOS]
+
+
+@quick
+@given(proteins)
+def test_a_packed_batch_holds_every_protein_between_cls_and_eos(batch):
+    packed = PackedBatch.of(batch)
+    assert packed.n_proteins == len(batch)
+    assert packed.cu_seqlens[0] == 0
+    assert packed.cu_seqlens[-1] == len(packed.tokens) == len(packed.positions)
+    for (first, last), protein in zip(pairwise(packed.cu_seqlens), batch, strict=True):
+        expected = [CLS, *(ALPHABET.get_idx(letter) for letter in protein.upper()), EOS]
+        assert packed.tokens[first:last].tolist() == expected
+        assert packed.positions[first:last].tolist() == list(range(len(protein) + EXTRA_TOKENS))
+
+
+@quick
+@given(proteins)
+def test_runs_are_the_longest_rectangles_of_neighbours_of_one_length(batch):
+    packed = PackedBatch.of(batch)
+    seqlens = [len(protein) + EXTRA_TOKENS for protein in batch]
+    assert [seqlen for _, n, seqlen in packed.runs for _ in range(n)] == seqlens
+    assert all(a[2] != b[2] for a, b in pairwise(packed.runs))
+    firsts = np.cumsum([0, *(n * seqlen for _, n, seqlen in packed.runs)])
+    assert [first for first, _, _ in packed.runs] == firsts[:-1].tolist()
+    assert packed.max_seqlen == max(seqlens)
+
+
+@quick
+@given(lengths, budgets)
+def test_every_protein_is_in_one_batch(lengths, budget):
+    batches = plan_batches(lengths, budget)
+    assert sorted(index for batch in batches for index in batch) == list(range(len(lengths)))
+    assert all(batches)
+
+
+@quick
+@given(lengths, budgets)
+def test_a_batch_keeps_to_the_budget_but_for_a_protein_alone(lengths, budget):
+    for batch in plan_batches(lengths, budget):
+        n_tokens = sum(lengths[index] + EXTRA_TOKENS for index in batch)
+        assert n_tokens <= budget or len(batch) == 1
+
+
+@quick
+@given(lengths, budgets)
+def test_the_longest_come_first_and_equal_ones_in_input_order(lengths, budget):
+    order = [index for batch in plan_batches(lengths, budget) for index in batch]
+    assert order == sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
+
+
+@quick
+@given(lengths, budgets)
+def test_a_batch_is_closed_only_when_the_next_protein_does_not_fit(lengths, budget):
+    for batch, following in pairwise(plan_batches(lengths, budget)):
+        n_tokens = sum(lengths[index] + EXTRA_TOKENS for index in (*batch, following[0]))
+        assert n_tokens > budget
+
+
+def test_a_protein_longer_than_the_budget_gets_a_batch_of_its_own():
+    assert plan_batches([10, 5000, 20, 5000], 100) == [[1], [3], [2, 0]]

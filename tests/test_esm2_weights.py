@@ -1,0 +1,479 @@
+"""A checkpoint is told by its content, gives the same vectors in either format, runs nothing."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import pickle
+import types
+from dataclasses import replace
+from pathlib import Path
+
+import esm
+import pytest
+import torch
+from oracle import (
+    LONGEST,
+    fair_esm_hidden,
+    fair_esm_tokens,
+    make_fair_esm,
+    random_protein,
+    save_fair_esm,
+    stored_config,
+    stored_state,
+    tolerance,
+    worst_row,
+)
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import EsmConfig, EsmForMaskedLM, EsmModel
+
+from virnucpro.errors import UnavailableError
+from virnucpro.esm2.model import ESM2Shape
+from virnucpro.esm2.packing import PackedBatch
+from virnucpro.esm2.weights import inspect_checkpoint, load_esm2, verify_checkpoint
+
+SHAPE = ESM2Shape(n_layers=2, dim=64, n_heads=2)
+PROTEINS = ["M", "MKXBUZO-J*.A", random_protein(60), random_protein(LONGEST)]
+HUGGING_FACE = {  # fair-esm's name of a module -> its name on the Hugging Face hub
+    "embed_tokens": "embeddings.word_embeddings",
+    "emb_layer_norm_after": "encoder.emb_layer_norm_after",
+    "layers": "encoder.layer",
+    "self_attn.q_proj": "attention.self.query",
+    "self_attn.k_proj": "attention.self.key",
+    "self_attn.v_proj": "attention.self.value",
+    "self_attn.rot_emb": "attention.self.rotary_embeddings",
+    "self_attn.out_proj": "attention.output.dense",
+    "self_attn_layer_norm": "attention.LayerNorm",
+    "final_layer_norm": "LayerNorm",
+    "fc1": "intermediate.dense",
+    "fc2": "output.dense",
+}
+
+
+@pytest.fixture(scope="module")
+def fair_esm() -> esm.ESM2:
+    return make_fair_esm(SHAPE)
+
+
+@pytest.fixture(scope="module")
+def reference(fair_esm) -> Tensor:
+    return torch.cat(fair_esm_hidden(fair_esm, PROTEINS, SHAPE.n_layers))
+
+
+def embed(path: Path) -> Tensor:
+    """(n_tokens, dim) of all proteins after the last layer, in float32."""
+    n_layers = inspect_checkpoint(path).shape.n_layers
+    model = load_esm2(path, n_layers, torch.float32, torch.device("cpu"))
+    return model(PackedBatch.of(PROTEINS))
+
+
+def hub_config(model: esm.ESM2) -> dict[str, object]:
+    return {
+        "model_type": "esm",
+        "architectures": ["EsmForMaskedLM"],
+        "vocab_size": 33,
+        "mask_token_id": 32,
+        "pad_token_id": 1,
+        "hidden_size": model.embed_dim,
+        "num_hidden_layers": model.num_layers,
+        "num_attention_heads": model.attention_heads,
+        "intermediate_size": 4 * model.embed_dim,
+        "position_embedding_type": "rotary",
+        "token_dropout": model.token_dropout,
+        "emb_layer_norm_before": False,
+        "layer_norm_eps": 1e-5,
+        "max_position_embeddings": 1200,
+    }
+
+
+def hub_state(model: esm.ESM2, prefix: str = "esm.") -> dict[str, Tensor]:
+    """The encoder's tensors under the names of the checkpoints on the Hugging Face hub."""
+    state = {}
+    for name, tensor in model.state_dict().items():
+        if name.startswith(("lm_head.", "contact_head.")):
+            continue
+        first, *rest = name.split(".")
+        module, kind = ".".join(rest[1:-1]), rest[-1]
+        words = (
+            [HUGGING_FACE[first], rest[0], HUGGING_FACE[module]]
+            if module
+            else [HUGGING_FACE[first]]
+        )
+        state[prefix + ".".join([*words, kind])] = tensor
+    return state
+
+
+def save_hub_folder(model: esm.ESM2, folder: Path, prefix: str = "esm.") -> Path:
+    """Write a folder as the hub has them: config.json and model.safetensors."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(hub_config(model)))
+    state = {name: tensor.clone() for name, tensor in hub_state(model, prefix).items()}
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def change_config(folder: Path, **changes: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def rename_tensors(folder: Path, names: dict[str, str]) -> None:
+    """Rename by the start of the name; an empty new name drops the tensor."""
+    state = {}
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        start = next((start for start in names if name.startswith(start)), None)
+        if start is None:
+            state[name] = tensor
+        elif names[start]:
+            state[names[start] + name.removeprefix(start)] = tensor
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+# fair-esm's .pt
+
+
+def test_the_file_of_the_oracle_is_one_that_fair_esm_loads(fair_esm, tmp_path):
+    path = save_fair_esm(fair_esm, tmp_path / "model.pt")
+    with torch.serialization.safe_globals([argparse.Namespace]):
+        content = torch.load(path)
+    with pytest.warns(UserWarning, match="Regression weights not found"):
+        loaded, _ = esm.pretrained.load_model_and_alphabet_core("esm2_t2", content)
+    for name, tensor in fair_esm.state_dict().items():
+        assert name.startswith("contact_head.") or torch.equal(tensor, loaded.state_dict()[name])
+
+
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "before torch 1.6"])
+def test_a_pt_file_gives_the_vectors_of_fair_esm(fair_esm, reference, tmp_path, zipped):
+    content = {"cfg": {"model": stored_config(fair_esm)}, "model": stored_state(fair_esm)}
+    path = tmp_path / "model.pt"
+    torch.save(content, path, _use_new_zipfile_serialization=zipped)
+    assert worst_row(embed(path), reference) < tolerance(SHAPE.n_layers, torch.float32)
+
+
+def test_a_checkpoint_is_told_by_its_content_not_by_its_name(fair_esm, tmp_path):
+    checkpoint = inspect_checkpoint(save_fair_esm(fair_esm, tmp_path / "esm2_t33_650M_UR50D.pt"))
+    assert checkpoint.shape == SHAPE
+    assert checkpoint.name == "esm2_t33_650M_UR50D"
+
+
+@pytest.mark.parametrize("n_heads", [1, 2, 4])
+def test_without_a_configuration_the_rotary_buffer_tells_the_heads(tmp_path, n_heads):
+    shape = replace(SHAPE, n_heads=n_heads)
+    model, path = make_fair_esm(shape), tmp_path / "model.pt"
+    torch.save({"model": stored_state(model)}, path)
+    assert inspect_checkpoint(path).shape == shape
+    expected = torch.cat(fair_esm_hidden(model, PROTEINS, shape.n_layers))
+    assert worst_row(embed(path), expected) < tolerance(shape.n_layers, torch.float32)
+
+
+def test_tensors_beside_the_encoder_do_not_matter(fair_esm, reference, tmp_path):
+    state = stored_state(fair_esm)
+    state["contact_head.regression.weight"] = torch.zeros(1, 4)
+    state = {name: tensor for name, tensor in state.items() if "lm_head" not in name}
+    path = tmp_path / "model.pt"
+    torch.save({"cfg": {"model": stored_config(fair_esm)}, "model": state}, path)
+    assert worst_row(embed(path), reference) < tolerance(SHAPE.n_layers, torch.float32)
+
+
+# a Hugging Face folder
+
+
+@torch.inference_mode()
+def last_hidden_state(model: EsmModel, fair_esm: esm.ESM2) -> Tensor:
+    model = model.eval()
+    tokens = [fair_esm_tokens(fair_esm, protein) for protein in PROTEINS]
+    return torch.cat([model(input_ids=one).last_hidden_state[0] for one in tokens])
+
+
+@pytest.mark.parametrize("prefix", ["", "esm."], ids=["EsmModel", "EsmForMaskedLM"])
+def test_a_folder_of_the_hub_gives_the_vectors_of_transformers(
+    fair_esm, reference, tmp_path, prefix
+):
+    folder = save_hub_folder(fair_esm, tmp_path / "model", prefix)
+    expected = last_hidden_state(EsmModel.from_pretrained(folder), fair_esm)
+    limit = tolerance(SHAPE.n_layers, torch.float32)
+    assert worst_row(embed(folder), expected) < limit
+    assert worst_row(embed(folder), reference) < limit
+
+
+@pytest.mark.parametrize("max_shard_size", ["1GB", "100KB"], ids=["one file", "sharded"])
+@pytest.mark.parametrize("kind", [EsmModel, EsmForMaskedLM])
+def test_what_transformers_loads_from_the_hub_and_saves_again_gives_the_same_vectors(
+    fair_esm, reference, tmp_path, kind, max_shard_size
+):
+    model = kind.from_pretrained(save_hub_folder(fair_esm, tmp_path / "hub"))
+    model.save_pretrained(tmp_path / "saved", max_shard_size=max_shard_size)
+    n_files = len(list((tmp_path / "saved").glob("*.safetensors")))
+    assert (n_files > 1) == (max_shard_size == "100KB")
+    limit = tolerance(SHAPE.n_layers, torch.float32)
+    assert worst_row(embed(tmp_path / "saved"), reference) < limit
+
+
+@pytest.mark.parametrize("kind", [EsmModel, EsmForMaskedLM])
+def test_a_model_that_transformers_made_from_a_configuration_and_saved_loads(
+    fair_esm, tmp_path, kind
+):
+    torch.manual_seed(0)
+    model = kind(EsmConfig(**hub_config(fair_esm)))
+    model.save_pretrained(tmp_path / "saved")
+    expected = last_hidden_state(getattr(model, "esm", model), fair_esm)
+    limit = tolerance(SHAPE.n_layers, torch.float32)
+    assert worst_row(embed(tmp_path / "saved"), expected) < limit
+
+
+# either format
+
+
+def test_the_same_weights_have_one_encoder_id_and_the_same_vectors_in_both_formats(
+    fair_esm, tmp_path
+):
+    pt = save_fair_esm(fair_esm, tmp_path / "model.pt")
+    folder = save_hub_folder(fair_esm, tmp_path / "model")
+    assert inspect_checkpoint(pt).shape == inspect_checkpoint(folder).shape == SHAPE
+    assert inspect_checkpoint(pt).encoder_id == inspect_checkpoint(folder).encoder_id
+    assert torch.equal(embed(pt), embed(folder))
+
+
+def test_other_weights_or_another_shape_have_another_encoder_id(fair_esm, tmp_path):
+    models = [fair_esm, make_fair_esm(replace(SHAPE, n_heads=4))]
+    models.append(make_fair_esm(replace(SHAPE, token_dropout=False)))
+    for name in ("embed_tokens.weight", "emb_layer_norm_after.weight"):
+        models.append(make_fair_esm(SHAPE))
+        models[-1].state_dict()[name].mul_(1.01)
+    paths = [save_fair_esm(model, tmp_path / f"{i}.pt") for i, model in enumerate(models)]
+    assert len({inspect_checkpoint(path).encoder_id for path in paths}) == len(models)
+
+
+def test_token_dropout_is_as_the_configuration_says(tmp_path):
+    shape = replace(SHAPE, token_dropout=False)
+    model = make_fair_esm(shape)
+    expected = torch.cat(fair_esm_hidden(model, PROTEINS, shape.n_layers))
+    pt = save_fair_esm(model, tmp_path / "model.pt")
+    folder = save_hub_folder(model, tmp_path / "model")
+    for path in (pt, folder):
+        assert not inspect_checkpoint(path).shape.token_dropout
+        assert worst_row(embed(path), expected) < tolerance(shape.n_layers, torch.float32)
+
+
+ROTARY = "esm.encoder.layer.{}.attention.self.rotary_embeddings.inv_freq"
+WRITTEN_BY = {  # where the frequencies of a Hugging Face folder lie
+    "transformers 4": {},
+    "transformers 5": {ROTARY.format(0): ROTARY.format("*"), ROTARY.format(1): ""},
+    "transformers 5 from no frequencies": {
+        ROTARY.format(0): "esm.rotary_embeddings.inv_freq",
+        ROTARY.format(1): "",
+    },
+}
+
+
+def test_rotary_frequencies_are_those_of_a_pt_file(tmp_path):
+    path, expected = half_precision(tmp_path)
+    assert worst_row(embed(path), expected) < tolerance(SHAPE.n_layers, torch.float32)
+
+
+@pytest.mark.parametrize("writer", WRITTEN_BY)
+def test_rotary_frequencies_are_those_of_a_folder(tmp_path, writer):
+    model = make_fair_esm(SHAPE)
+    _, expected = half_precision(tmp_path)
+    folder = save_hub_folder(model.half().float(), tmp_path / "model")
+    rename_tensors(folder, WRITTEN_BY[writer])
+    assert worst_row(embed(folder), expected) < tolerance(SHAPE.n_layers, torch.float32)
+
+
+def test_a_folder_without_rotary_frequencies_gets_those_of_esm_2(fair_esm, reference, tmp_path):
+    folder = save_hub_folder(fair_esm, tmp_path / "model")
+    rename_tensors(folder, {ROTARY.format(0): "", ROTARY.format(1): ""})
+    assert worst_row(embed(folder), reference) < tolerance(SHAPE.n_layers, torch.float32)
+
+
+def half_precision(folder: Path) -> tuple[Path, Tensor]:
+    """A checkpoint stored in fp16, as the published 3B: its frequencies are rounded too."""
+    model = make_fair_esm(SHAPE)
+    exact = torch.cat(fair_esm_hidden(model, PROTEINS[-1:], SHAPE.n_layers))
+    path = save_fair_esm(model.half(), folder / "half.pt")
+    expected = fair_esm_hidden(model.float(), PROTEINS, SHAPE.n_layers)
+    limit = tolerance(SHAPE.n_layers, torch.float32)
+    assert worst_row(expected[-1], exact) > limit, "the rounding of the file can be seen"
+    return path, torch.cat(expected)
+
+
+def test_the_hash_of_a_checkpoint_covers_each_of_its_weight_files(fair_esm, tmp_path):
+    pt = save_fair_esm(fair_esm, tmp_path / "model.pt")
+    assert inspect_checkpoint(pt).sha256() == hashlib.sha256(pt.read_bytes()).hexdigest()
+    saved = tmp_path / "saved"
+    model = EsmModel.from_pretrained(save_hub_folder(fair_esm, tmp_path / "hub"))
+    model.save_pretrained(saved, max_shard_size="100KB")
+    files = sorted(saved.glob("*.safetensors"))
+    checkpoint, heard = inspect_checkpoint(saved), []
+    before = checkpoint.sha256(heard.append)
+    assert heard == sorted(heard)
+    assert heard[-1] == checkpoint.n_bytes == sum(file.stat().st_size for file in files)
+    save_file(load_file(files[-1]), files[-1], metadata={"format": "pt", "changed": "yes"})
+    assert inspect_checkpoint(saved).sha256() != before
+
+
+# refusals
+
+
+def refusal(path: Path) -> UnavailableError:
+    """The error, which names the path, and says what to do."""
+    with pytest.raises(UnavailableError) as caught:
+        load_esm2(path, SHAPE.n_layers, torch.float32, torch.device("cpu"))
+    assert str(path) in str(caught.value)
+    assert caught.value.hint
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"P", b"hello, this is text\n" * 9, b"<!DOCTYPE html><html></html>", b'{"a": 1}'],
+    ids=["nothing", "a letter", "text", "HTML", "JSON"],
+)
+def test_a_file_that_is_no_checkpoint_is_refused_as_such(tmp_path, content):
+    path = tmp_path / "model.pt"
+    path.write_bytes(content)
+    assert "is no ESM-2 checkpoint" in str(refusal(path))
+
+
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "before torch 1.6"])
+@pytest.mark.parametrize("n_bytes", [20, 1500, 100_000, -1])
+def test_a_truncated_checkpoint_is_refused_as_damaged(fair_esm, tmp_path, zipped, n_bytes):
+    path = tmp_path / "model.pt"
+    content = {"cfg": {"model": stored_config(fair_esm)}, "model": stored_state(fair_esm)}
+    torch.save(content, path, _use_new_zipfile_serialization=zipped)
+    path.write_bytes(path.read_bytes()[:n_bytes])
+    error = refusal(path)
+    assert "damaged" in f"{error} {error.hint}"
+
+
+class Payload:
+    """Unpickled, it makes a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, (str(self.folder),)
+
+
+@pytest.mark.parametrize("kind", ["zip", "before torch 1.6", "pickle"])
+def test_a_file_that_would_run_code_is_refused_and_runs_nothing(fair_esm, tmp_path, kind):
+    path, trap = tmp_path / "model.pt", tmp_path / "trap"
+    content = {"model": stored_state(fair_esm), "cfg": Payload(trap)}
+    if kind == "pickle":
+        path.write_bytes(pickle.dumps(Payload(trap), protocol=2))
+    else:
+        torch.save(content, path, _use_new_zipfile_serialization=kind == "zip")
+    assert "more than tensors" in str(refusal(path))
+    assert not trap.exists()
+
+
+def test_of_all_classes_only_a_namespace_is_admitted_and_only_for_our_reading(fair_esm, tmp_path):
+    path, before = tmp_path / "model.pt", set(torch.serialization.get_safe_globals())
+    inspect_checkpoint(save_fair_esm(fair_esm, path))
+    assert set(torch.serialization.get_safe_globals()) == before
+    other = types.SimpleNamespace(**vars(stored_config(fair_esm)))
+    torch.save({"cfg": {"model": other}, "model": stored_state(fair_esm)}, path)
+    assert "more than tensors" in str(refusal(path))
+
+
+@pytest.mark.parametrize("content", [[1, 2], {"weights": {}}, {"model": [1]}])
+def test_a_pt_file_without_a_model_is_refused(tmp_path, content):
+    torch.save(content, tmp_path / "model.pt")
+    assert "no state dict" in str(refusal(tmp_path / "model.pt"))
+
+
+def test_an_esm_1_file_is_refused_for_its_lack_of_rotary_positions(fair_esm, tmp_path):
+    state = {name: t for name, t in stored_state(fair_esm).items() if "rot_emb" not in name}
+    state["encoder.sentence_encoder.embed_positions.weight"] = torch.zeros(1026, SHAPE.dim)
+    path = tmp_path / "model.pt"
+    torch.save({"args": argparse.Namespace(arch="roberta_large"), "model": state}, path)
+    assert "rot_emb.inv_freq" in str(refusal(path))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"position_embedding_type": "absolute"}, "ESM-1"),
+        ({"emb_layer_norm_before": True}, "ESM-1"),
+        ({"model_type": "bert"}, "another kind of model"),
+        ({"layer_norm_eps": 1e-12}, "layer_norm_eps"),
+    ],
+)
+def test_a_folder_of_another_model_is_refused(fair_esm, tmp_path, changes, said):
+    folder = save_hub_folder(fair_esm, tmp_path / "model")
+    change_config(folder, **changes)
+    assert said in str(refusal(folder))
+
+
+def test_another_vocabulary_is_refused(fair_esm, tmp_path):
+    state = stored_state(fair_esm)
+    name = "encoder.sentence_encoder.embed_tokens.weight"
+    state[name] = state[name][:25].clone()
+    path = tmp_path / "model.pt"
+    torch.save({"cfg": {"model": stored_config(fair_esm)}, "model": state}, path)
+    assert "25 tokens" in str(refusal(path))
+
+
+@pytest.mark.parametrize("lost", ["layers.1.self_attn.v_proj.bias", "emb_layer_norm_after.weight"])
+def test_a_missing_tensor_is_named(fair_esm, tmp_path, lost):
+    state = stored_state(fair_esm)
+    del state[f"encoder.sentence_encoder.{lost}"]
+    path = tmp_path / "model.pt"
+    torch.save({"cfg": {"model": stored_config(fair_esm)}, "model": state}, path)
+    assert lost in str(refusal(path))
+
+
+def test_a_missing_layer_is_refused(fair_esm, tmp_path):
+    folder = save_hub_folder(fair_esm, tmp_path / "model")
+    rename_tensors(folder, {"esm.encoder.layer.0.": ""})
+    assert "is no ESM-2" in str(refusal(folder))
+
+
+def test_a_tensor_of_another_shape_is_refused(fair_esm, tmp_path):
+    state = stored_state(fair_esm)
+    state["encoder.sentence_encoder.layers.1.fc1.bias"] = torch.zeros(3)
+    path = tmp_path / "model.pt"
+    torch.save({"cfg": {"model": stored_config(fair_esm)}, "model": state}, path)
+    assert "(3,)" in str(refusal(path))
+
+
+def test_a_folder_without_safetensors_or_configuration_is_refused(fair_esm, tmp_path):
+    folder = save_hub_folder(fair_esm, tmp_path / "model")
+    weights = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    assert "no *.safetensors file" in str(refusal(folder))
+    (folder / "model.safetensors").write_bytes(weights[:-100])
+    assert "cannot be read" in str(refusal(folder))
+    (folder / "model.safetensors").write_bytes(weights)
+    (folder / "config.json").write_text("{")
+    assert "config.json" in refusal(folder).hint
+    (folder / "config.json").unlink()
+    assert "config.json" in str(refusal(folder))
+
+
+# verification
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+@pytest.mark.parametrize(
+    ("stored", "ours"),
+    [("layers.1.fc2.weight", "layers.1.down.weight"), ("layers.0.self_attn.k_proj.bias", "qkv")],
+)
+def test_verification_finds_a_number_that_is_not_finite(tmp_path, stored, ours, number):
+    model = make_fair_esm(SHAPE)
+    model.state_dict()[stored].view(-1)[-1] = number
+    path = save_fair_esm(model, tmp_path / "model.pt")
+    with pytest.raises(UnavailableError, match=rf"{ours}.* not finite"):
+        verify_checkpoint(path)
+
+
+def test_verification_finds_a_missing_tensor_and_passes_a_whole_checkpoint(fair_esm, tmp_path):
+    folder = save_hub_folder(fair_esm, tmp_path / "model")
+    assert verify_checkpoint(folder) == inspect_checkpoint(folder)
+    rename_tensors(folder, {"esm.encoder.layer.1.output.dense.bias": ""})
+    with pytest.raises(UnavailableError, match=r"layer\.1\.output\.dense\.bias"):
+        verify_checkpoint(folder)

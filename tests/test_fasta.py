@@ -1,0 +1,423 @@
+"""FASTA is read as it is written in the wild, and refused with file, line and remedy."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from virnucpro.errors import InputError, InputMissingError
+from virnucpro.fasta import (
+    find_invalid,
+    guess_input_type,
+    list_fasta,
+    read_fasta,
+    write_record,
+)
+from virnucpro.records import FastaRecord
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+INPUTS = Path(__file__).parents[2] / "shared" / "data" / "inputs"
+needs_inputs = pytest.mark.skipif(not INPUTS.is_dir(), reason="the real sequences are not here")
+not_as_root = pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+
+
+def pack_zstd(content: bytes) -> bytes:
+    """With the checksum that the zstd program writes too."""
+    return zstd.compress(content, options={zstd.CompressionParameter.checksum_flag: 1})
+
+
+PACKED: dict[str, Callable[[bytes], bytes]] = {
+    "gz": lambda content: gzip.compress(content, mtime=0),
+    "bz2": bz2.compress,
+    "xz": lzma.compress,
+    "zst": pack_zstd,
+}
+every_packing = pytest.mark.parametrize("pack", PACKED.values(), ids=PACKED)
+some_bytes = "".join(f">r{i} of {i}\n{'ACGTTGCAAC' * (i + 1)}\n" for i in range(9)).encode()
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., Path]:
+    def write(content: bytes, name: str = "in.fa") -> Path:
+        path = tmp_path / name
+        path.write_bytes(content)
+        return path
+
+    return write
+
+
+def read(path: Path) -> list[tuple[str, str]]:
+    return [(record.id, record.sequence) for record in read_fasta(path)]
+
+
+def refusal_of(path: Path) -> InputError:
+    """The error that reading ends with; it always names the file and says what to do."""
+    with pytest.raises(InputError) as caught:
+        list(read_fasta(path))
+    assert path.name in str(caught.value)
+    assert caught.value.hint
+    return caught.value
+
+
+# What is read
+
+
+@pytest.mark.parametrize("pack", [bytes, *PACKED.values()], ids=["plain", *PACKED])
+@pytest.mark.parametrize("name", ["in.fa", "in.fa.gz", "in.fa.bz2", "in.fa.xz", "in.fa.zst", "in"])
+def test_the_content_not_the_name_tells_how_a_file_is_packed(write, pack, name: str) -> None:
+    assert read(write(pack(b">a\nACGT\n>b\nGG\nTT\n"), name)) == [("a", "ACGT"), ("b", "GGTT")]
+
+
+@every_packing
+def test_files_that_were_packed_in_pieces_are_read_to_the_end(write, pack) -> None:
+    path = write(pack(b">a\nAC") + pack(b"GT\n>b\nGG") + pack(b"TT\n"))
+    assert read(path) == [("a", "ACGT"), ("b", "GGTT")]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b">a x\nACGT\n>b\nGGTT\n",
+        b">a x\r\nACGT\r\n>b\r\nGGTT\r\n",
+        b">a x\rACGT\r>b\rGGTT\r",
+        b"\xef\xbb\xbf>a x\nACGT\n>b\nGGTT\n",
+        b"\n\r\n>a x\n\nAC\n\nGT\n\n\n>b\n  \nGGTT\n\n",
+        b">a x\n AC GT\t\n>b\nG\tG T  T\n",
+        b">a x\nA\nC\nG\nT\n>b\nGGTT",
+        b">  a x\nACGT\n>\tb\nGGTT\n",
+    ],
+    ids=["unix", "dos", "old-mac", "bom", "blank-lines", "spaces", "no-last-newline", "indented"],
+)
+def test_every_way_to_end_lines_and_space_letters_gives_the_same_records(write, content) -> None:
+    assert read(write(content)) == [("a", "ACGT"), ("b", "GGTT")]
+
+
+def test_the_header_is_kept_as_it_stands_and_the_id_is_its_first_word(write) -> None:
+    (record,) = read_fasta(write(b">gi|1|x/../y [red]\t two  words \r\nacGT\n"))
+    assert record.id == "gi|1|x/../y"
+    assert record.header == "gi|1|x/../y [red]\t two  words "
+    assert record.sequence == "acGT"
+
+
+@pytest.mark.parametrize("content", [b"", b"\n\n", b"\xef\xbb\xbf", b"\r\n"])
+@pytest.mark.parametrize("pack", [bytes, *PACKED.values()], ids=["plain", *PACKED])
+def test_a_file_without_records_is_no_error(write, pack, content: bytes) -> None:
+    assert read(write(pack(content))) == []
+
+
+def test_a_record_without_bases_is_read(write) -> None:
+    assert read(write(b">a\n>b\nAC\n>c")) == [("a", ""), ("b", "AC"), ("c", "")]
+
+
+def test_a_line_of_two_million_bases_is_read_whole(write) -> None:
+    bases = "ACGTTGCAAG" * 200_000
+    path = write(gzip.compress(f">a\n{bases}\n>b\nAC\n".encode(), 1))
+    assert read(path) == [("a", bases), ("b", "AC")]
+
+
+def test_records_know_the_line_of_their_header(write) -> None:
+    path = write(b"\n>a\nAC\nGT\n\n>b\r\nAC\r\n>c\n")
+    assert [(record.id, record.line) for record in read_fasta(path)] == [
+        ("a", 2),
+        ("b", 6),
+        ("c", 8),
+    ]
+
+
+def test_a_description_that_is_not_utf8_passes_unharmed(write, tmp_path: Path) -> None:
+    content = b">a caf\xe9 \xff\xfe\nACGT\n"
+    records = list(read_fasta(write(content)))
+    with (tmp_path / "out.fa").open("w", encoding="utf-8", errors="surrogateescape") as out:
+        for record in records:
+            write_record(out, record.header, record.sequence)
+    assert [record.id for record in records] == ["a"]
+    assert (tmp_path / "out.fa").read_bytes() == content
+
+
+def test_records_stream(write) -> None:
+    """The first records come before a fault further on is met."""
+    records = read_fasta(write(b">a\nAC\n>b\nGT\n>\nAC\n"))
+    assert [next(records).id, next(records).id] == ["a", "b"]
+    with pytest.raises(InputError):
+        next(records)
+
+
+ids = st.text(
+    st.characters(codec="utf-8", exclude_categories=("Zs", "Zl", "Zp", "Cc", "Cs")),
+    min_size=1,
+    max_size=20,
+)
+descriptions = st.binary(max_size=30).map(
+    lambda text: text.translate(None, b"\0\r\n").decode("utf-8", "surrogateescape")
+)
+headers = st.tuples(ids, descriptions).map(" ".join)
+sequences = st.text("ACGTNacgtnRYKM-.*XLEFP", max_size=200)
+
+
+@given(st.lists(st.tuples(headers, sequences), max_size=5))
+@settings(deadline=None)
+def test_what_is_written_is_read_back(tmp_path_factory, entries: list[tuple[str, str]]) -> None:
+    path = tmp_path_factory.getbasetemp() / "round-trip.fa"
+    with path.open("w", encoding="utf-8", errors="surrogateescape", newline="\n") as out:
+        for header, sequence in entries:
+            write_record(out, header, sequence)
+    assert [(record.header, record.sequence) for record in read_fasta(path)] == entries
+
+
+def test_sequences_are_written_in_lines_of_sixty() -> None:
+    out = io.StringIO()
+    write_record(out, "a b", "A" * 60 + "C")
+    write_record(out, "empty", "")
+    assert out.getvalue() == f">a b\n{'A' * 60}\nC\n>empty\n"
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        (b">", 1),
+        (b">\nACGT\n", 1),
+        (b">a\nAC\n\n>  \nGT\n", 4),
+        (b"ACGT\n>a\nACGT\n", 1),
+        (b"\n\nid\tlength\n", 3),
+        (b">a\nAC\n>b\xe9 x\nGT\n", 3),
+        (b">" + b"a" * 6000 + b"\n>b x\0y\nAC\n", 2),
+        (b">" + b"a" * 6000 + b"\n>b\nAC\nG\0T\n>c\nAC\n", 2),
+    ],
+    ids=[
+        "nothing-but->",
+        "no-id",
+        "no-id-later",
+        "text-first",
+        "a-table",
+        "latin1-id",
+        "nul-in-header",
+        "nul-in-sequence",
+    ],
+)
+def test_a_fault_in_a_line_is_refused_with_its_number(write, content: bytes, line: int) -> None:
+    path = write(content)
+    assert f"{path.name}:{line}: " in str(refusal_of(path))
+
+
+def test_faults_in_packed_files_and_in_dos_lines_have_numbers_too(write) -> None:
+    path = write(gzip.compress(b">a\r\nAC\r\n\r\n>\r\nAC\r\n"))
+    assert f"{path.name}:4: " in str(refusal_of(path))
+
+
+FOREIGN = {
+    "FASTQ": b"@read1\nACGT\n+\nIIII\n",
+    "GenBank": b"LOCUS       NC_001416 48502 bp DNA\n",
+    "EMBL": b"ID   X56734; SV 1; linear; mRNA\n",
+    "GFF": b"##gff-version 3\n",
+    "zip": b"PK\x03\x04\x14\0\0\0\x08\0",
+    "UTF-16": ">a\nACGT\n".encode("utf-16"),
+    "binary": bytes(range(256)),
+}
+
+
+@pytest.mark.parametrize(("name", "content"), FOREIGN.items(), ids=FOREIGN)
+@pytest.mark.parametrize("pack", [bytes, *PACKED.values()], ids=["plain", *PACKED])
+def test_other_formats_are_called_by_their_name(write, name: str, content: bytes, pack) -> None:
+    assert name in str(refusal_of(write(pack(content))))
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-be", "utf-16-le", "utf-32"])
+def test_wide_text_is_never_taken_for_fasta(write, encoding: str) -> None:
+    refusal_of(write(">a\nACGT\n".encode(encoding)))
+
+
+def test_fastq_behind_blank_lines_or_a_byte_order_mark_is_still_fastq(write) -> None:
+    for start in (b"\n\r\n", b"\xef\xbb\xbf"):
+        assert "FASTQ" in str(refusal_of(write(start + FOREIGN["FASTQ"])))
+
+
+@every_packing
+def test_a_truncated_file_is_refused_wherever_it_ends(write, pack) -> None:
+    content = pack(some_bytes)
+    for length in range(2, len(content)):
+        refusal_of(write(content[:length]))
+
+
+@every_packing
+def test_a_flipped_bit_is_refused_or_harmless(write, pack) -> None:
+    """Harmless are those of a time stamp or of a block size, say."""
+    content = pack(some_bytes)
+    expected = read(write(content))
+    n_refused = 0
+    for i in range(len(content)):
+        damaged = bytearray(content)
+        damaged[i] ^= 1 << i % 8
+        path = write(damaged)
+        try:
+            found = read(path)
+        except InputError:
+            refusal_of(path)
+            n_refused += 1
+        else:
+            assert found == expected
+    assert n_refused > 0.8 * len(content)
+
+
+def test_garbage_behind_a_gzip_file_is_refused(write) -> None:
+    refusal_of(write(gzip.compress(some_bytes) + b"garbage"))
+
+
+def test_a_message_names_the_file_however_deep_it_lies(tmp_path: Path) -> None:
+    folder = tmp_path / ("long" * 30) / ("path" * 30)
+    folder.mkdir(parents=True)
+    (folder / "bad.fa").write_text("no FASTA")
+    assert "bad.fa:1: " in str(refusal_of(folder / "bad.fa"))
+
+
+def test_messages_hold_no_control_characters(write) -> None:
+    for content in (b"\x1b[31m\x07", b">\xff\x1b[2J\nAC\n", b"\x9b2J"):
+        assert str(refusal_of(write(content))).isprintable()
+
+
+@pytest.mark.parametrize("name", ["missing.fa", "."])
+def test_a_file_that_is_not_there_is_missing_input_with_advice(tmp_path: Path, name) -> None:
+    with pytest.raises(InputMissingError) as caught:
+        list(read_fasta(tmp_path / name))
+    assert (tmp_path / name).name in str(caught.value)
+    assert caught.value.hint
+
+
+# Files and folders
+
+
+def test_a_folder_stands_for_its_fasta_files_sorted_by_name(write, tmp_path: Path) -> None:
+    wanted = ["B.FASTA", "a.fna.gz", "b.fa", "c.faa.zst", "d.fas.xz", "e.fsa.bz2", "f.ffn"]
+    for name in [*reversed(wanted), ".hidden.fa", "notes.txt", "x.fastq", "y.gz", "z.fa.tmp"]:
+        write(b"", name)
+    assert list_fasta(tmp_path) == [tmp_path / name for name in wanted]
+
+
+def test_a_folder_inside_a_folder_is_no_file_whatever_its_name(write, tmp_path: Path) -> None:
+    (tmp_path / "assembly.fa").mkdir()
+    path = write(b">a\nAC\n", "b.fa")
+    assert list_fasta(tmp_path) == [path]
+
+
+def test_a_file_stands_for_itself_whatever_its_name(write) -> None:
+    path = write(b">a\nAC\n", "contigs")
+    assert list_fasta(path) == [path]
+
+
+@pytest.mark.parametrize("name", ["missing.fa", "missing/in.fa", "file.fa/in.fa"])
+def test_a_missing_path_is_refused_with_its_name(write, tmp_path: Path, name: str) -> None:
+    write(b"", "file.fa")
+    with pytest.raises(InputMissingError) as caught:
+        list_fasta(tmp_path / name)
+    assert str(tmp_path / name) in str(caught.value) and caught.value.hint
+
+
+def test_a_folder_without_fasta_is_refused_and_the_endings_are_named(write, tmp_path) -> None:
+    write(b"", "notes.txt")
+    with pytest.raises(InputMissingError) as caught:
+        list_fasta(tmp_path)
+    assert str(tmp_path) in str(caught.value) and ".fna" in caught.value.hint
+
+
+@not_as_root
+def test_a_path_that_may_not_be_read_is_refused(write, tmp_path: Path) -> None:
+    path = write(b">a\nAC\n")
+    path.chmod(0)
+    with pytest.raises(InputMissingError) as caught:
+        list_fasta(path)
+    assert "Permission denied" in str(caught.value) and "permissions" in caught.value.hint
+    path.chmod(0o600)
+    tmp_path.chmod(0)
+    try:
+        with pytest.raises(InputMissingError):
+            list_fasta(tmp_path)
+    finally:
+        tmp_path.chmod(0o700)
+
+
+# Letters
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b">a\nACGTNNACGTAC\n", "nucleotide"),
+        (b">a\nacguacguaaacc\n", "nucleotide"),
+        (b">a\nACGTACGTACGTACGTACGTRYKM\n", "nucleotide"),
+        (b">a\n" + b"ACGT" * 100 + b"\n>odd\nACGL\n", "nucleotide"),
+        (b">a\n" + b"N" * 500 + b"\n", "nucleotide"),
+        (b">a\nMKVLEFPQILAAGG\n", "protein"),
+        (b">a\nmkvlefpqilaagg*\n", "protein"),
+        (b">short\n\n>a\nMKVLEFPQIL\n", "protein"),
+        (b"", None),
+        (b">a\n>b\n\n", None),
+    ],
+)
+def test_the_letters_tell_nucleotides_from_proteins(write, content: bytes, expected) -> None:
+    assert guess_input_type(write(content)) == expected
+
+
+@pytest.mark.parametrize("letters", [b"GAGAGRYKMSWRYKM", b"ACGTACGTACGTACGTACGTACGTACGTACGTL"])
+def test_letters_that_fit_both_or_neither_are_refused_with_advice(write, letters: bytes) -> None:
+    path = write(b">a\n" + letters + b"\n")
+    with pytest.raises(InputError) as caught:
+        guess_input_type(path)
+    assert path.name in str(caught.value) and "--input-type" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("sequence", "input_type", "note"),
+    [
+        ("ACGTUNRYSWKMBDHVX-.*~acgtu", "nucleotide", ""),
+        ("ACDEFGHIKLMNPQRSTVWYXBZUOJ*-.mk", "protein", ""),
+        ("", "nucleotide", "the record is empty"),
+        ("", "protein", "the record is empty"),
+        ("ACGTE", "nucleotide", "'E' at position 5 is no nucleotide letter"),
+        ("AC1GT2", "nucleotide", "'1' at position 3 is no nucleotide letter"),
+        ("MKV>", "protein", "'>' at position 4 is no protein letter"),
+        ("AC\u00e9", "nucleotide", r"'\xe9' at position 3 is no nucleotide letter"),
+        ("AC\udce9", "protein", r"'\udce9' at position 3 is no protein letter"),
+    ],
+)
+def test_the_first_letter_that_does_not_belong_is_named(sequence, input_type, note) -> None:
+    assert find_invalid(FastaRecord("a", "a", sequence), input_type) == note
+
+
+# Real files
+
+
+@needs_inputs
+def test_a_real_file_gives_the_same_records_however_it_is_packed() -> None:
+    plain = list(read_fasta(INPUTS / "ebola.fasta"))
+    assert sum(len(record.sequence) for record in plain) > 300_000
+    for ending in ("gz", "bz2", "zst"):
+        assert list(read_fasta(INPUTS / f"ebola.fasta.{ending}")) == plain
+
+
+@needs_inputs
+def test_real_reads_in_fastq_are_refused_with_advice() -> None:
+    error = refusal_of(INPUTS / "hiv_reads_R1.fastq")
+    assert "FASTQ" in str(error) and "fq2fa" in error.hint
+
+
+@needs_inputs
+def test_the_odd_files_of_other_tools_are_read() -> None:
+    assert read(INPUTS / "barrnap_null.fa") == []
+    assert all(not bases for _, bases in read(INPUTS / "barrnap_empty.fa"))
+    assert guess_input_type(INPUTS / "human_mito.fa") == "nucleotide"

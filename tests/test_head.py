@@ -1,0 +1,261 @@
+"""A head is plain numbers: its scores can be recomputed by hand, and no file of it runs code."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file, save_file
+from safetensors.torch import save_file as save_torch_file
+
+from virnucpro.errors import UnavailableError
+from virnucpro.head import Head, HeadFacts, load_head, save_head
+
+FACTS = HeadFacts(
+    encoder="tiny, for the tests",
+    encoder_id="0123456789abcdef",
+    layer=3,
+    pooling="bos",
+    dim=6,
+    chunk_size=300,
+    threshold=0.625,
+    training="not trained: random weights",
+)
+
+
+def make_head(*widths: int, facts: HeadFacts = FACTS) -> Head:
+    """A head with hidden layers of these widths; the logits are large enough to differ."""
+    rng = np.random.default_rng(len(widths))
+    sizes = [facts.dim, *widths, 2]
+    layers = tuple(
+        (
+            rng.standard_normal((n_out, n_in)).astype(np.float32),
+            rng.standard_normal(n_out).astype(np.float32),
+        )
+        for n_in, n_out in pairwise(sizes)
+    )
+    return Head(facts, layers)
+
+
+def some_vectors(n: int = 50) -> np.ndarray:
+    return np.random.default_rng(9).standard_normal((n, FACTS.dim)).astype(np.float32)
+
+
+def by_hand(head: Head, vector: np.ndarray) -> float:
+    """The softmax of the logits, one multiplication at a time, in float64."""
+    values = [float(value) for value in vector]
+    for i, (weight, bias) in enumerate(head.layers):
+        if i:
+            values = [max(0.0, value) for value in values]
+        values = [
+            sum(float(w) * x for w, x in zip(row, values, strict=True)) + float(b)
+            for row, b in zip(weight, bias, strict=True)
+        ]
+    others, virus = np.exp(np.array(values) - max(values))
+    return float(virus / (others + virus))
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Path:
+    path = tmp_path / "head.safetensors"
+    save_head(path, make_head(4))
+    return path
+
+
+def facts_as_text(**changes: str) -> dict[str, str]:
+    return {name: str(getattr(FACTS, name)) for name in HeadFacts.__slots__} | changes
+
+
+def refusal_of(path: Path) -> UnavailableError:
+    with pytest.raises(UnavailableError) as caught:
+        load_head(path)
+    assert path.name in str(caught.value)
+    assert caught.value.hint
+    return caught.value
+
+
+@pytest.mark.parametrize("widths", [(), (4,), (5, 3)])
+def test_a_head_is_read_as_it_was_saved(tmp_path: Path, widths: tuple[int, ...]) -> None:
+    head, path = make_head(*widths), tmp_path / "head.safetensors"
+    save_head(path, head)
+    found = load_head(path)
+    assert found.facts == head.facts
+    assert len(found.layers) == len(head.layers)
+    for (weight, bias), (saved_weight, saved_bias) in zip(found.layers, head.layers, strict=True):
+        assert np.array_equal(weight, saved_weight) and np.array_equal(bias, saved_bias)
+    assert np.array_equal(found.classify(some_vectors()), head.classify(some_vectors()))
+
+
+def test_a_head_is_known_by_the_hash_of_its_file(stored: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.safetensors"
+    shutil.copy(stored, other)
+    assert len(load_head(stored).sha256) == 64
+    assert load_head(stored).sha256 == load_head(other).sha256
+    save_head(other, make_head(4, facts=replace(FACTS, threshold=0.5)))
+    assert load_head(stored).sha256 != load_head(other).sha256
+
+
+@pytest.mark.parametrize("widths", [(), (4,), (5, 3)])
+def test_scores_are_those_of_the_formula_in_float64(widths: tuple[int, ...]) -> None:
+    head, vectors = make_head(*widths), some_vectors()
+    # half a unit of the last of 6 decimals, and the rounding error of a dozen float64 sums
+    expected = [by_hand(head, vector) for vector in vectors]
+    np.testing.assert_allclose(head.classify(vectors), expected, rtol=0, atol=0.5e-6 + 1e-12)
+
+
+def test_scores_do_not_depend_on_the_rows_beside_them() -> None:
+    head, vectors = make_head(5, 3), some_vectors()
+    scores = head.classify(vectors)
+    order = np.random.default_rng(1).permutation(len(vectors))
+    assert np.array_equal(head.classify(vectors[order]), scores[order])
+    for i, vector in enumerate(vectors):
+        assert head.classify(vector[None])[0] == scores[i]
+
+
+def test_scores_have_six_decimals_and_lie_between_zero_and_one() -> None:
+    scores = make_head(4).classify(1000 * some_vectors())
+    assert ((scores >= 0) & (scores <= 1)).all()
+    assert {0.0, 1.0} < {*scores.tolist(), 0.5}
+    scores = make_head(4).classify(some_vectors())
+    assert [float(f"{score:.6f}") for score in scores] == scores.tolist()
+
+
+def test_no_row_gives_no_score() -> None:
+    assert make_head(4).classify(some_vectors(0)).shape == (0,)
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"no head", b"\x10\0\0\0\0\0\0\0{}", b">a\nACGT\n", b"PK\x03\x04"]
+)
+def test_a_file_that_is_no_safetensors_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "head.safetensors"
+    path.write_bytes(content)
+    refusal_of(path)
+
+
+def test_a_missing_head_is_refused(tmp_path: Path) -> None:
+    refusal_of(tmp_path / "missing.safetensors")
+
+
+def test_a_truncated_head_is_refused_wherever_it_ends(stored: Path) -> None:
+    content = stored.read_bytes()
+    for length in range(len(content)):
+        stored.write_bytes(content[:length])
+        refusal_of(stored)
+
+
+@pytest.mark.parametrize("name", HeadFacts.__slots__)
+def test_a_head_that_does_not_say_what_it_was_made_for_is_refused(stored: Path, name: str) -> None:
+    facts = facts_as_text()
+    del facts[name]
+    save_file(load_file(stored), stored, metadata=facts)
+    assert name in str(refusal_of(stored))
+
+
+def test_tensors_without_any_facts_are_refused(stored: Path) -> None:
+    save_file(load_file(stored), stored)
+    refusal_of(stored)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"classes": "virus,others"},
+        {"classes": "others,phage,virus"},
+        {"threshold": "1.5"},
+        {"threshold": "-0.1"},
+        {"threshold": "nan"},
+        {"threshold": "high"},
+        {"pooling": "none"},
+        {"pooling": "max"},
+        {"dim": "7"},
+        {"layer": "last"},
+        {"chunk_size": ""},
+    ],
+)
+def test_facts_that_make_no_sense_are_refused(stored: Path, changes: dict[str, str]) -> None:
+    save_file(load_file(stored), stored, metadata=facts_as_text(**changes))
+    refusal_of(stored)
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        [],
+        [(2, 5)],
+        [(3, 6)],
+        [(4, 6), (2, 3)],
+        [(2, 6, 1)],
+        [(6,)],
+    ],
+    ids=["no-layer", "other-dim", "three-classes", "layers-do-not-fit", "three-axes", "one-axis"],
+)
+def test_layers_that_do_not_fit_are_refused(tmp_path: Path, shapes: list[tuple[int, ...]]) -> None:
+    path = tmp_path / "head.safetensors"
+    tensors = {}
+    for i, shape in enumerate(shapes):
+        tensors[f"layers.{i}.weight"] = np.ones(shape, dtype=np.float32)
+        tensors[f"layers.{i}.bias"] = np.ones(shape[:1], dtype=np.float32)
+    save_file(tensors, path, metadata=facts_as_text())
+    refusal_of(path)
+
+
+def test_a_bias_of_another_length_is_refused(stored: Path) -> None:
+    tensors = load_file(stored) | {"layers.0.bias": np.ones(1, dtype=np.float32)}
+    save_file(tensors, stored, metadata=facts_as_text())
+    refusal_of(stored)
+
+
+def test_a_layer_without_its_other_half_is_refused(stored: Path) -> None:
+    tensors = load_file(stored)
+    tensors["layers.2.weight"] = tensors.pop("layers.1.bias")
+    save_file(tensors, stored, metadata=facts_as_text())
+    refusal_of(stored)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_head_that_is_not_finite_is_refused(stored: Path, value: float) -> None:
+    tensors = load_file(stored)
+    tensors["layers.0.weight"][0, 0] = value
+    save_file(tensors, stored, metadata=facts_as_text())
+    refusal_of(stored)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
+def test_a_number_format_that_numpy_does_not_know_is_refused(tmp_path: Path, dtype) -> None:
+    path = tmp_path / "head.safetensors"
+    tensors = {
+        "layers.0.weight": torch.ones(2, FACTS.dim).to(dtype),
+        "layers.0.bias": torch.zeros(2).to(dtype),
+    }
+    save_torch_file(tensors, path, metadata=facts_as_text())
+    refusal_of(path)
+
+
+class Trap:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, sprung: Path) -> None:
+        self.sprung = sprung
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, (str(self.sprung),)
+
+
+def test_code_in_a_pickled_head_is_never_run(tmp_path: Path) -> None:
+    sprung, path = tmp_path / "sprung", tmp_path / "head.pkl"
+    path.write_bytes(pickle.dumps(Trap(sprung)))
+    refusal_of(path)
+    torch.save({"layers.0.weight": Trap(sprung)}, path)
+    refusal_of(path)
+    assert not sprung.exists()

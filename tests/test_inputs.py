@@ -1,0 +1,268 @@
+"""Inputs are found in order, copied if they cannot be read twice, and never change unnoticed."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import io
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from virnucpro.errors import InputError, InputMissingError, ResumeError
+from virnucpro.fasta import read_fasta
+from virnucpro.inputs import (
+    InputFile,
+    agree_on_type,
+    check_unchanged,
+    find_inputs,
+    generations,
+    hash_inputs,
+    join_inputs,
+)
+
+A, B, C, D = b">a\nAC\n", b">b\nGT\n", b">c\nTT\n", b">d\nGG\n"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def copies(run: Path) -> Path:
+    return run / "inputs"
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., Path]:
+    def write(name: str, content: bytes = A) -> Path:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        return path
+
+    return write
+
+
+def hashed(*paths: Path) -> list[InputFile]:
+    return hash_inputs(paths, lambda _: None)
+
+
+def hashed_pipes(run: Path, copies: Path, *contents: bytes) -> list[InputFile]:
+    """What a run sees of inputs that it had to copy: here, of files inside its folder."""
+    paths = []
+    for i, content in enumerate(contents):
+        paths.append(run / f"{i}.fa")
+        paths[-1].write_bytes(content)
+    return hashed(*find_inputs(paths, run, copies))
+
+
+# Finding
+
+
+def test_inputs_keep_the_order_of_the_command_line_and_folders_that_of_names(write, run, copies):
+    z, folder = write("z.fa"), write("folder/b.fa").parent
+    write("folder/a.fa.gz")
+    write("folder/notes.txt")
+    y = write("y.fa")
+    expected = [z, folder / "a.fa.gz", folder / "b.fa", y]
+    assert find_inputs([z, folder, y], run, copies) == expected
+    assert not copies.exists()
+
+
+def test_paths_are_remembered_absolute_and_free_of_links(write, run, copies, tmp_path, monkeypatch):
+    path = write("real.fa")
+    (tmp_path / "link.fa").symlink_to("real.fa")
+    monkeypatch.chdir(tmp_path)
+    assert find_inputs([Path("link.fa")], run, copies) == [path.resolve()]
+
+
+def test_a_missing_input_is_refused(write, run, copies, tmp_path: Path) -> None:
+    with pytest.raises(InputMissingError, match=r"missing\.fa"):
+        find_inputs([write("a.fa"), tmp_path / "missing.fa"], run, copies)
+
+
+def test_a_link_in_a_folder_that_leads_nowhere_is_missing_input(write, run, copies) -> None:
+    folder = write("folder/a.fa").parent
+    (folder / "b.fa").symlink_to("nowhere.fa")
+    with pytest.raises(InputMissingError, match=r"b\.fa"):
+        find_inputs([folder], run, copies)
+
+
+def read_from_pipes(paths: list[Path], contents: list[bytes], run: Path, copies: Path) -> list:
+    """What ``find_inputs`` makes of named pipes that others write at the same time."""
+    found: list[Path] = []
+
+    def feed(path: Path, content: bytes) -> None:
+        try:
+            path.write_bytes(content)
+        except OSError as error:  # nobody reads any more: the assertion will tell
+            assert error.errno == errno.EPIPE
+
+    threads = [
+        threading.Thread(target=feed, args=pair, daemon=True)
+        for pair in zip(paths, contents, strict=True)
+    ]
+    reader = threading.Thread(
+        target=lambda: found.extend(find_inputs(paths, run, copies)), daemon=True
+    )
+    for thread in (*threads, reader):
+        thread.start()
+    reader.join(timeout=5)
+    for path in paths:  # wakes whoever still waits for the other end
+        os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK))
+    for thread in (*threads, reader):
+        thread.join(timeout=5)
+    return [path.read_bytes() for path in found]
+
+
+def test_what_comes_through_named_pipes_arrives_whole(run, copies, tmp_path: Path) -> None:
+    paths = [tmp_path / f"pipe{i}" for i in range(30)]
+    for path in paths:
+        os.mkfifo(path)
+    contents = [b">%d\n" % i + b"ACGT" * 20_000 * (i % 3) + b"\n" for i in range(30)]
+    assert read_from_pipes(paths, contents, run, copies) == contents
+
+
+def test_standard_input_is_copied_and_may_be_packed(run, copies, monkeypatch) -> None:
+    stdin = io.TextIOWrapper(io.BytesIO(gzip.compress(A)))
+    monkeypatch.setattr(sys, "stdin", stdin)
+    (copy,) = find_inputs([Path("-")], run, copies)
+    assert copy.parent == copies
+    assert [(record.id, record.sequence) for record in read_fasta(copy)] == [("a", "AC")]
+
+
+def test_a_file_inside_the_run_folder_is_copied_before_the_run_replaces_it(run, copies) -> None:
+    inside = run / "failed_sequences.fa"
+    inside.write_bytes(B)
+    (copy,) = find_inputs([inside], run, copies)
+    inside.unlink()
+    assert copy.read_bytes() == B and copy.parent == copies
+
+
+def test_copies_have_different_names(run, copies) -> None:
+    contents = [A, B, C]
+    inputs = hashed_pipes(run, copies, *contents)
+    assert [Path(known.path).read_bytes() for known in inputs] == contents
+
+
+# Hashing
+
+
+def test_inputs_are_hashed_and_the_bytes_read_so_far_are_told(write) -> None:
+    told: list[int] = []
+    inputs = hash_inputs([write("a.fa"), write("b.fa", b""), write("c.fa", b"x" * 10)], told.append)
+    assert [known.n_bytes for known in inputs] == [6, 0, 10]
+    assert inputs[1].sha256.startswith("e3b0c44298fc1c14")  # of nothing
+    assert len({known.sha256 for known in inputs}) == 3
+    assert told == [6, 16]
+
+
+def test_an_input_that_went_away_is_missing_input_with_advice(tmp_path: Path) -> None:
+    with pytest.raises(InputMissingError, match=r"gone\.fa") as caught:
+        hashed(tmp_path / "gone.fa")
+    assert caught.value.hint
+
+
+# Resuming
+
+
+def test_the_same_inputs_join_to_themselves(write, copies) -> None:
+    inputs = hashed(write("a.fa", A), write("b.fa", B))
+    assert join_inputs(inputs, inputs) == inputs
+    assert join_inputs(inputs, inputs[::-1]) == inputs
+
+
+def test_an_input_that_moved_is_known_by_its_content(write, copies) -> None:
+    recorded = hashed(write("a.fa", A), write("b.fa", B))
+    moved = hashed(write("elsewhere/renamed.fna", A))
+    joined = join_inputs(recorded, moved)
+    assert [known.sha256 for known in joined] == [known.sha256 for known in recorded]
+    assert [known.path for known in joined] == [moved[0].path, recorded[1].path]
+
+
+def test_inputs_that_swapped_their_names_are_known_by_their_content(write, copies) -> None:
+    recorded = hashed(write("a.fa", A), write("b.fa", B))
+    joined = join_inputs(recorded, hashed(write("a.fa", B), write("b.fa", A)))
+    assert [Path(known.path).read_bytes() for known in joined] == [A, B]
+
+
+def test_a_changed_input_is_refused_by_name(write, copies) -> None:
+    recorded = hashed(write("a.fa", A), write("b.fa", B))
+    with pytest.raises(ResumeError, match=r"b\.fa changed") as caught:
+        join_inputs(recorded, hashed(write("a.fa", A), write("b.fa", C)))
+    assert "--force" in caught.value.hint
+
+
+def test_added_inputs_are_the_next_generation(write, copies) -> None:
+    first = hashed(write("a.fa", A))
+    second = join_inputs(first, hashed(write("a.fa", A), write("b.fa", B)))
+    third = join_inputs(second, hashed(write("d.fa", D), write("c.fa", C)))
+    assert [(Path(known.path).name, known.generation) for known in third] == [
+        ("a.fa", 0),
+        ("b.fa", 1),
+        ("d.fa", 2),
+        ("c.fa", 2),
+    ]
+    names = [[path.name for path in paths] for paths in generations(third)]
+    assert names == [["a.fa"], ["b.fa"], ["d.fa", "c.fa"]]
+
+
+def test_the_same_content_through_a_pipe_again_is_the_same_input_and_leaves_one_copy(
+    run, copies
+) -> None:
+    recorded = hashed_pipes(run, copies, A)
+    assert join_inputs(recorded, hashed_pipes(run, copies, A)) == recorded
+    assert [path.read_bytes() for path in copies.iterdir()] == [A]
+
+
+def test_copies_that_a_run_needs_are_never_overwritten_by_later_ones(run, copies) -> None:
+    inputs: list[InputFile] = []
+    for contents in ([A, B], [A, B, C], [A, B, C, D]):
+        inputs = join_inputs(inputs, hashed_pipes(run, copies, *contents))
+        assert [Path(known.path).read_bytes() for known in inputs] == contents
+        check_unchanged(inputs)
+
+
+def test_inputs_that_were_not_given_again_must_be_as_they_were(write) -> None:
+    inputs = hashed(write("a.fa", A), write("b.fa", B))
+    check_unchanged(inputs)
+    write("b.fa", C)
+    with pytest.raises(ResumeError, match=r"b\.fa") as caught:
+        check_unchanged(inputs)
+    assert "--input" in caught.value.hint
+    Path(inputs[0].path).unlink()
+    with pytest.raises(ResumeError, match=r"a\.fa"):
+        check_unchanged(inputs)
+
+
+# What they hold
+
+
+def test_inputs_of_one_kind_agree_on_it(write) -> None:
+    dna = [write("a.fa", b">a\nACGTACGT\n"), write("b.fa", b">b\nacgu\n")]
+    proteins = [write("c.fa", b">c\nMKVLEFPQIL\n")]
+    empty = write("empty.fa", b"")
+    assert agree_on_type([*dna, empty], None) == "nucleotide"
+    assert agree_on_type([empty, *proteins], None) == "protein"
+    assert agree_on_type([empty], None) == "nucleotide"
+
+
+def test_mixed_inputs_are_refused_and_both_are_named(write) -> None:
+    dna, protein = write("dna.fa", b">a\nACGTACGT\n"), write("protein.fa", b">c\nMKVLEFPQIL\n")
+    with pytest.raises(InputError, match=r"dna\.fa holds nucleotides.*protein\.fa proteins") as e:
+        agree_on_type([protein, dna], None)
+    assert "--input-type" in e.value.hint
+
+
+def test_what_the_user_says_an_input_is_counts_more_than_its_letters(write) -> None:
+    dna, protein = write("dna.fa", b">a\nACGTACGT\n"), write("protein.fa", b">c\nMKVLEFPQIL\n")
+    assert agree_on_type([protein, dna], "protein") == "protein"
+    assert agree_on_type([protein, dna], "nucleotide") == "nucleotide"

@@ -1,0 +1,438 @@
+"""A feature file exists only when it is whole, and anyone with h5py can read it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import resource
+import time
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+from virnucpro.errors import FeatureFileError
+from virnucpro.files import atomic, sweep
+from virnucpro.records import Embeddings, Failure
+from virnucpro.store import read_embeddings, save_npz, save_pt, write_embeddings, write_index
+
+ATTRIBUTES: dict[str, str | int] = {
+    "model": "esm2_t6_8M_UR50D",
+    "layer": 6,
+    "pooling": "mean",
+    "precision": "fp32",
+    "fingerprint": "f1" * 32,
+    "virnucpro_version": "0.1.0",
+    "shard_sha256": "5a" * 32,
+}
+PER_RESIDUE = {**ATTRIBUTES, "pooling": "none"}
+DIM = 4
+SURVEY_SECONDS = 30  # a healthy survey takes a tenth of that
+
+
+def make_embeddings(
+    n_orfs: int, *, per_residue: bool = False, prefix: str = "contig", n_failures: int = 0
+) -> Embeddings:
+    rng = np.random.default_rng(n_orfs)
+    lengths = rng.integers(1, 6, n_orfs).astype(np.int32)
+    n_rows = int(lengths.sum()) if per_residue else n_orfs
+    return Embeddings(
+        ids=tuple(f"{prefix}{i}_chunk_1F{i % 3 + 1}" for i in range(n_orfs)),
+        lengths=lengths,
+        vectors=rng.standard_normal((n_rows, DIM)).astype(np.float32),
+        per_residue=per_residue,
+        failures=tuple(
+            Failure(f"{prefix}_bad{i}F1", f"{prefix}_bad{i}", f"out of memory [red] \u00e9 {i}")
+            for i in range(n_failures)
+        ),
+    )
+
+
+def attributes_of(embeddings: Embeddings) -> dict[str, str | int]:
+    return PER_RESIDUE if embeddings.per_residue else ATTRIBUTES
+
+
+def rows_by_id(embeddings: Embeddings) -> dict[str, list[list[float]]]:
+    """The rows of each ORF: one, or one for each residue."""
+    counts = embeddings.lengths if embeddings.per_residue else np.ones_like(embeddings.lengths)
+    rows = iter(embeddings.vectors.tolist())
+    return {
+        orf_id: [next(rows) for _ in range(n)]
+        for orf_id, n in zip(embeddings.ids, counts, strict=True)
+    }
+
+
+def is_same(found: Embeddings, expected: Embeddings) -> bool:
+    """To the last bit."""
+    return (
+        found.ids == expected.ids
+        and found.failures == expected.failures
+        and found.per_residue == expected.per_residue
+        and found.vectors.dtype == expected.vectors.dtype
+        and found.lengths.dtype == expected.lengths.dtype
+        and found.vectors.tobytes() == expected.vectors.tobytes()
+        and found.lengths.tobytes() == expected.lengths.tobytes()
+    )
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "features" / "000000.h5"
+
+
+def refusal_of(path: Path, attributes: dict[str, str | int] = ATTRIBUTES) -> FeatureFileError:
+    with pytest.raises(FeatureFileError) as caught:
+        read_embeddings(path, attributes)
+    assert path.name in str(caught.value)
+    return caught.value
+
+
+# Round trips
+
+
+@pytest.mark.parametrize("per_residue", [False, True], ids=["mean", "per-residue"])
+@pytest.mark.parametrize(("n_orfs", "n_failures"), [(7, 0), (7, 2), (1, 0), (0, 2), (0, 0)])
+def test_embeddings_and_failures_are_read_as_they_were_written(
+    path: Path, per_residue: bool, n_orfs: int, n_failures: int
+) -> None:
+    embeddings = make_embeddings(n_orfs, per_residue=per_residue, n_failures=n_failures)
+    write_embeddings(path, embeddings, attributes_of(embeddings))
+    assert is_same(read_embeddings(path, attributes_of(embeddings)), embeddings)
+
+
+def test_ids_of_any_kind_come_back(path: Path) -> None:
+    ids = ("../../x", "/etc/x", "[red]", "\x1b[31m", "\u00e9\U0001f9a0", "a" * 10_000, "\x7f", "'")
+    embeddings = replace(make_embeddings(len(ids)), ids=ids)
+    write_embeddings(path, embeddings, ATTRIBUTES)
+    assert read_embeddings(path, ATTRIBUTES).ids == ids
+
+
+def test_anyone_with_h5py_can_read_a_feature_file_by_the_documented_names(path: Path) -> None:
+    embeddings = make_embeddings(5)
+    write_embeddings(path, embeddings, ATTRIBUTES)
+    with h5py.File(path) as h5:
+        assert h5["ids"].asstr()[:].tolist() == list(embeddings.ids)
+        assert h5["ids"].dtype == h5py.string_dtype("utf-8")
+        assert h5["embeddings"].dtype == np.float32
+        assert np.array_equal(h5["embeddings"], embeddings.vectors)
+        assert h5["lengths"].dtype == np.int32
+        assert np.array_equal(h5["lengths"], embeddings.lengths)
+        assert {name: h5.attrs[name] for name in ATTRIBUTES} == ATTRIBUTES
+
+
+# Damage
+
+
+def test_a_missing_or_foreign_file_is_refused(path: Path) -> None:
+    refusal_of(path)
+    path.parent.mkdir()
+    for content in (b"", b"no HDF5", b"\x89HDF\r\n\x1a\n", b"\0" * 4096):
+        path.write_bytes(content)
+        refusal_of(path)
+
+
+def test_a_folder_in_the_place_of_a_feature_file_is_refused(path: Path) -> None:
+    path.mkdir(parents=True)
+    refusal_of(path)
+
+
+def test_an_hdf5_file_of_another_program_is_refused(path: Path) -> None:
+    path.parent.mkdir()
+    with h5py.File(path, "w") as h5:
+        h5["something"] = [1.0, 2.0]
+    refusal_of(path)
+    with h5py.File(path, "w") as h5:
+        h5.attrs.update(ATTRIBUTES)
+        for name in ("ids", "embeddings", "lengths", "failed"):
+            h5.create_group(name)
+    refusal_of(path)
+
+
+@pytest.mark.parametrize("name", ATTRIBUTES)
+def test_a_file_of_another_recipe_or_shard_is_refused_and_the_difference_named(
+    path: Path, name: str
+) -> None:
+    write_embeddings(path, make_embeddings(5), ATTRIBUTES)
+    message = str(refusal_of(path, {**ATTRIBUTES, name: "another"}))
+    assert name in message and "'another'" in message
+    refusal_of(path, {**ATTRIBUTES, f"new_{name}": ATTRIBUTES[name]})
+
+
+def test_the_file_of_another_shard_in_its_place_is_refused(path: Path) -> None:
+    """Shards are told apart by their hash: a copied or renamed file does not pass."""
+    write_embeddings(path, make_embeddings(5, prefix="other"), {**ATTRIBUTES, "shard_sha256": "0"})
+    refusal_of(path)
+
+
+def test_a_value_that_was_changed_afterwards_is_refused(path: Path) -> None:
+    write_embeddings(path, make_embeddings(5), ATTRIBUTES)
+    with h5py.File(path, "r+") as h5:
+        h5["embeddings"][3, 1] += 1
+    refusal_of(path)
+
+
+def test_rows_that_changed_places_are_refused(path: Path) -> None:
+    write_embeddings(path, make_embeddings(5), ATTRIBUTES)
+    with h5py.File(path, "r+") as h5:
+        h5["embeddings"][:] = h5["embeddings"][:][::-1]
+    refusal_of(path)
+
+
+def survey_damage(path: Path, is_truncation: bool) -> None:
+    """In a process of its own: a damaged file can make HDF5 itself loop for ever.
+
+    Every damage is refused, or harmless to the last bit. What is tried is noted beside the file.
+    """
+    expected = read_embeddings(path, ATTRIBUTES)
+    content = path.read_bytes()
+    for offset, bit in truncations(content) if is_truncation else flips(content):
+        damaged = bytearray(content)
+        if is_truncation:
+            del damaged[offset:]
+        else:
+            damaged[offset] ^= 1 << bit
+        path.with_suffix(".tried").write_text(f"byte {offset}, bit {bit}")
+        path.write_bytes(damaged)
+        try:
+            found = read_embeddings(path, ATTRIBUTES)
+        except FeatureFileError:
+            continue
+        assert not is_truncation and is_same(found, expected), (offset, bit)
+
+
+def truncations(content: bytes) -> Iterator[tuple[int, int]]:
+    for length in (*range(0, len(content), 61), len(content) - 1):
+        yield length, 0
+
+
+def flips(content: bytes) -> Iterator[tuple[int, int]]:
+    """All over the file, and everywhere at the heads of HDF5's string heaps, its weak spot."""
+    for offset in range(0, len(content), 13):
+        yield offset, offset % 8
+    heap = content.find(b"GCOL")
+    while heap >= 0:
+        for offset in range(heap, heap + 48):
+            yield from ((offset, bit) for bit in range(8))
+        heap = content.find(b"GCOL", heap + 1)
+
+
+@pytest.mark.parametrize("is_truncation", [True, False], ids=["truncated", "flipped-bit"])
+def test_damage_anywhere_is_refused_or_harmless_and_never_hangs(
+    path: Path, is_truncation: bool
+) -> None:
+    write_embeddings(path, make_embeddings(7, n_failures=1), ATTRIBUTES)
+    survey = multiprocessing.get_context("spawn").Process(
+        target=survey_damage, args=(path, is_truncation)
+    )
+    survey.start()
+    survey.join(SURVEY_SECONDS)
+    hung = survey.is_alive()
+    survey.kill()
+    survey.join()
+    tried = path.with_suffix(".tried").read_text()
+    assert not hung, f"reading hangs on a damaged file: {tried}"
+    assert survey.exitcode == 0, tried
+
+
+# Interrupted writes
+
+
+@contextmanager
+def no_file_longer_than(n_bytes: int) -> Iterator[None]:
+    """As on a disk that is full."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_write_that_finds_no_room_leaves_nothing(path: Path) -> None:
+    with pytest.raises(OSError, match="too large"), no_file_longer_than(1000):
+        write_embeddings(path, make_embeddings(5), ATTRIBUTES)
+    assert list(path.parent.iterdir()) == []
+
+
+def test_a_write_that_fails_leaves_the_file_that_was_there(path: Path) -> None:
+    before, after = make_embeddings(5), make_embeddings(9)
+    write_embeddings(path, before, ATTRIBUTES)
+    with pytest.raises(OSError, match="too large"), no_file_longer_than(1000):
+        write_embeddings(path, after, ATTRIBUTES)
+    assert is_same(read_embeddings(path, ATTRIBUTES), before)
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+    write_embeddings(path, after, ATTRIBUTES)
+    assert is_same(read_embeddings(path, ATTRIBUTES), after)
+
+
+def test_a_write_that_is_interrupted_leaves_nothing(path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), atomic(path) as temporary:
+        temporary.write_bytes(b"half")
+        raise KeyboardInterrupt
+    assert list(path.parent.iterdir()) == []
+
+
+def test_what_a_killed_write_left_is_swept_away_and_nothing_else(path: Path) -> None:
+    write_embeddings(path, make_embeddings(5), ATTRIBUTES)
+    with pytest.raises(FileNotFoundError), atomic(path.with_name("000001.h5")) as temporary:
+        temporary.write_bytes(b"half")
+        sweep(path.parent)  # as the next run does
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+
+
+# The index over all files
+
+
+def make_run(root: Path, *parts: Embeddings) -> list[tuple[Path, np.ndarray]]:
+    """A run folder with its feature files; every ORF is to be shown."""
+    shown = []
+    for i, embeddings in enumerate(parts):
+        path = root / "features" / f"{i:06d}.h5"
+        attributes = {**attributes_of(embeddings), "shard_sha256": f"{i}" * 64}
+        write_embeddings(path, embeddings, attributes)
+        shown.append((path, np.ones(len(embeddings.ids), dtype=np.bool_)))
+    return shown
+
+
+def read_index(path: Path) -> Embeddings:
+    with h5py.File(path) as h5:
+        return Embeddings(
+            ids=tuple(h5["ids"].asstr()[:]),
+            lengths=h5["lengths"][:],
+            vectors=h5["embeddings"][:],
+            per_residue=h5.attrs["pooling"] == "none",
+        )
+
+
+@pytest.fixture(params=[False, True], ids=["mean", "per-residue"])
+def parts(request: pytest.FixtureRequest) -> list[Embeddings]:
+    return [
+        make_embeddings(n, per_residue=request.param, prefix=f"part{i}_", n_failures=i)
+        for i, n in enumerate((5, 1, 0, 8))
+    ]
+
+
+def test_the_index_shows_the_rows_of_all_files_in_their_order(tmp_path: Path, parts) -> None:
+    index = tmp_path / "run" / "features.h5"
+    write_index(index, make_run(index.parent, *parts), parts[0].per_residue)
+    found = read_index(index)
+    assert found.ids == tuple(orf_id for part in parts for orf_id in part.ids)
+    assert found.lengths.tolist() == [n for part in parts for n in part.lengths.tolist()]
+    expected = {k: v for part in parts for k, v in rows_by_id(part).items()}
+    assert rows_by_id(found) == expected
+
+
+def test_the_index_leaves_out_what_is_masked(tmp_path: Path, parts) -> None:
+    index = tmp_path / "run" / "features.h5"
+    masked = make_run(index.parent, *parts)
+    masked[0][1][[0, 2, 3]] = False
+    masked[1][1][:] = False
+    masked[3][1][-1] = False
+    write_index(index, masked, parts[0].per_residue)
+    expected = {
+        orf_id: rows
+        for part, (_, shown) in zip(parts, masked, strict=True)
+        for (orf_id, rows), is_shown in zip(rows_by_id(part).items(), shown, strict=True)
+        if is_shown
+    }
+    found = read_index(index)
+    assert found.ids == tuple(expected)
+    assert rows_by_id(found) == expected
+
+
+def test_the_index_works_after_the_run_folder_was_moved(tmp_path, parts, monkeypatch) -> None:
+    index = tmp_path / "run" / "features.h5"
+    write_index(index, make_run(index.parent, *parts), parts[0].per_residue)
+    moved = tmp_path / "elsewhere" / "moved"
+    moved.parent.mkdir()
+    index.parent.rename(moved)
+    monkeypatch.chdir(tmp_path)
+    expected = {k: v for part in parts for k, v in rows_by_id(part).items()}
+    assert rows_by_id(read_index(Path("elsewhere/moved/features.h5"))) == expected
+
+
+def test_the_index_says_what_made_it_but_names_no_single_shard(tmp_path: Path, parts) -> None:
+    index = tmp_path / "run" / "features.h5"
+    write_index(index, make_run(index.parent, *parts), parts[0].per_residue)
+    with h5py.File(index) as h5:
+        expected = {**attributes_of(parts[0])}
+        del expected["shard_sha256"]
+        assert dict(h5.attrs) == expected
+
+
+def test_an_index_of_nothing_has_its_datasets_without_rows(tmp_path: Path) -> None:
+    index = tmp_path / "run" / "features.h5"
+    for embeddings in (make_embeddings(0, n_failures=2), make_embeddings(3)):
+        (part,) = make_run(index.parent, embeddings)
+        part[1][:] = False
+        write_index(index, [part], per_residue=False)
+        assert read_index(index).ids == ()
+        assert read_index(index).vectors.shape == (0, DIM)
+
+
+def test_rows_of_a_file_that_is_gone_read_as_nan_never_as_zeros(tmp_path: Path) -> None:
+    index = tmp_path / "run" / "features.h5"
+    parts = make_run(index.parent, make_embeddings(3, prefix="a"), make_embeddings(2, prefix="b"))
+    write_index(index, parts, per_residue=False)
+    parts[0][0].unlink()
+    with h5py.File(index) as h5:
+        assert np.isnan(h5["embeddings"][:3]).all()
+        assert np.isfinite(h5["embeddings"][3:]).all()
+
+
+# Other formats
+
+
+@pytest.mark.parametrize("n_orfs", [5, 1, 0])
+@pytest.mark.parametrize("per_residue", [False, True], ids=["mean", "per-residue"])
+def test_npz_loads_without_pickle(tmp_path: Path, n_orfs: int, per_residue: bool) -> None:
+    embeddings = make_embeddings(n_orfs, per_residue=per_residue)
+    save_npz(tmp_path / "000000.npz", embeddings)
+    with np.load(tmp_path / "000000.npz", allow_pickle=False) as stored:
+        found = Embeddings(
+            tuple(stored["ids"].tolist()), stored["lengths"], stored["embeddings"], per_residue
+        )
+    assert is_same(found, embeddings)
+
+
+@pytest.mark.parametrize("n_orfs", [5, 1, 0])
+@pytest.mark.parametrize("per_residue", [False, True], ids=["mean", "per-residue"])
+def test_pt_loads_without_code_and_names_each_tensor(
+    tmp_path: Path, n_orfs: int, per_residue: bool
+) -> None:
+    embeddings = make_embeddings(n_orfs, per_residue=per_residue)
+    save_pt(tmp_path / "000000.pt", embeddings)
+    stored = torch.load(tmp_path / "000000.pt", weights_only=True)
+    assert set(stored) == {"proteins", "data"}
+    assert len(stored["proteins"]) == len(stored["data"]) == n_orfs
+    found = {
+        name: np.atleast_2d(tensor.numpy()).tolist()
+        for name, tensor in zip(stored["proteins"], stored["data"], strict=True)
+    }
+    assert found == rows_by_id(embeddings)
+    assert all(tensor.ndim == 1 + per_residue for tensor in stored["data"])
+
+
+def test_the_same_content_gives_the_same_bytes_whenever_and_wherever(tmp_path: Path) -> None:
+    parts = [make_embeddings(5, prefix="a", n_failures=1), make_embeddings(3, prefix="b")]
+    for name in ("one", "two"):
+        index = tmp_path / name / "features.h5"
+        write_index(index, make_run(index.parent, *parts), per_residue=False)
+        save_npz(index.with_name("000000.npz"), parts[0])
+        save_pt(index.with_name("000000.pt"), parts[0])
+        time.sleep(1.1)  # HDF5 counts its time stamps in seconds
+    for name in ("features/000000.h5", "features.h5", "000000.npz", "000000.pt"):
+        first, second = tmp_path / "one" / name, tmp_path / "two" / name
+        assert first.read_bytes() == second.read_bytes(), name
+
+
+def test_a_pt_file_does_not_tell_which_process_wrote_it(tmp_path: Path) -> None:
+    save_pt(tmp_path / "000000.pt", make_embeddings(5))
+    with zipfile.ZipFile(tmp_path / "000000.pt") as archive:
+        assert not any(f".{os.getpid()}" in name for name in archive.namelist())
