@@ -19,10 +19,6 @@ from virnucpro.esm2.model import ESM2Shape
 NAME = "esm2_t6_8M_UR50D"
 SHAPE = ESM2Shape(n_layers=2, dim=160, n_heads=4)  # more than one block of the download
 
-still_a_bug = pytest.mark.xfail(
-    strict=True, reason="download() lets HTTPException and the refusal of its temporary file pass"
-)
-
 Answer = Callable[[BaseHTTPRequestHandler], None]
 
 
@@ -181,7 +177,6 @@ def test_an_answer_that_ends_early_is_refused(checkpoint):
         assert f"after 2000000 of {len(checkpoint)} bytes" in str(refusal(base_url))
 
 
-@still_a_bug
 def test_chunks_that_end_early_are_refused(checkpoint):
     with serving(in_chunks(checkpoint, to_the_end=False)) as (base_url, _):
         refusal(base_url)
@@ -194,7 +189,6 @@ def test_an_address_where_nothing_lies_is_refused():
         error.__cause__.close()  # else its socket would warn when it is collected
 
 
-@still_a_bug
 def test_a_server_of_another_protocol_is_refused():
     with serving(no_http) as (base_url, _):
         refusal(base_url)
@@ -212,7 +206,6 @@ def test_a_file_that_is_another_model_is_refused(tmp_path):
         assert f"is not {NAME}" in str(refusal(base_url))
 
 
-@still_a_bug
 def test_a_page_in_place_of_the_model_is_refused():
     with serving(whole(b"<!DOCTYPE html><title>Please log in</title>")) as (base_url, _):
         refusal(base_url)
