@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from virnucpro.config import Recipe, Resources, RunConfig
 from virnucpro.demo import write_demo
@@ -89,6 +90,12 @@ def contigs(tmp_path: Path) -> Path:
     path = tmp_path / "contigs.fa"
     path.write_text("".join(f">{name} of a test\n{bases}\n" for name, bases in records))
     return path
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Small matrices are slower on many threads, and much slower on a busy machine."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)

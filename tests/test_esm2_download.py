@@ -186,7 +186,6 @@ def test_an_address_where_nothing_lies_is_refused():
     with serving(not_found) as (base_url, _):
         error = refusal(base_url)
         assert "Not Found" in str(error)
-        error.__cause__.close()  # else its socket would warn when it is collected
 
 
 def test_a_server_of_another_protocol_is_refused():

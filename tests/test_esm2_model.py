@@ -206,13 +206,13 @@ def test_an_earlier_layer_is_that_of_fair_esm_without_a_norm(oracle, case):
 @pytest.mark.parametrize("oracle", [24], indirect=True)
 def test_an_earlier_layer_needs_no_tensor_of_the_later_ones(oracle, tmp_path):
     state = stored_state(oracle.model)
-    del state[f"encoder.sentence_encoder.layers.{oracle.shape.n_layers - 1}.fc1.weight"]
+    del state[f"encoder.sentence_encoder.layers.{oracle.shape.n_layers - 1}.fc1.bias"]
     path = tmp_path / "model.pt"
     torch.save({"model": state}, path)
     cpu, n_layers = torch.device("cpu"), oracle.shape.n_layers
     model = load_esm2(path, n_layers - 1, torch.float32, cpu)
     assert len(model.layers) == n_layers - 1
-    with pytest.raises(UnavailableError, match=rf"layers\.{n_layers - 1}\.fc1\.weight"):
+    with pytest.raises(UnavailableError, match=rf"layers\.{n_layers - 1}\.fc1\.bias"):
         load_esm2(path, n_layers, torch.float32, cpu)
 
 

@@ -247,6 +247,15 @@ def test_other_weights_or_another_shape_have_another_encoder_id(fair_esm, tmp_pa
     assert len({inspect_checkpoint(path).encoder_id for path in paths}) == len(models)
 
 
+def test_a_model_fine_tuned_in_its_layers_only_has_another_encoder_id(fair_esm, tmp_path):
+    before = inspect_checkpoint(save_fair_esm(fair_esm, tmp_path / "before.pt")).encoder_id
+    tuned = make_fair_esm(SHAPE)
+    with torch.no_grad():
+        tuned.layers[0].self_attn.v_proj.weight += 1e-3
+    after = inspect_checkpoint(save_fair_esm(tuned, tmp_path / "after.pt")).encoder_id
+    assert before != after
+
+
 def test_token_dropout_is_as_the_configuration_says(tmp_path):
     shape = replace(SHAPE, token_dropout=False)
     model = make_fair_esm(shape)
@@ -347,6 +356,13 @@ def test_a_truncated_checkpoint_is_refused_as_damaged(fair_esm, tmp_path, zipped
     path.write_bytes(path.read_bytes()[:n_bytes])
     error = refusal(path)
     assert "damaged" in f"{error} {error.hint}"
+
+
+def test_a_checkpoint_of_old_that_ends_within_a_number_is_refused_as_damaged(fair_esm, tmp_path):
+    path = tmp_path / "model.pt"
+    torch.save({"model": stored_state(fair_esm)}, path, _use_new_zipfile_serialization=False)
+    path.write_bytes(path.read_bytes()[:18])
+    assert "damaged" in refusal(path).hint
 
 
 class Payload:

@@ -43,7 +43,8 @@ from virnucpro.results import Results, Tally
 from virnucpro.rundir import Manifest, RunDir, check_same_recipe
 from virnucpro.store import read_embeddings
 
-STARTING = "of that starting workers"
+STAGES = ("reading", "embedding", "writing tables")
+STARTING = "starting workers"  # is part of embedding
 OnEvent = Callable[[Telling], None]
 
 
@@ -71,13 +72,13 @@ class Summary:
     def lines(self, folder: Path) -> list[str]:
         """What to tell the user at the end."""
         parts = [f"{n} {status}" for status, n in self.statuses.items() if n]
-        stages = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self.seconds.items())
-        working = self.seconds["embedding"] - self.seconds.get(STARTING, 0.0)
-        rate = self.n_tokens / max(1e-3, working)
+        stages = ", ".join(f"{name} {self.seconds[name]:.1f} s" for name in STAGES)
+        starting = self.seconds.get(STARTING, 0.0)
+        rate = self.n_tokens / max(1e-3, self.seconds["embedding"] - starting)
         lines = [
             f"records: {self.n_records} in = {' + '.join(parts) or '0'}",
             f"frames embedded: {self.n_frames}",
-            f"time: {stages}",
+            f"time: {stages} (embedding began after {starting:.1f} s, when a worker was ready)",
             f"tokens: {self.n_tokens} embedded at {rate:,.0f} per second",
             f"results: {printable(folder)}",
         ]
@@ -112,7 +113,7 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
         if config.force:
             rundir.clear()
         rundir.sweep()
-        with summary.stage("reading"):
+        with summary.stage(STAGES[0]):
             manifest = open_run(config, rundir, on_event)
             plan = make_plan(
                 rundir,
@@ -122,9 +123,9 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
             )
             warn_of_input(plan, manifest)
         job = make_job(config, rundir, manifest)
-        with summary.stage("embedding"):
+        with summary.stage(STAGES[1]):
             lost = embed(plan, job, manifest, executor, on_event, summary)
-        with summary.stage("writing tables"):
+        with summary.stage(STAGES[2]):
             results = Results(
                 rundir=rundir,
                 manifest=manifest,

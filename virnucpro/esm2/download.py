@@ -7,6 +7,7 @@ download serves every program. Nothing is fetched unless a name was asked for an
 from __future__ import annotations
 
 import http.client
+import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -77,6 +78,8 @@ def download(model: str, path: Path, on_bytes: OnBytes, base_url: str = BASE_URL
     except UnavailableError as error:
         raise UnavailableError(f"what {url} gave is not {model}: {error}", hint=hint) from error
     except (OSError, http.client.HTTPException) as error:
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()
         reason = getattr(error, "reason", None) or error
         raise UnavailableError(f"cannot fetch {url}: {printable(reason)}", hint=hint) from error
 

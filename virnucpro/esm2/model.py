@@ -18,6 +18,7 @@ from virnucpro.esm2.attention import Kernel, attend_runs
 from virnucpro.esm2.packing import PackedBatch
 
 LAYER_NORM_EPS = 1e-5
+ROPE_THETA = 10000.0
 # 15 % of the tokens were masked in training, 80 % of those zeroed by token dropout
 TOKEN_DROPOUT_SCALE = 1 - 0.15 * 0.8
 
@@ -106,7 +107,7 @@ class ESM2(nn.Module):
 
 def rotary_frequencies(head_dim: int) -> Tensor:
     """Radians per position of each pair of dimensions, (head_dim / 2,) float32."""
-    return 1.0 / (10000 ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
+    return 1.0 / (ROPE_THETA ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

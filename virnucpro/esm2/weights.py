@@ -11,6 +11,7 @@ import hashlib
 import json
 import pickle
 import re
+import struct
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 from virnucpro.errors import UnavailableError
 from virnucpro.esm2.alphabet import N_TOKENS
 from virnucpro.esm2.attention import choose_kernel
-from virnucpro.esm2.model import ESM2, LAYER_NORM_EPS, ESM2Shape, rotary_frequencies
+from virnucpro.esm2.model import ESM2, LAYER_NORM_EPS, ROPE_THETA, ESM2Shape, rotary_frequencies
 from virnucpro.files import sha256
 from virnucpro.log import printable
 
@@ -59,6 +60,19 @@ _HUGGING_FACE = {
     "down": "encoder.layer.{}.output.dense",
 }
 _PT_MAGIC = (b"PK", b"\x80")  # a zip archive, or a bare pickle of old
+# what torch.load makes of a damaged file
+_DAMAGE = (
+    OSError,
+    RuntimeError,
+    EOFError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    AssertionError,
+    struct.error,
+)
+_MATRICES = ("q", "k", "v", "attention_out", "up", "down")
 _SAME_NAME = ("attention_norm", "attention_out", "mlp_norm", "up", "down")
 
 
@@ -105,10 +119,21 @@ def inspect_checkpoint(path: Path) -> Checkpoint:
     if dim % (2 * n_heads):
         raise _not_esm2(path, f"{n_heads} heads in {dim} dimensions")
     shape = ESM2Shape(len(numbers), dim, n_heads, tensors.token_dropout)
+    return Checkpoint(path, shape, _encoder_id(shape, tensors))
+
+
+def _encoder_id(shape: ESM2Shape, tensors: _Tensors) -> str:
+    """A hash of the embedding, the last norm, and the first row of every matrix.
+
+    Enough to tell a fine-tuned model from its original without reading gigabytes.
+    """
     digest = hashlib.sha256(repr(shape).encode())
-    for name in ("embedding", "final_norm"):
-        digest.update(tensors.get(name, "weight").float().contiguous().numpy().tobytes())
-    return Checkpoint(path, shape, digest.hexdigest()[:16])
+    parts = [tensors.get("embedding", "weight"), tensors.get("final_norm", "weight")]
+    for layer in range(shape.n_layers):
+        parts += [tensors.get(name, "weight", layer)[0] for name in _MATRICES]
+    for part in parts:
+        digest.update(part.float().contiguous().numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
 def load_esm2(path: Path, layer: int, dtype: torch.dtype, device: torch.device) -> ESM2:
@@ -210,10 +235,10 @@ def _open_pt(path: Path) -> _Tensors:
             )
     except pickle.UnpicklingError as error:
         raise UnavailableError(
-            f"{printable(path)} holds more than tensors and was not loaded",
+            f"{printable(path)} holds more than tensors, or is damaged: it was not loaded",
             hint="use fair-esm's own checkpoint, or a Hugging Face folder with safetensors",
         ) from error
-    except (OSError, RuntimeError, EOFError, ValueError, LookupError, TypeError) as error:
+    except _DAMAGE as error:
         raise UnavailableError(
             f"{printable(path)} cannot be read: {printable(error)}",
             hint="the file is damaged or no checkpoint: download it again",
@@ -251,6 +276,8 @@ def _open_folder(path: Path) -> _Tensors:
         raise _not_esm2(path, "config.json of another kind of model")
     if stored.get("position_embedding_type") != "rotary" or stored.get("emb_layer_norm_before"):
         raise _not_esm2(path, "config.json of an ESM-1 model")
+    if stored.get("rope_theta", ROPE_THETA) != ROPE_THETA:
+        raise _not_esm2(path, f"rope_theta is {stored['rope_theta']}")
     if stored.get("layer_norm_eps", LAYER_NORM_EPS) != LAYER_NORM_EPS:
         raise _not_esm2(path, f"layer_norm_eps is {stored['layer_norm_eps']}")
     config = {
