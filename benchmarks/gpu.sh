@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# Everything that needs a GPU, in one call, on a machine with torch >= 2.10 built for CUDA: the tests
+# of every kernel and precision, a run on all GPUs against one on the CPU, and the encoder's figures.
+#
+#   WHEELS=folder RESULTS=folder benchmarks/gpu.sh
+#
+# WHEELS holds wheels of what the machine lacks (fair-esm, biopython, nvidia-ml-py, ...), so that no
+# network is needed; leave it out where the dependencies are installed.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+results=${RESULTS:-benchmarks/results}
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+mkdir -p "$results"
+status=0
+
+if [[ -n ${WHEELS:-} ]]; then
+    python3 -m pip install --quiet --no-index --no-deps --target "$scratch/site" "$WHEELS"/*.whl
+fi
+export PYTHONPATH=$PWD:$scratch/site${PYTHONPATH:+:$PYTHONPATH}
+
+python3 -m virnucpro devices | tee "$results/gpu_devices.txt"
+python3 -m pytest tests/test_esm2_model.py tests/test_devices.py 2>&1 |
+    tee "$results/gpu_tests.txt" || status=$? # the figures are wanted all the same
+
+python3 -m virnucpro demo "$scratch/demo"
+for device in cuda cpu; do
+    python3 -m virnucpro predict --quiet --device "$device" --precision fp32 \
+        --input examples/contigs.fa --output-dir "$scratch/$device" \
+        --model "$scratch/demo/esm2_demo" --head "$scratch/demo/head.safetensors"
+done
+# scores of two kinds of device differ by rounding: this shows how many rows do
+diff "$scratch"/{cuda,cpu}/predictions.tsv | tee "$results/gpu_cpu_difference.txt" || true
+
+for model in 650M 3B 150M 35M 8M; do # the most telling first, in case time runs out
+    python3 benchmarks/encoder.py --device cuda --models "$model" --proteins 10000 --repeats 3 \
+        --json "$results/encoder_cuda_$model.json"
+done
+exit "$status"
