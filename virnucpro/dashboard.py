@@ -31,6 +31,7 @@ from virnucpro.engine.events import (
 )
 from virnucpro.esm2.packing import EXTRA_TOKENS
 from virnucpro.log import LOGGER, log_figures
+from virnucpro.records import Shard
 
 EVERY_SECONDS = 10.0
 _GIB = 1 << 30
@@ -68,6 +69,7 @@ class Progressing:
     n_tokens: int = 0  # to do
     n_failed: int = 0  # sequences
     n_failed_shards: int = 0
+    n_failed_tokens: int = 0
     started: float = field(default_factory=time.monotonic)
     embedding_since: float = 0.0
 
@@ -78,7 +80,7 @@ class Progressing:
             case EmbeddingStarted(pending=pending, n_done_before=before):
                 self.stage = None
                 self.n_shards, self.n_before = before + len(pending), before
-                self.n_tokens = sum(s.n_residues + EXTRA_TOKENS * s.n_orfs for s in pending)
+                self.n_tokens = sum(map(_tokens_of, pending))
                 self.embedding_since = time.monotonic()
             case WorkerReady(worker=worker, memory=memory):
                 self.devices.setdefault(worker, DeviceState()).memory = memory
@@ -92,6 +94,7 @@ class Progressing:
             case ShardFailed(shard=shard):
                 self.n_failed += shard.n_orfs
                 self.n_failed_shards += 1
+                self.n_failed_tokens += _tokens_of(shard)
 
     @property
     def n_done(self) -> int:
@@ -101,7 +104,15 @@ class Progressing:
 
     @property
     def n_tokens_done(self) -> int:
-        return sum(device.n_tokens for device in self.devices.values())
+        done = self.n_failed_tokens + sum(device.n_tokens for device in self.devices.values())
+        return min(self.n_tokens, done)  # a shard that is tried again counts twice
+
+    @property
+    def share_done(self) -> float:
+        """Of the whole run, with what an earlier start did; finer than whole shards."""
+        pending = self.n_shards - self.n_before
+        done = self.n_before + pending * self.n_tokens_done / max(1, self.n_tokens)
+        return done / max(1, self.n_shards)
 
     @property
     def tokens_per_second(self) -> float:
@@ -119,10 +130,15 @@ class Progressing:
         spent = time.monotonic() - self.embedding_since
         return _clock(max(0.0, spent * (self.n_tokens - done) / done))
 
-    def share_of(self, device: DeviceState) -> int:
-        """Shards that a device will have done at the end, if all go on as fast as now."""
+    def shards_of(self, device: DeviceState) -> int:
+        """Shards that a device will have done at the end, if all are equally fast."""
         left = self.n_shards - self.n_done
         return device.n_shards + round(left / max(1, len(self.devices)))
+
+    def share_done_by(self, device: DeviceState) -> float:
+        """Of the tokens that a device will have done at the end."""
+        left = (self.n_tokens - self.n_tokens_done) / max(1, len(self.devices))
+        return device.n_tokens / max(1.0, device.n_tokens + left)
 
     @property
     def stage_text(self) -> str:
@@ -142,13 +158,16 @@ class Progressing:
             f"{device.memory_text}"
             for name, device in self.devices.items()
         )
-        share = self.n_done / self.n_shards if self.n_shards else 0.0
         return (
-            f"embedding: {self.n_done}/{self.n_shards} shards ({share:.0%}), "
+            f"embedding: {self.n_done}/{self.n_shards} shards ({self.share_done:.0%}), "
             f"{self.tokens_per_second:,.0f} tok/s, {self.n_failed} failed, "
             f"elapsed {self.elapsed}, remaining {self.remaining}"
             + (f" | {devices}" if devices else " | workers are starting")
         )
+
+
+def _tokens_of(shard: Shard) -> int:
+    return shard.n_residues + EXTRA_TOKENS * shard.n_orfs
 
 
 class EventLog:
@@ -236,13 +255,13 @@ class Dashboard:
             row.add_row(bar, Text(now.stage_text), Text(f"elapsed {now.elapsed}"))
             return row
         table = Table.grid(padding=(0, 2))
-        for name, device in list(now.devices.items()):
-            share = now.share_of(device)
+        for name, device in sorted(now.devices.items()):
+            share = now.share_done_by(device)
             table.add_row(
                 Text(name, style="bold"),
-                ProgressBar(total=max(1, share), completed=device.n_shards, width=_BAR_WIDTH),
-                Text(f"{device.n_shards}/{share} shards"),
-                Text(f"{device.n_shards / max(1, share):.0%}"),
+                ProgressBar(total=1.0, completed=share, width=_BAR_WIDTH),
+                Text(f"{device.n_shards}/{now.shards_of(device)} shards"),
+                Text(f"{share:.0%}", justify="right"),
                 Text(f"{device.tokens_per_second:,.0f} tok/s"),
                 Text(device.memory_text),
             )
@@ -250,9 +269,9 @@ class Dashboard:
             table.add_row(Text("workers are starting"))
         table.add_row(
             Text("total", style="bold"),
-            ProgressBar(total=max(1, now.n_shards), completed=now.n_done, width=_BAR_WIDTH),
+            ProgressBar(total=1.0, completed=now.share_done, width=_BAR_WIDTH),
             Text(f"{now.n_done}/{now.n_shards} shards"),
-            Text(f"{now.n_done / max(1, now.n_shards):.0%}"),
+            Text(f"{now.share_done:.0%}", justify="right"),
             Text(f"{now.tokens_per_second:,.0f} tok/s"),
             Text(f"{now.n_failed} failed", style="red" if now.n_failed else ""),
         )
