@@ -6,19 +6,20 @@ imported when a command needs them.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from virnucpro import __version__
-from virnucpro.errors import VirnucproError
+from virnucpro.errors import UsageError, VirnucproError
 
 if TYPE_CHECKING:
     from virnucpro.pipeline import Summary
@@ -36,10 +37,11 @@ models = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="ESM-2 ch
 app.add_typer(models, name="models")
 
 
+_KEPT = "finished work is kept: go on with --resume"
 _FILES, _MODEL, _DEVICES = "Files", "Model", "Devices"
 
 Input = Annotated[
-    list[Path],
+    list[str],
     typer.Option(
         "--input",
         "-i",
@@ -49,7 +51,7 @@ Input = Annotated[
     ),
 ]
 Output = Annotated[
-    Path,
+    str,
     typer.Option(
         "--output-dir", "-o", help="Run folder.", rich_help_panel=_FILES, show_default=False
     ),
@@ -180,7 +182,8 @@ def predict(
 ) -> None:
     """Call viruses: FASTA in, predictions.tsv and viral.fasta out.
 
-    Example: virnucpro predict -i contigs.fa -o results/ --gpus 0,1,2
+    Example: virnucpro predict -i contigs.fa -o results/ --model esm2_t33_650M_UR50D
+    --head head.safetensors --gpus 0,1,2
 
     Exit codes: 0 all records accounted for, 2 some failed (see failed_files.txt), 1 nothing
     usable, 64 usage, 65 bad input, 66 input missing, 69 device or model unavailable, 73 output
@@ -233,6 +236,7 @@ def extract(
     """Extract ESM-2 features: FASTA in, features.h5 and records.tsv out.
 
     Proteins are embedded as they are; nucleotides are chunked and translated as in predict.
+    Exit codes are those of predict.
 
     Example: virnucpro extract -i proteins.faa -o features/ --model esm2_t33_650M_UR50D
     """
@@ -372,16 +376,14 @@ def _exits() -> Iterator[None]:
         _complain(str(error), error.hint)
         raise _Finished(error.exit_code) from error
     except KeyboardInterrupt as error:
-        _complain("interrupted", "finished work is kept: go on with --resume")
+        _complain("interrupted", _KEPT)
         raise _Finished(INTERRUPTED_EXIT) from error
     except BrokenPipeError:
         raise
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        _complain(
-            f"{where}{error.strerror or error}",
-            "finished work is kept: make room or mend the disk, then go on with --resume",
-        )
+        is_disk = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+        _complain(f"{where}{error.strerror or error}", f"make room; {_KEPT}" if is_disk else "")
         raise _Finished(STORAGE_EXIT) from error
 
 
@@ -413,7 +415,9 @@ def _run(command: Literal["predict", "extract"], given: dict[str, Any]) -> None:
 
         # GPUs are numbered as NVML numbers them, by their place on the bus
         os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-        signal.signal(signal.SIGTERM, _terminate)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+                signal.signal(number, _stop)
         console, is_live = Console(stderr=True), _is_live(quiet)
         handler = ConsoleHandler(console) if is_live else logging.StreamHandler()
         if not verbose:
@@ -423,6 +427,8 @@ def _run(command: Literal["predict", "extract"], given: dict[str, Any]) -> None:
             stack.enter_context(logging_to_file(log_file))
         options = Options(
             command=command,
+            input=[_path(name, "--input") for name in given.pop("input")],
+            output_dir=_path(given.pop("output_dir"), "--output-dir"),
             argv=tuple(sys.argv),
             cuda_visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
             **given,
@@ -433,12 +439,25 @@ def _run(command: Literal["predict", "extract"], given: dict[str, Any]) -> None:
         config, head = resolve(options, events)
         executor = ProcessExecutor(config.resources.devices)
         summary = run(config, head, executor, events)
-    _report(summary, options)
+    with _exits():
+        _report(summary, options)
     raise _Finished(summary.exit_code)
 
 
-def _terminate(*_: object) -> None:
-    _complain("terminated", "finished work is kept: go on with --resume")
+def _path(given: str, option: str) -> Path:
+    if not given:
+        raise UsageError(f"{option} is empty", hint="is the variable set that it came from?")
+    return Path(given).expanduser()
+
+
+def _stop(number: int, _: object) -> None:
+    """Ctrl-C, SIGTERM or a lost terminal: end once, undisturbed by the next."""
+    for other in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(other, signal.SIG_IGN)
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    with suppress(OSError):  # the terminal may be gone
+        _complain("terminated", _KEPT)
     raise SystemExit(TERMINATED_EXIT)
 
 
@@ -446,6 +465,7 @@ def _report(summary: Summary, options: Options) -> None:
     try:
         for line in summary.lines(options.output_dir):
             typer.echo(line)
+        sys.stdout.flush()
     except BrokenPipeError:  # nobody reads: the run is as done as it was
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123
 

@@ -19,6 +19,7 @@ Precision = Literal["fp32", "bf16", "fp16"]
 Pooling = Literal["mean", "bos", "none"]
 FeatureFormat = Literal["h5", "npz", "pt"]
 
+NOT_IN_FINGERPRINT = ("model",)  # a name: what counts is the content, model_sha256
 RESIDUES_PER_SHARD = 131_072
 MIN_TOKENS_PER_BATCH = 2048
 
@@ -49,7 +50,8 @@ class Recipe:
     @property
     def fingerprint(self) -> str:
         """The same recipe gives the same fingerprint on every machine."""
-        text = json.dumps(asdict(self), sort_keys=True)
+        fields = {k: v for k, v in asdict(self).items() if k not in NOT_IN_FINGERPRINT}
+        text = json.dumps(fields, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
 

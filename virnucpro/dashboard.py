@@ -83,6 +83,8 @@ class Progressing:
                 self.n_tokens = sum(map(_tokens_of, pending))
                 self.embedding_since = time.monotonic()
             case WorkerReady(worker=worker, memory=memory):
+                if not self.devices:
+                    self.embedding_since = time.monotonic()  # starting is no measure of speed
                 self.devices.setdefault(worker, DeviceState()).memory = memory
             case BatchDone(worker=worker, n_tokens=n_tokens, memory=memory):
                 device = self.devices[worker]
@@ -151,6 +153,8 @@ class Progressing:
     @property
     def line(self) -> str:
         """All of it in one plain line."""
+        if self.stage is None and not self.n_shards:
+            return f"looking at model and devices, elapsed {self.elapsed}"
         if self.stage is not None:
             return f"{self.stage_text}, elapsed {self.elapsed}"
         devices = "; ".join(
@@ -244,6 +248,8 @@ class Dashboard:
 
     def draw(self) -> RenderableType:
         now = self._progressing
+        if now.stage is None and not now.n_shards:
+            return Text("looking at model and devices")
         if now.stage is not None:
             bar = ProgressBar(
                 total=now.stage.total or None,

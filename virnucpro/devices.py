@@ -162,7 +162,7 @@ def choose_devices(
             raise UnavailableError("this machine or this build of torch has no MPS")
         memory = psutil.virtual_memory().available
         return Choice(("mps",), ("Apple GPU (MPS)",), has_bf16=False, memory=memory)
-    return _cpu(workers, model_bytes)
+    return _cpu(workers, model_bytes, reason if device == "auto" else "")
 
 
 def _cuda(visible: Sequence[Gpu], places: Sequence[int]) -> Choice:
@@ -179,7 +179,7 @@ def _cuda(visible: Sequence[Gpu], places: Sequence[int]) -> Choice:
     )
 
 
-def _cpu(workers: int | None, model_bytes: int) -> Choice:
+def _cpu(workers: int | None, model_bytes: int, no_gpu: str) -> Choice:
     n_cores = usable_cores()
     available = psutil.virtual_memory().available
     n_fitting = max(1, int(0.8 * available / (model_bytes + _GIB // 2)))
@@ -188,7 +188,10 @@ def _cpu(workers: int | None, model_bytes: int) -> Choice:
         raise UsageError(f"--workers is {n_workers}; it must be at least 1")
     return Choice(
         devices=("cpu",) * n_workers,
-        descriptions=(f"CPU, up to {n_workers} workers of one core each on {n_cores} cores",),
+        descriptions=(
+            f"CPU, up to {n_workers} workers of one core each on {n_cores} cores"
+            + (f"; no GPU: {no_gpu}" if no_gpu else ""),
+        ),
         has_bf16=cpu_has_bf16(),
         memory=available // n_workers,
     )

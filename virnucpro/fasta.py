@@ -51,7 +51,9 @@ def list_fasta(path: Path) -> list[Path]:
             _check_readable(path)
             return [path]
         found = sorted(
-            entry for entry in path.iterdir() if _has_fasta_name(entry.name) and not entry.is_dir()
+            entry
+            for entry in path.iterdir()
+            if _has_fasta_name(entry.name) and (entry.is_file() or not entry.exists())
         )
         for entry in found:
             _check_readable(entry)

@@ -98,7 +98,7 @@ def load_head(path: Path) -> Head:
     except (OSError, SafetensorError, LookupError, ValueError, TypeError, AttributeError) as error:
         raise UnavailableError(
             f"{printable(path)} is no head of VirNucPro: {printable(error)}",
-            hint="a head is a safetensors file, as `virnucpro train` writes it",
+            hint="a head is a safetensors file; `virnucpro demo FOLDER` makes one to look at",
         ) from error
 
 

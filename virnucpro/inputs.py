@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from virnucpro.errors import InputError, ResumeError
+from virnucpro.errors import InputError, InputMissingError, ResumeError
 from virnucpro.fasta import InputType, cannot_open, guess_input_type, list_fasta
 from virnucpro.files import TEMPORARY, sha256
 from virnucpro.log import announce, printable
@@ -42,6 +42,8 @@ def find_inputs(paths: Sequence[Path], run_folder: Path, copies: Path) -> list[P
         files = [path] if path == STDIN else list_fasta(path)
         for file in files:
             inside = run_folder.resolve() in file.resolve().parents
+            if inside and path.is_dir():
+                continue  # a run's own tables are no input of it
             if file.is_file() and not inside:
                 found.append(file.resolve())
             else:
@@ -56,6 +58,8 @@ def _copy(source: Path, copies: Path) -> Path:
     unnamed = copies.resolve() / f".copy.{os.getpid()}{TEMPORARY}"
     try:
         with unnamed.open("wb") as out:
+            if source == STDIN and sys.stdin is None:
+                raise InputMissingError("standard input is closed", hint="give a file with --input")
             if source == STDIN:
                 shutil.copyfileobj(sys.stdin.buffer, out)
             else:

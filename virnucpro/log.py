@@ -73,6 +73,6 @@ def logging_to_file(path: Path) -> Iterator[None]:
         try:
             yield
         except BaseException as error:
-            ending = f"the run ended: {type(error).__name__}: {error}"
+            ending = f"the run ended: {type(error).__name__} {error}".rstrip()
             handler.handle(logging.makeLogRecord({"msg": ending, "levelname": "ERROR"}))
             raise

@@ -12,6 +12,9 @@ from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+import numpy as np
+import torch
+
 from virnucpro import __version__
 from virnucpro.calls import read_statuses
 from virnucpro.config import RunConfig
@@ -25,7 +28,7 @@ from virnucpro.engine.events import (
 )
 from virnucpro.engine.executor import Executor
 from virnucpro.engine.worker import Job
-from virnucpro.errors import FeatureFileError, StorageError
+from virnucpro.errors import FeatureFileError, StorageError, UsageError
 from virnucpro.fasta import read_fasta
 from virnucpro.head import Head
 from virnucpro.inputs import (
@@ -78,10 +81,15 @@ class Summary:
         lines = [
             f"records: {self.n_records} in = {' + '.join(parts) or '0'}",
             f"frames embedded: {self.n_frames}",
-            f"time: {stages} (embedding began after {starting:.1f} s, when a worker was ready)",
-            f"tokens: {self.n_tokens} embedded at {rate:,.0f} per second",
+            f"time: {stages}",
             f"results: {printable(folder)}",
         ]
+        if self.n_tokens:
+            lines.insert(
+                3,
+                f"tokens: {self.n_tokens:,} embedded at {rate:,.0f} per second, once the workers "
+                f"were ready after {starting:.1f} s",
+            )
         if self.statuses.get("scored"):
             lines.insert(1, f"called virus: {self.n_viral} of {self.statuses['scored']}")
         if self.statuses.get("failed"):
@@ -108,10 +116,9 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
     rundir, summary = RunDir(config.output), Summary()
     rundir.check_free(resume=config.resume, force=config.force)
     with rundir.locked(), logging_to_file(rundir.log):
+        LOGGER.info("virnucpro %s: %s", __version__, printable(" ".join(config.argv)))
         for announcement in config.announcements:
             announce(announcement)
-        if config.force:
-            rundir.clear()
         rundir.sweep()
         with summary.stage(STAGES[0]):
             manifest = open_run(config, rundir, on_event)
@@ -120,6 +127,10 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
                 manifest,
                 keep_intermediate=config.keep_intermediate,
                 on_letters=_progress(on_event, "reading and translating", manifest),
+            )
+            announce(
+                f"{plan.counts.n_records:,} records of {len(manifest.inputs)} files, "
+                f"{manifest.recipe.input_type}; {len(plan.shards)} shards"
             )
             warn_of_input(plan, manifest)
         job = make_job(config, rundir, manifest)
@@ -140,12 +151,20 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
             )
             tally = results.write()
         close_run(config, rundir, manifest, summary, tally)
+        for line in summary.lines(config.output):
+            LOGGER.info("%s", line)
     return summary
 
 
 def open_run(config: RunConfig, rundir: RunDir, on_event: OnEvent) -> Manifest:
     """Find and hash the inputs, and claim the folder, or check that it is this run's."""
-    recorded = rundir.read_manifest()
+    if config.force and any(rundir.holds(path) for path in config.inputs):
+        raise UsageError(
+            "an input lies in the folder that --force clears",
+            hint="move it away first; to repair a run with its failed_sequences.fa use --resume",
+        )
+    on_event(Progress("looking for the input", 0, 0, "bytes"))
+    recorded = None if config.force else rundir.read_manifest()
     paths = find_inputs(config.inputs, rundir.root, rundir.copies)
     n_bytes = sum(path.stat().st_size for path in paths)
     given = hash_inputs(
@@ -153,6 +172,7 @@ def open_run(config: RunConfig, rundir: RunDir, on_event: OnEvent) -> Manifest:
     )
     if recorded is None:
         recipe = config.recipe_for(agree_on_type(paths, config.input_type))
+        rundir.clear(keep=paths)
         manifest = Manifest(recipe, tuple(given))
     else:
         check_same_recipe(
@@ -163,6 +183,8 @@ def open_run(config: RunConfig, rundir: RunDir, on_event: OnEvent) -> Manifest:
         check_unchanged(known for known in inputs if known.sha256 not in hashes)
         replaced = _replaced(rundir, recorded, inputs)
         manifest = Manifest(recorded.recipe, tuple(inputs), replaced)
+        for added in inputs[len(recorded.inputs) :]:
+            LOGGER.warning("added to this run: %s", printable(added.path))
         announce(f"going on with the run in {printable(rundir.root)}")
     rundir.write_manifest(manifest, {**_facts(config), "state": "unfinished"})
     return manifest
@@ -278,6 +300,7 @@ def close_run(
 def _facts(config: RunConfig) -> dict[str, object]:
     return {
         "argv": list(config.argv),
+        "versions": {"torch": torch.__version__, "numpy": np.__version__},
         "host": socket.gethostname(),
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "checkpoint": str(config.checkpoint),

@@ -66,7 +66,10 @@ def resolve(options: Options, on_event: OnEvent) -> tuple[RunConfig, Head | None
     Raises:
         VirnucproError: see ``errors``.
     """
-    RunDir(options.output_dir).check_free(resume=options.resume, force=options.force)
+    rundir = RunDir(options.output_dir)
+    if rundir.root.is_dir():
+        with rundir.locked():
+            rundir.check_free(resume=options.resume, force=options.force)
     for path in options.input:
         if path != STDIN:
             list_fasta(path)
@@ -116,7 +119,8 @@ def _recipe(
     choice: Choice,
     on_event: OnEvent,
 ) -> Recipe:
-    precision, chunk_size = choose_precision(options.precision, choice), _chunk_size(options, head)
+    precision = choose_precision(_asked_precision(options), choice)
+    chunk_size = _chunk_size(options, head)
     layer, n_bytes = _layer(options, head, checkpoint), checkpoint.n_bytes
     digest = checkpoint.sha256(
         lambda done: on_event(Progress("hashing the model", done, n_bytes, "bytes"))
@@ -135,13 +139,22 @@ def _recipe(
     )
 
 
+def _asked_precision(options: Options) -> str:
+    """On resume, ``auto`` is what the run began with, whatever this device likes best."""
+    if options.precision == "auto" and options.resume:
+        recorded = RunDir(options.output_dir).read_manifest()
+        if recorded is not None:
+            return recorded.recipe.precision
+    return options.precision
+
+
 def _load_head(options: Options, checkpoint: Checkpoint) -> Head | None:
     if options.command == "extract":
         return None
     if options.head is None:
         raise UnavailableError(
             f"no head comes with the model {printable(checkpoint.name)}",
-            hint="name one with --head, or get features without calls: virnucpro extract",
+            hint="name one with --head, or get features without calls: `virnucpro extract`",
         )
     if not options.head.is_file():
         raise InputMissingError(f"{printable(options.head)}: no such head file")
@@ -173,7 +186,9 @@ def _layer(options: Options, head: Head | None, checkpoint: Checkpoint) -> int:
     layer = head.facts.layer if head else options.layer
     layer = n_layers if layer is None else layer
     if not 1 <= layer <= n_layers:
-        raise UsageError(f"layer {layer} of a model with {n_layers} layers")
+        raise UsageError(
+            f"layer {layer} of a model with {n_layers} layers", hint=f"--layer 1 to {n_layers}"
+        )
     return layer
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shutil
 import socket
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -17,11 +18,14 @@ from typing import Any, TextIO
 import psutil
 
 from virnucpro import __version__
-from virnucpro.config import Recipe
+from virnucpro.config import NOT_IN_FINGERPRINT, Recipe
 from virnucpro.errors import OutputError, ResumeError, UsageError
 from virnucpro.files import atomic, sweep
 from virnucpro.inputs import InputFile
 from virnucpro.log import printable
+
+# files that a run makes in its sub-folders
+_OURS = re.compile(r"\d{6}\.(h5|npz|pt|faa|fna)|[0-9a-f]{16}\.fa|plan\.json|\..*\.(tmp|partial)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,17 +158,29 @@ class RunDir:
                 hint="add --resume to go on with it, or --force to throw it away and start again",
             )
 
-    def clear(self) -> None:
-        """Delete the results of a run, and nothing else; the claim to the folder goes last."""
+    def clear(self, keep: Collection[Path]) -> None:
+        """Delete the results of a run, and nothing else; the claim to the folder goes last.
+
+        ``keep`` are copies of inputs that the next run needs.
+        """
+        kept = {path.name for path in keep if path.parent == self.copies.resolve()}
         for path in reversed(self._results):
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
+            if not path.is_dir():
                 path.unlink(missing_ok=True)
+                continue
+            for file in path.iterdir():
+                if _OURS.fullmatch(file.name) and not (path == self.copies and file.name in kept):
+                    file.unlink()
+            with suppress(OSError):  # a folder that holds somebody's files stays
+                path.rmdir()
 
     def clear_shards(self) -> None:
+        """Delete what only the run needed."""
         shutil.rmtree(self.shards, ignore_errors=True)
         self.chunks.unlink(missing_ok=True)
+
+    def holds(self, path: Path) -> bool:
+        return self.root.resolve() in path.resolve().parents
 
     def sweep(self) -> None:
         """Delete what a killed run left half done."""
@@ -213,13 +229,20 @@ def check_same_recipe(recorded: Recipe, asked: Recipe) -> None:
     """
     before, now = asdict(recorded), asdict(asked)
     changed = [
-        f"{name} was {before[name]}, now {now[name]}" for name in now if before[name] != now[name]
+        f"{name} was {_short(before[name])}, now {_short(now[name])}"
+        for name in now
+        if before[name] != now[name] and name not in NOT_IN_FINGERPRINT
     ]
     if changed:
         raise ResumeError(
             f"this folder holds a run of another recipe: {'; '.join(changed)}",
             hint="use the old options, choose another --output-dir, or start again with --force",
         )
+
+
+def _short(value: object) -> str:
+    text = str(value) or "none"
+    return f"{text[:12]}..." if len(text) == 64 else text  # a hash
 
 
 def _take(handle: TextIO, root: Path) -> None:

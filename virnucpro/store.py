@@ -113,7 +113,12 @@ def write_index(
     sources: dict[str, list[tuple[h5py.VirtualSource, slice]]] = {
         name: [] for name in ("ids", "lengths", "embeddings")
     }
-    kinds: dict[str, tuple[tuple[int, ...], np.dtype[np.generic]]] = {}  # row shape, type
+    # row shape and type of each; without any part there is nothing but their names
+    kinds: dict[str, tuple[tuple[int, ...], np.dtype[np.generic]]] = {
+        "ids": ((), h5py.string_dtype("utf-8")),
+        "lengths": ((), np.dtype(np.int32)),
+        "embeddings": ((0,), np.dtype(np.float32)),
+    }
     attributes: dict[str, object] = {}
     for part, shown in parts:
         with h5py.File(part) as h5:

@@ -109,6 +109,11 @@ def inspect_checkpoint(path: Path) -> Checkpoint:
     Raises:
         UnavailableError: it is no ESM-2, is damaged, or holds more than tensors.
     """
+    if not path.exists():
+        raise UnavailableError(
+            f"{printable(path)}: no such file or folder",
+            hint="`virnucpro models list` shows what is here, `models download` fetches",
+        )
     tensors = _Tensors.open(path)
     numbers = {int(found[1]) for name in tensors.names if (found := _LAYER_NUMBER.search(name))}
     embedding = tensors.get("embedding", "weight")
