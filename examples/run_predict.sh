@@ -42,7 +42,7 @@ case $status in
         echo "interrupted: finished work is kept; go on with the same command and --resume" >&2
         ;;
     *)
-        echo "failed with exit code $status: see the message above and $output_dir/virnucpro.log" >&2
+        echo "failed with exit code $status: the message above says why" >&2
         ;;
 esac
 exit "$status"

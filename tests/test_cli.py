@@ -143,6 +143,23 @@ def test_a_mistake_is_told_with_its_exit_code_and_nothing_is_made(
     assert not (tmp_path / "x" / "predictions.tsv").exists()
 
 
+def test_auto_precision_on_resume_is_what_the_run_began_with(model, tmp_path):
+    command = ("predict", "-i", EXAMPLE, "-o", tmp_path / "run", *model)
+    assert virnucpro(*command, "--precision", "fp32").returncode == 0
+    assert virnucpro(*command, "--resume").returncode == 0
+    assert virnucpro(*command, "--resume", "--precision", "bf16").returncode == 73
+
+
+def test_an_empty_name_and_a_closed_standard_input_are_refused(model, tmp_path):
+    empty = virnucpro("predict", "-i", "", "-o", tmp_path / "x", *model)
+    assert (empty.returncode, "--input is empty" in empty.stderr) == (64, True)
+    command = [sys.executable, "-m", "virnucpro", "predict", "-i", "-", "-o", str(tmp_path / "y")]
+    without_stdin = ["sh", "-c", 'exec "$@" <&-', "sh", *command, *map(str, model)]
+    closed = subprocess.run(without_stdin, capture_output=True, text=True)
+    assert closed.returncode == 66, closed.stderr
+    assert "standard input is closed" in closed.stderr
+
+
 def test_a_gpu_that_is_not_there_is_refused_before_any_work(tiny, tmp_path):
     answer = virnucpro(
         *("predict", "-i", EXAMPLE, "-o", tmp_path / "x", "--model", tiny.model),

@@ -151,6 +151,57 @@ def test_force_starts_again_and_touches_nothing_else(make_config, tiny, contigs)
     assert not (config.output / "features" / "999999.h5").exists()
 
 
+def test_force_keeps_what_it_has_until_the_new_input_is_known_to_be_good(
+    make_config, tiny, contigs, tmp_path
+):
+    config = make_config(contigs)
+    run_inline(config, tiny.head)
+    before = tables(config.output)
+    bad = tmp_path / "reads.fq"
+    bad.write_text("@r\nACGT\n+\nIIII\n")
+    with pytest.raises(InputError, match="FASTQ"):
+        run_inline(make_config(bad, force=True), tiny.head)
+    with pytest.raises(UsageError, match="in the folder that --force clears"):
+        run_inline(make_config(config.output / "viral.fasta", force=True), tiny.head)
+    assert tables(config.output) == before
+    mine = config.output / "features" / "mine.txt"
+    mine.write_text("mine")
+    run_inline(make_config(contigs, force=True), tiny.head)
+    assert mine.read_text() == "mine"
+
+
+def test_the_tables_of_a_run_are_no_input_of_a_folder_that_holds_it(make_config, tiny, contigs):
+    output = contigs.parent / "results"
+    run_inline(make_config(contigs.parent, output=output), tiny.head)
+    inside = make_config(output, output=output, resume=True)
+    shutil.copyfile(contigs, output / "copy.fa")
+    assert run_inline(inside, tiny.head).n_tokens == 0
+
+
+def test_a_model_by_another_name_is_the_same_model(make_config, tiny, contigs):
+    run_inline(make_config(contigs), tiny.head)
+    resumed = make_config(contigs, resume=True, model="renamed")
+    assert run_inline(resumed, tiny.head).n_tokens == 0
+
+
+def test_an_added_input_is_announced(make_config, tiny, contigs, tmp_path):
+    more = tmp_path / "more.fa"
+    more.write_text(f">more\n{'GCA' * 100}\n")
+    run_inline(make_config(contigs), tiny.head)
+    run_inline(make_config(more, resume=True), tiny.head)
+    log = (tmp_path / "run" / "virnucpro.log").read_text()
+    assert f"WARNING added to this run: {more}" in log
+
+
+def test_a_run_without_frames_has_an_empty_feature_index(make_config, tiny, tmp_path):
+    fasta = tmp_path / "closed.fa"
+    fasta.write_text(">closed\n" + "TAAATAAATAACTTAATTAGTTAGCTAGCTAACTAGTCATCACTATTA" * 4 + "\n")
+    config = make_config(fasta)
+    run_inline(config, tiny.head)
+    with h5py.File(config.output / "features.h5") as h5:
+        assert len(h5["ids"]) == len(h5["embeddings"]) == len(h5["lengths"]) == 0
+
+
 def test_a_folder_with_strangers_files_is_refused(make_config, tiny, contigs):
     config = make_config(contigs, force=True)
     config.output.mkdir()

@@ -30,10 +30,10 @@ USAGE_EXIT, STORAGE_EXIT, INTERRUPTED_EXIT, TERMINATED_EXIT = 64, 74, 130, 143
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,
+    rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-models = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="ESM-2 checkpoints.")
+models = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown", help="ESM-2 checkpoints.")
 app.add_typer(models, name="models")
 
 
@@ -45,6 +45,7 @@ Input = Annotated[
     typer.Option(
         "--input",
         "-i",
+        metavar="FILE",
         help="FASTA file, folder, or - for standard input; plain, gz, bz2, xz or zst. Repeatable.",
         rich_help_panel=_FILES,
         show_default=False,
@@ -53,7 +54,12 @@ Input = Annotated[
 Output = Annotated[
     str,
     typer.Option(
-        "--output-dir", "-o", help="Run folder.", rich_help_panel=_FILES, show_default=False
+        "--output-dir",
+        "-o",
+        metavar="DIR",
+        help="Run folder.",
+        rich_help_panel=_FILES,
+        show_default=False,
     ),
 ]
 InputTypeOption = Annotated[
@@ -73,13 +79,17 @@ MinLength = Annotated[
 Model = Annotated[
     str | None,
     typer.Option(
-        help="Name of a published ESM-2, a fair-esm .pt file, or a Hugging Face folder.",
+        help="Name of a published ESM-2, a fair-esm .pt file, or a Hugging Face folder. "
+        "Needed: none comes with this version.",
         rich_help_panel=_MODEL,
     ),
 ]
 Head = Annotated[
     Path | None,
-    typer.Option(help="Classifier head (safetensors).", rich_help_panel=_MODEL),
+    typer.Option(
+        help="Classifier head (safetensors). Needed: none comes with this version.",
+        rich_help_panel=_MODEL,
+    ),
 ]
 Gpus = Annotated[
     str | None,
@@ -127,7 +137,9 @@ Resume = Annotated[
 ]
 Force = Annotated[
     bool,
-    typer.Option("--force", help="Throw the results in the folder away.", rich_help_panel=_FILES),
+    typer.Option(
+        "--force", help="DELETE the results in the folder and start again.", rich_help_panel=_FILES
+    ),
 ]
 Keep = Annotated[
     bool,
@@ -139,7 +151,7 @@ Quiet = Annotated[
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log everything.")]
 LogFile = Annotated[
     Path | None,
-    typer.Option(help="A second log file.", show_default="DIR/virnucpro.log always"),
+    typer.Option(help="A second log file.", show_default="only DIR/virnucpro.log"),
 ]
 
 
@@ -152,7 +164,8 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="And exit.")
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
     ] = False,
 ) -> None:
     """Find viral sequences in FASTA with the protein language model ESM-2."""
