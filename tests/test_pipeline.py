@@ -170,12 +170,80 @@ def test_force_keeps_what_it_has_until_the_new_input_is_known_to_be_good(
     assert mine.read_text() == "mine"
 
 
-def test_the_tables_of_a_run_are_no_input_of_a_folder_that_holds_it(make_config, tiny, contigs):
-    output = contigs.parent / "results"
-    run_inline(make_config(contigs.parent, output=output), tiny.head)
-    inside = make_config(output, output=output, resume=True)
-    shutil.copyfile(contigs, output / "copy.fa")
-    assert run_inline(inside, tiny.head).n_tokens == 0
+def test_a_folder_may_be_input_and_output_at_once(make_config, tiny, contigs, tmp_path):
+    folder = tmp_path / "both"
+    folder.mkdir()
+    shutil.copyfile(contigs, folder / "contigs.fa")
+    summary = run_inline(make_config(folder, output=folder), tiny.head)
+    assert summary.n_records == 40
+    assert (folder / "viral.fasta").stat().st_size
+    again = run_inline(make_config(folder, output=folder, resume=True), tiny.head)
+    assert (again.n_records, again.n_tokens) == (40, 0)  # viral.fasta is no input
+    assert (folder / "contigs.fa").read_bytes() == contigs.read_bytes()
+
+
+@pytest.mark.parametrize("change", ["append", "edit", "header"])
+def test_an_input_that_changes_while_the_run_goes_on_is_refused(make_config, tiny, contigs, change):
+    config = make_config(contigs)
+    text = contigs.read_text()
+    changed = {
+        "append": f"{text}>late\n{'GCA' * 100}\n",
+        "edit": text.replace("TAAATAAATAACTTAATTAG", "TAAATAAATAACTTAATTAC", 1),
+        "header": text.replace(">contig1 of", ">contig1 on"),
+    }[change]
+
+    def touch(event):
+        if isinstance(event, ShardDone) and event.shard.index == 0:
+            contigs.write_text(changed)
+
+    with pytest.raises(InputError, match="changed while"):
+        run_inline(config, tiny.head, touch)
+    assert not (config.output / "predictions.tsv").exists()
+
+
+def test_an_added_input_that_is_refused_does_not_become_part_of_the_run(
+    make_config, tiny, contigs, tmp_path
+):
+    run_inline(make_config(contigs), tiny.head)
+    before = tables(tmp_path / "run")
+    bad = tmp_path / "bad.fa"
+    bad.write_text(">contig1\nACGT\n")
+    with pytest.raises(InputError, match="occurs twice"):
+        run_inline(make_config(contigs, bad, resume=True), tiny.head)
+    run_inline(make_config(contigs, resume=True), tiny.head)
+    assert tables(tmp_path / "run") == before
+
+
+def test_an_input_that_is_refused_leaves_the_folder_free(make_config, tiny, contigs, tmp_path):
+    bad = tmp_path / "bad.fa"
+    bad.write_text(f">a\n{'GCA' * 100}\n>a\nACGT\n")
+    with pytest.raises(InputError, match="occurs twice"):
+        run_inline(make_config(bad), tiny.head)
+    (tmp_path / "run" / "inputs").mkdir()
+    (tmp_path / "run" / "inputs" / "0123456789abcdef.fa").write_text(">half")
+    assert run_inline(make_config(contigs), tiny.head).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda run: run["inputs"][0].update(path=[1]),
+        lambda run: run["inputs"][0].update(generation="x"),
+        lambda run: run["inputs"][0].update(generation=-1),
+        lambda run: run["inputs"][0].update(generation=10**12),
+        lambda run: run.update(replaced=[["a"]]),
+        lambda run: run["recipe"].pop("layer"),
+        lambda run: run["recipe"].update(chunk_size="x"),
+    ],
+)
+def test_a_run_json_of_another_shape_is_refused(make_config, tiny, contigs, edit):
+    config = make_config(contigs)
+    run_inline(config, tiny.head)
+    stored = json.loads((config.output / "run.json").read_text())
+    edit(stored)
+    (config.output / "run.json").write_text(json.dumps(stored))
+    with pytest.raises(ResumeError, match=r"run\.json is damaged"):
+        run_inline(make_config(contigs, resume=True), tiny.head)
 
 
 def test_a_model_by_another_name_is_the_same_model(make_config, tiny, contigs):

@@ -72,6 +72,15 @@ class OneDeviceWorker(Worker):
         super().__init__(job, name, device)
 
 
+class OneStuckWorker(Worker):
+    """Starts on the first device, and hangs on the others before it is ready."""
+
+    def __init__(self, job, name: str, device: str) -> None:
+        if not name.endswith("#0"):
+            time.sleep(3600)
+        super().__init__(job, name, device)
+
+
 class NeverStartingWorker(Worker):
     def __init__(self, job, name: str, device: str) -> None:
         raise RuntimeError("CUDA driver version is insufficient (a test)")

@@ -128,6 +128,7 @@ WorkerTimeout = Annotated[
     float,
     typer.Option(
         min=1,
+        max=86_400,
         help="Seconds of silence, beyond what its work needs, after which a worker is replaced.",
         rich_help_panel=_DEVICES,
     ),
@@ -478,7 +479,8 @@ def _report(summary: Summary, options: Options) -> None:
     try:
         for line in summary.lines(options.output_dir):
             typer.echo(line)
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except BrokenPipeError:  # nobody reads: the run is as done as it was
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123
 

@@ -225,8 +225,8 @@ def _describe(event: Telling) -> tuple[int, str]:
             level = logging.WARNING if n_failed else logging.INFO
             return level, f"shard {shard.name} done by {worker} in {seconds:.2f} s{failed}"
         case ShardFailed(worker=worker, shard=shard, reason=reason):
-            detail = f"\n{event.traceback.rstrip()}" if event.traceback else ""
-            return logging.ERROR, f"shard {shard.name} failed on {worker}: {reason}{detail}"
+            LOGGER.debug("%s %s", worker, event.traceback)
+            return logging.ERROR, f"shard {shard.name} failed on {worker}: {reason}"
     return logging.DEBUG, ""
 
 

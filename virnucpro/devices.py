@@ -21,6 +21,7 @@ from virnucpro.esm2.model import ESM2Shape
 _GIB = 1 << 30
 _CPU_TOKENS = 2048  # what stays in the caches: larger batches are slower
 _MPS_TOKENS = 8192
+_MOST_WORKERS = 1024
 _BYTES_PER_TOKEN_AND_DIM = 64  # peak of all activations of a layer, with room to spare
 
 
@@ -184,8 +185,8 @@ def _cpu(workers: int | None, model_bytes: int, no_gpu: str) -> Choice:
     available = psutil.virtual_memory().available
     n_fitting = max(1, int(0.8 * available / (model_bytes + _GIB // 2)))
     n_workers = workers if workers is not None else min(n_cores, n_fitting)
-    if n_workers < 1:
-        raise UsageError(f"--workers is {n_workers}; it must be at least 1")
+    if not 1 <= n_workers <= _MOST_WORKERS:
+        raise UsageError(f"--workers is {n_workers}; it must be 1 to {_MOST_WORKERS}")
     return Choice(
         devices=("cpu",) * n_workers,
         descriptions=(

@@ -54,6 +54,8 @@ class Head:
             raise ValueError(f"{n_inputs} outputs for the classes {self.facts.classes!a}")
         if not all(np.isfinite(values).all() for layer in self.layers for values in layer):
             raise ValueError("a weight that is not finite")
+        if not all(values.dtype == np.float32 for layer in self.layers for values in layer):
+            raise ValueError("weights that are not float32")
         if not 0 <= self.facts.threshold <= 1:
             raise ValueError(f"a threshold of {self.facts.threshold}")
 

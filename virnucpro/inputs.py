@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -30,8 +30,16 @@ class InputFile:
     n_bytes: int
     generation: int = 0  # 0: of the first run; later ones were added with --resume
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.path, str) or not isinstance(self.sha256, str):
+            raise TypeError("an input is named by its path and its hash")
+        if not isinstance(self.n_bytes, int) or not isinstance(self.generation, int):
+            raise TypeError("an input has a number of bytes and of its generation")
 
-def find_inputs(paths: Sequence[Path], run_folder: Path, copies: Path) -> list[Path]:
+
+def find_inputs(
+    paths: Sequence[Path], run_folder: Path, copies: Path, own_names: Collection[str] = ()
+) -> list[Path]:
     """Absolute paths of all FASTA files that the user's ``paths`` stand for, in order.
 
     Raises:
@@ -42,8 +50,8 @@ def find_inputs(paths: Sequence[Path], run_folder: Path, copies: Path) -> list[P
         files = [path] if path == STDIN else list_fasta(path)
         for file in files:
             inside = run_folder.resolve() in file.resolve().parents
-            if inside and path.is_dir():
-                continue  # a run's own tables are no input of it
+            if inside and path.is_dir() and file.name in own_names:
+                continue  # what a run wrote is no input of it
             if file.is_file() and not inside:
                 found.append(file.resolve())
             else:
@@ -126,6 +134,25 @@ def check_unchanged(inputs: Iterable[InputFile]) -> None:
             raise ResumeError(
                 f"{printable(path)}, an input of this run, is gone or has changed",
                 hint="put it back, or say where it is now with --input",
+            )
+
+
+def check_unchanged_since(inputs: Iterable[InputFile], since_ns: int) -> None:
+    """
+    Raises:
+        InputError: a file was touched after that time, and its content is another now.
+    """
+    for known in inputs:
+        path = Path(known.path)
+        try:
+            touched = path.stat().st_ctime_ns >= since_ns
+            changed = touched and sha256(path) != known.sha256
+        except OSError as error:
+            raise cannot_open(path, error) from error
+        if changed:
+            raise InputError(
+                f"{printable(path)} changed while the run went on",
+                hint="let it be written to its end, then start again with --force",
             )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 LOGGER = logging.getLogger("virnucpro")
@@ -51,6 +51,13 @@ class ConsoleFilter(logging.Filter):
         )
 
 
+class _QuietFileHandler(logging.FileHandler):
+    """A log that cannot be written must not stop a run, nor fill the terminal."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        pass
+
+
 @contextmanager
 def logging_to(handler: logging.Handler, level: int = logging.INFO) -> Iterator[None]:
     """Send the log to ``handler`` for the time of the block."""
@@ -62,13 +69,14 @@ def logging_to(handler: logging.Handler, level: int = logging.INFO) -> Iterator[
         yield
     finally:
         LOGGER.removeHandler(handler)
-        handler.close()
+        with suppress(OSError):  # a full disk is told once, by what needs it
+            handler.close()
 
 
 @contextmanager
 def logging_to_file(path: Path) -> Iterator[None]:
     """Append the log to a file for the time of the block."""
-    handler = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
+    handler = _QuietFileHandler(path, encoding="utf-8", errors="backslashreplace")
     with logging_to(handler, LOGGER.level or logging.INFO):
         try:
             yield

@@ -35,6 +35,7 @@ from virnucpro.inputs import (
     InputFile,
     agree_on_type,
     check_unchanged,
+    check_unchanged_since,
     find_inputs,
     hash_inputs,
     join_inputs,
@@ -58,6 +59,7 @@ class Summary:
     statuses: dict[Status, int] = field(default_factory=dict)
     n_viral: int = 0
     n_frames: int = 0
+    n_failed_shards: int = 0
     n_tokens: int = 0  # embedded by this start, not by those before it
     seconds: dict[str, float] = field(default_factory=dict)  # per stage
 
@@ -68,7 +70,7 @@ class Summary:
     @property
     def exit_code(self) -> int:
         """2 when something failed, 1 when nothing else is there."""
-        if not self.statuses.get("failed"):
+        if not self.statuses.get("failed") and not self.n_failed_shards:
             return 0
         return 2 if self.n_frames else 1
 
@@ -92,7 +94,7 @@ class Summary:
             )
         if self.statuses.get("scored"):
             lines.insert(1, f"called virus: {self.n_viral} of {self.statuses['scored']}")
-        if self.statuses.get("failed"):
+        if self.exit_code:
             lines += [
                 f"failed: see {printable(folder / 'failed_files.txt')}; to repair, run again with",
                 "  --resume to try the same sequences again, or mend them and run with",
@@ -113,7 +115,7 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
     Raises:
         VirnucproError: see ``errors``; finished shards are kept in every case.
     """
-    rundir, summary = RunDir(config.output), Summary()
+    rundir, summary, started_ns = RunDir(config.output), Summary(), time.time_ns()
     rundir.check_free(resume=config.resume, force=config.force)
     with rundir.locked(), logging_to_file(rundir.log):
         LOGGER.info("virnucpro %s: %s", __version__, printable(" ".join(config.argv)))
@@ -128,6 +130,8 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
                 keep_intermediate=config.keep_intermediate,
                 on_letters=_progress(on_event, "reading and translating", manifest),
             )
+            # only now: an input that is refused must not become part of the run
+            rundir.write_manifest(manifest, {**_facts(config), "state": "unfinished"})
             announce(
                 f"{plan.counts.n_records:,} records of {len(manifest.inputs)} files, "
                 f"{manifest.recipe.input_type}; {len(plan.shards)} shards"
@@ -145,6 +149,7 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
                 head=head,
                 lost=lost,
                 feature_format=config.feature_format,
+                check_inputs=lambda: check_unchanged_since(manifest.inputs, started_ns),
                 on_shard=lambda done: on_event(
                     Progress("writing tables", done + 1, len(plan.shards), "shards")
                 ),
@@ -157,15 +162,15 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
 
 
 def open_run(config: RunConfig, rundir: RunDir, on_event: OnEvent) -> Manifest:
-    """Find and hash the inputs, and claim the folder, or check that it is this run's."""
-    if config.force and any(rundir.holds(path) for path in config.inputs):
+    """Find and hash the inputs, and clear the folder, or check that it is this run's."""
+    if config.force and any(rundir.would_clear(path) for path in config.inputs):
         raise UsageError(
             "an input lies in the folder that --force clears",
             hint="move it away first; to repair a run with its failed_sequences.fa use --resume",
         )
     on_event(Progress("looking for the input", 0, 0, "bytes"))
     recorded = None if config.force else rundir.read_manifest()
-    paths = find_inputs(config.inputs, rundir.root, rundir.copies)
+    paths = find_inputs(config.inputs, rundir.root, rundir.copies, rundir.own_fasta)
     n_bytes = sum(path.stat().st_size for path in paths)
     given = hash_inputs(
         paths, lambda done: on_event(Progress("hashing the input", done, n_bytes, "bytes"))
@@ -186,7 +191,6 @@ def open_run(config: RunConfig, rundir: RunDir, on_event: OnEvent) -> Manifest:
         for added in inputs[len(recorded.inputs) :]:
             LOGGER.warning("added to this run: %s", printable(added.path))
         announce(f"going on with the run in {printable(rundir.root)}")
-    rundir.write_manifest(manifest, {**_facts(config), "state": "unfinished"})
     return manifest
 
 
@@ -290,6 +294,7 @@ def close_run(
     """Write the last word into ``run.json``, and delete what only the run needed."""
     summary.statuses = {status: tally.statuses[status] for status in STATUSES}
     summary.n_viral, summary.n_frames = tally.n_viral, tally.n_frames
+    summary.n_failed_shards = len(tally.failed_shards)
     state = "partial" if summary.exit_code else "complete"
     facts = {"state": state, "counts": asdict(summary)}
     rundir.write_manifest(manifest, {**_facts(config), **facts})

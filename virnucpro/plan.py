@@ -149,9 +149,17 @@ class _Planner:
     ) -> Iterator[FastaRecord]:
         """The records to embed. Those of ``replaced`` may have been there before."""
         recipe, reported = self.manifest.recipe, 0
+        mended: set[str] = set()
         for record in chain.from_iterable(map(read_fasta, paths)):
             if record.id not in replaced:
                 hashes.append(hash(record.id))
+            elif record.id in mended:
+                raise InputError(
+                    f"line {record.line}: the mended record {printable(record.id)} occurs twice",
+                    hint="keep one of the two",
+                )
+            else:
+                mended.add(record.id)
             self.n_records += 1
             self.n_letters += len(record.sequence)
             if self.n_letters - reported >= _STEP_BASES:

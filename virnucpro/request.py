@@ -166,6 +166,13 @@ def _load_head(options: Options, checkpoint: Checkpoint) -> Head | None:
             f"not for {printable(checkpoint.name)} ({checkpoint.encoder_id})",
             hint="give the head and the model that belong together",
         )
+    facts, shape = head.facts, checkpoint.shape
+    if facts.dim != shape.dim or not 1 <= facts.layer <= shape.n_layers or facts.chunk_size < 30:
+        raise UnavailableError(
+            f"the head asks for layer {facts.layer} of {facts.dim} dimensions and chunks of "
+            f"{facts.chunk_size} bases; the model has {shape.n_layers} layers of {shape.dim}",
+            hint="the head is damaged: get it again",
+        )
     return head
 
 

@@ -49,6 +49,7 @@ class Tally:
     """What the tables hold, counted while they are written."""
 
     statuses: Counter[Status] = field(default_factory=Counter)
+    n_read: int = 0  # from the inputs, with those that were given anew
     n_viral: int = 0
     n_frames: int = 0
     failed_shards: dict[str, str] = field(default_factory=dict)  # path -> error
@@ -71,6 +72,7 @@ class Results:
     head: Head | None
     lost: Mapping[int, str]  # shards without a feature file -> why
     feature_format: FeatureFormat
+    check_inputs: Callable[[], None]  # raises InputError if one changed since it was hashed
     on_shard: Callable[[int], None]
 
     def write(self) -> Tally:
@@ -94,6 +96,13 @@ class Results:
                     write_record(failed(), record.header, record.sequence)
                 if add is not None:
                     add(record, predictions, call)
+            self.check_inputs()
+            if tally.n_read != self.plan.counts.n_records:
+                raise InputError(
+                    f"{self.plan.counts.n_records} records were read at first, "
+                    f"{tally.n_read} now: an input file changed while the run went on",
+                    hint="let it be written to its end, then start again with --force",
+                )
         with _optional_table(rundir.failed_files) as listing:
             for path, error in sorted(tally.failed_shards.items()):
                 listing().write(f"{path}|embed|{error}\n")
@@ -118,6 +127,7 @@ class Results:
         paths = list(generations(self.manifest.inputs))
         latest: dict[str, Outcome] = {}
         owners: dict[str, int] = {}  # replaced id -> its last generation
+        given: set[str] = set()
         for number in range(1, len(paths) if replaced else 1):
             for outcome in self.generation(number, paths[number], Tally(), owners):
                 if outcome[0].id in replaced:
@@ -127,8 +137,9 @@ class Results:
             for record, predictions in self.generation(number, files, tally, owners):
                 if record.id not in replaced:
                     yield record, predictions
-                elif record.id in latest:
-                    yield latest.pop(record.id)
+                elif record.id not in given:
+                    given.add(record.id)
+                    yield latest.get(record.id, (record, predictions))
 
     def generation(
         self, number: int, paths: list[Path], tally: Tally, owners: Mapping[str, int]
@@ -140,6 +151,7 @@ class Results:
         groups = groupby(predictions, key=lambda prediction: prediction.orf.record_id)
         record_id, group = next(groups, (None, iter(())))
         for record in chain.from_iterable(map(read_fasta, paths)):
+            tally.n_read += 1
             if record.id == record_id:
                 yield record, list(group)
                 record_id, group = next(groups, (None, iter(())))

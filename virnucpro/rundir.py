@@ -36,6 +36,13 @@ class Manifest:
     inputs: tuple[InputFile, ...]
     replaced: tuple[str, ...] = ()  # ids of failed records that a later input gives anew
 
+    def __post_init__(self) -> None:
+        found = {known.generation for known in self.inputs}
+        if found and found != set(range(len(found))):
+            raise ValueError("the generations of the inputs have gaps")
+        if not all(isinstance(record_id, str) for record_id in self.replaced):
+            raise TypeError("a replaced record is named by its id")
+
 
 @dataclass(frozen=True, slots=True)
 class RunDir:
@@ -124,7 +131,7 @@ class RunDir:
         """
         try:
             self.root.mkdir(parents=True, exist_ok=True)
-            handle = (self.root / ".lock").open("a+")
+            handle = (self.root / ".lock").open("a+", encoding="utf-8", errors="replace")
         except OSError as error:
             raise OutputError(
                 f"cannot write into {printable(self.root)}: {error.strerror}",
@@ -147,6 +154,8 @@ class RunDir:
                 hint="--resume goes on with what is there, --force throws it away",
             )
         found = [path.name for path in self._results if path.exists()]
+        if set(found) <= {self.shards.name, self.copies.name} and not self._strangers():
+            return  # a start that was ended before it had claimed the folder
         if found and self.manifest.name not in found:
             raise OutputError(
                 f"{printable(self.root)} holds {', '.join(found)}, but no run of VirNucPro",
@@ -157,6 +166,12 @@ class RunDir:
                 f"{printable(self.root)} holds a run already",
                 hint="add --resume to go on with it, or --force to throw it away and start again",
             )
+
+    def _strangers(self) -> list[Path]:
+        folders = [path for path in (self.shards, self.copies) if path.is_dir()]
+        return [
+            file for path in folders for file in path.iterdir() if not _OURS.fullmatch(file.name)
+        ]
 
     def clear(self, keep: Collection[Path]) -> None:
         """Delete the results of a run, and nothing else; the claim to the folder goes last.
@@ -179,8 +194,14 @@ class RunDir:
         shutil.rmtree(self.shards, ignore_errors=True)
         self.chunks.unlink(missing_ok=True)
 
-    def holds(self, path: Path) -> bool:
-        return self.root.resolve() in path.resolve().parents
+    @property
+    def own_fasta(self) -> tuple[str, ...]:
+        return (self.viral.name, self.failed_sequences.name, self.chunks.name)
+
+    def would_clear(self, path: Path) -> bool:
+        """Whether ``clear`` would delete this file."""
+        ours = {result.resolve() for result in self._results}
+        return path.resolve() in ours or path.resolve().parent in ours
 
     def sweep(self) -> None:
         """Delete what a killed run left half done."""
@@ -203,7 +224,7 @@ class RunDir:
                 inputs=tuple(InputFile(**known) for known in stored["inputs"]),
                 replaced=tuple(stored["replaced"]),
             )
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ResumeError(
                 f"{printable(self.manifest)} is damaged: {printable(error)}",
                 hint="start again with --force, or choose another --output-dir",

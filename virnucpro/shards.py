@@ -49,7 +49,7 @@ class ShardWriter:
         content = "".join(self._entries).encode()
         path.write_bytes(content)
         if self._nucleotides:
-            path.with_suffix(".fna").write_text("".join(self._nucleotides))
+            path.with_suffix(".fna").write_text("".join(self._nucleotides), encoding="utf-8")
             self._nucleotides = []
         digest = hashlib.sha256(content).hexdigest()
         self.shards.append(Shard(index, path, len(self._entries), self._n_residues, digest))

@@ -35,8 +35,10 @@ def inspect_run(folder: Path, *, verify: bool) -> Report:
     recipe = manifest.recipe
     files = sorted(rundir.features.glob("*.h5"))
     lines = [
-        f"state     {stored['state']}, {stored['time']} on {stored['host']}",
-        f"command   {recipe.command}, {recipe.model}, layer {recipe.layer}, {recipe.precision}",
+        printable(f"state     {stored.get('state')}, {stored.get('time')} on {stored.get('host')}"),
+        printable(
+            f"command   {recipe.command}, {recipe.model}, layer {recipe.layer}, {recipe.precision}"
+        ),
         *(f"input     {printable(known.path)}" for known in manifest.inputs),
     ]
     if rundir.plan.exists():

@@ -25,6 +25,7 @@ from collections import Counter, deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import TypeAlias
@@ -63,6 +64,7 @@ class ProcessExecutor:
         run = _Run(job, deque(Task(shard) for shard in shards))
         try:
             devices = self.devices[: len(shards)]
+            resource_tracker.ensure_running()  # would let interrupts through if it came later
             with _interrupts_held():
                 for name, device in zip(_names(devices), devices, strict=True):
                     run.peers.append(_Peer.start(name, device, job, self.worker))
@@ -117,6 +119,11 @@ class _Run:
             for peer in self.peers:
                 if self.waiting and len(peer.tasks) <= depth:
                     peer.give(self.waiting.popleft())
+        starting = [peer for peer in self.peers if not peer.ready and peer.tasks]
+        for peer in self.peers:
+            if peer.ready and not peer.tasks and starting:  # somebody takes long to start
+                peer.give(starting[0].tasks.pop())
+                starting = [other for other in starting if other.tasks]
 
     def peers_with_news(self) -> list[_Peer]:
         """Wait until a worker has spoken, died, or been silent for too long."""
@@ -209,7 +216,8 @@ class _Peer:
         if self.ready and not self.tasks:
             self.deadline = time.monotonic() + self.job.silence_seconds
         self.tasks.append(task)
-        self.queue.put(task)
+        if self.ready:
+            self.queue.put(task)
 
     def receive(self) -> Iterator[Event]:
         """All that the worker has said; its death and its silence are events like the others."""
@@ -232,6 +240,8 @@ class _Peer:
         match event:
             case WorkerReady():
                 self.ready = True
+                for task in self.tasks:
+                    self.queue.put(task)
             case BatchStarted(rows=rows, allowed_seconds=allowed):
                 self.batch, patience = rows, allowed
             case BatchDone():
@@ -293,6 +303,7 @@ def _main(
     worker_class: type[Worker], job: Job, name: str, device: str, queue: TaskQueue, pipe: Connection
 ) -> None:
     """The worker process. It does not outlive its parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     started = False
     shard: Shard | None = None
