@@ -493,3 +493,27 @@ def test_verification_finds_a_missing_tensor_and_passes_a_whole_checkpoint(fair_
     rename_tensors(folder, {"esm.encoder.layer.1.output.dense.bias": ""})
     with pytest.raises(UnavailableError, match=r"layer\.1\.output\.dense\.bias"):
         verify_checkpoint(folder)
+
+
+ROTARY_OF_PT = "layers.0.self_attn.rot_emb.inv_freq"
+ABSURD = {
+    "a number for a name": {5: torch.zeros(3)},
+    "a flat embedding": {"embed_tokens.weight": torch.zeros(33)},
+    "a single number": {"embed_tokens.weight": torch.tensor(1.0)},
+    "no dimension": {"embed_tokens.weight": torch.zeros(33, 0), ROTARY_OF_PT: torch.zeros(2)},
+    "no frequency": {"embed_tokens.weight": torch.zeros(33, 8), ROTARY_OF_PT: torch.zeros(0)},
+    "a layer of 5000 digits": {
+        "embed_tokens.weight": torch.zeros(33, 8),
+        f"layers.{'9' * 5000}.x": torch.zeros(1),
+    },
+}
+
+
+@pytest.mark.parametrize("n_heads", [0, -2, "abc", [1]])
+@pytest.mark.parametrize("name", ABSURD)
+def test_a_checkpoint_with_absurd_content_is_refused_as_no_esm2(tmp_path, name, n_heads):
+    path = tmp_path / "model.pt"
+    cfg = {"model": argparse.Namespace(encoder_attention_heads=n_heads)}
+    torch.save({"model": ABSURD[name], "cfg": cfg}, path)
+    with pytest.raises(UnavailableError, match="is no ESM-2 checkpoint"):
+        inspect_checkpoint(path)

@@ -114,6 +114,13 @@ def inspect_checkpoint(path: Path) -> Checkpoint:
             f"{printable(path)}: no such file or folder",
             hint="`virnucpro models list` shows what is here, `models download` fetches",
         )
+    try:
+        return _inspect(path)
+    except (TypeError, ValueError, IndexError, ZeroDivisionError, RecursionError) as error:
+        raise _not_esm2(path, printable(error)) from error
+
+
+def _inspect(path: Path) -> Checkpoint:
     tensors = _Tensors.open(path)
     numbers = {int(found[1]) for name in tensors.names if (found := _LAYER_NUMBER.search(name))}
     embedding = tensors.get("embedding", "weight")
@@ -121,7 +128,7 @@ def inspect_checkpoint(path: Path) -> Checkpoint:
         raise _not_esm2(path, f"{len(embedding)} tokens and {len(numbers)} layers")
     dim = embedding.shape[1]
     n_heads = tensors.n_heads or dim // (2 * len(tensors.get("inv_freq")))
-    if dim % (2 * n_heads):
+    if n_heads < 1 or not dim or dim % (2 * n_heads):
         raise _not_esm2(path, f"{n_heads} heads in {dim} dimensions")
     shape = ESM2Shape(len(numbers), dim, n_heads, tensors.token_dropout)
     return Checkpoint(path, shape, _encoder_id(shape, tensors))
@@ -253,7 +260,7 @@ def _open_pt(path: Path) -> _Tensors:
     tensors = {
         _FAIRSEQ_PREFIX.sub("", name): value
         for name, value in content["model"].items()
-        if isinstance(value, Tensor)
+        if isinstance(name, str) and isinstance(value, Tensor)
     }
     section = content.get("cfg", {})
     namespace = section.get("model") if isinstance(section, dict) else None
