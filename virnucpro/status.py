@@ -6,9 +6,9 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from virnucpro.errors import FeatureFileError, InputMissingError
+from virnucpro.errors import FeatureFileError, InputMissingError, ResumeError
 from virnucpro.log import printable
-from virnucpro.rundir import RunDir
+from virnucpro.rundir import Manifest, RunDir
 from virnucpro.store import read_embeddings
 
 
@@ -31,9 +31,28 @@ def inspect_run(folder: Path, *, verify: bool) -> Report:
         raise InputMissingError(
             f"{printable(folder)} holds no run", hint="give the --output-dir of a run"
         )
-    stored = json.loads(rundir.manifest.read_text())
-    recipe = manifest.recipe
+    try:
+        lines = _describe(rundir, manifest)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise ResumeError(
+            f"{printable(folder)}: run.json or shards/plan.json is damaged: {printable(error)}",
+            hint="go on with --resume, which writes both anew",
+        ) from error
+    damaged = []
     files = sorted(rundir.features.glob("*.h5"))
+    if verify:
+        for file in files:
+            try:
+                read_embeddings(file, {"fingerprint": manifest.recipe.fingerprint})
+            except FeatureFileError as error:
+                damaged.append(f"damaged   {error}")
+        lines += damaged or [f"verified  all {len(files)} feature files are whole"]
+    return Report(tuple(lines), len(damaged))
+
+
+def _describe(rundir: RunDir, manifest: Manifest) -> list[str]:
+    stored = json.loads(rundir.manifest.read_text())
+    recipe, n_files = manifest.recipe, len(list(rundir.features.glob("*.h5")))
     lines = [
         printable(f"state     {stored.get('state')}, {stored.get('time')} on {stored.get('host')}"),
         printable(
@@ -43,20 +62,12 @@ def inspect_run(folder: Path, *, verify: bool) -> Report:
     ]
     if rundir.plan.exists():
         n_shards = sum(map(len, json.loads(rundir.plan.read_text())["generations"]))
-        lines.append(f"shards    {len(files)} done, {n_shards - len(files)} pending")
+        lines.append(f"shards    {n_files} done, {n_shards - n_files} pending")
     else:
-        lines.append(f"shards    {len(files)} done")
+        lines.append(f"shards    {n_files} done")
     if "counts" in stored:
         statuses = stored["counts"]["statuses"].items()
         lines.append(f"records   {', '.join(f'{n} {status}' for status, n in statuses if n)}")
     if rundir.failed_files.exists():
         lines.append(f"failed    see {printable(rundir.failed_files)}")
-    damaged = []
-    if verify:
-        for file in files:
-            try:
-                read_embeddings(file, {"fingerprint": recipe.fingerprint})
-            except FeatureFileError as error:
-                damaged.append(f"damaged   {error}")
-        lines += damaged or [f"verified  all {len(files)} feature files are whole"]
-    return Report(tuple(lines), len(damaged))
+    return lines
