@@ -53,7 +53,7 @@ def test_each_letter_without_a_token_is_one_unknown_residue():
 @given(proteins)
 def test_a_packed_batch_holds_every_protein_between_cls_and_eos(batch):
     packed = PackedBatch.of(batch)
-    assert packed.n_proteins == len(batch)
+    assert len(packed.cu_seqlens) == len(batch) + 1
     assert packed.cu_seqlens[0] == 0
     assert packed.cu_seqlens[-1] == len(packed.tokens) == len(packed.positions)
     for (first, last), protein in zip(pairwise(packed.cu_seqlens), batch, strict=True):

@@ -44,10 +44,6 @@ class PackedBatch:
         )
 
     @property
-    def n_proteins(self) -> int:
-        return len(self.cu_seqlens) - 1
-
-    @property
     def max_seqlen(self) -> int:
         return max(seqlen for _, _, seqlen in self.runs)
 
