@@ -26,7 +26,13 @@ from oracle import (
 from torch import Tensor
 
 from virnucpro.errors import UnavailableError
-from virnucpro.esm2.attention import Kernel, attend_runs, attend_varlen, choose_kernel
+from virnucpro.esm2.attention import (
+    Kernel,
+    attend_dense,
+    attend_runs,
+    attend_varlen,
+    choose_kernel,
+)
 from virnucpro.esm2.model import (
     ESM2,
     ESM2Shape,
@@ -82,6 +88,8 @@ CASES = [
     for case, marks in (
         (Case("cpu", torch.float32, attend_runs), ()),
         (Case("cpu", torch.bfloat16, attend_runs), ()),
+        (Case("cpu", torch.bfloat16, attend_dense), ()),
+        (Case("cpu", torch.float32, attend_dense), ()),
         (Case("cpu", torch.float16, attend_runs), ()),
         (Case("cuda", torch.float32, attend_runs), on_cuda),
         (Case("cuda", torch.float16, attend_runs), on_cuda),
@@ -277,9 +285,34 @@ def test_matrix_products_take_the_precision_asked_for_and_all_else_is_float32(or
     assert model.inv_freq.dtype == torch.float32
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_a_cpu_attends_to_runs_of_one_length(dtype):
-    assert choose_kernel(torch.device("cpu"), dtype) is attend_runs
+@pytest.mark.parametrize(
+    ("dtype", "kernel"),
+    [
+        (torch.float32, attend_runs),
+        (torch.float16, attend_runs),
+        (torch.bfloat16, attend_dense),
+    ],
+)
+def test_a_cpu_attends_to_runs_of_one_length(dtype, kernel):
+    assert choose_kernel(torch.device("cpu"), dtype) is kernel
+
+
+@pytest.mark.parametrize("oracle", [16], indirect=True)
+def test_a_setting_of_torch_is_as_it_was_after_a_forward_pass(oracle):
+    before = torch.backends.mkldnn.matmul.fp32_precision
+    model = load_esm2(oracle.path, oracle.shape.n_layers, torch.bfloat16, torch.device("cpu"))
+    model(PackedBatch.of(PROTEINS))
+    assert torch.backends.mkldnn.matmul.fp32_precision == before
+
+
+@pytest.mark.parametrize("oracle", [24], indirect=True)
+@pytest.mark.parametrize("n_others", [1, 7, 40])
+def test_in_bf16_a_vector_has_the_same_bits_in_every_batch_on_a_cpu(oracle, n_others):
+    model = load_esm2(oracle.path, oracle.shape.n_layers, torch.bfloat16, torch.device("cpu"))
+    protein = random_protein(166, seed=1000)
+    (alone,) = embed(model, [protein])
+    others = [random_protein(166 - i % 3, seed=i) for i in range(n_others)]
+    assert torch.equal(embed(model, [*others, protein])[-1], alone)
 
 
 @on_ampere

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from virnucpro.esm2.alphabet import N_TOKENS
 from virnucpro.esm2.attention import Kernel, attend_runs
-from virnucpro.esm2.packing import PackedBatch
+from virnucpro.esm2.packing import PackedBatch, StagedBatch
 
 LAYER_NORM_EPS = 1e-5
 ROPE_THETA = 10000.0
@@ -57,14 +57,11 @@ class Layer(nn.Module):
         self.up = nn.Linear(dim, 4 * dim, dtype=dtype)
         self.down = nn.Linear(4 * dim, dim, dtype=dtype)
 
-    def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, batch: PackedBatch, attend: Kernel
-    ) -> Tensor:
+    def forward(self, x: Tensor, batch: StagedBatch, attend: Kernel) -> Tensor:
         qkv = self.qkv(self.attention_norm(x).to(self.dtype))
-        q, k, v = qkv.view(len(x), 3, self.n_heads, -1).unbind(1)  # (n_tokens, n_heads, head_dim)
-        attended = attend(rotate(q, cos, sin), rotate(k, cos, sin), v, batch)
+        attended = attend(qkv.view(len(x), 3, self.n_heads, -1), batch)
         x = x + self.attention_out(attended.flatten(1))
-        hidden = F.gelu(self.up(self.mlp_norm(x).to(self.dtype)))
+        hidden = linear_gelu(self.mlp_norm(x).to(self.dtype), self.up)
         out: Tensor = x + self.down(hidden)
         return out
 
@@ -91,16 +88,12 @@ class ESM2(nn.Module):
 
         ESM-2's last layer is normed, the others are not, as in fair-esm.
         """
-        device = self.inv_freq.device
-        tokens = torch.from_numpy(batch.tokens).to(device, non_blocking=True)
-        positions = torch.from_numpy(batch.positions).to(device, non_blocking=True)
-        angles = positions[:, None].float() * self.inv_freq  # (n_tokens, head_dim / 2)
-        cos, sin = angles.cos()[:, None], angles.sin()[:, None]
-        x = self.embedding(tokens)
+        staged = StagedBatch.of(batch, self.inv_freq)
+        x = self.embedding(staged.tokens)
         if self.shape.token_dropout:
             x = x * TOKEN_DROPOUT_SCALE
         for layer in self.layers:
-            x = layer(x, cos, sin, batch, self.attend)
+            x = layer(x, staged, self.attend)
         normed: Tensor = self.final_norm(x)
         return normed
 
@@ -110,13 +103,13 @@ def rotary_frequencies(head_dim: int) -> Tensor:
     return 1.0 / (ROPE_THETA ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary position embedding (Su et al. 2021, eq. 34), computed in float32.
-
-    (n_tokens, n_heads, head_dim), (n_tokens, 1, head_dim / 2) twice -> like x
-    """
-    a, b = x.float().chunk(2, dim=-1)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
+def linear_gelu(x: Tensor, linear: nn.Linear) -> Tensor:
+    """GELU (exact, not by tanh) of a linear layer; in one kernel where oneDNN has it."""
+    fused = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+    if fused is None or x.device.type != "cpu" or x.dtype != torch.bfloat16:
+        return F.gelu(linear(x))
+    out: Tensor = fused(x, linear.weight, linear.bias, "gelu", [], "none")
+    return out
 
 
 def mean_pool(hidden: Tensor, batch: PackedBatch) -> Tensor:

@@ -1,4 +1,7 @@
-"""Packing: many proteins in one row of tokens, without padding."""
+"""Packing: many proteins in one row of tokens, without padding.
+
+All that depends on lengths is computed on the host; a device gets it in one go.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from virnucpro.esm2.alphabet import tokenize
 
@@ -46,6 +51,40 @@ class PackedBatch:
     @property
     def max_seqlen(self) -> int:
         return max(seqlen for _, _, seqlen in self.runs)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StagedBatch:
+    """A packed batch on its device, with what all layers share."""
+
+    tokens: Tensor  # (n_tokens,)
+    cu_seqlens: Tensor  # (n_proteins + 1,) int32
+    cos: Tensor  # (n_tokens, head_dim) float32, each half the same
+    sin: Tensor  # (n_tokens, head_dim / 2) float32
+    runs: tuple[tuple[int, int, int], ...]
+    max_seqlen: int
+
+    @classmethod
+    def of(cls, batch: PackedBatch, inv_freq: Tensor) -> StagedBatch:
+        """Send the batch to the device of ``inv_freq``: radians per position, (head_dim / 2,)."""
+        device = inv_freq.device
+        angles = _send(batch.positions, device)[:, None].float() * inv_freq
+        return cls(
+            tokens=_send(batch.tokens, device),
+            cu_seqlens=_send(batch.cu_seqlens, device),
+            cos=angles.cos().repeat(1, 2),
+            sin=angles.sin(),
+            runs=batch.runs,
+            max_seqlen=batch.max_seqlen,
+        )
+
+
+def _send(array: NDArray[np.generic], device: torch.device) -> Tensor:
+    """A GPU takes pinned memory without making the host wait."""
+    tensor = torch.from_numpy(array)
+    if device.type == "cuda":
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
 
 
 def plan_batches(
