@@ -120,7 +120,7 @@ def test_only_the_engine_knows_processes() -> None:
         name
         for name in ORDER
         for found in imported(name)
-        if found.partition(".")[0] in ("multiprocessing", "subprocess", "concurrent")
+        if found.partition(".")[0] in ("multiprocessing", "subprocess")
     }
     assert users == {"engine.processes"}
 

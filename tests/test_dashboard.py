@@ -35,7 +35,7 @@ def log():
     log(EmbeddingStarted(SHARDS, 2))
     for name in ("cuda:0", "cuda:1"):
         log(WorkerReady(name, "an [H200]", Memory(GIB, 140 * GIB)))
-    log(BatchDone("cuda:0", SHARDS[0], 10, 1020, Memory(3 * GIB, 140 * GIB)))
+    log(BatchDone("cuda:0", SHARDS[0], tuple(range(10)), 1020, Memory(3 * GIB, 140 * GIB)))
     log(ShardDone("cuda:0", SHARDS[0], 0.5, 1))
     log(ShardFailed("cuda:1", SHARDS[1], "a [bold]reason"))
     return log

@@ -66,6 +66,28 @@ def test_processes_give_the_same_bytes_as_one_device(
     assert len({event.shard.index for event in done}) == len(done) > 6
 
 
+def test_a_batch_begun_before_the_last_one_is_done_changes_nothing(
+    make_config, tiny, contigs, undisturbed, tmp_path
+):
+    config = make_config(contigs, output=tmp_path / "overlap", residues_per_shard=8000)
+    plain = make_config(contigs, output=tmp_path / "plain", residues_per_shard=8000)
+    events = []
+    run_inline(plain, tiny.head)
+    executor = InlineExecutor(worker=workers.OverlappingWorker)
+    run_inline(config, tiny.head, events.append, executor)
+    assert_same_run(config.output, plain.output)
+    kinds = [type(e) for e in events if isinstance(e, (BatchStarted, BatchDone))]
+    assert kinds[:3] == [BatchStarted, BatchStarted, BatchDone]
+
+
+def test_a_shard_is_written_while_the_next_one_is_embedded(make_config, tiny, contigs, tmp_path):
+    events = []
+    run_inline(make_config(contigs, output=tmp_path / "run"), tiny.head, events.append)
+    first_done = next(i for i, e in enumerate(events) if isinstance(e, ShardDone))
+    begun = {e.shard.index for e in events[:first_done] if isinstance(e, BatchStarted)}
+    assert begun == {0, 1}
+
+
 def test_the_shard_of_a_killed_worker_is_done_all_the_same(
     make_config, tiny, contigs, undisturbed, tmp_path
 ):
@@ -114,6 +136,7 @@ def test_a_shard_whose_worker_is_killed_again_and_again_is_still_whole(
         (workers.NanWorker, "the vector is not finite"),
         (workers.CrashingWorker, "the worker died: SIGKILL"),
         (workers.LostContextWorker, "AcceleratorError: an illegal memory access"),
+        (workers.OverlappingCrashingWorker, "the worker died: SIGKILL"),
     ],
 )
 def test_a_poisonous_sequence_fails_alone(
@@ -209,18 +232,20 @@ def test_a_silent_worker_is_replaced_and_its_sequence_fails_alone(make_config, t
     assert statuses(config.output) == {"good": "scored", "hangs": "failed"}
 
 
+@pytest.mark.parametrize("worker", [workers.SmallWorker, workers.OverlappingSmallWorker])
 def test_a_batch_that_does_not_fit_is_halved_and_the_budget_remembered(
-    make_config, tiny, contigs, undisturbed, tmp_path
+    make_config, tiny, contigs, undisturbed, tmp_path, worker
 ):
     config = make_config(contigs, output=tmp_path / "small")
     events = []
-    run_inline(config, tiny.head, events.append, InlineExecutor(worker=workers.SmallWorker))
+    run_inline(config, tiny.head, events.append, InlineExecutor(worker=worker))
     assert_same_run(config.output, undisturbed)
     reduced = [event.tokens_per_batch for event in events if isinstance(event, BudgetReduced)]
     assert reduced == sorted(reduced, reverse=True)
     last = max(i for i, event in enumerate(events) if isinstance(event, BudgetReduced))
     sizes = [event.n_tokens for event in events[last:] if isinstance(event, BatchDone)]
-    assert len(reduced) < 5 and max(sizes) <= reduced[-1]
+    in_flight_then = 500 if worker is workers.OverlappingSmallWorker else 0
+    assert len(reduced) < 5 and max(sizes) <= max(reduced[-1], in_flight_then)
 
 
 def test_a_sequence_too_large_for_the_device_fails_alone(make_config, tiny, tmp_path):

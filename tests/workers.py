@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from virnucpro.engine.worker import Worker
+from virnucpro.engine.worker import Rows, Worker
 
 POISON = "WWWWCWWWW"  # no test protein holds it by chance
 
@@ -18,28 +18,33 @@ POISON = "WWWWCWWWW"  # no test protein holds it by chance
 class CrashingWorker(Worker):
     """Dies on the spot, as by a fault in a kernel."""
 
-    def embed(self, proteins: list[str]) -> NDArray[np.float32]:
+    def embed(self, proteins: list[str]) -> Rows:
         if any(POISON in protein for protein in proteins):
             os.kill(os.getpid(), signal.SIGKILL)
         return super().embed(proteins)
 
 
 class RaisingWorker(Worker):
-    def embed(self, proteins: list[str]) -> NDArray[np.float32]:
+    def embed(self, proteins: list[str]) -> Rows:
         if any(POISON in protein for protein in proteins):
             raise RuntimeError("a [red]bad[/red] sequence")
         return super().embed(proteins)
 
 
 class NanWorker(Worker):
-    def embed(self, proteins: list[str]) -> NDArray[np.float32]:
-        rows = super().embed(proteins)
-        rows[[POISON in protein for protein in proteins]] = np.nan
+    def embed(self, proteins: list[str]) -> Rows:
+        wait = super().embed(proteins)
+
+        def rows() -> NDArray[np.float32]:
+            found = wait()
+            found[[POISON in protein for protein in proteins]] = np.nan
+            return found
+
         return rows
 
 
 class HangingWorker(Worker):
-    def embed(self, proteins: list[str]) -> NDArray[np.float32]:
+    def embed(self, proteins: list[str]) -> Rows:
         if any(POISON in protein for protein in proteins):
             time.sleep(3600)
         return super().embed(proteins)
@@ -48,7 +53,7 @@ class HangingWorker(Worker):
 class SmallWorker(Worker):
     """Has memory for 500 tokens."""
 
-    def embed(self, proteins: list[str]) -> NDArray[np.float32]:
+    def embed(self, proteins: list[str]) -> Rows:
         if sum(len(protein) + 2 for protein in proteins) > 500:
             raise torch.OutOfMemoryError("CUDA out of memory (a test)")
         return super().embed(proteins)
@@ -57,7 +62,7 @@ class SmallWorker(Worker):
 class LostContextWorker(Worker):
     """Its device's context is unusable after a poisoned sequence."""
 
-    def embed(self, proteins: list[str]) -> NDArray[np.float32]:
+    def embed(self, proteins: list[str]) -> Rows:
         if any(POISON in protein for protein in proteins):
             raise torch.AcceleratorError("an illegal memory access was encountered (a test)")
         return super().embed(proteins)
@@ -69,6 +74,7 @@ class OneDeviceWorker(Worker):
     def __init__(self, job, name: str, device: str) -> None:
         if not name.endswith("#0"):
             raise RuntimeError("no kernel image is available for this device (a test)")
+        time.sleep(2)  # the other has failed before all the work is done
         super().__init__(job, name, device)
 
 
@@ -89,6 +95,42 @@ class NeverStartingWorker(Worker):
 class SlowWorker(Worker):
     """Takes its time, so that a test can kill it in the middle."""
 
-    def embed(self, proteins: list[str]) -> NDArray[np.float32]:
+    def embed(self, proteins: list[str]) -> Rows:
         time.sleep(0.02)
         return super().embed(proteins)
+
+
+class OverlappingWorker(Worker):
+    """Keeps two batches in flight, as on a GPU: a batch is only done when it is asked for."""
+
+    def __init__(self, job, name: str, device: str) -> None:
+        super().__init__(job, name, device)
+        self.batches_in_flight = 2
+
+    def embed(self, proteins: list[str]) -> Rows:
+        return lambda: super(OverlappingWorker, self).embed(proteins)()
+
+
+class OverlappingCrashingWorker(OverlappingWorker):
+    def embed(self, proteins: list[str]) -> Rows:
+        def rows() -> NDArray[np.float32]:
+            time.sleep(0.01)
+            if any(POISON in protein for protein in proteins):
+                os.kill(os.getpid(), signal.SIGKILL)
+            return wait()
+
+        wait = super().embed(proteins)
+        return rows
+
+
+class OverlappingSmallWorker(OverlappingWorker):
+    """Tells only when a batch is waited for that it did not fit."""
+
+    def embed(self, proteins: list[str]) -> Rows:
+        def rows() -> NDArray[np.float32]:
+            if sum(len(protein) + 2 for protein in proteins) > 500:
+                raise torch.OutOfMemoryError("CUDA out of memory (a test)")
+            return wait()
+
+        wait = super().embed(proteins)
+        return rows

@@ -140,6 +140,7 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
         job = make_job(config, rundir, manifest)
         with summary.stage(STAGES[1]):
             lost = embed(plan, job, manifest, executor, on_event, summary)
+            rundir.sweep()  # what workers that died were writing
         with summary.stage(STAGES[2]):
             results = Results(
                 rundir=rundir,

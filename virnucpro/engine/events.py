@@ -38,7 +38,10 @@ class WorkerLost:
 
 @dataclass(frozen=True, slots=True)
 class BatchStarted:
-    """The ORFs, by their place in the shard, that are at fault if the worker dies now."""
+    """The ORFs, by their place in the shard, that may be at fault if the worker dies now.
+
+    The next batch may start before this one is done, but only of the same shard.
+    """
 
     worker: str
     shard: Shard
@@ -50,7 +53,7 @@ class BatchStarted:
 class BatchDone:
     worker: str
     shard: Shard
-    n_orfs: int
+    rows: tuple[int, ...]
     n_tokens: int
     memory: Memory
 
@@ -65,7 +68,10 @@ class BudgetReduced:
 
 @dataclass(frozen=True, slots=True)
 class ShardDone:
-    """The shard's feature file is whole; ``n_failed`` of its ORFs are in it as failures."""
+    """The shard's feature file is whole; ``n_failed`` of its ORFs are in it as failures.
+
+    It comes when the file is written, while the next shard is embedded already.
+    """
 
     worker: str
     shard: Shard

@@ -34,3 +34,4 @@ class InlineExecutor:
         yield WorkerReady(worker.name, worker.description, worker.memory())
         for shard in shards:
             yield from worker.run(Task(shard))
+        yield from worker.finish()

@@ -28,6 +28,7 @@ from dataclasses import dataclass, field, replace
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from queue import Empty
 from typing import TypeAlias
 
 from virnucpro.engine.events import (
@@ -46,7 +47,7 @@ from virnucpro.records import Shard
 
 TaskQueue: TypeAlias = "multiprocessing.Queue[Task | None]"
 
-IN_FLIGHT = 2  # shards per worker
+IN_FLIGHT = 2  # shards per worker, beside one that is being written
 START_SECONDS = 900.0  # to import, load the model and say so
 MAX_IDLE_LOSSES = 6  # workers a device may lose in a row without one batch done
 MAX_BLIND_LOSSES = 3  # workers a shard may kill while no batch is in flight
@@ -117,7 +118,7 @@ class _Run:
         """Round-robin: everyone gets a first shard before anyone gets a second."""
         for depth in range(IN_FLIGHT):
             for peer in self.peers:
-                if self.waiting and len(peer.tasks) <= depth:
+                if self.waiting and peer.n_open <= depth:
                     peer.give(self.waiting.popleft())
         starting = [peer for peer in self.peers if not peer.ready and peer.tasks]
         for peer in self.peers:
@@ -140,10 +141,11 @@ class _Run:
     def after_loss(self, peer: _Peer, lost: WorkerLost) -> Iterator[Event]:
         """Give back what the worker held, and replace it."""
         self.last_reason = lost.reason
-        for task in list(peer.tasks)[:0:-1]:
+        held = [task for task in peer.tasks if task is not peer.doing]
+        for task in reversed(held):
             self.waiting.appendleft(task)
-        if peer.tasks:
-            again = self.learn(peer.tasks[0], peer, lost)
+        if peer.doing is not None:
+            again = self.learn(peer.doing, peer, lost)
             if isinstance(again, Task):
                 self.waiting.appendleft(again)
             else:
@@ -157,7 +159,7 @@ class _Run:
         """What the next attempt at a shard must know of this loss."""
         if not peer.ready:
             return task  # it never got to this shard
-        shard, batch = task.shard, peer.batch
+        shard, batch = task.shard, peer.rows
         again = replace(task, n_losses=task.n_losses + 1)
         if not batch:
             self.blind[shard.index] += 1
@@ -167,7 +169,7 @@ class _Run:
         if again.n_losses == 1:
             return again
         if len(batch) > 1:
-            return replace(again, suspects=task.suspects | set(batch))
+            return replace(again, suspects=task.suspects | batch)
         (row,) = batch
         self.alone[shard.index, row] += 1
         if self.alone[shard.index, row] < 2:
@@ -187,8 +189,9 @@ class _Peer:
     queue: TaskQueue
     pipe: Connection
     deadline: float  # by the monotonic clock: silent for longer means hung
-    tasks: deque[Task] = field(default_factory=deque)  # the first is being done
-    batch: tuple[int, ...] = ()  # in flight
+    tasks: list[Task] = field(default_factory=list)  # given, and not ended yet, in order
+    shard: Shard | None = None  # of the batches in flight
+    rows: set[int] = field(default_factory=set)  # of them
     ready: bool = False
     n_idle_losses: int = 0
 
@@ -242,22 +245,37 @@ class _Peer:
                 self.ready = True
                 for task in self.tasks:
                     self.queue.put(task)
-            case BatchStarted(rows=rows, allowed_seconds=allowed):
-                self.batch, patience = rows, allowed
-            case BatchDone():
-                self.batch, self.n_idle_losses = (), 0
-            case ShardDone() | ShardFailed():
-                self.tasks.popleft()
+            case BatchStarted(shard=shard, rows=rows, allowed_seconds=allowed):
+                self.shard, patience = shard, allowed
+                self.rows.update(rows)
+            case BatchDone(rows=rows):
+                self.rows.difference_update(rows)
+                self.n_idle_losses = 0
+            case ShardDone(shard=shard) | ShardFailed(shard=shard):
+                self.tasks = [task for task in self.tasks if task.shard != shard]
         self.deadline = time.monotonic() + patience
         if not self.tasks and not isinstance(event, WorkerLost):
             self.deadline = float("inf")  # nothing to do is no reason to speak
 
+    @property
+    def n_open(self) -> int:
+        """How many shards are embedded or wait: the others are being written."""
+        shards = [task.shard for task in self.tasks]
+        return len(shards) - (shards.index(self.shard) if self.shard in shards else 0)
+
+    @property
+    def doing(self) -> Task | None:
+        """The task to blame if the worker dies now: that of the batches in flight, if any."""
+        if self.rows:
+            return next(task for task in self.tasks if task.shard == self.shard)
+        return self.tasks[0] if self.tasks else None
+
     def lost(self, reason: str) -> WorkerLost:
-        shard = self.tasks[0].shard if self.tasks else None
+        shard = self.doing.shard if self.doing else None
         return self.with_fate(WorkerLost(self.name, reason, shard))
 
     def with_fate(self, event: WorkerLost) -> WorkerLost:
-        if len(self.batch) != 1:  # one ORF alone is to blame itself
+        if len(self.rows) != 1:  # one ORF alone is to blame itself
             self.n_idle_losses += 1
         self.kill()
         is_final = event.is_final or self.n_idle_losses >= MAX_IDLE_LOSSES
@@ -311,7 +329,15 @@ def _main(
         worker = worker_class(job, name, device)
         pipe.send(WorkerReady(name, worker.description, worker.memory()))
         started = True
-        while (task := queue.get()) is not None:
+        while True:
+            try:
+                task = queue.get_nowait()
+            except Empty:  # time to wait for the last file as well
+                for event in worker.finish():
+                    pipe.send(event)
+                task = queue.get()
+            if task is None:
+                return
             shard = task.shard
             for event in worker.run(task):
                 pipe.send(event)

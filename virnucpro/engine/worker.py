@@ -1,4 +1,7 @@
-"""What one device does with one shard. The same object runs inline or in a process.
+"""What one device does with shards. The same object runs inline or in a process.
+
+A GPU is given a batch before the one ahead of it is done, and a shard's file is written by a
+thread while the next shard is embedded: the device never waits for the host.
 
 A shard that killed its worker comes back with what is known of it: ``suspects`` are embedded
 one by one, ``condemned`` not at all, and every batch is kept in a partial file, so that the
@@ -10,14 +13,17 @@ from __future__ import annotations
 import time
 import traceback
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import psutil
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from virnucpro.config import Pooling, Precision
 from virnucpro.engine.events import (
@@ -43,7 +49,11 @@ DTYPES: Mapping[Precision, torch.dtype] = {
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
 }
+_T = TypeVar("_T")
+Rows = Callable[[], NDArray[np.float32]]  # waits for the device
 _POOL = {"mean": mean_pool, "bos": bos_pool, "none": residues_only}
+_STORAGE_ERRORS = (OSError, StorageError, FeatureFileError)
+_BATCHES_IN_FLIGHT = {"cuda": 2}  # one elsewhere: these devices are done when they return
 # a slow device of its kind, FLOP/s: what takes longer than this is no longer just slow
 _SLOWEST = {"cpu": 2e9, "mps": 1e11, "cuda": 1e12}
 
@@ -78,6 +88,16 @@ class Task:
     condemned: Mapping[int, str] = field(default_factory=dict)  # row -> reason
 
 
+@dataclass(frozen=True, slots=True)
+class _Writing:
+    """A shard that is embedded; its feature file is on the way to the disk."""
+
+    shard: Shard
+    started: float
+    n_failed: int
+    written: Future[None]
+
+
 class Worker:
     """One loaded model on one device."""
 
@@ -86,9 +106,15 @@ class Worker:
         self.device = torch.device(device)
         if self.device.type == "cpu":
             torch.set_num_threads(1)  # one core each: processes scale better than threads
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+            self.copying = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self.model = load_esm2(job.checkpoint, job.layer, DTYPES[job.precision], self.device)
         self.tokens_per_batch = job.tokens_per_batch
-        Worker.embed(self, ["M"])  # a device that can do nothing must not look ready
+        self.batches_in_flight = _BATCHES_IN_FLIGHT.get(self.device.type, 1)
+        self.writer = ThreadPoolExecutor(max_workers=1)
+        self.writing: _Writing | None = None
+        Worker.embed(self, ["M"])()  # a device that can do nothing must not look ready
 
     @property
     def description(self) -> str:
@@ -102,82 +128,146 @@ class Worker:
         return Memory(psutil.Process().memory_info().rss, psutil.virtual_memory().total)
 
     def run(self, task: Task) -> Iterator[Event]:
-        """Embed one shard. Ends with exactly one ShardDone or ShardFailed."""
+        """Embed one shard, and begin to write it.
+
+        Its ShardDone or ShardFailed comes with the next ``run`` or ``finish``.
+        """
         started, shard = time.monotonic(), task.shard
+        partial = self.job.features / f".{shard.name}.partial"
         try:
             orfs = read_shard(shard)
             result = _Rows(orfs, self.model.shape.dim, self.job.pooling == "none")
             result.condemn(task.condemned)
-            partial = self.job.features / f".{shard.name}.partial"
             if task.n_losses:
                 result.restore(partial)
             yield from self._embed_shard(task, orfs, result, partial)
             embeddings = result.finish()
-            self.job.features.mkdir(exist_ok=True)
-            path = self.job.feature_file(shard)
-            write_embeddings(path, embeddings, self.job.attributes_of(shard))
-            partial.unlink(missing_ok=True)
-        except (OSError, StorageError, FeatureFileError) as error:
-            reason = f"{type(error).__name__}: {printable(error)}"
-            yield ShardFailed(self.name, shard, reason, traceback.format_exc(), is_storage=True)
+        except _STORAGE_ERRORS as error:
+            yield self._not_stored(shard, error)
         else:
-            seconds = time.monotonic() - started
-            yield ShardDone(self.name, shard, seconds, len(embeddings.failures))
+            yield from self.finish()
+            written = self.writer.submit(self._write, shard, embeddings, partial)
+            self.writing = _Writing(shard, started, len(embeddings.failures), written)
+
+    def finish(self) -> Iterator[Event]:
+        """Wait until the last shard is written, and tell."""
+        writing, self.writing = self.writing, None
+        if writing is None:
+            return
+        try:
+            writing.written.result()
+        except _STORAGE_ERRORS as error:
+            yield self._not_stored(writing.shard, error)
+        else:
+            seconds = time.monotonic() - writing.started
+            yield ShardDone(self.name, writing.shard, seconds, writing.n_failed)
+
+    def _write(self, shard: Shard, embeddings: Embeddings, partial: Path) -> None:
+        self.job.features.mkdir(exist_ok=True)
+        write_embeddings(self.job.feature_file(shard), embeddings, self.job.attributes_of(shard))
+        partial.unlink(missing_ok=True)
+
+    def _not_stored(self, shard: Shard, error: Exception) -> ShardFailed:
+        reason = f"{type(error).__name__}: {printable(error)}"
+        lines = "".join(traceback.format_exception(error))
+        return ShardFailed(self.name, shard, reason, lines, is_storage=True)
 
     def _embed_shard(
         self, task: Task, orfs: list[Orf], result: _Rows, partial: Path
     ) -> Iterator[Event]:
         lengths = [len(orf.protein) for orf in orfs]
         batches = deque(plan_batches(lengths, self.tokens_per_batch))
-        while batches:
-            batch = batches.popleft()
+        in_flight: deque[tuple[list[int], Rows | str]] = deque()
+        # after a loss one batch at a time: there must be no doubt which one is at fault
+        most = 1 if task.n_losses else self.batches_in_flight
+        while batches or in_flight:
+            if batches and len(in_flight) < most:
+                batch = batches.popleft()
+                parts = self._parts(batch, lengths, task.suspects)
+                if len(parts) > 1:
+                    batches.extendleft(reversed(parts))
+                    continue
+                batch = [i for i in batch if not result.known[i]]
+                if batch:
+                    busy = [lengths[i] for rows, _ in [*in_flight, (batch, "")] for i in rows]
+                    allowed = self._allowed_seconds(busy)
+                    yield BatchStarted(self.name, task.shard, tuple(batch), allowed)
+                    in_flight.append((batch, self._start([orfs[i].protein for i in batch])))
+                continue
+            batch, begun = in_flight.popleft()
+            outcome = begun if isinstance(begun, str) else self._wait(begun)
             n_tokens = sum(lengths[i] + EXTRA_TOKENS for i in batch)
-            if len(batch) > 1 and not task.suspects.isdisjoint(batch):
-                batches.extendleft([i] for i in reversed(batch))
-                continue
-            if len(batch) > 1 and n_tokens > self.tokens_per_batch:
-                batches.extendleft(reversed(_halves(batch)))
-                continue
-            batch = [i for i in batch if not result.known[i]]
-            if not batch:
-                continue
-            allowed = self._allowed_seconds([lengths[i] for i in batch])
-            yield BatchStarted(self.name, task.shard, tuple(batch), allowed)
-            outcome = self._try([orfs[i].protein for i in batch])
             if isinstance(outcome, str) and len(batch) > 1:
                 if outcome == _OUT_OF_MEMORY:
-                    self.tokens_per_batch = n_tokens // 2
+                    self.tokens_per_batch = min(self.tokens_per_batch, n_tokens // 2)
                     yield BudgetReduced(self.name, self.tokens_per_batch)
                 batches.extendleft(reversed(_halves(batch)))
                 continue
             result.put(batch, outcome)
             if task.n_losses:
                 result.save(batch, partial)
-            yield BatchDone(self.name, task.shard, len(batch), n_tokens, self.memory())
+            yield BatchDone(self.name, task.shard, tuple(batch), n_tokens, self.memory())
 
-    def _try(self, proteins: list[str]) -> NDArray[np.float32] | str:
-        """The rows of one batch, or why there are none.
+    def _parts(
+        self, batch: list[int], lengths: list[int], suspects: frozenset[int]
+    ) -> list[list[int]]:
+        """The batch itself, or what to embed in its place."""
+        if len(batch) > 1 and not suspects.isdisjoint(batch):
+            return [[i] for i in batch]
+        n_tokens = sum(lengths[i] + EXTRA_TOKENS for i in batch)
+        if len(batch) > 1 and n_tokens > self.tokens_per_batch:
+            return _halves(batch)
+        return [batch]
+
+    def _start(self, proteins: list[str]) -> Rows | str:
+        return self._try(lambda: self.embed(proteins))
+
+    def _wait(self, rows: Rows) -> NDArray[np.float32] | str:
+        outcome = self._try(rows)
+        if isinstance(outcome, str) or np.isfinite(outcome).all():
+            return outcome
+        return "the vector is not finite"
+
+    def _try(self, work: Callable[[], _T]) -> _T | str:
+        """What comes of it, or why nothing does.
 
         A device whose context is lost can do nothing more: that error ends the worker.
         """
         try:
-            rows = self.embed(proteins)
+            return work()
         except torch.OutOfMemoryError:
             reason = _OUT_OF_MEMORY
         except torch.AcceleratorError:
             raise
         except Exception as error:  # a worker outlives a bad sequence
             return f"{type(error).__name__}: {printable(error)}"
-        else:
-            return rows if np.isfinite(rows).all() else "the vector is not finite"
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         return reason
 
-    def embed(self, proteins: list[str]) -> NDArray[np.float32]:
-        """(n_proteins, dim) float32, or (n_residues, dim) when nothing is pooled."""
+    def embed(self, proteins: list[str]) -> Rows:
+        """Begin a batch: (n_proteins, dim) float32, or (n_residues, dim) when nothing is pooled."""
         batch = PackedBatch.of(proteins)
-        rows: NDArray[np.float32] = _POOL[self.job.pooling](self.model(batch), batch).cpu().numpy()
+        pooled = _POOL[self.job.pooling](self.model(batch), batch)
+        if self.device.type == "cuda":
+            return self._copy_out(pooled)
+        rows: NDArray[np.float32] = pooled.cpu().numpy()
+        return lambda: rows
+
+    def _copy_out(self, pooled: Tensor) -> Rows:
+        """Copy to the host beside the next batch's work, into pinned memory."""
+        host = torch.empty(pooled.shape, dtype=pooled.dtype, pin_memory=True)
+        self.copying.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.copying):
+            host.copy_(pooled, non_blocking=True)
+            copied = self.copying.record_event()
+        pooled.record_stream(self.copying)
+
+        def rows() -> NDArray[np.float32]:
+            copied.synchronize()
+            array: NDArray[np.float32] = host.numpy()
+            return array
+
         return rows
 
     def _allowed_seconds(self, lengths: list[int]) -> float:
