@@ -53,7 +53,11 @@ def make_config(tiny: Tiny, tmp_path: Path) -> Callable[..., RunConfig]:
             "residues_per_shard": 2000,
         }
         resources = {"devices": ("cpu",), "tokens_per_batch": 2048, "silence_seconds": 60.0}
-        rest: dict[str, object] = {"output": tmp_path / "run", "checkpoint": tiny.model}
+        rest: dict[str, object] = {
+            "output": tmp_path / "run",
+            "checkpoint": tiny.model,
+            "weights": tiny.model,
+        }
         for name, value in changes.items():
             next((d for d in (recipe, resources) if name in d), rest)[name] = value
         return RunConfig(

@@ -112,12 +112,12 @@ Workers = Annotated[
     ),
 ]
 BatchSize = Annotated[
-    int | None,
+    str,
     typer.Option(
         "--esm-batch-size",
-        help="Tokens in one batch, at least 2048.",
+        metavar="auto|TOKENS",
+        help="Tokens in one batch, at least 2048; auto: by model, device and its free memory.",
         rich_help_panel=_DEVICES,
-        show_default="sized to the device",
     ),
 ]
 PrecisionOption = Annotated[
@@ -184,7 +184,7 @@ def predict(
     gpus: Gpus = None,
     device: DeviceOption = "auto",
     workers: Workers = None,
-    esm_batch_size: BatchSize = None,
+    esm_batch_size: BatchSize = "auto",
     precision: PrecisionOption = "auto",
     worker_timeout: WorkerTimeout = 300.0,
     resume: Resume = False,
@@ -237,7 +237,7 @@ def extract(
     gpus: Gpus = None,
     device: DeviceOption = "auto",
     workers: Workers = None,
-    esm_batch_size: BatchSize = None,
+    esm_batch_size: BatchSize = "auto",
     precision: PrecisionOption = "auto",
     worker_timeout: WorkerTimeout = 300.0,
     resume: Resume = False,

@@ -79,6 +79,7 @@ class RunConfig:
     recipe: Recipe  # as for nucleotides; see ``recipe_for``
     resources: Resources
     checkpoint: Path
+    weights: Path  # what the workers load: the checkpoint, or its converted form
     input_type: InputType | None = None  # None: by the letters of the input
     feature_format: FeatureFormat = "h5"
     resume: bool = False

@@ -219,7 +219,7 @@ def make_job(config: RunConfig, rundir: RunDir, manifest: Manifest) -> Job:
     recipe = manifest.recipe
     return Job(
         features=rundir.features,
-        checkpoint=config.checkpoint,
+        weights=config.weights,
         layer=recipe.layer,
         pooling=recipe.pooling,
         precision=recipe.precision,

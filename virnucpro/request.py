@@ -13,6 +13,7 @@ from typing import Literal
 from virnucpro.config import (
     FeatureFormat,
     Pooling,
+    Precision,
     Recipe,
     Resources,
     RunConfig,
@@ -20,12 +21,14 @@ from virnucpro.config import (
 from virnucpro.devices import Choice, choose_devices, choose_precision, choose_tokens
 from virnucpro.engine.events import Progress, Telling
 from virnucpro.errors import InputMissingError, UnavailableError, UsageError
-from virnucpro.esm2.download import find_checkpoint
+from virnucpro.esm2.converted import WORTH_CONVERTING, convert, find_converted
+from virnucpro.esm2.download import converted_folder, find_checkpoint
+from virnucpro.esm2.model import DTYPES
 from virnucpro.esm2.weights import Checkpoint
 from virnucpro.fasta import list_fasta
 from virnucpro.head import Head, load_head
 from virnucpro.inputs import STDIN
-from virnucpro.log import printable
+from virnucpro.log import LOGGER, printable
 from virnucpro.rundir import RunDir
 
 OnEvent = Callable[[Telling], None]
@@ -50,7 +53,7 @@ class Options:
     gpus: str | None
     device: str
     workers: int | None
-    esm_batch_size: int | None
+    esm_batch_size: str  # "auto" or a number of tokens
     precision: str
     worker_timeout: float
     resume: bool
@@ -89,19 +92,21 @@ def resolve(options: Options, on_event: OnEvent) -> tuple[RunConfig, Head | None
         options.cuda_visible_devices,
         model_bytes=2 * checkpoint.shape.n_parameters,
     )
-    tokens = options.esm_batch_size
     resources = Resources(
         devices=choice.devices,
-        tokens_per_batch=choose_tokens(choice, checkpoint.shape) if tokens is None else tokens,
+        tokens_per_batch=_tokens_per_batch(options, choice, checkpoint),
         silence_seconds=options.worker_timeout,
     )
-    recipe = _recipe(options, checkpoint, head, choice, on_event)
+    precision = choose_precision(_asked_precision(options), choice)
+    weights, digest = _weights(checkpoint, precision, on_event)
+    recipe = _recipe(options, checkpoint, digest, head, precision)
     return RunConfig(
         inputs=tuple(options.input),
         output=options.output_dir,
         recipe=recipe,
         resources=resources,
         checkpoint=checkpoint.path.resolve(),
+        weights=weights.resolve(),
         input_type=None if options.input_type == "auto" else options.input_type,
         feature_format=options.format,
         resume=options.resume,
@@ -113,30 +118,61 @@ def resolve(options: Options, on_event: OnEvent) -> tuple[RunConfig, Head | None
 
 
 def _recipe(
-    options: Options,
-    checkpoint: Checkpoint,
-    head: Head | None,
-    choice: Choice,
-    on_event: OnEvent,
+    options: Options, checkpoint: Checkpoint, digest: str, head: Head | None, precision: Precision
 ) -> Recipe:
-    precision = choose_precision(_asked_precision(options), choice)
-    chunk_size = _chunk_size(options, head)
-    layer, n_bytes = _layer(options, head, checkpoint), checkpoint.n_bytes
-    digest = checkpoint.sha256(
-        lambda done: on_event(Progress("hashing the model", done, n_bytes, "bytes"))
-    )
     return Recipe(
         command=options.command,
         input_type="nucleotide",
-        chunk_size=chunk_size,
+        chunk_size=_chunk_size(options, head),
         min_length=options.min_length,
         model=checkpoint.name,
         model_sha256=digest,
-        layer=layer,
+        layer=_layer(options, head, checkpoint),
         pooling=head.facts.pooling if head else options.pooling,
         precision=precision,
         head_sha256=head.sha256 if head else "",
     )
+
+
+def _weights(checkpoint: Checkpoint, precision: Precision, on_event: OnEvent) -> tuple[Path, str]:
+    """What the workers load, and the hash of the checkpoint.
+
+    A large checkpoint is converted once, so that all workers share what they map.
+    """
+
+    def progress(stage: str) -> Callable[[int], None]:
+        return lambda done: on_event(Progress(stage, done, n_bytes, "bytes"))
+
+    n_bytes, dtype, folder = checkpoint.n_bytes, DTYPES[precision], converted_folder()
+    if n_bytes < WORTH_CONVERTING:
+        return checkpoint.path, checkpoint.sha256(progress("hashing the model"))
+    converted = find_converted(checkpoint, dtype, folder, progress("checking the model"))
+    if converted is None:
+        digest = checkpoint.sha256(progress("hashing the model"))
+        on_event(Progress("converting the model, this once", 0, 0, "bytes"))
+        try:
+            converted = convert(checkpoint, digest, dtype, folder)
+        except OSError as error:
+            LOGGER.warning(
+                "the converted model cannot be kept in %s (%s): every worker reads all of %s",
+                printable(folder),
+                printable(error.strerror or error),
+                printable(checkpoint.path),
+            )
+            return checkpoint.path, digest
+        LOGGER.info("converted model: %s", printable(converted.path))
+    return converted.path, converted.source_sha256
+
+
+def _tokens_per_batch(options: Options, choice: Choice, checkpoint: Checkpoint) -> int:
+    asked = options.esm_batch_size
+    if asked == "auto":
+        return choose_tokens(choice, checkpoint.shape)
+    if not asked.isascii() or not asked.isdigit():
+        raise UsageError(
+            f"--esm-batch-size is {printable(asked)}; it must be auto or a number of tokens"
+        )
+    return int(asked)
 
 
 def _asked_precision(options: Options) -> str:

@@ -36,19 +36,14 @@ from virnucpro.engine.events import (
     ShardFailed,
 )
 from virnucpro.errors import FeatureFileError, StorageError
-from virnucpro.esm2.model import bos_pool, mean_pool, residues_only
+from virnucpro.esm2.converted import open_esm2
+from virnucpro.esm2.model import DTYPES, bos_pool, mean_pool, residues_only
 from virnucpro.esm2.packing import EXTRA_TOKENS, PackedBatch, plan_batches
-from virnucpro.esm2.weights import load_esm2
 from virnucpro.log import printable
 from virnucpro.records import Embeddings, Failure, Orf, Shard
 from virnucpro.shards import read_shard
 from virnucpro.store import Attributes, write_embeddings
 
-DTYPES: Mapping[Precision, torch.dtype] = {
-    "fp32": torch.float32,
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-}
 _T = TypeVar("_T")
 Rows = Callable[[], NDArray[np.float32]]  # waits for the device
 _POOL = {"mean": mean_pool, "bos": bos_pool, "none": residues_only}
@@ -63,7 +58,7 @@ class Job:
     """All a worker needs to know. Picklable; the same for every shard of a run."""
 
     features: Path  # folder
-    checkpoint: Path
+    weights: Path  # a checkpoint, or its converted form
     layer: int
     pooling: Pooling
     precision: Precision
@@ -109,7 +104,7 @@ class Worker:
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
             self.copying = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        self.model = load_esm2(job.checkpoint, job.layer, DTYPES[job.precision], self.device)
+        self.model = open_esm2(job.weights, job.layer, DTYPES[job.precision], self.device)
         self.tokens_per_batch = job.tokens_per_batch
         self.batches_in_flight = _BATCHES_IN_FLIGHT.get(self.device.type, 1)
         self.writer = ThreadPoolExecutor(max_workers=1)

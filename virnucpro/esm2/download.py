@@ -39,6 +39,11 @@ def hub_folder() -> Path:
     return Path(torch.hub.get_dir()) / "checkpoints"
 
 
+def converted_folder() -> Path:
+    """For what is made of large checkpoints; it may be deleted at any time."""
+    return Path(torch.hub.get_dir()) / "virnucpro"
+
+
 def find_checkpoint(
     model: str, on_bytes: OnBytes = lambda *_: None, base_url: str = BASE_URL
 ) -> Checkpoint:

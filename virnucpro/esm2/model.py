@@ -7,6 +7,7 @@ rotary tables and pooling are float32 always, since a rotary table in bf16 gives
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +18,11 @@ from virnucpro.esm2.alphabet import N_TOKENS
 from virnucpro.esm2.attention import Kernel, attend_runs
 from virnucpro.esm2.packing import PackedBatch, StagedBatch
 
+DTYPES: Mapping[str, torch.dtype] = {  # of matrix products, by the name of the precision
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
 LAYER_NORM_EPS = 1e-5
 ROPE_THETA = 10000.0
 # 15 % of the tokens were masked in training, 80 % of those zeroed by token dropout

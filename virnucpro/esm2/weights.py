@@ -89,12 +89,17 @@ class Checkpoint:
         return self.path.stem if self.path.is_file() else self.path.name
 
     @property
+    def files(self) -> list[Path]:
+        """Those that hold weights."""
+        return _weight_files(self.path)
+
+    @property
     def n_bytes(self) -> int:
-        return sum(file.stat().st_size for file in _weight_files(self.path))
+        return sum(file.stat().st_size for file in self.files)
 
     def sha256(self, on_bytes: Callable[[int], None] = lambda _: None) -> str:
         """Of the file, or of the hashes of a folder's weight files in order."""
-        files = _weight_files(self.path)
+        files = self.files
         if len(files) == 1:
             return sha256(files[0], on_bytes)
         before, digests = 0, []

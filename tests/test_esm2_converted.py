@@ -1,0 +1,92 @@
+"""A large model is converted once; after that workers map it, and damage is noticed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import TINY
+from oracle import make_fair_esm, random_protein, save_fair_esm
+
+from virnucpro.errors import UnavailableError
+from virnucpro.esm2.converted import Converted, convert, find_converted, open_esm2
+from virnucpro.esm2.packing import PackedBatch
+from virnucpro.esm2.weights import Checkpoint, inspect_checkpoint, load_esm2
+
+CPU = torch.device("cpu")
+BF16 = torch.bfloat16
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Checkpoint:
+    return inspect_checkpoint(save_fair_esm(make_fair_esm(TINY), tmp_path / "model.pt"))
+
+
+@pytest.fixture
+def converted(checkpoint: Checkpoint, tmp_path: Path) -> Converted:
+    return convert(checkpoint, checkpoint.sha256(), BF16, tmp_path / "kept")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, BF16])
+@pytest.mark.parametrize("layer", [1, 2])
+def test_the_converted_model_gives_the_same_bits(checkpoint, tmp_path, dtype, layer):
+    made = convert(checkpoint, checkpoint.sha256(), dtype, tmp_path / "kept")
+    batch = PackedBatch.of([random_protein(length) for length in (90, 50, 50, 7)])
+    direct = load_esm2(checkpoint.path, layer, dtype, CPU)(batch)
+    assert torch.equal(open_esm2(made.path, layer, dtype, CPU)(batch), direct)
+
+
+def test_it_is_found_again_with_the_hash_of_its_source(checkpoint, converted, tmp_path):
+    found = find_converted(checkpoint, BF16, tmp_path / "kept")
+    assert found == converted == Converted(converted.path, checkpoint.sha256())
+
+
+def test_another_precision_and_a_changed_source_are_another_model(checkpoint, converted, tmp_path):
+    folder = tmp_path / "kept"
+    assert find_converted(checkpoint, torch.float32, folder) is None
+    save_fair_esm(make_fair_esm(TINY, seed=1), checkpoint.path)
+    assert find_converted(inspect_checkpoint(checkpoint.path), BF16, folder) is None
+
+
+def test_a_flipped_bit_a_lost_end_and_a_lost_note_are_noticed(checkpoint, converted, tmp_path):
+    folder, content = tmp_path / "kept", converted.path.read_bytes()
+    for damaged in (content[:-100], content[:-9] + bytes([content[-9] ^ 1]) + content[-8:]):
+        converted.path.write_bytes(damaged)
+        assert find_converted(checkpoint, BF16, folder) is None
+    converted.path.write_bytes(content)
+    assert find_converted(checkpoint, BF16, folder) is not None
+    note = converted.path.with_suffix(".json")
+    for text in ("", "[]", json.dumps({"format": 1})):
+        note.write_text(text)
+        assert find_converted(checkpoint, BF16, folder) is None
+    note.unlink()
+    assert find_converted(checkpoint, BF16, folder) is None
+
+
+def test_a_file_of_that_kind_which_is_not_ours_is_refused(converted, tmp_path):
+    with pytest.raises(UnavailableError, match=r"it holds torch\.bfloat16"):
+        open_esm2(converted.path, 1, torch.float32, CPU)
+    other = tmp_path / "other.safetensors"
+    other.write_bytes(b"\x08\0\0\0\0\0\0\0{}      ")
+    with pytest.raises(UnavailableError, match="cannot be used"):
+        open_esm2(other, 1, BF16, CPU)
+
+
+def test_the_weights_are_mapped_and_not_copied(converted):
+    """Otherwise every worker would hold its own."""
+    model = open_esm2(converted.path, 2, BF16, CPU)
+    maps = Path("/proc/self/smaps")
+    if not maps.exists():
+        pytest.skip("needs /proc")
+    start = model.layers[0].qkv.weight.data_ptr()
+    for line in maps.read_text().splitlines():
+        bounds, _, rest = line.partition(" ")
+        if "-" not in bounds or ":" in bounds:
+            continue
+        low, high = (int(bound, 16) for bound in bounds.split("-"))
+        if low <= start < high:
+            assert rest.endswith(converted.path.name)
+            return
+    pytest.fail("the weights are nowhere")
