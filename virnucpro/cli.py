@@ -334,12 +334,12 @@ def bench(
     ] = None,
     tokens: Annotated[
         int | None,
-        typer.Option(min=1, help="In one measurement.", show_default="four batches of ours"),
+        typer.Option(min=1, help="In one measurement.", show_default="some full batches"),
     ] = None,
     repeats: Annotated[
         int | None,
         typer.Option(
-            min=1, help="After one to warm up; just one of what takes over 3 s.", show_default="5"
+            min=1, help="After one to warm up; just one of what takes over 5 s.", show_default="5"
         ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of proteins and weights.")] = 1,
@@ -348,7 +348,7 @@ def bench(
         typer.Option(help="Write every figure there, as it comes.", show_default=False),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="8M, one profile, 2 repeats: under a minute.")
+        bool, typer.Option("--quick", help="8M, one profile, 3 repeats: under a minute.")
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not say what is done.")] = False,
 ) -> None:

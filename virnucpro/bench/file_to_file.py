@@ -37,7 +37,7 @@ class FileRow:
     n_workers: int | None = None
     residues_per_shard: int | None = None
     tokens_per_second: float | None = None  # without start-up
-    ratio: float | None = None  # to the first row of the encoders, model and profile alike
+    ratio: float | None = None  # to the first row of the encoders, not in turn with it
     outside_batches: float | None = None  # share of the workers' time without a batch in flight
     peak_bytes: int | None = None  # of a worker's device, or of the worker on a CPU
     starting_seconds: float | None = None

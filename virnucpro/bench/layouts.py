@@ -10,7 +10,7 @@ import multiprocessing
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -39,7 +39,6 @@ FAILURES = (
     UnavailableError,
 )
 _GIB = 1 << 30
-_GRACE_SECONDS = 5.0
 
 
 class Layout(Protocol):
@@ -138,10 +137,9 @@ class ManyProcesses:
 
     def close(self) -> None:
         for _, pipe in self.peers:
-            pipe.close()  # tells it to end
+            pipe.close()
         for process, _ in self.peers:
-            process.join(_GRACE_SECONDS)
-            process.kill()
+            process.kill()  # it holds nothing that could be lost
             process.join()
         self.peers.clear()
 
@@ -163,7 +161,8 @@ def _serve(pipe: Connection, setting: Setting) -> None:
             answer: object = here.time(way, proteins)
         except FAILURES as error:
             answer = reason_of(error)
-        pipe.send(answer)
+        with suppress(OSError):  # the parent is gone, and the next word of it is the end
+            pipe.send(answer)
 
 
 def reason_of(error: BaseException) -> str:

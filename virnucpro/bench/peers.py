@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from virnucpro.bench.encoder import Encoder, Setting, Way
 from virnucpro.errors import UnavailableError
 from virnucpro.esm2.alphabet import N_TOKENS, PAD, tokenize
+from virnucpro.esm2.model import rotary_frequencies
 from virnucpro.esm2.packing import EXTRA_TOKENS
 
 PUBLISHED_TOKENS = 4096  # per batch, in fair-esm's scripts/extract.py
@@ -75,7 +76,7 @@ def fair_esm_published(setting: Setting) -> Encoder:
 def fair_esm_bf16(setting: Setting) -> Encoder:
     """fair-esm's model and tokenizer in bf16, in batches that fill the device, pooled there."""
     esm, model = _fair_esm(setting)
-    _to_bf16(model)
+    _set_precision(model, setting, torch.bfloat16)
     for layer in model.layers:
         layer.self_attn.rot_emb.register_forward_hook(_like_its_input)
     convert = model.alphabet.get_batch_converter()
@@ -117,7 +118,7 @@ def transformers_bf16(setting: Setting) -> Encoder:
     lacking = model.load_state_dict(state, strict=False)
     assert not lacking.unexpected_keys
     assert all("inv_freq" in k or "contact" in k or "position" in k for k in lacking.missing_keys)
-    _to_bf16(model)
+    _set_precision(model, setting, torch.bfloat16)
 
     def plan(proteins: Sequence[str]) -> list[list[int]]:
         return _padded_batches(proteins, _tokens(setting))
@@ -150,6 +151,7 @@ def _fair_esm(setting: Setting) -> tuple[Any, Any]:
     lacking = model.load_state_dict(_weights(setting), strict=False)
     assert not lacking.unexpected_keys
     assert all("head" in key or "inv_freq" in key for key in lacking.missing_keys)
+    _set_precision(model, setting, torch.float32)
     return esm, model
 
 
@@ -160,14 +162,13 @@ def _weights(setting: Setting) -> Mapping[str, Tensor]:
     return weights
 
 
-def _to_bf16(model: nn.Module) -> None:
-    """All but the frequencies of the rotary tables."""
-    tables = [
-        (module, module.inv_freq) for module in model.modules() if hasattr(module, "inv_freq")
-    ]
-    model.bfloat16()
-    for module, frequencies in tables:
-        module.inv_freq = frequencies
+def _set_precision(model: nn.Module, setting: Setting, dtype: torch.dtype) -> None:
+    """Convert all but the rotary frequencies: they are float32, and the same as ours to the bit."""
+    model.to(dtype)
+    frequencies = rotary_frequencies(setting.shape.head_dim).to(setting.device)
+    for module in model.modules():
+        if hasattr(module, "inv_freq"):
+            module.inv_freq = frequencies
 
 
 def _like_its_input(_: nn.Module, given: tuple[Tensor, ...], out: tuple[Tensor, ...]) -> object:

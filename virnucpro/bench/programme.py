@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import psutil
 import torch
 
 from virnucpro.bench.comparison import Comparison, EncoderRow, compare
@@ -36,10 +37,13 @@ PARTS = ("limits", "encoder", "files", "front-end", "coordinator")
 _GPU_MODELS = ("650M", "3B", "150M", "35M", "8M")  # the most telling first: time may run out
 _CPU_MODELS = ("8M", "35M")
 _QUICK_MODELS = ("8M",)
-_N_BATCHES, _QUICK_BATCHES = 3.9, 1.9  # of ours, in a pass: a little less than fills the last
+# of ours in a pass, on a GPU or on each core of a CPU: a little less than fills the last
+_N_BATCHES = {"cuda": 3.9, "mps": 3.9, "cpu": 1.9}
+_QUICK_BATCHES = 0.95
 _FILE_PASSES, _QUICK_FILE_PASSES = 16, 8  # a run of files is that many passes long
 _N_WORKERS = (1, 4, 16, 64)
 _FRONT_END_BASES = 4_000_000
+_LISTEN_SECONDS, _QUIET_SHARE = 0.5, 0.1  # of all cores, before anything is measured
 
 Record = Callable[[Row], None]
 Say = Callable[[str], None]
@@ -47,7 +51,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Programme:
-    """What to measure. ``tokens`` of a pass are, where None, ``n_batches`` of ours."""
+    """What to measure. ``tokens`` of a pass are, where None, ``n_batches`` of ours per core."""
 
     choice: Choice
     models: Mapping[str, ESM2Shape]
@@ -57,7 +61,7 @@ class Programme:
     tokens: int | None
     repeats: int
     seed: int
-    n_batches: float = _N_BATCHES
+    n_batches: float
     file_passes: int = _FILE_PASSES
     n_workers: tuple[int, ...] = _N_WORKERS
     front_end_bases: int = _FRONT_END_BASES
@@ -111,9 +115,9 @@ def resolve(options: BenchOptions) -> Programme:
         parts=_names("--parts", options.parts, PARTS, PARTS),
         n_threads=n_threads,
         tokens=options.tokens,
-        repeats=options.repeats or (2 if is_quick else 5),
+        repeats=options.repeats or (3 if is_quick else 5),
         seed=options.seed,
-        n_batches=_QUICK_BATCHES if is_quick else _N_BATCHES,
+        n_batches=_QUICK_BATCHES if is_quick else _N_BATCHES[choice.kind],
         file_passes=_QUICK_FILE_PASSES if is_quick else _FILE_PASSES,
         n_workers=_N_WORKERS[:2] if is_quick else _N_WORKERS,
         front_end_bases=_FRONT_END_BASES // 8 if is_quick else _FRONT_END_BASES,
@@ -136,6 +140,9 @@ def _names(
 
 def run(programme: Programme, record: Record, say: Say) -> None:
     """Measure it all; every row is handed over as soon as it is known."""
+    busy = psutil.cpu_percent(interval=_LISTEN_SECONDS) / 100
+    if busy > _QUIET_SHARE:
+        say(f"other programs use {busy:.0%} of this machine: the figures will be low, and uneven")
     limits = _run_limits(programme, record, say) if "limits" in programme.parts else {}
     if {"encoder", "files"} & set(programme.parts):
         for model, shape in programme.models.items():
@@ -232,7 +239,8 @@ class _Model:
     def tokens(self) -> int:
         if self.programme.tokens is not None:
             return self.programme.tokens
-        return int(self.programme.n_batches * self.setting.tokens_per_batch)
+        n_processes = self.programme.n_threads if self.programme.choice.kind == "cpu" else 1
+        return int(self.programme.n_batches * self.setting.tokens_per_batch * n_processes)
 
     def file_run(self, reference: float | None) -> FileRun:
         profile = self.programme.profiles[0]

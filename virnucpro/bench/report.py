@@ -7,10 +7,11 @@ import json
 import platform
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pynvml
@@ -91,6 +92,7 @@ def describe_machine() -> dict[str, object]:
         "memory": psutil.virtual_memory().total,
         "gpus": [gpu.name for gpu in gpus],
         "driver": _driver(),
+        "load": psutil.getloadavg(),  # before anything is measured
         "platform": platform.platform(),
     }
 
@@ -127,99 +129,77 @@ def _driver() -> str | None:
 
 
 def _table(title: str, rows: Sequence[Row]) -> Table:
-    columns = COLUMNS[type(rows[0])]
     table = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
-    for name, _ in columns:
-        is_text = name in _TEXTS
-        table.add_column(Text(name), justify="left" if is_text else "right", no_wrap=not is_text)
-    reasons = any(_reason(row) for row in rows)
-    if reasons:
+    reasons = [getattr(row, "reason", "") for row in rows]
+    for header, name, *_ in COLUMNS[type(rows[0])]:
+        is_text = all(isinstance(getattr(row, name), str | Mapping) for row in rows)
+        table.add_column(Text(header), justify="left" if is_text else "right", no_wrap=not is_text)
+    if any(reasons):
         table.add_column(Text("why not"))
-    for row in rows:
-        cells = [Text(show(row)) for _, show in columns]
-        table.add_row(*cells, *([Text(printable(_reason(row)))] if reasons else []))
+    for row, reason in zip(rows, reasons, strict=True):
+        cells = [_cell(getattr(row, name), *form) for _, name, *form in COLUMNS[type(row)]] + [
+            printable(reason)
+        ] * any(reasons)
+        table.add_row(*map(Text, cells))
     return table
 
 
-def _reason(row: Row) -> str:
-    return "" if isinstance(row, FrontEndRow) else row.reason
-
-
-def _cell(name: str, form: str = "{}", scale: float = 1) -> Callable[[Row], str]:
-    """How a field is shown; nothing where it is not known."""
-
-    def show(row: Row) -> str:
-        value = getattr(row, name)
-        if value is None or value == "":
-            return "-"
-        return form.format(value if scale == 1 else value * scale)
-
-    return show
-
-
-def _rate(row: Row) -> str:
-    assert isinstance(row, LimitRow)
-    if row.rate is None:
+def _cell(value: Any, form: str = "{}", scale: float = 1) -> str:  # noqa: ANN401 - any field's
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {form.format(number)}" for key, number in value.items())
+    if value is None or value == "":
         return "-"
-    return f"{row.rate / 1e12:.3g} TFLOP/s" if row.precision else f"{row.rate / 1e9:.0f} GB/s"
+    return form.format(value if scale == 1 else value * scale)
 
 
-def _allowed(row: Row) -> str:
-    assert isinstance(row, LimitRow)
-    return ", ".join(f"{model} {rate:,.0f}" for model, rate in row.tokens_per_second.items())
-
-
-def _way(row: Row) -> str:
-    assert isinstance(row, EncoderRow)
-    return f"{row.program} {row.precision}"
-
-
-_TEXTS = ("what", "layout", "model", "profile", "way", "how", "input", "allows tokens/s")
-COLUMNS: dict[type[Row], list[tuple[str, Callable[[Row], str]]]] = {
+# of each kind of row: header, field, and for numbers their form and unit
+COLUMNS: dict[type[Row], list[tuple[Any, ...]]] = {
     LimitRow: [
-        ("what", _cell("what")),
-        ("precision", _cell("precision")),
-        ("layout", _cell("layout")),
-        ("rate", _rate),
-        ("allows tokens/s", _allowed),
+        ("what", "what"),
+        ("precision", "precision"),
+        ("layout", "layout"),
+        ("rate", "rate", "{:,.0f}", 1e-9),
+        ("", "unit"),
+        ("allows tokens/s", "tokens_per_second", "{:,.0f}"),
     ],
     EncoderRow: [
-        ("model", _cell("model")),
-        ("profile", _cell("profile")),
-        ("way", _way),
-        ("how", _cell("how")),
-        ("layout", _cell("layout")),
-        ("tokens/s", _cell("tokens_per_second", "{:,.0f}")),
-        ("ratio", _cell("ratio", "{:.2f}")),
-        ("error", _cell("largest_error", "{:.1e}")),
-        ("ms/batch", _cell("seconds_per_batch", "{:.1f}", 1000)),
-        ("of limit", _cell("limit_share", "{:.0%}")),
-        ("host", _cell("host_share", "{:.1%}")),
-        ("GiB", _cell("peak_bytes", "{:.1f}", 1 / _GIB)),
+        ("model", "model"),
+        ("profile", "profile"),
+        ("program", "program"),
+        ("", "precision"),
+        ("how", "how"),
+        ("layout", "layout"),
+        ("tokens/s", "tokens_per_second", "{:,.0f}"),
+        ("ratio", "ratio", "{:.2f}"),
+        ("error", "largest_error", "{:.1e}"),
+        ("ms/batch", "seconds_per_batch", "{:.1f}", 1000),
+        ("of limit", "limit_share", "{:.0%}"),
+        ("host", "host_share", "{:.1%}"),
+        ("GiB", "peak_bytes", "{:.1f}", 1 / _GIB),
     ],
     FileRow: [
-        ("model", _cell("model")),
-        ("profile", _cell("profile")),
-        ("precision", _cell("precision")),
-        ("workers", _cell("n_workers")),
-        ("tokens", _cell("n_tokens", "{:,}")),
-        ("tokens/s", _cell("tokens_per_second", "{:,.0f}")),
-        ("ratio", _cell("ratio", "{:.2f}")),
-        ("outside batches", _cell("outside_batches", "{:.1%}")),
-        ("start-up s", _cell("starting_seconds", "{:.1f}")),
-        ("GiB", _cell("peak_bytes", "{:.1f}", 1 / _GIB)),
+        ("model", "model"),
+        ("profile", "profile"),
+        ("precision", "precision"),
+        ("workers", "n_workers"),
+        ("tokens", "n_tokens", "{:,}"),
+        ("tokens/s", "tokens_per_second", "{:,.0f}"),
+        ("ratio", "ratio", "{:.2f}"),
+        ("outside batches", "outside_batches", "{:.1%}"),
+        ("start-up s", "starting_seconds", "{:.1f}"),
+        ("GiB", "peak_bytes", "{:.1f}", 1 / _GIB),
     ],
     FrontEndRow: [
-        ("input", _cell("input")),
-        ("way", _cell("way")),
-        ("Mbp", _cell("n_bases", "{:.2f}", 1e-6)),
-        ("ORFs", _cell("n_orfs", "{:,}")),
-        ("Mbp/s", _cell("mbp_per_second", "{:.2f}")),
-        ("ratio", _cell("ratio", "{:.1f}")),
+        ("input", "input"),
+        ("way", "way"),
+        ("Mbp", "n_bases", "{:.2f}", 1e-6),
+        ("ORFs", "n_orfs", "{:,}"),
+        ("Mbp/s", "mbp_per_second", "{:.2f}"),
+        ("ratio", "ratio", "{:.1f}"),
     ],
     CoordinatorRow: [
-        ("workers", _cell("n_workers")),
-        ("shards/s", _cell("shards_per_second", "{:,.0f}")),
-        ("idle between shards, ms", _cell("idle_seconds", "{:.2f}", 1000)),
+        ("workers", "n_workers"),
+        ("shards/s", "shards_per_second", "{:,.0f}"),
+        ("idle between shards, ms", "idle_seconds", "{:.2f}", 1000),
     ],
 }
