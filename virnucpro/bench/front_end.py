@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, product
 from pathlib import Path
@@ -52,19 +52,16 @@ class FrontEndRow:
     way: str
     n_records: int
     n_bases: int
-    n_orfs: int
-    mbp_per_second: float
-    ratio: float  # to the first row of the input
-    seconds: tuple[float, ...]
-    cpu_seconds: tuple[float, ...]
+    n_orfs: int | None = None
+    mbp_per_second: float | None = None
+    ratio: float | None = None  # to the first row of the input
+    seconds: tuple[float, ...] = ()
+    cpu_seconds: tuple[float, ...] = ()
+    reason: str = ""
 
 
 def measure_front_end(n_bases: int, repeats: int, seed: int) -> Iterator[FrontEndRow]:
-    """Two rows for contigs and two for reads, the original's way first.
-
-    Raises:
-        RuntimeError: the two ways do not agree.
-    """
+    """Two rows for contigs and two for reads, the original's way first."""
     random = Random(seed)
     contigs = make_contigs(random, n_bases)
     reads = make_reads(random, contigs, n_bases // 4)
@@ -74,23 +71,36 @@ def measure_front_end(n_bases: int, repeats: int, seed: int) -> Iterator[FrontEn
             with fasta.open("w", encoding="utf-8") as out:
                 for number, sequence in enumerate(sequences, start=1):
                     write_record(out, f"record_{number}", sequence)
-            n_orfs = check_agreement(fasta)
-            first = 0.0
-            for way, times in _time_in_turn(fasta, repeats).items():
-                wall, cpu = zip(*times, strict=True)
-                first = first or median(wall)
-                total = sum(map(len, sequences))
-                yield FrontEndRow(
+            rows = {
+                way: FrontEndRow(
                     input=name,
                     way=way,
                     n_records=len(sequences),
-                    n_bases=total,
-                    n_orfs=n_orfs,
-                    mbp_per_second=total / 1e6 / median(wall),
-                    ratio=first / median(wall),
-                    seconds=wall,
-                    cpu_seconds=cpu,
+                    n_bases=sum(map(len, sequences)),
                 )
+                for way in WAYS
+            }
+            yield from _measured(rows, fasta, repeats)
+
+
+def _measured(rows: dict[str, FrontEndRow], fasta: Path, repeats: int) -> Iterator[FrontEndRow]:
+    try:
+        n_orfs = check_agreement(fasta)
+    except RuntimeError as error:
+        yield from (replace(row, reason=str(error)) for row in rows.values())
+        return
+    times = _time_in_turn(fasta, repeats)
+    first = median(wall for wall, _ in next(iter(times.values())))
+    for way, taken in times.items():
+        wall, cpu = zip(*taken, strict=True)
+        yield replace(
+            rows[way],
+            n_orfs=n_orfs,
+            mbp_per_second=rows[way].n_bases / 1e6 / median(wall),
+            ratio=first / median(wall),
+            seconds=wall,
+            cpu_seconds=cpu,
+        )
 
 
 def make_contigs(random: Random, n_bases: int) -> list[str]:

@@ -30,7 +30,9 @@ class LimitRow:
     layout: str
     unit: str  # of a thousand million of the rate
     rate: float | None = None  # FLOP or bytes per second
-    tokens_per_second: Mapping[str, float] = field(default_factory=dict)  # by model
+    tokens_per_second: Mapping[str, float] = field(
+        default_factory=dict
+    )  # by model, at the first profile
     seconds: tuple[float, ...] = ()  # of one product or copy, for each repeat
     reason: str = ""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -14,9 +14,9 @@ import torch
 from virnucpro.bench.comparison import Comparison, EncoderRow, compare
 from virnucpro.bench.coordinator import time_coordinator
 from virnucpro.bench.encoder import Setting, Way, our_ways
-from virnucpro.bench.file_to_file import FileRun, time_extract
+from virnucpro.bench.file_to_file import FileRow, FileRun, time_extract
 from virnucpro.bench.front_end import measure_front_end
-from virnucpro.bench.layouts import layouts, threads
+from virnucpro.bench.layouts import FAILURES, layouts, reason_of, threads
 from virnucpro.bench.limits import measure_limits
 from virnucpro.bench.peers import peer_ways
 from virnucpro.bench.report import Row
@@ -154,7 +154,6 @@ def run(programme: Programme, record: Record, say: Say) -> None:
                     device=programme.device,
                     tokens_per_batch=choose_tokens(programme.choice, shape),
                 )
-                write_checkpoint(setting.checkpoint, shape, programme.seed)
                 _Model(programme, model, setting, record, say).run(limits)
     if "front-end" in programme.parts:
         say("front end")
@@ -197,6 +196,11 @@ class _Model:
     def run(self, limits: Mapping[Precision, float]) -> None:
         first: EncoderRow | None = None
         profiles = self.programme.profiles
+        try:
+            write_checkpoint(self.setting.checkpoint, self.setting.shape, self.programme.seed)
+        except FAILURES as error:  # no room for them, in memory or on disk
+            self.record(self.without_weights(reason_of(error)))
+            return
         if "encoder" in self.programme.parts:
             first = self.run_encoders(limits)
         gc.collect()
@@ -206,6 +210,10 @@ class _Model:
             self.say(f"{self.name}, {profiles[0]}: file to file")
             reference = None if first is None else first.tokens_per_second
             self.record(time_extract(self.file_run(reference)))
+
+    def without_weights(self, reason: str) -> FileRow:
+        row = FileRow(model=self.name, profile="", n_proteins=0, n_tokens=0)
+        return replace(row, reason=f"no weights could be made: {reason}")
 
     def run_encoders(self, limits: Mapping[Precision, float]) -> EncoderRow:
         """Returns the first row of the first profile."""

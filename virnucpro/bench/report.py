@@ -130,7 +130,7 @@ def _driver() -> str | None:
 
 def _table(title: str, rows: Sequence[Row]) -> Table:
     table = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
-    reasons = [getattr(row, "reason", "") for row in rows]
+    reasons = [row.reason for row in rows]
     for header, name, *_ in COLUMNS[type(rows[0])]:
         is_text = all(isinstance(getattr(row, name), str | Mapping) for row in rows)
         table.add_column(Text(header), justify="left" if is_text else "right", no_wrap=not is_text)
