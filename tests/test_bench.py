@@ -30,6 +30,7 @@ from virnucpro.bench.report import Report, make_console
 from virnucpro.bench.synthetic import PROFILES, make_proteins, write_checkpoint
 from virnucpro.engine.worker import DTYPES
 from virnucpro.errors import UsageError
+from virnucpro.esm2.attention import attend_runs
 
 ESCAPE = "\x1b"
 SECTIONS = ("limits", "encoder", "files", "front_end", "coordinator")
@@ -88,7 +89,7 @@ def fail_when_run(setting: Setting) -> Encoder:
     def embed(_: list[str]) -> torch.Tensor:
         raise torch.OutOfMemoryError("out of memory (a test)")
 
-    return replace(load_ours(setting, "fp32", "attend_runs"), embed=embed)
+    return replace(load_ours(setting, "fp32", attend_runs), embed=embed)
 
 
 FAILING = Way("broken", "fp32", "never loads", load_nothing)
@@ -221,7 +222,7 @@ def test_the_same_seed_gives_the_same_weights(tmp_path):
     states = []
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         write_checkpoint(tmp_path / name, TINY, seed)
-        model = load_ours(Setting(tmp_path / name, TINY, "cpu", 2048), "fp32", "attend_runs").model
+        model = load_ours(Setting(tmp_path / name, TINY, "cpu", 2048), "fp32", attend_runs).model
         states.append(model.state_dict())
     a, b, c = states
     assert all(torch.equal(a[name], b[name]) for name in a)
@@ -232,7 +233,7 @@ def test_the_same_seed_gives_the_same_weights(tmp_path):
 
 
 def give_nan(setting: Setting) -> Encoder:
-    ours = load_ours(setting, "fp32", "attend_runs")
+    ours = load_ours(setting, "fp32", attend_runs)
     return replace(ours, embed=lambda proteins: ours.embed(proteins) / 0)
 
 

@@ -1,12 +1,14 @@
 """An encoder under the clock: proteins in memory to one mean vector each, in their order.
 
-Whatever the program, a pass is the same: plan batches, embed each, copy the vectors out. The
-time inside the model's forward is taken by hooks; the rest is what the host adds.
+Whatever the program, a pass is the same: plan batches, embed each, and copy the vectors out
+while the next one is embedded, as a worker does. The time inside the model's forward is taken
+by hooks; the rest is what the host adds.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,13 +21,12 @@ from torch import Tensor, nn
 
 from virnucpro.config import Precision
 from virnucpro.engine.worker import DTYPES
-from virnucpro.esm2.attention import attend_runs, attend_varlen, choose_kernel
+from virnucpro.esm2.attention import Kernel, attend_runs, choose_kernel
 from virnucpro.esm2.model import ESM2Shape, mean_pool
 from virnucpro.esm2.packing import PackedBatch, plan_batches
 from virnucpro.esm2.weights import load_esm2
 
 OURS = "virnucpro"
-KERNELS = {kernel.__name__: kernel for kernel in (attend_runs, attend_varlen)}
 Vectors = NDArray[np.float32]
 Mark = float | torch.cuda.Event
 
@@ -90,9 +91,14 @@ def time_pass(encoder: Encoder, proteins: Sequence[str]) -> tuple[Pass, Vectors]
     started, cpu_started = time.perf_counter(), time.process_time()
     try:
         batches = encoder.plan(proteins)
-        for rows in batches:
-            vectors[rows] = encoder.embed([proteins[i] for i in rows]).cpu().numpy()
-        synchronize(device)
+        arriving: deque[tuple[list[int], Tensor, Mark]] = deque()
+        for rows in batches:  # a GPU does not wait for the host between two batches
+            embedded = encoder.embed([proteins[i] for i in rows]).to("cpu", non_blocking=True)
+            arriving.append((rows, embedded, _mark(device)))
+            if len(arriving) > 1:
+                _store(vectors, *arriving.popleft())
+        for last in arriving:
+            _store(vectors, *last)
         seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_started
     finally:
         for hook in hooks:
@@ -122,6 +128,12 @@ def _mark(device: torch.device) -> Mark:
     return time.perf_counter()
 
 
+def _store(vectors: Vectors, rows: list[int], embedded: Tensor, when: Mark) -> None:
+    if not isinstance(when, float):
+        when.synchronize()
+    vectors[rows] = embedded.numpy()
+
+
 def _seconds_between(start: Mark, end: Mark) -> float:
     if isinstance(start, float) or isinstance(end, float):
         assert isinstance(start, float) and isinstance(end, float)
@@ -143,11 +155,11 @@ def _n_bytes(model: nn.Module) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def load_ours(setting: Setting, precision: Precision, kernel: str) -> Encoder:
-    """Our model as a worker runs it, with a kernel by name."""
+def load_ours(setting: Setting, precision: Precision, kernel: Kernel) -> Encoder:
+    """Our model as a worker runs it, with this kernel."""
     device = torch.device(setting.device)
     model = load_esm2(setting.checkpoint, setting.shape.n_layers, DTYPES[precision], device)
-    model.attend = KERNELS[kernel]
+    model.attend = kernel
 
     def embed(proteins: list[str]) -> Tensor:
         batch = PackedBatch.of(proteins)
@@ -164,9 +176,9 @@ def our_ways(precisions: Sequence[Precision], setting: Setting) -> list[Way]:
     device = torch.device(setting.device)
     ways = []
     for precision in precisions:
-        chosen = choose_kernel(device, DTYPES[precision]).__name__
-        for kernel in dict.fromkeys((chosen, attend_runs.__name__)):
+        chosen = choose_kernel(device, DTYPES[precision])
+        for kernel in dict.fromkeys((chosen, attend_runs)):
             load = partial(load_ours, precision=precision, kernel=kernel)
-            how = f"{kernel}, {setting.tokens_per_batch} tokens"
+            how = f"{kernel.__name__}, {setting.tokens_per_batch} tokens"
             ways.append(Way(OURS, precision, how, load))
     return ways
