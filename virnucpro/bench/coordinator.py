@@ -101,16 +101,8 @@ def _time(row: CoordinatorRow, folder: Path) -> CoordinatorRow:
         Shard(index, folder / f"{index}.faa", 1, 1, "")
         for index in range(first_nap + N_NAPS * n_workers)
     ]
-    job = Job(
-        features=folder,
-        checkpoint=folder,
-        layer=0,
-        pooling="mean",
-        precision="fp32",
-        tokens_per_batch=0,
-        silence_seconds=900.0,
-        attributes={"n_workers": n_workers, "first_nap": first_nap},
-    )
+    attributes = {"n_workers": n_workers, "first_nap": first_nap}
+    job = Job(folder, folder, 0, "mean", "fp32", 0, 900.0, attributes)  # of no model
     done: list[float] = []  # when the empty shards came
     idle: list[float] = []
     napped: set[str] = set()  # workers; what came before a first nap is of the empty shards
