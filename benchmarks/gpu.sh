@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, in one call, on a machine with torch >= 2.10 built for CUDA: the tests
-# of every kernel and precision, a run on all GPUs against one on the CPU, and the encoder's figures.
+# of every kernel and precision, a run on all GPUs against one on the CPU, and the figures of
+# `virnucpro bench`. Meant to take less than nine minutes on an H200.
 #
 #   WHEELS=folder RESULTS=folder benchmarks/gpu.sh
 #
 # WHEELS holds wheels of what the machine lacks (fair-esm, biopython, nvidia-ml-py, ...), so that no
-# network is needed; leave it out where the dependencies are installed.
+# network is needed; leave it out where the dependencies are installed. MODELS, PROFILES and
+# SECONDS_FOR_BENCH change what is measured, and for how long at most.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 results=${RESULTS:-benchmarks/results}
@@ -32,8 +34,10 @@ done
 # scores of two kinds of device differ by rounding: this shows how many rows do
 diff "$scratch"/{cuda,cpu}/predictions.tsv | tee "$results/gpu_cpu_difference.txt" || true
 
-for model in 650M 3B 150M 35M 8M; do # the most telling first, in case time runs out
-    python3 benchmarks/encoder.py --device cuda --models "$model" --proteins 10000 --repeats 3 \
-        --json "$results/encoder_cuda_$model.json"
-done
+# every row is kept as it comes: what is cut off at the end of the time still leaves figures
+timeout --signal=TERM "${SECONDS_FOR_BENCH:-420}" \
+    python3 -m virnucpro bench --device cuda --parts limits,encoder,files \
+    --models "${MODELS:-650M,3B,8M}" --profiles "${PROFILES:-six-frame-500,proteins}" \
+    --repeats 3 --json "$results/bench_gpu.json" |
+    tee "$results/bench_gpu.txt" || echo "bench ended with ${PIPESTATUS[0]}"
 exit "$status"

@@ -23,6 +23,8 @@ LAYERS = """
     engine.events engine.worker engine.executor engine.processes
     calls results pipeline
     devices status request demo dashboard
+    bench.synthetic bench.encoder bench.peers bench.layouts bench.limits bench.comparison
+    bench.file_to_file bench.front_end bench.coordinator bench.report bench.programme
     cli
 """
 ORDER = LAYERS.split()
@@ -30,7 +32,7 @@ VOCABULARY = ["errors", "records", "config", "files", "log"]
 ESM2_MAY_USE = {"errors", "log", "files"}  # tensors in, tensors out
 LONGEST_FUNCTION = 60
 # the options of a command are its parameters: they are listed once, here
-COMMANDS = {"cli": {"predict", "extract"}}
+COMMANDS = {"cli": {"predict", "extract", "bench"}}
 
 modules = pytest.mark.parametrize("name", ORDER)
 
@@ -116,14 +118,15 @@ def test_the_model_knows_no_fasta_no_run_folder_and_no_process(name: str) -> Non
     assert {used for used in used_by(name) if not used.startswith("esm2.")} <= ESM2_MAY_USE
 
 
-def test_only_the_engine_knows_processes() -> None:
+def test_only_the_engine_and_its_measure_know_processes() -> None:
+    """The benchmark runs other programs in processes of one thread, as the engine runs ours."""
     users = {
         name
         for name in ORDER
         for found in imported(name)
         if found.partition(".")[0] in ("multiprocessing", "subprocess")
     }
-    assert users == {"engine.processes"}
+    assert users == {"engine.processes", "bench.layouts"}
 
 
 # Imports when the program runs

@@ -13,6 +13,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -38,6 +39,7 @@ app.add_typer(models, name="models")
 
 
 _KEPT = "finished work is kept: go on with --resume"
+_MEASURED = "the tables, and the file of --json, hold what was measured"
 _FILES, _MODEL, _DEVICES = "Files", "Model", "Devices"
 
 Input = Annotated[
@@ -301,6 +303,80 @@ def status(
         raise _Finished(1 if report.n_damaged else 0)
 
 
+@app.command()
+def bench(
+    models: Annotated[
+        str | None,
+        typer.Option(
+            help="Sizes of ESM-2, in order: 8M, 35M, 150M, 650M, 3B, 15B; weights are made up.",
+            show_default="all but 15B on a GPU, else 8M,35M",
+        ),
+    ] = None,
+    profiles: Annotated[
+        str | None,
+        typer.Option(
+            help="Lengths of the proteins: six-frame-500, reads-150, proteins.", show_default="all"
+        ),
+    ] = None,
+    parts: Annotated[
+        str | None,
+        typer.Option(
+            help="limits, encoder, files (with the first profile), front-end, coordinator.",
+            show_default="all",
+        ),
+    ] = None,
+    device: DeviceOption = "auto",
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Cores for every program, on a CPU.", show_default="all that it may use"
+        ),
+    ] = None,
+    tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="In one measurement.", show_default="some full batches"),
+    ] = None,
+    repeats: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="After one to warm up; just one of what takes over 5 s.", show_default="5"
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of proteins and weights.")] = 1,
+    json: Annotated[
+        Path | None,
+        typer.Option(help="Write every figure there, as it comes.", show_default=False),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="8M, one profile, 3 repeats: under a minute.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not say what is done.")] = False,
+) -> None:
+    """Measure this machine: its limits, the encoder beside fair-esm and transformers, files to
+    files, the front end, and the coordinator.
+
+    Ratios are to the first row, fair-esm's own extract loop; without it
+    (pip install "virnucpro[oracle]") to the first of ours.
+
+    Example: virnucpro bench --quick --json bench.json
+    """
+    given = locals()
+    path, quiet = given.pop("json"), given.pop("quiet")
+    with _exits(_MEASURED):
+        from virnucpro.bench.programme import BenchOptions, resolve, run
+        from virnucpro.bench.report import Report, make_console
+
+        os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+        _end_cleanly(_MEASURED)
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        programme = resolve(BenchOptions(**given, cuda_visible_devices=visible))
+        report = Report(sys.argv, seed, path)
+        try:
+            run(programme, report.add, lambda line: None if quiet else typer.echo(line, err=True))
+        finally:
+            report.print_tables(make_console(is_terminal=sys.stdout.isatty()))
+
+
 @models.command("list")
 def list_models() -> None:
     """List the published ESM-2 models, and where they lie or would lie."""
@@ -382,7 +458,7 @@ class _Finished(Exception):  # noqa: N818 - an end, not an error
 
 
 @contextmanager
-def _exits() -> Iterator[None]:
+def _exits(kept: str = _KEPT) -> Iterator[None]:
     """Turn what may happen in a command into a message and an exit code."""
     try:
         yield
@@ -390,14 +466,14 @@ def _exits() -> Iterator[None]:
         _complain(str(error), error.hint)
         raise _Finished(error.exit_code) from error
     except KeyboardInterrupt as error:
-        _complain("interrupted", _KEPT)
+        _complain("interrupted", kept)
         raise _Finished(INTERRUPTED_EXIT) from error
     except BrokenPipeError:
         raise
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         is_disk = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-        _complain(f"{where}{error.strerror or error}", f"make room; {_KEPT}" if is_disk else "")
+        _complain(f"{where}{error.strerror or error}", f"make room; {kept}" if is_disk else "")
         raise _Finished(STORAGE_EXIT) from error
 
 
@@ -429,9 +505,7 @@ def _run(command: Literal["predict", "extract"], given: dict[str, Any]) -> None:
 
         # GPUs are numbered as NVML numbers them, by their place on the bus
         os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
-                signal.signal(number, _stop)
+        _end_cleanly()
         console, is_live = Console(stderr=True), _is_live(quiet)
         handler = ConsoleHandler(console) if is_live else logging.StreamHandler()
         if not verbose:
@@ -464,14 +538,21 @@ def _path(given: str, option: str) -> Path:
     return Path(given).expanduser()
 
 
-def _stop(number: int, _: object) -> None:
+def _end_cleanly(kept: str = _KEPT) -> None:
+    """End by an exception, so that processes are stopped and temporary files deleted."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+            signal.signal(number, partial(_stop, kept))
+
+
+def _stop(kept: str, number: int, _: object) -> None:
     """Ctrl-C, SIGTERM or a lost terminal: end once, undisturbed by the next."""
     for other in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(other, signal.SIG_IGN)
     if number == signal.SIGINT:
         raise KeyboardInterrupt
     with suppress(OSError):  # the terminal may be gone
-        _complain("terminated", _KEPT)
+        _complain("terminated", kept)
     raise SystemExit(TERMINATED_EXIT)
 
 

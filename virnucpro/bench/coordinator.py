@@ -1,0 +1,129 @@
+"""The coordinator alone: the real executor with workers that have no model and do nothing.
+
+Two figures for each number of workers: shards per second when a shard takes no time, and, when
+it takes 50 ms, how long a worker is idle between one shard and the next. The second is taken in
+the worker, by its own clock, from handing over ``ShardDone`` to being given the next task.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+import psutil
+
+from virnucpro.bench.layouts import FAILURES, reason_of
+from virnucpro.engine.events import Event, Memory, ShardDone, ShardFailed
+from virnucpro.engine.processes import ProcessExecutor
+from virnucpro.engine.worker import Job, Task, Worker
+from virnucpro.errors import UnavailableError, VirnucproError
+from virnucpro.records import Shard
+
+N_EMPTY = 2000  # shards that take no time
+N_NAPS = 10  # shards for each worker that take NAP_SECONDS
+NAP_SECONDS = 0.05
+_BYTES_PER_WORKER = 256 << 20
+_POLL_SECONDS = 0.01
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorRow:
+    n_workers: int
+    n_shards: int = N_EMPTY
+    shards_per_second: float | None = None
+    seconds: float | None = None  # of these shards
+    idle_seconds: float | None = None  # between two shards of 50 ms, the median
+    idle_seconds_of_each: tuple[float, ...] = ()
+    reason: str = ""
+
+
+class IdleWorker(Worker):
+    """Waits for the others with its first shard; then does nothing, or sleeps.
+
+    ``ShardDone.seconds`` says how long it was idle before the shard.
+    """
+
+    def __init__(self, job: Job, name: str, device: str) -> None:
+        self.job, self.name = job, name
+        self.is_first = True
+        self.handed_over = time.monotonic()
+
+    @property
+    def description(self) -> str:
+        return "does nothing"
+
+    def memory(self) -> Memory:
+        return Memory(0, 1)
+
+    def run(self, task: Task) -> Iterator[Event]:
+        idle = time.monotonic() - self.handed_over
+        if self.is_first:
+            self.wait_for_all()
+        elif task.shard.index >= int(self.job.attributes["first_nap"]):
+            time.sleep(NAP_SECONDS)
+        self.handed_over = time.monotonic()
+        yield ShardDone(self.name, task.shard, idle, 0)
+
+    def finish(self) -> Iterator[Event]:
+        """Nothing is being written."""
+        return iter(())
+
+    def wait_for_all(self) -> None:
+        """Starting takes seconds: what comes after is measured with all of them there."""
+        self.is_first = False
+        (self.job.features / self.name).touch()
+        while len(list(self.job.features.iterdir())) < int(self.job.attributes["n_workers"]):
+            time.sleep(_POLL_SECONDS)
+
+
+def time_coordinator(n_workers: int) -> CoordinatorRow:
+    row = CoordinatorRow(n_workers=n_workers)
+    try:
+        needed, available = n_workers * _BYTES_PER_WORKER, psutil.virtual_memory().available
+        if needed > 0.8 * available:
+            raise UnavailableError(f"{n_workers} workers need {needed >> 30} GiB of memory")
+        with TemporaryDirectory(prefix="virnucpro-bench-") as folder:
+            return _time(row, Path(folder))
+    except (*FAILURES, VirnucproError) as error:
+        return replace(row, reason=reason_of(error))
+
+
+def _time(row: CoordinatorRow, folder: Path) -> CoordinatorRow:
+    n_workers = row.n_workers
+    first_empty = 2 * n_workers  # with the first two of each they find together
+    first_nap = first_empty + N_EMPTY
+    shards = [
+        Shard(index, folder / f"{index}.faa", 1, 1, "")
+        for index in range(first_nap + N_NAPS * n_workers)
+    ]
+    attributes = {"n_workers": n_workers, "first_nap": first_nap}
+    job = Job(folder, folder, 0, "mean", "fp32", 0, 900.0, attributes)  # of no model
+    done: list[float] = []  # when the empty shards came
+    idle: list[float] = []
+    napped: set[str] = set()  # workers; what came before a first nap is of the empty shards
+    executor = ProcessExecutor(("cpu",) * n_workers, IdleWorker)
+    with closing(executor.run(shards, job)) as events:
+        for event in events:
+            match event:
+                case ShardDone(worker=worker, shard=shard, seconds=seconds):
+                    if first_empty <= shard.index < first_nap:
+                        done.append(time.perf_counter())
+                    elif shard.index >= first_nap:
+                        if worker in napped:
+                            idle.append(seconds)
+                        napped.add(worker)
+                case ShardFailed(reason=reason):
+                    raise UnavailableError(reason)
+    seconds = done[-1] - done[0]
+    return replace(
+        row,
+        shards_per_second=(len(done) - 1) / seconds,
+        seconds=seconds,
+        idle_seconds=median(idle),
+        idle_seconds_of_each=tuple(idle),
+    )

@@ -1,0 +1,168 @@
+"""A real ``extract``, from a FASTA of proteins to feature files, in processes of its own.
+
+Start-up (hashing the model, starting workers, loading it) is reported apart: it is the same for
+ten proteins and ten million.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from virnucpro.bench.encoder import Setting
+from virnucpro.bench.layouts import FAILURES, reason_of
+from virnucpro.bench.synthetic import count_tokens, lengths_of
+from virnucpro.config import RESIDUES_PER_SHARD, RunConfig
+from virnucpro.engine.events import BatchDone, BatchStarted, ShardDone, Telling, WorkerReady
+from virnucpro.engine.processes import ProcessExecutor
+from virnucpro.errors import VirnucproError
+from virnucpro.fasta import write_record
+from virnucpro.pipeline import STARTING, run
+from virnucpro.request import Options, resolve
+
+_SHARDS_PER_WORKER = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileRow:
+    model: str
+    profile: str
+    n_proteins: int
+    n_tokens: int
+    precision: str = ""
+    n_workers: int | None = None
+    residues_per_shard: int | None = None
+    tokens_per_second: float | None = None  # without start-up
+    ratio: float | None = None  # to the first row of the encoders, not in turn with it
+    outside_batches: float | None = None  # share of the workers' time without a batch in flight
+    peak_bytes: int | None = None  # of a worker's device, or of the worker on a CPU
+    starting_seconds: float | None = None
+    stages: dict[str, float] = field(default_factory=dict)  # seconds
+    seconds: tuple[float, ...] = ()  # all of it, start-up too
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileRun:
+    model: str
+    profile: str
+    proteins: Sequence[str]
+    setting: Setting
+    n_workers: int | None  # processes on a CPU
+    cuda_visible_devices: str | None
+    reference: float | None  # tokens/s of the first row of the encoders
+
+
+def time_extract(given: FileRun) -> FileRow:
+    """One run: it holds many batches, and is not repeated."""
+    n_tokens = count_tokens(lengths_of(given.proteins))
+    row = FileRow(
+        model=given.model,
+        profile=given.profile,
+        n_proteins=len(given.proteins),
+        n_tokens=n_tokens,
+    )
+    try:
+        with TemporaryDirectory(prefix="virnucpro-bench-") as folder:
+            return _time(given, row, Path(folder))
+    except (*FAILURES, VirnucproError) as error:
+        return replace(row, reason=reason_of(error))
+
+
+def _time(given: FileRun, row: FileRow, folder: Path) -> FileRow:
+    fasta = folder / "proteins.faa"
+    with fasta.open("w", encoding="utf-8") as out:
+        for number, protein in enumerate(given.proteins, start=1):
+            write_record(out, f"protein_{number}", protein)
+    watch = _Watch()
+    started = time.perf_counter()
+    config, _ = resolve(_options(given, fasta, folder / "run"), watch)
+    config = _cut_finely(config, sum(map(len, given.proteins)))
+    resolved = time.perf_counter()
+    summary = run(config, None, ProcessExecutor(config.resources.devices), watch)
+    ended = time.perf_counter()
+    starting = resolved - started + summary.seconds[STARTING]
+    rate = summary.n_tokens / (ended - started - starting)
+    return replace(
+        row,
+        precision=config.recipe.precision,
+        n_workers=len(config.resources.devices),
+        residues_per_shard=config.recipe.residues_per_shard,
+        tokens_per_second=rate,
+        ratio=rate / given.reference if given.reference else None,
+        outside_batches=watch.outside_batches,
+        peak_bytes=watch.peak_bytes,
+        starting_seconds=starting,
+        stages=summary.seconds,
+        seconds=(ended - started,),
+        reason="" if not summary.exit_code else "some proteins failed",
+    )
+
+
+def _options(given: FileRun, fasta: Path, output: Path) -> Options:
+    kind = given.setting.device.partition(":")[0]
+    return Options(
+        command="extract",
+        input=[fasta],
+        output_dir=output,
+        input_type="protein",
+        chunk_size=None,
+        min_length=0,
+        model=str(given.setting.checkpoint),
+        gpus="0" if kind == "cuda" else None,
+        device=kind,
+        workers=given.n_workers if kind == "cpu" else None,
+        esm_batch_size=given.setting.tokens_per_batch,
+        precision="auto",
+        worker_timeout=300.0,
+        resume=False,
+        force=False,
+        keep_intermediate=False,
+        argv=("virnucpro", "bench"),
+        cuda_visible_devices=given.cuda_visible_devices,
+    )
+
+
+def _cut_finely(config: RunConfig, n_residues: int) -> RunConfig:
+    """Shards small enough that every worker has some, as with the input of a real run."""
+    n_shards = _SHARDS_PER_WORKER * len(config.resources.devices)
+    size = min(RESIDUES_PER_SHARD, -(-n_residues // n_shards))
+    return replace(config, recipe=replace(config.recipe, residues_per_shard=size))
+
+
+class _Watch:
+    """Listens to a run: the time that workers spend in batches, and their memory."""
+
+    def __init__(self) -> None:
+        self.peak_bytes = 0
+        self._in_batches = self._last_done = 0.0
+        self._ready: dict[str, float] = {}
+        self._n_open: Counter[str] = Counter()
+        self._since: dict[str, float] = {}
+
+    def __call__(self, event: Telling) -> None:
+        now = time.perf_counter()
+        match event:
+            case WorkerReady(worker=worker):
+                self._ready[worker] = now
+            case ShardDone():
+                self._last_done = now
+            case BatchStarted(worker=worker):
+                if not self._n_open[worker]:
+                    self._since[worker] = now
+                self._n_open[worker] += 1
+            case BatchDone(worker=worker, memory=memory):
+                self._n_open[worker] -= 1
+                if not self._n_open[worker]:
+                    self._in_batches += now - self._since[worker]
+                self.peak_bytes = max(self.peak_bytes, memory.used)
+
+    @property
+    def outside_batches(self) -> float:
+        """From the time that each worker is ready to the last shard's end."""
+        there = sum(self._last_done - ready for ready in self._ready.values())
+        return max(0.0, 1 - self._in_batches / there)

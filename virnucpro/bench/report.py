@@ -1,0 +1,205 @@
+"""Where the figures go: a JSON that is whole after every row, and tables of plain text."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pynvml
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from virnucpro import __version__
+from virnucpro.bench.comparison import EncoderRow
+from virnucpro.bench.coordinator import CoordinatorRow
+from virnucpro.bench.file_to_file import FileRow
+from virnucpro.bench.front_end import FrontEndRow
+from virnucpro.bench.limits import LimitRow
+from virnucpro.devices import list_gpus, usable_cores
+from virnucpro.files import atomic
+from virnucpro.log import printable
+
+Row = LimitRow | EncoderRow | FileRow | FrontEndRow | CoordinatorRow
+SECTIONS: dict[type[Row], str] = {
+    LimitRow: "limits",
+    EncoderRow: "encoder",
+    FileRow: "files",
+    FrontEndRow: "front_end",
+    CoordinatorRow: "coordinator",
+}
+_PACKAGES = ("torch", "fair-esm", "transformers", "numpy")
+_PLAIN_WIDTH = 170  # of a pipe or a file, which have none
+_GIB = 1 << 30
+
+
+class Report:
+    """Collects rows, and writes all of them anew into ``path`` after each."""
+
+    def __init__(self, argv: Sequence[str], seed: int, path: Path | None) -> None:
+        self.path = path
+        self.rows: list[Row] = []
+        self.facts: dict[str, object] = {
+            "command": shlex.join(argv),
+            "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "machine": describe_machine(),
+            "versions": describe_versions(),
+            "seed": seed,
+        }
+        self.write()
+
+    def add(self, row: Row) -> None:
+        self.rows.append(row)
+        self.write()
+
+    def write(self) -> None:
+        if self.path is None:
+            return
+        content = dict(self.facts)
+        for kind, section in SECTIONS.items():
+            content[section] = [asdict(row) for row in self.rows if isinstance(row, kind)]
+        with atomic(self.path) as temporary:
+            temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+    def print_tables(self, console: Console) -> None:
+        for kind, section in SECTIONS.items():
+            rows = [row for row in self.rows if isinstance(row, kind)]
+            if rows:
+                console.print(_table(section.replace("_", " "), rows))
+                console.print()
+
+
+def make_console(*, is_terminal: bool) -> Console:
+    """On a terminal as wide as it is; in a pipe plain text that is not wrapped."""
+    return Console() if is_terminal else Console(width=_PLAIN_WIDTH, no_color=True)
+
+
+def describe_machine() -> dict[str, object]:
+    gpus, _ = list_gpus()
+    return {
+        "cpu": _cpu_name(),
+        "cores": usable_cores(),
+        "memory": psutil.virtual_memory().total,
+        "gpus": [gpu.name for gpu in gpus],
+        "driver": _driver(),
+        "load": psutil.getloadavg(),  # before anything is measured
+        "platform": platform.platform(),
+    }
+
+
+def describe_versions() -> dict[str, str | None]:
+    versions: dict[str, str | None] = {
+        "virnucpro": __version__,
+        "python": platform.python_version(),
+    }
+    for package in _PACKAGES:
+        versions[package] = None
+        with suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    return versions
+
+
+def _cpu_name() -> str:
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(": ")[2]
+    return platform.processor()
+
+
+def _driver() -> str | None:
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    try:
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _table(title: str, rows: Sequence[Row]) -> Table:
+    table = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
+    reasons = [row.reason for row in rows]
+    for header, name, *_ in COLUMNS[type(rows[0])]:
+        is_text = all(isinstance(getattr(row, name), str | Mapping) for row in rows)
+        table.add_column(Text(header), justify="left" if is_text else "right", no_wrap=not is_text)
+    if any(reasons):
+        table.add_column(Text("why not"))
+    for row, reason in zip(rows, reasons, strict=True):
+        cells = [_cell(getattr(row, name), *form) for _, name, *form in COLUMNS[type(row)]] + [
+            printable(reason)
+        ] * any(reasons)
+        table.add_row(*map(Text, cells))
+    return table
+
+
+def _cell(value: Any, form: str = "{}", scale: float = 1) -> str:  # noqa: ANN401 - any field's
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {form.format(number)}" for key, number in value.items())
+    if value is None or value == "":
+        return "-"
+    return form.format(value if scale == 1 else value * scale)
+
+
+# of each kind of row: header, field, and for numbers their form and unit
+COLUMNS: dict[type[Row], list[tuple[Any, ...]]] = {
+    LimitRow: [
+        ("what", "what"),
+        ("precision", "precision"),
+        ("layout", "layout"),
+        ("rate", "rate", "{:,.0f}", 1e-9),
+        ("", "unit"),
+        ("allows tokens/s", "tokens_per_second", "{:,.0f}"),
+    ],
+    EncoderRow: [
+        ("model", "model"),
+        ("profile", "profile"),
+        ("program", "program"),
+        ("", "precision"),
+        ("how", "how"),
+        ("layout", "layout"),
+        ("tokens/s", "tokens_per_second", "{:,.0f}"),
+        ("ratio", "ratio", "{:.2f}"),
+        ("error", "largest_error", "{:.1e}"),
+        ("ms/batch", "seconds_per_batch", "{:.1f}", 1000),
+        ("of limit", "limit_share", "{:.0%}"),
+        ("host", "host_share", "{:.1%}"),
+        ("GiB", "peak_bytes", "{:.1f}", 1 / _GIB),
+    ],
+    FileRow: [
+        ("model", "model"),
+        ("profile", "profile"),
+        ("precision", "precision"),
+        ("workers", "n_workers"),
+        ("tokens", "n_tokens", "{:,}"),
+        ("tokens/s", "tokens_per_second", "{:,.0f}"),
+        ("ratio", "ratio", "{:.2f}"),
+        ("outside batches", "outside_batches", "{:.1%}"),
+        ("start-up s", "starting_seconds", "{:.1f}"),
+        ("GiB", "peak_bytes", "{:.1f}", 1 / _GIB),
+    ],
+    FrontEndRow: [
+        ("input", "input"),
+        ("way", "way"),
+        ("Mbp", "n_bases", "{:.2f}", 1e-6),
+        ("ORFs", "n_orfs", "{:,}"),
+        ("Mbp/s", "mbp_per_second", "{:.2f}"),
+        ("ratio", "ratio", "{:.1f}"),
+    ],
+    CoordinatorRow: [
+        ("workers", "n_workers"),
+        ("shards/s", "shards_per_second", "{:,.0f}"),
+        ("idle between shards, ms", "idle_seconds", "{:.2f}", 1000),
+    ],
+}

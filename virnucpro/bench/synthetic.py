@@ -1,0 +1,116 @@
+"""What is measured with: proteins of three length profiles and ESM-2 weights, from a seed alone.
+
+The same seed gives the same letters and the same numbers on every machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from virnucpro.esm2.alphabet import N_TOKENS
+from virnucpro.esm2.download import PUBLISHED
+from virnucpro.esm2.model import ESM2Shape
+from virnucpro.esm2.packing import EXTRA_TOKENS
+
+MODELS: Mapping[str, ESM2Shape] = {name.split("_")[2]: PUBLISHED[name] for name in PUBLISHED}
+_LETTERS = np.frombuffer(b"ACDEFGHIKLMNPQRSTVWY", dtype=np.uint8)
+_BLOCK = 4096  # lengths drawn at once
+_SCORE_GAIN = 1.5**0.5  # of queries and keys: attention scores that tell some keys from others
+
+Lengths = NDArray[np.int64]
+
+
+def _six_frame_500(rng: np.random.Generator) -> Lengths:
+    """Stop-free frames of 500-base chunks; one in ten is of a record's shorter, last chunk."""
+    bases = np.where(rng.random(_BLOCK) < 0.9, 500, rng.integers(100, 500, _BLOCK))
+    return (bases - rng.integers(0, 3, _BLOCK)) // 3
+
+
+def _reads_150(rng: np.random.Generator) -> Lengths:
+    """Stop-free frames of 150-base reads."""
+    return (150 - rng.integers(0, 3, _BLOCK)) // 3
+
+
+def _proteins(rng: np.random.Generator) -> Lengths:
+    """Whole proteins: half of them below 270 residues, and a long tail."""
+    return np.exp(rng.normal(np.log(270), 0.7, _BLOCK)).astype(np.int64).clip(30, 2000)
+
+
+PROFILES: Mapping[str, Callable[[np.random.Generator], Lengths]] = {
+    "six-frame-500": _six_frame_500,
+    "reads-150": _reads_150,
+    "proteins": _proteins,
+}
+
+
+def make_proteins(profile: str, n_tokens: int, seed: int) -> list[str]:
+    """Proteins of a profile, as many as ``n_tokens`` hold, and one at least."""
+    rng = np.random.default_rng(seed)
+    blocks, total = [], 0
+    while total < n_tokens:
+        blocks.append(PROFILES[profile](rng))
+        total += count_tokens(blocks[-1])
+    lengths = np.concatenate(blocks)
+    n_proteins = int(np.searchsorted(np.cumsum(lengths + EXTRA_TOKENS), n_tokens, side="right"))
+    lengths = lengths[: max(1, n_proteins)]
+    text = _LETTERS[rng.integers(0, len(_LETTERS), int(lengths.sum()))].tobytes().decode()
+    ends = np.cumsum(lengths).tolist()
+    return [text[end - n : end] for end, n in zip(ends, lengths.tolist(), strict=True)]
+
+
+def count_tokens(lengths: Lengths) -> int:
+    """Residues and two more per protein: padding does not count."""
+    return int((lengths + EXTRA_TOKENS).sum())
+
+
+def lengths_of(proteins: Sequence[str]) -> Lengths:
+    return np.array([len(protein) for protein in proteins], dtype=np.int64)
+
+
+def flop_per_token(shape: ESM2Shape, lengths: Lengths) -> float:
+    """Of the matrix products and of attention, at the mean over these proteins' tokens."""
+    seqlens = (lengths + EXTRA_TOKENS).astype(np.float64)
+    keys = float((seqlens**2).sum() / seqlens.sum())  # that a token attends to
+    return shape.n_layers * (2.0 * 12 * shape.dim**2 + 4.0 * keys * shape.dim)
+
+
+def write_checkpoint(path: Path, shape: ESM2Shape, seed: int) -> None:
+    """Write a fair-esm ``.pt`` with random float32 weights, in which each part changes the result.
+
+    Linear layers keep the length of a vector, but for the last of attention, which halves it.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def noise(*size: int, scale: float, offset: float = 0.0) -> Tensor:
+        return torch.randn(size, generator=generator).mul_(scale).add_(offset)
+
+    state = {"embed_tokens.weight": noise(N_TOKENS, shape.dim, scale=1.0)}
+
+    def linear(name: str, n_out: int, n_in: int, gain: float = 1.0) -> None:
+        state[f"{name}.weight"] = noise(n_out, n_in, scale=gain * n_in**-0.5)
+        state[f"{name}.bias"] = noise(n_out, scale=0.1)
+
+    def norm(name: str) -> None:
+        state[f"{name}.weight"] = noise(shape.dim, scale=0.1, offset=1.0)
+        state[f"{name}.bias"] = noise(shape.dim, scale=0.1)
+
+    for i in range(shape.n_layers):
+        attention = f"layers.{i}.self_attn"
+        norm(f"{attention}_layer_norm")
+        for part, gain in (("q", _SCORE_GAIN), ("k", _SCORE_GAIN), ("v", 1.0), ("out", 0.5)):
+            linear(f"{attention}.{part}_proj", shape.dim, shape.dim, gain)
+        norm(f"layers.{i}.final_layer_norm")
+        linear(f"layers.{i}.fc1", 4 * shape.dim, shape.dim)
+        linear(f"layers.{i}.fc2", shape.dim, 4 * shape.dim)
+    norm("emb_layer_norm_after")
+    config = argparse.Namespace(
+        encoder_attention_heads=shape.n_heads, token_dropout=shape.token_dropout
+    )
+    torch.save({"cfg": {"model": config}, "model": state}, path)
