@@ -42,6 +42,7 @@ def options(tmp_path, contigs):
             "keep_intermediate": False,
             "argv": (),
             "cuda_visible_devices": None,
+            "converted": tmp_path / "kept",
             **changes,
         }
         return Options(**given)
@@ -53,7 +54,6 @@ def options(tmp_path, contigs):
 def kept(monkeypatch, tmp_path) -> Path:
     """Every model is large enough to be converted, and this is where it is kept."""
     monkeypatch.setattr(request, "WORTH_CONVERTING", 0)
-    monkeypatch.setattr(request, "converted_folder", lambda: tmp_path / "kept")
     return tmp_path / "kept"
 
 

@@ -61,6 +61,9 @@ class Options:
     keep_intermediate: bool
     argv: tuple[str, ...]
     cuda_visible_devices: str | None
+    converted: Path | None = (
+        None  # where large models are kept converted, if not in the usual place
+    )
 
 
 def resolve(options: Options, on_event: OnEvent) -> tuple[RunConfig, Head | None]:
@@ -98,7 +101,8 @@ def resolve(options: Options, on_event: OnEvent) -> tuple[RunConfig, Head | None
         silence_seconds=options.worker_timeout,
     )
     precision = choose_precision(_asked_precision(options), choice)
-    weights, digest = _weights(checkpoint, precision, on_event)
+    folder = options.converted or converted_folder()
+    weights, digest = _weights(checkpoint, precision, folder, on_event)
     recipe = _recipe(options, checkpoint, digest, head, precision)
     return RunConfig(
         inputs=tuple(options.input),
@@ -134,7 +138,9 @@ def _recipe(
     )
 
 
-def _weights(checkpoint: Checkpoint, precision: Precision, on_event: OnEvent) -> tuple[Path, str]:
+def _weights(
+    checkpoint: Checkpoint, precision: Precision, folder: Path, on_event: OnEvent
+) -> tuple[Path, str]:
     """What the workers load, and the hash of the checkpoint.
 
     A large checkpoint is converted once, so that all workers share what they map.
@@ -143,7 +149,7 @@ def _weights(checkpoint: Checkpoint, precision: Precision, on_event: OnEvent) ->
     def progress(stage: str) -> Callable[[int], None]:
         return lambda done: on_event(Progress(stage, done, n_bytes, "bytes"))
 
-    n_bytes, dtype, folder = checkpoint.n_bytes, DTYPES[precision], converted_folder()
+    n_bytes, dtype = checkpoint.n_bytes, DTYPES[precision]
     if n_bytes < WORTH_CONVERTING:
         return checkpoint.path, checkpoint.sha256(progress("hashing the model"))
     converted = find_converted(checkpoint, dtype, folder, progress("checking the model"))

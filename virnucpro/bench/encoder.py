@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from virnucpro.config import Precision
-from virnucpro.engine.worker import DTYPES
 from virnucpro.esm2.attention import Kernel, attend_runs, choose_kernel
-from virnucpro.esm2.model import ESM2Shape, mean_pool
+from virnucpro.esm2.model import DTYPES, ESM2Shape, mean_pool
 from virnucpro.esm2.packing import PackedBatch, plan_batches
 from virnucpro.esm2.weights import load_esm2
 

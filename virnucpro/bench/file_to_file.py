@@ -116,7 +116,7 @@ def _options(given: FileRun, fasta: Path, output: Path) -> Options:
         gpus="0" if kind == "cuda" else None,
         device=kind,
         workers=given.n_workers if kind == "cpu" else None,
-        esm_batch_size=given.setting.tokens_per_batch,
+        esm_batch_size=str(given.setting.tokens_per_batch),
         precision="auto",
         worker_timeout=300.0,
         resume=False,
@@ -124,6 +124,7 @@ def _options(given: FileRun, fasta: Path, output: Path) -> Options:
         keep_intermediate=False,
         argv=("virnucpro", "bench"),
         cuda_visible_devices=given.cuda_visible_devices,
+        converted=given.setting.checkpoint.parent / "converted",
     )
 
 
