@@ -37,6 +37,7 @@ from virnucpro.esm2.model import (
     ESM2,
     ESM2Shape,
     bos_pool,
+    compile_layers,
     mean_pool,
     residues_only,
 )
@@ -303,6 +304,29 @@ def test_a_setting_of_torch_is_as_it_was_after_a_forward_pass(oracle):
     model = load_esm2(oracle.path, oracle.shape.n_layers, torch.bfloat16, torch.device("cpu"))
     model(PackedBatch.of(PROTEINS))
     assert torch.backends.mkldnn.matmul.fp32_precision == before
+
+
+@pytest.mark.parametrize("oracle", [24], indirect=True)
+@pytest.mark.parametrize("case", CASES)
+def test_compiled_layers_give_fair_esm_s_vectors_for_any_number_of_tokens_from_one_graph(
+    oracle, case
+):
+    graphs = []
+
+    def run_as_traced(graph: torch.fx.GraphModule, _: object) -> object:
+        graphs.append(graph)
+        return graph.forward
+
+    torch.compiler.reset()
+    model = case.load(oracle.path, oracle.shape.n_layers)
+    # a GPU is what it is for; without one, all but the making of kernels is tested
+    compile_layers(model, "inductor" if case.device == "cuda" else run_as_traced)
+    limit = tolerance(oracle.shape.n_layers, case.dtype)
+    for proteins in (PROTEINS, PROTEINS[:3], PROTEINS[4:]):
+        references = [oracle.hidden[PROTEINS.index(protein)] for protein in proteins]
+        found = torch.cat(embed(model, proteins))
+        assert worst_row(found, torch.cat(references)) < limit
+    assert case.device == "cuda" or len(graphs) == 2, "one before attention, one after it"
 
 
 @pytest.mark.parametrize("oracle", [24], indirect=True)

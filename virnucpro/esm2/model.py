@@ -7,8 +7,9 @@ rotary tables and pooling are float32 always, since a rotary table in bf16 gives
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -64,8 +65,15 @@ class Layer(nn.Module):
         self.down = nn.Linear(4 * dim, dim, dtype=dtype)
 
     def forward(self, x: Tensor, batch: StagedBatch, attend: Kernel) -> Tensor:
-        qkv = self.qkv(self.attention_norm(x).to(self.dtype))
-        attended = attend(qkv.view(len(x), 3, self.n_heads, -1), batch)
+        return self.finish(x, attend(self.project(x), batch))
+
+    def project(self, x: Tensor) -> Tensor:
+        """Queries, keys and values. (n_tokens, dim) -> (n_tokens, 3, n_heads, head_dim)"""
+        qkv: Tensor = self.qkv(self.attention_norm(x).to(self.dtype))
+        return qkv.view(len(x), 3, self.n_heads, -1)
+
+    def finish(self, x: Tensor, attended: Tensor) -> Tensor:
+        """What comes after attention, (n_tokens, n_heads, head_dim). -> (n_tokens, dim)"""
         x = x + self.attention_out(attended.flatten(1))
         hidden = linear_gelu(self.mlp_norm(x).to(self.dtype), self.up)
         out: Tensor = x + self.down(hidden)
@@ -107,6 +115,18 @@ class ESM2(nn.Module):
 def rotary_frequencies(head_dim: int) -> Tensor:
     """Radians per position of each pair of dimensions, (head_dim / 2,) float32."""
     return 1.0 / (ROPE_THETA ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
+
+
+def compile_layers(model: ESM2, backend: str | Callable[..., object] = "inductor") -> None:
+    """Fuse what lies around the attention of each layer into few kernels.
+
+    All layers share one graph, which takes any number of tokens.
+    """
+    project = torch.compile(Layer.project, dynamic=True, backend=backend)
+    finish = torch.compile(Layer.finish, dynamic=True, backend=backend)
+    for layer in model.layers:
+        assert isinstance(layer, Layer)
+        layer.__dict__.update(project=partial(project, layer), finish=partial(finish, layer))
 
 
 def linear_gelu(x: Tensor, linear: nn.Linear) -> Tensor:
