@@ -1,9 +1,9 @@
 """How fast the front end is on one core: from FASTA to shards of ORFs, in Mbp/s of input.
 
 Measured is what a run does with nucleotides before the language model: ``read_fasta``,
-``chunk_record``, ``translate_six_frames`` and ``ShardWriter``, in the blocks of ``plan``; together,
-once more with the screening of each record that a run adds (``find_invalid``), and stage by stage.
-The duplicate check and the counts of a run are left out.
+``chunk_record``, ``translate_six_frames``, ``SeenProteins`` and ``ShardWriter``, in the blocks of
+``plan``; together, once more with the screening of each record that a run adds
+(``find_invalid``), and stage by stage. The duplicate check and the counts of a run are left out.
 
 Beside it stand two plain Python ways to the same ORFs, with Biopython's ``SeqIO``, a dictionary
 of codons and one pass over the file. One leaves a frame at its first stop. The other translates
@@ -53,8 +53,9 @@ import virnucpro
 from virnucpro.config import RESIDUES_PER_SHARD
 from virnucpro.fasta import find_invalid, read_fasta, write_record
 from virnucpro.files import open_binary, sha256
-from virnucpro.plan import _BLOCK_BASES, _blocks
+from virnucpro.plan import _BLOCK_LETTERS, _blocks
 from virnucpro.records import FastaRecord, Shard
+from virnucpro.repeats import SeenProteins
 from virnucpro.shards import ShardWriter, read_shard
 from virnucpro.translate import chunk_record, translate_six_frames
 
@@ -74,7 +75,7 @@ COMPLEMENT = str.maketrans("ACGT", "TGCA")
 
 PRODUCT = "virnucpro"
 SCREENED = "virnucpro, with screening"
-STAGES = ("read", "screen", "chunk", "translate", "write")
+STAGES = ("read", "screen", "chunk", "translate", "repeats", "write")
 
 Way = Callable[[Path], object]  # writes the ORFs of one input into a folder
 
@@ -204,8 +205,9 @@ def run_product(path: Path, size: int, folder: Path, *, screened: bool = False) 
     if screened:
         records = (record for record in records if not find_invalid(record, "nucleotide"))
     chunks = chain.from_iterable(chunk_record(record, size) for record in records)
+    seen = SeenProteins()
     for block in _blocks(chunks):
-        for orf in translate_six_frames(block):
+        for orf in seen.mark(translate_six_frames(block)):
             writer.add(orf)
     writer.flush()
     return writer.shards
@@ -337,6 +339,9 @@ def time_stages(path: Path, size: int) -> dict[str, Seconds]:
         marks.append(Seconds.now())
         orfs = [translate_six_frames(block) for block in _blocks(chunks)]
         marks.append(Seconds.now())
+        seen = SeenProteins()
+        orfs = [seen.mark(block) for block in orfs]
+        marks.append(Seconds.now())
         for orf in chain.from_iterable(orfs):
             writer.add(orf)
         writer.flush()
@@ -464,7 +469,7 @@ def main() -> None:
             "machine": machine,
             "seed": None if arguments.fasta else SEED,
             "chunk_size": arguments.chunk_size,
-            "block_bases": _BLOCK_BASES,
+            "block_bases": _BLOCK_LETTERS,
             "residues_per_shard": RESIDUES_PER_SHARD,
             "warm_ups": 1,
             "repeats": arguments.repeats,

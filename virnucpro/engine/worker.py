@@ -105,7 +105,7 @@ class Worker:
         """Embed one shard. Ends with exactly one ShardDone or ShardFailed."""
         started, shard = time.monotonic(), task.shard
         try:
-            orfs = read_shard(shard)
+            orfs = [orf for orf in read_shard(shard) if orf.copy_of is None]
             result = _Rows(orfs, self.model.shape.dim, self.job.pooling == "none")
             result.condemn(task.condemned)
             partial = self.job.features / f".{shard.name}.partial"
