@@ -22,12 +22,12 @@ from runs import assert_same_run, run_inline, statuses, tables, vectors
 from virnucpro import plan
 from virnucpro.engine.events import BatchDone, Progress, ShardDone, ShardFailed
 from virnucpro.engine.executor import InlineExecutor
-from virnucpro.errors import ResumeError
+from virnucpro.errors import FeatureFileError, ResumeError
 from virnucpro.esm2.model import mean_pool, residues_only
 from virnucpro.esm2.packing import PackedBatch
 from virnucpro.esm2.weights import load_esm2
-from virnucpro.records import Orf
-from virnucpro.repeats import SeenProteins
+from virnucpro.records import Embeddings, Orf
+from virnucpro.repeats import Originals, SeenProteins
 from virnucpro.status import inspect_run
 
 N_PROTEINS = 30
@@ -392,6 +392,15 @@ def test_an_input_added_later_copies_nothing_from_the_earlier_ones(
     assert_right(tmp_path / "run", vectors_alone(tiny, proteins | more))
     run_inline(make_config(repeated, added, output=tmp_path / "both"), tiny.head)
     assert tables(tmp_path / "run") == tables(tmp_path / "both")
+
+
+def test_a_feature_file_with_its_rows_in_another_order_is_refused():
+    orfs = make_orfs(random_proteins(2))
+    lengths = np.array([len(orf.protein) for orf in reversed(orfs)], dtype=np.int32)
+    rows = np.zeros((2, 4), dtype=np.float32)
+    swapped = Embeddings(tuple(orf.id for orf in reversed(orfs)), lengths, rows)
+    with pytest.raises(FeatureFileError, match="order"):
+        Originals().add(Path("000000.h5"), orfs, swapped)
 
 
 # What is found

@@ -189,7 +189,7 @@ class Results:
         for path, embeddings in self.feature_files(shard, orfs, originals):
             reasons |= {failure.orf_id: failure.reason for failure in embeddings.failures}
             self.export(path, embeddings)
-            if not embeddings.ids and not embeddings.vectors.shape[1]:
+            if not embeddings.vectors.shape[1]:
                 continue  # no copy of this shard has an original with a vector
             if self.head is not None:
                 values = self.head.classify(embeddings.vectors).tolist()
