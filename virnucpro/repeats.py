@@ -26,22 +26,22 @@ from virnucpro.log import printable
 from virnucpro.records import Embeddings, Failure, Orf
 from virnucpro.store import read_rows
 
-N_SLOTS = 2**16  # at first
+N_SLOTS = 2**18  # at first: 6 MB
 MAX_SLOTS = 2**22  # 100 MB
 _SLOTS_PER_PROTEIN = 16  # with so many, 3 of 100 proteins lose their slot to another
-_SLOT = np.dtype([("tag", "<u8", (2,)), ("ordinal", "<i8")])
 
 
 class SeenProteins:
     """The proteins of a generation that were met lately. Memory is bounded.
 
-    Each has one slot, chosen by its digest, which the newest takes.
+    Each has one slot, chosen by its digest, which the newest takes: two words of the digest and
+    the ordinal.
     """
 
     def __init__(self, n_slots: int = N_SLOTS, max_slots: int = MAX_SLOTS) -> None:
         self.n_embedded = 0
         self._max_slots = max_slots
-        self._table = np.zeros(n_slots, dtype=_SLOT)  # no digest is 0
+        self._table = np.zeros((n_slots, 3), dtype=np.uint64)  # no digest is 0
 
     def mark(self, orfs: Sequence[Orf]) -> list[Orf]:
         """The same ORFs, in order; those whose protein was met before are copies now."""
@@ -59,20 +59,24 @@ class SeenProteins:
 
     def _find_or_add(self, tags: NDArray[np.uint64]) -> list[int]:
         """The ordinal of each protein; the next ones for those that are new. (n, 2) -> n"""
-        found = self._table[self._slots_of(tags)]
-        is_new = (found["tag"] != tags).any(axis=1)
-        ordinals = np.where(is_new, self.n_embedded - 1 + np.cumsum(is_new), found["ordinal"])
-        entries = np.empty(int(is_new.sum()), dtype=_SLOT)
-        entries["tag"], entries["ordinal"] = tags[is_new], ordinals[is_new]
-        self._grow(self.n_embedded + len(entries))
-        self._table[self._slots_of(entries["tag"])] = entries
-        return [int(ordinal) for ordinal in ordinals]
+        entries = self._table.take(self._slots_of(tags), axis=0)
+        is_new = (entries[:, :2] != tags).any(axis=1)
+        n_new = int(is_new.sum())
+        entries[:, :2] = tags
+        entries[is_new, 2] = np.arange(self.n_embedded, self.n_embedded + n_new)
+        self._grow(self.n_embedded + n_new)
+        self._put(entries[is_new])
+        ordinals: list[int] = entries[:, 2].tolist()
+        return ordinals
 
     def _grow(self, n_proteins: int) -> None:
         while len(self._table) < min(self._max_slots, _SLOTS_PER_PROTEIN * n_proteins):
-            entries = self._table[self._table["tag"].any(axis=1)]
-            self._table = np.zeros(2 * len(self._table), dtype=_SLOT)
-            self._table[self._slots_of(entries["tag"])] = entries
+            entries = self._table[self._table[:, :2].any(axis=1)]
+            self._table = np.zeros((2 * len(self._table), 3), dtype=np.uint64)
+            self._put(entries)
+
+    def _put(self, entries: NDArray[np.uint64]) -> None:
+        self._table[self._slots_of(entries)] = entries  # of two for one slot, the last stays
 
     def _slots_of(self, tags: NDArray[np.uint64]) -> NDArray[np.int64]:
         """The number of slots is a power of two, so entries that differed still differ."""
