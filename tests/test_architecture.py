@@ -19,7 +19,7 @@ LAYERS = """
     fasta config inputs translate
     esm2.alphabet esm2.packing esm2.attention esm2.model esm2.weights
     esm2.converted esm2.download
-    head store rundir shards plan
+    head store rundir shards repeats plan
     engine.events engine.worker engine.executor engine.processes
     calls results pipeline
     devices status request demo dashboard

@@ -25,7 +25,7 @@ from virnucpro.log import LOGGER, ConsoleFilter, announce, logging_to, printable
 from virnucpro.records import Shard
 
 GIB = 1 << 30
-SHARDS = tuple(Shard(i, Path(f"{i:06d}.faa"), 10, 1000, "") for i in range(4))
+SHARDS = tuple(Shard(i, Path(f"{i:06d}.faa"), 10, 10, 1000, "") for i in range(4))
 
 
 @pytest.fixture

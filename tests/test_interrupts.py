@@ -31,7 +31,9 @@ def setting(tmp_path_factory):
     folder = tmp_path_factory.mktemp("interrupts")
     rng = np.random.default_rng(11)
     fasta = folder / "contigs.fa"
-    fasta.write_text("".join(f">c{i}\n{open_dna(480, rng)}\n" for i in range(N_RECORDS)))
+    contigs = [open_dna(480, rng) for _ in range(N_RECORDS)]
+    contigs += contigs[::4]  # are not embedded again
+    fasta.write_text("".join(f">c{i}\n{bases}\n" for i, bases in enumerate(contigs)))
     model, head = write_demo(folder, TINY)
     command = [
         *(sys.executable, "-m", "virnucpro", "predict", "--quiet", "--device", "cpu"),
@@ -41,7 +43,8 @@ def setting(tmp_path_factory):
     whole = folder / "undisturbed"
     finished = subprocess.run([*command, str(whole)], capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
-    assert len(list((whole / "features").glob("*.h5"))) >= 3
+    assert len(list((whole / "features").glob("*[0-9].h5"))) >= 3
+    assert list((whole / "features").glob("*_copies.h5"))
     return command, whole
 
 

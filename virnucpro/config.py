@@ -21,6 +21,7 @@ FeatureFormat = Literal["h5", "npz", "pt"]
 
 NOT_IN_FINGERPRINT = ("model",)  # a name: what counts is the content, model_sha256
 RESIDUES_PER_SHARD = 131_072
+SHARD_FORMAT = 2  # 1: identical proteins were embedded each by itself
 MIN_TOKENS_PER_BATCH = 2048
 
 
@@ -37,6 +38,7 @@ class Recipe:
     precision: Precision
     head_sha256: str = ""
     residues_per_shard: int = RESIDUES_PER_SHARD
+    shard_format: int = SHARD_FORMAT
 
     def __post_init__(self) -> None:
         if self.input_type == "nucleotide" and self.chunk_size < 30:

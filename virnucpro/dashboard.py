@@ -94,7 +94,7 @@ class Progressing:
                 self.devices[worker].n_shards += 1
                 self.n_failed += n_failed
             case ShardFailed(shard=shard):
-                self.n_failed += shard.n_orfs
+                self.n_failed += shard.n_embedded
                 self.n_failed_shards += 1
                 self.n_failed_tokens += _tokens_of(shard)
 
@@ -171,7 +171,7 @@ class Progressing:
 
 
 def _tokens_of(shard: Shard) -> int:
-    return shard.n_residues + EXTRA_TOKENS * shard.n_orfs
+    return shard.n_residues + EXTRA_TOKENS * shard.n_embedded
 
 
 class EventLog:

@@ -29,6 +29,7 @@ from virnucpro.engine.events import (
 from virnucpro.engine.executor import Executor
 from virnucpro.engine.worker import Job
 from virnucpro.errors import FeatureFileError, StorageError, UsageError
+from virnucpro.esm2.packing import EXTRA_TOKENS
 from virnucpro.fasta import read_fasta
 from virnucpro.head import Head
 from virnucpro.inputs import (
@@ -43,9 +44,9 @@ from virnucpro.inputs import (
 from virnucpro.log import LOGGER, announce, logging_to_file, printable
 from virnucpro.plan import Plan, make_plan
 from virnucpro.records import STATUSES, Shard, Status
-from virnucpro.results import Results, Tally
+from virnucpro.results import Results, Tally, copies_file
 from virnucpro.rundir import Manifest, RunDir, check_same_recipe
-from virnucpro.store import read_embeddings
+from virnucpro.store import Attributes, read_embeddings
 
 STAGES = ("reading", "embedding", "writing tables")
 STARTING = "starting workers"  # is part of embedding
@@ -61,6 +62,9 @@ class Summary:
     n_frames: int = 0
     n_failed_shards: int = 0
     n_tokens: int = 0  # embedded by this start, not by those before it
+    n_copies: int = 0  # frames whose protein was met before
+    n_tokens_saved: int = 0  # those of the copies
+    n_tokens_in_all: int = 0  # of the whole run, with those
     seconds: dict[str, float] = field(default_factory=dict)  # per stage
 
     @property
@@ -91,6 +95,13 @@ class Summary:
                 3,
                 f"tokens: {self.n_tokens:,} embedded at {rate:,.0f} per second, once the workers "
                 f"were ready after {starting:.1f} s",
+            )
+        if self.n_copies:
+            share = self.n_tokens_saved / self.n_tokens_in_all
+            lines.insert(
+                2,
+                f"repeats: {self.n_copies:,} frames had a protein met before: "
+                f"{self.n_tokens_saved:,} tokens not embedded again ({share:.1%})",
             )
         if self.statuses.get("scored"):
             lines.insert(1, f"called virus: {self.n_viral} of {self.statuses['scored']}")
@@ -137,6 +148,7 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
                 f"{manifest.recipe.input_type}; {len(plan.shards)} shards"
             )
             warn_of_input(plan, manifest)
+            count_repeats(plan, summary)
         job = make_job(config, rundir, manifest)
         with summary.stage(STAGES[1]):
             lost = embed(plan, job, manifest, executor, on_event, summary)
@@ -232,6 +244,7 @@ def make_job(config: RunConfig, rundir: RunDir, manifest: Manifest) -> Job:
             "precision": recipe.precision,
             "fingerprint": recipe.fingerprint,
             "virnucpro_version": __version__,
+            "copies": 0,
         },
     )
 
@@ -245,12 +258,7 @@ def embed(
     summary: Summary,
 ) -> dict[int, str]:
     """Run what is not done yet. Returns why a shard has no feature file, by its index."""
-    replaced = frozenset(manifest.replaced)
-    pending = []
-    for done, shard in enumerate(plan.shards):
-        on_event(Progress("checking finished shards", done, len(plan.shards), "shards"))
-        if not is_done(shard, job, replaced):
-            pending.append(shard)
+    pending = find_pending(plan, job, frozenset(manifest.replaced), on_event)
     lost: dict[int, str] = {}
     if not pending:
         return lost
@@ -275,18 +283,37 @@ def embed(
     return lost
 
 
-def is_done(shard: Shard, job: Job, replaced: frozenset[str]) -> bool:
-    """Whether the shard's feature file is whole and owes nothing but what was given anew."""
-    path = job.feature_file(shard)
+def find_pending(plan: Plan, job: Job, replaced: frozenset[str], on_event: OnEvent) -> list[Shard]:
+    """The shards without a whole feature file, or that owe more than what was given anew.
+
+    What was given anew is still owed if a copy of it is.
+    """
+    pending, settled = [], []
+    for done, shard in enumerate(plan.shards):
+        on_event(Progress("checking finished shards", done, len(plan.shards), "shards"))
+        failed = failed_records(job.feature_file(shard), job.attributes_of(shard))
+        if failed is None or not failed <= replaced:
+            pending.append(shard)
+        elif failed:
+            settled.append(shard)
+    if settled:
+        of_copies = (failed_records(*copies_file(job, shard)) for shard in plan.shards)
+        if any(failed and not failed <= replaced for failed in of_copies):
+            pending = sorted([*pending, *settled], key=lambda shard: shard.index)
+    return pending
+
+
+def failed_records(path: Path, attributes: Attributes) -> set[str] | None:
+    """The records of which a feature file holds failures; None without a whole file."""
     if not path.exists():
-        return False
+        return None
     try:
-        embeddings = read_embeddings(path, job.attributes_of(shard))
+        embeddings = read_embeddings(path, attributes)
     except FeatureFileError as error:
         LOGGER.warning("%s; it is made again", error)
         path.unlink()
-        return False
-    return all(failure.record_id in replaced for failure in embeddings.failures)
+        return None
+    return {failure.record_id for failure in embeddings.failures}
 
 
 def close_run(
@@ -323,6 +350,14 @@ def _progress(on_event: OnEvent, stage: str, manifest: Manifest) -> Callable[[in
 
 
 _PACKED = (".gz", ".bz2", ".xz", ".zst")
+
+
+def count_repeats(plan: Plan, summary: Summary) -> None:
+    counts, shards = plan.counts, plan.shards
+    n_tokens = sum(shard.n_residues + EXTRA_TOKENS * shard.n_embedded for shard in shards)
+    summary.n_copies = counts.n_copies
+    summary.n_tokens_saved = counts.n_copied_residues + EXTRA_TOKENS * counts.n_copies
+    summary.n_tokens_in_all = n_tokens + summary.n_tokens_saved
 
 
 def warn_of_input(plan: Plan, manifest: Manifest) -> None:

@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import TextIO
+from typing import TextIO, TypeVar
 
 import numpy as np
 
@@ -26,12 +26,13 @@ from virnucpro.files import atomic, sha256
 from virnucpro.inputs import InputFile, generations
 from virnucpro.log import printable
 from virnucpro.records import Chunk, FastaRecord, Orf, Shard, Status
+from virnucpro.repeats import SeenProteins
 from virnucpro.rundir import Manifest, RunDir
 from virnucpro.shards import ShardWriter
 from virnucpro.translate import chunk_record, orf_nucleotides, translate_six_frames
 
 MAX_RESIDUES = 50_000  # longer than any protein known; attention grows with the square
-_BLOCK_BASES = 500_000  # are translated at once
+_BLOCK_LETTERS = 500_000  # are translated, or looked up, at once
 _STEP_BASES = 2_000_000  # between two reports
 
 
@@ -43,6 +44,8 @@ class Counts:
     n_letters: int = 0
     n_with_u: int = 0  # records of RNA
     n_short: int = 0  # records under half a chunk
+    n_copies: int = 0  # ORFs whose protein was met before
+    n_copied_residues: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +120,8 @@ class _Planner:
     n_letters: int = 0
     n_with_u: int = 0
     n_short: int = 0
+    n_copies: int = 0
+    n_copied_residues: int = 0
 
     def run(self) -> Plan:
         recipe, replaced = self.manifest.recipe, frozenset(self.manifest.replaced)
@@ -139,9 +144,11 @@ class _Planner:
                     self.write_proteins(records, writer)
                 writer.flush()
                 shards.append(tuple(writer.shards))
+                self.n_copies += writer.n_copies
+                self.n_copied_residues += writer.n_copied_residues
         self.on_letters(self.n_letters)
         _refuse_duplicates(hashes, self.manifest.inputs, replaced)
-        counts = Counts(self.n_records, self.n_letters, self.n_with_u, self.n_short)
+        counts = Counts(**{name: getattr(self, name) for name in Counts.__slots__})
         return Plan(tuple(shards), counts)
 
     def screened(
@@ -175,10 +182,10 @@ class _Planner:
     def write_frames(
         self, records: Iterable[FastaRecord], writer: ShardWriter, out: TextIO | None
     ) -> None:
-        size = self.manifest.recipe.chunk_size
+        size, seen = self.manifest.recipe.chunk_size, SeenProteins()
         chunks = chain.from_iterable(chunk_record(record, size) for record in records)
         for block in _blocks(chunks):
-            orfs = translate_six_frames(block)
+            orfs = seen.mark(translate_six_frames(block))
             if not self.keep_intermediate:
                 for orf in orfs:
                     writer.add(orf)
@@ -191,20 +198,26 @@ class _Planner:
                 writer.add(orf, orf_nucleotides(orf, by_id[orf.chunk_id]))
 
     def write_proteins(self, records: Iterable[FastaRecord], writer: ShardWriter) -> None:
-        for record in records:
-            protein = protein_of(record)
-            writer.add(Orf(record.id, record.id, record.id, 0, len(protein), ".", protein))
+        seen = SeenProteins()
+        for block in _blocks(records):
+            proteins = [(record.id, protein_of(record)) for record in block]
+            orfs = [Orf(name, name, name, 0, len(text), ".", text) for name, text in proteins]
+            for orf in seen.mark(orfs):
+                writer.add(orf)
 
 
-def _blocks(chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:
-    block: list[Chunk] = []
-    n_bases = 0
-    for chunk in chunks:
-        block.append(chunk)
-        n_bases += len(chunk.sequence)
-        if n_bases >= _BLOCK_BASES:
+_Piece = TypeVar("_Piece", Chunk, FastaRecord)
+
+
+def _blocks(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
+    block: list[_Piece] = []
+    n_letters = 0
+    for piece in pieces:
+        block.append(piece)
+        n_letters += len(piece.sequence)
+        if n_letters >= _BLOCK_LETTERS:
             yield block
-            block, n_bases = [], 0
+            block, n_letters = [], 0
     yield block
 
 
@@ -246,7 +259,7 @@ def _to_json(plan: Plan, manifest: Manifest) -> dict[str, object]:
         "key": _key(manifest),
         "counts": asdict(plan.counts),
         "generations": [
-            [[shard.n_orfs, shard.n_residues, shard.sha256] for shard in shards]
+            [[shard.n_orfs, shard.n_embedded, shard.n_residues, shard.sha256] for shard in shards]
             for shards in plan.generations
         ],
     }
@@ -261,11 +274,11 @@ def _read_plan(rundir: RunDir, manifest: Manifest) -> Plan | None:
         index, found = 0, []
         for entries in stored["generations"]:
             shards = []
-            for n_orfs, n_residues, digest in entries:
+            for n_orfs, n_embedded, n_residues, digest in entries:
                 path = rundir.shards / f"{index:06d}.faa"
                 if sha256(path) != digest:
                     return None
-                shards.append(Shard(index, path, n_orfs, n_residues, digest))
+                shards.append(Shard(index, path, n_orfs, n_embedded, n_residues, digest))
                 index += 1
             found.append(tuple(shards))
         return Plan(tuple(found), Counts(**stored["counts"]))

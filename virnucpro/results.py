@@ -36,10 +36,18 @@ from virnucpro.head import Head
 from virnucpro.inputs import generations
 from virnucpro.log import printable
 from virnucpro.plan import Plan, count_chunks, screen
-from virnucpro.records import Call, Embeddings, FastaRecord, Prediction, Shard, Status
-from virnucpro.rundir import Manifest, RunDir
+from virnucpro.records import Call, Embeddings, FastaRecord, Orf, Prediction, Shard, Status
+from virnucpro.repeats import Originals
+from virnucpro.rundir import COPIES, Manifest, RunDir
 from virnucpro.shards import read_shard
-from virnucpro.store import read_embeddings, save_npz, save_pt, write_index
+from virnucpro.store import (
+    Attributes,
+    read_embeddings,
+    save_npz,
+    save_pt,
+    update_embeddings,
+    write_index,
+)
 
 Outcome = tuple[FastaRecord, list[Prediction]]
 
@@ -145,9 +153,11 @@ class Results:
         self, number: int, paths: list[Path], tally: Tally, owners: Mapping[str, int]
     ) -> Iterator[Outcome]:
         """The records of one generation beside the predictions of its shards."""
-        shards = self.plan.generations[number]
+        shards, originals = self.plan.generations[number], Originals()
         hidden = frozenset(record_id for record_id, last in owners.items() if last != number)
-        predictions = chain.from_iterable(self.predictions(s, tally, hidden) for s in shards)
+        predictions = chain.from_iterable(
+            self.predictions(shard, originals, tally, hidden) for shard in shards
+        )
         groups = groupby(predictions, key=lambda prediction: prediction.orf.record_id)
         record_id, group = next(groups, (None, iter(())))
         for record in chain.from_iterable(map(read_fasta, paths)):
@@ -164,37 +174,58 @@ class Results:
             )
 
     def predictions(
-        self, shard: Shard, tally: Tally, hidden: frozenset[str]
+        self, shard: Shard, originals: Originals, tally: Tally, hidden: frozenset[str]
     ) -> Iterator[Prediction]:
         """One per ORF of the shard, in its order; vectors are found by id.
 
         Vectors of ``hidden`` records were replaced and stay out of ``features.h5``.
         """
         orfs = read_shard(shard)
-        name = _relative(shard.path, self.rundir)
         self.on_shard(shard.index)
-        if shard.index in self.lost:
-            if any(orf.record_id not in hidden for orf in orfs):
-                tally.failed_shards[name] = self.lost[shard.index]
-            yield from (Prediction(orf, None, self.lost[shard.index]) for orf in orfs)
-            return
-        path = self.job.feature_file(shard)
-        embeddings = read_embeddings(path, self.job.attributes_of(shard))
-        self.export(path, embeddings)
-        reasons = {failure.orf_id: failure.reason for failure in embeddings.failures}
-        owed = [failure for failure in embeddings.failures if failure.record_id not in hidden]
-        if owed:
-            first = printable(f"{owed[0].orf_id}: {owed[0].reason}").replace("|", "/")
-            tally.failed_shards[name] = f"{len(owed)} of {len(orfs)} sequences failed; {first}"
         unseen = {orf.id for orf in orfs if orf.record_id in hidden}
-        shown = np.array([orf_id not in unseen for orf_id in embeddings.ids], dtype=np.bool_)
-        tally.parts.append((path, shown))
+        loss = self.lost.get(shard.index, "")
+        reasons = {orf.id: loss for orf in orfs if loss and orf.copy_of is None}
         scores: dict[str, float] = {}
-        if self.head is not None:
-            values = self.head.classify(embeddings.vectors).tolist()
-            scores = dict(zip(embeddings.ids, values, strict=True))
+        for path, embeddings in self.feature_files(shard, orfs, originals):
+            reasons |= {failure.orf_id: failure.reason for failure in embeddings.failures}
+            self.export(path, embeddings)
+            if not embeddings.vectors.shape[1]:
+                continue  # no copy of this shard has an original with a vector
+            if self.head is not None:
+                values = self.head.classify(embeddings.vectors).tolist()
+                scores |= zip(embeddings.ids, values, strict=True)
+            shown = np.array([orf_id not in unseen for orf_id in embeddings.ids], dtype=np.bool_)
+            tally.parts.append((path, shown))
+        owed = [orf.id for orf in orfs if orf.id in reasons and orf.id not in unseen]
+        if owed:
+            first = printable(f"{owed[0]}: {reasons[owed[0]]}").replace("|", "/")
+            name = _relative(shard.path, self.rundir)
+            tally.failed_shards[name] = (
+                loss or f"{len(owed)} of {len(orfs)} sequences failed; {first}"
+            )
         for orf in orfs:
             yield Prediction(orf, scores.get(orf.id), reasons.get(orf.id, ""))
+
+    def feature_files(
+        self, shard: Shard, orfs: Sequence[Orf], originals: Originals
+    ) -> Iterator[tuple[Path, Embeddings]]:
+        """Of the ORFs that were embedded, and of the copies, whose file is made here.
+
+        It is made of its sources every time, so an old one that does not agree is replaced.
+        """
+        embedded = [orf for orf in orfs if orf.copy_of is None]
+        if shard.index in self.lost:
+            originals.add_lost(embedded, self.lost[shard.index])
+        else:
+            path = self.job.feature_file(shard)
+            embeddings = read_embeddings(path, self.job.attributes_of(shard))
+            originals.add(path, embedded, embeddings)
+            yield path, embeddings
+        if copies := [orf for orf in orfs if orf.copy_of is not None]:
+            path, attributes = copies_file(self.job, shard)
+            embeddings = originals.copy_to(copies, self.manifest.recipe.pooling == "none")
+            update_embeddings(path, embeddings, attributes)
+            yield path, embeddings
 
     def export(self, path: Path, embeddings: Embeddings) -> None:
         match self.feature_format:
@@ -202,6 +233,12 @@ class Results:
                 save_npz(path.with_suffix(".npz"), embeddings)
             case "pt":
                 save_pt(path.with_suffix(".pt"), embeddings)
+
+
+def copies_file(job: Job, shard: Shard) -> tuple[Path, Attributes]:
+    """Where the vectors of a shard's copies are, and what the file must say of itself."""
+    path = job.feature_file(shard)
+    return path.with_stem(path.stem + COPIES), {**job.attributes_of(shard), "copies": 1}
 
 
 @contextmanager

@@ -24,8 +24,11 @@ from virnucpro.files import atomic, sweep
 from virnucpro.inputs import InputFile
 from virnucpro.log import printable
 
+COPIES = "_copies"  # ends the stem of a feature file of copies
 # files that a run makes in its sub-folders
-_OURS = re.compile(r"\d{6}\.(h5|npz|pt|faa|fna)|[0-9a-f]{16}\.fa|plan\.json|\..*\.(tmp|partial)")
+_OURS = re.compile(
+    r"\d{6}(_copies)?\.(h5|npz|pt|faa|fna)|[0-9a-f]{16}\.fa|plan\.json|\..*\.(tmp|partial)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +223,7 @@ class RunDir:
         try:
             stored = json.loads(self.manifest.read_text())
             return Manifest(
-                recipe=Recipe(**stored["recipe"]),
+                recipe=Recipe(**{"shard_format": 1, **stored["recipe"]}),
                 inputs=tuple(InputFile(**known) for known in stored["inputs"]),
                 replaced=tuple(stored["replaced"]),
             )

@@ -1,7 +1,8 @@
 """Shards on disk: FASTA files of ORFs, cut by content alone.
 
 The first word of a header is the ORF's id; what follows names chunk, record, start, end and
-strand. No id holds white space, so the words can be told apart.
+strand, and for a copy the ordinal of its original. No id holds white space, so the words can be
+told apart.
 """
 
 from __future__ import annotations
@@ -13,31 +14,47 @@ from virnucpro.errors import StorageError
 from virnucpro.log import printable
 from virnucpro.records import Orf, Shard
 
-_FIELDS = ("chunk=", "record=", "start=", "end=", "strand=")
+_FIELDS = ("chunk=", "record=", "start=", "end=", "strand=", "copy=")
 
 
 class ShardWriter:
-    """Collects ORFs, in order, and writes a shard whenever it is full."""
+    """Collects ORFs, in order, and writes a shard whenever it is full.
+
+    It is full when the ORFs to embed, or the copies, have so many residues: either will fill a
+    feature file.
+    """
 
     def __init__(self, folder: Path, residues_per_shard: int, first_index: int = 0) -> None:
         self.folder = folder
         self.residues_per_shard = residues_per_shard
         self.first_index = first_index
         self.shards: list[Shard] = []
+        self.n_copies = 0
+        self.n_copied_residues = 0
         self._entries: list[str] = []
         self._nucleotides: list[str] = []
+        self._n_embedded = 0
         self._n_residues = 0
+        self._n_copied_before = 0  # residues, in shards that are closed
 
     def add(self, orf: Orf, nucleotides: str = "") -> None:
         """Add an ORF, and the bases to be written beside it, if any."""
         if nucleotides:
             self._nucleotides.append(f">{orf.id}\n{nucleotides}\n")
+        copied = "" if orf.copy_of is None else f" copy={orf.copy_of}"
         self._entries.append(
             f">{orf.id} chunk={orf.chunk_id} record={orf.record_id} "
-            f"start={orf.start} end={orf.end} strand={orf.strand}\n{orf.protein}\n"
+            f"start={orf.start} end={orf.end} strand={orf.strand}{copied}\n{orf.protein}\n"
         )
-        self._n_residues += len(orf.protein)
-        if self._n_residues >= self.residues_per_shard:
+        if orf.copy_of is None:
+            self._n_embedded += 1
+            self._n_residues += len(orf.protein)
+            is_full = self._n_residues >= self.residues_per_shard
+        else:
+            self.n_copies += 1
+            self.n_copied_residues += len(orf.protein)
+            is_full = self.n_copied_residues - self._n_copied_before >= self.residues_per_shard
+        if is_full:
             self.flush()
 
     def flush(self) -> None:
@@ -52,8 +69,10 @@ class ShardWriter:
             path.with_suffix(".fna").write_text("".join(self._nucleotides), encoding="utf-8")
             self._nucleotides = []
         digest = hashlib.sha256(content).hexdigest()
-        self.shards.append(Shard(index, path, len(self._entries), self._n_residues, digest))
-        self._entries, self._n_residues = [], 0
+        n_orfs = len(self._entries)
+        self.shards.append(Shard(index, path, n_orfs, self._n_embedded, self._n_residues, digest))
+        self._entries, self._n_embedded, self._n_residues = [], 0, 0
+        self._n_copied_before = self.n_copied_residues
 
 
 def read_shard(shard: Shard) -> list[Orf]:
@@ -75,7 +94,8 @@ def read_shard(shard: Shard) -> list[Orf]:
 
 def _parse(header: str, protein: str) -> Orf:
     orf_id, *words = header[1:].split(" ")
-    chunk, record, start, end, strand = (
-        word.removeprefix(name) for word, name in zip(words, _FIELDS, strict=True)
+    chunk, record, start, end, strand, *original = (
+        word.removeprefix(name) for word, name in zip(words, _FIELDS[: len(words)], strict=True)
     )
-    return Orf(orf_id, chunk, record, int(start), int(end), strand, protein)
+    copy_of = int(original[0]) if original else None
+    return Orf(orf_id, chunk, record, int(start), int(end), strand, protein, copy_of)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from virnucpro.errors import FeatureFileError, InputMissingError, ResumeError
 from virnucpro.log import printable
-from virnucpro.rundir import Manifest, RunDir
+from virnucpro.rundir import COPIES, Manifest, RunDir
 from virnucpro.store import read_embeddings
 
 
@@ -52,7 +52,8 @@ def inspect_run(folder: Path, *, verify: bool) -> Report:
 
 def _describe(rundir: RunDir, manifest: Manifest) -> list[str]:
     stored = json.loads(rundir.manifest.read_text())
-    recipe, n_files = manifest.recipe, len(list(rundir.features.glob("*.h5")))
+    recipe = manifest.recipe
+    n_files = sum(not file.stem.endswith(COPIES) for file in rundir.features.glob("*.h5"))
     lines = [
         printable(f"state     {stored.get('state')}, {stored.get('time')} on {stored.get('host')}"),
         printable(

@@ -19,22 +19,41 @@ import torch
 from numpy.typing import NDArray
 
 from virnucpro.errors import FeatureFileError
-from virnucpro.files import atomic
+from virnucpro.files import atomic, sha256
 from virnucpro.log import printable
 from virnucpro.records import Embeddings, Failure
 
 _SEAL_BYTES = 32
 _BLOCK = 1 << 20
+OF_ONE_FILE = ("shard_sha256", "copies")  # attributes that a file over many does not have
+
+# what h5py raises on a file that is not as it should be
+_DAMAGE = (OSError, LookupError, ValueError, TypeError, RuntimeError, AttributeError)
 
 Attributes = Mapping[str, str | int]
 
 
 def write_embeddings(path: Path, embeddings: Embeddings, attributes: Attributes) -> None:
     """Write one file: ``ids``, ``lengths``, ``embeddings``, and what failed."""
+    _write(path, _sealed(embeddings, attributes), attributes)
+
+
+def update_embeddings(path: Path, embeddings: Embeddings, attributes: Attributes) -> None:
+    """Write one file, unless it is there with the same content, to the last bit."""
+    content = _sealed(embeddings, attributes)
+    if not path.is_file() or sha256(path) != hashlib.sha256(content).hexdigest():
+        _write(path, content, attributes)
+
+
+def _write(path: Path, content: bytes, attributes: Attributes) -> None:
     with atomic(path) as temporary:
-        content = _to_hdf5(embeddings, attributes)
-        temporary.write_bytes(content + hashlib.sha256(content).digest())
+        temporary.write_bytes(content)
         read_embeddings(temporary, attributes)
+
+
+def _sealed(embeddings: Embeddings, attributes: Attributes) -> bytes:
+    content = _to_hdf5(embeddings, attributes)
+    return content + hashlib.sha256(content).digest()
 
 
 def _to_hdf5(embeddings: Embeddings, attributes: Attributes) -> bytes:
@@ -74,7 +93,7 @@ def read_embeddings(path: Path, attributes: Attributes) -> Embeddings:
                     )
                 ),
             )
-    except (OSError, LookupError, ValueError, TypeError, RuntimeError, AttributeError) as error:
+    except _DAMAGE as error:
         raise FeatureFileError(f"{printable(path)} is not whole: {printable(error)}") from error
     for name, value in attributes.items():
         if found.get(name) != value:
@@ -82,6 +101,25 @@ def read_embeddings(path: Path, attributes: Attributes) -> Embeddings:
                 f"{printable(path)} has {name} {found.get(name)!a}, not {value!a}"
             )
     return embeddings
+
+
+def read_rows(path: Path, places: Sequence[int], per_residue: bool) -> list[NDArray[np.float32]]:
+    """The rows of some ORFs, by their places, of a file that was verified before.
+
+    (1, dim) each, or, ``per_residue``, (length, dim).
+
+    Raises:
+        FeatureFileError: it is not there any more, or not as it was.
+    """
+    try:
+        with h5py.File(path) as h5:
+            rows = h5["embeddings"]
+            if not per_residue:
+                return [rows[i : i + 1] for i in places]
+            bounds = np.concatenate([[0], np.cumsum(h5["lengths"][:])])
+            return [rows[bounds[i] : bounds[i + 1]] for i in places]
+    except _DAMAGE as error:
+        raise FeatureFileError(f"{printable(path)} is not whole: {printable(error)}") from error
 
 
 def _strings(dataset: h5py.Dataset) -> tuple[str, ...]:
@@ -131,7 +169,8 @@ def write_index(
                 source.path = part.relative_to(path.parent).as_posix()
                 where = rows if name == "embeddings" else bounds
                 found += [(source, slice(int(where[a]), int(where[b]))) for a, b in _runs(shown)]
-    attributes.pop("shard_sha256", None)
+    for name in OF_ONE_FILE:
+        attributes.pop(name, None)
     with h5py.File("memory", "w", driver="core", backing_store=False, libver="v110") as h5:
         h5.attrs.update(attributes)
         for name, (row_shape, kind) in kinds.items():

@@ -98,7 +98,7 @@ def _time(row: CoordinatorRow, folder: Path) -> CoordinatorRow:
     first_empty = 2 * n_workers  # with the first two of each they find together
     first_nap = first_empty + N_EMPTY
     shards = [
-        Shard(index, folder / f"{index}.faa", 1, 1, "")
+        Shard(index, folder / f"{index}.faa", 1, 1, 1, "")
         for index in range(first_nap + N_NAPS * n_workers)
     ]
     attributes = {"n_workers": n_workers, "first_nap": first_nap}

@@ -130,7 +130,7 @@ class Worker:
         started, shard = time.monotonic(), task.shard
         partial = self.job.features / f".{shard.name}.partial"
         try:
-            orfs = read_shard(shard)
+            orfs = [orf for orf in read_shard(shard) if orf.copy_of is None]
             result = _Rows(orfs, self.model.shape.dim, self.job.pooling == "none")
             result.condemn(task.condemned)
             if task.n_losses:

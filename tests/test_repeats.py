@@ -1,0 +1,501 @@
+"""Identical proteins within a run are embedded once, and every frame has its vectors."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import torch
+import workers
+from conftest import TINY, open_dna
+from runs import assert_same_run, run_inline, statuses, tables, vectors
+
+from virnucpro import plan
+from virnucpro.engine.events import BatchDone, Progress, ShardDone, ShardFailed
+from virnucpro.engine.executor import InlineExecutor
+from virnucpro.errors import FeatureFileError, ResumeError
+from virnucpro.esm2.model import mean_pool, residues_only
+from virnucpro.esm2.packing import PackedBatch
+from virnucpro.esm2.weights import load_esm2
+from virnucpro.records import Embeddings, Orf
+from virnucpro.repeats import Originals, SeenProteins
+from virnucpro.status import inspect_run
+
+N_PROTEINS = 30
+N_TIMES = 3
+
+
+def random_proteins(n: int, seed: int = 1) -> list[str]:
+    """Of 40 to 160 residues."""
+    rng = np.random.default_rng(seed)
+    letters = list("ACDEFGHIKLMNPQRSTVWY")
+    return ["".join(rng.choice(letters, rng.integers(40, 160))) for _ in range(n)]
+
+
+def write_fasta(path: Path, proteins: dict[str, str]) -> Path:
+    path.write_text("".join(f">{name}\n{text}\n" for name, text in proteins.items()))
+    return path
+
+
+@pytest.fixture
+def proteins() -> dict[str, str]:
+    """Each protein three times: first all once, then all once more, then each beside itself."""
+    texts = random_proteins(N_PROTEINS)
+    again = [*texts, *texts, *(text for text in random_proteins(20, 2) for _ in range(N_TIMES))]
+    again += texts
+    return {f"p{i}": text for i, text in enumerate(again)}
+
+
+@pytest.fixture
+def repeated(tmp_path, proteins) -> Path:
+    return write_fasta(tmp_path / "repeated.faa", proteins)
+
+
+def n_embedded(events: Sequence[object]) -> int:
+    return sum(event.n_orfs for event in events if isinstance(event, BatchDone))
+
+
+def vectors_alone(tiny, proteins: dict[str, str], pool=mean_pool) -> dict[str, np.ndarray]:
+    """Each protein embedded by itself, whatever was embedded before."""
+    model = load_esm2(tiny.model, TINY.n_layers, torch.float32, torch.device("cpu"))
+    found = {}
+    for name, text in proteins.items():
+        batch = PackedBatch.of([text])
+        found[name] = pool(model(batch), batch).numpy()
+    return found
+
+
+def assert_right(folder: Path, expected: dict[str, np.ndarray]) -> None:
+    found = vectors(folder)
+    assert found.keys() == expected.keys()
+    for name, rows in expected.items():
+        assert np.array_equal(found[name], rows[0]), name
+
+
+def copies_files(folder: Path) -> list[Path]:
+    return sorted((folder / "features").glob("*_copies.h5"))
+
+
+# Runs
+
+
+@pytest.mark.parametrize("residues_per_shard", [10**6, 2000], ids=["one shard", "many"])
+def test_identical_proteins_are_embedded_once_and_each_has_its_vector(
+    make_config, tiny, repeated, proteins, residues_per_shard
+):
+    config = make_config(repeated, residues_per_shard=residues_per_shard)
+    events = []
+    run_inline(config, tiny.head, events.append)
+    assert n_embedded(events) == len(set(proteins.values())) < len(proteins)
+    assert_right(config.output, vectors_alone(tiny, proteins))
+    assert set(statuses(config.output).values()) == {"scored"}
+    assert (len(copies_files(config.output)) > 1) == (residues_per_shard == 2000)
+
+
+def test_a_contig_and_its_reverse_complement_share_their_frames(make_config, tiny, tmp_path):
+    bases = open_dna(3000, np.random.default_rng(3))[:3000]
+    reverse = bases.translate(str.maketrans("ACGT", "TGCA"))[::-1]
+    fasta = write_fasta(tmp_path / "strands.fa", {"plus": bases, "minus": reverse})
+    config = make_config(fasta, keep_intermediate=True)
+    events = []
+    summary = run_inline(config, tiny.head, events.append)
+    assert summary.n_frames == 2 * n_embedded(events) > 0
+    found = vectors(config.output)
+    for i in range(1, 11):
+        forward, backward = f"plus_chunk_{i}F1", f"minus_chunk_{11 - i}R1"
+        assert np.array_equal(found[forward], found[backward])
+    headers = [
+        line
+        for shard in sorted((config.output / "shards").glob("*.faa"))
+        for line in shard.read_text().splitlines()
+        if " copy=" in line
+    ]
+    assert len(headers) == n_embedded(events)
+
+
+def test_a_protein_that_two_input_files_hold_is_embedded_once(
+    make_config, tiny, tmp_path, proteins
+):
+    half = len(proteins) // 2
+    one = write_fasta(tmp_path / "one.faa", dict(list(proteins.items())[:half]))
+    two = write_fasta(tmp_path / "two.faa", dict(list(proteins.items())[half:]))
+    config = make_config(one, two)
+    events = []
+    run_inline(config, tiny.head, events.append)
+    assert n_embedded(events) == len(set(proteins.values()))
+    assert_right(config.output, vectors_alone(tiny, proteins))
+
+
+def test_without_pooling_a_copy_has_a_row_per_residue(make_config, tiny, repeated, proteins):
+    config = make_config(repeated, command="extract", pooling="none")
+    run_inline(config, None)
+    expected = vectors_alone(tiny, proteins, residues_only)
+    with h5py.File(config.output / "features.h5") as h5:
+        ids, lengths = h5["ids"].asstr()[:].tolist(), h5["lengths"][:]
+        rows = np.split(h5["embeddings"][:], np.cumsum(lengths)[:-1])
+    assert sorted(ids) == sorted(proteins)
+    assert all(np.array_equal(found, expected[i]) for i, found in zip(ids, rows, strict=True))
+
+
+@pytest.mark.parametrize("layout", ["npz", "pt"])
+def test_other_formats_hold_the_copies_too(make_config, tiny, repeated, proteins, layout):
+    config = make_config(repeated, command="extract", feature_format=layout)
+    run_inline(config, None)
+    found = {}
+    for path in (config.output / "features").glob(f"*.{layout}"):
+        if layout == "npz":
+            with np.load(path) as stored:
+                found |= dict(zip(stored["ids"].tolist(), stored["embeddings"], strict=True))
+        else:
+            stored = torch.load(path, weights_only=True)
+            rows = [row.numpy() for row in stored["data"]]
+            found |= dict(zip(stored["proteins"], rows, strict=True))
+    expected = vectors_alone(tiny, proteins)
+    assert found.keys() == expected.keys()
+    assert all(np.array_equal(found[name], expected[name][0]) for name in found)
+
+
+def test_the_summary_and_run_json_say_what_was_saved(make_config, tiny, repeated, proteins):
+    config = make_config(repeated)
+    summary = run_inline(config, tiny.head)
+    unique = set(proteins.values())
+    n_all = sum(len(text) + 2 for text in proteins.values())
+    n_saved = n_all - sum(len(text) + 2 for text in unique)
+    n_copies = len(proteins) - len(unique)
+    line = (
+        f"repeats: {n_copies} frames had a protein met before: "
+        f"{n_saved:,} tokens not embedded again ({n_saved / n_all:.1%})"
+    )
+    assert line in summary.lines(config.output)
+    assert line in (config.output / "virnucpro.log").read_text()
+    counts = json.loads((config.output / "run.json").read_text())["counts"]
+    assert (counts["n_copies"], counts["n_tokens_saved"]) == (n_copies, n_saved)
+    assert (counts["n_tokens"], counts["n_tokens_in_all"]) == (n_all - n_saved, n_all)
+
+
+def test_without_repeats_nothing_is_said_of_them(make_config, tiny, tmp_path):
+    texts = dict(zip("abc", random_proteins(3), strict=True))
+    config = make_config(write_fasta(tmp_path / "unique.faa", texts))
+    summary = run_inline(config, tiny.head)
+    assert not any(line.startswith("repeats") for line in summary.lines(config.output))
+    assert not copies_files(config.output)
+
+
+def test_shards_end_where_either_of_their_files_is_full(make_config, tiny, tmp_path):
+    (text,) = random_proteins(1)
+    fasta = write_fasta(tmp_path / "same.faa", {f"p{i}": text for i in range(200)})
+    config = make_config(fasta, residues_per_shard=2000)
+    run_inline(config, tiny.head)
+    files = copies_files(config.output)
+    assert len(files) == -(-199 // -(-2000 // len(text)))
+    for file in files:
+        with h5py.File(file) as h5:
+            assert h5["lengths"][:-1].sum() < 2000
+    assert len(vectors(config.output)) == 200
+
+
+def test_status_counts_shards_and_verifies_the_copies_and_force_clears_them(
+    make_config, tiny, repeated
+):
+    config = make_config(repeated, keep_intermediate=True)
+    run_inline(config, tiny.head)
+    n_shards = len(list((config.output / "shards").glob("*.faa")))
+    report = inspect_run(config.output, verify=True)
+    assert f"shards    {n_shards} done, 0 pending" in report.lines
+    copies = copies_files(config.output)[0]
+    copies.write_bytes(copies.read_bytes()[:-1])
+    report = inspect_run(config.output, verify=True)
+    assert report.n_damaged == 1
+    assert any(copies.name in line for line in report.lines)
+    other = write_fasta(copies.parents[1].with_name("other.faa"), {"a": random_proteins(1)[0]})
+    run_inline(make_config(other, force=True), tiny.head)
+    assert [path.name for path in (config.output / "features").iterdir()] == ["000000.h5"]
+
+
+# Failures
+
+
+@pytest.fixture
+def poisoned(tmp_path, proteins) -> Path:
+    """A poisonous protein in the first shard, and its copies at the end: good, X, ..., Y, Z."""
+    text = workers.POISON + random_proteins(1, 9)[0]
+    return write_fasta(tmp_path / "poisoned.faa", {"X": text, **proteins, "Y": text, "Z": text})
+
+
+def raising() -> InlineExecutor:
+    return InlineExecutor(worker=workers.RaisingWorker)
+
+
+def test_a_copy_fails_as_its_original_did_and_is_repaired_with_it(
+    make_config, tiny, poisoned, proteins, tmp_path
+):
+    whole = make_config(poisoned, output=tmp_path / "whole")
+    run_inline(whole, tiny.head)
+    config = make_config(poisoned)
+    summary = run_inline(config, tiny.head, executor=raising())
+    assert (summary.exit_code, summary.statuses["failed"]) == (2, 3)
+    rows = (config.output / "predictions.tsv").read_text().splitlines()
+    notes = {row.split("\t")[-1] for row in rows if row.split("\t")[0] in "XYZ"}
+    assert notes == {"1 of 1 frames failed: RuntimeError: a [red]bad[/red] sequence"}
+    failed = (config.output / "failed_sequences.fa").read_text()
+    assert [line for line in failed.splitlines() if line[0] == ">"] == [">X", ">Y", ">Z"]
+    listed = (config.output / "failed_files.txt").read_text().splitlines()
+    assert [line.split("|")[0] for line in listed] == ["shards/000000.faa", listed[1][:17]]
+    assert "sequences failed; Y: RuntimeError" in listed[1]
+    assert_right(config.output, vectors_alone(tiny, proteins))
+    events = []
+    resumed = make_config(poisoned, resume=True)
+    assert run_inline(resumed, tiny.head, events.append).exit_code == 0
+    assert [e.shard.index for e in events if isinstance(e, ShardDone)] == [0]
+    assert_same_run(config.output, whole.output)
+
+
+def test_a_copy_is_repaired_when_only_its_original_was_mended(
+    make_config, tiny, poisoned, proteins, tmp_path
+):
+    config = make_config(poisoned)
+    run_inline(config, tiny.head, executor=raising())
+    mended = write_fasta(tmp_path / "mended.faa", {"X": random_proteins(1, 8)[0]})
+    resumed = make_config(poisoned, mended, resume=True)
+    summary = run_inline(resumed, tiny.head)
+    assert (summary.exit_code, summary.statuses["scored"]) == (0, len(proteins) + 3)
+    texts = dict(line.split("\n") for line in poisoned.read_text().strip()[1:].split("\n>"))
+    texts["X"] = random_proteins(1, 8)[0]
+    assert_right(config.output, vectors_alone(tiny, texts))
+    again = run_inline(make_config(poisoned, mended, resume=True), tiny.head)
+    assert again.n_tokens == 0
+
+
+class LosingExecutor(InlineExecutor):
+    """Loses the first shard."""
+
+    def run(self, shards, job):
+        yield ShardFailed(self.device, shards[0], "its worker died (a test)")
+        yield from super().run(shards[1:], job)
+
+
+def test_the_copies_of_what_a_lost_shard_held_fail_and_no_others(
+    make_config, tiny, repeated, proteins
+):
+    config = make_config(repeated)
+    run_inline(config, tiny.head, executor=LosingExecutor())
+    assert not (config.output / "features" / "000000.h5").exists()
+    expected = vectors_alone(tiny, proteins)
+    found = vectors(config.output)
+    lost = {proteins[name] for name in proteins.keys() - found.keys()}
+    assert lost and not lost & {proteins[name] for name in found}
+    assert all(np.array_equal(found[name], expected[name][0]) for name in found)
+    bad = {name for name, status in statuses(config.output).items() if status == "failed"}
+    assert bad == {name for name, text in proteins.items() if text in lost}
+    run_inline(make_config(repeated, resume=True), tiny.head)
+    assert_right(config.output, expected)
+
+
+def test_a_run_of_which_every_shard_is_lost_has_an_empty_index(make_config, tiny, tmp_path):
+    (text,) = random_proteins(1)
+    fasta = write_fasta(tmp_path / "same.faa", {"a": text, "b": text})
+    config = make_config(fasta, residues_per_shard=10)
+    assert run_inline(config, tiny.head, executor=LosingExecutor()).exit_code == 1
+    assert vectors(config.output) == {}
+    assert run_inline(make_config(fasta, resume=True, residues_per_shard=10), tiny.head).n_frames
+
+
+# Resume
+
+
+@pytest.fixture
+def undisturbed(make_config, tiny, repeated, tmp_path) -> Path:
+    config = make_config(repeated, output=tmp_path / "undisturbed")
+    run_inline(config, tiny.head)
+    return config.output
+
+
+def test_a_run_that_ended_while_copies_were_made_goes_on_there(
+    make_config, tiny, repeated, undisturbed
+):
+    config = make_config(repeated)
+
+    def interrupt(event):
+        if isinstance(event, Progress) and event.stage == "writing tables" and event.done == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_inline(config, tiny.head, interrupt)
+    assert 0 < len(copies_files(config.output)) < len(copies_files(undisturbed))
+    assert run_inline(make_config(repeated, resume=True), tiny.head).n_tokens == 0
+    assert_same_run(config.output, undisturbed)
+
+
+def test_a_file_of_copies_that_is_gone_damaged_or_foreign_is_made_again(
+    make_config, tiny, repeated, undisturbed
+):
+    config = make_config(repeated)
+    shutil.copytree(undisturbed, config.output)
+    gone, short, changed, foreign, *_ = copies_files(config.output)
+    gone.unlink()
+    short.write_bytes(short.read_bytes()[:-100])
+    with h5py.File(changed, "r+") as h5:
+        h5["embeddings"][0, 0] += 1
+    shutil.copyfile(short.with_name("000000.h5"), foreign)
+    untouched = copies_files(config.output)[-1]
+    written = untouched.stat().st_mtime_ns
+    assert run_inline(make_config(repeated, resume=True), tiny.head).n_tokens == 0
+    assert_same_run(config.output, undisturbed)
+    for path in (config.output / "features").iterdir():
+        assert path.read_bytes() == (undisturbed / "features" / path.name).read_bytes()
+    assert untouched.stat().st_mtime_ns == written
+
+
+def test_a_file_of_copies_in_the_place_of_its_shards_file_is_refused(
+    make_config, tiny, repeated, undisturbed
+):
+    config = make_config(repeated)
+    shutil.copytree(undisturbed, config.output)
+    copies = copies_files(config.output)[0]
+    shutil.copyfile(copies, copies.with_name(copies.name.replace("_copies", "")))
+    events = []
+    run_inline(make_config(repeated, resume=True), tiny.head, events.append)
+    done = [event.shard.name for event in events if isinstance(event, ShardDone)]
+    assert done == [copies.name.removesuffix("_copies.h5")]
+    assert_same_run(config.output, undisturbed)
+
+
+def test_a_run_from_before_proteins_were_embedded_once_is_refused(make_config, tiny, repeated):
+    config = make_config(repeated)
+    run_inline(config, tiny.head)
+    stored = json.loads((config.output / "run.json").read_text())
+    del stored["recipe"]["shard_format"]
+    (config.output / "run.json").write_text(json.dumps(stored))
+    with pytest.raises(ResumeError, match="shard_format was 1, now 2"):
+        run_inline(make_config(repeated, resume=True), tiny.head)
+
+
+def test_an_input_added_later_copies_nothing_from_the_earlier_ones(
+    make_config, tiny, repeated, proteins, tmp_path
+):
+    """Records of the earlier ones may fail, and be mended, by themselves."""
+    run_inline(make_config(repeated), tiny.head)
+    more = {f"more{name}": text for name, text in proteins.items()}
+    added = write_fasta(tmp_path / "more.faa", more)
+    events = []
+    run_inline(make_config(repeated, added, resume=True), tiny.head, events.append)
+    assert n_embedded(events) == len(set(proteins.values()))
+    assert_right(tmp_path / "run", vectors_alone(tiny, proteins | more))
+    run_inline(make_config(repeated, added, output=tmp_path / "both"), tiny.head)
+    assert tables(tmp_path / "run") == tables(tmp_path / "both")
+
+
+def test_a_feature_file_with_its_rows_in_another_order_is_refused():
+    orfs = make_orfs(random_proteins(2))
+    lengths = np.array([len(orf.protein) for orf in reversed(orfs)], dtype=np.int32)
+    rows = np.zeros((2, 4), dtype=np.float32)
+    swapped = Embeddings(tuple(orf.id for orf in reversed(orfs)), lengths, rows)
+    with pytest.raises(FeatureFileError, match="order"):
+        Originals().add(Path("000000.h5"), orfs, swapped)
+
+
+# What is found
+
+
+def test_a_table_that_forgets_costs_time_and_changes_nothing(
+    make_config, tiny, repeated, undisturbed, proteins, monkeypatch
+):
+    monkeypatch.setattr(plan, "SeenProteins", partial(SeenProteins, n_slots=8, max_slots=8))
+    monkeypatch.setattr(plan, "_BLOCK_LETTERS", 300)
+    config = make_config(repeated)
+    events = []
+    run_inline(config, tiny.head, events.append)
+    assert len(set(proteins.values())) < n_embedded(events) < len(proteins)
+    assert_same_run(config.output, undisturbed)
+
+
+def make_orfs(proteins: Sequence[str]) -> list[Orf]:
+    return [Orf(f"o{i}", "c", "r", 0, 0, "+", text) for i, text in enumerate(proteins)]
+
+
+@pytest.mark.parametrize("n_slots", [1, 8, 2**16])
+@pytest.mark.parametrize("n_letters", [1, 7, 5000])
+def test_a_copy_always_has_the_protein_of_its_original(n_slots, n_letters):
+    rng = np.random.default_rng(n_slots + n_letters)
+    orfs = make_orfs(["".join(rng.choice(list("AC"), rng.integers(1, 9))) for _ in range(5000)])
+    seen = SeenProteins(n_slots, max_slots=max(64, n_slots))
+    embedded: list[str] = []
+    for first in range(0, len(orfs), n_letters):
+        block = orfs[first : first + n_letters]
+        marked = seen.mark(block)
+        assert [orf._replace(copy_of=None) for orf in marked] == block
+        for orf in marked:
+            if orf.copy_of is None:
+                embedded.append(orf.protein)
+            else:
+                assert embedded[orf.copy_of] == orf.protein
+    assert seen.n_embedded == len(embedded)
+    assert len(set(embedded)) == len({orf.protein for orf in orfs})
+    if n_slots == 2**16 and n_letters == 5000:
+        assert len(set(embedded)) == len(embedded)
+
+
+def test_proteins_that_differ_in_one_residue_the_length_or_the_order_differ():
+    (text,) = random_proteins(1)
+    one_off = [text[:i] + "X" + text[i + 1 :] for i in range(len(text))]
+    prefixes = [text[:n] for n in range(1, len(text))]
+    swapped = [text[:i] + text[i + 1] + text[i] + text[i + 2 :] for i in range(len(text) - 1)]
+    different = list({*one_off, *prefixes, *swapped, text, text + "A", text + text})
+    seen = SeenProteins()
+    assert all(orf.copy_of is None for orf in seen.mark(make_orfs(different)))
+    again = seen.mark(make_orfs(different))
+    assert [orf.copy_of for orf in again if orf.copy_of is not None] == [
+        i for i, orf in enumerate(again) if orf.copy_of is not None
+    ]
+    assert sum(orf.copy_of is None for orf in again) < 0.1 * len(different)
+
+
+def test_the_table_grows_to_its_limit_and_keeps_what_it_knew():
+    proteins = [f"M{i}" for i in range(4000)]
+    seen = SeenProteins(n_slots=64, max_slots=2**16)
+    for first in range(0, len(proteins), 100):
+        seen.mark(make_orfs(proteins[first : first + 100]))
+    assert len(seen._table) == 2**16
+    found = sum(orf.copy_of is not None for orf in seen.mark(make_orfs(proteins)))
+    assert found > 0.93 * len(proteins)  # with 16 slots for each, 1/16 and less were overwritten
+    assert len(seen._table) == 2**16
+
+
+def test_what_is_found_is_the_same_in_every_process():
+    """Python salts its own hashes anew in each."""
+    code = (
+        "from virnucpro.records import Orf; from virnucpro.repeats import SeenProteins;"
+        "seen = SeenProteins(8, 64);"
+        "orfs = [Orf('o', 'c', 'r', 0, 0, '+', f'M{i % 37}') for i in range(500)];"
+        "print([o.copy_of for i in range(0, 500, 50) for o in seen.mark(orfs[i : i + 50])])"
+    )
+    answers = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, "PYTHONHASHSEED": str(salt)},
+        ).stdout
+        for salt in range(3)
+    }
+    assert len(answers) == 1
+
+
+def test_a_repeated_run_has_the_same_shards(make_config, tiny, repeated, tmp_path):
+    contents = []
+    for name in ("one", "two"):
+        config = make_config(repeated, output=tmp_path / name, keep_intermediate=True)
+        run_inline(config, tiny.head)
+        shards = sorted((config.output / "shards").glob("*.faa"))
+        contents.append([shard.read_bytes() for shard in shards])
+    assert contents[0] == contents[1]
