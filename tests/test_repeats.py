@@ -61,7 +61,7 @@ def repeated(tmp_path, proteins) -> Path:
 
 
 def n_embedded(events: Sequence[object]) -> int:
-    return sum(event.n_orfs for event in events if isinstance(event, BatchDone))
+    return sum(len(event.rows) for event in events if isinstance(event, BatchDone))
 
 
 def vectors_alone(tiny, proteins: dict[str, str], pool=mean_pool) -> dict[str, np.ndarray]:
