@@ -50,7 +50,7 @@ class Report:
         self.path = path
         self.rows: list[Row] = []
         self.facts: dict[str, object] = {
-            "command": shlex.join(argv),
+            "command": shlex.join(["virnucpro", *argv[1:]]),
             "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "machine": describe_machine(),
             "versions": describe_versions(),
@@ -93,7 +93,7 @@ def describe_machine() -> dict[str, object]:
         "gpus": [gpu.name for gpu in gpus],
         "driver": _driver(),
         "load": psutil.getloadavg(),  # before anything is measured
-        "platform": platform.platform(),
+        "platform": f"{platform.system()} {platform.machine()}",
     }
 
 
