@@ -153,20 +153,21 @@ def _record(header: str, line: int, parts: list[str], shown: str) -> FastaRecord
     if " " in sequence or "\t" in sequence:
         sequence = sequence.replace(" ", "").replace("\t", "")
     words = header.split(maxsplit=1)
-    where = f"{shown}:{line}"
     if not words:
-        raise InputError(f"{where}: a header without an id", hint="write an id behind the '>'")
+        raise InputError(
+            f"{shown}:{line}: a header without an id", hint="write an id behind the '>'"
+        )
     if "\0" in header or "\0" in sequence:
         raise InputError(
-            f"{where}: a NUL byte in the record {printable(words[0])}",
+            f"{shown}:{line}: a NUL byte in the record {printable(words[0])}",
             hint="the file is damaged or not text: write it again",
         )
     if not _is_utf8(words[0]):
         raise InputError(
-            f"{where}: the id {printable(words[0])} is not UTF-8",
+            f"{shown}:{line}: the id {printable(words[0])} is not UTF-8",
             hint="convert the file, for example with `iconv -f LATIN1 -t UTF-8`",
         )
-    return FastaRecord(id=words[0], header=header, sequence=sequence, line=line)
+    return FastaRecord(words[0], header, sequence, line)
 
 
 def _is_utf8(text: str) -> bool:
