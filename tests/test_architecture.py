@@ -18,7 +18,7 @@ LAYERS = """
     errors log records files
     fasta config inputs translate
     esm2.alphabet esm2.packing esm2.attention esm2.model esm2.weights
-    esm2.converted esm2.download
+    esm2.converted esm2.graphs esm2.download
     head store rundir shards repeats plan
     engine.events engine.worker engine.executor engine.processes
     calls results pipeline

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 import esm
@@ -26,13 +27,16 @@ from oracle import (
 from torch import Tensor
 
 from virnucpro.errors import UnavailableError
+from virnucpro.esm2.alphabet import PAD
 from virnucpro.esm2.attention import (
     Kernel,
     attend_dense,
     attend_runs,
     attend_varlen,
     choose_kernel,
+    rotate,
 )
+from virnucpro.esm2.graphs import GraphedESM2, pad_offsets
 from virnucpro.esm2.model import (
     ESM2,
     ESM2Shape,
@@ -41,7 +45,7 @@ from virnucpro.esm2.model import (
     mean_pool,
     residues_only,
 )
-from virnucpro.esm2.packing import PackedBatch
+from virnucpro.esm2.packing import PackedBatch, StagedBatch
 from virnucpro.esm2.weights import load_esm2
 
 SHAPES = {  # by the dimensions of a head, as of the published 8M, 35M, 150M and 650M
@@ -327,6 +331,58 @@ def test_compiled_layers_give_fair_esm_s_vectors_for_any_number_of_tokens_from_o
         found = torch.cat(embed(model, proteins))
         assert worst_row(found, torch.cat(references)) < limit
     assert case.device == "cuda" or len(graphs) == 2, "one before attention, one after it"
+
+
+def attend_offsets(qkv: Tensor, batch: StagedBatch) -> Tensor:
+    """What ``attend_varlen`` computes, by its offsets alone."""
+    turned = rotate(qkv[:, :2].float(), batch.cos[:, None, None], batch.sin[:, None, None])
+    out = torch.full_like(qkv[:, 0], torch.nan)
+    for first, last in pairwise(batch.cu_seqlens.tolist()):
+        assert last - first <= batch.max_seqlen
+        q, k = turned[first:last].permute(1, 2, 0, 3)
+        attended = F.scaled_dot_product_attention(q, k, qkv[first:last, 2].transpose(0, 1))
+        out[first:last] = attended.transpose(0, 1)
+    return out
+
+
+@pytest.mark.parametrize("oracle", [24], indirect=True)
+@pytest.mark.parametrize("n_tokens", [500, 501, 777, 2000])
+def test_a_batch_padded_to_a_fixed_size_keeps_its_vectors(oracle, n_tokens):
+    model = load_esm2(oracle.path, oracle.shape.n_layers, torch.float32, torch.device("cpu"))
+    batch = PackedBatch.of([random_protein(length) for length in (166, 166, 100, 60)])
+    expected = model(batch)
+    assert len(expected) == 500
+    model.attend = attend_offsets
+    offsets = pad_offsets(batch, n_tokens, 64)
+    staged = StagedBatch.of(replace(batch, cu_seqlens=offsets), model.inv_freq)
+    n_more = n_tokens - 500
+    padded = replace(
+        staged,
+        tokens=F.pad(staged.tokens, (0, n_more), value=PAD),
+        cos=F.pad(staged.cos, (0, 0, 0, n_more)),
+        sin=F.pad(staged.sin, (0, 0, 0, n_more)),
+    )
+    hidden = model.encode(padded)
+    assert torch.isfinite(hidden).all()
+    assert worst_row(hidden[:500], expected) < tolerance(oracle.shape.n_layers, torch.float32)
+
+
+def test_a_batch_that_is_too_large_for_the_fixed_size_is_not_cut():
+    batch = PackedBatch.of([random_protein(length) for length in (166, 166, 100, 60)])
+    assert pad_offsets(batch, 499, 64) is None
+    assert pad_offsets(batch, 500, 5) is None
+    assert pad_offsets(batch, 500, 6).tolist() == [0, 168, 336, 438, 500, 500]
+
+
+@on_ampere
+@pytest.mark.parametrize("oracle", [16, 64], indirect=True)
+def test_a_replayed_graph_gives_fair_esm_s_vectors_batch_after_batch(oracle):
+    model = load_esm2(oracle.path, oracle.shape.n_layers, torch.bfloat16, torch.device("cuda"))
+    graphed = GraphedESM2(model, 4096)
+    limit = tolerance(oracle.shape.n_layers, torch.bfloat16)
+    for proteins in (PROTEINS, PROTEINS[:3], PROTEINS, PROTEINS[4:6]):
+        references = [oracle.hidden[PROTEINS.index(protein)] for protein in proteins]
+        assert worst_row(graphed(PackedBatch.of(proteins)), torch.cat(references)) < limit
 
 
 @pytest.mark.parametrize("oracle", [24], indirect=True)

@@ -102,12 +102,16 @@ class ESM2(nn.Module):
 
         ESM-2's last layer is normed, the others are not, as in fair-esm.
         """
-        staged = StagedBatch.of(batch, self.inv_freq)
-        x = self.embedding(staged.tokens)
+        return self.encode(StagedBatch.of(batch, self.inv_freq))
+
+    @torch.inference_mode()
+    def encode(self, batch: StagedBatch) -> Tensor:
+        """As ``forward``, for a batch that is on the device already."""
+        x = self.embedding(batch.tokens)
         if self.shape.token_dropout:
             x = x * TOKEN_DROPOUT_SCALE
         for layer in self.layers:
-            x = layer(x, staged, self.attend)
+            x = layer(x, batch, self.attend)
         normed: Tensor = self.final_norm(x)
         return normed
 
