@@ -5,7 +5,10 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import time
 from pathlib import Path
+from queue import Queue
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,13 +28,16 @@ from virnucpro.engine.events import (
     BatchDone,
     BatchStarted,
     BudgetReduced,
+    Memory,
     ShardDone,
     ShardFailed,
     WorkerLost,
 )
 from virnucpro.engine.executor import InlineExecutor
-from virnucpro.engine.processes import ProcessExecutor
+from virnucpro.engine.processes import ProcessExecutor, _Peer
+from virnucpro.engine.worker import Task, Worker
 from virnucpro.errors import InputError, StorageError, UnavailableError
+from virnucpro.records import Shard
 
 CODONS_OF_POISON = "TGG" * 4 + "TGC" + "TGG" * 4
 
@@ -170,6 +176,27 @@ def test_a_poisonous_sequence_fails_alone(
     assert not leftovers(config.output)
 
 
+@pytest.mark.parametrize(
+    ("worker", "guilty"), [(workers.StumblingWorker, 1), (workers.FatalWriter, 0)]
+)
+def test_a_shard_that_kills_outside_its_batches_is_lost_alone(
+    make_config, tiny, contigs, undisturbed, tmp_path, worker, guilty
+):
+    config = make_config(contigs, output=tmp_path / "lost")
+    events = []
+    executor = ProcessExecutor(["cpu"] * 2, worker)
+    assert run_inline(config, tiny.head, events.append, executor).exit_code == 2
+    assert {e.shard.index for e in events if isinstance(e, ShardFailed)} == {guilty}
+    expected, found = vectors(undisturbed), vectors(config.output)
+    assert_same_vectors(found, {name: expected[name] for name in found})
+    listed = (config.output / "failed_files.txt").read_text().splitlines()
+    assert [line.split("|")[0] for line in listed] == [f"shards/{guilty:06d}.faa"]
+
+    resumed = make_config(contigs, output=config.output, resume=True)
+    assert run_inline(resumed, tiny.head).exit_code == 0
+    assert_same_run(config.output, undisturbed)
+
+
 def test_a_mended_file_of_failed_sequences_completes_the_run(make_config, tiny, poisoned, tmp_path):
     output = tmp_path / "repaired"
     executor = InlineExecutor(worker=workers.RaisingWorker)
@@ -212,6 +239,43 @@ def test_failed_sequences_are_tried_again_on_resume(make_config, tiny, poisoned,
     assert run_inline(resumed, tiny.head).exit_code == 0
     run_inline(make_config(poisoned, output=tmp_path / "whole"), tiny.head)
     assert_same_run(config.output, tmp_path / "whole")
+
+
+def peer_with(*shards: Shard) -> _Peer:
+    """The parent's view of a ready worker that was given these; there is no process."""
+    job = SimpleNamespace(silence_seconds=1.0)
+    peer = _Peer("cpu", "cpu", job, Worker, None, Queue(), None, deadline=0.0, ready=True)
+    for shard in shards:
+        peer.give(Task(shard))
+    return peer
+
+
+SHARDS = [Shard(i, Path(f"{i:06d}.faa"), 10, 10, 1000, "") for i in range(3)]
+NO_MEMORY = Memory(0, 1)
+
+
+def test_a_batch_keeps_the_time_it_was_allowed_when_the_one_before_it_is_done():
+    peer = peer_with(SHARDS[0])
+    peer.take(BatchStarted("cpu", SHARDS[0], (0, 1), 100.0))
+    peer.take(BatchStarted("cpu", SHARDS[0], (2, 3), 200.0))
+    peer.take(BatchDone("cpu", SHARDS[0], (0, 1), 50, NO_MEMORY))
+    assert peer.deadline - time.monotonic() > 150
+    peer.take(BatchDone("cpu", SHARDS[0], (2, 3), 50, NO_MEMORY))
+    assert peer.deadline - time.monotonic() <= 1
+
+
+def test_a_shard_that_failed_leaves_nothing_in_flight():
+    peer = peer_with(*SHARDS)
+    peer.take(BatchStarted("cpu", SHARDS[0], (0, 1), 100.0))
+    peer.take(ShardFailed("cpu", SHARDS[0], "no space", is_storage=True))
+    assert peer.doing.shard == SHARDS[1]
+
+
+def test_a_shard_that_is_being_written_makes_room_for_another():
+    peer = peer_with(*SHARDS[:2])
+    assert peer.n_open == 2
+    peer.take(BatchStarted("cpu", SHARDS[1], (0,), 100.0))
+    assert peer.n_open == 1
 
 
 def test_a_silent_worker_is_replaced_and_its_sequence_fails_alone(make_config, tiny, tmp_path):

@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from virnucpro.engine.worker import Rows, Worker
+from virnucpro.engine.events import Event
+from virnucpro.engine.worker import Arriving, Task, Worker
+from virnucpro.records import Embeddings, Shard
 
 POISON = "WWWWCWWWW"  # no test protein holds it by chance
 
@@ -18,21 +22,21 @@ POISON = "WWWWCWWWW"  # no test protein holds it by chance
 class CrashingWorker(Worker):
     """Dies on the spot, as by a fault in a kernel."""
 
-    def embed(self, proteins: list[str]) -> Rows:
+    def embed(self, proteins: list[str]) -> Arriving:
         if any(POISON in protein for protein in proteins):
             os.kill(os.getpid(), signal.SIGKILL)
         return super().embed(proteins)
 
 
 class RaisingWorker(Worker):
-    def embed(self, proteins: list[str]) -> Rows:
+    def embed(self, proteins: list[str]) -> Arriving:
         if any(POISON in protein for protein in proteins):
             raise RuntimeError("a [red]bad[/red] sequence")
         return super().embed(proteins)
 
 
 class NanWorker(Worker):
-    def embed(self, proteins: list[str]) -> Rows:
+    def embed(self, proteins: list[str]) -> Arriving:
         wait = super().embed(proteins)
 
         def rows() -> NDArray[np.float32]:
@@ -44,7 +48,7 @@ class NanWorker(Worker):
 
 
 class HangingWorker(Worker):
-    def embed(self, proteins: list[str]) -> Rows:
+    def embed(self, proteins: list[str]) -> Arriving:
         if any(POISON in protein for protein in proteins):
             time.sleep(3600)
         return super().embed(proteins)
@@ -53,7 +57,7 @@ class HangingWorker(Worker):
 class SmallWorker(Worker):
     """Has memory for 500 tokens."""
 
-    def embed(self, proteins: list[str]) -> Rows:
+    def embed(self, proteins: list[str]) -> Arriving:
         if sum(len(protein) + 2 for protein in proteins) > 500:
             raise torch.OutOfMemoryError("CUDA out of memory (a test)")
         return super().embed(proteins)
@@ -62,7 +66,7 @@ class SmallWorker(Worker):
 class LostContextWorker(Worker):
     """Its device's context is unusable after a poisoned sequence."""
 
-    def embed(self, proteins: list[str]) -> Rows:
+    def embed(self, proteins: list[str]) -> Arriving:
         if any(POISON in protein for protein in proteins):
             raise torch.AcceleratorError("an illegal memory access was encountered (a test)")
         return super().embed(proteins)
@@ -95,7 +99,7 @@ class NeverStartingWorker(Worker):
 class SlowWorker(Worker):
     """Takes its time, so that a test can kill it in the middle."""
 
-    def embed(self, proteins: list[str]) -> Rows:
+    def embed(self, proteins: list[str]) -> Arriving:
         time.sleep(0.02)
         return super().embed(proteins)
 
@@ -107,12 +111,12 @@ class OverlappingWorker(Worker):
         super().__init__(job, name, device)
         self.batches_in_flight = 2
 
-    def embed(self, proteins: list[str]) -> Rows:
+    def embed(self, proteins: list[str]) -> Arriving:
         return lambda: super(OverlappingWorker, self).embed(proteins)()
 
 
 class OverlappingCrashingWorker(OverlappingWorker):
-    def embed(self, proteins: list[str]) -> Rows:
+    def embed(self, proteins: list[str]) -> Arriving:
         def rows() -> NDArray[np.float32]:
             time.sleep(0.01)
             if any(POISON in protein for protein in proteins):
@@ -126,7 +130,7 @@ class OverlappingCrashingWorker(OverlappingWorker):
 class OverlappingSmallWorker(OverlappingWorker):
     """Tells only when a batch is waited for that it did not fit."""
 
-    def embed(self, proteins: list[str]) -> Rows:
+    def embed(self, proteins: list[str]) -> Arriving:
         def rows() -> NDArray[np.float32]:
             if sum(len(protein) + 2 for protein in proteins) > 500:
                 raise torch.OutOfMemoryError("CUDA out of memory (a test)")
@@ -134,3 +138,22 @@ class OverlappingSmallWorker(OverlappingWorker):
 
         wait = super().embed(proteins)
         return rows
+
+
+class StumblingWorker(Worker):
+    """Dies of shard 1 before it has begun a batch of it."""
+
+    def run(self, task: Task) -> Iterator[Event]:
+        if task.shard.index == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield from super().run(task)
+
+
+class FatalWriter(Worker):
+    """Dies while it writes shard 0."""
+
+    def _write(self, shard: Shard, embeddings: Embeddings, partial: Path) -> float:
+        if shard.index == 0:
+            time.sleep(0.2)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super()._write(shard, embeddings, partial)

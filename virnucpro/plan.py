@@ -36,7 +36,7 @@ _BLOCK_LETTERS = 500_000  # are translated, or looked up, at once
 _STEP_BASES = 2_000_000  # between two reports
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Counts:
     """What went into a plan."""
 
@@ -116,12 +116,7 @@ class _Planner:
     manifest: Manifest
     keep_intermediate: bool
     on_letters: Callable[[int], None]
-    n_records: int = 0
-    n_letters: int = 0
-    n_with_u: int = 0
-    n_short: int = 0
-    n_copies: int = 0
-    n_copied_residues: int = 0
+    counts: Counts = field(default_factory=Counts)
 
     def run(self) -> Plan:
         recipe, replaced = self.manifest.recipe, frozenset(self.manifest.replaced)
@@ -144,12 +139,11 @@ class _Planner:
                     self.write_proteins(records, writer)
                 writer.flush()
                 shards.append(tuple(writer.shards))
-                self.n_copies += writer.n_copies
-                self.n_copied_residues += writer.n_copied_residues
-        self.on_letters(self.n_letters)
+                self.counts.n_copies += writer.n_copies
+                self.counts.n_copied_residues += writer.n_copied_residues
+        self.on_letters(self.counts.n_letters)
         _refuse_duplicates(hashes, self.manifest.inputs, replaced)
-        counts = Counts(**{name: getattr(self, name) for name in Counts.__slots__})
-        return Plan(tuple(shards), counts)
+        return Plan(tuple(shards), self.counts)
 
     def screened(
         self, paths: Iterable[Path], hashes: array[int], replaced: frozenset[str]
@@ -167,16 +161,16 @@ class _Planner:
                 )
             else:
                 mended.add(record.id)
-            self.n_records += 1
-            self.n_letters += len(record.sequence)
-            if self.n_letters - reported >= _STEP_BASES:
-                reported = self.n_letters
+            self.counts.n_records += 1
+            self.counts.n_letters += len(record.sequence)
+            if self.counts.n_letters - reported >= _STEP_BASES:
+                reported = self.counts.n_letters
                 self.on_letters(reported)
             status, _ = screen(record, recipe)
             if status is None:
                 if recipe.input_type == "nucleotide":
-                    self.n_with_u += "U" in record.sequence or "u" in record.sequence
-                    self.n_short += len(record.sequence) * 2 < recipe.chunk_size
+                    self.counts.n_with_u += "U" in record.sequence or "u" in record.sequence
+                    self.counts.n_short += len(record.sequence) * 2 < recipe.chunk_size
                 yield record
 
     def write_frames(

@@ -6,7 +6,7 @@ of its generation. The workers pass copies over. ``Originals`` gives each copy, 
 rows of its original, or the reason why there are none.
 
 What is found depends on the ORFs and their order alone. A table that is full forgets, and the
-protein is embedded once more; it never takes one protein for another.
+protein is embedded once more.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ ten proteins and ten million.
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -142,7 +142,7 @@ class _Watch:
         self.peak_bytes = 0
         self._in_batches = self._last_done = 0.0
         self._ready: dict[str, float] = {}
-        self._n_open: Counter[str] = Counter()
+        self._open: defaultdict[str, set[int]] = defaultdict(set)  # rows in flight
         self._since: dict[str, float] = {}
 
     def __call__(self, event: Telling) -> None:
@@ -152,13 +152,13 @@ class _Watch:
                 self._ready[worker] = now
             case ShardDone():
                 self._last_done = now
-            case BatchStarted(worker=worker):
-                if not self._n_open[worker]:
+            case BatchStarted(worker=worker, rows=rows):
+                if not self._open[worker]:
                     self._since[worker] = now
-                self._n_open[worker] += 1
-            case BatchDone(worker=worker, memory=memory):
-                self._n_open[worker] -= 1
-                if not self._n_open[worker]:
+                self._open[worker].update(rows)
+            case BatchDone(worker=worker, rows=rows, memory=memory):
+                self._open[worker].difference_update(rows)
+                if not self._open[worker]:
                     self._in_batches += now - self._since[worker]
                 self.peak_bytes = max(self.peak_bytes, memory.used)
 

@@ -64,7 +64,11 @@ class OneProcess:
     def time(self, way: Way, proteins: Sequence[str]) -> tuple[Pass, Vectors]:
         if way.name not in self.encoders:
             self.encoders[way.name] = way.load(self.setting)
-        return time_pass(self.encoders[way.name], proteins)
+        try:
+            return time_pass(self.encoders[way.name], proteins)
+        except FAILURES:
+            del self.encoders[way.name]  # the next one needs its room
+            raise
 
 
 @dataclass(slots=True, eq=False)
@@ -189,12 +193,10 @@ def layouts(setting: Setting, n_threads: int, n_ways: int) -> Iterator[list[Layo
         yield [OneProcess(f"1 process, {setting.device}", setting)]
         return
     one = OneProcess(f"1 x {n_threads} thread{'s' * (n_threads > 1)}", setting)
-    if n_threads == 1:
-        yield [one]
-        return
     many = ManyProcesses(setting, n_threads, n_ways)
     try:
         with threads(n_threads):
-            yield [one, many]
+            both: list[Layout] = [one, many]
+            yield both[:n_threads]
     finally:
         many.close()

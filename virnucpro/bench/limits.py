@@ -28,11 +28,9 @@ class LimitRow:
     what: str
     precision: str
     layout: str
-    unit: str  # of a thousand million of the rate
-    rate: float | None = None  # FLOP or bytes per second
-    tokens_per_second: Mapping[str, float] = field(
-        default_factory=dict
-    )  # by model, at the first profile
+    unit: str  # of the rate
+    rate: float | None = None
+    tokens_per_second: Mapping[str, float] = field(default_factory=dict)  # by model
     seconds: tuple[float, ...] = ()  # of one product or copy, for each repeat
     reason: str = ""
 
@@ -49,14 +47,14 @@ def measure_limits(
     for precision in precisions:
         make = partial(_product, device, DTYPES[precision], side)
         what = f"matrix product, {side} x {side}"
-        row = LimitRow(what=what, precision=precision, layout=layout, unit="GFLOP/s")
+        row = LimitRow(what=what, precision=precision, layout=layout, unit="FLOP/s")
         row = _measured(row, make, 2.0 * side**3, device, repeats)
         if row.rate is not None:
             allowed = {model: row.rate / flop for model, flop in flop_per_token.items()}
             row = replace(row, tokens_per_second=allowed)
         yield row
     what = f"memory copy, {n_bytes >> 20} MiB"
-    row = LimitRow(what=what, precision="", layout=layout, unit="GB/s")
+    row = LimitRow(what=what, precision="", layout=layout, unit="bytes/s")
     yield _measured(row, partial(_copy, device, n_bytes), 2.0 * n_bytes, device, repeats)
 
 

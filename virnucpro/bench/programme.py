@@ -216,8 +216,8 @@ class _Model:
         return replace(row, reason=f"no weights could be made: {reason}")
 
     def run_encoders(self, limits: Mapping[Precision, float]) -> EncoderRow:
-        """Returns the first row of the first profile."""
-        firsts = []
+        """Returns the row of the first profile that the others are held against."""
+        references = []
         ways = self.ways()
         with layouts(self.setting, self.programme.n_threads, len(ways)) as places:
             for profile in self.programme.profiles:
@@ -233,8 +233,8 @@ class _Model:
                 rows = compare(comparison, ways, places)
                 for row in rows:
                     self.record(row)
-                firsts.append(rows[0])
-        return firsts[0]
+                references.append(next((row for row in rows if row.ratio == 1), rows[0]))
+        return references[0]
 
     def ways(self) -> list[Way]:
         has_bf16 = "bf16" in self.programme.precisions

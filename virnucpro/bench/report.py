@@ -158,7 +158,7 @@ COLUMNS: dict[type[Row], list[tuple[Any, ...]]] = {
         ("what", "what"),
         ("precision", "precision"),
         ("layout", "layout"),
-        ("rate", "rate", "{:,.0f}", 1e-9),
+        ("rate, 10^9", "rate", "{:,.0f}", 1e-9),
         ("", "unit"),
         ("allows tokens/s", "tokens_per_second", "{:,.0f}"),
     ],

@@ -6,7 +6,7 @@
 No queue is shared: a process killed inside ``Queue.get`` keeps the queue's lock, and the others
 would wait for ever. The parent is a single thread that waits on all pipes and all process
 sentinels at once. Shards are dealt round-robin, two in flight for each worker so that no device
-waits for the parent, and then on demand.
+waits for the parent (beside one that is being written), and then on demand.
 
 A worker that dies or falls silent is replaced. Its shard is tried again as it was; if that
 kills a worker too, the ORFs of the batch in flight are suspects and run one by one; an ORF that
@@ -141,11 +141,15 @@ class _Run:
     def after_loss(self, peer: _Peer, lost: WorkerLost) -> Iterator[Event]:
         """Give back what the worker held, and replace it."""
         self.last_reason = lost.reason
-        held = [task for task in peer.tasks if task is not peer.doing]
-        for task in reversed(held):
-            self.waiting.appendleft(task)
-        if peer.doing is not None:
-            again = self.learn(peer.doing, peer, lost)
+        doing = peer.doing
+        n_written = peer.tasks.index(doing) if doing else 0
+        for task in peer.tasks[:n_written]:  # were being written: that may be what killed it
+            self.waiting.append(replace(task, n_losses=task.n_losses + 1))
+        for task in reversed(peer.tasks[n_written:]):
+            if task is not doing:
+                self.waiting.appendleft(task)
+        if doing is not None:
+            again = self.learn(doing, peer, lost)
             if isinstance(again, Task):
                 self.waiting.appendleft(again)
             else:
@@ -157,8 +161,6 @@ class _Run:
 
     def learn(self, task: Task, peer: _Peer, lost: WorkerLost) -> Task | ShardFailed:
         """What the next attempt at a shard must know of this loss."""
-        if not peer.ready:
-            return task  # it never got to this shard
         shard, batch = task.shard, peer.rows
         again = replace(task, n_losses=task.n_losses + 1)
         if not batch:
@@ -192,6 +194,7 @@ class _Peer:
     tasks: list[Task] = field(default_factory=list)  # given, and not ended yet, in order
     shard: Shard | None = None  # of the batches in flight
     rows: set[int] = field(default_factory=set)  # of them
+    allowed: float = 0.0  # seconds of silence, while there are some
     ready: bool = False
     n_idle_losses: int = 0
 
@@ -239,20 +242,22 @@ class _Peer:
             yield self.lost("the worker fell silent and was stopped")
 
     def take(self, event: Event) -> None:
-        patience = self.job.silence_seconds
         match event:
             case WorkerReady():
                 self.ready = True
                 for task in self.tasks:
                     self.queue.put(task)
             case BatchStarted(shard=shard, rows=rows, allowed_seconds=allowed):
-                self.shard, patience = shard, allowed
+                self.shard, self.allowed = shard, allowed
                 self.rows.update(rows)
             case BatchDone(rows=rows):
                 self.rows.difference_update(rows)
                 self.n_idle_losses = 0
             case ShardDone(shard=shard) | ShardFailed(shard=shard):
                 self.tasks = [task for task in self.tasks if task.shard != shard]
+                if shard == self.shard:
+                    self.rows.clear()
+        patience = self.allowed if self.rows else self.job.silence_seconds
         self.deadline = time.monotonic() + patience
         if not self.tasks and not isinstance(event, WorkerLost):
             self.deadline = float("inf")  # nothing to do is no reason to speak
@@ -266,20 +271,22 @@ class _Peer:
     @property
     def doing(self) -> Task | None:
         """The task to blame if the worker dies now: that of the batches in flight, if any."""
+        if not self.ready:
+            return None  # it never got to one
         if self.rows:
             return next(task for task in self.tasks if task.shard == self.shard)
         return self.tasks[0] if self.tasks else None
 
     def lost(self, reason: str) -> WorkerLost:
-        shard = self.doing.shard if self.doing else None
-        return self.with_fate(WorkerLost(self.name, reason, shard))
+        return self.with_fate(WorkerLost(self.name, reason))
 
     def with_fate(self, event: WorkerLost) -> WorkerLost:
+        shard = self.doing.shard if self.doing else None
         if len(self.rows) != 1:  # one ORF alone is to blame itself
             self.n_idle_losses += 1
         self.kill()
         is_final = event.is_final or self.n_idle_losses >= MAX_IDLE_LOSSES
-        return replace(event, is_final=is_final)
+        return replace(event, shard=shard, is_final=is_final)
 
     def tell_to_end(self) -> None:
         if self.tasks or not self.ready:
@@ -324,7 +331,6 @@ def _main(
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     started = False
-    shard: Shard | None = None
     try:
         worker = worker_class(job, name, device)
         pipe.send(WorkerReady(name, worker.description, worker.memory()))
@@ -338,12 +344,11 @@ def _main(
                 task = queue.get()
             if task is None:
                 return
-            shard = task.shard
             for event in worker.run(task):
                 pipe.send(event)
     except Exception as error:  # whatever it is, the parent must hear of it
         reason = f"{type(error).__name__}: {printable(error)}"
-        lost = WorkerLost(name, reason, shard, traceback.format_exc(), is_final=not started)
+        lost = WorkerLost(name, reason, None, traceback.format_exc(), is_final=not started)
         with suppress(OSError):  # the parent is gone
             pipe.send(lost)
 

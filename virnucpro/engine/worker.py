@@ -1,7 +1,7 @@
 """What one device does with shards. The same object runs inline or in a process.
 
-A GPU is given a batch before the one ahead of it is done, and a shard's file is written by a
-thread while the next shard is embedded: the device never waits for the host.
+Within a shard a GPU is given a batch before the one ahead of it is done, and a shard's file is
+written by a thread while the next shard is embedded.
 
 A shard that killed its worker comes back with what is known of it: ``suspects`` are embedded
 one by one, ``condemned`` not at all, and every batch is kept in a partial file, so that the
@@ -45,10 +45,9 @@ from virnucpro.shards import read_shard
 from virnucpro.store import Attributes, write_embeddings
 
 _T = TypeVar("_T")
-Rows = Callable[[], NDArray[np.float32]]  # waits for the device
+Arriving = Callable[[], NDArray[np.float32]]  # rows that wait for the device
 _POOL = {"mean": mean_pool, "bos": bos_pool, "none": residues_only}
 _STORAGE_ERRORS = (OSError, StorageError, FeatureFileError)
-_BATCHES_IN_FLIGHT = {"cuda": 2}  # one elsewhere: these devices are done when they return
 # a slow device of its kind, FLOP/s: what takes longer than this is no longer just slow
 _SLOWEST = {"cpu": 2e9, "mps": 1e11, "cuda": 1e12}
 
@@ -90,7 +89,7 @@ class _Writing:
     shard: Shard
     started: float
     n_failed: int
-    written: Future[None]
+    written: Future[float]  # when it was there, by the monotonic clock
 
 
 class Worker:
@@ -106,7 +105,7 @@ class Worker:
             self.copying = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self.model = open_esm2(job.weights, job.layer, DTYPES[job.precision], self.device)
         self.tokens_per_batch = job.tokens_per_batch
-        self.batches_in_flight = _BATCHES_IN_FLIGHT.get(self.device.type, 1)
+        self.batches_in_flight = 2 if self.device.type == "cuda" else 1
         self.writer = ThreadPoolExecutor(max_workers=1)
         self.writing: _Writing | None = None
         Worker.embed(self, ["M"])()  # a device that can do nothing must not look ready
@@ -125,7 +124,8 @@ class Worker:
     def run(self, task: Task) -> Iterator[Event]:
         """Embed one shard, and begin to write it.
 
-        Its ShardDone or ShardFailed comes with the next ``run`` or ``finish``.
+        Its ShardDone or ShardFailed comes from the next ``run``, or from ``finish``. A shard that
+        has killed a worker is finished before the next one: there must be no doubt who is at fault.
         """
         started, shard = time.monotonic(), task.shard
         partial = self.job.features / f".{shard.name}.partial"
@@ -143,6 +143,8 @@ class Worker:
             yield from self.finish()
             written = self.writer.submit(self._write, shard, embeddings, partial)
             self.writing = _Writing(shard, started, len(embeddings.failures), written)
+            if task.n_losses:
+                yield from self.finish()
 
     def finish(self) -> Iterator[Event]:
         """Wait until the last shard is written, and tell."""
@@ -150,17 +152,18 @@ class Worker:
         if writing is None:
             return
         try:
-            writing.written.result()
+            ended = writing.written.result()
         except _STORAGE_ERRORS as error:
             yield self._not_stored(writing.shard, error)
         else:
-            seconds = time.monotonic() - writing.started
+            seconds = ended - writing.started
             yield ShardDone(self.name, writing.shard, seconds, writing.n_failed)
 
-    def _write(self, shard: Shard, embeddings: Embeddings, partial: Path) -> None:
+    def _write(self, shard: Shard, embeddings: Embeddings, partial: Path) -> float:
         self.job.features.mkdir(exist_ok=True)
         write_embeddings(self.job.feature_file(shard), embeddings, self.job.attributes_of(shard))
         partial.unlink(missing_ok=True)
+        return time.monotonic()
 
     def _not_stored(self, shard: Shard, error: Exception) -> ShardFailed:
         reason = f"{type(error).__name__}: {printable(error)}"
@@ -172,7 +175,7 @@ class Worker:
     ) -> Iterator[Event]:
         lengths = [len(orf.protein) for orf in orfs]
         batches = deque(plan_batches(lengths, self.tokens_per_batch))
-        in_flight: deque[tuple[list[int], Rows | str]] = deque()
+        in_flight: deque[tuple[list[int], Arriving | str]] = deque()
         # after a loss one batch at a time: there must be no doubt which one is at fault
         most = 1 if task.n_losses else self.batches_in_flight
         while batches or in_flight:
@@ -202,6 +205,8 @@ class Worker:
             if task.n_losses:
                 result.save(batch, partial)
             yield BatchDone(self.name, task.shard, tuple(batch), n_tokens, self.memory())
+            if self.writing and self.writing.written.done():
+                yield from self.finish()
 
     def _parts(
         self, batch: list[int], lengths: list[int], suspects: frozenset[int]
@@ -214,10 +219,10 @@ class Worker:
             return _halves(batch)
         return [batch]
 
-    def _start(self, proteins: list[str]) -> Rows | str:
+    def _start(self, proteins: list[str]) -> Arriving | str:
         return self._try(lambda: self.embed(proteins))
 
-    def _wait(self, rows: Rows) -> NDArray[np.float32] | str:
+    def _wait(self, rows: Arriving) -> NDArray[np.float32] | str:
         outcome = self._try(rows)
         if isinstance(outcome, str) or np.isfinite(outcome).all():
             return outcome
@@ -240,7 +245,7 @@ class Worker:
             torch.cuda.empty_cache()
         return reason
 
-    def embed(self, proteins: list[str]) -> Rows:
+    def embed(self, proteins: list[str]) -> Arriving:
         """Begin a batch: (n_proteins, dim) float32, or (n_residues, dim) when nothing is pooled."""
         batch = PackedBatch.of(proteins)
         pooled = _POOL[self.job.pooling](self.model(batch), batch)
@@ -249,7 +254,7 @@ class Worker:
         rows: NDArray[np.float32] = pooled.cpu().numpy()
         return lambda: rows
 
-    def _copy_out(self, pooled: Tensor) -> Rows:
+    def _copy_out(self, pooled: Tensor) -> Arriving:
         """Copy to the host beside the next batch's work, into pinned memory."""
         host = torch.empty(pooled.shape, dtype=pooled.dtype, pin_memory=True)
         self.copying.wait_stream(torch.cuda.current_stream())

@@ -21,7 +21,7 @@ Kernel = Callable[[Tensor, StagedBatch], Tensor]
 
 # where the scores of a head outgrow the caches, a kernel that never writes them out is faster
 _LONGEST_DENSE = 320  # tokens
-_SCORES_AT_ONCE = 1 << 20
+_SCORES_AT_ONCE = 1 << 20  # numbers
 
 
 def attend_runs(qkv: Tensor, batch: StagedBatch) -> Tensor:

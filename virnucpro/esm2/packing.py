@@ -82,9 +82,9 @@ class StagedBatch:
 def _send(array: NDArray[np.generic], device: torch.device) -> Tensor:
     """A GPU takes pinned memory without making the host wait."""
     tensor = torch.from_numpy(array)
-    if device.type == "cuda":
-        tensor = tensor.pin_memory()
-    return tensor.to(device, non_blocking=True)
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def plan_batches(
