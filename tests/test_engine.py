@@ -12,8 +12,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 import workers
-from conftest import open_dna
+from conftest import TINY, open_dna
+from oracle import tolerance, worst_row
 from runs import (
     assert_same_run,
     assert_same_vectors,
@@ -84,6 +86,20 @@ def test_a_batch_begun_before_the_last_one_is_done_changes_nothing(
     assert_same_run(config.output, plain.output)
     kinds = [type(e) for e in events if isinstance(e, (BatchStarted, BatchDone))]
     assert kinds[:3] == [BatchStarted, BatchStarted, BatchDone]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("pooling", ["mean", "bos", "none"])
+def test_a_gpu_gives_the_vectors_of_a_cpu(make_config, tiny, contigs, tmp_path, pooling):
+    config = make_config(contigs, output=tmp_path / "gpu", command="extract", pooling=pooling)
+    plain = make_config(contigs, output=tmp_path / "cpu", command="extract", pooling=pooling)
+    run_inline(config, None, executor=InlineExecutor("cuda:0"))
+    run_inline(plain, None)
+    found, expected = vectors(config.output), vectors(plain.output)
+    assert found.keys() == expected.keys()
+    limit = tolerance(TINY.n_layers, torch.float32, torch.float32)
+    for name, rows in found.items():
+        assert worst_row(torch.from_numpy(rows), torch.from_numpy(expected[name])) < limit, name
 
 
 def test_a_shard_is_written_while_the_next_one_is_embedded(make_config, tiny, contigs, tmp_path):

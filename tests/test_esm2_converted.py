@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -57,18 +59,67 @@ def test_a_flipped_bit_a_lost_end_and_a_lost_note_are_noticed(checkpoint, conver
         assert find_converted(checkpoint, BF16, folder) is None
     converted.path.write_bytes(content)
     assert find_converted(checkpoint, BF16, folder) is not None
-    note = converted.path.with_suffix(".json")
-    for text in ("", "[]", json.dumps({"format": 1})):
-        note.write_text(text)
+    for note in folder.glob("*.json"):
+        before = note.read_text()
+        for text in ("", "[]", json.dumps({"format": 1}), "[" * 100_000):
+            note.write_text(text)
+            assert find_converted(checkpoint, BF16, folder) is None
+        note.unlink()
         assert find_converted(checkpoint, BF16, folder) is None
-    note.unlink()
+        note.write_text(before)
+    assert find_converted(checkpoint, BF16, folder) is not None
+
+
+def test_the_converted_form_of_another_model_is_not_taken_for_this_one_s(
+    checkpoint, converted, tmp_path
+):
+    folder = tmp_path / "kept"
+    path = save_fair_esm(make_fair_esm(TINY, seed=1), tmp_path / "other.pt")
+    other = inspect_checkpoint(path)
+    stranger = convert(other, other.sha256(), BF16, folder)
+    converted.path.write_bytes(stranger.path.read_bytes())
+    converted.path.with_suffix(".json").write_text(stranger.path.with_suffix(".json").read_text())
     assert find_converted(checkpoint, BF16, folder) is None
+    assert find_converted(other, BF16, folder) == stranger
+
+
+def test_a_copy_of_a_checkpoint_shares_its_converted_form(checkpoint, converted, tmp_path):
+    folder, copy = tmp_path / "kept", tmp_path / "scratch.pt"
+    copy.write_bytes(checkpoint.path.read_bytes())
+    copied = inspect_checkpoint(copy)
+    assert find_converted(copied, BF16, folder) is None
+    assert convert(copied, copied.sha256(), BF16, folder) == converted
+    assert find_converted(copied, BF16, folder) == converted
+    assert len(list(folder.glob("*.safetensors"))) == 1
+
+
+def test_others_may_read_it_as_they_may_read_any_file(checkpoint, converted, tmp_path):
+    plain = tmp_path / "plain"
+    plain.touch()
+    assert converted.path.stat().st_mode == plain.stat().st_mode
+
+
+def test_what_a_killed_conversion_left_is_deleted_a_day_later(checkpoint, converted, tmp_path):
+    old, new = tmp_path / "kept" / ".tmpABC", tmp_path / "kept" / ".tmpDEF"
+    for leftover in (old, new):
+        leftover.touch()
+    os.utime(old, (0, 0))
+    convert(checkpoint, checkpoint.sha256(), torch.float32, tmp_path / "kept")
+    assert not old.exists() and new.exists()
+
+
+def test_a_model_folder_may_have_any_name(tiny, tmp_path):
+    folder = tmp_path / "my.virnucpro.safetensors"
+    shutil.copytree(tiny.model, folder)
+    batch = PackedBatch.of([random_protein(50)])
+    expected = load_esm2(tiny.model, 1, BF16, CPU)(batch)
+    assert torch.equal(open_esm2(folder, 1, BF16, CPU)(batch), expected)
 
 
 def test_a_file_of_that_kind_which_is_not_ours_is_refused(converted, tmp_path):
     with pytest.raises(UnavailableError, match=r"it holds torch\.bfloat16"):
         open_esm2(converted.path, 1, torch.float32, CPU)
-    other = tmp_path / "other.safetensors"
+    other = tmp_path / "other.virnucpro.safetensors"
     other.write_bytes(b"\x08\0\0\0\0\0\0\0{}      ")
     with pytest.raises(UnavailableError, match="cannot be used"):
         open_esm2(other, 1, BF16, CPU)

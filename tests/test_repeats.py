@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -249,7 +250,8 @@ def test_a_copy_fails_as_its_original_did_and_is_repaired_with_it(
     failed = (config.output / "failed_sequences.fa").read_text()
     assert [line for line in failed.splitlines() if line[0] == ">"] == [">X", ">Y", ">Z"]
     listed = (config.output / "failed_files.txt").read_text().splitlines()
-    assert [line.split("|")[0] for line in listed] == ["shards/000000.faa", listed[1][:17]]
+    assert listed[0].startswith("shards/000000.faa|") and len(listed) == 2
+    assert re.match(r"shards/0000\d[1-9]\.faa\|", listed[1])
     assert "sequences failed; Y: RuntimeError" in listed[1]
     assert_right(config.output, vectors_alone(tiny, proteins))
     events = []
@@ -489,13 +491,3 @@ def test_what_is_found_is_the_same_in_every_process():
         for salt in range(3)
     }
     assert len(answers) == 1
-
-
-def test_a_repeated_run_has_the_same_shards(make_config, tiny, repeated, tmp_path):
-    contents = []
-    for name in ("one", "two"):
-        config = make_config(repeated, output=tmp_path / name, keep_intermediate=True)
-        run_inline(config, tiny.head)
-        shards = sorted((config.output / "shards").glob("*.faa"))
-        contents.append([shard.read_bytes() for shard in shards])
-    assert contents[0] == contents[1]
