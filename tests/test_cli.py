@@ -250,3 +250,9 @@ def test_devices_models_and_status_tell_what_there_is(model, tiny, tmp_path):
     answer = virnucpro("status", tmp_path / "run", "--verify")
     assert answer.returncode == 0
     assert "complete" in answer.stdout and "files are whole" in answer.stdout
+
+
+def test_an_error_names_the_file_that_the_user_knows(tmp_path):
+    answer = virnucpro("bench", "--quiet", "--device", "cpu", "--json", tmp_path)
+    assert answer.returncode == 74
+    assert f"error: {tmp_path}: Is a directory" in answer.stderr

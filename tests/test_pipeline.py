@@ -515,6 +515,28 @@ def test_status_finds_a_damaged_feature_file(make_config, tiny, contigs):
     assert any("000001.h5" in line for line in report.lines)
 
 
+@pytest.mark.parametrize("harm", ["missing", "swapped", "a copy of another"])
+def test_status_finds_feature_files_that_are_not_in_their_places(
+    make_config, tiny, contigs, tmp_path, harm
+):
+    config = make_config(contigs)
+    run_inline(config, tiny.head)
+    one, two = (config.output / "features" / f"{i:06d}.h5" for i in (1, 2))
+    match harm:
+        case "missing":
+            one.unlink()
+        case "swapped":
+            one.rename(tmp_path / "aside")
+            two.rename(one)
+            (tmp_path / "aside").rename(two)
+        case "a copy of another":
+            one.write_bytes(two.read_bytes())
+    report = inspect_run(config.output, verify=True)
+    assert report.n_damaged == 1 and "features.h5" in report.lines[-1]
+    run_inline(make_config(contigs, resume=True), tiny.head)
+    assert inspect_run(config.output, verify=True).n_damaged == 0
+
+
 def test_nothing_temporary_is_left(make_config, tiny, contigs):
     config = make_config(contigs)
     run_inline(config, tiny.head)

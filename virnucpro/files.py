@@ -34,6 +34,10 @@ def atomic(path: Path) -> Iterator[Path]:
         _sync(temporary)
         temporary.replace(path)
         _sync(path.parent)
+    except OSError as error:
+        if error.filename == str(temporary):
+            error.filename = str(path)  # the name that the user knows
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -297,8 +297,9 @@ def find_pending(plan: Plan, job: Job, replaced: frozenset[str], on_event: OnEve
         elif failed:
             settled.append(shard)
     if settled:
-        of_copies = (failed_records(*copies_file(job, shard)) for shard in plan.shards)
-        if any(failed and not failed <= replaced for failed in of_copies):
+        with_copies = [shard for shard in plan.shards if shard.n_orfs > shard.n_embedded]
+        of_copies = [failed_records(*copies_file(job, shard)) for shard in with_copies]
+        if any(failed is None or not failed <= replaced for failed in of_copies):
             pending = sorted([*pending, *settled], key=lambda shard: shard.index)
     return pending
 

@@ -176,7 +176,7 @@ def _tokens_per_batch(options: Options, choice: Choice, checkpoint: Checkpoint) 
         return choose_tokens(choice, checkpoint.shape)
     if not asked.isascii() or not asked.isdigit():
         raise UsageError(
-            f"--esm-batch-size is {printable(asked)}; it must be auto or a number of tokens"
+            f"--esm-batch-size is {printable(asked)!r}; it must be auto or a number of tokens"
         )
     return int(asked)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from virnucpro.errors import FeatureFileError, InputMissingError, ResumeError
 from virnucpro.log import printable
 from virnucpro.rundir import COPIES, Manifest, RunDir
-from virnucpro.store import read_embeddings
+from virnucpro.store import check_index, read_embeddings
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,11 @@ def inspect_run(folder: Path, *, verify: bool) -> Report:
                 read_embeddings(file, {"fingerprint": manifest.recipe.fingerprint})
             except FeatureFileError as error:
                 damaged.append(f"damaged   {error}")
+        if rundir.feature_index.exists() and not damaged:
+            try:
+                check_index(rundir.feature_index)
+            except FeatureFileError as error:
+                damaged.append(f"damaged   {error}; --resume writes it anew")
         lines += damaged or [f"verified  all {len(files)} feature files are whole"]
     return Report(tuple(lines), len(damaged))
 

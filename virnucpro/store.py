@@ -98,7 +98,7 @@ def read_embeddings(path: Path, attributes: Attributes) -> Embeddings:
     for name, value in attributes.items():
         if found.get(name) != value:
             raise FeatureFileError(
-                f"{printable(path)} has {name} {found.get(name)!a}, not {value!a}"
+                f"{printable(path)} has {name} {printable(found.get(name))}, not {value}"
             )
     return embeddings
 
@@ -171,6 +171,8 @@ def write_index(
                 found += [(source, slice(int(where[a]), int(where[b]))) for a, b in _runs(shown)]
     for name in OF_ONE_FILE:
         attributes.pop(name, None)
+    shown_parts = list(dict.fromkeys(source.path for source, _ in sources["ids"]))
+    attributes["parts_sha256"] = _hash_of_parts(path.parent, shown_parts)
     with h5py.File("memory", "w", driver="core", backing_store=False, libver="v110") as h5:
         h5.attrs.update(attributes)
         for name, (row_shape, kind) in kinds.items():
@@ -181,6 +183,34 @@ def write_index(
         content = bytes(h5.id.get_file_image())
     with atomic(path) as temporary:
         temporary.write_bytes(content)
+
+
+def check_index(path: Path) -> None:
+    """
+    Raises:
+        FeatureFileError: the parts of an index are not those that it was written for.
+    """
+    try:
+        with h5py.File(path) as h5:
+            ids, written_for = h5["ids"], h5.attrs["parts_sha256"]
+            sources = ids.virtual_sources() if ids.is_virtual else []
+            parts = list(dict.fromkeys(source.file_name for source in sources))
+        missing = [part for part in parts if not (path.parent / part).exists()]
+        if missing:
+            raise FeatureFileError(f"{printable(path)} needs {missing[0]}, which is missing")
+        if _hash_of_parts(path.parent, parts) != written_for:
+            raise FeatureFileError(f"{printable(path)} was written for other files")
+    except _DAMAGE as error:
+        raise FeatureFileError(f"{printable(path)} is not whole: {printable(error)}") from error
+
+
+def _hash_of_parts(folder: Path, parts: Sequence[str]) -> str:
+    """Of what each says of itself: its shard, and whether it holds copies."""
+    digest = hashlib.sha256()
+    for part in parts:
+        with h5py.File(folder / part) as h5:
+            digest.update(repr([str(h5.attrs.get(name)) for name in OF_ONE_FILE]).encode())
+    return digest.hexdigest()
 
 
 def _lay_out(
