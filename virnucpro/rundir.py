@@ -251,6 +251,11 @@ def check_same_recipe(recorded: Recipe, asked: Recipe) -> None:
     Raises:
         ResumeError: the recipes differ; the message says in what.
     """
+    if recorded.shard_format != asked.shard_format:
+        raise ResumeError(
+            "this folder holds a run of another version of virnucpro, whose shards differ",
+            hint="finish it with that version, choose another --output-dir, or start with --force",
+        )
     before, now = asdict(recorded), asdict(asked)
     changed = [
         f"{name} was {_short(before[name])}, now {_short(now[name])}"
