@@ -17,6 +17,7 @@ from oracle import (
     MLP_SHARE,
     SCORE_SPREAD,
     fair_esm_hidden,
+    fair_esm_tokens,
     make_fair_esm,
     random_protein,
     save_fair_esm,
@@ -121,6 +122,30 @@ def oracle(request, tmp_path_factory) -> Oracle:
     model = make_fair_esm(shape)
     path = save_fair_esm(model, tmp_path_factory.mktemp("oracle") / "model.pt")
     return Oracle(shape, model, path, fair_esm_hidden(model, PROTEINS, shape.n_layers))
+
+
+def our_gradients(fair_esm: esm.ESM2) -> dict[str, Tensor]:
+    """The gradients of fair-esm's weights, by our names."""
+    found = {
+        "embedding.weight": fair_esm.embed_tokens.weight.grad,
+        "final_norm.weight": fair_esm.emb_layer_norm_after.weight.grad,
+        "final_norm.bias": fair_esm.emb_layer_norm_after.bias.grad,
+    }
+    for i, layer in enumerate(fair_esm.layers):
+        attention = layer.self_attn
+        modules = {
+            "attention_norm": layer.self_attn_layer_norm,
+            "attention_out": attention.out_proj,
+            "mlp_norm": layer.final_layer_norm,
+            "up": layer.fc1,
+            "down": layer.fc2,
+        }
+        for kind in ("weight", "bias"):
+            parts = (attention.q_proj, attention.k_proj, attention.v_proj)
+            found[f"layers.{i}.qkv.{kind}"] = torch.cat([getattr(p, kind).grad for p in parts])
+            for name, module in modules.items():
+                found[f"layers.{i}.{name}.{kind}"] = getattr(module, kind).grad
+    return found
 
 
 def embed(model: ESM2, proteins: list[str]) -> list[Tensor]:
@@ -308,6 +333,55 @@ def test_a_setting_of_torch_is_as_it_was_after_a_forward_pass(oracle):
     model = load_esm2(oracle.path, oracle.shape.n_layers, torch.bfloat16, torch.device("cpu"))
     model(PackedBatch.of(PROTEINS))
     assert torch.backends.mkldnn.matmul.fp32_precision == before
+
+
+# Gradients
+
+
+@pytest.mark.parametrize("oracle", [24], indirect=True)
+def test_every_weight_gets_the_gradient_that_it_gets_in_fair_esm(oracle):
+    proteins = PROTEINS[:6]
+    n_layers = oracle.shape.n_layers
+    model = load_esm2(oracle.path, n_layers, torch.float32, torch.device("cpu")).requires_grad_()
+    fair_esm = make_fair_esm(oracle.shape).requires_grad_()
+    weights = torch.randn(sum(map(len, proteins)) + 12, oracle.shape.dim)
+    (model(PackedBatch.of(proteins)) * weights).sum().backward()
+    hidden = [
+        fair_esm(fair_esm_tokens(fair_esm, protein), [n_layers])["representations"][n_layers][0]
+        for protein in proteins
+    ]
+    (torch.cat(hidden) * weights).sum().backward()
+    # on the way back each rounding of the way there has two like it: one for what a product is
+    # taken with, one for the gradient itself
+    limit = 3 * tolerance(n_layers, torch.float32)
+    expected = our_gradients(fair_esm)
+    for name, parameter in model.named_parameters():
+        found = parameter.grad.flatten()[None]
+        assert worst_row(found, expected[name].flatten()[None]) < limit, name
+
+
+@pytest.mark.parametrize("oracle", [24], indirect=True)
+def test_a_gradient_is_the_slope_of_the_result(oracle):
+    n_layers = oracle.shape.n_layers
+    model = load_esm2(oracle.path, n_layers, torch.float32, torch.device("cpu")).requires_grad_()
+    batch = PackedBatch.of(PROTEINS[:4])
+    weights = torch.randn(len(batch.tokens), oracle.shape.dim)
+
+    def result() -> Tensor:
+        return (model(batch).double() * weights).sum()
+
+    result().backward()
+    weight = model.layers[0].qkv.weight
+    slope, direction = weight.grad.norm().item(), weight.grad / weight.grad.norm()
+    step = 1e-2 * weight.norm().item() / weight.numel() ** 0.5
+    with torch.no_grad():
+        weight += step * direction
+        above = result().item()
+        weight -= 2 * step * direction
+        below = result().item()
+    # a step of a hundredth of a weight along the steepest way: what is left of the curve goes with
+    # its square, 1e-4, and roundings of 2^-24 of the result are far below the change of it
+    assert (above - below) / (2 * step) == pytest.approx(slope, rel=1e-4)
 
 
 @pytest.mark.parametrize("oracle", [24], indirect=True)

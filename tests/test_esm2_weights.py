@@ -33,7 +33,7 @@ from transformers import EsmConfig, EsmForMaskedLM, EsmModel
 from virnucpro.errors import UnavailableError
 from virnucpro.esm2.model import ESM2Shape
 from virnucpro.esm2.packing import PackedBatch
-from virnucpro.esm2.weights import inspect_checkpoint, load_esm2, verify_checkpoint
+from virnucpro.esm2.weights import inspect_checkpoint, load_esm2, save_esm2, verify_checkpoint
 
 SHAPE = ESM2Shape(n_layers=2, dim=64, n_heads=2)
 PROTEINS = ["M", "MKXBUZO-J*.A", random_protein(60), random_protein(LONGEST)]
@@ -222,6 +222,54 @@ def test_a_model_that_transformers_made_from_a_configuration_and_saved_loads(
     expected = last_hidden_state(getattr(model, "esm", model), fair_esm)
     limit = tolerance(SHAPE.n_layers, torch.float32)
     assert worst_row(embed(tmp_path / "saved"), expected) < limit
+
+
+# what we write
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_saved_model_is_loaded_to_the_last_bit(fair_esm, tmp_path, dtype):
+    cpu = torch.device("cpu")
+    pt = save_fair_esm(fair_esm, tmp_path / "model.pt")
+    saved = load_esm2(pt, SHAPE.n_layers, dtype, cpu)
+    saved.inv_freq[1] += 0.01  # kept as it is, not computed anew
+    save_esm2(tmp_path / "saved", saved)
+    assert inspect_checkpoint(tmp_path / "saved").shape == SHAPE
+    loaded = load_esm2(tmp_path / "saved", SHAPE.n_layers, dtype, cpu)
+    expected = saved.state_dict()
+    for name, tensor in loaded.state_dict().items():
+        assert tensor.dtype == expected[name].dtype
+        assert torch.equal(tensor, expected[name]), name
+
+
+def test_a_saved_model_is_one_for_transformers_with_its_lm_head_if_it_has_one(
+    fair_esm, reference, tmp_path
+):
+    pt = save_fair_esm(fair_esm, tmp_path / "model.pt")
+    model = load_esm2(pt, SHAPE.n_layers, torch.float32, torch.device("cpu"))
+    lm_head = {
+        "lm_head.dense.weight": fair_esm.lm_head.dense.weight,
+        "lm_head.dense.bias": fair_esm.lm_head.dense.bias,
+        "lm_head.layer_norm.weight": fair_esm.lm_head.layer_norm.weight,
+        "lm_head.layer_norm.bias": fair_esm.lm_head.layer_norm.bias,
+        "lm_head.bias": fair_esm.lm_head.bias,
+    }
+    save_esm2(tmp_path / "plain", model)
+    save_esm2(tmp_path / "masked", model, lm_head)
+    limit = tolerance(SHAPE.n_layers, torch.float32)
+    for name in ("plain", "masked"):
+        found = EsmModel.from_pretrained(tmp_path / name)
+        assert worst_row(last_hidden_state(found, fair_esm), reference) < limit
+    assert inspect_checkpoint(tmp_path / "plain").encoder_id == inspect_checkpoint(pt).encoder_id
+    assert inspect_checkpoint(tmp_path / "masked").encoder_id == inspect_checkpoint(pt).encoder_id
+    found, report = EsmForMaskedLM.from_pretrained(tmp_path / "masked", output_loading_info=True)
+    assert not report["unexpected_keys"]
+    assert not [name for name in report["missing_keys"] if "contact_head" not in name]
+    tokens = fair_esm_tokens(fair_esm, PROTEINS[2])
+    logits = found.eval()(tokens).logits[0].detach()
+    # the head has no more roundings than a layer
+    limit = tolerance(SHAPE.n_layers + 1, torch.float32)
+    assert worst_row(logits, fair_esm(tokens)["logits"][0]) < limit
 
 
 # either format

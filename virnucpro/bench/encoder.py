@@ -176,6 +176,7 @@ def load_graphed(setting: Setting, precision: Precision, kernel: Kernel) -> Enco
     assert isinstance(encoder.model, ESM2)
     graphed = GraphedESM2(encoder.model, setting.tokens_per_batch)
 
+    @torch.inference_mode()
     def embed(proteins: list[str]) -> Tensor:
         batch = PackedBatch.of(proteins)
         return mean_pool(graphed(batch), batch)
@@ -189,6 +190,7 @@ def load_ours(setting: Setting, precision: Precision, kernel: Kernel) -> Encoder
     model = load_esm2(setting.checkpoint, setting.shape.n_layers, DTYPES[precision], device)
     model.attend = kernel
 
+    @torch.inference_mode()
     def embed(proteins: list[str]) -> Tensor:
         batch = PackedBatch.of(proteins)
         return mean_pool(model(batch), batch)

@@ -245,6 +245,7 @@ class Worker:
             torch.cuda.empty_cache()
         return reason
 
+    @torch.inference_mode()
     def embed(self, proteins: list[str]) -> Arriving:
         """Begin a batch: (n_proteins, dim) float32, or (n_residues, dim) when nothing is pooled."""
         batch = PackedBatch.of(proteins)

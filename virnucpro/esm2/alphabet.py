@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-CLS, PAD, EOS, UNK = 0, 1, 2, 3
+CLS, PAD, EOS, UNK, MASK = 0, 1, 2, 3, 32
 N_TOKENS = 33
-RESIDUES = "LAGVSERTIDPKQNFYMHWCXBUZO.-"  # tokens 4 to 30; 31 is <null_1>, 32 is <mask>
+RESIDUES = "LAGVSERTIDPKQNFYMHWCXBUZO.-"  # tokens 4 to 30; 31 is <null_1>
 _FIRST_RESIDUE = 4
 
 _TOKEN_OF_BYTE = np.full(256, UNK, dtype=np.int64)

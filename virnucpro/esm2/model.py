@@ -96,15 +96,15 @@ class ESM2(nn.Module):
         self.inv_freq: Tensor
         self.register_buffer("inv_freq", rotary_frequencies(shape.head_dim))
 
-    @torch.inference_mode()
     def forward(self, batch: PackedBatch) -> Tensor:
         """The representation after the last layer of this model, (n_tokens, dim) float32.
 
-        ESM-2's last layer is normed, the others are not, as in fair-esm.
+        ESM-2's last layer is normed, the others are not, as in fair-esm. Gradients flow if the
+        weights ask for them and the kernel is ``attend_runs`` or ``attend_varlen``; who wants
+        none calls it under ``torch.inference_mode``.
         """
         return self.encode(StagedBatch.of(batch, self.inv_freq))
 
-    @torch.inference_mode()
     def encode(self, batch: StagedBatch) -> Tensor:
         """As ``forward``, for a batch that is on the device already."""
         x = self.embedding(batch.tokens)

@@ -1,4 +1,4 @@
-"""Find, inspect and load an ESM-2 checkpoint: fair-esm's ``.pt`` or a Hugging Face folder.
+"""Find, inspect, load and save an ESM-2: fair-esm's ``.pt`` or a Hugging Face folder.
 
 A checkpoint says itself what it is; file names are not trusted. Nothing in it is ever run:
 ``.pt`` files are read with ``weights_only=True``, and safetensors hold only tensors.
@@ -20,13 +20,14 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from virnucpro.errors import UnavailableError
-from virnucpro.esm2.alphabet import N_TOKENS
+from virnucpro.esm2.alphabet import MASK, N_TOKENS, PAD
 from virnucpro.esm2.attention import choose_kernel
 from virnucpro.esm2.model import ESM2, LAYER_NORM_EPS, ROPE_THETA, ESM2Shape, rotary_frequencies
-from virnucpro.files import sha256
+from virnucpro.files import atomic, sha256
 from virnucpro.log import printable
 
 _FAIRSEQ_PREFIX = re.compile(r"^(encoder\.sentence_encoder\.|encoder\.)")
@@ -178,6 +179,54 @@ def load_esm2(path: Path, layer: int, dtype: torch.dtype, device: torch.device) 
     else:
         _copy(model.inv_freq, rotary_frequencies(shape.head_dim), path)
     return model
+
+
+def save_esm2(folder: Path, model: ESM2, extra: Mapping[str, Tensor] = {}) -> None:
+    """Write a whole model as a Hugging Face folder, from which ``load_esm2`` has every bit again.
+
+    ``extra`` holds tensors beside the encoder, by their names in transformers, for example
+    ``lm_head.dense.weight``: with them the folder is an ``EsmForMaskedLM``, else an ``EsmModel``.
+    """
+    assert len(model.layers) == model.shape.n_layers, "an earlier layer's model is not whole"
+    tensors = {f"esm.{_HUGGING_FACE['embedding']}.weight": model.embedding.weight}
+    for kind in ("weight", "bias"):
+        tensors[f"esm.{_HUGGING_FACE['final_norm']}.{kind}"] = getattr(model.final_norm, kind)
+    tensors[f"esm.{_HUGGING_FACE['inv_freq']}"] = model.inv_freq
+    for number, module in enumerate(model.layers):
+        for kind in ("weight", "bias"):
+            parts = {name: getattr(getattr(module, name), kind) for name in _SAME_NAME}
+            qkv: Tensor = getattr(module.qkv, kind)
+            parts |= zip("qkv", qkv.chunk(3), strict=True)
+            for name, tensor in parts.items():
+                tensors[f"esm.{_HUGGING_FACE[name].format(number)}.{kind}"] = tensor
+    tensors |= extra
+    content = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    architecture = "EsmForMaskedLM" if extra else "EsmModel"
+    with atomic(folder / "model.safetensors") as temporary:
+        temporary.write_bytes(save(content, metadata={"format": "pt"}))
+    with atomic(folder / "config.json") as temporary:
+        temporary.write_text(json.dumps(_config(model.shape, architecture), indent=2) + "\n")
+
+
+def _config(shape: ESM2Shape, architecture: str) -> dict[str, object]:
+    """What transformers needs to know of a model."""
+    return {
+        "architectures": [architecture],
+        "model_type": "esm",
+        "vocab_size": N_TOKENS,
+        "num_hidden_layers": shape.n_layers,
+        "hidden_size": shape.dim,
+        "num_attention_heads": shape.n_heads,
+        "intermediate_size": 4 * shape.dim,
+        "hidden_act": "gelu",
+        "position_embedding_type": "rotary",
+        "emb_layer_norm_before": False,
+        "token_dropout": shape.token_dropout,
+        "layer_norm_eps": LAYER_NORM_EPS,
+        "mask_token_id": MASK,
+        "pad_token_id": PAD,
+        "max_position_embeddings": 1026,
+    }
 
 
 def verify_checkpoint(path: Path) -> Checkpoint:
