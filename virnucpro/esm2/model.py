@@ -100,7 +100,7 @@ class ESM2(nn.Module):
         """The representation after the last layer of this model, (n_tokens, dim) float32.
 
         ESM-2's last layer is normed, the others are not, as in fair-esm. Gradients flow if the
-        weights ask for them and the kernel is ``attend_runs`` or ``attend_varlen``; who wants
+        weights ask for them and the kernel is ``attend_to_train`` or ``attend_runs``; who wants
         none calls it under ``torch.inference_mode``.
         """
         return self.encode(StagedBatch.of(batch, self.inv_freq))
@@ -110,6 +110,10 @@ class ESM2(nn.Module):
         x = self.embedding(batch.tokens)
         if self.shape.token_dropout:
             x = x * TOKEN_DROPOUT_SCALE
+        return self.transform(x, batch)
+
+    def transform(self, x: Tensor, batch: StagedBatch) -> Tensor:
+        """All layers, from embedded tokens on. (n_tokens, dim) -> the same"""
         for layer in self.layers:
             x = layer(x, batch, self.attend)
         normed: Tensor = self.final_norm(x)

@@ -1,0 +1,152 @@
+"""What is trained: the encoder with a head for masked residues, or with a classifier."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from virnucpro.composition import N_FEATURES
+from virnucpro.esm2.alphabet import N_TOKENS
+from virnucpro.esm2.attention import attend_to_train
+from virnucpro.esm2.model import ESM2, ESM2Shape, mean_pool
+from virnucpro.esm2.packing import PackedBatch, StagedBatch
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MaskedBatch:
+    """Proteins of which some residues are to be told."""
+
+    packed: PackedBatch  # with <mask> in it
+    scale: NDArray[np.float32]  # (n_tokens,), of each token's embedding: 0 where masked
+    places: NDArray[np.int64]  # (n_chosen,) in the row of tokens
+    targets: NDArray[np.int64]  # (n_chosen,)
+    weight: NDArray[np.float32]  # (n_chosen,)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FrameBatch:
+    """Frames with their labels."""
+
+    rows: NDArray[np.int64]  # (n,), of the frames, in the order of what follows
+    packed: PackedBatch
+    composition: NDArray[np.float32]  # (n, N_FEATURES)
+    is_virus: NDArray[np.float32]  # (n,)
+    weight: NDArray[np.float32]  # (n,)
+
+
+def new_encoder(shape: ESM2Shape) -> ESM2:
+    """An ESM-2 with random weights, ready to be trained.
+
+    Normal with a deviation of 0.02, and less where a layer adds to the residual stream, so that
+    it does not grow with depth (Radford et al. 2019).
+    """
+    encoder = ESM2(shape, shape.n_layers, torch.float32, attend_to_train)
+    for name, parameter in encoder.named_parameters():
+        if parameter.ndim == 2:
+            adds = name.endswith(("attention_out.weight", "down.weight"))
+            nn.init.normal_(parameter, std=0.02 / (2 * shape.n_layers) ** 0.5 if adds else 0.02)
+        elif name.endswith("bias"):
+            nn.init.zeros_(parameter)
+    return encoder
+
+
+class MaskedLanguageModel(nn.Module):
+    """ESM-2 with its language-model head, whose last matrix is the embedding."""
+
+    def __init__(self, encoder: ESM2) -> None:
+        super().__init__()
+        dim = encoder.shape.dim
+        self.encoder = encoder
+        self.dense = nn.Linear(dim, dim)
+        self.layer_norm = nn.LayerNorm(dim)
+        self.bias = nn.Parameter(torch.zeros(N_TOKENS))
+
+    def forward(self, batch: MaskedBatch) -> Tensor:
+        """The weighted cross-entropies of the chosen residues, summed."""
+        staged = StagedBatch.of(batch.packed, self.encoder.inv_freq)
+        device = staged.tokens.device
+        scale = torch.from_numpy(batch.scale).to(device)
+        x = self.encoder.embedding(staged.tokens) * scale[:, None]
+        hidden = self.encoder.transform(x, staged)[torch.from_numpy(batch.places).to(device)]
+        hidden = self.layer_norm(F.gelu(self.dense(hidden)))
+        logits = F.linear(hidden, self.encoder.embedding.weight, self.bias)
+        targets = torch.from_numpy(batch.targets).to(device)
+        losses = F.cross_entropy(logits.float(), targets, reduction="none")
+        return (losses * torch.from_numpy(batch.weight).to(device)).sum()
+
+    def extra_tensors(self) -> dict[str, Tensor]:
+        """Those that are not the encoder's, as transformers names them."""
+        return {
+            "lm_head.dense.weight": self.dense.weight,
+            "lm_head.dense.bias": self.dense.bias,
+            "lm_head.layer_norm.weight": self.layer_norm.weight,
+            "lm_head.layer_norm.bias": self.layer_norm.bias,
+            "lm_head.bias": self.bias,
+        }
+
+
+class Classifier(nn.Module):
+    """Two networks over one embedding: of a protein, and of a frame with its composition.
+
+    Their inputs are standardised by ``centre`` and ``spread`` of the training frames, which
+    ``Head`` has inside its first layer.
+    """
+
+    def __init__(self, dim: int, hidden: int, dropout: float) -> None:
+        super().__init__()
+        self.protein = _mlp(dim, hidden, dropout)
+        self.nucleotide = _mlp(dim + N_FEATURES, hidden, dropout)
+        self.centre: Tensor
+        self.spread: Tensor
+        self.register_buffer("centre", torch.zeros(N_FEATURES))
+        self.register_buffer("spread", torch.ones(N_FEATURES))
+
+    def forward(self, pooled: Tensor, composition: Tensor) -> Tensor:
+        """(n, dim), (n, N_FEATURES) -> logits of both networks, (2, n): protein, nucleotide"""
+        beside = (composition - self.centre) / self.spread
+        both = torch.cat([pooled, beside], dim=1)
+        logits = torch.stack([self.protein(pooled), self.nucleotide(both)])
+        return logits[..., 1] - logits[..., 0]
+
+
+def _mlp(n_inputs: int, hidden: int, dropout: float) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Dropout(dropout / 2),
+        nn.Linear(n_inputs, hidden),
+        nn.ReLU(),
+        nn.Dropout(dropout),
+        nn.Linear(hidden, 2),
+    )
+
+
+class FrameClassifier(nn.Module):
+    """Encoder, mean over residues, classifier."""
+
+    def __init__(self, encoder: ESM2, classifier: Classifier) -> None:
+        super().__init__()
+        self.encoder, self.classifier = encoder, classifier
+
+    def logits(self, batch: FrameBatch) -> Tensor:
+        """The log-odds of being viral by both networks, (2, n)."""
+        staged = StagedBatch.of(batch.packed, self.encoder.inv_freq)
+        pooled = mean_pool(self.encoder.encode(staged), batch.packed)
+        composition = torch.from_numpy(batch.composition).to(pooled.device)
+        both: Tensor = self.classifier(pooled, composition)
+        return both.float()
+
+    def forward(self, batch: FrameBatch) -> Tensor:
+        """The weighted losses of both networks, summed over the frames."""
+        return weighted_loss(self.logits(batch), batch)
+
+
+def weighted_loss(logits: Tensor, batch: FrameBatch) -> Tensor:
+    """Cross-entropy of (n_networks, n) log-odds, by weight, summed."""
+    is_virus = torch.from_numpy(batch.is_virus).to(logits.device).expand_as(logits)
+    weight = torch.from_numpy(batch.weight).to(logits.device)
+    losses = F.binary_cross_entropy_with_logits(logits, is_virus, reduction="none")
+    return (losses * weight).sum()
