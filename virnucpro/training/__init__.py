@@ -1,0 +1,1 @@
+"""Labelled sequences, and what is learned and measured with them."""
