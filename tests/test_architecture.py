@@ -23,6 +23,7 @@ LAYERS = """
     engine.events engine.worker engine.executor engine.processes
     calls results pipeline
     devices status request demo dashboard
+    training.tables training.digests training.labelled training.split
     bench.synthetic bench.encoder bench.peers bench.layouts bench.limits bench.comparison
     bench.file_to_file bench.front_end bench.coordinator bench.report bench.programme
     cli

@@ -6,6 +6,7 @@ import io
 import lzma
 import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, TextIO
 
@@ -94,9 +95,20 @@ def read_fasta(path: Path) -> Iterator[FastaRecord]:
         InputError: the file is no FASTA, or is damaged; names file and line.
         InputMissingError: the file cannot be opened.
     """
+    with unpacking(path), _open_text(path) as lines:
+        yield from _parse(lines, path)
+
+
+@contextmanager
+def unpacking(path: Path) -> Iterator[None]:
+    """Say in our words why a file, plain or compressed, cannot be read in the block.
+
+    Raises:
+        InputError: it is damaged.
+        InputMissingError: it cannot be opened.
+    """
     try:
-        with _open_text(path) as lines:
-            yield from _parse(lines, path)
+        yield
     except (EOFError, zlib.error, lzma.LZMAError, ZstdError) as error:
         raise _damaged(path, error) from error
     except OSError as error:

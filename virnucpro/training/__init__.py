@@ -1,1 +1,1 @@
-"""How an encoder and its head are made from labelled FASTA, and what they are worth."""
+"""Labelled sequences, and what is learned and measured with them."""

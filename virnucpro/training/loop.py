@@ -123,12 +123,12 @@ class Trainer:
         n_steps = schedule.n_steps
         losses, started = torch.zeros((), device=ranks.device), time.perf_counter()
         batches = iter(loader)
-        for step in range(n_steps):
+        for number, rows in enumerate(schedule.steps(), 1):
             for group in optimizer.param_groups:
                 group["lr"] = lr * _share_of_lr(state.step, n_steps, settings)
-            losses += self._step(wrapped, optimizer, batches, schedule.weights[step])
+            losses += self._step(wrapped, optimizer, batches, self.objective.weight(rows))
             state.step += 1
-            done = min((step + 1) * schedule.effective, schedule.n_rows)
+            done = min(number * schedule.effective, schedule.n_rows)
             name = f"epoch {epoch + 1} of {settings.epochs}"
             self.on_event(Progress(name, done, schedule.n_rows, self.objective.unit))
         seconds = time.perf_counter() - started
@@ -249,3 +249,82 @@ class _Schedule(Sampler[tuple[int, Rows]]):
             parts = np.array_split(rows, self.n_parts)
             for part in parts[self.ranks.rank :: self.ranks.world_size]:
                 yield self.epoch, part
+
+
+class _Batches(Dataset[Any]):
+    """Makes batches of rows, here or in processes beside the training."""
+
+    def __init__(self, objective: Objective) -> None:
+        self.objective = objective
+
+    def __getitem__(self, part: tuple[int, Rows]) -> Any:
+        epoch, rows = part
+        return self.objective.batch(rows, epoch)
+
+
+def _loader(
+    objective: Objective, schedule: _Schedule, settings: Settings, ranks: Ranks
+) -> DataLoader[Any]:
+    n_workers = settings.num_workers
+    return DataLoader(
+        _Batches(objective),
+        batch_size=None,
+        sampler=schedule,
+        num_workers=n_workers,
+        persistent_workers=n_workers > 0,
+        multiprocessing_context="spawn" if n_workers else None,
+    )
+
+
+def new_optimizer(module: nn.Module, lr: float, settings: Settings) -> torch.optim.Optimizer:
+    """AdamW (Loshchilov and Hutter 2019) that lets biases and norms be."""
+    matrices = [p for p in module.parameters() if p.requires_grad and p.ndim > 1]
+    others = [p for p in module.parameters() if p.requires_grad and p.ndim <= 1]
+    groups = [
+        {"params": matrices, "weight_decay": settings.weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.98))
+
+
+def effective_batch(settings: Settings, world_size: int) -> int:
+    return settings.batch_size * world_size * settings.grad_accum_steps
+
+
+def _share_of_lr(step: int, steps_per_epoch: int, settings: Settings) -> float:
+    """Linear warm-up, then half a cosine down to nothing (Loshchilov and Hutter 2017)."""
+    warmup, total = settings.warmup_epochs * steps_per_epoch, settings.epochs * steps_per_epoch
+    if step < warmup:
+        return (step + 1) / (warmup + 1)
+    return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1.0, total - warmup)))
+
+
+def _precision(settings: Settings, device: torch.device) -> torch.autocast:
+    return torch.autocast(device.type, torch.bfloat16, enabled=settings.precision == "bf16")
+
+
+def _seed_of(*numbers: int) -> int:
+    return int(np.random.SeedSequence(numbers).generate_state(1)[0])
+
+
+def _read_checkpoint(path: Path) -> dict[str, Any]:
+    """
+    Raises:
+        ResumeError: the file is damaged.
+    """
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
+        raise ResumeError(
+            f"{printable(path)} cannot be read: {printable(error)}",
+            hint="delete it: the training goes on from the epoch before",
+        ) from error
+    assert isinstance(content, dict)
+    return content
+
+
+def describe(row: dict[str, float]) -> str:
+    """One line of an epoch's figures."""
+    figures = {name: value for name, value in row.items() if name != "epoch"}
+    shown = ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
+    return f"epoch {row['epoch']:.0f}: {shown}"

@@ -1,0 +1,163 @@
+"""What a user may write into a manifest, and what is said of one that cannot be right."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from virnucpro.errors import InputError, InputMissingError
+from virnucpro.training.digests import group_digest, record_digest
+from virnucpro.training.labelled import LabelledRecord, read_manifest, read_sequences
+
+TWO_FILES = {"viruses.fa": {"v1": "ACGT", "v2": "GGG"}, "cells.fa": {"c1": "AAAA", "c2": "CCCC"}}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, records in TWO_FILES.items():
+        text = "".join(f">{key} of a test\n{bases}\n" for key, bases in records.items())
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def write_manifest(folder: Path, *rows: str, columns: str = "path\tid\tlabel\tgroup") -> Path:
+    path = folder / "manifest.tsv"
+    path.write_text("\n".join((columns, *rows, "")))
+    return path
+
+
+def refusal_of(manifest: Path) -> InputError:
+    with pytest.raises((InputError, InputMissingError)) as caught:
+        read_manifest(manifest)
+    assert caught.value.hint
+    return caught.value
+
+
+def test_a_record_has_the_label_group_weight_and_kingdom_of_its_row(folder: Path) -> None:
+    manifest = write_manifest(
+        folder,
+        "phage\t2.5\tv2\tvirus\tMicroviridae\tviruses.fa\tignored",
+        "\t\tc1\tother\tEscherichia\tcells.fa\t",
+        columns="kingdom\tweight\tid\tlabel\tgroup\tpath\tnote",
+    )
+    assert read_manifest(manifest) == [
+        LabelledRecord("v2", folder / "viruses.fa", True, "Microviridae", 2.5, "phage"),
+        LabelledRecord("c1", folder / "cells.fa", False, "Escherichia", 1.0, ""),
+    ]
+
+
+@pytest.mark.parametrize("columns", ["path\tlabel\tgroup", "path\tlabel\tgroup\tid"])
+def test_a_row_without_an_id_stands_for_all_records_of_its_file(folder: Path, columns: str) -> None:
+    empty = "\t" if columns.endswith("id") else ""
+    rows = [f"cells.fa\tother\tB{empty}", f"viruses.fa\tvirus\tA{empty}"]
+    found = read_manifest(write_manifest(folder, *rows, columns=columns))
+    assert [(record.id, record.label, record.group) for record in found] == [
+        ("c1", "other", "B"),
+        ("c2", "other", "B"),
+        ("v1", "virus", "A"),
+        ("v2", "virus", "A"),
+    ]
+
+
+def test_a_packed_manifest_with_windows_line_ends_is_read(folder: Path) -> None:
+    manifest = folder / "manifest.tsv"
+    manifest.write_bytes(gzip.compress(b"path\tlabel\tgroup\r\n\r\nviruses.fa\tvirus\tA\r\n"))
+    assert [record.group for record in read_manifest(manifest)] == ["A", "A"]
+
+
+def test_one_group_may_hold_both_labels(folder: Path) -> None:
+    manifest = write_manifest(folder, "viruses.fa\t\tvirus\tA", "cells.fa\t\tother\tA")
+    assert {record.group for record in read_manifest(manifest)} == {"A"}
+
+
+def test_sequences_come_with_their_labels_each_file_once_as_the_manifest_names_them(
+    folder: Path,
+) -> None:
+    manifest = write_manifest(
+        folder, "cells.fa\tc2\tother\tB", "viruses.fa\t\tvirus\tA", "cells.fa\tc1\tother\tC"
+    )
+    found = [
+        (labelled.id, labelled.group, record.id, record.sequence)
+        for labelled, record in read_sequences(read_manifest(manifest))
+    ]
+    assert found == [
+        ("c1", "C", "c1", "AAAA"),
+        ("c2", "B", "c2", "CCCC"),
+        ("v1", "A", "v1", "ACGT"),
+        ("v2", "A", "v2", "GGG"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        (["viruses.fa\t\tviral\tA"], "manifest.tsv:2: the label is 'viral'"),
+        (["viruses.fa\t\tvirus\t "], "manifest.tsv:2: the group is empty"),
+        (["\t\tvirus\tA"], "manifest.tsv:2: the path is empty"),
+        (["nowhere.fa\t\tvirus\tA"], "nowhere.fa: No such file"),
+        (["viruses.fa\tvirus\tA"], "manifest.tsv:2: 3 cells for 4 columns"),
+        (["viruses.fa\tv1\tvirus\tA"] * 2, "manifest.tsv:3: the record v1 of"),
+        (["viruses.fa\t\tvirus\tA"] * 2, "is named twice (first in line 2)"),
+        (["viruses.fa\tv1\tvirus\tA", "viruses.fa\t\tvirus\tA"], "named twice (first in line 2)"),
+        (["viruses.fa\t\tvirus\tA", "./viruses.fa\tv1\tvirus\tA"], "twice (first in line 2)"),
+        (["viruses.fa\tv1\tvirus\tA", "viruses.fa\tv9\tvirus\tA"], "manifest.tsv:3: "),
+        (["viruses.fa\tv9\tvirus\tA"], "holds no record v9"),
+        (["viruses.fa\tv1\tvirus\tA", "cells.fa\tv1\tother\tA"], "cells.fa holds no record v1"),
+    ],
+)
+def test_a_manifest_that_cannot_be_right_is_refused_with_its_line(
+    folder: Path, rows: list[str], words: str
+) -> None:
+    assert words in str(refusal_of(write_manifest(folder, *rows)))
+
+
+@pytest.mark.parametrize("weight", ["0", "-1", "nan", "inf", "much"])
+def test_a_weight_is_a_number_above_zero(folder: Path, weight: str) -> None:
+    manifest = write_manifest(
+        folder, f"viruses.fa\tvirus\tA\t{weight}", columns="path\tlabel\tgroup\tweight"
+    )
+    assert f"manifest.tsv:2: the weight is {weight!r}" in str(refusal_of(manifest))
+
+
+@pytest.mark.parametrize("column", ["path", "label", "group"])
+def test_a_missing_column_is_named(folder: Path, column: str) -> None:
+    columns = [name for name in ("path", "label", "group") if name != column]
+    manifest = write_manifest(folder, columns="\t".join(columns))
+    assert f"manifest.tsv:1: no column {column!r}" in str(refusal_of(manifest))
+
+
+def test_an_id_in_two_files_is_refused_with_both(folder: Path) -> None:
+    (folder / "more.fa").write_text(">x\nACGT\n>v1\nACGT\n")
+    error = refusal_of(write_manifest(folder, "viruses.fa\t\tvirus\tA", "more.fa\t\tvirus\tB"))
+    assert "more.fa:3: the id v1 occurs twice (first in " in str(error)
+    assert "viruses.fa)" in str(error)
+
+
+def test_a_record_that_is_no_dna_is_refused_with_its_line(folder: Path) -> None:
+    (folder / "proteins.fa").write_text(">x\nACGT\n>p\nMKVLEF\n")
+    error = refusal_of(write_manifest(folder, "proteins.fa\t\tvirus\tA"))
+    assert "proteins.fa:3: the record p cannot be used: 'L' at position 4" in str(error)
+
+
+def test_a_manifest_that_is_no_text_is_refused(folder: Path) -> None:
+    (folder / "manifest.tsv").write_bytes(b"\xff\xfe\x00binary")
+    assert "no text in UTF-8" in str(refusal_of(folder / "manifest.tsv"))
+    whole = gzip.compress(b"path\tlabel\tgroup\n" * 99)
+    (folder / "manifest.tsv").write_bytes(whole[: len(whole) // 2])
+    assert "cannot be decompressed" in str(refusal_of(folder / "manifest.tsv"))
+    assert "No such file" in str(refusal_of(folder / "nowhere.tsv"))
+
+
+def test_a_file_that_lost_a_record_since_is_told(folder: Path) -> None:
+    records = read_manifest(write_manifest(folder, "viruses.fa\t\tvirus\tA"))
+    (folder / "viruses.fa").write_text(">v1\nACGT\n")
+    with pytest.raises(InputError, match="has lost the record v2"):
+        list(read_sequences(records))
+
+
+def test_a_digest_tells_sequences_apart_and_not_their_case() -> None:
+    assert record_digest("acgtn") == record_digest("ACGTN") != record_digest("ACGT")
+    assert group_digest("A") != group_digest("a")
+    assert 0 <= record_digest("") < 2**64

@@ -1,0 +1,114 @@
+"""A split keeps groups whole, and stays as it is when it should."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from virnucpro.errors import InputError
+from virnucpro.training.labelled import LabelledRecord
+from virnucpro.training.split import read_split, select, split_groups, write_split
+
+PATH = Path("data.fa")
+
+
+def make_records(n_groups: int, kingdom: str = "phage", is_virus: bool = True):
+    return [
+        LabelledRecord(f"{kingdom}{g}.{i}", PATH, is_virus, f"{kingdom}{g}", 1.0, kingdom)
+        for g in range(n_groups)
+        for i in range(1 + g % 3)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("n_groups", "expected"),
+    [
+        (1, {"train": 1}),
+        (2, {"train": 1, "validation": 1}),
+        (3, {"train": 1, "validation": 1, "test": 1}),
+        (10, {"train": 6, "validation": 2, "test": 2}),
+        (100, {"train": 70, "validation": 15, "test": 15}),
+    ],
+)
+def test_every_stratum_is_shared_out_by_itself(n_groups: int, expected: dict[str, int]) -> None:
+    cells = make_records(7, "bacteria", is_virus=False)
+    splits = split_groups(make_records(n_groups) + cells, seed=1)
+    of_phages = {group: part for group, part in splits.items() if group.startswith("phage")}
+    assert Counter(of_phages.values()) == expected
+    assert len(splits) == n_groups + 7
+
+
+def test_the_order_of_the_records_does_not_matter_but_the_seed_does() -> None:
+    records = make_records(40)
+    shuffled = [records[i] for i in np.random.default_rng(3).permutation(len(records))]
+    assert split_groups(shuffled, seed=1) == split_groups(records, seed=1)
+    assert split_groups(records, seed=2) != split_groups(records, seed=1)
+
+
+def test_a_group_more_moves_nothing_elsewhere_and_little_beside_it() -> None:
+    records = make_records(40) + make_records(20, "algae", is_virus=False)
+    before = split_groups(records, seed=1)
+    more = LabelledRecord("new", PATH, False, "new", 1.0, "algae")
+    after = split_groups([*records, more], seed=1)
+    moved = {group for group in before if before[group] != after[group]}
+    assert all(group.startswith("algae") for group in moved)
+    # one group more pushes at most one over each of the two borders between ranks
+    assert len(moved) <= 2
+
+
+def test_a_group_in_two_strata_is_whole_and_belongs_where_most_of_it_is() -> None:
+    both = [
+        LabelledRecord("a", PATH, True, "both", 1.0, "phage"),
+        LabelledRecord("b", PATH, False, "both", 1.0, "bacteria"),
+        LabelledRecord("c", PATH, False, "both", 1.0, "bacteria"),
+    ]
+    # alone in its stratum: training, whatever the other strata hold
+    assert split_groups(both + make_records(9), seed=4)["both"] == "train"
+
+
+def test_shares_of_nothing_give_nothing() -> None:
+    splits = split_groups(make_records(10), seed=1, shares=(0.8, 0.2, 0.0))
+    assert Counter(splits.values()) == {"train": 8, "validation": 2}
+
+
+def test_a_split_is_read_as_it_was_written_with_the_same_bytes(tmp_path: Path) -> None:
+    records = make_records(12) + make_records(5, "bacteria", is_virus=False)
+    splits = split_groups(records, seed=1)
+    one, other = tmp_path / "one.tsv", tmp_path / "other.tsv"
+    write_split(one, records, splits)
+    write_split(other, records[::-1], dict(reversed(splits.items())))
+    assert one.read_bytes() == other.read_bytes()
+    assert read_split(one) == splits
+    lines = one.read_text().splitlines()
+    assert lines[0] == "group\tlabel\tkingdom\tsplit\tn_records"
+    assert f"phage2\tvirus\tphage\t{splits['phage2']}\t3" in lines
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ("group\tpart\nA\ttest\n", "split.tsv:1: no column 'split'"),
+        ("group\tsplit\nA\tlearn\n", "split.tsv:2: the split is 'learn'"),
+        ("group\tsplit\nA\ttest\nA\ttrain\n", "split.tsv:3: the group A is in test and in train"),
+    ],
+)
+def test_an_edited_split_that_cannot_be_right_is_refused(
+    tmp_path: Path, rows: str, words: str
+) -> None:
+    path = tmp_path / "split.tsv"
+    path.write_text(rows)
+    with pytest.raises(InputError) as caught:
+        read_split(path)
+    assert words in str(caught.value) and caught.value.hint
+
+
+def test_the_records_of_a_part_are_those_of_its_groups() -> None:
+    records = make_records(10)
+    splits = split_groups(records, seed=1)
+    held_out = select(records, splits, "test")
+    assert {r.id for r in held_out} == {r.id for r in records if splits[r.group] == "test"}
+    with pytest.raises(InputError, match="says nothing of 1 groups of the data, for example new"):
+        select([*records, LabelledRecord("x", PATH, True, "new")], splits, "test")

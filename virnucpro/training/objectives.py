@@ -1,0 +1,144 @@
+"""What can be learned from frames: masked residues, or the labels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.metrics import roc_auc_score
+from torch import nn
+
+from virnucpro.esm2.model import TOKEN_DROPOUT_SCALE
+from virnucpro.esm2.alphabet import MASK
+from virnucpro.esm2.packing import EXTRA_TOKENS, PackedBatch
+from virnucpro.training.frames import LabelledFrames
+from virnucpro.training.loop import Rows
+from virnucpro.training.masking import MASKED, mask_residues
+from virnucpro.training.networks import FrameBatch, FrameClassifier, MaskedBatch
+from virnucpro.training.ranks import Ranks
+
+_VALIDATION_ROWS = 256  # in one batch
+
+
+class MaskedResidues:
+    """Tell the masked residues of proteins (``--pretrain``)."""
+
+    unit, best = "frames", "minus_loss"
+
+    def __init__(
+        self, proteins: Sequence[str], held_out: Sequence[str], weight: NDArray[np.float32], seed: int
+    ) -> None:
+        self.proteins, self.held_out, self.weights, self.seed = proteins, held_out, weight, seed
+        self.n_rows = len(proteins)
+        lengths = np.array([len(protein) for protein in proteins])
+        self._n_chosen = np.maximum(1, np.round(MASKED * lengths))
+
+    def batch(self, rows: Rows, epoch: int) -> MaskedBatch:
+        rows = longest_first(rows, self.proteins)
+        seeds = [(self.seed, epoch, int(row)) for row in rows]
+        return masked_batch([self.proteins[row] for row in rows], self.weights[rows], seeds)
+
+    def weight(self, rows: Rows) -> float:
+        return float((self.weights[rows] * self._n_chosen[rows]).sum())
+
+    def validate(self, module: nn.Module, ranks: Ranks) -> dict[str, float]:
+        """The mean loss per chosen residue, with masks that are the same every time."""
+        loss, n_chosen = 0.0, 0
+        for first in range(0, len(self.held_out), _VALIDATION_ROWS)[ranks.rank :: ranks.world_size]:
+            rows = np.arange(first, min(first + _VALIDATION_ROWS, len(self.held_out)))
+            rows = longest_first(rows, self.held_out)
+            seeds = [(self.seed, -1 % 2**32, int(row)) for row in rows]
+            ones = np.ones(len(rows), dtype=np.float32)
+            batch = masked_batch([self.held_out[row] for row in rows], ones, seeds)
+            loss += float(module(batch))
+            n_chosen += len(batch.places)
+        sums = np.sum(ranks.gather((loss, n_chosen)), axis=0)
+        mean = float(sums[0] / max(1, sums[1]))
+        return {"validation_loss": mean, "minus_loss": -mean}
+
+
+def masked_batch(
+    proteins: Sequence[str], weight: NDArray[np.float32], seeds: Sequence[tuple[int, ...]]
+) -> MaskedBatch:
+    """Mask proteins; what is left of each is scaled up for what is masked, as in ESM-2."""
+    packed = PackedBatch.of(proteins)
+    tokens, places = mask_residues(packed, map(np.random.default_rng, seeds))
+    n_tokens = np.diff(packed.cu_seqlens)
+    protein_of = np.repeat(np.arange(len(proteins)), n_tokens)
+    is_masked = tokens == MASK
+    share = np.bincount(protein_of, is_masked, len(proteins)) / n_tokens
+    scale = (TOKEN_DROPOUT_SCALE / (1 - share))[protein_of] * ~is_masked
+    return MaskedBatch(
+        PackedBatch(tokens, packed.positions, packed.cu_seqlens, packed.runs),
+        scale.astype(np.float32),
+        places,
+        packed.tokens[places],
+        weight[protein_of[places]],
+    )
+
+
+class FrameLabels:
+    """Tell viral frames from others (``--finetune``)."""
+
+    unit, best = "frames", "auroc"
+
+    def __init__(
+        self, frames: LabelledFrames, weight: NDArray[np.float32], held_out: LabelledFrames
+    ) -> None:
+        self.frames, self.weights, self.held_out = frames, weight, held_out
+        self.n_rows = len(frames)
+
+    def batch(self, rows: Rows, epoch: int) -> FrameBatch:
+        return frame_batch(self.frames, rows, self.weights)
+
+    def weight(self, rows: Rows) -> float:
+        return float(self.weights[rows].sum())
+
+    def validate(self, module: nn.Module, ranks: Ranks) -> dict[str, float]:
+        """AUROC of both networks over the frames of held-out groups, and their loss."""
+        assert isinstance(module, FrameClassifier)
+        logits = score_frames(module, self.held_out, ranks)
+        is_virus = self.held_out.is_virus
+        losses = np.logaddexp(0, np.where(is_virus, -logits, logits)).mean(axis=1)
+        protein, nucleotide = (float(roc_auc_score(is_virus, row)) for row in logits)
+        return {
+            "validation_loss": float(losses[1]),
+            "auroc": nucleotide,
+            "auroc_protein": protein,
+        }
+
+
+def score_frames(
+    module: FrameClassifier, frames: LabelledFrames, ranks: Ranks
+) -> NDArray[np.float32]:
+    """The log-odds of both networks for every frame, on every rank. (2, n)"""
+    ones = np.ones(len(frames), dtype=np.float32)
+    order = longest_first(np.arange(len(frames)), frames.proteins)
+    mine = []
+    for first in range(0, len(frames), _VALIDATION_ROWS)[ranks.rank :: ranks.world_size]:
+        batch = frame_batch(frames, order[first : first + _VALIDATION_ROWS], ones)
+        mine.append((batch.rows, module.logits(batch).cpu().numpy()))
+    logits = np.full((2, len(frames)), np.nan, dtype=np.float32)
+    for part in ranks.gather(mine):
+        for rows, values in part:
+            logits[:, rows] = values
+    return logits
+
+
+def frame_batch(frames: LabelledFrames, rows: Rows, weight: NDArray[np.float32]) -> FrameBatch:
+    rows = longest_first(rows, frames.proteins)
+    return FrameBatch(
+        rows,
+        PackedBatch.of([frames.proteins[row] for row in rows]),
+        frames.composition[rows],
+        frames.is_virus[rows].astype(np.float32),
+        weight[rows],
+    )
+
+
+def longest_first(rows: Rows, proteins: Sequence[str]) -> Rows:
+    """Neighbours of one length make few runs."""
+    lengths = np.array([-len(proteins[row]) for row in rows])
+    return rows[np.argsort(lengths, kind="stable")]
