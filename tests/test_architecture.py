@@ -16,7 +16,7 @@ import virnucpro
 ROOT = Path(virnucpro.__file__).parent
 LAYERS = """
     errors log records files
-    fasta config inputs translate
+    fasta config inputs translate composition
     esm2.alphabet esm2.packing esm2.attention esm2.model esm2.weights
     esm2.converted esm2.graphs esm2.download
     head store rundir shards repeats plan
@@ -24,6 +24,8 @@ LAYERS = """
     calls results pipeline
     devices status request demo dashboard
     training.tables training.digests training.labelled training.split
+    training.settings training.frames training.masking training.networks training.ranks
+    training.loop training.objectives
     bench.synthetic bench.encoder bench.peers bench.layouts bench.limits bench.comparison
     bench.file_to_file bench.front_end bench.coordinator bench.report bench.programme
     cli
@@ -127,7 +129,7 @@ def test_only_the_engine_and_its_measure_know_processes() -> None:
         for found in imported(name)
         if found.partition(".")[0] in ("multiprocessing", "subprocess")
     }
-    assert users == {"engine.processes", "bench.layouts"}
+    assert users == {"engine.processes", "training.ranks", "bench.layouts"}
 
 
 # Imports when the program runs

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -36,14 +36,18 @@ _CHECKPOINTS = "checkpoints"
 _BEST = "best.pt"
 
 
-class Objective(Protocol):
-    """What is learned, from which rows, and how well it is known."""
+B = TypeVar("B")
+B_co = TypeVar("B_co", covariant=True)
+
+
+class Objective(Protocol[B_co]):
+    """What is learned, from which rows, and how well it is known. ``B_co`` is its kind of batch."""
 
     n_rows: int  # of an epoch
     unit: str
     best: str  # the name of the figure by which the best epoch is chosen; larger is better
 
-    def batch(self, rows: Rows, epoch: int) -> Any: ...
+    def batch(self, rows: Rows, epoch: int) -> B_co: ...
 
     def weight(self, rows: Rows) -> float:
         """What the losses of these rows are divided by."""
@@ -76,9 +80,9 @@ class Progressed:
 
 
 @dataclass(slots=True)
-class Trainer:
+class Trainer(Generic[B]):
     module: nn.Module
-    objective: Objective
+    objective: Objective[B]
     settings: Settings
     ranks: Ranks
     folder: Path
@@ -93,7 +97,10 @@ class Trainer:
         Raises:
             UsageError: there are fewer rows than ranks and accumulated steps.
         """
-        settings, schedule = self.settings, _Schedule(self.objective.n_rows, self.settings, self.ranks)
+        settings, schedule = (
+            self.settings,
+            _Schedule(self.objective.n_rows, self.settings, self.ranks),
+        )
         self.module.to(self.ranks.device)
         optimizer = new_optimizer(self.module, settings.scaled_lr(self.ranks.world_size), settings)
         self._load(optimizer)
@@ -113,7 +120,7 @@ class Trainer:
         wrapped: nn.Module,
         optimizer: torch.optim.Optimizer,
         schedule: _Schedule,
-        loader: DataLoader[Any],
+        loader: DataLoader[B],
     ) -> None:
         settings, state, ranks = self.settings, self.state, self.ranks
         schedule.epoch = epoch = state.epoch
@@ -153,7 +160,7 @@ class Trainer:
         self,
         wrapped: nn.Module,
         optimizer: torch.optim.Optimizer,
-        batches: Iterator[Any],
+        batches: Iterator[B],
         weight: float,
     ) -> Tensor:
         """One effective batch. -> this rank's part of its loss"""
@@ -251,20 +258,20 @@ class _Schedule(Sampler[tuple[int, Rows]]):
                 yield self.epoch, part
 
 
-class _Batches(Dataset[Any]):
+class _Batches(Dataset[B]):
     """Makes batches of rows, here or in processes beside the training."""
 
-    def __init__(self, objective: Objective) -> None:
+    def __init__(self, objective: Objective[B]) -> None:
         self.objective = objective
 
-    def __getitem__(self, part: tuple[int, Rows]) -> Any:
+    def __getitem__(self, part: tuple[int, Rows]) -> B:
         epoch, rows = part
         return self.objective.batch(rows, epoch)
 
 
 def _loader(
-    objective: Objective, schedule: _Schedule, settings: Settings, ranks: Ranks
-) -> DataLoader[Any]:
+    objective: Objective[B], schedule: _Schedule, settings: Settings, ranks: Ranks
+) -> DataLoader[B]:
     n_workers = settings.num_workers
     return DataLoader(
         _Batches(objective),

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 from torch import nn
 
-from virnucpro.esm2.model import TOKEN_DROPOUT_SCALE
 from virnucpro.esm2.alphabet import MASK
-from virnucpro.esm2.packing import EXTRA_TOKENS, PackedBatch
+from virnucpro.esm2.model import TOKEN_DROPOUT_SCALE
+from virnucpro.esm2.packing import PackedBatch
 from virnucpro.training.frames import LabelledFrames
 from virnucpro.training.loop import Rows
 from virnucpro.training.masking import MASKED, mask_residues
@@ -28,7 +27,11 @@ class MaskedResidues:
     unit, best = "frames", "minus_loss"
 
     def __init__(
-        self, proteins: Sequence[str], held_out: Sequence[str], weight: NDArray[np.float32], seed: int
+        self,
+        proteins: Sequence[str],
+        held_out: Sequence[str],
+        weight: NDArray[np.float32],
+        seed: int,
     ) -> None:
         self.proteins, self.held_out, self.weights, self.seed = proteins, held_out, weight, seed
         self.n_rows = len(proteins)
@@ -38,7 +41,9 @@ class MaskedResidues:
     def batch(self, rows: Rows, epoch: int) -> MaskedBatch:
         rows = longest_first(rows, self.proteins)
         seeds = [(self.seed, epoch, int(row)) for row in rows]
-        return masked_batch([self.proteins[row] for row in rows], self.weights[rows], seeds)
+        return masked_batch(
+            [self.proteins[row] for row in rows.tolist()], self.weights[rows], seeds
+        )
 
     def weight(self, rows: Rows) -> float:
         return float((self.weights[rows] * self._n_chosen[rows]).sum())
@@ -51,7 +56,7 @@ class MaskedResidues:
             rows = longest_first(rows, self.held_out)
             seeds = [(self.seed, -1 % 2**32, int(row)) for row in rows]
             ones = np.ones(len(rows), dtype=np.float32)
-            batch = masked_batch([self.held_out[row] for row in rows], ones, seeds)
+            batch = masked_batch([self.held_out[row] for row in rows.tolist()], ones, seeds)
             loss += float(module(batch))
             n_chosen += len(batch.places)
         sums = np.sum(ranks.gather((loss, n_chosen)), axis=0)

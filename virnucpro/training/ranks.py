@@ -11,15 +11,17 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 from virnucpro.errors import UsageError
 
+T = TypeVar("T")
 _LOCALHOST = "127.0.0.1"
 _TIMEOUT = timedelta(minutes=30)
 
@@ -43,12 +45,11 @@ class Ranks:
             return module
         return DistributedDataParallel(module, broadcast_buffers=False)
 
-    def gather(self, value: Any) -> list[Any]:
+    def gather(self, value: T) -> list[T]:
         """The values of all ranks, in their order."""
-        if self.world_size == 1:
-            return [value]
-        values: list[Any] = [None] * self.world_size
-        dist.all_gather_object(values, value)
+        values = [value] * self.world_size
+        if self.world_size > 1:
+            dist.all_gather_object(values, value)
         return values
 
     def wait(self) -> None:
@@ -75,7 +76,9 @@ def torchrun_ranks(environ: Mapping[str, str], device: str) -> tuple[int, int, s
     return int(given["RANK"]), int(given["WORLD_SIZE"]), local
 
 
-def run_under_torchrun(rank: int, world_size: int, device: str, work: Callable[[Ranks], None]) -> None:
+def run_under_torchrun(
+    rank: int, world_size: int, device: str, work: Callable[[Ranks], None]
+) -> None:
     dist.init_process_group(_backend(device), rank=rank, world_size=world_size, timeout=_TIMEOUT)
     try:
         work(Ranks(rank, world_size, _use(device)))
@@ -91,8 +94,10 @@ def run_on(devices: Sequence[str], work: Callable[[Ranks], None]) -> None:
     if len(devices) == 1:
         work(Ranks(0, 1, _use(devices[0])))
         return
-    store = dist.TCPStore(_LOCALHOST, 0, is_master=True, wait_for_workers=False)
-    torch.multiprocessing.spawn(  # type: ignore[no-untyped-call]
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        _LOCALHOST, 0, is_master=True, wait_for_workers=False
+    )
+    spawn(  # type: ignore[no-untyped-call]
         _spawned, (tuple(devices), store.port, work), nprocs=len(devices)
     )
 
@@ -102,7 +107,7 @@ def _spawned(rank: int, devices: tuple[str, ...], port: int, work: Callable[[Ran
     device = devices[rank]
     if device == "cpu":
         torch.set_num_threads(max(1, torch.get_num_threads() // len(devices)))
-    store = dist.TCPStore(_LOCALHOST, port, is_master=False)
+    store = dist.TCPStore(_LOCALHOST, port, is_master=False)  # type: ignore[attr-defined]
     dist.init_process_group(
         _backend(device), store=store, rank=rank, world_size=len(devices), timeout=_TIMEOUT
     )

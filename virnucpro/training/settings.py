@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Literal
 
@@ -46,7 +47,7 @@ class Settings:
     def scaled_lr(self, world_size: int) -> float:
         """The rate for the effective batch (Goyal et al. 2017; Krizhevsky 2014 for the root)."""
         ratio = world_size * self.grad_accum_steps
-        factor = {"none": 1.0, "linear": float(ratio), "sqrt": ratio**0.5}[self.scale_lr]
+        factor = {"none": 1.0, "linear": float(ratio), "sqrt": math.sqrt(ratio)}[self.scale_lr]
         return self.lr * factor
 
     def agrees_with(self, stored: dict[str, object]) -> list[str]:

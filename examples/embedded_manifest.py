@@ -1,0 +1,81 @@
+"""Turn the catalogue of labelled sequences into a manifest for ``virnucpro train``.
+
+    python examples/embedded_manifest.py CATALOGUE.tsv.gz > manifest.tsv
+
+The catalogue has a row for each sequence (id, file, label, kind, family, genus, cluster, ...) and
+lies beside its FASTA files. A group is what a new sequence may be new in: the family of a virus
+(its cluster of related genomes, where it has none) or of a prokaryote, the genus of a eukaryote,
+of which there are few. Sequences that are neither plainly viral nor plainly cellular stay out.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import sys
+from pathlib import Path
+
+COLUMNS = ("path", "id", "label", "group", "weight", "kingdom")
+LABELS = {"viral": "virus", "cellular": "other"}
+KINGDOMS = {
+    "phage": "phages",
+    "archaeal_virus": "archaeal viruses",
+    "euk_ssRNA_+": "RNA+ viruses",
+    "euk_ssRNA_-": "RNA- viruses",
+    "euk_ssRNA_+_-": "RNA- viruses",
+    "euk_dsRNA": "dsRNA viruses",
+    "euk_dsDNA": "DNA viruses",
+    "euk_ssDNA": "DNA viruses",
+    "euk_ssDNA_+_-": "DNA viruses",
+    "euk_dsDNA-RT": "reverse-transcribing viruses",
+    "euk_ssRNA-RT": "reverse-transcribing viruses",
+    "bacteria": "bacteria",
+    "archaea": "archaea",
+    "organelle": "organelles",
+}
+REST = "eukaryotes"
+SAME_GENUS = {
+    "hg38.fa": "Homo",
+    "Homo? (Augustus tutorial)": "Homo",
+    "BRAKER example": "Arabidopsis",
+}
+# few, and taken for viruses most easily: they count more
+RARE = {"eukaryote": 2.0, "archaea": 2.0}  # "eukaryote" is transcripts
+PLASMID_WEIGHT = 2.0
+
+
+def group_of(row: dict[str, str]) -> str:
+    by_genus = row["label"] == "cellular" and row["kind"] != "bacteria"
+    names = ("genus",) if by_genus else ("family", "cluster", "genome_group", "genus")
+    for name in (*names, "source_path"):
+        if row[name] not in ("", "?"):
+            return f"{name}:{SAME_GENUS.get(row[name], row[name])}"
+    raise SystemExit(f"{row['id']}: nothing to group it by")
+
+
+def weight_of(row: dict[str, str]) -> float:
+    is_plasmid = row["label"] == "cellular" and "plasmid" in row["organism"].lower()
+    return PLASMID_WEIGHT if is_plasmid else RARE.get(row["kind"], 1.0)
+
+
+def main(catalogue: Path) -> None:
+    out = csv.writer(sys.stdout, delimiter="\t", lineterminator="\n")
+    out.writerow(COLUMNS)
+    with gzip.open(catalogue, "rt", encoding="utf-8") as lines:
+        for row in csv.DictReader(lines, delimiter="\t"):
+            if row["label"] in LABELS:
+                path = catalogue.parent / Path(row["file"]).name
+                out.writerow(
+                    (
+                        path.absolute(),
+                        row["id"],
+                        LABELS[row["label"]],
+                        group_of(row),
+                        weight_of(row),
+                        KINGDOMS.get(row["kind"], REST),
+                    )
+                )
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
