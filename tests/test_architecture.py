@@ -16,13 +16,13 @@ import virnucpro
 ROOT = Path(virnucpro.__file__).parent
 LAYERS = """
     errors log records files
-    fasta config inputs translate
+    fasta config inputs translate composition
     esm2.alphabet esm2.packing esm2.attention esm2.model esm2.weights
     esm2.converted esm2.graphs esm2.download
     head store rundir shards repeats plan
     engine.events engine.worker engine.executor engine.processes
-    calls results pipeline
-    devices status request demo dashboard
+    calls scoring results pipeline
+    devices status request dashboard
     bench.synthetic bench.encoder bench.peers bench.layouts bench.limits bench.comparison
     bench.file_to_file bench.front_end bench.coordinator bench.report bench.programme
     cli

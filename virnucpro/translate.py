@@ -127,9 +127,13 @@ def _holds_stop(
 
 def orf_nucleotides(orf: Orf, chunk: Chunk) -> str:
     """The bases that VirNucPro writes beside a frame: ``s[f : f + 1 + 3 * len(protein)]``."""
-    bases = chunk.sequence.upper()
-    offset = orf.start - chunk.start
     if orf.strand == "-":
-        bases = bases.translate(_COMPLEMENT)[::-1]
-        offset = chunk.end - orf.end
+        bases, offset = reverse_complement(chunk.sequence), chunk.end - orf.end
+    else:
+        bases, offset = chunk.sequence.upper(), orf.start - chunk.start
     return bases[offset : offset + 1 + 3 * len(orf.protein)]
+
+
+def reverse_complement(bases: str) -> str:
+    """In upper case; only A, C, G and T are complemented, as by VirNucPro."""
+    return bases.upper().translate(_COMPLEMENT)[::-1]
