@@ -5,16 +5,18 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from virnucpro.composition import N_FEATURES
 from virnucpro.config import Recipe, Resources, RunConfig
-from virnucpro.demo import write_demo
-from virnucpro.esm2.model import ESM2Shape
-from virnucpro.head import Head, load_head
+from virnucpro.esm2.model import ESM2, ESM2Shape
+from virnucpro.esm2.weights import inspect_checkpoint, save_esm2
+from virnucpro.head import Head, HeadFacts, Layer, Network, load_head, save_head
 
 TINY = ESM2Shape(n_layers=2, dim=32, n_heads=2)
 
@@ -25,13 +27,65 @@ class Tiny:
 
     model: Path
     head_file: Path
-    head: Head
+
+    @property
+    def head(self) -> Head:
+        return load_head(self.head_file)
+
+
+def make_tiny(folder: Path, shape: ESM2Shape = TINY, seed: int = 0) -> Tiny:
+    """Write ``esm2_tiny/`` and ``head.safetensors``; weights of which each changes the result."""
+    model = random_esm2(shape, seed)
+    save_esm2(folder / "esm2_tiny", model)
+    rng = np.random.default_rng(seed)
+    facts = HeadFacts(
+        encoder="esm2_tiny",
+        encoder_id=inspect_checkpoint(folder / "esm2_tiny").encoder_id,
+        layer=shape.n_layers,
+        pooling="mean",
+        dim=shape.dim,
+        chunk_size=500,
+        threshold=0.5,
+        frames="max",
+        exponent=0.5,
+        training="not trained: random weights",
+    )
+    protein = Network(random_layers(rng, shape.dim, 16, 2), temperature=1.5)
+    nucleotide = Network(random_layers(rng, shape.dim + N_FEATURES, 16, 2), temperature=0.75)
+    save_head(folder / "head.safetensors", Head(facts, protein, nucleotide))
+    return Tiny(folder / "esm2_tiny", folder / "head.safetensors")
+
+
+def random_esm2(shape: ESM2Shape, seed: int) -> ESM2:
+    """Linear layers keep the length of a vector; norms are not 1 and biases not 0."""
+    model = ESM2(shape, shape.n_layers, torch.float32)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if name == "embedding.weight":
+                parameter.copy_(noise)
+            elif parameter.ndim == 2:
+                parameter.copy_(parameter.shape[1] ** -0.5 * noise)
+            else:
+                parameter.copy_(0.1 * noise + name.endswith("norm.weight"))
+    return model.eval().requires_grad_(False)
+
+
+def random_layers(rng: np.random.Generator, *sizes: int) -> tuple[Layer, ...]:
+    """Fully connected layers between so many values; the scores lie on either side of 0.5."""
+    return tuple(
+        (
+            (4 * n_in**-0.5 * rng.standard_normal((n_out, n_in))).astype(np.float32),
+            np.zeros(n_out, dtype=np.float32),
+        )
+        for n_in, n_out in pairwise(sizes)
+    )
 
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
-    model, head_file = write_demo(tmp_path_factory.mktemp("tiny"), TINY)
-    return Tiny(model, head_file, load_head(head_file))
+    return make_tiny(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture

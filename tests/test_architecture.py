@@ -21,8 +21,8 @@ LAYERS = """
     esm2.converted esm2.graphs esm2.download
     head store rundir shards repeats plan
     engine.events engine.worker engine.executor engine.processes
-    calls results pipeline
-    devices status request demo dashboard
+    calls scoring results pipeline
+    devices status request dashboard
     training.tables training.digests training.labelled training.split
     training.settings training.frames training.masking training.networks training.ranks
     training.loop training.objectives

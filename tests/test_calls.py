@@ -18,8 +18,10 @@ from virnucpro.calls import (
     frame_rows,
     read_statuses,
     record_row,
+    score_record,
 )
-from virnucpro.records import Call, Orf, Prediction
+from virnucpro.head import HeadFacts
+from virnucpro.records import Call, FastaRecord, Orf, Prediction
 
 GOLDEN = Path(__file__).parent / "golden" / "consensus"
 
@@ -32,8 +34,27 @@ def frames(chunk: str, *scores: float | None) -> list[Prediction]:
     return [frame(f"{chunk}F{i}", chunk, score) for i, score in enumerate(scores)]
 
 
-def call(*predictions: Prediction, n_chunks: int = 3, threshold: float = 0.5) -> Call:
-    return call_record("r", 900, n_chunks, predictions, threshold)
+def facts(**changes: object) -> HeadFacts:
+    given: dict[str, object] = {"threshold": 0.5, "frames": "max", "exponent": 1.0, **changes}
+    return HeadFacts(
+        encoder="tiny",
+        encoder_id="0123456789abcdef",
+        layer=2,
+        pooling="mean",
+        dim=6,
+        chunk_size=300,
+        training="not trained",
+        **given,
+    )
+
+
+def call(*predictions: Prediction, n_chunks: int = 3, **changes: object) -> Call:
+    record = FastaRecord("r", "r of a test", "A" * 900)
+    return call_record(record, n_chunks, predictions, facts(**changes))
+
+
+def score(*chunks: list[float], **changes: object) -> float:
+    return score_record(chunks, facts(**changes))
 
 
 # Chunks
@@ -98,23 +119,44 @@ def test_only_frames_with_a_score_have_a_row() -> None:
 # Records
 
 
-def test_a_record_scores_the_mean_of_the_best_frame_of_each_chunk() -> None:
-    found = call(*frames("c1", 0.2, 0.9), *frames("c2", 0.1), *frames("c3", 0.4, 0.3), n_chunks=5)
+def test_a_record_scores_the_mean_of_the_log_odds_of_the_best_frame_of_each_chunk() -> None:
+    found = call(*frames("c1", 0.2, 0.9), *frames("c2", 0.1), *frames("c3", 0.8, 0.3), n_chunks=5)
     assert found == Call(
         "r",
         900,
         "scored",
-        virus_score=0.466667,  # (0.9 + 0.1 + 0.4) / 3
-        is_virus=False,
+        virus_score=0.613512,  # odds of 9 * 1/9 * 4, to the power of 1/3, are 1.587401
+        is_virus=True,
         n_chunks=5,
         n_chunks_scored=3,
         n_frames_scored=5,
     )
 
 
+def test_the_exponent_says_how_much_of_the_evidence_of_many_chunks_adds_up() -> None:
+    chunks = [[0.8]] * 4  # odds of 4
+    assert score(*chunks, exponent=1.0) == 0.8
+    assert score(*chunks, exponent=0.5) == round(16 / 17, 6)
+    assert score(*chunks, exponent=0.0) == round(256 / 257, 6)
+    assert score([0.8], exponent=0.0) == score([0.8], exponent=1.0) == 0.8
+
+
+def test_a_chunk_has_the_best_of_its_frames_or_their_mean_in_log_odds() -> None:
+    assert score([0.2, 0.9, 0.5], frames="max") == 0.9
+    assert score([0.8, 0.5], frames="mean") == round(2 / 3, 6)  # odds of sqrt(4 * 1)
+    assert score([0.3], frames="mean") == score([0.3], frames="max") == 0.3
+
+
+def test_one_chunk_that_is_quite_sure_does_not_silence_the_others() -> None:
+    assert score([1.0], [0.0], exponent=1.0) == 0.5
+    assert score([1.0], exponent=1.0) == 0.999999
+    assert score([0.0], exponent=1.0) == 0.000001
+    assert score(*[[0.0]] * 5, exponent=0.0) == 0.0
+
+
 @pytest.mark.parametrize(
     ("score", "threshold", "is_virus"),
-    [(0.7, 0.7, True), (0.699999, 0.7, False), (0.0, 0.0, True), (1.0, 1.0, True)],
+    [(0.7, 0.7, True), (0.699999, 0.7, False), (0.0, 0.0, True), (1.0, 0.999999, True)],
 )
 def test_a_record_is_viral_from_the_threshold_on(score, threshold, is_virus) -> None:
     assert call(*frames("c", score), threshold=threshold).is_virus is is_virus
@@ -132,7 +174,8 @@ def test_a_record_of_which_a_frame_failed_has_a_reason_and_no_call() -> None:
 
 
 def test_a_record_that_was_only_to_be_embedded_is_embedded() -> None:
-    found = call(*frames("c1", None, None), *frames("c2", None))
+    record = FastaRecord("r", "r", "A" * 900)
+    found = call_record(record, 3, [*frames("c1", None, None), *frames("c2", None)], None)
     assert (found.status, found.virus_score, found.is_virus) == ("embedded", None, False)
 
 

@@ -15,8 +15,9 @@ import torch
 from safetensors.numpy import load_file, save_file
 from safetensors.torch import save_file as save_torch_file
 
+from virnucpro.composition import N_FEATURES, frame_composition
 from virnucpro.errors import UnavailableError
-from virnucpro.head import Head, HeadFacts, load_head, save_head
+from virnucpro.head import Head, HeadFacts, Layer, Network, load_head, save_head
 
 FACTS = HeadFacts(
     encoder="tiny, for the tests",
@@ -26,6 +27,8 @@ FACTS = HeadFacts(
     dim=6,
     chunk_size=300,
     threshold=0.625,
+    frames="mean",
+    exponent=0.375,
     training="not trained: random weights",
 )
 
@@ -33,32 +36,42 @@ FACTS = HeadFacts(
 def make_head(*widths: int, facts: HeadFacts = FACTS) -> Head:
     """A head with hidden layers of these widths; the logits are large enough to differ."""
     rng = np.random.default_rng(len(widths))
-    sizes = [facts.dim, *widths, 2]
-    layers = tuple(
+    protein = Network(make_layers(rng, facts.dim, *widths, 2), temperature=1.25)
+    nucleotide = make_layers(rng, facts.dim + N_FEATURES, *widths, 2)
+    digests = np.sort(rng.integers(0, 2**64 - 1, 9, dtype=np.uint64))
+    return Head(facts, protein, Network(nucleotide, 0.8), digests, digests[::2])
+
+
+def make_layers(rng: np.random.Generator, *sizes: int) -> tuple[Layer, ...]:
+    return tuple(
         (
             rng.standard_normal((n_out, n_in)).astype(np.float32),
             rng.standard_normal(n_out).astype(np.float32),
         )
         for n_in, n_out in pairwise(sizes)
     )
-    return Head(facts, layers)
 
 
 def some_vectors(n: int = 50) -> np.ndarray:
     return np.random.default_rng(9).standard_normal((n, FACTS.dim)).astype(np.float32)
 
 
-def by_hand(head: Head, vector: np.ndarray) -> float:
+def some_frames(n: int = 50) -> list[str]:
+    rng = np.random.default_rng(3)
+    return ["".join(rng.choice(list("ACGT"), 3 * (10 + i))) for i in range(n)]
+
+
+def by_hand(network: Network, vector: np.ndarray) -> float:
     """The softmax of the logits, one multiplication at a time, in float64."""
     values = [float(value) for value in vector]
-    for i, (weight, bias) in enumerate(head.layers):
+    for i, (weight, bias) in enumerate(network.layers):
         if i:
             values = [max(0.0, value) for value in values]
         values = [
             sum(float(w) * x for w, x in zip(row, values, strict=True)) + float(b)
             for row, b in zip(weight, bias, strict=True)
         ]
-    others, virus = np.exp(np.array(values) - max(values))
+    others, virus = np.exp((np.array(values) - max(values)) / network.temperature)
     return float(virus / (others + virus))
 
 
@@ -70,7 +83,9 @@ def stored(tmp_path: Path) -> Path:
 
 
 def facts_as_text(**changes: str) -> dict[str, str]:
-    return {name: str(getattr(FACTS, name)) for name in HeadFacts.__slots__} | changes
+    temperatures = {"protein.temperature": "1.25", "nucleotide.temperature": "0.8"}
+    facts = {name: str(getattr(FACTS, name)) for name in HeadFacts.__slots__}
+    return facts | temperatures | changes
 
 
 def refusal_of(path: Path) -> UnavailableError:
@@ -87,10 +102,31 @@ def test_a_head_is_read_as_it_was_saved(tmp_path: Path, widths: tuple[int, ...])
     save_head(path, head)
     found = load_head(path)
     assert found.facts == head.facts
-    assert len(found.layers) == len(head.layers)
-    for (weight, bias), (saved_weight, saved_bias) in zip(found.layers, head.layers, strict=True):
-        assert np.array_equal(weight, saved_weight) and np.array_equal(bias, saved_bias)
-    assert np.array_equal(found.classify(some_vectors()), head.classify(some_vectors()))
+    for network, saved in ((found.protein, head.protein), (found.nucleotide, head.nucleotide)):
+        assert network.temperature == saved.temperature
+        for layer, saved_layer in zip(network.layers, saved.layers, strict=True):
+            assert all(map(np.array_equal, layer, saved_layer))
+    assert np.array_equal(found.trained_records, head.trained_records)
+    assert np.array_equal(found.trained_groups, head.trained_groups)
+    given = some_vectors(), some_frames()
+    assert np.array_equal(found.classify(given[0]), head.classify(given[0]))
+    assert np.array_equal(found.classify_frames(*given), head.classify_frames(*given))
+
+
+def test_a_head_may_have_the_network_for_proteins_alone(tmp_path: Path) -> None:
+    path = tmp_path / "head.safetensors"
+    save_head(path, Head(FACTS, make_head(4).protein))
+    found, vectors = load_head(path), some_vectors()
+    assert found.nucleotide is None
+    assert not len(found.trained_records) and not len(found.trained_groups)
+    assert np.array_equal(found.classify_frames(vectors, some_frames()), found.classify(vectors))
+
+
+def test_a_saved_head_can_be_read_by_whoever_may_read_other_files(tmp_path: Path) -> None:
+    save_head(tmp_path / "head.safetensors", make_head(4))
+    (tmp_path / "other").touch()
+    modes = {path.stat().st_mode for path in tmp_path.iterdir()}
+    assert len(modes) == 1
 
 
 def test_a_head_is_known_by_the_hash_of_its_file(stored: Path, tmp_path: Path) -> None:
@@ -106,8 +142,13 @@ def test_a_head_is_known_by_the_hash_of_its_file(stored: Path, tmp_path: Path) -
 def test_scores_are_those_of_the_formula_in_float64(widths: tuple[int, ...]) -> None:
     head, vectors = make_head(*widths), some_vectors()
     # half a unit of the last of 6 decimals, and the rounding error of a dozen float64 sums
-    expected = [by_hand(head, vector) for vector in vectors]
+    expected = [by_hand(head.protein, vector) for vector in vectors]
     np.testing.assert_allclose(head.classify(vectors), expected, rtol=0, atol=0.5e-6 + 1e-12)
+    frames = some_frames()
+    inputs = np.hstack([vectors, frame_composition(frames)])
+    expected = [by_hand(head.nucleotide, values) for values in inputs]
+    found = head.classify_frames(vectors, frames)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=0.5e-6 + 1e-12)
 
 
 def test_scores_do_not_depend_on_the_rows_beside_them() -> None:
@@ -117,6 +158,10 @@ def test_scores_do_not_depend_on_the_rows_beside_them() -> None:
     assert np.array_equal(head.classify(vectors[order]), scores[order])
     for i, vector in enumerate(vectors):
         assert head.classify(vector[None])[0] == scores[i]
+    frames = some_frames()
+    scores = head.classify_frames(vectors, frames)
+    for i, (vector, frame) in enumerate(zip(vectors, frames, strict=True)):
+        assert head.classify_frames(vector[None], [frame])[0] == scores[i]
 
 
 def test_scores_have_six_decimals_and_lie_between_zero_and_one() -> None:
@@ -129,6 +174,7 @@ def test_scores_have_six_decimals_and_lie_between_zero_and_one() -> None:
 
 def test_no_row_gives_no_score() -> None:
     assert make_head(4).classify(some_vectors(0)).shape == (0,)
+    assert make_head(4).classify_frames(some_vectors(0), []).shape == (0,)
 
 
 # Refusals
@@ -154,7 +200,9 @@ def test_a_truncated_head_is_refused_wherever_it_ends(stored: Path) -> None:
         refusal_of(stored)
 
 
-@pytest.mark.parametrize("name", HeadFacts.__slots__)
+@pytest.mark.parametrize(
+    "name", [*HeadFacts.__slots__, "protein.temperature", "nucleotide.temperature"]
+)
 def test_a_head_that_does_not_say_what_it_was_made_for_is_refused(stored: Path, name: str) -> None:
     facts = facts_as_text()
     del facts[name]
@@ -176,6 +224,14 @@ def test_tensors_without_any_facts_are_refused(stored: Path) -> None:
         {"threshold": "-0.1"},
         {"threshold": "nan"},
         {"threshold": "high"},
+        {"exponent": "1.5"},
+        {"exponent": "-0.5"},
+        {"exponent": "nan"},
+        {"frames": "median"},
+        {"protein.temperature": "0"},
+        {"nucleotide.temperature": "-1"},
+        {"nucleotide.temperature": "inf"},
+        {"nucleotide.temperature": "warm"},
         {"pooling": "none"},
         {"pooling": "max"},
         {"dim": "7"},
@@ -204,29 +260,54 @@ def test_layers_that_do_not_fit_are_refused(tmp_path: Path, shapes: list[tuple[i
     path = tmp_path / "head.safetensors"
     tensors = {}
     for i, shape in enumerate(shapes):
-        tensors[f"layers.{i}.weight"] = np.ones(shape, dtype=np.float32)
-        tensors[f"layers.{i}.bias"] = np.ones(shape[:1], dtype=np.float32)
+        tensors[f"protein.layers.{i}.weight"] = np.ones(shape, dtype=np.float32)
+        tensors[f"protein.layers.{i}.bias"] = np.ones(shape[:1], dtype=np.float32)
     save_file(tensors, path, metadata=facts_as_text())
     refusal_of(path)
 
 
 def test_a_bias_of_another_length_is_refused(stored: Path) -> None:
-    tensors = load_file(stored) | {"layers.0.bias": np.ones(1, dtype=np.float32)}
+    tensors = load_file(stored) | {"protein.layers.0.bias": np.ones(1, dtype=np.float32)}
     save_file(tensors, stored, metadata=facts_as_text())
     refusal_of(stored)
 
 
-def test_a_layer_without_its_other_half_is_refused(stored: Path) -> None:
+@pytest.mark.parametrize("network", ["protein", "nucleotide"])
+@pytest.mark.parametrize("other", ["layers.2.weight", "layers.2", "weights"])
+def test_a_layer_without_its_other_half_is_refused(stored: Path, network: str, other: str) -> None:
     tensors = load_file(stored)
-    tensors["layers.2.weight"] = tensors.pop("layers.1.bias")
+    tensors[f"{network}.{other}"] = tensors.pop(f"{network}.layers.1.bias")
     save_file(tensors, stored, metadata=facts_as_text())
+    refusal_of(stored)
+
+
+def test_a_network_for_other_inputs_is_refused(stored: Path) -> None:
+    tensors = load_file(stored)
+    tensors["nucleotide.layers.0.weight"] = tensors["protein.layers.0.weight"]
+    save_file(tensors, stored, metadata=facts_as_text())
+    refusal_of(stored)
+
+
+@pytest.mark.parametrize("name", ["trained_records", "trained_groups"])
+@pytest.mark.parametrize(
+    "digests",
+    [
+        np.array([1, 2], dtype=np.int64),
+        np.array([2, 1], dtype=np.uint64),
+        np.array([1, 1], dtype=np.uint64),
+        np.array([[1, 2]], dtype=np.uint64),
+    ],
+    ids=["signed", "unsorted", "twice", "two-axes"],
+)
+def test_digests_that_cannot_be_looked_up_are_refused(stored: Path, name: str, digests) -> None:
+    save_file(load_file(stored) | {name: digests}, stored, metadata=facts_as_text())
     refusal_of(stored)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_a_head_that_is_not_finite_is_refused(stored: Path, value: float) -> None:
     tensors = load_file(stored)
-    tensors["layers.0.weight"][0, 0] = value
+    tensors["protein.layers.0.weight"][0, 0] = value
     save_file(tensors, stored, metadata=facts_as_text())
     refusal_of(stored)
 
@@ -235,8 +316,8 @@ def test_a_head_that_is_not_finite_is_refused(stored: Path, value: float) -> Non
 def test_a_number_format_that_numpy_does_not_know_is_refused(tmp_path: Path, dtype) -> None:
     path = tmp_path / "head.safetensors"
     tensors = {
-        "layers.0.weight": torch.ones(2, FACTS.dim).to(dtype),
-        "layers.0.bias": torch.zeros(2).to(dtype),
+        "protein.layers.0.weight": torch.ones(2, FACTS.dim).to(dtype),
+        "protein.layers.0.bias": torch.zeros(2).to(dtype),
     }
     save_torch_file(tensors, path, metadata=facts_as_text())
     refusal_of(path)

@@ -17,10 +17,8 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from conftest import TINY, open_dna
+from conftest import make_tiny, open_dna
 from runs import assert_same_run, leftovers
-
-from virnucpro.demo import write_demo
 
 N_RECORDS = 2600  # about three shards
 
@@ -34,10 +32,11 @@ def setting(tmp_path_factory):
     contigs = [open_dna(480, rng) for _ in range(N_RECORDS)]
     contigs += contigs[::4]  # are not embedded again
     fasta.write_text("".join(f">c{i}\n{bases}\n" for i, bases in enumerate(contigs)))
-    model, head = write_demo(folder, TINY)
+    tiny = make_tiny(folder)
     command = [
         *(sys.executable, "-m", "virnucpro", "predict", "--quiet", "--device", "cpu"),
-        *("--workers", "2", "-i", str(fasta), "--model", str(model), "--head", str(head)),
+        *("--workers", "2", "-i", str(fasta), "--model", str(tiny.model)),
+        *("--head", str(tiny.head_file)),
         "-o",
     ]
     whole = folder / "undisturbed"

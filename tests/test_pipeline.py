@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import h5py
@@ -14,11 +15,15 @@ import torch
 from conftest import open_dna
 from runs import assert_same_run, leftovers, run_inline, statuses, tables, vectors
 
-from virnucpro import __version__
+from virnucpro import __version__, scoring
+from virnucpro.calls import score_record
+from virnucpro.composition import frame_bases
 from virnucpro.engine.events import EmbeddingStarted, ShardDone
 from virnucpro.errors import InputError, OutputError, ResumeError, UsageError
+from virnucpro.fasta import read_fasta
 from virnucpro.rundir import RunDir
 from virnucpro.status import inspect_run
+from virnucpro.translate import chunk_record, translate_six_frames
 
 SHARED = Path(__file__).parents[2] / "shared"
 
@@ -55,22 +60,21 @@ def test_the_tables_agree_with_each_other(make_config, tiny, contigs):
         line.split("\t")
         for line in (config.output / "prediction_results.txt").read_text().splitlines()[1:]
     ]
-    best: dict[str, float] = {}
+    scores: dict[str, list[float]] = {}
     for name, label, others, virus in frames:
         assert label == ("virus" if float(virus) > float(others) else "others")
         assert float(others) + float(virus) == pytest.approx(1, abs=1e-9)
-        chunk = name[:-2]
-        best[chunk] = max(best.get(chunk, 0.0), float(virus))
+        scores.setdefault(name[:-2], []).append(float(virus))
     chunks = (config.output / "prediction_results_highestscore.csv").read_text().splitlines()[1:]
-    assert [row.split("\t")[0] for row in chunks] == sorted(best)
+    assert [row.split("\t")[0] for row in chunks] == sorted(scores)
     called = []
     for row in (config.output / "predictions.tsv").read_text().splitlines()[1:]:
         name, _, status, call, score, _, n_chunks, n_frames, _ = row.split("\t")
-        mine = [value for chunk, value in best.items() if chunk.rsplit("_chunk_", 1)[0] == name]
+        mine = [found for chunk, found in scores.items() if chunk.rsplit("_chunk_", 1)[0] == name]
         assert len(mine) == int(n_chunks)
         assert int(n_frames) == sum(f[0].rsplit("_chunk_", 1)[0] == name for f in frames)
         if status == "scored":
-            assert float(score) == round(sum(mine) / len(mine), 6)
+            assert float(score) == score_record(mine, tiny.head.facts)
             assert call == ("virus" if float(score) >= 0.5 else "other")
             called += [name] if call == "virus" else []
     headers = [
@@ -83,9 +87,57 @@ def test_the_tables_agree_with_each_other(make_config, tiny, contigs):
 def test_scores_are_the_heads_on_the_vectors_of_the_same_ids(make_config, tiny, contigs):
     config = make_config(contigs)
     run_inline(config, tiny.head)
+    found, bases = vectors(config.output), bases_of_frames(contigs)
+    rows = (config.output / "prediction_results.txt").read_text().splitlines()[1:]
+    assert len(rows) > 100
+    for name, _, _, score in (row.split("\t") for row in rows):
+        expected = tiny.head.classify_frames(found[name][None], [bases[name]])
+        assert expected[0] == float(score)
+
+
+def bases_of_frames(fasta: Path) -> dict[str, str]:
+    """The bases of each frame of chunks of 300, by its id."""
+    records = {record.id: record for record in read_fasta(fasta)}
+    return {
+        orf.id: frame_bases(orf, record.sequence)
+        for record in records.values()
+        for orf in translate_six_frames(list(chunk_record(record, 300)))
+    }
+
+
+def test_scores_do_not_depend_on_the_blocks_they_are_computed_in(
+    make_config, tiny, contigs, tmp_path, monkeypatch
+):
+    run_inline(make_config(contigs), tiny.head)
+    expected = tables(tmp_path / "run")
+    for n_frames, n_letters in ((1, 10**9), (7, 10**9), (10**9, 1), (10**9, 10**9)):
+        monkeypatch.setattr(scoring, "FRAMES_AT_ONCE", n_frames)
+        monkeypatch.setattr(scoring, "_LETTERS_AT_ONCE", n_letters)
+        again = make_config(contigs, output=tmp_path / "run", resume=True)
+        run_inline(again, tiny.head)
+        assert tables(tmp_path / "run") == expected
+
+
+def test_a_head_without_the_second_network_scores_frames_by_their_proteins(
+    make_config, tiny, contigs
+):
+    config = make_config(contigs)
+    head = replace(tiny.head, nucleotide=None)
+    run_inline(config, head)
     found = vectors(config.output)
     rows = (config.output / "prediction_results.txt").read_text().splitlines()[1:]
     for name, _, _, score in (row.split("\t") for row in rows):
+        assert head.classify(found[name][None])[0] == float(score)
+
+
+def test_proteins_are_scored_by_the_network_for_proteins(make_config, tiny, tmp_path):
+    fasta = tmp_path / "proteins.faa"
+    fasta.write_text(">a\nMKVLEFPQIL*\n>b\nMKVLEFPQILMKVLE\n")
+    config = make_config(fasta)
+    run_inline(config, tiny.head)
+    found = vectors(config.output)
+    for row in (config.output / "predictions.tsv").read_text().splitlines()[1:]:
+        name, _, _, _, score, *_ = row.split("\t")
         assert tiny.head.classify(found[name][None])[0] == float(score)
 
 
@@ -182,7 +234,7 @@ def test_a_folder_may_be_input_and_output_at_once(make_config, tiny, contigs, tm
     assert (folder / "contigs.fa").read_bytes() == contigs.read_bytes()
 
 
-@pytest.mark.parametrize("change", ["append", "edit", "header"])
+@pytest.mark.parametrize("change", ["append", "edit", "header", "cut"])
 def test_an_input_that_changes_while_the_run_goes_on_is_refused(make_config, tiny, contigs, change):
     config = make_config(contigs)
     text = contigs.read_text()
@@ -190,6 +242,7 @@ def test_an_input_that_changes_while_the_run_goes_on_is_refused(make_config, tin
         "append": f"{text}>late\n{'GCA' * 100}\n",
         "edit": text.replace("TAAATAAATAACTTAATTAG", "TAAATAAATAACTTAATTAC", 1),
         "header": text.replace(">contig1 of", ">contig1 on"),
+        "cut": text.replace(text.split("\n")[5], text.split("\n")[5][:60]),
     }[change]
 
     def touch(event):

@@ -7,11 +7,13 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import groupby
+from math import fsum, log, tanh
 from pathlib import Path
+from statistics import fmean
 from typing import TextIO
 
-from virnucpro.head import DECIMALS
-from virnucpro.records import Call, Prediction, Status
+from virnucpro.head import DECIMALS, HeadFacts
+from virnucpro.records import Call, FastaRecord, Prediction, Status
 
 FRAME_COLUMNS = ("Sequence_ID", "Prediction", "score1", "score2")
 CHUNK_COLUMNS = ("Modified_ID", "Is_Virus")
@@ -26,6 +28,7 @@ RECORD_COLUMNS = (
     "n_frames_scored",
     "note",
 )
+SURE = 10.0**-DECIMALS  # log-odds are of scores between this and 1 minus this
 _LINES_IN_MEMORY = 500_000
 
 
@@ -35,45 +38,65 @@ def scored_frames(predictions: Iterable[Prediction]) -> Iterator[tuple[Predictio
             yield prediction, prediction.virus_score
 
 
-def best_scores(predictions: Sequence[Prediction]) -> list[tuple[str, float, float]]:
-    """Per scored chunk: its id, the best virus score, and the best score of "others".
+def chunk_scores(predictions: Sequence[Prediction]) -> list[tuple[str, list[float]]]:
+    """The id of each scored chunk, and the scores of its frames.
 
     Frames of one chunk are neighbours, as ``translate_six_frames`` makes them.
     """
-    chunks = []
     frames = scored_frames(predictions)
-    for chunk_id, group in groupby(frames, key=lambda frame: frame[0].orf.chunk_id):
-        scores = [score for _, score in group]
-        chunks.append((chunk_id, max(scores), round(1 - min(scores), DECIMALS)))
-    return chunks
+    return [
+        (chunk_id, [score for _, score in group])
+        for chunk_id, group in groupby(frames, key=lambda frame: frame[0].orf.chunk_id)
+    ]
+
+
+def score_record(chunks: Iterable[Sequence[float]], facts: HeadFacts) -> float:
+    """The score of a record, 6 decimals, from those of each chunk's frames; one chunk at least.
+
+    In log-odds: a chunk has the largest of its frames', or their mean; the record has the sum of
+    its n chunks' over ``n ** exponent``.
+    """
+    pick = max if facts.frames == "max" else fmean
+    odds = [pick([log_odds(score) for score in scores]) for scores in chunks]
+    total = fsum(odds) / len(odds) ** facts.exponent
+    return round(0.5 * (1 + tanh(total / 2)), DECIMALS)
+
+
+def log_odds(score: float) -> float:
+    """Of being viral; a score has 6 decimals, so none is surer than the last of them."""
+    score = min(max(score, SURE), 1 - SURE)
+    return log(score / (1 - score))
 
 
 def call_record(
-    record_id: str, length: int, n_chunks: int, predictions: Sequence[Prediction], threshold: float
+    record: FastaRecord,
+    n_chunks: int,
+    predictions: Sequence[Prediction],
+    facts: HeadFacts | None,
 ) -> Call:
-    """Call one record that could be screened: the mean of its chunks' best virus scores.
+    """Call one record that could be screened; without facts it was only to be embedded.
 
     A record of which any frame failed has no call: what is missing might have changed it.
     """
-    chunks = best_scores(predictions)
+    chunks = chunk_scores(predictions)
     failures = [p.failure for p in predictions if p.failure]
-    n_scored = len(predictions) - len(failures)
     status: Status = "scored" if chunks else "embedded" if predictions else "no_orf"
-    score, note = None, ""
+    score, is_virus, note = None, False, ""
     if failures:
         status = "failed"
         note = f"{len(failures)} of {len(predictions)} frames failed: {failures[0]}"
-    elif chunks:
-        score = round(sum(best for _, best, _ in chunks) / len(chunks), DECIMALS)
+    elif chunks and facts is not None:
+        score = score_record([scores for _, scores in chunks], facts)
+        is_virus = score >= facts.threshold
     return Call(
-        record_id,
-        length,
+        record.id,
+        len(record.sequence),
         status,
         virus_score=score,
-        is_virus=score is not None and score >= threshold,
+        is_virus=is_virus,
         n_chunks=n_chunks,
         n_chunks_scored=len(chunks),
-        n_frames_scored=n_scored,
+        n_frames_scored=len(predictions) - len(failures),
         note=note,
     )
 
@@ -87,9 +110,14 @@ def frame_rows(predictions: Iterable[Prediction]) -> Iterator[str]:
 
 
 def chunk_rows(predictions: Sequence[Prediction]) -> Iterator[str]:
-    """Rows of ``prediction_results_highestscore.csv``; a tie is a virus."""
-    for chunk_id, virus, others in best_scores(predictions):
-        yield f"{chunk_id}\t{virus >= others}\n"
+    """Rows of ``prediction_results_highestscore.csv``.
+
+    A chunk is a virus if its surest frame is, by VirNucPro's rule: the best virus score is at least
+    the best score of "others".
+    """
+    for chunk_id, scores in chunk_scores(predictions):
+        others = round(1 - min(scores), DECIMALS)
+        yield f"{chunk_id}\t{max(scores) >= others}\n"
 
 
 def record_row(call: Call) -> str:

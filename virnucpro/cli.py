@@ -261,22 +261,6 @@ def extract(
 
 
 @app.command()
-def demo(
-    folder: Annotated[Path, typer.Argument(help="Where to put esm2_demo/ and head.safetensors.")],
-) -> None:
-    """Make a small ESM-2 and head with RANDOM weights, to try the pipeline with.
-
-    Example: virnucpro demo demo/ && virnucpro predict -i contigs.fa -o results/ \\
-             --model demo/esm2_demo --head demo/head.safetensors
-    """
-    with _exits():
-        from virnucpro.demo import write_demo
-
-        model, head = write_demo(folder)
-        typer.echo(f"wrote {model} and {head}: random weights, whatever they call means nothing")
-
-
-@app.command()
 def devices() -> None:
     """Say what a run would use here: GPUs by index and UUID, memory, precision, kernels."""
     with _exits():

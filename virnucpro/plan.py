@@ -25,7 +25,7 @@ from virnucpro.fasta import find_invalid, read_fasta, write_record
 from virnucpro.files import atomic, sha256
 from virnucpro.inputs import InputFile, generations
 from virnucpro.log import printable
-from virnucpro.records import Chunk, FastaRecord, Orf, Shard, Status
+from virnucpro.records import PROTEIN, Chunk, FastaRecord, Orf, Shard, Status
 from virnucpro.repeats import SeenProteins
 from virnucpro.rundir import Manifest, RunDir
 from virnucpro.shards import ShardWriter
@@ -195,7 +195,7 @@ class _Planner:
         seen = SeenProteins()
         for block in _blocks(records):
             proteins = [(record.id, protein_of(record)) for record in block]
-            orfs = [Orf(name, name, name, 0, len(text), ".", text) for name, text in proteins]
+            orfs = [Orf(name, name, name, 0, len(text), PROTEIN, text) for name, text in proteins]
             for orf in seen.mark(orfs):
                 writer.add(orf)
 

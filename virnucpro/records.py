@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Status = Literal["scored", "embedded", "too_short", "no_orf", "invalid", "failed"]
+PROTEIN = "."  # the strand of an ORF that came as a protein
 # "embedded" is what extract says instead of "scored"
 STATUSES: tuple[Status, ...] = ("scored", "embedded", "too_short", "no_orf", "invalid", "failed")
 

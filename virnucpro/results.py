@@ -1,13 +1,13 @@
 """Every table of a run, written in one pass over the inputs beside the predictions.
 
-The inputs are read again, in order; the predictions of a record are met in the same order in
-the shards. Both are joined by the record's id, so nothing is paired by its place.
+The inputs are read again, in order; the frames of a record are met in the same order in the
+shards. Both are joined by the record's id, so nothing is paired by its place.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, groupby
@@ -39,6 +39,7 @@ from virnucpro.plan import Plan, count_chunks, screen
 from virnucpro.records import Call, Embeddings, FastaRecord, Orf, Prediction, Shard, Status
 from virnucpro.repeats import Originals
 from virnucpro.rundir import COPIES, Manifest, RunDir
+from virnucpro.scoring import Frame, Outcome, input_changed, predict_records
 from virnucpro.shards import read_shard
 from virnucpro.store import (
     Attributes,
@@ -48,8 +49,6 @@ from virnucpro.store import (
     update_embeddings,
     write_index,
 )
-
-Outcome = tuple[FastaRecord, list[Prediction]]
 
 
 @dataclass(slots=True)
@@ -122,8 +121,8 @@ class Results:
         status, note = screen(record, recipe)
         if status is not None:
             return Call(record.id, length, status, note=note)
-        threshold = self.head.facts.threshold if self.head else 0.0
-        return call_record(record.id, length, count_chunks(length, recipe), predictions, threshold)
+        facts = self.head.facts if self.head else None
+        return call_record(record, count_chunks(length, recipe), predictions, facts)
 
     def outcomes(self, tally: Tally) -> Iterator[Outcome]:
         """Each record once, in input order, with its predictions.
@@ -137,12 +136,14 @@ class Results:
         owners: dict[str, int] = {}  # replaced id -> its last generation
         given: set[str] = set()
         for number in range(1, len(paths) if replaced else 1):
-            for outcome in self.generation(number, paths[number], Tally(), owners):
+            records = self.generation(number, paths[number], Tally(), owners)
+            for outcome in predict_records(records, self.head):
                 if outcome[0].id in replaced:
                     latest[outcome[0].id] = outcome
                     owners[outcome[0].id] = number
         for number, files in enumerate(paths):
-            for record, predictions in self.generation(number, files, tally, owners):
+            records = self.generation(number, files, tally, owners)
+            for record, predictions in predict_records(records, self.head):
                 if record.id not in replaced:
                     yield record, predictions
                 elif record.id not in given:
@@ -151,31 +152,28 @@ class Results:
 
     def generation(
         self, number: int, paths: list[Path], tally: Tally, owners: Mapping[str, int]
-    ) -> Iterator[Outcome]:
-        """The records of one generation beside the predictions of its shards."""
+    ) -> Iterator[tuple[FastaRecord, Iterable[Frame]]]:
+        """The records of one generation, each beside its frames, which are to be taken first."""
         shards, originals = self.plan.generations[number], Originals()
         hidden = frozenset(record_id for record_id, last in owners.items() if last != number)
-        predictions = chain.from_iterable(
-            self.predictions(shard, originals, tally, hidden) for shard in shards
+        frames = chain.from_iterable(
+            self.frames(shard, originals, tally, hidden) for shard in shards
         )
-        groups = groupby(predictions, key=lambda prediction: prediction.orf.record_id)
+        groups = groupby(frames, key=lambda frame: frame.orf.record_id)
         record_id, group = next(groups, (None, iter(())))
         for record in chain.from_iterable(map(read_fasta, paths)):
             tally.n_read += 1
             if record.id == record_id:
-                yield record, list(group)
+                yield record, group
                 record_id, group = next(groups, (None, iter(())))
             else:
-                yield record, []
+                yield record, ()
         if record_id is not None:
-            raise InputError(
-                "an input file changed while it was read",
-                hint="let it be written to its end, then start again with --force",
-            )
+            raise input_changed()
 
-    def predictions(
+    def frames(
         self, shard: Shard, originals: Originals, tally: Tally, hidden: frozenset[str]
-    ) -> Iterator[Prediction]:
+    ) -> Iterator[Frame]:
         """One per ORF of the shard, in its order; vectors are found by id.
 
         Vectors of ``hidden`` records were replaced and stay out of ``features.h5``.
@@ -185,15 +183,14 @@ class Results:
         unseen = {orf.id for orf in orfs if orf.record_id in hidden}
         loss = self.lost.get(shard.index, "")
         reasons = {orf.id: loss for orf in orfs if loss and orf.copy_of is None}
-        scores: dict[str, float] = {}
+        vectors: dict[str, NDArray[np.float32]] = {}
         for path, embeddings in self.feature_files(shard, orfs, originals):
             reasons |= {failure.orf_id: failure.reason for failure in embeddings.failures}
             self.export(path, embeddings)
             if not embeddings.vectors.shape[1]:
                 continue  # no copy of this shard has an original with a vector
             if self.head is not None:
-                values = self.head.classify(embeddings.vectors).tolist()
-                scores |= zip(embeddings.ids, values, strict=True)
+                vectors |= zip(embeddings.ids, embeddings.vectors, strict=True)
             shown = np.array([orf_id not in unseen for orf_id in embeddings.ids], dtype=np.bool_)
             tally.parts.append((path, shown))
         owed = [orf.id for orf in orfs if orf.id in reasons and orf.id not in unseen]
@@ -204,7 +201,7 @@ class Results:
                 loss or f"{len(owed)} of {len(orfs)} sequences failed; {first}"
             )
         for orf in orfs:
-            yield Prediction(orf, scores.get(orf.id), reasons.get(orf.id, ""))
+            yield Frame(orf, vectors.get(orf.id), reasons.get(orf.id, ""))
 
     def feature_files(
         self, shard: Shard, orfs: Sequence[Orf], originals: Originals
