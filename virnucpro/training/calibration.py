@@ -1,0 +1,137 @@
+"""From log-odds of frames to scores that mean what they say: chosen on validation groups.
+
+In this order: whether a chunk is its best frame or their mean (by AUROC of chunks); the
+temperature (by cross-entropy of chunks); the exponent of the number of chunks (by cross-entropy
+of records of many lengths); the threshold (by the share of others called viral).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import minimize_scalar
+from sklearn.metrics import roc_auc_score
+
+from virnucpro.head import FrameRule
+from virnucpro.training.frames import LabelledFrames, balanced_weights
+
+FALSE_POSITIVES = 0.05  # of the others in validation, at the threshold
+_CHUNKS = (1, 2, 6, 20)  # of one record; 500 to 10,000 bases where a chunk has 500
+_HOTTEST = 20.0
+_RULES: tuple[FrameRule, ...] = ("max", "mean")
+
+Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Units:
+    """Chunks or records with their log-odds of being viral; all rows are in step."""
+
+    odds: Values
+    is_virus: NDArray[np.bool_]
+    weight: Values
+    record: NDArray[np.int64]
+
+    def auroc(self) -> float:
+        return float(roc_auc_score(self.is_virus, self.odds, sample_weight=self.weight))
+
+    def cross_entropy(self, scale: float = 1.0) -> float:
+        """The mean of what is lost if the log-odds are multiplied by ``scale``."""
+        losses = np.logaddexp(0, np.where(self.is_virus, -self.odds, self.odds) * scale)
+        return float(np.average(losses, weights=self.weight))
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What a head gets beside its weights."""
+
+    frames: FrameRule
+    temperature: float  # of the network with composition
+    protein_temperature: float
+    exponent: float
+    threshold: float
+
+
+def calibrate(protein: Values, nucleotide: Values, frames: LabelledFrames) -> Calibration:
+    """Choose all of it from log-odds of frames, (n,) each, of groups not trained on."""
+    weight = balanced_weights(frames).astype(np.float64)
+    chunks = {rule: chunks_of(nucleotide, frames, weight, rule) for rule in _RULES}
+    rule = max(_RULES, key=lambda rule: chunks[rule].auroc())
+    temperature = fit_temperature(chunks[rule])
+    fragments = [
+        _runs(chunks[rule], n, temperature) for n in (*_CHUNKS, int(chunks[rule].record.max()) + 1)
+    ]
+    exponent = min(
+        np.linspace(0, 1, 21).round(2).tolist(),
+        key=lambda exponent: sum(_joined(part, exponent).cross_entropy() for part in fragments),
+    )
+    others = [_joined(part, exponent) for part in fragments[: len(_CHUNKS)]]
+    return Calibration(
+        frames=rule,
+        temperature=temperature,
+        protein_temperature=fit_temperature(chunks_of(protein, frames, weight, rule)),
+        exponent=exponent,
+        threshold=_threshold(others),
+    )
+
+
+def chunks_of(odds: Values, frames: LabelledFrames, weight: Values, rule: FrameRule) -> Units:
+    """The frames of each chunk as one; a chunk has the mean weight of its frames."""
+    _, first, chunk, n = np.unique(
+        frames.chunk, return_index=True, return_inverse=True, return_counts=True
+    )
+    if rule == "max":
+        joined = np.full(len(n), -np.inf)
+        np.maximum.at(joined, chunk, odds)
+    else:
+        joined = np.bincount(chunk, odds) / n
+    return Units(joined, frames.is_virus[first], weight[first], frames.record[first])
+
+
+def fit_temperature(units: Units) -> float:
+    """By which log-odds are divided so that the cross-entropy is least (Guo et al. 2017)."""
+    found = minimize_scalar(
+        lambda log_t: units.cross_entropy(np.exp(-log_t)),
+        bounds=(-np.log(_HOTTEST), np.log(_HOTTEST)),
+        method="bounded",
+    )
+    return float(np.round(np.exp(found.x), 4))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Runs:
+    """Neighbouring chunks of one record, as if they were a record: sums, and how many."""
+
+    total: Values
+    n: NDArray[np.int64]
+    units: Units
+
+
+def _runs(chunks: Units, n_chunks: int, temperature: float) -> _Runs:
+    """Up to ``n_chunks`` scored chunks each; they share the weight of their record equally."""
+    place = np.arange(len(chunks.record)) - np.searchsorted(chunks.record, chunks.record)
+    key = chunks.record * (len(place) + 1) + place // n_chunks
+    _, first, run, n = np.unique(key, return_index=True, return_inverse=True, return_counts=True)
+    weight = np.bincount(run, chunks.weight)
+    units = Units(chunks.odds[first], chunks.is_virus[first], weight, chunks.record[first])
+    return _Runs(np.bincount(run, chunks.odds / temperature), n, units)
+
+
+def _joined(runs: _Runs, exponent: float) -> Units:
+    units = runs.units
+    return Units(runs.total / runs.n**exponent, units.is_virus, units.weight, units.record)
+
+
+def _threshold(fragments: Sequence[Units]) -> float:
+    """The score that ``FALSE_POSITIVES`` of the others reach, lengths counting the same."""
+    odds = np.concatenate([units.odds[~units.is_virus] for units in fragments])
+    weight = np.concatenate(
+        [units.weight[~units.is_virus] / units.weight.sum() for units in fragments]
+    )
+    order = np.argsort(-odds)
+    share = np.cumsum(weight[order]) / weight.sum()
+    at = odds[order][np.searchsorted(share, FALSE_POSITIVES)]
+    return float(np.round(0.5 * (1 + np.tanh(at / 2)), 3))
