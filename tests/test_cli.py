@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import make_tiny, needs_embedded
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "contigs.fa"
@@ -230,11 +231,10 @@ def test_the_log_tells_assignments_times_and_how_a_run_ended(model, tmp_path):
 
 
 def test_a_head_of_another_encoder_is_refused(tiny, tmp_path):
-    other = virnucpro("demo", tmp_path / "demo")
-    assert other.returncode == 0 and "random weights" in other.stdout
+    other = make_tiny(tmp_path / "other", seed=1)
     answer = virnucpro(
         *("predict", "-i", EXAMPLE, "-o", tmp_path / "x", "--model", tiny.model),
-        *("--head", tmp_path / "demo" / "head.safetensors"),
+        *("--head", other.head_file),
     )
     assert answer.returncode == 69
     assert "the head was made for the encoder" in answer.stderr
@@ -242,7 +242,6 @@ def test_a_head_of_another_encoder_is_refused(tiny, tmp_path):
 
 def test_devices_models_and_status_tell_what_there_is(model, tiny, tmp_path):
     assert "cpu" in virnucpro("devices").stdout
-    assert "esm2_t48_15B_UR50D" in virnucpro("models", "list").stdout
     assert "layers      2" in virnucpro("models", "info", tiny.model).stdout
     assert "is whole" in virnucpro("models", "verify", tiny.model).stdout
     assert virnucpro("status", tmp_path).returncode == 66
@@ -250,6 +249,25 @@ def test_devices_models_and_status_tell_what_there_is(model, tiny, tmp_path):
     answer = virnucpro("status", tmp_path / "run", "--verify")
     assert answer.returncode == 0
     assert "complete" in answer.stdout and "files are whole" in answer.stdout
+
+
+@needs_embedded
+def test_predict_needs_no_more_than_input_and_output(tmp_path):
+    answer = virnucpro("predict", "-i", EXAMPLE, "-o", tmp_path / "run", cwd=tmp_path)
+    assert answer.returncode == 0, answer.stderr
+    rows = [row.split("\t") for row in (tmp_path / "run" / "predictions.tsv").open()][1:]
+    wrong = [row[0] for row in rows if row[3] == "virus" and "_host_" in row[0]]
+    missed = [row[0] for row in rows if row[3] == "other" and "_virus_" in row[0]]
+    assert (wrong, missed) == ([], [])
+
+
+@needs_embedded
+def test_the_embedded_model_has_a_name_and_is_listed_first():
+    lines = virnucpro("models", "list").stdout.splitlines()
+    assert lines[0].startswith("esm2_virnucpro") and "here: " in lines[0]
+    assert lines[-1].startswith("esm2_t48_15B_UR50D")
+    assert "encoder id" in virnucpro("models", "info", "esm2_virnucpro").stdout
+    assert "is whole" in virnucpro("models", "verify", "esm2_virnucpro").stdout
 
 
 def test_an_error_names_the_file_that_the_user_knows(tmp_path):

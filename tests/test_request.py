@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import TINY
+from conftest import TINY, needs_embedded
 from oracle import make_fair_esm, save_fair_esm
 from runs import assert_same_vectors, vectors
 
 from virnucpro import request
 from virnucpro.engine.executor import InlineExecutor
 from virnucpro.engine.processes import ProcessExecutor
+from virnucpro.errors import ResumeError, UnavailableError
+from virnucpro.esm2 import download
+from virnucpro.esm2.download import embedded_head, embedded_model
+from virnucpro.esm2.weights import verify_checkpoint
+from virnucpro.files import sha256
+from virnucpro.head import Head, load_head, save_head
 from virnucpro.pipeline import run
 from virnucpro.request import Options, resolve
 
@@ -55,6 +64,89 @@ def kept(monkeypatch, tmp_path) -> Path:
     """Every model is large enough to be converted, and this is where it is kept."""
     monkeypatch.setattr(request, "WORTH_CONVERTING", 0)
     return tmp_path / "kept"
+
+
+# The model that comes with the program
+
+
+@pytest.fixture
+def embedded(tiny, tmp_path, monkeypatch) -> Path:
+    """The tiny model in the place of the embedded one."""
+    folder = tmp_path / "package"
+    shutil.copytree(tiny.model, folder / "esm2_virnucpro")
+    shutil.copy(tiny.head_file, folder / "head.safetensors")
+    monkeypatch.setattr(download, "EMBEDDED_FOLDER", folder)
+    return folder
+
+
+@pytest.mark.parametrize("model", [None, "esm2_virnucpro"])
+def test_without_model_and_head_predict_takes_those_of_the_package(options, embedded, tiny, model):
+    config, head = resolve(options(command="predict", model=model), lambda _: None)
+    assert config.checkpoint == (embedded / "esm2_virnucpro").resolve()
+    assert config.recipe.model == "esm2_virnucpro"
+    assert config.recipe.model_sha256 == sha256(embedded / "esm2_virnucpro" / "model.safetensors")
+    assert head.sha256 == config.recipe.head_sha256 == tiny.head.sha256
+    assert config.recipe.chunk_size == head.facts.chunk_size
+
+
+def test_without_model_extract_takes_that_of_the_package(options, embedded):
+    config, head = resolve(options(model=None), lambda _: None)
+    assert config.recipe.model == "esm2_virnucpro" and head is None
+    assert config.recipe.chunk_size == 500
+
+
+def test_another_model_needs_a_head(options, embedded):
+    with pytest.raises(UnavailableError, match="no head comes with the model model"):
+        resolve(options(command="predict"), lambda _: None)
+
+
+def test_a_head_without_a_model_is_for_the_one_of_the_package_or_refused(
+    options, embedded, tiny, tmp_path
+):
+    own = save_changed(tiny.head, tmp_path / "own.safetensors", threshold=0.75)
+    _, head = resolve(options(command="predict", model=None, head=own), lambda _: None)
+    assert head.facts.threshold == 0.75
+    other = save_changed(tiny.head, tmp_path / "other.safetensors", encoder_id="0" * 16)
+    with pytest.raises(UnavailableError, match="made for the encoder esm2_tiny") as caught:
+        resolve(options(command="predict", model=None, head=other), lambda _: None)
+    assert "--model" in caught.value.hint
+
+
+def save_changed(head: Head, path: Path, **changes: object) -> Path:
+    save_head(path, replace(head, facts=replace(head.facts, **changes)))
+    return path
+
+
+def test_a_run_with_another_model_of_the_package_is_not_resumed(options, embedded, tmp_path):
+    config, head = resolve(options(command="predict", model=None), lambda _: None)
+    run(config, head, InlineExecutor(), lambda _: None)
+    stored = json.loads((config.output / "run.json").read_text())
+    assert stored["recipe"]["model"] == "esm2_virnucpro"
+    assert stored["recipe"]["head_sha256"] == head.sha256
+    again, head = resolve(options(command="predict", model=None, resume=True), lambda _: None)
+    assert run(again, head, InlineExecutor(), lambda _: None).n_tokens == 0
+    save_changed(head, embedded / "head.safetensors", threshold=0.75)
+    again, head = resolve(options(command="predict", model=None, resume=True), lambda _: None)
+    with pytest.raises(ResumeError, match="head_sha256 was"):
+        run(again, head, InlineExecutor(), lambda _: None)
+
+
+def test_a_package_without_its_model_says_so(options, monkeypatch, tmp_path):
+    monkeypatch.setattr(download, "EMBEDDED_FOLDER", tmp_path / "nothing")
+    with pytest.raises(UnavailableError, match="the installation is not whole"):
+        resolve(options(model=None), lambda _: None)
+
+
+@needs_embedded
+def test_the_head_of_the_package_is_for_its_model_and_both_are_whole():
+    checkpoint = verify_checkpoint(embedded_model())
+    facts = load_head(embedded_head()).facts
+    assert facts.encoder_id == checkpoint.encoder_id
+    assert (facts.dim, facts.layer) == (checkpoint.shape.dim, checkpoint.shape.n_layers)
+    assert checkpoint.n_bytes + embedded_head().stat().st_size <= 8 * 2**20
+
+
+# Sizes
 
 
 def test_a_batch_size_of_auto_is_what_stands_without_one_and_a_number_is_taken(options):

@@ -82,16 +82,18 @@ MinLength = Annotated[
 Model = Annotated[
     str | None,
     typer.Option(
-        help="Name of a published ESM-2, a fair-esm .pt file, or a Hugging Face folder. "
-        "Needed: none comes with this version.",
+        help="Name of an ESM-2 (see `virnucpro models list`), fair-esm .pt file, or Hugging Face "
+        "folder.",
         rich_help_panel=_MODEL,
+        show_default="esm2_virnucpro, which is part of this program",
     ),
 ]
 Head = Annotated[
     Path | None,
     typer.Option(
-        help="Classifier head (safetensors). Needed: none comes with this version.",
+        help="Classifier head (safetensors) made for the model.",
         rich_help_panel=_MODEL,
+        show_default="that of esm2_virnucpro; other models need one",
     ),
 ]
 Gpus = Annotated[
@@ -199,7 +201,9 @@ def predict(
 ) -> None:
     """Call viruses: FASTA in, predictions.tsv and viral.fasta out.
 
-    Example: virnucpro predict -i contigs.fa -o results/ --model esm2_t33_650M_UR50D
+    Example: virnucpro predict -i contigs.fa -o results/
+
+    With another model: virnucpro predict -i contigs.fa -o results/ --model esm2_t33_650M_UR50D
     --head head.safetensors --gpus 0,1,2
 
     Exit codes: 0 all records accounted for, 2 some failed (see failed_files.txt), 1 nothing
@@ -365,27 +369,33 @@ def bench(
 
 @models.command("list")
 def list_models() -> None:
-    """List the published ESM-2 models, and where they lie or would lie."""
-    with _exits():
-        from virnucpro.esm2.download import PUBLISHED, hub_folder
+    """List the models that have names, and where they lie or would lie.
 
-        for name, shape in PUBLISHED.items():
-            path = hub_folder() / f"{name}.pt"
+    The first is part of this program, and what is used if no model is named.
+    """
+    with _exits():
+        from virnucpro.esm2.download import EMBEDDED, PUBLISHED, locate
+        from virnucpro.esm2.weights import inspect_checkpoint
+
+        shapes = {EMBEDDED: inspect_checkpoint(locate(EMBEDDED)).shape, **PUBLISHED}
+        for name, shape in shapes.items():
+            path = locate(name)
             state = "here" if path.exists() else "not here"
-            size = f"{shape.n_parameters / 1e6:,.0f} M"
-            typer.echo(f"{name:<22}{size:>9} parameters  {state}: {path}")
+            size = f"{shape.n_parameters / 1e6:,.1f} M"
+            typer.echo(f"{name:<22}{size:>10} parameters  {state}: {path}")
 
 
 @models.command("info")
 def show_model(model: Annotated[str, typer.Argument(help="Name, .pt file or folder.")]) -> None:
     """Say what a checkpoint is, as told by its content.
 
-    Example: virnucpro models info esm2_t33_650M_UR50D.pt
+    Example: virnucpro models info esm2_virnucpro
     """
     with _exits():
+        from virnucpro.esm2.download import locate
         from virnucpro.esm2.weights import inspect_checkpoint
 
-        checkpoint = inspect_checkpoint(_on_disk(model))
+        checkpoint = inspect_checkpoint(locate(model))
         shape = checkpoint.shape
         typer.echo(f"path        {checkpoint.path}")
         typer.echo(f"layers      {shape.n_layers}")
@@ -421,18 +431,11 @@ def download_model(name: Annotated[str, typer.Argument(help="A published name.")
 def verify_model(model: Annotated[str, typer.Argument(help="Name, .pt file or folder.")]) -> None:
     """Load every tensor of a checkpoint and look for what is missing or not finite."""
     with _exits():
+        from virnucpro.esm2.download import locate
         from virnucpro.esm2.weights import verify_checkpoint
 
-        checkpoint = verify_checkpoint(_on_disk(model))
+        checkpoint = verify_checkpoint(locate(model))
         typer.echo(f"{checkpoint.path} is whole, sha256 {checkpoint.sha256()}")
-
-
-def _on_disk(model: str) -> Path:
-    """The path of a model without fetching it."""
-    from virnucpro.esm2.download import PUBLISHED, hub_folder
-
-    path = Path(model).expanduser()
-    return hub_folder() / f"{model}.pt" if model in PUBLISHED and not path.exists() else path
 
 
 class _Finished(Exception):  # noqa: N818 - an end, not an error

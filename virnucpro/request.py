@@ -22,7 +22,13 @@ from virnucpro.devices import Choice, choose_devices, choose_precision, choose_t
 from virnucpro.engine.events import Progress, Telling
 from virnucpro.errors import InputMissingError, UnavailableError, UsageError
 from virnucpro.esm2.converted import WORTH_CONVERTING, convert, find_converted
-from virnucpro.esm2.download import converted_folder, find_checkpoint
+from virnucpro.esm2.download import (
+    EMBEDDED,
+    converted_folder,
+    embedded_head,
+    embedded_model,
+    find_checkpoint,
+)
 from virnucpro.esm2.model import DTYPES
 from virnucpro.esm2.weights import Checkpoint
 from virnucpro.fasta import list_fasta
@@ -45,7 +51,7 @@ class Options:
     input_type: Literal["auto", "nucleotide", "protein"]
     chunk_size: int | None
     min_length: int
-    model: str | None
+    model: str | None  # None: the embedded one
     head: Path | None = None
     layer: int | None = None
     pooling: Pooling = "mean"
@@ -79,13 +85,9 @@ def resolve(options: Options, on_event: OnEvent) -> tuple[RunConfig, Head | None
     for path in options.input:
         if path != STDIN:
             list_fasta(path)
-    if options.model is None:
-        raise UnavailableError(
-            "this version has no model of its own yet",
-            hint="name an ESM-2 with --model; `virnucpro demo FOLDER` makes one to try with",
-        )
     checkpoint = find_checkpoint(
-        options.model, lambda n, total: on_event(Progress("fetching the model", n, total, "bytes"))
+        options.model or EMBEDDED,
+        lambda n, total: on_event(Progress("fetching the model", n, total, "bytes")),
     )
     head = _load_head(options, checkpoint)
     choice = choose_devices(
@@ -193,20 +195,23 @@ def _asked_precision(options: Options) -> str:
 def _load_head(options: Options, checkpoint: Checkpoint) -> Head | None:
     if options.command == "extract":
         return None
-    if options.head is None:
+    path = options.head
+    if path is None and checkpoint.path == embedded_model():
+        path = embedded_head()
+    if path is None:
         raise UnavailableError(
             f"no head comes with the model {printable(checkpoint.name)}",
             hint="name one with --head, or get features without calls: `virnucpro extract`",
         )
-    if not options.head.is_file():
-        raise InputMissingError(f"{printable(options.head)}: no such head file")
-    head = load_head(options.head)
+    if not path.is_file():
+        raise InputMissingError(f"{printable(path)}: no such head file")
+    head = load_head(path)
     if head.facts.encoder_id != checkpoint.encoder_id:
         raise UnavailableError(
             f"the head was made for the encoder {printable(head.facts.encoder)} "
             f"({printable(head.facts.encoder_id)}), "
             f"not for {printable(checkpoint.name)} ({checkpoint.encoder_id})",
-            hint="give the head and the model that belong together",
+            hint="give with --model the encoder that the head was made for",
         )
     facts, shape = head.facts, checkpoint.shape
     if facts.dim != shape.dim or not 1 <= facts.layer <= shape.n_layers or facts.chunk_size < 30:

@@ -1,7 +1,8 @@
 """Named checkpoints: where they lie, and how they get there.
 
-The published checkpoints are fair-esm's, kept in the folder that torch hub uses, so that one
-download serves every program. Nothing is fetched unless a name was asked for and is not there.
+One lies in this package, with a head for it. The published ones are fair-esm's, kept in the folder
+that torch hub uses, so that one download serves every program. Nothing is fetched unless a name
+was asked for and is not there.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ PUBLISHED = {
     "esm2_t36_3B_UR50D": ESM2Shape(36, 2560, 40),
     "esm2_t48_15B_UR50D": ESM2Shape(48, 5120, 40),
 }
+EMBEDDED = "esm2_virnucpro"
+EMBEDDED_FOLDER = Path(__file__).parents[1] / "embedded"
 BASE_URL = "https://dl.fbaipublicfiles.com/fair-esm/models"
 _BLOCK = 1 << 20
 _TIMEOUT = 30  # seconds without a byte
@@ -44,24 +47,51 @@ def converted_folder() -> Path:
     return Path(torch.hub.get_dir()) / "virnucpro"
 
 
+def embedded_model() -> Path:
+    return EMBEDDED_FOLDER / EMBEDDED
+
+
+def embedded_head() -> Path:
+    """Made for the embedded model."""
+    return EMBEDDED_FOLDER / "head.safetensors"
+
+
+def locate(model: str) -> Path:
+    """Where the checkpoint lies that a user means by ``--model``, or, once fetched, would lie.
+
+    A file, a folder, or a name.
+
+    Raises:
+        UnavailableError: it is none of these.
+    """
+    path = Path(model).expanduser()
+    if path.exists():
+        return path
+    if model in PUBLISHED:
+        return hub_folder() / f"{model}.pt"
+    if model != EMBEDDED:
+        raise UnavailableError(
+            f"{printable(model)} is neither a file, nor a folder, nor a published ESM-2",
+            hint=f"by name there are {', '.join((EMBEDDED, *PUBLISHED))}",
+        )
+    if not embedded_model().exists():
+        raise UnavailableError(
+            f"{EMBEDDED} is not in {printable(EMBEDDED_FOLDER)}: the installation is not whole",
+            hint="install virnucpro again, or name another model with --model",
+        )
+    return embedded_model()
+
+
 def find_checkpoint(
     model: str, on_bytes: OnBytes = lambda *_: None, base_url: str = BASE_URL
 ) -> Checkpoint:
-    """The checkpoint a user means by ``--model``: a file, a folder, or a published name.
+    """The checkpoint a user means by ``--model``, fetched if need be.
 
     Raises:
         UnavailableError: there is none, or it cannot be fetched.
     """
-    path = Path(model).expanduser()
-    if path.exists():
-        return inspect_checkpoint(path)
-    if model not in PUBLISHED:
-        raise UnavailableError(
-            f"{printable(model)} is neither a file, nor a folder, nor a published ESM-2",
-            hint=f"published: {', '.join(PUBLISHED)}",
-        )
-    path = hub_folder() / f"{model}.pt"
-    if not path.exists():
+    path = locate(model)
+    if model in PUBLISHED and not path.exists():
         download(model, path, on_bytes, base_url)
     return inspect_checkpoint(path)
 
