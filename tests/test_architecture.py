@@ -24,9 +24,12 @@ LAYERS = """
     calls results pipeline
     devices status request demo dashboard
     training.tables training.digests training.labelled training.split
+    training.metrics training.held_out training.fragments training.evaluation training.report
+    training.figure
     bench.synthetic bench.encoder bench.peers bench.layouts bench.limits bench.comparison
     bench.file_to_file bench.front_end bench.coordinator bench.report bench.programme
-    cli.options cli.exits cli.running cli.predict cli.bench cli.inspect cli.models
+    cli.options cli.exits cli.running cli.predict cli.evaluate
+    cli.bench cli.inspect cli.models
     cli.main
 """
 ORDER = LAYERS.split()
@@ -34,7 +37,11 @@ VOCABULARY = ["errors", "records", "config", "files", "log"]
 ESM2_MAY_USE = {"errors", "log", "files"}  # tensors in, tensors out
 LONGEST_FUNCTION = 60
 # the options of a command are its parameters: they are listed once, here
-COMMANDS = {"cli.predict": {"predict", "extract"}, "cli.bench": {"bench"}}
+COMMANDS = {
+    "cli.predict": {"predict", "extract"},
+    "cli.evaluate": {"evaluate"},
+    "cli.bench": {"bench"},
+}
 COMMAND_LINE = [name for name in ORDER if name.startswith("cli.")]
 
 modules = pytest.mark.parametrize("name", ORDER)

@@ -6,7 +6,7 @@ facts as metadata. Between two layers stands a ReLU; the last gives two logits.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +21,7 @@ from virnucpro.log import printable
 
 CLASSES = "others,virus"
 DECIMALS = 6
+_DIGESTS = ("trained_records", "trained_groups")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,11 +39,17 @@ class HeadFacts:
     classes: str = CLASSES
 
 
+def _no_digests() -> NDArray[np.uint64]:
+    return np.zeros(0, dtype=np.uint64)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Head:
     facts: HeadFacts
     layers: tuple[tuple[NDArray[np.float32], NDArray[np.float32]], ...]  # (out, in), (out,)
     sha256: str = ""
+    trained_records: NDArray[np.uint64] = field(default_factory=_no_digests)  # sorted, see
+    trained_groups: NDArray[np.uint64] = field(default_factory=_no_digests)  # training.digests
 
     def __post_init__(self) -> None:
         n_inputs = self.facts.dim
@@ -58,6 +65,13 @@ class Head:
             raise ValueError("weights that are not float32")
         if not 0 <= self.facts.threshold <= 1:
             raise ValueError(f"a threshold of {self.facts.threshold}")
+        for digests in (self.trained_records, self.trained_groups):
+            if (
+                digests.dtype != np.uint64
+                or digests.ndim != 1
+                or (digests[1:] < digests[:-1]).any()
+            ):
+                raise ValueError("digests that are not sorted, or no uint64")
 
     def classify(self, vectors: NDArray[np.float32]) -> NDArray[np.float64]:
         """The probability that each row is viral, 6 decimals. (n, dim) -> (n,)
@@ -80,11 +94,13 @@ def load_head(path: Path) -> Head:
     try:
         with safe_open(path, framework="np") as handle:
             stored = handle.metadata() or {}
-            n_layers = len(list(handle.keys())) // 2
+            names = set(handle.keys())
+            n_layers = len(names - set(_DIGESTS)) // 2
             layers = tuple(
                 (handle.get_tensor(f"layers.{i}.weight"), handle.get_tensor(f"layers.{i}.bias"))
                 for i in range(n_layers)
             )
+            digests = {name: handle.get_tensor(name) for name in _DIGESTS if name in names}
         facts = HeadFacts(
             encoder=stored["encoder"],
             encoder_id=stored["encoder_id"],
@@ -96,7 +112,7 @@ def load_head(path: Path) -> Head:
             training=stored["training"],
             classes=stored["classes"],
         )
-        return Head(facts, layers, sha256(path))
+        return Head(facts, layers, sha256(path), **digests)
     except (OSError, SafetensorError, LookupError, ValueError, TypeError, AttributeError) as error:
         raise UnavailableError(
             f"{printable(path)} is no head of VirNucPro: {printable(error)}",
@@ -114,11 +130,12 @@ def _pooling(name: str) -> Pooling:
 
 
 def save_head(path: Path, head: Head) -> None:
-    tensors = {
+    tensors: dict[str, NDArray[np.generic]] = {
         f"layers.{i}.{kind}": np.ascontiguousarray(values, dtype=np.float32)
         for i, layer in enumerate(head.layers)
         for kind, values in zip(("weight", "bias"), layer, strict=True)
     }
+    tensors |= {name: getattr(head, name) for name in _DIGESTS if len(getattr(head, name))}
     facts = {name: str(getattr(head.facts, name)) for name in HeadFacts.__slots__}
     with atomic(path) as temporary:
         save_file(tensors, temporary, metadata=facts)

@@ -11,7 +11,7 @@ from functools import partial
 
 import typer
 
-from virnucpro.errors import VirnucproError
+from virnucpro.errors import UnavailableError, VirnucproError
 
 USAGE_EXIT, STORAGE_EXIT, INTERRUPTED_EXIT, TERMINATED_EXIT = 64, 74, 130, 143
 _KEPT = "finished work is kept: go on with --resume"
@@ -43,6 +43,22 @@ def exits(kept: str = _KEPT) -> Iterator[None]:
         is_disk = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
         _complain(f"{where}{error.strerror or error}", f"make room; {kept}" if is_disk else "")
         raise Finished(STORAGE_EXIT) from error
+
+
+@contextmanager
+def needing(extra: str) -> Iterator[None]:
+    """Around imports of what the core installation does not have.
+
+    Raises:
+        UnavailableError: one of them is not installed.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise UnavailableError(
+            f"this command needs {error.name}, which is not installed",
+            hint=f"pip install 'virnucpro[{extra}]'",
+        ) from error
 
 
 def _complain(message: str, hint: str) -> None:

@@ -12,6 +12,7 @@ import typer
 
 from virnucpro import __version__
 from virnucpro.cli.bench import bench
+from virnucpro.cli.evaluate import evaluate
 from virnucpro.cli.exits import USAGE_EXIT, Finished
 from virnucpro.cli.inspect import demo, devices, status
 from virnucpro.cli.models import models
@@ -23,7 +24,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (predict, extract, demo, devices, status, bench):
+for command in (predict, extract, evaluate, demo, devices, status, bench):
     app.command()(command)
 app.add_typer(models, name="models")
 
