@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -13,15 +15,16 @@ from conftest import open_dna, random_dna
 from runs import leftovers
 from sklearn.metrics import roc_auc_score
 from test_cli import virnucpro
+from workers import POISON, RaisingWorker
 
 from virnucpro.engine.executor import InlineExecutor
 from virnucpro.errors import InputError, ResumeError, UsageError, VirnucproError
 from virnucpro.fasta import read_fasta
 from virnucpro.head import load_head, save_head
 from virnucpro.training.digests import group_digest, record_digest
-from virnucpro.training.evaluation import Question, evaluate
+from virnucpro.training.evaluation import Question, evaluate, read_kinds
 from virnucpro.training.figure import write_figure
-from virnucpro.training.fragments import WHOLE, Cutting, Fragment, cut, write_fragments
+from virnucpro.training.fragments import Cutting, Fragment, cut, write_fragments
 from virnucpro.training.labelled import LabelledRecord, read_manifest
 from virnucpro.training.report import summary_lines, write_report
 from virnucpro.translate import chunk_record, translate_six_frames
@@ -52,12 +55,13 @@ def manifest(tmp_path: Path) -> Path:
 def ask(tiny, make_config, manifest, tmp_path):
     """Evaluate the tiny head; keywords change the question, the head or the run."""
 
-    def asked(head=tiny.head, run=None, **changes):
+    def asked(head=tiny.head, run=None, executor=None, **changes):
         given = {"data": manifest, "output": tmp_path / "evaluation", "cutting": CUTTING}
         question = Question(**(given | changes))
         config = make_config(output=question.run_folder, input_type="nucleotide", **(run or {}))
         records = question.read_records()
-        return evaluate(question, records, config, head, InlineExecutor(), lambda _: None)
+        executor = executor or InlineExecutor()
+        return evaluate(question, records, config, head, executor, lambda _: None)
 
     return asked
 
@@ -93,7 +97,7 @@ def test_fragments_are_pieces_of_their_records_side_by_side_on_both_strands(mani
         for length in CUTTING.lengths:
             own = [f for f in fragments if (f.record.id, f.length) == (record_id, length)]
             assert len(own) == min(2, len(sequence) // length)
-            assert all(a.end <= b.start for a, b in zip(own, own[1:], strict=False))
+            assert all(a.end <= b.start for a, b in pairwise(own))
 
 
 def test_a_record_is_cut_the_same_whatever_stands_beside_it():
@@ -160,7 +164,12 @@ def test_the_figures_of_records_are_those_of_the_table_of_the_run_by_id(ask, tmp
         }
         for name, value in expected.items():
             assert float(row[name]) == pytest.approx(value, abs=5e-7), (name, row)
-        assert float(row["auroc_low"]) <= float(row["auroc"]) <= float(row["auroc_high"])
+        groups = {(of[name]["group"], of[name]["label"]) for name in np.array(chosen)[scored]}
+        by_label = Counter(label for _, label in groups)
+        if min(by_label.values()) < 2:  # a single group has no spread
+            assert row["auroc_low"] == row["auroc_high"] == "n/a"
+        else:
+            assert float(row["auroc_low"]) <= float(row["auroc"]) <= float(row["auroc_high"])
 
 
 def test_the_figures_of_chunks_are_those_of_their_best_frames_by_id(ask, tmp_path):
@@ -296,19 +305,24 @@ def test_a_test_without_both_labels_is_refused(ask, tiny, manifest):
 # Runs
 
 
-def test_a_killed_evaluation_goes_on_and_says_the_same(ask, tmp_path):
-    undisturbed = ask()
-    write_report(undisturbed)
+class StoppedExecutor(InlineExecutor):
+    """Is interrupted after two shards."""
+
+    def run(self, shards, job):
+        yield from super().run(shards[:2], job)
+        raise KeyboardInterrupt
+
+
+def test_an_interrupted_evaluation_goes_on_and_says_the_same(ask, tmp_path):
+    write_report(ask(output=tmp_path / "undisturbed"))
     folder = tmp_path / "evaluation"
+    with pytest.raises(KeyboardInterrupt):
+        ask(executor=StoppedExecutor())
+    assert len(list((folder / "run" / "features").glob("*.h5"))) == 2
+    resumed = ask(run={"resume": True})
+    write_report(resumed)
     table = (folder / "evaluation.tsv").read_bytes()
-    features = sorted((folder / "run" / "features").glob("*.h5"))
-    assert len(features) > 3
-    for lost in features[1::2]:
-        lost.unlink()
-    for name in ("predictions.tsv", "prediction_results.txt"):
-        (folder / "run" / name).unlink()
-    write_report(ask(run={"resume": True}))
-    assert (folder / "evaluation.tsv").read_bytes() == table
+    assert table == (tmp_path / "undisturbed" / "evaluation.tsv").read_bytes()
     assert not leftovers(folder)
 
 
@@ -318,20 +332,25 @@ def test_other_fragments_do_not_go_on_with_a_run(ask):
         ask(run={"resume": True}, cutting=replace(CUTTING, seed=4))
 
 
-def test_a_run_that_did_not_score_everything_is_not_measured(ask, tmp_path):
+def test_where_something_could_not_be_scored_there_are_no_figures(ask, tmp_path):
+    data = tmp_path / "data.fa"
+    codons = {"W": "TGG", "C": "TGC"}
+    poison = "".join(codons[residue] for residue in POISON)
+    data.write_text(data.read_text().replace("of a test\n", f"of a test\n{poison}", 1))
+    with pytest.raises(VirnucproError, match="not everything was scored") as caught:
+        ask(executor=InlineExecutor(worker=RaisingWorker))
+    assert "--resume" in caught.value.hint
+    assert ask(run={"resume": True}).rows
+
+
+def test_a_table_that_lost_a_frame_since_is_not_measured(ask, tmp_path):
     evaluation = ask()
     table = tmp_path / "evaluation" / "run" / "prediction_results.txt"
-    lines = table.read_text().splitlines(keepends=True)
-    table.write_text("".join(lines[:-1]))
-    from virnucpro.training.evaluation import read_kinds
-
-    fragments = list(
-        Fragment(row["fragment"], record, WHOLE if row["length"] == "whole" else int(row["length"]),
-                 int(row["start"]), int(row["end"]), row["strand"])
-        for row in rows_of(tmp_path / "evaluation" / "fragments.tsv")
-        for record in evaluation.held_out.records if record.id == row["record"]
-    )  # fmt: skip
-    with pytest.raises(VirnucproError, match="has no score"):
+    table.write_text("".join(table.read_text().splitlines(keepends=True)[:-1]))
+    fragments = write_fragments(
+        evaluation.held_out.records, CUTTING, tmp_path / "again.fa", tmp_path / "again.tsv"
+    )
+    with pytest.raises(VirnucproError, match=r"the frame .* has no score"):
         list(read_kinds(evaluation.question, fragments, evaluation.held_out, 300))
 
 
