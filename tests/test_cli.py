@@ -67,7 +67,7 @@ def test_help_says_what_a_command_does(command):
 
 def test_the_command_line_answers_without_torch_numpy_or_h5py():
     code = (
-        "import sys, virnucpro.cli as c\n"
+        "import sys, virnucpro.cli.main as c\n"
         "sys.argv = ['virnucpro', '--help']\n"
         "try: c.main()\n"
         "except SystemExit: pass\n"

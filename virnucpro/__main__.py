@@ -1,6 +1,6 @@
 """``python -m virnucpro`` is ``virnucpro``."""
 
-from virnucpro.cli import main
+from virnucpro.cli.main import main
 
 if __name__ == "__main__":
     main()

@@ -145,6 +145,22 @@ def read_statuses(table: TextIO) -> Iterator[tuple[str, Status]]:
         yield record_id, status  # type: ignore[misc]
 
 
+def read_record_scores(table: TextIO) -> Iterator[tuple[str, Status, float | None]]:
+    """The records, statuses and virus scores of a ``predictions.tsv``."""
+    next(table, None)
+    for line in table:
+        record_id, _, status, _, score, *_ = line.rstrip("\n").split("\t")
+        yield record_id, status, float(score) if score else None  # type: ignore[misc]
+
+
+def read_frame_scores(table: TextIO) -> Iterator[tuple[str, float]]:
+    """The frames and virus scores of a ``prediction_results.txt``."""
+    next(table, None)
+    for line in table:
+        frame_id, _, _, score = line.rstrip("\n").split("\t")
+        yield frame_id, float(score)
+
+
 class SortedLines:
     """Lines in any order in, sorted by their first column out; memory holds a part of them."""
 

@@ -1,0 +1,385 @@
+"""What ``virnucpro evaluate`` promises: honest figures of what users get, by id."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import open_dna, random_dna
+from runs import leftovers
+from sklearn.metrics import roc_auc_score
+from test_cli import virnucpro
+from workers import POISON, RaisingWorker
+
+from virnucpro.engine.executor import InlineExecutor
+from virnucpro.errors import InputError, ResumeError, UsageError, VirnucproError
+from virnucpro.fasta import read_fasta
+from virnucpro.head import load_head, save_head
+from virnucpro.training.digests import group_digest, record_digest
+from virnucpro.training.evaluation import Question, evaluate, read_kinds
+from virnucpro.training.figure import write_figure
+from virnucpro.training.fragments import Cutting, Fragment, cut, write_fragments
+from virnucpro.training.labelled import LabelledRecord, read_manifest
+from virnucpro.training.report import summary_lines, write_report
+from virnucpro.translate import chunk_record, translate_six_frames
+
+CUTTING = Cutting(lengths=(150, 400), per_record=2, seed=3)
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Path:
+    """Viruses of two kingdoms and cells of one; ids that look like those of chunks."""
+    rng = np.random.default_rng(5)
+    rows = ["path\tid\tlabel\tgroup\tkingdom"]
+    with (tmp_path / "data.fa").open("w") as out:
+        for i in range(24):
+            is_virus = i % 2 == 0
+            record_id = f"r{i}_chunk_1F1"
+            bases = open_dna(300 + 40 * i, rng) if is_virus else random_dna(300 + 40 * i, rng)
+            out.write(f">{record_id} of a test\n{bases}\n")
+            label = "virus" if is_virus else "other"
+            kingdom = ("phage", "algal")[i % 4 // 2] if is_virus else "bacteria"
+            rows.append(f"data.fa\t{record_id}\t{label}\tgroup{i // 4}{label}\t{kingdom}")
+    path = tmp_path / "manifest.tsv"
+    path.write_text("\n".join(rows) + "\n")
+    return path
+
+
+@pytest.fixture
+def ask(tiny, make_config, manifest, tmp_path):
+    """Evaluate the tiny head; keywords change the question, the head or the run."""
+
+    def asked(head=tiny.head, run=None, executor=None, **changes):
+        given = {"data": manifest, "output": tmp_path / "evaluation", "cutting": CUTTING}
+        question = Question(**(given | changes))
+        config = make_config(output=question.run_folder, input_type="nucleotide", **(run or {}))
+        records = question.read_records()
+        executor = executor or InlineExecutor()
+        return evaluate(question, records, config, head, executor, lambda _: None)
+
+    return asked
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as table:
+        return list(csv.DictReader(table, delimiter="\t"))
+
+
+def records_by_fragment(folder: Path) -> dict[str, dict[str, str]]:
+    return {row["fragment"]: row for row in rows_of(folder / "fragments.tsv")}
+
+
+# What is scored
+
+
+def test_fragments_are_pieces_of_their_records_side_by_side_on_both_strands(manifest, tmp_path):
+    records = read_manifest(manifest)
+    sequences = {record.id: record.sequence for record in read_fasta(tmp_path / "data.fa")}
+    fasta = tmp_path / "fragments.fa"
+    fragments = write_fragments(records, CUTTING, fasta, tmp_path / "fragments.tsv")
+    written = {record.id: record.sequence for record in read_fasta(fasta)}
+    assert written.keys() == {fragment.id for fragment in fragments}
+    assert {fragment.strand for fragment in fragments} == {"+", "-"}
+    for fragment in fragments:
+        piece = sequences[fragment.record.id][fragment.start : fragment.end]
+        if fragment.strand == "-":
+            piece = piece[::-1].translate(str.maketrans("ACGT", "TGCA"))
+        assert written[fragment.id] == piece
+        assert len(piece) == (fragment.length or min(len(sequences[fragment.record.id]), 800))
+        assert fragment.record.id not in fragment.id
+    for record_id, sequence in sequences.items():
+        for length in CUTTING.lengths:
+            own = [f for f in fragments if (f.record.id, f.length) == (record_id, length)]
+            assert len(own) == min(2, len(sequence) // length)
+            assert all(a.end <= b.start for a, b in pairwise(own))
+
+
+def test_a_record_is_cut_the_same_whatever_stands_beside_it():
+    def places(record: LabelledRecord, seed: int = 3) -> list[Fragment]:
+        return list(cut(record, 5000, replace(CUTTING, seed=seed)))
+
+    one = LabelledRecord("one", Path("a.fa"), True, "g")
+    assert places(one) == places(one)
+    assert places(one) != places(one, seed=4)
+    assert [f.start for f in places(one)] != [f.start for f in places(replace(one, id="two"))]
+    fewer = [f for f in cut(one, 5000, replace(CUTTING, lengths=(400,))) if f.length == 400]
+    assert fewer == [f for f in places(one) if f.length == 400]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"lengths": ()}, {"lengths": (0, 300)}, {"lengths": (5, 5)}, {"per_record": 0}, {"seed": -1}],
+)
+def test_a_cutting_that_makes_no_sense_is_refused(wrong):
+    with pytest.raises(UsageError):
+        Cutting(**wrong)
+
+
+# What is measured
+
+
+def test_the_figures_of_records_are_those_of_the_table_of_the_run_by_id(ask, tmp_path):
+    evaluation = ask()
+    write_report(evaluation)
+    folder = tmp_path / "evaluation"
+    of = records_by_fragment(folder)
+    predictions = {row["record"]: row for row in rows_of(folder / "run" / "predictions.tsv")}
+    assert predictions.keys() == of.keys()
+    table = {
+        (row["length"], row["subset"], row["kingdom"]): row
+        for row in rows_of(folder / "evaluation.tsv")
+        if row["unit"] == "record"
+    }
+    assert {key[0] for key in table} == {"150", "400", "whole"}
+    kingdoms = [("all", ""), ("virus", "phage"), ("virus", "algal"), ("other", "bacteria")]
+    for (length, subset, kingdom), row in table.items():
+        assert (subset, kingdom) in kingdoms
+        chosen = [
+            name
+            for name, piece in of.items()
+            if piece["length"] == length
+            and (subset in ("all",) or piece["label"] != subset or piece["kingdom"] == kingdom)
+        ]
+        labels = np.array([of[name]["label"] == "virus" for name in chosen])
+        text = [predictions[name]["virus_score"] for name in chosen]
+        scores = np.array([float(value or "nan") for value in text])
+        scored = np.isfinite(scores)
+        assert [predictions[name]["status"] == "scored" for name in chosen] == scored.tolist()
+        called = scores >= evaluation.head.facts.threshold
+        assert int(row["n"]) == len(chosen) and int(row["n_virus"]) == labels.sum()
+        assert float(row["no_orf"]) == pytest.approx(1 - scored.mean(), abs=5e-7)
+        # six decimals are written
+        expected = {
+            "auroc": roc_auc_score(labels[scored], scores[scored]),
+            "auroc_no_orf_as_0": roc_auc_score(labels, np.nan_to_num(scores)),
+            "recall": called[scored & labels].mean(),
+            "recall_no_orf_as_0": called[labels].mean(),
+            "false_positives": called[scored & ~labels].mean(),
+        }
+        for name, value in expected.items():
+            assert float(row[name]) == pytest.approx(value, abs=5e-7), (name, row)
+        groups = {(of[name]["group"], of[name]["label"]) for name in np.array(chosen)[scored]}
+        by_label = Counter(label for _, label in groups)
+        if min(by_label.values()) < 2:  # a single group has no spread
+            assert row["auroc_low"] == row["auroc_high"] == "n/a"
+        else:
+            assert float(row["auroc_low"]) <= float(row["auroc"]) <= float(row["auroc_high"])
+
+
+def test_the_figures_of_chunks_are_those_of_their_best_frames_by_id(ask, tmp_path):
+    evaluation = ask()
+    folder = tmp_path / "evaluation"
+    of = records_by_fragment(folder)
+    frames = {
+        row["Sequence_ID"]: float(row["score2"])
+        for row in rows_of(folder / "run" / "prediction_results.txt")
+    }
+    labels, scores = [], []
+    n_chunks = 0
+    for record in read_fasta(folder / "fragments.fa"):
+        if of[record.id]["length"] != "whole":
+            continue
+        for chunk in chunk_record(record, 300):
+            n_chunks += 1
+            found = [frames[orf.id] for orf in translate_six_frames([chunk])]
+            if found:
+                labels.append(of[record.id]["label"] == "virus")
+                scores.append(max(found))
+    (row,) = [row for row in evaluation.rows if (row.unit, row.subset) == ("chunk", "all")]
+    assert (row.n, row.n_no_orf) == (n_chunks, n_chunks - len(scores))
+    assert row.n_no_orf > 0
+    assert row.scored.auroc == pytest.approx(roc_auc_score(labels, scores), abs=1e-12)
+
+
+def test_groups_may_count_the_same_whatever_their_size(ask, tmp_path):
+    evaluation = ask()
+    of = records_by_fragment(tmp_path / "evaluation")
+    predictions = rows_of(tmp_path / "evaluation" / "run" / "predictions.tsv")
+    (row,) = [
+        r for r in evaluation.rows if (r.unit, r.length, r.subset) == ("record", "150", "all")
+    ]
+    by_group: dict[str, list[bool]] = {}
+    for found in predictions:
+        piece = of[found["record"]]
+        if piece["length"] == "150" and piece["label"] == "virus" and found["virus_score"]:
+            by_group.setdefault(piece["group"], []).append(found["call"] == "virus")
+    expected = np.mean([np.mean(calls) for calls in by_group.values()])
+    assert row.equal_groups.recall == pytest.approx(expected, abs=1e-12)
+
+
+def test_the_report_holds_no_number_that_is_none(ask, tmp_path):
+    """A kingdom all of whose pieces are too short for a length has no row, one class no AUROC."""
+    evaluation = ask()
+    write_report(evaluation)
+    stored = json.loads((tmp_path / "evaluation" / "evaluation.json").read_text())
+    assert len(stored["rows"]) == len(evaluation.rows)
+    assert stored["head"]["threshold"] == evaluation.head.facts.threshold
+    assert "nan" not in (tmp_path / "evaluation" / "evaluation.tsv").read_text().lower()
+    assert any("records, 150" in line for line in summary_lines(evaluation))
+
+
+def test_the_figure_is_drawn_with_the_same_bytes(ask, tmp_path):
+    evaluation = ask()
+    write_figure(evaluation)
+    before = [(tmp_path / "evaluation" / f"evaluation.{e}").read_bytes() for e in ("pdf", "png")]
+    write_figure(evaluation)
+    after = [(tmp_path / "evaluation" / f"evaluation.{e}").read_bytes() for e in ("pdf", "png")]
+    assert before == after
+    assert before[0].startswith(b"%PDF") and before[1].startswith(b"\x89PNG")
+
+
+def test_only_the_part_of_the_split_that_is_asked_for_is_scored(ask, manifest, tmp_path):
+    groups = sorted({record.group for record in read_manifest(manifest)})
+    split = tmp_path / "split.tsv"
+    parts = ["test" if "1" in g or "2" in g else "train" for g in groups]
+    lines = [f"{g}\t{part}\n" for g, part in zip(groups, parts, strict=True)]
+    split.write_text("group\tsplit\n" + "".join(lines))
+    expected = {g for g, part in zip(groups, parts, strict=True) if part == "test"}
+    assert {record.group for record in ask(split=split).held_out.records} == expected
+    with pytest.raises(UsageError, match="--part without --split"):
+        ask(part="test")
+
+
+# Held-out data
+
+
+def trained_on(head, records=(), groups=()):
+    def digests(found) -> np.ndarray:
+        return np.sort(np.array(list(found), dtype=np.uint64))
+
+    return replace(
+        head,
+        trained_records=digests(map(record_digest, records)),
+        trained_groups=digests(map(group_digest, groups)),
+    )
+
+
+def test_a_head_remembers_what_it_was_trained_on_in_its_file(tiny, tmp_path):
+    head = trained_on(tiny.head, ["ACGT", "GGG"], ["Microviridae"])
+    save_head(tmp_path / "head.safetensors", head)
+    found = load_head(tmp_path / "head.safetensors")
+    assert found.trained_records.tolist() == head.trained_records.tolist()
+    assert found.trained_groups.tolist() == [group_digest("Microviridae")]
+    assert len(found.layers) == len(head.layers)
+
+
+@pytest.mark.parametrize("by", ["record", "group"])
+def test_data_of_the_training_is_refused_left_out_or_marked(ask, tiny, manifest, tmp_path, by):
+    records = read_manifest(manifest)
+    sequences = {record.id: record.sequence for record in read_fasta(tmp_path / "data.fa")}
+    if by == "record":
+        known = {records[3].id}
+        head = trained_on(tiny.head, records=[sequences[records[3].id].lower()])
+    else:
+        known = {record.id for record in records if record.group == "group1virus"}
+        head = trained_on(tiny.head, groups=["group1virus"])
+    with pytest.raises(InputError, match=f"of {len(known)} of 24 records") as caught:
+        ask(head)
+    assert "--held-out-only" in caught.value.hint
+    assert not (tmp_path / "evaluation").exists()
+
+    left = ask(head, of_training="leave out")
+    assert {record.id for record in left.held_out.records} == sequences.keys() - known
+    assert not any(row.n_trained for row in left.rows)
+
+    kept = ask(head, of_training="keep", output=tmp_path / "kept")
+    assert kept.held_out.trained == known
+    assert len(kept.held_out.records) == 24
+    whole = [row for row in kept.rows if (row.length, row.unit) == ("whole", "record")]
+    assert whole[0].n_trained == len(known)
+    assert "WITH TRAINING DATA" in summary_lines(kept)[-1]
+
+
+def test_a_test_without_both_labels_is_refused(ask, tiny, manifest):
+    viral = {record.group for record in read_manifest(manifest) if record.is_virus}
+    with pytest.raises(InputError, match="holds no virus, or nothing else"):
+        ask(trained_on(tiny.head, groups=viral), of_training="leave out")
+
+
+# Runs
+
+
+class StoppedExecutor(InlineExecutor):
+    """Is interrupted after two shards."""
+
+    def run(self, shards, job):
+        yield from super().run(shards[:2], job)
+        raise KeyboardInterrupt
+
+
+def test_an_interrupted_evaluation_goes_on_and_says_the_same(ask, tmp_path):
+    write_report(ask(output=tmp_path / "undisturbed"))
+    folder = tmp_path / "evaluation"
+    with pytest.raises(KeyboardInterrupt):
+        ask(executor=StoppedExecutor())
+    assert len(list((folder / "run" / "features").glob("*.h5"))) == 2
+    resumed = ask(run={"resume": True})
+    write_report(resumed)
+    table = (folder / "evaluation.tsv").read_bytes()
+    assert table == (tmp_path / "undisturbed" / "evaluation.tsv").read_bytes()
+    assert not leftovers(folder)
+
+
+def test_other_fragments_do_not_go_on_with_a_run(ask):
+    ask()
+    with pytest.raises(ResumeError, match="changed since this run began"):
+        ask(run={"resume": True}, cutting=replace(CUTTING, seed=4))
+
+
+def test_where_something_could_not_be_scored_there_are_no_figures(ask, tmp_path):
+    data = tmp_path / "data.fa"
+    codons = {"W": "TGG", "C": "TGC"}
+    poison = "".join(codons[residue] for residue in POISON)
+    data.write_text(data.read_text().replace("of a test\n", f"of a test\n{poison}", 1))
+    with pytest.raises(VirnucproError, match="not everything was scored") as caught:
+        ask(executor=InlineExecutor(worker=RaisingWorker))
+    assert "--resume" in caught.value.hint
+    assert ask(run={"resume": True}).rows
+
+
+def test_a_table_that_lost_a_frame_since_is_not_measured(ask, tmp_path):
+    evaluation = ask()
+    table = tmp_path / "evaluation" / "run" / "prediction_results.txt"
+    table.write_text("".join(table.read_text().splitlines(keepends=True)[:-1]))
+    fragments = write_fragments(
+        evaluation.held_out.records, CUTTING, tmp_path / "again.fa", tmp_path / "again.tsv"
+    )
+    with pytest.raises(VirnucproError, match=r"the frame .* has no score"):
+        list(read_kinds(evaluation.question, fragments, evaluation.held_out, 300))
+
+
+# The command
+
+
+def test_the_command_evaluates_resumes_and_tells_mistakes(tiny, manifest, tmp_path):
+    model = ("--model", tiny.model, "--head", tiny.head_file, "--device", "cpu", "--workers", "1")
+    out = tmp_path / "out"
+    command = ("evaluate", "--data", manifest, "-o", out, *model, "--lengths", "150,400", "--quiet")
+    answer = virnucpro(*command)
+    assert answer.returncode == 0, answer.stderr
+    assert "AUROC (95 % interval)" in answer.stdout and "recall at 1 %" in answer.stdout
+    files = {path.name for path in out.iterdir()}
+    assert files == {"fragments.fa", "fragments.tsv", "run"} | {
+        f"evaluation.{ending}" for ending in ("tsv", "json", "pdf", "png")
+    }
+    table = (out / "evaluation.tsv").read_bytes()
+    assert virnucpro(*command).returncode == 73
+    resumed = virnucpro(*command, "--resume")
+    assert resumed.returncode == 0, resumed.stderr
+    assert (out / "evaluation.tsv").read_bytes() == table
+    for wrong, exit_code, words in (
+        (("--lengths", "a,b"), 64, "must be numbers of bases"),
+        (("--part", "test"), 64, "--part without --split"),
+        (("--held-out-only", "--allow-training-data"), 64, "contradict"),
+        (("--data", tmp_path / "nowhere.tsv"), 66, "nowhere.tsv"),
+        (("--head", tmp_path / "nowhere"), 66, "no such head"),
+    ):
+        refused = virnucpro(*command, "-o", tmp_path / "other", *wrong)
+        assert (refused.returncode, words in refused.stderr) == (exit_code, True), refused.stderr
+        assert not (tmp_path / "other").exists()

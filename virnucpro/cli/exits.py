@@ -1,0 +1,89 @@
+"""How a command ends: with a message, a hint and an exit code, whatever happened in it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+
+import typer
+
+from virnucpro.errors import UnavailableError, VirnucproError
+
+USAGE_EXIT, STORAGE_EXIT, INTERRUPTED_EXIT, TERMINATED_EXIT = 64, 74, 130, 143
+_KEPT = "finished work is kept: go on with --resume"
+
+
+class Finished(Exception):  # noqa: N818 - an end, not an error
+    """A command came to its end, with this exit code."""
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__(exit_code)
+        self.exit_code = exit_code
+
+
+@contextmanager
+def exits(kept: str = _KEPT) -> Iterator[None]:
+    """Turn what may happen in a command into a message and an exit code."""
+    try:
+        yield
+    except VirnucproError as error:
+        _complain(str(error), error.hint)
+        raise Finished(error.exit_code) from error
+    except KeyboardInterrupt as error:
+        _complain("interrupted", kept)
+        raise Finished(INTERRUPTED_EXIT) from error
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        is_disk = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+        _complain(f"{where}{error.strerror or error}", f"make room; {kept}" if is_disk else "")
+        raise Finished(STORAGE_EXIT) from error
+
+
+@contextmanager
+def needing(extra: str) -> Iterator[None]:
+    """Around imports of what the core installation does not have.
+
+    Raises:
+        UnavailableError: one of them is not installed.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise UnavailableError(
+            f"this command needs {error.name}, which is not installed",
+            hint=f"pip install 'virnucpro[{extra}]'",
+        ) from error
+
+
+def _complain(message: str, hint: str) -> None:
+    typer.secho(f"error: {message}", fg="red", err=True, color=None if has_colours() else False)
+    if hint:
+        typer.echo(f"hint:  {hint}", err=True)
+
+
+def has_colours() -> bool:
+    return "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+
+
+def end_cleanly(kept: str = _KEPT) -> None:
+    """End by an exception, so that processes are stopped and temporary files deleted."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+            signal.signal(number, partial(_stop, kept))
+
+
+def _stop(kept: str, number: int, _: object) -> None:
+    """Ctrl-C, SIGTERM or a lost terminal: end once, undisturbed by the next."""
+    for other in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(other, signal.SIG_IGN)
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    with suppress(OSError):  # the terminal may be gone
+        _complain("terminated", kept)
+    raise SystemExit(TERMINATED_EXIT)

@@ -1,0 +1,55 @@
+"""The command line: options in, exit code out. No work is done here.
+
+``virnucpro --help`` must be quick, so the modules that do the work, and torch with them, are
+imported when a command needs them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from virnucpro import __version__
+from virnucpro.cli.bench import bench
+from virnucpro.cli.evaluate import evaluate
+from virnucpro.cli.exits import USAGE_EXIT, Finished
+from virnucpro.cli.inspect import devices, status
+from virnucpro.cli.models import models
+from virnucpro.cli.predict import extract, predict
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (predict, extract, evaluate, devices, status, bench):
+    app.command()(command)
+app.add_typer(models, name="models")
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"virnucpro {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """Find viral sequences in FASTA with the protein language model ESM-2."""
+
+
+def main() -> None:
+    """The entry point. Usage errors exit with 64: 2 means that something failed in a run."""
+    try:
+        app()
+    except Finished as finished:
+        raise SystemExit(finished.exit_code) from None
+    except SystemExit as error:
+        raise SystemExit(USAGE_EXIT if error.code == 2 else error.code) from None

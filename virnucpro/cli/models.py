@@ -1,0 +1,84 @@
+"""``virnucpro models``: ESM-2 checkpoints."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Annotated
+
+import typer
+
+from virnucpro.cli.exits import exits
+from virnucpro.cli.running import is_live
+
+models = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown", help="ESM-2 checkpoints.")
+
+
+@models.command("list")
+def list_models() -> None:
+    """List the models that have names, and where they lie or would lie.
+
+    The first is part of this program, and what is used if no model is named.
+    """
+    with exits():
+        from virnucpro.esm2.download import EMBEDDED, PUBLISHED, locate
+        from virnucpro.esm2.weights import inspect_checkpoint
+
+        shapes = {EMBEDDED: inspect_checkpoint(locate(EMBEDDED)).shape, **PUBLISHED}
+        for name, shape in shapes.items():
+            path = locate(name)
+            state = "here" if path.exists() else "not here"
+            size = f"{shape.n_parameters / 1e6:,.1f} M"
+            typer.echo(f"{name:<22}{size:>10} parameters  {state}: {path}")
+
+
+@models.command("info")
+def show_model(model: Annotated[str, typer.Argument(help="Name, .pt file or folder.")]) -> None:
+    """Say what a checkpoint is, as told by its content.
+
+    Example: virnucpro models info esm2_virnucpro
+    """
+    with exits():
+        from virnucpro.esm2.download import locate
+        from virnucpro.esm2.weights import inspect_checkpoint
+
+        checkpoint = inspect_checkpoint(locate(model))
+        shape = checkpoint.shape
+        typer.echo(f"path        {checkpoint.path}")
+        typer.echo(f"layers      {shape.n_layers}")
+        typer.echo(f"dimensions  {shape.dim} in {shape.n_heads} heads of {shape.head_dim}")
+        typer.echo(f"parameters  {shape.n_parameters / 1e6:,.1f} M")
+        typer.echo(f"encoder id  {checkpoint.encoder_id}")
+
+
+@models.command("download")
+def download_model(name: Annotated[str, typer.Argument(help="A published name.")]) -> None:
+    """Fetch a published checkpoint into the folder that torch hub uses.
+
+    Example: virnucpro models download esm2_t33_650M_UR50D
+    """
+    with exits():
+        from rich.console import Console
+
+        from virnucpro.dashboard import Dashboard, EventLog
+        from virnucpro.engine.events import Progress
+        from virnucpro.esm2.download import find_checkpoint
+
+        with ExitStack() as stack:
+            events = stack.enter_context(EventLog())
+            if is_live(quiet=False):
+                stack.enter_context(Dashboard(events.progressing, Console(stderr=True)))
+            path = find_checkpoint(
+                name, lambda done, total: events(Progress("fetching", done, total, "bytes"))
+            ).path
+        typer.echo(f"{name} is at {path}")
+
+
+@models.command("verify")
+def verify_model(model: Annotated[str, typer.Argument(help="Name, .pt file or folder.")]) -> None:
+    """Load every tensor of a checkpoint and look for what is missing or not finite."""
+    with exits():
+        from virnucpro.esm2.download import locate
+        from virnucpro.esm2.weights import verify_checkpoint
+
+        checkpoint = verify_checkpoint(locate(model))
+        typer.echo(f"{checkpoint.path} is whole, sha256 {checkpoint.sha256()}")

@@ -1,0 +1,93 @@
+"""What a head was trained on is no test of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from virnucpro.errors import InputError, UsageError
+from virnucpro.head import Head
+from virnucpro.log import LOGGER, announce
+from virnucpro.training.digests import group_digest, record_digest
+from virnucpro.training.labelled import LabelledRecord, read_sequences
+
+OfTraining = Literal["refuse", "leave out", "keep"]
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """Records to test a head on, and which of them it knows from training."""
+
+    records: tuple[LabelledRecord, ...]
+    trained: frozenset[str] = frozenset()  # ids; empty unless they were to be kept
+
+
+def policy(held_out_only: bool, allow_training_data: bool) -> OfTraining:
+    """
+    Raises:
+        UsageError: both were said.
+    """
+    match held_out_only, allow_training_data:
+        case True, True:
+            raise UsageError(
+                "--held-out-only and --allow-training-data contradict each other",
+                hint="the first leaves out what the head was trained on, the second keeps it",
+            )
+        case True, False:
+            return "leave out"
+        case False, True:
+            return "keep"
+    return "refuse"
+
+
+def hold_out(records: Sequence[LabelledRecord], head: Head, of_training: OfTraining) -> HeldOut:
+    """
+    Raises:
+        InputError: the head was trained on some of the data, which is to be refused; or nothing
+            is left.
+    """
+    trained = find_trained(records, head)
+    known = (
+        f"{len(trained):,} of {len(records):,} records, or their groups, the head was trained on"
+    )
+    match of_training:
+        case "refuse" if trained:
+            raise InputError(
+                f"of {known}: figures on them say nothing about new sequences",
+                hint="leave them out with --held-out-only, or keep them, and have the report "
+                "say so, with --allow-training-data",
+            )
+        case "keep":
+            if trained:
+                LOGGER.warning("on %s: the figures are too good", known)
+            return HeldOut(tuple(records), trained)
+    kept = tuple(record for record in records if record.id not in trained)
+    if trained:
+        announce(f"left out: {known}")
+    if not {True, False} <= {record.is_virus for record in kept}:
+        raise InputError(
+            "the data to evaluate on holds no virus, or nothing else",
+            hint="give labelled records of both kinds that the head was not trained on",
+        )
+    return HeldOut(kept)
+
+
+def find_trained(records: Sequence[LabelledRecord], head: Head) -> frozenset[str]:
+    """The ids of records that the head, or another record of their group, was trained on."""
+    digests = {group: group_digest(group) for group in {record.group for record in records}}
+    by_group = _among([digests[record.group] for record in records], head.trained_groups)
+    found = {record.id for record, is_known in zip(records, by_group, strict=True) if is_known}
+    if len(head.trained_records):
+        for labelled, record in read_sequences(records):
+            if _among([record_digest(record.sequence)], head.trained_records)[0]:
+                found.add(labelled.id)
+    return frozenset(found)
+
+
+def _among(digests: Sequence[int], known: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    found: NDArray[np.bool_] = np.isin(np.array(digests, dtype=np.uint64), known)
+    return found

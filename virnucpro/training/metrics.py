@@ -1,0 +1,193 @@
+"""How well scores tell viruses from the rest. Pure functions of arrays.
+
+Every figure is of weighted samples, so that a resample is a new weighting and no copy. What is
+not defined, as any ranking of a single class, is None and never a number that looks like one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+MAX_FALSE_POSITIVES = 0.01  # of what is not viral; where recall is read off
+N_BINS = 15  # of the reliability curve, equally wide
+N_RESAMPLES = 200
+_INTERVAL = (2.5, 97.5)  # percentiles
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Samples:
+    """What was scored, what it is, and what belongs together. Rows in step."""
+
+    scores: NDArray[np.float64]  # (n,), in [0, 1]
+    is_virus: NDArray[np.bool_]  # (n,)
+    groups: NDArray[np.int64]  # (n,), numbers of groups
+    weights: NDArray[np.float64]  # (n,), above 0
+
+    def __post_init__(self) -> None:
+        shapes = {values.shape for values in (self.scores, self.is_virus, self.groups)}
+        if shapes != {self.weights.shape} or self.scores.ndim != 1:
+            raise ValueError(f"samples of shapes {shapes} with weights of {self.weights.shape}")
+        if not ((self.scores >= 0) & (self.scores <= 1)).all() or not (self.weights > 0).all():
+            raise ValueError("a score outside [0, 1], or a weight that is not above 0")
+
+    def __len__(self) -> int:
+        return len(self.scores)
+
+    def where(self, kept: NDArray[np.bool_]) -> Samples:
+        return Samples(
+            self.scores[kept], self.is_virus[kept], self.groups[kept], self.weights[kept]
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measures:
+    """Figures of one set of samples; None where one is not defined.
+
+    From ``accuracy`` to ``false_positives`` at the threshold: a sample is called from it on.
+    """
+
+    auroc: float | None = None  # a virus scores higher than the rest; ties count half
+    auprc: float | None = None  # average precision
+    accuracy: float | None = None
+    precision: float | None = None
+    recall: float | None = None
+    f1: float | None = None
+    false_positives: float | None = None  # share of what is not viral that is called
+    recall_at_1_percent: float | None = None  # where at most 1 % of what is not viral is called
+    threshold_at_1_percent: float | None = None  # the lowest such; None if none calls anything
+    calibration_error: float | None = None  # expected calibration error
+
+
+MEASURES = tuple(field.name for field in fields(Measures))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Curve:
+    """What is called at each distinct score, from the highest down: weights, cumulated."""
+
+    thresholds: NDArray[np.float64]  # (n_distinct,), falling
+    true_positives: NDArray[np.float64]  # (n_distinct,)
+    false_positives: NDArray[np.float64]  # (n_distinct,)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reliability:
+    """Per bin that is not empty: what was promised, and what was found."""
+
+    mean_score: NDArray[np.float64]
+    share_of_viruses: NDArray[np.float64]
+    weight: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Interval:
+    """Percentiles of each measure over resamples; None where one of them lacks it."""
+
+    low: Measures
+    high: Measures
+
+
+def measure(samples: Samples, threshold: float) -> Measures:
+    return _Ranked(samples).measures(samples.weights, threshold)
+
+
+def bootstrap(samples: Samples, threshold: float, seed: int) -> Interval:
+    """95 % intervals by resampling whole groups, with replacement, within each label.
+
+    What is drawn is a group, as the pieces of one genome, or of relatives, stand and fall
+    together. A label of a single group has no spread to be seen: no interval then. Nor has the
+    calibration error one: noise can only widen the gaps that it adds up, so that resamples lie
+    above it.
+    """
+    # the groups of either label by themselves: one group may hold both
+    labelled, own = np.unique(2 * samples.groups + samples.is_virus, return_inverse=True)
+    members = [np.flatnonzero(labelled % 2 == label) for label in (0, 1)]
+    if min(map(len, members)) < 2:
+        return Interval(Measures(), Measures())
+    rng, ranked = np.random.default_rng(seed), _Ranked(samples)
+    drawn = []
+    for _ in range(N_RESAMPLES):
+        groups = np.concatenate([rng.choice(of_label, len(of_label)) for of_label in members])
+        times = np.bincount(groups, minlength=len(labelled))
+        drawn.append(ranked.measures(samples.weights * times[own], threshold))
+    return Interval(*(_percentile(drawn, at) for at in _INTERVAL))
+
+
+def _percentile(drawn: Sequence[Measures], at: float) -> Measures:
+    found: dict[str, float | None] = {}
+    for name in MEASURES:
+        if name == "calibration_error":
+            continue
+        values = [value for one in drawn if (value := getattr(one, name)) is not None]
+        found[name] = float(np.percentile(values, at)) if len(values) == len(drawn) else None
+    return Measures(**found)
+
+
+def roc_curve(samples: Samples) -> Curve:
+    return _Ranked(samples).curve(samples.weights)
+
+
+def reliability(samples: Samples) -> Reliability:
+    """The reliability curve (Guo et al. 2017, On Calibration of Modern Neural Networks)."""
+    return _Ranked(samples).reliability(samples.weights)
+
+
+class _Ranked:
+    """Samples sorted once, so that every weighting of them is measured in one pass."""
+
+    def __init__(self, samples: Samples) -> None:
+        self.order = np.argsort(-samples.scores, kind="stable")
+        self.scores = samples.scores[self.order]
+        self.is_virus = samples.is_virus[self.order]
+        self.last_of_ties = np.flatnonzero(np.diff(self.scores, append=-1.0))
+        self.thresholds = self.scores[self.last_of_ties]
+        self.bins = np.minimum((self.scores * N_BINS).astype(np.int64), N_BINS - 1)
+
+    def curve(self, weights: NDArray[np.float64]) -> Curve:
+        sorted_weights = weights[self.order]
+        true = np.cumsum(np.where(self.is_virus, sorted_weights, 0.0))
+        false = np.cumsum(np.where(self.is_virus, 0.0, sorted_weights))
+        return Curve(self.thresholds, true[self.last_of_ties], false[self.last_of_ties])
+
+    def reliability(self, weights: NDArray[np.float64]) -> Reliability:
+        w = weights[self.order]
+        total, score, virus = (
+            np.bincount(self.bins, weights=values, minlength=N_BINS).astype(np.float64)
+            for values in (w, w * self.scores, w * self.is_virus)
+        )
+        full = total > 0
+        return Reliability(score[full] / total[full], virus[full] / total[full], total[full])
+
+    def measures(self, weights: NDArray[np.float64], threshold: float) -> Measures:
+        """(n,) weights, 0 for what was not drawn."""
+        curve = self.curve(weights)
+        true, false = curve.true_positives, curve.false_positives
+        n_virus, n_other = (float(side[-1]) if len(side) else 0.0 for side in (true, false))
+        n_called = int(np.count_nonzero(self.thresholds >= threshold))
+        called, wrongly = (float(side[n_called - 1]) if n_called else 0.0 for side in (true, false))
+        if not n_virus or not n_other:
+            return Measures(
+                recall=called / n_virus if n_virus else None,
+                false_positives=wrongly / n_other if n_other else None,
+            )
+        steps = np.diff(true, prepend=0.0)
+        beaten = n_other - false + np.diff(false, prepend=0.0) / 2
+        found = self.reliability(weights)
+        gap = np.abs(found.mean_score - found.share_of_viruses)
+        n_allowed = int(np.searchsorted(false, MAX_FALSE_POSITIVES * n_other, side="right"))
+        return Measures(
+            auroc=float(steps @ beaten) / (n_virus * n_other),
+            auprc=float(steps @ (true / np.maximum(true + false, np.finfo(float).tiny))) / n_virus,
+            accuracy=(called + n_other - wrongly) / (n_virus + n_other),
+            precision=called / (called + wrongly) if called + wrongly else None,
+            recall=called / n_virus,
+            f1=2 * called / (called + wrongly + n_virus),
+            false_positives=wrongly / n_other,
+            recall_at_1_percent=float(true[n_allowed - 1]) / n_virus if n_allowed else 0.0,
+            threshold_at_1_percent=float(curve.thresholds[n_allowed - 1]) if n_allowed else None,
+            calibration_error=float(gap @ found.weight / found.weight.sum()),
+        )
