@@ -69,12 +69,6 @@ def test_a_group_in_two_strata_is_whole_and_belongs_where_most_of_it_is() -> Non
     assert split_groups(both + make_records(9), seed=4)["both"] == "train"
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_the_largest_group_of_a_stratum_is_for_training(seed: int) -> None:
-    giant = [LabelledRecord(f"g{i}", PATH, True, "giant", 1.0, "phage") for i in range(50)]
-    assert split_groups(giant + make_records(5), seed)["giant"] == "train"
-
-
 def test_shares_of_nothing_give_nothing() -> None:
     splits = split_groups(make_records(10), seed=1, shares=(0.8, 0.2, 0.0))
     assert Counter(splits.values()) == {"train": 8, "validation": 2}

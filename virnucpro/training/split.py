@@ -32,18 +32,18 @@ def split_groups(
     """Give every group to one split; ``shares`` of the groups, in the order of ``SPLITS``.
 
     Each stratum, a label in a kingdom, is split by itself: with three groups or more every split
-    gets one of them, with two the test gets none, with one training has it. The largest group of
-    a stratum is for training: held out, it would leave little to learn from. A group in several
+    gets one of them, with two the test gets none, with one training has it. A group in several
     strata belongs to the one that most of its records are in. Groups are ranked by a hash of
     their name and the seed, so the order of the records does not matter, and a group more
     changes nothing in other strata.
     """
+    strata: dict[_Stratum, list[str]] = {}
+    for group, stratum in _main_strata(records).items():
+        strata.setdefault(stratum, []).append(group)
     splits: dict[str, Split] = {}
-    for sizes in _strata(records).values():
-        largest = min(sizes, key=lambda group: (-sizes[group], group))
-        ranked = sorted(sizes, key=lambda group: (group == largest, _rank(group, seed)))
-        n_validation, n_test = _allot(len(ranked), shares)
-        for rank, group in enumerate(ranked):
+    for groups in strata.values():
+        n_validation, n_test = _allot(len(groups), shares)
+        for rank, group in enumerate(sorted(groups, key=lambda name: _rank(name, seed))):
             if rank < n_test:
                 splits[group] = "test"
             elif rank < n_test + n_validation:
@@ -53,16 +53,14 @@ def split_groups(
     return splits
 
 
-def _strata(records: Iterable[LabelledRecord]) -> dict[_Stratum, dict[str, int]]:
-    """The groups of each stratum, with their numbers of records."""
+def _main_strata(records: Iterable[LabelledRecord]) -> dict[str, _Stratum]:
     counts: dict[str, Counter[_Stratum]] = {}
     for record in records:
         counts.setdefault(record.group, Counter())[(record.label, record.kingdom)] += 1
-    strata: dict[_Stratum, dict[str, int]] = {}
-    for group, of_stratum in counts.items():
-        main = min(of_stratum, key=lambda stratum: (-of_stratum[stratum], stratum))
-        strata.setdefault(main, {})[group] = of_stratum.total()
-    return strata
+    return {
+        group: min(strata, key=lambda stratum: (-strata[stratum], stratum))
+        for group, strata in counts.items()
+    }
 
 
 def _allot(n_groups: int, shares: tuple[float, float, float]) -> tuple[int, int]:
