@@ -25,7 +25,7 @@ LAYERS = """
     devices status request dashboard
     training.tables training.digests training.labelled training.split
     training.settings training.frames training.masking training.networks training.ranks
-    training.loop training.objectives
+    training.loop training.objectives training.calibration training.export
     training.metrics training.held_out training.fragments training.evaluation training.report
     training.figure
     bench.synthetic bench.encoder bench.peers bench.layouts bench.limits bench.comparison

@@ -266,7 +266,7 @@ def test_a_head_remembers_what_it_was_trained_on_in_its_file(tiny, tmp_path):
     found = load_head(tmp_path / "head.safetensors")
     assert found.trained_records.tolist() == head.trained_records.tolist()
     assert found.trained_groups.tolist() == [group_digest("Microviridae")]
-    assert len(found.layers) == len(head.layers)
+    assert len(found.protein.layers) == len(head.protein.layers)
 
 
 @pytest.mark.parametrize("by", ["record", "group"])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import psutil
 import pynvml
@@ -51,6 +51,11 @@ class Choice:
     @property
     def kind(self) -> str:
         return self.devices[0].partition(":")[0]
+
+    @property
+    def first(self) -> Choice:
+        """One device of them."""
+        return replace(self, devices=self.devices[:1])
 
 
 def list_gpus() -> tuple[list[Gpu], str]:

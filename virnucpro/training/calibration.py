@@ -103,11 +103,10 @@ def fit_temperature(units: Units) -> float:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Runs:
-    """Neighbouring chunks of one record, as if they were a record: sums, and how many."""
+    """Neighbouring chunks of one record, as if they were a record."""
 
-    total: Values
-    n: NDArray[np.int64]
-    units: Units
+    n: NDArray[np.int64]  # chunks
+    units: Units  # with the sums of their log-odds
 
 
 def _runs(chunks: Units, n_chunks: int, temperature: float) -> _Runs:
@@ -115,14 +114,15 @@ def _runs(chunks: Units, n_chunks: int, temperature: float) -> _Runs:
     place = np.arange(len(chunks.record)) - np.searchsorted(chunks.record, chunks.record)
     key = chunks.record * (len(place) + 1) + place // n_chunks
     _, first, run, n = np.unique(key, return_index=True, return_inverse=True, return_counts=True)
-    weight = np.bincount(run, chunks.weight)
-    units = Units(chunks.odds[first], chunks.is_virus[first], weight, chunks.record[first])
-    return _Runs(np.bincount(run, chunks.odds / temperature), n, units)
+    weight: Values = np.bincount(run, chunks.weight).astype(np.float64)
+    total: Values = np.bincount(run, chunks.odds / temperature).astype(np.float64)
+    units = Units(total, chunks.is_virus[first], weight, chunks.record[first])
+    return _Runs(n, units)
 
 
 def _joined(runs: _Runs, exponent: float) -> Units:
     units = runs.units
-    return Units(runs.total / runs.n**exponent, units.is_virus, units.weight, units.record)
+    return Units(units.odds / runs.n**exponent, units.is_virus, units.weight, units.record)
 
 
 def _threshold(fragments: Sequence[Units]) -> float:

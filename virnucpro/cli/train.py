@@ -1,0 +1,251 @@
+"""``virnucpro train``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from virnucpro.cli.exits import exits, needing
+from virnucpro.cli.options import (
+    DEVICES,
+    FILES,
+    MODEL,
+    DeviceOption,
+    Gpus,
+    LogFile,
+    Quiet,
+    Resume,
+    Verbose,
+)
+from virnucpro.cli.running import checked_path, watched
+
+if TYPE_CHECKING:
+    from virnucpro.dashboard import EventLog
+    from virnucpro.training.story import Training
+
+_LOOP = "Training"
+_KEPT = "finished epochs are kept: go on with --resume"
+
+
+def _read_config(context: typer.Context, path: Path | None) -> Path | None:
+    """Options of a file become defaults, so that those on the command line win."""
+    if path is None:
+        return None
+    with exits(), needing("train"):
+        from virnucpro.training.config_file import read_config
+
+        known = {parameter.name for parameter in context.command.params if parameter.name}
+        context.default_map = read_config(path, known)
+    return path
+
+
+def train(
+    data: Annotated[
+        Path,
+        typer.Option(
+            metavar="MANIFEST",
+            help="Table of labelled FASTA: columns path, label (virus or other), group, and if "
+            "you like id, weight, kingdom.",
+            rich_help_panel=FILES,
+            show_default=False,
+        ),
+    ],
+    output_dir: Annotated[
+        str,
+        typer.Option(
+            "--output-dir", "-o", metavar="DIR", help="Where all goes.", rich_help_panel=FILES
+        ),
+    ],
+    split: Annotated[
+        Path | None,
+        typer.Option(
+            help="Table of groups and their splits, as an earlier training wrote it.",
+            rich_help_panel=FILES,
+            show_default="70 % of the groups train, 15 % validation, 15 % test",
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="YAML",
+            help="These options by name, for example `batch_size: 64`; the command line wins.",
+            callback=_read_config,
+            is_eager=True,
+            rich_help_panel=FILES,
+        ),
+    ] = None,
+    resume: Resume = False,
+    finetune: Annotated[
+        bool,
+        typer.Option("--finetune", help="Train the encoder too.", rich_help_panel=MODEL),
+    ] = False,
+    pretrain: Annotated[
+        bool,
+        typer.Option(
+            "--pretrain",
+            help="Train an encoder alone, on masked residues; labels only split.",
+            rich_help_panel=MODEL,
+        ),
+    ] = False,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Encoder to start from: a name, .pt file, or Hugging Face folder.",
+            rich_help_panel=MODEL,
+            show_default="esm2_virnucpro; with --pretrain a new one",
+        ),
+    ] = None,
+    layers: Annotated[
+        int | None, typer.Option(help="Of a new encoder.", rich_help_panel=MODEL, show_default="6")
+    ] = None,
+    dim: Annotated[
+        int | None,
+        typer.Option(help="Of a new encoder.", rich_help_panel=MODEL, show_default="128"),
+    ] = None,
+    heads: Annotated[
+        int | None, typer.Option(help="Of a new encoder.", rich_help_panel=MODEL, show_default="4")
+    ] = None,
+    name: Annotated[
+        str, typer.Option(help="Folder of the encoder in DIR, and its name.", rich_help_panel=MODEL)
+    ] = "esm2_trained",
+    encoding: Annotated[
+        Literal["esm2", "onehot", "blosum62", "composition"],
+        typer.Option(
+            help="What is known of a residue; composition: only the bases. predict uses esm2.",
+            rich_help_panel=MODEL,
+        ),
+    ] = "esm2",
+    architecture: Annotated[
+        Literal["mlp", "cnn", "lstm", "unet"],
+        typer.Option(
+            help="How residues become one vector; mlp: their mean. predict uses mlp.",
+            rich_help_panel=MODEL,
+        ),
+    ] = "mlp",
+    chunk_size: Annotated[
+        list[int] | None,
+        typer.Option(
+            help="Bases per chunk. Repeatable; the head is for the first.",
+            rich_help_panel=MODEL,
+            show_default="500",
+        ),
+    ] = None,
+    hidden: Annotated[
+        int, typer.Option(help="Width of the classifier.", rich_help_panel=MODEL)
+    ] = 128,
+    dropout: Annotated[float, typer.Option(help="In the classifier.", rich_help_panel=MODEL)] = 0.3,
+    epochs: Annotated[int, typer.Option(rich_help_panel=_LOOP)] = 10,
+    batch_size: Annotated[
+        int, typer.Option(help="Frames on each device.", rich_help_panel=_LOOP)
+    ] = 128,
+    lr: Annotated[float, typer.Option(help="Learning rate.", rich_help_panel=_LOOP)] = 5e-4,
+    scale_lr: Annotated[
+        Literal["none", "linear", "sqrt"],
+        typer.Option(
+            help="By effective batch / --batch-size, or its root.", rich_help_panel=_LOOP
+        ),
+    ] = "none",
+    warmup_epochs: Annotated[
+        float, typer.Option(help="The rate rises, then falls as a cosine.", rich_help_panel=_LOOP)
+    ] = 0.1,
+    grad_accum_steps: Annotated[
+        int, typer.Option(help="Batches added up for one step.", rich_help_panel=_LOOP)
+    ] = 1,
+    weight_decay: Annotated[float, typer.Option(help="Of AdamW.", rich_help_panel=_LOOP)] = 0.01,
+    class_weights: Annotated[
+        Literal["auto", "none"],
+        typer.Option(
+            help="auto: both classes weigh the same, a group by the root of its frames.",
+            rich_help_panel=_LOOP,
+        ),
+    ] = "auto",
+    eval_every: Annotated[
+        int, typer.Option(help="Epochs between two looks at validation.", rich_help_panel=_LOOP)
+    ] = 1,
+    early_stopping: Annotated[
+        int, typer.Option(help="Looks without a better one; 0: never.", rich_help_panel=_LOOP)
+    ] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of all.", rich_help_panel=_LOOP)] = 0,
+    gpus: Gpus = None,
+    no_multi_gpu: Annotated[
+        bool, typer.Option("--no-multi-gpu", help="As --gpus 0.", rich_help_panel=DEVICES)
+    ] = False,
+    device: DeviceOption = "auto",
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            help="Processes with --device cpu.", rich_help_panel=DEVICES, show_default="1"
+        ),
+    ] = None,
+    precision: Annotated[
+        Literal["auto", "bf16", "fp32"],
+        typer.Option(help="auto: bf16 where the device has it.", rich_help_panel=DEVICES),
+    ] = "auto",
+    num_workers: Annotated[
+        int, typer.Option(help="Processes that make batches, per device.", rich_help_panel=DEVICES)
+    ] = 0,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Say where the time goes.", rich_help_panel=DEVICES)
+    ] = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    log_file: LogFile = None,
+) -> None:
+    """Train a head for an encoder, fine-tune both, or pretrain an encoder.
+
+    Records are cut and translated as predict does it; whole groups (viral families, host genera)
+    are held out. DIR gets split.tsv, checkpoints/, tensorboard/, held_out.tsv, and what predict
+    takes: head.safetensors, and the encoder if it was trained.
+
+    Example, a head on frozen features:
+    virnucpro train --data manifest.tsv -o model/ --model esm2_t12_35M_UR50D
+
+    Then: virnucpro predict -i contigs.fa -o results/ --model esm2_t12_35M_UR50D
+    --head model/head.safetensors
+
+    On all GPUs of one node it starts a process for each; on several nodes use torchrun:
+    torchrun --nnodes 2 --nproc-per-node 8 ... -m virnucpro train ...
+    """
+    _run(locals())
+
+
+def _run(given: dict[str, Any]) -> None:
+    """One training with what was given on the command line."""
+    quiet, verbose, log_file = (given.pop(name) for name in ("quiet", "verbose", "log_file"))
+    given.pop("config")
+    with exits(_KEPT):
+        with needing("train"):
+            from virnucpro.training.ranks import run_on, run_under_torchrun, torchrun_ranks
+            from virnucpro.training.request import TrainOptions, open_folder, resolve
+            from virnucpro.training.story import learn
+        from virnucpro.log import logging_to_file
+        from virnucpro.rundir import RunDir
+
+        output = checked_path(given.pop("output_dir"), "--output-dir")
+        options = TrainOptions(
+            output_dir=output,
+            chunk_size=given.pop("chunk_size") or [500],
+            cuda_visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
+            **given,
+        )
+        started = torchrun_ranks(os.environ)
+        is_first = started is None or started.rank == 0
+        with watched(quiet or not is_first, verbose, log_file) as events:
+            training, choice = resolve(options, events)
+            if not is_first:
+                assert started is not None
+                run_under_torchrun(started, choice.kind, partial(learn, training), events)
+                return
+            with RunDir(output).locked(), logging_to_file(RunDir(output).log):
+                open_folder(training, options)
+                if training.has_stored_vectors:
+                    _extract(training, options, events)
+                if started is None:
+                    run_on(choice.devices, partial(learn, training), events)
+                else:
+                    run_under_torchrun(started, choice.kind, partial(learn, training), events)

@@ -1,0 +1,275 @@
+"""From the options of ``virnucpro train`` to a training that can begin, and its devices."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from virnucpro.devices import Choice, choose_devices, choose_precision
+from virnucpro.engine.events import Progress, Telling
+from virnucpro.errors import OutputError, ResumeError, UsageError
+from virnucpro.esm2.download import EMBEDDED, find_checkpoint
+from virnucpro.esm2.model import ESM2Shape
+from virnucpro.esm2.weights import inspect_checkpoint
+from virnucpro.files import atomic, sha256
+from virnucpro.log import announce, printable
+from virnucpro.training.labelled import read_manifest
+from virnucpro.training.readers import Architecture, Encoding
+from virnucpro.training.settings import MAY_DIFFER, ClassWeights, Mode, ScaleLr, Settings
+from virnucpro.training.split import read_split, split_groups, write_split
+from virnucpro.training.story import Training
+
+OnEvent = Callable[[Telling], None]
+_FACTS = "training.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainOptions:
+    """What stands on the command line of ``train``, by the options' names."""
+
+    data: Path
+    output_dir: Path
+    split: Path | None
+    finetune: bool
+    pretrain: bool
+    model: str | None
+    layers: int | None
+    dim: int | None
+    heads: int | None
+    name: str
+    encoding: Encoding
+    architecture: Architecture
+    chunk_size: list[int]
+    hidden: int
+    dropout: float
+    epochs: int
+    batch_size: int
+    lr: float
+    scale_lr: ScaleLr
+    warmup_epochs: float
+    grad_accum_steps: int
+    weight_decay: float
+    class_weights: ClassWeights
+    eval_every: int
+    early_stopping: int
+    seed: int
+    gpus: str | None
+    no_multi_gpu: bool
+    device: str
+    workers: int | None
+    precision: Literal["auto", "bf16", "fp32"]
+    num_workers: int
+    resume: bool
+    profile: bool
+    cuda_visible_devices: str | None
+
+    @property
+    def mode(self) -> Mode:
+        """
+        Raises:
+            UsageError: two modes were asked for.
+        """
+        match self.finetune, self.pretrain:
+            case True, True:
+                raise UsageError(
+                    "--finetune and --pretrain contradict each other",
+                    hint="pretrain first, then fine-tune what comes of it: --finetune --model DIR",
+                )
+            case True, False:
+                return "finetune"
+            case False, True:
+                return "pretrain"
+        return "head"
+
+    @property
+    def has_shape(self) -> bool:
+        return any(size is not None for size in (self.layers, self.dim, self.heads))
+
+
+def resolve(options: TrainOptions, on_event: OnEvent) -> tuple[Training, Choice]:
+    """A training and its devices, or the first thing that stands in its way.
+
+    Raises:
+        VirnucproError: see ``errors``.
+    """
+    mode = options.mode
+    _check(options, mode)
+    encoder, shape = _encoder(options, mode, on_event)
+    choice = choose_devices(
+        options.device,
+        "0" if options.no_multi_gpu else options.gpus,
+        options.workers,
+        options.cuda_visible_devices,
+        model_bytes=16 * shape.n_parameters,  # weights, gradients, two moments
+    )
+    if choice.kind == "cpu" and options.workers is None:
+        choice = choice.first
+    precision = choose_precision(options.precision, choice)
+    return Training(
+        data=options.data,
+        output=options.output_dir,
+        settings=Settings(
+            mode=mode,
+            precision="bf16" if precision == "bf16" else "fp32",
+            **{name: getattr(options, name) for name in _SAME_NAME},
+        ),
+        encoder=encoder,
+        shape=shape,
+        encoding=options.encoding,
+        architecture=options.architecture,
+        chunk_sizes=tuple(options.chunk_size),
+        hidden=options.hidden,
+        dropout=options.dropout,
+        name=options.name,
+        is_profiled=options.profile,
+    ), choice
+
+
+_SAME_NAME = (
+    "epochs",
+    "batch_size",
+    "lr",
+    "scale_lr",
+    "warmup_epochs",
+    "grad_accum_steps",
+    "weight_decay",
+    "class_weights",
+    "eval_every",
+    "early_stopping",
+    "seed",
+    "num_workers",
+)
+
+
+def _check(options: TrainOptions, mode: Mode) -> None:
+    """
+    Raises:
+        UsageError: options contradict each other.
+    """
+    sizes = options.chunk_size
+    if not sizes or min(sizes) < 30 or len(set(sizes)) < len(sizes):
+        raise UsageError(
+            f"--chunk-size is {', '.join(map(str, sizes))}",
+            hint="give each size once, 30 bases or more; the first is that of the head",
+        )
+    if options.no_multi_gpu and options.gpus is not None:
+        raise UsageError("--no-multi-gpu and --gpus contradict each other", hint="give one of them")
+    if options.encoding != "esm2" and (mode == "pretrain" or options.model or options.has_shape):
+        raise UsageError(
+            f"--encoding {options.encoding} has no ESM-2 in it",
+            hint="leave out --pretrain, --model, --layers, --dim and --heads",
+        )
+    if options.encoding == "composition" and options.architecture != "mlp":
+        raise UsageError(
+            "--encoding composition has no residues for an architecture to read",
+            hint="leave --architecture out",
+        )
+    if mode == "pretrain" and options.architecture != "mlp":
+        raise UsageError("--pretrain trains an encoder alone", hint="leave --architecture out")
+    if options.has_shape and (options.model is not None or mode == "head"):
+        raise UsageError(
+            "--layers, --dim and --heads are for a new encoder",
+            hint="give --pretrain or --finetune with them, and no --model",
+        )
+    if mode == "head" and len(sizes) > 1 and options.encoding == "esm2":
+        raise UsageError(
+            "a head on vectors of the engine has one --chunk-size",
+            hint="train it with --finetune for several",
+        )
+    if not 0 <= options.dropout < 1 or options.hidden < 1:
+        raise UsageError(f"--dropout is {options.dropout}, --hidden {options.hidden}")
+    if Path(options.name).name != options.name or options.name.startswith("."):
+        raise UsageError(f"--name is {printable(options.name)!r}; it must be a plain folder name")
+
+
+def _encoder(
+    options: TrainOptions, mode: Mode, on_event: OnEvent
+) -> tuple[Path | None, ESM2Shape]:
+    """The folder to start from, or the shape of a new encoder."""
+    is_new = options.has_shape or (mode == "pretrain" and options.model is None)
+    if not is_new:
+        checkpoint = find_checkpoint(
+            options.model or EMBEDDED,
+            lambda n, total: on_event(Progress("fetching the model", n, total, "bytes")),
+        )
+        return checkpoint.path, checkpoint.shape
+    n_layers, dim, n_heads = options.layers or 6, options.dim or 128, options.heads or 4
+    if min(n_layers, dim, n_heads) < 1 or dim % (2 * n_heads):
+        raise UsageError(
+            f"{n_layers} layers of {dim} dimensions in {n_heads} heads",
+            hint="give at least one layer, and dimensions that are a multiple of twice --heads",
+        )
+    return None, ESM2Shape(n_layers, dim, n_heads)
+
+
+def open_folder(training: Training, options: TrainOptions) -> None:
+    """Split what is labelled, and write down what was asked for; or check that it is the same.
+
+    Raises:
+        OutputError: the folder is not empty, and this is no resume.
+        ResumeError: it holds another training.
+        InputError: manifest or split are wrong.
+    """
+    path, facts = training.output / _FACTS, _facts(training)
+    if training.output.is_dir() and any(training.output.iterdir()):
+        if not options.resume or not path.exists():
+            raise OutputError(
+                f"{printable(training.output)} is not empty",
+                hint="go on with what it holds with --resume, or give another --output-dir",
+            )
+        _check_same(path, facts)
+        announce(f"going on with the training in {printable(training.output)}")
+    training.output.mkdir(parents=True, exist_ok=True)
+    if not training.split.exists():
+        records = read_manifest(training.data)
+        given = options.split
+        splits = read_split(given) if given else split_groups(records, options.seed)
+        write_split(training.split, records, splits)
+    with atomic(path) as temporary:
+        temporary.write_text(json.dumps(facts, indent=2) + "\n")
+
+
+def _facts(training: Training) -> dict[str, Any]:
+    """All that the weights depend on; files by their content."""
+    facts = {**asdict(training), "data_sha256": sha256(training.data)}
+    for name in ("output", "is_profiled"):
+        facts.pop(name)
+    if training.encoder is not None:
+        facts["encoder_id"] = inspect_checkpoint(training.encoder).encoder_id
+    plain: dict[str, Any] = json.loads(json.dumps(facts, default=str))
+    return plain
+
+
+def _check_same(path: Path, facts: Mapping[str, Any]) -> None:
+    """
+    Raises:
+        ResumeError: the folder holds another training; the message names what differs.
+    """
+    try:
+        stored = _flat(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, AttributeError) as error:
+        raise ResumeError(
+            f"{printable(path)} cannot be read: {printable(error)}",
+            hint="give another --output-dir",
+        ) from error
+    now = _flat(facts)
+    differences = [
+        f"{name} ({printable(stored.get(name))}, now {printable(now.get(name))})"
+        for name in sorted({*stored, *now} - {*MAY_DIFFER, *_PLACES})
+        if stored.get(name) != now.get(name)
+    ]
+    if differences:
+        raise ResumeError(
+            f"{printable(path.parent)} holds a training with other {'; '.join(differences)}",
+            hint="give what it was started with, or another --output-dir",
+        )
+
+
+_PLACES = ("data", "encoder")  # their contents count: data_sha256, encoder_id
+
+
+def _flat(facts: Mapping[str, Any]) -> dict[str, Any]:
+    return {**{k: v for k, v in facts.items() if k != "settings"}, **facts["settings"]}

@@ -1,0 +1,316 @@
+"""``virnucpro train``: from labelled FASTA to an encoder, a head, and what they are worth.
+
+Three modes on one loop: a head on vectors that the engine made (``head``), encoder and head
+together (``finetune``), or an encoder alone, on masked residues (``pretrain``). ``learn`` is
+what every rank does; the first one writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.metrics import roc_auc_score
+from torch import nn
+
+from virnucpro.engine.events import Progress, Telling
+from virnucpro.errors import InputError
+from virnucpro.esm2.model import ESM2, ESM2Shape
+from virnucpro.esm2.weights import inspect_checkpoint, load_esm2, save_esm2
+from virnucpro.files import atomic
+from virnucpro.log import announce, printable
+from virnucpro.training.board import Board
+from virnucpro.training.calibration import calibrate, chunks_of
+from virnucpro.training.clock import Clock, profile_lines, speed_lines
+from virnucpro.training.export import digests_of, facts_of, write_head
+from virnucpro.training.features import read_vectors
+from virnucpro.training.frames import LabelledFrames, balanced_weights, collect_frames
+from virnucpro.training.labelled import LabelledRecord, read_manifest, read_sequences
+from virnucpro.training.loop import B, Objective, Trainer, effective_batch
+from virnucpro.training.networks import (
+    Classifier,
+    FrameClassifier,
+    MaskedLanguageModel,
+    new_encoder,
+    training_kernel,
+)
+from virnucpro.training.objectives import FrameLabels, MaskedResidues, score_frames
+from virnucpro.training.ranks import Ranks
+from virnucpro.training.readers import (
+    Architecture,
+    Encoding,
+    NoReader,
+    StoredVectors,
+    blosum62,
+    new_reader,
+    one_hot,
+)
+from virnucpro.training.settings import Settings
+from virnucpro.training.split import Split, read_split, select
+
+OnEvent = Callable[[Telling], None]
+_MOST_FRAMES = 20_000  # that are scored after each epoch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """What ``virnucpro train`` was asked for, checked but for what the data tell."""
+
+    data: Path
+    output: Path
+    settings: Settings
+    encoder: Path | None  # to start from; None: a new one of ``shape``
+    shape: ESM2Shape
+    encoding: Encoding
+    architecture: Architecture
+    chunk_sizes: tuple[int, ...]  # bases; a head is for the first
+    hidden: int  # width of the classifier
+    dropout: float
+    name: str  # of the encoder that is written
+    is_profiled: bool = False
+
+    @property
+    def split(self) -> Path:
+        return self.output / "split.tsv"
+
+    @property
+    def trained_encoder(self) -> Path:
+        return self.output / self.name
+
+    @property
+    def head(self) -> Path:
+        return self.output / "head.safetensors"
+
+    @property
+    def features(self) -> Path:
+        """The run folder of the vectors that a head is trained on."""
+        return self.output / "features"
+
+    @property
+    def has_stored_vectors(self) -> bool:
+        """Whether the engine makes the vectors, once, before the training."""
+        return self.settings.mode == "head" and (self.encoding, self.architecture) == (
+            "esm2",
+            "mlp",
+        )
+
+    @property
+    def has_head(self) -> bool:
+        """Whether ``predict`` can use what is trained."""
+        is_esm2 = (self.encoding, self.architecture) == ("esm2", "mlp")
+        return self.settings.mode != "pretrain" and is_esm2
+
+
+def learn(training: Training, ranks: Ranks, on_event: OnEvent) -> None:
+    """
+    Raises:
+        VirnucproError: see ``errors``; finished epochs are kept.
+    """
+    records, splits = read_manifest(training.data), read_split(training.split)
+
+    def frames(split: Split, chunk_sizes: Sequence[int]) -> LabelledFrames:
+        rows = select(records, splits, split)
+        name = f"translating the {split} groups"
+        return collect_frames(
+            read_sequences(rows),
+            chunk_sizes,
+            lambda done: on_event(Progress(name, done, len(rows), "records")),
+        )
+
+    train = frames("train", training.chunk_sizes)
+    held_out = frames("validation", training.chunk_sizes[:1])
+    torch.manual_seed(training.settings.seed)
+    if training.settings.mode == "pretrain":
+        _pretrain(training, ranks, on_event, train, held_out)
+        return
+    test = frames("test", training.chunk_sizes[:1])
+    for split, part in (("train", train), ("validation", held_out), ("test", test)):
+        _check_labels(split, part)
+    if training.has_stored_vectors:
+        vectors = read_vectors(training.features)
+        train, held_out, test = (with_vectors(part, vectors) for part in (train, held_out, test))
+    module = _classify(training, ranks, on_event, train, held_out)
+    figures = []
+    for split, part in (("validation", held_out), ("test", test)):
+        odds = score_frames(module, part, ranks).astype(np.float64)
+        figures.append((split, part, odds))
+    if ranks.is_first:
+        _write_figures(training, figures)
+        if training.has_head:
+            _export(training, module, select(records, splits, "train"), figures[0][1:])
+
+
+def _pretrain(
+    training: Training,
+    ranks: Ranks,
+    on_event: OnEvent,
+    train: LabelledFrames,
+    held_out: LabelledFrames,
+) -> None:
+    settings = training.settings
+    module = MaskedLanguageModel(_encoder(training, ranks.device))
+    some = _some(held_out, settings.seed)
+    weight = np.ones(len(train), dtype=np.float32)
+    objective = MaskedResidues(train.proteins, some.proteins, weight, settings.seed)
+    _train(training, ranks, on_event, module, objective)
+    if ranks.is_first:
+        save_esm2(training.trained_encoder, module.encoder, module.extra_tensors())
+        announce(f"encoder: {printable(training.trained_encoder)}")
+
+
+def _classify(
+    training: Training,
+    ranks: Ranks,
+    on_event: OnEvent,
+    train: LabelledFrames,
+    held_out: LabelledFrames,
+) -> FrameClassifier:
+    settings = training.settings
+    reader = _reader(training, ranks.device)
+    classifier = Classifier(reader.width, training.hidden, training.dropout)
+    classifier.standardise(train.composition)
+    weight = balanced_weights(train, settings.class_weights)
+    objective = FrameLabels(train, weight, _some(held_out, settings.seed))
+    if ranks.is_first:
+        for line in _count_lines(train, weight):
+            announce(line)
+    module = FrameClassifier(reader, classifier)
+    _train(training, ranks, on_event, module, objective)
+    return module.eval()
+
+
+def _train(
+    training: Training,
+    ranks: Ranks,
+    on_event: OnEvent,
+    module: nn.Module,
+    objective: Objective[B],
+) -> None:
+    settings = training.settings
+    if ranks.is_first:
+        n = effective_batch(settings, ranks.world_size)
+        announce(
+            f"{objective.n_rows:,} {objective.unit} in an epoch; effective batch {n}: "
+            f"{settings.batch_size} on each of {ranks.world_size} devices, "
+            f"{settings.grad_accum_steps} steps added up"
+        )
+    clock = Clock(ranks.device if training.is_profiled else None)
+    trainer = Trainer(module, objective, settings, ranks, training.output, on_event, clock=clock)
+    with Board(training.output / "tensorboard", trainer) if ranks.is_first else nullcontext():
+        state = trainer.run()
+    speeds = trainer.speeds()
+    if ranks.is_first:
+        lines = [f"best epoch: {state.best_epoch}", *speed_lines(speeds, objective.unit)]
+        for line in (*lines, *(profile_lines(speeds) if training.is_profiled else ())):
+            announce(line)
+
+
+def _encoder(training: Training, device: torch.device) -> ESM2:
+    """The one to start from, or a new one; in float32, and asking for gradients."""
+    kernel = training_kernel(device)
+    if training.encoder is None:
+        return new_encoder(training.shape, kernel)
+    cpu = torch.device("cpu")  # moved to its device with what is trained beside it
+    encoder = load_esm2(training.encoder, training.shape.n_layers, torch.float32, cpu)
+    encoder.attend = kernel
+    return encoder.requires_grad_(training.settings.mode != "head")
+
+
+def _reader(training: Training, device: torch.device) -> Reader:
+    if training.has_stored_vectors:
+        return StoredVectors(training.shape.dim)
+    match training.encoding:
+        case "composition":
+            return NoReader()
+        case "onehot":
+            return new_reader(*one_hot(), training.architecture)
+        case "blosum62":
+            return new_reader(*blosum62(), training.architecture)
+        case "esm2":
+            encoder = _encoder(training, device)
+            return new_reader(encoder, training.shape.dim, training.architecture)
+
+
+def _some(frames: LabelledFrames, seed: int) -> LabelledFrames:
+    """As many as are worth the time after each epoch."""
+    order = np.random.default_rng([seed, len(frames)]).permutation(len(frames))
+    return frames.take(np.sort(order[:_MOST_FRAMES]))
+
+
+def _check_labels(split: str, frames: LabelledFrames) -> None:
+    """
+    Raises:
+        InputError: the frames are of one label only.
+    """
+    n_virus = int(frames.is_virus.sum())
+    if not 0 < n_virus < len(frames):
+        raise InputError(
+            f"the {split} groups have {n_virus:,} viral frames and {len(frames) - n_virus:,} others",
+            hint="both are needed: label more groups, or edit split.tsv and give it with --split",
+        )
+
+
+def _count_lines(frames: LabelledFrames, weight: NDArray[np.float32]) -> list[str]:
+    """What there is of each class, and how much it counts."""
+    names = (("virus", frames.is_virus), ("other", ~frames.is_virus))
+    return [
+        f"{name}: {int(rows.sum()):,} frames of {len(set(frames.group_rows[rows])):,} groups, "
+        f"mean weight {weight[rows].mean():.3f}"
+        for name, rows in names
+    ]
+
+
+def _write_figures(
+    training: Training, figures: Sequence[tuple[str, LabelledFrames, NDArray[np.float64]]]
+) -> None:
+    """AUROC of frames and of chunks (by their best frame), for each held-out split."""
+    with atomic(training.output / "held_out.tsv") as temporary, temporary.open("w") as out:
+        out.write("split\tnetwork\tn_frames\tauroc_frames\tn_chunks\tauroc_chunks\n")
+        for split, frames, odds in figures:
+            for name, row in zip(NETWORKS[-len(odds) :], odds, strict=True):
+                chunks = chunks_of(row, frames, np.ones(len(frames)), "max")
+                of_frames = float(roc_auc_score(frames.is_virus, row))
+                out.write(
+                    f"{split}\t{name}\t{len(frames)}\t{of_frames:.4f}\t{len(chunks.odds)}\t"
+                    f"{chunks.auroc():.4f}\n"
+                )
+                announce(f"{split}, {name}: AUROC of chunks {chunks.auroc():.3f}")
+
+
+def _export(
+    training: Training,
+    module: FrameClassifier,
+    records: Sequence[LabelledRecord],
+    validation: tuple[LabelledFrames, NDArray[np.float64]],
+) -> None:
+    """Write the encoder, if it was trained, and the calibrated head."""
+    folder = training.encoder
+    if training.settings.mode == "finetune":
+        folder = training.trained_encoder
+        save_esm2(folder, module.reader.encoder)
+    assert folder is not None, "a head needs an encoder"
+    frames, (protein, nucleotide) = validation
+    calibration = calibrate(protein, nucleotide, frames)
+    facts = facts_of(
+        inspect_checkpoint(folder), calibration, training.chunk_sizes[0], _describe(training)
+    )
+    known = [record.sequence for _, record in read_sequences(records)]
+    trained_on = digests_of(known, (record.group for record in records))
+    write_head(training.head, module.classifier, facts, calibration, trained_on)
+    announce(
+        f"head: {printable(training.head)}, a chunk is the {calibration.frames} of its frames, "
+        f"temperature {calibration.temperature:.2f}, exponent {calibration.exponent:.2f}, "
+        f"threshold {calibration.threshold:.3f}"
+    )
+
+
+def _describe(training: Training) -> str:
+    settings = training.settings
+    return (
+        f"{settings.mode}, {settings.epochs} epochs, seed {settings.seed}, chunks of "
+        f"{' and '.join(map(str, training.chunk_sizes))} bases, by virnucpro {__version__}"
+    )
