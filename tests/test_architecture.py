@@ -24,8 +24,9 @@ LAYERS = """
     calls results pipeline
     devices status request demo dashboard
     training.tables training.digests training.labelled training.split
-    training.settings training.frames training.masking training.networks training.ranks
-    training.loop training.objectives
+    training.settings training.frames training.masking training.readers training.networks
+    training.ranks
+    training.clock training.checkpoints training.loop training.objectives
     bench.synthetic bench.encoder bench.peers bench.layouts bench.limits bench.comparison
     bench.file_to_file bench.front_end bench.coordinator bench.report bench.programme
     cli
