@@ -24,13 +24,15 @@ LAYERS = """
     calls scoring results pipeline
     devices status request dashboard
     training.tables training.digests training.labelled training.split
-    training.settings training.frames training.masking training.networks training.ranks
-    training.loop training.objectives training.calibration training.export
     training.metrics training.held_out training.fragments training.evaluation training.report
     training.figure
+    training.settings training.frames training.masking training.readers training.networks
+    training.ranks training.clock training.checkpoints training.loop training.objectives
+    training.calibration training.export training.features training.board training.story
+    training.request
     bench.synthetic bench.encoder bench.peers bench.layouts bench.limits bench.comparison
     bench.file_to_file bench.front_end bench.coordinator bench.report bench.programme
-    cli.options cli.exits cli.running cli.predict cli.evaluate
+    cli.options cli.exits cli.running cli.predict cli.train cli.evaluate
     cli.bench cli.inspect cli.models
     cli.main
 """

@@ -65,8 +65,7 @@ class ProcessExecutor:
         run = _Run(job, deque(Task(shard) for shard in shards))
         try:
             devices = self.devices[: len(shards)]
-            resource_tracker.ensure_running()  # would let interrupts through if it came later
-            with _interrupts_held():
+            with interrupts_held():
                 for name, device in zip(_names(devices), devices, strict=True):
                     run.peers.append(_Peer.start(name, device, job, self.worker))
             yield from run.events()
@@ -156,7 +155,7 @@ class _Run:
                 yield again
         self.peers.remove(peer)
         if self.waiting and not lost.is_final:
-            with _interrupts_held():
+            with interrupts_held():
                 self.peers.append(peer.restart())
 
     def learn(self, task: Task, peer: _Peer, lost: WorkerLost) -> Task | ShardFailed:
@@ -236,7 +235,7 @@ class _Peer:
                     return
         except (EOFError, OSError):
             self.process.join(GRACE_SECONDS)
-            yield self.lost(f"the worker died: {_cause(self.process.exitcode)}")
+            yield self.lost(f"the worker died: {cause_of_end(self.process.exitcode)}")
             return
         if self.deadline < time.monotonic():
             yield self.lost("the worker fell silent and was stopped")
@@ -307,8 +306,9 @@ class _Peer:
 
 
 @contextmanager
-def _interrupts_held() -> Iterator[None]:
+def interrupts_held() -> Iterator[None]:
     """Put Ctrl-C off for the block, so that no process is started and then forgotten."""
+    resource_tracker.ensure_running()  # would let interrupts through if it came later
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -316,7 +316,7 @@ def _interrupts_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _cause(exit_code: int | None) -> str:
+def cause_of_end(exit_code: int | None) -> str:
     if exit_code is not None and exit_code < 0:
         name = signal.Signals(-exit_code).name
         hint = " (out of memory?)" if name == "SIGKILL" else ""
@@ -329,7 +329,7 @@ def _main(
 ) -> None:
     """The worker process. It does not outlive its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
     started = False
     try:
         worker = worker_class(job, name, device)
@@ -353,7 +353,8 @@ def _main(
             pipe.send(lost)
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
+    """End this process when its parent is gone: for a thread of its own."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

@@ -9,13 +9,12 @@ random depends on the seed and the epoch alone; an epoch can be repeated from it
 from __future__ import annotations
 
 import math
-import pickle
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -24,17 +23,15 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from virnucpro.engine.events import Progress, Telling
-from virnucpro.errors import ResumeError, UsageError
-from virnucpro.files import atomic
+from virnucpro.errors import ResumeError, UnavailableError, UsageError, VirnucproError
 from virnucpro.log import announce, printable
+from virnucpro.training.checkpoints import Checkpoints, Progressed
+from virnucpro.training.clock import CHECKPOINT, DATA, OPTIMIZER, STEP, VALIDATION, Clock, Speed
 from virnucpro.training.ranks import Ranks
 from virnucpro.training.settings import Settings
 
 Rows = NDArray[np.int64]
 _MOST_GRADIENT = 1.0  # norm; beyond it the step is shortened
-_CHECKPOINTS = "checkpoints"
-_BEST = "best.pt"
-
 
 B = TypeVar("B")
 B_co = TypeVar("B_co", covariant=True)
@@ -56,30 +53,6 @@ class Objective(Protocol[B_co]):
 
 
 @dataclass(slots=True)
-class Clock:
-    """Seconds by what they went into."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-    _since: float = field(default_factory=time.perf_counter)
-
-    def lap(self, name: str) -> None:
-        now = time.perf_counter()
-        self.seconds[name] = self.seconds.get(name, 0.0) + now - self._since
-        self._since = now
-
-
-@dataclass(slots=True)
-class Progressed:
-    """How far a training is. It is stored with the weights."""
-
-    epoch: int = 0  # done
-    step: int = 0
-    best: float = -math.inf
-    best_epoch: int = 0
-    history: list[dict[str, float]] = field(default_factory=list)
-
-
-@dataclass(slots=True)
 class Trainer(Generic[B]):
     module: nn.Module
     objective: Objective[B]
@@ -87,33 +60,55 @@ class Trainer(Generic[B]):
     ranks: Ranks
     folder: Path
     on_event: Callable[[Telling], None]
-    on_epoch: Callable[[dict[str, float]], None] = lambda _: None
-    state: Progressed = field(default_factory=Progressed)
+    on_epoch: Callable[[dict[str, float]], None] = lambda _: None  # of the first rank
     clock: Clock = field(default_factory=Clock)
+    state: Progressed = field(default_factory=Progressed)
+    n_trained: int = 0  # rows of this rank, since it was started
 
     def run(self) -> Progressed:
         """Train until the last epoch, or until nothing gets better. The best weights stay loaded.
 
         Raises:
             UsageError: there are fewer rows than ranks and accumulated steps.
+            ResumeError: the folder holds checkpoints of another training, or a damaged one.
+            UnavailableError: a batch does not fit into the device's memory.
+            VirnucproError: the loss is no number any more.
         """
-        settings, schedule = (
-            self.settings,
-            _Schedule(self.objective.n_rows, self.settings, self.ranks),
-        )
-        self.module.to(self.ranks.device)
-        optimizer = new_optimizer(self.module, settings.scaled_lr(self.ranks.world_size), settings)
-        self._load(optimizer)
-        wrapped = self.ranks.wrap(self.module)
-        loader = _loader(self.objective, schedule, settings, self.ranks)
+        settings, ranks = self.settings, self.ranks
+        schedule = _Schedule(self.objective.n_rows, settings, ranks)
+        checkpoints = Checkpoints(self.folder / "checkpoints", settings, schedule.effective)
+        self.module.to(ranks.device)
+        optimizer = new_optimizer(self.module, settings.scaled_lr(ranks.world_size), settings)
+        self._resume(checkpoints, optimizer)
+        wrapped = ranks.wrap(self.module)
+        loader = _loader(self.objective, schedule, settings)
         while self.state.epoch < settings.epochs and not self._is_stopped():
             self._epoch(wrapped, optimizer, schedule, loader)
-            self._save(optimizer)
-        best = self.folder / _CHECKPOINTS / _BEST
-        self.ranks.wait()
-        if best.exists():
-            self.module.load_state_dict(_read_checkpoint(best)["module"])
+            if ranks.is_first:
+                checkpoints.save(self.module, optimizer, self.state)
+            ranks.wait()
+            self.clock.lap(CHECKPOINT)
+        if self.state.best_epoch:
+            checkpoints.load_best(self.module)
         return self.state
+
+    def speeds(self) -> list[Speed]:
+        """Of all ranks, in their order."""
+        mine = Speed(str(self.ranks.device), self.n_trained, self.clock.seconds)
+        return self.ranks.gather(mine)
+
+    def _resume(self, checkpoints: Checkpoints, optimizer: torch.optim.Optimizer) -> None:
+        """Go on from the last checkpoint, if there is one."""
+        self.state = checkpoints.load_last(self.module, optimizer)
+        if len(set(self.ranks.gather(self.state.epoch))) > 1:
+            raise ResumeError(
+                f"not all processes see the same checkpoints in {printable(checkpoints.folder)}",
+                hint="give an --output-dir on a file system that all nodes share",
+            )
+        if self.ranks.is_first:
+            checkpoints.sweep()
+            if self.state.epoch:
+                announce(f"going on after epoch {self.state.epoch}")
 
     def _epoch(
         self,
@@ -123,36 +118,51 @@ class Trainer(Generic[B]):
         loader: DataLoader[B],
     ) -> None:
         settings, state, ranks = self.settings, self.state, self.ranks
-        schedule.epoch = epoch = state.epoch
-        torch.manual_seed(_seed_of(settings.seed, epoch, ranks.rank))
+        schedule.epoch = state.epoch
+        torch.manual_seed(_seed_of(settings.seed, state.epoch, ranks.rank))
         wrapped.train()
         lr = settings.scaled_lr(ranks.world_size)
-        n_steps = schedule.n_steps
-        losses, started = torch.zeros((), device=ranks.device), time.perf_counter()
+        loss, done, started = torch.zeros((), device=ranks.device), 0, time.perf_counter()
+        self.clock.restart()
         batches = iter(loader)
-        for number, rows in enumerate(schedule.steps(), 1):
+        for rows in schedule.steps():
             for group in optimizer.param_groups:
-                group["lr"] = lr * _share_of_lr(state.step, n_steps, settings)
-            losses += self._step(wrapped, optimizer, batches, self.objective.weight(rows))
+                group["lr"] = lr * share_of_lr(state.step, schedule.n_steps, settings)
+            loss += self._step(wrapped, optimizer, batches, self.objective.weight(rows))
             state.step += 1
-            done = min(number * schedule.effective, schedule.n_rows)
-            name = f"epoch {epoch + 1} of {settings.epochs}"
-            self.on_event(Progress(name, done, schedule.n_rows, self.objective.unit))
+            done += len(rows)
+            name = f"epoch {state.epoch + 1} of {settings.epochs}"
+            self.on_event(Progress(name, done, schedule.n_used, self.objective.unit))
+        self.n_trained += sum(len(part) for _, part in schedule)
+        mean_loss = sum(ranks.gather(float(loss))) / schedule.n_steps  # waits for the device
+        self.clock.lap(STEP)
         seconds = time.perf_counter() - started
+        if not math.isfinite(mean_loss):
+            raise VirnucproError(
+                f"the loss of epoch {state.epoch + 1} is no number any more",
+                hint="give a smaller --lr, or more --warmup-epochs",
+            )
         state.epoch += 1
         row = {
             "epoch": float(state.epoch),
             "lr": float(optimizer.param_groups[0]["lr"]),
-            "loss": float(sum(ranks.gather(float(losses)))) / n_steps,
-            f"{self.objective.unit}_per_second": n_steps * schedule.effective / seconds,
+            "loss": mean_loss,
+            f"{self.objective.unit}_per_second": done / seconds,
         }
+        self._finish_epoch(row, wrapped)
+
+    def _finish_epoch(self, row: dict[str, float], wrapped: nn.Module) -> None:
+        """Measure the epoch if it is time for it, keep what is known of it, and tell it."""
+        settings, state = self.settings, self.state
         if state.epoch % settings.eval_every == 0 or state.epoch == settings.epochs:
             wrapped.eval()
             with torch.inference_mode():
-                row |= self.objective.validate(self.module, ranks)
-            self.clock.lap("validation")
+                row |= self.objective.validate(self.module, self.ranks)
+            if row[self.objective.best] > state.best:
+                state.best, state.best_epoch = row[self.objective.best], state.epoch
+            self.clock.lap(VALIDATION)
         state.history.append(row)
-        if ranks.is_first:
+        if self.ranks.is_first:
             announce(describe(row))
             self.on_epoch(row)
 
@@ -168,66 +178,23 @@ class Trainer(Generic[B]):
         loss = torch.zeros((), device=ranks.device)
         for part in range(n_parts):
             batch = next(batches)
-            self.clock.lap("waiting for data")
+            self.clock.lap(DATA)
             is_last = part == n_parts - 1
-            alone = nullcontext() if is_last or ranks.world_size == 1 else wrapped.no_sync()  # type: ignore[operator]
-            with alone:
+            with nullcontext() if is_last else ranks.alone(wrapped), _fitting(ranks.device):
                 with _precision(self.settings, ranks.device):
                     part_loss = wrapped(batch) / weight
                 (part_loss * ranks.world_size).backward()  # the ranks' gradients are averaged
             loss += part_loss.detach()
-            self.clock.lap("forward and backward")
+            self.clock.lap(STEP)
         nn.utils.clip_grad_norm_(wrapped.parameters(), _MOST_GRADIENT)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        self.clock.lap("optimizer")
+        self.clock.lap(OPTIMIZER)
         return loss
 
     def _is_stopped(self) -> bool:
-        patience = self.settings.early_stopping
-        tried = self.state.epoch - self.state.best_epoch
-        return bool(patience) and tried >= patience * self.settings.eval_every
-
-    def _save(self, optimizer: torch.optim.Optimizer) -> None:
-        """Rank 0 alone writes, atomically."""
-        state, figure = self.state, self.state.history[-1].get(self.objective.best)
-        is_best = figure is not None and figure > state.best
-        if is_best and figure is not None:
-            state.best, state.best_epoch = figure, state.epoch
-        if self.ranks.is_first:
-            content = {
-                "module": self.module.state_dict(),
-                "optimizer": optimizer.state_dict(),
-                "state": asdict(state),
-                "settings": asdict(self.settings),
-                "effective_batch": effective_batch(self.settings, self.ranks.world_size),
-            }
-            folder = self.folder / _CHECKPOINTS
-            for name in (f"epoch_{state.epoch:04d}.pt", *([_BEST] if is_best else [])):
-                with atomic(folder / name) as temporary:
-                    torch.save(content, temporary)
-        self.ranks.wait()
-        self.clock.lap("checkpoint")
-
-    def _load(self, optimizer: torch.optim.Optimizer) -> None:
-        """Go on from the last checkpoint, if there is one."""
-        found = sorted((self.folder / _CHECKPOINTS).glob("epoch_*.pt"))
-        if not found:
-            return
-        content = _read_checkpoint(found[-1])
-        differs = self.settings.agrees_with(content["settings"])
-        if content["effective_batch"] != effective_batch(self.settings, self.ranks.world_size):
-            differs.append("effective batch")
-        if differs:
-            raise ResumeError(
-                f"{printable(found[-1])} was trained with other settings: {', '.join(differs)}",
-                hint="give the settings of settings.json, or another --output-dir",
-            )
-        self.module.load_state_dict(content["module"])
-        optimizer.load_state_dict(content["optimizer"])
-        self.state = Progressed(**content["state"])
-        if self.ranks.is_first:
-            announce(f"going on after epoch {self.state.epoch}")
+        patience = self.settings.early_stopping * self.settings.eval_every
+        return patience > 0 and self.state.epoch - self.state.best_epoch >= patience
 
 
 class _Schedule(Sampler[tuple[int, Rows]]):
@@ -239,6 +206,7 @@ class _Schedule(Sampler[tuple[int, Rows]]):
         self.n_parts = ranks.world_size * settings.grad_accum_steps
         self.n_steps = max(1, n_rows // self.effective)
         self.n_rows, self.epoch = n_rows, 0
+        self.n_used = min(n_rows, self.n_steps * self.effective)  # of the rows, in one epoch
         if n_rows < self.n_parts:
             raise UsageError(
                 f"{n_rows} rows to train on, for {self.n_parts} parts of a batch",
@@ -269,9 +237,7 @@ class _Batches(Dataset[B]):
         return self.objective.batch(rows, epoch)
 
 
-def _loader(
-    objective: Objective[B], schedule: _Schedule, settings: Settings, ranks: Ranks
-) -> DataLoader[B]:
+def _loader(objective: Objective[B], schedule: _Schedule, settings: Settings) -> DataLoader[B]:
     n_workers = settings.num_workers
     return DataLoader(
         _Batches(objective),
@@ -280,6 +246,7 @@ def _loader(
         num_workers=n_workers,
         persistent_workers=n_workers > 0,
         multiprocessing_context="spawn" if n_workers else None,
+        generator=torch.Generator(),  # it would draw from the one that dropout draws from
     )
 
 
@@ -298,7 +265,7 @@ def effective_batch(settings: Settings, world_size: int) -> int:
     return settings.batch_size * world_size * settings.grad_accum_steps
 
 
-def _share_of_lr(step: int, steps_per_epoch: int, settings: Settings) -> float:
+def share_of_lr(step: int, steps_per_epoch: int, settings: Settings) -> float:
     """Linear warm-up, then half a cosine down to nothing (Loshchilov and Hutter 2017)."""
     warmup, total = settings.warmup_epochs * steps_per_epoch, settings.epochs * steps_per_epoch
     if step < warmup:
@@ -314,20 +281,19 @@ def _seed_of(*numbers: int) -> int:
     return int(np.random.SeedSequence(numbers).generate_state(1)[0])
 
 
-def _read_checkpoint(path: Path) -> dict[str, Any]:
+@contextmanager
+def _fitting(device: torch.device) -> Iterator[None]:
     """
     Raises:
-        ResumeError: the file is damaged.
+        UnavailableError: the block needs more memory than the device has.
     """
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
-        raise ResumeError(
-            f"{printable(path)} cannot be read: {printable(error)}",
-            hint="delete it: the training goes on from the epoch before",
+        yield
+    except torch.OutOfMemoryError as error:
+        raise UnavailableError(
+            f"{device} has too little memory for a batch of this size",
+            hint="give a smaller --batch-size, and more --grad-accum-steps for the same training",
         ) from error
-    assert isinstance(content, dict)
-    return content
 
 
 def describe(row: dict[str, float]) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from virnucpro.composition import N_FEATURES
 from virnucpro.esm2.alphabet import N_TOKENS
 from virnucpro.esm2.attention import attend_to_train
-from virnucpro.esm2.model import ESM2, ESM2Shape, mean_pool
+from virnucpro.esm2.model import ESM2, ESM2Shape
 from virnucpro.esm2.packing import PackedBatch, StagedBatch
 
 
@@ -91,15 +91,16 @@ class MaskedLanguageModel(nn.Module):
 
 
 class Classifier(nn.Module):
-    """Two networks over one embedding: of a protein, and of a frame with its composition.
+    """Two networks over the vector of a frame's residues: alone, and with its composition.
 
-    Their inputs are standardised by ``centre`` and ``spread`` of the training frames, which
-    ``Head`` has inside its first layer.
+    Composition is standardised by ``centre`` and ``spread`` of the training frames, which
+    ``Head`` has inside its first layer. Where no residues are read, ``dim`` is 0 and the second
+    network stands alone.
     """
 
     def __init__(self, dim: int, hidden: int, dropout: float) -> None:
         super().__init__()
-        self.protein = _mlp(dim, hidden, dropout)
+        self.protein = _mlp(dim, hidden, dropout) if dim else None
         self.nucleotide = _mlp(dim + N_FEATURES, hidden, dropout)
         self.centre: Tensor
         self.spread: Tensor
@@ -107,11 +108,13 @@ class Classifier(nn.Module):
         self.register_buffer("spread", torch.ones(N_FEATURES))
 
     def forward(self, pooled: Tensor, composition: Tensor) -> Tensor:
-        """(n, dim), (n, N_FEATURES) -> logits of both networks, (2, n): protein, nucleotide"""
+        """(n, dim), (n, N_FEATURES) -> logits by network, (n_networks, n); the last knows all"""
         beside = (composition - self.centre) / self.spread
-        both = torch.cat([pooled, beside], dim=1)
-        logits = torch.stack([self.protein(pooled), self.nucleotide(both)])
-        return logits[..., 1] - logits[..., 0]
+        logits = [self.nucleotide(torch.cat([pooled, beside], dim=1))]
+        if self.protein is not None:
+            logits.insert(0, self.protein(pooled))
+        both = torch.stack(logits)
+        return both[..., 1] - both[..., 0]
 
 
 def _mlp(n_inputs: int, hidden: int, dropout: float) -> nn.Sequential:
@@ -125,22 +128,21 @@ def _mlp(n_inputs: int, hidden: int, dropout: float) -> nn.Sequential:
 
 
 class FrameClassifier(nn.Module):
-    """Encoder, mean over residues, classifier."""
+    """A reader of residues (``training.readers``), and a classifier of what it read."""
 
-    def __init__(self, encoder: ESM2, classifier: Classifier) -> None:
+    def __init__(self, reader: nn.Module, classifier: Classifier) -> None:
         super().__init__()
-        self.encoder, self.classifier = encoder, classifier
+        self.reader, self.classifier = reader, classifier
 
     def logits(self, batch: FrameBatch) -> Tensor:
-        """The log-odds of being viral by both networks, (2, n)."""
-        staged = StagedBatch.of(batch.packed, self.encoder.inv_freq)
-        pooled = mean_pool(self.encoder.encode(staged), batch.packed)
-        composition = torch.from_numpy(batch.composition).to(pooled.device)
-        both: Tensor = self.classifier(pooled, composition)
-        return both.float()
+        """The log-odds of being viral by each network, (n_networks, n)."""
+        device = self.classifier.centre.device
+        pooled = self.reader(batch.packed).to(device)
+        out: Tensor = self.classifier(pooled, torch.from_numpy(batch.composition).to(device))
+        return out.float()
 
     def forward(self, batch: FrameBatch) -> Tensor:
-        """The weighted losses of both networks, summed over the frames."""
+        """The weighted losses of all networks, summed over the frames."""
         return weighted_loss(self.logits(batch), batch)
 
 

@@ -102,33 +102,30 @@ class FrameLabels:
         return float(self.weights[rows].sum())
 
     def validate(self, module: nn.Module, ranks: Ranks) -> dict[str, float]:
-        """AUROC of both networks over the frames of held-out groups, and their loss."""
+        """AUROC of each network over the frames of held-out groups, and the loss of the last."""
         assert isinstance(module, FrameClassifier)
         logits = score_frames(module, self.held_out, ranks)
         is_virus = self.held_out.is_virus
         losses = np.logaddexp(0, np.where(is_virus, -logits, logits)).mean(axis=1)
-        protein, nucleotide = (float(roc_auc_score(is_virus, row)) for row in logits)
-        return {
-            "validation_loss": float(losses[1]),
-            "auroc": nucleotide,
-            "auroc_protein": protein,
-        }
+        aurocs = [float(roc_auc_score(is_virus, row)) for row in logits]
+        figures = {"validation_loss": float(losses[-1]), "auroc": aurocs[-1]}
+        return figures if len(aurocs) == 1 else {**figures, "auroc_protein": aurocs[0]}
 
 
 def score_frames(
     module: FrameClassifier, frames: LabelledFrames, ranks: Ranks
 ) -> NDArray[np.float32]:
-    """The log-odds of both networks for every frame, on every rank. (2, n)"""
+    """The log-odds of each network for every frame, on every rank. (n_networks, n)"""
     ones = np.ones(len(frames), dtype=np.float32)
     order = longest_first(np.arange(len(frames)), frames.proteins)
     mine = []
     for first in range(0, len(frames), _VALIDATION_ROWS)[ranks.rank :: ranks.world_size]:
         batch = frame_batch(frames, order[first : first + _VALIDATION_ROWS], ones)
         mine.append((batch.rows, module.logits(batch).cpu().numpy()))
-    logits = np.full((2, len(frames)), np.nan, dtype=np.float32)
-    for part in ranks.gather(mine):
-        for rows, values in part:
-            logits[:, rows] = values
+    parts = [part for of_rank in ranks.gather(mine) for part in of_rank]
+    logits = np.full((len(parts[0][1]), len(frames)), np.nan, dtype=np.float32)
+    for rows, values in parts:
+        logits[:, rows] = values
     return logits
 
 

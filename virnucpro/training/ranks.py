@@ -5,25 +5,35 @@ Nothing but this module knows how they were started. One process alone has no gr
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
-import os
+import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
+from logging.handlers import QueueHandler
+from multiprocessing.connection import Connection
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.multiprocessing.spawn import spawn
+from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, spawn
 from torch.nn.parallel import DistributedDataParallel
 
-from virnucpro.errors import UsageError
+from virnucpro.engine.events import Telling
+from virnucpro.engine.processes import cause_of_end, end_with_parent, interrupts_held
+from virnucpro.errors import StorageError, UnavailableError, UsageError, VirnucproError
+from virnucpro.log import LOGGER, printable
 
 T = TypeVar("T")
+OnEvent = Callable[[Telling], None]
 _LOCALHOST = "127.0.0.1"
-_TIMEOUT = timedelta(minutes=30)
+_TIMEOUT = timedelta(hours=6)  # the first may have vectors to make while the others wait
+_LISTEN_SECONDS = 0.1
+_KEPT = "the epochs that were finished are kept: go on with --resume when it is mended"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +43,7 @@ class Ranks:
     rank: int
     world_size: int
     device: torch.device
+    tell: OnEvent = lambda _: None  # whoever watches the training
 
     @property
     def is_first(self) -> bool:
@@ -43,7 +54,14 @@ class Ranks:
         """Have the gradients of all ranks averaged."""
         if self.world_size == 1:
             return module
-        return DistributedDataParallel(module, broadcast_buffers=False)
+        return DistributedDataParallel(module)
+
+    def alone(self, wrapped: nn.Module) -> AbstractContextManager[None]:
+        """Let gradients add up in this process, until a later step averages them."""
+        if isinstance(wrapped, DistributedDataParallel):
+            alone: AbstractContextManager[None] = wrapped.no_sync()
+            return alone
+        return nullcontext()
 
     def gather(self, value: T) -> list[T]:
         """The values of all ranks, in their order."""
@@ -57,8 +75,20 @@ class Ranks:
             dist.barrier()
 
 
-def torchrun_ranks(environ: Mapping[str, str], device: str) -> tuple[int, int, str] | None:
-    """Rank, number of ranks and device, if torchrun started this process; else None.
+@dataclass(frozen=True, slots=True)
+class Started:
+    """What torchrun says to a process that it started."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+
+    def device(self, kind: str) -> str:
+        return f"cuda:{self.local_rank}" if kind == "cuda" else kind
+
+
+def started_by_torchrun(environ: Mapping[str, str]) -> Started | None:
+    """None if torchrun did not start this process.
 
     Raises:
         UsageError: the variables are there in part.
@@ -72,64 +102,146 @@ def torchrun_ranks(environ: Mapping[str, str], device: str) -> tuple[int, int, s
             f"RANK is set, but {', '.join(missing)} is not",
             hint="start with torchrun, or unset RANK and give --gpus",
         )
-    local = f"cuda:{given['LOCAL_RANK']}" if device == "cuda" else device
-    return int(given["RANK"]), int(given["WORLD_SIZE"]), local
+    return Started(*(int(given[name]) for name in names[:3]))
 
 
 def run_under_torchrun(
-    rank: int, world_size: int, device: str, work: Callable[[Ranks], None]
+    started: Started, kind: str, work: Callable[[Ranks], None], on_event: OnEvent
 ) -> None:
-    dist.init_process_group(_backend(device), rank=rank, world_size=world_size, timeout=_TIMEOUT)
-    try:
-        work(Ranks(rank, world_size, _use(device)))
-    finally:
-        dist.destroy_process_group()
+    """Run ``work`` as one of the processes that torchrun started; an error ends this one.
+
+    torchrun then ends the others.
+    """
+    rank, world_size, used = started.rank, started.world_size, _use(started.device(kind))
+    dist.init_process_group(_backend(kind), rank=rank, world_size=world_size, timeout=_TIMEOUT)
+    work(Ranks(rank, world_size, used, on_event))
+    dist.destroy_process_group()
 
 
-def run_on(devices: Sequence[str], work: Callable[[Ranks], None]) -> None:
+def run_on(devices: Sequence[str], work: Callable[[Ranks], None], on_event: OnEvent) -> None:
     """Run ``work`` (which can be pickled) on each device: one here, several as processes.
 
-    The first error ends all, and is raised here with its traceback.
+    What the processes tell and log is heard here. The first error ends all of them. None
+    outlives this call, nor this process.
+
+    Raises:
+        VirnucproError: one of the processes raised it, or ended otherwise.
     """
     if len(devices) == 1:
-        work(Ranks(0, 1, _use(devices[0])))
+        work(Ranks(0, 1, _use(devices[0]), on_event))
         return
     store = dist.TCPStore(  # type: ignore[attr-defined]
         _LOCALHOST, 0, is_master=True, wait_for_workers=False
     )
-    spawn(  # type: ignore[no-untyped-call]
-        _spawned, (tuple(devices), store.port, work), nprocs=len(devices)
-    )
-
-
-def _spawned(rank: int, devices: tuple[str, ...], port: int, work: Callable[[Ranks], None]) -> None:
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    device = devices[rank]
-    if device == "cpu":
-        torch.set_num_threads(max(1, torch.get_num_threads() // len(devices)))
-    store = dist.TCPStore(_LOCALHOST, port, is_master=False)  # type: ignore[attr-defined]
-    dist.init_process_group(
-        _backend(device), store=store, rank=rank, world_size=len(devices), timeout=_TIMEOUT
-    )
+    pipes = [multiprocessing.Pipe(duplex=False) for _ in devices]
+    group = _Group(tuple(devices), store.port, tuple(theirs for _, theirs in pipes), LOGGER.level)
+    with interrupts_held():
+        processes = spawn(  # type: ignore[no-untyped-call]
+            _spawned, (group, work), nprocs=len(devices), join=False
+        )
+    ours = [pipe for pipe, _ in pipes]
     try:
-        work(Ranks(rank, len(devices), _use(device)))
+        while not processes.join(_LISTEN_SECONDS):
+            _hear(ours, on_event)
+        _hear(ours, on_event)
+    except (ProcessRaisedException, ProcessExitedException) as error:
+        raise _hear(ours, on_event) or _explained(error, devices) from error
     finally:
-        dist.destroy_process_group()
+        for process in processes.processes:
+            process.kill()
+            process.join()
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """What a process must know to find the others, and to tell its parent an error."""
+
+    devices: tuple[str, ...]
+    port: int
+    pipes: tuple[Connection, ...]
+    log_level: int
+
+
+def _spawned(rank: int, group: _Group, work: Callable[[Ranks], None]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # is the parent's business
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    device, world_size, pipe = group.devices[rank], len(group.devices), group.pipes[rank]
+    LOGGER.addHandler(_Relay(pipe))
+    LOGGER.setLevel(group.log_level)
+    if device == "cpu":
+        torch.set_num_threads(max(1, torch.get_num_threads() // world_size))
+    try:
+        used = _use(device)
+        store = dist.TCPStore(  # type: ignore[attr-defined]
+            _LOCALHOST, group.port, is_master=False
+        )
+        dist.init_process_group(
+            _backend(device), store=store, rank=rank, world_size=world_size, timeout=_TIMEOUT
+        )
+        work(Ranks(rank, world_size, used, pipe.send))
+    except VirnucproError as error:
+        pipe.send((type(error), str(error), error.hint))
+        raise
+    except OSError as error:
+        text = f"{printable(error.filename or 'a file')}: {error.strerror or error}"
+        pipe.send((StorageError, text, _KEPT))
+        raise
+    # only now: if an error closed the group, the others would fail at once, and be blamed for it
+    dist.destroy_process_group()
+
+
+def _hear(pipes: Sequence[Connection], on_event: OnEvent) -> VirnucproError | None:
+    """Pass on what the processes have said since. -> the error that one raised on purpose"""
+    raised = None
+    for pipe in pipes:
+        while pipe.poll():
+            match pipe.recv():
+                case logging.LogRecord() as record:
+                    LOGGER.handle(record)
+                case (kind, message, hint):
+                    raised = raised or kind(message, hint)
+                case event:
+                    on_event(event)
+    return raised
+
+
+class _Relay(QueueHandler):
+    """Sends the log of a process to its parent, which has the handlers."""
+
+    def enqueue(self, record: logging.LogRecord) -> None:
+        self.queue.send(record)
+
+
+def _explained(
+    error: ProcessRaisedException | ProcessExitedException, devices: Sequence[str]
+) -> VirnucproError:
+    """What ended the first process that did not end well, for people."""
+    LOGGER.info("%s", error)
+    if isinstance(error, ProcessExitedException):
+        reason = cause_of_end(error.exit_code)
+    else:
+        reason = str(error).strip().splitlines()[-1]  # of its traceback
+    return VirnucproError(
+        f"the process on {devices[error.error_index]} ended: {printable(reason)}",
+        hint=_KEPT,
+    )
 
 
 def _use(name: str) -> torch.device:
+    """
+    Raises:
+        UnavailableError: there is no such GPU.
+    """
     device = torch.device(name)
     if device.type == "cuda":
+        if (device.index or 0) >= torch.cuda.device_count():
+            raise UnavailableError(
+                f"there is no {name}: {torch.cuda.device_count()} GPUs are visible here",
+                hint="start as many processes on a node as it has GPUs",
+            )
         torch.cuda.set_device(device)
     return device
 
 
 def _backend(device: str) -> str:
     return "nccl" if device.startswith("cuda") else "gloo"
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal
 
 from virnucpro.errors import UsageError
@@ -11,8 +11,8 @@ from virnucpro.errors import UsageError
 Mode = Literal["head", "finetune", "pretrain"]
 ScaleLr = Literal["none", "linear", "sqrt"]
 
-# may differ on resume: they change how fast the same weights come
-ONLY_SPEED = ("num_workers", "epochs", "early_stopping")
+# may differ on resume: they change how fast the weights come and when it ends, not the weights
+MAY_DIFFER = ("num_workers", "early_stopping")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,21 +36,23 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size", "grad_accum_steps", "eval_every"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"--{name.replace('_', '-')} is {getattr(self, name)}, under 1")
+            self._check(name, getattr(self, name) >= 1, "1 or more")
         for name in ("num_workers", "early_stopping", "warmup_epochs", "weight_decay", "seed"):
-            if getattr(self, name) < 0:
-                raise UsageError(f"--{name.replace('_', '-')} is {getattr(self, name)}, under 0")
-        if not 0 < self.lr <= 1:
-            raise UsageError(f"--lr is {self.lr}; it must be over 0 and at most 1")
+            self._check(name, getattr(self, name) >= 0, "0 or more")
+        self._check("lr", 0 < self.lr <= 1, "a rate above 0 and at most 1")
+        self._check("warmup_epochs", self.warmup_epochs < self.epochs, "fewer than --epochs")
+
+    def _check(self, name: str, is_right: bool, allowed: str) -> None:
+        """
+        Raises:
+            UsageError: it is not right; names the option.
+        """
+        if not is_right:
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{option} is {getattr(self, name)}", hint=f"give {allowed}")
 
     def scaled_lr(self, world_size: int) -> float:
         """The rate for the effective batch (Goyal et al. 2017; Krizhevsky 2014 for the root)."""
         ratio = world_size * self.grad_accum_steps
         factor = {"none": 1.0, "linear": float(ratio), "sqrt": math.sqrt(ratio)}[self.scale_lr]
         return self.lr * factor
-
-    def agrees_with(self, stored: dict[str, object]) -> list[str]:
-        """The names of the settings in which a stored training differs."""
-        mine = {k: v for k, v in asdict(self).items() if k not in ONLY_SPEED}
-        return [name for name, value in mine.items() if stored.get(name) != value]

@@ -1,0 +1,428 @@
+"""A training gives the weights that its settings ask for, on one device or more, killed or not."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+import trainings
+from oracle import tolerance
+from torch import Tensor
+from trainings import (
+    N_ROWS,
+    SHAPE,
+    Training,
+    history,
+    last_checkpoint,
+    run_here,
+    run_on_two,
+    settings,
+    state_of,
+    weights,
+)
+
+from virnucpro.errors import (
+    InputError,
+    ResumeError,
+    StorageError,
+    UsageError,
+    VirnucproError,
+)
+from virnucpro.training.loop import share_of_lr
+from virnucpro.training.ranks import Ranks, Started, started_by_torchrun
+
+CPU = Ranks(0, 1, torch.device("cpu"))
+
+
+def assert_same_bits(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    assert one.keys() == other.keys()
+    for name in one:
+        assert torch.equal(one[name], other[name]), name
+
+
+def assert_all_gone(processes: list[psutil.Process]) -> None:
+    _, alive = psutil.wait_procs(processes, timeout=10)
+    assert not alive
+
+
+# The same batch, however it is cut
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How an effective batch is cut into parts."""
+
+    n_processes: int
+    n_steps: int  # whose gradients are added up
+
+    def __str__(self) -> str:
+        return f"{self.n_processes} processes, {self.n_steps} steps"
+
+    def of(self, training: Training) -> Training:
+        whole = training.settings.batch_size
+        changes = {
+            "batch_size": whole // (self.n_processes * self.n_steps),
+            "grad_accum_steps": self.n_steps,
+        }
+        return replace(
+            training,
+            folder=training.folder / str(self),
+            settings=replace(training.settings, **changes),
+        )
+
+
+WHOLE, CUTS = Cut(1, 1), [Cut(2, 1), Cut(1, 2), Cut(2, 2)]
+N_STEPS = settings().epochs * (N_ROWS // settings().batch_size)
+tasks = pytest.mark.parametrize("task", ["labels", "residues"])
+cuts = pytest.mark.parametrize("cut", CUTS, ids=str)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    """For each task and cut one step (``TASK_once/CUT``), and a training (``TASK/CUT``)."""
+    root = tmp_path_factory.mktemp("cuts")
+    once = settings(batch_size=48, epochs=1, warmup_epochs=0)
+    kinds = [
+        kind
+        for task in ("labels", "residues")
+        for kind in (
+            Training(root / f"{task}_once", once, task, shrunk=100),
+            Training(root / task, settings(), task),
+        )
+    ]
+    run_here(*(cut.of(kind) for cut in (WHOLE, Cut(1, 2)) for kind in kinds))
+    run_on_two(*(cut.of(kind) for cut in (Cut(2, 1), Cut(2, 2)) for kind in kinds))
+    return root
+
+
+# the roundings of a gradient are those of the forward pass, three times (see test_esm2_model)
+GRADIENT_LIMIT = 3 * tolerance(SHAPE.n_layers, torch.float32)
+
+
+def first_moments(folder: Path) -> Tensor:
+    """Of all weights; after one step they are a tenth of its gradient."""
+    states = torch.load(last_checkpoint(folder), weights_only=True)["optimizer"]["state"]
+    return torch.cat([states[i]["exp_avg"].flatten() for i in sorted(states)])
+
+
+def weights_limit(n_steps: int) -> float:
+    """How far roundings may bring the weights apart, as a part of how far they were moved.
+
+    Adam moves a weight by about lr, whatever the size of its gradient g, and by min(2, d / g) lr
+    too much or too little if g is off by d. Let d be a part r of the root mean square of all g,
+    and g spread like a normal number, with a density of 0.8 at 0: the mean square of the error is
+    lr^2 times the integral of 0.8 min(2, r / x)^2 dx from 0, which is 3.2 r. The errors of n
+    steps add up to n at worst, random moves to the root of n.
+    """
+    return math.sqrt(3.2 * GRADIENT_LIMIT * n_steps)
+
+
+def distance(one: dict[str, Tensor], other: dict[str, Tensor], start: dict[str, Tensor]) -> float:
+    """Of the weights, as a part of how far they were moved."""
+    apart = sum(float((one[name] - other[name]).double().square().sum()) for name in one)
+    moved = sum(float((one[name] - start[name]).double().square().sum()) for name in one)
+    return math.sqrt(apart / moved)
+
+
+@tasks
+@cuts
+def test_the_gradient_of_a_batch_does_not_depend_on_how_it_is_cut(trained, task, cut):
+    folder = trained / f"{task}_once"
+    expected, found = (first_moments(folder / str(each)) for each in (WHOLE, cut))
+    assert float(expected.norm()) < 0.05, "a gradient that is shortened to 1 hides its size"
+    assert float((found - expected).norm() / expected.norm()) < GRADIENT_LIMIT
+
+
+@tasks
+@cuts
+def test_the_weights_are_those_of_one_process_with_the_same_effective_batch(trained, task, cut):
+    one, other = (trained / task / str(each) for each in (WHOLE, cut))
+    start = Training(one, settings(), task).trainer(CPU).module.state_dict()
+    assert distance(weights(one), weights(other), start) < weights_limit(N_STEPS)
+    for ours, theirs in zip(history(one), history(other), strict=True):
+        assert ours == pytest.approx(theirs, rel=weights_limit(N_STEPS))
+
+
+def test_the_limit_of_the_weights_tells_other_batches(trained, tmp_path):
+    one = trained / "labels" / str(WHOLE)
+    start = Training(one, settings()).trainer(CPU).module.state_dict()
+    other = run_here(Training(tmp_path, settings(batch_size=15)))
+    assert distance(weights(one), other, start) > 5 * weights_limit(N_STEPS)
+
+
+# Kill and resume
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> Path:
+    """One process, with dropout."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    run_here(Training(folder, settings(), dropout=0.3))
+    return folder
+
+
+# batches that are made in other processes are the same, which is seen here as well
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_training_that_was_stopped_goes_on_to_the_same_weights(
+    undisturbed, tmp_path, num_workers
+):
+    changed = settings(num_workers=num_workers)
+    with pytest.raises(InputError):
+        run_here(Training(tmp_path, settings(), dropout=0.3, fault="told"))
+    assert state_of(last_checkpoint(tmp_path)).epoch == 1
+    again = run_here(Training(tmp_path, changed, dropout=0.3))
+    assert_same_bits(again, weights(undisturbed))
+    assert history(tmp_path) == history(undisturbed)
+
+
+def test_a_finished_training_is_not_trained_again(undisturbed, tmp_path):
+    shutil.copytree(undisturbed, tmp_path, dirs_exist_ok=True)
+    written = last_checkpoint(tmp_path).stat().st_mtime_ns
+    assert_same_bits(run_here(Training(tmp_path, settings(), dropout=0.3)), weights(undisturbed))
+    assert last_checkpoint(tmp_path).stat().st_mtime_ns == written
+    assert history(tmp_path) == history(undisturbed)
+
+
+@pytest.mark.parametrize("n_bytes", [0, 1, 1000, -1])
+def test_a_damaged_checkpoint_is_named_and_the_epoch_before_is_as_good(
+    undisturbed, tmp_path, n_bytes
+):
+    shutil.copytree(undisturbed, tmp_path, dirs_exist_ok=True)
+    damaged = last_checkpoint(tmp_path)
+    damaged.write_bytes(damaged.read_bytes()[:n_bytes])
+    training = Training(tmp_path, settings(), dropout=0.3)
+    with pytest.raises(ResumeError, match=r"epoch_0003\.pt cannot be read") as caught:
+        run_here(training)
+    assert "delete it" in caught.value.hint
+    damaged.unlink()
+    assert_same_bits(run_here(training), weights(undisturbed))
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"lr": 0.5}, r"lr \(0\.001, now 0\.5\)"),
+        ({"epochs": 9}, r"epochs \(3, now 9\)"),
+        ({"seed": 6}, r"seed \(5, now 6\)"),
+        (
+            {"batch_size": 8, "grad_accum_steps": 2},
+            r"batch_size \(16, now 8\), grad_accum_steps \(1, now 2\)$",
+        ),
+    ],
+)
+def test_a_training_does_not_go_on_with_other_settings(undisturbed, tmp_path, changes, named):
+    shutil.copytree(undisturbed, tmp_path, dirs_exist_ok=True)
+    with pytest.raises(ResumeError, match=named):
+        run_here(Training(tmp_path, settings(**changes), dropout=0.3))
+
+
+def test_a_training_does_not_go_on_on_another_number_of_devices(undisturbed, tmp_path):
+    shutil.copytree(undisturbed, tmp_path, dirs_exist_ok=True)
+    trainer = Training(tmp_path, settings()).trainer(Ranks(0, 2, torch.device("cpu")))
+    with pytest.raises(ResumeError, match=r"effective_batch \(16, now 32\)"):
+        trainer.run()
+
+
+def test_a_training_does_not_go_on_with_another_network(undisturbed, tmp_path):
+    shutil.copytree(undisturbed, tmp_path, dirs_exist_ok=True)
+    with pytest.raises(ResumeError, match="another network"):
+        run_here(Training(tmp_path, settings(), "residues"))
+
+
+def test_a_file_that_is_no_checkpoint_is_refused(undisturbed, tmp_path):
+    shutil.copytree(undisturbed, tmp_path, dirs_exist_ok=True)
+    torch.save({"weights": torch.zeros(3)}, tmp_path / "checkpoints" / "epoch_0009.pt")
+    with pytest.raises(ResumeError, match=r"epoch_0009\.pt is no checkpoint"):
+        run_here(Training(tmp_path, settings()))
+
+
+def start(folder: Path, how: str, **environment: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, trainings.__file__, str(folder), how]
+    return subprocess.Popen(command, env={**os.environ, **environment})
+
+
+def test_a_kill_of_the_parent_ends_all_processes_and_the_training_goes_on(trained, tmp_path):
+    parent = start(tmp_path, "hanging")
+    checkpoint = tmp_path / "checkpoints" / "epoch_0001.pt"
+    while not checkpoint.exists():
+        assert parent.poll() is None
+        time.sleep(0.1)
+    family = psutil.Process(parent.pid).children(recursive=True)
+    assert len(family) >= 2
+    parent.kill()
+    parent.wait()
+    assert_all_gone(family)
+    again = run_on_two(Training(tmp_path, settings(batch_size=8)))
+    folder = trained / "labels" / str(Cut(2, 1))
+    assert_same_bits(again, weights(folder))
+    assert history(tmp_path) == history(folder)
+
+
+# Errors of one process
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "message", "hint"),
+    [
+        ("told", InputError, r"the second epoch is \[red\]bad", "take another"),
+        (
+            "untold",
+            VirnucproError,
+            "process on cpu ended: RuntimeError: a fault of ours",
+            "--resume",
+        ),
+        ("killed", VirnucproError, "process on cpu ended: SIGKILL", "--resume"),
+        ("full disk", StorageError, "epoch_2: No space left on device", "--resume"),
+    ],
+)
+def test_the_first_error_ends_all_processes_and_is_told(tmp_path, fault, kind, message, hint):
+    training = Training(tmp_path, settings(batch_size=8), fault=fault, faulty_rank=1)
+    before = set(psutil.Process().children(recursive=True))
+    with pytest.raises(kind, match=message) as caught:
+        run_on_two(training)
+    assert hint in caught.value.hint
+    assert_all_gone(list(set(psutil.Process().children(recursive=True)) - before))
+
+
+def test_two_trainings_on_one_machine_do_not_disturb_each_other(trained, tmp_path):
+    jobs = [Training(tmp_path / name, settings(batch_size=8)) for name in ("one", "two")]
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(run_on_two, jobs))
+    for each in found:
+        assert_same_bits(each, weights(trained / "labels" / str(Cut(2, 1))))
+
+
+# torchrun
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_processes_that_torchrun_started_train_together(trained, tmp_path):
+    known = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+    processes = [start(tmp_path, "torchrun", **known, RANK=rank, LOCAL_RANK=rank) for rank in "01"]
+    assert [process.wait(timeout=120) for process in processes] == [0, 0]
+    assert_same_bits(weights(tmp_path), weights(trained / "labels" / str(Cut(2, 1))))
+
+
+def test_torchrun_is_known_by_its_environment():
+    known = {
+        "RANK": "9",
+        "LOCAL_RANK": "1",
+        "WORLD_SIZE": "16",
+        "MASTER_ADDR": "node1",
+        "MASTER_PORT": "29500",
+    }
+    assert started_by_torchrun({}) is None
+    started = started_by_torchrun(known)
+    assert started == Started(rank=9, local_rank=1, world_size=16)
+    assert (started.device("cuda"), started.device("cpu")) == ("cuda:1", "cpu")
+    with pytest.raises(UsageError, match="RANK is set, but MASTER_PORT is not"):
+        started_by_torchrun({k: v for k, v in known.items() if k != "MASTER_PORT"})
+
+
+# How long, and how fast
+
+
+def test_the_weights_of_the_best_epoch_are_those_that_stay(tmp_path):
+    training = Training(tmp_path, settings(epochs=4), measured=(0.5, 0.9, 0.7, 0.9))
+    found = run_here(training)
+    best = torch.load(tmp_path / "checkpoints" / "best.pt", weights_only=True)
+    second = torch.load(tmp_path / "checkpoints" / "epoch_0002.pt", weights_only=True)
+    assert_same_bits(found, second["module"])
+    assert_same_bits(best["module"], second["module"])
+    last = torch.load(last_checkpoint(tmp_path), weights_only=True)
+    assert last["state"]["best_epoch"] == 2 and last["state"]["epoch"] == 4
+
+
+def test_a_best_file_of_a_training_that_never_measured_a_figure_is_not_loaded(tmp_path):
+    run_here(Training(tmp_path, settings(epochs=1), measured=(math.nan,)))
+    assert not (tmp_path / "checkpoints" / "best.pt").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "measured", "n_epochs"),
+    [
+        ({"early_stopping": 2}, (0.5, 0.9, 0.8, 0.7, 1.0, 1.0), 4),
+        ({"early_stopping": 0}, (0.5, 0.9, 0.8, 0.7, 0.6, 0.6), 6),
+        ({"early_stopping": 1, "eval_every": 2}, (0.9, 0.8, 1.0), 4),
+    ],
+)
+def test_it_ends_when_nothing_gets_better_any_more(tmp_path, changes, measured, n_epochs):
+    run_here(Training(tmp_path, settings(epochs=6, **changes), measured=measured))
+    assert [row["epoch"] for row in history(tmp_path)] == list(range(1, n_epochs + 1))
+
+
+def test_the_figures_are_measured_every_so_many_epochs_and_at_the_end(tmp_path):
+    run_here(Training(tmp_path, settings(epochs=5, eval_every=2)))
+    assert [row["epoch"] for row in history(tmp_path) if "auroc" in row] == [2, 4, 5]
+
+
+def test_the_rate_rises_in_a_line_and_falls_by_half_a_cosine():
+    chosen = settings(epochs=4, warmup_epochs=1)
+    shares = [share_of_lr(step, 10, chosen) for step in range(40)]
+    assert shares[:10] == pytest.approx([(step + 1) / 11 for step in range(10)])
+    assert shares[10] == 1
+    assert shares[25] == pytest.approx(0.5)
+    assert shares[10:] == sorted(shares[10:], reverse=True)
+    assert 0 < shares[-1] < 0.01
+
+
+@pytest.mark.parametrize(
+    ("scale_lr", "expected"), [("none", 0.01), ("linear", 0.08), ("sqrt", 0.01 * 8**0.5)]
+)
+def test_the_rate_is_scaled_for_the_effective_batch(scale_lr, expected):
+    chosen = settings(lr=0.01, scale_lr=scale_lr, grad_accum_steps=2)
+    assert chosen.scaled_lr(world_size=4) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"epochs": 0}, "--epochs is 0"),
+        ({"batch_size": -1}, "--batch-size is -1"),
+        ({"grad_accum_steps": 0}, "--grad-accum-steps is 0"),
+        ({"lr": 0}, "--lr is 0"),
+        ({"warmup_epochs": 3}, "--warmup-epochs is 3"),
+        ({"weight_decay": -0.1}, "--weight-decay is -0.1"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused_with_their_option(changes, message):
+    with pytest.raises(UsageError, match=message) as caught:
+        settings(**changes)
+    assert caught.value.hint.startswith("give ")
+
+
+def test_fewer_rows_than_parts_of_a_batch_are_refused(tmp_path):
+    with pytest.raises(UsageError, match=f"{N_ROWS} rows to train on, for 64 parts"):
+        run_here(Training(tmp_path, settings(grad_accum_steps=64)))
+
+
+def test_a_training_that_goes_astray_is_ended_with_a_word(tmp_path):
+    with pytest.raises(VirnucproError, match="the loss of epoch 1 is no number") as caught:
+        run_here(Training(tmp_path, settings(), shrunk=math.nan))
+    assert "--lr" in caught.value.hint
+
+
+def test_a_smaller_last_batch_waits_for_the_next_epoch(tmp_path):
+    told = []
+    trainer = Training(tmp_path, settings(epochs=1)).trainer(CPU)
+    trainer.on_event = told.append
+    trainer.run()
+    assert [event.done for event in told] == [16, 32, 48]
+    assert {event.total for event in told} == {48}
+    assert trainer.n_trained == 48

@@ -1,0 +1,187 @@
+"""Small trainings, with a fault built in where a test wants one. Spawned processes import them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from oracle import AMINO_ACIDS
+from torch import Tensor
+
+from virnucpro.composition import N_FEATURES
+from virnucpro.errors import InputError
+from virnucpro.esm2.model import ESM2Shape
+from virnucpro.training.checkpoints import Progressed
+from virnucpro.training.frames import LabelledFrames
+from virnucpro.training.loop import Trainer
+from virnucpro.training.networks import (
+    Classifier,
+    FrameClassifier,
+    MaskedLanguageModel,
+    new_encoder,
+)
+from virnucpro.training.objectives import FrameLabels, MaskedResidues
+from virnucpro.training.ranks import Ranks, run_on, run_under_torchrun, started_by_torchrun
+from virnucpro.training.readers import MeanReader
+from virnucpro.training.settings import Settings
+
+SHAPE = ESM2Shape(n_layers=2, dim=32, n_heads=2)
+N_ROWS = 50  # not a multiple of any batch
+Task = Literal["residues", "labels"]
+Fault = Literal["", "told", "untold", "killed", "hanging", "sleepy", "full disk"]
+
+
+def frames(n: int = N_ROWS, seed: int = 0) -> LabelledFrames:
+    """Proteins of 20 to 60 residues; viral ones have more of the first ten amino acids."""
+    rng = np.random.default_rng([n, seed])
+    is_virus = np.arange(n) % 3 == 0
+    letters = np.array(list(AMINO_ACIDS))
+    share = np.where(np.arange(20) < 10, 3.0, 1.0) / 40
+    proteins = [
+        "".join(rng.choice(letters, rng.integers(20, 60), p=share if viral else share[::-1]))
+        for viral in is_virus
+    ]
+    return LabelledFrames(
+        tuple(f"f{i}" for i in range(n)),
+        tuple(proteins),
+        rng.random((n, N_FEATURES), dtype=np.float32),
+        np.arange(n),
+        np.arange(n),
+        is_virus,
+        (0.5 + rng.random(n)).astype(np.float32),
+        tuple(f"g{i % 7}" for i in range(n)),
+    )
+
+
+def settings(**changes: object) -> Settings:
+    chosen = {"mode": "finetune", "epochs": 3, "batch_size": 16, "lr": 1e-3, "seed": 5, **changes}
+    return Settings(**chosen)
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a process of a training runs. The first one leaves ``weights.pt`` and ``state.json``."""
+
+    folder: Path
+    settings: Settings
+    task: Task = "labels"
+    dropout: float = 0.0
+    fault: Fault = ""  # at the end of the second epoch
+    faulty_rank: int = 0
+    measured: tuple[float, ...] = ()  # what validation finds, one after the other
+    shrunk: float = 1.0  # what losses are divided by, so that no gradient is shortened
+
+    def __call__(self, ranks: Ranks) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        torch.set_num_threads(1)
+        trainer = self.trainer(ranks)
+        state = trainer.run()
+        if ranks.is_first:
+            torch.save(trainer.module.state_dict(), self.folder / "weights.pt")
+            (self.folder / "state.json").write_text(json.dumps(state.history))
+
+    def trainer(self, ranks: Ranks) -> Trainer:
+        torch.manual_seed(self.settings.seed)
+        encoder, learned, held_out = new_encoder(SHAPE), frames(), frames(20, seed=1)
+        if self.task == "residues":
+            module = MaskedLanguageModel(encoder)
+            objective = MaskedResidues(
+                learned.proteins, held_out.proteins, learned.weight, self.settings.seed
+            )
+        else:
+            classifier = Classifier(SHAPE.dim, 16, self.dropout)
+            module = FrameClassifier(MeanReader(encoder, SHAPE.dim), classifier)
+            objective = FrameLabels(learned, learned.weight, held_out)
+        trainer = Trainer(module, objective, self.settings, ranks, self.folder, lambda _: None)
+        self.disturb(trainer)
+        return trainer
+
+    def disturb(self, trainer: Trainer) -> None:
+        objective, measured = trainer.objective, iter(self.measured)
+        weight, measure = objective.weight, objective.validate
+
+        def measure_and_fail(*given: object) -> dict[str, float]:
+            found = measure(*given)
+            if trainer.state.epoch == 2 and trainer.ranks.rank == self.faulty_rank:
+                self.fail()
+            return found | {objective.best: next(measured)} if self.measured else found
+
+        if self.shrunk != 1:
+            objective.weight = lambda rows: self.shrunk * weight(rows)
+        if self.fault or self.measured:  # else batches can be made in other processes
+            objective.validate = measure_and_fail
+
+    def fail(self) -> None:
+        match self.fault:
+            case "told":
+                raise InputError("the second epoch is [red]bad[/red]", hint="take another")
+            case "untold":
+                raise RuntimeError("a fault of ours")
+            case "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "hanging":
+                time.sleep(3600)
+            case "full disk":
+                raise OSError(28, "No space left on device", str(self.folder / "epoch_2"))
+
+
+@dataclass(frozen=True)
+class Several:
+    """Trainings one after another: processes take seconds to start."""
+
+    trainings: tuple[Training, ...]
+
+    def __call__(self, ranks: Ranks) -> None:
+        for training in self.trainings:
+            training(ranks)
+
+
+def run_here(*trainings: Training) -> dict[str, Tensor]:
+    """-> the weights that the last one left"""
+    Several(trainings)(Ranks(0, 1, torch.device("cpu")))
+    return weights(trainings[-1].folder)
+
+
+def run_on_two(*trainings: Training) -> dict[str, Tensor]:
+    run_on(["cpu", "cpu"], Several(trainings), lambda _: None)
+    return weights(trainings[-1].folder)
+
+
+def weights(folder: Path) -> dict[str, Tensor]:
+    return torch.load(folder / "weights.pt", weights_only=True)
+
+
+def history(folder: Path) -> list[dict[str, float]]:
+    """Without the figure that is never the same twice."""
+    rows = json.loads((folder / "state.json").read_text())
+    return [{k: v for k, v in row.items() if k != "frames_per_second"} for row in rows]
+
+
+def last_checkpoint(folder: Path) -> Path:
+    return max((folder / "checkpoints").glob("epoch_*.pt"))
+
+
+def state_of(checkpoint: Path) -> Progressed:
+    return Progressed(**torch.load(checkpoint, weights_only=True)["state"])
+
+
+def main(folder: Path, how: str) -> None:
+    """A training in a process that a test can kill, or as torchrun starts it."""
+    if how == "hanging":
+        run_on(["cpu", "cpu"], Training(folder, settings(batch_size=8), fault="hanging"), print)
+    elif how == "torchrun":
+        found = started_by_torchrun(os.environ)
+        assert found is not None
+        run_under_torchrun(found, "cpu", Training(folder, settings(batch_size=8)), print)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,233 @@
+"""From the residues of a frame to one vector: what a classifier looks at beside composition.
+
+A reader is a module from a ``PackedBatch`` to (n_frames, ``width``) float32. It has an
+encoder, which gives each token a vector: ESM-2, or a table of fixed rows, which shows what the
+language model brings. How the vectors of a frame become one is the architecture. A frame's
+vector does not depend on the frames beside it.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from Bio.Align import substitution_matrices
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from virnucpro.esm2.alphabet import N_TOKENS, RESIDUES, tokenize
+from virnucpro.esm2.model import mean_pool
+from virnucpro.esm2.packing import EXTRA_TOKENS, PackedBatch
+
+Encoding = Literal["esm2", "onehot", "blosum62", "composition"]
+Architecture = Literal["mlp", "cnn", "lstm", "unet"]
+AMINO_ACIDS = RESIDUES[:20]
+
+
+class ResidueTable(nn.Module):
+    """An encoder that knows of a residue only what it is: a row of numbers for each token."""
+
+    def __init__(self, rows: Tensor) -> None:
+        super().__init__()
+        assert len(rows) == N_TOKENS
+        self.rows: Tensor
+        self.register_buffer("rows", rows.float())
+
+    def forward(self, batch: PackedBatch) -> Tensor:
+        """-> (n_tokens, n_channels)"""
+        return self.rows[torch.from_numpy(batch.tokens).to(self.rows.device)]
+
+
+def one_hot() -> ResidueTable:
+    """A channel for each of the 20 amino acids, and one for all else."""
+    rows = torch.zeros(N_TOKENS, len(AMINO_ACIDS) + 1)
+    rows[:, -1] = 1
+    for channel, token in enumerate(tokenize([AMINO_ACIDS])[1:-1]):
+        rows[token] = F.one_hot(torch.tensor(channel), rows.shape[1])
+    return ResidueTable(rows)
+
+
+def blosum62() -> ResidueTable:
+    """The scores of a residue against the 20 amino acids (Henikoff and Henikoff 1992).
+
+    Divided by their root mean square. A letter without a row reads as X.
+    """
+    matrix = substitution_matrices.load("BLOSUM62")  # type: ignore[no-untyped-call]
+    columns = [matrix.alphabet.index(letter) for letter in AMINO_ACIDS]
+    scores = np.asarray(matrix)[:, columns]
+    rows = np.tile(scores[matrix.alphabet.index("X")], (N_TOKENS, 1))
+    for letter, token in zip(RESIDUES, tokenize([RESIDUES])[1:-1], strict=True):
+        if letter in matrix.alphabet:
+            rows[token] = scores[matrix.alphabet.index(letter)]
+    return ResidueTable(torch.from_numpy(rows / np.sqrt(np.mean(scores[columns] ** 2))))
+
+
+class MeanReader(nn.Module):
+    """The mean over the residues."""
+
+    def __init__(self, encoder: nn.Module, width: int) -> None:
+        super().__init__()
+        self.encoder, self.width = encoder, width
+
+    def forward(self, batch: PackedBatch) -> Tensor:
+        return mean_pool(self.encoder(batch), batch)
+
+
+class NoReader(nn.Module):
+    """Looks at no residue: composition is all that a classifier gets."""
+
+    width = 0
+
+    def forward(self, batch: PackedBatch) -> Tensor:
+        return torch.empty(len(batch.cu_seqlens) - 1, 0)
+
+
+class PaddedReader(nn.Module):
+    """A network over the residues of each frame, in their order."""
+
+    def __init__(self, encoder: nn.Module, network: ConvNet | LSTM | UNet) -> None:
+        super().__init__()
+        self.encoder, self.network, self.width = encoder, network, network.width
+
+    def forward(self, batch: PackedBatch) -> Tensor:
+        x, lengths = pad_residues(self.encoder(batch), batch)
+        out: Tensor = self.network(x, lengths)
+        return out.float()
+
+
+def new_reader(
+    encoder: nn.Module, n_channels: int, architecture: Architecture
+) -> MeanReader | PaddedReader:
+    """A reader with random weights of what ``encoder`` gives, (n_tokens, n_channels)."""
+    match architecture:
+        case "mlp":
+            return MeanReader(encoder, n_channels)
+        case "cnn":
+            return PaddedReader(encoder, ConvNet(n_channels))
+        case "lstm":
+            return PaddedReader(encoder, LSTM(n_channels))
+        case "unet":
+            return PaddedReader(encoder, UNet(n_channels))
+
+
+def pad_residues(hidden: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor]:
+    """Lay the residues of each protein out in a row of its own, with zeros behind.
+
+    (n_tokens, n_channels) -> (n, longest, n_channels), and lengths in residues, (n,) on the host
+    """
+    longest = batch.max_seqlen - EXTRA_TOKENS
+    rows = [
+        F.pad(
+            hidden[first : first + n * seqlen].view(n, seqlen, -1)[:, 1:-1],
+            (0, 0, 0, longest - (seqlen - EXTRA_TOKENS)),
+        )
+        for first, n, seqlen in batch.runs
+    ]
+    lengths = np.diff(batch.cu_seqlens.astype(np.int64)) - EXTRA_TOKENS
+    return torch.cat(rows), torch.from_numpy(lengths)
+
+
+class ConvNet(nn.Module):
+    """Residual convolutions, each of a wider view than the one before."""
+
+    def __init__(self, n_channels: int, hidden: int = 64) -> None:
+        super().__init__()
+        self.width = 2 * hidden
+        self.stem = nn.Conv1d(n_channels, hidden, 1)
+        self.blocks = nn.ModuleList(ConvBlock(hidden, 9, dilation) for dilation in (1, 2, 4))
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        """(n, longest, n_channels), (n,) -> (n, width)"""
+        mask = _mask(x, lengths)
+        x = self.stem(x.mT) * mask
+        for block in self.blocks:
+            x = block(x, mask)
+        return pool(x, mask)
+
+
+class LSTM(nn.Module):
+    """One layer, read in both directions (Hochreiter and Schmidhuber 1997)."""
+
+    def __init__(self, n_channels: int, hidden: int = 128) -> None:
+        super().__init__()
+        self.width = 4 * hidden
+        self.lstm = nn.LSTM(n_channels, hidden, batch_first=True, bidirectional=True)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        """(n, longest, n_channels), (n,) -> (n, width)"""
+        packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        out, _ = pad_packed_sequence(self.lstm(packed)[0], batch_first=True)
+        return pool(out.mT, _mask(x, lengths))
+
+
+class UNet(nn.Module):
+    """Down to a quarter of the length and up again, each level with what it knew on the way down.
+
+    After Ronneberger et al. 2015 (doi:10.1007/978-3-319-24574-4_28), in one dimension.
+    """
+
+    def __init__(self, n_channels: int, hidden: tuple[int, int, int] = (64, 96, 128)) -> None:
+        super().__init__()
+        self.width = 2 * hidden[0]
+        levels = list(pairwise(hidden))
+        self.stem = nn.Conv1d(n_channels, hidden[0], 1)
+        self.on_the_way_down = nn.ModuleList(ConvBlock(upper, 5) for upper, _ in levels)
+        self.downs = nn.ModuleList(nn.Conv1d(upper, lower, 2, stride=2) for upper, lower in levels)
+        self.bottom = ConvBlock(hidden[-1], 5)
+        self.ups = nn.ModuleList(nn.Conv1d(lower + upper, upper, 1) for upper, lower in levels)
+        self.on_the_way_up = nn.ModuleList(ConvBlock(upper, 5) for upper, _ in levels)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        """(n, longest, n_channels), (n,) -> (n, width)"""
+        x = F.pad(x, (0, 0, 0, -x.shape[1] % 2 ** len(self.downs)))  # so that it halves evenly
+        mask = _mask(x, lengths)
+        x = self.stem(x.mT) * mask
+        known = []
+        for block, down in zip(self.on_the_way_down, self.downs, strict=True):
+            x = block(x, mask)
+            known.append((x, mask))
+            mask = mask[..., ::2]
+            x = down(x) * mask
+        x = self.bottom(x, mask)
+        for up, block in zip(reversed(self.ups), reversed(self.on_the_way_up), strict=True):
+            beside, mask = known.pop()
+            x = up(torch.cat([x.repeat_interleave(2, dim=-1), beside], dim=1)) * mask
+            x = block(x, mask)
+        return pool(x, mask)
+
+
+class ConvBlock(nn.Module):
+    """A convolution beside the stream, which it is added to. (n, channels, length) -> the same
+
+    Padding is 0 before and after, as what lies beyond the ends of a protein.
+    """
+
+    def __init__(self, channels: int, kernel: int, dilation: int = 1) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(channels)
+        self.conv = nn.Conv1d(channels, channels, kernel, padding="same", dilation=dilation)
+        self.out = nn.Conv1d(channels, channels, 1)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        hidden = F.gelu(self.conv(self.norm(x.mT).mT * mask))
+        summed: Tensor = x + self.out(hidden) * mask
+        return summed
+
+
+def pool(x: Tensor, mask: Tensor) -> Tensor:
+    """Mean and maximum over the residues.
+
+    (n, channels, length), (n, 1, length) -> (n, 2 * channels)
+    """
+    mean = (x * mask).sum(dim=-1) / mask.sum(dim=-1)
+    largest = x.masked_fill(mask == 0, -torch.inf).amax(dim=-1)
+    return torch.cat([mean, largest], dim=1)
+
+
+def _mask(x: Tensor, lengths: Tensor) -> Tensor:
+    """1 where a residue is, 0 behind. (n, longest, n_channels), (n,) -> (n, 1, longest)"""
+    places = torch.arange(x.shape[1], device=x.device)
+    return (places < lengths.to(x.device)[:, None])[:, None].to(x.dtype)
