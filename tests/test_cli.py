@@ -55,13 +55,15 @@ def in_terminal(arguments: list[str], environment: dict[str, str]) -> tuple[int,
     return process.wait(), shown.decode(errors="replace")
 
 
-@pytest.mark.parametrize("command", [[], ["predict"], ["extract"], ["models"], ["status"]])
+@pytest.mark.parametrize(
+    "command", [[], ["predict"], ["extract"], ["evaluate"], ["models"], ["status"]]
+)
 def test_help_says_what_a_command_does(command):
     for flag in ("--help", "-h"):
         answer = virnucpro(*command, flag)
         assert answer.returncode == 0
         assert "Usage" in answer.stdout
-    if command in (["predict"], ["extract"]):
+    if command in (["predict"], ["extract"], ["evaluate"]):
         assert f"Example: virnucpro {command[0]}" in " ".join(answer.stdout.split())
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
@@ -23,7 +25,7 @@ from virnucpro.fasta import read_fasta
 from virnucpro.head import load_head, save_head
 from virnucpro.training.digests import group_digest, record_digest
 from virnucpro.training.evaluation import Question, evaluate, read_kinds
-from virnucpro.training.figure import write_figure
+from virnucpro.training.figure import draw, write_figure
 from virnucpro.training.fragments import Cutting, Fragment, cut, write_fragments
 from virnucpro.training.labelled import LabelledRecord, read_manifest
 from virnucpro.training.report import summary_lines, write_report
@@ -234,6 +236,18 @@ def test_the_figure_is_drawn_with_the_same_bytes(ask, tmp_path):
     assert before[0].startswith(b"%PDF") and before[1].startswith(b"\x89PNG")
 
 
+def test_the_figure_tells_the_areas_of_all_records(ask):
+    evaluation = ask()
+    legend = draw(evaluation).axes[0].get_legend()
+    shown = {text.get_text() for text in legend.get_texts()}
+    names = {"150": "150 bases", "400": "400 bases", "whole": "whole records"}
+    overall = [row for row in evaluation.rows if row.subset == "all"]
+    assert shown == {
+        f"{names[row.length] if row.unit == 'record' else 'chunks'}: {row.scored.auroc:.3f}"
+        for row in overall
+    }
+
+
 def test_only_the_part_of_the_split_that_is_asked_for_is_scored(ask, manifest, tmp_path):
     groups = sorted({record.group for record in read_manifest(manifest)})
     split = tmp_path / "split.tsv"
@@ -375,11 +389,22 @@ def test_the_command_evaluates_resumes_and_tells_mistakes(tiny, manifest, tmp_pa
     assert (out / "evaluation.tsv").read_bytes() == table
     for wrong, exit_code, words in (
         (("--lengths", "a,b"), 64, "must be numbers of bases"),
-        (("--part", "test"), 64, "--part without --split"),
         (("--held-out-only", "--allow-training-data"), 64, "contradict"),
         (("--data", tmp_path / "nowhere.tsv"), 66, "nowhere.tsv"),
-        (("--head", tmp_path / "nowhere"), 66, "no such head"),
     ):
         refused = virnucpro(*command, "-o", tmp_path / "other", *wrong)
         assert (refused.returncode, words in refused.stderr) == (exit_code, True), refused.stderr
         assert not (tmp_path / "other").exists()
+
+
+def test_what_is_not_installed_is_said_at_once_with_how_to_get_it(tmp_path):
+    code = (
+        "import sys; sys.modules['matplotlib'] = None\n"
+        "from virnucpro.cli.main import main\n"
+        f"sys.argv = ['virnucpro', 'evaluate', '--data', 'm.tsv', '-o', {str(tmp_path / 'x')!r}]\n"
+        "main()"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert answer.returncode == 69
+    assert "this command needs matplotlib" in answer.stderr
+    assert "pip install 'virnucpro[train]'" in answer.stderr

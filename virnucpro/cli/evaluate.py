@@ -31,6 +31,7 @@ from virnucpro.cli.options import (
 )
 from virnucpro.cli.running import checked_path, report, watched
 from virnucpro.errors import UsageError
+from virnucpro.log import printable
 
 _SAMPLES = "Samples"
 
@@ -179,7 +180,7 @@ def _lengths(text: str) -> tuple[int, ...]:
     words = [word.strip() for word in text.split(",")]
     if not all(word.isascii() and word.isdigit() for word in words):
         raise UsageError(
-            f"--lengths is {text!r}; it must be numbers of bases",
+            f"--lengths is {printable(text)!r}; it must be numbers of bases",
             hint="for example --lengths 300,500,3000",
         )
     return tuple(map(int, words))

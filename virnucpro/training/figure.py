@@ -26,7 +26,9 @@ def write_figure(evaluation: Evaluation) -> None:
 
 def draw(evaluation: Evaluation) -> Figure:
     overall = {
-        (row.unit, row.length): row for row in evaluation.rows if row.scored.auroc is not None
+        (row.unit, row.length): row
+        for row in evaluation.rows
+        if row.subset == "all" and row.scored.auroc is not None
     }
     shown = [
         (kind, row)

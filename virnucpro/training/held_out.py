@@ -54,26 +54,24 @@ def hold_out(records: Sequence[LabelledRecord], head: Head, of_training: OfTrain
     known = (
         f"{len(trained):,} of {len(records):,} records, or their groups, the head was trained on"
     )
-    match of_training:
-        case "refuse" if trained:
-            raise InputError(
-                f"of {known}: figures on them say nothing about new sequences",
-                hint="leave them out with --held-out-only, or keep them, and have the report "
-                "say so, with --allow-training-data",
-            )
-        case "keep":
-            if trained:
-                LOGGER.warning("on %s: the figures are too good", known)
-            return HeldOut(tuple(records), trained)
-    kept = tuple(record for record in records if record.id not in trained)
-    if trained:
-        announce(f"left out: {known}")
-    if not {True, False} <= {record.is_virus for record in kept}:
+    if trained and of_training == "refuse":
+        raise InputError(
+            f"of {known}: figures on them say nothing about new sequences",
+            hint="leave them out with --held-out-only, or keep them, and have the report "
+            "say so, with --allow-training-data",
+        )
+    kept = [r for r in records if of_training == "keep" or r.id not in trained]
+    if {record.is_virus for record in kept} != {True, False}:
         raise InputError(
             "the data to evaluate on holds no virus, or nothing else",
             hint="give labelled records of both kinds that the head was not trained on",
         )
-    return HeldOut(kept)
+    if trained and of_training == "keep":
+        LOGGER.warning("on %s: the figures are too good", known)
+        return HeldOut(tuple(kept), trained)
+    if trained:
+        announce(f"left out: {known}")
+    return HeldOut(tuple(kept))
 
 
 def find_trained(records: Sequence[LabelledRecord], head: Head) -> frozenset[str]:
