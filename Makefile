@@ -1,17 +1,15 @@
-# make demo   the whole pipeline on the example, with a random model (set-up included)
-# make test   the gate: format, lint, types, tests (set-up included)
+# make example   set up, then viral contigs called among host contigs, with the model that comes along
+# make test      the gate: format, lint, types, tests (set-up included)
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: demo test clean
+.PHONY: example test clean
 
-demo: $(VENV)/installed
-	$(BIN)/virnucpro demo demo
-	$(BIN)/virnucpro predict --input examples/contigs.fa --output-dir demo/results --force \
-	    --model demo/esm2_demo --head demo/head.safetensors
-	@echo "The model and the head of this demo are RANDOM: its calls mean nothing."
+example: $(VENV)/installed
+	$(BIN)/virnucpro predict --input examples/contigs.fa --output-dir example-results --force
+	@cut -f 1,4,5 example-results/predictions.tsv
 
 test: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .
@@ -29,4 +27,4 @@ $(VENV)/installed-dev: $(VENV)/installed
 	touch $@
 
 clean:
-	rm -rf $(VENV) demo
+	rm -rf $(VENV) example-results

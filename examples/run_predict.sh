@@ -1,31 +1,28 @@
 #!/usr/bin/env bash
 # Find viral contigs on this machine, with all its GPUs (or the CPU, where there is none).
 #
-#   examples/run_predict.sh INPUT OUTPUT_DIR MODEL HEAD [more options of virnucpro predict]
+#   examples/run_predict.sh INPUT OUTPUT_DIR [more options of virnucpro predict]
 #
 # for example
 #
-#   examples/run_predict.sh examples/contigs.fa results path/to/model path/to/head
+#   examples/run_predict.sh examples/contigs.fa results
+#   examples/run_predict.sh examples/contigs.fa results --model path/to/model --head path/to/head
 set -euo pipefail
 
-if (($# < 4)); then
-    echo "usage: $0 INPUT OUTPUT_DIR MODEL HEAD [more options of virnucpro predict]" >&2
+if (($# < 2)); then
+    echo "usage: $0 INPUT OUTPUT_DIR [more options of virnucpro predict]" >&2
     exit 64 # what virnucpro itself returns for a usage mistake
 fi
 
 input=$1      # FASTA file or folder; plain or compressed
 output_dir=$2 # the run folder; a folder that already holds a run needs --resume or --force
-model=$3      # ESM-2: a name, a .pt file or a folder
-head=$4       # a head that was trained for this model
-shift 4
+shift 2
 
 # a failure is explained below, so it must not end the script here
 status=0
 virnucpro predict \
     --input "$input" \
     --output-dir "$output_dir" \
-    --model "$model" \
-    --head "$head" \
     "$@" || status=$?
 
 case $status in

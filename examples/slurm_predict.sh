@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Find viral contigs as a SLURM job that survives its time limit.
 #
-#   sbatch examples/slurm_predict.sh INPUT OUTPUT_DIR MODEL HEAD
+#   sbatch examples/slurm_predict.sh INPUT OUTPUT_DIR [more options of virnucpro predict]
 #
-# Compute nodes are often offline: give MODEL and HEAD as paths on a shared file system.
+# Compute nodes are often offline: give --model and --head, if any, as paths on a shared file system.
 
 # the name shown by squeue
 #SBATCH --job-name=virnucpro
@@ -30,8 +30,8 @@
 
 set -euo pipefail
 
-if (($# != 4)); then
-    echo "usage: sbatch $0 INPUT OUTPUT_DIR MODEL HEAD" >&2
+if (($# < 2)); then
+    echo "usage: sbatch $0 INPUT OUTPUT_DIR [more options of virnucpro predict]" >&2
     exit 64
 fi
 
@@ -45,8 +45,7 @@ max_restarts=20
 virnucpro predict --quiet --resume --gpus all \
     --input "$1" \
     --output-dir "$2" \
-    --model "$3" \
-    --head "$4" &
+    "${@:3}" &
 pid=$!
 
 # SLURM signals this shell alone (B:), so pass it on; virnucpro may have ended just before
