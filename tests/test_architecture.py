@@ -28,8 +28,8 @@ LAYERS = """
     training.figure
     training.settings training.frames training.masking training.readers training.networks
     training.ranks training.clock training.checkpoints training.loop training.objectives
-    training.calibration training.export training.features training.board training.story
-    training.request
+    training.calibration training.export training.features training.story
+    training.request training.config_file
     bench.synthetic bench.encoder bench.peers bench.layouts bench.limits bench.comparison
     bench.file_to_file bench.front_end bench.coordinator bench.report bench.programme
     cli.options cli.exits cli.running cli.predict cli.train cli.evaluate
@@ -44,6 +44,7 @@ LONGEST_FUNCTION = 60
 COMMANDS = {
     "cli.predict": {"predict", "extract"},
     "cli.evaluate": {"evaluate"},
+    "cli.train": {"train"},
     "cli.bench": {"bench"},
 }
 COMMAND_LINE = [name for name in ORDER if name.startswith("cli.")]

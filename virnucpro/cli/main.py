@@ -17,6 +17,7 @@ from virnucpro.cli.exits import USAGE_EXIT, Finished
 from virnucpro.cli.inspect import devices, status
 from virnucpro.cli.models import models
 from virnucpro.cli.predict import extract, predict
+from virnucpro.cli.train import train
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -24,7 +25,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (predict, extract, evaluate, devices, status, bench):
+for command in (predict, extract, train, evaluate, devices, status, bench):
     app.command()(command)
 app.add_typer(models, name="models")
 

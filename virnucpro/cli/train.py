@@ -23,9 +23,11 @@ from virnucpro.cli.options import (
     Verbose,
 )
 from virnucpro.cli.running import checked_path, watched
+from virnucpro.errors import VirnucproError
 
 if TYPE_CHECKING:
     from virnucpro.dashboard import EventLog
+    from virnucpro.training.request import TrainOptions
     from virnucpro.training.story import Training
 
 _LOOP = "Training"
@@ -146,9 +148,7 @@ def train(
     lr: Annotated[float, typer.Option(help="Learning rate.", rich_help_panel=_LOOP)] = 5e-4,
     scale_lr: Annotated[
         Literal["none", "linear", "sqrt"],
-        typer.Option(
-            help="By effective batch / --batch-size, or its root.", rich_help_panel=_LOOP
-        ),
+        typer.Option(help="By effective batch / --batch-size, or its root.", rich_help_panel=_LOOP),
     ] = "none",
     warmup_epochs: Annotated[
         float, typer.Option(help="The rate rises, then falls as a cosine.", rich_help_panel=_LOOP)
@@ -173,7 +173,7 @@ def train(
     seed: Annotated[int, typer.Option(min=0, help="Of all.", rich_help_panel=_LOOP)] = 0,
     gpus: Gpus = None,
     no_multi_gpu: Annotated[
-        bool, typer.Option("--no-multi-gpu", help="As --gpus 0.", rich_help_panel=DEVICES)
+        bool, typer.Option("--no-multi-gpu", help="Only the first GPU.", rich_help_panel=DEVICES)
     ] = False,
     device: DeviceOption = "auto",
     workers: Annotated[
@@ -220,7 +220,7 @@ def _run(given: dict[str, Any]) -> None:
     given.pop("config")
     with exits(_KEPT):
         with needing("train"):
-            from virnucpro.training.ranks import run_on, run_under_torchrun, torchrun_ranks
+            from virnucpro.training.ranks import run_on, run_under_torchrun, started_by_torchrun
             from virnucpro.training.request import TrainOptions, open_folder, resolve
             from virnucpro.training.story import learn
         from virnucpro.log import logging_to_file
@@ -233,7 +233,7 @@ def _run(given: dict[str, Any]) -> None:
             cuda_visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
             **given,
         )
-        started = torchrun_ranks(os.environ)
+        started = started_by_torchrun(os.environ)
         is_first = started is None or started.rank == 0
         with watched(quiet or not is_first, verbose, log_file) as events:
             training, choice = resolve(options, events)
@@ -249,3 +249,43 @@ def _run(given: dict[str, Any]) -> None:
                     run_on(choice.devices, partial(learn, training), events)
                 else:
                     run_under_torchrun(started, choice.kind, partial(learn, training), events)
+
+
+def _extract(training: Training, options: TrainOptions, events: EventLog) -> None:
+    """Make the vectors that a head is trained on, as ``extract`` makes them; or go on with it."""
+    from virnucpro.engine.processes import ProcessExecutor
+    from virnucpro.pipeline import run
+    from virnucpro.request import Options, resolve
+    from virnucpro.rundir import RunDir
+    from virnucpro.training.features import write_fasta
+
+    write_fasta(training.fasta, training.data)
+    config, _ = resolve(
+        Options(
+            command="extract",
+            input=[training.fasta],
+            output_dir=training.features,
+            input_type="nucleotide",
+            chunk_size=training.chunk_sizes[0],
+            min_length=0,
+            model=str(training.encoder),
+            gpus=options.gpus,
+            device=options.device,
+            workers=options.workers,
+            esm_batch_size="auto",
+            precision=options.precision,
+            worker_timeout=300.0,
+            resume=RunDir(training.features).read_manifest() is not None,
+            force=False,
+            keep_intermediate=False,
+            argv=tuple(sys.argv),
+            cuda_visible_devices=options.cuda_visible_devices,
+        ),
+        events,
+    )
+    summary = run(config, None, ProcessExecutor(config.resources.devices), events)
+    if summary.exit_code:
+        raise VirnucproError(
+            f"not every frame has a vector: see {training.features}",
+            hint="run the same command again with --resume",
+        )

@@ -29,6 +29,7 @@ def write_head(
     centre, spread = classifier.centre.double(), classifier.spread.double()
     shift = torch.cat([torch.zeros(n_before, dtype=torch.double), centre.cpu()])
     scale = torch.cat([torch.ones(n_before, dtype=torch.double), spread.cpu()])
+    assert classifier.protein is not None, "a head reads an embedding"
     head = Head(
         facts,
         Network(_layers(classifier.protein), calibration.protein_temperature),

@@ -13,14 +13,14 @@ from virnucpro.errors import FeatureFileError
 from virnucpro.fasta import write_record
 from virnucpro.files import atomic
 from virnucpro.log import printable
-from virnucpro.records import FastaRecord
 from virnucpro.rundir import RunDir
+from virnucpro.training.labelled import read_manifest, read_sequences
 
 
-def write_fasta(path: Path, records: Iterable[FastaRecord]) -> None:
-    """What the engine reads. An old file with the same records is left as it is."""
+def write_fasta(path: Path, data: Path) -> None:
+    """All records of a manifest in one file, with their ids; the same bytes every time."""
     with atomic(path) as temporary, temporary.open("w", encoding="utf-8") as out:
-        for record in records:
+        for _, record in read_sequences(read_manifest(data)):
             write_record(out, record.id, record.sequence)
 
 

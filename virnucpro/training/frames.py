@@ -14,6 +14,7 @@ from virnucpro.training.labelled import LabelledRecord
 from virnucpro.translate import chunk_record, translate_six_frames
 
 _FRAMES_AT_ONCE = 4096
+MOST_WEIGHT = 10.0  # of a frame, where the mean is 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -21,6 +22,7 @@ class LabelledFrames:
     """Stop-free frames and what is known of each; all rows are in step.
 
     A frame has its record's label. ``chunk`` and ``record`` number the chunks and the records.
+    Ids are unique where there is one size of chunks.
     """
 
     ids: tuple[str, ...]
@@ -31,6 +33,7 @@ class LabelledFrames:
     is_virus: NDArray[np.bool_]
     weight: NDArray[np.float32]
     group: tuple[str, ...]
+    vectors: NDArray[np.float32]  # (n, dim) if they were made before, else (n, 0)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -49,6 +52,7 @@ class LabelledFrames:
             self.is_virus[rows],
             self.weight[rows],
             tuple(self.group[i] for i in rows),
+            self.vectors[rows],
         )
 
 
@@ -70,7 +74,7 @@ def collect_frames(
             for orf in translate_six_frames(chunks):
                 chunk = place[orf.chunk_id]
                 facts = (known.is_virus, known.weight, known.group)
-                rows.append((f"{orf.id}@{size}", orf.protein, chunk, number, *facts))
+                rows.append((orf.id, orf.protein, chunk, number, *facts))
                 bases.append(frame_bases(orf, record.sequence))
         if len(bases) >= _FRAMES_AT_ONCE:
             compositions.append(frame_composition(bases))
@@ -87,17 +91,21 @@ def collect_frames(
         np.array(is_virus),
         np.array(weight, dtype=np.float32),
         group,
+        np.empty((len(ids), 0), dtype=np.float32),
     )
 
 
 def balanced_weights(frames: LabelledFrames) -> NDArray[np.float32]:
     """Weights that give a group the square root of its frames, and both classes the same.
 
-    (n,) with mean 1. A few large genomes would otherwise stand for all of their class.
+    (n,) with mean 1. A few large genomes would otherwise stand for all of their
+    class. None is over ``MOST_WEIGHT`` by much: a group of one frame says little.
     """
     _, group, size = np.unique(np.array(frames.group), return_inverse=True, return_counts=True)
     weight = frames.weight / np.sqrt(size[group])
     for is_virus in (False, True):
         rows = frames.is_virus == is_virus
-        weight[rows] *= len(frames) / 2 / max(weight[rows].sum(), 1e-9)
+        if rows.any():
+            weight[rows] = np.minimum(weight[rows] / weight[rows].mean(), MOST_WEIGHT)
+            weight[rows] *= len(frames) / 2 / weight[rows].sum()
     return weight.astype(np.float32)

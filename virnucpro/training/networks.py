@@ -12,9 +12,12 @@ from torch import Tensor, nn
 
 from virnucpro.composition import N_FEATURES
 from virnucpro.esm2.alphabet import N_TOKENS
-from virnucpro.esm2.attention import attend_to_train
+from virnucpro.esm2.attention import Kernel, attend_runs, attend_to_train
 from virnucpro.esm2.model import ESM2, ESM2Shape
 from virnucpro.esm2.packing import PackedBatch, StagedBatch
+
+NETWORKS = ("protein", "nucleotide")  # of a classifier; without residues the second is alone
+_LEAST_SPREAD = 1e-6  # of a word that hardly occurs
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,15 +40,16 @@ class FrameBatch:
     composition: NDArray[np.float32]  # (n, N_FEATURES)
     is_virus: NDArray[np.float32]  # (n,)
     weight: NDArray[np.float32]  # (n,)
+    vectors: NDArray[np.float32]  # (n, dim) if they were made before, else (n, 0)
 
 
-def new_encoder(shape: ESM2Shape) -> ESM2:
+def new_encoder(shape: ESM2Shape, attend: Kernel = attend_to_train) -> ESM2:
     """An ESM-2 with random weights, ready to be trained.
 
     Normal with a deviation of 0.02, and less where a layer adds to the residual stream, so that
     it does not grow with depth (Radford et al. 2019).
     """
-    encoder = ESM2(shape, shape.n_layers, torch.float32, attend_to_train)
+    encoder = ESM2(shape, shape.n_layers, torch.float32, attend)
     for name, parameter in encoder.named_parameters():
         if parameter.ndim == 2:
             adds = name.endswith(("attention_out.weight", "down.weight"))
@@ -53,6 +57,11 @@ def new_encoder(shape: ESM2Shape) -> ESM2:
         elif name.endswith("bias"):
             nn.init.zeros_(parameter)
     return encoder
+
+
+def training_kernel(device: torch.device) -> Kernel:
+    """The fastest whose gradients are right: SDPA, but on a CPU, where its backward is slow."""
+    return attend_to_train if device.type == "cpu" else attend_runs
 
 
 class MaskedLanguageModel(nn.Module):
@@ -107,6 +116,11 @@ class Classifier(nn.Module):
         self.register_buffer("centre", torch.zeros(N_FEATURES))
         self.register_buffer("spread", torch.ones(N_FEATURES))
 
+    def standardise(self, composition: NDArray[np.float32]) -> None:
+        """By these frames, (n, N_FEATURES)."""
+        self.centre.copy_(torch.from_numpy(composition.mean(axis=0)))
+        self.spread.copy_(torch.from_numpy(composition.std(axis=0) + _LEAST_SPREAD))
+
     def forward(self, pooled: Tensor, composition: Tensor) -> Tensor:
         """(n, dim), (n, N_FEATURES) -> logits by network, (n_networks, n); the last knows all"""
         beside = (composition - self.centre) / self.spread
@@ -128,7 +142,10 @@ def _mlp(n_inputs: int, hidden: int, dropout: float) -> nn.Sequential:
 
 
 class FrameClassifier(nn.Module):
-    """A reader of residues (``training.readers``), and a classifier of what it read."""
+    """A reader of residues (``training.readers``), and a classifier of what it read.
+
+    Vectors that were made before the training stand behind what the reader reads.
+    """
 
     def __init__(self, reader: nn.Module, classifier: Classifier) -> None:
         super().__init__()
@@ -137,7 +154,8 @@ class FrameClassifier(nn.Module):
     def logits(self, batch: FrameBatch) -> Tensor:
         """The log-odds of being viral by each network, (n_networks, n)."""
         device = self.classifier.centre.device
-        pooled = self.reader(batch.packed).to(device)
+        read = self.reader(batch.packed).to(device)
+        pooled = torch.cat([read, torch.from_numpy(batch.vectors).to(device)], dim=1)
         out: Tensor = self.classifier(pooled, torch.from_numpy(batch.composition).to(device))
         return out.float()
 

@@ -137,6 +137,7 @@ def frame_batch(frames: LabelledFrames, rows: Rows, weight: NDArray[np.float32])
         frames.composition[rows],
         frames.is_virus[rows].astype(np.float32),
         weight[rows],
+        frames.vectors[rows],
     )
 
 

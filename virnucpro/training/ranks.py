@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from logging.handlers import QueueHandler
 from multiprocessing.connection import Connection
 from typing import TypeVar
 
@@ -205,11 +204,16 @@ def _hear(pipes: Sequence[Connection], on_event: OnEvent) -> VirnucproError | No
     return raised
 
 
-class _Relay(QueueHandler):
+class _Relay(logging.Handler):
     """Sends the log of a process to its parent, which has the handlers."""
 
-    def enqueue(self, record: logging.LogRecord) -> None:
-        self.queue.send(record)
+    def __init__(self, pipe: Connection) -> None:
+        super().__init__()
+        self._pipe = pipe
+
+    def emit(self, record: logging.LogRecord) -> None:
+        facts = {**record.__dict__, "msg": record.getMessage(), "args": None, "exc_info": None}
+        self._pipe.send(logging.makeLogRecord(facts))
 
 
 def _explained(

@@ -98,9 +98,10 @@ class PaddedReader(nn.Module):
         return out.float()
 
 
-def new_reader(
-    encoder: nn.Module, n_channels: int, architecture: Architecture
-) -> MeanReader | PaddedReader:
+Reader = MeanReader | PaddedReader | NoReader
+
+
+def new_reader(encoder: nn.Module, n_channels: int, architecture: Architecture) -> Reader:
     """A reader with random weights of what ``encoder`` gives, (n_tokens, n_channels)."""
     match architecture:
         case "mlp":

@@ -100,12 +100,12 @@ def resolve(options: TrainOptions, on_event: OnEvent) -> tuple[Training, Choice]
     encoder, shape = _encoder(options, mode, on_event)
     choice = choose_devices(
         options.device,
-        "0" if options.no_multi_gpu else options.gpus,
+        options.gpus,
         options.workers,
         options.cuda_visible_devices,
         model_bytes=16 * shape.n_parameters,  # weights, gradients, two moments
     )
-    if choice.kind == "cpu" and options.workers is None:
+    if options.no_multi_gpu or (choice.kind == "cpu" and options.workers is None):
         choice = choice.first
     precision = choose_precision(options.precision, choice)
     return Training(
@@ -185,9 +185,7 @@ def _check(options: TrainOptions, mode: Mode) -> None:
         raise UsageError(f"--name is {printable(options.name)!r}; it must be a plain folder name")
 
 
-def _encoder(
-    options: TrainOptions, mode: Mode, on_event: OnEvent
-) -> tuple[Path | None, ESM2Shape]:
+def _encoder(options: TrainOptions, mode: Mode, on_event: OnEvent) -> tuple[Path | None, ESM2Shape]:
     """The folder to start from, or the shape of a new encoder."""
     is_new = options.has_shape or (mode == "pretrain" and options.model is None)
     if not is_new:

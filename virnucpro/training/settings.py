@@ -10,6 +10,7 @@ from virnucpro.errors import UsageError
 
 Mode = Literal["head", "finetune", "pretrain"]
 ScaleLr = Literal["none", "linear", "sqrt"]
+ClassWeights = Literal["auto", "none"]
 
 # may differ on resume: they change how fast the weights come and when it ends, not the weights
 MAY_DIFFER = ("num_workers", "early_stopping")
@@ -31,7 +32,7 @@ class Settings:
     num_workers: int = 0
     eval_every: int = 1  # epochs
     early_stopping: int = 0  # evaluations without a better one; 0: never
-    balance: Literal["auto", "none"] = "auto"  # of classes and groups
+    class_weights: ClassWeights = "auto"
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -7,8 +7,8 @@ what every rank does; the first one writes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 from torch import nn
 
-from virnucpro.engine.events import Progress, Telling
+from virnucpro import __version__
+from virnucpro.engine.events import Progress
 from virnucpro.errors import InputError
 from virnucpro.esm2.model import ESM2, ESM2Shape
 from virnucpro.esm2.weights import inspect_checkpoint, load_esm2, save_esm2
 from virnucpro.files import atomic
 from virnucpro.log import announce, printable
-from virnucpro.training.board import Board
 from virnucpro.training.calibration import calibrate, chunks_of
 from virnucpro.training.clock import Clock, profile_lines, speed_lines
 from virnucpro.training.export import digests_of, facts_of, write_head
@@ -32,6 +32,7 @@ from virnucpro.training.frames import LabelledFrames, balanced_weights, collect_
 from virnucpro.training.labelled import LabelledRecord, read_manifest, read_sequences
 from virnucpro.training.loop import B, Objective, Trainer, effective_batch
 from virnucpro.training.networks import (
+    NETWORKS,
     Classifier,
     FrameClassifier,
     MaskedLanguageModel,
@@ -44,7 +45,7 @@ from virnucpro.training.readers import (
     Architecture,
     Encoding,
     NoReader,
-    StoredVectors,
+    Reader,
     blosum62,
     new_reader,
     one_hot,
@@ -52,7 +53,6 @@ from virnucpro.training.readers import (
 from virnucpro.training.settings import Settings
 from virnucpro.training.split import Split, read_split, select
 
-OnEvent = Callable[[Telling], None]
 _MOST_FRAMES = 20_000  # that are scored after each epoch
 
 
@@ -91,6 +91,11 @@ class Training:
         return self.output / "features"
 
     @property
+    def fasta(self) -> Path:
+        """What these are made of."""
+        return self.output / "records.fa"
+
+    @property
     def has_stored_vectors(self) -> bool:
         """Whether the engine makes the vectors, once, before the training."""
         return self.settings.mode == "head" and (self.encoding, self.architecture) == (
@@ -105,7 +110,7 @@ class Training:
         return self.settings.mode != "pretrain" and is_esm2
 
 
-def learn(training: Training, ranks: Ranks, on_event: OnEvent) -> None:
+def learn(training: Training, ranks: Ranks) -> None:
     """
     Raises:
         VirnucproError: see ``errors``; finished epochs are kept.
@@ -118,22 +123,24 @@ def learn(training: Training, ranks: Ranks, on_event: OnEvent) -> None:
         return collect_frames(
             read_sequences(rows),
             chunk_sizes,
-            lambda done: on_event(Progress(name, done, len(rows), "records")),
+            lambda done: ranks.tell(Progress(name, done, len(rows), "records")),
         )
 
     train = frames("train", training.chunk_sizes)
     held_out = frames("validation", training.chunk_sizes[:1])
     torch.manual_seed(training.settings.seed)
     if training.settings.mode == "pretrain":
-        _pretrain(training, ranks, on_event, train, held_out)
+        _pretrain(training, ranks, train, held_out)
         return
     test = frames("test", training.chunk_sizes[:1])
     for split, part in (("train", train), ("validation", held_out), ("test", test)):
         _check_labels(split, part)
     if training.has_stored_vectors:
-        vectors = read_vectors(training.features)
-        train, held_out, test = (with_vectors(part, vectors) for part in (train, held_out, test))
-    module = _classify(training, ranks, on_event, train, held_out)
+        train, held_out, test = (
+            replace(part, vectors=read_vectors(training.features, part.ids))
+            for part in (train, held_out, test)
+        )
+    module = _classify(training, ranks, train, held_out)
     figures = []
     for split, part in (("validation", held_out), ("test", test)):
         odds = score_frames(module, part, ranks).astype(np.float64)
@@ -141,13 +148,17 @@ def learn(training: Training, ranks: Ranks, on_event: OnEvent) -> None:
     if ranks.is_first:
         _write_figures(training, figures)
         if training.has_head:
-            _export(training, module, select(records, splits, "train"), figures[0][1:])
+            _export(
+                training,
+                module,
+                [*select(records, splits, "train"), *select(records, splits, "validation")],
+                figures[0][1:],
+            )
 
 
 def _pretrain(
     training: Training,
     ranks: Ranks,
-    on_event: OnEvent,
     train: LabelledFrames,
     held_out: LabelledFrames,
 ) -> None:
@@ -156,7 +167,7 @@ def _pretrain(
     some = _some(held_out, settings.seed)
     weight = np.ones(len(train), dtype=np.float32)
     objective = MaskedResidues(train.proteins, some.proteins, weight, settings.seed)
-    _train(training, ranks, on_event, module, objective)
+    _train(training, ranks, module, objective)
     if ranks.is_first:
         save_esm2(training.trained_encoder, module.encoder, module.extra_tensors())
         announce(f"encoder: {printable(training.trained_encoder)}")
@@ -165,28 +176,28 @@ def _pretrain(
 def _classify(
     training: Training,
     ranks: Ranks,
-    on_event: OnEvent,
     train: LabelledFrames,
     held_out: LabelledFrames,
 ) -> FrameClassifier:
     settings = training.settings
     reader = _reader(training, ranks.device)
-    classifier = Classifier(reader.width, training.hidden, training.dropout)
+    dim = reader.width + train.vectors.shape[1]
+    classifier = Classifier(dim, training.hidden, training.dropout)
     classifier.standardise(train.composition)
-    weight = balanced_weights(train, settings.class_weights)
+    is_balanced = settings.class_weights == "auto"
+    weight = balanced_weights(train) if is_balanced else train.weight
     objective = FrameLabels(train, weight, _some(held_out, settings.seed))
     if ranks.is_first:
         for line in _count_lines(train, weight):
             announce(line)
     module = FrameClassifier(reader, classifier)
-    _train(training, ranks, on_event, module, objective)
+    _train(training, ranks, module, objective)
     return module.eval()
 
 
 def _train(
     training: Training,
     ranks: Ranks,
-    on_event: OnEvent,
     module: nn.Module,
     objective: Objective[B],
 ) -> None:
@@ -199,9 +210,8 @@ def _train(
             f"{settings.grad_accum_steps} steps added up"
         )
     clock = Clock(ranks.device if training.is_profiled else None)
-    trainer = Trainer(module, objective, settings, ranks, training.output, on_event, clock=clock)
-    with Board(training.output / "tensorboard", trainer) if ranks.is_first else nullcontext():
-        state = trainer.run()
+    trainer = Trainer(module, objective, settings, ranks, training.output, ranks.tell, clock=clock)
+    state = trainer.run()
     speeds = trainer.speeds()
     if ranks.is_first:
         lines = [f"best epoch: {state.best_epoch}", *speed_lines(speeds, objective.unit)]
@@ -221,18 +231,17 @@ def _encoder(training: Training, device: torch.device) -> ESM2:
 
 
 def _reader(training: Training, device: torch.device) -> Reader:
-    if training.has_stored_vectors:
-        return StoredVectors(training.shape.dim)
+    if training.has_stored_vectors or training.encoding == "composition":
+        return NoReader()
     match training.encoding:
-        case "composition":
-            return NoReader()
         case "onehot":
-            return new_reader(*one_hot(), training.architecture)
+            table = one_hot()
         case "blosum62":
-            return new_reader(*blosum62(), training.architecture)
+            table = blosum62()
         case "esm2":
             encoder = _encoder(training, device)
             return new_reader(encoder, training.shape.dim, training.architecture)
+    return new_reader(table, table.rows.shape[1], training.architecture)
 
 
 def _some(frames: LabelledFrames, seed: int) -> LabelledFrames:
@@ -249,7 +258,7 @@ def _check_labels(split: str, frames: LabelledFrames) -> None:
     n_virus = int(frames.is_virus.sum())
     if not 0 < n_virus < len(frames):
         raise InputError(
-            f"the {split} groups have {n_virus:,} viral frames and {len(frames) - n_virus:,} others",
+            f"the {split} groups have {n_virus:,} viral frames, {len(frames) - n_virus:,} others",
             hint="both are needed: label more groups, or edit split.tsv and give it with --split",
         )
 
@@ -258,7 +267,7 @@ def _count_lines(frames: LabelledFrames, weight: NDArray[np.float32]) -> list[st
     """What there is of each class, and how much it counts."""
     names = (("virus", frames.is_virus), ("other", ~frames.is_virus))
     return [
-        f"{name}: {int(rows.sum()):,} frames of {len(set(frames.group_rows[rows])):,} groups, "
+        f"{name}: {int(rows.sum()):,} frames of {len(set(np.array(frames.group)[rows])):,} groups, "
         f"mean weight {weight[rows].mean():.3f}"
         for name, rows in names
     ]
@@ -291,7 +300,9 @@ def _export(
     folder = training.encoder
     if training.settings.mode == "finetune":
         folder = training.trained_encoder
-        save_esm2(folder, module.reader.encoder)
+        encoder = module.reader.encoder
+        assert isinstance(encoder, ESM2)
+        save_esm2(folder, encoder)
     assert folder is not None, "a head needs an encoder"
     frames, (protein, nucleotide) = validation
     calibration = calibrate(protein, nucleotide, frames)
