@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 from torch import nn
@@ -112,6 +113,7 @@ class FrameLabels:
         return figures if len(aurocs) == 1 else {**figures, "auroc_protein": aurocs[0]}
 
 
+@torch.inference_mode()
 def score_frames(
     module: FrameClassifier, frames: LabelledFrames, ranks: Ranks
 ) -> NDArray[np.float32]:

@@ -24,6 +24,7 @@ from virnucpro.training.story import Training
 
 OnEvent = Callable[[Telling], None]
 _FACTS = "training.json"
+_OF_EVERY_FOLDER = (".lock", "virnucpro.log")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +104,8 @@ def resolve(options: TrainOptions, on_event: OnEvent) -> tuple[Training, Choice]
         options.gpus,
         options.workers,
         options.cuda_visible_devices,
-        model_bytes=16 * shape.n_parameters,  # weights, gradients, two moments
+        # weights, gradients, two moments
+        model_bytes=16 * shape.n_parameters if shape else 0,
     )
     if options.no_multi_gpu or (choice.kind == "cpu" and options.workers is None):
         choice = choice.first
@@ -185,8 +187,12 @@ def _check(options: TrainOptions, mode: Mode) -> None:
         raise UsageError(f"--name is {printable(options.name)!r}; it must be a plain folder name")
 
 
-def _encoder(options: TrainOptions, mode: Mode, on_event: OnEvent) -> tuple[Path | None, ESM2Shape]:
-    """The folder to start from, or the shape of a new encoder."""
+def _encoder(
+    options: TrainOptions, mode: Mode, on_event: OnEvent
+) -> tuple[Path | None, ESM2Shape | None]:
+    """The encoder to start from, or None for a new one, and its shape; or no encoder at all."""
+    if options.encoding != "esm2":
+        return None, None
     is_new = options.has_shape or (mode == "pretrain" and options.model is None)
     if not is_new:
         checkpoint = find_checkpoint(
@@ -206,13 +212,15 @@ def _encoder(options: TrainOptions, mode: Mode, on_event: OnEvent) -> tuple[Path
 def open_folder(training: Training, options: TrainOptions) -> None:
     """Split what is labelled, and write down what was asked for; or check that it is the same.
 
+    The folder is there, and locked.
+
     Raises:
         OutputError: the folder is not empty, and this is no resume.
         ResumeError: it holds another training.
         InputError: manifest or split are wrong.
     """
     path, facts = training.output / _FACTS, _facts(training)
-    if training.output.is_dir() and any(training.output.iterdir()):
+    if any(entry.name not in _OF_EVERY_FOLDER for entry in training.output.iterdir()):
         if not options.resume or not path.exists():
             raise OutputError(
                 f"{printable(training.output)} is not empty",
@@ -220,7 +228,6 @@ def open_folder(training: Training, options: TrainOptions) -> None:
             )
         _check_same(path, facts)
         announce(f"going on with the training in {printable(training.output)}")
-    training.output.mkdir(parents=True, exist_ok=True)
     if not training.split.exists():
         records = read_manifest(training.data)
         given = options.split

@@ -64,7 +64,7 @@ class Training:
     output: Path
     settings: Settings
     encoder: Path | None  # to start from; None: a new one of ``shape``
-    shape: ESM2Shape
+    shape: ESM2Shape | None  # None: there is no ESM-2 in it
     encoding: Encoding
     architecture: Architecture
     chunk_sizes: tuple[int, ...]  # bases; a head is for the first
@@ -221,6 +221,7 @@ def _train(
 
 def _encoder(training: Training, device: torch.device) -> ESM2:
     """The one to start from, or a new one; in float32, and asking for gradients."""
+    assert training.shape is not None, "an encoding without an encoder"
     kernel = training_kernel(device)
     if training.encoder is None:
         return new_encoder(training.shape, kernel)
@@ -240,7 +241,7 @@ def _reader(training: Training, device: torch.device) -> Reader:
             table = blosum62()
         case "esm2":
             encoder = _encoder(training, device)
-            return new_reader(encoder, training.shape.dim, training.architecture)
+            return new_reader(encoder, encoder.shape.dim, training.architecture)
     return new_reader(table, table.rows.shape[1], training.architecture)
 
 
