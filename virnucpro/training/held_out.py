@@ -6,9 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
 from virnucpro.errors import InputError, UsageError
 from virnucpro.head import Head
 from virnucpro.log import LOGGER, announce
@@ -76,16 +73,13 @@ def hold_out(records: Sequence[LabelledRecord], head: Head, of_training: OfTrain
 
 def find_trained(records: Sequence[LabelledRecord], head: Head) -> frozenset[str]:
     """The ids of records that the head, or another record of their group, was trained on."""
-    digests = {group: group_digest(group) for group in {record.group for record in records}}
-    by_group = _among([digests[record.group] for record in records], head.trained_groups)
-    found = {record.id for record, is_known in zip(records, by_group, strict=True) if is_known}
-    if len(head.trained_records):
-        for labelled, record in read_sequences(records):
-            if _among([record_digest(record.sequence)], head.trained_records)[0]:
-                found.add(labelled.id)
+    groups, sequences = set(head.trained_groups.tolist()), set(head.trained_records.tolist())
+    known = {group for group in {r.group for r in records} if group_digest(group) in groups}
+    found = {record.id for record in records if record.group in known}
+    if sequences:
+        found |= {
+            labelled.id
+            for labelled, record in read_sequences(records)
+            if record_digest(record.sequence) in sequences
+        }
     return frozenset(found)
-
-
-def _among(digests: Sequence[int], known: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    found: NDArray[np.bool_] = np.isin(np.array(digests, dtype=np.uint64), known)
-    return found
