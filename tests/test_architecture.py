@@ -27,6 +27,7 @@ LAYERS = """
     training.settings training.frames training.masking training.readers training.networks
     training.ranks
     training.clock training.checkpoints training.loop training.objectives
+    training.board
     bench.synthetic bench.encoder bench.peers bench.layouts bench.limits bench.comparison
     bench.file_to_file bench.front_end bench.coordinator bench.report bench.programme
     cli
