@@ -28,7 +28,7 @@ LAYERS = """
     training.figure
     training.settings training.frames training.masking training.readers training.networks
     training.ranks training.clock training.checkpoints training.loop training.objectives
-    training.calibration training.export training.features training.story
+    training.board training.calibration training.export training.features training.story
     training.request training.config_file
     bench.synthetic bench.encoder bench.peers bench.layouts bench.limits bench.comparison
     bench.file_to_file bench.front_end bench.coordinator bench.report bench.programme

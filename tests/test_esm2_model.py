@@ -33,6 +33,7 @@ from virnucpro.esm2.attention import (
     Kernel,
     attend_dense,
     attend_runs,
+    attend_to_train,
     attend_varlen,
     choose_kernel,
     rotate,
@@ -93,6 +94,7 @@ CASES = [
     pytest.param(case, id=str(case), marks=marks)
     for case, marks in (
         (Case("cpu", torch.float32, attend_runs), ()),
+        (Case("cpu", torch.float32, attend_to_train), ()),
         (Case("cpu", torch.bfloat16, attend_runs), ()),
         (Case("cpu", torch.bfloat16, attend_dense), ()),
         (Case("cpu", torch.float32, attend_dense), ()),
@@ -339,10 +341,12 @@ def test_a_setting_of_torch_is_as_it_was_after_a_forward_pass(oracle):
 
 
 @pytest.mark.parametrize("oracle", [24], indirect=True)
-def test_every_weight_gets_the_gradient_that_it_gets_in_fair_esm(oracle):
+@pytest.mark.parametrize("kernel", [attend_runs, attend_to_train])
+def test_every_weight_gets_the_gradient_that_it_gets_in_fair_esm(oracle, kernel):
     proteins = PROTEINS[:6]
     n_layers = oracle.shape.n_layers
     model = load_esm2(oracle.path, n_layers, torch.float32, torch.device("cpu")).requires_grad_()
+    model.attend = kernel
     fair_esm = make_fair_esm(oracle.shape).requires_grad_()
     weights = torch.randn(sum(map(len, proteins)) + 12, oracle.shape.dim)
     (model(PackedBatch.of(proteins)) * weights).sum().backward()

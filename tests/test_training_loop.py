@@ -349,6 +349,13 @@ def test_the_weights_of_the_best_epoch_are_those_that_stay(tmp_path):
     assert last["state"]["best_epoch"] == 2 and last["state"]["epoch"] == 4
 
 
+def test_a_kill_between_two_files_leaves_a_best_that_is_not_too_old(tmp_path):
+    run_here(Training(tmp_path, settings(epochs=2), measured=(0.5, 0.9)))
+    best, last = tmp_path / "checkpoints" / "best.pt", last_checkpoint(tmp_path)
+    assert state_of(best).epoch == state_of(last).epoch == 2
+    assert best.stat().st_mtime_ns < last.stat().st_mtime_ns, "the last is the later one"
+
+
 def test_a_best_file_of_a_training_that_never_measured_a_figure_is_not_loaded(tmp_path):
     run_here(Training(tmp_path, settings(epochs=1), measured=(math.nan,)))
     assert not (tmp_path / "checkpoints" / "best.pt").exists()

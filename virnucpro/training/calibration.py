@@ -12,15 +12,14 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import minimize_scalar
-from sklearn.metrics import roc_auc_score
 
 from virnucpro.head import FrameRule
 from virnucpro.training.frames import LabelledFrames, balanced_weights
+from virnucpro.training.metrics import auroc
 
 FALSE_POSITIVES = 0.05  # of the others in validation, at the threshold
 _CHUNKS = (1, 2, 6, 20)  # of one record; 500 to 10,000 bases where a chunk has 500
-_HOTTEST = 20.0
+_TEMPERATURES: list[float] = np.geomspace(1 / 20, 20, 601).round(4).tolist()  # 1 % apart
 _RULES: tuple[FrameRule, ...] = ("max", "mean")
 
 Values = NDArray[np.float64]
@@ -36,7 +35,7 @@ class Units:
     record: NDArray[np.int64]
 
     def auroc(self) -> float:
-        return float(roc_auc_score(self.is_virus, self.odds, sample_weight=self.weight))
+        return auroc(self.odds, self.is_virus, self.weight)
 
     def cross_entropy(self, scale: float = 1.0) -> float:
         """The mean of what is lost if the log-odds are multiplied by ``scale``."""
@@ -93,12 +92,7 @@ def chunks_of(odds: Values, frames: LabelledFrames, weight: Values, rule: FrameR
 
 def fit_temperature(units: Units) -> float:
     """By which log-odds are divided so that the cross-entropy is least (Guo et al. 2017)."""
-    found = minimize_scalar(
-        lambda log_t: units.cross_entropy(np.exp(-log_t)),
-        bounds=(-np.log(_HOTTEST), np.log(_HOTTEST)),
-        method="bounded",
-    )
-    return float(np.round(np.exp(found.x), 4))
+    return min(_TEMPERATURES, key=lambda value: units.cross_entropy(1 / value))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -95,6 +95,17 @@ def measure(samples: Samples, threshold: float) -> Measures:
     return _Ranked(samples).measures(samples.weights, threshold)
 
 
+def auroc(
+    odds: NDArray[np.float64], is_virus: NDArray[np.bool_], weights: NDArray[np.float64]
+) -> float:
+    """Of log-odds; both classes are there. (n,) each"""
+    scores = 0.5 * (1 + np.tanh(odds / 2))
+    groups = np.zeros(len(odds), dtype=np.int64)
+    found = measure(Samples(scores, is_virus, groups, weights), 0.5).auroc
+    assert found is not None, "one class has no ranking"
+    return found
+
+
 def bootstrap(samples: Samples, threshold: float, seed: int) -> Interval:
     """95 % intervals by resampling whole groups, with replacement, within each label.
 

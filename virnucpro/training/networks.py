@@ -75,18 +75,22 @@ class MaskedLanguageModel(nn.Module):
         self.layer_norm = nn.LayerNorm(dim)
         self.bias = nn.Parameter(torch.zeros(N_TOKENS))
 
-    def forward(self, batch: MaskedBatch) -> Tensor:
-        """The weighted cross-entropies of the chosen residues, summed."""
+    def logits(self, batch: MaskedBatch) -> Tensor:
+        """What each chosen residue may be, (n_chosen, N_TOKENS)."""
         staged = StagedBatch.of(batch.packed, self.encoder.inv_freq)
         device = staged.tokens.device
         scale = torch.from_numpy(batch.scale).to(device)
         x = self.encoder.embedding(staged.tokens) * scale[:, None]
         hidden = self.encoder.transform(x, staged)[torch.from_numpy(batch.places).to(device)]
         hidden = self.layer_norm(F.gelu(self.dense(hidden)))
-        logits = F.linear(hidden, self.encoder.embedding.weight, self.bias)
-        targets = torch.from_numpy(batch.targets).to(device)
-        losses = F.cross_entropy(logits.float(), targets, reduction="none")
-        return (losses * torch.from_numpy(batch.weight).to(device)).sum()
+        return F.linear(hidden, self.encoder.embedding.weight, self.bias).float()
+
+    def forward(self, batch: MaskedBatch) -> Tensor:
+        """The weighted cross-entropies of the chosen residues, summed."""
+        logits = self.logits(batch)
+        targets = torch.from_numpy(batch.targets).to(logits.device)
+        losses = F.cross_entropy(logits, targets, reduction="none")
+        return (losses * torch.from_numpy(batch.weight).to(logits.device)).sum()
 
     def extra_tensors(self) -> dict[str, Tensor]:
         """Those that are not the encoder's, as transformers names them."""

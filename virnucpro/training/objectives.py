@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.metrics import roc_auc_score
 from torch import nn
 
 from virnucpro.esm2.alphabet import MASK
@@ -16,6 +15,7 @@ from virnucpro.esm2.packing import PackedBatch
 from virnucpro.training.frames import LabelledFrames
 from virnucpro.training.loop import Rows
 from virnucpro.training.masking import MASKED, mask_residues
+from virnucpro.training.metrics import auroc
 from virnucpro.training.networks import FrameBatch, FrameClassifier, MaskedBatch
 from virnucpro.training.ranks import Ranks
 
@@ -108,7 +108,8 @@ class FrameLabels:
         logits = score_frames(module, self.held_out, ranks)
         is_virus = self.held_out.is_virus
         losses = np.logaddexp(0, np.where(is_virus, -logits, logits)).mean(axis=1)
-        aurocs = [float(roc_auc_score(is_virus, row)) for row in logits]
+        ones = np.ones(len(is_virus))
+        aurocs = [auroc(row.astype(np.float64), is_virus, ones) for row in logits]
         figures = {"validation_loss": float(losses[-1]), "auroc": aurocs[-1]}
         return figures if len(aurocs) == 1 else {**figures, "auroc_protein": aurocs[0]}
 

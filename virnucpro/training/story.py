@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.metrics import roc_auc_score
 from torch import nn
 
 from virnucpro import __version__
@@ -24,6 +23,7 @@ from virnucpro.esm2.model import ESM2, ESM2Shape
 from virnucpro.esm2.weights import inspect_checkpoint, load_esm2, save_esm2
 from virnucpro.files import atomic
 from virnucpro.log import announce, printable
+from virnucpro.training.board import board
 from virnucpro.training.calibration import calibrate, chunks_of
 from virnucpro.training.clock import Clock, profile_lines, speed_lines
 from virnucpro.training.export import digests_of, facts_of, write_head
@@ -31,6 +31,7 @@ from virnucpro.training.features import read_vectors
 from virnucpro.training.frames import LabelledFrames, balanced_weights, collect_frames
 from virnucpro.training.labelled import LabelledRecord, read_manifest, read_sequences
 from virnucpro.training.loop import B, Objective, Trainer, effective_batch
+from virnucpro.training.metrics import auroc
 from virnucpro.training.networks import (
     NETWORKS,
     Classifier,
@@ -210,8 +211,11 @@ def _train(
             f"{settings.grad_accum_steps} steps added up"
         )
     clock = Clock(ranks.device if training.is_profiled else None)
-    trainer = Trainer(module, objective, settings, ranks, training.output, ranks.tell, clock=clock)
-    state = trainer.run()
+    with board(training.output / "tensorboard") as on_epoch:
+        trainer = Trainer(
+            module, objective, settings, ranks, training.output, ranks.tell, on_epoch, clock=clock
+        )
+        state = trainer.run()
     speeds = trainer.speeds()
     if ranks.is_first:
         lines = [f"best epoch: {state.best_epoch}", *speed_lines(speeds, objective.unit)]
@@ -283,7 +287,7 @@ def _write_figures(
         for split, frames, odds in figures:
             for name, row in zip(NETWORKS[-len(odds) :], odds, strict=True):
                 chunks = chunks_of(row, frames, np.ones(len(frames)), "max")
-                of_frames = float(roc_auc_score(frames.is_virus, row))
+                of_frames = auroc(row, frames.is_virus, np.ones(len(frames)))
                 out.write(
                     f"{split}\t{name}\t{len(frames)}\t{of_frames:.4f}\t{len(chunks.odds)}\t"
                     f"{chunks.auroc():.4f}\n"

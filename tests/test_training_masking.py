@@ -1,0 +1,126 @@
+"""The masked-language task is that of ESM-2."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from oracle import (
+    AMINO_ACIDS,
+    make_fair_esm,
+    random_protein,
+    save_fair_esm,
+    tolerance,
+    worst_row,
+)
+
+from virnucpro.esm2.alphabet import CLS, EOS, MASK
+from virnucpro.esm2.model import ESM2Shape
+from virnucpro.esm2.packing import PackedBatch
+from virnucpro.esm2.weights import load_esm2
+from virnucpro.training.masking import STANDARD, mask_residues
+from virnucpro.training.networks import MaskedLanguageModel
+from virnucpro.training.objectives import MaskedResidues, masked_batch
+
+LENGTHS = (1, 2, 3, 7, 10, 20, 50, 166, 333)
+PROTEINS = [random_protein(length, seed) for seed, length in enumerate(LENGTHS)]
+
+
+def generators(n: int) -> list[np.random.Generator]:
+    return [np.random.default_rng([3, i]) for i in range(n)]
+
+
+def test_15_percent_of_each_protein_are_chosen_and_at_least_one_residue():
+    packed = PackedBatch.of(PROTEINS)
+    _, places = mask_residues(packed, generators(len(PROTEINS)))
+    per_protein = np.histogram(places, packed.cu_seqlens)[0].tolist()
+    assert per_protein == [1, 1, 1, 1, 2, 3, 8, 25, 50]
+    assert len(set(places.tolist())) == len(places)
+
+
+def test_the_ends_of_a_protein_are_never_chosen():
+    packed = PackedBatch.of(PROTEINS)
+    tokens, places = mask_residues(packed, generators(len(PROTEINS)))
+    assert not {CLS, EOS} & set(packed.tokens[places].tolist())
+    others = np.setdiff1d(np.arange(len(tokens)), places)
+    assert np.array_equal(tokens[others], packed.tokens[others])
+
+
+def test_of_the_chosen_four_fifths_are_masked_and_a_tenth_is_drawn_at_random():
+    proteins = [random_protein(200, seed) for seed in range(400)]
+    packed = PackedBatch.of(proteins)
+    tokens, places = mask_residues(packed, generators(len(proteins)))
+    n = len(places)
+    assert n == 400 * 30
+    read, told = tokens[places], packed.tokens[places]
+    # a draw is one of 20 amino acids, so it is the same as before once in 20 times
+    shares = {
+        "masked": (np.sum(read == MASK), 0.8),
+        "swapped": (np.sum((read != MASK) & (read != told)), 0.1 * 19 / 20),
+    }
+    for name, (found, share) in shares.items():
+        # a binomial count strays by five standard deviations once in a million
+        assert abs(found - n * share) < 5 * np.sqrt(n * share * (1 - share)), name
+    drawn = read[(read != MASK) & (read != told)]
+    assert set(drawn.tolist()) == set(STANDARD.tolist())
+
+
+def test_the_mask_of_a_protein_does_not_depend_on_the_batch_but_on_the_epoch():
+    task = MaskedResidues(PROTEINS, [], np.ones(len(PROTEINS), dtype=np.float32), seed=4)
+    row = LENGTHS.index(166)
+
+    def masked(rows: list[int], epoch: int) -> list[int]:
+        batch = task.batch(np.array(rows), epoch)
+        lengths = np.diff(batch.packed.cu_seqlens).tolist()
+        begin, end = list(pairwise(batch.packed.cu_seqlens))[lengths.index(168)]
+        return batch.packed.tokens[begin:end].tolist()
+
+    alone = masked([row], epoch=1)
+    assert masked([0, 3, row, 8], epoch=1) == alone
+    assert masked([8, row, 2], epoch=1) == alone
+    assert masked([row], epoch=2) != alone
+
+
+def test_the_weight_of_a_batch_is_that_of_its_chosen_residues():
+    weight = np.arange(1, len(PROTEINS) + 1, dtype=np.float32)
+    task = MaskedResidues(PROTEINS, [], weight, seed=4)
+    rows = np.array([4, 0, 8])
+    assert task.weight(rows) == task.batch(rows, epoch=0).weight.sum() == 5 * 2 + 1 * 1 + 9 * 50
+
+
+def test_masked_proteins_are_read_and_told_as_fair_esm_does_it(tmp_path):
+    shape = ESM2Shape(n_layers=3, dim=64, n_heads=4)
+    fair_esm = make_fair_esm(shape)
+    path = save_fair_esm(fair_esm, tmp_path / "model.pt")
+    encoder = load_esm2(path, shape.n_layers, torch.float32, torch.device("cpu"))
+    model = MaskedLanguageModel(encoder)
+    with torch.no_grad():
+        for part in ("dense", "layer_norm"):
+            getattr(model, part).load_state_dict(getattr(fair_esm.lm_head, part).state_dict())
+        model.bias.copy_(fair_esm.lm_head.bias)
+    batch = masked_batch(
+        PROTEINS, np.ones(len(PROTEINS), np.float32), [(1, i) for i in range(len(PROTEINS))]
+    )
+    expected = []
+    with torch.no_grad():
+        for begin, end in pairwise(batch.packed.cu_seqlens.tolist()):
+            tokens = torch.from_numpy(batch.packed.tokens[begin:end])[None]
+            inside = batch.places[(batch.places >= begin) & (batch.places < end)] - begin
+            expected.append(fair_esm(tokens)["logits"][0, inside])
+        logits = torch.cat(expected)
+        # behind the encoder comes a product, GELU, norm and product more: less than in a layer
+        assert worst_row(model.logits(batch), logits) < tolerance(shape.n_layers + 1, torch.float32)
+        loss = F.cross_entropy(logits, torch.from_numpy(batch.targets), reduction="sum")
+        # a loss is off by no more than a logit is, and logits are some units large, as losses are
+        assert float(model(batch)) == pytest.approx(
+            float(loss), rel=tolerance(shape.n_layers + 1, torch.float32)
+        )
+
+
+def test_amino_acids_are_drawn_from_the_twenty():
+    assert len(STANDARD) == 20
+    packed = PackedBatch.of([AMINO_ACIDS])
+    assert set(packed.tokens[1:-1].tolist()) == set(STANDARD.tolist())

@@ -1,0 +1,45 @@
+"""The figures of every epoch as TensorBoard reads them. Needs the package ``tensorboard``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch.utils.tensorboard import SummaryWriter
+
+
+@dataclass(slots=True)
+class Board:
+    """For ``Trainer.on_epoch``, which the first rank alone calls.
+
+    The first epoch that is told after a start takes the place of what an earlier start wrote from
+    there on, so that a training that goes on has every point once.
+    """
+
+    folder: Path
+    writer: SummaryWriter | None = None
+
+    def __call__(self, row: dict[str, float]) -> None:
+        epoch = int(row["epoch"])
+        if self.writer is None:
+            self.writer = SummaryWriter(str(self.folder), purge_step=epoch)
+        for name, value in row.items():
+            if name != "epoch":
+                self.writer.add_scalar(name, value, epoch)
+        self.writer.flush()
+
+    def close(self) -> None:
+        if self.writer is not None:
+            self.writer.close()
+
+
+@contextmanager
+def board(folder: Path) -> Iterator[Board]:
+    """A board whose files are closed at the end of the block."""
+    opened = Board(folder)
+    try:
+        yield opened
+    finally:
+        opened.close()
