@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -252,14 +253,27 @@ def start(folder: Path, how: str, **environment: str) -> subprocess.Popen[bytes]
     return subprocess.Popen(command, env={**os.environ, **environment})
 
 
-def test_a_kill_of_the_parent_ends_all_processes_and_the_training_goes_on(trained, tmp_path):
-    parent = start(tmp_path, "hanging")
-    checkpoint = tmp_path / "checkpoints" / "epoch_0001.pt"
-    while not checkpoint.exists():
+def wait_for_an_epoch(folder: Path, parent: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    """-> the processes that the parent has started until then"""
+    while not (folder / "checkpoints" / "epoch_0001.pt").exists():
         assert parent.poll() is None
         time.sleep(0.1)
     family = psutil.Process(parent.pid).children(recursive=True)
     assert len(family) >= 2
+    return family
+
+
+def test_ctrl_c_ends_all_processes_at_once(tmp_path):
+    parent = start(tmp_path, "hanging")
+    family = wait_for_an_epoch(tmp_path, parent)
+    parent.send_signal(signal.SIGINT)
+    assert parent.wait(timeout=10) == -signal.SIGINT
+    assert_all_gone(family)
+
+
+def test_a_kill_of_the_parent_ends_all_processes_and_the_training_goes_on(trained, tmp_path):
+    parent = start(tmp_path, "hanging")
+    family = wait_for_an_epoch(tmp_path, parent)
     parent.kill()
     parent.wait()
     assert_all_gone(family)
