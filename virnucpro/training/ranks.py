@@ -42,12 +42,17 @@ class Ranks:
     rank: int
     world_size: int
     device: torch.device
-    tell: OnEvent = lambda _: None  # whoever watches the training
+    on_event: OnEvent = lambda _: None  # whoever watches the training
 
     @property
     def is_first(self) -> bool:
         """The one that writes and speaks."""
         return self.rank == 0
+
+    def tell(self, event: Telling) -> None:
+        """Tell it to whoever watches, once: all ranks do the same."""
+        if self.is_first:
+            self.on_event(event)
 
     def wrap(self, module: nn.Module) -> nn.Module:
         """Have the gradients of all ranks averaged."""
