@@ -58,6 +58,7 @@ def frames(n: int = N_ROWS, seed: int = 0) -> LabelledFrames:
         is_virus,
         (0.5 + rng.random(n)).astype(np.float32),
         tuple(f"g{i % 7}" for i in range(n)),
+        np.empty((n, 0), dtype=np.float32),
     )
 
 

@@ -55,7 +55,7 @@ class Choice:
     @property
     def first(self) -> Choice:
         """One device of them."""
-        return replace(self, devices=self.devices[:1])
+        return replace(self, devices=self.devices[:1], descriptions=self.descriptions[:1])
 
 
 def list_gpus() -> tuple[list[Gpu], str]:

@@ -111,7 +111,8 @@ class Network:
 class Head:
     """Both networks have the same facts; one without the second scores every frame by its protein.
 
-    The digests, sorted, are of the ids and the groups of the records it was trained and tuned on.
+    The digests, sorted, are of the sequences and the groups of the records that it was trained and
+    tuned on.
     """
 
     facts: HeadFacts

@@ -221,9 +221,9 @@ def _run(given: dict[str, Any]) -> None:
     with exits(_KEPT):
         with needing("train"):
             from virnucpro.training.ranks import run_on, run_under_torchrun, started_by_torchrun
-            from virnucpro.training.request import TrainOptions, open_folder, resolve
+            from virnucpro.training.request import TrainOptions, describe, open_folder, resolve
             from virnucpro.training.story import learn
-        from virnucpro.log import logging_to_file
+        from virnucpro.log import announce, logging_to_file
         from virnucpro.rundir import RunDir
 
         output = checked_path(given.pop("output_dir"), "--output-dir")
@@ -243,6 +243,8 @@ def _run(given: dict[str, Any]) -> None:
                 return
             with RunDir(output).locked(), logging_to_file(RunDir(output).log):
                 open_folder(training, options)
+                for line in describe(training, choice):
+                    announce(line)
                 if training.has_stored_vectors:
                     _extract(training, options, events)
                 if started is None:

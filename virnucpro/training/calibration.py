@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.head import FrameRule
+from virnucpro.head import DECIMALS, FrameRule
 from virnucpro.training.frames import LabelledFrames, balanced_weights
 from virnucpro.training.metrics import auroc
 
@@ -60,9 +60,8 @@ def calibrate(protein: Values, nucleotide: Values, frames: LabelledFrames) -> Ca
     chunks = {rule: chunks_of(nucleotide, frames, weight, rule) for rule in _RULES}
     rule = max(_RULES, key=lambda rule: chunks[rule].auroc())
     temperature = fit_temperature(chunks[rule])
-    fragments = [
-        _runs(chunks[rule], n, temperature) for n in (*_CHUNKS, int(chunks[rule].record.max()) + 1)
-    ]
+    whole = len(chunks[rule].odds)  # no record has more chunks
+    fragments = [_runs(chunks[rule], n, temperature) for n in (*_CHUNKS, whole)]
     exponent = min(
         np.linspace(0, 1, 21).round(2).tolist(),
         key=lambda exponent: sum(_joined(part, exponent).cross_entropy() for part in fragments),
@@ -78,7 +77,7 @@ def calibrate(protein: Values, nucleotide: Values, frames: LabelledFrames) -> Ca
 
 
 def chunks_of(odds: Values, frames: LabelledFrames, weight: Values, rule: FrameRule) -> Units:
-    """The frames of each chunk as one; a chunk has the mean weight of its frames."""
+    """The frames of each chunk as one; ``weight`` is of frames, those of a chunk weigh the same."""
     _, first, chunk, n = np.unique(
         frames.chunk, return_index=True, return_inverse=True, return_counts=True
     )
@@ -104,7 +103,7 @@ class _Runs:
 
 
 def _runs(chunks: Units, n_chunks: int, temperature: float) -> _Runs:
-    """Up to ``n_chunks`` scored chunks each; they share the weight of their record equally."""
+    """Up to ``n_chunks`` scored chunks each, which weigh as much as these chunks together."""
     place = np.arange(len(chunks.record)) - np.searchsorted(chunks.record, chunks.record)
     key = chunks.record * (len(place) + 1) + place // n_chunks
     _, first, run, n = np.unique(key, return_index=True, return_inverse=True, return_counts=True)
@@ -120,7 +119,10 @@ def _joined(runs: _Runs, exponent: float) -> Units:
 
 
 def _threshold(fragments: Sequence[Units]) -> float:
-    """The score that ``FALSE_POSITIVES`` of the others reach, lengths counting the same."""
+    """The score that ``FALSE_POSITIVES`` of the others reach, lengths counting the same.
+
+    With the decimals of scores: those of the surest are near 1, and near to each other.
+    """
     odds = np.concatenate([units.odds[~units.is_virus] for units in fragments])
     weight = np.concatenate(
         [units.weight[~units.is_virus] / units.weight.sum() for units in fragments]
@@ -128,4 +130,4 @@ def _threshold(fragments: Sequence[Units]) -> float:
     order = np.argsort(-odds)
     share = np.cumsum(weight[order]) / weight.sum()
     at = odds[order][np.searchsorted(share, FALSE_POSITIVES)]
-    return float(np.round(0.5 * (1 + np.tanh(at / 2)), 3))
+    return float(np.round(0.5 * (1 + np.tanh(at / 2)), DECIMALS))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Sequence
 from pathlib import Path
 
 import h5py
@@ -16,6 +16,8 @@ from virnucpro.log import printable
 from virnucpro.rundir import RunDir
 from virnucpro.training.labelled import read_manifest, read_sequences
 
+_ROWS_AT_ONCE = 65_536
+
 
 def write_fasta(path: Path, data: Path) -> None:
     """All records of a manifest in one file, with their ids; the same bytes every time."""
@@ -24,19 +26,26 @@ def write_fasta(path: Path, data: Path) -> None:
             write_record(out, record.id, record.sequence)
 
 
-def read_vectors(folder: Path, ids: Iterable[str]) -> NDArray[np.float32]:
+def read_vectors(folder: Path, ids: Sequence[str]) -> NDArray[np.float32]:
     """The vectors of these frames, in their order, from a run folder of ``extract``. (n, dim)
+
+    Memory holds these, and a block of the others.
 
     Raises:
         FeatureFileError: one is not there.
     """
+    place = {name: row for row, name in enumerate(ids)}
     with h5py.File(RunDir(folder).feature_index) as h5:
-        rows: Mapping[str, int] = {name: row for row, name in enumerate(h5["ids"].asstr()[:])}
-        vectors: NDArray[np.float32] = h5["embeddings"][:]
-    try:
-        return vectors[[rows[name] for name in ids]]
-    except KeyError as error:
+        stored, embeddings = h5["ids"].asstr(), h5["embeddings"]
+        vectors = np.full((len(ids), embeddings.shape[1]), np.nan, dtype=np.float32)
+        for first in range(0, len(embeddings), _ROWS_AT_ONCE):
+            names = stored[first : first + _ROWS_AT_ONCE]
+            rows = [row for row, name in enumerate(names) if name in place]
+            block = embeddings[first : first + _ROWS_AT_ONCE]
+            vectors[[place[names[row]] for row in rows]] = block[rows]
+    if (missing := np.isnan(vectors).any(axis=1)).any():
         raise FeatureFileError(
-            f"{printable(folder)} holds no vector of {printable(error.args[0])}",
+            f"{printable(folder)} holds no vector of {printable(ids[int(missing.argmax())])}",
             hint="delete the folder: its vectors are made again",
-        ) from error
+        )
+    return vectors

@@ -81,14 +81,15 @@ def collect_frames(
             bases.clear()
         on_record(number + 1)
     compositions.append(frame_composition(bases))
-    ids, proteins, chunk_of, record_of, is_virus, weight, group = zip(*rows, strict=True)
+    columns = zip(*rows, strict=True) if rows else [()] * 7
+    ids, proteins, chunk_of, record_of, is_virus, weight, group = columns
     return LabelledFrames(
         ids,
         proteins,
         np.concatenate(compositions),
-        np.array(chunk_of),
-        np.array(record_of),
-        np.array(is_virus),
+        np.array(chunk_of, dtype=np.int64),
+        np.array(record_of, dtype=np.int64),
+        np.array(is_virus, dtype=np.bool_),
         np.array(weight, dtype=np.float32),
         group,
         np.empty((len(ids), 0), dtype=np.float32),

@@ -42,12 +42,17 @@ class Ranks:
     rank: int
     world_size: int
     device: torch.device
-    tell: OnEvent = lambda _: None  # whoever watches the training
+    on_event: OnEvent = lambda _: None  # whoever watches the training
 
     @property
     def is_first(self) -> bool:
         """The one that writes and speaks."""
         return self.rank == 0
+
+    def tell(self, event: Telling) -> None:
+        """Tell it to whoever watches, once: all ranks do the same."""
+        if self.is_first:
+            self.on_event(event)
 
     def wrap(self, module: nn.Module) -> nn.Module:
         """Have the gradients of all ranks averaged."""
@@ -139,12 +144,14 @@ def run_on(devices: Sequence[str], work: Callable[[Ranks], None], on_event: OnEv
             _spawned, (group, work), nprocs=len(devices), join=False
         )
     ours = [pipe for pipe, _ in pipes]
+    raised: list[VirnucproError] = []
     try:
         while not processes.join(_LISTEN_SECONDS):
-            _hear(ours, on_event)
+            raised += _hear(ours, on_event)
         _hear(ours, on_event)
     except (ProcessRaisedException, ProcessExitedException) as error:
-        raise _hear(ours, on_event) or _explained(error, devices) from error
+        raised += _hear(ours, on_event)
+        raise raised[0] if raised else _explained(error, devices) from error
     finally:
         for process in processes.processes:
             process.kill()
@@ -189,16 +196,16 @@ def _spawned(rank: int, group: _Group, work: Callable[[Ranks], None]) -> None:
     dist.destroy_process_group()
 
 
-def _hear(pipes: Sequence[Connection], on_event: OnEvent) -> VirnucproError | None:
-    """Pass on what the processes have said since. -> the error that one raised on purpose"""
-    raised = None
+def _hear(pipes: Sequence[Connection], on_event: OnEvent) -> list[VirnucproError]:
+    """Pass on what the processes have said since. -> the errors that they raised on purpose"""
+    raised = []
     for pipe in pipes:
         while pipe.poll():
             match pipe.recv():
                 case logging.LogRecord() as record:
                     LOGGER.handle(record)
                 case (kind, message, hint):
-                    raised = raised or kind(message, hint)
+                    raised.append(kind(message, hint))
                 case event:
                     on_event(event)
     return raised

@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from virnucpro.devices import Choice, choose_devices, choose_precision
 from virnucpro.engine.events import Progress, Telling
-from virnucpro.errors import OutputError, ResumeError, UsageError
+from virnucpro.errors import InputError, OutputError, ResumeError, UsageError
 from virnucpro.esm2.download import EMBEDDED, find_checkpoint
 from virnucpro.esm2.model import ESM2Shape
 from virnucpro.esm2.weights import inspect_checkpoint
 from virnucpro.files import atomic, sha256
 from virnucpro.log import announce, printable
-from virnucpro.training.labelled import read_manifest
+from virnucpro.training.labelled import LabelledRecord, read_manifest
 from virnucpro.training.readers import Architecture, Encoding
 from virnucpro.training.settings import MAY_DIFFER, ClassWeights, Mode, ScaleLr, Settings
-from virnucpro.training.split import read_split, split_groups, write_split
-from virnucpro.training.story import Training
+from virnucpro.training.split import SPLITS, Split, read_split, select, split_groups, write_split
+from virnucpro.training.story import OF_A_TRAINING, SPLIT, Training
 
 OnEvent = Callable[[Telling], None]
 _FACTS = "training.json"
-_OF_EVERY_FOLDER = (".lock", "virnucpro.log")
+_OF_EVERY_FOLDER = {".lock", "virnucpro.log"}
+_PLACES = ("data", "encoder")  # their contents count: data_sha256, encoder_id
+_MORE_GROUPS = "label more groups, or move some in a table of the split and give it with --split"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +99,8 @@ def resolve(options: TrainOptions, on_event: OnEvent) -> tuple[Training, Choice]
         VirnucproError: see ``errors``.
     """
     mode = options.mode
-    _check(options, mode)
+    _check_network(options, mode)
+    _check_others(options, mode)
     encoder, shape = _encoder(options, mode, on_event)
     choice = choose_devices(
         options.device,
@@ -110,12 +113,13 @@ def resolve(options: TrainOptions, on_event: OnEvent) -> tuple[Training, Choice]
     if options.no_multi_gpu or (choice.kind == "cpu" and options.workers is None):
         choice = choice.first
     precision = choose_precision(options.precision, choice)
+    assert precision != "fp16", "is never chosen, and cannot be asked for"
     return Training(
         data=options.data,
         output=options.output_dir,
         settings=Settings(
             mode=mode,
-            precision="bf16" if precision == "bf16" else "fp32",
+            precision=precision,
             **{name: getattr(options, name) for name in _SAME_NAME},
         ),
         encoder=encoder,
@@ -146,19 +150,11 @@ _SAME_NAME = (
 )
 
 
-def _check(options: TrainOptions, mode: Mode) -> None:
+def _check_network(options: TrainOptions, mode: Mode) -> None:
     """
     Raises:
-        UsageError: options contradict each other.
+        UsageError: no network can be trained as the options say.
     """
-    sizes = options.chunk_size
-    if not sizes or min(sizes) < 30 or len(set(sizes)) < len(sizes):
-        raise UsageError(
-            f"--chunk-size is {', '.join(map(str, sizes))}",
-            hint="give each size once, 30 bases or more; the first is that of the head",
-        )
-    if options.no_multi_gpu and options.gpus is not None:
-        raise UsageError("--no-multi-gpu and --gpus contradict each other", hint="give one of them")
     if options.encoding != "esm2" and (mode == "pretrain" or options.model or options.has_shape):
         raise UsageError(
             f"--encoding {options.encoding} has no ESM-2 in it",
@@ -176,15 +172,36 @@ def _check(options: TrainOptions, mode: Mode) -> None:
             "--layers, --dim and --heads are for a new encoder",
             hint="give --pretrain or --finetune with them, and no --model",
         )
+    if not 0 <= options.dropout < 1 or options.hidden < 1:
+        raise UsageError(
+            f"--dropout is {options.dropout}, --hidden {options.hidden}",
+            hint="give a dropout from 0 to below 1, and a width of 1 or more",
+        )
+
+
+def _check_others(options: TrainOptions, mode: Mode) -> None:
+    """
+    Raises:
+        UsageError: options contradict each other, or make no sense.
+    """
+    sizes, name = options.chunk_size, options.name
+    if not sizes or min(sizes) < 30 or len(set(sizes)) < len(sizes):
+        raise UsageError(
+            f"--chunk-size is {', '.join(map(str, sizes))}",
+            hint="give each size once, 30 bases or more; the first is that of the head",
+        )
     if mode == "head" and len(sizes) > 1 and options.encoding == "esm2":
         raise UsageError(
             "a head on vectors of the engine has one --chunk-size",
             hint="train it with --finetune for several",
         )
-    if not 0 <= options.dropout < 1 or options.hidden < 1:
-        raise UsageError(f"--dropout is {options.dropout}, --hidden {options.hidden}")
-    if Path(options.name).name != options.name or options.name.startswith("."):
-        raise UsageError(f"--name is {printable(options.name)!r}; it must be a plain folder name")
+    if options.no_multi_gpu and options.gpus is not None:
+        raise UsageError("--no-multi-gpu and --gpus contradict each other", hint="give one of them")
+    if Path(name).name != name or name.startswith(".") or name in {_FACTS, *OF_A_TRAINING}:
+        raise UsageError(
+            f"--name is {printable(name)!r}",
+            hint="give a plain name of a folder that a training does not write, such as esm2_mine",
+        )
 
 
 def _encoder(
@@ -219,29 +236,102 @@ def open_folder(training: Training, options: TrainOptions) -> None:
         ResumeError: it holds another training.
         InputError: manifest or split are wrong.
     """
-    path, facts = training.output / _FACTS, _facts(training)
-    if any(entry.name not in _OF_EVERY_FOLDER for entry in training.output.iterdir()):
-        if not options.resume or not path.exists():
-            raise OutputError(
-                f"{printable(training.output)} is not empty",
-                hint="go on with what it holds with --resume, or give another --output-dir",
-            )
+    path = training.output / _FACTS
+    is_begun = path.exists()
+    _check_free(training.output, is_begun, options.resume)
+    records = read_manifest(training.data)
+    splits = _splits(training, options, records)
+    _check_split(records, splits, training.settings.mode)
+    if not training.split.exists():
+        write_split(training.split, records, splits)
+    facts = _facts(training, records)
+    if is_begun:
         _check_same(path, facts)
         announce(f"going on with the training in {printable(training.output)}")
-    if not training.split.exists():
-        records = read_manifest(training.data)
-        given = options.split
-        splits = read_split(given) if given else split_groups(records, options.seed)
-        write_split(training.split, records, splits)
     with atomic(path) as temporary:
         temporary.write_text(json.dumps(facts, indent=2) + "\n")
 
 
-def _facts(training: Training) -> dict[str, Any]:
+def describe(training: Training, choice: Choice) -> list[str]:
+    """What is trained, and on what."""
+    shape, settings = training.shape, training.settings
+    encoder = f"no ESM-2, {training.encoding}"
+    if shape is not None:
+        size = f"{shape.n_parameters / 1e6:.1f} M parameters"
+        encoder = f"ESM-2 of {shape.n_layers} layers, {shape.dim} dimensions, {size}"
+    devices = choice.descriptions
+    if choice.kind == "cpu":
+        devices = (f"CPU, processes: {len(choice.devices)}",)
+    return [f"{settings.mode}: {encoder}, {settings.precision}", *devices]
+
+
+def _check_free(folder: Path, is_begun: bool, resume: bool) -> None:
+    """
+    Raises:
+        OutputError: the folder holds a training, and this is no resume; or something else.
+    """
+    found = {entry.name for entry in folder.iterdir()} - _OF_EVERY_FOLDER
+    if is_begun and not resume:
+        raise OutputError(
+            f"{printable(folder)} holds a training already",
+            hint="go on with it with --resume, or give another --output-dir",
+        )
+    if resume:
+        found.discard(SPLIT)  # of a start that was ended before it had claimed the folder
+    if found and not is_begun:
+        raise OutputError(
+            f"{printable(folder)} is not empty, and holds no training: {printable(min(found))}",
+            hint="give another --output-dir",
+        )
+
+
+def _splits(
+    training: Training, options: TrainOptions, records: Sequence[LabelledRecord]
+) -> dict[str, Split]:
+    """Those of an earlier start, or those given, or new ones.
+
+    Raises:
+        ResumeError: those given are not those of the earlier start.
+    """
+    given = read_split(options.split) if options.split else None
+    if not training.split.exists():
+        return given or split_groups(records, options.seed)
+    splits = read_split(training.split)
+    if given and (moved := [group for group in splits if given.get(group) != splits[group]]):
+        raise ResumeError(
+            f"{printable(options.split)} is not the split of this training: "
+            f"{printable(moved[0])} was for {splits[moved[0]]}",
+            hint="leave --split out to go on, or give another --output-dir",
+        )
+    return splits
+
+
+def _check_split(
+    records: Sequence[LabelledRecord], splits: Mapping[str, Split], mode: Mode
+) -> None:
+    """
+    Raises:
+        InputError: a group has no split, or a split lacks what the mode needs in it.
+    """
+    for split in SPLITS:
+        labels = {record.label for record in select(records, splits, split)}
+        if mode == "pretrain" and split != "test" and not labels:
+            raise InputError(f"no group is for {split}", hint=_MORE_GROUPS)
+        if mode != "pretrain" and (missing := {"virus", "other"} - labels):
+            raise InputError(
+                f"no group with the label {min(missing)} is for {split}", hint=_MORE_GROUPS
+            )
+
+
+def _facts(training: Training, records: Sequence[LabelledRecord]) -> dict[str, Any]:
     """All that the weights depend on; files by their content."""
-    facts = {**asdict(training), "data_sha256": sha256(training.data)}
+    facts = asdict(training)
     for name in ("output", "is_profiled"):
         facts.pop(name)
+    fasta = dict.fromkeys(record.path for record in records)
+    facts["data_sha256"] = sha256(training.data)
+    facts["fasta_sha256"] = [sha256(path) for path in fasta]
+    facts["split_sha256"] = sha256(training.split)
     if training.encoder is not None:
         facts["encoder_id"] = inspect_checkpoint(training.encoder).encoder_id
     plain: dict[str, Any] = json.loads(json.dumps(facts, default=str))
@@ -255,7 +345,7 @@ def _check_same(path: Path, facts: Mapping[str, Any]) -> None:
     """
     try:
         stored = _flat(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ResumeError(
             f"{printable(path)} cannot be read: {printable(error)}",
             hint="give another --output-dir",
@@ -271,9 +361,6 @@ def _check_same(path: Path, facts: Mapping[str, Any]) -> None:
             f"{printable(path.parent)} holds a training with other {'; '.join(differences)}",
             hint="give what it was started with, or another --output-dir",
         )
-
-
-_PLACES = ("data", "encoder")  # their contents count: data_sha256, encoder_id
 
 
 def _flat(facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -55,6 +55,9 @@ from virnucpro.training.settings import Settings
 from virnucpro.training.split import Split, read_split, select
 
 _MOST_FRAMES = 20_000  # that are scored after each epoch
+SPLIT, _HEAD, _HELD_OUT = "split.tsv", "head.safetensors", "held_out.tsv"
+_FEATURES, _FASTA, _BOARD = "features", "records.fa", "tensorboard"
+OF_A_TRAINING = (SPLIT, _HEAD, _HELD_OUT, _FEATURES, _FASTA, _BOARD, "checkpoints")  # in its folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +79,7 @@ class Training:
 
     @property
     def split(self) -> Path:
-        return self.output / "split.tsv"
+        return self.output / SPLIT
 
     @property
     def trained_encoder(self) -> Path:
@@ -84,31 +87,27 @@ class Training:
 
     @property
     def head(self) -> Path:
-        return self.output / "head.safetensors"
+        return self.output / _HEAD
 
     @property
     def features(self) -> Path:
         """The run folder of the vectors that a head is trained on."""
-        return self.output / "features"
+        return self.output / _FEATURES
 
     @property
     def fasta(self) -> Path:
         """What these are made of."""
-        return self.output / "records.fa"
+        return self.output / _FASTA
+
+    @property
+    def is_of_predict(self) -> bool:
+        """Whether frames become vectors as ``predict`` makes them: ESM-2, and the mean."""
+        return (self.encoding, self.architecture) == ("esm2", "mlp")
 
     @property
     def has_stored_vectors(self) -> bool:
         """Whether the engine makes the vectors, once, before the training."""
-        return self.settings.mode == "head" and (self.encoding, self.architecture) == (
-            "esm2",
-            "mlp",
-        )
-
-    @property
-    def has_head(self) -> bool:
-        """Whether ``predict`` can use what is trained."""
-        is_esm2 = (self.encoding, self.architecture) == ("esm2", "mlp")
-        return self.settings.mode != "pretrain" and is_esm2
+        return self.settings.mode == "head" and self.is_of_predict
 
 
 def learn(training: Training, ranks: Ranks) -> None:
@@ -131,6 +130,8 @@ def learn(training: Training, ranks: Ranks) -> None:
     held_out = frames("validation", training.chunk_sizes[:1])
     torch.manual_seed(training.settings.seed)
     if training.settings.mode == "pretrain":
+        for split, part in (("train", train), ("validation", held_out)):
+            _check_any(split, part)
         _pretrain(training, ranks, train, held_out)
         return
     test = frames("test", training.chunk_sizes[:1])
@@ -148,13 +149,11 @@ def learn(training: Training, ranks: Ranks) -> None:
         figures.append((split, part, odds))
     if ranks.is_first:
         _write_figures(training, figures)
-        if training.has_head:
-            _export(
-                training,
-                module,
-                [*select(records, splits, "train"), *select(records, splits, "validation")],
-                figures[0][1:],
-            )
+        if training.is_of_predict:
+            known = [*select(records, splits, "train"), *select(records, splits, "validation")]
+            _export(training, module, known, figures[0][1:])
+        else:
+            announce("predict cannot use this network: its weights are in checkpoints/best.pt")
 
 
 def _pretrain(
@@ -211,7 +210,7 @@ def _train(
             f"{settings.grad_accum_steps} steps added up"
         )
     clock = Clock(ranks.device if training.is_profiled else None)
-    with board(training.output / "tensorboard") as on_epoch:
+    with board(training.output / _BOARD) as on_epoch:
         trainer = Trainer(
             module, objective, settings, ranks, training.output, ranks.tell, on_epoch, clock=clock
         )
@@ -255,6 +254,18 @@ def _some(frames: LabelledFrames, seed: int) -> LabelledFrames:
     return frames.take(np.sort(order[:_MOST_FRAMES]))
 
 
+def _check_any(split: str, frames: LabelledFrames) -> None:
+    """
+    Raises:
+        InputError: there are none.
+    """
+    if not len(frames):
+        raise InputError(
+            f"the {split} groups have no frame without a stop",
+            hint="give more data, or a smaller --chunk-size",
+        )
+
+
 def _check_labels(split: str, frames: LabelledFrames) -> None:
     """
     Raises:
@@ -282,7 +293,7 @@ def _write_figures(
     training: Training, figures: Sequence[tuple[str, LabelledFrames, NDArray[np.float64]]]
 ) -> None:
     """AUROC of frames and of chunks (by their best frame), for each held-out split."""
-    with atomic(training.output / "held_out.tsv") as temporary, temporary.open("w") as out:
+    with atomic(training.output / _HELD_OUT) as temporary, temporary.open("w") as out:
         out.write("split\tnetwork\tn_frames\tauroc_frames\tn_chunks\tauroc_chunks\n")
         for split, frames, odds in figures:
             for name, row in zip(NETWORKS[-len(odds) :], odds, strict=True):

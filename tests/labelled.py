@@ -1,0 +1,79 @@
+"""Labelled sequences small enough for a test, and ``virnucpro train`` on them, in this process."""
+
+from __future__ import annotations
+
+from functools import partial
+from inspect import Parameter, signature
+from pathlib import Path
+
+import numpy as np
+
+from virnucpro.cli.train import train
+from virnucpro.engine.events import Telling
+from virnucpro.rundir import RunDir
+from virnucpro.training.ranks import run_on
+from virnucpro.training.request import TrainOptions, open_folder, resolve
+from virnucpro.training.story import Training, learn
+from virnucpro.translate import reverse_complement
+
+# no codon of it is a stop, nor is any in the two other frames: every frame of a strand is kept
+_CODONS = {
+    "virus": [a + b + c for a in "ACG" for b in "CG" for c in "ACG"],
+    "other": [a + b + c for a in "CG" for b in "ACG" for c in "ACG"],
+}
+# what stands on no command line, or is of the command line alone
+_ELSEWHERE = ("config", "quiet", "verbose", "log_file")
+DEFAULTS = {
+    name: parameter.default
+    for name, parameter in signature(train).parameters.items()
+    if parameter.default is not Parameter.empty and name not in _ELSEWHERE
+}
+
+
+def coding(label: str, n_bases: int, rng: np.random.Generator) -> str:
+    """Bases without a T, so without a stop; codons that one label has more of than the other."""
+    return "".join(rng.choice(_CODONS[label], n_bases // 3 + 1))[:n_bases]
+
+
+def write_labelled(folder: Path, n_groups: int = 10, per_group: int = 2) -> Path:
+    """A manifest of so many groups of each label, of 500 to 1,100 bases, on either strand."""
+    rng = np.random.default_rng(3)
+    rows = ["path\tid\tlabel\tgroup\tweight\tkingdom"]
+    with (folder / "data.fa").open("w") as out:
+        for i in range(2 * n_groups * per_group):
+            label, group = ("virus", "other")[i % 2], i // 2 // per_group
+            bases = coding(label, 500 + 60 * (i % 11), rng)
+            bases = reverse_complement(bases) if i % 3 else bases
+            out.write(f">{label}/{i}_chunk_1 of a test\n{bases}\n")
+            kingdom = f"{label} kingdom"
+            rows.append(
+                f"data.fa\t{label}/{i}_chunk_1\t{label}\t{label} {group}\t{1 + i % 3}\t{kingdom}"
+            )
+    path = folder / "manifest.tsv"
+    path.write_text("\n".join(rows) + "\n")
+    return path
+
+
+def options(data: Path, output: Path, **changes: object) -> TrainOptions:
+    """As the command line makes them: small, on the CPU, and for the tests in float32."""
+    small = {
+        "epochs": 2,
+        "batch_size": 16,
+        "hidden": 8,
+        "chunk_size": [300],
+        "device": "cpu",
+        "precision": "fp32",
+        "cuda_visible_devices": None,
+    }
+    return TrainOptions(data=data, output_dir=output, **{**DEFAULTS, **small, **changes})
+
+
+def train_here(asked: TrainOptions, told: list[Telling] | None = None) -> Training:
+    """Train in this process, as the command does it; without vectors of the engine."""
+    events = [] if told is None else told
+    training, choice = resolve(asked, events.append)
+    assert not training.has_stored_vectors, "the engine is the command's"
+    with RunDir(training.output).locked():
+        open_folder(training, asked)
+        run_on(choice.devices, partial(learn, training), events.append)
+    return training

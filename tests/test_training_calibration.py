@@ -1,0 +1,201 @@
+"""Scores mean what they say: what is chosen on validation groups, on odds with known answers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from virnucpro.calls import score_record
+from virnucpro.composition import N_FEATURES
+from virnucpro.head import HeadFacts
+from virnucpro.training.calibration import (
+    FALSE_POSITIVES,
+    Calibration,
+    Units,
+    calibrate,
+    chunks_of,
+    fit_temperature,
+)
+from virnucpro.training.frames import LabelledFrames
+from virnucpro.training.metrics import Samples, measure
+
+Values = NDArray[np.float64]
+N_CHUNKS = 20  # of a record
+TOO_SURE = 6.0  # times the log-odds that would be right
+
+
+def records(n: int, per_chunk: int = 1, n_chunks: int = N_CHUNKS) -> LabelledFrames:
+    """Records of the same size, every other one viral, each a group of its own."""
+    n_rows = n * n_chunks * per_chunk
+    record = np.arange(n_rows) // (n_chunks * per_chunk)
+    return LabelledFrames(
+        tuple(map(str, range(n_rows))),
+        ("M",) * n_rows,
+        np.zeros((n_rows, N_FEATURES), dtype=np.float32),
+        np.arange(n_rows) // per_chunk,
+        record,
+        record % 2 == 0,
+        np.ones(n_rows, dtype=np.float32),
+        tuple(f"group {i}" for i in record),
+        np.empty((n_rows, 0), dtype=np.float32),
+    )
+
+
+def log_odds(is_virus: NDArray[np.bool_], rng: np.random.Generator, strength: float) -> Values:
+    """Of evidence that is normal: what it says is right if its variance is twice its mean."""
+    mean = np.where(is_virus, strength, -strength)
+    return rng.normal(mean, math.sqrt(2 * strength))
+
+
+def correlated(frames: LabelledFrames, rng: np.random.Generator) -> Values:
+    """Every chunk of a record says the same."""
+    first = np.unique(frames.record, return_index=True)[1]
+    return log_odds(frames.is_virus[first], rng, 1.0)[frames.record]
+
+
+def independent(frames: LabelledFrames, rng: np.random.Generator) -> Values:
+    """Every chunk says something new."""
+    return log_odds(frames.is_virus, rng, 0.1)
+
+
+def facts_with(found: Calibration) -> HeadFacts:
+    return HeadFacts(
+        encoder="",
+        encoder_id="",
+        layer=1,
+        pooling="mean",
+        dim=1,
+        chunk_size=500,
+        threshold=found.threshold,
+        frames=found.frames,
+        exponent=found.exponent,
+        training="",
+    )
+
+
+def scores(odds: Values, found: Calibration, n_chunks: int) -> Values:
+    """Of records of so many neighbouring chunks of one frame, as ``predict`` joins them."""
+    p = np.round(0.5 * (1 + np.tanh(odds / found.temperature / 2)), 6)
+    runs = p.reshape(-1, N_CHUNKS)
+    facts = facts_with(found)
+    return np.array(
+        [
+            score_record([[score] for score in row[first : first + n_chunks]], facts)
+            for row in runs.tolist()
+            for first in range(0, N_CHUNKS, n_chunks)
+        ]
+    )
+
+
+@pytest.mark.parametrize("factor", [0.2, 1.0, 5.0])
+def test_a_temperature_is_recovered(factor):
+    rng = np.random.default_rng(1)
+    right = rng.normal(0, 2, 5000)
+    p = 1 / (1 + np.exp(-right))
+    is_virus = rng.random(len(p)) < p
+    units = Units(factor * right, is_virus, np.ones(len(p)), np.arange(len(p)))
+    # the standard error of the logarithm of a slope in a logistic regression, and the grid's 1 %
+    error = 1 / math.sqrt(np.sum(p * (1 - p) * right**2))
+    assert abs(math.log(fit_temperature(units) / factor)) < 4 * error + 0.01
+
+
+@pytest.mark.parametrize(
+    ("make", "low", "high"), [(correlated, 0.95, 1.0), (independent, 0.0, 0.1)]
+)
+def test_the_exponent_tells_chunks_that_say_the_same_from_those_that_say_something_new(
+    make: Callable[..., Values], low: float, high: float
+):
+    frames = records(300)
+    odds = make(frames, np.random.default_rng(2))
+    assert low <= calibrate(odds, odds, frames).exponent <= high
+
+
+def test_whole_records_count_however_few_they_are():
+    """Up to 20 chunks each says something new; the 180 others of a record repeat them."""
+    short = records(16)
+    odds = independent(short, np.random.default_rng(2))
+    exponent = calibrate(odds, odds, short).exponent
+    again = np.tile(odds.reshape(16, N_CHUNKS), (1, 10)).ravel()
+    assert calibrate(again, again, records(16, n_chunks=200)).exponent > exponent + 0.1
+
+
+@pytest.mark.parametrize("make", [correlated, independent])
+def test_one_in_twenty_others_reaches_the_threshold_lengths_counting_the_same(make):
+    frames = records(400)
+    odds = make(frames, np.random.default_rng(3))
+    found = calibrate(odds, odds, frames)
+    shares, parts = [], []
+    for n_chunks in (1, 2, 6, 20):
+        is_virus = np.repeat(np.arange(400) % 2 == 0, math.ceil(N_CHUNKS / n_chunks))
+        n = np.tile(np.minimum(n_chunks, N_CHUNKS - np.arange(0, N_CHUNKS, n_chunks)), 400)
+        called = scores(odds, found, n_chunks) >= found.threshold
+        shares.append(np.average(called[~is_virus], weights=n[~is_virus]))
+        parts.append(n.max() / n[~is_virus].sum())
+    # the one that is called last has a share of its own; its score is rounded, as all are
+    assert FALSE_POSITIVES - 0.002 <= np.mean(shares) <= FALSE_POSITIVES + max(parts) + 0.002
+
+
+def test_a_threshold_of_very_sure_scores_can_still_be_reached():
+    frames = records(400)
+    odds = 30 + log_odds(frames.is_virus, np.random.default_rng(4), 5.0)
+    found = calibrate(odds, odds, frames)
+    assert 0 < found.threshold < 1
+
+
+def test_the_best_frame_or_the_mean_is_chosen_by_what_tells_better():
+    rng = np.random.default_rng(5)
+    frames = records(200, per_chunk=4, n_chunks=3)
+    noise = rng.normal(size=len(frames))
+    every_frame_tells = noise + np.where(frames.is_virus, 0.5, -0.5)
+    one_tells = noise + np.where(frames.is_virus & (np.arange(len(frames)) % 4 == 1), 4.0, 0.0)
+    assert calibrate(noise, every_frame_tells, frames).frames == "mean"
+    assert calibrate(noise, one_tells, frames).frames == "max"
+
+
+def test_a_chunk_is_the_best_or_the_mean_of_its_own_frames():
+    frames = records(2, per_chunk=2, n_chunks=2)
+    odds = np.array([1.0, 2.0, 3.0, -4.0, 5.0, 5.0, -7.0, -8.0])
+    weight = np.array([1.0, 1.0, 2.0, 2.0, 3.0, 3.0, 4.0, 4.0])
+    best, mean = (chunks_of(odds, frames, weight, rule) for rule in ("max", "mean"))
+    assert best.odds.tolist() == [2, 3, 5, -7]
+    assert mean.odds.tolist() == [1.5, -0.5, 5, -7.5]
+    for units in (best, mean):
+        assert units.weight.tolist() == [1, 2, 3, 4]
+        assert units.is_virus.tolist() == [True, True, False, False]
+        assert units.record.tolist() == [0, 0, 1, 1]
+
+
+def calibration_error(scores: Values, is_virus: NDArray[np.bool_]) -> float:
+    samples = Samples(scores, is_virus, np.arange(len(scores)), np.ones(len(scores)))
+    error = measure(samples, 0.5).calibration_error
+    assert error is not None
+    return error
+
+
+def test_scores_of_records_not_calibrated_on_are_what_they_say_for_every_length():
+    rng = np.random.default_rng(6)
+    frames = records(600)
+    is_virus = frames.is_virus[::N_CHUNKS]
+    odds = TOO_SURE * independent(frames, rng)
+    found = calibrate(odds, odds, frames)
+    other = TOO_SURE * independent(frames, rng)
+    for n_chunks in (1, 20):
+        labels = np.repeat(is_virus, N_CHUNKS // n_chunks)
+        # 15 bins, each off by its noise: in sum at most 0.8 / 2 * sqrt(15 / n)
+        noise = 0.4 * math.sqrt(15 / len(labels))
+        assert calibration_error(scores(other, found, n_chunks), labels) < 2 * noise
+        p = 0.5 * (1 + np.tanh(other.reshape(-1, n_chunks).sum(axis=1) / 2))
+        assert calibration_error(p, labels) > 2 * noise, "the limit tells"
+
+
+def test_the_network_of_proteins_has_a_temperature_of_its_own():
+    frames = records(400)
+    odds = log_odds(frames.is_virus, np.random.default_rng(7), 1.0)
+    found = calibrate(2 * odds, 0.5 * odds, frames)
+    # both are within the same noise of what made them too sure, or not sure enough
+    assert found.protein_temperature / found.temperature == pytest.approx(4, rel=0.02)
+    assert found.temperature == pytest.approx(0.5, rel=0.1)

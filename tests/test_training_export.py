@@ -1,0 +1,114 @@
+"""What is written for ``predict`` says what the trained network says, and what it was trained on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import Tiny, random_dna
+from numpy.typing import NDArray
+
+from virnucpro.composition import N_FEATURES, frame_composition
+from virnucpro.esm2.weights import inspect_checkpoint
+from virnucpro.head import DECIMALS, Head, Network, load_head
+from virnucpro.training.calibration import Calibration
+from virnucpro.training.digests import group_digest, record_digest
+from virnucpro.training.export import digests_of, facts_of, write_head
+from virnucpro.training.networks import Classifier
+
+DIM, HIDDEN, N = 32, 16, 40
+CALIBRATION = Calibration("mean", 0.75, 1.5, 0.3, 0.25)
+
+
+@pytest.fixture
+def frames() -> list[str]:
+    rng = np.random.default_rng(1)
+    return [random_dna(3 * int(rng.integers(20, 100)), rng) for _ in range(N)]
+
+
+@pytest.fixture
+def vectors() -> NDArray[np.float32]:
+    return np.random.default_rng(2).standard_normal((N, DIM)).astype(np.float32)
+
+
+@pytest.fixture
+def classifier(frames: list[str]) -> Classifier:
+    """Standardised by half of the frames, in training mode."""
+    torch.manual_seed(3)
+    found = Classifier(DIM, HIDDEN, dropout=0.5)
+    found.standardise(frame_composition(frames[: N // 2]))
+    return found
+
+
+@pytest.fixture
+def head(classifier: Classifier, tiny: Tiny, tmp_path: Path) -> Head:
+    facts = facts_of(inspect_checkpoint(tiny.model), CALIBRATION, 300, "for a test")
+    known = digests_of(["ACGT", "GGG", "acgt"], ["b", "a", "b"])
+    write_head(tmp_path / "head.safetensors", classifier, facts, CALIBRATION, known)
+    return load_head(tmp_path / "head.safetensors")
+
+
+def limit(network: Network, inputs: NDArray[np.float64]) -> NDArray[np.float64]:
+    """How far scores may be off if each weight of two layers is rounded once to float32. (n,)
+
+    A rounding is half of eps at most; what it changes is carried to the logits with the largest
+    weights that it may meet, and a score is off by a quarter of its logit at most. Then come the
+    decimals of a score.
+    """
+    half = np.finfo(np.float32).eps / 2
+    (w1, b1), (w2, b2) = ([np.abs(v.astype(np.float64)) for v in layer] for layer in network.layers)
+    hidden = np.abs(inputs) @ w1.T + b1
+    logits = 2 * half * hidden @ w2.T + half * b2
+    return logits.sum(axis=1) / network.temperature / 4 + 0.5 * 10.0**-DECIMALS + 1e-12
+
+
+def scores_of(
+    classifier: Classifier, vectors: NDArray[np.float32], frames: list[str]
+) -> NDArray[np.float64]:
+    """Of both networks, by torch in float64, divided by their temperatures. (2, n)"""
+    exact = classifier.double().eval()
+    composition = torch.from_numpy(frame_composition(frames)).double()
+    with torch.inference_mode():
+        odds = exact(torch.from_numpy(vectors).double(), composition).numpy()
+    temperatures = [[CALIBRATION.protein_temperature], [CALIBRATION.temperature]]
+    return 0.5 * (1 + np.tanh(odds / temperatures / 2))
+
+
+def test_the_head_scores_as_the_classifier_with_its_temperature(head, classifier, vectors, frames):
+    assert head.nucleotide is not None
+    protein, nucleotide = scores_of(classifier, vectors, frames)
+    assert nucleotide.std() > 0.01, "scores that are all the same prove nothing"
+    composition = frame_composition(frames).astype(np.float64)
+    beside = np.hstack([vectors.astype(np.float64), composition])
+    off = np.abs(head.classify_frames(vectors, frames) - nucleotide)
+    assert (off <= limit(head.nucleotide, beside)).all()
+    off = np.abs(head.classify(vectors) - protein)
+    assert (off <= limit(head.protein, vectors.astype(np.float64))).all()
+    assert limit(head.nucleotide, beside).max() < 1e-4, "the limit tells"
+
+
+def test_the_head_says_what_it_was_made_for_and_how_it_is_read(head, tiny):
+    facts = head.facts
+    assert facts.encoder_id == inspect_checkpoint(tiny.model).encoder_id
+    assert (facts.encoder, facts.layer, facts.dim) == ("esm2_tiny", 2, DIM)
+    assert (facts.chunk_size, facts.training, facts.pooling) == (300, "for a test", "mean")
+    assert (facts.frames, facts.exponent, facts.threshold) == ("mean", 0.3, 0.25)
+    assert (head.protein.temperature, head.nucleotide.temperature) == (1.5, 0.75)
+
+
+def test_the_head_remembers_every_record_and_group_once(head):
+    assert set(head.trained_records.tolist()) == {record_digest("ACGT"), record_digest("GGG")}
+    assert len(head.trained_records) == 2
+    assert sorted(head.trained_groups.tolist()) == sorted(map(group_digest, "ab"))
+
+
+def test_a_word_that_never_occurred_in_training_has_finite_weights(tiny, tmp_path):
+    torch.manual_seed(4)
+    classifier = Classifier(DIM, HIDDEN, dropout=0.0)
+    classifier.standardise(np.zeros((5, N_FEATURES), dtype=np.float32))
+    facts = facts_of(inspect_checkpoint(tiny.model), CALIBRATION, 300, "for a test")
+    head = write_head(tmp_path / "h", classifier, facts, CALIBRATION, digests_of([], []))
+    assert head.nucleotide is not None
+    assert all(np.isfinite(values).all() for layer in head.nucleotide.layers for values in layer)
