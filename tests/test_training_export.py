@@ -1,4 +1,4 @@
-"""What is written for ``predict`` says what the trained network says, and what it was trained on."""
+"""What ``predict`` gets says what the trained network says, and what it was trained on."""
 
 from __future__ import annotations
 

@@ -1,0 +1,466 @@
+"""What ``virnucpro train`` leaves, that ``predict`` says the same with it, and what it survives."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import TINY, Tiny
+from labelled import options, train_here, write_labelled
+from oracle import tolerance
+from runs import leftovers, run_inline, vectors
+from safetensors.torch import load_file
+from test_cli import virnucpro
+from test_training_loop import distance, free_port, weights_limit
+
+from virnucpro.engine.events import Progress
+from virnucpro.errors import InputError, OutputError, ResumeError
+from virnucpro.esm2.weights import inspect_checkpoint, load_esm2
+from virnucpro.fasta import write_record
+from virnucpro.head import DECIMALS, load_head
+from virnucpro.rundir import RunDir
+from virnucpro.training.digests import group_digest, record_digest
+from virnucpro.training.frames import LabelledFrames, collect_frames
+from virnucpro.training.held_out import find_trained, hold_out
+from virnucpro.training.labelled import read_manifest, read_sequences
+from virnucpro.training.networks import Classifier, FrameClassifier, training_kernel
+from virnucpro.training.objectives import score_frames
+from virnucpro.training.ranks import Ranks
+from virnucpro.training.readers import MeanReader, NoReader
+from virnucpro.training.split import read_split, select
+
+CPU = Ranks(0, 1, torch.device("cpu"))
+ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
+HIDDEN = 8
+SMALL = ("--chunk-size", "300", "--batch-size", "16", "--hidden", str(HIDDEN), "--epochs", "2")
+ON_CPU = ("--device", "cpu", "--precision", "fp32", "--quiet")
+# what every training leaves
+OF_ALL = {"split.tsv", "training.json", "checkpoints", "tensorboard", "virnucpro.log", ".lock"}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_labelled(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def head_only(data: Path, tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A head on stored vectors, by the command line."""
+    out = tmp_path_factory.mktemp("head") / "model"
+    model = ("--model", tiny.model, "--workers", "1")
+    answer = virnucpro("train", "--data", data, "-o", out, *model, *SMALL, *ON_CPU)
+    assert answer.returncode == 0, answer.stderr
+    return out
+
+
+@pytest.fixture(scope="module")
+def finetuned(data: Path, tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Encoder and head, in this process; chunks of two sizes."""
+    out = tmp_path_factory.mktemp("finetuned") / "model"
+    train_here(options(data, out, finetune=True, model=str(tiny.model), chunk_size=[300, 210]))
+    return out
+
+
+@pytest.fixture(scope="module")
+def pretrained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("pretrained") / "model"
+    train_here(options(data, out, pretrain=True, layers=1, dim=16, heads=2, name="esm2_mine"))
+    return out
+
+
+def held_out_frames(data: Path, out: Path, chunk_size: int = 300) -> LabelledFrames:
+    splits = read_split(out / "split.tsv")
+    return collect_frames(read_sequences(select(read_manifest(data), splits, "test")), [chunk_size])
+
+
+def trained_module(out: Path, encoder: Path | None) -> FrameClassifier:
+    """With the weights of the best epoch, in eval mode."""
+    reader, dim = NoReader(), TINY.dim
+    if encoder is not None:
+        reader = MeanReader(
+            load_esm2(encoder, TINY.n_layers, torch.float32, torch.device("cpu")), TINY.dim
+        )
+        reader.encoder.attend = training_kernel(torch.device("cpu"))
+    module = FrameClassifier(reader, Classifier(dim, HIDDEN, 0.3))
+    best = torch.load(out / "checkpoints" / "best.pt", weights_only=True)
+    module.load_state_dict(best["module"])
+    return module.eval()
+
+
+def predicted(data: Path, out: Path, encoder: Path, make_config, folder: Path) -> dict[str, float]:
+    """The score of each frame by its id, of the test groups' records."""
+    splits = read_split(out / "split.tsv")
+    with (folder / "test.fa").open("w") as fasta:
+        for _, record in read_sequences(select(read_manifest(data), splits, "test")):
+            write_record(fasta, record.id, record.sequence)
+    config = make_config(folder / "test.fa", checkpoint=encoder, weights=encoder)
+    run_inline(config, load_head(out / "head.safetensors"))
+    rows = (config.output / "prediction_results.txt").read_text().splitlines()[1:]
+    return {row.split("\t")[0]: float(row.split("\t")[3]) for row in rows}
+
+
+def expected_scores(out: Path, module: FrameClassifier, frames: LabelledFrames) -> np.ndarray:
+    """Those of the network with composition, divided by its temperature."""
+    network = load_head(out / "head.safetensors").nucleotide
+    assert network is not None
+    odds = score_frames(module, frames, CPU)[-1].astype(np.float64)
+    return 0.5 * (1 + np.tanh(odds / network.temperature / 2))
+
+
+def score_limit(out: Path, frames: LabelledFrames, pooled: np.ndarray) -> float:
+    """How far ``predict`` may be from the module in training, at most.
+
+    The module adds up to 368 products of float32 and is rounded at each, so a value of the first
+    layer is off by n * eps / 2 times the sum of what they are without their signs; what
+    standardises composition is rounded once more. A vector is off by what the oracle's tolerance
+    says of its length. Both are carried to the logits, whose quarter is that of a score.
+    """
+    head = load_head(out / "head.safetensors")
+    assert head.nucleotide is not None
+    (w1, b1), (w2, b2) = ([np.abs(v.astype(np.float64)) for v in x] for x in head.nucleotide.layers)
+    inputs = np.abs(np.hstack([pooled, frames.composition]).astype(np.float64))
+    terms = (inputs.shape[1] + HIDDEN + 4) * np.finfo(np.float32).eps / 2
+    off = np.linalg.norm(pooled, axis=1) * tolerance(TINY.n_layers, torch.float32)
+    hidden = 2 * terms * (inputs @ w1.T + b1)
+    hidden += off[:, None] * np.linalg.norm(w1[:, : TINY.dim], axis=1)
+    logits = hidden @ w2.T + 2 * terms * ((inputs @ w1.T + b1) @ w2.T + b2)
+    of_logits = logits.sum(axis=1).max() / head.nucleotide.temperature / 4
+    return float(of_logits) + 0.5 * 10.0**-DECIMALS
+
+
+def test_predict_gives_each_frame_the_score_of_the_trained_head_by_id(
+    head_only, data, tiny, make_config, tmp_path
+):
+    frames = held_out_frames(data, head_only)
+    stored = vectors(head_only / "features")
+    frames = replace(frames, vectors=np.stack([stored[name] for name in frames.ids]))
+    expected = expected_scores(head_only, trained_module(head_only, None), frames)
+    found = predicted(data, head_only, tiny.model, make_config, tmp_path)
+    assert found.keys() == set(frames.ids)
+    scores = np.array([found[name] for name in frames.ids])
+    limit = score_limit(head_only, frames, frames.vectors)
+    assert np.abs(scores - expected).max() <= limit < 0.01
+    assert scores.std() > 5 * limit, "scores that are all the same prove nothing"
+
+
+def test_predict_with_a_finetuned_encoder_gives_the_scores_of_the_training_by_id(
+    finetuned, data, make_config, tmp_path
+):
+    encoder = finetuned / "esm2_trained"
+    frames = held_out_frames(data, finetuned)
+    module = trained_module(finetuned, encoder)
+    found = predicted(data, finetuned, encoder, make_config, tmp_path)
+    assert found.keys() == set(frames.ids)
+    scores = np.array([found[name] for name in frames.ids])
+    by_id = vectors(tmp_path / "run")
+    limit = score_limit(finetuned, frames, np.stack([by_id[name] for name in frames.ids]))
+    expected = expected_scores(finetuned, module, frames)
+    assert np.abs(scores - expected).max() <= limit < 0.01
+    assert scores.std() > 5 * limit, "scores that are all the same prove nothing"
+
+
+# What is left
+
+
+def names_in(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def test_the_command_leaves_what_its_help_says(head_only, finetuned, pretrained):
+    of_labels = {*OF_ALL, "held_out.tsv", "head.safetensors"}
+    assert names_in(head_only) == {*of_labels, "features", "records.fa"}
+    assert names_in(finetuned) == {*of_labels, "esm2_trained"} - {"virnucpro.log"}
+    assert names_in(pretrained) == {*OF_ALL, "esm2_mine"} - {"virnucpro.log"}
+    for out in (head_only, finetuned, pretrained):
+        assert names_in(out / "checkpoints") == {"best.pt", "epoch_0001.pt", "epoch_0002.pt"}
+        assert [path.name for path in (out / "tensorboard").iterdir()]
+        assert not leftovers(out)
+
+
+def test_the_head_is_for_the_encoder_and_the_first_of_the_chunk_sizes(head_only, finetuned, tiny):
+    head = load_head(head_only / "head.safetensors")
+    assert head.facts.encoder_id == inspect_checkpoint(tiny.model).encoder_id
+    head = load_head(finetuned / "head.safetensors")
+    own = inspect_checkpoint(finetuned / "esm2_trained")
+    assert head.facts.encoder_id == own.encoder_id != inspect_checkpoint(tiny.model).encoder_id
+    assert (head.facts.encoder, head.facts.chunk_size) == ("esm2_trained", 300)
+    assert "finetune, 2 epochs, seed 0, chunks of 300 and 210 bases" in head.facts.training
+
+
+def test_figures_of_held_out_groups_are_written_for_both_networks(head_only, data):
+    rows = [line.split("\t") for line in (head_only / "held_out.tsv").read_text().splitlines()]
+    assert rows[0][:2] == ["split", "network"]
+    names = [(split, n) for split in ("validation", "test") for n in ("protein", "nucleotide")]
+    assert [(row[0], row[1]) for row in rows[1:]] == names
+    frames = held_out_frames(data, head_only)
+    for row in rows[3:]:
+        assert int(row[2]) == len(frames) and int(row[4]) == len(set(frames.chunk.tolist()))
+        assert 0 <= float(row[3]) <= 1 and 0 <= float(row[5]) <= 1
+
+
+def test_what_was_pretrained_can_be_finetuned_and_its_weights_moved(pretrained, data, tmp_path):
+    start = pretrained / "esm2_mine"
+    checkpoint = inspect_checkpoint(start)
+    assert (checkpoint.shape.n_layers, checkpoint.shape.dim, checkpoint.shape.n_heads) == (1, 16, 2)
+    assert "lm_head.bias" in load_file(start / "model.safetensors")
+    train_here(options(data, tmp_path / "on", finetune=True, model=str(start), epochs=1))
+    assert load_head(tmp_path / "on" / "head.safetensors").facts.dim == 16
+    trained = inspect_checkpoint(tmp_path / "on" / "esm2_trained")
+    assert trained.encoder_id != checkpoint.encoder_id
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"encoding": "composition"}, {"encoding": "onehot", "architecture": "cnn"}],
+    ids=["composition", "cnn"],
+)
+def test_a_baseline_has_figures_and_no_head(data, tmp_path, changes):
+    training = train_here(options(data, tmp_path / "out", epochs=1, **changes))
+    assert not training.head.exists()
+    rows = (tmp_path / "out" / "held_out.tsv").read_text().splitlines()
+    n_networks = 1 if changes["encoding"] == "composition" else 2
+    assert len(rows) == 1 + 2 * n_networks
+
+
+# Data that are held out
+
+
+def test_the_head_remembers_training_and_validation_and_evaluate_takes_the_test_alone(
+    head_only, data
+):
+    records, head = read_manifest(data), load_head(head_only / "head.safetensors")
+    splits = read_split(head_only / "split.tsv")
+    known = [*select(records, splits, "train"), *select(records, splits, "validation")]
+    digests = {record_digest(record.sequence) for _, record in read_sequences(known)}
+    assert set(head.trained_records.tolist()) == digests
+    groups = {group_digest(record.group) for record in known}
+    assert set(head.trained_groups.tolist()) == groups
+    assert find_trained(records, head) == {record.id for record in known}
+    test = select(records, splits, "test")
+    assert hold_out(test, head, "refuse").records == tuple(test)
+    with pytest.raises(InputError, match="the head was trained on"):
+        hold_out(records, head, "refuse")
+
+
+def test_a_split_that_is_given_is_the_one_that_is_used(data, tmp_path, head_only):
+    splits = read_split(head_only / "split.tsv")
+    turned = {"train": "train", "validation": "test", "test": "validation"}
+    given = tmp_path / "given.tsv"
+    given.write_text(
+        "group\tsplit\n" + "".join(f"{g}\t{turned[split]}\n" for g, split in splits.items())
+    )
+    asked = options(data, tmp_path / "out", split=given, encoding="composition", epochs=1)
+    train_here(asked)
+    assert read_split(tmp_path / "out" / "split.tsv") == read_split(given)
+    row = (tmp_path / "out" / "held_out.tsv").read_text().splitlines()[-1].split("\t")
+    records = select(read_manifest(data), splits, "validation")
+    assert int(row[2]) == len(collect_frames(read_sequences(records), [300]))
+
+
+def test_another_seed_is_another_split(data, tmp_path, head_only):
+    train_here(options(data, tmp_path / "out", seed=1, encoding="composition", epochs=1))
+    assert read_split(tmp_path / "out" / "split.tsv") != read_split(head_only / "split.tsv")
+
+
+# Kill and resume
+
+
+def command(data: Path, out: Path, model: Path, *more: object) -> list[str]:
+    given = ("train", "--data", data, "-o", out, "--finetune", "--model", model, *SMALL, *ON_CPU)
+    return [sys.executable, "-m", "virnucpro", *map(str, (*given, *more))]
+
+
+def contents(out: Path) -> list[bytes]:
+    names = ("head.safetensors", "esm2_trained/model.safetensors", "held_out.tsv", "split.tsv")
+    return [(out / name).read_bytes() for name in names]
+
+
+def test_a_training_that_was_killed_goes_on_to_the_same_bytes(data, tiny, tmp_path):
+    asked = {"finetune": True, "model": str(tiny.model), "epochs": 12}
+    undisturbed = train_here(options(data, tmp_path / "undisturbed", **asked))
+    out = tmp_path / "killed"
+    with (tmp_path / "stderr").open("w") as stderr:
+        process = subprocess.Popen(
+            command(data, out, tiny.model, "--epochs", 12), env=ONE_THREAD, stderr=stderr
+        )
+        while not (out / "checkpoints" / "epoch_0002.pt").exists():
+            assert process.poll() is None, (tmp_path / "stderr").read_text()
+            time.sleep(0.005)
+        process.kill()
+        process.wait()
+    assert not (out / "head.safetensors").exists(), "it was killed too late"
+    train_here(options(data, out, resume=True, **asked))
+    assert contents(out) == contents(undisturbed.output)
+    assert not leftovers(out)
+
+
+def test_a_finished_training_that_goes_on_changes_nothing(finetuned, data, tiny):
+    before = contents(finetuned)
+    written = [path.stat().st_mtime_ns for path in sorted((finetuned / "checkpoints").iterdir())]
+    told: list[object] = []
+    asked = {"finetune": True, "model": str(tiny.model), "chunk_size": [300, 210]}
+    train_here(options(data, finetuned, resume=True, **asked), told)
+    assert contents(finetuned) == before
+    after = [path.stat().st_mtime_ns for path in sorted((finetuned / "checkpoints").iterdir())]
+    assert after == written
+    assert not any(event.stage.startswith("epoch") for event in told if isinstance(event, Progress))
+
+
+def test_the_vectors_are_made_once_and_a_head_goes_on_by_the_command_line(
+    head_only, data, tiny, tmp_path
+):
+    out = tmp_path / "again"
+    shutil.copytree(head_only, out)
+    (out / "head.safetensors").unlink()
+    (out / "checkpoints" / "epoch_0002.pt").unlink()
+    made = {path: path.stat().st_mtime_ns for path in (out / "features" / "features").iterdir()}
+    given = ("train", "--data", data, "-o", out, "--model", tiny.model, *SMALL, *ON_CPU)
+    refused = virnucpro(*given, "--workers", "1")
+    assert refused.returncode == 73 and "holds a training already" in refused.stderr
+    answer = virnucpro(*given, "--workers", "1", "--resume", env=ONE_THREAD)
+    assert answer.returncode == 0, answer.stderr
+    assert "going on after epoch 1" in answer.stderr
+    assert {path: path.stat().st_mtime_ns for path in made} == made
+    assert load_head(out / "head.safetensors").facts.encoder == "esm2_tiny"
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"epochs": 3}, "epochs"),
+        ({"lr": 0.1}, "lr"),
+        ({"seed": 1}, "seed"),
+        ({"weight_decay": 0.5}, "weight_decay"),
+        ({"class_weights": "none"}, "class_weights"),
+        ({"dropout": 0.0}, "dropout"),
+        ({"hidden": 9}, "hidden"),
+        ({"chunk_size": [300]}, "chunk_sizes"),
+        ({"name": "esm2_other"}, "name"),
+        ({"precision": "bf16"}, "precision"),
+    ],
+)
+def test_a_training_does_not_go_on_with_another_option(finetuned, data, tiny, changes, named):
+    asked = {"finetune": True, "model": str(tiny.model), "chunk_size": [300, 210], **changes}
+    with pytest.raises(ResumeError, match=rf"holds a training with other {named} \("):
+        train_here(options(data, finetuned, resume=True, **asked))
+
+
+def test_a_training_does_not_go_on_with_other_data_or_another_encoder(
+    finetuned, data, tiny, tmp_path, pretrained
+):
+    def refusal(**changes: object) -> str:
+        asked = {"data": data, "model": str(tiny.model), **changes}
+        with pytest.raises(ResumeError) as caught:
+            train_here(
+                options(
+                    output=finetuned, finetune=True, resume=True, chunk_size=[300, 210], **asked
+                )
+            )
+        return str(caught.value)
+
+    shutil.copytree(data.parent, tmp_path / "moved")
+    moved = tmp_path / "moved" / data.name
+    fasta = moved.with_name("data.fa")
+    given = {"resume": True, "finetune": True, "model": str(tiny.model), "chunk_size": [300, 210]}
+    train_here(options(moved, finetuned, **given))  # the same bytes elsewhere
+    fasta.write_text(fasta.read_text().replace("A", "C", 1))
+    assert "fasta_sha256" in refusal(data=moved)
+    moved.write_text(moved.read_text().replace("kingdom\n", "realm\n"))
+    assert "data_sha256" in refusal(data=moved)
+    assert "encoder_id" in refusal(model=str(pretrained / "esm2_mine"))
+    other = tmp_path / "other.tsv"
+    text = (finetuned / "split.tsv").read_text()
+    other.write_text(text.replace("\ttrain\t", "\ttest\t", 1))
+    assert "is not the split of this training" in refusal(split=other)
+
+
+def test_a_foreign_folder_is_refused_and_two_trainings_do_not_share_one(data, tiny, tmp_path):
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "thesis.txt").write_text("mine")
+    for resume in (False, True):
+        with pytest.raises(OutputError, match=r"holds no training: thesis\.txt"):
+            train_here(options(data, foreign, encoding="composition", resume=resume))
+    assert (foreign / "thesis.txt").read_text() == "mine"
+    out = tmp_path / "out"
+    with RunDir(out).locked():
+        answer = subprocess.run(command(data, out, tiny.model), capture_output=True, text=True)
+    assert answer.returncode == 73
+    assert str(os.getpid()) in answer.stderr
+    assert not (out / "training.json").exists()
+
+
+# Several processes
+
+
+@pytest.fixture(scope="module")
+def on_one_and_two(data, tiny, tmp_path_factory) -> tuple[Path, Path, str]:
+    """One epoch of the same effective batch, on one process and on two, and what two said."""
+    root = tmp_path_factory.mktemp("two")
+    once = {"finetune": True, "model": str(tiny.model), "epochs": 1, "dropout": 0.0}
+    train_here(options(data, root / "one", **once))
+    more = ("--epochs", 1, "--dropout", 0, "--batch-size", 8, "--workers", 2, "--profile")
+    answer = subprocess.run(
+        command(data, root / "two", tiny.model, *more),
+        capture_output=True,
+        text=True,
+        env=ONE_THREAD,
+    )
+    assert answer.returncode == 0, answer.stderr
+    return root / "one", root / "two", answer.stderr
+
+
+def test_two_processes_train_to_the_weights_of_one_with_the_same_effective_batch(
+    on_one_and_two, tiny, data
+):
+    one, two, _ = on_one_and_two
+    splits = read_split(one / "split.tsv")
+    records = select(read_manifest(data), splits, "train")
+    n_steps = len(collect_frames(read_sequences(records), [300])) // 16
+    encoders = [load_file(path / "esm2_trained" / "model.safetensors") for path in (one, two)]
+    start = load_file(tiny.model / "model.safetensors")
+    assert distance(*encoders, start) < weights_limit(n_steps)
+    weights = [
+        {str(i): torch.from_numpy(w) for i, (w, _) in enumerate(network.layers)}
+        for network in (load_head(path / "head.safetensors").nucleotide for path in (one, two))
+    ]
+    # the weights of a head are larger than what an epoch moves them by
+    nothing = {name: torch.zeros_like(w) for name, w in weights[0].items()}
+    assert distance(*weights, nothing) < weights_limit(n_steps)
+
+
+def test_what_the_first_process_says_is_heard_once_on_the_console_and_in_the_log(on_one_and_two):
+    _, two, console = on_one_and_two
+    log = (two / "virnucpro.log").read_text()
+    for said in ("effective batch 16: 8 on each of 2", "epoch 1: ", "best epoch: 1", "head: "):
+        assert console.count(said) == log.count(said) == 1, said
+    for shown in ("frames/s", "0 cpu", "1 cpu", "all ", "forward and backward", "virus: "):
+        assert shown in console, shown
+
+
+def test_torchrun_starts_the_command_too(on_one_and_two, data, tiny, tmp_path):
+    _, two, _ = on_one_and_two
+    known = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+    out = tmp_path / "out"
+    arguments = command(data, out, tiny.model, "--epochs", 1, "--dropout", 0, "--batch-size", 8)
+    processes = [
+        subprocess.Popen(
+            arguments,
+            env={**ONE_THREAD, **known, "RANK": rank, "LOCAL_RANK": rank},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in "01"
+    ]
+    said = [process.communicate(timeout=120)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], said
+    assert contents(out) == contents(two)
+    assert "epoch 1: " in said[0] and "epoch 1: " not in said[1]
