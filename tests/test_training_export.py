@@ -45,7 +45,7 @@ def classifier(frames: list[str]) -> Classifier:
 @pytest.fixture
 def head(classifier: Classifier, tiny: Tiny, tmp_path: Path) -> Head:
     facts = facts_of(inspect_checkpoint(tiny.model), CALIBRATION, 300, "for a test")
-    known = digests_of(["ACGT", "GGG", "acgt"], ["b", "a", "b"])
+    known = digests_of(["ACGT", "GGG", "acgt"], ["b", "a", "b"], None)
     write_head(tmp_path / "head.safetensors", classifier, facts, CALIBRATION, known)
     return load_head(tmp_path / "head.safetensors")
 
@@ -109,6 +109,6 @@ def test_a_word_that_never_occurred_in_training_has_finite_weights(tiny, tmp_pat
     classifier = Classifier(DIM, HIDDEN, dropout=0.0)
     classifier.standardise(np.zeros((5, N_FEATURES), dtype=np.float32))
     facts = facts_of(inspect_checkpoint(tiny.model), CALIBRATION, 300, "for a test")
-    head = write_head(tmp_path / "h", classifier, facts, CALIBRATION, digests_of([], []))
+    head = write_head(tmp_path / "h", classifier, facts, CALIBRATION, digests_of([], [], None))
     assert head.nucleotide is not None
     assert all(np.isfinite(values).all() for layer in head.nucleotide.layers for values in layer)

@@ -285,7 +285,9 @@ def _extract(training: Training, options: TrainOptions, events: EventLog) -> Non
         ),
         events,
     )
-    summary = run(config, None, ProcessExecutor(config.resources.devices), events)
+    devices = config.resources.devices
+    executor = ProcessExecutor(devices[:1] if options.no_multi_gpu else devices)
+    summary = run(config, None, executor, events)
     if summary.exit_code:
         raise VirnucproError(
             f"not every frame has a vector: see {training.features}",

@@ -121,7 +121,8 @@ def _joined(runs: _Runs, exponent: float) -> Units:
 def _threshold(fragments: Sequence[Units]) -> float:
     """The score that ``FALSE_POSITIVES`` of the others reach, lengths counting the same.
 
-    With the decimals of scores: those of the surest are near 1, and near to each other.
+    With the decimals of scores: those of the surest are near 1, and near to each other. Never
+    under 0.5, whatever is told apart well: what is rather no virus is not called one.
     """
     odds = np.concatenate([units.odds[~units.is_virus] for units in fragments])
     weight = np.concatenate(
@@ -130,4 +131,5 @@ def _threshold(fragments: Sequence[Units]) -> float:
     order = np.argsort(-odds)
     share = np.cumsum(weight[order]) / weight.sum()
     at = odds[order][np.searchsorted(share, FALSE_POSITIVES)]
-    return float(np.round(0.5 * (1 + np.tanh(at / 2)), DECIMALS))
+    score = np.round(0.5 * (1 + np.tanh(at / 2)), DECIMALS)
+    return float(np.clip(score, 0.5, 1 - 10.0**-DECIMALS))

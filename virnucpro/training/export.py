@@ -11,10 +11,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from virnucpro.esm2.weights import Checkpoint
-from virnucpro.head import Head, HeadFacts, Layer, Network, save_head
+from virnucpro.head import Head, HeadFacts, Layer, Network, load_head, save_head
 from virnucpro.training.calibration import Calibration
 from virnucpro.training.digests import group_digest, record_digest
 from virnucpro.training.networks import Classifier
+
+HEAD_FILE = "head.safetensors"  # beside the encoder, if that was trained too
 
 
 def write_head(
@@ -58,11 +60,19 @@ def facts_of(
 
 
 def digests_of(
-    sequences: Iterable[str], groups: Iterable[str]
+    sequences: Iterable[str], groups: Iterable[str], encoder: Path | None
 ) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """Of records and of groups, sorted, each once."""
+    """Of records and of groups, sorted, each once.
+
+    With those of the head beside the encoder that was started from, as ``train`` leaves them: an
+    encoder that was fine-tuned knows its data too.
+    """
     records = {record_digest(sequence) for sequence in sequences}
     names = {group_digest(group) for group in groups}
+    if encoder is not None and (before := encoder.with_name(HEAD_FILE)).is_file():
+        head = load_head(before)
+        records.update(head.trained_records.tolist())
+        names.update(head.trained_groups.tolist())
     return _sorted(records), _sorted(names)
 
 

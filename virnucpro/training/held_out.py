@@ -47,6 +47,8 @@ def hold_out(records: Sequence[LabelledRecord], head: Head, of_training: OfTrain
         InputError: the head was trained on some of the data, which is to be refused; or nothing
             is left.
     """
+    if not len(head.trained_records) and not len(head.trained_groups):
+        LOGGER.warning("the head does not say what it was trained on: nothing can be held out")
     trained = find_trained(records, head)
     known = (
         f"{len(trained):,} of {len(records):,} records, or their groups, the head was trained on"

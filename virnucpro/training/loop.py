@@ -156,7 +156,8 @@ class Trainer(Generic[B]):
         settings, state = self.settings, self.state
         if state.epoch % settings.eval_every == 0 or state.epoch == settings.epochs:
             wrapped.eval()
-            with torch.inference_mode():
+            device = self.ranks.device
+            with torch.inference_mode(), precision_of(settings, device), _fitting(device):
                 row |= self.objective.validate(self.module, self.ranks)
             if row[self.objective.best] > state.best:
                 state.best, state.best_epoch = row[self.objective.best], state.epoch
@@ -181,7 +182,7 @@ class Trainer(Generic[B]):
             self.clock.lap(DATA)
             is_last = part == n_parts - 1
             with nullcontext() if is_last else ranks.alone(wrapped), _fitting(ranks.device):
-                with _precision(self.settings, ranks.device):
+                with precision_of(self.settings, ranks.device):
                     part_loss = wrapped(batch) / weight
                 (part_loss * ranks.world_size).backward()  # the ranks' gradients are averaged
             loss += part_loss.detach()
@@ -273,7 +274,7 @@ def share_of_lr(step: int, steps_per_epoch: int, settings: Settings) -> float:
     return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1.0, total - warmup)))
 
 
-def _precision(settings: Settings, device: torch.device) -> torch.autocast:
+def precision_of(settings: Settings, device: torch.device) -> torch.autocast:
     return torch.autocast(device.type, torch.bfloat16, enabled=settings.precision == "bf16")
 
 

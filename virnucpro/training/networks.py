@@ -17,7 +17,7 @@ from virnucpro.esm2.model import ESM2, ESM2Shape
 from virnucpro.esm2.packing import PackedBatch, StagedBatch
 
 NETWORKS = ("protein", "nucleotide")  # of a classifier; without residues the second is alone
-_LEAST_SPREAD = 1e-6  # of a word that hardly occurs
+_LEAST_SPREAD = 1e-3  # of a word that hardly occurs: its weights hardly learn either
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,7 +123,7 @@ class Classifier(nn.Module):
     def standardise(self, composition: NDArray[np.float32]) -> None:
         """By these frames, (n, N_FEATURES)."""
         self.centre.copy_(torch.from_numpy(composition.mean(axis=0)))
-        self.spread.copy_(torch.from_numpy(composition.std(axis=0) + _LEAST_SPREAD))
+        self.spread.copy_(torch.from_numpy(composition.std(axis=0)).clamp(min=_LEAST_SPREAD))
 
     def forward(self, pooled: Tensor, composition: Tensor) -> Tensor:
         """(n, dim), (n, N_FEATURES) -> logits by network, (n_networks, n); the last knows all"""

@@ -26,11 +26,11 @@ from virnucpro.log import announce, printable
 from virnucpro.training.board import board
 from virnucpro.training.calibration import calibrate, chunks_of
 from virnucpro.training.clock import Clock, profile_lines, speed_lines
-from virnucpro.training.export import digests_of, facts_of, write_head
+from virnucpro.training.export import HEAD_FILE, digests_of, facts_of, write_head
 from virnucpro.training.features import read_vectors
 from virnucpro.training.frames import LabelledFrames, balanced_weights, collect_frames
 from virnucpro.training.labelled import LabelledRecord, read_manifest, read_sequences
-from virnucpro.training.loop import B, Objective, Trainer, effective_batch
+from virnucpro.training.loop import B, Objective, Trainer, effective_batch, precision_of
 from virnucpro.training.metrics import auroc
 from virnucpro.training.networks import (
     NETWORKS,
@@ -55,9 +55,17 @@ from virnucpro.training.settings import Settings
 from virnucpro.training.split import Split, read_split, select
 
 _MOST_FRAMES = 20_000  # that are scored after each epoch
-SPLIT, _HEAD, _HELD_OUT = "split.tsv", "head.safetensors", "held_out.tsv"
+SPLIT, _HELD_OUT = "split.tsv", "held_out.tsv"
 _FEATURES, _FASTA, _BOARD = "features", "records.fa", "tensorboard"
-OF_A_TRAINING = (SPLIT, _HEAD, _HELD_OUT, _FEATURES, _FASTA, _BOARD, "checkpoints")  # in its folder
+OF_A_TRAINING = (
+    SPLIT,
+    HEAD_FILE,
+    _HELD_OUT,
+    _FEATURES,
+    _FASTA,
+    _BOARD,
+    "checkpoints",
+)  # in its folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +95,7 @@ class Training:
 
     @property
     def head(self) -> Path:
-        return self.output / _HEAD
+        return self.output / HEAD_FILE
 
     @property
     def features(self) -> Path:
@@ -135,7 +143,7 @@ def learn(training: Training, ranks: Ranks) -> None:
         _pretrain(training, ranks, train, held_out)
         return
     test = frames("test", training.chunk_sizes[:1])
-    for split, part in (("train", train), ("validation", held_out), ("test", test)):
+    for split, part in (("train", train), ("validation", held_out)):
         _check_labels(split, part)
     if training.has_stored_vectors:
         train, held_out, test = (
@@ -145,8 +153,10 @@ def learn(training: Training, ranks: Ranks) -> None:
     module = _classify(training, ranks, train, held_out)
     figures = []
     for split, part in (("validation", held_out), ("test", test)):
-        odds = score_frames(module, part, ranks).astype(np.float64)
-        figures.append((split, part, odds))
+        if _has_both(part):
+            with precision_of(training.settings, ranks.device):
+                odds = score_frames(module, part, ranks).astype(np.float64)
+            figures.append((split, part, odds))
     if ranks.is_first:
         _write_figures(training, figures)
         if training.is_of_predict:
@@ -272,11 +282,15 @@ def _check_labels(split: str, frames: LabelledFrames) -> None:
         InputError: the frames are of one label only.
     """
     n_virus = int(frames.is_virus.sum())
-    if not 0 < n_virus < len(frames):
+    if not _has_both(frames):
         raise InputError(
             f"the {split} groups have {n_virus:,} viral frames, {len(frames) - n_virus:,} others",
             hint="both are needed: label more groups, or edit split.tsv and give it with --split",
         )
+
+
+def _has_both(frames: LabelledFrames) -> bool:
+    return 0 < int(frames.is_virus.sum()) < len(frames)
 
 
 def _count_lines(frames: LabelledFrames, weight: NDArray[np.float32]) -> list[str]:
@@ -303,7 +317,8 @@ def _write_figures(
                     f"{split}\t{name}\t{len(frames)}\t{of_frames:.4f}\t{len(chunks.odds)}\t"
                     f"{chunks.auroc():.4f}\n"
                 )
-                announce(f"{split}, {name}: AUROC of chunks {chunks.auroc():.3f}")
+                if split == "validation":  # the test is not for choosing between trainings
+                    announce(f"{split}, {name}: AUROC of chunks {chunks.auroc():.3f}")
 
 
 def _export(
@@ -326,7 +341,7 @@ def _export(
         inspect_checkpoint(folder), calibration, training.chunk_sizes[0], _describe(training)
     )
     known = [record.sequence for _, record in read_sequences(records)]
-    trained_on = digests_of(known, (record.group for record in records))
+    trained_on = digests_of(known, (record.group for record in records), training.encoder)
     write_head(training.head, module.classifier, facts, calibration, trained_on)
     announce(
         f"head: {printable(training.head)}, a chunk is the {calibration.frames} of its frames, "
