@@ -60,7 +60,12 @@ def train(
     output_dir: Annotated[
         str,
         typer.Option(
-            "--output-dir", "-o", metavar="DIR", help="Where all goes.", rich_help_panel=FILES
+            "--output-dir",
+            "-o",
+            metavar="DIR",
+            help="Folder of the training.",
+            rich_help_panel=FILES,
+            show_default=False,
         ),
     ],
     split: Annotated[
@@ -141,26 +146,33 @@ def train(
         int, typer.Option(help="Width of the classifier.", rich_help_panel=MODEL)
     ] = 128,
     dropout: Annotated[float, typer.Option(help="In the classifier.", rich_help_panel=MODEL)] = 0.3,
-    epochs: Annotated[int, typer.Option(rich_help_panel=_LOOP)] = 10,
+    epochs: Annotated[int, typer.Option(help="Passes over the data.", rich_help_panel=_LOOP)] = 10,
     batch_size: Annotated[
         int, typer.Option(help="Frames on each device.", rich_help_panel=_LOOP)
     ] = 128,
     lr: Annotated[float, typer.Option(help="Learning rate.", rich_help_panel=_LOOP)] = 5e-4,
     scale_lr: Annotated[
         Literal["none", "linear", "sqrt"],
-        typer.Option(help="By effective batch / --batch-size, or its root.", rich_help_panel=_LOOP),
+        typer.Option(
+            help="Times effective batch / --batch-size (linear), or times the root of it.",
+            rich_help_panel=_LOOP,
+        ),
     ] = "none",
     warmup_epochs: Annotated[
-        float, typer.Option(help="The rate rises, then falls as a cosine.", rich_help_panel=_LOOP)
+        float,
+        typer.Option(
+            help="In which the rate rises; then it falls as a cosine.", rich_help_panel=_LOOP
+        ),
     ] = 0.1,
     grad_accum_steps: Annotated[
-        int, typer.Option(help="Batches added up for one step.", rich_help_panel=_LOOP)
+        int, typer.Option(help="Batches of each device in one step.", rich_help_panel=_LOOP)
     ] = 1,
     weight_decay: Annotated[float, typer.Option(help="Of AdamW.", rich_help_panel=_LOOP)] = 0.01,
     class_weights: Annotated[
         Literal["auto", "none"],
         typer.Option(
-            help="auto: both classes weigh the same, a group by the root of its frames.",
+            help="auto: both labels weigh the same, a group by the root of its frames; none: only "
+            "the weights of the manifest.",
             rich_help_panel=_LOOP,
         ),
     ] = "auto",
@@ -168,9 +180,17 @@ def train(
         int, typer.Option(help="Epochs between two looks at validation.", rich_help_panel=_LOOP)
     ] = 1,
     early_stopping: Annotated[
-        int, typer.Option(help="Looks without a better one; 0: never.", rich_help_panel=_LOOP)
+        int,
+        typer.Option(
+            help="End after so many looks without a better one; 0: never.", rich_help_panel=_LOOP
+        ),
     ] = 0,
-    seed: Annotated[int, typer.Option(min=0, help="Of all.", rich_help_panel=_LOOP)] = 0,
+    seed: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Of the split, first weights, order and dropout.", rich_help_panel=_LOOP
+        ),
+    ] = 0,
     gpus: Gpus = None,
     no_multi_gpu: Annotated[
         bool, typer.Option("--no-multi-gpu", help="Only the first GPU.", rich_help_panel=DEVICES)
@@ -187,7 +207,10 @@ def train(
         typer.Option(help="auto: bf16 where the device has it.", rich_help_panel=DEVICES),
     ] = "auto",
     num_workers: Annotated[
-        int, typer.Option(help="Processes that make batches, per device.", rich_help_panel=DEVICES)
+        int,
+        typer.Option(
+            help="Processes beside each device that make its batches.", rich_help_panel=DEVICES
+        ),
     ] = 0,
     profile: Annotated[
         bool, typer.Option("--profile", help="Say where the time goes.", rich_help_panel=DEVICES)
@@ -199,17 +222,25 @@ def train(
     """Train a head for an encoder, fine-tune both, or pretrain an encoder.
 
     Records are cut and translated as predict does it; whole groups (viral families, host genera)
-    are held out. DIR gets split.tsv, checkpoints/, tensorboard/, held_out.tsv, and what predict
-    takes: head.safetensors, and the encoder if it was trained.
+    are held out. DIR gets split.tsv, training.json, checkpoints/, tensorboard/, held_out.tsv, and
+    what predict takes: head.safetensors, and the encoder if it was trained.
 
-    Example, a head on frozen features:
-    virnucpro train --data manifest.tsv -o model/ --model esm2_t12_35M_UR50D
+    A head on an encoder that stays as it is, and its use:
 
-    Then: virnucpro predict -i contigs.fa -o results/ --model esm2_t12_35M_UR50D
+    - virnucpro train --data manifest.tsv -o model/
+
+    - virnucpro predict -i contigs.fa -o results/ --head model/head.safetensors
+
+    Encoder and head together:
+
+    - virnucpro train --data manifest.tsv -o model/ --finetune --model esm2_t12_35M_UR50D
+
+    - virnucpro predict -i contigs.fa -o results/ --model model/esm2_trained
     --head model/head.safetensors
 
-    On all GPUs of one node it starts a process for each; on several nodes use torchrun:
-    torchrun --nnodes 2 --nproc-per-node 8 ... -m virnucpro train ...
+    All GPUs of this machine are used, with a process for each; for several machines:
+
+    - torchrun --nnodes 2 --nproc-per-node 8 ... -m virnucpro train ...
     """
     _run(locals())
 
