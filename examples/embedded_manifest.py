@@ -4,8 +4,8 @@
 
 The catalogue has a row for each sequence (id, file, label, kind, family, genus, cluster, ...) and
 lies beside its FASTA files. A group is what a new sequence may be new in: the family of a virus
-(its cluster of related genomes, where it has none) or of a prokaryote, the genus of a eukaryote,
-of which there are few. Sequences that are neither plainly viral nor plainly cellular stay out.
+(its cluster of related genomes, where it has none) or of a bacterium, the genus of all other
+cells, of which there are few. Sequences that are neither plainly viral nor cellular stay out.
 """
 
 from __future__ import annotations
@@ -59,23 +59,22 @@ def weight_of(row: dict[str, str]) -> float:
 
 
 def main(catalogue: Path) -> None:
-    out = csv.writer(sys.stdout, delimiter="\t", lineterminator="\n")
-    out.writerow(COLUMNS)
+    sys.stdout.write("\t".join(COLUMNS) + "\n")
     with gzip.open(catalogue, "rt", encoding="utf-8") as lines:
-        for row in csv.DictReader(lines, delimiter="\t"):
+        for row in csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE):
             if row["label"] in LABELS:
-                path = catalogue.parent / Path(row["file"]).name
-                out.writerow(
-                    (
-                        path.absolute(),
-                        row["id"],
-                        LABELS[row["label"]],
-                        group_of(row),
-                        weight_of(row),
-                        KINGDOMS.get(row["kind"], REST),
-                    )
+                cells = (
+                    catalogue.parent.absolute() / Path(row["file"]).name,
+                    row["id"],
+                    LABELS[row["label"]],
+                    group_of(row),
+                    weight_of(row),
+                    KINGDOMS.get(row["kind"], REST),
                 )
+                sys.stdout.write("\t".join(map(str, cells)) + "\n")
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        raise SystemExit(__doc__)
     main(Path(sys.argv[1]))

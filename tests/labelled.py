@@ -16,10 +16,10 @@ from virnucpro.training.request import TrainOptions, open_folder, resolve
 from virnucpro.training.story import Training, learn
 from virnucpro.translate import reverse_complement
 
-# no codon of it is a stop, nor is any in the two other frames: every frame of a strand is kept
+# without a T no frame of the strand has a stop
 _CODONS = {
-    "virus": [a + b + c for a in "ACG" for b in "CG" for c in "ACG"],
-    "other": [a + b + c for a in "CG" for b in "ACG" for c in "ACG"],
+    "virus": [a + b + c for a in "ACG" for b in "AC" for c in "AC"],
+    "other": [a + b + c for a in "ACG" for b in "CG" for c in "CG"],
 }
 # what stands on no command line, or is of the command line alone
 _ELSEWHERE = ("config", "quiet", "verbose", "log_file")
@@ -35,14 +35,14 @@ def coding(label: str, n_bases: int, rng: np.random.Generator) -> str:
     return "".join(rng.choice(_CODONS[label], n_bases // 3 + 1))[:n_bases]
 
 
-def write_labelled(folder: Path, n_groups: int = 10, per_group: int = 2) -> Path:
-    """A manifest of so many groups of each label, of 500 to 1,100 bases, on either strand."""
+def write_labelled(folder: Path, n_groups: int = 6, per_group: int = 2) -> Path:
+    """A manifest of so many groups of each label, of 300 to 800 bases, on either strand."""
     rng = np.random.default_rng(3)
     rows = ["path\tid\tlabel\tgroup\tweight\tkingdom"]
     with (folder / "data.fa").open("w") as out:
         for i in range(2 * n_groups * per_group):
             label, group = ("virus", "other")[i % 2], i // 2 // per_group
-            bases = coding(label, 500 + 60 * (i % 11), rng)
+            bases = coding(label, 300 + 50 * (i % 11), rng)
             bases = reverse_complement(bases) if i % 3 else bases
             out.write(f">{label}/{i}_chunk_1 of a test\n{bases}\n")
             kingdom = f"{label} kingdom"

@@ -340,3 +340,10 @@ def test_code_in_a_pickled_head_is_never_run(tmp_path: Path) -> None:
     torch.save({"layers.0.weight": Trap(sprung)}, path)
     refusal_of(path)
     assert not sprung.exists()
+
+
+def test_a_head_is_written_with_the_same_bytes_every_time(tiny, tmp_path):
+    for i in range(4):  # a dozen facts in a random order would hardly agree once
+        save_head(tmp_path / str(i), tiny.head)
+    assert len({(tmp_path / str(i)).read_bytes() for i in range(4)}) == 1
+    assert load_head(tmp_path / "0").facts == tiny.head.facts

@@ -9,6 +9,7 @@ two logits. Digests of what it was trained on may lie beside them.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
@@ -237,4 +238,17 @@ def save_head(path: Path, head: Head) -> None:
     tensors |= {"trained_records": head.trained_records, "trained_groups": head.trained_groups}
     content = {name: np.ascontiguousarray(values) for name, values in tensors.items()}
     with atomic(path) as temporary:
-        temporary.write_bytes(save(content, metadata=facts))
+        temporary.write_bytes(_with_sorted_facts(save(content, metadata=facts)))
+
+
+def _with_sorted_facts(content: bytes) -> bytes:
+    """The same file, with the same bytes every time: safetensors shuffles metadata.
+
+    Eight bytes say how long the header is, which is JSON, padded to a multiple of eight.
+    """
+    n_bytes = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + n_bytes])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + content[8 + n_bytes :]

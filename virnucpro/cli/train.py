@@ -41,8 +41,12 @@ def _read_config(context: typer.Context, path: Path | None) -> Path | None:
     with exits(), needing("train"):
         from virnucpro.training.config_file import read_config
 
-        known = {parameter.name for parameter in context.command.params if parameter.name}
-        context.default_map = read_config(path, known)
+        options = {option.name: option for option in context.command.params if option.name}
+        found = read_config(path, options.keys() - {"config"})
+        context.default_map = {
+            name: [value] if options[name].multiple and not isinstance(value, list) else value
+            for name, value in found.items()
+        }
     return path
 
 

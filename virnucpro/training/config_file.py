@@ -16,7 +16,7 @@ def read_config(path: Path, known: Collection[str]) -> dict[str, Any]:
     """
     Raises:
         InputMissingError: the file cannot be read.
-        UsageError: it is no table of options, or names one that is not among ``known``.
+        UsageError: it is no table of options, names one twice, or one that is not ``known``.
     """
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -30,7 +30,12 @@ def read_config(path: Path, known: Collection[str]) -> dict[str, Any]:
         raise UsageError(
             f"{printable(path)} is no table of options", hint="for example: batch_size: 64"
         )
-    options = {str(name).replace("-", "_"): value for name, value in content.items()}
+    options: dict[str, Any] = {}
+    for written, value in content.items():
+        name = str(written).replace("-", "_")
+        if name in options:
+            raise UsageError(f"{printable(path)}: {printable(name)} stands there twice")
+        options[name] = value
     if unknown := sorted(set(options) - set(known)):
         raise UsageError(
             f"{printable(path)}: there is no option {printable(unknown[0])}",

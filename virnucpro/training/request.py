@@ -26,6 +26,7 @@ OnEvent = Callable[[Telling], None]
 _FACTS = "training.json"
 _OF_EVERY_FOLDER = {".lock", "virnucpro.log"}
 _PLACES = ("data", "encoder")  # their contents count: data_sha256, encoder_id
+_USUAL = (6, 128, 4)  # layers, dimensions and heads of a new encoder
 _MORE_GROUPS = "label more groups, or move some in a table of the split and give it with --split"
 
 
@@ -155,10 +156,10 @@ def _check_network(options: TrainOptions, mode: Mode) -> None:
     Raises:
         UsageError: no network can be trained as the options say.
     """
-    if options.encoding != "esm2" and (mode == "pretrain" or options.model or options.has_shape):
+    if options.encoding != "esm2" and (mode != "head" or options.model or options.has_shape):
         raise UsageError(
             f"--encoding {options.encoding} has no ESM-2 in it",
-            hint="leave out --pretrain, --model, --layers, --dim and --heads",
+            hint="leave out --finetune, --pretrain, --model, --layers, --dim and --heads",
         )
     if options.encoding == "composition" and options.architecture != "mlp":
         raise UsageError(
@@ -217,7 +218,9 @@ def _encoder(
             lambda n, total: on_event(Progress("fetching the model", n, total, "bytes")),
         )
         return checkpoint.path, checkpoint.shape
-    n_layers, dim, n_heads = options.layers or 6, options.dim or 128, options.heads or 4
+    asked = (options.layers, options.dim, options.heads)
+    sizes = [usual if size is None else size for size, usual in zip(asked, _USUAL, strict=True)]
+    n_layers, dim, n_heads = sizes
     if min(n_layers, dim, n_heads) < 1 or dim % (2 * n_heads):
         raise UsageError(
             f"{n_layers} layers of {dim} dimensions in {n_heads} heads",

@@ -39,7 +39,7 @@ class Settings:
         for name in ("epochs", "batch_size", "grad_accum_steps", "eval_every"):
             self._check(name, getattr(self, name) >= 1, "1 or more")
         for name in ("num_workers", "early_stopping", "warmup_epochs", "weight_decay", "seed"):
-            self._check(name, getattr(self, name) >= 0, "0 or more")
+            self._check(name, 0 <= getattr(self, name) < math.inf, "0 or more")
         self._check("lr", 0 < self.lr <= 1, "a rate above 0 and at most 1")
         self._check("warmup_epochs", self.warmup_epochs < self.epochs, "fewer than --epochs")
 

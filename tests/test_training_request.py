@@ -1,0 +1,359 @@
+"""What ``virnucpro train`` makes of its options, a file of them, and data that will not do."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import typer
+from conftest import Tiny
+from labelled import DEFAULTS, options, train_here, write_labelled
+from runs import run_inline, vectors
+
+from virnucpro.cli.exits import Finished
+from virnucpro.cli.main import app
+from virnucpro.devices import Choice
+from virnucpro.engine.events import Progress
+from virnucpro.errors import (
+    FeatureFileError,
+    InputError,
+    InputMissingError,
+    OutputError,
+    ResumeError,
+    UsageError,
+)
+from virnucpro.training.config_file import read_config
+from virnucpro.training.features import read_vectors, write_fasta
+from virnucpro.training.labelled import read_manifest, read_sequences
+from virnucpro.training.ranks import Ranks
+from virnucpro.training.request import describe, open_folder, resolve
+from virnucpro.training.split import read_split
+from virnucpro.training.story import Training
+
+TRAIN = typer.main.get_command(app).commands["train"]
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    (tmp_path / "data").mkdir()
+    return write_labelled(tmp_path / "data", n_groups=4, per_group=1)
+
+
+def out_of(data: Path) -> Path:
+    return data.parents[1] / "out"
+
+
+def resolved(data: Path, **changes: object) -> Training:
+    return resolve(options(data, out_of(data), **changes), lambda _: None)[0]
+
+
+def opened(data: Path, **changes: object) -> Training:
+    """As far as a training gets before its first step."""
+    asked = options(data, out_of(data), **{"encoding": "composition", **changes})
+    training, _ = resolve(asked, lambda _: None)
+    training.output.mkdir(exist_ok=True)
+    open_folder(training, asked)
+    return training
+
+
+# A file of options
+
+
+def parsed(*arguments: object) -> dict[str, object]:
+    """What the command gets, without running it."""
+    given = ("--data", "m.tsv", "-o", "out", *arguments)
+    return TRAIN.make_context("train", list(map(str, given))).params
+
+
+def test_options_of_a_file_are_defaults_and_the_command_line_wins(tmp_path):
+    config = tmp_path / "train.yaml"
+    config.write_text(
+        "epochs: 7\nbatch-size: 9\nlr: 1e-3\nfinetune: true\nchunk_size: [500, 300]\n"
+        "encoding: onehot\nmodel: esm2_t6_8M_UR50D\n"
+    )
+    found = parsed("--config", config, "--epochs", 3, "--encoding", "blosum62")
+    assert (found["epochs"], found["batch_size"], found["lr"]) == (3, 9, 1e-3)
+    assert (found["finetune"], found["chunk_size"]) == (True, [500, 300])
+    assert (found["encoding"], found["model"]) == ("blosum62", "esm2_t6_8M_UR50D")
+    assert found["hidden"] == DEFAULTS["hidden"]
+
+
+def test_a_file_may_name_the_data_too(tmp_path):
+    config = tmp_path / "train.yaml"
+    config.write_text("data: mine.tsv\noutput_dir: there\nchunk_size: 300\n")
+    found = TRAIN.make_context("train", ["--config", str(config)]).params
+    assert (found["data"], found["output_dir"]) == (Path("mine.tsv"), "there")
+    assert found["chunk_size"] == [300]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("epoch: 3", "there is no option epoch"),
+        ("- epochs\n- 3", "is no table of options"),
+        ("epochs: [3", "is no YAML"),
+        ("config: other.yaml", "there is no option config"),
+        ("epochs: 3\nbatch-size: 1\nbatch_size: 2", "batch_size stands there twice"),
+        ("model: !!python/object/apply:os.getcwd []", "is no YAML"),
+    ],
+)
+def test_a_file_that_is_no_table_of_options_is_refused_with_a_word(tmp_path, content, message):
+    config = tmp_path / "train.yaml"
+    config.write_text(content)
+    with pytest.raises(UsageError, match=message):
+        read_config(config, {"epochs", "batch_size", "model"})
+    with pytest.raises(Finished) as ended:
+        parsed("--config", config)
+    assert ended.value.exit_code == 64
+
+
+def test_an_empty_file_says_nothing_and_a_missing_one_is_told(tmp_path):
+    (tmp_path / "empty.yaml").write_text("# nothing yet\n")
+    assert read_config(tmp_path / "empty.yaml", {"epochs"}) == {}
+    with pytest.raises(InputMissingError, match=r"nowhere\.yaml"):
+        read_config(tmp_path / "nowhere.yaml", {"epochs"})
+
+
+# Options that contradict each other, or make no sense
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"finetune": True, "pretrain": True}, "--finetune and --pretrain contradict"),
+        ({"chunk_size": [300, 300]}, "--chunk-size is 300, 300"),
+        ({"chunk_size": [3]}, "--chunk-size is 3"),
+        ({"chunk_size": [500, 300]}, "has one --chunk-size"),
+        ({"no_multi_gpu": True, "gpus": "0"}, "--no-multi-gpu and --gpus"),
+        ({"encoding": "onehot", "gpus": "0"}, "--gpus does not go with --device cpu"),
+        ({"encoding": "onehot", "pretrain": True}, "--encoding onehot has no ESM-2"),
+        ({"encoding": "onehot", "finetune": True}, "--encoding onehot has no ESM-2"),
+        ({"encoding": "blosum62", "model": "x"}, "--encoding blosum62 has no ESM-2"),
+        ({"encoding": "onehot", "dim": 8}, "--encoding onehot has no ESM-2"),
+        ({"encoding": "composition", "architecture": "cnn"}, "has no residues"),
+        ({"pretrain": True, "architecture": "lstm"}, "trains an encoder alone"),
+        ({"layers": 3}, "are for a new encoder"),
+        ({"finetune": True, "model": "x", "heads": 3}, "are for a new encoder"),
+        ({"pretrain": True, "dim": 30, "heads": 4}, "6 layers of 30 dimensions in 4 heads"),
+        ({"pretrain": True, "layers": 0}, "0 layers"),
+        ({"encoding": "onehot", "dropout": 1.0}, "--dropout is 1"),
+        ({"encoding": "onehot", "dropout": float("nan")}, "--dropout is nan"),
+        ({"encoding": "onehot", "hidden": 0}, "--hidden 0"),
+        ({"encoding": "onehot", "lr": float("nan")}, "--lr is nan"),
+        ({"encoding": "onehot", "lr": 2.0}, "--lr is 2"),
+        ({"encoding": "onehot", "epochs": 0}, "--epochs is 0"),
+        ({"encoding": "onehot", "weight_decay": float("inf")}, "--weight-decay is inf"),
+        ({"encoding": "onehot", "warmup_epochs": float("nan")}, "--warmup-epochs is nan"),
+        ({"encoding": "onehot", "num_workers": -1}, "--num-workers is -1"),
+        ({"encoding": "onehot", "early_stopping": -1}, "--early-stopping is -1"),
+        ({"encoding": "onehot", "workers": 0}, "--workers is 0"),
+        ({"name": "../up"}, "--name is '../up'"),
+        ({"name": ".hidden"}, "--name is '.hidden'"),
+        ({"name": "checkpoints"}, "--name is 'checkpoints'"),
+    ],
+)
+def test_options_that_cannot_be_are_refused_before_any_work(data, changes, words):
+    with pytest.raises(UsageError, match=re.escape(words)):
+        resolved(data, **changes)
+    assert not out_of(data).exists()
+
+
+# What the options become
+
+
+def test_options_of_the_loop_become_its_settings_by_their_names(data):
+    given = {
+        "epochs": 3,
+        "batch_size": 5,
+        "lr": 0.01,
+        "scale_lr": "sqrt",
+        "warmup_epochs": 0.7,
+        "grad_accum_steps": 2,
+        "weight_decay": 0.3,
+        "class_weights": "none",
+        "eval_every": 2,
+        "early_stopping": 4,
+        "seed": 6,
+        "num_workers": 1,
+        "precision": "bf16",
+    }
+    settings = resolved(data, encoding="onehot", **given).settings
+    assert {name: getattr(settings, name) for name in given} == given
+    assert settings.mode == "head"
+
+
+def test_an_encoder_is_the_one_given_or_a_new_one_of_the_shape(data, tiny: Tiny):
+    found = resolved(data, model=str(tiny.model))
+    assert found.encoder == tiny.model and found.shape.dim == 32 and found.has_stored_vectors
+    new = resolved(data, finetune=True, layers=2, dim=24, heads=3)
+    assert new.encoder is None
+    assert (new.shape.n_layers, new.shape.dim, new.shape.n_heads) == (2, 24, 3)
+    new = resolved(data, pretrain=True)
+    assert (new.shape.n_layers, new.shape.dim, new.shape.n_heads) == (6, 128, 4)
+    assert resolved(data, encoding="blosum62").shape is None
+
+
+def test_a_cpu_is_one_process_unless_more_are_asked_for(data):
+    def devices(**changes: object) -> Choice:
+        return resolve(options(data, data, encoding="onehot", **changes), lambda _: None)[1]
+
+    assert devices().devices == ("cpu",)
+    assert devices(workers=2).devices == ("cpu", "cpu")
+    assert devices(workers=2, no_multi_gpu=True).devices == ("cpu",)
+
+
+def test_what_is_trained_on_what_is_said(data, tiny: Tiny):
+    gpus = Choice(("cuda:0", "cuda:1"), ("cuda:0 A, 79 GiB", "cuda:1 B, 80 GiB"), True, 1)
+    lines = describe(resolved(data, model=str(tiny.model)), gpus)
+    assert lines[0].startswith("head: ESM-2 of 2 layers, 32 dimensions") and "fp32" in lines[0]
+    assert lines[1:] == ["cuda:0 A, 79 GiB", "cuda:1 B, 80 GiB"]
+    assert describe(resolved(data, encoding="onehot"), gpus.first)[1:] == ["cuda:0 A, 79 GiB"]
+
+
+# Data that will not do
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"label": "other", "split": "validation"}, "label other is for validation"),
+        ({"label": "virus", "split": "train"}, "label virus is for train"),
+        ({"label": "virus", "split": "test"}, "label virus is for test"),
+    ],
+)
+def test_a_split_with_one_label_only_is_refused_before_any_work(data, tmp_path, wrong, words):
+    parts = ["train", "validation", "test"]
+    other = next(part for part in parts if part != wrong["split"])
+    lines = []
+    for label in ("virus", "other"):
+        for i in range(4):
+            part = parts[i % 3]
+            if (label, part) == (wrong["label"], wrong["split"]):
+                part = other
+            lines.append(f"{label} {i}\t{part}\n")
+    split = tmp_path / "split.tsv"
+    split.write_text("group\tsplit\n" + "".join(lines))
+    with pytest.raises(InputError, match=words) as caught:
+        opened(data, split=split)
+    assert "--split" in caught.value.hint
+    assert not list((tmp_path / "out").iterdir()), "what is refused leaves nothing"
+
+
+def test_pretraining_needs_no_labels_and_no_test(data, tmp_path):
+    split = tmp_path / "split.tsv"
+    groups = sorted({record.group for record in read_manifest(data)})
+    rows = [f"{g}\t{'validation' if g == 'other 0' else 'train'}\n" for g in groups]
+    split.write_text("group\tsplit\n" + "".join(rows))
+    opened(data, split=split, encoding="esm2", pretrain=True)
+    assert read_split(tmp_path / "out" / "split.tsv") == read_split(split)
+
+
+def test_a_group_that_the_split_does_not_know_is_named(data, tmp_path):
+    split = tmp_path / "split.tsv"
+    split.write_text("group\tsplit\nvirus 0\ttrain\n")
+    with pytest.raises(InputError, match="the split says nothing of 7 groups"):
+        opened(data, split=split)
+    assert not list((tmp_path / "out").iterdir()), "what is refused leaves nothing"
+
+
+def closed(n_bases: int) -> str:
+    """Stops in all six frames."""
+    return ("TAAATAAATAACTTAATTAGTTAGCTAGCTAACTAGTCATCACTATTA" * n_bases)[:n_bases]
+
+
+def test_records_without_a_frame_are_told_with_what_to_do(data, tmp_path):
+    fasta = data.with_name("data.fa")
+    records = [record for _, record in read_sequences(read_manifest(data))]
+    fasta.write_text("".join(f">{record.id}\n{closed(400)}\n" for record in records))
+    with pytest.raises(InputError, match="train groups have 0 viral frames, 0 others") as caught:
+        train_here(options(data, tmp_path / "one", encoding="composition"))
+    assert caught.value.hint
+    with pytest.raises(InputError, match="have no frame without a stop") as caught:
+        train_here(options(data, tmp_path / "two", pretrain=True, layers=1, dim=8, heads=2))
+    assert "--chunk-size" in caught.value.hint
+
+
+def test_a_manifest_that_is_wrong_leaves_no_training_behind(data, tmp_path):
+    data.write_text(data.read_text().replace("\tvirus\t", "\tviral\t", 1))
+    with pytest.raises(InputError, match="the label is 'viral'"):
+        opened(data)
+    assert not list((tmp_path / "out").iterdir())
+    with pytest.raises(InputMissingError, match=r"nowhere\.tsv"):
+        opened(tmp_path / "data" / "nowhere.tsv")
+
+
+# The folder
+
+
+def test_a_start_that_was_killed_before_it_claimed_the_folder_can_be_resumed(data):
+    training = opened(data)
+    split = training.split.read_bytes()
+    (training.output / "training.json").unlink()
+    with pytest.raises(OutputError, match=r"holds no training: split\.tsv"):
+        opened(data)
+    opened(data, resume=True)
+    assert training.split.read_bytes() == split
+    assert json.loads((training.output / "training.json").read_text())["data_sha256"]
+
+
+def test_resume_starts_a_training_where_there_is_none(data):
+    assert opened(data, resume=True).split.exists()
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"settings": 3}', "{"])
+def test_a_damaged_record_of_what_was_asked_is_told(data, content):
+    training = opened(data)
+    (training.output / "training.json").write_text(content)
+    with pytest.raises(ResumeError, match=r"training\.json cannot be read"):
+        opened(data, resume=True)
+
+
+def test_a_split_that_was_edited_since_is_refused(data):
+    training = opened(data)
+    text = training.split.read_text()
+    training.split.write_text(text.replace("virus kingdom", "another kingdom", 1))
+    with pytest.raises(ResumeError, match="split_sha256"):
+        opened(data, resume=True)
+
+
+def test_what_changes_no_weights_may_differ_when_a_training_goes_on(data):
+    opened(data)
+    opened(data, resume=True, num_workers=2, early_stopping=3, profile=True)
+
+
+# Vectors
+
+
+def test_all_records_are_written_for_the_engine_with_their_ids(data, tmp_path):
+    write_fasta(tmp_path / "records.fa", data)
+    text = (tmp_path / "records.fa").read_text()
+    for _, record in read_sequences(read_manifest(data)):
+        assert f">{record.id}\n{record.sequence}\n" in re.sub(r"(?<=[ACGT])\n(?=[ACGT])", "", text)
+
+
+def test_vectors_come_in_the_order_of_the_ids_and_a_missing_one_is_named(
+    make_config, data, tmp_path
+):
+    write_fasta(tmp_path / "records.fa", data)
+    config = make_config(tmp_path / "records.fa", command="extract")
+    run_inline(config, None)
+    by_id = vectors(config.output)
+    names = sorted(by_id, reverse=True)[::2]
+    found = read_vectors(config.output, names)
+    assert found.tolist() == [by_id[name].tolist() for name in names]
+    with pytest.raises(FeatureFileError, match="holds no vector of nobody"):
+        read_vectors(config.output, [*names, "nobody"])
+
+
+# Progress
+
+
+def test_one_of_several_processes_tells_what_is_done():
+    told: list[object] = []
+    event = Progress("epoch 1 of 2", 3, 4, "frames")
+    for rank in range(3):
+        Ranks(rank, 3, torch.device("cpu"), told.append).tell(event)
+    assert told == [event]
