@@ -14,7 +14,6 @@ import torch
 
 from virnucpro.composition import N_FEATURES
 from virnucpro.config import Recipe, Resources, RunConfig
-from virnucpro.esm2.download import embedded_model
 from virnucpro.esm2.model import ESM2, ESM2Shape
 from virnucpro.esm2.weights import inspect_checkpoint, save_esm2
 from virnucpro.head import Head, HeadFacts, Layer, Network, load_head, save_head
@@ -123,12 +122,6 @@ def make_config(tiny: Tiny, tmp_path: Path) -> Callable[..., RunConfig]:
         )
 
     return make
-
-
-needs_embedded = pytest.mark.skipif(
-    not (embedded_model() / "model.safetensors").exists(),
-    reason="the weights of the embedded model are not in this checkout",
-)
 
 
 def random_dna(n: int, rng: np.random.Generator) -> str:

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import make_tiny, needs_embedded
+from conftest import make_tiny
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "contigs.fa"
@@ -253,7 +253,6 @@ def test_devices_models_and_status_tell_what_there_is(model, tiny, tmp_path):
     assert "complete" in answer.stdout and "files are whole" in answer.stdout
 
 
-@needs_embedded
 def test_predict_needs_no_more_than_input_and_output(tmp_path):
     answer = virnucpro("predict", "-i", EXAMPLE, "-o", tmp_path / "run", cwd=tmp_path)
     assert answer.returncode == 0, answer.stderr
@@ -263,7 +262,6 @@ def test_predict_needs_no_more_than_input_and_output(tmp_path):
     assert (wrong, missed) == ([], [])
 
 
-@needs_embedded
 def test_the_embedded_model_has_a_name_and_is_listed_first():
     lines = virnucpro("models", "list").stdout.splitlines()
     assert lines[0].startswith("esm2_virnucpro") and "here: " in lines[0]

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import TINY, needs_embedded
+from conftest import TINY
 from oracle import make_fair_esm, save_fair_esm
 from runs import assert_same_vectors, vectors
 
@@ -137,7 +137,6 @@ def test_a_package_without_its_model_says_so(options, monkeypatch, tmp_path):
         resolve(options(model=None), lambda _: None)
 
 
-@needs_embedded
 def test_the_head_of_the_package_is_for_its_model_and_both_are_whole():
     checkpoint = verify_checkpoint(embedded_model())
     facts = load_head(embedded_head()).facts
