@@ -56,7 +56,7 @@ def in_terminal(arguments: list[str], environment: dict[str, str]) -> tuple[int,
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["predict"], ["extract"], ["evaluate"], ["models"], ["status"]]
+    "command", [[], ["predict"], ["extract"], ["train"], ["evaluate"], ["models"], ["status"]]
 )
 def test_help_says_what_a_command_does(command):
     for flag in ("--help", "-h"):

@@ -230,6 +230,70 @@ def test_a_baseline_has_figures_and_no_head(data, tmp_path, changes):
     assert len(rows) == 1 + 2 * n_networks
 
 
+@pytest.fixture(scope="module")
+def plain(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the options are compared with."""
+    out = tmp_path_factory.mktemp("plain") / "model"
+    train_here(options(data, out, encoding="onehot", epochs=1, grad_accum_steps=2))
+    return out
+
+
+def best_weights(out: Path) -> dict[str, torch.Tensor]:
+    return torch.load(out / "checkpoints" / "best.pt", weights_only=True)["module"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"batch_size": 8},
+        {"lr": 1e-3},
+        {"scale_lr": "linear"},
+        {"scale_lr": "sqrt"},
+        {"warmup_epochs": 0.9},
+        {"grad_accum_steps": 1},
+        {"weight_decay": 0.9},
+        {"class_weights": "none"},
+        {"dropout": 0.0},
+        {"precision": "bf16"},
+        {"chunk_size": [210]},
+        {"encoding": "blosum62"},
+        {"profile": True},
+        {"num_workers": 1},
+    ],
+    ids=str,
+)
+def test_each_option_of_the_loop_has_its_effect_on_the_weights_or_none(
+    plain, data, tmp_path, changes
+):
+    asked = {"encoding": "onehot", "epochs": 1, "grad_accum_steps": 2, **changes}
+    train_here(options(data, tmp_path / "out", **asked))
+    one, other = best_weights(plain), best_weights(tmp_path / "out")
+    learned = "classifier.nucleotide.1.weight"
+    has_none = changes.keys() <= {"profile", "num_workers"}
+    same = one[learned].shape == other[learned].shape and torch.equal(one[learned], other[learned])
+    assert same == has_none
+
+
+def test_records_weigh_what_the_manifest_says_and_labels_the_same_if_asked(data, tmp_path, caplog):
+    said = {}
+    for class_weights in ("auto", "none"):
+        caplog.clear()
+        asked = {"encoding": "composition", "epochs": 1, "class_weights": class_weights}
+        with caplog.at_level("INFO", logger="virnucpro"):
+            training = train_here(options(data, tmp_path / class_weights, **asked))
+        said[class_weights] = [text for text in caplog.messages if "mean weight" in text]
+    records = select(read_manifest(data), read_split(training.split), "train")
+    frames = collect_frames(read_sequences(records), [300])
+    sides = {"virus": frames.is_virus, "other": ~frames.is_virus}
+    for line, (label, rows) in zip(said["none"], sides.items(), strict=True):
+        assert line.startswith(f"{label}: {rows.sum():,} frames of 4 groups")
+        assert line.endswith(f"mean weight {frames.weight[rows].mean():.3f}")
+    half = len(frames) / 2
+    for line, rows in zip(said["auto"], sides.values(), strict=True):
+        assert float(line.rpartition(" ")[2]) == pytest.approx(half / rows.sum(), abs=6e-4)
+
+
 # Data that are held out
 
 
