@@ -365,7 +365,8 @@ def test_a_table_that_lost_a_frame_since_is_not_measured(ask, tmp_path):
         evaluation.held_out.records, CUTTING, tmp_path / "again.fa", tmp_path / "again.tsv"
     )
     with pytest.raises(VirnucproError, match=r"the frame .* has no score"):
-        list(read_kinds(evaluation.question, fragments, evaluation.held_out, 300))
+        facts = evaluation.head.facts
+        list(read_kinds(evaluation.question, fragments, evaluation.held_out, 300, facts))
 
 
 # The command

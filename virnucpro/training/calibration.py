@@ -45,13 +45,18 @@ class Units:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What a head gets beside its weights."""
+    """What a head gets beside its weights. The temperatures are the best between 1/20 and 20."""
 
     frames: FrameRule
     temperature: float  # of the network with composition
     protein_temperature: float
     exponent: float
     threshold: float
+
+    @property
+    def is_at_limit(self) -> bool:
+        """Whether a better temperature may lie beyond: scores tell nothing, or everything."""
+        return self.temperature in (_TEMPERATURES[0], _TEMPERATURES[-1])
 
 
 def calibrate(protein: Values, nucleotide: Values, frames: LabelledFrames) -> Calibration:

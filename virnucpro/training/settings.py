@@ -25,7 +25,7 @@ class Settings:
     batch_size: int = 128  # frames on one device
     lr: float = 5e-4
     scale_lr: ScaleLr = "none"
-    warmup_epochs: float = 0.5
+    warmup_epochs: float = 0.1
     grad_accum_steps: int = 1
     weight_decay: float = 0.01
     precision: Literal["bf16", "fp32"] = "fp32"

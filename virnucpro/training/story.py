@@ -22,7 +22,7 @@ from virnucpro.errors import InputError
 from virnucpro.esm2.model import ESM2, ESM2Shape
 from virnucpro.esm2.weights import inspect_checkpoint, load_esm2, save_esm2
 from virnucpro.files import atomic
-from virnucpro.log import announce, printable
+from virnucpro.log import LOGGER, announce, printable
 from virnucpro.training.board import board
 from virnucpro.training.calibration import calibrate, chunks_of
 from virnucpro.training.clock import Clock, profile_lines, speed_lines
@@ -337,6 +337,11 @@ def _export(
     assert folder is not None, "a head needs an encoder"
     frames, (protein, nucleotide) = validation
     calibration = calibrate(protein, nucleotide, frames)
+    if calibration.is_at_limit:
+        LOGGER.warning(
+            "the scores cannot be calibrated on the validation groups, which are told apart "
+            "perfectly or not at all: label more groups"
+        )
     facts = facts_of(
         inspect_checkpoint(folder), calibration, training.chunk_sizes[0], _describe(training)
     )
