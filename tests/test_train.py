@@ -528,3 +528,15 @@ def test_torchrun_starts_the_command_too(on_one_and_two, data, tiny, tmp_path):
     assert [process.returncode for process in processes] == [0, 0], said
     assert contents(out) == contents(two)
     assert "epoch 1: " in said[0] and "epoch 1: " not in said[1]
+
+
+def test_torchrun_chooses_the_devices(data, tiny, tmp_path):
+    known = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "WORLD_SIZE": "2"}
+    answer = subprocess.run(
+        command(data, tmp_path / "out", tiny.model, "--workers", 2),
+        capture_output=True,
+        text=True,
+        env={**ONE_THREAD, **known, "RANK": "0", "LOCAL_RANK": "0"},
+    )
+    assert answer.returncode == 64
+    assert "do not go with torchrun" in answer.stderr and "--nproc-per-node" in answer.stderr

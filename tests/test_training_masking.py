@@ -69,7 +69,7 @@ def test_of_the_chosen_four_fifths_are_masked_and_a_tenth_is_drawn_at_random():
 
 
 def test_the_mask_of_a_protein_does_not_depend_on_the_batch_but_on_the_epoch():
-    task = MaskedResidues(PROTEINS, [], np.ones(len(PROTEINS), dtype=np.float32), seed=4)
+    task = MaskedResidues(PROTEINS, [], seed=4)
     row = LENGTHS.index(166)
 
     def masked(rows: list[int], epoch: int) -> list[int]:
@@ -84,11 +84,10 @@ def test_the_mask_of_a_protein_does_not_depend_on_the_batch_but_on_the_epoch():
     assert masked([row], epoch=2) != alone
 
 
-def test_the_weight_of_a_batch_is_that_of_its_chosen_residues():
-    weight = np.arange(1, len(PROTEINS) + 1, dtype=np.float32)
-    task = MaskedResidues(PROTEINS, [], weight, seed=4)
+def test_the_weight_of_a_batch_is_the_number_of_its_chosen_residues():
+    task = MaskedResidues(PROTEINS, [], seed=4)
     rows = np.array([4, 0, 8])
-    assert task.weight(rows) == task.batch(rows, epoch=0).weight.sum() == 5 * 2 + 1 * 1 + 9 * 50
+    assert task.weight(rows) == len(task.batch(rows, epoch=0).places) == 2 + 1 + 50
 
 
 def test_masked_proteins_are_read_and_told_as_fair_esm_does_it(tmp_path):
@@ -101,9 +100,7 @@ def test_masked_proteins_are_read_and_told_as_fair_esm_does_it(tmp_path):
         for part in ("dense", "layer_norm"):
             getattr(model, part).load_state_dict(getattr(fair_esm.lm_head, part).state_dict())
         model.bias.copy_(fair_esm.lm_head.bias)
-    batch = masked_batch(
-        PROTEINS, np.ones(len(PROTEINS), np.float32), [(1, i) for i in range(len(PROTEINS))]
-    )
+    batch = masked_batch(PROTEINS, [(1, i) for i in range(len(PROTEINS))])
     expected = []
     with torch.no_grad():
         for begin, end in pairwise(batch.packed.cu_seqlens.tolist()):

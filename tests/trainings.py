@@ -94,9 +94,7 @@ class Training:
         encoder, learned, held_out = new_encoder(SHAPE), frames(), frames(20, seed=1)
         if self.task == "residues":
             module = MaskedLanguageModel(encoder)
-            objective = MaskedResidues(
-                learned.proteins, held_out.proteins, learned.weight, self.settings.seed
-            )
+            objective = MaskedResidues(learned.proteins, held_out.proteins, self.settings.seed)
         else:
             classifier = Classifier(SHAPE.dim, 16, self.dropout)
             module = FrameClassifier(MeanReader(encoder, SHAPE.dim), classifier)

@@ -23,7 +23,7 @@ from virnucpro.cli.options import (
     Verbose,
 )
 from virnucpro.cli.running import checked_path, watched
-from virnucpro.errors import VirnucproError
+from virnucpro.errors import UsageError, VirnucproError
 
 if TYPE_CHECKING:
     from virnucpro.dashboard import EventLog
@@ -269,6 +269,11 @@ def _run(given: dict[str, Any]) -> None:
             **given,
         )
         started = started_by_torchrun(os.environ)
+        if started and (options.gpus or options.workers or options.no_multi_gpu):
+            raise UsageError(
+                "--gpus, --workers and --no-multi-gpu do not go with torchrun",
+                hint="torchrun chooses the devices: see --nproc-per-node and CUDA_VISIBLE_DEVICES",
+            )
         is_first = started is None or started.rank == 0
         with watched(quiet or not is_first, verbose, log_file) as events:
             training, choice = resolve(options, events)

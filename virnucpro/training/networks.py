@@ -28,7 +28,6 @@ class MaskedBatch:
     scale: NDArray[np.float32]  # (n_tokens,), of each token's embedding: 0 where masked
     places: NDArray[np.int64]  # (n_chosen,) in the row of tokens
     targets: NDArray[np.int64]  # (n_chosen,)
-    weight: NDArray[np.float32]  # (n_chosen,)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,11 +85,10 @@ class MaskedLanguageModel(nn.Module):
         return F.linear(hidden, self.encoder.embedding.weight, self.bias).float()
 
     def forward(self, batch: MaskedBatch) -> Tensor:
-        """The weighted cross-entropies of the chosen residues, summed."""
+        """The cross-entropies of the chosen residues, summed."""
         logits = self.logits(batch)
         targets = torch.from_numpy(batch.targets).to(logits.device)
-        losses = F.cross_entropy(logits, targets, reduction="none")
-        return (losses * torch.from_numpy(batch.weight).to(logits.device)).sum()
+        return F.cross_entropy(logits, targets, reduction="sum")
 
     def extra_tensors(self) -> dict[str, Tensor]:
         """Those that are not the encoder's, as transformers names them."""

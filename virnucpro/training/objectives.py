@@ -31,10 +31,9 @@ class MaskedResidues:
         self,
         proteins: Sequence[str],
         held_out: Sequence[str],
-        weight: NDArray[np.float32],
         seed: int,
     ) -> None:
-        self.proteins, self.held_out, self.weights, self.seed = proteins, held_out, weight, seed
+        self.proteins, self.held_out, self.seed = proteins, held_out, seed
         self.n_rows = len(proteins)
         lengths = np.array([len(protein) for protein in proteins])
         self._n_chosen = np.maximum(1, np.round(MASKED * lengths))
@@ -42,12 +41,11 @@ class MaskedResidues:
     def batch(self, rows: Rows, epoch: int) -> MaskedBatch:
         rows = longest_first(rows, self.proteins)
         seeds = [(self.seed, epoch, int(row)) for row in rows]
-        return masked_batch(
-            [self.proteins[row] for row in rows.tolist()], self.weights[rows], seeds
-        )
+        return masked_batch([self.proteins[row] for row in rows.tolist()], seeds)
 
     def weight(self, rows: Rows) -> float:
-        return float((self.weights[rows] * self._n_chosen[rows]).sum())
+        """Every chosen residue weighs the same."""
+        return float(self._n_chosen[rows].sum())
 
     def validate(self, module: nn.Module, ranks: Ranks) -> dict[str, float]:
         """The mean loss per chosen residue, with masks that are the same every time."""
@@ -56,8 +54,7 @@ class MaskedResidues:
             rows = np.arange(first, min(first + _VALIDATION_ROWS, len(self.held_out)))
             rows = longest_first(rows, self.held_out)
             seeds = [(self.seed, -1 % 2**32, int(row)) for row in rows]
-            ones = np.ones(len(rows), dtype=np.float32)
-            batch = masked_batch([self.held_out[row] for row in rows.tolist()], ones, seeds)
+            batch = masked_batch([self.held_out[row] for row in rows.tolist()], seeds)
             loss += float(module(batch))
             n_chosen += len(batch.places)
         sums = np.sum(ranks.gather((loss, n_chosen)), axis=0)
@@ -65,9 +62,7 @@ class MaskedResidues:
         return {"validation_loss": mean, "minus_loss": -mean}
 
 
-def masked_batch(
-    proteins: Sequence[str], weight: NDArray[np.float32], seeds: Sequence[tuple[int, ...]]
-) -> MaskedBatch:
+def masked_batch(proteins: Sequence[str], seeds: Sequence[tuple[int, ...]]) -> MaskedBatch:
     """Mask proteins; what is left of each is scaled up for what is masked, as in ESM-2."""
     packed = PackedBatch.of(proteins)
     tokens, places = mask_residues(packed, map(np.random.default_rng, seeds))
@@ -81,7 +76,6 @@ def masked_batch(
         scale.astype(np.float32),
         places,
         packed.tokens[places],
-        weight[protein_of[places]],
     )
 
 

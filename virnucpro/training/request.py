@@ -298,9 +298,11 @@ def _splits(
     """
     given = read_split(options.split) if options.split else None
     if not training.split.exists():
-        return given or split_groups(records, options.seed)
+        return split_groups(records, options.seed) if given is None else given
     splits = read_split(training.split)
-    if given and (moved := [group for group in splits if given.get(group) != splits[group]]):
+    if given is not None and (
+        moved := [group for group in splits if given.get(group) != splits[group]]
+    ):
         raise ResumeError(
             f"{printable(options.split)} is not the split of this training: "
             f"{printable(moved[0])} was for {splits[moved[0]]}",

@@ -175,8 +175,7 @@ def _pretrain(
     settings = training.settings
     module = MaskedLanguageModel(_encoder(training, ranks.device))
     some = _some(held_out, settings.seed)
-    weight = np.ones(len(train), dtype=np.float32)
-    objective = MaskedResidues(train.proteins, some.proteins, weight, settings.seed)
+    objective = MaskedResidues(train.proteins, some.proteins, settings.seed)
     _train(training, ranks, module, objective)
     if ranks.is_first:
         save_esm2(training.trained_encoder, module.encoder, module.extra_tensors())
