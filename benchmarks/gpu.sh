@@ -23,6 +23,7 @@ export PYTHONPATH=$PWD:$scratch/site${PYTHONPATH:+:$PYTHONPATH}
 
 python3 -m virnucpro devices | tee "$results/gpu_devices.txt"
 python3 -m pytest tests/test_esm2_model.py tests/test_devices.py \
+    tests/test_training_clock.py tests/test_training_loop.py::test_the_kernel_of_gpus_has_the_gradients_of_that_of_cpus \
     tests/test_engine.py::test_a_gpu_gives_the_vectors_of_a_cpu 2>&1 |
     tee "$results/gpu_tests.txt" || status=$? # the figures are wanted all the same
 
@@ -32,6 +33,14 @@ for device in cuda cpu; do
 done
 # scores of two kinds of device differ by rounding: this shows how many rows do
 diff "$scratch"/{cuda,cpu}/predictions.tsv | tee "$results/gpu_cpu_difference.txt" || true
+
+# two epochs on all GPUs: that it trains, and how many frames it takes in a second
+awk 'BEGIN { OFS = "\t"; print "path", "id", "label", "group" }
+    /^>/ { id = substr($1, 2); print fasta, id, id ~ /virus/ ? "virus" : "other", id }' \
+    fasta="$PWD/examples/contigs.fa" examples/contigs.fa >"$scratch/manifest.tsv"
+python3 -m virnucpro train --quiet --finetune --profile --epochs 2 --batch-size 8 \
+    --data "$scratch/manifest.tsv" --output-dir "$scratch/trained" 2>&1 |
+    tee "$results/gpu_train.txt" || status=$?
 
 # every row is kept as it comes: what is cut off at the end of the time still leaves figures
 timeout --signal=TERM "${SECONDS_FOR_BENCH:-420}" \

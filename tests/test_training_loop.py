@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -24,6 +25,7 @@ from trainings import (
     N_ROWS,
     SHAPE,
     Training,
+    frames,
     history,
     last_checkpoint,
     run_here,
@@ -40,8 +42,12 @@ from virnucpro.errors import (
     UsageError,
     VirnucproError,
 )
+from virnucpro.esm2.attention import attend_runs, attend_to_train
 from virnucpro.training.loop import share_of_lr
+from virnucpro.training.networks import Classifier, FrameClassifier, new_encoder
+from virnucpro.training.objectives import FrameLabels
 from virnucpro.training.ranks import Ranks, Started, started_by_torchrun
+from virnucpro.training.readers import MeanReader
 
 CPU = Ranks(0, 1, torch.device("cpu"))
 
@@ -447,3 +453,22 @@ def test_a_smaller_last_batch_waits_for_the_next_epoch(tmp_path):
     assert [event.done for event in told] == [16, 32, 48]
     assert {event.total for event in told} == {48}
     assert trainer.n_trained == 48
+
+
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=gpu)])
+def test_the_kernel_of_gpus_has_the_gradients_of_that_of_cpus(device: str) -> None:
+    found = []
+    for name, kernel in (("cpu", attend_to_train), (device, attend_runs)):
+        torch.manual_seed(0)
+        reader = MeanReader(new_encoder(SHAPE, kernel), SHAPE.dim)
+        module = FrameClassifier(reader, Classifier(SHAPE.dim, 16, 0.0)).to(name)
+        known = frames()
+        module(FrameLabels(known, known.weight, known).batch(np.arange(len(known)), 0)).backward()
+        found.append({n: p.grad.cpu() for n, p in module.named_parameters() if p.grad is not None})
+    one, other = found
+    nothing = {name: torch.zeros_like(gradient) for name, gradient in one.items()}
+    assert one.keys() == other.keys()
+    assert distance(one, other, nothing) < GRADIENT_LIMIT
