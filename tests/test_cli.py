@@ -256,7 +256,8 @@ def test_devices_models_and_status_tell_what_there_is(model, tiny, tmp_path):
 def test_predict_needs_no_more_than_input_and_output(tmp_path):
     answer = virnucpro("predict", "-i", EXAMPLE, "-o", tmp_path / "run", cwd=tmp_path)
     assert answer.returncode == 0, answer.stderr
-    rows = [row.split("\t") for row in (tmp_path / "run" / "predictions.tsv").open()][1:]
+    table = (tmp_path / "run" / "predictions.tsv").read_text()
+    rows = [row.split("\t") for row in table.splitlines()[1:]]
     wrong = [row[0] for row in rows if row[3] == "virus" and "_host_" in row[0]]
     missed = [row[0] for row in rows if row[3] == "other" and "_virus_" in row[0]]
     assert (wrong, missed) == ([], [])
