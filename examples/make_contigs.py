@@ -31,13 +31,6 @@ CODON_USAGE = {
         "12.5 14.4 22.7 36.1 11.3 7.1 15.3 1.4 0.7 21.6 15.4 12.6 26.3 17.3 23.1 20.3 32.5 30.3 "
         "20.8 43.6 17.8 28.3 30.0 6.2 9.6"
     ),
-    # phage lambda, NC_001416.1: counted over 41 genes
-    "phage": (
-        "19.2 15.3 5.5 4.9 5.8 12.4 10.4 8.2 17.7 12.5 1.8 0.3 2.6 7.8 2.2 16.9 12.9 8.4 2.3 43.3 "
-        "7.2 5.3 6.9 20.6 10.6 5.0 7.0 38.3 19.2 18.3 4.9 11.2 21.9 21.9 6.6 24.4 8.3 24.8 11.2 "
-        "20.8 14.4 21.9 31.7 21.2 11.1 18.4 6.5 4.2 19.2 13.1 8.8 26.6 16.8 29.7 27.5 27.2 31.9 "
-        "25.4 36.0 30.0 19.5 25.7 12.8 15.8"
-    ),
     # SARS-CoV-2 Wuhan-Hu-1, MN908947.3: counted over 10 genes
     "RNA virus": (
         "34.9 14.7 23.9 19.2 22.5 6.5 19.5 1.7 24.8 18.4 1.1 0.0 22.2 6.8 0.3 11.0 30.0 10.0 9.8 "
@@ -51,16 +44,16 @@ CONTIGS = (
     ("virus", "P0DTC2", "RNA virus"),
     ("host", "NP_285727.1", "bacterium"),
     ("host", "NP_285814.1", "bacterium"),
-    ("virus", "P03316", "RNA virus"),
-    ("virus", "P17763", "RNA virus"),
-    ("virus", "P03744", "phage"),
-    ("host", "NP_290646.1", "bacterium"),
+    ("virus", "P15423", "RNA virus"),
     ("virus", "P27958", "RNA virus"),
+    ("virus", "P14351", "RNA virus"),
+    ("host", "NP_290646.1", "bacterium"),
+    ("virus", "P08617", "RNA virus"),
     ("host", "NP_290619.1", "bacterium"),
     ("host", "NP_285878.1", "bacterium"),
-    ("virus", "Q05318", "RNA virus"),
     ("virus", "P03300", "RNA virus"),
     ("virus", "P03586", "RNA virus"),
+    ("virus", "P03303", "RNA virus"),
     ("host", "NP_289374.1", "bacterium"),
     ("host", "NP_289372.1", "bacterium"),
     ("host", "NP_287925.1", "bacterium"),

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes the model that comes with VirNucPro, virnucpro/embedded/: about 1.5 hours on two idle CPU cores.
+# Makes the model that comes with VirNucPro, virnucpro/embedded/: about 1.5 hours on two CPU cores.
 #
 #   examples/train_embedded_model.sh CATALOGUE.tsv.gz WORK
 #
@@ -16,13 +16,12 @@ data=(--data "$work/manifest.tsv" --split "$here/embedded_split.tsv")
 run=(--device cpu --precision bf16 --resume --quiet)
 
 virnucpro train --pretrain "${data[@]}" "${run[@]}" --output-dir "$work/pretrained" --seed 1 \
-    --layers 6 --dim 128 --heads 4 --epochs 2 --lr 1e-3
+    --name esm2_virnucpro --layers 6 --dim 128 --heads 4 --epochs 2 --lr 1e-3
 
-virnucpro train --finetune "${data[@]}" "${run[@]}" --output-dir "$work/finetuned" --seed 1 \
-    --model "$work/pretrained/esm2_trained" --name esm2_virnucpro --workers 2 \
-    --epochs 2 --lr 3e-4 --dropout 0.1
+virnucpro train "${data[@]}" "${run[@]}" --output-dir "$work/head" --seed 1 \
+    --model "$work/pretrained/esm2_virnucpro" --epochs 10 --lr 3e-3 --dropout 0.1
 
 virnucpro evaluate "${data[@]}" "${run[@]}" --output-dir "$work/evaluation" --part test \
-    --model "$work/finetuned/esm2_virnucpro" --head "$work/finetuned/head.safetensors"
+    --model "$work/pretrained/esm2_virnucpro" --head "$work/head/head.safetensors"
 
-echo "To ship it: cp -r $work/finetuned/esm2_virnucpro $work/finetuned/head.safetensors virnucpro/embedded/"
+echo "To ship it: cp -r $work/pretrained/esm2_virnucpro $work/head/head.safetensors virnucpro/embedded/"
