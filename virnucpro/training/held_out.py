@@ -51,11 +51,12 @@ def hold_out(records: Sequence[LabelledRecord], head: Head, of_training: OfTrain
         LOGGER.warning("the head does not say what it was trained on: nothing can be held out")
     trained = find_trained(records, head)
     known = (
-        f"{len(trained):,} of {len(records):,} records, or their groups, the head was trained on"
+        f"the head was trained on {len(trained):,} of {len(records):,} records, or on others of "
+        "their groups"
     )
     if trained and of_training == "refuse":
         raise InputError(
-            f"of {known}: figures on them say nothing about new sequences",
+            f"{known}: figures on them say nothing about new sequences",
             hint="leave them out with --held-out-only, or keep them, and have the report "
             "say so, with --allow-training-data",
         )
@@ -66,10 +67,10 @@ def hold_out(records: Sequence[LabelledRecord], head: Head, of_training: OfTrain
             hint="give labelled records of both kinds that the head was not trained on",
         )
     if trained and of_training == "keep":
-        LOGGER.warning("on %s: the figures are too good", known)
+        LOGGER.warning("%s: the figures are too good", known)
         return HeldOut(tuple(kept), trained)
     if trained:
-        announce(f"left out: {known}")
+        announce(f"{known}: they are left out")
     return HeldOut(tuple(kept))
 
 
