@@ -293,7 +293,7 @@ def test_data_of_the_training_is_refused_left_out_or_marked(ask, tiny, manifest,
     else:
         known = {record.id for record in records if record.group == "group1virus"}
         head = trained_on(tiny.head, groups=["group1virus"])
-    with pytest.raises(InputError, match=f"of {len(known)} of 24 records") as caught:
+    with pytest.raises(InputError, match=f"trained on {len(known)} of 24 records") as caught:
         ask(head)
     assert "--held-out-only" in caught.value.hint
     assert not (tmp_path / "evaluation").exists()
