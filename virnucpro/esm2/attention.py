@@ -13,7 +13,6 @@ from contextlib import contextmanager
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.varlen import varlen_attn
 
 from virnucpro.esm2.packing import StagedBatch
 
@@ -76,6 +75,9 @@ def attend_to_train(qkv: Tensor, batch: StagedBatch) -> Tensor:
 
 def attend_varlen(qkv: Tensor, batch: StagedBatch) -> Tensor:
     """FlashAttention over the packed row in one launch (CUDA, fp16 or bf16)."""
+    # its import brings torch's compiler, which takes a second: no other device pays for it
+    from torch.nn.attention.varlen import varlen_attn
+
     turned = rotate(qkv[:, :2].float(), batch.cos[:, None, None], batch.sin[:, None, None])
     q, k = turned.to(qkv.dtype).unbind(1)
     offsets, longest = batch.cu_seqlens, batch.max_seqlen
