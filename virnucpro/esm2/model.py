@@ -88,7 +88,8 @@ class ESM2(nn.Module):
     ) -> None:
         super().__init__()
         self.shape, self.attend = shape, attend
-        self.embedding = nn.Embedding(N_TOKENS, shape.dim)
+        # random weights would have torch import its compiler on "meta", which takes a second
+        self.embedding = nn.Embedding(N_TOKENS, shape.dim, _weight=torch.empty(N_TOKENS, shape.dim))
         self.layers = nn.ModuleList(Layer(shape, dtype) for _ in range(n_layers))
         is_whole = n_layers == shape.n_layers
         norm = nn.LayerNorm(shape.dim, eps=LAYER_NORM_EPS)
@@ -122,7 +123,8 @@ class ESM2(nn.Module):
 
 def rotary_frequencies(head_dim: int) -> Tensor:
     """Radians per position of each pair of dimensions, (head_dim / 2,) float32."""
-    return 1.0 / (ROPE_THETA ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
+    places = torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu")
+    return 1.0 / (ROPE_THETA ** (places / head_dim))
 
 
 def compile_layers(model: ESM2, backend: str | Callable[..., object] = "inductor") -> None:
