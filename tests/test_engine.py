@@ -15,7 +15,7 @@ import pytest
 import torch
 import workers
 from conftest import TINY, open_dna
-from oracle import tolerance, worst_row
+from oracle import random_protein, tolerance, worst_row
 from runs import (
     assert_same_run,
     assert_same_vectors,
@@ -156,7 +156,8 @@ def test_a_shard_whose_worker_is_killed_again_and_again_is_still_whole(
     [
         (workers.RaisingWorker, "RuntimeError: a [red]bad[/red] sequence"),
         (workers.NanWorker, "the vector is not finite"),
-        (workers.CrashingWorker, "the worker died: SIGKILL"),
+        (workers.CrashingWorker, "the worker died: SIGSEGV"),
+        (workers.OverfullWorker, "the worker died: SIGKILL"),
         (workers.LostContextWorker, "AcceleratorError: an illegal memory access"),
         (workers.OverlappingCrashingWorker, "the worker died: SIGKILL"),
     ],
@@ -260,7 +261,9 @@ def test_failed_sequences_are_tried_again_on_resume(make_config, tiny, poisoned,
 def peer_with(*shards: Shard) -> _Peer:
     """The parent's view of a ready worker that was given these; there is no process."""
     job = SimpleNamespace(silence_seconds=1.0)
-    peer = _Peer("cpu", "cpu", job, Worker, None, Queue(), None, deadline=0.0, ready=True)
+    peer = _Peer(
+        "cpu", "cpu", job, ProcessExecutor([]), None, Queue(), None, deadline=0.0, ready=True
+    )
     for shard in shards:
         peer.give(Task(shard))
     return peer
@@ -336,6 +339,45 @@ def test_a_sequence_too_large_for_the_device_fails_alone(make_config, tiny, tmp_
     assert run_inline(config, tiny.head, executor=executor).exit_code == 2
     assert statuses(config.output) == {"small": "scored", "large": "failed"}
     assert "out of memory" in (config.output / "failed_files.txt").read_text()
+
+
+def test_a_batch_that_does_not_fit_beside_another_is_embedded_without_it(
+    make_config, tiny, tmp_path
+):
+    rng = np.random.default_rng(5)
+    fasta = tmp_path / "proteins.faa"
+    lengths = [480, *rng.integers(20, 100, 60)]
+    fasta.write_text("".join(f">p{i}\n{random_protein(n, i)}\n" for i, n in enumerate(lengths)))
+    config = make_config(fasta, output=tmp_path / "crowded", input_type="protein")
+    plain = make_config(fasta, output=tmp_path / "plain", input_type="protein")
+    run_inline(plain, tiny.head)
+    executor = InlineExecutor(worker=workers.CrowdedWorker)
+    assert run_inline(config, tiny.head, executor=executor).exit_code == 0
+    assert_same_run(config.output, plain.output)
+
+
+def test_memory_that_runs_out_at_any_batch_loses_nothing(
+    make_config, tiny, contigs, undisturbed, tmp_path
+):
+    def run_and_count(name, worker):
+        events = []
+        config = make_config(contigs, output=tmp_path / name)
+        summary = run_inline(config, tiny.head, events.append, InlineExecutor(worker=worker))
+        assert summary.exit_code == 0, name
+        assert_same_run(config.output, undisturbed)
+        return sum(isinstance(event, BatchStarted) for event in events)
+
+    n_batches = run_and_count("plain", Worker)
+    assert n_batches > 6
+    for n in range(1, n_batches + 1):
+        scarce = type("ScarceWorker", (workers.ScarceWorker,), {"n": n})
+        assert run_and_count(f"scarce{n}", scarce) > n_batches
+
+
+def test_a_worker_that_never_becomes_ready_is_given_up(make_config, tiny, contigs):
+    executor = ProcessExecutor(["cpu"], workers.StuckWorker, start_seconds=0.5)
+    with pytest.raises(UnavailableError, match="fell silent"):
+        run_inline(make_config(contigs), tiny.head, executor=executor)
 
 
 def test_a_device_that_cannot_start_leaves_the_work_to_the_others(

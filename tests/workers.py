@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import time
 from collections.abc import Iterator
@@ -22,10 +23,19 @@ POISON = "WWWWCWWWW"  # no test protein holds it by chance
 class CrashingWorker(Worker):
     """Dies on the spot, as by a fault in a kernel."""
 
+    death = signal.SIGSEGV
+
     def embed(self, proteins: list[str]) -> Arriving:
         if any(POISON in protein for protein in proteins):
-            os.kill(os.getpid(), signal.SIGKILL)
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            os.kill(os.getpid(), self.death)
         return super().embed(proteins)
+
+
+class OverfullWorker(CrashingWorker):
+    """Is killed from outside, as by a system that runs out of memory."""
+
+    death = signal.SIGKILL
 
 
 class RaisingWorker(Worker):
@@ -141,6 +151,51 @@ class OverlappingSmallWorker(OverlappingWorker):
 
         wait = super().embed(proteins)
         return rows
+
+
+class CrowdedWorker(Worker):
+    """Has memory for 500 tokens in all batches that are in flight, of which there may be two."""
+
+    def __init__(self, job, name: str, device: str) -> None:
+        self.n_used = 0
+        super().__init__(job, name, device)
+        self.batches_in_flight = 2
+
+    def embed(self, proteins: list[str]) -> Arriving:
+        n_tokens = sum(len(protein) + 2 for protein in proteins)
+        if self.n_used + n_tokens > 500:
+            raise torch.OutOfMemoryError("CUDA out of memory (a test)")
+        self.n_used += n_tokens
+        wait = super().embed(proteins)
+
+        def rows() -> NDArray[np.float32]:
+            self.n_used -= n_tokens
+            return wait()
+
+        return rows
+
+
+class ScarceWorker(Worker):
+    """Has no memory at its n-th batch, for once."""
+
+    n = 0
+
+    def __init__(self, job, name: str, device: str) -> None:
+        self.n_begun = 0
+        super().__init__(job, name, device)
+
+    def embed(self, proteins: list[str]) -> Arriving:
+        self.n_begun += 1
+        if self.n_begun == self.n:
+            raise torch.OutOfMemoryError("CUDA out of memory (a test)")
+        return super().embed(proteins)
+
+
+class StuckWorker(Worker):
+    """Never becomes ready."""
+
+    def __init__(self, job, name: str, device: str) -> None:
+        time.sleep(3600)
 
 
 class StumblingWorker(Worker):

@@ -151,8 +151,10 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
             count_repeats(plan, summary)
         job = make_job(config, rundir, manifest)
         with summary.stage(STAGES[1]):
-            lost = embed(plan, job, manifest, executor, on_event, summary)
-            rundir.sweep()  # what workers that died were writing
+            try:
+                lost = embed(plan, job, manifest, executor, on_event, summary)
+            finally:
+                rundir.sweep()  # what workers that died, or were stopped, were writing
         with summary.stage(STAGES[2]):
             results = Results(
                 rundir=rundir,

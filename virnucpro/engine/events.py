@@ -21,7 +21,7 @@ class Memory:
 @dataclass(frozen=True, slots=True)
 class WorkerReady:
     worker: str
-    description: str  # device, precision, kernel, token budget
+    description: str  # device, precision, kernel, token budget, process
     memory: Memory
 
 
@@ -33,6 +33,7 @@ class WorkerLost:
     reason: str
     shard: Shard | None = None
     traceback: str = ""
+    is_crash: bool = False  # it ended by itself, where others are killed or fall silent
     is_final: bool = False  # it is not replaced
 
 

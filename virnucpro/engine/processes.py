@@ -8,16 +8,20 @@ would wait for ever. The parent is a single thread that waits on all pipes and a
 sentinels at once. Shards are dealt round-robin, two in flight for each worker so that no device
 waits for the parent (beside one that is being written), and then on demand.
 
-A worker that dies or falls silent is replaced. Its shard is tried again as it was; if that
-kills a worker too, the ORFs of the batch in flight are suspects and run one by one; an ORF that
-kills two workers alone is condemned, and the rest of its shard is delivered.
+A worker that ends or falls silent is replaced, and its shard goes on. A worker that was killed may
+have been killed by chance: its shard is tried again as it was. If that one is killed too, or if a
+worker crashed, the ORFs of the batch in flight are suspects and run one by one. A suspect that
+crashes a worker, or with which two workers are killed, is condemned, and the rest of its shard is
+delivered. So it takes two crashes, or four kills, to give a sequence up.
 """
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -50,15 +54,23 @@ TaskQueue: TypeAlias = "multiprocessing.Queue[Task | None]"
 IN_FLIGHT = 2  # shards per worker, beside one that is being written
 START_SECONDS = 900.0  # to import, load the model and say so
 MAX_IDLE_LOSSES = 6  # workers a device may lose in a row without one batch done
+MAX_LOSSES = 20  # the same, with those that one ORF alone is to blame for
 MAX_BLIND_LOSSES = 3  # workers a shard may kill while no batch is in flight
 GRACE_SECONDS = 5.0  # for an idle worker to end by itself
+_KILLED = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP, -signal.SIGINT, -signal.SIGQUIT}
+_SET_DEATH_SIGNAL = 1  # of prctl(2)
 
 
 class ProcessExecutor:
     """One worker process on each device of this machine."""
 
-    def __init__(self, devices: Sequence[str], worker: type[Worker] = Worker) -> None:
-        self.devices, self.worker = tuple(devices), worker
+    def __init__(
+        self,
+        devices: Sequence[str],
+        worker: type[Worker] = Worker,
+        start_seconds: float = START_SECONDS,
+    ) -> None:
+        self.devices, self.worker, self.start_seconds = tuple(devices), worker, start_seconds
 
     def run(self, shards: Sequence[Shard], job: Job) -> Generator[Event, None, None]:
         """As ``Executor.run``."""
@@ -67,7 +79,7 @@ class ProcessExecutor:
             devices = self.devices[: len(shards)]
             with interrupts_held():
                 for name, device in zip(_names(devices), devices, strict=True):
-                    run.peers.append(_Peer.start(name, device, job, self.worker))
+                    run.peers.append(_Peer.start(name, device, job, self))
             yield from run.events()
         finally:
             for peer in run.peers:
@@ -167,15 +179,15 @@ class _Run:
             if self.blind[shard.index] < MAX_BLIND_LOSSES:
                 return again
             return ShardFailed(lost.worker, shard, lost.reason, lost.traceback)
-        if again.n_losses == 1:
+        if again.n_losses == 1 and not lost.is_crash:
             return again
         if len(batch) > 1:
             return replace(again, suspects=task.suspects | batch)
         (row,) = batch
         self.alone[shard.index, row] += 1
-        if self.alone[shard.index, row] < 2:
-            return replace(again, suspects=task.suspects | {row})
-        return replace(again, condemned={**task.condemned, row: lost.reason})
+        if self.alone[shard.index, row] == 2 or (lost.is_crash and row in task.suspects):
+            return replace(again, condemned={**task.condemned, row: lost.reason})
+        return replace(again, suspects=task.suspects | {row})
 
 
 @dataclass(slots=True, eq=False)
@@ -185,7 +197,7 @@ class _Peer:
     name: str
     device: str
     job: Job
-    worker: type[Worker]
+    executor: ProcessExecutor
     process: BaseProcess
     queue: TaskQueue
     pipe: Connection
@@ -195,25 +207,29 @@ class _Peer:
     rows: set[int] = field(default_factory=set)  # of them
     allowed: float = 0.0  # seconds of silence, while there are some
     ready: bool = False
-    n_idle_losses: int = 0
+    n_losses: int = 0  # in a row, without one batch done
+    n_idle_losses: int = 0  # those of them that no single ORF is to blame for
 
     @classmethod
-    def start(cls, name: str, device: str, job: Job, worker: type[Worker]) -> _Peer:
+    def start(cls, name: str, device: str, job: Job, executor: ProcessExecutor) -> _Peer:
         """To be called with interrupts held: the child inherits that, and Ctrl-C is not for it."""
         context = multiprocessing.get_context("spawn")
         queue = context.Queue()
         ours, theirs = context.Pipe(duplex=False)
         process = context.Process(
-            target=_main, args=(worker, job, name, device, queue, theirs), name=name, daemon=True
+            target=_main,
+            args=(executor.worker, job, name, device, queue, theirs),
+            name=name,
+            daemon=True,
         )
         process.start()
         theirs.close()
-        deadline = time.monotonic() + START_SECONDS
-        return cls(name, device, job, worker, process, queue, ours, deadline)
+        deadline = time.monotonic() + executor.start_seconds
+        return cls(name, device, job, executor, process, queue, ours, deadline)
 
     def restart(self) -> _Peer:
-        peer = _Peer.start(self.name, self.device, self.job, self.worker)
-        peer.n_idle_losses = self.n_idle_losses
+        peer = _Peer.start(self.name, self.device, self.job, self.executor)
+        peer.n_losses, peer.n_idle_losses = self.n_losses, self.n_idle_losses
         return peer
 
     def give(self, task: Task) -> None:
@@ -235,10 +251,14 @@ class _Peer:
                     return
         except (EOFError, OSError):
             self.process.join(GRACE_SECONDS)
-            yield self.lost(f"the worker died: {cause_of_end(self.process.exitcode)}")
+            code = self.process.exitcode
+            reason = f"the worker died: {cause_of_end(code)}"
+            yield self.with_fate(WorkerLost(self.name, reason, is_crash=code not in _KILLED))
             return
         if self.deadline < time.monotonic():
-            yield self.lost("the worker fell silent and was stopped")
+            reason = "the worker fell silent and was stopped"
+            is_final = not self.ready and self.n_losses > 0  # it would only take that long again
+            yield self.with_fate(WorkerLost(self.name, reason, is_final=is_final))
 
     def take(self, event: Event) -> None:
         match event:
@@ -251,7 +271,7 @@ class _Peer:
                 self.rows.update(rows)
             case BatchDone(rows=rows):
                 self.rows.difference_update(rows)
-                self.n_idle_losses = 0
+                self.n_losses = self.n_idle_losses = 0
             case ShardDone(shard=shard) | ShardFailed(shard=shard):
                 self.tasks = [task for task in self.tasks if task.shard != shard]
                 if shard == self.shard:
@@ -276,15 +296,13 @@ class _Peer:
             return next(task for task in self.tasks if task.shard == self.shard)
         return self.tasks[0] if self.tasks else None
 
-    def lost(self, reason: str) -> WorkerLost:
-        return self.with_fate(WorkerLost(self.name, reason))
-
     def with_fate(self, event: WorkerLost) -> WorkerLost:
         shard = self.doing.shard if self.doing else None
-        if len(self.rows) != 1:  # one ORF alone is to blame itself
-            self.n_idle_losses += 1
+        self.n_losses += 1
+        self.n_idle_losses += len(self.rows) != 1
         self.kill()
-        is_final = event.is_final or self.n_idle_losses >= MAX_IDLE_LOSSES
+        has_lost_too_many = self.n_losses >= MAX_LOSSES or self.n_idle_losses >= MAX_IDLE_LOSSES
+        is_final = event.is_final or has_lost_too_many
         return replace(event, shard=shard, is_final=is_final)
 
     def tell_to_end(self) -> None:
@@ -307,9 +325,13 @@ class _Peer:
 
 @contextmanager
 def interrupts_held() -> Iterator[None]:
-    """Put Ctrl-C off for the block, so that no process is started and then forgotten."""
-    resource_tracker.ensure_running()  # would let interrupts through if it came later
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    """Put Ctrl-C and a lost terminal off for the block, and for the processes it starts.
+
+    So none is started and then forgotten, and none ends before the parent has decided to.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    resource_tracker.ensure_running()  # would let Ctrl-C through if it came later
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
@@ -329,7 +351,7 @@ def _main(
 ) -> None:
     """The worker process. It does not outlive its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=end_with_parent, daemon=True).start()
+    end_with_parent()
     started = False
     try:
         worker = worker_class(job, name, device)
@@ -348,13 +370,20 @@ def _main(
                 pipe.send(event)
     except Exception as error:  # whatever it is, the parent must hear of it
         reason = f"{type(error).__name__}: {printable(error)}"
-        lost = WorkerLost(name, reason, None, traceback.format_exc(), is_final=not started)
+        story = traceback.format_exc()
+        lost = WorkerLost(name, reason, None, story, is_crash=True, is_final=not started)
         with suppress(OSError):  # the parent is gone
             pipe.send(lost)
 
 
 def end_with_parent() -> None:
-    """End this process when its parent is gone: for a thread of its own."""
+    """From now on, end this process when its parent is gone."""
+    if sys.platform == "linux":  # a process that was stopped has no thread that could end it
+        ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
+    threading.Thread(target=_wait_for_parents_end, daemon=True).start()
+
+
+def _wait_for_parents_end() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

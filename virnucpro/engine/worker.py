@@ -10,6 +10,7 @@ next attempt begins where this one died.
 
 from __future__ import annotations
 
+import os
 import time
 import traceback
 from collections import deque
@@ -113,7 +114,10 @@ class Worker:
     @property
     def description(self) -> str:
         kernel = self.model.attend.__name__
-        return f"{self.device}, {self.job.precision}, {kernel}, {self.tokens_per_batch} tokens"
+        return (
+            f"{self.device}, {self.job.precision}, {kernel}, {self.tokens_per_batch} tokens, "
+            f"process {os.getpid()}"
+        )
 
     def memory(self) -> Memory:
         if self.device.type == "cuda":
@@ -178,6 +182,7 @@ class Worker:
         in_flight: deque[tuple[list[int], Arriving | str]] = deque()
         # after a loss one batch at a time: there must be no doubt which one is at fault
         most = 1 if task.n_losses else self.batches_in_flight
+        tried_again: set[int] = set()  # ORFs that did not fit alone
         while batches or in_flight:
             if batches and len(in_flight) < most:
                 batch = batches.popleft()
@@ -195,11 +200,17 @@ class Worker:
             batch, begun = in_flight.popleft()
             outcome = begun if isinstance(begun, str) else self._wait(begun)
             n_tokens = sum(lengths[i] + EXTRA_TOKENS for i in batch)
+            is_too_large = isinstance(outcome, str) and outcome == _OUT_OF_MEMORY
             if isinstance(outcome, str) and len(batch) > 1:
-                if outcome == _OUT_OF_MEMORY:
+                if is_too_large:
                     self.tokens_per_batch = min(self.tokens_per_batch, n_tokens // 2)
                     yield BudgetReduced(self.name, self.tokens_per_batch)
                 batches.extendleft(reversed(_halves(batch)))
+                continue
+            if is_too_large and tried_again.isdisjoint(batch):
+                tried_again.update(batch)
+                most = 1  # it may fit with no other batch beside it
+                batches.appendleft(batch)
                 continue
             result.put(batch, outcome)
             if task.n_losses:

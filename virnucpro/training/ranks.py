@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import signal
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -170,7 +169,7 @@ class _Group:
 
 def _spawned(rank: int, group: _Group, work: Callable[[Ranks], None]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # is the parent's business
-    threading.Thread(target=end_with_parent, daemon=True).start()
+    end_with_parent()
     device, world_size, pipe = group.devices[rank], len(group.devices), group.pipes[rank]
     LOGGER.addHandler(_Relay(pipe))
     LOGGER.setLevel(group.log_level)

@@ -1,0 +1,122 @@
+"""Real runs of the command line in sessions of their own, and the harm that is done to them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import psutil
+from conftest import make_tiny, open_dna
+
+SILENCE = 5  # seconds after which a worker counts as hung
+# a signal may come before the program can catch it: then the system ends it, with the same meaning
+ENDS = {
+    signal.SIGKILL: {-signal.SIGKILL},
+    signal.SIGINT: {130, -signal.SIGINT},
+    signal.SIGTERM: {143, -signal.SIGTERM},
+    signal.SIGHUP: {143, -signal.SIGHUP},
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A command without its output folder, and what it leaves when nobody disturbs it."""
+
+    command: tuple[str, ...]
+    undisturbed: Path
+
+
+def make_setting(folder: Path, n_records: int) -> Setting:
+    rng = np.random.default_rng(11)
+    fasta = folder / "contigs.fa"
+    contigs = [open_dna(480, rng) for _ in range(n_records)]
+    contigs += contigs[::4]  # are not embedded again
+    fasta.write_text("".join(f">c{i}\n{bases}\n" for i, bases in enumerate(contigs)))
+    tiny = make_tiny(folder)
+    command = (
+        *(sys.executable, "-m", "virnucpro", "predict", "--quiet", "--device", "cpu"),
+        *("--worker-timeout", str(SILENCE), "-i", str(fasta)),
+        *("--model", str(tiny.model), "--head", str(tiny.head_file)),
+    )
+    whole = folder / "undisturbed"
+    finished = subprocess.run(
+        [*command, "--workers", "2", "-o", str(whole)], capture_output=True, text=True
+    )
+    assert finished.returncode == 0, finished.stderr
+    return Setting(command, whole)
+
+
+@dataclass
+class Run:
+    """A command that runs, with all processes that it starts."""
+
+    process: subprocess.Popen[str]
+    output: Path
+
+    @classmethod
+    def start(cls, setting: Setting, output: Path, *more: str) -> Run:
+        process = subprocess.Popen(
+            [*setting.command, "-o", str(output), *more],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # a group of its own, as a shell makes for a job
+        )
+        return cls(process, output)
+
+    def wait_for_work(self) -> None:
+        """Until a worker of this start has said that it is ready, or the run is over."""
+        log = self.output / "virnucpro.log"
+        known = log.read_text().count("is ready") if log.exists() else 0
+        while self.process.poll() is None:
+            if log.exists() and log.read_text().count("is ready") > known:
+                return
+            time.sleep(0.02)
+
+    def is_ready(self, worker: psutil.Process) -> bool:
+        log = self.output / "virnucpro.log"
+        return log.exists() and f"process {worker.pid}\n" in log.read_text()
+
+    def workers(self) -> list[psutil.Process]:
+        return [one for one in self.family() if _is_worker(one)]
+
+    def family(self) -> list[psutil.Process]:
+        """All processes of the run that are there, whoever their parent is now."""
+        return [one for one in psutil.process_iter() if _session(one.pid) == self.process.pid]
+
+    def send(self, number: int) -> None:
+        """As ``kill`` does, to the parent."""
+        with suppress(ProcessLookupError):
+            os.kill(self.process.pid, number)
+
+    def send_to_all(self, number: int) -> None:
+        """As a terminal or a batch system does."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
+
+    def end(self, seconds: float = 120) -> str:
+        """Wait for the end of the run and of all its processes. Returns what it complained of."""
+        _, errors = self.process.communicate(timeout=seconds)
+        _, alive = psutil.wait_procs(self.family(), timeout=10)
+        assert not alive, f"outlive their parent: {alive}"
+        return errors
+
+
+def _is_worker(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return "spawn_main" in " ".join(process.cmdline())
+    return False
+
+
+def _session(pid: int) -> int | None:
+    with suppress(ProcessLookupError, psutil.NoSuchProcess):
+        if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+            return os.getsid(pid)
+    return None

@@ -1,0 +1,167 @@
+"""Nothing is lost, whoever ends the run, and however.
+
+``pytest tests/chaos --rounds 200`` runs so many rounds of random harm; a failing round is
+replayed with ``--rounds 1 --chaos-seed`` and its number. Its story is in the log that pytest shows.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import signal
+import subprocess
+import time
+
+import psutil
+import pytest
+from harm import ENDS, SILENCE, Run, Setting, make_setting
+from runs import assert_same_run, leftovers
+
+N_RECORDS = 2600  # about three shards
+LOGGER = logging.getLogger("chaos")
+
+
+@pytest.fixture(scope="module")
+def setting(tmp_path_factory) -> Setting:
+    made = make_setting(tmp_path_factory.mktemp("kills"), N_RECORDS)
+    assert len(list((made.undisturbed / "features").glob("*[0-9].h5"))) >= 3
+    assert list((made.undisturbed / "features").glob("*_copies.h5"))
+    return made
+
+
+class Campaign:
+    """Harm that a seed decides on, told in the log."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.began = time.monotonic()
+
+    def tell(self, what: str) -> None:
+        LOGGER.warning("%6.2f s: %s", time.monotonic() - self.began, what)
+
+    def wait(self, longest: float) -> None:
+        time.sleep(self.chance.uniform(0.0, longest))
+
+    def resources(self) -> list[str]:
+        workers, tokens = self.chance.choice("123"), self.chance.choice(["2048", "4096"])
+        return ["--resume", "--workers", workers, "--esm-batch-size", tokens]
+
+    def start(self, setting: Setting, output) -> Run:
+        resources = self.resources()
+        self.tell(f"start {' '.join(resources)}")
+        run = Run.start(setting, output, *resources)
+        if self.chance.random() < 0.8:
+            run.wait_for_work()
+        self.wait(2.0)
+        return run
+
+    def harm_a_worker(self, run: Run) -> None:
+        workers = run.workers()
+        if workers:
+            victim = self.chance.choice(workers)
+            ways = [signal.SIGKILL, signal.SIGSEGV]
+            if run.is_ready(victim):  # a start may take its time
+                ways.append(signal.SIGSTOP)
+            number = self.chance.choice(ways)
+            self.tell(f"{number.name} for worker {victim.pid}, of {len(workers)}")
+            try:
+                victim.send_signal(number)
+            except psutil.NoSuchProcess:
+                self.tell("it was gone")
+        self.wait(1.0)
+
+    def put_to_sleep(self, run: Run) -> None:
+        """As Ctrl-Z and, later, `fg`."""
+        self.tell("SIGSTOP for all, and SIGCONT")
+        run.send_to_all(signal.SIGSTOP)
+        time.sleep(self.chance.choice([0.5, SILENCE + 1]))
+        run.send_to_all(signal.SIGCONT)
+
+    def end(self, run: Run) -> None:
+        """End it, or let it come to its end, and look at what that was."""
+        number = self.chance.choice([*ENDS, signal.SIGKILL, None])
+        if number is not None:
+            to_all = number == signal.SIGINT or self.chance.random() < 0.3
+            self.tell(f"{number.name} for {'all' if to_all else 'the parent'}")
+            (run.send_to_all if to_all else run.send)(number)
+            if self.chance.random() < 0.2:
+                self.wait(0.3)
+                self.tell("SIGINT once more")
+                run.send_to_all(signal.SIGINT)
+        errors = run.end()
+        self.tell(f"ended with {run.process.returncode}")
+        expected = {0} if number is None else {0, *ENDS[number]}
+        assert run.process.returncode in expected, errors
+        assert "Traceback" not in errors, errors
+        if run.process.returncode > 0:
+            assert "--resume" in errors
+            assert not leftovers(run.output)
+
+
+def test_random_harm_and_resumes_leave_the_bytes_of_an_undisturbed_run(
+    setting, tmp_path, chaos_seed
+):
+    campaign, output = Campaign(chaos_seed), tmp_path / "run"
+    for _ in range(campaign.chance.randint(1, 3)):
+        run = campaign.start(setting, output)
+        for _ in range(campaign.chance.randint(0, 2)):
+            campaign.harm_a_worker(run)
+        if campaign.chance.random() < 0.1:
+            campaign.put_to_sleep(run)
+        campaign.end(run)
+    last = campaign.start(setting, output)
+    if campaign.chance.random() < 0.5:
+        campaign.harm_a_worker(last)
+    errors = last.end()
+    assert last.process.returncode == 0, errors
+    assert_same_run(output, setting.undisturbed)
+    assert not leftovers(output)
+
+
+def test_a_killed_worker_does_not_disturb_the_run(setting, tmp_path):
+    run = Run.start(setting, tmp_path / "run", "--workers", "2")
+    run.wait_for_work()
+    run.workers()[0].kill()
+    errors = run.end()
+    assert run.process.returncode == 0, errors
+    assert "was lost" in errors and "it is replaced" in errors
+    assert_same_run(run.output, setting.undisturbed)
+
+
+def test_a_stopped_worker_does_not_outlive_a_killed_parent(setting, tmp_path):
+    run = Run.start(setting, tmp_path / "run", "--workers", "2")
+    run.wait_for_work()
+    for worker in run.workers():
+        worker.suspend()
+    run.process.kill()
+    run.end()
+
+
+@pytest.mark.parametrize(
+    ("number", "exit_code", "word"),
+    [
+        (signal.SIGINT, 130, "interrupted"),
+        (signal.SIGTERM, 143, "terminated"),
+        (signal.SIGHUP, 143, "terminated"),
+    ],
+)
+def test_a_run_that_is_asked_to_end_does_so_within_seconds_and_keeps_what_is_done(
+    setting, tmp_path, number, exit_code, word
+):
+    output = tmp_path / "run"
+    run = Run.start(setting, output, "--workers", "2")
+    run.wait_for_work()
+    asked = time.monotonic()
+    run.send_to_all(number)
+    errors = run.end()
+    assert time.monotonic() - asked < 10
+    assert run.process.returncode == exit_code
+    assert f"error: {word}" in errors and "--resume" in errors
+    assert "Traceback" not in errors
+    refused = subprocess.run([*setting.command, "-o", str(output)], capture_output=True)
+    assert refused.returncode == 73
+    again = Run.start(setting, output, "--resume")
+    errors = again.end()
+    assert again.process.returncode == 0, errors
+    assert_same_run(output, setting.undisturbed)
+    assert not leftovers(output)
