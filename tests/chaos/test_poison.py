@@ -1,0 +1,75 @@
+"""Sequences that no device can embed fail alone, among many others, at a bounded cost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import workers
+from Bio.SeqIO.FastaIO import SimpleFastaParser
+from oracle import random_protein
+from runs import assert_same_vectors, leftovers, run_inline, statuses, vectors
+
+from virnucpro.engine.events import BatchStarted, WorkerLost
+from virnucpro.engine.processes import ProcessExecutor
+
+N_PROTEINS = 10_000
+POISONED = {f"p{i}" for i in range(500, N_PROTEINS, 1000)}  # ten
+
+
+@pytest.fixture(scope="module")
+def proteins(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("poison") / "proteins.faa"
+    lengths = np.random.default_rng(3).integers(10, 60, N_PROTEINS)
+    with path.open("w") as out:
+        for i, length in enumerate(lengths):
+            poison = workers.POISON if f"p{i}" in POISONED else ""
+            out.write(f">p{i} of a test\n{poison}{random_protein(length, i)}\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("worker", "n_losses", "reason"),
+    [
+        (workers.RaisingWorker, 0, "RuntimeError: a [red]bad[/red] sequence"),
+        (workers.NanWorker, 0, "the vector is not finite"),
+        (workers.CrashingWorker, 2, "the worker died: SIGSEGV"),
+    ],
+)
+def test_ten_poisonous_sequences_among_ten_thousand_fail_alone_for_less_than_twice_the_work(
+    make_config, tiny, proteins, tmp_path, worker, n_losses, reason
+):
+    about = {"input_type": "protein", "residues_per_shard": 20_000}
+    healthy = make_config(proteins, output=tmp_path / "healthy", **about)
+    config = make_config(proteins, output=tmp_path / "poisoned", **about)
+    run_inline(healthy, tiny.head)
+    events = []
+    executor = ProcessExecutor(["cpu"] * 2, worker)
+    assert run_inline(config, tiny.head, events.append, executor).exit_code == 2
+
+    found = statuses(config.output)
+    assert {name for name, status in found.items() if status == "failed"} == POISONED
+    assert found | dict.fromkeys(POISONED, "scored") == statuses(healthy.output)
+    expected = vectors(healthy.output)
+    assert_same_vectors(
+        vectors(config.output), {name: expected[name] for name in found.keys() - POISONED}
+    )
+    assert read(config.output / "failed_sequences.fa") == {
+        title: sequence
+        for title, sequence in read(proteins).items()
+        if title.split()[0] in POISONED
+    }
+    listing = (config.output / "failed_files.txt").read_text().splitlines()
+    assert sum(int(line.split("|")[2].split()[0]) for line in listing) == len(POISONED)
+    assert all(reason in line for line in listing)
+    assert not leftovers(config.output)
+
+    assert sum(isinstance(event, WorkerLost) for event in events) == n_losses * len(POISONED)
+    n_begun = sum(len(event.rows) for event in events if isinstance(event, BatchStarted))
+    assert n_begun < 2 * N_PROTEINS
+
+
+def read(path: Path) -> dict[str, str]:
+    with path.open() as lines:
+        return dict(SimpleFastaParser(lines))
