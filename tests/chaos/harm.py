@@ -41,7 +41,8 @@ def make_setting(folder: Path, n_records: int) -> Setting:
     fasta.write_text("".join(f">c{i}\n{bases}\n" for i, bases in enumerate(contigs)))
     tiny = make_tiny(folder)
     command = (
-        *(sys.executable, "-m", "virnucpro", "predict", "--quiet", "--device", "cpu"),
+        *(sys.executable, "-X", "faulthandler", "-m", "virnucpro", "predict"),
+        *("--quiet", "--device", "cpu"),
         *("--worker-timeout", str(SILENCE), "-i", str(fasta)),
         *("--model", str(tiny.model), "--head", str(tiny.head_file)),
     )
@@ -103,7 +104,16 @@ class Run:
 
     def end(self, seconds: float = 120) -> str:
         """Wait for the end of the run and of all its processes. Returns what it complained of."""
-        _, errors = self.process.communicate(timeout=seconds)
+        try:
+            _, errors = self.process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            family = self.family()
+            self.send(signal.SIGABRT)  # has it say where it is
+            psutil.wait_procs(family[:1], timeout=5)
+            for one in family:
+                one.kill()
+            _, errors = self.process.communicate()
+            raise AssertionError(f"does not end: {family}\n{errors}") from None
         _, alive = psutil.wait_procs(self.family(), timeout=10)
         assert not alive, f"outlive their parent: {alive}"
         return errors
