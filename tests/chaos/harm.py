@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 from conftest import make_tiny, open_dna
 
-SILENCE = 5  # seconds after which a worker counts as hung
+SILENCE = 8  # seconds after which a worker counts as hung
 # a signal may come before the program can catch it: then the system ends it, with the same meaning
 ENDS = {
     signal.SIGKILL: {-signal.SIGKILL},
