@@ -25,7 +25,7 @@ InputType = Literal["nucleotide", "protein"]
 SUFFIXES = (".fa", ".fna", ".fasta", ".faa", ".ffn", ".fas", ".fsa")
 COMPRESSED = ("", ".gz", ".bz2", ".xz", ".zst")
 
-# what public archives and BAM hold of one sequence; a run needs 3 to 4 bytes of memory per letter
+# what public archives and BAM hold of one sequence; a run takes 3 bytes of memory per letter
 MAX_LETTERS = 2**31 - 1
 MAX_HEADER = 2**24  # characters
 _BLOCK = 2**20  # bytes that are read at once
