@@ -292,7 +292,7 @@ def test_an_index_that_names_files_elsewhere_is_refused(tmp_path, secret, name) 
 
 
 def test_a_run_folder_from_somebody_else_is_mended_not_believed(
-    tmp_path, tiny, make_config, secret
+    tmp_path, tiny, make_config
 ) -> None:
     """A shard's file that borrows its vectors elsewhere is made again."""
     fasta = tmp_path / "in.fa"
@@ -300,10 +300,14 @@ def test_a_run_folder_from_somebody_else_is_mended_not_believed(
     config = make_config(fasta)
     run_inline(config, tiny.head)
     before, path = tables(config.output), config.output / "features" / "000000.h5"
+    other = tmp_path / "other.h5"
     content = path.read_bytes()[:-32]
-    path.write_bytes(content)
+    for copy in (path, other):
+        copy.write_bytes(content)
+    with h5py.File(other, "r+") as h5:
+        h5["embeddings"][:] = -h5["embeddings"][:]
     with h5py.File(path, "r+") as h5:
-        virtual_dataset(h5, secret, "embeddings")
+        virtual_dataset(h5, other, "embeddings")
     content = path.read_bytes()
     path.write_bytes(content + hashlib.sha256(content).digest())
     summary = run_inline(replace(config, resume=True), tiny.head)
@@ -346,6 +350,13 @@ def test_no_file_is_named_after_a_record(
         names.append({path.relative_to(root).as_posix() for path in root.rglob("*")})
     assert names[0] == names[1]
     assert {path.name for path in tmp_path.iterdir()} == {"plain", "hostile"}
+
+
+def test_a_file_name_in_a_message_of_the_system_has_no_control_characters(tmp_path) -> None:
+    shown = io.StringIO()
+    with pytest.raises(Finished), redirect_stderr(shown), exits():
+        (tmp_path / "a\x1b[31m\nb").read_bytes()
+    assert r"a\x1b[31m\nb: No such file" in shown.getvalue()
 
 
 # Network
