@@ -224,7 +224,7 @@ def a_fifo(folder: Path) -> list[Path]:
 
 
 @made
-def standard_input(folder: Path) -> list[Path]:
+def control_characters_through_standard_input(folder: Path) -> list[Path]:
     return [Path("-")]
 
 

@@ -209,7 +209,7 @@ def test_a_hostile_file_ends_as_the_table_says(case, place, tiny, make_config, m
 @pytest.mark.parametrize("case", AS_PROCESS, ids=names(AS_PROCESS))
 def test_a_hostile_file_ends_so_on_the_command_line_too(case, place, tiny) -> None:
     skip_if_impossible(case, place)
-    inputs = place.inputs_of(case)
+    inputs, piped = place.inputs_of(case), (FILES / "ids_with_control_characters.fa").read_bytes()
     command = [sys.executable, "-m", "virnucpro", "predict", "--keep-intermediate"]
     command += [f"--input={path}" for path in inputs] + ["-o", str(place.run)]
     command += ["--model", str(tiny.model), "--head", str(tiny.head_file)]
@@ -217,7 +217,7 @@ def test_a_hostile_file_ends_so_on_the_command_line_too(case, place, tiny) -> No
     with ExitStack() as stack:
         if case.maker == "a_fifo":
             stack.enter_context(hostile.written_to(inputs[0]))
-        answer = subprocess.run(command, input=hostile.TWO.encode(), capture_output=True)
+        answer = subprocess.run(command, input=piped, capture_output=True)
     shown = (answer.stdout + answer.stderr).decode()
     check(case, Outcome(answer.returncode, shown), place, inputs)
 
