@@ -11,12 +11,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 
 from virnucpro.composition import N_FEATURES
 from virnucpro.config import Recipe, Resources, RunConfig
 from virnucpro.esm2.model import ESM2, ESM2Shape
 from virnucpro.esm2.weights import inspect_checkpoint, save_esm2
 from virnucpro.head import Head, HeadFacts, Layer, Network, load_head, save_head
+
+# the same examples every time; many more, and others, with --hypothesis-profile=long
+settings.register_profile("gate", derandomize=True, deadline=None)
+settings.register_profile("long", max_examples=5_000, deadline=None)
+settings.load_profile("gate")
 
 TINY = ESM2Shape(n_layers=2, dim=32, n_heads=2)
 

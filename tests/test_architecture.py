@@ -49,6 +49,10 @@ COMMANDS = {
 }
 COMMAND_LINE = [name for name in ORDER if name.startswith("cli.")]
 
+RUN_CODE = {"eval", "exec", "compile", "__import__", "os.system", "os.popen", "torch.jit.load"}
+RUN_CODE |= {"torch.hub.load", "torch.package.PackageImporter", "os.execv", "os.execvp"}
+PICKLERS = {"cloudpickle", "dill", "joblib", "marshal", "shelve"}
+
 modules = pytest.mark.parametrize("name", ORDER)
 
 
@@ -199,17 +203,29 @@ def test_imports_are_absolute(name: str) -> None:
 
 
 @modules
-def test_a_checkpoint_never_runs_code(name: str) -> None:
-    """No unpickling but torch's own, and that only of weights."""
+def test_what_is_read_never_runs_code(name: str) -> None:
+    """No unpickling but torch's own, and that only of weights; no code from text, no shell."""
     for function, call in calls_in(name):
-        assert not function.endswith(("pickle.load", "pickle.loads", "Unpickler")), call.lineno
+        keywords = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
+        assert function not in RUN_CODE, call.lineno
+        assert not {"shell", "trust_remote_code"} & set(keywords), call.lineno
         if function == "torch.load":
-            (weights_only,) = [k.value for k in call.keywords if k.arg == "weights_only"]
-            assert isinstance(weights_only, ast.Constant) and weights_only.value is True
+            assert keywords["weights_only"] == "True", call.lineno
         if function in ("np.load", "numpy.load"):
-            assert not any(keyword.arg == "allow_pickle" for keyword in call.keywords)
-    names = {ast.unparse(n) for n in ast.walk(tree_of(name)) if isinstance(n, ast.ImportFrom)}
-    assert not any(text.startswith("from torch import load") for text in names)
+            assert keywords["allow_pickle"] == "False", call.lineno
+        if function.startswith("yaml."):
+            assert function == "yaml.safe_load", call.lineno
+
+
+@modules
+def test_of_pickle_nothing_is_known_but_its_error(name: str) -> None:
+    assert not {found.partition(".")[0] for found in imported(name)} & PICKLERS
+    for node in ast.walk(tree_of(name)):
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "pickle":
+            assert node.attr == "UnpicklingError", node.lineno
+        if isinstance(node, ast.ImportFrom):
+            assert node.module not in ("pickle", "yaml"), node.lineno
+            assert node.module != "torch" or "load" not in {alias.name for alias in node.names}
 
 
 @modules

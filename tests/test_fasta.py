@@ -7,16 +7,24 @@ import gzip
 import io
 import lzma
 import os
+import re
 import sys
-from collections.abc import Callable
+import tracemalloc
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from Bio.SeqIO.FastaIO import SimpleFastaParser
+from hypothesis import given
 from hypothesis import strategies as st
 
+import virnucpro.fasta
 from virnucpro.errors import InputError, InputMissingError
 from virnucpro.fasta import (
+    MAX_HEADER,
     find_invalid,
     guess_input_type,
     list_fasta,
@@ -169,7 +177,6 @@ sequences = st.text("ACGTNacgtnRYKM-.*XLEFP", max_size=200)
 
 
 @given(st.lists(st.tuples(headers, sequences), max_size=5))
-@settings(deadline=None)
 def test_what_is_written_is_read_back(tmp_path_factory, entries: list[tuple[str, str]]) -> None:
     path = tmp_path_factory.getbasetemp() / "round-trip.fa"
     with path.open("w", encoding="utf-8", errors="surrogateescape", newline="\n") as out:
@@ -397,6 +404,167 @@ def test_letters_that_fit_both_or_neither_are_refused_with_advice(write, letters
 )
 def test_the_first_letter_that_does_not_belong_is_named(sequence, input_type, note) -> None:
     assert find_invalid(FastaRecord("a", "a", sequence), input_type) == note
+
+
+# Bounds
+
+ENDLESS = {
+    "one line": (b"ACGT" * 2**18, 64),
+    "lines of one letter": (b"A\n" * 2**19, 64),
+    "lines of spaces and letters": (b" \tAC  \n" * 2**17, 64),
+    "letters of four bytes": ("\U0001f9a0".encode() * 2**18, 64),
+}
+
+
+@pytest.mark.parametrize(("content", "n_members"), ENDLESS.values(), ids=ENDLESS)
+def test_a_record_without_end_is_refused_within_a_bounded_memory(
+    write, monkeypatch, content: bytes, n_members: int
+) -> None:
+    """4 bytes per letter, as Python keeps those of the last case, and once more to join them."""
+    monkeypatch.setattr(virnucpro.fasta, "MAX_LETTERS", 2**22)
+    start = gzip.compress(b">a\nAC\n\n>bomb [red]\n")
+    path = write(start + n_members * gzip.compress(content))
+    error, peak = traced(lambda: refusal_of(path))
+    assert f"{path.name}:4: the record bomb [red] has more than 4,194,304 letters" in str(error)
+    assert peak < 8 * 2**22 + 16 * 2**20  # and the blocks that are read
+
+
+def test_a_header_without_end_is_refused_within_a_bounded_memory(write) -> None:
+    path = write(gzip.compress(b">a\nAC\n>") + 64 * gzip.compress(b"x" * 2**20))
+    error, peak = traced(lambda: refusal_of(path))
+    assert f"{path.name}:3: a header of more than 16,777,216 characters" in str(error)
+    assert peak < 6 * MAX_HEADER
+
+
+def test_blank_lines_without_end_are_nothing_and_take_no_memory(write) -> None:
+    blank = gzip.compress(b"\n" * 2**19 + b"\r\n" * 2**18 + b" " * 2**20)
+    path = write(32 * blank + gzip.compress(b"\n>a\n") + 32 * blank)
+    found, peak = traced(lambda: read(path))
+    assert found == [("a", "")]
+    assert peak < 16 * 2**20
+
+
+def test_a_record_and_a_header_at_their_bounds_are_read(write, monkeypatch) -> None:
+    monkeypatch.setattr(virnucpro.fasta, "MAX_LETTERS", 2**21)
+    header, bases = "a " + "x" * (MAX_HEADER - 2), "ACGT" * 2**19
+    path = write(f">{header}\n{bases}\n>b\nAC\n".encode())
+    assert [(record.header, record.sequence) for record in read_fasta(path)] == [
+        (header, bases),
+        ("b", "AC"),
+    ]
+    refusal_of(write(f">{header}x\nACGT\n".encode()))
+    refusal_of(write(f">a\n{bases}A\n".encode()))
+
+
+def traced(work: Callable[[], Any]) -> tuple[Any, int]:
+    """What the work comes to, and the bytes that Python had at most meanwhile."""
+    tracemalloc.start()
+    try:
+        return work(), tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+# Anything at all
+
+
+@contextmanager
+def block_of(n_bytes: int) -> Iterator[None]:
+    """Read in blocks of so many bytes, so that every line is somewhere cut by them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(virnucpro.fasta, "_BLOCK", n_bytes)
+        yield
+
+
+@pytest.fixture(scope="module")
+def anything(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("anything") / "in.fa"
+
+
+texts = [">", "\n", "\r\n", "\r", "\n>", " ", "\t", "\f", "a", "ACGT", "MKV*", ";", "\0", "\x1b[2J"]
+texts += ["\ufeff", "caf\xe9", "\x85", "\U0001f9a0", "\udce9"]  # the last is no UTF-8
+pieces = st.sampled_from([text.encode("utf-8", "surrogateescape") for text in texts])
+like_fasta = st.lists(pieces, max_size=25).map(b"".join)
+starts = st.sampled_from([b"", b"\x1f\x8b\x08\x00", b"BZh9", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd"])
+blocks = st.sampled_from([1, 2, 3, 7, 2**20])
+packings = st.sampled_from([bytes, *PACKED.values()])
+
+
+@given(starts, st.binary(max_size=300) | like_fasta, blocks)
+def test_any_bytes_are_read_or_refused_with_advice(anything, start, content, block) -> None:
+    anything.write_bytes(start + content)
+    with block_of(block):
+        try:
+            found = read(anything)
+        except InputError as error:
+            assert error.hint and str(error).isprintable()
+        else:
+            assert all(name and not set(name) & set("\0 \t\r\n") for name, _ in found)
+            assert not any(set(letters) & set("\0 \t\r\n") for _, letters in found)
+
+
+@given(like_fasta, blocks, packings)
+def test_biopython_finds_the_same_records_wherever_ours_are_read(
+    anything, content: bytes, block: int, pack
+) -> None:
+    anything.write_bytes(pack(content))
+    text = content.decode("utf-8-sig", "surrogateescape")
+    lines = re.split("\r\n|\r|\n", text)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of text before the first header, which it drops
+        theirs = list(SimpleFastaParser(io.StringIO(text, newline=None)))
+    with block_of(block):
+        try:
+            ours = list(read_fasta(anything))
+        except InputError as error:
+            first = next((line for line in lines if line.strip(" \t\f")), "")
+            is_damaged = "\0" in text or re.search("[\udc80-\udcff]", text)
+            has_no_id = any(line[:1] == ">" and not line[1:].strip() for line in lines)
+            assert first[:1] != ">" or is_damaged or has_no_id, error
+            return
+    assert [record.header.rstrip() for record in ours] == [title for title, _ in theirs]
+    assert [record.id for record in ours] == [title.split(None, 1)[0] for title, _ in theirs]
+    assert [without_blanks(record.sequence) for record in ours] == [
+        without_blanks(letters) for _, letters in theirs
+    ]
+    for record in ours:
+        assert lines[record.line - 1] == f">{record.header}"
+
+
+def without_blanks(letters: str) -> str:
+    """Biopython drops what Unicode calls white space, at the ends of lines."""
+    return "".join(letters.split())
+
+
+written_lines = st.lists(st.text("ACGTNacgt*-", min_size=1, max_size=9), max_size=5)
+spaces = st.sampled_from(["", "", "", " ", "\t", "  "])
+fillings = st.lists(spaces, max_size=3)  # blank lines
+
+
+@given(st.data(), blocks, packings)
+def test_line_ends_white_space_and_packing_change_no_record_and_no_line_number(
+    anything, data: st.DataObject, block: int, pack
+) -> None:
+    entries = data.draw(st.lists(st.tuples(headers, written_lines, fillings), max_size=5))
+    is_faulty = data.draw(st.booleans())
+    written, expected = data.draw(fillings), []
+    for header, lines, blank in entries:
+        expected.append((header, "".join(lines), len(written) + 1))
+        padded = [data.draw(spaces) + line + data.draw(spaces) for line in lines]
+        written += [f">{header}", *padded, *blank]
+    if is_faulty:
+        written.append(f">{data.draw(spaces)}")
+    ends = data.draw(st.sampled_from([["\n", "\r\n"], ["\r"]]))  # "\r" and "\n" are not two
+    text = "".join(line + data.draw(st.sampled_from(ends)) for line in written)
+    anything.write_bytes(pack(text.encode("utf-8", "surrogateescape")))
+    with block_of(block):
+        if is_faulty:
+            assert f"{anything.name}:{len(written)}: a header without" in str(refusal_of(anything))
+        else:
+            found = [
+                (record.header, record.sequence, record.line) for record in read_fasta(anything)
+            ]
+            assert found == expected
 
 
 # Real files

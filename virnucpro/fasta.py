@@ -1,14 +1,19 @@
-"""FASTA in and out. Records stream: memory holds one record, whatever the size of the file."""
+"""FASTA in and out. Records stream: memory holds one record, whatever the size of the file.
+
+And a record has its bounds, so that a small packed file cannot fill the memory either.
+"""
 
 from __future__ import annotations
 
+import codecs
 import io
 import lzma
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal, TextIO
+from typing import BinaryIO, Literal, TextIO
 
 from virnucpro.errors import InputError, InputMissingError
 from virnucpro.files import ZstdError, open_binary
@@ -20,22 +25,35 @@ InputType = Literal["nucleotide", "protein"]
 SUFFIXES = (".fa", ".fna", ".fasta", ".faa", ".ffn", ".fas", ".fsa")
 COMPRESSED = ("", ".gz", ".bz2", ".xz", ".zst")
 
+# what public archives and BAM hold of one sequence; a run takes 3 bytes of memory per letter
+MAX_LETTERS = 2**31 - 1
+MAX_HEADER = 2**24  # characters
+_BLOCK = 2**20  # bytes that are read at once
+
 # IUPAC codes, RNA's U, the mask X, gaps, and the stop that some tools write
 _NUCLEOTIDES = b"ACGTURYSWKMBDHVNXacgturyswkmbdhvnx-.*~"
 _RESIDUES = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz-.*"
 _ONLY_PROTEIN = frozenset("EFIJLOPQZefijlopqz")
 _PLAIN_BASES = frozenset("ACGTUNacgtun")
+_TELLING = 50  # letters of a record that are enough to tell
 _SAMPLE = 1_000_000  # letters that are read to tell nucleotides from proteins
-_BLANK = " \t\r\n\v\f"  # what may stand between letters; str.strip() knows control codes too
+_INNER_BLANKS = " \t\v\f"  # what may stand between letters; str.split() knows control codes too
+_BLANK = _INNER_BLANKS + "\r\n"
 _WIDTH = 60
 _PEEK = 4096
+_SHOWN = 100  # characters of a header
 
+# the first that fits counts
 _WRONG_FORMATS = {
+    b"@HD\t": ("SAM", "convert it, for example with `samtools fasta reads.sam > reads.fa`"),
+    b"@SQ\t": ("SAM", "convert it, for example with `samtools fasta reads.sam > reads.fa`"),
     b"@": ("FASTQ", "convert it, for example with `seqkit fq2fa reads.fastq > reads.fa`"),
     b"LOCUS ": ("GenBank", "convert it, for example with `any2fasta file.gbk > file.fa`"),
     b"ID   ": ("EMBL", "convert it, for example with `any2fasta file.embl > file.fa`"),
     b"##gff": ("GFF", "give the FASTA file that belongs to it"),
     b"PK\x03\x04": ("a zip archive", "unpack it first: `unzip`"),
+    b"\xff\xfe\0\0": ("UTF-32 text", "convert it: `iconv -f UTF-32 -t UTF-8 in.fa > out.fa`"),
+    b"\0\0\xfe\xff": ("UTF-32 text", "convert it: `iconv -f UTF-32 -t UTF-8 in.fa > out.fa`"),
     b"\xff\xfe": ("UTF-16 text", "convert it: `iconv -f UTF-16 -t UTF-8 in.fa > out.fa`"),
     b"\xfe\xff": ("UTF-16 text", "convert it: `iconv -f UTF-16 -t UTF-8 in.fa > out.fa`"),
 }
@@ -63,7 +81,8 @@ def list_fasta(path: Path) -> list[Path]:
     if not found:
         raise InputMissingError(
             f"{printable(path)}: no FASTA file in this folder",
-            hint=f"names must end in {', '.join(SUFFIXES)}, or those with .gz, .bz2, .xz, .zst",
+            hint=f"names must end in {', '.join(SUFFIXES)}, or those with .gz, .bz2, .xz, .zst; "
+            "sub-folders are not searched",
         )
     return found
 
@@ -95,8 +114,8 @@ def read_fasta(path: Path) -> Iterator[FastaRecord]:
         InputError: the file is no FASTA, or is damaged; names file and line.
         InputMissingError: the file cannot be opened.
     """
-    with unpacking(path), _open_text(path) as lines:
-        yield from _parse(lines, path)
+    with unpacking(path), _open(path) as handle:
+        yield from _parse(_lines(handle), printable(path))
 
 
 @contextmanager
@@ -124,7 +143,7 @@ def _damaged(path: Path, error: Exception) -> InputError:
     )
 
 
-def _open_text(path: Path) -> TextIO:
+def _open(path: Path) -> BinaryIO:
     handle = open_binary(path)
     start = handle.peek(_PEEK)[:_PEEK]  # type: ignore[attr-defined]
     for magic, (name, hint) in _WRONG_FORMATS.items():
@@ -137,33 +156,86 @@ def _open_text(path: Path) -> TextIO:
             f"{printable(path)}: this is a binary file, not FASTA",
             hint="give plain FASTA, or FASTA packed with gzip, bzip2, xz or zstd",
         )
-    return io.TextIOWrapper(handle, encoding="utf-8-sig", errors="surrogateescape")
+    return handle
 
 
-def _parse(lines: Iterable[str], path: Path) -> Iterator[FastaRecord]:
-    shown = printable(path)
-    header, header_line = "", 0
+def _lines(handle: BinaryIO) -> Iterator[str]:
+    """The text in pieces, a line end before each line; a piece never ends within a header."""
+    decoder = io.IncrementalNewlineDecoder(
+        codecs.getincrementaldecoder("utf-8-sig")("surrogateescape"), translate=True
+    )
+    held = "\n"
+    while block := handle.read(_BLOCK):
+        text = held + decoder.decode(block)
+        last = text.rfind("\n")
+        is_open = last >= 0 and text[last + 1 : last + 2] in (">", "")
+        held = text[last:] if is_open and len(text) - last <= MAX_HEADER + 2 else ""
+        yield text[: len(text) - len(held)]
+    yield held + decoder.decode(b"", final=True)
+
+
+def _parse(pieces: Iterable[str], shown: str) -> Iterator[FastaRecord]:
+    header, header_line, number = "", 0, 0
     parts: list[str] = []
-    for number, line in enumerate(lines, start=1):
-        if line.startswith(">"):
+    for piece in pieces:
+        rest, *entries = piece.split("\n>")
+        blanks = [blank for blank in _INNER_BLANKS if blank in piece]
+        number += rest.count("\n")
+        if header_line:
+            parts.append(_without(blanks, rest.replace("\n", "")))
+            _check_length(parts, header, header_line, shown)
+        else:
+            _check_blank(rest, number, shown)
+        for entry in entries:
             if header_line:
-                yield _record(header, header_line, parts, shown)
-            header, header_line, parts = line[1:].rstrip("\r\n"), number, []
-        elif header_line:
-            parts.append(line.strip(_BLANK))
-        elif line.strip(_BLANK):
-            raise InputError(
-                f"{shown}:{number}: expected '>', found {line.strip()[:20]!r}",
-                hint="a FASTA record begins with a line such as '>contig1'",
-            )
+                yield _record(header, header_line, "".join(parts), shown)
+            header, end, rest = entry.partition("\n")
+            number += 1
+            header_line = number
+            if len(header) > MAX_HEADER:
+                raise _endless_header(number, shown)
+            letters = rest.replace("\n", "")
+            number += len(end) + len(rest) - len(letters)
+            parts = [_without(blanks, letters)]
     if header_line:
-        yield _record(header, header_line, parts, shown)
+        yield _record(header, header_line, "".join(parts), shown)
 
 
-def _record(header: str, line: int, parts: list[str], shown: str) -> FastaRecord:
-    sequence = "".join(parts)
-    if " " in sequence or "\t" in sequence:
-        sequence = sequence.replace(" ", "").replace("\t", "")
+def _without(blanks: Iterable[str], letters: str) -> str:
+    for blank in blanks:
+        if blank in letters:
+            letters = letters.replace(blank, "")
+    return letters
+
+
+def _check_blank(text: str, number: int, shown: str) -> None:
+    """Before the first header, up to this line, there is nothing."""
+    found = text.lstrip(_BLANK)
+    if found:
+        line = number - found.count("\n")
+        raise InputError(
+            f"{shown}:{line}: expected '>', found {found[:20].splitlines()[0]!a}",
+            hint="a FASTA record begins with a line such as '>contig1'",
+        )
+
+
+def _check_length(parts: Iterable[str], header: str, line: int, shown: str) -> None:
+    if sum(map(len, parts)) > MAX_LETTERS:
+        name = printable(header[:_SHOWN])
+        raise InputError(
+            f"{shown}:{line}: the record {name} has more than {MAX_LETTERS:,} letters",
+            hint="cut it into several, for example with `seqkit sliding`",
+        )
+
+
+def _endless_header(line: int, shown: str) -> InputError:
+    return InputError(
+        f"{shown}:{line}: a header of more than {MAX_HEADER:,} characters",
+        hint="shorten it, unless the file is damaged and has lost its line ends",
+    )
+
+
+def _record(header: str, line: int, sequence: str, shown: str) -> FastaRecord:
     words = header.split(maxsplit=1)
     if not words:
         raise InputError(
@@ -174,7 +246,7 @@ def _record(header: str, line: int, parts: list[str], shown: str) -> FastaRecord
             f"{shown}:{line}: a NUL byte in the record {printable(words[0])}",
             hint="the file is damaged or not text: write it again",
         )
-    if not _is_utf8(words[0]):
+    if not (words[0].isascii() or _is_utf8(words[0])):
         raise InputError(
             f"{shown}:{line}: the id {printable(words[0])} is not UTF-8",
             hint="convert the file, for example with `iconv -f LATIN1 -t UTF-8`",
@@ -217,15 +289,24 @@ def guess_input_type(path: Path) -> InputType | None:
         InputError: the letters fit neither, or both.
     """
     total = plain = protein = 0
+    stranger = ""  # a record of nucleotides, which would pass for a protein
     for record in read_fasta(path):
         sample = record.sequence[:_SAMPLE]
         total += len(sample)
         plain += sum(map(sample.count, _PLAIN_BASES))
         protein += sum(map(sample.count, _ONLY_PROTEIN))
+        if not stranger and _is_of_bases(sample):
+            stranger = record.id
         if total >= _SAMPLE:
             break
     if not total:
         return None
+    if protein > 0.05 * total and stranger:
+        raise InputError(
+            f"{printable(path)} holds proteins, but the record {printable(stranger)} is of "
+            "nucleotides",
+            hint="run them apart, or say what all are with --input-type",
+        )
     if protein > 0.05 * total:
         return "protein"
     if plain > 0.8 * total and protein < 0.01 * total:
@@ -235,3 +316,11 @@ def guess_input_type(path: Path) -> InputType | None:
         f"({plain / total:.0%} ACGTUN, {protein / total:.1%} letters of proteins only)",
         hint="say it with --input-type nucleotide or --input-type protein",
     )
+
+
+def _is_of_bases(sequence: str) -> bool:
+    """Whether it holds all four bases in plenty, and nothing else: no protein does."""
+    counts = Counter(sequence.upper().replace("U", "T"))
+    n_rarest = min(counts[base] for base in "ACGT")
+    is_plain = counts.keys() <= set("ACGTN")
+    return is_plain and len(sequence) >= _TELLING and n_rarest >= 0.05 * len(sequence)

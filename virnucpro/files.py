@@ -22,6 +22,8 @@ else:
 ZstdError = zstd.ZstdError
 TEMPORARY = ".tmp"  # ends the name of every temporary file
 _BLOCK = 1 << 20
+_BGZIP = b"BC\x02\0"  # in the header of each member that bgzip writes
+_BGZIP_END = bytes.fromhex("1f8b08040000000000ff0600424302001b0003000000000000000000")
 
 
 @contextmanager
@@ -57,14 +59,22 @@ def sweep(folder: Path) -> None:
 
 
 def open_binary(path: Path) -> BinaryIO:
-    """Open a plain, gzip, bzip2, xz or zstd file; the content decides, not the name."""
+    """Open a plain, gzip, bzip2, xz or zstd file; the content decides, not the name.
+
+    Raises:
+        EOFError: a file of bgzip ends early, between two members, where gzip cannot tell.
+    """
     with path.open("rb") as handle:
-        magic = handle.read(6)
+        magic = handle.read(16)
+        if magic.startswith(b"\x1f\x8b\x08\x04") and magic.endswith(_BGZIP):
+            handle.seek(-min(len(_BGZIP_END), path.stat().st_size), io.SEEK_END)
+            if handle.read() != _BGZIP_END:
+                raise EOFError("the end mark of bgzip is missing")
     if magic.startswith(b"\x1f\x8b"):
         return cast(BinaryIO, gzip.open(path))
     if magic.startswith(b"BZh"):
         return cast(BinaryIO, bz2.open(path))
-    if magic == b"\xfd7zXZ\x00":
+    if magic.startswith(b"\xfd7zXZ\x00"):
         return cast(BinaryIO, lzma.open(path))
     if magic.startswith(b"\x28\xb5\x2f\xfd"):
         return cast(BinaryIO, io.BufferedReader(zstd.open(path)))

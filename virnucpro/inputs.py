@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import BinaryIO
 
 from virnucpro.errors import InputError, InputMissingError, ResumeError
 from virnucpro.fasta import InputType, cannot_open, guess_input_type, list_fasta
@@ -71,11 +72,18 @@ def _copy(source: Path, copies: Path) -> Path:
             if source == STDIN:
                 shutil.copyfileobj(sys.stdin.buffer, out)
             else:
-                with source.open("rb") as handle:
+                with _opened(source) as handle:
                     shutil.copyfileobj(handle, out)
         return unnamed.replace(unnamed.with_name(f"{sha256(unnamed)[:16]}.fa"))
     finally:
         unnamed.unlink(missing_ok=True)
+
+
+def _opened(source: Path) -> BinaryIO:
+    try:
+        return source.open("rb")
+    except OSError as error:
+        raise cannot_open(source, error) from error
 
 
 def hash_inputs(paths: Iterable[Path], on_bytes: Callable[[int], None]) -> list[InputFile]:

@@ -101,6 +101,8 @@ class Embeddings:
     failures: tuple[Failure, ...] = field(default=())
 
     def __post_init__(self) -> None:
+        if self.lengths.dtype != np.int32 or self.vectors.dtype != np.float32:
+            raise ValueError(f"{self.lengths.dtype} lengths, {self.vectors.dtype} vectors")
         n_rows = int(self.lengths.sum()) if self.per_residue else len(self.ids)
         if self.vectors.ndim != 2 or len(self.vectors) != n_rows:
             raise ValueError(f"{n_rows} rows expected for vectors of shape {self.vectors.shape}")

@@ -82,14 +82,15 @@ def read_embeddings(path: Path, attributes: Attributes) -> Embeddings:
         with h5py.File(path) as h5:
             found = dict(h5.attrs)
             embeddings = Embeddings(
-                ids=_strings(h5["ids"]),
-                lengths=h5["lengths"][:],
-                vectors=h5["embeddings"][:],
+                ids=_strings(_own(h5, "ids")),
+                lengths=_own(h5, "lengths")[:],
+                vectors=_own(h5, "embeddings")[:],
                 per_residue=found.get("pooling") == "none",
                 failures=tuple(
                     Failure(*values)
                     for values in zip(
-                        *(_strings(h5[f"failed/{name}"]) for name in Failure.__slots__), strict=True
+                        *(_strings(_own(h5, f"failed/{name}")) for name in Failure.__slots__),
+                        strict=True,
                     )
                 ),
             )
@@ -120,6 +121,18 @@ def read_rows(path: Path, places: Sequence[int], per_residue: bool) -> list[NDAr
             return [rows[bounds[i] : bounds[i + 1]] for i in places]
     except _DAMAGE as error:
         raise FeatureFileError(f"{printable(path)} is not whole: {printable(error)}") from error
+
+
+def _own(h5: h5py.File, name: str) -> h5py.Dataset:
+    """A dataset of the file itself: HDF5 would read any other file that one names."""
+    *groups, _ = name.split("/")
+    for place in (*groups, name):
+        if not isinstance(h5.get(place, getlink=True), h5py.HardLink):
+            raise ValueError(f"{place} is a link")
+    dataset = h5[name]
+    if dataset.is_virtual or dataset.external:
+        raise ValueError(f"{name} is kept in another file")
+    return dataset
 
 
 def _strings(dataset: h5py.Dataset) -> tuple[str, ...]:
@@ -195,9 +208,15 @@ def check_index(path: Path) -> None:
             ids, written_for = h5["ids"], h5.attrs["parts_sha256"]
             sources = ids.virtual_sources() if ids.is_virtual else []
             parts = list(dict.fromkeys(source.file_name for source in sources))
+        if strangers := [part for part in parts if ".." in part or Path(part).is_absolute()]:
+            raise FeatureFileError(
+                f"{printable(path)} names {printable(strangers[0])}, which is not of this run"
+            )
         missing = [part for part in parts if not (path.parent / part).exists()]
         if missing:
-            raise FeatureFileError(f"{printable(path)} needs {missing[0]}, which is missing")
+            raise FeatureFileError(
+                f"{printable(path)} needs {printable(missing[0])}, which is missing"
+            )
         if _hash_of_parts(path.parent, parts) != written_for:
             raise FeatureFileError(f"{printable(path)} was written for other files")
     except _DAMAGE as error:

@@ -12,6 +12,7 @@ from functools import partial
 import typer
 
 from virnucpro.errors import UnavailableError, VirnucproError
+from virnucpro.log import printable
 
 USAGE_EXIT, STORAGE_EXIT, INTERRUPTED_EXIT, TERMINATED_EXIT = 64, 74, 130, 143
 _KEPT = "finished work is kept: go on with --resume"
@@ -39,7 +40,7 @@ def exits(kept: str = _KEPT) -> Iterator[None]:
     except BrokenPipeError:
         raise
     except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
+        where = f"{printable(error.filename)}: " if error.filename else ""
         is_disk = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
         _complain(f"{where}{error.strerror or error}", f"make room; {kept}" if is_disk else "")
         raise Finished(STORAGE_EXIT) from error

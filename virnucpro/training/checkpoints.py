@@ -103,7 +103,12 @@ def _read(path: Path) -> dict[str, Any]:
     """
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
+    except pickle.UnpicklingError as error:
+        raise ResumeError(
+            f"{printable(path)} cannot be read: it is damaged, or holds more than tensors",
+            hint="delete it: the training goes on from the epoch before",
+        ) from error
+    except (OSError, RuntimeError, EOFError, ValueError) as error:
         raise ResumeError(
             f"{printable(path)} cannot be read: {printable(error)}",
             hint="delete it: the training goes on from the epoch before",
