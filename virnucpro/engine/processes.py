@@ -27,7 +27,7 @@ import time
 import traceback
 from collections import Counter, deque
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
@@ -82,10 +82,11 @@ class ProcessExecutor:
                     run.peers.append(_Peer.start(name, device, job, self))
             yield from run.events()
         finally:
-            for peer in run.peers:
-                peer.tell_to_end()
-            for peer in run.peers:
-                peer.end()
+            with ExitStack() as ends:  # all of them, whatever may happen
+                for peer in run.peers:
+                    ends.callback(peer.end)
+                for peer in run.peers:
+                    peer.tell_to_end()
 
 
 def _names(devices: Sequence[str]) -> list[str]:
