@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from virnucpro.errors import FeatureFileError
+from virnucpro import __version__
+from virnucpro.errors import FeatureFileError, StorageError
 from virnucpro.files import atomic, sha256
 from virnucpro.log import printable
 from virnucpro.records import Embeddings, Failure
@@ -34,7 +35,11 @@ Attributes = Mapping[str, str | int]
 
 
 def write_embeddings(path: Path, embeddings: Embeddings, attributes: Attributes) -> None:
-    """Write one file: ``ids``, ``lengths``, ``embeddings``, and what failed."""
+    """Write one file: ``ids``, ``lengths``, ``embeddings``, and what failed.
+
+    Beside its attributes stands the version of the program, which no reader asks for: what counts
+    for the numbers is the recipe.
+    """
     _write(path, _sealed(embeddings, attributes), attributes)
 
 
@@ -48,7 +53,13 @@ def update_embeddings(path: Path, embeddings: Embeddings, attributes: Attributes
 def _write(path: Path, content: bytes, attributes: Attributes) -> None:
     with atomic(path) as temporary:
         temporary.write_bytes(content)
-        read_embeddings(temporary, attributes)
+        try:
+            read_embeddings(temporary, attributes)
+        except FeatureFileError as error:
+            raise StorageError(
+                f"{printable(path)} was written, but reads back otherwise: {error.__cause__}",
+                hint="the disk has a fault: see the system's log",
+            ) from error
 
 
 def _sealed(embeddings: Embeddings, attributes: Attributes) -> bytes:
@@ -60,7 +71,7 @@ def _to_hdf5(embeddings: Embeddings, attributes: Attributes) -> bytes:
     text = h5py.string_dtype("utf-8")
     failures = embeddings.failures
     with h5py.File("memory", "w", driver="core", backing_store=False, libver="v110") as h5:
-        h5.attrs.update(attributes)
+        h5.attrs.update({**attributes, "virnucpro_version": __version__})
         h5.create_dataset("ids", data=np.array(embeddings.ids, dtype=object), dtype=text)
         h5["lengths"] = embeddings.lengths
         h5["embeddings"] = embeddings.vectors
@@ -131,6 +142,8 @@ def _check_seal(path: Path) -> None:
 
     HDF5 must not see a damaged file: on some flipped bits it loops for ever.
     """
+    if not path.is_file():  # a pipe would never end
+        raise ValueError("it is no file")
     digest, left = hashlib.sha256(), path.stat().st_size - _SEAL_BYTES
     with path.open("rb") as handle:
         while left > 0 and (block := handle.read(min(left, _BLOCK))):
