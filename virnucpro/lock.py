@@ -12,7 +12,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from virnucpro.log import printable
 LOCK = ".lock"
 _MARK, _BREAKING = f"{LOCK}.held", f"{LOCK}.breaking"  # where there is no flock
 OF_A_LOCK = (LOCK, _MARK, _BREAKING)
-_PATIENCE = 2.0  # seconds for a holder to write its name
+_PATIENCE, _MOMENT = 2.0, 0.02  # seconds for others to write their name, and between two looks
 _UNKNOWN = "-"
 
 
@@ -46,6 +46,7 @@ def locked(folder: Path) -> Iterator[None]:
             if _flock(handle, folder):
                 handle.truncate(0)
                 _write(handle)
+                stack.callback(_forget, handle)
             else:
                 stack.enter_context(_marked(folder))
         try:
@@ -64,36 +65,51 @@ def _flock(handle: FileIO, folder: Path) -> bool:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError) as error:
-        raise _in_use(folder, _read(folder / LOCK)) from error
+        raise _in_use(folder, _await(folder / LOCK)) from error
     except OSError:
         return False
     return True
 
 
+def _forget(handle: FileIO) -> None:
+    with suppress(OSError):
+        handle.truncate(0)
+
+
 @contextmanager
 def _marked(folder: Path) -> Iterator[None]:
-    """Hold a folder by a file that only one process can make.
-
-    Only one at a time may remove what a dead process left: else a slow one would remove the
-    file that a quick one has just made in its place.
-    """
+    """Hold a folder by a file that only one process can make."""
     mark, breaking = folder / _MARK, folder / _BREAKING
-    is_ours = _make(mark)
-    if not is_ours and _is_gone(_read(mark)):
-        if not _make(breaking):
-            raise _in_use(folder, _read(breaking), breaking)
-        try:
-            if _is_gone(_read(mark)):
-                mark.unlink()
-            is_ours = _make(mark)
-        finally:
-            breaking.unlink()
-    if not is_ours:
-        raise _in_use(folder, _read(mark), mark)
+    deadline = time.monotonic() + _PATIENCE
+    while not _make(mark):
+        record = _read(mark)
+        if record and not _is_gone(record):
+            raise _in_use(folder, record, mark)
+        if record and _broken(mark, breaking):
+            continue
+        if time.monotonic() > deadline:
+            stuck = breaking if breaking.exists() else mark
+            raise _in_use(folder, _read(stuck), stuck)
+        time.sleep(_MOMENT)
     try:
         yield
     finally:
         mark.unlink(missing_ok=True)
+
+
+def _broken(mark: Path, breaking: Path) -> bool:
+    """Remove what a dead process left; False while another process is at it.
+
+    One at a time: a slow one would remove what a quick one has made in its place.
+    """
+    if not _make(breaking):
+        return False
+    try:
+        if _is_gone(_read(mark)):
+            mark.unlink()
+    finally:
+        breaking.unlink()
+    return True
 
 
 def _make(path: Path) -> bool:
@@ -120,16 +136,22 @@ def _write(out: FileIO) -> None:
 
 
 def _read(path: Path) -> str:
-    """The record of a holder, which may be about to be written."""
+    """The record of a holder; empty if it is not written yet, or gone by now."""
+    try:
+        record = path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return ""
+    return record if record.endswith("\n") else ""
+
+
+def _await(path: Path) -> str:
+    """The record of a process that has just got the lock."""
     deadline = time.monotonic() + _PATIENCE
     while True:
-        try:
-            record = path.read_text(encoding="utf-8", errors="replace")
-        except OSError:  # given up by now
-            return ""
-        if record or time.monotonic() > deadline:
+        record = _read(path)
+        if (record and not _is_gone(record)) or time.monotonic() > deadline:
             return record
-        time.sleep(0.05)
+        time.sleep(_MOMENT)
 
 
 def _in_use(folder: Path, record: str, mark: Path | None = None) -> OutputError:

@@ -292,8 +292,8 @@ def _damaged(manifest: Path, why: object) -> ResumeError:
 
 def _of_another_version(folder: Path, version: object) -> ResumeError:
     return ResumeError(
-        f"{printable(folder)} holds a run of virnucpro {printable(version)}, "
-        f"which this one ({__version__}) cannot go on with",
+        f"{printable(folder)} holds a run of another version of virnucpro, {printable(version)}: "
+        f"this one, {__version__}, cannot go on with it",
         hint="finish it with that version, choose another --output-dir, or start with --force",
     )
 
