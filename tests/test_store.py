@@ -270,6 +270,14 @@ def test_a_write_that_fails_leaves_the_file_that_was_there(path: Path) -> None:
     assert is_same(read_embeddings(path, ATTRIBUTES), after)
 
 
+def test_two_that_write_one_file_at_once_do_not_meet(path: Path) -> None:
+    """As processes of one number in two containers may."""
+    with atomic(path) as first, atomic(path) as second:
+        second.write_bytes(b"whole")
+        first.write_bytes(b"whole as well")
+    assert path.read_bytes() == b"whole as well"
+
+
 def test_a_write_that_is_interrupted_leaves_nothing(path: Path) -> None:
     with pytest.raises(KeyboardInterrupt), atomic(path) as temporary:
         temporary.write_bytes(b"half")
