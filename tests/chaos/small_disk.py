@@ -38,4 +38,5 @@ def main(config: RunConfig, head_file: Path, kept: Path, limits: list[str]) -> N
         sys.stdout.write(json.dumps(told) + "\n")
 
 
-main(*pickle.loads(Path(sys.argv[1]).read_bytes()))  # noqa: S301 - our own
+if __name__ == "__main__":
+    main(*pickle.loads(Path(sys.argv[1]).read_bytes()))  # noqa: S301 - our own

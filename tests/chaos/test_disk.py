@@ -238,12 +238,12 @@ def in_own_mounts(*command: object) -> list[str]:
 
 
 def test_a_full_disk_is_told_and_resume_completes_the_run_when_there_is_room(
-    make, tiny, undisturbed, tmp_path, chaos_seed
+    make, tiny, undisturbed, tmp_path, request
 ):
-    """Disks in memory that are small, or may hold few files."""
-    first = 2 + 5 * chaos_seed % 16
-    limits = [f"size={4096 * n}" for n in range(first, 48, 16)]
-    limits += [f"nr_inodes={n}" for n in range(first, 36, 16)]
+    """Disks in memory that are small, or may hold few files; more of them with more rounds."""
+    apart = max(1, 40 // request.config.getoption("--rounds"))
+    limits = [f"size={4096 * n}" for n in range(5, 45, apart)]
+    limits += [f"nr_inodes={n}" for n in range(5, 40, apart)]
     disk = emptied(tmp_path / "disk")
     config, kept = make(output=disk / "run"), emptied(tmp_path / "kept")
     task = (config, tiny.head_file, kept, limits)
