@@ -82,6 +82,11 @@ def _to_hdf5(embeddings: Embeddings, attributes: Attributes) -> bytes:
         return bytes(h5.id.get_file_image())
 
 
+def open_features(path: Path) -> h5py.File:
+    """Open a file that is whole: it never changes, and not every file system has locks."""
+    return h5py.File(path, "r", locking=False)
+
+
 def read_embeddings(path: Path, attributes: Attributes) -> Embeddings:
     """Read one file and verify it, to the last bit, against the attributes it must have.
 
@@ -90,7 +95,7 @@ def read_embeddings(path: Path, attributes: Attributes) -> Embeddings:
     """
     try:
         _check_seal(path)
-        with h5py.File(path) as h5:
+        with open_features(path) as h5:
             found = dict(h5.attrs)
             embeddings = Embeddings(
                 ids=_strings(h5["ids"]),
@@ -123,7 +128,7 @@ def read_rows(path: Path, places: Sequence[int], per_residue: bool) -> list[NDAr
         FeatureFileError: it is not there any more, or not as it was.
     """
     try:
-        with h5py.File(path) as h5:
+        with open_features(path) as h5:
             rows = h5["embeddings"]
             if not per_residue:
                 return [rows[i : i + 1] for i in places]
@@ -172,7 +177,7 @@ def write_index(
     }
     attributes: dict[str, object] = {}
     for part, shown in parts:
-        with h5py.File(part) as h5:
+        with open_features(part) as h5:
             attributes = attributes or dict(h5.attrs)
             bounds = np.arange(len(shown) + 1)
             rows = np.concatenate([[0], np.cumsum(h5["lengths"][:])]) if per_residue else bounds
@@ -204,7 +209,7 @@ def check_index(path: Path) -> None:
         FeatureFileError: the parts of an index are not those that it was written for.
     """
     try:
-        with h5py.File(path) as h5:
+        with open_features(path) as h5:
             ids, written_for = h5["ids"], h5.attrs["parts_sha256"]
             sources = ids.virtual_sources() if ids.is_virtual else []
             parts = list(dict.fromkeys(source.file_name for source in sources))
@@ -221,7 +226,7 @@ def _hash_of_parts(folder: Path, parts: Sequence[str]) -> str:
     """Of what each says of itself: its shard, and whether it holds copies."""
     digest = hashlib.sha256()
     for part in parts:
-        with h5py.File(folder / part) as h5:
+        with open_features(folder / part) as h5:
             digest.update(repr([str(h5.attrs.get(name)) for name in OF_ONE_FILE]).encode())
     return digest.hexdigest()
 

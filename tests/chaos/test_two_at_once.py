@@ -203,6 +203,21 @@ def test_a_lock_that_does_not_say_whose_it_is_can_be_deleted(contend, tmp_path, 
         pass
 
 
+def test_features_are_read_where_files_cannot_be_locked(make_config, tiny, contigs, tmp_path):
+    """HDF5 would lock what it opens: here it cannot, for somebody else has."""
+    config = make_config(contigs, keep_intermediate=True)
+    run_inline(config, tiny.head)
+    shutil.copytree(config.output, tmp_path / "before")
+    with ExitStack() as stack:
+        for path in (*(config.output / "features").iterdir(), config.output / "features.h5"):
+            fcntl.flock(stack.enter_context(path.open("rb")), fcntl.LOCK_EX)
+        assert not inspect_run(config.output, verify=True).n_damaged
+        events = []
+        run_inline(make_config(contigs, resume=True), tiny.head, events.append)
+    assert not any(isinstance(event, ShardDone) for event in events)
+    assert_same_run(config.output, tmp_path / "before")
+
+
 # Another version of the program
 
 
