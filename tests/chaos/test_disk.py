@@ -1,7 +1,7 @@
 """Faults of the disk, wherever they strike: one clear message, nothing lost, --resume goes on.
 
 The operating system refuses chosen calls by an audit hook, and by limits of a process, so that
-every file a run writes gets to be the one that fails. ``--rounds 16`` strikes every call.
+every file a run writes gets to be the one that fails. ``--rounds 32`` strikes every call.
 """
 
 from __future__ import annotations
@@ -293,7 +293,7 @@ def test_a_run_folder_that_is_moved_away_is_told_and_does_not_come_back(
     folder, moved = tmp_path / "run", tmp_path / "moved"
     calls = CALLS.of(make(), tiny.head)
     first = calls.index(("write", "virnucpro.log"))
-    for number in range(first + chaos_seed % 16, len(calls) - 8, 16):
+    for number in range(first + chaos_seed % 32, len(calls) - 8, 32):
         for path in (folder, moved):
             shutil.rmtree(path, ignore_errors=True)
         with CALLS.below(folder, at(number, lambda _: folder.rename(moved))):
@@ -496,11 +496,11 @@ def make_forced(make, fasta: Path) -> RunConfig:
 def test_a_kill_while_old_results_are_replaced_leaves_the_old_run_or_the_new_one(
     make, few, tiny, undisturbed, tmp_path, chaos_seed
 ):
-    """At every call from the first to the claim of the folder, in eight rounds."""
+    """At every call from the first to the claim of the folder, in 16 rounds."""
     folder = tmp_path / "run"
     run_inline(replace(make_forced(make, few), output=tmp_path / "new", force=False), tiny.head)
     calls = CALLS.of(make_forced(make, few), tiny.head)
-    for number in range(chaos_seed % 8, calls.index(("open", "shards/000000.faa")), 8):
+    for number in range(chaos_seed % 16, calls.index(("open", "shards/000000.faa")), 16):
         shutil.rmtree(folder)
         shutil.copytree(undisturbed, folder)
         end_of_killed(make_forced(make, few), tiny, folder, number)
