@@ -42,6 +42,7 @@ class Tiny:
 def make_tiny(folder: Path, shape: ESM2Shape = TINY, seed: int = 0) -> Tiny:
     """Write ``esm2_tiny/`` and ``head.safetensors``; weights of which each changes the result."""
     model = random_esm2(shape, seed)
+    folder.mkdir(parents=True, exist_ok=True)
     save_esm2(folder / "esm2_tiny", model)
     rng = np.random.default_rng(seed)
     facts = HeadFacts(

@@ -19,7 +19,7 @@ LAYERS = """
     fasta config inputs translate composition
     esm2.alphabet esm2.packing esm2.attention esm2.model esm2.weights
     esm2.converted esm2.graphs esm2.download
-    head store rundir shards repeats plan
+    head store lock rundir shards repeats plan
     engine.events engine.worker engine.executor engine.processes
     calls scoring results pipeline
     devices status request dashboard

@@ -31,6 +31,7 @@ from virnucpro.engine.events import (
     BatchStarted,
     BudgetReduced,
     Memory,
+    Refusal,
     ShardDone,
     ShardFailed,
     WorkerLost,
@@ -38,7 +39,7 @@ from virnucpro.engine.events import (
 from virnucpro.engine.executor import InlineExecutor
 from virnucpro.engine.processes import ProcessExecutor, _Peer
 from virnucpro.engine.worker import Task, Worker
-from virnucpro.errors import InputError, StorageError, UnavailableError
+from virnucpro.errors import InputError, OutputError, UnavailableError
 from virnucpro.records import Shard
 
 CODONS_OF_POISON = "TGG" * 4 + "TGC" + "TGG" * 4
@@ -286,7 +287,7 @@ def test_a_batch_keeps_the_time_it_was_allowed_when_the_one_before_it_is_done():
 def test_a_shard_that_failed_leaves_nothing_in_flight():
     peer = peer_with(*SHARDS)
     peer.take(BatchStarted("cpu", SHARDS[0], (0, 1), 100.0))
-    peer.take(ShardFailed("cpu", SHARDS[0], "no space", is_storage=True))
+    peer.take(ShardFailed("cpu", SHARDS[0], "no space", refusal=Refusal("", False)))
     assert peer.doing.shard == SHARDS[1]
 
 
@@ -438,7 +439,7 @@ def test_features_that_cannot_be_written_end_the_run_and_resume_completes_it(
             blocked.append(features.rename(config.output / "away"))
             features.write_text("a file where a folder was")
 
-    with pytest.raises(StorageError, match="could not be written"):
+    with pytest.raises(OutputError, match=r"features/\d+\.h5: Not a directory"):
         run_inline(config, tiny.head, block_the_features_folder)
     (config.output / "features").unlink()
     blocked[0].rename(config.output / "features")

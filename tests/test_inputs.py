@@ -17,6 +17,7 @@ from virnucpro.errors import InputError, InputMissingError, ResumeError
 from virnucpro.fasta import read_fasta
 from virnucpro.inputs import (
     InputFile,
+    Source,
     agree_on_type,
     check_unchanged,
     find_inputs,
@@ -52,7 +53,7 @@ def write(tmp_path: Path) -> Callable[..., Path]:
 
 
 def hashed(*paths: Path) -> list[InputFile]:
-    return hash_inputs(paths, lambda _: None)
+    return hash_inputs([Source(path) for path in paths], lambda _: None)
 
 
 def hashed_pipes(run: Path, copies: Path, *contents: bytes) -> list[InputFile]:
@@ -61,7 +62,7 @@ def hashed_pipes(run: Path, copies: Path, *contents: bytes) -> list[InputFile]:
     for i, content in enumerate(contents):
         paths.append(run / f"{i}.fa")
         paths[-1].write_bytes(content)
-    return hashed(*find_inputs(paths, run, copies))
+    return hash_inputs(find_inputs(paths, run, copies), lambda _: None)
 
 
 # Finding
@@ -73,7 +74,7 @@ def test_inputs_keep_the_order_of_the_command_line_and_folders_that_of_names(wri
     write("folder/notes.txt")
     y = write("y.fa")
     expected = [z, folder / "a.fa.gz", folder / "b.fa", y]
-    assert find_inputs([z, folder, y], run, copies) == expected
+    assert find_inputs([z, folder, y], run, copies) == list(map(Source, expected))
     assert not copies.exists()
 
 
@@ -81,7 +82,7 @@ def test_paths_are_remembered_absolute_and_free_of_links(write, run, copies, tmp
     path = write("real.fa")
     (tmp_path / "link.fa").symlink_to("real.fa")
     monkeypatch.chdir(tmp_path)
-    assert find_inputs([Path("link.fa")], run, copies) == [path.resolve()]
+    assert find_inputs([Path("link.fa")], run, copies) == [Source(path.resolve())]
 
 
 def test_a_missing_input_is_refused(write, run, copies, tmp_path: Path) -> None:
@@ -98,7 +99,7 @@ def test_a_link_in_a_folder_that_leads_nowhere_is_missing_input(write, run, copi
 
 def read_from_pipes(paths: list[Path], contents: list[bytes], run: Path, copies: Path) -> list:
     """What ``find_inputs`` makes of named pipes that others write at the same time."""
-    found: list[Path] = []
+    found: list[Source] = []
 
     def feed(path: Path, content: bytes) -> None:
         try:
@@ -120,7 +121,7 @@ def read_from_pipes(paths: list[Path], contents: list[bytes], run: Path, copies:
         os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK))
     for thread in (*threads, reader):
         thread.join(timeout=5)
-    return [path.read_bytes() for path in found]
+    return [source.path.read_bytes() for source in found]
 
 
 def test_what_comes_through_named_pipes_arrives_whole(run, copies, tmp_path: Path) -> None:
@@ -134,15 +135,15 @@ def test_what_comes_through_named_pipes_arrives_whole(run, copies, tmp_path: Pat
 def test_standard_input_is_copied_and_may_be_packed(run, copies, monkeypatch) -> None:
     stdin = io.TextIOWrapper(io.BytesIO(gzip.compress(A)))
     monkeypatch.setattr(sys, "stdin", stdin)
-    (copy,) = find_inputs([Path("-")], run, copies)
-    assert copy.parent == copies
+    ((copy, name),) = find_inputs([Path("-")], run, copies)
+    assert (copy.parent, name) == (copies, "standard input")
     assert [(record.id, record.sequence) for record in read_fasta(copy)] == [("a", "AC")]
 
 
 def test_a_file_inside_the_run_folder_is_copied_before_the_run_replaces_it(run, copies) -> None:
     inside = run / "failed_sequences.fa"
     inside.write_bytes(B)
-    (copy,) = find_inputs([inside], run, copies)
+    ((copy, _),) = find_inputs([inside], run, copies)
     inside.unlink()
     assert copy.read_bytes() == B and copy.parent == copies
 
@@ -158,7 +159,8 @@ def test_copies_have_different_names(run, copies) -> None:
 
 def test_inputs_are_hashed_and_the_bytes_read_so_far_are_told(write) -> None:
     told: list[int] = []
-    inputs = hash_inputs([write("a.fa"), write("b.fa", b""), write("c.fa", b"x" * 10)], told.append)
+    paths = [write("a.fa"), write("b.fa", b""), write("c.fa", b"x" * 10)]
+    inputs = hash_inputs(map(Source, paths), told.append)
     assert [known.n_bytes for known in inputs] == [6, 0, 10]
     assert inputs[1].sha256.startswith("e3b0c44298fc1c14")  # of nothing
     assert len({known.sha256 for known in inputs}) == 3
@@ -211,7 +213,7 @@ def test_added_inputs_are_the_next_generation(write, copies) -> None:
         ("d.fa", 2),
         ("c.fa", 2),
     ]
-    names = [[path.name for path in paths] for paths in generations(third)]
+    names = [[Path(known.path).name for known in inputs] for inputs in generations(third)]
     assert names == [["a.fa"], ["b.fa"], ["d.fa", "c.fa"]]
 
 
@@ -250,19 +252,19 @@ def test_inputs_of_one_kind_agree_on_it(write) -> None:
     dna = [write("a.fa", b">a\nACGTACGT\n"), write("b.fa", b">b\nacgu\n")]
     proteins = [write("c.fa", b">c\nMKVLEFPQIL\n")]
     empty = write("empty.fa", b"")
-    assert agree_on_type([*dna, empty], None) == "nucleotide"
-    assert agree_on_type([empty, *proteins], None) == "protein"
-    assert agree_on_type([empty], None) == "nucleotide"
+    assert agree_on_type(hashed(*dna, empty), None) == "nucleotide"
+    assert agree_on_type(hashed(empty, *proteins), None) == "protein"
+    assert agree_on_type(hashed(empty), None) == "nucleotide"
 
 
 def test_mixed_inputs_are_refused_and_both_are_named(write) -> None:
     dna, protein = write("dna.fa", b">a\nACGTACGT\n"), write("protein.fa", b">c\nMKVLEFPQIL\n")
     with pytest.raises(InputError, match=r"dna\.fa holds nucleotides.*protein\.fa proteins") as e:
-        agree_on_type([protein, dna], None)
+        agree_on_type(hashed(protein, dna), None)
     assert "--input-type" in e.value.hint
 
 
 def test_what_the_user_says_an_input_is_counts_more_than_its_letters(write) -> None:
     dna, protein = write("dna.fa", b">a\nACGTACGT\n"), write("protein.fa", b">c\nMKVLEFPQIL\n")
-    assert agree_on_type([protein, dna], "protein") == "protein"
-    assert agree_on_type([protein, dna], "nucleotide") == "nucleotide"
+    assert agree_on_type(hashed(protein, dna), "protein") == "protein"
+    assert agree_on_type(hashed(protein, dna), "nucleotide") == "nucleotide"

@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 import torch
 
-from virnucpro.errors import FeatureFileError
+from virnucpro import __version__
+from virnucpro.errors import FeatureFileError, OutputError, StorageError
 from virnucpro.files import atomic, sweep
 from virnucpro.records import Embeddings, Failure
 from virnucpro.store import read_embeddings, save_npz, save_pt, write_embeddings, write_index
@@ -28,7 +29,6 @@ ATTRIBUTES: dict[str, str | int] = {
     "pooling": "mean",
     "precision": "fp32",
     "fingerprint": "f1" * 32,
-    "virnucpro_version": "0.1.0",
     "shard_sha256": "5a" * 32,
 }
 PER_RESIDUE = {**ATTRIBUTES, "pooling": "none"}
@@ -83,6 +83,7 @@ def is_same(found: Embeddings, expected: Embeddings) -> bool:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
+    (tmp_path / "features").mkdir()
     return tmp_path / "features" / "000000.h5"
 
 
@@ -131,19 +132,17 @@ def test_anyone_with_h5py_can_read_a_feature_file_by_the_documented_names(path: 
 
 def test_a_missing_or_foreign_file_is_refused(path: Path) -> None:
     refusal_of(path)
-    path.parent.mkdir()
     for content in (b"", b"no HDF5", b"\x89HDF\r\n\x1a\n", b"\0" * 4096):
         path.write_bytes(content)
         refusal_of(path)
 
 
 def test_a_folder_in_the_place_of_a_feature_file_is_refused(path: Path) -> None:
-    path.mkdir(parents=True)
+    path.mkdir()
     refusal_of(path)
 
 
 def test_an_hdf5_file_of_another_program_is_refused(path: Path) -> None:
-    path.parent.mkdir()
     with h5py.File(path, "w") as h5:
         h5["something"] = [1.0, 2.0]
     refusal_of(path)
@@ -255,7 +254,7 @@ def no_file_longer_than(n_bytes: int) -> Iterator[None]:
 
 
 def test_a_write_that_finds_no_room_leaves_nothing(path: Path) -> None:
-    with pytest.raises(OSError, match="too large"), no_file_longer_than(1000):
+    with pytest.raises(StorageError, match="too large"), no_file_longer_than(1000):
         write_embeddings(path, make_embeddings(5), ATTRIBUTES)
     assert list(path.parent.iterdir()) == []
 
@@ -263,12 +262,20 @@ def test_a_write_that_finds_no_room_leaves_nothing(path: Path) -> None:
 def test_a_write_that_fails_leaves_the_file_that_was_there(path: Path) -> None:
     before, after = make_embeddings(5), make_embeddings(9)
     write_embeddings(path, before, ATTRIBUTES)
-    with pytest.raises(OSError, match="too large"), no_file_longer_than(1000):
+    with pytest.raises(StorageError, match="too large"), no_file_longer_than(1000):
         write_embeddings(path, after, ATTRIBUTES)
     assert is_same(read_embeddings(path, ATTRIBUTES), before)
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
     write_embeddings(path, after, ATTRIBUTES)
     assert is_same(read_embeddings(path, ATTRIBUTES), after)
+
+
+def test_two_that_write_one_file_at_once_do_not_meet(path: Path) -> None:
+    """As processes of one number in two containers may."""
+    with atomic(path) as first, atomic(path) as second:
+        second.write_bytes(b"whole")
+        first.write_bytes(b"whole as well")
+    assert path.read_bytes() == b"whole as well"
 
 
 def test_a_write_that_is_interrupted_leaves_nothing(path: Path) -> None:
@@ -280,7 +287,7 @@ def test_a_write_that_is_interrupted_leaves_nothing(path: Path) -> None:
 
 def test_what_a_killed_write_left_is_swept_away_and_nothing_else(path: Path) -> None:
     write_embeddings(path, make_embeddings(5), ATTRIBUTES)
-    with pytest.raises(FileNotFoundError), atomic(path.with_name("000001.h5")) as temporary:
+    with pytest.raises(OutputError), atomic(path.with_name("000001.h5")) as temporary:
         temporary.write_bytes(b"half")
         sweep(path.parent)  # as the next run does
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
@@ -292,6 +299,7 @@ def test_what_a_killed_write_left_is_swept_away_and_nothing_else(path: Path) -> 
 def make_run(root: Path, *parts: Embeddings) -> list[tuple[Path, np.ndarray]]:
     """A run folder with its feature files; every ORF is to be shown."""
     shown = []
+    (root / "features").mkdir(parents=True, exist_ok=True)
     for i, embeddings in enumerate(parts):
         path = root / "features" / f"{i:06d}.h5"
         attributes = {**attributes_of(embeddings), "shard_sha256": f"{i}" * 64}
@@ -364,6 +372,7 @@ def test_the_index_says_what_made_it_but_names_no_single_shard(tmp_path: Path, p
         expected = {**attributes_of(parts[0])}
         del expected["shard_sha256"]
         found = dict(h5.attrs)
+        assert found.pop("virnucpro_version") == __version__
         assert len(found.pop("parts_sha256")) == 64
         assert found == expected
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TextIO
 
+from virnucpro.files import writing
 from virnucpro.head import DECIMALS, HeadFacts
 from virnucpro.records import Call, FastaRecord, Prediction, Status
 
@@ -179,10 +180,11 @@ class SortedLines:
     def extend(self, lines: Iterable[str]) -> None:
         self._lines.extend(lines)
         if len(self._lines) >= _LINES_IN_MEMORY:
-            run = tempfile.TemporaryFile("w+", encoding="utf-8", dir=self._folder)  # noqa: SIM115
-            self._runs.enter_context(run)
-            run.writelines(sorted(self._lines, key=_first_column))
-            run.seek(0)
+            with writing(self._folder):
+                run = tempfile.TemporaryFile("w+", encoding="utf-8", dir=self._folder)  # noqa: SIM115
+                self._runs.enter_context(run)
+                run.writelines(sorted(self._lines, key=_first_column))
+                run.seek(0)
             self._files.append(run)
             self._lines = []
 

@@ -93,7 +93,7 @@ class Progressing:
             case ShardDone(worker=worker, n_failed=n_failed):
                 self.devices[worker].n_shards += 1
                 self.n_failed += n_failed
-            case ShardFailed(shard=shard):
+            case ShardFailed(shard=shard, refusal=None):
                 self.n_failed += shard.n_embedded
                 self.n_failed_shards += 1
                 self.n_failed_tokens += _tokens_of(shard)
@@ -226,7 +226,9 @@ def _describe(event: Telling) -> tuple[int, str]:
             return level, f"shard {shard.name} done by {worker} in {seconds:.2f} s{failed}"
         case ShardFailed(worker=worker, shard=shard, reason=reason):
             LOGGER.debug("%s %s", worker, event.traceback)
-            return logging.ERROR, f"shard {shard.name} failed on {worker}: {reason}"
+            # what the disk refused ends the run, which tells it
+            level = logging.INFO if event.refusal else logging.ERROR
+            return level, f"shard {shard.name} failed on {worker}: {reason}"
     return logging.DEBUG, ""
 
 

@@ -104,8 +104,10 @@ def _has_fasta_name(name: str) -> bool:
     return not name.startswith(".") and name.lower().endswith(endings)
 
 
-def read_fasta(path: Path) -> Iterator[FastaRecord]:
+def read_fasta(path: Path, name: str = "") -> Iterator[FastaRecord]:
     """Yield the records of a plain or compressed FASTA file, in file order.
+
+    Errors call it by its path, or by another ``name``.
 
     White space inside a sequence is dropped; bytes that are not UTF-8 pass through a header
     unharmed (``surrogateescape``), but not through an id.
@@ -114,12 +116,13 @@ def read_fasta(path: Path) -> Iterator[FastaRecord]:
         InputError: the file is no FASTA, or is damaged; names file and line.
         InputMissingError: the file cannot be opened.
     """
-    with unpacking(path), _open(path) as handle:
-        yield from _parse(_lines(handle), printable(path))
+    shown = name or printable(path)
+    with unpacking(path, shown), _open(path, shown) as handle:
+        yield from _parse(_lines(handle), shown)
 
 
 @contextmanager
-def unpacking(path: Path) -> Iterator[None]:
+def unpacking(path: Path, shown: str) -> Iterator[None]:
     """Say in our words why a file, plain or compressed, cannot be read in the block.
 
     Raises:
@@ -129,31 +132,31 @@ def unpacking(path: Path) -> Iterator[None]:
     try:
         yield
     except (EOFError, zlib.error, lzma.LZMAError, ZstdError) as error:
-        raise _damaged(path, error) from error
+        raise _damaged(shown, error) from error
     except OSError as error:
         if error.errno is None:  # gzip and bz2 report damage this way
-            raise _damaged(path, error) from error
+            raise _damaged(shown, error) from error
         raise cannot_open(path, error) from error
 
 
-def _damaged(path: Path, error: Exception) -> InputError:
+def _damaged(shown: str, error: Exception) -> InputError:
     return InputError(
-        f"{printable(path)}: cannot be decompressed: {error}",
+        f"{shown}: cannot be decompressed: {error}",
         hint="the file is truncated or damaged: copy or download it again",
     )
 
 
-def _open(path: Path) -> BinaryIO:
+def _open(path: Path, shown: str) -> BinaryIO:
     handle = open_binary(path)
     start = handle.peek(_PEEK)[:_PEEK]  # type: ignore[attr-defined]
     for magic, (name, hint) in _WRONG_FORMATS.items():
         if start.removeprefix(b"\xef\xbb\xbf").lstrip(b"\r\n").startswith(magic):
             handle.close()
-            raise InputError(f"{printable(path)}: this is {name}, not FASTA", hint=hint)
+            raise InputError(f"{shown}: this is {name}, not FASTA", hint=hint)
     if b"\0" in start:
         handle.close()
         raise InputError(
-            f"{printable(path)}: this is a binary file, not FASTA",
+            f"{shown}: this is a binary file, not FASTA",
             hint="give plain FASTA, or FASTA packed with gzip, bzip2, xz or zstd",
         )
     return handle
@@ -280,7 +283,7 @@ def find_invalid(record: FastaRecord, input_type: InputType) -> str:
     return f"{first!a} at position {record.sequence.index(first) + 1} is no {input_type} letter"
 
 
-def guess_input_type(path: Path) -> InputType | None:
+def guess_input_type(path: Path, name: str = "") -> InputType | None:
     """Tell nucleotides from proteins by the letters of the first records.
 
     Returns nothing for a file without any letter.
@@ -290,7 +293,7 @@ def guess_input_type(path: Path) -> InputType | None:
     """
     total = plain = protein = 0
     stranger = ""  # a record of nucleotides, which would pass for a protein
-    for record in read_fasta(path):
+    for record in read_fasta(path, name):
         sample = record.sequence[:_SAMPLE]
         total += len(sample)
         plain += sum(map(sample.count, _PLAIN_BASES))
@@ -303,7 +306,7 @@ def guess_input_type(path: Path) -> InputType | None:
         return None
     if protein > 0.05 * total and stranger:
         raise InputError(
-            f"{printable(path)} holds proteins, but the record {printable(stranger)} is of "
+            f"{name or printable(path)} holds proteins, but the record {printable(stranger)} is of "
             "nucleotides",
             hint="run them apart, or say what all are with --input-type",
         )
@@ -312,7 +315,7 @@ def guess_input_type(path: Path) -> InputType | None:
     if plain > 0.8 * total and protein < 0.01 * total:
         return "nucleotide"
     raise InputError(
-        f"{printable(path)}: cannot tell nucleotides from proteins "
+        f"{name or printable(path)}: cannot tell nucleotides from proteins "
         f"({plain / total:.0%} ACGTUN, {protein / total:.1%} letters of proteins only)",
         hint="say it with --input-type nucleotide or --input-type protein",
     )

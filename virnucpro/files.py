@@ -1,18 +1,27 @@
-"""Files on disk: written whole or not at all, read plain or compressed."""
+"""Files on disk: written whole or not at all, read plain or compressed; and what the disk refuses.
+
+Python's errors of ``write`` name no file, and their numbers tell a user little. Here they get the
+name of the file, an exit code and a remedy.
+"""
 
 from __future__ import annotations
 
 import bz2
+import errno
 import gzip
 import hashlib
 import io
 import lzma
 import os
+import secrets
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, TextIO, cast
+
+from virnucpro.errors import OutputError, StorageError
+from virnucpro.log import printable
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -26,22 +35,101 @@ _BGZIP = b"BC\x02\0"  # in the header of each member that bgzip writes
 _BGZIP_END = bytes.fromhex("1f8b08040000000000ff0600424302001b0003000000000000000000")
 
 
+_ROOM = "make room there"
+_GONE = "it, or the folder that it was in, was moved or deleted: put it back"
+_PERMISSION = "check the permissions there, or choose another folder"
+_IN_THE_WAY = "something else has this name: move it away"
+_REMEDIES: dict[int, tuple[type[OutputError | StorageError], str]] = {
+    errno.ENOSPC: (StorageError, _ROOM),
+    errno.EDQUOT: (StorageError, _ROOM),
+    errno.EFBIG: (StorageError, "files may not grow so large here: see `ulimit -f`"),
+    errno.EIO: (StorageError, "the disk, or the way to it, has a fault: see the system's log"),
+    errno.ENOENT: (OutputError, _GONE),
+    errno.ESTALE: (OutputError, _GONE),
+    errno.EACCES: (OutputError, _PERMISSION),
+    errno.EPERM: (OutputError, _PERMISSION),
+    errno.EROFS: (OutputError, _PERMISSION),
+    errno.EEXIST: (OutputError, _IN_THE_WAY),
+    errno.EISDIR: (OutputError, _IN_THE_WAY),
+    errno.ENOTDIR: (OutputError, _IN_THE_WAY),
+    errno.ENOTEMPTY: (OutputError, _IN_THE_WAY),
+}
+
+
+def disk_error(error: OSError, path: object = "") -> OutputError | StorageError:
+    """What to tell of a file, and how to end: 73 if it cannot be made there, else 74."""
+    where = path or error.filename
+    told = error.strerror or str(error)
+    kind, hint = _REMEDIES.get(error.errno or 0, (StorageError, ""))
+    return kind(f"{printable(where)}: {told}" if where else told, hint)
+
+
+@contextmanager
+def writing(path: Path, *also: Path) -> Iterator[None]:
+    """Around the writing of a file, or of what is in a folder; ``also`` are names of its own.
+
+    Raises:
+        OutputError: it cannot be made there.
+        StorageError: the disk is full, or has a fault.
+    """
+    try:
+        yield
+    except OSError as error:
+        ours = (None, *map(str, (path, *also)))
+        if error.errno not in _REMEDIES or error.filename not in ours:
+            raise
+        raise disk_error(error, path) from error
+
+
 @contextmanager
 def atomic(path: Path) -> Iterator[Path]:
-    """Yield a temporary sibling that replaces ``path``, synced to disk, if the block succeeds."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY}")
+    """Yield a temporary sibling that replaces ``path``, synced to disk, if the block succeeds.
+
+    The folder must be there: one that somebody took away does not come back by itself.
+
+    Raises:
+        OutputError, StorageError: as ``writing``.
+    """
+    temporary = temporary_beside(path)
     try:
-        yield temporary
-        _sync(temporary)
-        temporary.replace(path)
-        _sync(path.parent)
-    except OSError as error:
-        if error.filename == str(temporary):
-            error.filename = str(path)  # the name that the user knows
-        raise
+        with writing(path, temporary, path.parent):
+            yield temporary
+            _sync(temporary)
+            temporary.replace(path)
+            _sync(path.parent)
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # it is swept away later
+            temporary.unlink()
+
+
+def temporary_beside(path: Path) -> Path:
+    """A name that nobody else has, not even a process of the same number elsewhere."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}{TEMPORARY}")
+
+
+@contextmanager
+def open_table(path: Path) -> Iterator[TextIO]:
+    """Write text that may hold what is not UTF-8, as one of several files that grow together."""
+    raw = io.BufferedWriter(_NamedFile(str(path), "w"))
+    out = io.TextIOWrapper(raw, encoding="utf-8", errors="surrogateescape", newline="\n")
+    try:
+        yield out
+    except BaseException:
+        with suppress(OSError):  # the first error is the one to tell
+            out.close()
+        raise
+    out.close()
+
+
+class _NamedFile(io.FileIO):
+    """Its errors name it when it is written, as those of every file do when it is opened."""
+
+    def write(self, content: Any) -> int:  # noqa: ANN401 - all that has bytes
+        try:
+            return super().write(content)
+        except OSError as error:
+            error.filename = self.name
+            raise
 
 
 def _sync(path: Path) -> None:
@@ -55,7 +143,8 @@ def _sync(path: Path) -> None:
 def sweep(folder: Path) -> None:
     """Delete the temporary files that a killed run left in ``folder``."""
     for leftover in folder.glob(f".*{TEMPORARY}"):
-        leftover.unlink(missing_ok=True)
+        with suppress(OSError):  # it does no harm
+            leftover.unlink()
 
 
 def open_binary(path: Path) -> BinaryIO:

@@ -22,15 +22,16 @@ from virnucpro.engine.events import (
     BatchDone,
     EmbeddingStarted,
     Progress,
+    Refusal,
     ShardFailed,
     Telling,
     WorkerReady,
 )
 from virnucpro.engine.executor import Executor
 from virnucpro.engine.worker import Job
-from virnucpro.errors import FeatureFileError, StorageError, UsageError
+from virnucpro.errors import FeatureFileError, OutputError, StorageError, UsageError
 from virnucpro.esm2.packing import EXTRA_TOKENS
-from virnucpro.fasta import read_fasta
+from virnucpro.files import writing
 from virnucpro.head import Head
 from virnucpro.inputs import (
     InputFile,
@@ -42,7 +43,7 @@ from virnucpro.inputs import (
     join_inputs,
 )
 from virnucpro.log import LOGGER, announce, logging_to_file, printable
-from virnucpro.plan import Plan, make_plan
+from virnucpro.plan import Plan, find_plan, make_plan
 from virnucpro.records import STATUSES, Shard, Status
 from virnucpro.results import Results, Tally, copies_file
 from virnucpro.rundir import Manifest, RunDir, check_same_recipe
@@ -127,22 +128,16 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
         VirnucproError: see ``errors``; finished shards are kept in every case.
     """
     rundir, summary, started_ns = RunDir(config.output), Summary(), time.time_ns()
-    rundir.check_free(resume=config.resume, force=config.force)
     with rundir.locked(), logging_to_file(rundir.log):
+        rundir.check_free(resume=config.resume, force=config.force)
         LOGGER.info("virnucpro %s: %s", __version__, printable(" ".join(config.argv)))
         for announcement in config.announcements:
             announce(announcement)
         rundir.sweep()
-        with summary.stage(STAGES[0]):
-            manifest = open_run(config, rundir, on_event)
-            plan = make_plan(
-                rundir,
-                manifest,
-                keep_intermediate=config.keep_intermediate,
-                on_letters=_progress(on_event, "reading and translating", manifest),
-            )
-            # only now: an input that is refused must not become part of the run
-            rundir.write_manifest(manifest, {**_facts(config), "state": "unfinished"})
+        with summary.stage(STAGES[0]), rundir.planning():
+            recorded = None if config.force else rundir.read_manifest()
+            manifest = open_run(config, rundir, recorded, on_event)
+            plan = plan_run(config, rundir, recorded, manifest, on_event)
             announce(
                 f"{plan.counts.n_records:,} records of {len(manifest.inputs)} files, "
                 f"{manifest.recipe.input_type}; {len(plan.shards)} shards"
@@ -176,37 +171,60 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
     return summary
 
 
-def open_run(config: RunConfig, rundir: RunDir, on_event: OnEvent) -> Manifest:
-    """Find and hash the inputs, and clear the folder, or check that it is this run's."""
+def open_run(
+    config: RunConfig, rundir: RunDir, recorded: Manifest | None, on_event: OnEvent
+) -> Manifest:
+    """Find and hash the inputs, and check that they go with what is recorded, if anything is."""
     if config.force and any(rundir.would_clear(path) for path in config.inputs):
         raise UsageError(
             "an input lies in the folder that --force clears",
             hint="move it away first; to repair a run with its failed_sequences.fa use --resume",
         )
     on_event(Progress("looking for the input", 0, 0, "bytes"))
-    recorded = None if config.force else rundir.read_manifest()
-    paths = find_inputs(config.inputs, rundir.root, rundir.copies, rundir.own_fasta)
-    n_bytes = sum(path.stat().st_size for path in paths)
+    sources = find_inputs(config.inputs, rundir.root, rundir.copies, rundir.own_fasta)
+    n_bytes = sum(source.path.stat().st_size for source in sources)
     given = hash_inputs(
-        paths, lambda done: on_event(Progress("hashing the input", done, n_bytes, "bytes"))
+        sources, lambda done: on_event(Progress("hashing the input", done, n_bytes, "bytes"))
     )
     if recorded is None:
-        recipe = config.recipe_for(agree_on_type(paths, config.input_type))
-        rundir.clear(keep=paths)
-        manifest = Manifest(recipe, tuple(given))
-    else:
-        check_same_recipe(
-            recorded.recipe, config.recipe_for(config.input_type or recorded.recipe.input_type)
-        )
-        inputs = join_inputs(recorded.inputs, given)
-        hashes = {known.sha256 for known in given}
-        check_unchanged(known for known in inputs if known.sha256 not in hashes)
-        replaced = _replaced(rundir, recorded, inputs)
-        manifest = Manifest(recorded.recipe, tuple(inputs), replaced)
-        for added in inputs[len(recorded.inputs) :]:
-            LOGGER.warning("added to this run: %s", printable(added.path))
-        announce(f"going on with the run in {printable(rundir.root)}")
-    return manifest
+        recipe = config.recipe_for(agree_on_type(given, config.input_type))
+        return Manifest(recipe, tuple(given))
+    asked = config.recipe_for(config.input_type or recorded.recipe.input_type)
+    check_same_recipe(rundir, recorded, asked)
+    inputs = join_inputs(recorded.inputs, given)
+    hashes = {known.sha256 for known in given}
+    check_unchanged(known for known in inputs if known.sha256 not in hashes)
+    for added in inputs[len(recorded.inputs) :]:
+        LOGGER.warning("added to this run: %s", added.shown)
+    announce(f"going on with the run in {printable(rundir.root)}")
+    return Manifest(recorded.recipe, tuple(inputs), _replaced(rundir, recorded, inputs))
+
+
+def plan_run(
+    config: RunConfig,
+    rundir: RunDir,
+    recorded: Manifest | None,
+    manifest: Manifest,
+    on_event: OnEvent,
+) -> Plan:
+    """Cut the inputs into shards, or find that an earlier start did, and claim the folder.
+
+    Results go, and ``run.json`` comes, when every input was read to its end: one that is refused
+    changes nothing. A kill at any point leaves a folder with a run, or one that is free.
+    """
+    keep, facts = config.keep_intermediate, {**_facts(config), "state": "unfinished"}
+    if recorded is not None:
+        found = find_plan(rundir, manifest, keep_intermediate=keep)
+        if found is not None:
+            rundir.write_manifest(manifest, facts)
+            return found
+    on_letters = _progress(on_event, "reading and translating", manifest)
+    plan = make_plan(rundir, manifest, keep_intermediate=keep, on_letters=on_letters)
+    if recorded is None:
+        rundir.clear(keep=[Path(known.path) for known in manifest.inputs])
+    rundir.write_manifest(manifest, facts)
+    rundir.adopt_plan()
+    return plan
 
 
 def _replaced(rundir: RunDir, recorded: Manifest, inputs: Sequence[InputFile]) -> tuple[str, ...]:
@@ -220,7 +238,7 @@ def _replaced(rundir: RunDir, recorded: Manifest, inputs: Sequence[InputFile]) -
     found = {
         record.id
         for added in inputs[n_recorded:]
-        for record in read_fasta(Path(added.path))
+        for record in added.read()
         if record.id in mendable
     }
     return tuple(sorted(found.union(recorded.replaced)))
@@ -245,7 +263,6 @@ def make_job(config: RunConfig, rundir: RunDir, manifest: Manifest) -> Job:
             "pooling": recipe.pooling,
             "precision": recipe.precision,
             "fingerprint": recipe.fingerprint,
-            "virnucpro_version": __version__,
             "copies": 0,
         },
     )
@@ -275,11 +292,9 @@ def embed(
                     summary.seconds[STARTING] = round(time.monotonic() - started, 3)
                 case BatchDone(n_tokens=n_tokens):
                     summary.n_tokens += n_tokens
-                case ShardFailed(is_storage=True):
-                    raise StorageError(
-                        f"shard {event.shard.name} could not be written: {event.reason}",
-                        hint="make room, then run the same command again with --resume",
-                    )
+                case ShardFailed(refusal=Refusal(hint=hint, is_place=is_place)):
+                    kind = OutputError if is_place else StorageError
+                    raise kind(event.reason, hint)
                 case ShardFailed():
                     lost[event.shard.index] = event.reason
     return lost
@@ -314,7 +329,8 @@ def failed_records(path: Path, attributes: Attributes) -> set[str] | None:
         embeddings = read_embeddings(path, attributes)
     except FeatureFileError as error:
         LOGGER.warning("%s; it is made again", error)
-        path.unlink()
+        with writing(path):
+            path.unlink()
         return None
     return {failure.record_id for failure in embeddings.failures}
 

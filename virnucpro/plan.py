@@ -12,17 +12,16 @@ import json
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
-from pathlib import Path
 from typing import TextIO, TypeVar
 
 import numpy as np
 
 from virnucpro.config import Recipe
 from virnucpro.errors import InputError
-from virnucpro.fasta import find_invalid, read_fasta, write_record
-from virnucpro.files import atomic, sha256
+from virnucpro.fasta import find_invalid, write_record
+from virnucpro.files import atomic, open_table, sha256
 from virnucpro.inputs import InputFile, generations
 from virnucpro.log import printable
 from virnucpro.records import PROTEIN, Chunk, FastaRecord, Orf, Shard, Status
@@ -91,19 +90,13 @@ def make_plan(
     keep_intermediate: bool,
     on_letters: Callable[[int], None],
 ) -> Plan:
-    """Write the shards, or take over those of an earlier start if they verify.
+    """Write the shards, aside, in the time of ``RunDir.planning``.
 
     Raises:
         InputError: an input is no FASTA, or an id occurs twice.
     """
-    if rundir.chunks.exists() or not keep_intermediate:
-        plan = _read_plan(rundir, manifest)
-        if plan is not None:
-            return plan
-    rundir.shards.mkdir(exist_ok=True)
-    planner = _Planner(rundir, manifest, keep_intermediate, on_letters)
-    plan = planner.run()
-    with atomic(rundir.plan) as temporary:
+    plan = _Planner(rundir, manifest, keep_intermediate, on_letters).run()
+    with atomic(rundir.planned.plan) as temporary:
         temporary.write_text(json.dumps(_to_json(plan, manifest)))
     return plan
 
@@ -125,33 +118,35 @@ class _Planner:
         with ExitStack() as stack:
             chunks = None
             if self.keep_intermediate and recipe.input_type == "nucleotide":
-                temporary = stack.enter_context(atomic(self.rundir.chunks))
-                chunks = stack.enter_context(temporary.open("w", encoding="utf-8"))
-            for number, paths in enumerate(generations(self.manifest.inputs)):
+                chunks = stack.enter_context(open_table(self.rundir.planned.chunks))
+            for number, inputs in enumerate(generations(self.manifest.inputs)):
                 writer = ShardWriter(
-                    self.rundir.shards, recipe.residues_per_shard, sum(map(len, shards))
+                    self.rundir.planned.shards, recipe.residues_per_shard, sum(map(len, shards))
                 )
                 known = replaced if number else frozenset[str]()
-                records = self.screened(paths, hashes, known)
+                records = self.screened(inputs, hashes, known)
                 if recipe.input_type == "nucleotide":
                     self.write_frames(records, writer, chunks)
                 else:
                     self.write_proteins(records, writer)
                 writer.flush()
-                shards.append(tuple(writer.shards))
+                shards.append(tuple(map(self.in_place, writer.shards)))
                 self.counts.n_copies += writer.n_copies
                 self.counts.n_copied_residues += writer.n_copied_residues
         self.on_letters(self.counts.n_letters)
         _refuse_duplicates(hashes, self.manifest.inputs, replaced)
         return Plan(tuple(shards), self.counts)
 
+    def in_place(self, shard: Shard) -> Shard:
+        return replace(shard, path=self.rundir.shards / shard.path.name)
+
     def screened(
-        self, paths: Iterable[Path], hashes: array[int], replaced: frozenset[str]
+        self, inputs: Iterable[InputFile], hashes: array[int], replaced: frozenset[str]
     ) -> Iterator[FastaRecord]:
         """The records to embed. Those of ``replaced`` may have been there before."""
         recipe, reported = self.manifest.recipe, 0
         mended: set[str] = set()
-        for record in chain.from_iterable(map(read_fasta, paths)):
+        for record in chain.from_iterable(known.read() for known in inputs):
             if record.id not in replaced:
                 hashes.append(hash(record.id))
             elif record.id in mended:
@@ -227,12 +222,12 @@ def _refuse_duplicates(
     if not twice:
         return
     first: dict[str, str] = {}
-    for number, paths in enumerate(generations(inputs)):
-        for path in paths:
-            for record in read_fasta(path):
+    for number, files in enumerate(generations(inputs)):
+        for known in files:
+            for record in known.read():
                 if hash(record.id) not in twice or (number and record.id in replaced):
                     continue
-                where = f"{printable(path)}:{record.line}"
+                where = f"{known.shown}:{record.line}"
                 if record.id in first:
                     raise InputError(
                         f"{where}: the id {printable(record.id)} occurs twice "
@@ -259,8 +254,10 @@ def _to_json(plan: Plan, manifest: Manifest) -> dict[str, object]:
     }
 
 
-def _read_plan(rundir: RunDir, manifest: Manifest) -> Plan | None:
-    """The plan of an earlier start, if it is of this run and all its shards are whole."""
+def find_plan(rundir: RunDir, manifest: Manifest, *, keep_intermediate: bool) -> Plan | None:
+    """The plan of an earlier start, if it is of this run and all its files are whole."""
+    if keep_intermediate and not rundir.chunks.exists():
+        return None
     try:
         stored = json.loads(rundir.plan.read_text())
         if stored["key"] != _key(manifest):

@@ -20,7 +20,13 @@ from virnucpro.config import (
 )
 from virnucpro.devices import Choice, choose_devices, choose_precision, choose_tokens
 from virnucpro.engine.events import Progress, Telling
-from virnucpro.errors import InputMissingError, UnavailableError, UsageError
+from virnucpro.errors import (
+    InputMissingError,
+    OutputError,
+    StorageError,
+    UnavailableError,
+    UsageError,
+)
 from virnucpro.esm2.converted import WORTH_CONVERTING, convert, find_converted
 from virnucpro.esm2.download import (
     EMBEDDED,
@@ -160,11 +166,11 @@ def _weights(
         on_event(Progress("converting the model, this once", 0, 0, "bytes"))
         try:
             converted = convert(checkpoint, digest, dtype, folder)
-        except OSError as error:
+        except (OSError, OutputError, StorageError) as error:
             LOGGER.warning(
                 "the converted model cannot be kept in %s (%s): every worker reads all of %s",
                 printable(folder),
-                printable(error.strerror or error),
+                printable(error),
                 printable(checkpoint.path),
             )
             return checkpoint.path, digest

@@ -29,11 +29,11 @@ from virnucpro.calls import (
 )
 from virnucpro.config import FeatureFormat
 from virnucpro.engine.worker import Job
-from virnucpro.errors import InputError
-from virnucpro.fasta import read_fasta, write_record
-from virnucpro.files import atomic
+from virnucpro.errors import FeatureFileError, InputError, StorageError
+from virnucpro.fasta import write_record
+from virnucpro.files import atomic, open_table
 from virnucpro.head import Head
-from virnucpro.inputs import generations
+from virnucpro.inputs import InputFile, generations
 from virnucpro.log import printable
 from virnucpro.plan import Plan, count_chunks, screen
 from virnucpro.records import Call, Embeddings, FastaRecord, Orf, Prediction, Shard, Status
@@ -86,8 +86,15 @@ class Results:
         """
         Raises:
             InputError: an input changed while the run went on.
-            FeatureFileError: a feature file changed while the run went on.
+            StorageError: a feature file changed while the run went on.
         """
+        try:
+            return self._write()
+        except FeatureFileError as error:
+            hint = "it changed while the run went on; the next start makes it again"
+            raise StorageError(str(error), hint) from error
+
+    def _write(self) -> Tally:
         tally = Tally()
         rundir, recipe = self.rundir, self.manifest.recipe
         with ExitStack() as stack:
@@ -131,17 +138,17 @@ class Results:
         sequence and its predictions.
         """
         replaced = frozenset(self.manifest.replaced)
-        paths = list(generations(self.manifest.inputs))
+        inputs = list(generations(self.manifest.inputs))
         latest: dict[str, Outcome] = {}
         owners: dict[str, int] = {}  # replaced id -> its last generation
         given: set[str] = set()
-        for number in range(1, len(paths) if replaced else 1):
-            records = self.generation(number, paths[number], Tally(), owners)
+        for number in range(1, len(inputs) if replaced else 1):
+            records = self.generation(number, inputs[number], Tally(), owners)
             for outcome in predict_records(records, self.head):
                 if outcome[0].id in replaced:
                     latest[outcome[0].id] = outcome
                     owners[outcome[0].id] = number
-        for number, files in enumerate(paths):
+        for number, files in enumerate(inputs):
             records = self.generation(number, files, tally, owners)
             for record, predictions in predict_records(records, self.head):
                 if record.id not in replaced:
@@ -151,7 +158,7 @@ class Results:
                     yield latest.get(record.id, (record, predictions))
 
     def generation(
-        self, number: int, paths: list[Path], tally: Tally, owners: Mapping[str, int]
+        self, number: int, inputs: list[InputFile], tally: Tally, owners: Mapping[str, int]
     ) -> Iterator[tuple[FastaRecord, Iterable[Frame]]]:
         """The records of one generation, each beside its frames, which are to be taken first."""
         shards, originals = self.plan.generations[number], Originals()
@@ -161,7 +168,7 @@ class Results:
         )
         groups = groupby(frames, key=lambda frame: frame.orf.record_id)
         record_id, group = next(groups, (None, iter(())))
-        for record in chain.from_iterable(map(read_fasta, paths)):
+        for record in chain.from_iterable(known.read() for known in inputs):
             tally.n_read += 1
             if record.id == record_id:
                 yield record, group
@@ -263,10 +270,7 @@ def _predict_tables(
 @contextmanager
 def _table(path: Path, columns: Sequence[str] = ()) -> Iterator[TextIO]:
     """A text file that appears when it is whole; headers may hold what is not UTF-8."""
-    with (
-        atomic(path) as temporary,
-        temporary.open("w", encoding="utf-8", errors="surrogateescape", newline="\n") as out,
-    ):
+    with atomic(path) as temporary, open_table(temporary) as out:
         if columns:
             out.write("\t".join(columns) + "\n")
         yield out

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import re
 import shutil
-import socket
-import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TextIO
-
-import psutil
+from typing import Any
 
 from virnucpro import __version__
 from virnucpro.config import NOT_IN_FINGERPRINT, Recipe
 from virnucpro.errors import OutputError, ResumeError, UsageError
-from virnucpro.files import atomic, sweep
+from virnucpro.files import TEMPORARY, atomic, disk_error, sweep, writing
 from virnucpro.inputs import InputFile
+from virnucpro.lock import locked
 from virnucpro.log import printable
 
 COPIES = "_copies"  # ends the stem of a feature file of copies
@@ -38,6 +33,7 @@ class Manifest:
     recipe: Recipe
     inputs: tuple[InputFile, ...]
     replaced: tuple[str, ...] = ()  # ids of failed records that a later input gives anew
+    version: str = __version__  # of the program that wrote it last
 
     def __post_init__(self) -> None:
         found = {known.generation for known in self.inputs}
@@ -78,6 +74,11 @@ class RunDir:
     @property
     def chunks(self) -> Path:
         return self.root / "chunks.fa"
+
+    @property
+    def planned(self) -> RunDir:
+        """Where a plan is made, aside: what it would replace stays until it is whole."""
+        return RunDir(self.root / f".planned{TEMPORARY}")
 
     @property
     def copies(self) -> Path:
@@ -130,19 +131,16 @@ class RunDir:
         """Keep other runs out of this folder, which is made if it is not there.
 
         Raises:
-            OutputError: the folder cannot be made or written, or another run is using it.
+            OutputError: another run is using it; or it cannot be made or written, or was taken
+                away since.
+            StorageError: its disk is full.
         """
         try:
             self.root.mkdir(parents=True, exist_ok=True)
-            handle = (self.root / ".lock").open("a+", encoding="utf-8", errors="replace")
+            with locked(self.root):
+                yield
         except OSError as error:
-            raise OutputError(
-                f"cannot write into {printable(self.root)}: {error.strerror}",
-                hint="choose another --output-dir",
-            ) from error
-        with handle:
-            _take(handle, self.root)
-            yield
+            raise disk_error(error) from error
 
     def check_free(self, *, resume: bool, force: bool) -> None:
         """Refuse a folder with results, unless the user said what to do with them.
@@ -192,6 +190,30 @@ class RunDir:
             with suppress(OSError):  # a folder that holds somebody's files stays
                 path.rmdir()
 
+    @contextmanager
+    def planning(self) -> Iterator[None]:
+        """Give a plan its place aside, for the time of the block."""
+        try:
+            for folder in (self.planned.root, self.planned.shards):
+                with writing(folder):
+                    folder.mkdir()
+            yield
+        finally:
+            shutil.rmtree(self.planned.root, ignore_errors=True)
+
+    def adopt_plan(self) -> None:
+        """Put what was planned aside in its place; ``plan.json``, which vouches for it, last."""
+        with writing(self.shards):
+            self.shards.mkdir(exist_ok=True)
+        files = {file.name: file for file in self.planned.shards.iterdir()}
+        vouching = files.pop(self.plan.name)
+        for file in (*files.values(), vouching):
+            with writing(self.shards / file.name, file):
+                file.replace(self.shards / file.name)
+        if self.planned.chunks.exists():
+            with writing(self.chunks, self.planned.chunks):
+                self.planned.chunks.replace(self.chunks)
+
     def clear_shards(self) -> None:
         """Delete what only the run needed."""
         shutil.rmtree(self.shards, ignore_errors=True)
@@ -208,10 +230,11 @@ class RunDir:
 
     def sweep(self) -> None:
         """Delete what a killed run left half done."""
+        shutil.rmtree(self.planned.root, ignore_errors=True)
         for folder in (self.root, self.features, self.shards, self.copies):
             sweep(folder)
         for partial in self.features.glob(".*.partial"):
-            partial.unlink()
+            partial.unlink(missing_ok=True)
 
     def read_manifest(self) -> Manifest | None:
         """
@@ -220,18 +243,32 @@ class RunDir:
         """
         if not self.manifest.exists():
             return None
+        if not self.manifest.is_file():  # a pipe would never end
+            raise _damaged(self.manifest, "it is no file")
+        version: object = __version__
         try:
             stored = json.loads(self.manifest.read_text())
+            version = stored["virnucpro_version"]
             return Manifest(
                 recipe=Recipe(**{"shard_format": 1, **stored["recipe"]}),
-                inputs=tuple(InputFile(**known) for known in stored["inputs"]),
+                inputs=tuple(self._from_json(known) for known in stored["inputs"]),
                 replaced=tuple(stored["replaced"]),
+                version=str(version),
             )
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise ResumeError(
-                f"{printable(self.manifest)} is damaged: {printable(error)}",
-                hint="start again with --force, or choose another --output-dir",
-            ) from error
+            if version != __version__:
+                raise _of_another_version(self.root, version) from error
+            raise _damaged(self.manifest, error) from error
+
+    def _to_json(self, known: InputFile) -> dict[str, Any]:
+        """Copies are named from the run folder, so that it can be moved."""
+        path = Path(known.path)
+        if path.parent == self.copies.resolve():
+            path = path.relative_to(self.root.resolve())
+        return {**asdict(known), "path": str(path)}
+
+    def _from_json(self, known: Mapping[str, Any]) -> InputFile:
+        return InputFile(**{**known, "path": str(self.root.resolve() / known["path"])})
 
     def write_manifest(self, manifest: Manifest, facts: Mapping[str, Any]) -> None:
         content = {
@@ -239,24 +276,36 @@ class RunDir:
             "fingerprint": manifest.recipe.fingerprint,
             **facts,
             "recipe": asdict(manifest.recipe),
-            "inputs": [asdict(known) for known in manifest.inputs],
+            "inputs": [self._to_json(known) for known in manifest.inputs],
             "replaced": manifest.replaced,
         }
         with atomic(self.manifest) as temporary:
             temporary.write_text(json.dumps(content, indent=2) + "\n")
 
 
-def check_same_recipe(recorded: Recipe, asked: Recipe) -> None:
+def _damaged(manifest: Path, why: object) -> ResumeError:
+    return ResumeError(
+        f"{printable(manifest)} is damaged: {printable(why)}",
+        hint="put a copy of it back, start again with --force, or choose another --output-dir",
+    )
+
+
+def _of_another_version(folder: Path, version: object) -> ResumeError:
+    return ResumeError(
+        f"{printable(folder)} holds a run of another version of virnucpro, {printable(version)}: "
+        f"this one, {__version__}, cannot go on with it",
+        hint="finish it with that version, choose another --output-dir, or start with --force",
+    )
+
+
+def check_same_recipe(rundir: RunDir, recorded: Manifest, asked: Recipe) -> None:
     """
     Raises:
         ResumeError: the recipes differ; the message says in what.
     """
-    if recorded.shard_format != asked.shard_format:
-        raise ResumeError(
-            "this folder holds a run of another version of virnucpro, whose shards differ",
-            hint="finish it with that version, choose another --output-dir, or start with --force",
-        )
-    before, now = asdict(recorded), asdict(asked)
+    if recorded.recipe.shard_format != asked.shard_format:
+        raise _of_another_version(rundir.root, recorded.version)
+    before, now = asdict(recorded.recipe), asdict(asked)
     changed = [
         f"{name} was {_short(before[name])}, now {_short(now[name])}"
         for name in now
@@ -272,35 +321,3 @@ def check_same_recipe(recorded: Recipe, asked: Recipe) -> None:
 def _short(value: object) -> str:
     text = str(value) or "none"
     return f"{text[:12]}..." if len(text) == 64 else text  # a hash
-
-
-def _take(handle: TextIO, root: Path) -> None:
-    """Lock the open file, or say who has it; without flock, the process named in it counts."""
-    handle.seek(0)
-    holder = handle.read()
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        is_taken = False
-    except BlockingIOError:
-        is_taken = True
-    except OSError:  # a file system without locks
-        is_taken = _may_be_alive(holder)
-    if is_taken:
-        raise OutputError(
-            f"another run is using {printable(root)}: {printable(holder.strip() or 'unknown')}",
-            hint="wait for it, or choose another --output-dir",
-        )
-    handle.seek(0)
-    handle.truncate()
-    started = time.strftime("%Y-%m-%d %H:%M:%S")
-    handle.write(f"process {os.getpid()} on {socket.gethostname()} since {started}\n")
-    handle.flush()
-
-
-def _may_be_alive(holder: str) -> bool:
-    words = holder.split()
-    if len(words) < 4:
-        return False
-    if words[3] != socket.gethostname():
-        return True
-    return words[1].isdigit() and psutil.pid_exists(int(words[1]))

@@ -11,9 +11,11 @@ import hashlib
 from pathlib import Path
 
 from virnucpro.errors import StorageError
+from virnucpro.files import writing
 from virnucpro.log import printable
 from virnucpro.records import Orf, Shard
 
+_AGAIN = "the next start writes shards anew"
 _FIELDS = ("chunk=", "record=", "start=", "end=", "strand=", "copy=")
 
 
@@ -64,9 +66,11 @@ class ShardWriter:
         index = self.first_index + len(self.shards)
         path = self.folder / f"{index:06d}.faa"
         content = "".join(self._entries).encode()
-        path.write_bytes(content)
+        with writing(path):
+            path.write_bytes(content)
         if self._nucleotides:
-            path.with_suffix(".fna").write_text("".join(self._nucleotides), encoding="utf-8")
+            with writing(path.with_suffix(".fna")):
+                path.with_suffix(".fna").write_text("".join(self._nucleotides), encoding="utf-8")
             self._nucleotides = []
         digest = hashlib.sha256(content).hexdigest()
         n_orfs = len(self._entries)
@@ -78,14 +82,14 @@ class ShardWriter:
 def read_shard(shard: Shard) -> list[Orf]:
     """
     Raises:
-        StorageError: the file is not the one that was written.
+        StorageError: the file cannot be read, or is not the one that was written.
     """
-    content = shard.path.read_bytes()
+    try:
+        content = shard.path.read_bytes()
+    except OSError as error:
+        raise StorageError(f"{printable(shard.path)}: {error.strerror}", hint=_AGAIN) from error
     if hashlib.sha256(content).hexdigest() != shard.sha256:
-        raise StorageError(
-            f"{printable(shard.path)} changed during the run",
-            hint="run the same command with --resume: shards are written anew",
-        )
+        raise StorageError(f"{printable(shard.path)} changed during the run", hint=_AGAIN)
     lines = content.decode().split("\n")
     return [
         _parse(header, protein) for header, protein in zip(lines[:-1:2], lines[1::2], strict=True)

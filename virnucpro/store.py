@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from virnucpro.errors import FeatureFileError
+from virnucpro import __version__
+from virnucpro.errors import FeatureFileError, StorageError
 from virnucpro.files import atomic, sha256
 from virnucpro.log import printable
 from virnucpro.records import Embeddings, Failure
@@ -34,7 +35,11 @@ Attributes = Mapping[str, str | int]
 
 
 def write_embeddings(path: Path, embeddings: Embeddings, attributes: Attributes) -> None:
-    """Write one file: ``ids``, ``lengths``, ``embeddings``, and what failed."""
+    """Write one file: ``ids``, ``lengths``, ``embeddings``, and what failed.
+
+    Beside its attributes stands the version of the program, which no reader asks for: what counts
+    for the numbers is the recipe.
+    """
     _write(path, _sealed(embeddings, attributes), attributes)
 
 
@@ -48,7 +53,13 @@ def update_embeddings(path: Path, embeddings: Embeddings, attributes: Attributes
 def _write(path: Path, content: bytes, attributes: Attributes) -> None:
     with atomic(path) as temporary:
         temporary.write_bytes(content)
-        read_embeddings(temporary, attributes)
+        try:
+            read_embeddings(temporary, attributes)
+        except FeatureFileError as error:
+            raise StorageError(
+                f"{printable(path)} was written, but reads back otherwise: {error.__cause__}",
+                hint="the disk has a fault: see the system's log",
+            ) from error
 
 
 def _sealed(embeddings: Embeddings, attributes: Attributes) -> bytes:
@@ -60,7 +71,7 @@ def _to_hdf5(embeddings: Embeddings, attributes: Attributes) -> bytes:
     text = h5py.string_dtype("utf-8")
     failures = embeddings.failures
     with h5py.File("memory", "w", driver="core", backing_store=False, libver="v110") as h5:
-        h5.attrs.update(attributes)
+        h5.attrs.update({**attributes, "virnucpro_version": __version__})
         h5.create_dataset("ids", data=np.array(embeddings.ids, dtype=object), dtype=text)
         h5["lengths"] = embeddings.lengths
         h5["embeddings"] = embeddings.vectors
@@ -71,6 +82,11 @@ def _to_hdf5(embeddings: Embeddings, attributes: Attributes) -> bytes:
         return bytes(h5.id.get_file_image())
 
 
+def open_features(path: Path) -> h5py.File:
+    """Open a file that is whole: it never changes, and not every file system has locks."""
+    return h5py.File(path, "r", locking=False)
+
+
 def read_embeddings(path: Path, attributes: Attributes) -> Embeddings:
     """Read one file and verify it, to the last bit, against the attributes it must have.
 
@@ -79,7 +95,7 @@ def read_embeddings(path: Path, attributes: Attributes) -> Embeddings:
     """
     try:
         _check_seal(path)
-        with h5py.File(path) as h5:
+        with open_features(path) as h5:
             found = dict(h5.attrs)
             embeddings = Embeddings(
                 ids=_strings(_own(h5, "ids")),
@@ -113,7 +129,7 @@ def read_rows(path: Path, places: Sequence[int], per_residue: bool) -> list[NDAr
         FeatureFileError: it is not there any more, or not as it was.
     """
     try:
-        with h5py.File(path) as h5:
+        with open_features(path) as h5:
             rows = h5["embeddings"]
             if not per_residue:
                 return [rows[i : i + 1] for i in places]
@@ -144,6 +160,8 @@ def _check_seal(path: Path) -> None:
 
     HDF5 must not see a damaged file: on some flipped bits it loops for ever.
     """
+    if not path.is_file():  # a pipe would never end
+        raise ValueError("it is no file")
     digest, left = hashlib.sha256(), path.stat().st_size - _SEAL_BYTES
     with path.open("rb") as handle:
         while left > 0 and (block := handle.read(min(left, _BLOCK))):
@@ -172,7 +190,7 @@ def write_index(
     }
     attributes: dict[str, object] = {}
     for part, shown in parts:
-        with h5py.File(part) as h5:
+        with open_features(part) as h5:
             attributes = attributes or dict(h5.attrs)
             bounds = np.arange(len(shown) + 1)
             rows = np.concatenate([[0], np.cumsum(h5["lengths"][:])]) if per_residue else bounds
@@ -204,7 +222,7 @@ def check_index(path: Path) -> None:
         FeatureFileError: the parts of an index are not those that it was written for.
     """
     try:
-        with h5py.File(path) as h5:
+        with open_features(path) as h5:
             ids, written_for = h5["ids"], h5.attrs["parts_sha256"]
             sources = ids.virtual_sources() if ids.is_virtual else []
             parts = list(dict.fromkeys(source.file_name for source in sources))
@@ -227,7 +245,7 @@ def _hash_of_parts(folder: Path, parts: Sequence[str]) -> str:
     """Of what each says of itself: its shard, and whether it holds copies."""
     digest = hashlib.sha256()
     for part in parts:
-        with h5py.File(folder / part) as h5:
+        with open_features(folder / part) as h5:
             digest.update(repr([str(h5.attrs.get(name)) for name in OF_ONE_FILE]).encode())
     return digest.hexdigest()
 

@@ -25,7 +25,7 @@ from Bio import SeqIO
 
 from virnucpro.config import Recipe
 from virnucpro.fasta import write_record
-from virnucpro.inputs import hash_inputs
+from virnucpro.inputs import Source, hash_inputs
 from virnucpro.plan import make_plan
 from virnucpro.rundir import Manifest, RunDir
 from virnucpro.shards import read_shard
@@ -147,8 +147,11 @@ def run_ours(fasta: Path, folder: Path) -> Callable[[], Frames]:
         pooling="mean",
         precision="fp32",
     )
-    manifest = Manifest(recipe, tuple(hash_inputs([fasta], lambda _: None)))
-    plan = make_plan(RunDir(folder), manifest, keep_intermediate=False, on_letters=lambda _: None)
+    manifest = Manifest(recipe, tuple(hash_inputs([Source(fasta)], lambda _: None)))
+    rundir = RunDir(folder)
+    with rundir.planning():
+        plan = make_plan(rundir, manifest, keep_intermediate=False, on_letters=lambda _: None)
+        rundir.adopt_plan()
     orfs = chain.from_iterable(map(read_shard, plan.shards))
     return lambda: [(orf.id, orf.protein) for orf in orfs]
 

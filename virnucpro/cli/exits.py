@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from typing import NoReturn
 
 import typer
 
-from virnucpro.errors import UnavailableError, VirnucproError
-from virnucpro.log import printable
+from virnucpro.errors import StorageError, UnavailableError, VirnucproError
 
-USAGE_EXIT, STORAGE_EXIT, INTERRUPTED_EXIT, TERMINATED_EXIT = 64, 74, 130, 143
+USAGE_EXIT, INTERRUPTED_EXIT, TERMINATED_EXIT = 64, 130, 143
 _KEPT = "finished work is kept: go on with --resume"
 
 
@@ -32,18 +31,22 @@ def exits(kept: str = _KEPT) -> Iterator[None]:
     try:
         yield
     except VirnucproError as error:
-        _complain(str(error), error.hint)
-        raise Finished(error.exit_code) from error
+        _end(error, kept)
     except KeyboardInterrupt as error:
         _complain("interrupted", kept)
         raise Finished(INTERRUPTED_EXIT) from error
     except BrokenPipeError:
         raise
     except OSError as error:
-        where = f"{printable(error.filename)}: " if error.filename else ""
-        is_disk = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-        _complain(f"{where}{error.strerror or error}", f"make room; {kept}" if is_disk else "")
-        raise Finished(STORAGE_EXIT) from error
+        from virnucpro.files import disk_error
+
+        _end(disk_error(error), kept)
+
+
+def _end(error: VirnucproError, kept: str) -> NoReturn:
+    after = [kept] if isinstance(error, StorageError) else []
+    _complain(str(error), "; ".join(filter(None, [error.hint, *after])))
+    raise Finished(error.exit_code) from error
 
 
 @contextmanager

@@ -81,6 +81,14 @@ class ShardDone:
 
 
 @dataclass(frozen=True, slots=True)
+class Refusal:
+    """The disk did not take a shard; it will not take others either."""
+
+    hint: str
+    is_place: bool  # nothing can be written there, else it is full or has a fault
+
+
+@dataclass(frozen=True, slots=True)
 class ShardFailed:
     """The shard has no feature file."""
 
@@ -88,7 +96,7 @@ class ShardFailed:
     shard: Shard
     reason: str
     traceback: str = ""
-    is_storage: bool = False  # it could not be written: other shards will not be either
+    refusal: Refusal | None = None  # set if only the disk is to blame
 
 
 @dataclass(frozen=True, slots=True)

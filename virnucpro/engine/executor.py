@@ -31,7 +31,8 @@ class InlineExecutor:
 
     def run(self, shards: Sequence[Shard], job: Job) -> Generator[Event, None, None]:
         worker = self.worker(job, self.device, self.device)
-        yield WorkerReady(worker.name, worker.description, worker.memory())
-        for shard in shards:
-            yield from worker.run(Task(shard))
-        yield from worker.finish()
+        with worker.writer:
+            yield WorkerReady(worker.name, worker.description, worker.memory())
+            for shard in shards:
+                yield from worker.run(Task(shard))
+            yield from worker.finish()

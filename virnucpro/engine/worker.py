@@ -33,13 +33,15 @@ from virnucpro.engine.events import (
     BudgetReduced,
     Event,
     Memory,
+    Refusal,
     ShardDone,
     ShardFailed,
 )
-from virnucpro.errors import FeatureFileError, StorageError
+from virnucpro.errors import OutputError, StorageError
 from virnucpro.esm2.converted import open_esm2
 from virnucpro.esm2.model import DTYPES, bos_pool, mean_pool, residues_only
 from virnucpro.esm2.packing import EXTRA_TOKENS, PackedBatch, plan_batches
+from virnucpro.files import disk_error, writing
 from virnucpro.log import printable
 from virnucpro.records import Embeddings, Failure, Orf, Shard
 from virnucpro.shards import read_shard
@@ -48,7 +50,7 @@ from virnucpro.store import Attributes, write_embeddings
 _T = TypeVar("_T")
 Arriving = Callable[[], NDArray[np.float32]]  # rows that wait for the device
 _POOL = {"mean": mean_pool, "bos": bos_pool, "none": residues_only}
-_STORAGE_ERRORS = (OSError, StorageError, FeatureFileError)
+_STORAGE_ERRORS = (OSError, OutputError, StorageError)
 # a slow device of its kind, FLOP/s: what takes longer than this is no longer just slow
 _SLOWEST = {"cpu": 2e9, "mps": 1e11, "cuda": 1e12}
 
@@ -164,15 +166,15 @@ class Worker:
             yield ShardDone(self.name, writing.shard, seconds, writing.n_failed)
 
     def _write(self, shard: Shard, embeddings: Embeddings, partial: Path) -> float:
-        self.job.features.mkdir(exist_ok=True)
         write_embeddings(self.job.feature_file(shard), embeddings, self.job.attributes_of(shard))
         partial.unlink(missing_ok=True)
         return time.monotonic()
 
-    def _not_stored(self, shard: Shard, error: Exception) -> ShardFailed:
-        reason = f"{type(error).__name__}: {printable(error)}"
+    def _not_stored(self, shard: Shard, error: OSError | OutputError | StorageError) -> ShardFailed:
+        told = disk_error(error) if isinstance(error, OSError) else error
         lines = "".join(traceback.format_exception(error))
-        return ShardFailed(self.name, shard, reason, lines, is_storage=True)
+        refusal = Refusal(told.hint, is_place=isinstance(told, OutputError))
+        return ShardFailed(self.name, shard, printable(told), lines, refusal)
 
     def _embed_shard(
         self, task: Task, orfs: list[Orf], result: _Rows, partial: Path
@@ -330,7 +332,7 @@ class _Rows:
         rows = self._rows_of([i for i in batch if i not in self.reasons])
         saved = np.empty(len(rows), dtype=self._saved)
         saved["row"], saved["vector"] = rows, self.vectors[rows]
-        with path.open("ab") as out:
+        with writing(path), path.open("ab") as out:
             out.write(saved.tobytes())
 
     def restore(self, path: Path) -> None:

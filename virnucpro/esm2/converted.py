@@ -66,9 +66,10 @@ def convert(
 
     Raises:
         UnavailableError: the checkpoint cannot be used.
-        OSError: the folder cannot be written.
+        OSError, OutputError, StorageError: the folder cannot be written.
     """
     found = _find(checkpoint, source_sha256, dtype, folder, lambda _: None)
+    folder.mkdir(parents=True, exist_ok=True)
     if found is None:
         _sweep(folder)
         path = _path(source_sha256, dtype, folder)

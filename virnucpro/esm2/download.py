@@ -105,6 +105,7 @@ def download(model: str, path: Path, on_bytes: OnBytes, base_url: str = BASE_URL
     url = f"{base_url}/{model}.pt"
     hint = f"on a machine without network, fetch {url} elsewhere and put it in {path.parent}"
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with atomic(path) as temporary:
             _fetch(url, temporary, on_bytes)
             found = inspect_checkpoint(temporary).shape

@@ -202,6 +202,7 @@ def save_esm2(folder: Path, model: ESM2, extra: Mapping[str, Tensor] = {}) -> No
     tensors |= extra
     content = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     architecture = "EsmForMaskedLM" if extra else "EsmModel"
+    folder.mkdir(exist_ok=True)
     with atomic(folder / "model.safetensors") as temporary:
         temporary.write_bytes(save(content, metadata={"format": "pt"}))
     with atomic(folder / "config.json") as temporary:

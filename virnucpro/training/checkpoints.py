@@ -59,6 +59,7 @@ class Checkpoints:
             "settings": {**asdict(self.settings), "effective_batch": self.effective_batch},
         }
         best = [_BEST] if state.best_epoch == state.epoch else []
+        self.folder.mkdir(exist_ok=True)
         for name in (*best, f"epoch_{state.epoch:04d}.pt"):
             with atomic(self.folder / name) as temporary:
                 torch.save(content, temporary)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import h5py
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,6 +13,7 @@ from virnucpro.fasta import write_record
 from virnucpro.files import atomic
 from virnucpro.log import printable
 from virnucpro.rundir import RunDir
+from virnucpro.store import open_features
 from virnucpro.training.labelled import read_manifest, read_sequences
 
 _ROWS_AT_ONCE = 65_536
@@ -35,7 +35,7 @@ def read_vectors(folder: Path, ids: Sequence[str]) -> NDArray[np.float32]:
         FeatureFileError: one is not there.
     """
     place = {name: row for row, name in enumerate(ids)}
-    with h5py.File(RunDir(folder).feature_index) as h5:
+    with open_features(RunDir(folder).feature_index) as h5:
         stored, embeddings = h5["ids"].asstr(), h5["embeddings"]
         vectors = np.full((len(ids), embeddings.shape[1]), np.nan, dtype=np.float32)
         for first in range(0, len(embeddings), _ROWS_AT_ONCE):

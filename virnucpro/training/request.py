@@ -15,6 +15,7 @@ from virnucpro.esm2.download import EMBEDDED, find_checkpoint
 from virnucpro.esm2.model import ESM2Shape
 from virnucpro.esm2.weights import inspect_checkpoint
 from virnucpro.files import atomic, sha256
+from virnucpro.lock import OF_A_LOCK
 from virnucpro.log import announce, printable
 from virnucpro.training.labelled import LabelledRecord, read_manifest
 from virnucpro.training.readers import Architecture, Encoding
@@ -24,7 +25,7 @@ from virnucpro.training.story import OF_A_TRAINING, SPLIT, Training
 
 OnEvent = Callable[[Telling], None]
 _FACTS = "training.json"
-_OF_EVERY_FOLDER = {".lock", "virnucpro.log"}
+_OF_EVERY_FOLDER = {*OF_A_LOCK, "virnucpro.log"}
 _PLACES = ("data", "encoder")  # their contents count: data_sha256, encoder_id
 _USUAL = (6, 128, 4)  # layers, dimensions and heads of a new encoder
 _MORE_GROUPS = "label more groups, or move some in a table of the split and give it with --split"

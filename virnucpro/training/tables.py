@@ -45,7 +45,10 @@ def read_cells(
 def _read_lines(path: Path) -> Iterator[tuple[int, str]]:
     """The lines that are not blank, with their numbers."""
     try:
-        with unpacking(path), io.TextIOWrapper(open_binary(path), encoding="utf-8-sig") as lines:
+        with (
+            unpacking(path, printable(path)),
+            io.TextIOWrapper(open_binary(path), encoding="utf-8-sig") as lines,
+        ):
             for number, line in enumerate(lines, start=1):
                 if line.strip():
                     yield number, line.rstrip("\n")

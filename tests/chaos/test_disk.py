@@ -1,0 +1,576 @@
+"""Faults of the disk, wherever they strike: one clear message, nothing lost, --resume goes on.
+
+The operating system refuses chosen calls by an audit hook, and by limits of a process, so that
+every file a run writes gets to be the one that fails. ``--rounds 32`` strikes every call.
+"""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import json
+import multiprocessing
+import os
+import pickle
+import random
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from runs import assert_same_run, leftovers, run_inline
+
+from virnucpro.config import RunConfig
+from virnucpro.engine.events import ShardDone
+from virnucpro.errors import InputError, OutputError, ResumeError, StorageError, VirnucproError
+from virnucpro.rundir import RunDir
+
+CODES = {errno.ENOSPC: 74, errno.EDQUOT: 74, errno.EIO: 74, errno.EROFS: 73, errno.EACCES: 73}
+Strike = Callable[[int, str], None]  # the number of a call, and its path
+
+
+class Calls:
+    """Hears of every file that is opened, made, renamed or deleted below a folder."""
+
+    def __init__(self) -> None:
+        self.folder = ""
+        self.made: list[tuple[str, str]] = []  # what was done, and to which file
+        self.strike: Strike = lambda *_: None
+
+    def __call__(self, event: str, arguments: tuple[object, ...]) -> None:
+        if not self.folder or event not in ("open", "os.rename", "os.remove", "os.mkdir"):
+            return
+        path = os.fspath(arguments[0]) if isinstance(arguments[0], (str, Path)) else ""
+        if not path.startswith(self.folder):
+            return
+        if event == "open" and set("wax+") & set(str(arguments[1])):
+            event = "write"
+        folder, _, name = os.path.relpath(path, self.folder).rpartition("/")
+        known = re.sub(r"^\.(.+)\.[0-9a-f]{8}\.tmp$", r"\1", name)
+        self.made.append((event.removeprefix("os."), f"{folder}/{known}".lstrip("/")))
+        self.strike(len(self.made) - 1, path)
+
+    @contextmanager
+    def below(self, folder: Path, strike: Strike = lambda *_: None) -> Iterator[None]:
+        self.folder, self.strike, self.made = str(folder), strike, []
+        try:
+            yield
+        finally:
+            self.folder = ""
+
+    def of(self, config: RunConfig, head) -> list[tuple[str, str]]:
+        """Those of an undisturbed run."""
+        with self.below(config.output):
+            run_inline(config, head)
+        return list(self.made)
+
+
+CALLS = Calls()
+sys.addaudithook(CALLS)
+
+
+def at(number: int, strike: Callable[[str], None]) -> Strike:
+    return lambda now, path: strike(path) if now == number else None
+
+
+def refusing(fault: int) -> Callable[[str], None]:
+    def strike(path: str) -> None:
+        raise OSError(fault, os.strerror(fault), path)
+
+    return strike
+
+
+def ending_of(config: RunConfig, head, on_event=lambda _: None) -> VirnucproError | None:
+    """How a run was refused; any other exception would be a traceback for its user."""
+    try:
+        run_inline(config, head, on_event)
+    except VirnucproError as error:
+        return error
+    return None
+
+
+def emptied(folder: Path) -> Path:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def few(contigs: Path, tmp_path: Path) -> Path:
+    """14 records of three shards, of which two hold the same."""
+    records = contigs.read_text().split(">")[1:14]
+    fasta = tmp_path / "few.fa"
+    fasta.write_text("".join(f">{record}" for record in [*records, f"again{records[4]}"]))
+    return fasta
+
+
+@pytest.fixture
+def make(make_config, few) -> Callable[..., RunConfig]:
+    """A run that writes every kind of file but a copy of its input."""
+
+    def make(**changes: object) -> RunConfig:
+        usual = {"keep_intermediate": True, "residues_per_shard": 500}
+        return make_config(few, **(usual | changes))
+
+    return make
+
+
+@pytest.fixture
+def undisturbed(make, tiny, tmp_path) -> Path:
+    run_inline(make(output=tmp_path / "undisturbed"), tiny.head)
+    return tmp_path / "undisturbed"
+
+
+def assert_resumes(config: RunConfig, tiny, undisturbed: Path) -> None:
+    """``config`` is one with ``resume``."""
+    run_inline(config, tiny.head)
+    assert_same_run(config.output, undisturbed)
+    assert not leftovers(config.output)
+
+
+# Calls that are refused
+
+
+def test_a_refused_call_is_told_with_its_file_and_resume_completes_the_run(
+    make_config, few, tiny, undisturbed, tmp_path, chaos_seed
+):
+    """Of 16 rounds each strikes other calls; the input is inside the folder, so it is copied."""
+    chance, folder = random.Random(chaos_seed), emptied(tmp_path / "run")
+    small = {"keep_intermediate": True, "residues_per_shard": 500}
+    inside = shutil.copy(few, folder)
+    calls = CALLS.of(make_config(Path(inside), **small), tiny.head)
+    n_told = 0
+    for number in range(chaos_seed % 16, len(calls), 16):
+        (call, name), fault = calls[number], chance.choice(list(CODES))
+        inside = Path(shutil.copy(few, emptied(folder)))
+        with CALLS.below(folder, at(number, refusing(fault))):
+            error = ending_of(make_config(inside, **small), tiny.head)
+        if error is not None:
+            what = (call, name, error)
+            is_input = call == "open" and name.endswith(".fa")
+            assert error.exit_code in ((66,) if is_input else (CODES[fault], 74)), what
+            assert os.strerror(fault) in str(error) and error.hint, what
+            blamed = "inputs" if name == "inputs/copy" else Path(name).name
+            assert call == "open" or blamed in str(error), what
+            assert call == "remove" or not leftovers(folder), what
+            n_told += 1
+        assert_resumes(make_config(inside, resume=True, **small), tiny, undisturbed)
+    assert n_told > 2
+
+
+def test_a_sync_that_fails_is_told_and_resume_completes_the_run(
+    make, tiny, undisturbed, tmp_path, monkeypatch
+):
+    """Where most disks tell of a fault: at the end of a file."""
+    sync, left = os.fsync, [0]
+
+    def faulty(descriptor: int) -> None:
+        left[0] -= 1
+        if not left[0]:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", faulty)
+    for number in range(1, 60, 4):
+        emptied(tmp_path / "run")
+        left[0] = number
+        error = ending_of(make(), tiny.head)
+        if error is None:
+            break
+        assert error.exit_code == 74 and "Input/output error" in str(error)
+        assert str(tmp_path / "run") in str(error) and "the disk" in error.hint
+        assert not leftovers(tmp_path / "run")
+        assert_resumes(make(resume=True), tiny, undisturbed)
+    assert number > 20
+
+
+@contextmanager
+def no_file_longer_than(n_bytes: int) -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_file_that_may_not_grow_is_named_whichever_it_is(
+    make, tiny, undisturbed, tmp_path, chaos_seed
+):
+    """In a new run, and where only the tables are missing."""
+    sizes = {path.stat().st_size for path in undisturbed.rglob("*") if path.is_file()}
+    blamed, folder = set(), tmp_path / "run"
+    for size in sorted(sizes)[chaos_seed % 3 :: 3]:
+        for is_embedded in (False, True):
+            shutil.rmtree(folder, ignore_errors=True)
+            if is_embedded:
+                shutil.copytree(undisturbed, folder)
+            with no_file_longer_than(size - 1):
+                error = ending_of(make(resume=is_embedded), tiny.head)
+            if error is not None:  # the log may be the longest: it stops no run
+                assert error.exit_code == 74 and "File too large" in str(error)
+                assert "ulimit" in error.hint
+                blamed.add(str(error).partition(": ")[0].rpartition("/")[2])
+            assert not leftovers(folder)
+            assert_resumes(make(resume=True), tiny, undisturbed)
+    assert len(blamed) > 3, blamed
+
+
+# Disks that are full
+
+
+def in_own_mounts(*command: object) -> list[str]:
+    """A command with mounts that nobody else sees, and that end with it."""
+    own = ["unshare", "--mount", "--map-root-user"]
+    try:
+        subprocess.run([*own, "mount", "-t", "tmpfs", "tmpfs", "/mnt"], check=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        pytest.skip("mounting is not allowed here")
+    return [*own, *map(str, command)]
+
+
+def test_a_full_disk_is_told_and_resume_completes_the_run_when_there_is_room(
+    make, tiny, undisturbed, tmp_path, request
+):
+    """Disks in memory that are small, or may hold few files; more of them with more rounds."""
+    apart = max(1, 40 // request.config.getoption("--rounds"))
+    limits = [f"size={4096 * n}" for n in range(5, 45, apart)]
+    limits += [f"nr_inodes={n}" for n in range(5, 40, apart)]
+    disk = emptied(tmp_path / "disk")
+    config, kept = make(output=disk / "run"), emptied(tmp_path / "kept")
+    task = (config, tiny.head_file, kept, limits)
+    (tmp_path / "task").write_bytes(pickle.dumps(task))
+    driver = Path(__file__).with_name("small_disk.py")
+    command = in_own_mounts(sys.executable, driver, tmp_path / "task")
+    places = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    answer = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **places})
+    assert answer.returncode == 0, answer.stderr
+    told = [json.loads(line) for line in answer.stdout.splitlines()]
+    assert len(told) == len(limits)
+    refused = [one for one in told if one["message"]]
+    assert refused
+    for one in refused:
+        assert one["exit_code"] == 74 and "No space left on device" in one["message"], one
+        assert str(disk) in one["message"] and one["hint"].startswith("make room"), one
+        assert not one["leftovers"], one
+    for one in told:
+        assert_same_run(Path(one["kept"]), undisturbed)
+
+
+def test_a_full_disk_of_the_workers_is_one_message_and_exit_code_74(few, tiny, tmp_path):
+    """By the command line: errors do not cross processes, their words do."""
+    command = [*(sys.executable, "-m", "virnucpro", "predict", "--quiet", "--workers", "1"), "-i"]
+    command += [few, "--device", "cpu", "--model", tiny.model, "--head", tiny.head_file]
+    command += ["-o", tmp_path / "run"]
+    limit = (5000, resource.getrlimit(resource.RLIMIT_FSIZE)[1])
+    answer = subprocess.run(
+        list(map(str, command)),
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit),
+    )
+    assert answer.returncode == 74, answer.stderr
+    assert answer.stderr.lower().count("error") == 1 and "Traceback" not in answer.stderr
+    assert f"error: {tmp_path}/run/features/000000.h5: File too large" in answer.stderr
+    assert "--resume" in answer.stderr and not leftovers(tmp_path / "run")
+
+
+# Folders that are taken away, or may not be written
+
+
+def test_a_run_folder_that_is_moved_away_is_told_and_does_not_come_back(
+    make, tiny, undisturbed, tmp_path, chaos_seed
+):
+    """At any moment; the run goes on where the folder is now."""
+    folder, moved = tmp_path / "run", tmp_path / "moved"
+    calls = CALLS.of(make(), tiny.head)
+    first = calls.index(("write", "virnucpro.log"))
+    for number in range(first + chaos_seed % 32, len(calls) - 8, 32):
+        for path in (folder, moved):
+            shutil.rmtree(path, ignore_errors=True)
+        with CALLS.below(folder, at(number, lambda _: folder.rename(moved))):
+            error = ending_of(make(), tiny.head)
+        assert isinstance(error, OutputError), calls[number]
+        assert f"{folder} was moved or deleted" in str(error) and "--resume" in error.hint
+        assert not folder.exists(), calls[number]
+        assert_resumes(make(output=moved, resume=True), tiny, undisturbed)
+
+
+def test_a_run_folder_that_is_deleted_is_told_and_does_not_come_back(make, tiny, tmp_path):
+    def delete(event) -> None:
+        if isinstance(event, ShardDone):
+            shutil.rmtree(tmp_path / "run")
+
+    error = ending_of(make(), tiny.head, delete)
+    assert isinstance(error, OutputError) and "was moved or deleted" in str(error)
+    assert not (tmp_path / "run").exists()
+
+
+def read_only(folder: Path, *command: object) -> list[str]:
+    """A command for which a folder may not be written; permissions mean nothing to root."""
+    if os.geteuid():
+        for path in (folder, *folder.rglob("*")):
+            path.chmod(path.stat().st_mode & ~0o222)
+        return list(map(str, command))
+    bind = 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && exec "$@"'
+    return in_own_mounts("sh", "-c", bind, folder, *command)
+
+
+def test_a_folder_that_may_not_be_written_is_refused_but_can_be_inspected(make, few, tiny):
+    config = make()
+    run_inline(config, tiny.head)
+    before = content_of(config.output)
+    program = (sys.executable, "-m", "virnucpro")
+    command = (*program, "predict", "--resume", "--device", "cpu", "-i", few, "--model", tiny.model)
+    command += ("--head", tiny.head_file, "-o", config.output)
+    answer = subprocess.run(read_only(config.output, *command), capture_output=True, text=True)
+    assert answer.returncode == 73, answer.stderr
+    assert answer.stderr.startswith(f"error: {config.output}/.lock: "), answer.stderr
+    assert "permissions" in answer.stderr and answer.stderr.count("\n") == 2
+    command = (*program, "status", config.output, "--verify")
+    answer = subprocess.run(read_only(config.output, *command), capture_output=True, text=True)
+    assert answer.returncode == 0, answer.stderr
+    assert "feature files are whole" in answer.stdout
+    assert content_of(config.output) == before
+
+
+def content_of(folder: Path) -> dict[str, bytes]:
+    """All files of a run but its log and its lock."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name not in ("virnucpro.log", ".lock")
+    }
+
+
+# Files that are not as they were
+
+
+def damage(path: Path, harm: str, aside: Path) -> None:
+    content = path.read_bytes()
+    flipped = bytearray(content)
+    flipped[len(content) // 2] ^= 1
+    path.unlink()
+    match harm:
+        case "empty":
+            path.touch()
+        case "truncated":
+            path.write_bytes(content[: len(content) // 2])
+        case "flipped":
+            path.write_bytes(flipped)
+        case "zeros":
+            path.write_bytes(bytes(len(content)))
+        case "of another shard":
+            shutil.copy(path.with_name("000002.h5"), path)
+        case "of another recipe":
+            shutil.copy(aside / "features" / path.name, path)
+        case "a pipe":
+            os.mkfifo(path)
+        case "a link to nothing":
+            path.symlink_to("nothing")
+
+
+@pytest.mark.parametrize("name", ["000001.h5", "*_copies.h5"])
+@pytest.mark.parametrize(
+    "harm",
+    [
+        "gone",
+        "empty",
+        "truncated",
+        "flipped",
+        "zeros",
+        "of another shard",
+        "of another recipe",
+        "a pipe",
+        "a link to nothing",
+    ],
+)
+def test_a_feature_file_that_is_not_as_it_was_is_made_again(
+    make, tiny, undisturbed, tmp_path, harm, name
+):
+    config, other = make(), make(output=tmp_path / "other", min_length=1)
+    for one in (config, other):
+        run_inline(one, tiny.head)
+    (path,) = (config.output / "features").glob(name)
+    damage(path, harm, other.output)
+    assert_resumes(make(resume=True), tiny, undisturbed)
+
+
+def test_a_folder_in_the_place_of_a_feature_file_is_named_and_left_alone(make, tiny, undisturbed):
+    config = make()
+    run_inline(config, tiny.head)
+    for name in ("features/000001.h5", "features/*_copies.h5", "viral.fasta", "features.h5"):
+        (path,) = config.output.glob(name)
+        path.unlink()
+        path.mkdir()
+        (path / "mine").touch()
+        error = ending_of(make(resume=True), tiny.head)
+        assert isinstance(error, OutputError) and f"{path}: Is a directory" in str(error)
+        assert "move it away" in error.hint and (path / "mine").exists()
+        shutil.rmtree(path)
+        assert_resumes(make(resume=True), tiny, undisturbed)
+
+
+@pytest.mark.parametrize("harm", ["gone", "empty", "truncated", "flipped", "zeros"])
+@pytest.mark.parametrize("name", ["shards/plan.json", "shards/000001.faa"])
+def test_a_plan_that_is_not_as_it_was_is_made_again(make, tiny, undisturbed, name, harm):
+    config = make()
+    run_inline(config, tiny.head)
+    (config.output / "features" / "000001.h5").unlink()
+    damage(config.output / name, harm, config.output)
+    assert_resumes(make(resume=True), tiny, undisturbed)
+    assert (config.output / name).read_bytes() == (undisturbed / name).read_bytes()
+
+
+@pytest.mark.parametrize("harm", ["empty", "truncated", "zeros", "a pipe"])
+def test_a_damaged_run_json_is_named_and_nothing_is_touched(make, tiny, undisturbed, harm):
+    config = make()
+    run_inline(config, tiny.head)
+    manifest = config.output / "run.json"
+    whole = manifest.read_bytes()
+    damage(manifest, harm, config.output)
+    before = {name: text for name, text in content_of(config.output).items() if name != "run.json"}
+    error = ending_of(make(resume=True), tiny.head)
+    assert isinstance(error, ResumeError) and f"{manifest} is damaged" in str(error)
+    assert "--force" in error.hint
+    assert {**content_of(config.output), **before} == content_of(config.output)
+    manifest.unlink()
+    manifest.write_bytes(whole)
+    assert_resumes(make(resume=True), tiny, undisturbed)
+
+
+@pytest.mark.parametrize("harm", ["gone", "flipped"])
+@pytest.mark.parametrize("name", ["shards/000002.faa", "features/000000.h5"])
+def test_what_is_damaged_while_the_run_goes_on_is_told_and_made_again(
+    make, tiny, undisturbed, name, harm
+):
+    config = make()
+
+    def strike(event) -> None:
+        if isinstance(event, ShardDone) and event.shard.index == 1:
+            damage(config.output / name, harm, config.output)
+
+    error = ending_of(config, tiny.head, strike)
+    assert isinstance(error, StorageError) and name in str(error)
+    assert "the next start" in error.hint
+    assert not leftovers(config.output)
+    assert_resumes(make(resume=True), tiny, undisturbed)
+
+
+# Starting again
+
+
+@pytest.mark.parametrize("flaw", ["twice", "cut", "no sequence"])
+def test_old_results_survive_an_input_that_is_refused(make, few, tiny, tmp_path, flaw):
+    """Flaws that are found at the end of the input."""
+    config = make()
+    run_inline(config, tiny.head)
+    before = content_of(config.output)
+    bad = tmp_path / "bad.fa"
+    text = few.read_bytes()
+    if flaw == "twice":
+        bad.write_bytes(text + b">contig0\nACGT\n")
+    elif flaw == "cut":
+        bad.write_bytes(gzip.compress(text)[:-20])
+    else:
+        bad.write_bytes(text + b">\nACGT\n")
+    for _ in range(2):
+        with pytest.raises(InputError):
+            run_inline(make_forced(make, bad), tiny.head)
+        assert content_of(config.output) == before
+    assert not leftovers(config.output)
+
+
+def make_forced(make, fasta: Path) -> RunConfig:
+    return replace(make(force=True, chunk_size=500), inputs=(fasta,))
+
+
+def test_a_kill_while_old_results_are_replaced_leaves_the_old_run_or_the_new_one(
+    make, few, tiny, undisturbed, tmp_path, chaos_seed
+):
+    """At every call from the first to the claim of the folder, in 16 rounds."""
+    folder = tmp_path / "run"
+    run_inline(replace(make_forced(make, few), output=tmp_path / "new", force=False), tiny.head)
+    calls = CALLS.of(make_forced(make, few), tiny.head)
+    for number in range(chaos_seed % 16, calls.index(("open", "shards/000000.faa")), 16):
+        shutil.rmtree(folder)
+        shutil.copytree(undisturbed, folder)
+        end_of_killed(make_forced(make, few), tiny, folder, number)
+        manifest = RunDir(folder).read_manifest()
+        if manifest is not None and manifest.recipe == make().recipe:
+            assert_resumes(make(resume=True), tiny, undisturbed)
+        else:
+            again = replace(make_forced(make, few), force=False, resume=manifest is not None)
+            assert_resumes(again, tiny, tmp_path / "new")
+
+
+def end_of_killed(config: RunConfig, tiny, folder: Path, number: int) -> None:
+    """Run in a process that ends at its call of this number, as by ``kill -9``."""
+
+    def run() -> None:
+        with CALLS.below(folder, at(number, lambda _: os.kill(os.getpid(), signal.SIGKILL))):
+            run_inline(config, tiny.head)
+
+    process = multiprocessing.get_context("fork").Process(target=run)
+    with warnings.catch_warnings():  # of threads: there are none that hold a lock now
+        warnings.simplefilter("ignore", DeprecationWarning)
+        process.start()
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
+
+
+# Copies of what can be read only once
+
+
+def test_a_run_on_a_copy_goes_on_in_a_moved_folder(make_config, few, tiny, undisturbed, tmp_path):
+    """With the pipe given again, with the copy named, and with another input alone."""
+    other = tmp_path / "other.fa"
+    other.write_text(">other\n" + "GCA" * 150 + "\n")
+    small = {"residues_per_shard": 500}
+    run_inline(make_config(few, other, output=tmp_path / "both", **small), tiny.head)
+    piped = tmp_path / "pipe"
+    os.mkfifo(piped)
+
+    def stop(event) -> None:
+        if isinstance(event, ShardDone):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), fed(piped, few):
+        run_inline(make_config(piped, other, **small), tiny.head, stop)
+    for number, given in enumerate(("pipe", "copy", "other")):
+        moved = tmp_path / f"moved{number}"
+        shutil.copytree(tmp_path / "run", moved)
+        copy = next((moved / "inputs").iterdir())
+        path = {"pipe": piped, "copy": copy, "other": other}[given]
+        with fed(piped, few) if given == "pipe" else nullcontext():
+            run_inline(make_config(path, output=moved, resume=True, **small), tiny.head)
+        assert_same_run(moved, tmp_path / "both")
+    shutil.rmtree(tmp_path / "run")
+
+
+@contextmanager
+def fed(pipe: Path, source: Path) -> Iterator[None]:
+    """Somebody writes into a pipe."""
+    feeder = subprocess.Popen(["sh", "-c", 'cat "$0" > "$1"', source, pipe])
+    try:
+        yield
+    finally:
+        feeder.wait(60)
+
+
+@pytest.mark.parametrize("content", [gzip.compress(b">a\nACGT\n" * 999)[:-9], b">\nACGT\n"])
+def test_what_is_wrong_with_a_pipe_is_told_by_its_name(make_config, tiny, tmp_path, content):
+    source, pipe = tmp_path / "source", tmp_path / "reads.fifo"
+    source.write_bytes(content)
+    os.mkfifo(pipe)
+    with fed(pipe, source), pytest.raises(InputError) as caught:
+        run_inline(make_config(pipe), tiny.head)
+    assert str(caught.value).startswith(f"{pipe}:") and "inputs/" not in str(caught.value)

@@ -1,0 +1,282 @@
+"""Two runs in one folder, locks that outlived their run, and runs of another version."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import h5py
+import pytest
+from runs import assert_same_run, run_inline, vectors
+
+from virnucpro import __version__
+from virnucpro.engine.events import ShardDone
+from virnucpro.errors import OutputError, ResumeError
+from virnucpro.rundir import RunDir
+from virnucpro.status import inspect_run
+
+# Wants each folder that it is told, says whether it got it, and keeps it until it is told so.
+CONTENDER = """
+import sys
+from pathlib import Path
+from virnucpro.errors import OutputError
+from virnucpro.rundir import RunDir
+print("ready", flush=True)
+for line in sys.stdin:
+    try:
+        with RunDir(Path(line.strip())).locked():
+            print("in", flush=True)
+            sys.stdin.readline()
+    except OutputError as error:
+        print(f"out: {error}; {error.hint}", flush=True)
+        sys.stdin.readline()
+"""
+WITHOUT_FLOCK = """
+import errno, fcntl, os
+def flock(*_):
+    raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+fcntl.flock = flock
+"""
+MARK = ".lock.held"
+
+
+class Contender:
+    def __init__(self, environment: dict[str, str]) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", CONTENDER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+
+    def tell(self, line: object = "") -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{line}\n")
+        self.process.stdin.flush()
+
+    def hear(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+
+@pytest.fixture(params=["flock", "no flock"])
+def contend(request, tmp_path, monkeypatch) -> Iterator[Callable[[], Contender]]:
+    """Starts processes; they, and this one, are on a file system with or without locks."""
+    places = list(filter(None, sys.path))
+    if request.param == "no flock":
+        (tmp_path / "site").mkdir()
+        (tmp_path / "site" / "sitecustomize.py").write_text(WITHOUT_FLOCK)
+        places.insert(0, str(tmp_path / "site"))
+        monkeypatch.setattr(fcntl, "flock", no_flock)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
+    with ExitStack() as stack:
+
+        def start() -> Contender:
+            contender = Contender(environment)
+            stack.enter_context(contender.process)
+            stack.callback(contender.process.kill)
+            return contender
+
+        yield start
+
+
+def no_flock(*_: object) -> None:
+    raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+
+@contextmanager
+def held(folder: Path, contend: Callable[[], Contender]) -> Iterator[Contender]:
+    """Another process has the folder; after the block it is killed, and lingers."""
+    contender = contend()
+    assert contender.hear() == "ready"
+    contender.tell(folder)
+    assert contender.hear() == "in"
+    try:
+        yield contender
+    finally:
+        contender.process.kill()
+        os.waitid(os.P_PID, contender.process.pid, os.WEXITED | os.WNOWAIT)
+
+
+def refusal_of(folder: Path) -> OutputError:
+    with pytest.raises(OutputError) as caught, RunDir(folder).locked():
+        pass
+    return caught.value
+
+
+def test_of_many_that_start_at_once_exactly_one_gets_in(contend, tmp_path, chaos_seed):
+    """Into a folder that is new, into one that was left in order, and into one that was not."""
+    with held(tmp_path / "killed", contend):
+        pass
+    contenders = [contend() for _ in range(5)]
+    assert {contender.hear() for contender in contenders} == {"ready"}
+    for number in range(30):
+        folder = tmp_path / f"run{number}"
+        if number % 3 == 1:
+            with RunDir(folder).locked():
+                pass
+        elif number % 3 == 2:
+            shutil.copytree(tmp_path / "killed", folder)
+        for contender in contenders:
+            contender.tell(folder)
+        answers = [contender.hear() for contender in contenders]
+        assert answers.count("in") == 1, (chaos_seed, number, answers)
+        winner = contenders[answers.index("in")].process.pid
+        for answer in answers:
+            assert answer == "in" or f"is using {folder}: process {winner} on" in answer, answer
+        for contender in contenders:
+            contender.tell()
+
+
+def test_a_folder_in_use_is_refused_and_its_holder_named(contend, make_config, tiny, contigs):
+    config = make_config(contigs)
+    run_inline(config, tiny.head)
+    before = {path: path.read_bytes() for path in config.output.rglob("*.*") if path.is_file()}
+    with held(config.output, contend) as holder:
+        for changes in ({"resume": True}, {"force": True}, {}):
+            with pytest.raises(OutputError) as caught:
+                run_inline(make_config(contigs, **changes), tiny.head)
+            named = f"process {holder.process.pid} on {socket.gethostname()} since 20"
+            assert f"another run is using {config.output}: {named}" in str(caught.value)
+            assert "wait for it, or choose another --output-dir" in caught.value.hint
+        assert "complete" in inspect_run(config.output, verify=True).lines[0]
+        locks = {config.output / name for name in (".lock", MARK)}
+        for path in before.keys() - locks:
+            assert path.read_bytes() == before[path]
+        assert refusal_of(config.output)  # looking at it has not freed it
+    run_inline(make_config(contigs, resume=True), tiny.head)
+
+
+def test_a_lock_is_free_at_once_when_its_process_was_killed(contend, tmp_path):
+    for _ in range(2):
+        with held(tmp_path, contend):
+            assert refusal_of(tmp_path)
+        with RunDir(tmp_path).locked():
+            assert refusal_of(tmp_path)
+    assert not (tmp_path / MARK).exists()
+
+
+@pytest.mark.parametrize(
+    ("field", "is_free"), [("host", False), ("boot", True), ("name space", False), ("start", True)]
+)
+def test_a_number_alone_does_not_make_a_process_alive(tmp_path, monkeypatch, field, is_free):
+    """A reboot and a number that was given again free a lock; what cannot be seen does not."""
+    monkeypatch.setattr(fcntl, "flock", no_flock)
+    with RunDir(tmp_path).locked():
+        shown, fields = (tmp_path / MARK).read_text().splitlines()
+    words = fields.split()
+    words[["host", "boot", "name space", "number", "start"].index(field)] = "1"
+    (tmp_path / MARK).write_text(f"{shown}\n{' '.join(words)}\n")
+    if is_free:
+        with RunDir(tmp_path).locked():
+            pass
+    else:
+        error = refusal_of(tmp_path)
+        assert shown in str(error) and f"delete {tmp_path / MARK}" in error.hint
+        (tmp_path / MARK).unlink()
+    with RunDir(tmp_path).locked():
+        pass
+
+
+@pytest.mark.parametrize("name", [MARK, ".lock.breaking"])
+def test_a_lock_that_does_not_say_whose_it_is_can_be_deleted(contend, tmp_path, monkeypatch, name):
+    """A kill between two calls, at worst: it is told what to do."""
+    monkeypatch.setattr(fcntl, "flock", no_flock)
+    with RunDir(tmp_path).locked():
+        dead = (tmp_path / MARK).read_text().replace(f" {os.getpid()} ", " 4194304 ")
+    (tmp_path / MARK).write_text(dead)
+    (tmp_path / name).write_text("")
+    error = refusal_of(tmp_path)
+    assert "did not say its name" in str(error) and f"delete {tmp_path / name}" in error.hint
+    (tmp_path / name).unlink()
+    with RunDir(tmp_path).locked():
+        pass
+
+
+def test_features_are_read_where_files_cannot_be_locked(make_config, tiny, contigs, tmp_path):
+    """HDF5 would lock what it opens: here it cannot, for somebody else has."""
+    config = make_config(contigs, keep_intermediate=True)
+    run_inline(config, tiny.head)
+    shutil.copytree(config.output, tmp_path / "before")
+    with ExitStack() as stack:
+        for path in (*(config.output / "features").iterdir(), config.output / "features.h5"):
+            fcntl.flock(stack.enter_context(path.open("rb")), fcntl.LOCK_EX)
+        assert not inspect_run(config.output, verify=True).n_damaged
+        events = []
+        run_inline(make_config(contigs, resume=True), tiny.head, events.append)
+    assert not any(isinstance(event, ShardDone) for event in events)
+    assert_same_run(config.output, tmp_path / "before")
+
+
+# Another version of the program
+
+
+@pytest.fixture
+def older(make_config, tiny, contigs, tmp_path) -> Path:
+    """A run that another version of the program began, half done."""
+    config = make_config(contigs, keep_intermediate=True)
+    run_inline(config, tiny.head)
+    shutil.copytree(config.output, tmp_path / "before")
+    for path in (config.output / "features").iterdir():
+        read, rest = path.read_bytes(), path
+        assert __version__.encode() in read, rest
+    return config.output
+
+
+def change(run: Path, **facts: object) -> None:
+    stored = json.loads((run / "run.json").read_text())
+    stored["recipe"] |= facts.pop("recipe", {})
+    (run / "run.json").write_text(json.dumps(stored | facts))
+
+
+def test_a_newer_version_goes_on_with_what_an_older_one_embedded(
+    make_config, tiny, contigs, older, tmp_path, monkeypatch
+):
+    """What counts for the numbers is the recipe; the version is told, not compared."""
+    for name in ("store", "rundir", "pipeline"):
+        monkeypatch.setattr(f"virnucpro.{name}.__version__", "99.0.0")
+    (older / "features" / "000001.h5").unlink()
+    events = []
+    run_inline(make_config(contigs, resume=True), tiny.head, events.append)
+    assert [event.shard.index for event in events if isinstance(event, ShardDone)] == [1]
+    assert_same_run(older, tmp_path / "before")
+    versions = []
+    for index in (0, 1):
+        with h5py.File(older / "features" / f"{index:06d}.h5") as h5:
+            versions.append(h5.attrs["virnucpro_version"])
+    assert versions == [__version__, "99.0.0"]
+    assert json.loads((older / "run.json").read_text())["virnucpro_version"] == "99.0.0"
+    with h5py.File(older / "features" / "000000.h5") as h5:
+        name, vector = h5["ids"].asstr()[0], h5["embeddings"][0]
+    assert (vectors(older)[name] == vector).all()
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"recipe": {"shard_format": 99}},
+        {"recipe": {"temperature": 0.5}},
+        {"inputs": [{"path": "a.fa", "blake3": "00", "n_bytes": 1}]},
+    ],
+)
+def test_a_run_of_a_version_that_differs_is_refused_with_both_versions(
+    make_config, tiny, contigs, older, facts
+):
+    change(older, virnucpro_version="99.0.0", **facts)
+    before = {path: path.read_bytes() for path in older.rglob("*.h5")}
+    with pytest.raises(ResumeError) as caught:
+        run_inline(make_config(contigs, resume=True), tiny.head)
+    assert "another version of virnucpro, 99.0.0" in str(caught.value)
+    assert f"this one, {__version__}, cannot" in str(caught.value)
+    assert "finish it with that version" in caught.value.hint
+    assert before == {path: path.read_bytes() for path in older.rglob("*.h5")}
