@@ -11,6 +11,7 @@ import hashlib
 import json
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from itertools import chain
@@ -33,6 +34,7 @@ from virnucpro.translate import chunk_record, orf_nucleotides, translate_six_fra
 
 MAX_RESIDUES = 50_000  # longer than any protein known; attention grows with the square
 _BLOCK_LETTERS = 500_000  # are translated, or looked up, at once
+_SHARDS_AT_ONCE = 256  # are verified
 _STEP_BASES = 2_000_000  # between two reports
 
 
@@ -90,15 +92,18 @@ def make_plan(
     *,
     keep_intermediate: bool,
     on_letters: Callable[[int], None],
+    on_shard: Callable[[int, int], None],
 ) -> Plan:
     """Write the shards, or take over those of an earlier start if they verify.
+
+    ``on_shard`` hears how many of them were verified, and of how many.
 
     Raises:
         InputError: an input is no FASTA, or an id occurs twice.
     """
     if rundir.chunks.exists() or not keep_intermediate:
         plan = _read_plan(rundir, manifest)
-        if plan is not None:
+        if plan is not None and _are_whole(plan.shards, on_shard):
             return plan
     rundir.shards.mkdir(exist_ok=True)
     planner = _Planner(rundir, manifest, keep_intermediate, on_letters)
@@ -260,7 +265,7 @@ def _to_json(plan: Plan, manifest: Manifest) -> dict[str, object]:
 
 
 def _read_plan(rundir: RunDir, manifest: Manifest) -> Plan | None:
-    """The plan of an earlier start, if it is of this run and all its shards are whole."""
+    """The plan of an earlier start, if it is of this run."""
     try:
         stored = json.loads(rundir.plan.read_text())
         if stored["key"] != _key(manifest):
@@ -270,11 +275,24 @@ def _read_plan(rundir: RunDir, manifest: Manifest) -> Plan | None:
             shards = []
             for n_orfs, n_embedded, n_residues, digest in entries:
                 path = rundir.shards / f"{index:06d}.faa"
-                if sha256(path) != digest:
-                    return None
                 shards.append(Shard(index, path, n_orfs, n_embedded, n_residues, digest))
                 index += 1
             found.append(tuple(shards))
         return Plan(tuple(found), Counts(**stored["counts"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def _are_whole(shards: Sequence[Shard], on_shard: Callable[[int, int], None]) -> bool:
+    """Whether the files are those that were written."""
+    with ThreadPoolExecutor() as pool:  # Python's lock is free while a block is hashed
+        for first in range(0, len(shards), _SHARDS_AT_ONCE):
+            on_shard(first, len(shards))
+            some = shards[first : first + _SHARDS_AT_ONCE]
+            digests = pool.map(sha256, [shard.path for shard in some])
+            try:
+                if list(digests) != [shard.sha256 for shard in some]:
+                    return False
+            except OSError:
+                return False
+    return True

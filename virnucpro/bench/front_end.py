@@ -148,7 +148,13 @@ def run_ours(fasta: Path, folder: Path) -> Callable[[], Frames]:
         precision="fp32",
     )
     manifest = Manifest(recipe, tuple(hash_inputs([fasta], lambda _: None)))
-    plan = make_plan(RunDir(folder), manifest, keep_intermediate=False, on_letters=lambda _: None)
+    plan = make_plan(
+        RunDir(folder),
+        manifest,
+        keep_intermediate=False,
+        on_letters=lambda _: None,
+        on_shard=lambda *_: None,
+    )
     orfs = chain.from_iterable(map(read_shard, plan.shards))
     return lambda: [(orf.id, orf.protein) for orf in orfs]
 
