@@ -172,6 +172,8 @@ def no_process_is_left() -> Iterator[None]:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--rounds", type=int, default=2, help="of random kills (default 2)")
     parser.addoption("--chaos-seed", type=int, default=1, help="of the first round")
+    parser.addoption("--records", type=int, default=300_000, help="that are planned (300,000)")
+    parser.addoption("--shards", type=int, default=1_100, help="that are resumed (1,100)")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

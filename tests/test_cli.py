@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from conftest import make_tiny
 
+from virnucpro.esm2.weights import inspect_checkpoint
+
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "contigs.fa"
 ESCAPE = "\x1b"
@@ -269,6 +271,21 @@ def test_the_embedded_model_has_a_name_and_is_listed_first():
     assert lines[-1].startswith("esm2_t48_15B_UR50D")
     assert "encoder id" in virnucpro("models", "info", "esm2_virnucpro").stdout
     assert "is whole" in virnucpro("models", "verify", "esm2_virnucpro").stdout
+
+
+def test_an_imported_model_is_listed_and_used_by_its_name(tiny, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    answer = virnucpro("models", "import", tiny.model, "--name", "mine")
+    assert answer.returncode == 0, answer.stderr
+    (place,) = (tmp_path / "torch").rglob("mine")
+    assert f"mine is at {place}, sha256 {inspect_checkpoint(place).sha256()}" in answer.stdout
+    assert virnucpro("models", "list").stdout.splitlines()[-1].startswith("mine ")
+    found = virnucpro(
+        *("predict", "-i", EXAMPLE, "-o", tmp_path / "run", "--model", "mine"),
+        *("--head", tiny.head_file, "--device", "cpu", "--workers", "1"),
+    )
+    assert found.returncode == 0, found.stderr
+    assert virnucpro("models", "import", tiny.head_file, "--name", "mine").returncode == 69
 
 
 def test_an_error_names_the_file_that_the_user_knows(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -10,11 +11,21 @@ from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
+import torch
+from conftest import random_esm2
 from oracle import make_fair_esm, save_fair_esm
 
-from virnucpro.errors import UnavailableError
-from virnucpro.esm2.download import BASE_URL, PUBLISHED, find_checkpoint, hub_folder
+from virnucpro.errors import OutputError, UnavailableError, UsageError
+from virnucpro.esm2.download import (
+    BASE_URL,
+    PUBLISHED,
+    find_checkpoint,
+    hub_folder,
+    import_checkpoint,
+    imported_names,
+)
 from virnucpro.esm2.model import ESM2Shape
+from virnucpro.esm2.weights import inspect_checkpoint, save_esm2
 
 NAME = "esm2_t6_8M_UR50D"
 SHAPE = ESM2Shape(n_layers=2, dim=160, n_heads=4)  # more than one block of the download
@@ -232,3 +243,73 @@ def test_a_published_name_says_the_layers_and_the_parameters(name, monkeypatch):
 
 def test_the_address_is_that_of_fair_esm():
     assert BASE_URL == "https://dl.fbaipublicfiles.com/fair-esm/models"
+
+
+# Brought by file
+
+
+@pytest.fixture
+def by_file(tmp_path):
+    """Two checkpoints of the same shape and different weights: a ``.pt``, and a folder."""
+    (tmp_path / "brought").mkdir()
+    file = save_fair_esm(make_fair_esm(SHAPE), tmp_path / "brought" / "mine.pt")
+    folder = tmp_path / "brought" / "yours"
+    save_esm2(folder, random_esm2(SHAPE, seed=1))
+    (folder / "pytorch_model.bin").write_bytes(b"may carry code")
+    return {"file": file, "folder": folder}
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+@pytest.mark.parametrize("name", [NAME, "my.model-1"])
+def test_an_imported_model_is_found_by_its_name_with_every_bit(by_file, kind, name):
+    source = inspect_checkpoint(by_file[kind])
+    digest = source.sha256()
+    imported = import_checkpoint(source.path, name, force=False)
+    assert import_checkpoint(source.path, name, force=False).path == imported.path
+    shutil.rmtree(source.path.parent)
+    found = find_checkpoint(name)
+    assert (found.path, found.sha256()) == (imported.path, digest)
+    assert (found.name, found.encoder_id) == (name, source.encoder_id)
+    assert (name in imported_names()) == (name != NAME)
+    assert not [path for path in found.path.parent.rglob("*") if path.suffix in (".tmp", ".bin")]
+
+
+def test_another_model_of_that_name_is_replaced_only_with_force(by_file):
+    before = import_checkpoint(by_file["file"], "ours", force=False)
+    with pytest.raises(OutputError, match="another model is called ours") as caught:
+        import_checkpoint(by_file["folder"], "ours", force=False)
+    assert "--force" in caught.value.hint
+    assert find_checkpoint("ours") == before
+    for kind in ("folder", "file", "folder"):
+        imported = import_checkpoint(by_file[kind], "ours", force=True)
+        assert imported.sha256() == inspect_checkpoint(by_file[kind]).sha256()
+        assert find_checkpoint("ours") == imported
+        assert imported_names() == ["ours"]
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", "", "-rf", ".hidden", "x.pt", "esm2_virnucpro"])
+def test_what_can_be_no_name_is_refused(by_file, name):
+    with pytest.raises(UsageError, match="cannot be the name"):
+        import_checkpoint(by_file["file"], name, force=False)
+
+
+def test_a_model_of_another_shape_does_not_get_a_published_name(by_file):
+    with pytest.raises(UnavailableError, match="is not esm2_t12_35M_UR50D"):
+        import_checkpoint(by_file["file"], "esm2_t12_35M_UR50D", force=False)
+    assert not hub_folder().exists()
+
+
+class Payload:
+    def __init__(self, path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return open, (str(self.path), "w")
+
+
+def test_a_file_that_carries_code_is_not_imported_and_the_code_not_run(tmp_path):
+    torch.save({"model": {"x": Payload(tmp_path / "ran")}}, tmp_path / "bad.pt")
+    with pytest.raises(UnavailableError, match="holds more than tensors"):
+        import_checkpoint(tmp_path / "bad.pt", "bad", force=False)
+    assert not (tmp_path / "ran").exists()
+    assert imported_names() == []

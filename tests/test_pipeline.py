@@ -19,7 +19,8 @@ from virnucpro import __version__, scoring
 from virnucpro.calls import score_record
 from virnucpro.composition import frame_bases
 from virnucpro.engine.events import EmbeddingStarted, ShardDone
-from virnucpro.errors import InputError, OutputError, ResumeError, UsageError
+from virnucpro.engine.executor import InlineExecutor
+from virnucpro.errors import FeatureFileError, InputError, OutputError, ResumeError, UsageError
 from virnucpro.fasta import read_fasta
 from virnucpro.rundir import RunDir
 from virnucpro.status import inspect_run
@@ -166,8 +167,34 @@ def test_resume_embeds_only_what_is_missing_or_not_whole(make_config, tiny, cont
     events = []
     resumed = make_config(contigs, output=config.output, resume=True)
     run_inline(resumed, tiny.head, events.append)
-    assert done_shards(events) == [1, 2, 3, 4]
+    assert done_shards(events) == [1, 3, 4, 2]  # what is damaged within, the tables find
     assert_same_run(config.output, tmp_path / "before")
+
+
+class FailingDisk(InlineExecutor):
+    """After every run, a byte of the first feature file is another."""
+
+    def run(self, shards, job):
+        yield from super().run(shards, job)
+        path = job.features / "000000.h5"
+        content = bytearray(path.read_bytes())
+        content[1000] ^= 1
+        path.write_bytes(content)
+
+
+def test_a_file_damaged_while_the_run_goes_on_is_made_again_but_not_for_ever(
+    make_config, tiny, contigs, tmp_path
+):
+    whole = make_config(contigs, output=tmp_path / "whole")
+    run_inline(whole, tiny.head)
+    config, events = make_config(contigs), []
+    with pytest.raises(FeatureFileError, match="is not whole") as caught:
+        run_inline(config, tiny.head, events.append, FailingDisk())
+    assert done_shards(events) == [*range(7), 0]
+    assert "--resume" in caught.value.hint
+    assert not (config.output / "predictions.tsv").exists()
+    run_inline(make_config(contigs, resume=True), tiny.head)
+    assert_same_run(config.output, whole.output)
 
 
 def test_a_finished_run_is_not_run_again(make_config, tiny, contigs):

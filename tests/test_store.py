@@ -21,7 +21,14 @@ from virnucpro import __version__
 from virnucpro.errors import FeatureFileError, OutputError, StorageError
 from virnucpro.files import atomic, sweep
 from virnucpro.records import Embeddings, Failure
-from virnucpro.store import read_embeddings, save_npz, save_pt, write_embeddings, write_index
+from virnucpro.store import (
+    read_embeddings,
+    read_label,
+    save_npz,
+    save_pt,
+    write_embeddings,
+    write_index,
+)
 
 ATTRIBUTES: dict[str, str | int] = {
     "model": "esm2_t6_8M_UR50D",
@@ -237,6 +244,24 @@ def test_damage_anywhere_is_refused_or_harmless_and_never_hangs(
     tried = path.with_suffix(".tried").read_text()
     assert not hung, f"reading hangs on a damaged file: {tried}"
     assert survey.exitcode == 0, tried
+
+
+def test_a_truncated_file_is_refused_by_its_last_bytes(path: Path) -> None:
+    write_embeddings(path, make_embeddings(7, n_failures=1), ATTRIBUTES)
+    content = path.read_bytes()
+    assert read_label(path, ATTRIBUTES).failed_records == ["contig_bad0"]
+    for length, _ in truncations(content):
+        path.write_bytes(content[:length])
+        with pytest.raises(FeatureFileError, match="is not whole"):
+            read_label(path, ATTRIBUTES)
+
+
+def test_a_file_that_lost_a_block_in_its_middle_is_refused_by_its_last_bytes(path: Path) -> None:
+    write_embeddings(path, make_embeddings(7), ATTRIBUTES)
+    content = path.read_bytes()
+    path.write_bytes(content[:512] + content[1024:])
+    with pytest.raises(FeatureFileError, match=r"its content has \d+ bytes of \d+"):
+        read_label(path, ATTRIBUTES)
 
 
 # Interrupted writes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
 import io
 import os
 import pickle
@@ -28,8 +27,13 @@ from virnucpro.esm2.converted import convert, find_converted, open_esm2
 from virnucpro.esm2.weights import inspect_checkpoint
 from virnucpro.records import Embeddings
 from virnucpro.request import Options, resolve
-from virnucpro.store import check_index, read_embeddings, write_embeddings
-from virnucpro.training.config_file import read_config
+from virnucpro.store import (
+    check_index,
+    read_embeddings,
+    read_label,
+    with_label,
+    write_embeddings,
+)
 
 
 class Payload:
@@ -206,14 +210,18 @@ def secret(tmp_path: Path) -> Path:
 
 
 def forge(path: Path, change: Callable[[h5py.File], None]) -> None:
-    """A feature file with a right seal, changed in one thing."""
+    """A feature file with a right label, changed in one thing."""
     good = Embeddings(("a",), np.ones(1, dtype=np.int32), np.ones((1, 4), dtype=np.float32))
     write_embeddings(path, good, ATTRIBUTES)
-    path.write_bytes(path.read_bytes()[:-32])
+    change_content(path, change)
+
+
+def change_content(path: Path, change: Callable[[h5py.File], None]) -> None:
+    label = read_label(path, {})
+    path.write_bytes(path.read_bytes()[: label.n_bytes])
     with h5py.File(path, "r+") as h5:
         change(h5)
-    content = path.read_bytes()
-    path.write_bytes(content + hashlib.sha256(content).digest())
+    path.write_bytes(with_label(path.read_bytes(), label.attributes))
 
 
 def external_link(h5: h5py.File, secret: Path, name: str) -> None:
@@ -301,15 +309,9 @@ def test_a_run_folder_from_somebody_else_is_mended_not_believed(
     run_inline(config, tiny.head)
     before, path = tables(config.output), config.output / "features" / "000000.h5"
     other = tmp_path / "other.h5"
-    content = path.read_bytes()[:-32]
-    for copy in (path, other):
-        copy.write_bytes(content)
-    with h5py.File(other, "r+") as h5:
-        h5["embeddings"][:] = -h5["embeddings"][:]
-    with h5py.File(path, "r+") as h5:
-        virtual_dataset(h5, other, "embeddings")
-    content = path.read_bytes()
-    path.write_bytes(content + hashlib.sha256(content).digest())
+    other.write_bytes(path.read_bytes())
+    change_content(other, lambda h5: h5["embeddings"].write_direct(-h5["embeddings"][:]))
+    change_content(path, lambda h5: virtual_dataset(h5, other, "embeddings"))
     summary = run_inline(replace(config, resume=True), tiny.head)
     assert summary.n_tokens > 0
     assert tables(config.output) == before

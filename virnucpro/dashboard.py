@@ -79,6 +79,8 @@ class Progressing:
                 self.stage = event
             case EmbeddingStarted(pending=pending, n_done_before=before):
                 self.stage = None
+                self.devices = {}
+                self.n_failed = self.n_failed_shards = self.n_failed_tokens = 0
                 self.n_shards, self.n_before = before + len(pending), before
                 self.n_tokens = sum(map(_tokens_of, pending))
                 self.embedding_since = time.monotonic()

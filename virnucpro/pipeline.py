@@ -9,7 +9,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -47,7 +47,7 @@ from virnucpro.plan import Plan, find_plan, make_plan
 from virnucpro.records import STATUSES, Shard, Status
 from virnucpro.results import Results, Tally, copies_file
 from virnucpro.rundir import Manifest, RunDir, check_same_recipe
-from virnucpro.store import Attributes, read_embeddings
+from virnucpro.store import Attributes, read_embeddings, read_label
 
 STAGES = ("reading", "embedding", "writing tables")
 STARTING = "starting workers"  # is part of embedding
@@ -118,7 +118,8 @@ class Summary:
     def stage(self, name: str) -> Iterator[None]:
         started = time.monotonic()
         yield
-        self.seconds[name] = round(time.monotonic() - started, 3)
+        seconds = self.seconds.get(name, 0.0) + time.monotonic() - started
+        self.seconds[name] = round(seconds, 3)
 
 
 def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEvent) -> Summary:
@@ -145,26 +146,26 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
             warn_of_input(plan, manifest)
             count_repeats(plan, summary)
         job = make_job(config, rundir, manifest)
-        with summary.stage(STAGES[1]):
-            try:
-                lost = embed(plan, job, manifest, executor, on_event, summary)
-            finally:
-                rundir.sweep()  # what workers that died, or were stopped, were writing
-        with summary.stage(STAGES[2]):
-            results = Results(
-                rundir=rundir,
-                manifest=manifest,
-                plan=plan,
-                job=job,
-                head=head,
-                lost=lost,
-                feature_format=config.feature_format,
-                check_inputs=lambda: check_unchanged_since(manifest.inputs, started_ns),
-                on_shard=lambda done: on_event(
-                    Progress("writing tables", done + 1, len(plan.shards), "shards")
-                ),
-            )
-            tally = results.write()
+        n_shards = len(plan.shards)
+        results = Results(
+            rundir=rundir,
+            manifest=manifest,
+            plan=plan,
+            job=job,
+            head=head,
+            lost={},
+            feature_format=config.feature_format,
+            check_inputs=lambda: check_unchanged_since(manifest.inputs, started_ns),
+            on_shard=lambda done: on_event(
+                Progress("writing tables", done + 1, n_shards, "shards")
+            ),
+        )
+        try:
+            tally = complete(results, executor, on_event, summary)
+        except FeatureFileError as error:
+            LOGGER.warning("%s; every feature file is read now, and made again if need be", error)
+            discard_damaged(plan, job, on_event)
+            tally = complete(results, executor, on_event, summary)
         close_run(config, rundir, manifest, summary, tally)
         for line in summary.lines(config.output):
             LOGGER.info("%s", line)
@@ -214,7 +215,14 @@ def plan_run(
     """
     keep, facts = config.keep_intermediate, {**_facts(config), "state": "unfinished"}
     if recorded is not None:
-        found = find_plan(rundir, manifest, keep_intermediate=keep)
+        found = find_plan(
+            rundir,
+            manifest,
+            keep_intermediate=keep,
+            on_shard=lambda done, total: on_event(
+                Progress("checking shards", done, total, "shards")
+            ),
+        )
         if found is not None:
             rundir.write_manifest(manifest, facts)
             return found
@@ -268,6 +276,21 @@ def make_job(config: RunConfig, rundir: RunDir, manifest: Manifest) -> Job:
     )
 
 
+def complete(results: Results, executor: Executor, on_event: OnEvent, summary: Summary) -> Tally:
+    """Embed what is not done yet, and make the tables of all.
+
+    Raises:
+        FeatureFileError: a file that looked finished is damaged within.
+    """
+    with summary.stage(STAGES[1]):
+        try:
+            lost = embed(results.plan, results.job, results.manifest, executor, on_event, summary)
+        finally:
+            results.rundir.sweep()  # what workers that died, or were stopped, were writing
+    with summary.stage(STAGES[2]):
+        return replace(results, lost=lost).write()
+
+
 def embed(
     plan: Plan,
     job: Job,
@@ -301,20 +324,21 @@ def embed(
 
 
 def find_pending(plan: Plan, job: Job, replaced: frozenset[str], on_event: OnEvent) -> list[Shard]:
-    """The shards without a whole feature file, or that owe more than what was given anew.
+    """The shards without a feature file, or that owe more than what was given anew.
 
-    What was given anew is still owed if a copy of it is.
+    Files are known by their labels: what is damaged within is found when the tables read it. What
+    was given anew is still owed if a copy of it is.
     """
-    pending, settled = [], []
-    for done, shard in enumerate(plan.shards):
-        on_event(Progress("checking finished shards", done, len(plan.shards), "shards"))
+    pending, settled, shards = [], [], plan.shards
+    for done, shard in enumerate(shards):
+        on_event(Progress("checking finished shards", done, len(shards), "shards"))
         failed = failed_records(job.feature_file(shard), job.attributes_of(shard))
         if failed is None or not failed <= replaced:
             pending.append(shard)
         elif failed:
             settled.append(shard)
     if settled:
-        with_copies = [shard for shard in plan.shards if shard.n_orfs > shard.n_embedded]
+        with_copies = [shard for shard in shards if shard.n_orfs > shard.n_embedded]
         of_copies = [failed_records(*copies_file(job, shard)) for shard in with_copies]
         if any(failed is None or not failed <= replaced for failed in of_copies):
             pending = sorted([*pending, *settled], key=lambda shard: shard.index)
@@ -322,17 +346,33 @@ def find_pending(plan: Plan, job: Job, replaced: frozenset[str], on_event: OnEve
 
 
 def failed_records(path: Path, attributes: Attributes) -> set[str] | None:
-    """The records of which a feature file holds failures; None without a whole file."""
+    """The records of which a feature file holds failures; None without a complete file."""
     if not path.exists():
         return None
     try:
-        embeddings = read_embeddings(path, attributes)
+        return set(read_label(path, attributes).failed_records)
     except FeatureFileError as error:
-        LOGGER.warning("%s; it is made again", error)
-        with writing(path):
-            path.unlink()
+        _discard(path, error)
         return None
-    return {failure.record_id for failure in embeddings.failures}
+
+
+def discard_damaged(plan: Plan, job: Job, on_event: OnEvent) -> None:
+    """Delete the feature files that are not as they were written, to the last bit."""
+    shards = plan.shards
+    for done, shard in enumerate(shards):
+        on_event(Progress("reading every feature file", done, len(shards), "shards"))
+        path = job.feature_file(shard)
+        try:
+            if path.exists():
+                read_embeddings(path, job.attributes_of(shard))
+        except FeatureFileError as error:
+            _discard(path, error)
+
+
+def _discard(path: Path, error: FeatureFileError) -> None:
+    LOGGER.warning("%s; it is made again", error)
+    with writing(path):
+        path.unlink()
 
 
 def close_run(

@@ -11,6 +11,7 @@ import hashlib
 import json
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
@@ -32,6 +33,7 @@ from virnucpro.translate import chunk_record, orf_nucleotides, translate_six_fra
 
 MAX_RESIDUES = 50_000  # longer than any protein known; attention grows with the square
 _BLOCK_LETTERS = 500_000  # are translated, or looked up, at once
+_SHARDS_AT_ONCE = 256  # are verified
 _STEP_BASES = 2_000_000  # between two reports
 
 
@@ -254,10 +256,24 @@ def _to_json(plan: Plan, manifest: Manifest) -> dict[str, object]:
     }
 
 
-def find_plan(rundir: RunDir, manifest: Manifest, *, keep_intermediate: bool) -> Plan | None:
-    """The plan of an earlier start, if it is of this run and all its files are whole."""
+def find_plan(
+    rundir: RunDir,
+    manifest: Manifest,
+    *,
+    keep_intermediate: bool,
+    on_shard: Callable[[int, int], None],
+) -> Plan | None:
+    """The plan of an earlier start, if it is of this run and all its files are whole.
+
+    ``on_shard`` hears how many of them were read, and of how many.
+    """
     if keep_intermediate and not rundir.chunks.exists():
         return None
+    plan = _read_plan(rundir, manifest)
+    return plan if plan is not None and _are_whole(plan.shards, on_shard) else None
+
+
+def _read_plan(rundir: RunDir, manifest: Manifest) -> Plan | None:
     try:
         stored = json.loads(rundir.plan.read_text())
         if stored["key"] != _key(manifest):
@@ -267,11 +283,24 @@ def find_plan(rundir: RunDir, manifest: Manifest, *, keep_intermediate: bool) ->
             shards = []
             for n_orfs, n_embedded, n_residues, digest in entries:
                 path = rundir.shards / f"{index:06d}.faa"
-                if sha256(path) != digest:
-                    return None
                 shards.append(Shard(index, path, n_orfs, n_embedded, n_residues, digest))
                 index += 1
             found.append(tuple(shards))
         return Plan(tuple(found), Counts(**stored["counts"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def _are_whole(shards: Sequence[Shard], on_shard: Callable[[int, int], None]) -> bool:
+    """Whether the files are those that were written."""
+    with ThreadPoolExecutor() as pool:  # Python's lock is free while a block is hashed
+        for first in range(0, len(shards), _SHARDS_AT_ONCE):
+            on_shard(first, len(shards))
+            some = shards[first : first + _SHARDS_AT_ONCE]
+            digests = pool.map(sha256, [shard.path for shard in some])
+            try:
+                if list(digests) != [shard.sha256 for shard in some]:
+                    return False
+            except OSError:
+                return False
+    return True

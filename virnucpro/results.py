@@ -29,12 +29,12 @@ from virnucpro.calls import (
 )
 from virnucpro.config import FeatureFormat
 from virnucpro.engine.worker import Job
-from virnucpro.errors import FeatureFileError, InputError, StorageError
+from virnucpro.errors import InputError
 from virnucpro.fasta import write_record
 from virnucpro.files import atomic, open_table
 from virnucpro.head import Head
 from virnucpro.inputs import InputFile, generations
-from virnucpro.log import printable
+from virnucpro.log import announce, printable
 from virnucpro.plan import Plan, count_chunks, screen
 from virnucpro.records import Call, Embeddings, FastaRecord, Orf, Prediction, Shard, Status
 from virnucpro.repeats import Originals
@@ -42,6 +42,7 @@ from virnucpro.rundir import COPIES, Manifest, RunDir
 from virnucpro.scoring import Frame, Outcome, input_changed, predict_records
 from virnucpro.shards import read_shard
 from virnucpro.store import (
+    MAX_PARTS,
     Attributes,
     read_embeddings,
     save_npz,
@@ -60,12 +61,19 @@ class Tally:
     n_viral: int = 0
     n_frames: int = 0
     failed_shards: dict[str, str] = field(default_factory=dict)  # path -> error
+    n_parts: int = 0  # feature files with vectors
     parts: list[tuple[Path, NDArray[np.bool_]]] = field(default_factory=list)  # of features.h5
 
     def add(self, call: Call) -> None:
         self.statuses[call.status] += 1
         self.n_viral += call.is_virus
         self.n_frames += call.n_frames_scored
+
+    def add_part(self, path: Path, shown: NDArray[np.bool_]) -> None:
+        """Remember a feature file, if there may be an index over so many."""
+        self.n_parts += 1
+        if self.n_parts <= MAX_PARTS:
+            self.parts.append((path, shown))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,15 +94,8 @@ class Results:
         """
         Raises:
             InputError: an input changed while the run went on.
-            StorageError: a feature file changed while the run went on.
+            FeatureFileError: a feature file is not whole.
         """
-        try:
-            return self._write()
-        except FeatureFileError as error:
-            hint = "it changed while the run went on; the next start makes it again"
-            raise StorageError(str(error), hint) from error
-
-    def _write(self) -> Tally:
         tally = Tally()
         rundir, recipe = self.rundir, self.manifest.recipe
         with ExitStack() as stack:
@@ -120,8 +121,20 @@ class Results:
         with _optional_table(rundir.failed_files) as listing:
             for path, error in sorted(tally.failed_shards.items()):
                 listing().write(f"{path}|embed|{error}\n")
-        write_index(rundir.feature_index, tally.parts, recipe.pooling == "none")
+        self.write_index(tally)
         return tally
+
+    def write_index(self, tally: Tally) -> None:
+        """``features.h5``, unless it would hold more than its readers can open."""
+        index = self.rundir.feature_index
+        if tally.n_parts <= MAX_PARTS:
+            write_index(index, tally.parts, self.manifest.recipe.pooling == "none")
+            return
+        index.unlink(missing_ok=True)
+        announce(
+            f"no {index.name}: HDF5 cannot join {tally.n_parts:,} files ({MAX_PARTS:,} at most); "
+            f"read those in {printable(self.rundir.features)} one by one"
+        )
 
     def call(self, record: FastaRecord, predictions: list[Prediction]) -> Call:
         recipe, length = self.manifest.recipe, len(record.sequence)
@@ -199,7 +212,7 @@ class Results:
             if self.head is not None:
                 vectors |= zip(embeddings.ids, embeddings.vectors, strict=True)
             shown = np.array([orf_id not in unseen for orf_id in embeddings.ids], dtype=np.bool_)
-            tally.parts.append((path, shown))
+            tally.add_part(path, shown)
         owed = [orf.id for orf in orfs if orf.id in reasons and orf.id not in unseen]
         if owed:
             first = printable(f"{owed[0]}: {reasons[owed[0]]}").replace("|", "/")

@@ -1,17 +1,25 @@
 """Embeddings on disk: one HDF5 file per shard, which exists only when it is whole.
 
 A file is built in memory, written with one plain write, synced, read back and renamed: HDF5's
-own writing is not safe on a full disk. Its attributes say what made it, so that a file of
-another recipe or another shard is never taken for this one's. Behind the HDF5 content, where
-its readers do not look, stands the SHA-256 of it (32 bytes).
+own writing is not safe on a full disk. Behind the HDF5 content, where its readers do not look,
+stands a label, and behind it the label's own SHA-256 and length. The label says what made the
+file, so that one of another recipe or another shard is never taken for this one's, and gives
+length and SHA-256 of the content. So ``read_label`` tells by a file's last bytes, whatever its
+size, whose it is and that it is complete; ``read_embeddings`` tells that each bit is as it was
+written.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
+import json
+import os
+import struct
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import h5py
 import numpy as np
@@ -24,7 +32,10 @@ from virnucpro.files import atomic, sha256
 from virnucpro.log import printable
 from virnucpro.records import Embeddings, Failure
 
-_SEAL_BYTES = 32
+# an index opens all its parts at once, and reads those over the limit of open files, which is
+# usually 1,024, as NaN and empty ids; HDF5 says nothing
+MAX_PARTS = 1000
+_SEAL = struct.Struct("<32sI")  # of the label: its SHA-256 and its length
 _BLOCK = 1 << 20
 OF_ONE_FILE = ("shard_sha256", "copies")  # attributes that a file over many does not have
 
@@ -34,18 +45,28 @@ _DAMAGE = (OSError, LookupError, ValueError, TypeError, RuntimeError, AttributeE
 Attributes = Mapping[str, str | int]
 
 
+@dataclass(frozen=True, slots=True)
+class Label:
+    """What a feature file says of itself."""
+
+    attributes: Attributes
+    failed_records: Sequence[str]
+    n_bytes: int  # of the HDF5 content
+    sha256: str  # of that
+
+
 def write_embeddings(path: Path, embeddings: Embeddings, attributes: Attributes) -> None:
     """Write one file: ``ids``, ``lengths``, ``embeddings``, and what failed.
 
     Beside its attributes stands the version of the program, which no reader asks for: what counts
     for the numbers is the recipe.
     """
-    _write(path, _sealed(embeddings, attributes), attributes)
+    _write(path, _labelled(embeddings, attributes), attributes)
 
 
 def update_embeddings(path: Path, embeddings: Embeddings, attributes: Attributes) -> None:
     """Write one file, unless it is there with the same content, to the last bit."""
-    content = _sealed(embeddings, attributes)
+    content = _labelled(embeddings, attributes)
     if not path.is_file() or sha256(path) != hashlib.sha256(content).hexdigest():
         _write(path, content, attributes)
 
@@ -62,9 +83,16 @@ def _write(path: Path, content: bytes, attributes: Attributes) -> None:
             ) from error
 
 
-def _sealed(embeddings: Embeddings, attributes: Attributes) -> bytes:
-    content = _to_hdf5(embeddings, attributes)
-    return content + hashlib.sha256(content).digest()
+def _labelled(embeddings: Embeddings, attributes: Attributes) -> bytes:
+    failed_records = list(dict.fromkeys(failure.record_id for failure in embeddings.failures))
+    return with_label(_to_hdf5(embeddings, attributes), attributes, failed_records)
+
+
+def with_label(content: bytes, attributes: Attributes, failed_records: Sequence[str] = ()) -> bytes:
+    """A feature file: HDF5, its label, and what tells where that begins and that it is whole."""
+    digest = hashlib.sha256(content).hexdigest()
+    label = json.dumps(asdict(Label(attributes, failed_records, len(content), digest))).encode()
+    return content + label + _SEAL.pack(hashlib.sha256(label).digest(), len(label))
 
 
 def _to_hdf5(embeddings: Embeddings, attributes: Attributes) -> bytes:
@@ -87,21 +115,53 @@ def open_features(path: Path) -> h5py.File:
     return h5py.File(path, "r", locking=False)
 
 
+def read_label(path: Path, attributes: Attributes) -> Label:
+    """Verify, by its last bytes, that a file is complete and has the attributes it must have.
+
+    Raises:
+        FeatureFileError: it is missing, cut short, or of another recipe or shard.
+    """
+    try:
+        if not path.is_file():  # a pipe would never end
+            raise ValueError("it is no file")
+        with path.open("rb") as handle:
+            end = handle.seek(0, os.SEEK_END) - _SEAL.size
+            if end < 0:
+                raise ValueError("it is cut short")
+            handle.seek(end)
+            digest, n_bytes = _SEAL.unpack(handle.read())
+            start = handle.seek(max(0, end - n_bytes))
+            text = handle.read(min(n_bytes, end))
+        if hashlib.sha256(text).digest() != digest:
+            raise ValueError("it has no label at its end")
+        label = Label(**json.loads(text))
+        if label.n_bytes != start:
+            raise ValueError(f"its content has {start} bytes of {label.n_bytes}")
+    except _DAMAGE as error:
+        raise _not_whole(path, error) from error
+    for name, value in attributes.items():
+        if (found := label.attributes.get(name)) != value:
+            raise FeatureFileError(
+                f"{printable(path)} has {name} {printable(found)}, not {printable(value)}"
+            )
+    return label
+
+
 def read_embeddings(path: Path, attributes: Attributes) -> Embeddings:
     """Read one file and verify it, to the last bit, against the attributes it must have.
 
     Raises:
         FeatureFileError: it is missing, damaged, or of another recipe or shard.
     """
+    label = read_label(path, attributes)
     try:
-        _check_seal(path)
+        _check_content(path, label)
         with open_features(path) as h5:
-            found = dict(h5.attrs)
-            embeddings = Embeddings(
+            return Embeddings(
                 ids=_strings(_own(h5, "ids")),
                 lengths=_own(h5, "lengths")[:],
                 vectors=_own(h5, "embeddings")[:],
-                per_residue=found.get("pooling") == "none",
+                per_residue=label.attributes.get("pooling") == "none",
                 failures=tuple(
                     Failure(*values)
                     for values in zip(
@@ -111,13 +171,14 @@ def read_embeddings(path: Path, attributes: Attributes) -> Embeddings:
                 ),
             )
     except _DAMAGE as error:
-        raise FeatureFileError(f"{printable(path)} is not whole: {printable(error)}") from error
-    for name, value in attributes.items():
-        if found.get(name) != value:
-            raise FeatureFileError(
-                f"{printable(path)} has {name} {printable(found.get(name))}, not {value}"
-            )
-    return embeddings
+        raise _not_whole(path, error) from error
+
+
+def _not_whole(path: Path, error: Exception) -> FeatureFileError:
+    return FeatureFileError(
+        f"{printable(path)} is not whole: {printable(error)}",
+        hint="check the disk, and run the same command with --resume: it is made again",
+    )
 
 
 def read_rows(path: Path, places: Sequence[int], per_residue: bool) -> list[NDArray[np.float32]]:
@@ -136,7 +197,7 @@ def read_rows(path: Path, places: Sequence[int], per_residue: bool) -> list[NDAr
             bounds = np.concatenate([[0], np.cumsum(h5["lengths"][:])])
             return [rows[bounds[i] : bounds[i + 1]] for i in places]
     except _DAMAGE as error:
-        raise FeatureFileError(f"{printable(path)} is not whole: {printable(error)}") from error
+        raise _not_whole(path, error) from error
 
 
 def _own(h5: h5py.File, name: str) -> h5py.Dataset:
@@ -155,20 +216,26 @@ def _strings(dataset: h5py.Dataset) -> tuple[str, ...]:
     return tuple(dataset.asstr()[:])
 
 
-def _check_seal(path: Path) -> None:
+def _check_content(path: Path, label: Label) -> None:
     """Raise ValueError for a file that is not as it was written.
 
     HDF5 must not see a damaged file: on some flipped bits it loops for ever.
     """
-    if not path.is_file():  # a pipe would never end
-        raise ValueError("it is no file")
-    digest, left = hashlib.sha256(), path.stat().st_size - _SEAL_BYTES
+    digest, left = hashlib.sha256(), label.n_bytes
     with path.open("rb") as handle:
         while left > 0 and (block := handle.read(min(left, _BLOCK))):
             digest.update(block)
             left -= len(block)
-        if left or handle.read() != digest.digest():
-            raise ValueError("its content has another hash")
+    if left or digest.hexdigest() != label.sha256:
+        raise ValueError("its content has another hash")
+
+
+class _Piece(NamedTuple):
+    """Neighbouring rows of one part."""
+
+    part: str  # relative path
+    n_rows: int  # of the whole part
+    rows: slice
 
 
 def write_index(
@@ -176,12 +243,11 @@ def write_index(
 ) -> None:
     """Write one HDF5 file whose ``ids``, ``lengths`` and ``embeddings`` are those of many.
 
-    The datasets are virtual and name the parts by relative paths, so that the folder can be
-    moved. Each part comes with a mask of the ORFs to show.
+    The datasets are virtual and name the parts, ``MAX_PARTS`` at most, by relative paths, so that
+    the folder can be moved. Each part comes with a mask of the ORFs to show.
     """
-    sources: dict[str, list[tuple[h5py.VirtualSource, slice]]] = {
-        name: [] for name in ("ids", "lengths", "embeddings")
-    }
+    assert len(parts) <= MAX_PARTS, "readers cannot open so many"
+    pieces: dict[str, list[_Piece]] = {name: [] for name in ("ids", "lengths", "embeddings")}
     # row shape and type of each; without any part there is nothing but their names
     kinds: dict[str, tuple[tuple[int, ...], np.dtype[np.generic]]] = {
         "ids": ((), h5py.string_dtype("utf-8")),
@@ -190,24 +256,27 @@ def write_index(
     }
     attributes: dict[str, object] = {}
     for part, shown in parts:
+        name_of_part = part.relative_to(path.parent).as_posix()
         with open_features(part) as h5:
             attributes = attributes or dict(h5.attrs)
             bounds = np.arange(len(shown) + 1)
             rows = np.concatenate([[0], np.cumsum(h5["lengths"][:])]) if per_residue else bounds
-            for name, found in sources.items():
+            for name, found in pieces.items():
                 kinds[name] = (h5[name].shape[1:], h5[name].dtype)
-                source = h5py.VirtualSource(h5[name])
-                source.path = part.relative_to(path.parent).as_posix()
                 where = rows if name == "embeddings" else bounds
-                found += [(source, slice(int(where[a]), int(where[b]))) for a, b in _runs(shown)]
+                n_rows = int(where[-1])
+                found += [
+                    _Piece(name_of_part, n_rows, slice(int(where[a]), int(where[b])))
+                    for a, b in _runs(shown)
+                ]
     for name in OF_ONE_FILE:
         attributes.pop(name, None)
-    shown_parts = list(dict.fromkeys(source.path for source, _ in sources["ids"]))
+    shown_parts = list(dict.fromkeys(piece.part for piece in pieces["ids"]))
     attributes["parts_sha256"] = _hash_of_parts(path.parent, shown_parts)
     with h5py.File("memory", "w", driver="core", backing_store=False, libver="v110") as h5:
         h5.attrs.update(attributes)
         for name, (row_shape, kind) in kinds.items():
-            layout = _lay_out(sources[name], row_shape, kind)
+            layout = _lay_out(name, pieces[name], row_shape, kind)
             # rows of a part that is gone must not read as zeros
             h5.create_virtual_dataset(name, layout, np.nan if name == "embeddings" else None)
         h5.flush()
@@ -238,30 +307,32 @@ def check_index(path: Path) -> None:
         if _hash_of_parts(path.parent, parts) != written_for:
             raise FeatureFileError(f"{printable(path)} was written for other files")
     except _DAMAGE as error:
-        raise FeatureFileError(f"{printable(path)} is not whole: {printable(error)}") from error
+        raise _not_whole(path, error) from error
 
 
 def _hash_of_parts(folder: Path, parts: Sequence[str]) -> str:
     """Of what each says of itself: its shard, and whether it holds copies."""
     digest = hashlib.sha256()
     for part in parts:
-        with open_features(folder / part) as h5:
-            digest.update(repr([str(h5.attrs.get(name)) for name in OF_ONE_FILE]).encode())
+        attributes = read_label(folder / part, {}).attributes
+        digest.update(repr([str(attributes.get(name)) for name in OF_ONE_FILE]).encode())
     return digest.hexdigest()
 
 
 def _lay_out(
-    pieces: Sequence[tuple[h5py.VirtualSource, slice]],
+    name: str,
+    pieces: Sequence[_Piece],
     row_shape: tuple[int, ...],
     kind: np.dtype[np.generic],
 ) -> h5py.VirtualLayout:
-    n_rows = sum(piece.stop - piece.start for _, piece in pieces)
+    n_rows = sum(piece.rows.stop - piece.rows.start for piece in pieces)
     layout = h5py.VirtualLayout((n_rows, *row_shape), kind)
     layout.dcpl.set_obj_track_times(False)  # the same content gives the same bytes
     first = 0
-    for source, piece in pieces:
-        last = first + piece.stop - piece.start
-        layout[first:last] = source[piece]
+    for piece in pieces:
+        last = first + piece.rows.stop - piece.rows.start
+        source = h5py.VirtualSource(piece.part, name, (piece.n_rows, *row_shape), kind)
+        layout[first:last] = source[piece.rows]
         first = last
     return layout
 

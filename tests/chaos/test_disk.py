@@ -448,21 +448,34 @@ def test_a_damaged_run_json_is_named_and_nothing_is_touched(make, tiny, undistur
 
 
 @pytest.mark.parametrize("harm", ["gone", "flipped"])
-@pytest.mark.parametrize("name", ["shards/000002.faa", "features/000000.h5"])
-def test_what_is_damaged_while_the_run_goes_on_is_told_and_made_again(
-    make, tiny, undisturbed, name, harm
+def test_a_shard_that_is_damaged_while_the_run_goes_on_is_told_and_made_again(
+    make, tiny, undisturbed, harm
 ):
-    config = make()
-
-    def strike(event) -> None:
-        if isinstance(event, ShardDone) and event.shard.index == 1:
-            damage(config.output / name, harm, config.output)
-
-    error = ending_of(config, tiny.head, strike)
+    config, name = make(), "shards/000002.faa"
+    error = ending_of(config, tiny.head, harm_after_shard_1(config, name, harm))
     assert isinstance(error, StorageError) and name in str(error)
     assert "the next start" in error.hint
     assert not leftovers(config.output)
     assert_resumes(make(resume=True), tiny, undisturbed)
+
+
+@pytest.mark.parametrize("harm", ["gone", "flipped"])
+def test_a_feature_file_that_is_damaged_while_the_run_goes_on_is_made_again_in_the_same_run(
+    make, tiny, undisturbed, harm
+):
+    config, name = make(), "features/000000.h5"
+    run_inline(config, tiny.head, harm_after_shard_1(config, name, harm))
+    assert f"{name} is not whole" in (config.output / "virnucpro.log").read_text()
+    assert_same_run(config.output, undisturbed)
+    assert not leftovers(config.output)
+
+
+def harm_after_shard_1(config, name, harm):
+    def strike(event) -> None:
+        if isinstance(event, ShardDone) and event.shard.index == 1:
+            damage(config.output / name, harm, config.output)
+
+    return strike
 
 
 # Starting again

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -17,13 +18,15 @@ models = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown", help="ES
 def list_models() -> None:
     """List the models that have names, and where they lie or would lie.
 
-    The first is part of this program, and what is used if no model is named.
+    The first is part of this program, and what is used if no model is named; the last are those
+    that were imported.
     """
     with exits():
-        from virnucpro.esm2.download import EMBEDDED, PUBLISHED, locate
+        from virnucpro.esm2.download import EMBEDDED, PUBLISHED, imported_names, locate
         from virnucpro.esm2.weights import inspect_checkpoint
 
         shapes = {EMBEDDED: inspect_checkpoint(locate(EMBEDDED)).shape, **PUBLISHED}
+        shapes |= {name: inspect_checkpoint(locate(name)).shape for name in imported_names()}
         for name, shape in shapes.items():
             path = locate(name)
             state = "here" if path.exists() else "not here"
@@ -71,6 +74,34 @@ def download_model(name: Annotated[str, typer.Argument(help="A published name.")
                 name, lambda done, total: events(Progress("fetching", done, total, "bytes"))
             ).path
         typer.echo(f"{name} is at {path}")
+
+
+@models.command("import")
+def import_model(
+    path: Annotated[Path, typer.Argument(help="fair-esm .pt file, or Hugging Face folder.")],
+    name: Annotated[
+        str | None, typer.Option(help="What to call it.", show_default="that of the file or folder")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a model of that name.")] = False,
+) -> None:
+    """Copy a checkpoint to where --model finds it by its name; nothing is fetched.
+
+    All of it is checked first, and no code in it is run.
+
+    Example: virnucpro models import esm2_t33_650M_UR50D.pt
+
+    Example: virnucpro models import my_finetuned_folder/ --name my_esm2
+    """
+    with exits():
+        from virnucpro.esm2.download import import_checkpoint
+        from virnucpro.log import printable
+
+        source = path.expanduser()
+        plain = source.name if source.is_dir() else source.stem
+        name = plain if name is None else name
+        checkpoint = import_checkpoint(source, name, force=force)
+        typer.echo(f"{name} is at {printable(checkpoint.path)}, sha256 {checkpoint.sha256()}")
+        typer.echo(f"use it with --model {name}")
 
 
 @models.command("verify")

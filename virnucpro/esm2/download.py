@@ -1,24 +1,28 @@
 """Named checkpoints: where they lie, and how they get there.
 
 One lies in this package, with a head for it. The published ones are fair-esm's, kept in the folder
-that torch hub uses, so that one download serves every program. Nothing is fetched unless a name
-was asked for and is not there.
+that torch hub uses, so that one download serves every program. Others are brought by file, and
+lie in a folder of ours beside it. Nothing is fetched unless a name was asked for and is not there.
 """
 
 from __future__ import annotations
 
 import http.client
+import os
+import re
+import shutil
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from virnucpro.errors import UnavailableError
+from virnucpro.errors import OutputError, StorageError, UnavailableError, UsageError
 from virnucpro.esm2.model import ESM2Shape
-from virnucpro.esm2.weights import Checkpoint, inspect_checkpoint
-from virnucpro.files import atomic
+from virnucpro.esm2.weights import Checkpoint, inspect_checkpoint, verify_checkpoint
+from virnucpro.files import TEMPORARY, atomic
 from virnucpro.log import printable
 
 PUBLISHED = {
@@ -32,6 +36,7 @@ PUBLISHED = {
 EMBEDDED = "esm2_virnucpro"
 EMBEDDED_FOLDER = Path(__file__).parents[1] / "embedded"
 BASE_URL = "https://dl.fbaipublicfiles.com/fair-esm/models"
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
 _BLOCK = 1 << 20
 _TIMEOUT = 30  # seconds without a byte
 
@@ -40,6 +45,10 @@ OnBytes = Callable[[int, int], None]  # bytes so far, bytes in all (0: unknown)
 
 def hub_folder() -> Path:
     return Path(torch.hub.get_dir()) / "checkpoints"
+
+
+def imported_folder() -> Path:
+    return Path(torch.hub.get_dir()) / "virnucpro_models"
 
 
 def converted_folder() -> Path:
@@ -67,12 +76,14 @@ def locate(model: str) -> Path:
     path = Path(model).expanduser()
     if path.exists():
         return path
+    if here := _places_in_use(model):
+        return here[0]
     if model in PUBLISHED:
         return hub_folder() / f"{model}.pt"
     if model != EMBEDDED:
         raise UnavailableError(
             f"{printable(model)} is neither a file, nor a folder, nor a published ESM-2",
-            hint=f"by name there are {', '.join((EMBEDDED, *PUBLISHED))}",
+            hint=f"by name there are {', '.join((EMBEDDED, *PUBLISHED, *imported_names()))}",
         )
     if not embedded_model().exists():
         raise UnavailableError(
@@ -96,6 +107,91 @@ def find_checkpoint(
     return inspect_checkpoint(path)
 
 
+def imported_names() -> list[str]:
+    """Of the models that were brought by file and have no published name."""
+    folder = imported_folder()
+    files = [path for path in folder.glob("*") if not path.name.startswith(".")]
+    names = {path.name if path.is_dir() else path.stem for path in files}
+    return sorted(names.difference(PUBLISHED))
+
+
+def _places_in_use(name: str) -> list[Path]:
+    """Where a checkpoint of this name lies: a file, or a Hugging Face folder."""
+    if not _NAME.fullmatch(name):
+        return []
+    folder = imported_folder()
+    places = [hub_folder() / f"{name}.pt"] if name in PUBLISHED else [folder / f"{name}.pt"]
+    return [path for path in (*places, folder / name) if path.exists()]
+
+
+def import_checkpoint(source: Path, name: str, *, force: bool) -> Checkpoint:
+    """Copy a checkpoint to where ``locate`` finds it by its name, once all of it was looked at.
+
+    Of a folder the weights and ``config.json`` are taken.
+
+    Raises:
+        UsageError: the name cannot be one.
+        UnavailableError: it is no ESM-2, is damaged, holds code, or is not the one of that name.
+        OutputError: another model has the name, and ``force`` was not given.
+    """
+    if not _NAME.fullmatch(name) or name == EMBEDDED or name.endswith(".pt"):
+        raise UsageError(
+            f"{printable(name)!r} cannot be the name of a model",
+            hint="give another with --name: letters, digits, '_', '-' and '.'",
+        )
+    found = verify_checkpoint(source)
+    if name in PUBLISHED and found.shape != PUBLISHED[name]:
+        raise UnavailableError(
+            f"{printable(source)} is not {name}: it has {found.shape}",
+            hint="give it another name with --name",
+        )
+    in_use, digest = _places_in_use(name), found.sha256()
+    if in_use and not force:
+        there = inspect_checkpoint(in_use[0])
+        if there.sha256() == digest:
+            return there
+        raise OutputError(
+            f"another model is called {name} already: {printable(in_use[0])}",
+            hint="give another name with --name, or add --force to replace it",
+        )
+    if source.is_file():
+        folder = hub_folder() if name in PUBLISHED else imported_folder()
+        target = folder / f"{name}.pt"
+        with atomic(target) as temporary:
+            shutil.copyfile(source, temporary)
+            _check_copy(replace(found, path=temporary), digest)
+    else:
+        target = imported_folder() / name
+        _copy_folder(found, digest, target)
+    for path in in_use:
+        if path != target:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return inspect_checkpoint(target)
+
+
+def _copy_folder(source: Checkpoint, digest: str, target: Path) -> None:
+    temporary = target.with_name(f".{target.name}.{os.getpid()}{TEMPORARY}")
+    temporary.mkdir(parents=True)
+    try:
+        for file in (source.path / "config.json", *source.files):
+            with atomic(temporary / file.name) as copy:
+                shutil.copyfile(file, copy)
+        _check_copy(replace(source, path=temporary), digest)
+        if target.exists():
+            shutil.rmtree(target)
+        temporary.rename(target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _check_copy(copy: Checkpoint, digest: str) -> None:
+    if copy.sha256() != digest:
+        raise StorageError(
+            f"the copy in {printable(copy.path.parent)} is not what was copied",
+            hint="check the disk, or let the file be written to its end, then import it again",
+        )
+
+
 def download(model: str, path: Path, on_bytes: OnBytes, base_url: str = BASE_URL) -> None:
     """Fetch a published checkpoint; ``path`` appears only when it is whole and what it says.
 
@@ -103,7 +199,10 @@ def download(model: str, path: Path, on_bytes: OnBytes, base_url: str = BASE_URL
         UnavailableError: it cannot be fetched, or is not the model of that name.
     """
     url = f"{base_url}/{model}.pt"
-    hint = f"on a machine without network, fetch {url} elsewhere and put it in {path.parent}"
+    hint = (
+        f"on a machine without network, fetch {url} elsewhere; `virnucpro models import` "
+        f"puts it in {path.parent}"
+    )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic(path) as temporary:

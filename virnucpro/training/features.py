@@ -13,10 +13,8 @@ from virnucpro.fasta import write_record
 from virnucpro.files import atomic
 from virnucpro.log import printable
 from virnucpro.rundir import RunDir
-from virnucpro.store import open_features
+from virnucpro.store import read_embeddings
 from virnucpro.training.labelled import read_manifest, read_sequences
-
-_ROWS_AT_ONCE = 65_536
 
 
 def write_fasta(path: Path, data: Path) -> None:
@@ -29,23 +27,26 @@ def write_fasta(path: Path, data: Path) -> None:
 def read_vectors(folder: Path, ids: Sequence[str]) -> NDArray[np.float32]:
     """The vectors of these frames, in their order, from a run folder of ``extract``. (n, dim)
 
-    Memory holds these, and a block of the others.
+    Memory holds these, and one feature file.
 
     Raises:
-        FeatureFileError: one is not there.
+        FeatureFileError: one is not there, or a file is damaged.
     """
     place = {name: row for row, name in enumerate(ids)}
-    with open_features(RunDir(folder).feature_index) as h5:
-        stored, embeddings = h5["ids"].asstr(), h5["embeddings"]
-        vectors = np.full((len(ids), embeddings.shape[1]), np.nan, dtype=np.float32)
-        for first in range(0, len(embeddings), _ROWS_AT_ONCE):
-            names = stored[first : first + _ROWS_AT_ONCE]
-            rows = [row for row, name in enumerate(names) if name in place]
-            block = embeddings[first : first + _ROWS_AT_ONCE]
-            vectors[[place[names[row]] for row in rows]] = block[rows]
-    if (missing := np.isnan(vectors).any(axis=1)).any():
+    known = np.zeros(len(ids), dtype=np.bool_)
+    vectors = np.empty((len(ids), 0), dtype=np.float32)
+    for path in sorted(RunDir(folder).features.glob("*.h5")):
+        found = read_embeddings(path, {})
+        if not found.ids:
+            continue
+        if not vectors.shape[1]:
+            vectors = np.empty((len(ids), found.vectors.shape[1]), dtype=np.float32)
+        rows = [row for row, name in enumerate(found.ids) if name in place]
+        places = [place[found.ids[row]] for row in rows]
+        vectors[places], known[places] = found.vectors[rows], True
+    if not known.all():
         raise FeatureFileError(
-            f"{printable(folder)} holds no vector of {printable(ids[int(missing.argmax())])}",
+            f"{printable(folder)} holds no vector of {printable(ids[int(known.argmin())])}",
             hint="delete the folder: its vectors are made again",
         )
     return vectors

@@ -1,0 +1,228 @@
+"""Large inputs: what is held in memory, and what a resumed run reads before it goes on.
+
+``pytest tests/test_scale.py --records 10000000 --shards 100000`` runs them at full size.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import multiprocessing
+import resource
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from conftest import TINY, Tiny
+from runs import run_inline, statuses
+
+from virnucpro.config import Recipe, Resources, RunConfig
+from virnucpro.engine.events import EmbeddingStarted, Progress
+from virnucpro.engine.worker import Job
+from virnucpro.inputs import Source, hash_inputs
+from virnucpro.pipeline import find_pending, make_job, open_run
+from virnucpro.plan import Plan, make_plan
+from virnucpro.records import Embeddings
+from virnucpro.rundir import Manifest, RunDir
+from virnucpro.store import MAX_PARTS, write_embeddings, write_index
+
+PROC = Path("/proc/self")
+needs_proc = pytest.mark.skipif(
+    not (PROC / "io").exists(), reason="the kernel does not tell what a process reads and holds"
+)
+RECIPE = Recipe(
+    command="extract",
+    input_type="nucleotide",
+    chunk_size=500,
+    min_length=0,
+    model="tiny",
+    model_sha256="0" * 64,
+    layer=TINY.n_layers,
+    pooling="mean",
+    precision="fp32",
+)
+
+
+def nothing(*_: object) -> None:
+    pass
+
+
+def kernel_says(file: str, key: str) -> int:
+    lines = (PROC / file).read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(key))
+
+
+def adopted_plan(rundir: RunDir, manifest: Manifest) -> Plan:
+    with rundir.planning():
+        plan = make_plan(rundir, manifest, keep_intermediate=False, on_letters=nothing)
+        rundir.adopt_plan()
+    return plan
+
+
+# Planning
+
+READ_LENGTH = 150
+FEW_RECORDS = 50_000  # fill a block of letters, and shards of both kinds
+
+
+def write_reads(path: Path, n_records: int) -> None:
+    """Reads of which many are equal, so that the table of proteins met before stays small."""
+    rng = np.random.default_rng(3)
+    pool = [rng.choice(list(b"ACGT"), READ_LENGTH).astype(np.uint8).tobytes() for _ in range(4000)]
+    with path.open("wb") as out:
+        for i in range(n_records):
+            out.write(b">read%d\n%s\n" % (i, pool[i % len(pool)]))
+
+
+def plan_reads(fasta: Path, told: Path) -> None:
+    """In a process of its own: the most memory that planning takes, beyond what it begins with."""
+    rundir = RunDir(fasta.with_suffix(".run"))
+    rundir.root.mkdir()
+    manifest = Manifest(RECIPE, tuple(hash_inputs([Source(fasta)], nothing)))
+    gc.collect()
+    before = kernel_says("status", "VmHWM:")
+    plan = adopted_plan(rundir, manifest)
+    peak = (kernel_says("status", "VmHWM:") - before) * 1024
+    told.write_text(json.dumps([plan.counts.n_records, peak]))
+
+
+def memory_of_planning(folder: Path, n_records: int) -> int:
+    fasta, told = folder / f"{n_records}.fa", folder / f"{n_records}.json"
+    write_reads(fasta, n_records)
+    process = multiprocessing.get_context("spawn").Process(target=plan_reads, args=(fasta, told))
+    process.start()
+    process.join()
+    n_planned, n_bytes = json.loads(told.read_text())
+    assert n_planned == n_records
+    return n_bytes
+
+
+@needs_proc
+def test_planning_holds_8_bytes_per_record_and_16_while_they_are_sorted(tmp_path, request):
+    """And a byte of each while neighbours are compared; whatever else it holds is of fixed size.
+
+    The array that grows may be a sixteenth larger than what is in it. Beside the records there may
+    be 4 MiB of what the allocator keeps, and 1 kB of each shard, of which there is one for 2,000
+    records.
+    """
+    n_records = request.config.getoption("--records")
+    fixed = memory_of_planning(tmp_path, FEW_RECORDS)
+    assert fixed < 96 << 20
+    most = 17 * n_records + n_records // 2 + (4 << 20) + n_records // 2
+    assert memory_of_planning(tmp_path, n_records) - fixed < most
+
+
+# Resuming
+
+N_RESIDUES = 60  # of each protein, which is a shard by itself
+DIM = 2048
+LABEL_BYTES = 2048  # a label has about 700
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    config: RunConfig
+    rundir: RunDir
+    plan: Plan
+    job: Job
+
+    def pending(self) -> list[int]:
+        return [shard.index for shard in find_pending(self.plan, self.job, frozenset(), nothing)]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, tiny: Tiny, request) -> FinishedRun:
+    """A run folder with many shards that are all embedded; the tables are still to be made."""
+    folder = tmp_path_factory.mktemp("finished")
+    rng = np.random.default_rng(5)
+    fasta = folder / "proteins.faa"
+    with fasta.open("w") as out:
+        for i in range(request.config.getoption("--shards")):
+            protein = "".join(rng.choice(list("ACDEFGHIKLMNPQRSTVWY"), N_RESIDUES))
+            out.write(f">p{i}\n{protein}\n")
+    config = RunConfig(
+        inputs=(fasta,),
+        output=folder / "run",
+        recipe=replace(RECIPE, residues_per_shard=N_RESIDUES),
+        resources=Resources(devices=("cpu",), tokens_per_batch=2048),
+        checkpoint=tiny.model,
+        weights=tiny.model,
+    )
+    rundir = RunDir(config.output)
+    rundir.root.mkdir()
+    rundir.features.mkdir()
+    manifest = open_run(config, rundir, None, nothing)
+    plan = adopted_plan(rundir, manifest)
+    rundir.write_manifest(manifest, {"state": "unfinished"})
+    job = make_job(config, rundir, manifest)
+    for shard in plan.shards:
+        embeddings = Embeddings(
+            ids=(f"p{shard.index}",),
+            lengths=np.array([N_RESIDUES], dtype=np.int32),
+            vectors=rng.standard_normal((1, DIM)).astype(np.float32),
+        )
+        write_embeddings(job.feature_file(shard), embeddings, job.attributes_of(shard))
+    return FinishedRun(config, rundir, plan, job)
+
+
+@needs_proc
+def test_finished_shards_are_listed_by_their_labels_whatever_their_size(finished):
+    assert finished.job.feature_file(finished.plan.shards[0]).stat().st_size > 4 * LABEL_BYTES
+    before = kernel_says("io", "rchar:")
+    assert finished.pending() == []
+    n_bytes = kernel_says("io", "rchar:") - before
+    assert n_bytes < LABEL_BYTES * len(finished.plan.shards)
+
+
+def test_a_resumed_run_of_many_shards_embeds_nothing_and_says_what_it_checks(finished):
+    events = []
+    summary = run_inline(replace(finished.config, resume=True), None, events.append)
+    assert summary.exit_code == 0
+    assert not any(isinstance(event, EmbeddingStarted) for event in events)
+    stages = {event.stage for event in events if isinstance(event, Progress)}
+    assert {"checking shards", "checking finished shards", "writing tables"} <= stages
+    found = statuses(finished.config.output, "records.tsv")
+    assert found == {f"p{i}": "embedded" for i in range(len(finished.plan.shards))}
+    # its readers could not open so many files at once, and would read NaN
+    assert len(finished.plan.shards) > MAX_PARTS
+    assert not finished.rundir.feature_index.exists()
+    assert "no features.h5" in finished.rundir.log.read_text()
+
+
+def read_index(path: Path) -> None:
+    """In a process of its own, with as many open files as are usually allowed."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
+    with h5py.File(path) as h5:
+        assert h5["ids"].asstr()[:].tolist() == [f"p{i}" for i in range(MAX_PARTS)]
+        assert np.isfinite(h5["embeddings"][:]).all()
+
+
+def test_the_largest_index_can_be_read_at_once_under_the_usual_limit_of_open_files(finished):
+    shards = finished.plan.shards[:MAX_PARTS]
+    parts = [(finished.job.feature_file(shard), np.ones(1, dtype=np.bool_)) for shard in shards]
+    index = finished.rundir.root / "largest.h5"
+    write_index(index, parts, per_residue=False)
+    reader = multiprocessing.get_context("spawn").Process(target=read_index, args=(index,))
+    reader.start()
+    reader.join()
+    assert reader.exitcode == 0
+    index.unlink()
+
+
+def test_among_many_the_truncated_the_swapped_and_the_foreign_are_found(finished):
+    files = [finished.job.feature_file(shard) for shard in finished.plan.shards]
+    before = {i: files[i].read_bytes() for i in (3, 500, 501, 900)}
+    files[3].write_bytes(before[3][:-1000])
+    files[500].write_bytes(before[501])
+    files[501].write_bytes(before[500])
+    shard = finished.plan.shards[900]
+    foreign = {**finished.job.attributes_of(shard), "fingerprint": "of another recipe"}
+    one = Embeddings(("p900",), np.array([1], np.int32), np.ones((1, DIM), np.float32))
+    write_embeddings(files[900], one, foreign)
+    assert finished.pending() == sorted(before)
+    for i, content in before.items():
+        files[i].write_bytes(content)
+    assert finished.pending() == []
