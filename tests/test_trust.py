@@ -34,6 +34,7 @@ from virnucpro.store import (
     with_label,
     write_embeddings,
 )
+from virnucpro.training.config_file import read_config
 
 
 class Payload:
