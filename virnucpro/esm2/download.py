@@ -157,6 +157,7 @@ def import_checkpoint(source: Path, name: str, *, force: bool) -> Checkpoint:
     if source.is_file():
         folder = hub_folder() if name in PUBLISHED else imported_folder()
         target = folder / f"{name}.pt"
+        folder.mkdir(parents=True, exist_ok=True)
         with atomic(target) as temporary:
             shutil.copyfile(source, temporary)
             _check_copy(replace(found, path=temporary), digest)
