@@ -35,6 +35,7 @@ from virnucpro.engine.events import (
     ShardDone,
     ShardFailed,
     WorkerLost,
+    WorkerReady,
 )
 from virnucpro.engine.executor import InlineExecutor
 from virnucpro.engine.processes import ProcessExecutor, _Peer
@@ -150,6 +151,40 @@ def test_a_shard_whose_worker_is_killed_again_and_again_is_still_whole(
     run_inline(config, tiny.head, kill_whoever_has_shard_2, executor)
     assert n_kills == 3
     assert_same_run(config.output, undisturbed)
+
+
+def test_three_kills_by_chance_cost_time_and_never_a_sequence_whenever_they_come(
+    make_config, tiny, tmp_path
+):
+    """Of a shard with one sequence, in its batch; and of a worker that has not begun one."""
+    fasta = tmp_path / "one.faa"
+    fasta.write_text(">p0\nMKVLEFPQIL\n")
+    for moment in (BatchStarted, WorkerReady):
+        config = make_config(fasta, output=tmp_path / moment.__name__, input_type="protein")
+        n_kills = 0
+
+        def kill(event, moment=moment):
+            nonlocal n_kills
+            if isinstance(event, moment) and n_kills < 3:
+                n_kills += 1
+                victim = next(p for p in multiprocessing.active_children() if p.name == "cpu")
+                os.kill(victim.pid, signal.SIGKILL)
+
+        executor = ProcessExecutor(["cpu"], workers.SlowWorker)
+        assert run_inline(config, tiny.head, kill, executor).exit_code == 0
+        assert n_kills == 3
+
+
+def test_a_crowd_of_poisonous_sequences_does_not_keep_the_others_back(make_config, tiny, tmp_path):
+    """More of them in a row than a device may lose workers that no single one is to blame for."""
+    fasta = tmp_path / "crowd.faa"
+    rows = [f">bad{i}\n{workers.POISON}{'ACDEFGHIKL'[i]}\n" for i in range(7)]
+    fasta.write_text("".join(rows) + f">good\n{random_protein(40)}\n")
+    config = make_config(fasta, input_type="protein")
+    executor = ProcessExecutor(["cpu"], workers.CrashingWorker)
+    assert run_inline(config, tiny.head, executor=executor).exit_code == 2
+    found = statuses(config.output)
+    assert found == {**{f"bad{i}": "failed" for i in range(7)}, "good": "scored"}
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ whether it still runs: by host, boot, name space, number and start, for numbers 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import socket
@@ -27,6 +28,7 @@ _MARK, _BREAKING = f"{LOCK}.held", f"{LOCK}.breaking"  # where there is no flock
 OF_A_LOCK = (LOCK, _MARK, _BREAKING)
 _PATIENCE, _MOMENT = 2.0, 0.02  # seconds for others to write their name, and between two looks
 _UNKNOWN = "-"
+_NO_FLOCK = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL)
 
 
 @contextmanager
@@ -66,7 +68,12 @@ def _flock(handle: FileIO, folder: Path) -> bool:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError) as error:
         raise _in_use(folder, _await(folder / LOCK)) from error
-    except OSError:
+    except OSError as error:
+        if error.errno not in _NO_FLOCK:
+            raise
+        record = _read(folder / LOCK)  # of one for whom the kernel had a lock
+        if record and not _is_gone(record):
+            raise _in_use(folder, record, folder / LOCK) from error
         return False
     return True
 

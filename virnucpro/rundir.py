@@ -137,10 +137,10 @@ class RunDir:
         """
         try:
             self.root.mkdir(parents=True, exist_ok=True)
-            with locked(self.root):
-                yield
         except OSError as error:
             raise disk_error(error) from error
+        with locked(self.root):
+            yield
 
     def check_free(self, *, resume: bool, force: bool) -> None:
         """Refuse a folder with results, unless the user said what to do with them.

@@ -13,7 +13,7 @@ from virnucpro.cli.exits import Finished, exits
 
 def devices() -> None:
     """Say what a run would use here: GPUs by index and UUID, memory, precision, kernels."""
-    with exits():
+    with exits(kept=""):
         from virnucpro.devices import describe_machine
 
         for line in describe_machine(os.environ.get("CUDA_VISIBLE_DEVICES")):
@@ -28,7 +28,7 @@ def status(
 
     Example: virnucpro status results/ --verify
     """
-    with exits():
+    with exits(kept=""):
         from virnucpro.status import inspect_run
 
         report = inspect_run(folder, verify=verify)

@@ -21,7 +21,7 @@ def list_models() -> None:
     The first is part of this program, and what is used if no model is named; the last are those
     that were imported.
     """
-    with exits():
+    with exits(kept=""):
         from virnucpro.esm2.download import EMBEDDED, PUBLISHED, imported_names, locate
         from virnucpro.esm2.weights import inspect_checkpoint
 
@@ -40,7 +40,7 @@ def show_model(model: Annotated[str, typer.Argument(help="Name, .pt file or fold
 
     Example: virnucpro models info esm2_virnucpro
     """
-    with exits():
+    with exits(kept=""):
         from virnucpro.esm2.download import locate
         from virnucpro.esm2.weights import inspect_checkpoint
 
@@ -59,7 +59,7 @@ def download_model(name: Annotated[str, typer.Argument(help="A published name.")
 
     Example: virnucpro models download esm2_t33_650M_UR50D
     """
-    with exits():
+    with exits(kept=""):
         from rich.console import Console
 
         from virnucpro.dashboard import Dashboard, EventLog
@@ -92,7 +92,7 @@ def import_model(
 
     Example: virnucpro models import my_finetuned_folder/ --name my_esm2
     """
-    with exits():
+    with exits(kept=""):
         from virnucpro.esm2.download import import_checkpoint
         from virnucpro.log import printable
 
@@ -107,7 +107,7 @@ def import_model(
 @models.command("verify")
 def verify_model(model: Annotated[str, typer.Argument(help="Name, .pt file or folder.")]) -> None:
     """Load every tensor of a checkpoint and look for what is missing or not finite."""
-    with exits():
+    with exits(kept=""):
         from virnucpro.esm2.download import locate
         from virnucpro.esm2.weights import verify_checkpoint
 

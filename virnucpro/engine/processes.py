@@ -54,10 +54,10 @@ TaskQueue: TypeAlias = "multiprocessing.Queue[Task | None]"
 IN_FLIGHT = 2  # shards per worker, beside one that is being written
 START_SECONDS = 900.0  # to import, load the model and say so
 MAX_IDLE_LOSSES = 6  # workers a device may lose in a row without one batch done
-MAX_LOSSES = 20  # the same, with those that one ORF alone is to blame for
-MAX_BLIND_LOSSES = 3  # workers a shard may kill while no batch is in flight
+MAX_LOSSES = 100  # the same, with those that one ORF alone is to blame for
+MAX_BLIND_LOSSES = 4  # workers a shard may kill while no batch is in flight
 GRACE_SECONDS = 5.0  # for an idle worker to end by itself
-_KILLED = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP, -signal.SIGINT, -signal.SIGQUIT}
+_KILLED = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGQUIT}  # from outside
 _SET_DEATH_SIGNAL = 1  # of prctl(2)
 
 
@@ -182,13 +182,13 @@ class _Run:
             return ShardFailed(lost.worker, shard, lost.reason, lost.traceback)
         if again.n_losses == 1 and not lost.is_crash:
             return again
-        if len(batch) > 1:
+        if not batch <= task.suspects:
             return replace(again, suspects=task.suspects | batch)
         (row,) = batch
         self.alone[shard.index, row] += 1
-        if self.alone[shard.index, row] == 2 or (lost.is_crash and row in task.suspects):
+        if lost.is_crash or self.alone[shard.index, row] == 2:
             return replace(again, condemned={**task.condemned, row: lost.reason})
-        return replace(again, suspects=task.suspects | {row})
+        return again
 
 
 @dataclass(slots=True, eq=False)
@@ -326,13 +326,13 @@ class _Peer:
 
 @contextmanager
 def interrupts_held() -> Iterator[None]:
-    """Put Ctrl-C and a lost terminal off for the block, and for the processes it starts.
+    """Put off for the block what would end this process, so that none is started and forgotten.
 
-    So none is started and then forgotten, and none ends before the parent has decided to.
+    The processes it starts do not hear of Ctrl-C and of a lost terminal: they end with this one.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
-    resource_tracker.ensure_running()  # would let Ctrl-C through if it came later
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    resource_tracker.ensure_running()  # would let the others through if it came later
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield
     finally:
@@ -341,7 +341,8 @@ def interrupts_held() -> Iterator[None]:
 
 def cause_of_end(exit_code: int | None) -> str:
     if exit_code is not None and exit_code < 0:
-        name = signal.Signals(-exit_code).name
+        known = {number.value: number.name for number in signal.Signals}
+        name = known.get(-exit_code, f"signal {-exit_code}")
         hint = " (out of memory?)" if name == "SIGKILL" else ""
         return f"{name}{hint}"
     return f"exit code {exit_code}"
@@ -351,8 +352,7 @@ def _main(
     worker_class: type[Worker], job: Job, name: str, device: str, queue: TaskQueue, pipe: Connection
 ) -> None:
     """The worker process. It does not outlive its parent."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    end_with_parent()
+    obey_parent()
     started = False
     try:
         worker = worker_class(job, name, device)
@@ -377,8 +377,10 @@ def _main(
             pipe.send(lost)
 
 
-def end_with_parent() -> None:
-    """From now on, end this process when its parent is gone."""
+def obey_parent() -> None:
+    """For a process that was started with interrupts held: to end with its parent, not before."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     if sys.platform == "linux":  # a process that was stopped has no thread that could end it
         ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
     threading.Thread(target=_wait_for_parents_end, daemon=True).start()

@@ -8,7 +8,6 @@ lie in a folder of ours beside it. Nothing is fetched unless a name was asked fo
 from __future__ import annotations
 
 import http.client
-import os
 import re
 import shutil
 import urllib.error
@@ -22,7 +21,7 @@ import torch
 from virnucpro.errors import OutputError, StorageError, UnavailableError, UsageError
 from virnucpro.esm2.model import ESM2Shape
 from virnucpro.esm2.weights import Checkpoint, inspect_checkpoint, verify_checkpoint
-from virnucpro.files import TEMPORARY, atomic
+from virnucpro.files import TEMPORARY, atomic, temporary_beside, writing
 from virnucpro.log import printable
 
 PUBLISHED = {
@@ -159,7 +158,7 @@ def import_checkpoint(source: Path, name: str, *, force: bool) -> Checkpoint:
         target = folder / f"{name}.pt"
         folder.mkdir(parents=True, exist_ok=True)
         with atomic(target) as temporary:
-            shutil.copyfile(source, temporary)
+            _copy_file(source, temporary, target)
             _check_copy(replace(found, path=temporary), digest)
     else:
         target = imported_folder() / name
@@ -171,18 +170,25 @@ def import_checkpoint(source: Path, name: str, *, force: bool) -> Checkpoint:
 
 
 def _copy_folder(source: Checkpoint, digest: str, target: Path) -> None:
-    temporary = target.with_name(f".{target.name}.{os.getpid()}{TEMPORARY}")
-    temporary.mkdir(parents=True)
+    for left in target.parent.glob(f".{target.name}.*{TEMPORARY}"):
+        shutil.rmtree(left)  # of an import that was killed
+    copy, replaced = temporary_beside(target), temporary_beside(target)
+    copy.mkdir(parents=True)
     try:
         for file in (source.path / "config.json", *source.files):
-            with atomic(temporary / file.name) as copy:
-                shutil.copyfile(file, copy)
-        _check_copy(replace(source, path=temporary), digest)
+            _copy_file(file, copy / file.name, target)
+        _check_copy(replace(source, path=copy), digest)
         if target.exists():
-            shutil.rmtree(target)
-        temporary.rename(target)
+            target.rename(replaced)
+        copy.rename(target)
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        for folder in (copy, replaced):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _copy_file(source: Path, copy: Path, target: Path) -> None:
+    with writing(target, source, copy):  # the system's error names these two
+        shutil.copyfile(source, copy)
 
 
 def _check_copy(copy: Checkpoint, digest: str) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
-import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedExc
 from torch.nn.parallel import DistributedDataParallel
 
 from virnucpro.engine.events import Telling
-from virnucpro.engine.processes import cause_of_end, end_with_parent, interrupts_held
+from virnucpro.engine.processes import cause_of_end, interrupts_held, obey_parent
 from virnucpro.errors import StorageError, UnavailableError, UsageError, VirnucproError
 from virnucpro.log import LOGGER, printable
 
@@ -168,8 +167,7 @@ class _Group:
 
 
 def _spawned(rank: int, group: _Group, work: Callable[[Ranks], None]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # is the parent's business
-    end_with_parent()
+    obey_parent()
     device, world_size, pipe = group.devices[rank], len(group.devices), group.pipes[rank]
     LOGGER.addHandler(_Relay(pipe))
     LOGGER.setLevel(group.log_level)
