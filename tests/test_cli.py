@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from conftest import make_tiny
+from runs import statuses
 
 from virnucpro.esm2.weights import inspect_checkpoint
 
@@ -212,6 +213,14 @@ def test_a_reader_that_goes_away_does_not_break_the_run(model, tmp_path):
     os.close(write)
     assert process.returncode == 0, process.stderr
     assert (tmp_path / "run" / "predictions.tsv").exists()
+
+
+def test_standard_streams_may_be_closed(model, tmp_path):
+    arguments = ["predict", "-i", EXAMPLE, "-o", tmp_path / "out", *model, "--device", "cpu"]
+    command = [sys.executable, "-m", "virnucpro", *map(str, arguments)]
+    closed = subprocess.run(["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command])
+    assert closed.returncode == 0
+    assert set(statuses(tmp_path / "out").values()) == {"scored"}
 
 
 def test_the_log_tells_assignments_times_and_how_a_run_ended(model, tmp_path):

@@ -113,7 +113,7 @@ def test_a_manifest_that_cannot_be_right_is_refused_with_its_line(
     assert words in str(refusal_of(write_manifest(folder, *rows)))
 
 
-@pytest.mark.parametrize("weight", ["0", "-1", "nan", "inf", "much"])
+@pytest.mark.parametrize("weight", ["0", "-1", "nan", "inf", "1e308", "much"])
 def test_a_weight_is_a_number_above_zero(folder: Path, weight: str) -> None:
     manifest = write_manifest(
         folder, f"viruses.fa\tvirus\tA\t{weight}", columns="path\tlabel\tgroup\tweight"

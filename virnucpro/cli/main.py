@@ -6,6 +6,8 @@ imported when a command needs them.
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Annotated
 
 import typer
@@ -48,9 +50,21 @@ def root(
 
 def main() -> None:
     """The entry point. Usage errors exit with 64: 2 means that something failed in a run."""
+    _open_standard_streams()
     try:
         app()
     except Finished as finished:
         raise SystemExit(finished.exit_code) from None
     except SystemExit as error:
         raise SystemExit(USAGE_EXIT if error.code == 2 else error.code) from None
+
+
+def _open_standard_streams() -> None:
+    """Lead those that were closed nowhere: else the next files to be opened take their place."""
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", encoding="utf-8", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", encoding="utf-8", closefd=False)

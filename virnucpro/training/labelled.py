@@ -6,7 +6,7 @@ path     FASTA file, relative to the manifest. Needed.
 label    ``virus`` or ``other``. Needed.
 group    What must not be torn apart by a split: a viral family, a genus of hosts. Needed.
 id       A record of the file; empty, or without this column, all its records.
-weight   How much a record counts in training, above 0; 1 if it is not said.
+weight   How much a record counts in training, above 0, at most a million; 1 if it is not said.
 kingdom  Free text, for reports: what is measured apart.
 
 Other columns are ignored. Ids are unique over the whole manifest.
@@ -31,6 +31,7 @@ _HINT = (
     "a manifest is a table with tabs between its columns and a header: path, label, group, "
     "and if you like id, weight, kingdom"
 )
+_HEAVIEST = 1e6  # more than all others together, and losses are still numbers
 _LABELS = {"virus": True, "other": False}
 
 
@@ -177,10 +178,10 @@ def _weight(text: str, where: str) -> float:
         weight = float(text or 1)
     except ValueError:
         weight = math.nan
-    if not 0 < weight < math.inf:
+    if not 0 < weight <= _HEAVIEST:
         raise InputError(
             f"{where}: the weight is {printable(text)!r}",
-            hint="a weight is a number above 0; without one it is 1",
+            hint="a weight is a number above 0, at most a million; without one it is 1",
         )
     return weight
 
