@@ -484,6 +484,13 @@ def test_a_record_and_a_header_at_their_bounds_are_read(write, monkeypatch) -> N
     refusal_of(write(f">a\n{bases}A\n".encode()))
 
 
+def test_a_long_record_is_written_in_the_memory_that_it_has_already() -> None:
+    bases = "ACGTTGCAAC" * 1_000_000
+    with Path(os.devnull).open("w") as out:
+        _, peak = traced(lambda: write_record(out, "a", bases))
+    assert peak < 0.2 * len(bases)
+
+
 def traced(work: Callable[[], Any]) -> tuple[Any, int]:
     """What the work comes to, and the bytes that Python had at most meanwhile."""
     tracemalloc.start()
