@@ -41,6 +41,8 @@ _ROOM = "make room there"
 _GONE = "it, or the folder that it was in, was moved or deleted: put it back"
 _PERMISSION = "check the permissions there, or choose another folder"
 _IN_THE_WAY = "something else has this name: move it away"
+_NAME = "choose another path: this one is too long, or goes round in circles"
+_UNKNOWN = "check the path, its disk and its permissions, or choose another folder"
 _REMEDIES: dict[int, tuple[type[OutputError | StorageError], str]] = {
     errno.ENOSPC: (StorageError, _ROOM),
     errno.EDQUOT: (StorageError, _ROOM),
@@ -55,6 +57,8 @@ _REMEDIES: dict[int, tuple[type[OutputError | StorageError], str]] = {
     errno.EISDIR: (OutputError, _IN_THE_WAY),
     errno.ENOTDIR: (OutputError, _IN_THE_WAY),
     errno.ENOTEMPTY: (OutputError, _IN_THE_WAY),
+    errno.ENAMETOOLONG: (OutputError, _NAME),
+    errno.ELOOP: (OutputError, _NAME),
 }
 
 
@@ -62,7 +66,7 @@ def disk_error(error: OSError, path: object = "") -> OutputError | StorageError:
     """What to tell of a file, and how to end: 73 if it cannot be made there, else 74."""
     where = path or error.filename
     told = error.strerror or str(error)
-    kind, hint = _REMEDIES.get(error.errno or 0, (StorageError, ""))
+    kind, hint = _REMEDIES.get(error.errno or 0, (StorageError, _UNKNOWN))
     return kind(f"{printable(where)}: {told}" if where else told, hint)
 
 
