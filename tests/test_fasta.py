@@ -256,13 +256,6 @@ def test_fastq_behind_blank_lines_or_a_byte_order_mark_is_still_fastq(write) -> 
 
 
 @every_packing
-def test_a_truncated_file_is_refused_wherever_it_ends(write, pack) -> None:
-    content = pack(some_bytes)
-    for length in range(2, len(content)):
-        refusal_of(write(content[:length]))
-
-
-@every_packing
 def test_a_flipped_bit_is_refused_or_harmless(write, pack) -> None:
     """Harmless are those of a time stamp or of a block size, say."""
     content = pack(some_bytes)
@@ -290,10 +283,19 @@ def test_garbage_behind_a_packed_file_is_refused(write, pack) -> None:
 
 
 @every_packing
-def test_a_later_stream_that_is_damaged_or_cut_is_refused(write, pack) -> None:
+def test_a_file_of_two_streams_is_refused_wherever_it_ends_but_between_them(write, pack) -> None:
     first, second = pack(b">a\nAC\n"), pack(some_bytes)
-    refusal_of(write(first + second[:-1]))
-    refusal_of(write(first + second[: len(second) // 2]))
+    for length in range(2, len(first + second)):
+        path = write((first + second)[:length])
+        if length == len(first):
+            assert read(path) == [("a", "AC")]  # as if it were whole
+        else:
+            refusal_of(path)
+
+
+@every_packing
+def test_a_later_stream_that_is_damaged_is_refused(write, pack) -> None:
+    first, second = pack(b">a\nAC\n"), pack(some_bytes)
     refusal_of(write(first + b"X" + second[1:]))
     middle = len(second) // 2
     refusal_of(write(first + second[:middle] + bytes([second[middle] ^ 1]) + second[middle + 1 :]))
