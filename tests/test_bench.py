@@ -341,7 +341,7 @@ def test_the_coordinator_is_measured_with_workers_that_do_nothing_and_leaves_non
 
 def test_the_command_prints_a_table_says_what_it_does_and_keeps_quiet_if_asked(tmp_path):
     command = [sys.executable, "-m", "virnucpro", "bench", "--device", "cpu", "--parts"]
-    path = tmp_path / "bench.json"
+    path = tmp_path / "new" / "folder" / "bench.json"
     options = ["limits", "--repeats", "1", "--threads", "1", "--json", str(path)]
     loud = subprocess.run([*command, *options], capture_output=True, text=True)
     assert loud.returncode == 0, loud.stderr

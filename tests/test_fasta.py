@@ -256,13 +256,6 @@ def test_fastq_behind_blank_lines_or_a_byte_order_mark_is_still_fastq(write) -> 
 
 
 @every_packing
-def test_a_truncated_file_is_refused_wherever_it_ends(write, pack) -> None:
-    content = pack(some_bytes)
-    for length in range(2, len(content)):
-        refusal_of(write(content[:length]))
-
-
-@every_packing
 def test_a_flipped_bit_is_refused_or_harmless(write, pack) -> None:
     """Harmless are those of a time stamp or of a block size, say."""
     content = pack(some_bytes)
@@ -282,8 +275,45 @@ def test_a_flipped_bit_is_refused_or_harmless(write, pack) -> None:
     assert n_refused > 0.8 * len(content)
 
 
-def test_garbage_behind_a_gzip_file_is_refused(write) -> None:
-    refusal_of(write(gzip.compress(some_bytes) + b"garbage"))
+@every_packing
+def test_garbage_behind_a_packed_file_is_refused(write, pack) -> None:
+    for garbage in (b"garbage", b"\0\1", pack(some_bytes)[1:]):
+        refusal_of(write(pack(some_bytes) + garbage))
+        refusal_of(write(2 * pack(some_bytes) + garbage))
+
+
+@every_packing
+def test_a_file_of_two_streams_is_refused_wherever_it_ends_but_between_them(write, pack) -> None:
+    first, second = pack(b">a\nAC\n"), pack(some_bytes)
+    for length in range(2, len(first + second)):
+        path = write((first + second)[:length])
+        if length == len(first):
+            assert read(path) == [("a", "AC")]  # as if it were whole
+        else:
+            refusal_of(path)
+
+
+@every_packing
+def test_a_later_stream_that_is_damaged_is_refused(write, pack) -> None:
+    first, second = pack(b">a\nAC\n"), pack(some_bytes)
+    refusal_of(write(first + b"X" + second[1:]))
+    middle = len(second) // 2
+    refusal_of(write(first + second[:middle] + bytes([second[middle] ^ 1]) + second[middle + 1 :]))
+
+
+@pytest.mark.parametrize("n_zeros", [4, 12, 2**16 - 4, 2**16, 2**17 + 4])
+def test_padding_between_and_behind_the_streams_of_xz_is_skipped(write, n_zeros: int) -> None:
+    first, second = lzma.compress(b">a\nAC\n"), lzma.compress(b">b\nGG\n")
+    path = write(first + bytes(n_zeros) + second + bytes(n_zeros))
+    assert read(path) == [("a", "AC"), ("b", "GG")]
+    for n_odd in (1, 2, 3):
+        refusal_of(write(first + bytes(n_zeros + n_odd) + second))
+        refusal_of(write(first + bytes(n_zeros + n_odd)))
+
+
+def test_zeros_behind_a_bzip2_file_are_refused(write) -> None:
+    for n_zeros in (1, 4, 2**17):
+        refusal_of(write(bz2.compress(b">a\nAC\n") + bytes(n_zeros)))
 
 
 def test_a_message_names_the_file_however_deep_it_lies(tmp_path: Path) -> None:
@@ -454,6 +484,13 @@ def test_a_record_and_a_header_at_their_bounds_are_read(write, monkeypatch) -> N
     ]
     refusal_of(write(f">{header}x\nACGT\n".encode()))
     refusal_of(write(f">a\n{bases}A\n".encode()))
+
+
+def test_a_long_record_is_written_in_the_memory_that_it_has_already() -> None:
+    bases = "ACGTTGCAAC" * 1_000_000
+    with Path(os.devnull).open("w") as out:
+        _, peak = traced(lambda: write_record(out, "a", bases))
+    assert peak < 0.2 * len(bases)
 
 
 def traced(work: Callable[[], Any]) -> tuple[Any, int]:

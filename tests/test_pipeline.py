@@ -383,6 +383,26 @@ def test_a_changed_input_is_refused_and_named(make_config, tiny, contigs):
         run_inline(make_config(contigs, resume=True), tiny.head)
 
 
+def test_copies_of_a_pipe_stay_only_if_the_run_has_them(make_config, tiny, contigs, tmp_path):
+    """Here the pipe is a file in the run folder, which is copied as well."""
+    given = tmp_path / "run" / "given.fa"
+    given.parent.mkdir()
+    given.write_bytes(contigs.read_bytes())
+    run_inline(make_config(given), tiny.head)
+    kept = (tmp_path / "run" / "inputs").iterdir
+    assert [copy.read_bytes() for copy in kept()] == [contigs.read_bytes()]
+    given.write_text(">added\nACGT\nno sequence\n>\n")
+    with pytest.raises(InputError):
+        run_inline(make_config(given, resume=True), tiny.head)
+    run_inline(make_config(contigs, output=tmp_path / "undisturbed"), tiny.head)
+    given.write_bytes(contigs.read_bytes())
+    run_inline(make_config(given, resume=True), tiny.head)
+    assert [copy.read_bytes() for copy in kept()] == [contigs.read_bytes()]
+    assert_same_run(tmp_path / "run", tmp_path / "undisturbed")
+    run_inline(make_config(contigs, force=True), tiny.head)
+    assert not (tmp_path / "run" / "inputs").exists()
+
+
 def test_resources_may_differ_on_resume(make_config, tiny, contigs, tmp_path):
     config = make_config(contigs)
     run_inline(config, tiny.head)

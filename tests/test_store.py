@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import resource
@@ -19,8 +20,9 @@ import torch
 
 from virnucpro import __version__
 from virnucpro.errors import FeatureFileError, OutputError, StorageError
-from virnucpro.files import atomic, sweep
+from virnucpro.files import atomic, disk_error, sweep
 from virnucpro.records import Embeddings, Failure
+from virnucpro.rundir import RunDir
 from virnucpro.store import (
     read_embeddings,
     read_label,
@@ -293,6 +295,22 @@ def test_a_write_that_fails_leaves_the_file_that_was_there(path: Path) -> None:
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
     write_embeddings(path, after, ATTRIBUTES)
     assert is_same(read_embeddings(path, ATTRIBUTES), after)
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "loop/file"])
+def test_a_path_that_cannot_be_is_refused_with_advice(tmp_path: Path, name: str) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(OutputError) as caught, atomic(tmp_path / name) as temporary:
+        temporary.write_bytes(b"content")
+    assert "another path" in caught.value.hint
+    with pytest.raises(OutputError) as caught, RunDir(tmp_path / name).locked():
+        pass
+    assert "another path" in caught.value.hint
+
+
+def test_whatever_the_disk_says_there_is_advice() -> None:
+    for number in errno.errorcode:
+        assert disk_error(OSError(number, os.strerror(number), "file")).hint
 
 
 def test_two_that_write_one_file_at_once_do_not_meet(path: Path) -> None:

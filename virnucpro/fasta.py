@@ -40,6 +40,7 @@ _SAMPLE = 1_000_000  # letters that are read to tell nucleotides from proteins
 _INNER_BLANKS = " \t\v\f"  # what may stand between letters; str.split() knows control codes too
 _BLANK = _INNER_BLANKS + "\r\n"
 _WIDTH = 60
+_WRITTEN = 4096 * _WIDTH  # letters that are written at once: all of a record would take thrice it
 _PEEK = 4096
 _SHOWN = 100  # characters of a header
 
@@ -267,8 +268,11 @@ def _is_utf8(text: str) -> bool:
 
 def write_record(out: TextIO, header: str, sequence: str) -> None:
     """Write one record, 60 letters a line; ``out`` must be open with ``surrogateescape``."""
-    lines = (sequence[i : i + _WIDTH] for i in range(0, len(sequence), _WIDTH))
-    out.write("\n".join((f">{header}", *lines, "")))
+    out.write(f">{header}\n")
+    for start in range(0, len(sequence), _WRITTEN):
+        end = min(start + _WRITTEN, len(sequence))
+        lines = (sequence[i : i + _WIDTH] for i in range(start, end, _WIDTH))
+        out.write("\n".join((*lines, "")))
 
 
 def find_invalid(record: FastaRecord, input_type: InputType) -> str:

@@ -15,8 +15,9 @@ import lzma
 import os
 import secrets
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO, cast
 
@@ -31,6 +32,7 @@ else:
 ZstdError = zstd.ZstdError
 TEMPORARY = ".tmp"  # ends the name of every temporary file
 _BLOCK = 1 << 20
+_PACKED_BLOCK = 1 << 16  # what is left of it is copied at the end of each stream
 _BGZIP = b"BC\x02\0"  # in the header of each member that bgzip writes
 _BGZIP_END = bytes.fromhex("1f8b08040000000000ff0600424302001b0003000000000000000000")
 
@@ -39,6 +41,8 @@ _ROOM = "make room there"
 _GONE = "it, or the folder that it was in, was moved or deleted: put it back"
 _PERMISSION = "check the permissions there, or choose another folder"
 _IN_THE_WAY = "something else has this name: move it away"
+_NAME = "choose another path: this one is too long, or goes round in circles"
+_UNKNOWN = "check the path, its disk and its permissions, or choose another folder"
 _REMEDIES: dict[int, tuple[type[OutputError | StorageError], str]] = {
     errno.ENOSPC: (StorageError, _ROOM),
     errno.EDQUOT: (StorageError, _ROOM),
@@ -53,6 +57,8 @@ _REMEDIES: dict[int, tuple[type[OutputError | StorageError], str]] = {
     errno.EISDIR: (OutputError, _IN_THE_WAY),
     errno.ENOTDIR: (OutputError, _IN_THE_WAY),
     errno.ENOTEMPTY: (OutputError, _IN_THE_WAY),
+    errno.ENAMETOOLONG: (OutputError, _NAME),
+    errno.ELOOP: (OutputError, _NAME),
 }
 
 
@@ -60,7 +66,7 @@ def disk_error(error: OSError, path: object = "") -> OutputError | StorageError:
     """What to tell of a file, and how to end: 73 if it cannot be made there, else 74."""
     where = path or error.filename
     told = error.strerror or str(error)
-    kind, hint = _REMEDIES.get(error.errno or 0, (StorageError, ""))
+    kind, hint = _REMEDIES.get(error.errno or 0, (StorageError, _UNKNOWN))
     return kind(f"{printable(where)}: {told}" if where else told, hint)
 
 
@@ -162,12 +168,64 @@ def open_binary(path: Path) -> BinaryIO:
     if magic.startswith(b"\x1f\x8b"):
         return cast(BinaryIO, gzip.open(path))
     if magic.startswith(b"BZh"):
-        return cast(BinaryIO, bz2.open(path))
+        return io.BufferedReader(_Pieces(_unpack(path, bz2.BZ2Decompressor)))
     if magic.startswith(b"\xfd7zXZ\x00"):
-        return cast(BinaryIO, lzma.open(path))
+        start = partial(lzma.LZMADecompressor, lzma.FORMAT_XZ)
+        return io.BufferedReader(_Pieces(_unpack(path, start, padding=bytes(4))))
     if magic.startswith(b"\x28\xb5\x2f\xfd"):
         return cast(BinaryIO, io.BufferedReader(zstd.open(path)))
     return path.open("rb")
+
+
+def _unpack(
+    path: Path,
+    start: Callable[[], bz2.BZ2Decompressor | lzma.LZMADecompressor],
+    padding: bytes = b"",
+) -> Generator[bytes]:
+    """The content of all streams of a bzip2 or xz file, with padding between and behind them.
+
+    Python's own readers end without a word where the next stream is damaged.
+
+    Raises:
+        EOFError: the file ends within a stream.
+        OSError, LZMAError: what is there does not decompress.
+    """
+    with path.open("rb") as handle:
+        packed = handle.read(_PACKED_BLOCK)
+        while packed:
+            stream = start()
+            while not stream.eof:
+                if stream.needs_input and not packed:
+                    raise EOFError("the file ends within a stream")
+                yield stream.decompress(packed, _BLOCK)
+                packed = handle.read(_PACKED_BLOCK) if stream.needs_input else b""
+            packed = stream.unused_data or handle.read(_PACKED_BLOCK)
+            # streams of xz and blocks are of whole paddings: none is divided between two blocks
+            while padding and packed.startswith(padding):
+                n_zeros = len(packed) - len(packed.lstrip(padding))
+                rest = packed[n_zeros - n_zeros % len(padding) :]
+                packed = rest or handle.read(_PACKED_BLOCK)
+
+
+class _Pieces(io.RawIOBase):
+    """A file to read, of pieces that come one by one."""
+
+    def __init__(self, pieces: Generator[bytes]) -> None:
+        self._pieces, self._held = pieces, memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:  # noqa: ANN401 - as in the class above it
+        while not self._held and (piece := next(self._pieces, None)) is not None:
+            self._held = memoryview(piece)
+        n_bytes = min(len(buffer), len(self._held))
+        buffer[:n_bytes], self._held = self._held[:n_bytes], self._held[n_bytes:]
+        return n_bytes
+
+    def close(self) -> None:
+        self._pieces.close()
+        super().close()
 
 
 def sha256(path: Path, on_bytes: Callable[[int], None] = lambda _: None) -> str:

@@ -139,6 +139,7 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
             recorded = None if config.force else rundir.read_manifest()
             manifest = open_run(config, rundir, recorded, on_event)
             plan = plan_run(config, rundir, recorded, manifest, on_event)
+            rundir.clear_copies(manifest)
             announce(
                 f"{plan.counts.n_records:,} records of {len(manifest.inputs)} files, "
                 f"{manifest.recipe.input_type}; {len(plan.shards)} shards"
@@ -229,7 +230,7 @@ def plan_run(
     on_letters = _progress(on_event, "reading and translating", manifest)
     plan = make_plan(rundir, manifest, keep_intermediate=keep, on_letters=on_letters)
     if recorded is None:
-        rundir.clear(keep=[Path(known.path) for known in manifest.inputs])
+        rundir.clear()
     rundir.write_manifest(manifest, facts)
     rundir.adopt_plan()
     return plan

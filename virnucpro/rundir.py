@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -174,21 +174,31 @@ class RunDir:
             file for path in folders for file in path.iterdir() if not _OURS.fullmatch(file.name)
         ]
 
-    def clear(self, keep: Collection[Path]) -> None:
+    def clear(self) -> None:
         """Delete the results of a run, and nothing else; the claim to the folder goes last.
 
-        ``keep`` are copies of inputs that the next run needs.
+        Copies of inputs stay: the next run may need them.
         """
-        kept = {path.name for path in keep if path.parent == self.copies.resolve()}
         for path in reversed(self._results):
+            if path == self.copies:
+                continue
             if not path.is_dir():
                 path.unlink(missing_ok=True)
                 continue
             for file in path.iterdir():
-                if _OURS.fullmatch(file.name) and not (path == self.copies and file.name in kept):
+                if _OURS.fullmatch(file.name):
                     file.unlink()
             with suppress(OSError):  # a folder that holds somebody's files stays
                 path.rmdir()
+
+    def clear_copies(self, manifest: Manifest) -> None:
+        """Delete the copies of inputs that a run, whose manifest is written, does not need."""
+        needed = {known.path for known in manifest.inputs}
+        for file in self.copies.resolve().glob("*"):
+            if _OURS.fullmatch(file.name) and str(file) not in needed:
+                file.unlink()
+        with suppress(OSError):  # it holds files, or is not there
+            self.copies.rmdir()
 
     @contextmanager
     def planning(self) -> Iterator[None]:

@@ -48,6 +48,8 @@ class Report:
 
     def __init__(self, argv: Sequence[str], seed: int, path: Path | None) -> None:
         self.path = path
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
         self.rows: list[Row] = []
         self.facts: dict[str, object] = {
             "command": shlex.join(["virnucpro", *argv[1:]]),
