@@ -23,6 +23,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,7 @@ from virnucpro.errors import InputError, OutputError, ResumeError, StorageError,
 from virnucpro.rundir import RunDir
 
 CODES = {errno.ENOSPC: 74, errno.EDQUOT: 74, errno.EIO: 74, errno.EROFS: 73, errno.EACCES: 73}
+UNREADABLE = {errno.EIO: 74, errno.EMFILE: 74, errno.EACCES: 73, errno.ESTALE: 73}
 Strike = Callable[[int, str], None]  # the number of a call, and its path
 
 
@@ -402,6 +404,33 @@ def test_a_feature_file_that_is_not_as_it_was_is_made_again(
     (path,) = (config.output / "features").glob(name)
     damage(path, harm, other.output)
     assert_resumes(make(resume=True), tiny, undisturbed)
+
+
+@pytest.mark.parametrize("harm", [None, "flipped"])
+def test_a_feature_file_that_cannot_be_read_now_is_named_and_kept(make, tiny, undisturbed, harm):
+    """Whoever opens it, also when all files are read because another is damaged."""
+    config, name = make(resume=True), "features/000001.h5"
+
+    def start() -> None:
+        shutil.rmtree(config.output, ignore_errors=True)
+        shutil.copytree(undisturbed, config.output)
+        if harm:
+            damage(config.output / "features" / "000000.h5", harm, undisturbed)
+
+    start()
+    calls = CALLS.of(config, tiny.head)
+    opened = [number for number, call in enumerate(calls) if call == ("open", name)]
+    assert len(opened) > 2
+    for number, fault in zip(cycle(opened), UNREADABLE):
+        start()
+        before = (config.output / name).stat()
+        with CALLS.below(config.output, at(number, refusing(fault))):
+            error = ending_of(config, tiny.head)
+        assert error is not None and error.exit_code == UNREADABLE[fault]
+        assert f"{name}: {os.strerror(fault)}" in str(error) and error.hint
+        after = (config.output / name).stat()
+        assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    assert_resumes(config, tiny, undisturbed)
 
 
 def test_a_folder_in_the_place_of_a_feature_file_is_named_and_left_alone(make, tiny, undisturbed):
