@@ -561,6 +561,37 @@ def test_intermediate_files_are_kept_only_when_asked_for(make_config, tiny, cont
     assert (config.output / "chunks.fa").read_text().startswith(">contig0_chunk_1\n")
 
 
+def test_chunks_of_fewer_inputs_are_not_believed_when_they_are_asked_for_again(
+    make_config, tiny, contigs, tmp_path
+):
+    """An input was added in between, without ``--keep-intermediate``, and that run was killed."""
+    more = tmp_path / "more.fa"
+    more.write_text(">more\n" + "GCA" * 150 + "\n")
+    config = make_config(contigs, keep_intermediate=True)
+    run_inline(config, tiny.head)
+
+    def stop(event) -> None:
+        if isinstance(event, EmbeddingStarted):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_inline(make_config(contigs, more, resume=True), tiny.head, stop)
+    run_inline(make_config(contigs, more, resume=True, keep_intermediate=True), tiny.head)
+    assert ">more_chunk_1\n" in (config.output / "chunks.fa").read_text()
+
+
+def test_somebodys_files_beside_the_shards_are_kept(make_config, tiny, contigs):
+    config = make_config(contigs)
+    (config.output / "shards").mkdir(parents=True)
+
+    def leave(event) -> None:
+        (config.output / "shards" / "notes.txt").write_text("precious")
+
+    run_inline(config, tiny.head, leave)
+    shards = config.output / "shards"
+    assert {path.name: path.read_text() for path in shards.iterdir()} == {"notes.txt": "precious"}
+
+
 def test_two_runs_in_one_folder_do_not_meet(make_config, tiny, contigs):
     config = make_config(contigs, resume=True)
     in_use = pytest.raises(OutputError, match=f"process {os.getpid()} on ")

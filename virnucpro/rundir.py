@@ -181,14 +181,7 @@ class RunDir:
         """
         kept = {path.name for path in keep if path.parent == self.copies.resolve()}
         for path in reversed(self._results):
-            if not path.is_dir():
-                path.unlink(missing_ok=True)
-                continue
-            for file in path.iterdir():
-                if _OURS.fullmatch(file.name) and not (path == self.copies and file.name in kept):
-                    file.unlink()
-            with suppress(OSError):  # a folder that holds somebody's files stays
-                path.rmdir()
+            _delete_ours(path, kept if path == self.copies else ())
 
     @contextmanager
     def planning(self) -> Iterator[None]:
@@ -205,19 +198,22 @@ class RunDir:
         """Put what was planned aside in its place; ``plan.json``, which vouches for it, last."""
         with writing(self.shards):
             self.shards.mkdir(exist_ok=True)
+        if self.planned.chunks.exists():
+            with writing(self.chunks, self.planned.chunks):
+                self.planned.chunks.replace(self.chunks)
+        else:  # an old one would be of other inputs
+            self.chunks.unlink(missing_ok=True)
         files = {file.name: file for file in self.planned.shards.iterdir()}
         vouching = files.pop(self.plan.name)
         for file in (*files.values(), vouching):
             with writing(self.shards / file.name, file):
                 file.replace(self.shards / file.name)
-        if self.planned.chunks.exists():
-            with writing(self.chunks, self.planned.chunks):
-                self.planned.chunks.replace(self.chunks)
 
     def clear_shards(self) -> None:
-        """Delete what only the run needed."""
-        shutil.rmtree(self.shards, ignore_errors=True)
-        self.chunks.unlink(missing_ok=True)
+        """Delete what only the run needed; what cannot be deleted does no harm."""
+        with suppress(OSError):
+            for path in (self.shards, self.chunks):
+                _delete_ours(path)
 
     @property
     def own_fasta(self) -> tuple[str, ...]:
@@ -281,6 +277,18 @@ class RunDir:
         }
         with atomic(self.manifest) as temporary:
             temporary.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def _delete_ours(path: Path, kept: Collection[str] = ()) -> None:
+    """Delete a file, or the files of a run in a folder, which stays if it holds others."""
+    if not path.is_dir():
+        path.unlink(missing_ok=True)
+        return
+    for file in path.iterdir():
+        if _OURS.fullmatch(file.name) and file.name not in kept:
+            file.unlink()
+    with suppress(OSError):  # it holds somebody's files
+        path.rmdir()
 
 
 def _damaged(manifest: Path, why: object) -> ResumeError:
