@@ -32,6 +32,7 @@ from runs import assert_same_run, leftovers, run_inline
 from virnucpro.config import RunConfig
 from virnucpro.engine.events import ShardDone
 from virnucpro.errors import InputError, OutputError, ResumeError, StorageError, VirnucproError
+from virnucpro.plan import read_plan
 from virnucpro.rundir import RunDir
 
 CODES = {errno.ENOSPC: 74, errno.EDQUOT: 74, errno.EIO: 74, errno.EROFS: 73, errno.EACCES: 73}
@@ -459,6 +460,28 @@ def test_a_plan_that_is_not_as_it_was_is_made_again(make, tiny, undisturbed, nam
     assert (config.output / name).read_bytes() == (undisturbed / name).read_bytes()
 
 
+def test_a_plan_with_a_flipped_bit_is_made_again_wherever_the_bit_is(
+    make, tiny, undisturbed, chaos_seed
+):
+    """At the first digit of every number, and at every 97th byte."""
+    config, plan = make(resume=True), "shards/plan.json"
+    shutil.copytree(undisturbed, config.output)
+    whole = (undisturbed / plan).read_bytes()
+    numbers = [found.start(1) for found in re.finditer(rb"[ \[](\d+)[,\]}]", whole)]
+    assert numbers[0] == whole.index(b'"n_records": ') + len(b'"n_records": ')
+    rundir = RunDir(config.output)
+    manifest = rundir.read_manifest()
+    assert manifest is not None and read_plan(rundir, manifest) is not None
+    for place in (*numbers, *range(chaos_seed % 97, len(whole), 97)):
+        flipped = bytearray(whole)
+        flipped[place] ^= 1
+        (config.output / plan).write_bytes(flipped)
+        assert read_plan(rundir, manifest) is None, (place, flipped)
+        if place in numbers[:3]:
+            assert_resumes(config, tiny, undisturbed)
+            assert (config.output / plan).read_bytes() == whole
+
+
 @pytest.mark.parametrize("harm", ["empty", "truncated", "zeros", "a pipe"])
 def test_a_damaged_run_json_is_named_and_nothing_is_touched(make, tiny, undisturbed, harm):
     config = make()
@@ -552,6 +575,26 @@ def test_a_kill_while_old_results_are_replaced_leaves_the_old_run_or_the_new_one
         else:
             again = replace(make_forced(make, few), force=False, resume=manifest is not None)
             assert_resumes(again, tiny, tmp_path / "new")
+
+
+def test_a_kill_while_an_input_is_added_leaves_nothing_old_that_is_believed(
+    make_config, few, tiny, undisturbed, tmp_path
+):
+    """At every call that puts a planned file in its place."""
+    more, folder = tmp_path / "more.fa", tmp_path / "run"
+    more.write_text(">more\n" + "GCA" * 150 + "\n")
+    small = {"keep_intermediate": True, "residues_per_shard": 500, "resume": True}
+    config = make_config(few, more, **small)
+    shutil.copytree(undisturbed, folder)
+    calls = CALLS.of(config, tiny.head)
+    shutil.copytree(folder, tmp_path / "added")
+    moves = [n for n, call in enumerate(calls) if call[0] == "rename" and ".planned" in call[1]]
+    assert len(moves) > 8
+    for number in moves:
+        shutil.rmtree(folder)
+        shutil.copytree(undisturbed, folder)
+        end_of_killed(config, tiny, folder, number)
+        assert_resumes(config, tiny, tmp_path / "added")
 
 
 def end_of_killed(config: RunConfig, tiny, folder: Path, number: int) -> None:
