@@ -39,6 +39,7 @@ from virnucpro.records import Embeddings, Failure
 MAX_PARTS = 1000
 _SEAL = struct.Struct("<32sI")  # of the label: its SHA-256 and its length
 _BLOCK = 1 << 20
+_MAX_LABEL = 1 << 28  # bytes: a bound on what is read before its hash is known
 OF_ONE_FILE = ("shard_sha256", "copies")  # attributes that a file over many does not have
 
 # what h5py raises on a file that is not as it should be
@@ -57,6 +58,13 @@ class Label:
     failed_records: Sequence[str]
     n_bytes: int  # of the HDF5 content
     sha256: str  # of that
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.attributes, Mapping):
+            raise TypeError("attributes have names")
+        ids = self.failed_records
+        if not isinstance(ids, (list, tuple)) or not all(isinstance(one, str) for one in ids):
+            raise TypeError("failed records are named by their ids")
 
 
 def write_embeddings(path: Path, embeddings: Embeddings, attributes: Attributes) -> None:
@@ -135,20 +143,22 @@ def read_label(path: Path, attributes: Attributes) -> Label:
                 raise ValueError("it is cut short")
             handle.seek(end)
             digest, n_bytes = _SEAL.unpack(handle.read())
-            start = handle.seek(max(0, end - n_bytes))
-            text = handle.read(min(n_bytes, end))
+            if n_bytes > min(end, _MAX_LABEL):
+                raise ValueError("it has no label at its end")
+            start = handle.seek(end - n_bytes)
+            text = handle.read(n_bytes)
         if hashlib.sha256(text).digest() != digest:
             raise ValueError("it has no label at its end")
         label = Label(**json.loads(text))
         if label.n_bytes != start:
             raise ValueError(f"its content has {start} bytes of {label.n_bytes}")
+        for name, value in attributes.items():
+            if (found := label.attributes.get(name)) != value:
+                raise FeatureFileError(
+                    f"{printable(path)} has {name} {printable(found)}, not {printable(value)}"
+                )
     except _DAMAGE as error:
         raise _refusal(path, error) from error
-    for name, value in attributes.items():
-        if (found := label.attributes.get(name)) != value:
-            raise FeatureFileError(
-                f"{printable(path)} has {name} {printable(found)}, not {printable(value)}"
-            )
     return label
 
 
