@@ -648,6 +648,25 @@ def test_status_finds_feature_files_that_are_not_in_their_places(
     assert inspect_run(config.output, verify=True).n_damaged == 0
 
 
+def test_status_finds_swapped_files_of_an_unfinished_run_by_its_plan(
+    make_config, tiny, contigs, tmp_path
+):
+    config = make_config(contigs, keep_intermediate=True)
+    run_inline(config, tiny.head)
+    (config.output / "features.h5").unlink()
+    one, two = (config.output / "features" / f"{i:06d}.h5" for i in (1, 2))
+    assert inspect_run(config.output, verify=True).lines[-1].endswith("feature files are whole")
+    one.rename(tmp_path / "aside")
+    two.rename(one)
+    (tmp_path / "aside").rename(two)
+    report = inspect_run(config.output, verify=True)
+    assert report.n_damaged == 2
+    for path, line in zip((one, two), report.lines[-2:], strict=True):
+        assert f"{path} has shard_sha256 " in line
+    shutil.rmtree(config.output / "shards")
+    assert "in its place was not checked" in inspect_run(config.output, verify=True).lines[-1]
+
+
 def test_nothing_temporary_is_left(make_config, tiny, contigs):
     config = make_config(contigs)
     run_inline(config, tiny.head)
