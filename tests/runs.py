@@ -52,9 +52,24 @@ def statuses(folder: Path, table: str = "predictions.tsv") -> dict[str, str]:
 
 
 def assert_same_run(one: Path, other: Path) -> None:
-    """The tables have the same bytes, and the vectors the same bits, id by id."""
+    """The tables, and what failed, have the same bytes, and the vectors the same bits, id by id."""
     assert tables(one) == tables(other)
+    assert failures(one) == failures(other)
+    chunks = [folder / "chunks.fa" for folder in (one, other)]
+    if all(path.exists() for path in chunks):
+        assert chunks[0].read_bytes() == chunks[1].read_bytes()
+    assert feature_names(one) == feature_names(other)
     assert_same_vectors(vectors(one), vectors(other))
+
+
+def failures(folder: Path) -> dict[str, bytes]:
+    """The files that are there only if something failed."""
+    paths = [folder / name for name in ("failed_files.txt", "failed_sequences.fa")]
+    return {path.name: path.read_bytes() for path in paths if path.exists()}
+
+
+def feature_names(folder: Path) -> set[str]:
+    return {path.name for path in (folder / "features").glob("*.h5")}
 
 
 def assert_same_vectors(

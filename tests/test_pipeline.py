@@ -581,6 +581,37 @@ def test_intermediate_files_are_kept_only_when_asked_for(make_config, tiny, cont
     assert (config.output / "chunks.fa").read_text().startswith(">contig0_chunk_1\n")
 
 
+def test_chunks_of_fewer_inputs_are_not_believed_when_they_are_asked_for_again(
+    make_config, tiny, contigs, tmp_path
+):
+    """An input was added in between, without ``--keep-intermediate``, and that run was killed."""
+    more = tmp_path / "more.fa"
+    more.write_text(">more\n" + "GCA" * 150 + "\n")
+    config = make_config(contigs, keep_intermediate=True)
+    run_inline(config, tiny.head)
+
+    def stop(event) -> None:
+        if isinstance(event, EmbeddingStarted):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_inline(make_config(contigs, more, resume=True), tiny.head, stop)
+    run_inline(make_config(contigs, more, resume=True, keep_intermediate=True), tiny.head)
+    assert ">more_chunk_1\n" in (config.output / "chunks.fa").read_text()
+
+
+def test_somebodys_files_beside_the_shards_are_kept(make_config, tiny, contigs):
+    config = make_config(contigs)
+    (config.output / "shards").mkdir(parents=True)
+
+    def leave(event) -> None:
+        (config.output / "shards" / "notes.txt").write_text("precious")
+
+    run_inline(config, tiny.head, leave)
+    shards = config.output / "shards"
+    assert {path.name: path.read_text() for path in shards.iterdir()} == {"notes.txt": "precious"}
+
+
 def test_two_runs_in_one_folder_do_not_meet(make_config, tiny, contigs):
     config = make_config(contigs, resume=True)
     in_use = pytest.raises(OutputError, match=f"process {os.getpid()} on ")
@@ -635,6 +666,25 @@ def test_status_finds_feature_files_that_are_not_in_their_places(
     assert report.n_damaged == 1 and "features.h5" in report.lines[-1]
     run_inline(make_config(contigs, resume=True), tiny.head)
     assert inspect_run(config.output, verify=True).n_damaged == 0
+
+
+def test_status_finds_swapped_files_of_an_unfinished_run_by_its_plan(
+    make_config, tiny, contigs, tmp_path
+):
+    config = make_config(contigs, keep_intermediate=True)
+    run_inline(config, tiny.head)
+    (config.output / "features.h5").unlink()
+    one, two = (config.output / "features" / f"{i:06d}.h5" for i in (1, 2))
+    assert inspect_run(config.output, verify=True).lines[-1].endswith("feature files are whole")
+    one.rename(tmp_path / "aside")
+    two.rename(one)
+    (tmp_path / "aside").rename(two)
+    report = inspect_run(config.output, verify=True)
+    assert report.n_damaged == 2
+    for path, line in zip((one, two), report.lines[-2:], strict=True):
+        assert f"{path} has shard_sha256 " in line
+    shutil.rmtree(config.output / "shards")
+    assert "in its place was not checked" in inspect_run(config.output, verify=True).lines[-1]
 
 
 def test_nothing_temporary_is_left(make_config, tiny, contigs):

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import errno
+import hashlib
+import json
 import multiprocessing
 import os
 import resource
+import struct
 import time
+import tracemalloc
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -170,6 +174,37 @@ def test_a_file_of_another_recipe_or_shard_is_refused_and_the_difference_named(
     message = str(refusal_of(path, {**ATTRIBUTES, name: "another"}))
     assert f"has {name} " in message and message.endswith(", not another")
     refusal_of(path, {**ATTRIBUTES, f"new_{name}": ATTRIBUTES[name]})
+
+
+@pytest.mark.parametrize(
+    ("attributes", "failed_records"),
+    [([1], []), ("text", []), (ATTRIBUTES, 5), (ATTRIBUTES, "text"), (ATTRIBUTES, [["a"]])],
+)
+def test_a_label_that_says_something_else_than_labels_do_is_refused(
+    path: Path, attributes: object, failed_records: object
+) -> None:
+    write_embeddings(path, make_embeddings(5), ATTRIBUTES)
+    content = path.read_bytes()[: read_label(path, {}).n_bytes]
+    label = {"attributes": attributes, "failed_records": failed_records}
+    label |= {"n_bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    text = json.dumps(label).encode()
+    seal = struct.pack("<32sI", hashlib.sha256(text).digest(), len(text))
+    path.write_bytes(content + text + seal)
+    for required in (ATTRIBUTES, {}):
+        assert "is not whole" in str(refusal_of(path, required))
+
+
+def test_a_label_without_bound_is_refused_unread(path: Path) -> None:
+    """A foreign file, or one cut within numbers, may claim gigabytes."""
+    with path.open("wb") as out:
+        out.truncate(1 << 29)  # takes no room
+        out.seek(0, os.SEEK_END)
+        out.write(struct.pack("<32sI", b"", 1 << 29))
+    tracemalloc.start()
+    refusal_of(path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1 << 20
 
 
 def test_the_file_of_another_shard_in_its_place_is_refused(path: Path) -> None:

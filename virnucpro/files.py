@@ -47,6 +47,7 @@ _REMEDIES: dict[int, tuple[type[OutputError | StorageError], str]] = {
     errno.ENOSPC: (StorageError, _ROOM),
     errno.EDQUOT: (StorageError, _ROOM),
     errno.EFBIG: (StorageError, "files may not grow so large here: see `ulimit -f`"),
+    errno.EMFILE: (StorageError, "too many files are open: see `ulimit -n`"),
     errno.EIO: (StorageError, "the disk, or the way to it, has a fault: see the system's log"),
     errno.ENOENT: (OutputError, _GONE),
     errno.ESTALE: (OutputError, _GONE),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
@@ -245,8 +245,12 @@ def _key(manifest: Manifest) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def _digest(stored: Mapping[str, object]) -> str:
+    return hashlib.sha256(json.dumps(stored).encode()).hexdigest()
+
+
 def _to_json(plan: Plan, manifest: Manifest) -> dict[str, object]:
-    return {
+    stored = {
         "key": _key(manifest),
         "counts": asdict(plan.counts),
         "generations": [
@@ -254,6 +258,7 @@ def _to_json(plan: Plan, manifest: Manifest) -> dict[str, object]:
             for shards in plan.generations
         ],
     }
+    return {**stored, "sha256": _digest(stored)}
 
 
 def find_plan(
@@ -269,14 +274,15 @@ def find_plan(
     """
     if keep_intermediate and not rundir.chunks.exists():
         return None
-    plan = _read_plan(rundir, manifest)
+    plan = read_plan(rundir, manifest)
     return plan if plan is not None and _are_whole(plan.shards, on_shard) else None
 
 
-def _read_plan(rundir: RunDir, manifest: Manifest) -> Plan | None:
+def read_plan(rundir: RunDir, manifest: Manifest) -> Plan | None:
+    """What ``plan.json`` tells, if it is of this run and as it was written."""
     try:
-        stored = json.loads(rundir.plan.read_text())
-        if stored["key"] != _key(manifest):
+        stored = dict(json.loads(rundir.plan.read_text()))
+        if stored.pop("sha256") != _digest(stored) or stored["key"] != _key(manifest):
             return None
         index, found = 0, []
         for entries in stored["generations"]:
@@ -287,7 +293,7 @@ def _read_plan(rundir: RunDir, manifest: Manifest) -> Plan | None:
                 index += 1
             found.append(tuple(shards))
         return Plan(tuple(found), Counts(**stored["counts"]))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 

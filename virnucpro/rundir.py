@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -137,10 +137,12 @@ class RunDir:
         """
         try:
             self.root.mkdir(parents=True, exist_ok=True)
+            with locked(self.root):
+                yield
+        except BrokenPipeError:  # of standard output
+            raise
         except OSError as error:
             raise disk_error(error) from error
-        with locked(self.root):
-            yield
 
     def check_free(self, *, resume: bool, force: bool) -> None:
         """Refuse a folder with results, unless the user said what to do with them.
@@ -180,25 +182,14 @@ class RunDir:
         Copies of inputs stay: the next run may need them.
         """
         for path in reversed(self._results):
-            if path == self.copies:
-                continue
-            if not path.is_dir():
-                path.unlink(missing_ok=True)
-                continue
-            for file in path.iterdir():
-                if _OURS.fullmatch(file.name):
-                    file.unlink()
-            with suppress(OSError):  # a folder that holds somebody's files stays
-                path.rmdir()
+            if path != self.copies:
+                _delete_ours(path)
 
     def clear_copies(self, manifest: Manifest) -> None:
         """Delete the copies of inputs that a run, whose manifest is written, does not need."""
-        needed = {known.path for known in manifest.inputs}
-        for file in self.copies.resolve().glob("*"):
-            if _OURS.fullmatch(file.name) and str(file) not in needed:
-                file.unlink()
-        with suppress(OSError):  # it holds files, or is not there
-            self.copies.rmdir()
+        paths = [Path(known.path) for known in manifest.inputs]
+        needed = [path.name for path in paths if path.parent == self.copies.resolve()]
+        _delete_ours(self.copies, kept=needed)
 
     @contextmanager
     def planning(self) -> Iterator[None]:
@@ -215,19 +206,22 @@ class RunDir:
         """Put what was planned aside in its place; ``plan.json``, which vouches for it, last."""
         with writing(self.shards):
             self.shards.mkdir(exist_ok=True)
+        if self.planned.chunks.exists():
+            with writing(self.chunks, self.planned.chunks):
+                self.planned.chunks.replace(self.chunks)
+        else:  # an old one would be of other inputs
+            self.chunks.unlink(missing_ok=True)
         files = {file.name: file for file in self.planned.shards.iterdir()}
         vouching = files.pop(self.plan.name)
         for file in (*files.values(), vouching):
             with writing(self.shards / file.name, file):
                 file.replace(self.shards / file.name)
-        if self.planned.chunks.exists():
-            with writing(self.chunks, self.planned.chunks):
-                self.planned.chunks.replace(self.chunks)
 
     def clear_shards(self) -> None:
-        """Delete what only the run needed."""
-        shutil.rmtree(self.shards, ignore_errors=True)
-        self.chunks.unlink(missing_ok=True)
+        """Delete what only the run needed; what cannot be deleted does no harm."""
+        with suppress(OSError):
+            for path in (self.shards, self.chunks):
+                _delete_ours(path)
 
     @property
     def own_fasta(self) -> tuple[str, ...]:
@@ -291,6 +285,18 @@ class RunDir:
         }
         with atomic(self.manifest) as temporary:
             temporary.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def _delete_ours(path: Path, kept: Collection[str] = ()) -> None:
+    """Delete a file, or the files of a run in a folder, which stays if it holds others."""
+    if not path.is_dir():
+        path.unlink(missing_ok=True)
+        return
+    for file in path.iterdir():
+        if _OURS.fullmatch(file.name) and file.name not in kept:
+            file.unlink()
+    with suppress(OSError):  # it holds somebody's files
+        path.rmdir()
 
 
 def _damaged(manifest: Path, why: object) -> ResumeError:

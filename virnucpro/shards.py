@@ -11,7 +11,7 @@ import hashlib
 from pathlib import Path
 
 from virnucpro.errors import StorageError
-from virnucpro.files import writing
+from virnucpro.files import disk_error, writing
 from virnucpro.log import printable
 from virnucpro.records import Orf, Shard
 
@@ -82,12 +82,15 @@ class ShardWriter:
 def read_shard(shard: Shard) -> list[Orf]:
     """
     Raises:
-        StorageError: the file cannot be read, or is not the one that was written.
+        StorageError: the file is not there, or not the one that was written.
+        OutputError, StorageError: it cannot be read now.
     """
     try:
         content = shard.path.read_bytes()
-    except OSError as error:
+    except FileNotFoundError as error:
         raise StorageError(f"{printable(shard.path)}: {error.strerror}", hint=_AGAIN) from error
+    except OSError as error:
+        raise disk_error(error, shard.path) from error
     if hashlib.sha256(content).hexdigest() != shard.sha256:
         raise StorageError(f"{printable(shard.path)} changed during the run", hint=_AGAIN)
     lines = content.decode().split("\n")

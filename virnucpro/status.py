@@ -8,6 +8,7 @@ from pathlib import Path
 
 from virnucpro.errors import FeatureFileError, InputMissingError, ResumeError
 from virnucpro.log import printable
+from virnucpro.plan import read_plan
 from virnucpro.rundir import COPIES, Manifest, RunDir
 from virnucpro.store import check_index, read_embeddings
 
@@ -38,21 +39,38 @@ def inspect_run(folder: Path, *, verify: bool) -> Report:
             f"{printable(folder)}: run.json or shards/plan.json is damaged: {printable(error)}",
             hint="go on with --resume, which writes both anew",
         ) from error
-    damaged = []
-    files = sorted(rundir.features.glob("*.h5"))
+    n_damaged = 0
     if verify:
-        for file in files:
-            try:
-                read_embeddings(file, {"fingerprint": manifest.recipe.fingerprint})
-            except FeatureFileError as error:
-                damaged.append(f"damaged   {error}")
-        if rundir.feature_index.exists() and not damaged:
-            try:
+        damaged, verified = _verify(rundir, manifest)
+        n_damaged = len(damaged)
+        lines += damaged or [verified]
+    return Report(tuple(lines), n_damaged)
+
+
+def _verify(rundir: RunDir, manifest: Manifest) -> tuple[list[str], str]:
+    """What is damaged, a line each, and what to say if nothing is."""
+    plan = read_plan(rundir, manifest)
+    shards = {} if plan is None else {shard.path.stem: shard.sha256 for shard in plan.shards}
+    files = sorted(rundir.features.glob("*.h5"))
+    damaged = []
+    for file in files:
+        attributes = {"fingerprint": manifest.recipe.fingerprint}
+        if shard := shards.get(file.stem.removesuffix(COPIES)):
+            attributes["shard_sha256"] = shard
+        try:
+            read_embeddings(file, attributes)
+        except FeatureFileError as error:
+            damaged.append(f"damaged   {error}")
+    verified = f"verified  all {len(files)} feature files are whole"
+    if rundir.feature_index.exists():
+        try:
+            if not damaged:
                 check_index(rundir.feature_index)
-            except FeatureFileError as error:
-                damaged.append(f"damaged   {error}; --resume writes it anew")
-        lines += damaged or [f"verified  all {len(files)} feature files are whole"]
-    return Report(tuple(lines), len(damaged))
+        except FeatureFileError as error:
+            damaged.append(f"damaged   {error}; --resume writes it anew")
+    elif plan is None:
+        verified += "; whether each is in its place was not checked: the plan is not here"
+    return damaged, verified
 
 
 def _describe(rundir: RunDir, manifest: Manifest) -> list[str]:

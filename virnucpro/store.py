@@ -11,10 +11,12 @@ written.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import json
 import os
+import stat
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -27,8 +29,8 @@ import torch
 from numpy.typing import NDArray
 
 from virnucpro import __version__
-from virnucpro.errors import FeatureFileError, StorageError
-from virnucpro.files import atomic, sha256
+from virnucpro.errors import FeatureFileError, StorageError, VirnucproError
+from virnucpro.files import atomic, disk_error, sha256
 from virnucpro.log import printable
 from virnucpro.records import Embeddings, Failure
 
@@ -37,10 +39,13 @@ from virnucpro.records import Embeddings, Failure
 MAX_PARTS = 1000
 _SEAL = struct.Struct("<32sI")  # of the label: its SHA-256 and its length
 _BLOCK = 1 << 20
+_MAX_LABEL = 1 << 28  # bytes: a bound on what is read before its hash is known
 OF_ONE_FILE = ("shard_sha256", "copies")  # attributes that a file over many does not have
 
 # what h5py raises on a file that is not as it should be
 _DAMAGE = (OSError, LookupError, ValueError, TypeError, RuntimeError, AttributeError)
+# numbers of the OSErrors that tell of the file; all others tell of the disk, or of who may read it
+_NO_FILE = (None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
 
 Attributes = Mapping[str, str | int]
 
@@ -53,6 +58,13 @@ class Label:
     failed_records: Sequence[str]
     n_bytes: int  # of the HDF5 content
     sha256: str  # of that
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.attributes, Mapping):
+            raise TypeError("attributes have names")
+        ids = self.failed_records
+        if not isinstance(ids, (list, tuple)) or not all(isinstance(one, str) for one in ids):
+            raise TypeError("failed records are named by their ids")
 
 
 def write_embeddings(path: Path, embeddings: Embeddings, attributes: Attributes) -> None:
@@ -120,9 +132,10 @@ def read_label(path: Path, attributes: Attributes) -> Label:
 
     Raises:
         FeatureFileError: it is missing, cut short, or of another recipe or shard.
+        OutputError, StorageError: it cannot be read now.
     """
     try:
-        if not path.is_file():  # a pipe would never end
+        if not stat.S_ISREG(path.stat().st_mode):  # a pipe would never end
             raise ValueError("it is no file")
         with path.open("rb") as handle:
             end = handle.seek(0, os.SEEK_END) - _SEAL.size
@@ -130,20 +143,22 @@ def read_label(path: Path, attributes: Attributes) -> Label:
                 raise ValueError("it is cut short")
             handle.seek(end)
             digest, n_bytes = _SEAL.unpack(handle.read())
-            start = handle.seek(max(0, end - n_bytes))
-            text = handle.read(min(n_bytes, end))
+            if n_bytes > min(end, _MAX_LABEL):
+                raise ValueError("it has no label at its end")
+            start = handle.seek(end - n_bytes)
+            text = handle.read(n_bytes)
         if hashlib.sha256(text).digest() != digest:
             raise ValueError("it has no label at its end")
         label = Label(**json.loads(text))
         if label.n_bytes != start:
             raise ValueError(f"its content has {start} bytes of {label.n_bytes}")
+        for name, value in attributes.items():
+            if (found := label.attributes.get(name)) != value:
+                raise FeatureFileError(
+                    f"{printable(path)} has {name} {printable(found)}, not {printable(value)}"
+                )
     except _DAMAGE as error:
-        raise _not_whole(path, error) from error
-    for name, value in attributes.items():
-        if (found := label.attributes.get(name)) != value:
-            raise FeatureFileError(
-                f"{printable(path)} has {name} {printable(found)}, not {printable(value)}"
-            )
+        raise _refusal(path, error) from error
     return label
 
 
@@ -152,6 +167,7 @@ def read_embeddings(path: Path, attributes: Attributes) -> Embeddings:
 
     Raises:
         FeatureFileError: it is missing, damaged, or of another recipe or shard.
+        OutputError, StorageError: it cannot be read now.
     """
     label = read_label(path, attributes)
     try:
@@ -171,10 +187,13 @@ def read_embeddings(path: Path, attributes: Attributes) -> Embeddings:
                 ),
             )
     except _DAMAGE as error:
-        raise _not_whole(path, error) from error
+        raise _refusal(path, error) from error
 
 
-def _not_whole(path: Path, error: Exception) -> FeatureFileError:
+def _refusal(path: Path, error: Exception) -> VirnucproError:
+    """A file that cannot be read now is not damaged: nobody may delete it for that."""
+    if isinstance(error, OSError) and error.errno not in _NO_FILE:
+        return disk_error(error, path)
     return FeatureFileError(
         f"{printable(path)} is not whole: {printable(error)}",
         hint="check the disk, and run the same command with --resume: it is made again",
@@ -197,7 +216,7 @@ def read_rows(path: Path, places: Sequence[int], per_residue: bool) -> list[NDAr
             bounds = np.concatenate([[0], np.cumsum(h5["lengths"][:])])
             return [rows[bounds[i] : bounds[i + 1]] for i in places]
     except _DAMAGE as error:
-        raise _not_whole(path, error) from error
+        raise _refusal(path, error) from error
 
 
 def _own(h5: h5py.File, name: str) -> h5py.Dataset:
@@ -307,7 +326,7 @@ def check_index(path: Path) -> None:
         if _hash_of_parts(path.parent, parts) != written_for:
             raise FeatureFileError(f"{printable(path)} was written for other files")
     except _DAMAGE as error:
-        raise _not_whole(path, error) from error
+        raise _refusal(path, error) from error
 
 
 def _hash_of_parts(folder: Path, parts: Sequence[str]) -> str:

@@ -23,6 +23,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -31,9 +32,11 @@ from runs import assert_same_run, leftovers, run_inline
 from virnucpro.config import RunConfig
 from virnucpro.engine.events import ShardDone
 from virnucpro.errors import InputError, OutputError, ResumeError, StorageError, VirnucproError
+from virnucpro.plan import read_plan
 from virnucpro.rundir import RunDir
 
 CODES = {errno.ENOSPC: 74, errno.EDQUOT: 74, errno.EIO: 74, errno.EROFS: 73, errno.EACCES: 73}
+UNREADABLE = {errno.EIO: 74, errno.EMFILE: 74, errno.EACCES: 73, errno.ESTALE: 73}
 Strike = Callable[[int, str], None]  # the number of a call, and its path
 
 
@@ -156,7 +159,7 @@ def test_a_refused_call_is_told_with_its_file_and_resume_completes_the_run(
         if error is not None:
             what = (call, name, error)
             is_input = call == "open" and name.endswith(".fa")
-            assert error.exit_code in ((66,) if is_input else (CODES[fault], 74)), what
+            assert error.exit_code == (66 if is_input else CODES[fault]), what
             assert os.strerror(fault) in str(error) and error.hint, what
             blamed = "inputs" if name == "inputs/copy" else Path(name).name
             assert call == "open" or blamed in str(error), what
@@ -404,6 +407,33 @@ def test_a_feature_file_that_is_not_as_it_was_is_made_again(
     assert_resumes(make(resume=True), tiny, undisturbed)
 
 
+@pytest.mark.parametrize("harm", [None, "flipped"])
+def test_a_feature_file_that_cannot_be_read_now_is_named_and_kept(make, tiny, undisturbed, harm):
+    """Whoever opens it, also when all files are read because another is damaged."""
+    config, name = make(resume=True), "features/000001.h5"
+
+    def start() -> None:
+        shutil.rmtree(config.output, ignore_errors=True)
+        shutil.copytree(undisturbed, config.output)
+        if harm:
+            damage(config.output / "features" / "000000.h5", harm, undisturbed)
+
+    start()
+    calls = CALLS.of(config, tiny.head)
+    opened = [number for number, call in enumerate(calls) if call == ("open", name)]
+    assert len(opened) > 2
+    for number, fault in zip(cycle(opened), UNREADABLE):
+        start()
+        before = (config.output / name).stat()
+        with CALLS.below(config.output, at(number, refusing(fault))):
+            error = ending_of(config, tiny.head)
+        assert error is not None and error.exit_code == UNREADABLE[fault]
+        assert f"{name}: {os.strerror(fault)}" in str(error) and error.hint
+        after = (config.output / name).stat()
+        assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    assert_resumes(config, tiny, undisturbed)
+
+
 def test_a_folder_in_the_place_of_a_feature_file_is_named_and_left_alone(make, tiny, undisturbed):
     config = make()
     run_inline(config, tiny.head)
@@ -428,6 +458,28 @@ def test_a_plan_that_is_not_as_it_was_is_made_again(make, tiny, undisturbed, nam
     damage(config.output / name, harm, config.output)
     assert_resumes(make(resume=True), tiny, undisturbed)
     assert (config.output / name).read_bytes() == (undisturbed / name).read_bytes()
+
+
+def test_a_plan_with_a_flipped_bit_is_made_again_wherever_the_bit_is(
+    make, tiny, undisturbed, chaos_seed
+):
+    """At the first digit of every number, and at every 97th byte."""
+    config, plan = make(resume=True), "shards/plan.json"
+    shutil.copytree(undisturbed, config.output)
+    whole = (undisturbed / plan).read_bytes()
+    numbers = [found.start(1) for found in re.finditer(rb"[ \[](\d+)[,\]}]", whole)]
+    assert numbers[0] == whole.index(b'"n_records": ') + len(b'"n_records": ')
+    rundir = RunDir(config.output)
+    manifest = rundir.read_manifest()
+    assert manifest is not None and read_plan(rundir, manifest) is not None
+    for place in (*numbers, *range(chaos_seed % 97, len(whole), 97)):
+        flipped = bytearray(whole)
+        flipped[place] ^= 1
+        (config.output / plan).write_bytes(flipped)
+        assert read_plan(rundir, manifest) is None, (place, flipped)
+        if place in numbers[:3]:
+            assert_resumes(config, tiny, undisturbed)
+            assert (config.output / plan).read_bytes() == whole
 
 
 @pytest.mark.parametrize("harm", ["empty", "truncated", "zeros", "a pipe"])
@@ -523,6 +575,26 @@ def test_a_kill_while_old_results_are_replaced_leaves_the_old_run_or_the_new_one
         else:
             again = replace(make_forced(make, few), force=False, resume=manifest is not None)
             assert_resumes(again, tiny, tmp_path / "new")
+
+
+def test_a_kill_while_an_input_is_added_leaves_nothing_old_that_is_believed(
+    make_config, few, tiny, undisturbed, tmp_path
+):
+    """At every call that puts a planned file in its place."""
+    more, folder = tmp_path / "more.fa", tmp_path / "run"
+    more.write_text(">more\n" + "GCA" * 150 + "\n")
+    small = {"keep_intermediate": True, "residues_per_shard": 500, "resume": True}
+    config = make_config(few, more, **small)
+    shutil.copytree(undisturbed, folder)
+    calls = CALLS.of(config, tiny.head)
+    shutil.copytree(folder, tmp_path / "added")
+    moves = [n for n, call in enumerate(calls) if call[0] == "rename" and ".planned" in call[1]]
+    assert len(moves) > 8
+    for number in moves:
+        shutil.rmtree(folder)
+        shutil.copytree(undisturbed, folder)
+        end_of_killed(config, tiny, folder, number)
+        assert_resumes(config, tiny, tmp_path / "added")
 
 
 def end_of_killed(config: RunConfig, tiny, folder: Path, number: int) -> None:

@@ -96,7 +96,7 @@ def no_flock(*_: object) -> None:
 
 @contextmanager
 def held(folder: Path, contend: Callable[[], Contender]) -> Iterator[Contender]:
-    """Another process has the folder; after the block it is killed, and lingers."""
+    """Another process has the folder; after the block it is killed, and lingers if it can."""
     contender = contend()
     assert contender.hear() == "ready"
     contender.tell(folder)
@@ -105,7 +105,10 @@ def held(folder: Path, contend: Callable[[], Contender]) -> Iterator[Contender]:
         yield contender
     finally:
         contender.process.kill()
-        os.waitid(os.P_PID, contender.process.pid, os.WEXITED | os.WNOWAIT)
+        if hasattr(os, "waitid"):
+            os.waitid(os.P_PID, contender.process.pid, os.WEXITED | os.WNOWAIT)
+        else:
+            contender.process.wait()
 
 
 def refusal_of(folder: Path) -> OutputError:
@@ -223,13 +226,12 @@ def test_features_are_read_where_files_cannot_be_locked(make_config, tiny, conti
 
 @pytest.fixture
 def older(make_config, tiny, contigs, tmp_path) -> Path:
-    """A run that another version of the program began, half done."""
+    """A run of this version, complete; ``before`` holds a copy of it."""
     config = make_config(contigs, keep_intermediate=True)
     run_inline(config, tiny.head)
     shutil.copytree(config.output, tmp_path / "before")
     for path in (config.output / "features").iterdir():
-        read, rest = path.read_bytes(), path
-        assert __version__.encode() in read, rest
+        assert __version__.encode() in path.read_bytes(), path
     return config.output
 
 
