@@ -38,7 +38,9 @@ _BGZIP_END = bytes.fromhex("1f8b08040000000000ff0600424302001b000300000000000000
 
 
 _ROOM = "make room there"
-_GONE = "it, or the folder that it was in, was moved or deleted: put it back"
+_GONE = (
+    "it, or the folder that it is in, is missing: make it, or put back what was moved or deleted"
+)
 _PERMISSION = "check the permissions there, or choose another folder"
 _IN_THE_WAY = "something else has this name: move it away"
 _NAME = "choose another path: this one is too long, or goes round in circles"

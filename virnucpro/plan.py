@@ -272,7 +272,8 @@ def find_plan(
 
     ``on_shard`` hears how many of them were read, and of how many.
     """
-    if keep_intermediate and not rundir.chunks.exists():
+    has_chunks = manifest.recipe.input_type == "nucleotide"
+    if keep_intermediate and has_chunks and not rundir.chunks.exists():
         return None
     plan = read_plan(rundir, manifest)
     return plan if plan is not None and _are_whole(plan.shards, on_shard) else None
