@@ -111,7 +111,8 @@ class Run:
             self.send(signal.SIGABRT)  # has it say where it is
             psutil.wait_procs(family[:1], timeout=5)
             for one in family:
-                one.kill()
+                with suppress(psutil.NoSuchProcess):
+                    one.kill()
             _, errors = self.process.communicate()
             raise AssertionError(f"does not end: {family}\n{errors}") from None
         _, alive = psutil.wait_procs(self.family(), timeout=10)
