@@ -131,8 +131,13 @@ def test_a_killed_worker_does_not_disturb_the_run(setting, tmp_path):
 def test_a_stopped_worker_does_not_outlive_a_killed_parent(setting, tmp_path):
     run = Run.start(setting, tmp_path / "run", "--workers", "2")
     run.wait_for_work()
-    for worker in run.workers():
-        worker.suspend()
+    workers = awake = run.workers()
+    assert len(workers) == 2
+    while awake:
+        for worker in filter(run.is_ready, awake):  # it has asked to end with its parent
+            worker.suspend()
+        time.sleep(0.01)
+        awake = [worker for worker in workers if worker.status() != psutil.STATUS_STOPPED]
     run.process.kill()
     run.end()
 
