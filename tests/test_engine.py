@@ -452,6 +452,31 @@ def test_when_no_device_can_start_the_run_says_why(make_config, tiny, contigs):
     assert not (config.output / "predictions.tsv").exists()
 
 
+def test_an_interruption_while_workers_end_leaves_no_process_behind(make_config, tiny, tmp_path):
+    """One that was stopped does not end by itself: the run waits for it when Ctrl-C comes."""
+    fasta = tmp_path / "one.faa"
+    fasta.write_text(">p0\nMKVLEFPQIL\n")
+    stopped = []
+
+    def stop_the_worker_of_the_only_shard(event):
+        if isinstance(event, ShardDone):
+            stopped.extend(multiprocessing.active_children())
+            os.kill(stopped[0].pid, signal.SIGSTOP)
+            signal.setitimer(signal.ITIMER_REAL, 1.0)
+
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    config = make_config(fasta, input_type="protein")
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            executor = ProcessExecutor(["cpu"])
+            run_inline(config, tiny.head, stop_the_worker_of_the_only_shard, executor)
+        assert stopped and not multiprocessing.active_children()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+        for worker in stopped:
+            worker.kill()
+
+
 def test_an_error_in_the_parent_leaves_no_process_behind(make_config, tiny, contigs):
     def interrupt(event):
         if isinstance(event, BatchStarted):

@@ -56,7 +56,7 @@ START_SECONDS = 900.0  # to import, load the model and say so
 MAX_IDLE_LOSSES = 6  # workers a device may lose in a row without one batch done
 MAX_LOSSES = 100  # the same, with those that one ORF alone is to blame for
 MAX_BLIND_LOSSES = 4  # workers a shard may kill while no batch is in flight
-GRACE_SECONDS = 5.0  # for an idle worker to end by itself
+GRACE_SECONDS = 5.0  # for idle workers to end by themselves
 _KILLED = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGQUIT}  # from outside
 _SET_DEATH_SIGNAL = 1  # of prctl(2)
 
@@ -82,11 +82,14 @@ class ProcessExecutor:
                     run.peers.append(_Peer.start(name, device, job, self))
             yield from run.events()
         finally:
-            with ExitStack() as ends:  # all of them, whatever may happen
+            with ExitStack() as ends:  # none is left, whatever may happen while they end
                 for peer in run.peers:
-                    ends.callback(peer.end)
+                    ends.callback(peer.kill)
                 for peer in run.peers:
                     peer.tell_to_end()
+                deadline = time.monotonic() + GRACE_SECONDS
+                for peer in run.peers:
+                    peer.process.join(max(0.0, deadline - time.monotonic()))
 
 
 def _names(devices: Sequence[str]) -> list[str]:
@@ -311,10 +314,6 @@ class _Peer:
             self.process.kill()  # nothing is lost: files appear only when they are whole
         else:
             self.queue.put(None)
-
-    def end(self) -> None:
-        self.process.join(GRACE_SECONDS)
-        self.kill()
 
     def kill(self) -> None:
         self.process.kill()
