@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,6 +31,12 @@ def run_inline(
     executor: Executor | None = None,
 ) -> Summary:
     return run(config, head, executor or InlineExecutor(), on_event)
+
+
+def hear_signals() -> None:
+    """For a process about to be a command: what started the tests may ignore these (`nohup`)."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def tables(folder: Path) -> dict[str, bytes]:

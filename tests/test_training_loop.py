@@ -20,6 +20,7 @@ import pytest
 import torch
 import trainings
 from oracle import tolerance
+from runs import hear_signals
 from torch import Tensor
 from trainings import (
     N_ROWS,
@@ -256,7 +257,7 @@ def test_a_file_that_is_no_checkpoint_is_refused(undisturbed, tmp_path):
 
 def start(folder: Path, how: str, **environment: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, trainings.__file__, str(folder), how]
-    return subprocess.Popen(command, env={**os.environ, **environment})
+    return subprocess.Popen(command, env={**os.environ, **environment}, preexec_fn=hear_signals)
 
 
 def wait_for_an_epoch(folder: Path, parent: subprocess.Popen[bytes]) -> list[psutil.Process]:

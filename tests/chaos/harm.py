@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 from conftest import make_tiny, open_dna
+from runs import hear_signals
 
 SILENCE = 8  # seconds after which a worker counts as hung
 # a signal may come before the program can catch it: then the system ends it, with the same meaning
@@ -69,6 +70,7 @@ class Run:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,  # a group of its own, as a shell makes for a job
+            preexec_fn=hear_signals,
         )
         return cls(process, output)
 
