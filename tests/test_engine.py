@@ -5,7 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 import time
+from collections import deque
 from pathlib import Path
 from queue import Queue
 from types import SimpleNamespace
@@ -26,6 +28,7 @@ from runs import (
     vectors,
 )
 
+from virnucpro.engine import processes
 from virnucpro.engine.events import (
     BatchDone,
     BatchStarted,
@@ -38,7 +41,7 @@ from virnucpro.engine.events import (
     WorkerReady,
 )
 from virnucpro.engine.executor import InlineExecutor
-from virnucpro.engine.processes import ProcessExecutor, _Peer
+from virnucpro.engine.processes import ProcessExecutor, _Peer, interrupts_held
 from virnucpro.engine.worker import Task, Worker
 from virnucpro.errors import InputError, OutputError, UnavailableError
 from virnucpro.records import Shard
@@ -475,6 +478,67 @@ def test_an_interruption_while_workers_end_leaves_no_process_behind(make_config,
         signal.signal(signal.SIGALRM, before)
         for worker in stopped:
             worker.kill()
+
+
+def test_a_worker_that_was_just_lost_is_not_told_to_end():
+    peer = peer_with()
+    peer.process = SimpleNamespace(kill=lambda: None, join=lambda _: None, is_alive=lambda: False)
+    peer.pipe = SimpleNamespace(close=lambda: None)
+    peer.queue = multiprocessing.get_context("spawn").Queue()
+    peer.kill()
+    peer.tell_to_end()  # its queue is closed
+
+
+def test_a_signal_waits_until_the_processes_that_start_are_known():
+    over = threading.Event()
+    other = threading.Thread(target=over.wait)  # which no mask of this one concerns
+    other.start()
+    n_steps = 0
+    try:
+        with pytest.raises(KeyboardInterrupt), interrupts_held():
+            os.kill(os.getpid(), signal.SIGINT)
+            for _ in range(20):
+                time.sleep(0.005)
+                n_steps += 1
+    finally:
+        over.set()
+        other.join()
+    assert n_steps == 20
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_pause_of_all_processes_is_no_silence(monkeypatch):
+    """Ctrl-Z and, later, `fg`: whoever is silent after it as well is lost."""
+    peer = peer_with(SHARDS[0])
+    peer.process = SimpleNamespace(sentinel="sentinel")
+    peer.deadline = (began := time.monotonic()) + 8.0
+    clock = [began]
+    pauses = iter([100.0] + [1.0] * 20)
+
+    def wait_and_be_paused(handles, timeout):
+        clock[0] += next(pauses)
+        return []
+
+    monkeypatch.setattr(processes, "wait", wait_and_be_paused)
+    monkeypatch.setattr(processes.time, "monotonic", lambda: clock[0])
+    run = processes._Run(peer.job, deque(), [peer])
+    assert run.peers_with_news() == [peer]
+    assert 108 < clock[0] - began < 111
+
+
+def test_a_process_that_cannot_be_killed_is_told_and_not_waited_for(caplog):
+    """As one in a call to a device or a disk that does not answer."""
+    peer = peer_with()
+    waited = []
+    peer.process = SimpleNamespace(
+        kill=lambda: None, join=waited.append, is_alive=lambda: True, pid=123
+    )
+    peer.pipe = SimpleNamespace(close=lambda: None)
+    peer.queue = SimpleNamespace(close=lambda: None, cancel_join_thread=lambda: None)
+    with caplog.at_level("WARNING", logger="virnucpro"):
+        peer.kill()
+    assert waited == [processes.GRACE_SECONDS]
+    assert "cpu (process 123) does not end" in caplog.text
 
 
 def test_an_error_in_the_parent_leaves_no_process_behind(make_config, tiny, contigs):

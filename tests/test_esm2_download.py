@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 import socket
 import threading
@@ -9,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import pytest
 import torch
@@ -285,6 +288,25 @@ def test_another_model_of_that_name_is_replaced_only_with_force(by_file):
         assert imported.sha256() == inspect_checkpoint(by_file[kind]).sha256()
         assert find_checkpoint("ours") == imported
         assert imported_names() == ["ours"]
+
+
+def test_a_model_that_cannot_be_replaced_stays(by_file, tmp_path, monkeypatch):
+    other = tmp_path / "brought" / "other"
+    save_esm2(other, random_esm2(SHAPE, seed=2))
+    before = import_checkpoint(by_file["folder"], "ours", force=False)
+    rename, renamed = Path.rename, []
+
+    def fail_to_put_the_new_one_in_place(self, target):
+        renamed.append(target)
+        if len(renamed) == 2:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", fail_to_put_the_new_one_in_place)
+    with pytest.raises(OSError, match="Input/output"):
+        import_checkpoint(other, "ours", force=True)
+    assert renamed[1] == before.path
+    assert find_checkpoint("ours").sha256() == before.sha256()
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "", "-rf", ".hidden", "x.pt", "esm2_virnucpro"])

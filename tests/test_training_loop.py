@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import multiprocessing
 import os
 import shutil
 import signal
@@ -44,6 +45,7 @@ from virnucpro.errors import (
     VirnucproError,
 )
 from virnucpro.esm2.attention import attend_runs, attend_to_train
+from virnucpro.training import ranks
 from virnucpro.training.loop import share_of_lr
 from virnucpro.training.networks import Classifier, FrameClassifier, new_encoder
 from virnucpro.training.objectives import FrameLabels
@@ -314,6 +316,31 @@ def test_the_first_error_ends_all_processes_and_is_told(tmp_path, fault, kind, m
         run_on_two(training)
     assert hint in caught.value.hint
     assert_all_gone(list(set(psutil.Process().children(recursive=True)) - before))
+
+
+def test_ctrl_c_while_processes_start_leaves_none(tmp_path, monkeypatch):
+    real = ranks.spawn
+
+    def spawn_and_be_interrupted(*arguments, **options):
+        started = real(*arguments, **options)
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.1)
+        return started
+
+    monkeypatch.setattr(ranks, "spawn", spawn_and_be_interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_on_two(Training(tmp_path, settings(batch_size=8)))
+    assert not multiprocessing.active_children()
+
+
+def test_a_full_disk_is_told_with_the_checkpoint_that_did_not_fit(tmp_path, monkeypatch):
+    def overflow(*_):
+        raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0")
+
+    monkeypatch.setattr(torch, "save", overflow)
+    with pytest.raises(OSError, match=r"best\.pt: .*unexpected pos"):
+        run_here(Training(tmp_path, settings()))
+    assert not list((tmp_path / "checkpoints").iterdir())
 
 
 def test_two_trainings_on_one_machine_do_not_disturb_each_other(trained, tmp_path):

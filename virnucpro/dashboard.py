@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from rich.console import Console, Group, RenderableType
@@ -248,7 +249,8 @@ class Dashboard:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._live.stop()
+        with suppress(OSError):  # the terminal may be gone
+            self._live.stop()
 
     def draw(self) -> RenderableType:
         now = self._progressing
@@ -297,7 +299,8 @@ class ConsoleHandler(logging.Handler):
         self._console = console
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._console.print(Text(self.format(record)), soft_wrap=True)
+        with suppress(OSError):  # the terminal may be gone
+            self._console.print(Text(self.format(record)), soft_wrap=True)
 
 
 def _clock(seconds: float) -> str:

@@ -129,7 +129,7 @@ def _make(path: Path) -> bool:
         with out:
             try:
                 _write(out)
-            except OSError:
+            except BaseException:
                 path.unlink()
                 raise
     return True

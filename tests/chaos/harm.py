@@ -69,6 +69,7 @@ class Run:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            env={**os.environ, "PYTHONUNBUFFERED": ""},  # as users have it
             start_new_session=True,  # a group of its own, as a shell makes for a job
             preexec_fn=hear_signals,
         )

@@ -18,7 +18,7 @@ import h5py
 import pytest
 from runs import assert_same_run, run_inline, vectors
 
-from virnucpro import __version__
+from virnucpro import __version__, lock
 from virnucpro.engine.events import ShardDone
 from virnucpro.errors import OutputError, ResumeError
 from virnucpro.rundir import RunDir
@@ -203,6 +203,19 @@ def test_a_lock_that_does_not_say_whose_it_is_can_be_deleted(contend, tmp_path, 
     assert "did not say its name" in str(error) and f"delete {tmp_path / name}" in error.hint
     (tmp_path / name).unlink()
     with RunDir(tmp_path).locked():
+        pass
+
+
+def test_ctrl_c_while_a_lock_is_written_leaves_no_lock_without_a_name(tmp_path, monkeypatch):
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fcntl, "flock", no_flock)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(lock, "_write", interrupted)
+        with RunDir(tmp_path / "run").locked():
+            pass
+    with RunDir(tmp_path / "run").locked():
         pass
 
 

@@ -7,7 +7,6 @@ embeds the same share of the proteins; the time is that of the parent, from givi
 from __future__ import annotations
 
 import multiprocessing
-import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -21,6 +20,7 @@ import psutil
 import torch
 
 from virnucpro.bench.encoder import Encoder, Pass, Setting, Vectors, Way, time_pass
+from virnucpro.engine.processes import interrupts_held, obey_parent
 from virnucpro.errors import UnavailableError
 from virnucpro.log import printable
 
@@ -132,18 +132,20 @@ class ManyProcesses:
                 f"{available / _GIB:.0f} GiB are free"
             )
         context = multiprocessing.get_context("spawn")
-        for _ in range(self.n_processes):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, self.setting), daemon=True)
-            process.start()
-            theirs.close()
-            self.peers.append((process, ours))
+        with interrupts_held():
+            for _ in range(self.n_processes):
+                ours, theirs = context.Pipe()
+                process = context.Process(target=_serve, args=(theirs, self.setting), daemon=True)
+                process.start()
+                theirs.close()
+                self.peers.append((process, ours))
 
     def close(self) -> None:
         for _, pipe in self.peers:
             pipe.close()
         for process, _ in self.peers:
             process.kill()  # it holds nothing that could be lost
+        for process, _ in self.peers:
             process.join()
         self.peers.clear()
 
@@ -153,7 +155,7 @@ _Request = tuple[Way, list[str]]
 
 def _serve(pipe: Connection, setting: Setting) -> None:
     """A process of ``ManyProcesses``: it answers until its parent hangs up."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    obey_parent()
     torch.set_num_threads(1)
     here = OneProcess("1 thread", setting)
     while True:

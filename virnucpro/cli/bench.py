@@ -79,7 +79,7 @@ def bench(
         from virnucpro.bench.report import Report, make_console
 
         os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-        end_cleanly(_MEASURED)
+        end_cleanly()
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         programme = resolve(BenchOptions(**given, cuda_visible_devices=visible))
         report = Report(sys.argv, seed, path)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
+import errno
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -14,6 +17,8 @@ import typer
 from virnucpro.errors import StorageError, UnavailableError, VirnucproError
 
 USAGE_EXIT, INTERRUPTED_EXIT, TERMINATED_EXIT = 64, 130, 143
+DEAF_SECONDS = 10.0  # after a signal, while what it ended is cleared away
+GONE = (errno.EPIPE, errno.EIO)  # what is written for somebody who is not there any more
 _KEPT = "finished work is kept: go on with --resume"
 
 
@@ -23,6 +28,10 @@ class Finished(Exception):  # noqa: N818 - an end, not an error
     def __init__(self, exit_code: int) -> None:
         super().__init__(exit_code)
         self.exit_code = exit_code
+
+
+class Terminated(SystemExit):
+    """By SIGTERM, or because the terminal was closed."""
 
 
 @contextmanager
@@ -35,6 +44,9 @@ def exits(kept: str = _KEPT) -> Iterator[None]:
     except KeyboardInterrupt as error:
         _complain("interrupted", kept)
         raise Finished(INTERRUPTED_EXIT) from error
+    except Terminated as error:
+        _complain("terminated", kept)
+        raise Finished(TERMINATED_EXIT) from error
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -66,28 +78,39 @@ def needing(extra: str) -> Iterator[None]:
 
 
 def _complain(message: str, hint: str) -> None:
-    typer.secho(f"error: {message}", fg="red", err=True, color=None if has_colours() else False)
-    if hint:
-        typer.echo(f"hint:  {hint}", err=True)
+    with suppress(OSError):  # the terminal may be gone
+        typer.secho(f"error: {message}", fg="red", err=True, color=None if has_colours() else False)
+        if hint:
+            typer.echo(f"hint:  {hint}", err=True)
 
 
 def has_colours() -> bool:
     return "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
 
 
-def end_cleanly(kept: str = _KEPT) -> None:
+def end_cleanly() -> None:
     """End by an exception, so that processes are stopped and temporary files deleted."""
+    from virnucpro.engine.processes import kill_children
+
+    atexit.register(kill_children)
+    _listen(-DEAF_SECONDS)
+
+
+def _listen(since: float) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
-            signal.signal(number, partial(_stop, kept))
+            signal.signal(number, partial(_stop, since))
 
 
-def _stop(kept: str, number: int, _: object) -> None:
-    """Ctrl-C, SIGTERM or a lost terminal: end once, undisturbed by the next."""
-    for other in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(other, signal.SIG_IGN)
+def _stop(since: float, number: int, _: object) -> None:
+    """Ctrl-C, SIGTERM or a lost terminal: end once, undisturbed by the next.
+
+    Nothing is said here: this may be in the middle of a line on its way to the terminal.
+    """
+    now = time.monotonic()
+    if now - since < DEAF_SECONDS:
+        return
+    _listen(now)
     if number == signal.SIGINT:
         raise KeyboardInterrupt
-    with suppress(OSError):  # the terminal may be gone
-        _complain("terminated", kept)
-    raise SystemExit(TERMINATED_EXIT)
+    raise Terminated(TERMINATED_EXIT)

@@ -15,7 +15,7 @@ import typer
 from virnucpro import __version__
 from virnucpro.cli.bench import bench
 from virnucpro.cli.evaluate import evaluate
-from virnucpro.cli.exits import USAGE_EXIT, Finished
+from virnucpro.cli.exits import GONE, USAGE_EXIT, Finished
 from virnucpro.cli.inspect import devices, status
 from virnucpro.cli.models import models
 from virnucpro.cli.predict import extract, predict
@@ -57,6 +57,8 @@ def main() -> None:
         raise SystemExit(finished.exit_code) from None
     except SystemExit as error:
         raise SystemExit(USAGE_EXIT if error.code == 2 else error.code) from None
+    finally:
+        _forget_closed_streams()
 
 
 def _open_standard_streams() -> None:
@@ -68,3 +70,13 @@ def _open_standard_streams() -> None:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     sys.stdout = sys.stdout or os.fdopen(1, "w", encoding="utf-8", closefd=False)
     sys.stderr = sys.stderr or os.fdopen(2, "w", encoding="utf-8", closefd=False)
+
+
+def _forget_closed_streams() -> None:
+    """What nobody is there to read shall not become an exit code of Python's own (120)."""
+    for number, stream in ((1, sys.stdout), (2, sys.stderr)):
+        try:
+            stream.flush()
+        except OSError as error:
+            if error.errno in GONE:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), number)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from virnucpro.cli.exits import exits
+from virnucpro.cli.exits import end_cleanly, exits
 from virnucpro.cli.running import is_live
 
 models = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown", help="ESM-2 checkpoints.")
@@ -66,6 +66,7 @@ def download_model(name: Annotated[str, typer.Argument(help="A published name.")
         from virnucpro.engine.events import Progress
         from virnucpro.esm2.download import find_checkpoint
 
+        end_cleanly()
         with ExitStack() as stack:
             events = stack.enter_context(EventLog())
             if is_live(quiet=False):
@@ -96,6 +97,7 @@ def import_model(
         from virnucpro.esm2.download import import_checkpoint
         from virnucpro.log import printable
 
+        end_cleanly()
         source = path.expanduser()
         plain = source.name if source.is_dir() else source.stem
         name = plain if name is None else name

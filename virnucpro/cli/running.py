@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from virnucpro.cli.exits import end_cleanly
+from virnucpro.cli.exits import GONE, end_cleanly
 from virnucpro.errors import UsageError
 
 if TYPE_CHECKING:
@@ -69,5 +69,8 @@ def report(lines: Iterable[str]) -> None:
             typer.echo(line)
         if sys.stdout is not None:
             sys.stdout.flush()
-    except BrokenPipeError:  # nobody reads: the run is as done as it was
+    except OSError as error:
+        if error.errno not in GONE:
+            raise
+        # nobody reads: the run is as done as it was
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123

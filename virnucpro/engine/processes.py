@@ -52,12 +52,14 @@ from virnucpro.records import Shard
 TaskQueue: TypeAlias = "multiprocessing.Queue[Task | None]"
 
 IN_FLIGHT = 2  # shards per worker, beside one that is being written
+TICK_SECONDS = 1.0  # between two looks at those that say nothing
 START_SECONDS = 900.0  # to import, load the model and say so
 MAX_IDLE_LOSSES = 6  # workers a device may lose in a row without one batch done
 MAX_LOSSES = 100  # the same, with those that one ORF alone is to blame for
 MAX_BLIND_LOSSES = 4  # workers a shard may kill while no batch is in flight
 GRACE_SECONDS = 5.0  # for idle workers to end by themselves
 _KILLED = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGQUIT}  # from outside
+_ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 _SET_DEATH_SIGNAL = 1  # of prctl(2)
 
 
@@ -142,16 +144,26 @@ class _Run:
                 starting = [other for other in starting if other.tasks]
 
     def peers_with_news(self) -> list[_Peer]:
-        """Wait until a worker has spoken, died, or been silent for too long."""
-        patience = max(0.0, min(peer.deadline for peer in self.peers) - time.monotonic())
+        """Wait until a worker has spoken, died, or been silent for too long.
+
+        Time in which this process did not run (Ctrl-Z, a scheduler that suspends) is no silence:
+        the workers did not run then either.
+        """
         handles = [peer.pipe for peer in self.peers] + [p.process.sentinel for p in self.peers]
-        ready = wait(handles, timeout=patience)
-        now = time.monotonic()
-        return [
-            peer
-            for peer in self.peers
-            if peer.pipe in ready or peer.process.sentinel in ready or peer.deadline < now
-        ]
+        while True:
+            asked = time.monotonic()
+            ready = wait(handles, timeout=TICK_SECONDS)
+            now = time.monotonic()
+            if now - asked > 2 * TICK_SECONDS:
+                for peer in self.peers:
+                    peer.deadline += now - asked
+            found = [
+                peer
+                for peer in self.peers
+                if peer.pipe in ready or peer.process.sentinel in ready or peer.deadline < now
+            ]
+            if found:
+                return found
 
     def after_loss(self, peer: _Peer, lost: WorkerLost) -> Iterator[Event]:
         """Give back what the worker held, and replace it."""
@@ -310,14 +322,21 @@ class _Peer:
         return replace(event, shard=shard, is_final=is_final)
 
     def tell_to_end(self) -> None:
-        if self.tasks or not self.ready:
-            self.process.kill()  # nothing is lost: files appear only when they are whole
-        else:
+        if self.ready and not self.tasks and self.process.is_alive():
             self.queue.put(None)
+        else:
+            self.process.kill()  # nothing is lost: files appear only when they are whole
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.join()
+        self.process.join(GRACE_SECONDS)
+        if self.process.is_alive():
+            LOGGER.warning(
+                "%s (process %d) does not end, not even when killed: is its device, or its disk, "
+                "out of order?",
+                self.name,
+                self.process.pid,
+            )
         self.pipe.close()
         self.queue.close()
         self.queue.cancel_join_thread()
@@ -328,7 +347,18 @@ def interrupts_held() -> Iterator[None]:
     """Put off for the block what would end this process, so that none is started and forgotten.
 
     The processes it starts do not hear of Ctrl-C and of a lost terminal: they end with this one.
+    They inherit that by a mask. It holds nothing here, where other threads may take a signal for
+    this one: so the handlers wait too.
     """
+    held: list[int] = []
+    here = threading.current_thread() is threading.main_thread()  # handlers run in that one only
+    handlers = {
+        number: handler
+        for number in _ENDING
+        if here and callable(handler := signal.getsignal(number))
+    }
+    for number in handlers:
+        signal.signal(number, lambda number, _: held.append(number))
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     resource_tracker.ensure_running()  # would let the others through if it came later
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
@@ -336,6 +366,16 @@ def interrupts_held() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        if held:
+            signal.raise_signal(held[0])
+
+
+def kill_children() -> None:
+    """For the exit of a program: ``multiprocessing`` itself asks, and waits for a stopped one."""
+    for child in multiprocessing.active_children():
+        child.kill()
 
 
 def cause_of_end(exit_code: int | None) -> str:

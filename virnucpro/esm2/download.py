@@ -182,6 +182,8 @@ def _copy_folder(source: Checkpoint, digest: str, target: Path) -> None:
             target.rename(replaced)
         copy.rename(target)
     finally:
+        if replaced.exists() and not target.exists():
+            replaced.rename(target)
         for folder in (copy, replaced):
             shutil.rmtree(folder, ignore_errors=True)
 

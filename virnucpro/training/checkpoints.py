@@ -62,7 +62,10 @@ class Checkpoints:
         self.folder.mkdir(exist_ok=True)
         for name in (*best, f"epoch_{state.epoch:04d}.pt"):
             with atomic(self.folder / name) as temporary:
-                torch.save(content, temporary)
+                try:
+                    torch.save(content, temporary)
+                except RuntimeError as error:  # so torch says that the disk is full
+                    raise OSError(f"{printable(self.folder / name)}: {printable(error)}") from error
 
     def load_last(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> Progressed:
         """How far the training is, with the weights of there; nothing changes if there is none.

@@ -137,13 +137,14 @@ def run_on(devices: Sequence[str], work: Callable[[Ranks], None], on_event: OnEv
     )
     pipes = [multiprocessing.Pipe(duplex=False) for _ in devices]
     group = _Group(tuple(devices), store.port, tuple(theirs for _, theirs in pipes), LOGGER.level)
-    with interrupts_held():
-        processes = spawn(  # type: ignore[no-untyped-call]
-            _spawned, (group, work), nprocs=len(devices), join=False
-        )
     ours = [pipe for pipe, _ in pipes]
     raised: list[VirnucproError] = []
+    processes = None
     try:
+        with interrupts_held():
+            processes = spawn(  # type: ignore[no-untyped-call]
+                _spawned, (group, work), nprocs=len(devices), join=False
+            )
         while not processes.join(_LISTEN_SECONDS):
             raised += _hear(ours, on_event)
         _hear(ours, on_event)
@@ -151,8 +152,10 @@ def run_on(devices: Sequence[str], work: Callable[[Ranks], None], on_event: OnEv
         raised += _hear(ours, on_event)
         raise raised[0] if raised else _explained(error, devices) from error
     finally:
-        for process in processes.processes:
+        started = processes.processes if processes else []
+        for process in started:
             process.kill()
+        for process in started:
             process.join()
 
 

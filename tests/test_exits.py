@@ -1,0 +1,126 @@
+"""How a command ends that is asked to: once, by an exception, and with no process left behind."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import signal
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+
+import pytest
+from runs import hear_signals
+
+from virnucpro.cli import exits as module
+from virnucpro.cli.exits import DEAF_SECONDS, Finished, Terminated, end_cleanly, exits
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "contigs.fa"
+ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@pytest.fixture(autouse=True)
+def signals_as_before():
+    before = [signal.signal(number, signal.SIG_DFL) for number in ASKING]
+    yield
+    for number, handler in zip(ASKING, before, strict=True):
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize(
+    ("number", "exit_code", "word"),
+    [
+        (signal.SIGINT, 130, "interrupted"),
+        (signal.SIGTERM, 143, "terminated"),
+        (signal.SIGHUP, 143, "terminated"),
+    ],
+)
+def test_nothing_is_said_before_all_is_cleared_away(capsys, number, exit_code, word):
+    """The signal may come in the middle of a line on its way to the terminal."""
+    said_before = []
+    with pytest.raises(Finished) as finished, exits():
+        end_cleanly()
+        try:
+            signal.raise_signal(number)
+        finally:
+            said_before.append(capsys.readouterr().err)
+    assert finished.value.exit_code == exit_code
+    assert said_before == [""]
+    assert capsys.readouterr().err.startswith(f"error: {word}\nhint:  finished work is kept")
+
+
+def test_a_second_signal_does_not_disturb_the_end_and_a_late_one_is_heard(monkeypatch):
+    end_cleanly()
+    with pytest.raises(Terminated):
+        signal.raise_signal(signal.SIGTERM)
+    for number in ASKING:
+        signal.raise_signal(number)
+    late = time.monotonic() + DEAF_SECONDS
+    monkeypatch.setattr(module.time, "monotonic", lambda: late)
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_what_nohup_ignores_stays_ignored():
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    end_cleanly()
+    signal.raise_signal(signal.SIGHUP)
+
+
+FORGETFUL = """
+import multiprocessing, os, signal, time
+from virnucpro.cli.exits import end_cleanly
+if __name__ == "__main__":
+    end_cleanly()
+    child = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,), daemon=True)
+    child.start()
+    os.kill(child.pid, signal.SIGSTOP)
+    print(child.pid)
+"""
+
+
+def test_a_stopped_process_that_was_forgotten_does_not_keep_the_program_from_ending(tmp_path):
+    script = tmp_path / "forgetful.py"
+    script.write_text(FORGETFUL)
+    ended = subprocess.run([sys.executable, script], stdout=subprocess.PIPE, text=True, timeout=60)
+    assert ended.returncode == 0
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(ended.stdout), 0)
+
+
+@pytest.mark.parametrize(("is_disowned", "exit_code"), [(False, 143), (True, 0)])
+def test_a_closed_terminal_ends_the_run_unless_it_was_disowned(
+    tiny, tmp_path, is_disowned, exit_code
+):
+    """Without a reader for the dashboard, the warnings and the summary, the exit code is true."""
+    output, (parent, child) = tmp_path / "run", pty.openpty()
+
+    def take_the_terminal() -> None:
+        hear_signals()
+        if is_disowned:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+    command = [
+        *(sys.executable, "-m", "virnucpro", "predict", "-i", EXAMPLE, "-o", output),
+        *("--model", tiny.model, "--head", tiny.head_file, "--device", "cpu", "--workers", "1"),
+    ]
+    process = subprocess.Popen(
+        command,
+        stdin=child,
+        stdout=child,
+        stderr=child,
+        env={**os.environ, "TERM": "xterm", "PYTHONUNBUFFERED": ""},
+        start_new_session=True,
+        preexec_fn=take_the_terminal,
+    )
+    os.close(child)
+    log = output / "virnucpro.log"
+    while not (log.exists() and "CPU, up to" in log.read_text()):
+        assert process.poll() is None
+        time.sleep(0.02)
+    os.close(parent)
+    assert process.wait(timeout=60) == exit_code
