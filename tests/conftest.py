@@ -15,6 +15,7 @@ from hypothesis import settings
 
 from virnucpro.composition import N_FEATURES
 from virnucpro.config import Recipe, Resources, RunConfig
+from virnucpro.engine import processes
 from virnucpro.esm2.model import ESM2, ESM2Shape
 from virnucpro.esm2.weights import inspect_checkpoint, save_esm2
 from virnucpro.head import Head, HeadFacts, Layer, Network, load_head, save_head
@@ -93,6 +94,14 @@ def random_layers(rng: np.random.Generator, *sizes: int) -> tuple[Layer, ...]:
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     return make_tiny(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def quick_starts(monkeypatch):
+    """Workers are forked from a process that has imported what they need, and not spawned."""
+    needed = ["torch", "h5py", "virnucpro.engine.worker", "workers"]
+    multiprocessing.set_forkserver_preload(needed)
+    monkeypatch.setattr(processes, "START_METHOD", "forkserver")
 
 
 @pytest.fixture

@@ -37,8 +37,8 @@ from virnucpro.engine.events import (
     Refusal,
     ShardDone,
     ShardFailed,
+    Telling,
     WorkerLost,
-    WorkerReady,
 )
 from virnucpro.engine.executor import InlineExecutor
 from virnucpro.engine.processes import ProcessExecutor, _Peer, interrupts_held
@@ -46,6 +46,7 @@ from virnucpro.engine.worker import Task, Worker
 from virnucpro.errors import InputError, OutputError, UnavailableError
 from virnucpro.records import Shard
 
+pytestmark = pytest.mark.usefixtures("quick_starts")
 CODONS_OF_POISON = "TGG" * 4 + "TGC" + "TGG" * 4
 
 
@@ -69,8 +70,9 @@ def poisoned(contigs):
 
 
 def test_processes_give_the_same_bytes_as_one_device(
-    make_config, tiny, contigs, undisturbed, tmp_path
+    make_config, tiny, contigs, undisturbed, tmp_path, monkeypatch
 ):
+    monkeypatch.setattr(processes, "START_METHOD", "spawn")  # as in every real run
     config = make_config(contigs, output=tmp_path / "three")
     events = []
     run_inline(config, tiny.head, events.append, ProcessExecutor(["cpu"] * 3))
@@ -115,45 +117,18 @@ def test_a_shard_is_written_while_the_next_one_is_embedded(make_config, tiny, co
     assert begun == {0, 1}
 
 
-def test_the_shard_of_a_killed_worker_is_done_all_the_same(
-    make_config, tiny, contigs, undisturbed, tmp_path
+@pytest.mark.parametrize("worker", [workers.KilledWorker, workers.HuntedWorker])
+def test_the_shards_of_killed_workers_are_done_all_the_same(
+    make_config, tiny, contigs, undisturbed, tmp_path, worker
 ):
-    config = make_config(contigs, output=tmp_path / "killed")
-    killed, lost = [], []
-
-    def kill_one_in_the_middle_of_a_batch(event):
-        if isinstance(event, WorkerLost):
-            lost.append(event)
-        if isinstance(event, BatchStarted) and len(killed) < 2:
-            victim = next(p for p in multiprocessing.active_children() if p.name == event.worker)
-            os.kill(victim.pid, signal.SIGKILL)
-            killed.append(event.shard)
-
-    executor = ProcessExecutor(["cpu"] * 2, workers.SlowWorker)
-    run_inline(config, tiny.head, kill_one_in_the_middle_of_a_batch, executor)
-    assert {event.shard for event in lost} == set(killed)
-    assert all("SIGKILL" in event.reason for event in lost)
+    config, events = make_config(contigs, output=tmp_path / "killed"), []
+    run_inline(config, tiny.head, events.append, ProcessExecutor(["cpu"] * 2, worker))
+    lost = [event for event in events if isinstance(event, WorkerLost)]
+    assert len(lost) >= 3 and all("SIGKILL" in event.reason and event.shard for event in lost)
+    if worker is workers.HuntedWorker:
+        assert {event.shard.index for event in lost} == {2}
     assert_same_run(config.output, undisturbed)
     assert not leftovers(config.output)
-
-
-def test_a_shard_whose_worker_is_killed_again_and_again_is_still_whole(
-    make_config, tiny, contigs, undisturbed, tmp_path
-):
-    config = make_config(contigs, output=tmp_path / "hunted", tokens_per_batch=2048)
-    n_kills = 0
-
-    def kill_whoever_has_shard_2(event):
-        nonlocal n_kills
-        if isinstance(event, BatchStarted) and event.shard.index == 2 and n_kills < 3:
-            n_kills += 1
-            victim = next(p for p in multiprocessing.active_children() if p.name == event.worker)
-            os.kill(victim.pid, signal.SIGKILL)
-
-    executor = ProcessExecutor(["cpu"] * 2, workers.SlowWorker)
-    run_inline(config, tiny.head, kill_whoever_has_shard_2, executor)
-    assert n_kills == 3
-    assert_same_run(config.output, undisturbed)
 
 
 def test_three_kills_by_chance_cost_time_and_never_a_sequence_whenever_they_come(
@@ -162,20 +137,13 @@ def test_three_kills_by_chance_cost_time_and_never_a_sequence_whenever_they_come
     """Of a shard with one sequence, in its batch; and of a worker that has not begun one."""
     fasta = tmp_path / "one.faa"
     fasta.write_text(">p0\nMKVLEFPQIL\n")
-    for moment in (BatchStarted, WorkerReady):
-        config = make_config(fasta, output=tmp_path / moment.__name__, input_type="protein")
-        n_kills = 0
-
-        def kill(event, moment=moment):
-            nonlocal n_kills
-            if isinstance(event, moment) and n_kills < 3:
-                n_kills += 1
-                victim = next(p for p in multiprocessing.active_children() if p.name == "cpu")
-                os.kill(victim.pid, signal.SIGKILL)
-
-        executor = ProcessExecutor(["cpu"], workers.SlowWorker)
-        assert run_inline(config, tiny.head, kill, executor).exit_code == 0
-        assert n_kills == 3
+    for worker in (workers.KilledWorker, workers.EarlyKilledWorker):
+        config = make_config(fasta, output=tmp_path / worker.__name__, input_type="protein")
+        events = []
+        executor = ProcessExecutor(["cpu"], worker)
+        assert run_inline(config, tiny.head, events.append, executor).exit_code == 0
+        lost = [event.reason for event in events if isinstance(event, WorkerLost)]
+        assert len(lost) == 3 and all("SIGKILL" in reason for reason in lost)
 
 
 def test_a_crowd_of_poisonous_sequences_does_not_keep_the_others_back(make_config, tiny, tmp_path):
@@ -414,9 +382,12 @@ def test_memory_that_runs_out_at_any_batch_loses_nothing(
 
 
 def test_a_worker_that_never_becomes_ready_is_given_up(make_config, tiny, contigs):
+    lost: list[Telling] = []
     executor = ProcessExecutor(["cpu"], workers.StuckWorker, start_seconds=0.5)
     with pytest.raises(UnavailableError, match="fell silent"):
-        run_inline(make_config(contigs), tiny.head, executor=executor)
+        run_inline(make_config(contigs), tiny.head, lost.append, executor)
+    lost = [event for event in lost if isinstance(event, WorkerLost)]
+    assert [event.is_final for event in lost] == [False, True]
 
 
 def test_a_device_that_cannot_start_leaves_the_work_to_the_others(
@@ -439,8 +410,9 @@ def test_a_worker_that_does_not_start_keeps_no_work_from_the_others(
     make_config, tiny, contigs, undisturbed, tmp_path
 ):
     config = make_config(contigs, output=tmp_path / "stuck")
-    executor = ProcessExecutor(["cpu"] * 2, workers.OneStuckWorker)
-    assert run_inline(config, tiny.head, executor=executor).exit_code == 0
+    executor, events = ProcessExecutor(["cpu"] * 2, workers.OneStuckWorker, 60.0), []
+    assert run_inline(config, tiny.head, events.append, executor).exit_code == 0
+    assert not any(isinstance(event, WorkerLost) for event in events)
     assert_same_run(config.output, undisturbed)
 
 
@@ -475,6 +447,7 @@ def test_an_interruption_while_workers_end_leaves_no_process_behind(make_config,
             run_inline(config, tiny.head, stop_the_worker_of_the_only_shard, executor)
         assert stopped and not multiprocessing.active_children()
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, before)
         for worker in stopped:
             worker.kill()
@@ -494,6 +467,7 @@ def test_a_signal_waits_until_the_processes_that_start_are_known():
     other = threading.Thread(target=over.wait)  # which no mask of this one concerns
     other.start()
     n_steps = 0
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt), interrupts_held():
             os.kill(os.getpid(), signal.SIGINT)
@@ -503,8 +477,29 @@ def test_a_signal_waits_until_the_processes_that_start_are_known():
     finally:
         over.set()
         other.join()
+        handler = signal.signal(signal.SIGINT, before)
     assert n_steps == 20
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert handler is signal.default_int_handler
+
+
+def test_ctrl_c_while_workers_start_leaves_none(make_config, tiny, contigs, monkeypatch):
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    start, started = _Peer.start, []
+
+    def start_and_be_interrupted(*arguments):
+        started.append(start(*arguments))
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.1)
+        return started[-1]
+
+    monkeypatch.setattr(_Peer, "start", start_and_be_interrupted)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run_inline(make_config(contigs), tiny.head, executor=ProcessExecutor(["cpu"] * 2))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert len(started) == 2
+    assert not any(peer.process.is_alive() for peer in started)
 
 
 def test_a_pause_of_all_processes_is_no_silence(monkeypatch):

@@ -119,8 +119,12 @@ def test_a_closed_terminal_ends_the_run_unless_it_was_disowned(
     )
     os.close(child)
     log = output / "virnucpro.log"
-    while not (log.exists() and "CPU, up to" in log.read_text()):
-        assert process.poll() is None
-        time.sleep(0.02)
-    os.close(parent)
-    assert process.wait(timeout=60) == exit_code
+    try:
+        while not (log.exists() and "CPU, up to" in log.read_text()):
+            assert process.poll() is None
+            time.sleep(0.02)
+        os.close(parent)
+        assert process.wait(timeout=300) == exit_code
+    finally:
+        process.kill()
+        process.wait()

@@ -89,6 +89,11 @@ def test_without_model_and_head_predict_takes_those_of_the_package(options, embe
     assert config.recipe.chunk_size == head.facts.chunk_size
 
 
+def test_a_worker_may_be_silent_for_as_long_as_was_asked(options):
+    config, _ = resolve(options(worker_timeout=7.0), lambda _: None)
+    assert config.resources.silence_seconds == 7.0
+
+
 def test_without_model_extract_takes_that_of_the_package(options, embedded):
     config, head = resolve(options(model=None), lambda _: None)
     assert config.recipe.model == "esm2_virnucpro" and head is None

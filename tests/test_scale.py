@@ -9,7 +9,10 @@ import gc
 import json
 import multiprocessing
 import resource
+from array import array
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import h5py
@@ -23,7 +26,7 @@ from virnucpro.engine.events import EmbeddingStarted, Progress
 from virnucpro.engine.worker import Job
 from virnucpro.inputs import Source, hash_inputs
 from virnucpro.pipeline import find_pending, make_job, open_run
-from virnucpro.plan import Plan, make_plan
+from virnucpro.plan import Plan, _refuse_duplicates, make_plan
 from virnucpro.records import Embeddings
 from virnucpro.rundir import Manifest, RunDir
 from virnucpro.store import MAX_PARTS, write_embeddings, write_index
@@ -76,7 +79,7 @@ def write_reads(path: Path, n_records: int) -> None:
             out.write(b">read%d\n%s\n" % (i, pool[i % len(pool)]))
 
 
-def plan_reads(fasta: Path, told: Path) -> None:
+def plan_reads(fasta: Path, n_records: int, told: Path) -> None:
     """In a process of its own: the most memory that planning takes, beyond what it begins with."""
     rundir = RunDir(fasta.with_suffix(".run"))
     rundir.root.mkdir()
@@ -85,18 +88,34 @@ def plan_reads(fasta: Path, told: Path) -> None:
     before = kernel_says("status", "VmHWM:")
     plan = adopted_plan(rundir, manifest)
     peak = (kernel_says("status", "VmHWM:") - before) * 1024
-    told.write_text(json.dumps([plan.counts.n_records, peak]))
+    assert plan.counts.n_records == n_records
+    told.write_text(json.dumps(peak))
+
+
+N_HASHES = 2_000_000
+
+
+def refuse_duplicates(told: Path) -> None:
+    """In a process of its own: what is held beside the hashes of so many ids."""
+    hashes = array("q")
+    hashes.frombytes(np.random.default_rng(0).integers(-(2**62), 2**62, N_HASHES).tobytes())
+    before = kernel_says("status", "VmHWM:")
+    _refuse_duplicates(hashes, (), frozenset())
+    told.write_text(json.dumps((kernel_says("status", "VmHWM:") - before) * 1024))
+
+
+def run_alone(told_by: Callable[[Path], None], told: Path) -> int:
+    process = multiprocessing.get_context("spawn").Process(target=told_by, args=(told,))
+    process.start()
+    process.join()
+    found: int = json.loads(told.read_text())
+    return found
 
 
 def memory_of_planning(folder: Path, n_records: int) -> int:
     fasta, told = folder / f"{n_records}.fa", folder / f"{n_records}.json"
     write_reads(fasta, n_records)
-    process = multiprocessing.get_context("spawn").Process(target=plan_reads, args=(fasta, told))
-    process.start()
-    process.join()
-    n_planned, n_bytes = json.loads(told.read_text())
-    assert n_planned == n_records
-    return n_bytes
+    return run_alone(partial(plan_reads, fasta, n_records), told)
 
 
 @needs_proc
@@ -108,6 +127,7 @@ def test_planning_holds_8_bytes_per_record_and_16_while_they_are_sorted(tmp_path
     records.
     """
     n_records = request.config.getoption("--records")
+    assert run_alone(refuse_duplicates, tmp_path / "told.json") < 10 * N_HASHES
     fixed = memory_of_planning(tmp_path, FEW_RECORDS)
     assert fixed < 96 << 20
     most = 17 * n_records + n_records // 2 + (4 << 20) + n_records // 2

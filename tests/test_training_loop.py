@@ -328,8 +328,12 @@ def test_ctrl_c_while_processes_start_leaves_none(tmp_path, monkeypatch):
         return started
 
     monkeypatch.setattr(ranks, "spawn", spawn_and_be_interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        run_on_two(Training(tmp_path, settings(batch_size=8)))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run_on_two(Training(tmp_path, settings(batch_size=8)))
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert not multiprocessing.active_children()
 
 

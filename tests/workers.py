@@ -60,7 +60,7 @@ class NanWorker(Worker):
 class HangingWorker(Worker):
     def embed(self, proteins: list[str]) -> Arriving:
         if any(POISON in protein for protein in proteins):
-            time.sleep(3600)
+            time.sleep(120)
         return super().embed(proteins)
 
 
@@ -76,8 +76,11 @@ class SmallWorker(Worker):
 class LostContextWorker(Worker):
     """Its device's context is unusable after a poisoned sequence."""
 
+    is_lost = False
+
     def embed(self, proteins: list[str]) -> Arriving:
-        if any(POISON in protein for protein in proteins):
+        self.is_lost |= any(POISON in protein for protein in proteins)
+        if self.is_lost:
             raise torch.AcceleratorError("an illegal memory access was encountered (a test)")
         return super().embed(proteins)
 
@@ -100,7 +103,7 @@ class OneStuckWorker(Worker):
 
     def __init__(self, job, name: str, device: str) -> None:
         if not name.endswith("#0"):
-            time.sleep(3600)
+            time.sleep(120)
         super().__init__(job, name, device)
 
 
@@ -109,12 +112,41 @@ class NeverStartingWorker(Worker):
         raise RuntimeError("CUDA driver version is insufficient (a test)")
 
 
-class SlowWorker(Worker):
-    """Takes its time, so that a test can kill it in the middle."""
+class KilledWorker(Worker):
+    """Is killed three times in all, at a batch."""
+
+    is_early = is_hunted = False
+    is_at_risk = True
+
+    def run(self, task: Task) -> Iterator[Event]:
+        self.is_at_risk = task.shard.index == 2 or not self.is_hunted
+        if self.is_early:
+            self.die()
+        yield from super().run(task)
 
     def embed(self, proteins: list[str]) -> Arriving:
-        time.sleep(0.02)
+        if self.is_at_risk:
+            self.die()
         return super().embed(proteins)
+
+    def die(self) -> None:
+        with (self.job.features / ".kills.tmp").open("ab") as kills:
+            if kills.tell() < 3:
+                kills.write(b".")
+                kills.flush()
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+class EarlyKilledWorker(KilledWorker):
+    """Before it has begun a batch."""
+
+    is_early = True
+
+
+class HuntedWorker(KilledWorker):
+    """Always with shard 2."""
+
+    is_hunted = True
 
 
 class OverlappingWorker(Worker):
@@ -195,7 +227,7 @@ class StuckWorker(Worker):
     """Never becomes ready."""
 
     def __init__(self, job, name: str, device: str) -> None:
-        time.sleep(3600)
+        time.sleep(120)
 
 
 class StumblingWorker(Worker):

@@ -77,16 +77,18 @@ class Run:
 
     def wait_for_work(self) -> None:
         """Until a worker of this start has said that it is ready, or the run is over."""
-        log = self.output / "virnucpro.log"
-        known = log.read_text().count("is ready") if log.exists() else 0
+        known = self.log().count("is ready")
         while self.process.poll() is None:
-            if log.exists() and log.read_text().count("is ready") > known:
+            if self.log().count("is ready") > known:
                 return
             time.sleep(0.02)
 
     def is_ready(self, worker: psutil.Process) -> bool:
+        return f"process {worker.pid}\n" in self.log()
+
+    def log(self) -> str:
         log = self.output / "virnucpro.log"
-        return log.exists() and f"process {worker.pid}\n" in log.read_text()
+        return log.read_text() if log.exists() else ""
 
     def workers(self) -> list[psutil.Process]:
         return [one for one in self.family() if _is_worker(one)]

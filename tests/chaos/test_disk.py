@@ -26,7 +26,9 @@ from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 
+import h5py
 import pytest
+from conftest import make_tiny
 from runs import assert_same_run, leftovers, run_inline
 
 from virnucpro.config import RunConfig
@@ -359,8 +361,11 @@ def content_of(folder: Path) -> dict[str, bytes]:
 
 def damage(path: Path, harm: str, aside: Path) -> None:
     content = path.read_bytes()
-    flipped = bytearray(content)
-    flipped[len(content) // 2] ^= 1
+    flipped, where = bytearray(content), len(content) // 2
+    if h5py.is_hdf5(path):
+        with h5py.File(path) as stored:
+            where = stored["embeddings"].id.get_offset() + 2
+    flipped[where] ^= 1
     path.unlink()
     match harm:
         case "empty":
@@ -399,12 +404,14 @@ def damage(path: Path, harm: str, aside: Path) -> None:
 def test_a_feature_file_that_is_not_as_it_was_is_made_again(
     make, tiny, undisturbed, tmp_path, harm, name
 ):
-    config, other = make(), make(output=tmp_path / "other", min_length=1)
-    for one in (config, other):
-        run_inline(one, tiny.head)
+    config, second = make(resume=True), make_tiny(tmp_path / "second", seed=1).model
+    shutil.copytree(undisturbed, config.output)
+    if harm == "of another recipe":
+        about = {"model_sha256": "1" * 64, "checkpoint": second, "weights": second}
+        run_inline(make(output=tmp_path / "other", **about), tiny.head)
     (path,) = (config.output / "features").glob(name)
-    damage(path, harm, other.output)
-    assert_resumes(make(resume=True), tiny, undisturbed)
+    damage(path, harm, tmp_path / "other")
+    assert_resumes(config, tiny, undisturbed)
 
 
 @pytest.mark.parametrize("harm", [None, "flipped"])
@@ -630,15 +637,15 @@ def test_a_run_on_a_copy_goes_on_in_a_moved_folder(make_config, few, tiny, undis
 
     with pytest.raises(KeyboardInterrupt), fed(piped, few):
         run_inline(make_config(piped, other, **small), tiny.head, stop)
+    (tmp_path / "run").rename(tmp_path / "away")
     for number, given in enumerate(("pipe", "copy", "other")):
         moved = tmp_path / f"moved{number}"
-        shutil.copytree(tmp_path / "run", moved)
+        shutil.copytree(tmp_path / "away", moved)
         copy = next((moved / "inputs").iterdir())
         path = {"pipe": piped, "copy": copy, "other": other}[given]
         with fed(piped, few) if given == "pipe" else nullcontext():
             run_inline(make_config(path, output=moved, resume=True, **small), tiny.head)
         assert_same_run(moved, tmp_path / "both")
-    shutil.rmtree(tmp_path / "run")
 
 
 @contextmanager

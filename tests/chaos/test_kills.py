@@ -125,7 +125,7 @@ def test_a_killed_worker_does_not_disturb_the_run(setting, tmp_path):
     run.workers()[0].kill()
     errors = run.end()
     assert run.process.returncode == 0, errors
-    assert "was lost" in errors and "it is replaced" in errors
+    assert "SIGKILL" in errors and "it is replaced" in errors
     assert_same_run(run.output, setting.undisturbed)
 
 
@@ -141,6 +141,11 @@ def test_a_stopped_worker_does_not_outlive_a_killed_parent(setting, tmp_path):
         awake = [worker for worker in workers if worker.status() != psutil.STATUS_STOPPED]
     run.process.kill()
     run.end()
+    again = Run.start(setting, run.output, "--resume")
+    errors = again.end()
+    assert again.process.returncode == 0, errors
+    assert_same_run(run.output, setting.undisturbed)
+    assert not leftovers(run.output)
 
 
 @pytest.mark.parametrize(
@@ -151,11 +156,10 @@ def test_a_stopped_worker_does_not_outlive_a_killed_parent(setting, tmp_path):
         (signal.SIGHUP, 143, "terminated"),
     ],
 )
-def test_a_run_that_is_asked_to_end_does_so_within_seconds_and_keeps_what_is_done(
+def test_a_run_that_is_asked_to_end_does_so_within_seconds(
     setting, tmp_path, number, exit_code, word
 ):
-    output = tmp_path / "run"
-    run = Run.start(setting, output, "--workers", "2")
+    run = Run.start(setting, tmp_path / "run", "--workers", "2")
     run.wait_for_work()
     asked = time.monotonic()
     run.send_to_all(number)
@@ -164,10 +168,25 @@ def test_a_run_that_is_asked_to_end_does_so_within_seconds_and_keeps_what_is_don
     assert run.process.returncode == exit_code
     assert f"error: {word}" in errors and "--resume" in errors
     assert "Traceback" not in errors
+    assert not leftovers(run.output)
+
+
+def test_a_run_that_is_asked_to_end_keeps_what_is_done(setting, tmp_path):
+    output = tmp_path / "run"
+    run = Run.start(setting, output, "--workers", "1")
+    while " done by " not in run.log():
+        assert run.process.poll() is None
+        time.sleep(0.02)
+    run.send_to_all(signal.SIGINT)
+    errors = run.end()
+    assert run.process.returncode == 130, errors
+    done = {path: path.stat().st_mtime_ns for path in (output / "features").glob("[0-9]*.h5")}
+    assert done
     refused = subprocess.run([*setting.command, "-o", str(output)], capture_output=True)
     assert refused.returncode == 73
     again = Run.start(setting, output, "--resume")
     errors = again.end()
     assert again.process.returncode == 0, errors
+    assert {path: path.stat().st_mtime_ns for path in done} == done
     assert_same_run(output, setting.undisturbed)
     assert not leftovers(output)

@@ -14,6 +14,7 @@ from runs import assert_same_vectors, leftovers, run_inline, statuses, vectors
 from virnucpro.engine.events import BatchStarted, WorkerLost
 from virnucpro.engine.processes import ProcessExecutor
 
+pytestmark = pytest.mark.usefixtures("quick_starts")
 N_PROTEINS = 10_000
 POISONED = {f"p{i}" for i in range(500, N_PROTEINS, 1000)}  # ten
 

@@ -33,7 +33,7 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from queue import Empty
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from virnucpro.engine.events import (
     BatchDone,
@@ -51,6 +51,7 @@ from virnucpro.records import Shard
 
 TaskQueue: TypeAlias = "multiprocessing.Queue[Task | None]"
 
+START_METHOD: Final = "spawn"  # CUDA does not survive a fork
 IN_FLIGHT = 2  # shards per worker, beside one that is being written
 TICK_SECONDS = 1.0  # between two looks at those that say nothing
 START_SECONDS = 900.0  # to import, load the model and say so
@@ -229,7 +230,7 @@ class _Peer:
     @classmethod
     def start(cls, name: str, device: str, job: Job, executor: ProcessExecutor) -> _Peer:
         """To be called with interrupts held: the child inherits that, and Ctrl-C is not for it."""
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context(START_METHOD)
         queue = context.Queue()
         ours, theirs = context.Pipe(duplex=False)
         process = context.Process(
