@@ -337,6 +337,11 @@ def test_ctrl_c_while_processes_start_leaves_none(tmp_path, monkeypatch):
     assert not multiprocessing.active_children()
 
 
+def test_a_process_that_has_done_its_work_may_end_as_it_likes(trained, tmp_path):
+    job = Training(tmp_path, settings(batch_size=8), fault="frail", faulty_rank=1)
+    assert_same_bits(run_on_two(job), weights(trained / "labels" / str(Cut(2, 1))))
+
+
 def test_a_full_disk_is_told_with_the_checkpoint_that_did_not_fit(tmp_path, monkeypatch):
     def overflow(*_):
         raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import signal
@@ -36,7 +37,7 @@ from virnucpro.training.settings import Settings
 SHAPE = ESM2Shape(n_layers=2, dim=32, n_heads=2)
 N_ROWS = 50  # not a multiple of any batch
 Task = Literal["residues", "labels"]
-Fault = Literal["", "told", "untold", "killed", "hanging", "sleepy", "full disk"]
+Fault = Literal["", "told", "untold", "killed", "hanging", "sleepy", "full disk", "frail"]
 
 
 def frames(n: int = N_ROWS, seed: int = 0) -> LabelledFrames:
@@ -120,6 +121,8 @@ class Training:
 
     def fail(self) -> None:
         match self.fault:
+            case "frail":
+                atexit.register(os.abort)  # as torch's threads do now and then
             case "told":
                 raise InputError("the second epoch is [red]bad[/red]", hint="take another")
             case "untold":

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from multiprocessing.util import Finalize
 from typing import TypeVar
 
 import torch
@@ -194,6 +196,8 @@ def _spawned(rank: int, group: _Group, work: Callable[[Ranks], None]) -> None:
         raise
     # only now: if an error closed the group, the others would fail at once, and be blamed for it
     dist.destroy_process_group()
+    # all is done: torch's threads may abort a process while its interpreter is taken down
+    Finalize(None, os._exit, args=(0,), exitpriority=-1)
 
 
 def _hear(pipes: Sequence[Connection], on_event: OnEvent) -> list[VirnucproError]:
