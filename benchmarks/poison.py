@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from virnucpro.config import Recipe, Resources, RunConfig
-from virnucpro.engine.processes import ProcessExecutor
+from virnucpro.engine.local import ProcessExecutor
 from virnucpro.engine.worker import Arriving, Worker
 from virnucpro.esm2.download import embedded_model
 from virnucpro.esm2.weights import inspect_checkpoint

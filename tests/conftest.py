@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -11,11 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from forked import Forked
 from hypothesis import settings
+from runs import our_processes
 
+from virnucpro import processes
 from virnucpro.composition import N_FEATURES
 from virnucpro.config import Recipe, Resources, RunConfig
-from virnucpro.engine import processes
 from virnucpro.esm2.model import ESM2, ESM2Shape
 from virnucpro.esm2.weights import inspect_checkpoint, save_esm2
 from virnucpro.head import Head, HeadFacts, Layer, Network, load_head, save_head
@@ -98,10 +99,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
 
 @pytest.fixture
 def quick_starts(monkeypatch):
-    """Workers are forked from a process that has imported what they need, and not spawned."""
-    needed = ["torch", "h5py", "virnucpro.engine.worker", "workers"]
-    multiprocessing.set_forkserver_preload(needed)
-    monkeypatch.setattr(processes, "START_METHOD", "forkserver")
+    """Workers are forked from a process that has imported what they need."""
+    monkeypatch.setattr(processes, "_interpreter", Forked)
 
 
 @pytest.fixture
@@ -175,7 +174,7 @@ def one_thread() -> None:
 @pytest.fixture(autouse=True)
 def no_process_is_left() -> Iterator[None]:
     yield
-    assert not multiprocessing.active_children()
+    assert not our_processes()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

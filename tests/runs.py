@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import signal
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import h5py
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 
 from virnucpro.config import RunConfig
@@ -37,6 +41,34 @@ def hear_signals() -> None:
     """For a process about to be a command: what started the tests may ignore these (`nohup`)."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
+
+
+def our_processes() -> list[psutil.Process]:
+    """Those that this process started, forked ones too, and that have not ended."""
+    forked = [psutil.Process(child.pid) for child in multiprocessing.active_children()]
+    return forked + [child for child in psutil.Process().children() if is_ours(child)]
+
+
+def is_ours(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return "virnucpro.processes" in " ".join(process.cmdline())
+    return False
+
+
+def assert_gone(*pids: int) -> None:
+    """Ended, though somebody else may have to be told."""
+    deadline = time.monotonic() + 10
+    for pid in pids:
+        while is_there(pid):
+            assert time.monotonic() < deadline, pid
+            time.sleep(0.02)
+
+
+def is_there(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def tables(folder: Path) -> dict[str, bytes]:

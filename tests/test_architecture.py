@@ -15,19 +15,20 @@ import virnucpro
 
 ROOT = Path(virnucpro.__file__).parent
 LAYERS = """
-    errors log records files
+    errors log records files processes
     fasta config inputs translate composition
     esm2.alphabet esm2.packing esm2.attention esm2.model esm2.weights
     esm2.converted esm2.graphs esm2.download
     head store lock rundir shards repeats plan
-    engine.events engine.worker engine.executor engine.processes
+    engine.events engine.worker engine.executor engine.local
     calls scoring results pipeline
     devices status request dashboard
     training.tables training.digests training.labelled training.split
     training.metrics training.held_out training.fragments training.evaluation training.report
     training.figure
     training.settings training.frames training.masking training.readers training.networks
-    training.ranks training.clock training.checkpoints training.loop training.objectives
+    training.ranks training.batches training.clock training.checkpoints training.loop
+    training.objectives
     training.board training.calibration training.export training.features training.story
     training.request training.config_file
     bench.synthetic bench.encoder bench.peers bench.layouts bench.limits bench.comparison
@@ -145,7 +146,7 @@ def test_only_the_engine_and_its_measure_know_processes() -> None:
         for found in imported(name)
         if found.partition(".")[0] in ("multiprocessing", "subprocess")
     }
-    assert users == {"engine.processes", "training.ranks", "bench.layouts"}
+    assert users == {"processes"}
 
 
 # Imports when the program runs

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -17,6 +16,7 @@ import pytest
 import torch
 from conftest import TINY
 from oracle import LONGEST, tolerance
+from runs import our_processes
 
 from virnucpro.bench import front_end
 from virnucpro.bench.comparison import Comparison, compare
@@ -299,7 +299,7 @@ def test_processes_that_the_memory_does_not_hold_are_not_started(setting):
     with layouts(setting, 1_000_000, 1) as (_, many):
         (row,) = compare(comparison(), ways, [many])
     assert "1000000 processes would need" in row.reason
-    assert not multiprocessing.active_children()
+    assert not our_processes()
 
 
 def test_a_pass_that_takes_long_is_repeated_once(setting, monkeypatch):
@@ -333,7 +333,7 @@ def test_the_coordinator_is_measured_with_workers_that_do_nothing_and_leaves_non
     assert not row.reason and row.shards_per_second > 0
     assert len(row.idle_seconds_of_each) >= 2
     assert 0 < row.idle_seconds < 10
-    assert not multiprocessing.active_children()
+    assert not our_processes()
 
 
 # The command line

@@ -15,7 +15,7 @@ from runs import assert_same_vectors, vectors
 
 from virnucpro import request
 from virnucpro.engine.executor import InlineExecutor
-from virnucpro.engine.processes import ProcessExecutor
+from virnucpro.engine.local import ProcessExecutor
 from virnucpro.errors import ResumeError, UnavailableError
 from virnucpro.esm2 import download
 from virnucpro.esm2.download import embedded_head, embedded_model

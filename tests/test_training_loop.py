@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import multiprocessing
 import os
 import shutil
 import signal
@@ -21,7 +20,7 @@ import pytest
 import torch
 import trainings
 from oracle import tolerance
-from runs import hear_signals
+from runs import hear_signals, our_processes
 from torch import Tensor
 from trainings import (
     N_ROWS,
@@ -319,22 +318,22 @@ def test_the_first_error_ends_all_processes_and_is_told(tmp_path, fault, kind, m
 
 
 def test_ctrl_c_while_processes_start_leaves_none(tmp_path, monkeypatch):
-    real = ranks.spawn
+    real = ranks.start
 
-    def spawn_and_be_interrupted(*arguments, **options):
-        started = real(*arguments, **options)
+    def start_and_be_interrupted(*arguments):
+        child = real(*arguments)
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.1)
-        return started
+        return child
 
-    monkeypatch.setattr(ranks, "spawn", spawn_and_be_interrupted)
+    monkeypatch.setattr(ranks, "start", start_and_be_interrupted)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
             run_on_two(Training(tmp_path, settings(batch_size=8)))
     finally:
         signal.signal(signal.SIGINT, before)
-    assert not multiprocessing.active_children()
+    assert not our_processes()
 
 
 def test_a_process_that_has_done_its_work_may_end_as_it_likes(trained, tmp_path):

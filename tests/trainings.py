@@ -186,4 +186,6 @@ def main(folder: Path, how: str) -> None:
 
 
 if __name__ == "__main__":
+    from trainings import main  # what goes to other processes is found by the name of its module
+
     main(Path(sys.argv[1]), sys.argv[2])

@@ -134,7 +134,7 @@ def _run(given: dict[str, Any]) -> None:
     with exits():
         with needing("train"):
             from virnucpro.training.figure import write_figure
-        from virnucpro.engine.processes import ProcessExecutor
+        from virnucpro.engine.local import ProcessExecutor
         from virnucpro.request import Options, resolve
         from virnucpro.training.evaluation import Question, evaluate
         from virnucpro.training.fragments import Cutting

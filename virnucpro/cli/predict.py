@@ -124,7 +124,7 @@ def _run(command: Literal["predict", "extract"], given: dict[str, Any]) -> None:
     """One ``predict`` or ``extract`` with what was given on the command line."""
     quiet, verbose, log_file = (given.pop(name) for name in ("quiet", "verbose", "log_file"))
     with exits():
-        from virnucpro.engine.processes import ProcessExecutor
+        from virnucpro.engine.local import ProcessExecutor
         from virnucpro.pipeline import run
         from virnucpro.request import Options, resolve
 

@@ -295,7 +295,7 @@ def _run(given: dict[str, Any]) -> None:
 
 def _extract(training: Training, options: TrainOptions, events: EventLog) -> None:
     """Make the vectors that a head is trained on, as ``extract`` makes them; or go on with it."""
-    from virnucpro.engine.processes import ProcessExecutor
+    from virnucpro.engine.local import ProcessExecutor
     from virnucpro.pipeline import run
     from virnucpro.request import Options, resolve
     from virnucpro.rundir import RunDir

@@ -12,8 +12,8 @@ from torch import nn
 from virnucpro.esm2.alphabet import MASK
 from virnucpro.esm2.model import TOKEN_DROPOUT_SCALE
 from virnucpro.esm2.packing import PackedBatch
+from virnucpro.training.batches import Rows
 from virnucpro.training.frames import LabelledFrames
-from virnucpro.training.loop import Rows
 from virnucpro.training.masking import MASKED, mask_residues
 from virnucpro.training.metrics import auroc
 from virnucpro.training.networks import FrameBatch, FrameClassifier, MaskedBatch
