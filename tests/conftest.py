@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -177,7 +178,17 @@ def no_process_is_left() -> Iterator[None]:
     assert not our_processes()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """What a test draws without a generator of its own is the same every time, in any order."""
+    seed = item.config.getoption("--global-seed")
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--global-seed", type=int, default=0, help="of the global generators (0)")
     parser.addoption("--rounds", type=int, default=2, help="of random kills (default 2)")
     parser.addoption("--chaos-seed", type=int, default=1, help="of the first round")
     parser.addoption("--records", type=int, default=300_000, help="that are planned (300,000)")
