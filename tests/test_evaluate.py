@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import open_dna, random_dna
+from matplotlib import rc_context
 from runs import leftovers
 from sklearn.metrics import roc_auc_score
 from test_cli import virnucpro
@@ -234,6 +235,15 @@ def test_the_figure_is_drawn_with_the_same_bytes(ask, tmp_path):
     after = [(tmp_path / "evaluation" / f"evaluation.{e}").read_bytes() for e in ("pdf", "png")]
     assert before == after
     assert before[0].startswith(b"%PDF") and before[1].startswith(b"\x89PNG")
+
+
+def test_the_figure_does_not_depend_on_a_matplotlibrc(ask, tmp_path):
+    evaluation, png = ask(), tmp_path / "evaluation" / "evaluation.png"
+    write_figure(evaluation)
+    before = png.read_bytes()
+    with rc_context({"axes.facecolor": "red", "savefig.bbox": "tight"}):
+        write_figure(evaluation)
+    assert png.read_bytes() == before
 
 
 def test_the_figure_tells_the_areas_of_all_records(ask):

@@ -244,7 +244,7 @@ def train(
 
     All GPUs of this machine are used, with a process for each; for several machines:
 
-    - torchrun --nnodes 2 --nproc-per-node 8 ... -m virnucpro train ...
+    - torchrun --nnodes 2 --nproc-per-node 8 ... --no-python virnucpro train ...
     """
     _run(locals())
 
