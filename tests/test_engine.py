@@ -7,7 +7,9 @@ import signal
 import threading
 import time
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from multiprocessing import Pipe
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -462,6 +464,16 @@ def test_a_worker_that_was_just_lost_is_not_told_to_end():
     )
     peer.kill()
     peer.tell_to_end()  # nobody sends any more
+
+
+def test_a_worker_that_does_not_read_keeps_nobody_waiting():
+    peer = peer_with()
+    peer.child.pipe, theirs = Pipe()
+    task = Task(SHARDS[0], suspects=frozenset(range(1_000_000)))
+    with ThreadPoolExecutor() as pool, theirs:  # whose end is the end of whoever still sends
+        pool.submit(peer.give, task).result(timeout=10)
+        assert theirs.recv() == task
+    peer.sender.shutdown()
 
 
 def test_a_signal_waits_until_the_processes_that_start_are_known():

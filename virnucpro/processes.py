@@ -84,7 +84,12 @@ class Child:
     def cause_of_end(self, seconds: float | None = None) -> str:
         """What ended a process whose pipe has ended; it is given time to follow."""
         self.wait(seconds)
-        return cause_of_end(self.process.returncode)
+        exit_code = self.process.returncode
+        if exit_code is None or exit_code >= 0:
+            return f"exit code {exit_code}"
+        names = {-number.value: number.name for number in signal.Signals}
+        name = names.get(exit_code, f"signal {-exit_code}")
+        return f"{name} (out of memory?)" if name == "SIGKILL" else name
 
 
 def start(target: Callable[Concatenate[Pipe, P], None], *args: P.args, **kwargs: P.kwargs) -> Child:
@@ -102,7 +107,7 @@ def start(target: Callable[Concatenate[Pipe, P], None], *args: P.args, **kwargs:
 
 def _interpreter(pipe: Pipe) -> subprocess.Popen[bytes]:
     ours = str(Path(virnucpro.__file__).parents[1])
-    folders = [folder for folder in sys.path if folder]  # "" is the current one
+    folders = [folder for folder in sys.path if Path(folder).is_absolute()]  # "" is the current one
     return subprocess.Popen(
         [
             sys.executable,
@@ -189,12 +194,3 @@ def interrupts_held() -> Iterator[None]:
             signal.signal(number, handler)
         if held:
             signal.raise_signal(held[0])
-
-
-def cause_of_end(exit_code: int | None) -> str:
-    if exit_code is not None and exit_code < 0:
-        names = {number.value: number.name for number in signal.Signals}
-        name = names.get(-exit_code, f"signal {-exit_code}")
-        hint = " (out of memory?)" if name == "SIGKILL" else ""
-        return f"{name}{hint}"
-    return f"exit code {exit_code}"
