@@ -22,7 +22,7 @@ LAYERS = """
     head store lock rundir shards repeats plan
     engine.events engine.worker engine.executor engine.local
     calls scoring results pipeline
-    devices status request dashboard
+    devices status request dashboard citation
     training.tables training.digests training.labelled training.split
     training.metrics training.held_out training.fragments training.evaluation training.report
     training.figure
@@ -34,7 +34,7 @@ LAYERS = """
     bench.synthetic bench.encoder bench.peers bench.layouts bench.limits bench.comparison
     bench.file_to_file bench.front_end bench.coordinator bench.report bench.programme
     cli.options cli.exits cli.running cli.predict cli.train cli.evaluate
-    cli.bench cli.inspect cli.models
+    cli.bench cli.inspect cli.models cli.cite
     cli.main
 """
 ORDER = LAYERS.split()

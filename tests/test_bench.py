@@ -261,7 +261,8 @@ def test_a_program_that_is_not_installed_is_a_row_that_says_so(setting, monkeypa
     ways = [*peer_ways(setting, has_bf16=False), *our_ways(("fp32",), setting)]
     with layouts(setting, 1, len(ways)) as places:
         missing, ours = compare(comparison(), ways, places)
-    assert "fair-esm is not installed: pip install" in missing.reason
+    assert "fair-esm is not installed; " in missing.reason
+    assert "pip install -c constraints.txt '.[oracle]'" in missing.reason
     assert ours.ratio == 1 and ours.tokens_per_second
 
 

@@ -13,6 +13,7 @@ import pytest
 from conftest import make_tiny
 from runs import statuses
 
+from virnucpro.cli.running import next_step
 from virnucpro.esm2.weights import inspect_checkpoint
 
 ROOT = Path(__file__).parents[1]
@@ -183,6 +184,61 @@ def test_a_terminal_gets_a_dashboard_and_the_summary(model, tmp_path):
     assert ESCAPE in shown
     assert "elapsed" in shown and "remaining" in shown
     assert "records: " in shown
+
+
+def test_a_terminal_gets_a_sign_before_torch_is_imported(tmp_path):
+    """Neither the import nor a model is waited for: this command ends at its first mistake."""
+    arguments = ["predict", "-i", "", "-o", str(tmp_path / "run")]
+    exit_code, shown = in_terminal(arguments, {"TERM": "xterm"})
+    assert exit_code == 64
+    assert shown.startswith("loading PyTorch ...\r")
+    assert in_terminal(arguments, {"TERM": "dumb"})[1].startswith("loading PyTorch ...\r\n")
+    assert "loading" not in in_terminal([*arguments, "--quiet"], {"TERM": "xterm"})[1]
+    assert "loading" not in virnucpro(*arguments).stderr
+
+
+def test_quiet_prints_warnings_and_the_summary_only(model, tmp_path):
+    short = tmp_path / "short.fa"
+    short.write_text(">a\nACGTACGTACGTACGTACGT\n")
+    answer = virnucpro("predict", "-i", EXAMPLE, "-o", tmp_path / "run", *model, "--quiet")
+    assert answer.stderr == ""
+    assert answer.stdout.startswith("records: 16 in = ")
+    warned = virnucpro("predict", "-i", short, "-o", tmp_path / "short", *model, "--quiet")
+    lines = warned.stderr.splitlines()
+    assert lines and all(" WARNING " in line for line in lines)
+    assert " INFO " in (tmp_path / "run" / "virnucpro.log").read_text()
+
+
+def test_the_summary_ends_with_a_command_that_shows_the_table(model, tmp_path):
+    folder = tmp_path / "it's [bold]mine"
+    answer = virnucpro("predict", "-i", EXAMPLE, "-o", folder, *model)
+    last = answer.stdout.splitlines()[-1]
+    assert last.startswith("next: head ")
+    look = subprocess.run(
+        ["bash", "-c", last.removeprefix("next: ").partition(" | ")[0]],
+        capture_output=True,
+        text=True,
+    )
+    assert look.stdout.splitlines() == (folder / "predictions.tsv").read_text().splitlines()[:10]
+
+
+def test_after_a_failure_the_same_command_with_resume_is_offered():
+    argv = ["predict", "-i", "a b.fa", "-o", "x", "--force"]
+    offered = next_step(Path("x/predictions.tsv"), argv, failed=True)
+    assert offered == ["next: virnucpro predict -i 'a b.fa' -o x --resume"]
+    piped = next_step(Path("-x/predictions.tsv"), ["predict", "-i", "-", "-o", "-x"], failed=True)
+    assert piped == ["next: head ./-x/predictions.tsv | column -t -s $'\\t'"]
+    assert next_step(Path("x\x1b[2J/predictions.tsv"), argv, failed=False) == []
+
+
+@pytest.mark.parametrize(("environment", "is_coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
+def test_the_summary_is_coloured_on_a_terminal_unless_no_color_is_set(
+    model, tmp_path, environment, is_coloured
+):
+    arguments = ["predict", "-i", EXAMPLE, "-o", tmp_path / "run", *model]
+    _, shown = in_terminal(list(map(str, arguments)), {"TERM": "xterm-256color", **environment})
+    (line,) = [line for line in shown.splitlines() if "called virus: " in line]
+    assert (ESCAPE in line.partition("called virus: ")[2]) == is_coloured
 
 
 @pytest.mark.parametrize("case", ["quiet", "dumb"])

@@ -41,7 +41,7 @@ CPU = Ranks(0, 1, torch.device("cpu"))
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 HIDDEN = 8
 SMALL = ("--chunk-size", "300", "--batch-size", "16", "--hidden", str(HIDDEN), "--epochs", "2")
-ON_CPU = ("--device", "cpu", "--precision", "fp32", "--quiet")
+ON_CPU = ("--device", "cpu", "--precision", "fp32")
 # what every training leaves
 OF_ALL = {"split.tsv", "training.json", "checkpoints", "tensorboard", "virnucpro.log", ".lock"}
 

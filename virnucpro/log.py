@@ -60,8 +60,9 @@ class _QuietFileHandler(logging.FileHandler):
 
 @contextmanager
 def logging_to(handler: logging.Handler, level: int = logging.INFO) -> Iterator[None]:
-    """Send the log to ``handler`` for the time of the block."""
-    handler.setFormatter(logging.Formatter(_FORMAT))
+    """Send the log to ``handler`` for the time of the block, in its own format if it has one."""
+    if handler.formatter is None:
+        handler.setFormatter(logging.Formatter(_FORMAT))
     LOGGER.addHandler(handler)
     LOGGER.setLevel(level)
     LOGGER.propagate = False

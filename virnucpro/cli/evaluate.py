@@ -29,7 +29,7 @@ from virnucpro.cli.options import (
     Workers,
     WorkerTimeout,
 )
-from virnucpro.cli.running import checked_path, report, watched
+from virnucpro.cli.running import checked_path, loading, report, watched
 from virnucpro.errors import UsageError
 from virnucpro.log import printable
 
@@ -132,14 +132,15 @@ def _run(given: dict[str, Any]) -> None:
     """One evaluation with what was given on the command line."""
     quiet, verbose, log_file = (given.pop(name) for name in ("quiet", "verbose", "log_file"))
     with exits():
-        with needing("train"):
-            from virnucpro.training.figure import write_figure
-        from virnucpro.engine.local import ProcessExecutor
-        from virnucpro.request import Options, resolve
-        from virnucpro.training.evaluation import Question, evaluate
-        from virnucpro.training.fragments import Cutting
-        from virnucpro.training.held_out import policy
-        from virnucpro.training.report import summary_lines, write_report
+        with loading(quiet):
+            with needing("train"):
+                from virnucpro.training.figure import write_figure
+            from virnucpro.engine.local import ProcessExecutor
+            from virnucpro.request import Options, resolve
+            from virnucpro.training.evaluation import Question, evaluate
+            from virnucpro.training.fragments import Cutting
+            from virnucpro.training.held_out import policy
+            from virnucpro.training.report import summary_lines, write_report
 
         with watched(quiet, verbose, log_file) as events:
             question = Question(
@@ -173,7 +174,7 @@ def _run(given: dict[str, Any]) -> None:
             write_report(evaluation)
             write_figure(evaluation)
     with exits():
-        report(summary_lines(evaluation))
+        report(summary_lines(evaluation), quiet)
 
 
 def _lengths(text: str) -> tuple[int, ...]:

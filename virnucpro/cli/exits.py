@@ -72,7 +72,7 @@ def needing(extra: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         raise UnavailableError(
             f"this command needs {error.name}, which is not installed",
-            hint=f"pip install 'virnucpro[{extra}]'",
+            hint=f"in the folder of the source: pip install -c constraints.txt '.[{extra}]'",
         ) from error
 
 

@@ -14,6 +14,7 @@ import typer
 
 from virnucpro import __version__
 from virnucpro.cli.bench import bench
+from virnucpro.cli.cite import cite
 from virnucpro.cli.evaluate import evaluate
 from virnucpro.cli.exits import GONE, USAGE_EXIT, Finished
 from virnucpro.cli.inspect import devices, status
@@ -27,7 +28,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (predict, extract, train, evaluate, devices, status, bench):
+for command in (predict, extract, train, evaluate, devices, status, bench, cite):
     app.command()(command)
 app.add_typer(models, name="models")
 

@@ -116,7 +116,7 @@ Keep = Annotated[
     typer.Option("--keep-intermediate", help="Keep chunks.fa and shards/.", rich_help_panel=FILES),
 ]
 Quiet = Annotated[
-    bool, typer.Option("--quiet", "-q", help="No dashboard: plain lines, one every 10 seconds.")
+    bool, typer.Option("--quiet", "-q", help="No dashboard: only warnings and the summary.")
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log everything.")]
 LogFile = Annotated[

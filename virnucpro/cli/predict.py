@@ -32,7 +32,7 @@ from virnucpro.cli.options import (
     Workers,
     WorkerTimeout,
 )
-from virnucpro.cli.running import checked_path, report, watched
+from virnucpro.cli.running import checked_path, loading, next_step, report, watched
 
 
 def predict(
@@ -124,9 +124,11 @@ def _run(command: Literal["predict", "extract"], given: dict[str, Any]) -> None:
     """One ``predict`` or ``extract`` with what was given on the command line."""
     quiet, verbose, log_file = (given.pop(name) for name in ("quiet", "verbose", "log_file"))
     with exits():
-        from virnucpro.engine.local import ProcessExecutor
-        from virnucpro.pipeline import run
-        from virnucpro.request import Options, resolve
+        with loading(quiet):
+            from virnucpro.engine.local import ProcessExecutor
+            from virnucpro.pipeline import run
+            from virnucpro.request import Options, resolve
+            from virnucpro.rundir import RunDir
 
         with watched(quiet, verbose, log_file) as events:
             options = Options(
@@ -141,5 +143,7 @@ def _run(command: Literal["predict", "extract"], given: dict[str, Any]) -> None:
             executor = ProcessExecutor(config.resources.devices)
             summary = run(config, head, executor, events)
     with exits():
-        report(summary.lines(options.output_dir))
+        table = RunDir(options.output_dir).record_table(command)
+        step = next_step(table, sys.argv[1:], failed=summary.exit_code != 0)
+        report([*summary.lines(options.output_dir), *step], quiet)
     raise Finished(summary.exit_code)

@@ -22,7 +22,7 @@ from virnucpro.cli.options import (
     Resume,
     Verbose,
 )
-from virnucpro.cli.running import checked_path, watched
+from virnucpro.cli.running import as_command, checked_path, loading, report, watched
 from virnucpro.errors import UsageError, VirnucproError
 
 if TYPE_CHECKING:
@@ -254,7 +254,7 @@ def _run(given: dict[str, Any]) -> None:
     quiet, verbose, log_file = (given.pop(name) for name in ("quiet", "verbose", "log_file"))
     given.pop("config")
     with exits(_KEPT):
-        with needing("train"):
+        with loading(quiet), needing("train"):
             from virnucpro.training.ranks import run_on, run_under_torchrun, started_by_torchrun
             from virnucpro.training.request import TrainOptions, describe, open_folder, resolve
             from virnucpro.training.story import learn
@@ -291,6 +291,21 @@ def _run(given: dict[str, Any]) -> None:
                     run_on(choice.devices, partial(learn, training), events)
                 else:
                     run_under_torchrun(started, choice.kind, partial(learn, training), events)
+        report(_outcome(training, options), quiet)
+
+
+def _outcome(training: Training, options: TrainOptions) -> list[str]:
+    """Where the results are, and how to use them."""
+    from virnucpro.log import printable
+
+    lines = [f"results: {printable(training.output)}"]
+    if training.head.exists():
+        is_trained = training.settings.mode == "finetune"
+        model = str(training.trained_encoder) if is_trained else options.model
+        words = ["virnucpro", "predict", "-i", "contigs.fa", "-o", "results"]
+        words += [*(["--model", model] if model else []), "--head", str(training.head)]
+        lines += as_command(words)
+    return lines
 
 
 def _extract(training: Training, options: TrainOptions, events: EventLog) -> None:
