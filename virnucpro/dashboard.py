@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from bisect import bisect_left
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -71,6 +72,8 @@ class Progressing:
     n_failed: int = 0  # sequences
     n_failed_shards: int = 0
     n_failed_tokens: int = 0
+    files: tuple[tuple[int, int], ...] = ()  # of each: its first shard, one after its last
+    pending: set[int] = field(default_factory=set)  # shards
     started: float = field(default_factory=time.monotonic)
     embedding_since: float = 0.0
 
@@ -78,8 +81,9 @@ class Progressing:
         match event:
             case Progress():
                 self.stage = event
-            case EmbeddingStarted(pending=pending, n_done_before=before):
+            case EmbeddingStarted(pending=pending, n_done_before=before, files=files):
                 self.stage = None
+                self.files, self.pending = files, {shard.index for shard in pending}
                 self.devices = {}
                 self.n_failed = self.n_failed_shards = self.n_failed_tokens = 0
                 self.n_shards, self.n_before = before + len(pending), before
@@ -93,10 +97,12 @@ class Progressing:
                 device = self.devices[worker]
                 device.n_tokens += n_tokens
                 device.memory = memory
-            case ShardDone(worker=worker, n_failed=n_failed):
+            case ShardDone(worker=worker, shard=shard, n_failed=n_failed):
+                self.pending.discard(shard.index)
                 self.devices[worker].n_shards += 1
                 self.n_failed += n_failed
             case ShardFailed(shard=shard, refusal=None):
+                self.pending.discard(shard.index)
                 self.n_failed += shard.n_embedded
                 self.n_failed_shards += 1
                 self.n_failed_tokens += _tokens_of(shard)
@@ -106,6 +112,20 @@ class Progressing:
         """Shards that need nothing more."""
         done_now = sum(device.n_shards for device in self.devices.values())
         return self.n_before + self.n_failed_shards + done_now
+
+    @property
+    def n_files_done(self) -> int:
+        """Input files of which no shard is to be done."""
+        left = sorted(self.pending)
+        return sum(bisect_left(left, first) == bisect_left(left, end) for first, end in self.files)
+
+    @property
+    def parts_text(self) -> str:
+        """Shards done, and files, if there are several."""
+        shards = f"{self.n_done}/{self.n_shards} shards"
+        if len(self.files) < 2:
+            return shards
+        return f"{shards}, {self.n_files_done:,}/{len(self.files):,} files"
 
     @property
     def n_tokens_done(self) -> int:
@@ -166,7 +186,7 @@ class Progressing:
             for name, device in self.devices.items()
         )
         return (
-            f"embedding: {self.n_done}/{self.n_shards} shards ({self.share_done:.0%}), "
+            f"embedding: {self.parts_text} ({self.share_done:.0%}), "
             f"{self.tokens_per_second:,.0f} tok/s, {self.n_failed} failed, "
             f"elapsed {self.elapsed}, remaining {self.remaining}"
             + (f" | {devices}" if devices else " | workers are starting")
@@ -282,7 +302,7 @@ class Dashboard:
         table.add_row(
             Text("total", style="bold"),
             ProgressBar(total=1.0, completed=now.share_done, width=_BAR_WIDTH),
-            Text(f"{now.n_done}/{now.n_shards} shards"),
+            Text(now.parts_text),
             Text(f"{now.share_done:.0%}", justify="right"),
             Text(f"{now.tokens_per_second:,.0f} tok/s"),
             Text(f"{now.n_failed} failed", style="red" if now.n_failed else ""),
