@@ -85,9 +85,16 @@ def vectors(folder: Path) -> dict[str, NDArray[np.float32]]:
 
 
 def statuses(folder: Path, table: str = "predictions.tsv") -> dict[str, str]:
-    rows = [line.split("\t") for line in (folder / table).read_text().splitlines()[1:]]
-    assert len({row[0] for row in rows}) == len(rows)
-    return {row[0]: row[2] for row in rows}
+    """The status of each record, by its id, which here no other file has."""
+    found = rows(folder / table)
+    assert len({row["record"] for row in found}) == len(found)
+    return {row["record"]: row["status"] for row in found}
+
+
+def rows(table: Path) -> list[dict[str, str]]:
+    """The lines of a table, by their columns."""
+    columns, *lines = (line.split("\t") for line in table.read_text().split("\n")[:-1])
+    return [dict(zip(columns, line, strict=True)) for line in lines]
 
 
 def assert_same_run(one: Path, other: Path) -> None:

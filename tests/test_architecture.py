@@ -16,12 +16,12 @@ import virnucpro
 ROOT = Path(virnucpro.__file__).parent
 LAYERS = """
     errors log records files processes
-    fasta config inputs translate composition
+    fasta config sheet inputs samples survey translate composition
     esm2.alphabet esm2.packing esm2.attention esm2.model esm2.weights
     esm2.converted esm2.graphs esm2.download
     head store lock rundir shards repeats plan
     engine.events engine.worker engine.executor engine.local
-    calls scoring results pipeline
+    calls scoring tables results intake pipeline
     devices status request dashboard citation
     training.tables training.digests training.labelled training.split
     training.metrics training.held_out training.fragments training.evaluation training.report

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from conftest import make_tiny
-from runs import statuses
+from runs import rows, statuses
 
 from virnucpro.cli.running import next_step
 from virnucpro.esm2.weights import inspect_checkpoint
@@ -323,10 +323,9 @@ def test_devices_models_and_status_tell_what_there_is(model, tiny, tmp_path):
 def test_predict_needs_no_more_than_input_and_output(tmp_path):
     answer = virnucpro("predict", "-i", EXAMPLE, "-o", tmp_path / "run", cwd=tmp_path)
     assert answer.returncode == 0, answer.stderr
-    table = (tmp_path / "run" / "predictions.tsv").read_text()
-    rows = [row.split("\t") for row in table.splitlines()[1:]]
-    wrong = [row[0] for row in rows if row[3] == "virus" and "_host_" in row[0]]
-    missed = [row[0] for row in rows if row[3] == "other" and "_virus_" in row[0]]
+    calls = {row["record"]: row["call"] for row in rows(tmp_path / "run" / "predictions.tsv")}
+    wrong = [name for name, call in calls.items() if call == "virus" and "_host_" in name]
+    missed = [name for name, call in calls.items() if call == "other" and "_virus_" in name]
     assert (wrong, missed) == ([], [])
 
 

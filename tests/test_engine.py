@@ -25,6 +25,7 @@ from runs import (
     assert_same_vectors,
     leftovers,
     our_processes,
+    rows,
     run_inline,
     statuses,
     tables,
@@ -109,8 +110,8 @@ def test_a_gpu_gives_the_vectors_of_a_cpu(make_config, tiny, contigs, tmp_path, 
     found, expected = vectors(config.output), vectors(plain.output)
     assert found.keys() == expected.keys()
     limit = tolerance(TINY.n_layers, torch.float32, torch.float32)
-    for name, rows in found.items():
-        assert worst_row(torch.from_numpy(rows), torch.from_numpy(expected[name])) < limit, name
+    for name, vector in found.items():
+        assert worst_row(torch.from_numpy(vector), torch.from_numpy(expected[name])) < limit, name
 
 
 def test_a_shard_is_written_while_the_next_one_is_embedded(make_config, tiny, contigs, tmp_path):
@@ -183,7 +184,9 @@ def test_a_poisonous_sequence_fails_alone(
     assert summary.exit_code == 2
 
     found = statuses(config.output)
-    assert {name for name, status in found.items() if status == "failed"} == {
+    assert (found["contig1"], found["contig23"]) == ("failed", "scored")
+    notes = {row["record"]: row["note"] for row in rows(config.output / "predictions.tsv")}
+    assert {name for name, note in notes.items() if "frames failed" in note} == {
         "contig1",
         "contig23",
     }
@@ -218,7 +221,7 @@ def test_a_shard_that_kills_outside_its_batches_is_lost_alone(
     expected, found = vectors(undisturbed), vectors(config.output)
     assert_same_vectors(found, {name: expected[name] for name in found})
     listed = (config.output / "failed_files.txt").read_text().splitlines()
-    assert [line.split("|")[0] for line in listed] == [f"shards/{guilty:06d}.faa"]
+    assert [line.split("|")[:2] for line in listed] == [[str(contigs), "embed"]]
 
     resumed = make_config(contigs, output=config.output, resume=True)
     assert run_inline(resumed, tiny.head).exit_code == 0

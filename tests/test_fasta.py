@@ -373,13 +373,8 @@ def test_a_folder_without_fasta_is_refused_and_the_endings_are_named(write, tmp_
 
 
 @not_as_root
-def test_a_path_that_may_not_be_read_is_refused(write, tmp_path: Path) -> None:
-    path = write(b">a\nAC\n")
-    path.chmod(0)
-    with pytest.raises(InputMissingError) as caught:
-        list_fasta(path)
-    assert "Permission denied" in str(caught.value) and "permissions" in caught.value.hint
-    path.chmod(0o600)
+def test_a_folder_that_may_not_be_read_is_refused(write, tmp_path: Path) -> None:
+    write(b">a\nAC\n")
     tmp_path.chmod(0)
     try:
         with pytest.raises(InputMissingError):

@@ -25,8 +25,9 @@ from virnucpro.config import Recipe, Resources, RunConfig
 from virnucpro.engine.events import EmbeddingStarted, Progress
 from virnucpro.engine.worker import Job
 from virnucpro.inputs import Source, hash_inputs
-from virnucpro.pipeline import find_pending, make_job, open_run
-from virnucpro.plan import Plan, _refuse_duplicates, make_plan
+from virnucpro.intake import open_run
+from virnucpro.pipeline import find_pending, make_job
+from virnucpro.plan import Plan, make_plan, refuse_duplicates
 from virnucpro.records import Embeddings
 from virnucpro.rundir import Manifest, RunDir
 from virnucpro.store import MAX_PARTS, write_embeddings, write_index
@@ -95,12 +96,12 @@ def plan_reads(fasta: Path, n_records: int, told: Path) -> None:
 N_HASHES = 2_000_000
 
 
-def refuse_duplicates(told: Path) -> None:
+def look_for_duplicates(told: Path) -> None:
     """In a process of its own: what is held beside the hashes of so many ids."""
     hashes = array("q")
     hashes.frombytes(np.random.default_rng(0).integers(-(2**62), 2**62, N_HASHES).tobytes())
     before = kernel_says("status", "VmHWM:")
-    _refuse_duplicates(hashes, (), frozenset())
+    refuse_duplicates(hashes, Manifest(RECIPE, ()))
     told.write_text(json.dumps((kernel_says("status", "VmHWM:") - before) * 1024))
 
 
@@ -127,7 +128,7 @@ def test_planning_holds_8_bytes_per_record_and_16_while_they_are_sorted(tmp_path
     records.
     """
     n_records = request.config.getoption("--records")
-    assert run_alone(refuse_duplicates, tmp_path / "told.json") < 10 * N_HASHES
+    assert run_alone(look_for_duplicates, tmp_path / "told.json") < 10 * N_HASHES
     fixed = memory_of_planning(tmp_path, FEW_RECORDS)
     assert fixed < 96 << 20
     most = 17 * n_records + n_records // 2 + (4 << 20) + n_records // 2

@@ -87,6 +87,9 @@ class RunConfig:
     resume: bool = False
     force: bool = False
     keep_intermediate: bool = False
+    per_file: bool = False  # tables of each file by itself, too
+    strict: bool = False  # the first file that cannot be read ends the run
+    rename_duplicates: bool = False  # ids that occur twice in a file
     argv: tuple[str, ...] = ()
     announcements: tuple[str, ...] = ()  # the choices that were made, for people
 

@@ -12,6 +12,7 @@ import re
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from bisect import bisect_left
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -88,6 +89,8 @@ class Progressing:
     n_failed_shards: int = 0
     n_settled_tokens: int = 0  # of the shards that are done or failed
     in_work: dict[int, int] = field(default_factory=dict)  # tokens embedded of each other shard
+    files: tuple[tuple[int, int], ...] = ()  # of each: its first shard, one after its last
+    pending: set[int] = field(default_factory=set)  # shards
     started: float = field(default_factory=time.monotonic)
     embedding_since: float = 0.0
 
@@ -95,10 +98,11 @@ class Progressing:
         match event:
             case Progress():
                 self.stage = event
-            case EmbeddingStarted(pending=pending, n_done_before=before):
+            case EmbeddingStarted(pending=pending, n_done_before=before, files=files):
                 self.stage = None
                 self.devices, self.in_work = {}, {}
                 self.n_failed = self.n_failed_shards = self.n_settled_tokens = 0
+                self.files, self.pending = files, {shard.index for shard in pending}
                 self.n_shards, self.n_before = before + len(pending), before
                 self.n_tokens = sum(map(_tokens_of, pending))
                 self.embedding_since = time.monotonic()
@@ -118,10 +122,12 @@ class Progressing:
                 n_before = self.in_work.get(shard.index, 0)
                 self.in_work = {**self.in_work, shard.index: n_before + n_tokens}
             case ShardDone(worker=worker, shard=shard, n_failed=n_failed):
+                self.pending.discard(shard.index)
                 self.devices[worker].n_shards += 1
                 self.n_failed += n_failed
                 self._settle(shard)
             case ShardFailed(shard=shard, refusal=None):
+                self.pending.discard(shard.index)
                 self.n_failed += shard.n_embedded
                 self.n_failed_shards += 1
                 self._settle(shard)
@@ -143,6 +149,12 @@ class Progressing:
         """Shards that need nothing more."""
         done_now = sum(device.n_shards for device in self.devices.values())
         return self.n_before + self.n_failed_shards + done_now
+
+    @property
+    def n_files_done(self) -> int:
+        """Input files of which no shard is to be done."""
+        left = sorted(self.pending)
+        return sum(bisect_left(left, first) == bisect_left(left, end) for first, end in self.files)
 
     @property
     def n_tokens_done(self) -> int:
@@ -180,7 +192,10 @@ class Progressing:
     @property
     def counts(self) -> list[str]:
         """What is done of what there is: a figure for each unit of the run."""
-        return [f"{self.n_done:,}/{self.n_shards:,} shards"]
+        shards = f"{self.n_done:,}/{self.n_shards:,} shards"
+        if len(self.files) < 2:
+            return [shards]
+        return [shards, f"{self.n_files_done:,}/{len(self.files):,} files"]
 
     @property
     def sorted_devices(self) -> list[tuple[str, DeviceState]]:

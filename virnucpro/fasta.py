@@ -8,6 +8,7 @@ from __future__ import annotations
 import codecs
 import io
 import lzma
+import stat
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -64,28 +65,35 @@ def list_fasta(path: Path) -> list[Path]:
     """The FASTA files that ``path`` stands for: itself, or those in a folder, sorted by name.
 
     Raises:
-        InputMissingError: nothing is there, it may not be read, or the folder holds no FASTA.
+        InputMissingError: nothing is there, or the folder may not be read or holds no FASTA.
     """
     try:
-        if not path.is_dir():
-            _check_readable(path)
+        if not stat.S_ISDIR(path.stat().st_mode):
             return [path]
-        found = sorted(
-            entry
-            for entry in path.iterdir()
-            if _has_fasta_name(entry.name) and (entry.is_file() or not entry.exists())
-        )
-        for entry in found:
-            _check_readable(entry)
+        files = [entry for entry in _files_in(path) if _has_fasta_name(entry.name)]
     except OSError as error:
         raise cannot_open(path, error) from error
-    if not found:
+    if not files:
         raise InputMissingError(
             f"{printable(path)}: no FASTA file in this folder",
             hint=f"names must end in {', '.join(SUFFIXES)}, or those with .gz, .bz2, .xz, .zst; "
             "sub-folders are not searched",
         )
-    return found
+    return files
+
+
+def list_others(folder: Path) -> list[str]:
+    """The names of the files in a folder that ``list_fasta`` passes over."""
+    return [entry.name for entry in _files_in(folder) if not _has_fasta_name(entry.name)]
+
+
+def _files_in(folder: Path) -> list[Path]:
+    """Sorted by name, with links that lead nowhere, without what is hidden."""
+    return sorted(
+        entry
+        for entry in folder.iterdir()
+        if not entry.name.startswith(".") and (entry.is_file() or not entry.exists())
+    )
 
 
 def cannot_open(path: Path, error: OSError) -> InputMissingError:
@@ -95,14 +103,19 @@ def cannot_open(path: Path, error: OSError) -> InputMissingError:
     )
 
 
-def _check_readable(path: Path) -> None:
-    if path.is_file() or not path.exists():  # a pipe can be opened only once
-        path.open("rb").close()
-
-
 def _has_fasta_name(name: str) -> bool:
-    endings = tuple(suffix + packed for suffix in SUFFIXES for packed in COMPRESSED)
-    return not name.startswith(".") and name.lower().endswith(endings)
+    return name.lower().endswith(tuple(a + b for a in SUFFIXES for b in COMPRESSED))
+
+
+def stem_of(name: str) -> str:
+    """The name of a file without what tells that it is FASTA, and packed.
+
+    >>> stem_of("contigs.fna.gz")
+    'contigs'
+    """
+    endings = sorted((a + b for a in (*SUFFIXES, "") for b in COMPRESSED), key=len, reverse=True)
+    ending = next(ending for ending in endings if name.lower().endswith(ending))
+    return name[: len(name) - len(ending)]
 
 
 def read_fasta(path: Path, name: str = "") -> Iterator[FastaRecord]:

@@ -233,10 +233,15 @@ class _Pieces(io.RawIOBase):
 
 def sha256(path: Path, on_bytes: Callable[[int], None] = lambda _: None) -> str:
     """The hash of a file; ``on_bytes`` hears how many bytes were read so far."""
-    digest, done = hashlib.sha256(), 0
     with path.open("rb") as handle:
-        while block := handle.read(_BLOCK):
-            digest.update(block)
-            done += len(block)
-            on_bytes(done)
+        return sha256_of(handle, on_bytes)
+
+
+def sha256_of(handle: BinaryIO, on_bytes: Callable[[int], None] = lambda _: None) -> str:
+    """The hash of what an open file holds from here on."""
+    digest, done = hashlib.sha256(), 0
+    while block := handle.read(_BLOCK):
+        digest.update(block)
+        done += len(block)
+        on_bytes(done)
     return digest.hexdigest()

@@ -22,8 +22,13 @@ def printable(text: object) -> str:
     >>> printable("a\\x1b[31mb")
     'a\\\\x1b[31mb'
     """
-    safe = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(text))
+    safe = escaped(text)
     return safe if len(safe) <= _HEAD + _TAIL else f"{safe[:_HEAD]}...{safe[-_TAIL:]}"
+
+
+def escaped(text: object) -> str:
+    """All of a text, without control characters."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(text))
 
 
 def announce(message: str) -> None:

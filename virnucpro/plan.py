@@ -29,6 +29,7 @@ from virnucpro.records import PROTEIN, Chunk, FastaRecord, Orf, Shard, Status
 from virnucpro.repeats import SeenProteins
 from virnucpro.rundir import Manifest, RunDir
 from virnucpro.shards import ShardWriter
+from virnucpro.survey import find_repeat, repeated
 from virnucpro.translate import chunk_record, orf_nucleotides, translate_six_frames
 
 MAX_RESIDUES = 50_000  # longer than any protein known; attention grows with the square
@@ -55,6 +56,7 @@ class Plan:
 
     generations: tuple[tuple[Shard, ...], ...]
     counts: Counts = field(default_factory=Counts)
+    files: tuple[tuple[int, int], ...] = ()  # of each input: its first shard, one after its last
 
     @property
     def shards(self) -> list[Shard]:
@@ -112,6 +114,7 @@ class _Planner:
     keep_intermediate: bool
     on_letters: Callable[[int], None]
     counts: Counts = field(default_factory=Counts)
+    files: list[tuple[int, int]] = field(default_factory=list)
 
     def run(self) -> Plan:
         recipe, replaced = self.manifest.recipe, frozenset(self.manifest.replaced)
@@ -125,35 +128,39 @@ class _Planner:
                 writer = ShardWriter(
                     self.rundir.planned.shards, recipe.residues_per_shard, sum(map(len, shards))
                 )
-                known = replaced if number else frozenset[str]()
-                records = self.screened(inputs, hashes, known)
-                if recipe.input_type == "nucleotide":
-                    self.write_frames(records, writer, chunks)
-                else:
-                    self.write_proteins(records, writer)
+                known, seen = replaced if number else frozenset[str](), SeenProteins()
+                mended: set[str] = set()
+                for file in inputs:
+                    first = writer.next_index
+                    records = self.screened(file, hashes, known, mended)
+                    if recipe.input_type == "nucleotide":
+                        self.write_frames(records, writer, seen, chunks)
+                    else:
+                        self.write_proteins(records, writer, seen)
+                    self.files.append((first, writer.end_index))
                 writer.flush()
                 shards.append(tuple(map(self.in_place, writer.shards)))
                 self.counts.n_copies += writer.n_copies
                 self.counts.n_copied_residues += writer.n_copied_residues
         self.on_letters(self.counts.n_letters)
-        _refuse_duplicates(hashes, self.manifest.inputs, replaced)
-        return Plan(tuple(shards), self.counts)
+        refuse_duplicates(hashes, self.manifest)
+        return Plan(tuple(shards), self.counts, tuple(self.files))
 
     def in_place(self, shard: Shard) -> Shard:
         return replace(shard, path=self.rundir.shards / shard.path.name)
 
     def screened(
-        self, inputs: Iterable[InputFile], hashes: array[int], replaced: frozenset[str]
+        self, file: InputFile, hashes: array[int], replaced: frozenset[str], mended: set[str]
     ) -> Iterator[FastaRecord]:
         """The records to embed. Those of ``replaced`` may have been there before."""
-        recipe, reported = self.manifest.recipe, 0
-        mended: set[str] = set()
-        for record in chain.from_iterable(known.read() for known in inputs):
+        recipe, reported = self.manifest.recipe, self.counts.n_letters
+        for record in self.manifest.ids.read(file):
             if record.id not in replaced:
                 hashes.append(hash(record.id))
             elif record.id in mended:
                 raise InputError(
-                    f"line {record.line}: the mended record {printable(record.id)} occurs twice",
+                    f"{file.shown}:{record.line}: the mended record {printable(record.id)} "
+                    "occurs twice",
                     hint="keep one of the two",
                 )
             else:
@@ -171,9 +178,13 @@ class _Planner:
                 yield record
 
     def write_frames(
-        self, records: Iterable[FastaRecord], writer: ShardWriter, out: TextIO | None
+        self,
+        records: Iterable[FastaRecord],
+        writer: ShardWriter,
+        seen: SeenProteins,
+        out: TextIO | None,
     ) -> None:
-        size, seen = self.manifest.recipe.chunk_size, SeenProteins()
+        size = self.manifest.recipe.chunk_size
         chunks = chain.from_iterable(chunk_record(record, size) for record in records)
         for block in _blocks(chunks):
             orfs = seen.mark(translate_six_frames(block))
@@ -188,8 +199,9 @@ class _Planner:
             for orf in orfs:
                 writer.add(orf, orf_nucleotides(orf, by_id[orf.chunk_id]))
 
-    def write_proteins(self, records: Iterable[FastaRecord], writer: ShardWriter) -> None:
-        seen = SeenProteins()
+    def write_proteins(
+        self, records: Iterable[FastaRecord], writer: ShardWriter, seen: SeenProteins
+    ) -> None:
         for block in _blocks(records):
             proteins = [(record.id, protein_of(record)) for record in block]
             orfs = [Orf(name, name, name, 0, len(text), PROTEIN, text) for name, text in proteins]
@@ -212,35 +224,41 @@ def _blocks(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
     yield block
 
 
-def _refuse_duplicates(
-    hashes: array[int], inputs: Sequence[InputFile], replaced: frozenset[str]
-) -> None:
+def refuse_duplicates(hashes: array[int], manifest: Manifest) -> None:
     """
     Raises:
         InputError: an id occurs twice; only then the inputs are read again to say where.
     """
-    ordered = np.sort(np.asarray(hashes))
-    twice = frozenset(ordered[1:][ordered[1:] == ordered[:-1]].tolist())
-    if not twice:
-        return
-    first: dict[str, str] = {}
-    for number, files in enumerate(generations(inputs)):
-        for known in files:
-            for record in known.read():
-                if hash(record.id) not in twice or (number and record.id in replaced):
-                    continue
-                where = f"{known.shown}:{record.line}"
-                if record.id in first:
-                    raise InputError(
-                        f"{where}: the id {printable(record.id)} occurs twice "
-                        f"(first at {first[record.id]})",
-                        hint="make the ids unique, for example with `seqkit rename`",
-                    )
-                first[record.id] = where
+    twice = repeated(np.asarray(hashes))
+    replaced = frozenset(manifest.replaced)
+    repeat = find_repeat(
+        (
+            (file, record)
+            for file in manifest.inputs
+            for record in manifest.ids.read(file)
+            if not (file.generation and record.id in replaced)
+        ),
+        twice,
+    )
+    if repeat is not None:
+        raise repeat.error(_remedy(manifest))
+
+
+def _remedy(manifest: Manifest) -> str:
+    """Beside that of making ids unique."""
+    if len(manifest.inputs) == 1:
+        return "or add --rename-duplicates"
+    return (
+        "or leave the added file out: this run writes ids without their file; another one, or the "
+        "same with --force, writes them with it if all files are given at once"
+    )
 
 
 def _key(manifest: Manifest) -> str:
-    hashes = [(known.sha256, known.generation) for known in manifest.inputs]
+    hashes = [
+        (file.sha256, file.generation, file.n_renamed, file.sample if manifest.is_qualified else "")
+        for file in manifest.inputs
+    ]
     text = repr((manifest.recipe.fingerprint, hashes, manifest.replaced))
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -257,6 +275,7 @@ def _to_json(plan: Plan, manifest: Manifest) -> dict[str, object]:
             [[shard.n_orfs, shard.n_embedded, shard.n_residues, shard.sha256] for shard in shards]
             for shards in plan.generations
         ],
+        "files": plan.files,
     }
     return {**stored, "sha256": _digest(stored)}
 
@@ -293,7 +312,8 @@ def read_plan(rundir: RunDir, manifest: Manifest) -> Plan | None:
                 shards.append(Shard(index, path, n_orfs, n_embedded, n_residues, digest))
                 index += 1
             found.append(tuple(shards))
-        return Plan(tuple(found), Counts(**stored["counts"]))
+        files = tuple((int(first), int(end)) for first, end in stored["files"])
+        return Plan(tuple(found), Counts(**stored["counts"]), files)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 

@@ -25,10 +25,17 @@ STATUSES: tuple[Status, ...] = ("scored", "embedded", "too_short", "no_orf", "in
 class FastaRecord(NamedTuple):
     """One sequence of an input file."""
 
-    id: str
-    header: str  # the whole line after '>', as it stands in the file
+    id: str  # of the run: no other record has it
+    header: str  # the whole line after '>', as it stands in the file but for the id
     sequence: str  # no white space; the case is kept
     line: int = 0  # of the header, counted from 1
+    sample: str = ""  # name of the file in the tables
+    own_id: str = ""  # within the file, where that differs
+
+    @property
+    def name(self) -> str:
+        """The id that the record has in its file."""
+        return self.own_id or self.id
 
 
 class Chunk(NamedTuple):
@@ -132,9 +139,10 @@ class Prediction:
 class Call:
     """The answer for one record: a row of ``predictions.tsv``."""
 
-    record_id: str
+    record_id: str  # within its file
     length: int  # bases, or residues of a protein
     status: Status
+    sample: str = ""
     virus_score: float | None = None
     is_virus: bool = False
     n_chunks: int = 0

@@ -37,9 +37,8 @@ from virnucpro.esm2.download import (
 )
 from virnucpro.esm2.model import DTYPES
 from virnucpro.esm2.weights import Checkpoint
-from virnucpro.fasta import list_fasta
 from virnucpro.head import Head, load_head
-from virnucpro.inputs import STDIN
+from virnucpro.inputs import list_sources
 from virnucpro.log import LOGGER, printable
 from virnucpro.rundir import RunDir
 
@@ -71,6 +70,9 @@ class Options:
     resume: bool
     force: bool
     keep_intermediate: bool
+    per_file: bool = False
+    strict: bool = False
+    rename_duplicates: bool = False
     argv: tuple[str, ...]
     cuda_visible_devices: str | None
     converted: Path | None = (
@@ -89,8 +91,7 @@ def resolve(options: Options, on_event: OnEvent) -> tuple[RunConfig, Head | None
         with rundir.locked():
             rundir.check_free(resume=options.resume, force=options.force)
     for path in options.input:
-        if path != STDIN:
-            list_fasta(path)
+        list_sources(path)
     checkpoint = find_checkpoint(
         options.model or EMBEDDED,
         lambda n, total: on_event(Progress("fetching the model", n, total, "bytes")),
@@ -124,6 +125,9 @@ def resolve(options: Options, on_event: OnEvent) -> tuple[RunConfig, Head | None
         resume=options.resume,
         force=options.force,
         keep_intermediate=options.keep_intermediate,
+        per_file=options.per_file,
+        strict=options.strict,
+        rename_duplicates=options.rename_duplicates,
         argv=options.argv,
         announcements=_announcements(checkpoint, recipe, resources, choice),
     ), head

@@ -15,7 +15,8 @@ Input = Annotated[
         "--input",
         "-i",
         metavar="FILE",
-        help="FASTA file, folder, or - for standard input; plain, gz, bz2, xz or zst. Repeatable.",
+        help="FASTA file (plain, gz, bz2, xz or zst), folder, sample sheet (.tsv or .csv with the "
+        "columns sample and path), or - for standard input. Repeatable.",
         rich_help_panel=FILES,
         show_default=False,
     ),
@@ -109,6 +110,30 @@ Force = Annotated[
     bool,
     typer.Option(
         "--force", help="DELETE the results in the folder and start again.", rich_help_panel=FILES
+    ),
+]
+PerFile = Annotated[
+    bool,
+    typer.Option(
+        "--per-file",
+        help="Tables of each input file too, in DIR/samples/NAME/.",
+        rich_help_panel=FILES,
+    ),
+]
+Strict = Annotated[
+    bool,
+    typer.Option(
+        "--strict",
+        help="End at the first input file that cannot be read, instead of leaving it out.",
+        rich_help_panel=FILES,
+    ),
+]
+RenameDuplicates = Annotated[
+    bool,
+    typer.Option(
+        "--rename-duplicates",
+        help="Number ids that occur twice in a file (id, id_2, ...), instead of leaving it out.",
+        rich_help_panel=FILES,
     ),
 ]
 Keep = Annotated[

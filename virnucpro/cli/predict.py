@@ -25,9 +25,12 @@ from virnucpro.cli.options import (
     MinLength,
     Model,
     Output,
+    PerFile,
     PrecisionOption,
     Quiet,
+    RenameDuplicates,
     Resume,
+    Strict,
     Verbose,
     Workers,
     WorkerTimeout,
@@ -52,6 +55,9 @@ def predict(
     resume: Resume = False,
     force: Force = False,
     keep_intermediate: Keep = False,
+    per_file: PerFile = False,
+    strict: Strict = False,
+    rename_duplicates: RenameDuplicates = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
     log_file: LogFile = None,
@@ -59,6 +65,9 @@ def predict(
     """Call viruses: FASTA in, predictions.tsv and viral.fasta out.
 
     Example: virnucpro predict -i contigs.fa -o results/
+
+    Many files, each with tables of its own: virnucpro predict -i assemblies/ -i samples.tsv
+    -o results/ --per-file
 
     With another model: virnucpro predict -i contigs.fa -o results/ --model esm2_t33_650M_UR50D
     --head head.safetensors --gpus 0,1,2
@@ -106,6 +115,9 @@ def extract(
     resume: Resume = False,
     force: Force = False,
     keep_intermediate: Keep = False,
+    per_file: PerFile = False,
+    strict: Strict = False,
+    rename_duplicates: RenameDuplicates = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
     log_file: LogFile = None,

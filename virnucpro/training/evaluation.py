@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from virnucpro.calls import (
     chunk_scores,
     read_frame_scores,
-    read_record_scores,
+    read_record_rows,
     score_record,
 )
 from virnucpro.config import RunConfig
@@ -226,9 +226,9 @@ def read_scores(table: TextIO, fragments: Sequence[Fragment]) -> NDArray[np.floa
         VirnucproError: a fragment is not in the table, or could not be used.
     """
     known = {
-        record_id: np.nan if score is None else score
-        for record_id, status, score in read_record_scores(table)
-        if status in ("scored", "no_orf")
+        row.record_id: np.nan if row.score is None else row.score
+        for row in read_record_rows(table)
+        if row.status in ("scored", "no_orf")
     }
     missing = [fragment for fragment in fragments if fragment.id not in known]
     if missing:
