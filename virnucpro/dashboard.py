@@ -11,8 +11,8 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Iterable, Sequence
 from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
