@@ -32,7 +32,7 @@ from virnucpro.cli.options import (
     Workers,
     WorkerTimeout,
 )
-from virnucpro.cli.running import checked_path, report, watched
+from virnucpro.cli.running import checked_path, optional_path, report, watched
 
 
 def predict(
@@ -133,6 +133,7 @@ def _run(command: Literal["predict", "extract"], given: dict[str, Any]) -> None:
                 command=command,
                 input=[checked_path(name, "--input") for name in given.pop("input")],
                 output_dir=checked_path(given.pop("output_dir"), "--output-dir"),
+                head=optional_path(given.pop("head", None), "--head"),
                 argv=tuple(sys.argv),
                 cuda_visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
                 **given,
