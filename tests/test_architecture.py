@@ -17,7 +17,7 @@ ROOT = Path(virnucpro.__file__).parent
 LAYERS = """
     errors log records files processes
     fasta config sheet inputs samples survey translate composition
-    esm2.alphabet esm2.packing esm2.attention esm2.model esm2.weights
+    esm2.published esm2.alphabet esm2.packing esm2.attention esm2.model esm2.weights
     esm2.converted esm2.graphs esm2.download
     head store lock rundir shards repeats plan
     engine.events engine.worker engine.executor engine.local
@@ -33,7 +33,7 @@ LAYERS = """
     training.request training.config_file
     bench.synthetic bench.encoder bench.peers bench.layouts bench.limits bench.comparison
     bench.file_to_file bench.front_end bench.coordinator bench.report bench.programme
-    cli.options cli.exits cli.running cli.predict cli.train cli.evaluate
+    cli.exits cli.options cli.running cli.predict cli.train cli.evaluate
     cli.bench cli.inspect cli.models cli.cite
     cli.main
 """

@@ -14,6 +14,7 @@ from conftest import make_tiny
 from runs import rows, statuses
 
 from virnucpro.cli.running import next_step
+from virnucpro.esm2.published import EMBEDDED, PUBLISHED
 from virnucpro.esm2.weights import inspect_checkpoint
 
 ROOT = Path(__file__).parents[1]
@@ -118,7 +119,7 @@ def test_the_input_may_come_from_a_pipe(model, tmp_path):
         (["-o", "x"], 64, "Missing option"),
         (["-i", "{example}", "-o", "x", "--precision", "fp99"], 64, "fp99"),
         (["-i", "{example}", "-o", "x", "--chunk-size", "77"], 64, "made for chunks of 500"),
-        (["-i", "{example}", "-o", "x", "--esm-batch-size", "5"], 64, "at least 2048"),
+        (["-i", "{example}", "-o", "x", "--esm-batch-size", "0"], 64, "1 token or more"),
         (["-i", "{example}", "-o", "x", "--esm-batch-size", "big"], 64, "auto or a number"),
         (["-i", "{example}", "-o", "x", "--workers", "0"], 64, "--workers is 0"),
         (["-i", "{example}", "-o", "x", "--gpus", "0"], 64, "does not go with"),
@@ -127,7 +128,9 @@ def test_the_input_may_come_from_a_pipe(model, tmp_path):
         (["-i", "nowhere.fa", "-o", "x"], 66, "nowhere.fa"),
         (["-i", "{fastq}", "-o", "x"], 65, "FASTQ"),
         (["-i", "{example}", "-o", "{file}/x"], 73, "Not a directory"),
-        (["-i", "{example}", "-o", "x", "--model", "esm3"], 69, "neither a file"),
+        (["-i", "{example}", "-o", "x", "--model", "esm3"], 69, "there is no model named esm3"),
+        (["-i", "{example}", "-o", "x", "--model", "~nosuchuser/x"], 64, "~nosuchuser"),
+        (["-i", "{example}", "-o", "x", "--head", "~nosuchuser/x"], 64, "~nosuchuser"),
         (["-i", "{example}", "-o", "x", "--model", "{example}"], 69, "is no ESM-2 checkpoint"),
         (["-i", "{example}", "-o", "x", "--head", "{example}"], 69, "is no head"),
         (["-i", "{example}", "-o", "x", "--head", "nowhere"], 66, "no such head"),
@@ -149,6 +152,91 @@ def test_a_mistake_is_told_with_its_exit_code_and_nothing_is_made(
     assert words in answer.stderr
     assert "Traceback" not in answer.stderr
     assert not (tmp_path / "x" / "predictions.tsv").exists()
+
+
+@pytest.mark.parametrize("option", ["--model", "--head", "--gpus", "--input", "--output-dir"])
+def test_an_empty_value_is_refused_as_of_a_variable_that_is_not_set(tmp_path, option):
+    answer = virnucpro("predict", "-i", EXAMPLE, "-o", "x", option, "", cwd=tmp_path)
+    assert answer.returncode == 64
+    assert f"error: {option} is empty\nhint:  is the variable set" in answer.stderr
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["contigs.fa", "-o", "x"], "did you mean --input contigs.fa?"),
+        (["-o", "x", "contigs.fa"], "did you mean --input contigs.fa?"),
+        (["contigs.fa"], "did you mean --input contigs.fa?"),
+        (
+            ["-i", "a.fa", "b.fa", "c.fa", "-o", "x"],
+            "did you mean --input b.fa --input c.fa? Each file needs an --input of its own",
+        ),
+        (
+            ["-i", "1.fa", "2.fa", "3.fa", "4.fa", "5.fa", "-o", "x"],
+            "did you mean --input 2.fa --input 3.fa --input 4.fa ...? Each",
+        ),
+    ],
+)
+@pytest.mark.parametrize("command", ["predict", "extract"])
+def test_a_file_without_its_option_brings_the_option(tmp_path, command, arguments, hint):
+    answer = virnucpro(command, *arguments, cwd=tmp_path)
+    assert answer.returncode == 64
+    assert f"hint:  {hint}" in answer.stderr
+
+
+def completions(words: str) -> tuple[list[str], set[str]]:
+    """What bash is offered behind these words, and the modules that are loaded for it."""
+    environment = {
+        **os.environ,
+        "_VIRNUCPRO_COMPLETE": "complete_bash",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split(" ")) - 1),
+    }
+    code = "import sys; from virnucpro.cli.main import app; app(prog_name='virnucpro')"
+    answer = subprocess.run(
+        [sys.executable, "-X", "importtime", "-c", code],
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
+    loaded = {line.rpartition("|")[2].strip() for line in answer.stderr.splitlines()}
+    return answer.stdout.split(), loaded
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(f"{command} --model " for command in ("predict", "extract", "evaluate", "train")),
+        *(f"models {command} " for command in ("info", "verify", "download")),
+    ],
+)
+def test_a_shell_completes_the_names_of_models_without_torch(words):
+    offered, loaded = completions(f"virnucpro {words}")
+    assert offered == [EMBEDDED, *PUBLISHED]
+    offered, _ = completions(f"virnucpro {words}esm2_t3")
+    assert offered == ["esm2_t30_150M_UR50D", "esm2_t33_650M_UR50D", "esm2_t36_3B_UR50D"]
+    assert not loaded & {"torch", "numpy", "h5py"}
+
+
+def test_models_say_what_they_need_before_they_are_fetched(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    answer = virnucpro("models", "info", "esm2_t36_3B_UR50D")
+    assert answer.returncode == 0, answer.stderr
+    # 2 bytes for each of 2,832 M parameters; two batches of 16,384 tokens of 2,560 dimensions,
+    # 64 bytes for each number; the checkpoint has 5.7 GB
+    assert "GPU memory  11.0 GB for the default batches, 6.3 GB at the least" in answer.stdout
+    assert "disk        11.3 GB, of which 5.7 GB are for the converted model" in answer.stdout
+    assert "11.0 GB of a GPU" in virnucpro("models", "list").stdout
+    assert not (tmp_path / "torch").exists()
+
+
+def test_a_model_in_the_current_folder_is_no_name(model, tmp_path):
+    (tmp_path / "esm2_virnucpro").symlink_to(model[1])
+    before = virnucpro("models", "info", "esm2_virnucpro").stdout
+    assert virnucpro("models", "info", "esm2_virnucpro", cwd=tmp_path).stdout == before
+    here = virnucpro("models", "info", "./esm2_virnucpro", cwd=tmp_path).stdout
+    assert "layers      2" in here and here != before
 
 
 def test_auto_precision_on_resume_is_what_the_run_began_with(model, tmp_path):

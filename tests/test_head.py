@@ -244,6 +244,34 @@ def test_facts_that_make_no_sense_are_refused(stored: Path, changes: dict[str, s
     refusal_of(stored)
 
 
+@pytest.mark.parametrize("name", ["threshold", "exponent", "protein.temperature"])
+@pytest.mark.parametrize("number", ["inf", "-inf", "nan", "1e999"])
+def test_facts_that_are_not_finite_are_refused(stored: Path, name: str, number: str) -> None:
+    save_file(load_file(stored), stored, facts_as_text(**{name: number}))
+    refusal_of(stored)
+
+
+@pytest.mark.parametrize("number", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("name", ["protein.layers.0.weight", "nucleotide.layers.0.bias"])
+def test_weights_that_are_not_finite_are_refused(stored: Path, name: str, number: float) -> None:
+    tensors = load_file(stored)
+    tensors[name].flat[-1] = number
+    save_file(tensors, stored, facts_as_text())
+    assert "not finite" in str(refusal_of(stored))
+
+
+def test_weights_that_are_finite_and_whose_scores_are_not_are_refused() -> None:
+    rng = np.random.default_rng(2)
+    layers = tuple(
+        (np.float32(3e37) * weight, bias)
+        for weight, bias in make_layers(rng, FACTS.dim, *[8] * 12, 2)
+    )
+    with pytest.raises(ValueError, match="scores would not be finite"):
+        Network(layers)
+    with pytest.raises(ValueError, match="scores would not be finite"):
+        Network(make_layers(rng, FACTS.dim, 2), temperature=1e-320)
+
+
 @pytest.mark.parametrize(
     "shapes",
     [

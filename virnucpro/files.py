@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO, cast
 
-from virnucpro.errors import OutputError, StorageError
+from virnucpro.errors import OutputError, StorageError, UsageError
 from virnucpro.log import printable
 
 if sys.version_info >= (3, 14):
@@ -88,6 +88,22 @@ def writing(path: Path, *also: Path) -> Iterator[None]:
         if error.errno not in _REMEDIES or error.filename not in ours:
             raise
         raise disk_error(error, path) from error
+
+
+def expanded(path: str | Path) -> Path:
+    """The path with the home folder in the place of a leading ``~`` or ``~user``.
+
+    Raises:
+        UsageError: there is no such user.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        user = Path(path).parts[0]
+        raise UsageError(
+            f"{printable(path)}: no home folder is known for {printable(user)}",
+            hint=f"write the path in full, or ./{printable(user)} for a file of that name",
+        ) from error
 
 
 @contextmanager

@@ -79,7 +79,8 @@ class Network:
             raise ValueError("a network without a layer")
         n_inputs = self.n_inputs
         for weight, bias in self.layers:
-            if weight.ndim != 2 or weight.shape[1] != n_inputs or bias.shape != weight.shape[:1]:
+            is_layer = weight.ndim == 2 and weight.size and bias.shape == weight.shape[:1]
+            if not is_layer or weight.shape[1] != n_inputs:
                 raise ValueError(f"a layer of shape {weight.shape} behind {n_inputs} values")
             n_inputs = len(weight)
         if n_inputs != 2:
@@ -90,6 +91,18 @@ class Network:
             raise ValueError("weights that are not float32")
         if not (isfinite(self.temperature) and self.temperature > 0):
             raise ValueError(f"a temperature of {self.temperature}")
+        if not isfinite(self._largest_logit):
+            raise ValueError("weights so large that scores would not be finite")
+
+    @property
+    def _largest_logit(self) -> float:
+        """A bound for inputs within float32, as ``classify`` computes."""
+        largest = float(np.finfo(np.float32).max)
+        with np.errstate(over="ignore", invalid="ignore"):
+            for weight, bias in self.layers:
+                sums = np.abs(weight.astype(np.float64)).sum(axis=1) * largest + np.abs(bias)
+                largest = float(sums.max())
+            return float(np.float64(2 * largest) / self.temperature)
 
     @property
     def n_inputs(self) -> int:

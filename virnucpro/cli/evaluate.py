@@ -29,7 +29,7 @@ from virnucpro.cli.options import (
     Workers,
     WorkerTimeout,
 )
-from virnucpro.cli.running import checked_path, loading, report, watched
+from virnucpro.cli.running import checked_path, loading, optional_path, report, watched
 from virnucpro.errors import UsageError
 from virnucpro.log import printable
 
@@ -164,6 +164,7 @@ def _run(given: dict[str, Any]) -> None:
                 chunk_size=None,
                 min_length=0,
                 argv=tuple(sys.argv),
+                head=optional_path(given.pop("head"), "--head"),
                 cuda_visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
                 **given,
             )

@@ -19,6 +19,7 @@ from virnucpro.cli.evaluate import evaluate
 from virnucpro.cli.exits import GONE, USAGE_EXIT, Finished
 from virnucpro.cli.inspect import devices, status
 from virnucpro.cli.models import models
+from virnucpro.cli.options import CommandOnInput
 from virnucpro.cli.predict import extract, predict
 from virnucpro.cli.train import train
 
@@ -28,7 +29,9 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (predict, extract, train, evaluate, devices, status, bench, cite):
+app.command(cls=CommandOnInput)(predict)
+app.command(cls=CommandOnInput)(extract)
+for command in (train, evaluate, devices, status, bench, cite):
     app.command()(command)
 app.add_typer(models, name="models")
 

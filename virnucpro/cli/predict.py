@@ -35,7 +35,14 @@ from virnucpro.cli.options import (
     Workers,
     WorkerTimeout,
 )
-from virnucpro.cli.running import checked_path, loading, next_step, report, watched
+from virnucpro.cli.running import (
+    checked_path,
+    loading,
+    next_step,
+    optional_path,
+    report,
+    watched,
+)
 
 
 def predict(
@@ -147,6 +154,7 @@ def _run(command: Literal["predict", "extract"], given: dict[str, Any]) -> None:
                 command=command,
                 input=[checked_path(name, "--input") for name in given.pop("input")],
                 output_dir=checked_path(given.pop("output_dir"), "--output-dir"),
+                head=optional_path(given.pop("head", None), "--head"),
                 argv=tuple(sys.argv),
                 cuda_visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
                 **given,

@@ -92,7 +92,13 @@ def spare_the_collector() -> None:
 def checked_path(given: str, option: str) -> Path:
     if not given:
         raise UsageError(f"{option} is empty", hint="is the variable set that it came from?")
-    return Path(given).expanduser()
+    from virnucpro.files import expanded
+
+    return expanded(given)
+
+
+def optional_path(given: str | None, option: str) -> Path | None:
+    return None if given is None else checked_path(given, option)
 
 
 def report(lines: Iterable[str], quiet: bool = False) -> None:

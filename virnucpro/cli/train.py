@@ -21,6 +21,8 @@ from virnucpro.cli.options import (
     Quiet,
     Resume,
     Verbose,
+    complete_model,
+    refuse_empty,
 )
 from virnucpro.cli.running import as_command, checked_path, loading, report, watched
 from virnucpro.errors import UsageError, VirnucproError
@@ -106,9 +108,13 @@ def train(
     model: Annotated[
         str | None,
         typer.Option(
-            help="Encoder to start from: a name, .pt file, or Hugging Face folder.",
+            metavar="NAME|PATH",
+            help="Encoder to start from: a name; or path, with a separator in it, of a .pt file "
+            "or Hugging Face folder.",
             rich_help_panel=MODEL,
             show_default="esm2_virnucpro; with --pretrain a new one",
+            callback=refuse_empty,
+            autocompletion=complete_model,
         ),
     ] = None,
     layers: Annotated[

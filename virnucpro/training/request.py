@@ -11,8 +11,9 @@ from typing import Any, Literal
 from virnucpro.devices import Choice, choose_devices, choose_precision
 from virnucpro.engine.events import Progress, Telling
 from virnucpro.errors import InputError, OutputError, ResumeError, UsageError
-from virnucpro.esm2.download import EMBEDDED, find_checkpoint
+from virnucpro.esm2.download import check_published, find_checkpoint
 from virnucpro.esm2.model import ESM2Shape
+from virnucpro.esm2.published import EMBEDDED
 from virnucpro.esm2.weights import inspect_checkpoint
 from virnucpro.files import atomic, sha256
 from virnucpro.lock import OF_A_LOCK
@@ -214,10 +215,12 @@ def _encoder(
         return None, None
     is_new = options.has_shape or (mode == "pretrain" and options.model is None)
     if not is_new:
+        model = EMBEDDED if options.model is None else options.model
         checkpoint = find_checkpoint(
-            options.model or EMBEDDED,
+            model,
             lambda n, total: on_event(Progress("fetching the model", n, total, "bytes")),
         )
+        check_published(model, checkpoint, checkpoint.sha256())
         return checkpoint.path, checkpoint.shape
     asked = (options.layers, options.dim, options.heads)
     sizes = [usual if size is None else size for size, usual in zip(asked, _USUAL, strict=True)]
