@@ -92,11 +92,15 @@ def test_a_file_may_name_the_data_too(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("epoch: 3", "there is no option epoch"),
+        ("epoch: 3", "yaml:1: there is no option epoch"),
         ("- epochs\n- 3", "is no table of options"),
         ("epochs: [3", "is no YAML"),
         ("config: other.yaml", "there is no option config"),
-        ("epochs: 3\nbatch-size: 1\nbatch_size: 2", "batch_size stands there twice"),
+        (
+            "epochs: 3\nbatch-size: 1\nbatch_size: 2",
+            r"yaml:3: batch_size is given twice \(first in line 2",
+        ),
+        ("# a\nepochs: 3\n\nepochs: 4", r"yaml:4: epochs is given twice \(first in line 2"),
         ("model: !!python/object/apply:os.getcwd []", "is no YAML"),
     ],
 )

@@ -42,10 +42,10 @@ def _read_config(context: typer.Context, path: Path | None) -> Path | None:
         from virnucpro.training.config_file import read_config
 
         options = {option.name: option for option in context.command.params if option.name}
-        found = read_config(path, options.keys() - {"config"})
+        values = read_config(path, options.keys() - {"config"})
         context.default_map = {
             name: [value] if options[name].multiple and not isinstance(value, list) else value
-            for name, value in found.items()
+            for name, value in values.items()
         }
     return path
 
