@@ -189,6 +189,13 @@ def train(
             help="End after so many looks without a better one; 0: never.", rich_help_panel=_LOOP
         ),
     ] = 0,
+    keep_checkpoints: Annotated[
+        int,
+        typer.Option(
+            help="Number of checkpoints of the last epochs, beside that of the best epoch.",
+            rich_help_panel=_LOOP,
+        ),
+    ] = 1,
     seed: Annotated[
         int,
         typer.Option(

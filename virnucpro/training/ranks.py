@@ -24,7 +24,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from virnucpro.engine.events import Telling
 from virnucpro.engine.processes import cause_of_end, interrupts_held, obey_parent
-from virnucpro.errors import StorageError, UnavailableError, UsageError, VirnucproError
+from virnucpro.errors import UnavailableError, UsageError, VirnucproError
+from virnucpro.files import disk_error
 from virnucpro.log import LOGGER, printable
 
 T = TypeVar("T")
@@ -191,8 +192,8 @@ def _spawned(rank: int, group: _Group, work: Callable[[Ranks], None]) -> None:
         pipe.send((type(error), str(error), error.hint))
         raise
     except OSError as error:
-        text = f"{printable(error.filename or 'a file')}: {error.strerror or error}"
-        pipe.send((StorageError, text, _KEPT))
+        told = disk_error(error)
+        pipe.send((type(told), str(told), told.hint))
         raise
     # only now: if an error closed the group, the others would fail at once, and be blamed for it
     dist.destroy_process_group()
