@@ -320,6 +320,26 @@ def test_data_of_the_training_is_refused_left_out_or_marked(ask, tiny, manifest,
     assert "WITH TRAINING DATA" in summary_lines(kept)[-1]
 
 
+@pytest.mark.parametrize(
+    ("of_head", "of_encoder", "words"),
+    [
+        (["group0virus"], [], "the head was trained on 2 of 24 records, or"),
+        ([], ["group0virus", "group1virus"], "its encoder was trained on 4 of 24 records, or"),
+        (
+            ["group0virus"],
+            ["group1virus"],
+            "the head was trained on 2, its encoder was trained on 2 of 24 records, or",
+        ),
+    ],
+)
+def test_who_was_trained_on_the_data_is_said(ask, tiny, of_head, of_encoder, words):
+    head = trained_on(tiny.head, groups=["another", *of_head])
+    known = trained_on(tiny.head, groups=of_encoder).trained_groups
+    with pytest.raises(InputError) as caught:
+        ask(replace(head, encoder_groups=known))
+    assert str(caught.value).startswith(words)
+
+
 def test_a_test_without_both_labels_is_refused(ask, tiny, manifest):
     viral = {record.group for record in read_manifest(manifest) if record.is_virus}
     with pytest.raises(InputError, match="holds no virus, or nothing else"):

@@ -39,7 +39,8 @@ def make_head(*widths: int, facts: HeadFacts = FACTS) -> Head:
     protein = Network(make_layers(rng, facts.dim, *widths, 2), temperature=1.25)
     nucleotide = make_layers(rng, facts.dim + N_FEATURES, *widths, 2)
     digests = np.sort(rng.integers(0, 2**64 - 1, 9, dtype=np.uint64))
-    return Head(facts, protein, Network(nucleotide, 0.8), digests, digests[::2])
+    parts = (digests, digests[::2], digests[1::2], digests[5:])
+    return Head(facts, protein, Network(nucleotide, 0.8), *parts)
 
 
 def make_layers(rng: np.random.Generator, *sizes: int) -> tuple[Layer, ...]:
@@ -108,6 +109,8 @@ def test_a_head_is_read_as_it_was_saved(tmp_path: Path, widths: tuple[int, ...])
             assert all(map(np.array_equal, layer, saved_layer))
     assert np.array_equal(found.trained_records, head.trained_records)
     assert np.array_equal(found.trained_groups, head.trained_groups)
+    assert np.array_equal(found.encoder_records, head.encoder_records)
+    assert np.array_equal(found.encoder_groups, head.encoder_groups)
     given = some_vectors(), some_frames()
     assert np.array_equal(found.classify(given[0]), head.classify(given[0]))
     assert np.array_equal(found.classify_frames(*given), head.classify_frames(*given))
@@ -316,7 +319,9 @@ def test_a_network_for_other_inputs_is_refused(stored: Path) -> None:
     refusal_of(stored)
 
 
-@pytest.mark.parametrize("name", ["trained_records", "trained_groups"])
+@pytest.mark.parametrize(
+    "name", ["trained_records", "trained_groups", "encoder_records", "encoder_groups"]
+)
 @pytest.mark.parametrize(
     "digests",
     [

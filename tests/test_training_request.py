@@ -92,11 +92,15 @@ def test_a_file_may_name_the_data_too(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("epoch: 3", "there is no option epoch"),
+        ("epoch: 3", "yaml:1: there is no option epoch"),
         ("- epochs\n- 3", "is no table of options"),
         ("epochs: [3", "is no YAML"),
         ("config: other.yaml", "there is no option config"),
-        ("epochs: 3\nbatch-size: 1\nbatch_size: 2", "batch_size stands there twice"),
+        (
+            "epochs: 3\nbatch-size: 1\nbatch_size: 2",
+            r"yaml:3: batch_size is given twice \(first in line 2",
+        ),
+        ("# a\nepochs: 3\n\nepochs: 4", r"yaml:4: epochs is given twice \(first in line 2"),
         ("model: !!python/object/apply:os.getcwd []", "is no YAML"),
     ],
 )
@@ -149,6 +153,7 @@ def test_an_empty_file_says_nothing_and_a_missing_one_is_told(tmp_path):
         ({"encoding": "onehot", "warmup_epochs": float("nan")}, "--warmup-epochs is nan"),
         ({"encoding": "onehot", "num_workers": -1}, "--num-workers is -1"),
         ({"encoding": "onehot", "early_stopping": -1}, "--early-stopping is -1"),
+        ({"encoding": "onehot", "keep_checkpoints": 0}, "--keep-checkpoints is 0"),
         ({"encoding": "onehot", "workers": 0}, "--workers is 0"),
         ({"name": "../up"}, "--name is '../up'"),
         ({"name": ".hidden"}, "--name is '.hidden'"),
@@ -176,6 +181,7 @@ def test_options_of_the_loop_become_its_settings_by_their_names(data):
         "class_weights": "none",
         "eval_every": 2,
         "early_stopping": 4,
+        "keep_checkpoints": 3,
         "seed": 6,
         "num_workers": 1,
         "precision": "bf16",
@@ -321,7 +327,7 @@ def test_a_split_that_was_edited_since_is_refused(data):
 
 def test_what_changes_no_weights_may_differ_when_a_training_goes_on(data):
     opened(data)
-    opened(data, resume=True, num_workers=2, early_stopping=3, profile=True)
+    opened(data, resume=True, num_workers=2, early_stopping=3, keep_checkpoints=2, profile=True)
 
 
 # Vectors

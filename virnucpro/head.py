@@ -29,6 +29,7 @@ from virnucpro.log import printable
 
 CLASSES = "others,virus"
 DECIMALS = 6
+_DIGESTS = ("trained_records", "trained_groups", "encoder_records", "encoder_groups")
 
 FrameRule = Literal["max", "mean"]
 Values = NDArray[Any]
@@ -126,7 +127,7 @@ class Head:
     """Both networks have the same facts; one without the second scores every frame by its protein.
 
     The digests, sorted, are of the sequences and the groups of the records that it was trained and
-    tuned on.
+    tuned on, and of those that its encoder was.
     """
 
     facts: HeadFacts
@@ -134,6 +135,8 @@ class Head:
     nucleotide: Network | None = None
     trained_records: NDArray[np.uint64] = field(default_factory=_no_digests)
     trained_groups: NDArray[np.uint64] = field(default_factory=_no_digests)
+    encoder_records: NDArray[np.uint64] = field(default_factory=_no_digests)
+    encoder_groups: NDArray[np.uint64] = field(default_factory=_no_digests)
     sha256: str = ""
 
     def __post_init__(self) -> None:
@@ -144,7 +147,7 @@ class Head:
             raise ValueError(
                 f"a layer of {self.nucleotide.n_inputs} inputs behind {dim} + {N_FEATURES} values"
             )
-        for digests in (self.trained_records, self.trained_groups):
+        for digests in (getattr(self, name) for name in _DIGESTS):
             if digests.dtype != np.uint64 or digests.ndim != 1:
                 raise ValueError("digests that are no row of uint64")
             if (digests[1:] <= digests[:-1]).any():
@@ -181,8 +184,7 @@ def load_head(path: Path) -> Head:
             facts=_facts(stored),
             protein=_network("protein", tensors, stored),
             nucleotide=_network("nucleotide", tensors, stored) if has_nucleotide else None,
-            trained_records=tensors.get("trained_records", _no_digests()),
-            trained_groups=tensors.get("trained_groups", _no_digests()),
+            **{name: tensors[name] for name in _DIGESTS if name in tensors},
             sha256=sha256(path),
         )
     except (OSError, SafetensorError, LookupError, ValueError, TypeError, AttributeError) as error:
@@ -248,7 +250,7 @@ def save_head(path: Path, head: Head) -> None:
         for i, layer in enumerate(network.layers)
         for kind, values in zip(("weight", "bias"), layer, strict=True)
     }
-    tensors |= {"trained_records": head.trained_records, "trained_groups": head.trained_groups}
+    tensors |= {name: getattr(head, name) for name in _DIGESTS}
     content = {name: np.ascontiguousarray(values) for name, values in tensors.items()}
     with atomic(path) as temporary:
         temporary.write_bytes(_with_sorted_facts(save(content, metadata=facts)))

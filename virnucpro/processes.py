@@ -141,11 +141,22 @@ def begin(number: int) -> None:
 
 def _obey_parent() -> None:
     """End with the parent, not before: it was started with interrupts held."""
-    if sys.platform == "linux":  # a process that was stopped has no thread that could end it
-        ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
+    _die_with_parent()  # a process that was stopped has no thread that could end it
     threading.Thread(target=_wait_for_parents_end, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+
+def end_with(parent: int) -> None:
+    """Have this process end with the one that started it and has this number (Linux)."""
+    _die_with_parent()
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _die_with_parent() -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
 
 
 def _wait_for_parents_end() -> None:

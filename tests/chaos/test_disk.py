@@ -29,13 +29,17 @@ from pathlib import Path
 import h5py
 import pytest
 from conftest import make_tiny
+from labelled import options, train_here, write_labelled
 from runs import assert_same_run, leftovers, run_inline
+from small_disk import Evaluation, Prediction, Training
 
 from virnucpro.config import RunConfig
 from virnucpro.engine.events import ShardDone
 from virnucpro.errors import InputError, OutputError, ResumeError, StorageError, VirnucproError
 from virnucpro.plan import read_plan
 from virnucpro.rundir import RunDir
+from virnucpro.training.evaluation import Question
+from virnucpro.training.fragments import Cutting
 
 CODES = {errno.ENOSPC: 74, errno.EDQUOT: 74, errno.EIO: 74, errno.EROFS: 73, errno.EACCES: 73}
 UNREADABLE = {errno.EIO: 74, errno.EMFILE: 74, errno.EACCES: 73, errno.ESTALE: 73}
@@ -242,20 +246,16 @@ def in_own_mounts(*command: object) -> list[str]:
     return [*own, *map(str, command)]
 
 
-def test_a_full_disk_is_told_and_resume_completes_the_run_when_there_is_room(
-    make, tiny, undisturbed, tmp_path, request
-):
-    """Disks in memory that are small, or may hold few files; more of them with more rounds."""
-    apart = max(1, 40 // request.config.getoption("--rounds"))
-    limits = [f"size={4096 * n}" for n in range(5, 45, apart)]
-    limits += [f"nr_inodes={n}" for n in range(5, 40, apart)]
-    disk = emptied(tmp_path / "disk")
-    config, kept = make(output=disk / "run"), emptied(tmp_path / "kept")
-    task = (config, tiny.head_file, kept, limits)
-    (tmp_path / "task").write_bytes(pickle.dumps(task))
-    driver = Path(__file__).with_name("small_disk.py")
-    command = in_own_mounts(sys.executable, driver, tmp_path / "task")
-    places = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+def fill_disks(work: Callable[[bool], None], folder: Path, limits: list[str]) -> list[Path]:
+    """Work in ``folder`` on small disks, and to its end when there is room. -> what it left
+
+    Each disk that was too small must have been told, with what lies on it and what to do.
+    """
+    kept, task = emptied(folder.parents[1] / "kept"), folder.parents[1] / "task"
+    emptied(folder.parent)
+    task.write_bytes(pickle.dumps((work, folder, kept, limits)))
+    command = in_own_mounts(sys.executable, Path(__file__).with_name("small_disk.py"), task)
+    places = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
     answer = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **places})
     assert answer.returncode == 0, answer.stderr
     told = [json.loads(line) for line in answer.stdout.splitlines()]
@@ -264,10 +264,56 @@ def test_a_full_disk_is_told_and_resume_completes_the_run_when_there_is_room(
     assert refused
     for one in refused:
         assert one["exit_code"] == 74 and "No space left on device" in one["message"], one
-        assert str(disk) in one["message"] and one["hint"].startswith("make room"), one
+        assert str(folder.parent) in one["message"] and one["hint"].startswith("make room"), one
         assert not one["leftovers"], one
-    for one in told:
-        assert_same_run(Path(one["kept"]), undisturbed)
+    assert "Traceback" not in answer.stderr, answer.stderr
+    return [Path(one["kept"]) for one in told]
+
+
+def test_a_full_disk_is_told_and_resume_completes_the_run_when_there_is_room(
+    make, tiny, undisturbed, tmp_path, request
+):
+    """Disks in memory that are small, or may hold few files; more of them with more rounds."""
+    apart = max(1, 40 // request.config.getoption("--rounds"))
+    limits = [f"size={4096 * n}" for n in range(5, 45, apart)]
+    limits += [f"nr_inodes={n}" for n in range(5, 40, apart)]
+    folder = tmp_path / "disk" / "run"
+    for kept in fill_disks(Prediction(make(output=folder), tiny.head_file), folder, limits):
+        assert_same_run(kept, undisturbed)
+
+
+def test_a_full_disk_ends_a_training_with_a_word_and_resume_completes_it(tmp_path, request):
+    apart = max(1, 40 // request.config.getoption("--rounds"))
+    limits = [f"size={4096 * n}" for n in range(2, 82, 2 * apart)]
+    limits += [f"nr_inodes={n}" for n in range(1, 22, apart)]
+    data, folder = write_labelled(tmp_path), tmp_path / "disk" / "run"
+    asked = {"finetune": True, "layers": 1, "dim": 8, "heads": 1, "epochs": 2}
+    train_here(options(data, tmp_path / "undisturbed", **asked))
+    names = ("head.safetensors", "esm2_trained/model.safetensors", "held_out.tsv", "split.tsv")
+    for kept in fill_disks(Training(options(data, folder, **asked)), folder, limits):
+        for name in names:
+            assert (kept / name).read_bytes() == (tmp_path / "undisturbed" / name).read_bytes()
+
+
+def test_a_full_disk_ends_an_evaluation_with_a_word_and_resume_completes_it(
+    make_config, tiny, tmp_path, request
+):
+    apart = max(1, 40 // request.config.getoption("--rounds"))
+    limits = [f"size={4096 * n}" for n in range(2, 82, 2 * apart)]
+    limits += [f"nr_inodes={n}" for n in range(1, 24, apart)]
+    question = Question(
+        data=write_labelled(tmp_path),
+        output=tmp_path / "disk" / "run",
+        cutting=Cutting(lengths=(150,), per_record=1),
+    )
+    config = make_config(output=question.run_folder)
+    kept = fill_disks(Evaluation(question, config, tiny.head_file), question.output, limits)
+    elsewhere = replace(question, output=tmp_path / "undisturbed")
+    config = make_config(output=elsewhere.run_folder)
+    Evaluation(elsewhere, config, tiny.head_file)(resume=False)
+    for folder in kept:
+        for name in ("evaluation.tsv", "evaluation.png"):
+            assert (folder / name).read_bytes() == (elsewhere.output / name).read_bytes()
 
 
 def test_a_full_disk_of_the_workers_is_one_message_and_exit_code_74(few, tiny, tmp_path):

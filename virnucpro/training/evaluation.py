@@ -22,8 +22,9 @@ from virnucpro.calls import (
 )
 from virnucpro.config import RunConfig
 from virnucpro.engine.executor import Executor
-from virnucpro.errors import OutputError, UsageError, VirnucproError
+from virnucpro.errors import UsageError, VirnucproError
 from virnucpro.fasta import read_fasta
+from virnucpro.files import writing
 from virnucpro.head import Head, HeadFacts
 from virnucpro.log import printable
 from virnucpro.pipeline import OnEvent, run
@@ -31,7 +32,7 @@ from virnucpro.records import FastaRecord, Prediction
 from virnucpro.rundir import RunDir
 from virnucpro.training.fragments import WHOLE, Cutting, Fragment, length_name, write_fragments
 from virnucpro.training.held_out import HeldOut, OfTraining, hold_out
-from virnucpro.training.labelled import LabelledRecord, read_manifest
+from virnucpro.training.labelled import LabelledRecord, read_manifest, warn_of_mixed_groups
 from virnucpro.training.metrics import Interval, Measures, Samples, bootstrap, measure
 from virnucpro.training.split import Split, read_split, select
 from virnucpro.translate import chunk_record, translate_six_frames
@@ -73,9 +74,10 @@ class Question:
             InputError: manifest or split are wrong.
         """
         records = read_manifest(self.data)
-        if self.split is None:
-            return records
-        return select(records, read_split(self.split), self.part or "test")
+        if self.split is not None:
+            records = select(records, read_split(self.split), self.part or "test")
+        warn_of_mixed_groups(records)
+        return records
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -164,7 +166,8 @@ def evaluate(
         VirnucproError: see ``errors``; or something could not be scored.
     """
     held_out = hold_out(records, head, question.of_training)
-    _make_folder(question.output)
+    with writing(question.output):
+        question.output.mkdir(parents=True, exist_ok=True)
     fragments = write_fragments(held_out.records, question.cutting, question.fasta, question.table)
     summary = run(replace(config, inputs=(question.fasta,)), head, executor, on_event)
     if summary.exit_code:
@@ -176,16 +179,6 @@ def evaluate(
     threshold, seed = head.facts.threshold, question.cutting.seed
     rows = tuple(row for kind in kinds for row in measure_kind(kind, threshold, seed))
     return Evaluation(question, head, held_out, kinds, rows)
-
-
-def _make_folder(path: Path) -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(
-            f"cannot write into {printable(path)}: {error.strerror}",
-            hint="choose another --output-dir",
-        ) from error
 
 
 def read_kinds(

@@ -120,24 +120,23 @@ class Trainer(Generic[B]):
         lr = settings.scaled_lr(ranks.world_size)
         loss, done, started = torch.zeros((), device=ranks.device), 0, time.perf_counter()
         self.clock.restart()
-        batches = batches_of_parts(schedule.parts())
-        for rows in schedule.steps():
+        batches, norm = batches_of_parts(schedule.parts()), torch.zeros(())
+        for step, rows in enumerate(schedule.steps()):
             for group in optimizer.param_groups:
                 group["lr"] = lr * share_of_lr(state.step, schedule.n_steps, settings)
-            loss += self._step(wrapped, optimizer, batches, self.objective.weight(rows))
+            norm_before = norm
+            part, norm = self._step(wrapped, optimizer, batches, self.objective.weight(rows))
+            self._check_number(norm_before, step)  # a GPU is a step behind: it does not wait
+            loss += part
             state.step += 1
             done += len(rows)
             name = f"epoch {state.epoch + 1} of {settings.epochs}"
             self.on_event(Progress(name, done, schedule.n_used, self.objective.unit))
+        self._check_number(norm, schedule.n_steps)
         self.n_trained += sum(len(part) for _, part in schedule.parts())
         mean_loss = sum(ranks.gather(float(loss))) / schedule.n_steps  # waits for the device
         self.clock.lap(STEP)
         seconds = time.perf_counter() - started
-        if not math.isfinite(mean_loss):
-            raise VirnucproError(
-                f"the loss of epoch {state.epoch + 1} is no number any more",
-                hint="give a smaller --lr, or more --warmup-epochs",
-            )
         state.epoch += 1
         row = {
             "epoch": float(state.epoch),
@@ -163,14 +162,30 @@ class Trainer(Generic[B]):
             announce(describe(row))
             self.on_epoch(row)
 
+    def _check_number(self, norm: Tensor, step: int) -> None:
+        """The norm of a step's gradient is a number if its loss is; all ranks have the same.
+
+        Raises:
+            VirnucproError: it is none. No weights of this epoch have been stored.
+        """
+        if torch.isfinite(norm):
+            return
+        last = f"epoch {self.state.epoch}" if self.state.epoch else "no epoch"
+        raise VirnucproError(
+            f"epoch {self.state.epoch + 1}, step {step}: the loss or its gradient is no number any "
+            f"more ({last} is stored)",
+            hint="train again, in another --output-dir, with a smaller --lr, more --warmup-epochs "
+            "or --precision fp32",
+        )
+
     def _step(
         self,
         wrapped: nn.Module,
         optimizer: torch.optim.Optimizer,
         batches: Iterator[B],
         weight: float,
-    ) -> Tensor:
-        """One effective batch. -> this rank's part of its loss"""
+    ) -> tuple[Tensor, Tensor]:
+        """One effective batch. -> this rank's part of its loss, the norm of the whole gradient"""
         n_parts, ranks = self.settings.grad_accum_steps, self.ranks
         loss = torch.zeros((), device=ranks.device)
         for part in range(n_parts):
@@ -183,11 +198,11 @@ class Trainer(Generic[B]):
                 (part_loss * ranks.world_size).backward()  # the ranks' gradients are averaged
             loss += part_loss.detach()
             self.clock.lap(STEP)
-        nn.utils.clip_grad_norm_(wrapped.parameters(), _MOST_GRADIENT)
+        norm = nn.utils.clip_grad_norm_(wrapped.parameters(), _MOST_GRADIENT)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         self.clock.lap(OPTIMIZER)
-        return loss
+        return loss, norm
 
     def _is_stopped(self) -> bool:
         patience = self.settings.early_stopping * self.settings.eval_every

@@ -6,8 +6,9 @@ Nothing but this module knows how they were started. One process alone has no gr
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeVar
@@ -15,10 +16,13 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.distributed_c10d import Store
+from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from virnucpro.engine.events import Telling
-from virnucpro.errors import StorageError, UnavailableError, UsageError, VirnucproError
+from virnucpro.errors import UnavailableError, UsageError, VirnucproError
+from virnucpro.files import disk_error
 from virnucpro.log import LOGGER, printable
 from virnucpro.processes import Child, Pipe, Raised, interrupts_held, kill_all, start, with_news
 
@@ -26,6 +30,12 @@ T = TypeVar("T")
 OnEvent = Callable[[Telling], None]
 _LOCALHOST = "127.0.0.1"
 _TIMEOUT = timedelta(hours=6)  # the first may have vectors to make while the others wait
+_LISTEN_SECONDS = 0.1
+_GRACE_SECONDS = 5.0  # for the others to hear of an error
+_AGENT_SECONDS, _FIRST_SECONDS = 30, 900  # to answer; the first process may have to start yet
+# in the store that torchrun's processes share
+_PREPARED, _EXIT_CODE = "virnucpro/prepared", "virnucpro/exit_code"
+_N_ERRORS, _N_HEARD = "virnucpro/n_errors", "virnucpro/n_heard"
 _KEPT = "the epochs that were finished are kept: go on with --resume when it is mended"
 
 
@@ -80,6 +90,7 @@ class Started:
     rank: int
     local_rank: int
     world_size: int
+    has_agent: bool  # which is there before the processes, and has what they share
 
     def device(self, kind: str) -> str:
         return f"cuda:{self.local_rank}" if kind == "cuda" else kind
@@ -100,20 +111,82 @@ def started_by_torchrun(environ: Mapping[str, str]) -> Started | None:
             f"RANK is set, but {', '.join(missing)} is not",
             hint="start with torchrun, or unset RANK and give --gpus",
         )
-    return Started(*(int(given[name]) for name in names[:3]))
+    rank, local_rank, world_size = (int(given[name]) for name in names[:3])
+    has_agent = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return Started(rank, local_rank, world_size, has_agent)
 
 
 def run_under_torchrun(
-    started: Started, kind: str, work: Callable[[Ranks], None], on_event: OnEvent
+    started: Started,
+    kind: str,
+    prepared: AbstractContextManager[None],
+    work: Callable[[Ranks], None],
+    on_event: OnEvent,
 ) -> None:
-    """Run ``work`` as one of the processes that torchrun started; an error ends this one.
+    """Run ``work`` as one of the processes that torchrun started.
 
-    torchrun then ends the others.
+    The first enters ``prepared`` before, while the others wait for it. An error of one ends all
+    with its exit code; it is told once.
+
+    Raises:
+        VirnucproError, OSError: of this process, the first of all to fail.
+        SystemExit: another was the first; with the exit code of its error.
     """
-    rank, world_size, used = started.rank, started.world_size, _use(started.device(kind))
-    dist.init_process_group(_backend(kind), rank=rank, world_size=world_size, timeout=_TIMEOUT)
-    work(Ranks(rank, world_size, used, on_event))
-    dist.destroy_process_group()
+    used, rank, world_size = _use(started.device(kind)), started.rank, started.world_size
+    store = _connect(started)
+    with _ending_together(store, world_size), prepared if rank == 0 else nullcontext():
+        if rank == 0:
+            store.set(_PREPARED, "")
+        while not store.check([_PREPARED]):
+            if store.check([_EXIT_CODE]):
+                store.add(_N_HEARD, 1)
+                raise SystemExit(int(store.get(_EXIT_CODE)))
+            time.sleep(_LISTEN_SECONDS)
+        dist.init_process_group(
+            _backend(kind), store=store, rank=rank, world_size=world_size, timeout=_TIMEOUT
+        )
+        work(Ranks(rank, world_size, used, on_event))
+        dist.destroy_process_group()
+
+
+def _connect(started: Started) -> Store:
+    """
+    Raises:
+        UnavailableError: the process that has the store, torchrun's agent or the first, is gone.
+    """
+    seconds = _AGENT_SECONDS if started.has_agent else _FIRST_SECONDS
+    try:
+        store: Store = next(rendezvous("env://", timeout=timedelta(seconds=seconds)))[0]
+    except dist.DistError as error:
+        raise UnavailableError(
+            f"no connection to the other processes within {seconds} seconds: {printable(error)}",
+            hint="is torchrun still running, and can its first node be reached?",
+        ) from error
+    store.set_timeout(_TIMEOUT)
+    return store
+
+
+@contextmanager
+def _ending_together(store: Store, world_size: int) -> Iterator[None]:
+    """The first error of a process ends all of them with its exit code."""
+    try:
+        yield
+    except (VirnucproError, OSError) as error:
+        told = error if isinstance(error, VirnucproError) else disk_error(error)
+        if store.add(_N_ERRORS, 1) > 1:
+            raise SystemExit(told.exit_code) from error
+        store.set(_EXIT_CODE, str(told.exit_code))
+        deadline = time.monotonic() + _GRACE_SECONDS
+        while not dist.is_initialized() and time.monotonic() < deadline:  # the others listen
+            if store.add(_N_HEARD, 0) == world_size - 1:
+                break
+            time.sleep(_LISTEN_SECONDS)
+        raise
+    except RuntimeError as error:  # so torch says that another process has gone
+        with suppress(dist.DistError):  # with the store, if it was the first
+            if store.check([_EXIT_CODE]):
+                raise SystemExit(int(store.get(_EXIT_CODE))) from error
+        raise
 
 
 def run_on(devices: Sequence[str], work: Callable[[Ranks], None], on_event: OnEvent) -> None:
@@ -170,8 +243,8 @@ def _run_rank(pipe: Pipe, rank: int, group: _Group, work: Callable[[Ranks], None
         pipe.send((type(error), str(error), error.hint))
         raise
     except OSError as error:
-        text = f"{printable(error.filename or 'a file')}: {error.strerror or error}"
-        pipe.send((StorageError, text, _KEPT))
+        told = disk_error(error)
+        pipe.send((type(told), str(told), told.hint))
         raise
     # only now: if an error closed the group, the others would fail at once, and be blamed for it
     dist.destroy_process_group()

@@ -18,7 +18,7 @@ from virnucpro.esm2.weights import inspect_checkpoint
 from virnucpro.files import atomic, sha256
 from virnucpro.lock import OF_A_LOCK
 from virnucpro.log import announce, printable
-from virnucpro.training.labelled import LabelledRecord, read_manifest
+from virnucpro.training.labelled import LabelledRecord, read_manifest, warn_of_mixed_groups
 from virnucpro.training.readers import Architecture, Encoding
 from virnucpro.training.settings import MAY_DIFFER, ClassWeights, Mode, ScaleLr, Settings
 from virnucpro.training.split import SPLITS, Split, read_split, select, split_groups, write_split
@@ -61,6 +61,7 @@ class TrainOptions:
     class_weights: ClassWeights
     eval_every: int
     early_stopping: int
+    keep_checkpoints: int
     seed: int
     gpus: str | None
     no_multi_gpu: bool
@@ -148,6 +149,7 @@ _SAME_NAME = (
     "class_weights",
     "eval_every",
     "early_stopping",
+    "keep_checkpoints",
     "seed",
     "num_workers",
 )
@@ -247,6 +249,7 @@ def open_folder(training: Training, options: TrainOptions) -> None:
     is_begun = path.exists()
     _check_free(training.output, is_begun, options.resume)
     records = read_manifest(training.data)
+    warn_of_mixed_groups(records)
     splits = _splits(training, options, records)
     _check_split(records, splits, training.settings.mode)
     if not training.split.exists():
