@@ -16,7 +16,7 @@ TORCH ?= $(if $(filter Linux,$(shell uname -s)),$(if $(NVIDIA),default,cpu),defa
 
 example: $(VENV)/installed
 	$(BIN)/virnucpro predict --input examples/contigs.fa --output-dir example-results --force
-	@cut -f 1,4,5 example-results/predictions.tsv
+	@cut -f 1,5,6 example-results/predictions.tsv
 
 test: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .
