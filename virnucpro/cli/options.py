@@ -21,7 +21,7 @@ class CommandOnInput(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - typer's or click's
         if not ctx.resilient_parsing:
-            trial = self.make_context(None, list(args), resilient_parsing=True)
+            trial = self.make_context(ctx.info_name, list(args), ctx.parent, resilient_parsing=True)
             with exits(kept=""):
                 _refuse_stray(trial.args, has_input=bool(trial.params.get("input")))
         return super().parse_args(ctx, args)
