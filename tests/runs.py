@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import h5py
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from virnucpro.config import RunConfig
@@ -37,6 +39,22 @@ def hear_signals() -> None:
     """For a process about to be a command: what started the tests may ignore these (`nohup`)."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
+
+
+@contextmanager
+def within(seconds: int) -> Iterator[None]:
+    """Fail, and do not wait for ever, if the block is not done in so many seconds."""
+
+    def give_up(*_: object) -> None:
+        pytest.fail(f"nothing came within {seconds} seconds")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def tables(folder: Path) -> dict[str, bytes]:

@@ -5,6 +5,7 @@ The two differ in one thing: ``predict`` has a head, and therefore calls.
 
 from __future__ import annotations
 
+import io
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -29,9 +30,15 @@ from virnucpro.engine.events import (
 )
 from virnucpro.engine.executor import Executor
 from virnucpro.engine.worker import Job
-from virnucpro.errors import FeatureFileError, OutputError, StorageError, UsageError
+from virnucpro.errors import (
+    FeatureFileError,
+    OutputError,
+    ResumeError,
+    StorageError,
+    UsageError,
+)
 from virnucpro.esm2.packing import EXTRA_TOKENS
-from virnucpro.files import writing
+from virnucpro.files import open_plain, writing
 from virnucpro.head import Head
 from virnucpro.inputs import (
     InputFile,
@@ -42,7 +49,7 @@ from virnucpro.inputs import (
     hash_inputs,
     join_inputs,
 )
-from virnucpro.log import LOGGER, announce, logging_to_file, printable
+from virnucpro.log import LOGGER, announce, printable
 from virnucpro.plan import Plan, find_plan, make_plan
 from virnucpro.records import STATUSES, Shard, Status
 from virnucpro.results import Results, Tally, copies_file
@@ -129,7 +136,7 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
         VirnucproError: see ``errors``; finished shards are kept in every case.
     """
     rundir, summary, started_ns = RunDir(config.output), Summary(), time.time_ns()
-    with rundir.locked(), logging_to_file(rundir.log):
+    with rundir.in_use():
         rundir.check_free(resume=config.resume, force=config.force)
         LOGGER.info("virnucpro %s: %s", __version__, printable(" ".join(config.argv)))
         for announcement in config.announcements:
@@ -242,8 +249,14 @@ def _replaced(rundir: RunDir, recorded: Manifest, inputs: Sequence[InputFile]) -
     table = rundir.record_table(recorded.recipe.command)
     if n_recorded == len(inputs) or not table.exists():
         return recorded.replaced
-    with table.open(encoding="utf-8") as lines:
-        mendable = {name for name, status in read_statuses(lines) if status in _MENDABLE}
+    try:
+        with io.TextIOWrapper(open_plain(table), encoding="utf-8") as lines:
+            mendable = {name for name, status in read_statuses(lines) if status in _MENDABLE}
+    except ValueError as error:
+        raise ResumeError(
+            f"{printable(table)} is damaged: it does not tell which records failed",
+            hint="go on with --resume alone, which writes it anew, then add the input",
+        ) from error
     found = {
         record.id
         for added in inputs[n_recorded:]
@@ -261,6 +274,7 @@ def make_job(config: RunConfig, rundir: RunDir, manifest: Manifest) -> Job:
     return Job(
         features=rundir.features,
         weights=config.weights,
+        dim=config.dim,
         layer=recipe.layer,
         pooling=recipe.pooling,
         precision=recipe.precision,
@@ -365,7 +379,7 @@ def discard_damaged(plan: Plan, job: Job, on_event: OnEvent) -> None:
         path = job.feature_file(shard)
         try:
             if path.exists():
-                read_embeddings(path, job.attributes_of(shard))
+                read_embeddings(path, job.attributes_of(shard), job.dim)
         except FeatureFileError as error:
             _discard(path, error)
 
@@ -431,6 +445,12 @@ def warn_of_input(plan: Plan, manifest: Manifest) -> None:
         LOGGER.warning(
             "%d records hold U (RNA): a codon with U adds nothing; write T for U to have all",
             counts.n_with_u,
+        )
+    if counts.n_gaps:
+        LOGGER.warning(
+            "%d gaps (- . ~) of an alignment, in %d records, are left out",
+            counts.n_gaps,
+            counts.n_gapped,
         )
     if counts.n_short > counts.n_records / 2:
         LOGGER.warning(

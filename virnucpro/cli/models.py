@@ -95,10 +95,11 @@ def import_model(
     """
     with exits(kept=""):
         from virnucpro.esm2.download import import_checkpoint
+        from virnucpro.files import expanded
         from virnucpro.log import printable
 
         end_cleanly()
-        source = path.expanduser()
+        source = expanded(path)
         plain = source.name if source.is_dir() else source.stem
         name = plain if name is None else name
         checkpoint = import_checkpoint(source, name, force=force)

@@ -59,7 +59,9 @@ def spare_the_collector() -> None:
 def checked_path(given: str, option: str) -> Path:
     if not given:
         raise UsageError(f"{option} is empty", hint="is the variable set that it came from?")
-    return Path(given).expanduser()
+    from virnucpro.files import expanded
+
+    return expanded(given)
 
 
 def report(lines: Iterable[str]) -> None:
@@ -71,6 +73,8 @@ def report(lines: Iterable[str]) -> None:
             sys.stdout.flush()
     except OSError as error:
         if error.errno not in GONE:
-            raise
+            from virnucpro.files import disk_error
+
+            raise disk_error(error, "standard output") from error
         # nobody reads: the run is as done as it was
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123

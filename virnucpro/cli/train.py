@@ -258,7 +258,7 @@ def _run(given: dict[str, Any]) -> None:
             from virnucpro.training.ranks import run_on, run_under_torchrun, started_by_torchrun
             from virnucpro.training.request import TrainOptions, describe, open_folder, resolve
             from virnucpro.training.story import learn
-        from virnucpro.log import announce, logging_to_file
+        from virnucpro.log import announce
         from virnucpro.rundir import RunDir
 
         output = checked_path(given.pop("output_dir"), "--output-dir")
@@ -281,7 +281,7 @@ def _run(given: dict[str, Any]) -> None:
                 assert started is not None
                 run_under_torchrun(started, choice.kind, partial(learn, training), events)
                 return
-            with RunDir(output).locked(), logging_to_file(RunDir(output).log):
+            with RunDir(output).in_use():
                 open_folder(training, options)
                 for line in describe(training, choice):
                     announce(line)

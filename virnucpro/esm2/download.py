@@ -21,7 +21,7 @@ import torch
 from virnucpro.errors import OutputError, StorageError, UnavailableError, UsageError
 from virnucpro.esm2.model import ESM2Shape
 from virnucpro.esm2.weights import Checkpoint, inspect_checkpoint, verify_checkpoint
-from virnucpro.files import TEMPORARY, atomic, temporary_beside, writing
+from virnucpro.files import TEMPORARY, atomic, expanded, temporary_beside, writing
 from virnucpro.log import printable
 
 PUBLISHED = {
@@ -72,7 +72,7 @@ def locate(model: str) -> Path:
     Raises:
         UnavailableError: it is none of these.
     """
-    path = Path(model).expanduser()
+    path = expanded(model)
     if path.exists():
         return path
     if here := _places_in_use(model):
