@@ -66,6 +66,7 @@ def measure(proteins: Path, folder: Path, n_workers: int, worker: type[Worker]) 
         resources=Resources(devices=("cpu",) * n_workers, tokens_per_batch=4096),
         checkpoint=checkpoint.path,
         weights=checkpoint.path,
+        dim=checkpoint.shape.dim,
         input_type="protein",
     )
     began, cpu = time.monotonic(), os.times()

@@ -127,6 +127,7 @@ def make_config(tiny: Tiny, tmp_path: Path) -> Callable[..., RunConfig]:
             "output": tmp_path / "run",
             "checkpoint": tiny.model,
             "weights": tiny.model,
+            "dim": TINY.dim,
         }
         for name, value in changes.items():
             next((d for d in (recipe, resources) if name in d), rest)[name] = value

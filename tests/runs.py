@@ -5,13 +5,14 @@ from __future__ import annotations
 import multiprocessing
 import signal
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import h5py
 import numpy as np
 import psutil
+import pytest
 from numpy.typing import NDArray
 
 from virnucpro.config import RunConfig
@@ -69,6 +70,22 @@ def is_there(pid: int) -> bool:
         return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
     except psutil.NoSuchProcess:
         return False
+
+
+@contextmanager
+def within(seconds: int) -> Iterator[None]:
+    """Fail, and do not wait for ever, if the block is not done in so many seconds."""
+
+    def give_up(*_: object) -> None:
+        pytest.fail(f"nothing came within {seconds} seconds")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def tables(folder: Path) -> dict[str, bytes]:

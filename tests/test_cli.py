@@ -440,6 +440,51 @@ def test_an_imported_model_is_listed_and_used_by_its_name(tiny, tmp_path, monkey
     assert virnucpro("models", "import", tiny.head_file, "--name", "mine").returncode == 69
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("predict", "-i", "~nosuchuser/in.fa", "-o", "run"),
+        ("predict", "-i", EXAMPLE, "-o", "~nosuchuser/run"),
+        ("predict", "-i", EXAMPLE, "-o", "run", "--model", "~nosuchuser/esm2"),
+        ("models", "import", "~nosuchuser/esm2"),
+    ],
+)
+def test_the_home_of_an_unknown_user_is_told_and_nothing_is_made(arguments, tmp_path):
+    answer = virnucpro(*arguments, cwd=tmp_path)
+    assert answer.returncode == 64
+    assert "no home folder is known for ~nosuchuser" in answer.stderr
+    assert "hint:  write the path in full" in answer.stderr
+    assert not list(tmp_path.iterdir())
+
+
+needs_dev_full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+
+
+@needs_dev_full
+def test_a_log_that_cannot_be_written_is_told_once_and_stops_nothing(model, tmp_path):
+    command = ("predict", "-i", EXAMPLE, "-o", tmp_path / "run", *model)
+    answer = virnucpro(*command, "--log-file", "/dev/full")
+    assert answer.returncode == 0
+    assert answer.stderr.count("/dev/full cannot be written: [Errno 28] No space left") == 1
+    assert "/dev/full cannot be written" in (tmp_path / "run" / "virnucpro.log").read_text()
+
+
+@needs_dev_full
+def test_an_answer_that_finds_no_room_is_told_with_where_it_went(model, tmp_path):
+    command = ["predict", "-i", EXAMPLE, "-o", tmp_path / "run", *model]
+    with Path("/dev/full").open("w") as full:
+        answer = subprocess.run(
+            [sys.executable, "-m", "virnucpro", *map(str, command)],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert answer.returncode == 74
+    assert "error: standard output: No space left on device" in answer.stderr
+    assert "Traceback" not in answer.stderr
+    assert (tmp_path / "run" / "predictions.tsv").exists()
+
+
 def test_an_error_names_the_file_that_the_user_knows(tmp_path):
     answer = virnucpro("bench", "--quiet", "--device", "cpu", "--json", tmp_path)
     assert answer.returncode == 73

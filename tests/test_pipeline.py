@@ -720,8 +720,8 @@ def test_status_of_a_damaged_plan_says_so(make_config, tiny, contigs):
     config = make_config(contigs, keep_intermediate=True)
     run_inline(config, tiny.head)
     (config.output / "shards" / "plan.json").write_text('{"generations": 5}')
-    with pytest.raises(ResumeError, match="is damaged"):
-        inspect_run(config.output, verify=True)
+    report = inspect_run(config.output, verify=True)
+    assert any("the plan is damaged" in line for line in report.lines)
     assert (
         run_inline(make_config(contigs, keep_intermediate=True, resume=True), tiny.head).exit_code
         == 0

@@ -170,6 +170,7 @@ def finished(tmp_path_factory, tiny: Tiny, request) -> FinishedRun:
         resources=Resources(devices=("cpu",), tokens_per_batch=2048),
         checkpoint=tiny.model,
         weights=tiny.model,
+        dim=DIM,
     )
     rundir = RunDir(config.output)
     rundir.root.mkdir()

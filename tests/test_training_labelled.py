@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gzip
+import os
 from pathlib import Path
 
 import pytest
+from runs import within
 
 from virnucpro.errors import InputError, InputMissingError
 from virnucpro.training.digests import group_digest, record_digest
@@ -186,6 +188,22 @@ def test_a_file_that_lost_a_record_since_is_told(folder: Path) -> None:
     (folder / "viruses.fa").write_text(">v1\nACGT\n")
     with pytest.raises(InputError, match="has lost the record v2"):
         list(read_sequences(records))
+
+
+def test_a_pipe_is_refused_as_it_cannot_be_read_twice_and_not_waited_for(folder: Path) -> None:
+    os.mkfifo(folder / "pipe.fa")
+    manifest = write_manifest(folder, "pipe.fa\t\tvirus\tg")
+    with within(20), pytest.raises(InputMissingError, match=r":2: .*pipe\.fa: it is not a plain"):
+        read_manifest(manifest)
+    os.mkfifo(folder / "pipe.tsv")
+    with within(20), pytest.raises(InputMissingError, match=r"pipe\.tsv: it is not a plain file"):
+        read_manifest(folder / "pipe.tsv")
+
+
+def test_the_home_of_an_unknown_user_is_told_with_its_line(folder: Path) -> None:
+    manifest = write_manifest(folder, "~nosuchuser/a.fa\t\tvirus\tg")
+    with pytest.raises(InputMissingError, match=r":2: ~nosuchuser/a\.fa: no home folder"):
+        read_manifest(manifest)
 
 
 def test_a_digest_tells_sequences_apart_and_not_their_case() -> None:

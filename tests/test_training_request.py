@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 import typer
 from conftest import Tiny
 from labelled import DEFAULTS, options, train_here, write_labelled
-from runs import run_inline, vectors
+from runs import run_inline, vectors, within
 
 from virnucpro.cli.exits import Finished
 from virnucpro.cli.main import app
@@ -24,6 +25,7 @@ from virnucpro.errors import (
     OutputError,
     ResumeError,
     UsageError,
+    VirnucproError,
 )
 from virnucpro.training.config_file import read_config
 from virnucpro.training.features import read_vectors, write_fasta
@@ -323,6 +325,32 @@ def test_a_split_that_was_edited_since_is_refused(data):
     training.split.write_text(text.replace("virus kingdom", "another kingdom", 1))
     with pytest.raises(ResumeError, match="split_sha256"):
         opened(data, resume=True)
+
+
+@pytest.mark.parametrize(
+    "name", ["split.tsv", "checkpoints", "tensorboard", "features", "esm2_trained"]
+)
+def test_nothing_is_written_through_a_link_in_the_folder_of_a_training(data, tmp_path, name):
+    training = opened(data)
+    inside, outside = training.output / name, tmp_path / "elsewhere"
+    if inside.exists():
+        inside.rename(outside)
+    inside.symlink_to(outside)
+    with pytest.raises(OutputError, match=f"{name} is a link to {outside}"):
+        opened(data, resume=True)
+
+
+def test_a_pipe_in_the_folder_of_a_training_is_not_waited_for(data):
+    training = opened(data)
+    for name in ("training.json", "split.tsv"):
+        content = (training.output / name).read_bytes()
+        (training.output / name).unlink()
+        os.mkfifo(training.output / name)
+        with within(20), pytest.raises(VirnucproError, match=f"{name}.* not a plain file"):
+            opened(data, resume=True)
+        (training.output / name).unlink()
+        (training.output / name).write_bytes(content)
+    opened(data, resume=True)
 
 
 def test_what_changes_no_weights_may_differ_when_a_training_goes_on(data):

@@ -21,7 +21,7 @@ FeatureFormat = Literal["h5", "npz", "pt"]
 
 NOT_IN_FINGERPRINT = ("model",)  # a name: what counts is the content, model_sha256
 RESIDUES_PER_SHARD = 125_000  # with two tokens more per protein just under 131,072
-SHARD_FORMAT = 2  # 1: identical proteins were embedded each by itself
+SHARD_FORMAT = 3  # 1: identical proteins were embedded each by itself; 2: gaps were kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +80,7 @@ class RunConfig:
     resources: Resources
     checkpoint: Path
     weights: Path  # what the workers load: the checkpoint, or its converted form
+    dim: int  # of the model's vectors
     input_type: InputType | None = None  # None: by the letters of the input
     feature_format: FeatureFormat = "h5"
     resume: bool = False

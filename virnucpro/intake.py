@@ -6,6 +6,7 @@ keep the others back. What was taken into a run stays in it, as it was.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,8 @@ from pathlib import Path
 from virnucpro.calls import read_mendable
 from virnucpro.config import RunConfig
 from virnucpro.engine.events import Progress, Telling
-from virnucpro.errors import UsageError
+from virnucpro.errors import ResumeError, UsageError
+from virnucpro.files import open_plain
 from virnucpro.inputs import (
     InputFile,
     Sieve,
@@ -141,7 +143,13 @@ def _mendable(rundir: RunDir, recorded: Manifest) -> frozenset[str]:
     table = rundir.record_table(recorded.recipe.command)
     if not table.exists():
         return frozenset()
-    with table.open(encoding="utf-8") as lines:
-        return frozenset(
-            recorded.ids.of(sample, record_id) for sample, record_id in read_mendable(lines)
-        )
+    try:
+        with io.TextIOWrapper(open_plain(table), encoding="utf-8") as lines:
+            return frozenset(
+                recorded.ids.of(sample, record_id) for sample, record_id in read_mendable(lines)
+            )
+    except (ValueError, KeyError) as error:
+        raise ResumeError(
+            f"{printable(table)} is damaged: it does not tell which records failed",
+            hint="go on with --resume alone, which writes it anew, then add the input",
+        ) from error

@@ -33,7 +33,7 @@ from virnucpro.esm2.packing import EXTRA_TOKENS
 from virnucpro.files import writing
 from virnucpro.head import Head
 from virnucpro.intake import open_run
-from virnucpro.log import LOGGER, announce, logging_to_file, printable
+from virnucpro.log import LOGGER, announce, printable
 from virnucpro.plan import Plan, find_plan, make_plan
 from virnucpro.records import STATUSES, Shard, Status
 from virnucpro.results import Results, Tally, copies_file
@@ -131,7 +131,7 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
         VirnucproError: see ``errors``; finished shards are kept in every case.
     """
     rundir, summary = RunDir(config.output), Summary()
-    with rundir.locked(), logging_to_file(rundir.log):
+    with rundir.in_use():
         rundir.check_free(resume=config.resume, force=config.force)
         LOGGER.info("virnucpro %s: %s", __version__, printable(" ".join(config.argv)))
         for announcement in config.announcements:
@@ -214,6 +214,7 @@ def make_job(config: RunConfig, rundir: RunDir, manifest: Manifest) -> Job:
     return Job(
         features=rundir.features,
         weights=config.weights,
+        dim=config.dim,
         layer=recipe.layer,
         pooling=recipe.pooling,
         precision=recipe.precision,
@@ -314,7 +315,7 @@ def discard_damaged(plan: Plan, job: Job, on_event: OnEvent) -> None:
         path = job.feature_file(shard)
         try:
             if path.exists():
-                read_embeddings(path, job.attributes_of(shard))
+                read_embeddings(path, job.attributes_of(shard), job.dim)
         except FeatureFileError as error:
             _discard(path, error)
 
@@ -382,6 +383,12 @@ def warn_of_input(plan: Plan, manifest: Manifest) -> None:
         LOGGER.warning(
             "%d records hold U (RNA): a codon with U adds nothing; write T for U to have all",
             counts.n_with_u,
+        )
+    if counts.n_gaps:
+        LOGGER.warning(
+            "%d gaps (- . ~) of an alignment, in %d records, are left out",
+            counts.n_gaps,
+            counts.n_gapped,
         )
     if counts.n_short > counts.n_records / 2:
         LOGGER.warning(

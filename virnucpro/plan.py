@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import chain
 from typing import TextIO, TypeVar
 
@@ -22,10 +22,10 @@ import numpy as np
 from virnucpro.config import Recipe
 from virnucpro.errors import InputError
 from virnucpro.fasta import find_invalid, write_record
-from virnucpro.files import atomic, open_table, sha256
+from virnucpro.files import atomic, open_plain, open_table, sha256
 from virnucpro.inputs import InputFile, generations
 from virnucpro.log import printable
-from virnucpro.records import PROTEIN, Chunk, FastaRecord, Orf, Shard, Status
+from virnucpro.records import PROTEIN, Chunk, FastaRecord, Orf, Shard, Status, check_counts
 from virnucpro.repeats import SeenProteins
 from virnucpro.rundir import Manifest, RunDir
 from virnucpro.shards import ShardWriter
@@ -46,8 +46,13 @@ class Counts:
     n_letters: int = 0
     n_with_u: int = 0  # records of RNA
     n_short: int = 0  # records under half a chunk
+    n_gapped: int = 0  # records with gaps
+    n_gaps: int = 0  # of these, left out
     n_copies: int = 0  # ORFs whose protein was met before
     n_copied_residues: int = 0
+
+    def __post_init__(self) -> None:
+        check_counts(*(getattr(self, count.name) for count in fields(self)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +172,8 @@ class _Planner:
                 mended.add(record.id)
             self.counts.n_records += 1
             self.counts.n_letters += len(record.sequence)
+            self.counts.n_gapped += record.n_gaps > 0
+            self.counts.n_gaps += record.n_gaps
             if self.counts.n_letters - reported >= _STEP_BASES:
                 reported = self.counts.n_letters
                 self.on_letters(reported)
@@ -301,7 +308,8 @@ def find_plan(
 def read_plan(rundir: RunDir, manifest: Manifest) -> Plan | None:
     """What ``plan.json`` tells, if it is of this run and as it was written."""
     try:
-        stored = dict(json.loads(rundir.plan.read_text()))
+        with open_plain(rundir.plan) as content:
+            stored = dict(json.load(content))
         if stored.pop("sha256") != _digest(stored) or stored["key"] != _key(manifest):
             return None
         index, found = 0, []
@@ -327,6 +335,9 @@ def _are_whole(shards: Sequence[Shard], on_shard: Callable[[int, int], None]) ->
             digests = pool.map(sha256, [shard.path for shard in some])
             try:
                 if list(digests) != [shard.sha256 for shard in some]:
+                    return False
+                # each ORF and each residue is a letter of the file, at least
+                if any(s.n_orfs + s.n_residues > s.path.stat().st_size for s in some):
                     return False
             except OSError:
                 return False

@@ -141,6 +141,7 @@ def resolve(options: Options, on_event: OnEvent) -> tuple[RunConfig, Head | None
         resources=resources,
         checkpoint=checkpoint.path.resolve(),
         weights=weights.resolve(),
+        dim=checkpoint.shape.dim,
         input_type=None if options.input_type == "auto" else options.input_type,
         feature_format=options.format,
         resume=options.resume,

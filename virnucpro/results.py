@@ -253,7 +253,7 @@ class Results:
             originals.add_lost(embedded, self.lost[shard.index])
         else:
             path = self.job.feature_file(shard)
-            embeddings = read_embeddings(path, self.job.attributes_of(shard))
+            embeddings = read_embeddings(path, self.job.attributes_of(shard), self.job.dim)
             originals.add(path, embedded, embeddings)
             yield path, embeddings
         if copies := [orf for orf in orfs if orf.copy_of is not None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Collection, Iterator, Mapping
@@ -14,10 +15,17 @@ from typing import Any
 from virnucpro import __version__
 from virnucpro.config import NOT_IN_FINGERPRINT, Recipe
 from virnucpro.errors import OutputError, ResumeError, UsageError
-from virnucpro.files import TEMPORARY, atomic, disk_error, sweep, writing
+from virnucpro.files import (
+    TEMPORARY,
+    atomic,
+    disk_error,
+    refuse_links,
+    sweep,
+    writing,
+)
 from virnucpro.inputs import InputFile
-from virnucpro.lock import locked
-from virnucpro.log import printable
+from virnucpro.lock import OF_A_LOCK, locked
+from virnucpro.log import announce, logging_to_file, printable
 from virnucpro.samples import RunIds
 
 COPIES = "_copies"  # ends the stem of a feature file of copies
@@ -156,19 +164,35 @@ class RunDir:
     def locked(self) -> Iterator[None]:
         """Keep other runs out of this folder, which is made if it is not there.
 
+        The folder itself may be a link, to another disk say; what a run writes into it may not.
+
         Raises:
             OutputError: another run is using it; or it cannot be made or written, or was taken
-                away since.
+                away since; or a file of a run in it is a link.
             StorageError: its disk is full.
         """
         try:
             self.root.mkdir(parents=True, exist_ok=True)
+            ours = (self.log, *self._results)
+            refuse_links(self.root, (*OF_A_LOCK, *(path.name for path in ours)))
             with locked(self.root):
                 yield
         except BrokenPipeError:  # of standard output
             raise
         except OSError as error:
             raise disk_error(error) from error
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Lock this folder and append to its log; say where the folder is, if it is a link.
+
+        Raises:
+            OutputError, StorageError: as ``locked``.
+        """
+        with self.locked(), logging_to_file(self.log, os.O_NOFOLLOW):
+            if self.root.is_symlink():
+                announce(f"{printable(self.root)} is a link to {printable(self.root.resolve())}")
+            yield
 
     def check_free(self, *, resume: bool, force: bool) -> None:
         """Refuse a folder with results, unless the user said what to do with them.

@@ -126,7 +126,13 @@ class RunIds:
             if self.is_qualified and not is_given_anew:
                 record = with_id(record, self.of(file.sample, own_id))
             yield FastaRecord(
-                record.id, record.header, record.sequence, record.line, file.sample, own_id
+                record.id,
+                record.header,
+                record.sequence,
+                record.line,
+                record.n_gaps,
+                file.sample,
+                own_id,
             )
 
 

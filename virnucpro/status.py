@@ -36,8 +36,8 @@ def inspect_run(folder: Path, *, verify: bool) -> Report:
         lines = _describe(rundir, manifest)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ResumeError(
-            f"{printable(folder)}: run.json or shards/plan.json is damaged: {printable(error)}",
-            hint="go on with --resume, which writes both anew",
+            f"{printable(folder)}: run.json is damaged: {printable(error)}",
+            hint="go on with --resume, which writes it anew",
         ) from error
     n_damaged = 0
     if verify:
@@ -85,8 +85,11 @@ def _describe(rundir: RunDir, manifest: Manifest) -> list[str]:
         *(f"input     {printable(known.path)}" for known in manifest.inputs),
     ]
     if rundir.plan.exists():
-        n_shards = sum(map(len, json.loads(rundir.plan.read_text())["generations"]))
-        lines.append(f"shards    {n_files} done, {n_shards - n_files} pending")
+        plan = read_plan(rundir, manifest)
+        pending = "the plan is damaged, or of other inputs: --resume makes it again"
+        if plan is not None:
+            pending = f"{len(plan.shards) - n_files} pending"
+        lines.append(f"shards    {n_files} done, {pending}")
     else:
         lines.append(f"shards    {n_files} done")
     if "counts" in stored:

@@ -102,7 +102,7 @@ def _time(row: CoordinatorRow, folder: Path) -> CoordinatorRow:
         for index in range(first_nap + N_NAPS * n_workers)
     ]
     attributes = {"n_workers": n_workers, "first_nap": first_nap}
-    job = Job(folder, folder, 0, "mean", "fp32", 0, 900.0, attributes)  # of no model
+    job = Job(folder, folder, 0, 0, "mean", "fp32", 0, 900.0, attributes)  # of no model
     done: list[float] = []  # when the empty shards came
     idle: list[float] = []
     napped: set[str] = set()  # workers; what came before a first nap is of the empty shards

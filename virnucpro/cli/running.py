@@ -111,7 +111,9 @@ def report(lines: Iterable[str], quiet: bool = False) -> None:
             sys.stdout.flush()
     except OSError as error:
         if error.errno not in GONE:
-            raise
+            from virnucpro.files import disk_error
+
+            raise disk_error(error, "standard output") from error
         # nobody reads: the run is as done as it was
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123
 

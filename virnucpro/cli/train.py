@@ -365,11 +365,11 @@ def _prepared(
     training: Training, choice: Choice, options: TrainOptions, events: EventLog
 ) -> Iterator[None]:
     """The folder is ours, and holds all that every process of the training reads."""
-    from virnucpro.log import announce, logging_to_file
+    from virnucpro.log import announce
     from virnucpro.rundir import RunDir
     from virnucpro.training.request import describe, open_folder
 
-    with RunDir(training.output).locked(), logging_to_file(RunDir(training.output).log):
+    with RunDir(training.output).in_use():
         open_folder(training, options)
         for line in describe(training, choice):
             announce(line)

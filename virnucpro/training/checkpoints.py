@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from virnucpro.errors import ResumeError
-from virnucpro.files import atomic, sweep
+from virnucpro.files import atomic, open_plain, sweep
 from virnucpro.log import printable
 from virnucpro.training.settings import MAY_DIFFER, Settings
 
@@ -140,7 +140,8 @@ def _read(path: Path) -> dict[str, Any]:
     if path.name == _BEST:
         hint = "nothing else holds these weights: train again, in another --output-dir"
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        with open_plain(path) as stored:
+            content = torch.load(stored, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise ResumeError(
             f"{printable(path)} cannot be read: it is damaged, or holds more than tensors",

@@ -24,7 +24,7 @@ from virnucpro.config import RunConfig
 from virnucpro.engine.executor import Executor
 from virnucpro.errors import UsageError, VirnucproError
 from virnucpro.fasta import read_fasta
-from virnucpro.files import writing
+from virnucpro.files import refuse_links, writing
 from virnucpro.head import Head, HeadFacts
 from virnucpro.log import printable
 from virnucpro.pipeline import OnEvent, run
@@ -55,6 +55,7 @@ class Question:
     def __post_init__(self) -> None:
         if self.part is not None and self.split is None:
             raise UsageError("--part without --split", hint="say which split with --split FILE")
+        refuse_links(self.output, [self.run_folder.name])
 
     @property
     def run_folder(self) -> Path:

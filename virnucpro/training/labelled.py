@@ -20,8 +20,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from sys import intern
 
-from virnucpro.errors import InputError, InputMissingError
+from virnucpro.errors import InputError, InputMissingError, UsageError
 from virnucpro.fasta import cannot_open, find_invalid, read_fasta
+from virnucpro.files import expanded, open_plain
 from virnucpro.log import LOGGER, printable
 from virnucpro.records import FastaRecord
 from virnucpro.training.tables import read_cells
@@ -212,9 +213,11 @@ def _fasta_path(manifest: Path, cell: str, where: str) -> Path:
         raise InputError(
             f"{where}: the path is empty", hint="name a FASTA file, relative to the manifest"
         )
-    path = (manifest.parent / Path(cell).expanduser()).resolve()
     try:
-        path.open("rb").close()
+        path = (manifest.parent / expanded(cell)).resolve()
+        open_plain(path).close()  # it is read several times, which a pipe cannot be
+    except UsageError as error:
+        raise InputMissingError(f"{where}: {error}", hint=error.hint) from error
     except OSError as error:
         missing = cannot_open(path, error)
         raise InputMissingError(f"{where}: {missing}", hint=missing.hint) from error

@@ -15,7 +15,7 @@ from virnucpro.esm2.download import check_published, find_checkpoint
 from virnucpro.esm2.model import ESM2Shape
 from virnucpro.esm2.published import EMBEDDED
 from virnucpro.esm2.weights import inspect_checkpoint
-from virnucpro.files import atomic, sha256
+from virnucpro.files import atomic, open_plain, refuse_links, sha256
 from virnucpro.lock import OF_A_LOCK
 from virnucpro.log import announce, printable
 from virnucpro.training.labelled import LabelledRecord, read_manifest, warn_of_mixed_groups
@@ -245,6 +245,7 @@ def open_folder(training: Training, options: TrainOptions) -> None:
         ResumeError: it holds another training.
         InputError: manifest or split are wrong.
     """
+    refuse_links(training.output, (_FACTS, *OF_A_TRAINING, training.name))
     path = training.output / _FACTS
     is_begun = path.exists()
     _check_free(training.output, is_begun, options.resume)
@@ -356,7 +357,8 @@ def _check_same(path: Path, facts: Mapping[str, Any]) -> None:
         ResumeError: the folder holds another training; the message names what differs.
     """
     try:
-        stored = _flat(json.loads(path.read_text(encoding="utf-8")))
+        with open_plain(path) as content:
+            stored = _flat(json.load(content))
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ResumeError(
             f"{printable(path)} cannot be read: {printable(error)}",
