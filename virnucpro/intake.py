@@ -6,6 +6,7 @@ keep the others back. What was taken into a run stays in it, as it was.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -88,7 +89,7 @@ def _refused_before(recorded: Manifest, sources: Sequence[Source]) -> list[Sourc
     for file in recorded.refused:
         if file.path in given:
             continue
-        if Path(file.path).exists():
+        if any(map(os.path.lexists, (file.path, file.name))):
             again.append(Source(Path(file.path), file.name, file.sample))
         else:
             LOGGER.warning("no part of this run any more, being gone: %s", file.shown)
@@ -98,7 +99,8 @@ def _refused_before(recorded: Manifest, sources: Sequence[Source]) -> list[Sourc
 def _begin(config: RunConfig, given: Sequence[InputFile], survey: Survey) -> Manifest:
     is_qualified = False
     if len(given) > 1 or survey.renames:  # a single file is read once, when it is planned
-        given, is_qualified = survey.run(given)
+        given = survey.run(given)
+        is_qualified = survey.share_ids(given)
     input_type = config.input_type
     if input_type is None:
         input_type, given = agree_on_type(given, survey.sieve)
@@ -122,7 +124,7 @@ def _go_on(
     inputs = check_recorded(join_inputs(recorded.inputs, given))
     known, added = inputs[: len(recorded.inputs)], inputs[len(recorded.inputs) :]
     if added:
-        added, _ = survey.run(added)
+        added = survey.run(added)
     mendable = _mendable(rundir, recorded) if added else frozenset()
     anew = {file.path: mendable & {record.id for record in file.read()} for file in added}
     if config.input_type is None:

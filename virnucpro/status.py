@@ -8,9 +8,11 @@ from pathlib import Path
 
 from virnucpro.errors import FeatureFileError, InputMissingError, ResumeError
 from virnucpro.log import printable
-from virnucpro.plan import read_plan
+from virnucpro.plan import count_done, read_plan
 from virnucpro.rundir import COPIES, Manifest, RunDir
 from virnucpro.store import check_index, read_embeddings
+
+_LISTED = 8  # of many files
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +84,17 @@ def _describe(rundir: RunDir, manifest: Manifest) -> list[str]:
         printable(
             f"command   {recipe.command}, {recipe.model}, layer {recipe.layer}, {recipe.precision}"
         ),
-        *(f"input     {printable(known.path)}" for known in manifest.inputs),
+        *_folded([f"input     {file.shown}" for file in manifest.inputs]),
+        *_folded([f"unread    {printable(file.error)}" for file in manifest.refused]),
     ]
     if rundir.plan.exists():
-        n_shards = sum(map(len, json.loads(rundir.plan.read_text())["generations"]))
+        plan = json.loads(rundir.plan.read_text())
+        n_shards = sum(map(len, plan["generations"]))
         lines.append(f"shards    {n_files} done, {n_shards - n_files} pending")
+        missing = [i for i in range(n_shards) if not (rundir.features / f"{i:06d}.h5").exists()]
+        lines.append(
+            f"files     {count_done(plan['files'], missing):,} of {len(plan['files']):,} done"
+        )
     else:
         lines.append(f"shards    {n_files} done")
     if "counts" in stored:
@@ -95,3 +103,10 @@ def _describe(rundir: RunDir, manifest: Manifest) -> list[str]:
     if rundir.failed_files.exists():
         lines.append(f"failed    see {printable(rundir.failed_files)}")
     return lines
+
+
+def _folded(lines: list[str]) -> list[str]:
+    """The first few, and how many more there are."""
+    if len(lines) <= _LISTED + 1:
+        return lines
+    return [*lines[:_LISTED], f"          + {len(lines) - _LISTED:,} more"]
