@@ -125,8 +125,10 @@ def _go_on(
     known, added = inputs[: len(recorded.inputs)], inputs[len(recorded.inputs) :]
     if added:
         added = survey.run(added)
-    mendable = _mendable(rundir, recorded) if added else frozenset()
-    anew = {file.path: mendable & {record.id for record in file.read()} for file in added}
+    mendable = _mendable(rundir, recorded) if added else frozenset[str]()
+    anew = {
+        file.path: {record.id for record in file.read() if record.id in mendable} for file in added
+    }
     if config.input_type is None:
         others = [file for file in added if not anew[file.path]]
         _, others = agree_on_type(others, sieve, run_type)
