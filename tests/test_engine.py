@@ -240,7 +240,8 @@ def test_a_mended_file_of_failed_sequences_completes_the_run(make_config, tiny, 
     assert summary.exit_code == 0
     assert not failed.exists() and not (output / "failed_files.txt").exists()
 
-    mended = tmp_path / "mended.fa"
+    mended = tmp_path / "mended" / poisoned.name
+    mended.parent.mkdir()
     mended.write_text(poisoned.read_text().replace(CODONS_OF_POISON, "GCA" * 9))
     run_inline(make_config(mended, output=tmp_path / "whole"), tiny.head)
     assert tables(output) == tables(tmp_path / "whole")

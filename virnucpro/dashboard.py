@@ -11,7 +11,6 @@ import logging
 import re
 import threading
 import time
-from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -39,6 +38,7 @@ from virnucpro.engine.events import (
 )
 from virnucpro.esm2.packing import EXTRA_TOKENS
 from virnucpro.log import LOGGER, log_figures
+from virnucpro.plan import count_done
 from virnucpro.records import Shard
 
 EVERY_SECONDS = 10.0
@@ -153,8 +153,7 @@ class Progressing:
     @property
     def n_files_done(self) -> int:
         """Input files of which no shard is to be done."""
-        left = sorted(self.pending)
-        return sum(bisect_left(left, first) == bisect_left(left, end) for first, end in self.files)
+        return count_done(self.files, sorted(self.pending))
 
     @property
     def n_tokens_done(self) -> int:

@@ -106,8 +106,8 @@ def _files_in(folder: Path) -> list[Path]:
     )
 
 
-def cannot_open(path: Path, error: OSError) -> InputMissingError:
-    where = error.filename or path
+def cannot_open(path: Path, error: OSError, name: str = "") -> InputMissingError:
+    where = name or error.filename or path
     return InputMissingError(
         f"{printable(where)}: {error.strerror}", hint="check the path and its permissions"
     )

@@ -99,7 +99,7 @@ class InputFile:
             with Path(self.path).open("rb") as handle:
                 changed = Stamp.of(handle) != self.stamp and sha256_of(handle) != self.sha256
         except OSError as error:
-            raise cannot_open(Path(self.path), error) from error
+            raise cannot_open(Path(self.path), error, self.name) from error
         if changed:
             raise InputError(
                 f"{self.shown} changed while the run went on",
@@ -257,7 +257,7 @@ def _hashed(file: InputFile, on_bytes: Callable[[int], None] = lambda _: None) -
             digest = sha256_of(handle, on_bytes)
             is_same = Stamp.of(handle) == stamp
     except OSError as error:
-        raise cannot_open(path, error) from error
+        raise cannot_open(path, error, file.name) from error
     if not is_same:
         raise InputError(
             f"{file.shown} changed while it was read",

@@ -7,6 +7,7 @@ keep the others back. What was taken into a run stays in it, as it was.
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -50,7 +51,6 @@ def open_run(
     on_event(Progress("looking for the input", 0, 0, "bytes"))
     sources = find_inputs(config.inputs, rundir.root, rundir.copies, rundir.own_names)
     again = _refused_before(recorded, sources) if recorded else []
-    recorded = _with_names(recorded) if recorded else None
     named = name_samples([*sources, *again], recorded.inputs if recorded else ())
     sieve = Sieve(config.strict)
     n_bytes = sum(source.path.stat().st_size for source in named if source.path.is_file())
@@ -71,18 +71,6 @@ def open_run(
     return replace(manifest, refused=tuple(file for file, _ in sieve.refused))
 
 
-def _with_names(recorded: Manifest) -> Manifest:
-    """The same run, with names for its files if it was begun before files had any."""
-    if all(file.sample for file in recorded.inputs):
-        return recorded
-    named = name_samples([Source(Path(file.path), file.name) for file in recorded.inputs], ())
-    inputs = [
-        replace(file, sample=source.sample)
-        for file, source in zip(recorded.inputs, named, strict=True)
-    ]
-    return replace(recorded, inputs=tuple(inputs))
-
-
 def _refused_before(recorded: Manifest, sources: Sequence[Source]) -> list[Source]:
     """The files that an earlier start could not read, if they are there and not given again."""
     given = {str(source.path) for source in sources}
@@ -90,7 +78,7 @@ def _refused_before(recorded: Manifest, sources: Sequence[Source]) -> list[Sourc
     for file in recorded.refused:
         if file.path in given:
             continue
-        if Path(file.path).exists():
+        if any(map(os.path.lexists, (file.path, file.name))):
             again.append(Source(Path(file.path), file.name, file.sample))
         else:
             LOGGER.warning("no part of this run any more, being gone: %s", file.shown)
@@ -100,7 +88,8 @@ def _refused_before(recorded: Manifest, sources: Sequence[Source]) -> list[Sourc
 def _begin(config: RunConfig, given: Sequence[InputFile], survey: Survey) -> Manifest:
     is_qualified = False
     if len(given) > 1 or survey.renames:  # a single file is read once, when it is planned
-        given, is_qualified = survey.run(given)
+        given = survey.run(given)
+        is_qualified = survey.share_ids(given)
     input_type = config.input_type
     if input_type is None:
         input_type, given = agree_on_type(given, survey.sieve)
@@ -124,9 +113,11 @@ def _go_on(
     inputs = check_recorded(join_inputs(recorded.inputs, given))
     known, added = inputs[: len(recorded.inputs)], inputs[len(recorded.inputs) :]
     if added:
-        added, _ = survey.run(added)
-    mendable = _mendable(rundir, recorded) if added else frozenset()
-    anew = {file.path: mendable & {record.id for record in file.read()} for file in added}
+        added = survey.run(added)
+    mendable = _mendable(rundir, recorded) if added else frozenset[str]()
+    anew = {
+        file.path: {record.id for record in file.read() if record.id in mendable} for file in added
+    }
     if config.input_type is None:
         others = [file for file in added if not anew[file.path]]
         _, others = agree_on_type(others, sieve, run_type)

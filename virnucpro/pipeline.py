@@ -158,7 +158,7 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
             head=head,
             lost={},
             feature_format=config.feature_format,
-            per_file=config.per_file or rundir.samples.is_dir(),
+            per_file=config.per_file or (recorded is not None and rundir.samples.is_dir()),
             on_shard=lambda done: on_event(
                 Progress("writing tables", done + 1, n_shards, "shards")
             ),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -66,6 +67,11 @@ class Plan:
     @property
     def shards(self) -> list[Shard]:
         return list(chain.from_iterable(self.generations))
+
+
+def count_done(files: Iterable[tuple[int, int]], missing: Sequence[int]) -> int:
+    """Of how many files no shard is among those that are missing, which are in order."""
+    return sum(bisect_left(missing, first) == bisect_left(missing, end) for first, end in files)
 
 
 def screen(record: FastaRecord, recipe: Recipe) -> tuple[Status | None, str]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import unicodedata
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import PurePath
@@ -40,13 +40,12 @@ def name_samples(sources: Sequence[Source], recorded: Sequence[InputFile]) -> li
     groups: dict[str, set[PurePath]] = {}
     for path in (*map(_path_of, sources), *(PurePath(file.name or file.path) for file in recorded)):
         groups.setdefault(_key(_stem(path)), set()).add(path)
+    levels = {stem: _telling_level(paths) for stem, paths in groups.items() if len(paths) > 1}
     named = []
     for source in sources:
         sample = by_path.get(str(source.path), "")
         if not sample:
-            path = _path_of(source)
-            others = groups[_key(_stem(path))]
-            wanted = clean(source.sample) if source.sample else _distinguished(path, others)
+            wanted = clean(source.sample) if source.sample else _name(_path_of(source), levels)
             sample = _free(wanted, taken)
             taken.add(_key(sample))
         named.append(source._replace(sample=sample))
@@ -77,19 +76,20 @@ def _stem(path: PurePath) -> str:
     return clean(stem_of(path.name))
 
 
-def _distinguished(path: PurePath, others: set[PurePath]) -> str:
-    """The stem of a path, after the name of that parent folder which tells most others apart."""
+def _name(path: PurePath, levels: Mapping[str, int | None]) -> str:
+    """The stem of a path, after the name of its parent folder of the level for that stem."""
     stem = _stem(path)
-    if len(others) == 1:
-        return stem
-    n_levels = min(len(other.parents) for other in others)
-    level = max(
-        range(n_levels),
-        key=lambda level: len({_key(clean(other.parents[level].name)) for other in others}),
-        default=0,
-    )
-    parent = path.parents[level].name if n_levels else ""
+    level = levels.get(_key(stem))
+    parent = "" if level is None else path.parents[level].name
     return clean(f"{clean(parent)}_{stem}") if parent else stem
+
+
+def _telling_level(paths: Collection[PurePath]) -> int | None:
+    """How far above the files the folders are whose names tell most of them apart."""
+    levels = range(min(len(path.parents) for path in paths))
+    if not levels:
+        return None
+    return max(levels, key=lambda i: len({_key(clean(path.parents[i].name)) for path in paths}))
 
 
 def _free(wanted: str, taken: set[str]) -> str:

@@ -10,7 +10,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -67,60 +67,86 @@ def _most(guesses: Sequence[tuple[InputFile, InputType | None]]) -> InputType:
 
 @dataclass(slots=True)
 class Survey:
-    """One reading of files, each to its end. Memory holds 8 bytes per record, 17 at the end."""
+    """One reading of files, each to its end. Memory holds 9 bytes per record at most."""
 
     sieve: Sieve
     renames: bool  # what occurs twice in a file
     on_letters: Callable[[int], None]
     n_letters: int = 0
+    hashes: array[int] = field(default_factory=lambda: array("q"))  # of ids, each file's once
 
-    def run(self, inputs: Sequence[InputFile]) -> tuple[list[InputFile], bool]:
-        """The files that can be read, and whether any two share an id.
+    def run(self, inputs: Sequence[InputFile]) -> list[InputFile]:
+        """The files that can be read.
 
         Ids count of files, too, that are refused for what comes behind them: mended, they would
         bring them back.
         """
-        ids, kept = array("q"), []
+        kept = []
         for file in inputs:
-            first = len(ids)
+            first = len(self.hashes)
             with self.sieve.refusing(file):
-                kept.append(self.read(file, ids))
-            unique = np.unique(np.frombuffer(ids[first:], dtype=np.int64)).tobytes()
-            del ids[first:]
-            ids.frombytes(unique)
-        latest = {file.path: file for file in kept}
-        read = [latest.get(file.path, file) for file in inputs]
-        return kept, share_ids(read, repeated(np.frombuffer(ids, dtype=np.int64)))
+                kept.append(self.read(file))
+            self.keep_once(first)
+        return kept
 
-    def read(self, file: InputFile, ids: array[int]) -> InputFile:
+    def read(self, file: InputFile) -> InputFile:
         """Add the hashes of a file's ids, and count those that are to be renamed.
 
         Raises:
             InputError: it is no FASTA, is damaged, or holds an id twice.
         """
-        first = len(ids)
-        self.add(file.read(), ids)
-        found = np.frombuffer(ids[first:], dtype=np.int64)
-        repeat = find_repeat(((file, record) for record in file.read()), repeated(found))
+        first = len(self.hashes)
+        self.add(file.read())
+        records = ((file, record) for record in file.read())
+        repeat = find_repeat(records, _sort_and_compare(self.hashes, first))
         if repeat is None:
             return file
         if not self.renames:
             raise repeat.error("or add --rename-duplicates")
-        n_renamed = len(found) - len(np.unique(found))
+        n_renamed = self.keep_once(first)
         announce(
             f"{file.shown}: {n_renamed:,} records have an id that was there before, and get a "
             f"number: the second {printable(repeat.record_id)} is {printable(repeat.record_id)}_2"
         )
-        del ids[first:]
+        del self.hashes[first:]
         file = replace(file, n_renamed=n_renamed)
-        self.add(renamed(file), ids)
+        self.add(renamed(file))
         return file
 
-    def add(self, records: Iterator[FastaRecord], ids: array[int]) -> None:
+    def keep_once(self, first: int) -> int:
+        """Drop repeated hashes from this place on, and count them."""
+        if not len(_sort_and_compare(self.hashes, first)):
+            return 0
+        n_before = len(self.hashes)
+        unique = np.unique(np.frombuffer(self.hashes[first:], dtype=np.int64)).tobytes()
+        del self.hashes[first:]
+        self.hashes.frombytes(unique)
+        return n_before - len(self.hashes)
+
+    def share_ids(self, kept: Sequence[InputFile]) -> bool:
+        """Whether any two of the files that were read share an id; says so, once."""
+        suspects = frozenset(_sort_and_compare(self.hashes)[:_TRIED].tolist())
+        owners: dict[str, InputFile] = {}
+        for file in (*kept, *(file for file, _ in self.sieve.refused)) if suspects else ():
+            with suppress(InputError, InputMissingError):
+                for record in renamed(file) if file.n_renamed else file.read():
+                    if hash(record.id) not in suspects:
+                        continue
+                    owner = owners.setdefault(record.id, file)
+                    if owner is not file:
+                        announce(
+                            f"{owner.shown} and {file.shown} share the id {printable(record.id)}: "
+                            "ids of this run are written with their file, as in "
+                            f"{printable(f'{file.sample}:{record.id}')}"
+                        )
+                        return True
+        return False
+
+    def add(self, records: Iterator[FastaRecord]) -> None:
         for record in records:
-            ids.append(hash(record.id))
+            self.hashes.append(hash(record.id))
             self.n_letters += len(record.sequence)
-            if len(ids) % _STEP_RECORDS == 0:
+            if len(self.hashes) % _STEP_RECORDS == 0:
                 self.on_letters(self.n_letters)
 
 
@@ -141,8 +167,18 @@ class Repeat:
 
 
 def repeated(hashes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Those that occur more than once, in order, each once."""
-    ordered = np.sort(hashes)
+    """Those that occur more than once, each once."""
+    return _neighbours(np.sort(hashes))
+
+
+def _sort_and_compare(hashes: array[int], first: int = 0) -> NDArray[np.int64]:
+    """Sort the hashes from a place on; returns those that occur more than once, each once."""
+    ordered = np.frombuffer(hashes, dtype=np.int64)[first:]
+    ordered.sort()
+    return _neighbours(ordered)
+
+
+def _neighbours(ordered: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
 
 
@@ -159,23 +195,3 @@ def find_repeat(
                 return Repeat(record.id, first[record.id], where)
             first[record.id] = where
     return None
-
-
-def share_ids(inputs: Sequence[InputFile], hashes: NDArray[np.int64]) -> bool:
-    """Whether any two files share an id of these hashes; says so, once."""
-    suspects = frozenset(hashes[:_TRIED].tolist())
-    owners: dict[str, InputFile] = {}
-    for file in inputs if suspects else ():
-        with suppress(InputError, InputMissingError):
-            for record in renamed(file) if file.n_renamed else file.read():
-                if hash(record.id) not in suspects:
-                    continue
-                owner = owners.setdefault(record.id, file)
-                if owner is not file:
-                    announce(
-                        f"{owner.shown} and {file.shown} share the id {printable(record.id)}: "
-                        "ids of this run are written with their file, as in "
-                        f"{printable(f'{file.sample}:{record.id}')}"
-                    )
-                    return True
-    return False

@@ -797,7 +797,8 @@ def test_a_run_on_a_copy_goes_on_in_a_moved_folder(make_config, few, tiny, undis
     other.write_text(">other\n" + "GCA" * 150 + "\n")
     small = {"residues_per_shard": 500}
     run_inline(make_config(few, other, output=tmp_path / "both", **small), tiny.head)
-    piped = tmp_path / "pipe"
+    piped = tmp_path / "pipe" / few.name
+    piped.parent.mkdir()
     os.mkfifo(piped)
 
     def stop(event) -> None:

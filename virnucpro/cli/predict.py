@@ -135,6 +135,8 @@ def extract(
     Exit codes are those of predict.
 
     Example: virnucpro extract -i proteins.faa -o features/ --model esm2_t33_650M_UR50D
+
+    Many files: virnucpro extract -i proteomes/ -i samples.tsv -o features/
     """
     _run("extract", locals())
 
