@@ -305,7 +305,7 @@ def find_plan(
     ``on_shard`` hears how many of them were read, and of how many.
     """
     has_chunks = manifest.recipe.input_type == "nucleotide"
-    if keep_intermediate and has_chunks and not rundir.chunks.exists():
+    if keep_intermediate and has_chunks and not rundir.chunks.is_file():
         return None
     plan = read_plan(rundir, manifest)
     return plan if plan is not None and _are_whole(plan.shards, on_shard) else None
