@@ -326,7 +326,8 @@ def test_a_silent_worker_is_replaced_and_its_sequence_fails_alone(make_config, t
         ProcessExecutor(["cpu"], workers.HangingWorker),
     )
     assert {event.reason for event in lost} == {"the worker fell silent and was stopped"}
-    assert statuses(config.output) == {"good": "scored", "hangs": "failed"}
+    notes = {row["record"]: row["note"] for row in rows(config.output / "predictions.tsv")}
+    assert notes["good"] == "" and notes["hangs"].startswith("1 of 3 frames failed: ")
 
 
 @pytest.mark.parametrize("worker", [workers.SmallWorker, workers.OverlappingSmallWorker])
