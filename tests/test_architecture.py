@@ -19,6 +19,7 @@ LAYERS = """
     fasta config inputs translate composition
     esm2.alphabet esm2.packing esm2.attention esm2.model esm2.weights
     esm2.converted esm2.graphs esm2.download
+    scorer.pieces scorer.stretches scorer.features scorer.nets scorer.score
     head store lock rundir shards repeats plan
     engine.events engine.worker engine.executor engine.processes
     calls scoring results pipeline
@@ -28,6 +29,7 @@ LAYERS = """
     training.figure
     training.settings training.frames training.masking training.readers training.networks
     training.ranks training.clock training.checkpoints training.loop training.objectives
+    training.sampling training.made training.piece_nets training.scorer_folds
     training.board training.calibration training.export training.features training.story
     training.request training.config_file
     bench.synthetic bench.encoder bench.peers bench.layouts bench.limits bench.comparison
