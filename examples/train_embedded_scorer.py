@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from virnucpro.scorer.features import GC
+from virnucpro.scorer.features import GC, fragment_features
 from virnucpro.scorer.nets import Knot, PieceNets, Scorer, save_scorer
 from virnucpro.training import made
 from virnucpro.training.labelled import read_manifest
@@ -25,7 +25,6 @@ from virnucpro.training.piece_nets import Fitting, Lessons, Range, fit_piece_net
 from virnucpro.training.sampling import (
     Collection,
     draw,
-    fragment_features,
     gc_matched_weights,
     read_collection,
 )

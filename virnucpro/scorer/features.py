@@ -7,12 +7,13 @@ figures; and the codons again as log ratios to what the GC of the piece lets exp
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.scorer.pieces import UNKNOWN, Counts, Pieces
+from virnucpro.scorer.pieces import UNKNOWN, Counts, Digits, Pieces
 from virnucpro.scorer.stretches import N_CODES, STOPS, Frames, Stretches, code_of, find_stretches
 
 N_CODONS, N_PAIRS, N_FIGURES = 64, 400, 36
@@ -24,6 +25,7 @@ MOST_STRETCHES = 6  # of a piece, that codons are counted of
 LONG = 20  # codons from which on a stretch counts beside the longest
 GENE_LIKE = 30  # codons
 GC_LIMITS = (0.05, 0.95)
+_PIECES_AT_ONCE = 512
 
 Values = NDArray[np.float64]
 Features = NDArray[np.float32]
@@ -92,6 +94,19 @@ def piece_features(pieces: Pieces) -> Features:
             _log_ratios(long, gc),
         ]
     )
+
+
+def fragment_features(digits: Digits) -> Features:
+    """The features of fragments as single pieces. (n, n_bases) -> (n, 692)"""
+    return np.concatenate(list(_feature_blocks(digits)))
+
+
+def _feature_blocks(digits: Digits) -> Iterator[Features]:
+    n_bases = digits.shape[1]
+    for first in range(0, len(digits), _PIECES_AT_ONCE):
+        block = digits[first : first + _PIECES_AT_ONCE]
+        lengths = np.full(len(block), n_bases)
+        yield piece_features(Pieces.of(block.reshape(-1), np.cumsum(lengths) - lengths, lengths))
 
 
 def _codons_of(frames: Frames, stretches: Stretches) -> tuple[NDArray[np.uint8], Counts]:

@@ -75,7 +75,7 @@ def _fit(inputs: Tensor, lessons: Lessons, seed: int, fitting: Fitting) -> list[
     weights = torch.from_numpy(lessons.weights.astype(np.float32))
     n_batches = len(targets) // fitting.batch
     optimizer = torch.optim.AdamW(
-        net.parameters(), lr=fitting.rate, weight_decay=fitting.weight_decay
+        net.parameters(), lr=fitting.rate, weight_decay=fitting.weight_decay, fused=True
     )
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer,

@@ -7,21 +7,19 @@ a low power of its bases, a record of the group evenly, a place and a strand at 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.scorer.features import Features, piece_features
-from virnucpro.scorer.pieces import Counts, Digits, Pieces, encode, reverse_complement
+from virnucpro.scorer.pieces import Counts, Digits, encode, reverse_complement
 from virnucpro.training.labelled import LabelledRecord, read_sequences
 
 BASES_POWER = 0.25
 _GC_EDGES = np.linspace(0.25, 0.7, 10)
 _FEWEST = 20  # fragments of a class that a bin of GC is shared out to
 _HEAVIEST = 4.0
-_PIECES_AT_ONCE = 512
 
 Values = NDArray[np.float64]
 
@@ -117,19 +115,6 @@ def _cut(
     is_reverse = rng.random(len(starts)) < 0.5
     digits[is_reverse] = reverse_complement(digits[is_reverse])
     return digits
-
-
-def fragment_features(digits: Digits) -> Features:
-    """The features of fragments as single pieces. (n, n_bases) -> (n, 692)"""
-    return np.concatenate(list(_feature_blocks(digits)))
-
-
-def _feature_blocks(digits: Digits) -> Iterator[Features]:
-    n_bases = digits.shape[1]
-    for first in range(0, len(digits), _PIECES_AT_ONCE):
-        block = digits[first : first + _PIECES_AT_ONCE]
-        lengths = np.full(len(block), n_bases)
-        yield piece_features(Pieces.of(block.reshape(-1), np.cumsum(lengths) - lengths, lengths))
 
 
 def gc_matched_weights(gc: Values, is_virus: NDArray[np.bool_]) -> Values:
