@@ -105,9 +105,9 @@ def calibrate(collection: Collection) -> list[Knot]:
         rng = np.random.default_rng([n_bases, N_SEEDS])
         fragments = draw(collection, n_bases, n_fragments, SHARES, rng)
         is_virus = np.array([collection.records[record].is_virus for record in fragments.record])
-        knots.append(
-            fit_knot(n_bases, held_out_log_odds(fragments, fold_of_record, nets), is_virus)
-        )
+        log_odds = held_out_log_odds(fragments, fold_of_record, nets)
+        is_known = ~np.isnan(log_odds)  # a window may hold unknown bases alone
+        knots.append(fit_knot(n_bases, log_odds[is_known], is_virus[is_known]))
     return knots
 
 
@@ -119,8 +119,9 @@ def main(manifest: Path, split: Path, out: Path, parts: list[str]) -> None:
     records = [row for row in read_manifest(manifest) if part_of[row.group] in parts]
     collection = read_collection(records)
     training = f"{len(records):,} records of {len({row.group for row in records}):,} groups"
-    pieces = fit(collection, N_SEEDS)
-    save_scorer(out, Scorer(tuple(pieces), tuple(calibrate(collection)), training))
+    pieces = tuple(fit(collection, N_SEEDS))
+    save_scorer(out, Scorer(pieces, (Knot(1000, 1.0, 0.0),), f"{training}, not calibrated"))
+    save_scorer(out, Scorer(pieces, tuple(calibrate(collection)), training))
 
 
 if __name__ == "__main__":
