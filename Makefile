@@ -1,15 +1,22 @@
 # make example   set up, then viral contigs called among host contigs, with the model that comes along
 # make test      the gate: format, lint, types, tests (set-up included)
+#
+# TORCH=cpu      PyTorch without CUDA, from PyTorch's own index; TORCH=default: that of the package index.
+#                Left out: cpu on Linux where there is no NVIDIA GPU, else default.
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
+CPU_BUILDS = https://download.pytorch.org/whl/cpu
+NVIDIA = $(shell command -v nvidia-smi; ls /dev/nvidiactl 2>/dev/null)
+TORCH ?= $(if $(filter Linux,$(shell uname -s)),$(if $(NVIDIA),default,cpu),default)
+
 .PHONY: example test clean
 
 example: $(VENV)/installed
 	$(BIN)/virnucpro predict --input examples/contigs.fa --output-dir example-results --force
-	@cut -f 1,4,5 example-results/predictions.tsv
+	@cut -f 1,5,6 example-results/predictions.tsv
 
 test: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .
@@ -17,8 +24,16 @@ test: $(VENV)/installed-dev
 	$(BIN)/mypy
 	$(BIN)/pytest
 
+# On Linux the PyTorch of the package index brings CUDA along, which is of no use without a GPU.
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
+	@if [ '$(TORCH)' = cpu ]; then \
+	    echo 'PyTorch without CUDA is installed, as on a machine without an NVIDIA GPU.'; \
+	    echo 'With CUDA: make clean example TORCH=default'; \
+	    $(BIN)/pip install --quiet --retries 1 --timeout 15 --no-deps -c constraints.txt \
+	        --index-url $(CPU_BUILDS) torch 2>/dev/null || \
+	    echo 'It could not be had from $(CPU_BUILDS): the build of the package index is installed, with CUDA if that has it.'; \
+	fi
 	$(BIN)/pip install --quiet -c constraints.txt -e .
 	touch $@
 

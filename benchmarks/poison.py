@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from virnucpro.config import Recipe, Resources, RunConfig
-from virnucpro.engine.processes import ProcessExecutor
+from virnucpro.engine.local import ProcessExecutor
 from virnucpro.engine.worker import Arriving, Worker
 from virnucpro.esm2.download import embedded_model
 from virnucpro.esm2.weights import inspect_checkpoint
@@ -66,6 +66,7 @@ def measure(proteins: Path, folder: Path, n_workers: int, worker: type[Worker]) 
         resources=Resources(devices=("cpu",) * n_workers, tokens_per_batch=4096),
         checkpoint=checkpoint.path,
         weights=checkpoint.path,
+        dim=checkpoint.shape.dim,
         input_type="protein",
     )
     began, cpu = time.monotonic(), os.times()

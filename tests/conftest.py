@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -11,11 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from forked import Forked
 from hypothesis import settings
+from runs import our_processes
 
+from virnucpro import processes
 from virnucpro.composition import N_FEATURES
 from virnucpro.config import Recipe, Resources, RunConfig
-from virnucpro.engine import processes
 from virnucpro.esm2.model import ESM2, ESM2Shape
 from virnucpro.esm2.weights import inspect_checkpoint, save_esm2
 from virnucpro.head import Head, HeadFacts, Layer, Network, load_head, save_head
@@ -98,10 +100,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
 
 @pytest.fixture
 def quick_starts(monkeypatch):
-    """Workers are forked from a process that has imported what they need, and not spawned."""
-    needed = ["torch", "h5py", "virnucpro.engine.worker", "workers"]
-    multiprocessing.set_forkserver_preload(needed)
-    monkeypatch.setattr(processes, "START_METHOD", "forkserver")
+    """Workers are forked from a process that has imported what they need."""
+    monkeypatch.setattr(processes, "_interpreter", Forked)
 
 
 @pytest.fixture
@@ -127,6 +127,7 @@ def make_config(tiny: Tiny, tmp_path: Path) -> Callable[..., RunConfig]:
             "output": tmp_path / "run",
             "checkpoint": tiny.model,
             "weights": tiny.model,
+            "dim": TINY.dim,
         }
         for name, value in changes.items():
             next((d for d in (recipe, resources) if name in d), rest)[name] = value
@@ -175,10 +176,20 @@ def one_thread() -> None:
 @pytest.fixture(autouse=True)
 def no_process_is_left() -> Iterator[None]:
     yield
-    assert not multiprocessing.active_children()
+    assert not our_processes()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """What a test draws without a generator of its own is the same every time, in any order."""
+    seed = item.config.getoption("--global-seed")
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--global-seed", type=int, default=0, help="of the global generators (0)")
     parser.addoption("--rounds", type=int, default=2, help="of random kills (default 2)")
     parser.addoption("--chaos-seed", type=int, default=1, help="of the first round")
     parser.addoption("--records", type=int, default=300_000, help="that are planned (300,000)")

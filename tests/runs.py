@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import signal
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import h5py
 import numpy as np
+import psutil
+import pytest
 from numpy.typing import NDArray
 
 from virnucpro.config import RunConfig
@@ -39,6 +44,50 @@ def hear_signals() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
+def our_processes() -> list[psutil.Process]:
+    """Those that this process started, forked ones too, and that have not ended."""
+    forked = [psutil.Process(child.pid) for child in multiprocessing.active_children()]
+    return forked + [child for child in psutil.Process().children() if is_ours(child)]
+
+
+def is_ours(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return "virnucpro.processes" in " ".join(process.cmdline())
+    return False
+
+
+def assert_gone(*pids: int) -> None:
+    """Ended, though somebody else may have to be told."""
+    deadline = time.monotonic() + 10
+    for pid in pids:
+        while is_there(pid):
+            assert time.monotonic() < deadline, pid
+            time.sleep(0.02)
+
+
+def is_there(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.NoSuchProcess:
+        return False
+
+
+@contextmanager
+def within(seconds: int) -> Iterator[None]:
+    """Fail, and do not wait for ever, if the block is not done in so many seconds."""
+
+    def give_up(*_: object) -> None:
+        pytest.fail(f"nothing came within {seconds} seconds")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def tables(folder: Path) -> dict[str, bytes]:
     return {name: (folder / name).read_bytes() for name in TABLES}
 
@@ -53,9 +102,16 @@ def vectors(folder: Path) -> dict[str, NDArray[np.float32]]:
 
 
 def statuses(folder: Path, table: str = "predictions.tsv") -> dict[str, str]:
-    rows = [line.split("\t") for line in (folder / table).read_text().splitlines()[1:]]
-    assert len({row[0] for row in rows}) == len(rows)
-    return {row[0]: row[2] for row in rows}
+    """The status of each record, by its id, which here no other file has."""
+    found = rows(folder / table)
+    assert len({row["record"] for row in found}) == len(found)
+    return {row["record"]: row["status"] for row in found}
+
+
+def rows(table: Path) -> list[dict[str, str]]:
+    """The lines of a table, by their columns."""
+    columns, *lines = (line.split("\t") for line in table.read_text().split("\n")[:-1])
+    return [dict(zip(columns, line, strict=True)) for line in lines]
 
 
 def assert_same_run(one: Path, other: Path) -> None:

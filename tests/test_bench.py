@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -17,6 +16,7 @@ import pytest
 import torch
 from conftest import TINY
 from oracle import LONGEST, tolerance
+from runs import our_processes
 
 from virnucpro.bench import front_end
 from virnucpro.bench.comparison import Comparison, compare
@@ -261,7 +261,8 @@ def test_a_program_that_is_not_installed_is_a_row_that_says_so(setting, monkeypa
     ways = [*peer_ways(setting, has_bf16=False), *our_ways(("fp32",), setting)]
     with layouts(setting, 1, len(ways)) as places:
         missing, ours = compare(comparison(), ways, places)
-    assert "fair-esm is not installed: pip install" in missing.reason
+    assert "fair-esm is not installed; " in missing.reason
+    assert "pip install -c constraints.txt '.[oracle]'" in missing.reason
     assert ours.ratio == 1 and ours.tokens_per_second
 
 
@@ -299,7 +300,7 @@ def test_processes_that_the_memory_does_not_hold_are_not_started(setting):
     with layouts(setting, 1_000_000, 1) as (_, many):
         (row,) = compare(comparison(), ways, [many])
     assert "1000000 processes would need" in row.reason
-    assert not multiprocessing.active_children()
+    assert not our_processes()
 
 
 def test_a_pass_that_takes_long_is_repeated_once(setting, monkeypatch):
@@ -333,7 +334,7 @@ def test_the_coordinator_is_measured_with_workers_that_do_nothing_and_leaves_non
     assert not row.reason and row.shards_per_second > 0
     assert len(row.idle_seconds_of_each) >= 2
     assert 0 < row.idle_seconds < 10
-    assert not multiprocessing.active_children()
+    assert not our_processes()
 
 
 # The command line

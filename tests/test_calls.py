@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from virnucpro.calls import (
     call_record,
     chunk_rows,
     frame_rows,
-    read_statuses,
+    read_mendable,
     record_row,
     score_record,
 )
@@ -166,11 +167,23 @@ def test_a_record_without_a_frame_has_a_status_and_no_score() -> None:
     assert call() == Call("r", 900, "no_orf", n_chunks=3)
 
 
-def test_a_record_of_which_a_frame_failed_has_a_reason_and_no_call() -> None:
+def test_a_record_is_called_by_the_frames_that_did_not_fail_and_a_note_names_the_others() -> None:
     found = call(*frames("c1", 0.99, 0.9), frame("x", "c2", None, "no memory"))
-    assert (found.status, found.virus_score, found.is_virus) == ("failed", None, False)
+    assert (found.status, found.virus_score, found.is_virus) == ("scored", 0.99, True)
     assert found.note == "1 of 3 frames failed: no memory"
     assert (found.n_chunks_scored, found.n_frames_scored) == (1, 2)
+
+
+def test_a_record_of_which_all_frames_failed_has_a_reason_and_no_call() -> None:
+    found = call(*(frame(name, "c1", None, "no memory") for name in "xy"))
+    assert (found.status, found.virus_score, found.is_virus) == ("failed", None, False)
+    assert found.note == "2 of 2 frames failed: no memory"
+
+
+def test_a_record_of_which_some_frames_could_not_be_embedded_is_embedded_with_a_note() -> None:
+    record = FastaRecord("r", "r", "A" * 900)
+    found = call_record(record, 3, [*frames("c1", None), frame("x", "c2", None, "NaN")], None)
+    assert (found.status, found.note) == ("embedded", "1 of 2 frames failed: NaN")
 
 
 def test_a_record_that_was_only_to_be_embedded_is_embedded() -> None:
@@ -182,10 +195,10 @@ def test_a_record_that_was_only_to_be_embedded_is_embedded() -> None:
 @pytest.mark.parametrize(
     ("found", "row"),
     [
-        (call(*frames("c", 0.75)), "r\t900\tscored\tvirus\t0.750000\t3\t1\t1\t\n"),
-        (call(*frames("c", 0.25)), "r\t900\tscored\tother\t0.250000\t3\t1\t1\t\n"),
-        (call(), "r\t900\tno_orf\t\t\t3\t0\t0\t\n"),
-        (Call("r", 9, "invalid", note="'1' is odd"), "r\t9\tinvalid\t\t\t0\t0\t0\t'1' is odd\n"),
+        (call(*frames("c", 0.75)), "r\t\t900\tscored\tvirus\t0.750000\t3\t1\t1\t\n"),
+        (call(*frames("c", 0.25)), "r\t\t900\tscored\tother\t0.250000\t3\t1\t1\t\n"),
+        (call(), "r\t\t900\tno_orf\t\t\t3\t0\t0\t\n"),
+        (Call("r", 9, "invalid", note="'1' is odd"), "r\t\t9\tinvalid\t\t\t0\t0\t0\t'1' is odd\n"),
     ],
     ids=["virus", "other", "no_orf", "invalid"],
 )
@@ -194,12 +207,22 @@ def test_a_record_is_one_row_with_an_empty_call_where_there_is_none(found: Call,
     assert len(row.split("\t")) == len(RECORD_COLUMNS)
 
 
-def test_statuses_are_read_back_from_the_table(tmp_path: Path) -> None:
+def test_what_is_to_be_mended_is_read_back_from_the_table(tmp_path: Path) -> None:
     table = tmp_path / "predictions.tsv"
-    rows = [record_row(call(*frames("c", 0.75))), record_row(call())]
-    table.write_text("\t".join(RECORD_COLUMNS) + "\n" + "".join(rows))
+    found = [
+        call(*frames("c", 0.75)),
+        call(),
+        replace(call(*frames("c", 0.75), frame("x", "c", None, "a\ttab")), record_id="one frame"),
+        replace(call(frame("x", "c", None, "NaN")), record_id="all frames"),
+        Call("odd", 9, "invalid", "file", note="'1' is odd"),
+    ]
+    table.write_text("\t".join(RECORD_COLUMNS) + "\n" + "".join(map(record_row, found)))
     with table.open() as handle:
-        assert list(read_statuses(handle)) == [("r", "scored"), ("r", "no_orf")]
+        assert list(read_mendable(handle)) == [
+            ("", "one frame"),
+            ("", "all frames"),
+            ("file", "odd"),
+        ]
 
 
 # Sorting

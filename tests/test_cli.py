@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 from conftest import make_tiny
-from runs import statuses
+from runs import rows, statuses
 
+from virnucpro.cli.running import next_step
+from virnucpro.esm2.published import EMBEDDED, PUBLISHED
 from virnucpro.esm2.weights import inspect_checkpoint
 
 ROOT = Path(__file__).parents[1]
@@ -107,8 +109,10 @@ def test_the_input_may_come_from_a_pipe(model, tmp_path):
     )
     assert piped.returncode == 0, piped.stderr
     virnucpro("predict", "-i", EXAMPLE, "-o", tmp_path / "file", *model)
-    one = (tmp_path / "piped" / "predictions.tsv").read_bytes()
-    assert one == (tmp_path / "file" / "predictions.tsv").read_bytes()
+    table = (tmp_path / "file" / "predictions.tsv").read_text()
+    assert (tmp_path / "piped" / "predictions.tsv").read_text() == table.replace(
+        "\tcontigs\t", "\tstandard_input\t"
+    )
 
 
 @pytest.mark.parametrize(
@@ -117,7 +121,7 @@ def test_the_input_may_come_from_a_pipe(model, tmp_path):
         (["-o", "x"], 64, "Missing option"),
         (["-i", "{example}", "-o", "x", "--precision", "fp99"], 64, "fp99"),
         (["-i", "{example}", "-o", "x", "--chunk-size", "77"], 64, "made for chunks of 500"),
-        (["-i", "{example}", "-o", "x", "--esm-batch-size", "5"], 64, "at least 2048"),
+        (["-i", "{example}", "-o", "x", "--esm-batch-size", "0"], 64, "1 token or more"),
         (["-i", "{example}", "-o", "x", "--esm-batch-size", "big"], 64, "auto or a number"),
         (["-i", "{example}", "-o", "x", "--workers", "0"], 64, "--workers is 0"),
         (["-i", "{example}", "-o", "x", "--gpus", "0"], 64, "does not go with"),
@@ -126,7 +130,9 @@ def test_the_input_may_come_from_a_pipe(model, tmp_path):
         (["-i", "nowhere.fa", "-o", "x"], 66, "nowhere.fa"),
         (["-i", "{fastq}", "-o", "x"], 65, "FASTQ"),
         (["-i", "{example}", "-o", "{file}/x"], 73, "Not a directory"),
-        (["-i", "{example}", "-o", "x", "--model", "esm3"], 69, "neither a file"),
+        (["-i", "{example}", "-o", "x", "--model", "esm3"], 69, "there is no model named esm3"),
+        (["-i", "{example}", "-o", "x", "--model", "~nosuchuser/x"], 64, "~nosuchuser"),
+        (["-i", "{example}", "-o", "x", "--head", "~nosuchuser/x"], 64, "~nosuchuser"),
         (["-i", "{example}", "-o", "x", "--model", "{example}"], 69, "is no ESM-2 checkpoint"),
         (["-i", "{example}", "-o", "x", "--head", "{example}"], 69, "is no head"),
         (["-i", "{example}", "-o", "x", "--head", "nowhere"], 66, "no such head"),
@@ -148,6 +154,91 @@ def test_a_mistake_is_told_with_its_exit_code_and_nothing_is_made(
     assert words in answer.stderr
     assert "Traceback" not in answer.stderr
     assert not (tmp_path / "x" / "predictions.tsv").exists()
+
+
+@pytest.mark.parametrize("option", ["--model", "--head", "--gpus", "--input", "--output-dir"])
+def test_an_empty_value_is_refused_as_of_a_variable_that_is_not_set(tmp_path, option):
+    answer = virnucpro("predict", "-i", EXAMPLE, "-o", "x", option, "", cwd=tmp_path)
+    assert answer.returncode == 64
+    assert f"error: {option} is empty\nhint:  is the variable set" in answer.stderr
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["contigs.fa", "-o", "x"], "did you mean --input contigs.fa?"),
+        (["-o", "x", "contigs.fa"], "did you mean --input contigs.fa?"),
+        (["contigs.fa"], "did you mean --input contigs.fa?"),
+        (
+            ["-i", "a.fa", "b.fa", "c.fa", "-o", "x"],
+            "did you mean --input b.fa --input c.fa? Each file needs an --input of its own",
+        ),
+        (
+            ["-i", "1.fa", "2.fa", "3.fa", "4.fa", "5.fa", "-o", "x"],
+            "did you mean --input 2.fa --input 3.fa --input 4.fa ...? Each",
+        ),
+    ],
+)
+@pytest.mark.parametrize("command", ["predict", "extract"])
+def test_a_file_without_its_option_brings_the_option(tmp_path, command, arguments, hint):
+    answer = virnucpro(command, *arguments, cwd=tmp_path)
+    assert answer.returncode == 64
+    assert f"hint:  {hint}" in answer.stderr
+
+
+def completions(words: str) -> tuple[list[str], set[str]]:
+    """What bash is offered behind these words, and the modules that are loaded for it."""
+    environment = {
+        **os.environ,
+        "_VIRNUCPRO_COMPLETE": "complete_bash",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split(" ")) - 1),
+    }
+    code = "import sys; from virnucpro.cli.main import app; app(prog_name='virnucpro')"
+    answer = subprocess.run(
+        [sys.executable, "-X", "importtime", "-c", code],
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
+    loaded = {line.rpartition("|")[2].strip() for line in answer.stderr.splitlines()}
+    return answer.stdout.split(), loaded
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(f"{command} --model " for command in ("predict", "extract", "evaluate", "train")),
+        *(f"models {command} " for command in ("info", "verify", "download")),
+    ],
+)
+def test_a_shell_completes_the_names_of_models_without_torch(words):
+    offered, loaded = completions(f"virnucpro {words}")
+    assert offered == [EMBEDDED, *PUBLISHED]
+    offered, _ = completions(f"virnucpro {words}esm2_t3")
+    assert offered == ["esm2_t30_150M_UR50D", "esm2_t33_650M_UR50D", "esm2_t36_3B_UR50D"]
+    assert not loaded & {"torch", "numpy", "h5py"}
+
+
+def test_models_say_what_they_need_before_they_are_fetched(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    answer = virnucpro("models", "info", "esm2_t36_3B_UR50D")
+    assert answer.returncode == 0, answer.stderr
+    # 2 bytes for each of 2,832 M parameters; two batches of 16,384 tokens of 2,560 dimensions,
+    # 64 bytes for each number; the checkpoint has 5.7 GB
+    assert "GPU memory  11.0 GB for the default batches, 6.3 GB at the least" in answer.stdout
+    assert "disk        11.3 GB, of which 5.7 GB are for the converted model" in answer.stdout
+    assert "11.0 GB of a GPU" in virnucpro("models", "list").stdout
+    assert not (tmp_path / "torch").exists()
+
+
+def test_a_model_in_the_current_folder_is_no_name(model, tmp_path):
+    (tmp_path / "esm2_virnucpro").symlink_to(model[1])
+    before = virnucpro("models", "info", "esm2_virnucpro").stdout
+    assert virnucpro("models", "info", "esm2_virnucpro", cwd=tmp_path).stdout == before
+    here = virnucpro("models", "info", "./esm2_virnucpro", cwd=tmp_path).stdout
+    assert "layers      2" in here and here != before
 
 
 def test_auto_precision_on_resume_is_what_the_run_began_with(model, tmp_path):
@@ -183,6 +274,61 @@ def test_a_terminal_gets_a_dashboard_and_the_summary(model, tmp_path):
     assert ESCAPE in shown
     assert "elapsed" in shown and "remaining" in shown
     assert "records: " in shown
+
+
+def test_a_terminal_gets_a_sign_before_torch_is_imported(tmp_path):
+    """Neither the import nor a model is waited for: this command ends at its first mistake."""
+    arguments = ["predict", "-i", "", "-o", str(tmp_path / "run")]
+    exit_code, shown = in_terminal(arguments, {"TERM": "xterm"})
+    assert exit_code == 64
+    assert shown.startswith("loading PyTorch ...\r")
+    assert in_terminal(arguments, {"TERM": "dumb"})[1].startswith("loading PyTorch ...\r\n")
+    assert "loading" not in in_terminal([*arguments, "--quiet"], {"TERM": "xterm"})[1]
+    assert "loading" not in virnucpro(*arguments).stderr
+
+
+def test_quiet_prints_warnings_and_the_summary_only(model, tmp_path):
+    short = tmp_path / "short.fa"
+    short.write_text(">a\nACGTACGTACGTACGTACGT\n")
+    answer = virnucpro("predict", "-i", EXAMPLE, "-o", tmp_path / "run", *model, "--quiet")
+    assert answer.stderr == ""
+    assert answer.stdout.startswith("records: 16 in = ")
+    warned = virnucpro("predict", "-i", short, "-o", tmp_path / "short", *model, "--quiet")
+    lines = warned.stderr.splitlines()
+    assert lines and all(" WARNING " in line for line in lines)
+    assert " INFO " in (tmp_path / "run" / "virnucpro.log").read_text()
+
+
+def test_the_summary_ends_with_a_command_that_shows_the_table(model, tmp_path):
+    folder = tmp_path / "it's [bold]mine"
+    answer = virnucpro("predict", "-i", EXAMPLE, "-o", folder, *model)
+    last = answer.stdout.splitlines()[-1]
+    assert last.startswith("next: head ")
+    look = subprocess.run(
+        ["bash", "-c", last.removeprefix("next: ").partition(" | ")[0]],
+        capture_output=True,
+        text=True,
+    )
+    assert look.stdout.splitlines() == (folder / "predictions.tsv").read_text().splitlines()[:10]
+
+
+def test_after_a_failure_the_same_command_with_resume_is_offered():
+    argv = ["predict", "-i", "a b.fa", "-o", "x", "--force"]
+    offered = next_step(Path("x/predictions.tsv"), argv, failed=True)
+    assert offered == ["next: virnucpro predict -i 'a b.fa' -o x --resume"]
+    piped = next_step(Path("-x/predictions.tsv"), ["predict", "-i", "-", "-o", "-x"], failed=True)
+    assert piped == ["next: head ./-x/predictions.tsv | column -t -s $'\\t'"]
+    assert next_step(Path("x\x1b[2J/predictions.tsv"), argv, failed=False) == []
+
+
+@pytest.mark.parametrize(("environment", "is_coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
+def test_the_summary_is_coloured_on_a_terminal_unless_no_color_is_set(
+    model, tmp_path, environment, is_coloured
+):
+    arguments = ["predict", "-i", EXAMPLE, "-o", tmp_path / "run", *model]
+    _, shown = in_terminal(list(map(str, arguments)), {"TERM": "xterm-256color", **environment})
+    (line,) = [line for line in shown.splitlines() if "called virus: " in line]
+    assert (ESCAPE in line.partition("called virus: ")[2]) == is_coloured
 
 
 @pytest.mark.parametrize("case", ["quiet", "dumb"])
@@ -267,10 +413,9 @@ def test_devices_models_and_status_tell_what_there_is(model, tiny, tmp_path):
 def test_predict_needs_no_more_than_input_and_output(tmp_path):
     answer = virnucpro("predict", "-i", EXAMPLE, "-o", tmp_path / "run", cwd=tmp_path)
     assert answer.returncode == 0, answer.stderr
-    table = (tmp_path / "run" / "predictions.tsv").read_text()
-    rows = [row.split("\t") for row in table.splitlines()[1:]]
-    wrong = [row[0] for row in rows if row[3] == "virus" and "_host_" in row[0]]
-    missed = [row[0] for row in rows if row[3] == "other" and "_virus_" in row[0]]
+    calls = {row["record"]: row["call"] for row in rows(tmp_path / "run" / "predictions.tsv")}
+    wrong = [name for name, call in calls.items() if call == "virus" and "_host_" in name]
+    missed = [name for name, call in calls.items() if call == "other" and "_virus_" in name]
     assert (wrong, missed) == ([], [])
 
 
@@ -295,6 +440,51 @@ def test_an_imported_model_is_listed_and_used_by_its_name(tiny, tmp_path, monkey
     )
     assert found.returncode == 0, found.stderr
     assert virnucpro("models", "import", tiny.head_file, "--name", "mine").returncode == 69
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("predict", "-i", "~nosuchuser/in.fa", "-o", "run"),
+        ("predict", "-i", EXAMPLE, "-o", "~nosuchuser/run"),
+        ("predict", "-i", EXAMPLE, "-o", "run", "--model", "~nosuchuser/esm2"),
+        ("models", "import", "~nosuchuser/esm2"),
+    ],
+)
+def test_the_home_of_an_unknown_user_is_told_and_nothing_is_made(arguments, tmp_path):
+    answer = virnucpro(*arguments, cwd=tmp_path)
+    assert answer.returncode == 64
+    assert "no home folder is known for ~nosuchuser" in answer.stderr
+    assert "hint:  write the path in full" in answer.stderr
+    assert not list(tmp_path.iterdir())
+
+
+needs_dev_full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+
+
+@needs_dev_full
+def test_a_log_that_cannot_be_written_is_told_once_and_stops_nothing(model, tmp_path):
+    command = ("predict", "-i", EXAMPLE, "-o", tmp_path / "run", *model)
+    answer = virnucpro(*command, "--log-file", "/dev/full")
+    assert answer.returncode == 0
+    assert answer.stderr.count("/dev/full cannot be written: [Errno 28] No space left") == 1
+    assert "/dev/full cannot be written" in (tmp_path / "run" / "virnucpro.log").read_text()
+
+
+@needs_dev_full
+def test_an_answer_that_finds_no_room_is_told_with_where_it_went(model, tmp_path):
+    command = ["predict", "-i", EXAMPLE, "-o", tmp_path / "run", *model]
+    with Path("/dev/full").open("w") as full:
+        answer = subprocess.run(
+            [sys.executable, "-m", "virnucpro", *map(str, command)],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert answer.returncode == 74
+    assert "error: standard output: No space left on device" in answer.stderr
+    assert "Traceback" not in answer.stderr
+    assert (tmp_path / "run" / "predictions.tsv").exists()
 
 
 def test_an_error_names_the_file_that_the_user_knows(tmp_path):

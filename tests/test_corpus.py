@@ -139,10 +139,10 @@ def check(case: Case, outcome: Outcome, place: Place, inputs: list[Path]) -> Non
     assert table.exists() == (case.exit == "0")
     if table.exists():
         rows = [line.split("\t") for line in table.read_bytes().decode().split("\n")[1:-1]]
-        found = [(row[0], row[2]) for row in rows]
+        found = [(row[0], row[3]) for row in rows]
         blank = not any(name for name, _ in case.expected)
         assert case.expected == ([("", status) for _, status in found] if blank else found)
-        assert len(dict(found)) == len(found)
+        assert len({tuple(row[:2]) for row in rows}) == len(found)
         assert [name for name, _ in found] == ids_by_biopython(inputs, place)
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import logging
+import re
 import time
 from pathlib import Path
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
 from virnucpro.dashboard import ConsoleHandler, Dashboard, EventLog
 from virnucpro.engine.events import (
@@ -25,6 +27,7 @@ from virnucpro.log import LOGGER, ConsoleFilter, announce, logging_to, printable
 from virnucpro.records import Shard
 
 GIB = 1 << 30
+ESCAPE = "\x1b"
 SHARDS = tuple(Shard(i, Path(f"{i:06d}.faa"), 10, 10, 1000, "") for i in range(4))
 
 
@@ -41,36 +44,155 @@ def log():
     return log
 
 
-def drawn(log: EventLog, **options: object) -> str:
-    console = Console(file=io.StringIO(), width=120, **options)
+def drawn(log: EventLog, width: int = 120, height: int = 50, **options: object) -> str:
+    console = Console(file=io.StringIO(), width=width, height=height, **options)
     console.print(Dashboard(log.progressing, console).draw())
     return console.file.getvalue()
 
 
+def log_of(n_workers: int, n_shards_done: int = 3) -> EventLog:
+    """An event log of workers that have each done some shards, and a part of one more."""
+    shards = [Shard(i, Path(f"{i:06d}.faa"), 10, 10, 980, "") for i in range(1000)]
+    log, memory = EventLog(), Memory(100 * GIB, 140 * GIB)
+    log(EmbeddingStarted(tuple(shards), 0))
+    for worker in range(n_workers):
+        name = f"cuda:{worker}"
+        log(WorkerReady(name, "an H200", memory))
+        for _ in range(n_shards_done):
+            shard = shards.pop()
+            log(BatchDone(name, shard, tuple(range(10)), 1000, memory))
+            log(ShardDone(name, shard, 0.5, 0))
+        log(BatchDone(name, shards.pop(), tuple(range(5)), 500, memory))
+    return log
+
+
 def test_the_line_has_all_the_facts(log):
     line = log.progressing.line
-    assert "4/6 shards (67%)" in line
+    assert "4/6 shards (66%)" in line
     assert "11 failed" in line  # one sequence of shard 0, ten of shard 1
-    assert "cuda:0 1 shards" in line and "3.0/140.0 GiB" in line
+    assert "cuda:0 1 shards" in line and "memory 3.0/140.0 GiB" in line
     assert "elapsed 0:00:0" in line and "remaining 0:00:0" in line
 
 
-def test_the_dashboard_has_a_row_per_device_and_a_total(log):
-    text = drawn(log)
-    rows = {line.split()[0]: line for line in text.splitlines() if line.strip()}
-    assert rows.keys() >= {"cuda:0", "cuda:1", "total", "elapsed"}
-    assert "1/2 shards" in rows["cuda:0"] and "50%" in rows["cuda:0"]
-    assert "tok/s" in rows["cuda:1"] and "1.0/140.0 GiB" in rows["cuda:1"]
-    assert "4/6 shards" in rows["total"] and "11 failed" in rows["total"]
+def test_the_dashboard_begins_with_the_total_and_has_a_row_per_device(log):
+    rows = [line.split() for line in drawn(log).splitlines()]
+    assert [row[0] for row in rows] == ["total", "4/6", "device", "cuda:0", "cuda:1"]
+    assert rows[0][-1] == "66%"
+    assert "11 failed" in " ".join(rows[1])
+    assert rows[3][1] == "1" and rows[3][3:5] == ["3.0/140.0", "GiB"]
+    assert rows[4][1] == "0" and rows[4][3:5] == ["1.0/140.0", "GiB"]
+
+
+def test_devices_come_in_the_order_of_their_numbers():
+    rows = drawn(log_of(12)).splitlines()[3:]
+    assert [row.split()[0] for row in rows] == [f"cuda:{worker}" for worker in range(12)]
+
+
+@pytest.mark.parametrize(("width", "has_bars"), [(60, False), (100, True), (200, True)])
+def test_every_device_has_one_line_that_fits_the_terminal(width, has_bars):
+    lines = drawn(log_of(8), width, force_terminal=True, no_color=True).splitlines()
+    plain = [Text.from_ansi(line).plain for line in lines]
+    assert max(map(len, plain)) <= width
+    devices = [line for line in plain if line.startswith("cuda")]
+    assert len(devices) == 8
+    assert all("100.0/140.0 GiB" in line for line in devices)
+    assert all(("━" in line) == has_bars for line in devices)
+    assert ("shard in work" in " ".join(plain)) == has_bars
+
+
+def test_the_bar_of_the_total_is_as_wide_as_the_terminal():
+    log = log_of(8, n_shards_done=60)
+    lengths = [drawn(log, width).splitlines()[0].count("━") for width in (60, 100, 200)]
+    # 484 of 1000 shards, without "total", "48%" and two gaps of two
+    assert lengths == [int((width - 12) * 0.484) for width in (60, 100, 200)]
+
+
+@pytest.mark.parametrize("width", [20, 30, 40, 50])
+def test_the_last_columns_go_first_where_there_is_no_room(width):
+    lines = drawn(log_of(8), width).splitlines()
+    assert max(map(len, lines)) <= width
+    assert sum(line.startswith("cuda") for line in lines) == 8
+
+
+@pytest.mark.parametrize("width", [60, 100, 200])
+def test_devices_that_find_no_line_are_folded_into_one_that_sums_them_up(width):
+    log = log_of(32)
+    lines = drawn(log, width, height=24).splitlines()
+    assert len(lines) == 23  # one is free, for the cursor
+    (fold,) = [line for line in lines if line.startswith("+ ")]
+    devices = [line.split() for line in lines if line.startswith("cuda")]
+    assert fold.split()[:3] == ["+", str(32 - len(devices)), "more"]
+    n_shards = sum(int(device[1]) for device in devices) + int(fold.split()[3])
+    assert n_shards == 96 and "96/1,000 shards" in "".join(lines)
+
+
+def test_a_terminal_of_a_few_lines_still_has_the_total():
+    lines = drawn(log_of(32), 60, height=5).splitlines()
+    assert lines[0].startswith("total")
+    assert lines[-1].startswith("+ 32 more")
+
+
+def test_a_shard_that_is_begun_again_counts_once(log):
+    """Half of shard 2 is done when its worker is lost; then all of it."""
+    half, whole = tuple(range(5)), tuple(range(10))
+    before = log.progressing.n_tokens_done
+    log(BatchDone("cuda:1", SHARDS[2], half, 510, Memory(GIB, 140 * GIB)))
+    assert log.progressing.n_tokens_done == before + 510
+    log(WorkerLost("cuda:1", "SIGKILL", SHARDS[2]))
+    assert log.progressing.n_tokens_done == before
+    log(BatchDone("cuda:0", SHARDS[2], whole, 1020, Memory(GIB, 140 * GIB)))
+    log(ShardDone("cuda:0", SHARDS[2], 0.5, 0))
+    assert log.progressing.n_tokens_done == before + 1020 == 3 * 1020
+
+
+def test_nothing_is_said_to_be_done_before_it_is(log):
+    log(BatchDone("cuda:0", SHARDS[2], tuple(range(10)), 1020, Memory(GIB, 140 * GIB)))
+    log(ShardDone("cuda:0", SHARDS[2], 0.5, 0))
+    log(BatchDone("cuda:0", SHARDS[3], tuple(range(9)), 1019, Memory(GIB, 140 * GIB)))
+    assert drawn(log).splitlines()[0].endswith(" 99%")
+
+
+def test_a_lost_device_is_said_to_start_again_or_to_be_given_up(log):
+    log(WorkerLost("cuda:0", "SIGKILL"))
+    log(WorkerLost("cuda:1", "no answer", is_final=True))
+    log(WorkerLost("cuda:2", "it never started", is_final=True))
+    rows = {line.split()[0]: line.rstrip() for line in drawn(log).splitlines()}
+    assert rows["cuda:0"].endswith("starting")
+    assert rows["cuda:1"].endswith("given up") and rows["cuda:2"].endswith("given up")
+
+
+def test_it_is_said_whose_memory_is_shown():
+    log = EventLog()
+    log(EmbeddingStarted(SHARDS, 0))
+    log(WorkerReady("cpu#0", "a CPU", Memory(GIB, 64 * GIB)))
+    assert "memory, process/machine" in drawn(log)
+    assert "GPU memory, used/total" in drawn(log_of(1))
+
+
+def test_a_terminal_that_is_made_narrower_gets_no_leftovers():
+    """It wraps what stands on it: rich must go up over more lines than it wrote."""
+    console = Console(file=io.StringIO(), width=100, height=30, force_terminal=True)
+    dashboard = Dashboard(log_of(4).progressing, console)
+    dashboard._live.auto_refresh = False
+    with dashboard:
+        dashboard._live.refresh()
+        n_lines = 7  # a bar, a line of figures, the head of the table, four devices
+        console.size, console.file = (60, 30), io.StringIO()
+        dashboard._live.refresh()
+        before, _, _ = console.file.getvalue().partition("total")
+    # the figures have 67 letters; bar, head and devices fill more than 60 columns too
+    assert before.count(f"{ESCAPE}[1A") == (n_lines - 1) + n_lines
 
 
 def test_before_the_devices_start_the_stage_is_shown():
     log = EventLog()
     log(Progress("reading and translating", 250, 1000, "letters"))
-    assert "reading and translating: 250 of 1,000 (25%) letters" in drawn(log)
-    assert log.progressing.line.startswith("reading and translating: 250 of 1,000 (25%) letters")
+    bar, amount = drawn(log).splitlines()
+    assert bar.startswith("reading and translating  ━") and bar.endswith(" 25%")
+    assert amount.startswith("250 of 1,000 letters   elapsed 0:00:0")
+    assert log.progressing.line.startswith("reading and translating: 250 of 1,000 letters (25%)")
     log(Progress("reading and translating", 250, 0, "letters"))
-    assert "reading and translating: 250 letters" in drawn(log)
+    assert drawn(log).splitlines()[1].startswith("250 letters   elapsed")
 
 
 def test_without_colours_there_are_none(log):
@@ -105,4 +227,15 @@ def test_text_of_users_is_never_markup_or_control_codes():
     with logging_to(ConsoleHandler(console)):
         LOGGER.warning("the id %s", printable("[red]a[/red]\x1b[2J\r\u202e"))
     assert "[red]a[/red]\\x1b[2J\\r\\u202e" in console.file.getvalue()
+    log = EventLog()
+    log(Progress("[red]reading", 1, 0, "[bold]letters"))
+    assert "[red]reading" in drawn(log) and "[bold]letters" in drawn(log)
     assert len(printable("x" * 10_000)) < 400
+
+
+def test_a_line_above_the_dashboard_has_no_milliseconds_and_one_in_the_log_has():
+    console, file = Console(file=io.StringIO(), width=200), io.StringIO()
+    with logging_to(ConsoleHandler(console)), logging_to(logging.StreamHandler(file)):
+        LOGGER.warning("a warning")
+    assert re.fullmatch(r"\d\d:\d\d:\d\d WARNING a warning\n", console.file.getvalue())
+    assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} WARNING ", file.getvalue())

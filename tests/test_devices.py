@@ -6,19 +6,24 @@ import dataclasses
 
 import pytest
 
+from virnucpro import devices
 from virnucpro.devices import (
     Choice,
     Gpu,
     choose_devices,
     choose_precision,
     choose_tokens,
+    default_gpu_memory,
+    describe_compromises,
     describe_machine,
+    describe_needs,
     list_gpus,
     select_gpus,
     visible_gpus,
 )
 from virnucpro.errors import UnavailableError, UsageError
-from virnucpro.esm2.download import PUBLISHED
+from virnucpro.esm2.download import shape_of
+from virnucpro.esm2.published import PUBLISHED
 
 GIB = 1 << 30
 GPUS = [
@@ -119,17 +124,78 @@ def test_a_precision_that_the_device_lacks_is_refused(asked, choice):
 
 
 def test_the_token_budget_fits_the_device_and_the_model():
-    sizes = {name: choose_tokens(H200, shape) for name, shape in PUBLISHED.items()}
+    sizes = {name: choose_tokens(H200, shape_of(name)) for name in PUBLISHED}
     assert sizes["esm2_t33_650M_UR50D"] == 32_768
     assert sizes["esm2_t36_3B_UR50D"] == 16_384
     assert list(sizes.values()) == sorted(sizes.values(), reverse=True)
-    assert choose_tokens(CPU, PUBLISHED["esm2_t6_8M_UR50D"]) == 2048
+    assert choose_tokens(CPU, shape_of("esm2_t6_8M_UR50D")) == 2048
     tight = dataclasses.replace(OLD, memory=2 * GIB)
-    assert choose_tokens(tight, PUBLISHED["esm2_t36_3B_UR50D"]) == 2048  # never below
-    assert choose_tokens(tight, PUBLISHED["esm2_t33_650M_UR50D"]) < 32_768
+    assert choose_tokens(tight, shape_of("esm2_t36_3B_UR50D")) == 2048  # never below
+    assert choose_tokens(tight, shape_of("esm2_t33_650M_UR50D")) < 32_768
 
 
 def test_the_machine_is_described_with_what_it_lacks():
     lines = "\n".join(describe_machine(None))
     assert "torch" in lines and "cpu " in lines
     assert ("no GPU: " in lines) == NO_GPU
+
+
+# Unlike GPUs
+
+A100 = Gpu(0, "GPU-a", "NVIDIA A100", 80 * GIB, 79 * GIB, (8, 0))
+A2 = Gpu(1, "GPU-b", "NVIDIA A2", 15 * GIB, 3 * GIB, (8, 6))
+T4 = Gpu(2, "GPU-c", "Tesla T4", 15 * GIB, 14 * GIB, (7, 5))
+GTX = Gpu(3, "GPU-d", "GTX 1080", 8 * GIB, 8 * GIB, (6, 1))
+SHAPE = shape_of("esm2_t33_650M_UR50D")
+AUTO = (True, True)
+
+
+def chosen(monkeypatch, *gpus: Gpu) -> Choice:
+    """What a machine with these GPUs gives; the driver of this one is not asked."""
+    monkeypatch.setattr(devices, "list_gpus", lambda: (list(gpus), ""))
+    monkeypatch.setattr(devices.torch.version, "cuda", "13.0")
+    return choose_devices("auto", None, None, None, model_bytes=1)
+
+
+def test_the_card_that_sets_the_precision_of_all_is_named(monkeypatch):
+    choice = chosen(monkeypatch, A100, A100, T4)
+    assert choose_precision("auto", choice) == "fp32"
+    (line,) = describe_compromises(choice, SHAPE, AUTO)
+    assert "cuda:2 (Tesla T4) cannot compute in bf16" in line and "fp32" in line
+    assert line.endswith("leave it out with --gpus 0,1")
+    assert not describe_compromises(choice, SHAPE, (False, True)), "precision was asked for"
+
+
+def test_the_card_that_sets_the_batches_of_all_is_named(monkeypatch):
+    choice = chosen(monkeypatch, A2, A100, A100)
+    n_tokens = choose_tokens(choice, SHAPE)
+    (line,) = describe_compromises(choice, SHAPE, AUTO)
+    assert "cuda:0 (NVIDIA A2)" in line and f"{n_tokens:,} tokens" in line and "32,768" in line
+    assert line.endswith("leave it out with --gpus 1,2")
+    assert not describe_compromises(choice, SHAPE, (True, False)), "the budget was asked for"
+
+
+def test_gpus_that_are_alike_get_no_warning(monkeypatch):
+    assert not describe_compromises(chosen(monkeypatch, A100, A100), SHAPE, AUTO)
+    used = dataclasses.replace(A100, memory_free=70 * GIB)
+    assert not describe_compromises(chosen(monkeypatch, A100, used), SHAPE, AUTO)
+    assert not describe_compromises(CPU, SHAPE, AUTO)
+
+
+def test_where_fp16_would_be_faster_it_is_said(monkeypatch):
+    (line,) = describe_compromises(chosen(monkeypatch, T4), SHAPE, AUTO)
+    assert "--precision fp16" in line
+    assert not describe_compromises(chosen(monkeypatch, T4), SHAPE, (False, True))
+    assert not describe_compromises(chosen(monkeypatch, GTX), SHAPE, AUTO), "it is slow there"
+
+
+def test_what_a_model_needs_is_what_its_batches_take():
+    for name, published in PUBLISHED.items():
+        shape = shape_of(name)
+        memory = default_gpu_memory(shape)
+        just = dataclasses.replace(H200, memory=memory)
+        assert choose_tokens(just, shape) == choose_tokens(H200, shape)
+        less = dataclasses.replace(H200, memory=memory * 9 // 10)
+        assert choose_tokens(less, shape) < choose_tokens(H200, shape)
+        lines = describe_needs(shape, published.n_bytes or 10**10)
+        assert f"{memory / 1e9:.1f} GB for the default batches" in lines[1]

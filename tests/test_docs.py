@@ -4,15 +4,87 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
+
+from virnucpro.cli.main import app
 
 ROOT = Path(__file__).parent.parent
 PROMISES = re.findall(r"`([\w/]+\.py)::(\w+)`", (ROOT / "docs/RELIABILITY.md").read_text())
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "examples/README.md"]
+README, GPU_PAGE = (ROOT / name for name in ("README.md", "docs/GPU_OPTIMIZATION.md"))
+OF_OTHERS = {"--nv", "--index-url", "--nnodes", "--nproc-per-node"}
+OF_OTHERS |= {"--rdzv-backend", "--rdzv-endpoint"}
+OF_OTHERS |= {"--rounds", "--chaos-seed", "--records", "--shards", "--hypothesis-profile"}
+VARIABLE = re.compile(r": |(?:https://)?\.\.\.|\bN\b|\bDIR\b|\bSIGKILL\b")  # in a message
 
 
 @pytest.mark.parametrize(("file", "test"), PROMISES)
 def test_every_promise_of_reliability_names_a_test_that_is_there(file: str, test: str) -> None:
     tree = ast.parse((ROOT / "tests" / file).read_text())
     assert test in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+def options_of(command: object) -> Iterator[str]:
+    for parameter in getattr(command, "params", ()):
+        yield from (*parameter.opts, *parameter.secondary_opts)
+    for inner in getattr(command, "commands", {}).values():
+        yield from options_of(inner)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_option_that_a_page_names_is_one(page: Path) -> None:
+    named = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", page.read_text()))
+    programs = "--install-completion", "--help", "--version"
+    assert named <= {*options_of(get_command(app)), *programs, *OF_OTHERS}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_within_the_source_leads_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text()):
+        name, _, heading = link.partition("#")
+        target = page.parent / name if name else page
+        assert target.exists(), link
+        if heading:
+            headings = re.findall(r"^#+ (.+)$", target.read_text(), re.MULTILINE)
+            anchors = {re.sub(r"[^\w -]", "", text).lower().replace(" ", "-") for text in headings}
+            assert heading in anchors, link
+
+
+def test_every_message_that_the_page_on_symptoms_quotes_is_one_of_the_program() -> None:
+    _, _, tables = GPU_PAGE.read_text().partition("## Troubleshooting by symptom")
+    symptoms = re.findall(r"^\| `([^`]+)`", tables.partition("## Getting help")[0], re.MULTILINE)
+    texts = [path.read_text() for path in (ROOT / "virnucpro").rglob("*.py")]
+    source = re.sub(r'"\s*f?"', "", "".join(texts))  # strings over several lines
+    of_torch = "Cannot re-initialize CUDA in forked subprocess"
+    assert len(symptoms) >= 8
+    for symptom in set(symptoms) - {of_torch}:
+        for part in VARIABLE.split(symptom):
+            assert part.strip() in source, symptom
+
+
+def test_the_rows_that_the_readme_shows_are_those_of_the_example(tmp_path: Path) -> None:
+    (shown,) = re.findall(
+        r"^```\n(record +length .*?)```", README.read_text(), re.DOTALL | re.MULTILINE
+    )
+    names, *rows = (line.split() for line in shown.splitlines())
+    command = ["predict", "-i", ROOT / "examples/contigs.fa", "-o", tmp_path / "run", "-q"]
+    on_cpu = ["--device", "cpu", "--workers", "1", "--precision", "fp32"]
+    subprocess.run([sys.executable, "-m", "virnucpro", *command, *on_cpu], check=True)
+    head, *table = (tmp_path / "run/predictions.tsv").read_text().splitlines()
+    made = {
+        line.split("\t")[0]: dict(zip(head.split("\t"), line.split("\t"), strict=True))
+        for line in table
+    }
+    assert len(rows) == 2
+    for row in rows:
+        values = dict(zip(names, row, strict=True))
+        # six decimals are those of one CPU; another sums in another order
+        score = float(values.pop("virus_score"))
+        assert score == pytest.approx(float(made[row[0]]["virus_score"]), abs=1e-4)
+        assert values.items() <= made[row[0]].items()

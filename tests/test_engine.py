@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import threading
 import time
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from multiprocessing import Pipe
 from pathlib import Path
-from queue import Queue
 from types import SimpleNamespace
 
 import numpy as np
+import psutil
 import pytest
 import torch
 import workers
@@ -22,13 +24,15 @@ from runs import (
     assert_same_run,
     assert_same_vectors,
     leftovers,
+    our_processes,
+    rows,
     run_inline,
     statuses,
     tables,
     vectors,
 )
 
-from virnucpro.engine import processes
+from virnucpro.engine import local
 from virnucpro.engine.events import (
     BatchDone,
     BatchStarted,
@@ -41,9 +45,10 @@ from virnucpro.engine.events import (
     WorkerLost,
 )
 from virnucpro.engine.executor import InlineExecutor
-from virnucpro.engine.processes import ProcessExecutor, _Peer, interrupts_held
+from virnucpro.engine.local import ProcessExecutor, _Peer
 from virnucpro.engine.worker import Task, Worker
 from virnucpro.errors import InputError, OutputError, UnavailableError
+from virnucpro.processes import interrupts_held
 from virnucpro.records import Shard
 
 pytestmark = pytest.mark.usefixtures("quick_starts")
@@ -72,7 +77,7 @@ def poisoned(contigs):
 def test_processes_give_the_same_bytes_as_one_device(
     make_config, tiny, contigs, undisturbed, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(processes, "START_METHOD", "spawn")  # as in every real run
+    monkeypatch.undo()  # they start as in every real run
     config = make_config(contigs, output=tmp_path / "three")
     events = []
     run_inline(config, tiny.head, events.append, ProcessExecutor(["cpu"] * 3))
@@ -105,8 +110,8 @@ def test_a_gpu_gives_the_vectors_of_a_cpu(make_config, tiny, contigs, tmp_path, 
     found, expected = vectors(config.output), vectors(plain.output)
     assert found.keys() == expected.keys()
     limit = tolerance(TINY.n_layers, torch.float32, torch.float32)
-    for name, rows in found.items():
-        assert worst_row(torch.from_numpy(rows), torch.from_numpy(expected[name])) < limit, name
+    for name, vector in found.items():
+        assert worst_row(torch.from_numpy(vector), torch.from_numpy(expected[name])) < limit, name
 
 
 def test_a_shard_is_written_while_the_next_one_is_embedded(make_config, tiny, contigs, tmp_path):
@@ -179,7 +184,9 @@ def test_a_poisonous_sequence_fails_alone(
     assert summary.exit_code == 2
 
     found = statuses(config.output)
-    assert {name for name, status in found.items() if status == "failed"} == {
+    assert (found["contig1"], found["contig23"]) == ("failed", "scored")
+    notes = {row["record"]: row["note"] for row in rows(config.output / "predictions.tsv")}
+    assert {name for name, note in notes.items() if "frames failed" in note} == {
         "contig1",
         "contig23",
     }
@@ -214,7 +221,7 @@ def test_a_shard_that_kills_outside_its_batches_is_lost_alone(
     expected, found = vectors(undisturbed), vectors(config.output)
     assert_same_vectors(found, {name: expected[name] for name in found})
     listed = (config.output / "failed_files.txt").read_text().splitlines()
-    assert [line.split("|")[0] for line in listed] == [f"shards/{guilty:06d}.faa"]
+    assert [line.split("|")[:2] for line in listed] == [[str(contigs), "embed"]]
 
     resumed = make_config(contigs, output=config.output, resume=True)
     assert run_inline(resumed, tiny.head).exit_code == 0
@@ -233,7 +240,8 @@ def test_a_mended_file_of_failed_sequences_completes_the_run(make_config, tiny, 
     assert summary.exit_code == 0
     assert not failed.exists() and not (output / "failed_files.txt").exists()
 
-    mended = tmp_path / "mended.fa"
+    mended = tmp_path / "mended" / poisoned.name
+    mended.parent.mkdir()
     mended.write_text(poisoned.read_text().replace(CODONS_OF_POISON, "GCA" * 9))
     run_inline(make_config(mended, output=tmp_path / "whole"), tiny.head)
     assert tables(output) == tables(tmp_path / "whole")
@@ -268,9 +276,8 @@ def test_failed_sequences_are_tried_again_on_resume(make_config, tiny, poisoned,
 def peer_with(*shards: Shard) -> _Peer:
     """The parent's view of a ready worker that was given these; there is no process."""
     job = SimpleNamespace(silence_seconds=1.0)
-    peer = _Peer(
-        "cpu", "cpu", job, ProcessExecutor([]), None, Queue(), None, deadline=0.0, ready=True
-    )
+    child = SimpleNamespace(pipe=SimpleNamespace(send=lambda _: None), is_alive=False)
+    peer = _Peer("cpu", "cpu", job, ProcessExecutor([]), child, deadline=0.0, ready=True)
     for shard in shards:
         peer.give(Task(shard))
     return peer
@@ -435,7 +442,7 @@ def test_an_interruption_while_workers_end_leaves_no_process_behind(make_config,
 
     def stop_the_worker_of_the_only_shard(event):
         if isinstance(event, ShardDone):
-            stopped.extend(multiprocessing.active_children())
+            stopped.extend(our_processes())
             os.kill(stopped[0].pid, signal.SIGSTOP)
             signal.setitimer(signal.ITIMER_REAL, 1.0)
 
@@ -445,21 +452,32 @@ def test_an_interruption_while_workers_end_leaves_no_process_behind(make_config,
         with pytest.raises(KeyboardInterrupt):
             executor = ProcessExecutor(["cpu"])
             run_inline(config, tiny.head, stop_the_worker_of_the_only_shard, executor)
-        assert stopped and not multiprocessing.active_children()
+        assert stopped and not our_processes()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, before)
         for worker in stopped:
-            worker.kill()
+            with suppress(psutil.NoSuchProcess):
+                worker.kill()
 
 
 def test_a_worker_that_was_just_lost_is_not_told_to_end():
     peer = peer_with()
-    peer.process = SimpleNamespace(kill=lambda: None, join=lambda _: None, is_alive=lambda: False)
-    peer.pipe = SimpleNamespace(close=lambda: None)
-    peer.queue = multiprocessing.get_context("spawn").Queue()
+    peer.child = SimpleNamespace(
+        kill=lambda: None, wait=lambda _: True, close=lambda: None, is_alive=False
+    )
     peer.kill()
-    peer.tell_to_end()  # its queue is closed
+    peer.tell_to_end()  # nobody sends any more
+
+
+def test_a_worker_that_does_not_read_keeps_nobody_waiting():
+    peer = peer_with()
+    peer.child.pipe, theirs = Pipe()
+    task = Task(SHARDS[0], suspects=frozenset(range(1_000_000)))
+    with ThreadPoolExecutor() as pool, theirs:  # whose end is the end of whoever still sends
+        pool.submit(peer.give, task).result(timeout=10)
+        assert theirs.recv() == task
+    peer.sender.shutdown()
 
 
 def test_a_signal_waits_until_the_processes_that_start_are_known():
@@ -499,24 +517,23 @@ def test_ctrl_c_while_workers_start_leaves_none(make_config, tiny, contigs, monk
     finally:
         signal.signal(signal.SIGINT, before)
     assert len(started) == 2
-    assert not any(peer.process.is_alive() for peer in started)
+    assert not any(peer.child.is_alive for peer in started)
 
 
 def test_a_pause_of_all_processes_is_no_silence(monkeypatch):
     """Ctrl-Z and, later, `fg`: whoever is silent after it as well is lost."""
     peer = peer_with(SHARDS[0])
-    peer.process = SimpleNamespace(sentinel="sentinel")
     peer.deadline = (began := time.monotonic()) + 8.0
     clock = [began]
     pauses = iter([100.0] + [1.0] * 20)
 
-    def wait_and_be_paused(handles, timeout):
+    def hear_nothing_and_be_paused(children, seconds):
         clock[0] += next(pauses)
         return []
 
-    monkeypatch.setattr(processes, "wait", wait_and_be_paused)
-    monkeypatch.setattr(processes.time, "monotonic", lambda: clock[0])
-    run = processes._Run(peer.job, deque(), [peer])
+    monkeypatch.setattr(local, "with_news", hear_nothing_and_be_paused)
+    monkeypatch.setattr(local.time, "monotonic", lambda: clock[0])
+    run = local._Run(peer.job, deque(), [peer])
     assert run.peers_with_news() == [peer]
     assert 108 < clock[0] - began < 111
 
@@ -525,14 +542,10 @@ def test_a_process_that_cannot_be_killed_is_told_and_not_waited_for(caplog):
     """As one in a call to a device or a disk that does not answer."""
     peer = peer_with()
     waited = []
-    peer.process = SimpleNamespace(
-        kill=lambda: None, join=waited.append, is_alive=lambda: True, pid=123
-    )
-    peer.pipe = SimpleNamespace(close=lambda: None)
-    peer.queue = SimpleNamespace(close=lambda: None, cancel_join_thread=lambda: None)
+    peer.child = SimpleNamespace(kill=lambda: None, wait=waited.append, pid=123)
     with caplog.at_level("WARNING", logger="virnucpro"):
         peer.kill()
-    assert waited == [processes.GRACE_SECONDS]
+    assert waited == [local.GRACE_SECONDS]
     assert "cpu (process 123) does not end" in caplog.text
 
 
@@ -543,7 +556,7 @@ def test_an_error_in_the_parent_leaves_no_process_behind(make_config, tiny, cont
 
     with pytest.raises(KeyboardInterrupt) as held:  # a held traceback keeps generators alive
         run_inline(make_config(contigs), tiny.head, interrupt, ProcessExecutor(["cpu"] * 2))
-    assert held and not multiprocessing.active_children()
+    assert held and not our_processes()
 
 
 def test_features_that_cannot_be_written_end_the_run_and_resume_completes_it(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import shutil
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -19,15 +21,20 @@ from conftest import random_esm2
 from oracle import make_fair_esm, save_fair_esm
 
 from virnucpro.errors import OutputError, UnavailableError, UsageError
+from virnucpro.esm2 import download
 from virnucpro.esm2.download import (
-    BASE_URL,
-    PUBLISHED,
+    embedded_model,
     find_checkpoint,
     hub_folder,
     import_checkpoint,
+    imported_folder,
     imported_names,
+    locate,
+    shape_of,
+    verify_model,
 )
 from virnucpro.esm2.model import ESM2Shape
+from virnucpro.esm2.published import BASE_URL, EMBEDDED, PUBLISHED, Published
 from virnucpro.esm2.weights import inspect_checkpoint, save_esm2
 
 NAME = "esm2_t6_8M_UR50D"
@@ -36,17 +43,39 @@ SHAPE = ESM2Shape(n_layers=2, dim=160, n_heads=4)  # more than one block of the 
 Answer = Callable[[BaseHTTPRequestHandler], None]
 
 
-@pytest.fixture(autouse=True)
-def a_folder_of_torch_hub_and_a_small_published_model(tmp_path, monkeypatch):
-    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    monkeypatch.setitem(PUBLISHED, NAME, SHAPE)
-
-
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory) -> bytes:
     path = tmp_path_factory.mktemp("published") / "model.pt"
     return save_fair_esm(make_fair_esm(SHAPE), path).read_bytes()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A Hugging Face folder of the same shape and other weights."""
+    path = tmp_path_factory.mktemp("published") / "folder"
+    save_esm2(path, random_esm2(SHAPE, seed=1))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def publish(tmp_path, monkeypatch, checkpoint, folder) -> Callable[..., None]:
+    """A folder of torch hub, and a small model under a published name; or with other figures."""
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    figures = {
+        "n_bytes": len(checkpoint),
+        "sha256": hashlib.sha256(checkpoint).hexdigest(),
+        "folder_sha256": inspect_checkpoint(folder).sha256(),
+    }
+
+    def publish(**others: object) -> None:
+        n_layers, dim, n_heads = SHAPE.n_layers, SHAPE.dim, SHAPE.n_heads
+        given = {**figures, **others}
+        published = Published(n_layers=n_layers, dim=dim, n_heads=n_heads, **given)
+        monkeypatch.setitem(PUBLISHED, NAME, published)
+
+    publish()
+    return publish
 
 
 @contextmanager
@@ -157,7 +186,8 @@ def test_progress_is_told_and_the_file_appears_only_when_it_is_whole(checkpoint)
     assert f"{NAME}.pt" in files()
 
 
-def test_a_server_that_does_not_say_the_length_is_read_to_the_end(checkpoint):
+def test_a_server_that_does_not_say_the_length_is_read_to_the_end(checkpoint, publish):
+    publish(n_bytes=None)
     told: list[tuple[int, int]] = []
     with serving(in_chunks(checkpoint, to_the_end=True)) as (base_url, _):
         found = find_checkpoint(NAME, lambda *counts: told.append(counts), base_url)
@@ -172,18 +202,65 @@ def test_a_model_that_is_there_is_not_fetched(checkpoint):
     assert find_checkpoint(NAME, base_url=base_url) == first, "the server is gone"
 
 
-def test_a_path_is_looked_for_before_a_name_and_never_fetched(tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", [NAME, EMBEDDED, "ours"])
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_what_lies_in_the_current_folder_is_no_model_of_that_name(
+    tmp_path, monkeypatch, by_file, name, kind
+):
+    import_checkpoint(by_file["file"], "ours", force=False)
+    before = locate(name)
+    monkeypatch.chdir(tmp_path)
+    copy = shutil.copytree if kind == "folder" else shutil.copyfile
+    copy(by_file[kind], tmp_path / name)
+    assert locate(name) == before
+    assert locate(f"./{name}") == tmp_path / name
+    for place in (imported_folder() / EMBEDDED, imported_folder() / f"{EMBEDDED}.pt"):
+        shutil.copytree(by_file["folder"], place)
+    assert locate(EMBEDDED) == embedded_model()
+
+
+def test_a_path_has_a_separator_and_is_never_fetched(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shape = replace(SHAPE, dim=64)
     for path in (tmp_path / "model.pt", tmp_path / NAME):
         save_fair_esm(make_fair_esm(shape), path)
-        assert find_checkpoint(path.name, base_url="http://127.0.0.1:1").shape == shape
+        for shown in (f"./{path.name}", str(path), f"../{tmp_path.name}/{path.name}"):
+            assert find_checkpoint(shown, base_url="http://127.0.0.1:1").shape == shape
+    with pytest.raises(UnavailableError, match=r"no model named model\.pt") as caught:
+        find_checkpoint("model.pt")
+    assert caught.value.hint == "if you mean model.pt in the current folder, write ./model.pt"
 
 
-def test_an_unknown_name_is_refused_with_the_names_that_are_published():
-    with pytest.raises(UnavailableError, match="esm2_t7_9M is neither") as caught:
-        find_checkpoint("esm2_t7_9M")
-    assert all(name in caught.value.hint for name in PUBLISHED)
+@pytest.mark.parametrize("path", ["~nosuchuser/model.pt", "~nosuchuser/"])
+def test_a_user_that_is_not_there_is_named(path):
+    with pytest.raises(UsageError, match="no home folder is known for ~nosuchuser"):
+        locate(path)
+
+
+def test_an_unknown_name_is_refused_with_all_names():
+    with pytest.raises(UnavailableError, match="no model named prot_t5") as caught:
+        find_checkpoint("prot_t5")
+    assert all(name in caught.value.hint for name in (EMBEDDED, *PUBLISHED))
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("esm2_t33_650M", "esm2_t33_650M_UR50D"),
+        ("650m", "esm2_t33_650M_UR50D"),
+        ("esm2_t6_8M_UR50", "esm2_t6_8M_UR50D"),
+        ("ESM2_T6_8M_UR50D", "esm2_t6_8M_UR50D"),
+        ("esm2_t36_3B_UR50D.pt", "esm2_t36_3B_UR50D"),
+        ("facebook/esm2_t12_35M_UR50D", "esm2_t12_35M_UR50D"),
+        ("esm2_virnucpo", EMBEDDED),
+        ("our", "ours"),
+    ],
+)
+def test_a_name_that_is_nearly_right_brings_the_right_one(by_file, given, meant):
+    import_checkpoint(by_file["file"], "ours", force=False)
+    with pytest.raises(UnavailableError) as caught:
+        find_checkpoint(given)
+    assert caught.value.hint.startswith(f"did you mean {meant}?")
 
 
 def test_an_answer_that_ends_early_is_refused(checkpoint):
@@ -213,10 +290,97 @@ def test_without_a_server_the_error_names_the_address_and_the_folder():
         assert "refused" in str(refusal(f"http://127.0.0.1:{taken.getsockname()[1]}"))
 
 
-def test_a_file_that_is_another_model_is_refused(tmp_path):
+def test_a_file_that_is_another_model_is_refused(tmp_path, publish):
     other = save_fair_esm(make_fair_esm(replace(SHAPE, n_layers=1)), tmp_path / "other.pt")
+    publish(n_bytes=None)
     with serving(whole(other.read_bytes())) as (base_url, _):
         assert f"is not {NAME}" in str(refusal(base_url))
+
+
+@pytest.mark.parametrize("n_bytes", [None, "the same"])
+@pytest.mark.parametrize("hash_name", ["sha256", "md5"])
+def test_other_weights_of_the_same_shape_are_refused(
+    tmp_path, checkpoint, publish, n_bytes, hash_name
+):
+    other = save_fair_esm(make_fair_esm(SHAPE, seed=1), tmp_path / "other.pt").read_bytes()
+    figures = {"sha256": "", "md5": "", hash_name: hashlib.new(hash_name, checkpoint).hexdigest()}
+    publish(n_bytes=n_bytes and len(other), **figures)
+    with serving(whole(other)) as (base_url, _):
+        said = str(refusal(base_url))
+    assert f"is not {NAME}" in said and hash_name.upper().replace("SHA", "SHA-") in said
+    with serving(whole(checkpoint)) as (base_url, _):
+        publish(n_bytes=n_bytes and len(checkpoint), **figures)
+        assert find_checkpoint(NAME, base_url=base_url).path.read_bytes() == checkpoint
+
+
+@pytest.mark.parametrize("said", ["many", "-5", "1e9", "9" * 5000, ""])
+def test_a_length_that_is_no_number_is_not_believed(checkpoint, said):
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(200)
+        request.send_header("Content-Length", said)
+        request.end_headers()
+        request.wfile.write(checkpoint)
+
+    with serving(answer) as (base_url, _):
+        assert find_checkpoint(NAME, base_url=base_url).path.read_bytes() == checkpoint
+
+
+def test_a_length_that_is_not_the_published_one_is_refused_before_a_byte_is_read(checkpoint):
+    with serving(part(checkpoint + b"more", 0)) as (base_url, _):
+        error = refusal(base_url)
+    assert f"it has {len(checkpoint) + 4} bytes, not {len(checkpoint)}" in str(error)
+
+
+@pytest.mark.parametrize("is_recorded", [True, False])
+def test_an_answer_without_end_is_refused(checkpoint, publish, is_recorded):
+    publish(n_bytes=len(checkpoint) if is_recorded else None)
+    sent = []
+
+    def endless(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(200)
+        request.send_header("Transfer-Encoding", "chunked")
+        request.end_headers()
+        while True:
+            sent.append(len(checkpoint))
+            request.wfile.write(b"%x\r\n%b\r\n" % (len(checkpoint), checkpoint))
+
+    with serving(endless) as (base_url, _):
+        assert "goes on after" in str(refusal(base_url))
+    assert sum(sent) < 100 * len(checkpoint)
+
+
+def test_an_answer_that_trickles_is_not_waited_for(checkpoint, monkeypatch):
+    """Each byte comes well within the time that a silent connection is given."""
+    monkeypatch.setattr(download, "_TIMEOUT", 1.0)
+
+    def trickling(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(200)
+        request.send_header("Content-Length", str(len(checkpoint)))
+        request.end_headers()
+        with suppress(OSError):  # it is hung up on
+            for place in range(len(checkpoint)):
+                request.wfile.write(checkpoint[place : place + 1])
+                time.sleep(0.05)
+
+    with serving(trickling) as (base_url, _):
+        assert "too slow" in str(refusal(base_url))
+
+
+@pytest.mark.parametrize("how", ["longer", "other weights"])
+def test_a_file_of_a_published_name_must_be_the_published_one(tmp_path, checkpoint, how):
+    """Whoever put it there: torch hub, a copy of a colleague, or an older version of ours."""
+    path = hub_folder() / f"{NAME}.pt"
+    path.parent.mkdir(parents=True)
+    other = save_fair_esm(make_fair_esm(SHAPE, seed=1), tmp_path / "other.pt").read_bytes()
+    path.write_bytes(checkpoint + b"more" if how == "longer" else other)
+    with pytest.raises(UnavailableError, match=f"is not the published {NAME}") as caught:
+        verify_model(NAME)
+    assert "models import" in caught.value.hint
+    if how == "longer":  # seen without reading it
+        with pytest.raises(UnavailableError, match="bytes, not"):
+            find_checkpoint(NAME)
+    path.write_bytes(checkpoint)
+    assert verify_model(NAME)[0].path == path
 
 
 def test_a_page_in_place_of_the_model_is_refused():
@@ -237,11 +401,23 @@ def test_nothing_is_left_of_a_download_that_the_user_stops(checkpoint):
 def test_a_published_name_says_the_layers_and_the_parameters(name, monkeypatch):
     monkeypatch.undo()
     _, layers, size, _ = name.split("_")
-    shape = PUBLISHED[name]
+    shape = shape_of(name)
     assert layers == f"t{shape.n_layers}"
     millions = float(size[:-1]) * {"M": 1, "B": 1000}[size[-1]]
     # names are rounded to one or two digits, which 7.4 million as 8M takes furthest
     assert shape.n_parameters / 1e6 == pytest.approx(millions, rel=0.1)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_size_is_that_of_the_parameters(name, monkeypatch):
+    """In float32 or, for 3B, float16; the heads and the names of the tensors are few per cent."""
+    monkeypatch.undo()
+    published = PUBLISHED[name]
+    assert {len(published.sha256), len(published.md5)} in ({64, 0}, {0, 32})
+    if published.n_bytes is not None:
+        bytes_each = 2 if "3B" in name else 4
+        expected = bytes_each * shape_of(name).n_parameters
+        assert published.n_bytes == pytest.approx(expected, rel=0.02)
 
 
 def test_the_address_is_that_of_fair_esm():
@@ -252,14 +428,14 @@ def test_the_address_is_that_of_fair_esm():
 
 
 @pytest.fixture
-def by_file(tmp_path):
-    """Two checkpoints of the same shape and different weights: a ``.pt``, and a folder."""
-    (tmp_path / "brought").mkdir()
-    file = save_fair_esm(make_fair_esm(SHAPE), tmp_path / "brought" / "mine.pt")
-    folder = tmp_path / "brought" / "yours"
-    save_esm2(folder, random_esm2(SHAPE, seed=1))
-    (folder / "pytorch_model.bin").write_bytes(b"may carry code")
-    return {"file": file, "folder": folder}
+def by_file(tmp_path, checkpoint, folder):
+    """The two checkpoints of the same shape and different weights, as a user has them."""
+    brought = tmp_path / "brought"
+    brought.mkdir()
+    (brought / "mine.pt").write_bytes(checkpoint)
+    shutil.copytree(folder, brought / "yours")
+    (brought / "yours" / "pytorch_model.bin").write_bytes(b"may carry code")
+    return {"file": brought / "mine.pt", "folder": brought / "yours"}
 
 
 @pytest.mark.parametrize("kind", ["file", "folder"])
@@ -316,9 +492,23 @@ def test_what_can_be_no_name_is_refused(by_file, name):
 
 
 def test_a_model_of_another_shape_does_not_get_a_published_name(by_file):
-    with pytest.raises(UnavailableError, match="is not esm2_t12_35M_UR50D"):
+    with pytest.raises(UnavailableError, match="is not the published esm2_t12_35M_UR50D"):
         import_checkpoint(by_file["file"], "esm2_t12_35M_UR50D", force=False)
     assert not hub_folder().exists()
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_other_weights_of_the_same_shape_do_not_get_a_published_name(tmp_path, kind):
+    other = tmp_path / "other"
+    if kind == "file":
+        save_fair_esm(make_fair_esm(SHAPE, seed=1), other)
+    else:
+        save_esm2(other, random_esm2(SHAPE, seed=2))
+    with pytest.raises(UnavailableError, match=f"is not the published {NAME}") as caught:
+        import_checkpoint(other, NAME, force=False)
+    assert caught.value.hint == "give it another name with --name"
+    assert not hub_folder().exists() and not imported_folder().exists()
+    import_checkpoint(other, "ours", force=False)
 
 
 class Payload:

@@ -107,3 +107,4 @@ def test_a_batch_is_closed_only_when_the_next_protein_does_not_fit(lengths, budg
 
 def test_a_protein_longer_than_the_budget_gets_a_batch_of_its_own():
     assert plan_batches([10, 5000, 20, 5000], 100) == [[1], [3], [2, 0]]
+    assert plan_batches([10, 5000, 20, 5000], 1) == [[1], [3], [2], [0]]

@@ -7,7 +7,9 @@ import hashlib
 import json
 import os
 import pickle
+import resource
 import types
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -565,3 +567,91 @@ def test_a_checkpoint_with_absurd_content_is_refused_as_no_esm2(tmp_path, name, 
     torch.save({"model": ABSURD[name], "cfg": cfg}, path)
     with pytest.raises(UnavailableError, match="is no ESM-2 checkpoint"):
         inspect_checkpoint(path)
+
+
+# Files that stand for more than they hold
+
+
+def repeated(*shape: int) -> Tensor:
+    """One number in the file, whatever the shape."""
+    return torch.zeros(1).expand(*shape)
+
+
+def one_layer(dim: int, embedding: Tensor, matrix: Tensor) -> dict[str, Tensor]:
+    names = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.out_proj")
+    return {
+        "embed_tokens.weight": embedding,
+        "emb_layer_norm_after.weight": torch.zeros(dim),
+        ROTARY_OF_PT: torch.zeros(2),
+        **{f"layers.0.{name}.weight": matrix for name in (*names, "fc1", "fc2")},
+    }
+
+
+LARGE = 10**9  # dimensions: an embedding of 132 GB
+BOMBS = {
+    "a number repeated": {**one_layer(8, repeated(33, LARGE), repeated(8, 8))},
+    "a sparse tensor": one_layer(
+        8,
+        torch.sparse_coo_tensor([[0], [0]], [1.0], (33, LARGE), check_invariants=True),
+        repeated(8, 8),
+    ),
+    "matrices of one number": one_layer(4096, torch.zeros(33, 4096), torch.zeros(1, 1)),
+    "whole numbers": one_layer(
+        8, torch.zeros(33, 8, dtype=torch.int64), torch.zeros(8, 8, dtype=torch.int64)
+    ),
+}
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_file_that_stands_for_more_than_it_holds_is_refused_before_memory_is_taken(
+    tmp_path, name, zipped
+):
+    path = tmp_path / "model.pt"
+    torch.save({"model": BOMBS[name]}, path, _use_new_zipfile_serialization=zipped)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(UnavailableError, match="is no ESM-2 checkpoint"):
+        inspect_checkpoint(path)
+    with pytest.raises(UnavailableError, match="is no ESM-2 checkpoint"):
+        load_esm2(path, 1, torch.float32, torch.device("cpu"))
+    taken = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert taken < 100_000, "kB on Linux"
+
+
+def test_layers_that_share_one_storage_are_refused(fair_esm, tmp_path):
+    """Each tensor is whole by itself, and the file holds a fraction of the model."""
+    state = stored_state(make_fair_esm(replace(SHAPE, n_layers=12, dim=64)))
+    one = torch.zeros(max(tensor.numel() for tensor in state.values()))
+    shared = {name: one[: tensor.numel()].view(tensor.shape) for name, tensor in state.items()}
+    path = tmp_path / "model.pt"
+    torch.save({"cfg": {"model": stored_config(fair_esm)}, "model": shared}, path)
+    assert "cannot hold" in str(refusal(path))
+
+
+def test_a_compressed_archive_is_refused(fair_esm, tmp_path):
+    """What comes out of it can be of any size."""
+    path, packed = save_fair_esm(fair_esm, tmp_path / "model.pt"), tmp_path / "packed.pt"
+    with zipfile.ZipFile(path) as whole, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as out:
+        for name in whole.namelist():
+            out.writestr(name, whole.read(name))
+    assert "it is compressed" in str(refusal(packed))
+
+
+@pytest.mark.parametrize("n_columns", [10**9, 1 << 62])
+def test_a_folder_whose_header_promises_more_than_the_file_holds_is_refused(
+    fair_esm, tmp_path, n_columns
+):
+    folder = save_hub_folder(fair_esm, tmp_path / "model")
+    name = "esm.embeddings.word_embeddings.weight"
+    promised = {"dtype": "F32", "shape": [33, n_columns], "data_offsets": [0, 4]}
+    header = json.dumps({name: promised}).encode()
+    content = len(header).to_bytes(8, "little") + header + bytes(4)
+    (folder / "model.safetensors").write_bytes(content)
+    assert "cannot be read" in str(refusal(folder))
+
+
+@pytest.mark.parametrize("n_heads", [float("inf"), float("nan"), 1e300, 10**400])
+def test_a_folder_with_an_absurd_number_of_heads_is_refused(fair_esm, tmp_path, n_heads):
+    folder = save_hub_folder(fair_esm, tmp_path / "model")
+    change_config(folder, num_attention_heads=n_heads)
+    assert "is no ESM-2 checkpoint" in str(refusal(folder))

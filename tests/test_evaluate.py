@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import open_dna, random_dna
+from matplotlib import rc_context
 from runs import leftovers
 from sklearn.metrics import roc_auc_score
 from test_cli import virnucpro
@@ -236,6 +237,15 @@ def test_the_figure_is_drawn_with_the_same_bytes(ask, tmp_path):
     assert before[0].startswith(b"%PDF") and before[1].startswith(b"\x89PNG")
 
 
+def test_the_figure_does_not_depend_on_a_matplotlibrc(ask, tmp_path):
+    evaluation, png = ask(), tmp_path / "evaluation" / "evaluation.png"
+    write_figure(evaluation)
+    before = png.read_bytes()
+    with rc_context({"axes.facecolor": "red", "savefig.bbox": "tight"}):
+        write_figure(evaluation)
+    assert png.read_bytes() == before
+
+
 def test_the_figure_tells_the_areas_of_all_records(ask):
     evaluation = ask()
     legend = draw(evaluation).axes[0].get_legend()
@@ -308,6 +318,26 @@ def test_data_of_the_training_is_refused_left_out_or_marked(ask, tiny, manifest,
     whole = [row for row in kept.rows if (row.length, row.unit) == ("whole", "record")]
     assert whole[0].n_trained == len(known)
     assert "WITH TRAINING DATA" in summary_lines(kept)[-1]
+
+
+@pytest.mark.parametrize(
+    ("of_head", "of_encoder", "words"),
+    [
+        (["group0virus"], [], "the head was trained on 2 of 24 records, or"),
+        ([], ["group0virus", "group1virus"], "its encoder was trained on 4 of 24 records, or"),
+        (
+            ["group0virus"],
+            ["group1virus"],
+            "the head was trained on 2, its encoder was trained on 2 of 24 records, or",
+        ),
+    ],
+)
+def test_who_was_trained_on_the_data_is_said(ask, tiny, of_head, of_encoder, words):
+    head = trained_on(tiny.head, groups=["another", *of_head])
+    known = trained_on(tiny.head, groups=of_encoder).trained_groups
+    with pytest.raises(InputError) as caught:
+        ask(replace(head, encoder_groups=known))
+    assert str(caught.value).startswith(words)
 
 
 def test_a_test_without_both_labels_is_refused(ask, tiny, manifest):
@@ -408,4 +438,4 @@ def test_what_is_not_installed_is_said_at_once_with_how_to_get_it(tmp_path):
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert answer.returncode == 69
     assert "this command needs matplotlib" in answer.stderr
-    assert "pip install 'virnucpro[train]'" in answer.stderr
+    assert "pip install -c constraints.txt '.[train]'" in answer.stderr

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from runs import hear_signals
+from runs import assert_gone, hear_signals
 
 from virnucpro.cli import exits as module
 from virnucpro.cli.exits import DEAF_SECONDS, Finished, Terminated, end_cleanly, exits
@@ -70,25 +70,38 @@ def test_what_nohup_ignores_stays_ignored():
     signal.raise_signal(signal.SIGHUP)
 
 
+def stay(pipe):
+    pipe.send("here")
+    time.sleep(60)
+
+
 FORGETFUL = """
-import multiprocessing, os, signal, time
+import os, signal, warnings
+import test_exits
 from virnucpro.cli.exits import end_cleanly
-if __name__ == "__main__":
-    end_cleanly()
-    child = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,), daemon=True)
-    child.start()
-    os.kill(child.pid, signal.SIGSTOP)
-    print(child.pid)
+from virnucpro.processes import interrupts_held, start
+warnings.simplefilter("ignore", ResourceWarning)
+end_cleanly()
+with interrupts_held():
+    child = start(test_exits.stay)
+child.pipe.recv()
+os.kill(child.pid, signal.SIGSTOP)
+print(child.pid)
 """
 
 
 def test_a_stopped_process_that_was_forgotten_does_not_keep_the_program_from_ending(tmp_path):
     script = tmp_path / "forgetful.py"
     script.write_text(FORGETFUL)
-    ended = subprocess.run([sys.executable, script], stdout=subprocess.PIPE, text=True, timeout=60)
+    ended = subprocess.run(
+        [sys.executable, script],
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+    )
     assert ended.returncode == 0
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(ended.stdout), 0)
+    assert_gone(int(ended.stdout))
 
 
 @pytest.mark.parametrize(("is_disowned", "exit_code"), [(False, 143), (True, 0)])

@@ -173,7 +173,7 @@ descriptions = st.binary(max_size=30).map(
     lambda text: text.translate(None, b"\0\r\n").decode("utf-8", "surrogateescape")
 )
 headers = st.tuples(ids, descriptions).map(" ".join)
-sequences = st.text("ACGTNacgtnRYKM-.*XLEFP", max_size=200)
+sequences = st.text("ACGTNacgtnRYKM*XLEFP", max_size=200)
 
 
 @given(st.lists(st.tuples(headers, sequences), max_size=5))
@@ -373,13 +373,8 @@ def test_a_folder_without_fasta_is_refused_and_the_endings_are_named(write, tmp_
 
 
 @not_as_root
-def test_a_path_that_may_not_be_read_is_refused(write, tmp_path: Path) -> None:
-    path = write(b">a\nAC\n")
-    path.chmod(0)
-    with pytest.raises(InputMissingError) as caught:
-        list_fasta(path)
-    assert "Permission denied" in str(caught.value) and "permissions" in caught.value.hint
-    path.chmod(0o600)
+def test_a_folder_that_may_not_be_read_is_refused(write, tmp_path: Path) -> None:
+    write(b">a\nAC\n")
     tmp_path.chmod(0)
     try:
         with pytest.raises(InputMissingError):
@@ -402,6 +397,11 @@ def test_a_path_that_may_not_be_read_is_refused(write, tmp_path: Path) -> None:
         (b">a\nMKVLEFPQILAAGG\n", "protein"),
         (b">a\nmkvlefpqilaagg*\n", "protein"),
         (b">short\n\n>a\nMKVLEFPQIL\n", "protein"),
+        (b">a\n" + b"-" * 900 + b"ACGT" * 20 + b"." * 900 + b"~\n", "nucleotide"),
+        (b">a\n" + b"-" * 900 + b"MKVLEFPQIL" + b"-" * 900 + b"\n", "protein"),
+        (b">a\n" + b"ACGT" * 20 + b"X" * 900 + b"x\n", "nucleotide"),
+        (b">a\n" + b"MKVLEFPQIL" + b"X" * 900 + b"\n", "protein"),
+        (b">a\n--..\n", None),
         (b"", None),
         (b">a\n>b\n\n", None),
     ],
@@ -410,7 +410,23 @@ def test_the_letters_tell_nucleotides_from_proteins(write, content: bytes, expec
     assert guess_input_type(write(content)) == expected
 
 
-@pytest.mark.parametrize("letters", [b"GAGAGRYKMSWRYKM", b"ACGTACGTACGTACGTACGTACGTACGTACGTL"])
+def test_a_nucleotide_record_among_proteins_is_found_under_a_mask_too(write) -> None:
+    path = write(b">p\nMKVLEFPQILAAGGEFPQIL\n>n\n" + b"ACGT" * 20 + b"X" * 20 + b"\n")
+    with pytest.raises(InputError, match="the record n is of nucleotides"):
+        guess_input_type(path)
+
+
+@pytest.mark.parametrize("block", [1, 7, 2**20])
+def test_gaps_of_an_alignment_are_left_out_and_counted(write, monkeypatch, block: int) -> None:
+    monkeypatch.setattr(virnucpro.fasta, "_BLOCK", block)
+    path = write(b">a-1.2~ of-a.test~\n--AC.G\n~T--\n>b\nAC GT\n>c\n---\n")
+    found = [(record.header, record.sequence, record.n_gaps) for record in read_fasta(path)]
+    assert found == [("a-1.2~ of-a.test~", "ACGT", 6), ("b", "ACGT", 0), ("c", "", 3)]
+
+
+@pytest.mark.parametrize(
+    "letters", [b"GAGAGRYKMSWRYKM", b"ACGTACGTACGTACGTACGTACGTACGTACGTL", b"XXXX"]
+)
 def test_letters_that_fit_both_or_neither_are_refused_with_advice(write, letters: bytes) -> None:
     path = write(b">a\n" + letters + b"\n")
     with pytest.raises(InputError) as caught:
@@ -421,8 +437,8 @@ def test_letters_that_fit_both_or_neither_are_refused_with_advice(write, letters
 @pytest.mark.parametrize(
     ("sequence", "input_type", "note"),
     [
-        ("ACGTUNRYSWKMBDHVX-.*~acgtu", "nucleotide", ""),
-        ("ACDEFGHIKLMNPQRSTVWYXBZUOJ*-.mk", "protein", ""),
+        ("ACGTUNRYSWKMBDHVX*acgtu", "nucleotide", ""),
+        ("ACDEFGHIKLMNPQRSTVWYXBZUOJ*mk", "protein", ""),
         ("", "nucleotide", "the record is empty"),
         ("", "protein", "the record is empty"),
         ("ACGTE", "nucleotide", "'E' at position 5 is no nucleotide letter"),
@@ -573,7 +589,7 @@ def without_blanks(letters: str) -> str:
     return "".join(letters.split())
 
 
-written_lines = st.lists(st.text("ACGTNacgt*-", min_size=1, max_size=9), max_size=5)
+written_lines = st.lists(st.text("ACGTNacgt*-.~", min_size=1, max_size=9), max_size=5)
 spaces = st.sampled_from(["", "", "", " ", "\t", "  "])
 fillings = st.lists(spaces, max_size=3)  # blank lines
 
@@ -586,7 +602,8 @@ def test_line_ends_white_space_and_packing_change_no_record_and_no_line_number(
     is_faulty = data.draw(st.booleans())
     written, expected = data.draw(fillings), []
     for header, lines, blank in entries:
-        expected.append((header, "".join(lines), len(written) + 1))
+        letters = re.sub("[-.~]", "", "".join(lines))
+        expected.append((header, letters, len(written) + 1, len("".join(lines)) - len(letters)))
         padded = [data.draw(spaces) + line + data.draw(spaces) for line in lines]
         written += [f">{header}", *padded, *blank]
     if is_faulty:
@@ -599,7 +616,8 @@ def test_line_ends_white_space_and_packing_change_no_record_and_no_line_number(
             assert f"{anything.name}:{len(written)}: a header without" in str(refusal_of(anything))
         else:
             found = [
-                (record.header, record.sequence, record.line) for record in read_fasta(anything)
+                (record.header, record.sequence, record.line, record.n_gaps)
+                for record in read_fasta(anything)
             ]
             assert found == expected
 

@@ -39,7 +39,8 @@ def make_head(*widths: int, facts: HeadFacts = FACTS) -> Head:
     protein = Network(make_layers(rng, facts.dim, *widths, 2), temperature=1.25)
     nucleotide = make_layers(rng, facts.dim + N_FEATURES, *widths, 2)
     digests = np.sort(rng.integers(0, 2**64 - 1, 9, dtype=np.uint64))
-    return Head(facts, protein, Network(nucleotide, 0.8), digests, digests[::2])
+    parts = (digests, digests[::2], digests[1::2], digests[5:])
+    return Head(facts, protein, Network(nucleotide, 0.8), *parts)
 
 
 def make_layers(rng: np.random.Generator, *sizes: int) -> tuple[Layer, ...]:
@@ -108,6 +109,8 @@ def test_a_head_is_read_as_it_was_saved(tmp_path: Path, widths: tuple[int, ...])
             assert all(map(np.array_equal, layer, saved_layer))
     assert np.array_equal(found.trained_records, head.trained_records)
     assert np.array_equal(found.trained_groups, head.trained_groups)
+    assert np.array_equal(found.encoder_records, head.encoder_records)
+    assert np.array_equal(found.encoder_groups, head.encoder_groups)
     given = some_vectors(), some_frames()
     assert np.array_equal(found.classify(given[0]), head.classify(given[0]))
     assert np.array_equal(found.classify_frames(*given), head.classify_frames(*given))
@@ -244,6 +247,34 @@ def test_facts_that_make_no_sense_are_refused(stored: Path, changes: dict[str, s
     refusal_of(stored)
 
 
+@pytest.mark.parametrize("name", ["threshold", "exponent", "protein.temperature"])
+@pytest.mark.parametrize("number", ["inf", "-inf", "nan", "1e999"])
+def test_facts_that_are_not_finite_are_refused(stored: Path, name: str, number: str) -> None:
+    save_file(load_file(stored), stored, facts_as_text(**{name: number}))
+    refusal_of(stored)
+
+
+@pytest.mark.parametrize("number", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("name", ["protein.layers.0.weight", "nucleotide.layers.0.bias"])
+def test_weights_that_are_not_finite_are_refused(stored: Path, name: str, number: float) -> None:
+    tensors = load_file(stored)
+    tensors[name].flat[-1] = number
+    save_file(tensors, stored, facts_as_text())
+    assert "not finite" in str(refusal_of(stored))
+
+
+def test_weights_that_are_finite_and_whose_scores_are_not_are_refused() -> None:
+    rng = np.random.default_rng(2)
+    layers = tuple(
+        (np.float32(3e37) * weight, bias)
+        for weight, bias in make_layers(rng, FACTS.dim, *[8] * 12, 2)
+    )
+    with pytest.raises(ValueError, match="scores would not be finite"):
+        Network(layers)
+    with pytest.raises(ValueError, match="scores would not be finite"):
+        Network(make_layers(rng, FACTS.dim, 2), temperature=1e-320)
+
+
 @pytest.mark.parametrize(
     "shapes",
     [
@@ -288,7 +319,9 @@ def test_a_network_for_other_inputs_is_refused(stored: Path) -> None:
     refusal_of(stored)
 
 
-@pytest.mark.parametrize("name", ["trained_records", "trained_groups"])
+@pytest.mark.parametrize(
+    "name", ["trained_records", "trained_groups", "encoder_records", "encoder_groups"]
+)
 @pytest.mark.parametrize(
     "digests",
     [

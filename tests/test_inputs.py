@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,14 +18,15 @@ from virnucpro.errors import InputError, InputMissingError, ResumeError
 from virnucpro.fasta import read_fasta
 from virnucpro.inputs import (
     InputFile,
+    Sieve,
     Source,
-    agree_on_type,
-    check_unchanged,
+    check_recorded,
     find_inputs,
     generations,
     hash_inputs,
     join_inputs,
 )
+from virnucpro.survey import agree_on_type
 
 A, B, C, D = b">a\nAC\n", b">b\nGT\n", b">c\nTT\n", b">d\nGG\n"
 
@@ -78,11 +80,14 @@ def test_inputs_keep_the_order_of_the_command_line_and_folders_that_of_names(wri
     assert not copies.exists()
 
 
-def test_paths_are_remembered_absolute_and_free_of_links(write, run, copies, tmp_path, monkeypatch):
+def test_paths_are_remembered_absolute_and_links_by_what_they_lead_to(
+    write, run, copies, tmp_path, monkeypatch
+):
     path = write("real.fa")
     (tmp_path / "link.fa").symlink_to("real.fa")
     monkeypatch.chdir(tmp_path)
-    assert find_inputs([Path("link.fa")], run, copies) == [Source(path.resolve())]
+    link = str(tmp_path / "link.fa")
+    assert find_inputs([Path("link.fa")], run, copies) == [Source(path.resolve(), link)]
 
 
 def test_a_missing_input_is_refused(write, run, copies, tmp_path: Path) -> None:
@@ -93,8 +98,11 @@ def test_a_missing_input_is_refused(write, run, copies, tmp_path: Path) -> None:
 def test_a_link_in_a_folder_that_leads_nowhere_is_missing_input(write, run, copies) -> None:
     folder = write("folder/a.fa").parent
     (folder / "b.fa").symlink_to("nowhere.fa")
-    with pytest.raises(InputMissingError, match=r"b\.fa"):
-        find_inputs([folder], run, copies)
+    sources, sieve = find_inputs([folder], run, copies), Sieve()
+    (kept,) = hash_inputs(sources, lambda _: None, sieve)
+    ((left_out, error),) = sieve.refused
+    assert kept.path == str(folder / "a.fa") and isinstance(error, InputMissingError)
+    assert left_out.shown == str(folder / "b.fa")
 
 
 def read_from_pipes(paths: list[Path], contents: list[bytes], run: Path, copies: Path) -> list:
@@ -135,7 +143,7 @@ def test_what_comes_through_named_pipes_arrives_whole(run, copies, tmp_path: Pat
 def test_standard_input_is_copied_and_may_be_packed(run, copies, monkeypatch) -> None:
     stdin = io.TextIOWrapper(io.BytesIO(gzip.compress(A)))
     monkeypatch.setattr(sys, "stdin", stdin)
-    ((copy, name),) = find_inputs([Path("-")], run, copies)
+    ((copy, name, _),) = find_inputs([Path("-")], run, copies)
     assert (copy.parent, name) == (copies, "standard input")
     assert [(record.id, record.sequence) for record in read_fasta(copy)] == [("a", "AC")]
 
@@ -143,7 +151,7 @@ def test_standard_input_is_copied_and_may_be_packed(run, copies, monkeypatch) ->
 def test_a_file_inside_the_run_folder_is_copied_before_the_run_replaces_it(run, copies) -> None:
     inside = run / "failed_sequences.fa"
     inside.write_bytes(B)
-    ((copy, _),) = find_inputs([inside], run, copies)
+    ((copy, _, _),) = find_inputs([inside], run, copies)
     inside.unlink()
     assert copy.read_bytes() == B and copy.parent == copies
 
@@ -230,41 +238,55 @@ def test_copies_that_a_run_needs_are_never_overwritten_by_later_ones(run, copies
     for contents in ([A, B], [A, B, C], [A, B, C, D]):
         inputs = join_inputs(inputs, hashed_pipes(run, copies, *contents))
         assert [Path(known.path).read_bytes() for known in inputs] == contents
-        check_unchanged(inputs)
+        check_recorded(inputs)
 
 
 def test_inputs_that_were_not_given_again_must_be_as_they_were(write) -> None:
-    inputs = hashed(write("a.fa", A), write("b.fa", B))
-    check_unchanged(inputs)
+    hashed_before = hashed(write("a.fa", A), write("b.fa", B))
+    inputs = [replace(file, stamp=None) for file in hashed_before]  # as run.json has them
+    assert check_recorded(inputs) == hashed_before
     write("b.fa", C)
     with pytest.raises(ResumeError, match=r"b\.fa") as caught:
-        check_unchanged(inputs)
+        check_recorded(inputs)
     assert "--input" in caught.value.hint
     Path(inputs[0].path).unlink()
     with pytest.raises(ResumeError, match=r"a\.fa"):
-        check_unchanged(inputs)
+        check_recorded(inputs)
 
 
 # What they hold
+
+
+def kinds_of(*inputs: InputFile) -> tuple[str, list[InputFile], list[str]]:
+    """What they agree on, what is kept, and why the others are not."""
+    sieve = Sieve()
+    agreed, kept = agree_on_type(inputs, sieve)
+    return agreed, kept, [str(error) for _, error in sieve.refused]
 
 
 def test_inputs_of_one_kind_agree_on_it(write) -> None:
     dna = [write("a.fa", b">a\nACGTACGT\n"), write("b.fa", b">b\nacgu\n")]
     proteins = [write("c.fa", b">c\nMKVLEFPQIL\n")]
     empty = write("empty.fa", b"")
-    assert agree_on_type(hashed(*dna, empty), None) == "nucleotide"
-    assert agree_on_type(hashed(empty, *proteins), None) == "protein"
-    assert agree_on_type(hashed(empty), None) == "nucleotide"
+    for agreed, paths in (
+        ("nucleotide", [*dna, empty]),
+        ("protein", [empty, *proteins]),
+        ("nucleotide", [empty]),
+    ):
+        inputs = hashed(*paths)
+        assert kinds_of(*inputs) == (agreed, inputs, [])
 
 
-def test_mixed_inputs_are_refused_and_both_are_named(write) -> None:
+def test_as_many_files_of_the_one_kind_as_of_the_other_are_refused_and_both_named(write) -> None:
     dna, protein = write("dna.fa", b">a\nACGTACGT\n"), write("protein.fa", b">c\nMKVLEFPQIL\n")
     with pytest.raises(InputError, match=r"dna\.fa holds nucleotides.*protein\.fa proteins") as e:
-        agree_on_type(hashed(protein, dna), None)
+        kinds_of(*hashed(protein, dna))
     assert "--input-type" in e.value.hint
 
 
-def test_what_the_user_says_an_input_is_counts_more_than_its_letters(write) -> None:
-    dna, protein = write("dna.fa", b">a\nACGTACGT\n"), write("protein.fa", b">c\nMKVLEFPQIL\n")
-    assert agree_on_type(hashed(protein, dna), "protein") == "protein"
-    assert agree_on_type(hashed(protein, dna), "nucleotide") == "nucleotide"
+def test_a_file_of_another_kind_than_most_is_left_out(write) -> None:
+    dna = [write("a.fa", b">a\nACGTACGT\n"), write("b.fa", b">b\nACGTACGT\n")]
+    inputs = hashed(write("protein.fa", b">c\nMKVLEFPQIL\n"), *dna)
+    agreed, kept, (why,) = kinds_of(*inputs)
+    assert (agreed, kept) == ("nucleotide", inputs[1:])
+    assert "protein.fa holds proteins" in why

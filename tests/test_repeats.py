@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -18,7 +17,7 @@ import pytest
 import torch
 import workers
 from conftest import TINY, open_dna
-from runs import assert_same_run, assert_same_vectors, run_inline, statuses, tables, vectors
+from runs import assert_same_run, assert_same_vectors, rows, run_inline, statuses, tables, vectors
 
 from virnucpro import plan
 from virnucpro.engine.events import BatchDone, Progress, ShardDone, ShardFailed
@@ -78,8 +77,8 @@ def vectors_alone(tiny, proteins: dict[str, str], pool=mean_pool) -> dict[str, n
 def assert_right(folder: Path, expected: dict[str, np.ndarray]) -> None:
     found = vectors(folder)
     assert found.keys() == expected.keys()
-    for name, rows in expected.items():
-        assert np.array_equal(found[name], rows[0]), name
+    for name, vector in expected.items():
+        assert np.array_equal(found[name], vector[0]), name
 
 
 def copies_files(folder: Path) -> list[Path]:
@@ -244,15 +243,15 @@ def test_a_copy_fails_as_its_original_did_and_is_repaired_with_it(
     config = make_config(poisoned)
     summary = run_inline(config, tiny.head, executor=raising())
     assert (summary.exit_code, summary.statuses["failed"]) == (2, 3)
-    rows = (config.output / "predictions.tsv").read_text().splitlines()
-    notes = {row.split("\t")[-1] for row in rows if row.split("\t")[0] in "XYZ"}
+    table = rows(config.output / "predictions.tsv")
+    notes = {row["note"] for row in table if row["record"] in "XYZ"}
     assert notes == {"1 of 1 frames failed: RuntimeError: a [red]bad[/red] sequence"}
     failed = (config.output / "failed_sequences.fa").read_text()
     assert [line for line in failed.splitlines() if line[0] == ">"] == [">X", ">Y", ">Z"]
-    listed = (config.output / "failed_files.txt").read_text().splitlines()
-    assert listed[0].startswith("shards/000000.faa|") and len(listed) == 2
-    assert re.match(r"shards/0000\d[1-9]\.faa\|", listed[1])
-    assert "sequences failed; Y: RuntimeError" in listed[1]
+    assert (config.output / "failed_files.txt").read_text() == (
+        f"{poisoned}|embed|3 frames of 3 records failed; "
+        "X: RuntimeError: a [red]bad[/red] sequence\n"
+    )
     assert_right(config.output, vectors_alone(tiny, proteins))
     events = []
     resumed = make_config(poisoned, resume=True)

@@ -14,11 +14,13 @@ from oracle import make_fair_esm, save_fair_esm
 from runs import assert_same_vectors, vectors
 
 from virnucpro import request
+from virnucpro.engine.events import BatchDone
 from virnucpro.engine.executor import InlineExecutor
-from virnucpro.engine.processes import ProcessExecutor
-from virnucpro.errors import ResumeError, UnavailableError
+from virnucpro.engine.local import ProcessExecutor
+from virnucpro.errors import ResumeError, UnavailableError, UsageError
 from virnucpro.esm2 import download
 from virnucpro.esm2.download import embedded_head, embedded_model
+from virnucpro.esm2.published import PUBLISHED, Published
 from virnucpro.esm2.weights import verify_checkpoint
 from virnucpro.files import sha256
 from virnucpro.head import Head, load_head, save_head
@@ -134,6 +136,53 @@ def test_a_run_with_another_model_of_the_package_is_not_resumed(options, embedde
     again, head = resolve(options(command="predict", model=None, resume=True), lambda _: None)
     with pytest.raises(ResumeError, match="head_sha256 was"):
         run(again, head, InlineExecutor(), lambda _: None)
+
+
+@pytest.mark.parametrize("budget", ["1", "7", "512", "1024"])
+def test_any_budget_is_taken_and_gives_the_same_vectors(options, budget):
+    config, _ = resolve(options(budget, esm_batch_size=budget, precision="fp32"), lambda _: None)
+    plain, _ = resolve(options("plain", precision="fp32"), lambda _: None)
+    events: list[object] = []
+    run(config, None, InlineExecutor(), events.append)
+    run(plain, None, InlineExecutor(), lambda _: None)
+    batches = [event for event in events if isinstance(event, BatchDone)]
+    assert all(event.n_tokens <= int(budget) or len(event.rows) == 1 for event in batches)
+    assert max(len(event.rows) for event in batches) == 1 or int(budget) > 7
+    assert_same_vectors(vectors(config.output), vectors(plain.output))
+
+
+@pytest.mark.parametrize("budget", ["0", "-5", "1e3", "512.0", "9" * 5000, "", "many"])
+def test_a_budget_that_is_no_number_of_tokens_is_refused(options, budget):
+    with pytest.raises(UsageError, match="--esm-batch-size is") as caught:
+        resolve(options(esm_batch_size=budget), lambda _: None)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["esm2_t36_3B_UR50D", "esm2_t48_15B_UR50D"])
+def test_a_run_of_another_model_is_refused_before_this_one_is_fetched(
+    options, monkeypatch, tmp_path, name
+):
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    config, _ = resolve(options(), lambda _: None)
+    run(config, None, InlineExecutor(), lambda _: None)
+    with pytest.raises(ResumeError, match=f"with the model model, not {name}"):
+        resolve(options(model=name, resume=True), lambda _: None)
+    assert not (tmp_path / "torch").exists()
+
+
+def test_other_weights_of_a_published_name_are_refused(options, monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    name, path = "esm2_t6_8M_UR50D", download.hub_folder() / "esm2_t6_8M_UR50D.pt"
+    path.parent.mkdir(parents=True)
+    save_fair_esm(make_fair_esm(TINY), path)
+    digest, shape = sha256(path), {"n_layers": TINY.n_layers, "dim": TINY.dim}
+    published = Published(**shape, n_heads=TINY.n_heads, sha256=digest)
+    monkeypatch.setitem(PUBLISHED, name, published)
+    config, _ = resolve(options(model=name), lambda _: None)
+    assert config.recipe.model_sha256 == digest
+    save_fair_esm(make_fair_esm(TINY, seed=1), path)
+    with pytest.raises(UnavailableError, match=f"is not the published {name}"):
+        resolve(options(model=name), lambda _: None)
 
 
 def test_a_package_without_its_model_says_so(options, monkeypatch, tmp_path):

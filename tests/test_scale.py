@@ -24,12 +24,14 @@ from runs import run_inline, statuses
 from virnucpro.config import Recipe, Resources, RunConfig
 from virnucpro.engine.events import EmbeddingStarted, Progress
 from virnucpro.engine.worker import Job
-from virnucpro.inputs import Source, hash_inputs
-from virnucpro.pipeline import find_pending, make_job, open_run
-from virnucpro.plan import Plan, _refuse_duplicates, make_plan
+from virnucpro.inputs import Sieve, Source, hash_inputs
+from virnucpro.intake import open_run
+from virnucpro.pipeline import find_pending, make_job
+from virnucpro.plan import Plan, make_plan, refuse_duplicates
 from virnucpro.records import Embeddings
 from virnucpro.rundir import Manifest, RunDir
 from virnucpro.store import MAX_PARTS, write_embeddings, write_index
+from virnucpro.survey import Survey
 
 PROC = Path("/proc/self")
 needs_proc = pytest.mark.skipif(
@@ -95,12 +97,22 @@ def plan_reads(fasta: Path, n_records: int, told: Path) -> None:
 N_HASHES = 2_000_000
 
 
-def refuse_duplicates(told: Path) -> None:
+def look_for_duplicates(told: Path) -> None:
     """In a process of its own: what is held beside the hashes of so many ids."""
     hashes = array("q")
     hashes.frombytes(np.random.default_rng(0).integers(-(2**62), 2**62, N_HASHES).tobytes())
     before = kernel_says("status", "VmHWM:")
-    _refuse_duplicates(hashes, (), frozenset())
+    refuse_duplicates(hashes, Manifest(RECIPE, ()))
+    told.write_text(json.dumps((kernel_says("status", "VmHWM:") - before) * 1024))
+
+
+def survey_reads(paths: list[Path], told: Path) -> None:
+    """In a process of its own: the most memory that a survey takes, beside what it begins with."""
+    inputs = hash_inputs(map(Source, paths), nothing)
+    survey = Survey(Sieve(), renames=False, on_letters=nothing)
+    before = kernel_says("status", "VmHWM:")
+    kept = survey.run(inputs)
+    survey.share_ids(kept)
     told.write_text(json.dumps((kernel_says("status", "VmHWM:") - before) * 1024))
 
 
@@ -127,11 +139,26 @@ def test_planning_holds_8_bytes_per_record_and_16_while_they_are_sorted(tmp_path
     records.
     """
     n_records = request.config.getoption("--records")
-    assert run_alone(refuse_duplicates, tmp_path / "told.json") < 10 * N_HASHES
+    assert run_alone(look_for_duplicates, tmp_path / "told.json") < 10 * N_HASHES
     fixed = memory_of_planning(tmp_path, FEW_RECORDS)
     assert fixed < 96 << 20
     most = 17 * n_records + n_records // 2 + (4 << 20) + n_records // 2
     assert memory_of_planning(tmp_path, n_records) - fixed < most
+
+
+@needs_proc
+def test_files_are_compared_in_9_bytes_per_record(tmp_path, request):
+    """8 in an array that may be a sixteenth too large, and 1 while neighbours are compared.
+
+    A file that is being read takes some more, whatever its size; ids are different everywhere.
+    """
+    peaks = []
+    for n_records in (FEW_RECORDS, request.config.getoption("--records")):
+        path, other = tmp_path / f"{n_records}.fa", tmp_path / "other.fa"
+        write_reads(path, n_records)
+        other.write_text(">another\nACGT\n")
+        peaks.append(run_alone(partial(survey_reads, [path, other]), tmp_path / "told.json"))
+    assert peaks[1] - peaks[0] < 10 * n_records + (4 << 20)
 
 
 # Resuming
@@ -169,6 +196,7 @@ def finished(tmp_path_factory, tiny: Tiny, request) -> FinishedRun:
         resources=Resources(devices=("cpu",), tokens_per_batch=2048),
         checkpoint=tiny.model,
         weights=tiny.model,
+        dim=DIM,
     )
     rundir = RunDir(config.output)
     rundir.root.mkdir()

@@ -194,6 +194,18 @@ def test_a_label_that_says_something_else_than_labels_do_is_refused(
         assert "is not whole" in str(refusal_of(path, required))
 
 
+def test_one_changed_bit_anywhere_in_the_label_or_its_seal_is_refused(path: Path) -> None:
+    """Also where what it says is asked by nobody, or would be another label."""
+    write_embeddings(path, make_embeddings(5), ATTRIBUTES)
+    whole, start = path.read_bytes(), read_label(path, {}).n_bytes
+    assert len(whole) - start > 200
+    for place in range(start, len(whole)):
+        changed = bytearray(whole)
+        changed[place] ^= 1
+        path.write_bytes(changed)
+        assert "is not whole" in str(refusal_of(path, {})), place
+
+
 def test_a_label_without_bound_is_refused_unread(path: Path) -> None:
     """A foreign file, or one cut within numbers, may claim gigabytes."""
     with path.open("wb") as out:

@@ -11,12 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from conftest import TINY, Tiny
-from labelled import options, train_here, write_labelled
+from labelled import coding, options, train_here, write_labelled
 from oracle import tolerance
-from runs import leftovers, run_inline, vectors
+from runs import hear_signals, leftovers, run_inline, vectors
 from safetensors.torch import load_file
 from test_cli import virnucpro
 from test_training_loop import distance, free_port, weights_limit
@@ -29,7 +30,7 @@ from virnucpro.head import DECIMALS, load_head
 from virnucpro.rundir import RunDir
 from virnucpro.training.digests import group_digest, record_digest
 from virnucpro.training.frames import LabelledFrames, collect_frames
-from virnucpro.training.held_out import find_trained, hold_out
+from virnucpro.training.held_out import Trained, find_trained, hold_out
 from virnucpro.training.labelled import read_manifest, read_sequences
 from virnucpro.training.networks import Classifier, FrameClassifier, training_kernel
 from virnucpro.training.objectives import score_frames
@@ -41,7 +42,7 @@ CPU = Ranks(0, 1, torch.device("cpu"))
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 HIDDEN = 8
 SMALL = ("--chunk-size", "300", "--batch-size", "16", "--hidden", str(HIDDEN), "--epochs", "2")
-ON_CPU = ("--device", "cpu", "--precision", "fp32", "--quiet")
+ON_CPU = ("--device", "cpu", "--precision", "fp32")
 # what every training leaves
 OF_ALL = {"split.tsv", "training.json", "checkpoints", "tensorboard", "virnucpro.log", ".lock"}
 
@@ -55,8 +56,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def head_only(data: Path, tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A head on stored vectors, by the command line."""
     out = tmp_path_factory.mktemp("head") / "model"
-    model = ("--model", tiny.model, "--workers", "1")
-    answer = virnucpro("train", "--data", data, "-o", out, *model, *SMALL, *ON_CPU)
+    more = ("--model", tiny.model, "--workers", "1", "--keep-checkpoints", "2")
+    answer = virnucpro("train", "--data", data, "-o", out, *more, *SMALL, *ON_CPU)
     assert answer.returncode == 0, answer.stderr
     return out
 
@@ -180,7 +181,8 @@ def test_the_command_leaves_what_its_help_says(head_only, finetuned, pretrained)
     assert names_in(finetuned) == {*of_labels, "esm2_trained"} - {"virnucpro.log"}
     assert names_in(pretrained) == {*OF_ALL, "esm2_mine"} - {"virnucpro.log"}
     for out in (head_only, finetuned, pretrained):
-        assert names_in(out / "checkpoints") == {"best.pt", "epoch_0001.pt", "epoch_0002.pt"}
+        of_all_epochs = {"epoch_0001.pt"} if out == head_only else set()
+        assert names_in(out / "checkpoints") == {"best.pt", "epoch_0002.pt", *of_all_epochs}
         assert [path.name for path in (out / "tensorboard").iterdir()]
         assert not leftovers(out)
 
@@ -228,6 +230,18 @@ def test_a_baseline_has_figures_and_no_head(data, tmp_path, changes):
     rows = (tmp_path / "out" / "held_out.tsv").read_text().splitlines()
     n_networks = 1 if changes["encoding"] == "composition" else 2
     assert len(rows) == 1 + 2 * n_networks
+
+
+def test_a_checkpoint_does_not_hold_the_encoder_that_stays_as_it_is(data, tiny, tmp_path):
+    asked = {"model": str(tiny.model), "architecture": "cnn", "epochs": 2}
+    train_here(options(data, tmp_path, **asked))
+    figures = (tmp_path / "held_out.tsv").read_bytes()
+    names = set(best_weights(tmp_path))
+    assert any(name.startswith("reader.network.") for name in names)
+    assert not [name for name in names if name.startswith("reader.encoder.layers")]
+    (tmp_path / "checkpoints" / "epoch_0002.pt").unlink()
+    train_here(options(data, tmp_path, resume=True, **asked))
+    assert (tmp_path / "held_out.tsv").read_bytes() == figures
 
 
 @pytest.fixture(scope="module")
@@ -294,6 +308,29 @@ def test_records_weigh_what_the_manifest_says_and_labels_the_same_if_asked(data,
         assert float(line.rpartition(" ")[2]) == pytest.approx(half / rows.sum(), abs=6e-4)
 
 
+def relabelled(folder: Path, codons_of: dict[str, str]) -> Path:
+    """Records whose bases are those of the label that ``codons_of`` says."""
+    path, rng = write_labelled(folder, n_groups=16, per_group=3), np.random.default_rng(8)
+    records = read_manifest(path)
+    with (folder / "data.fa").open("w") as out:
+        for record in records:
+            out.write(f">{record.id}\n{coding(codons_of[record.label], 400, rng)}\n")
+    return path
+
+
+@pytest.mark.parametrize("is_learnable", [True, False])
+def test_a_classifier_no_better_than_chance_is_written_with_a_warning(
+    tmp_path, caplog, is_learnable
+):
+    data = relabelled(tmp_path, {"virus": "virus", "other": "other" if is_learnable else "virus"})
+    train_here(options(data, tmp_path / "out", encoding="composition"))
+    said = [text for text in caplog.messages if "no better than chance" in text]
+    assert len(said) == (not is_learnable)
+    if said:
+        assert "AUROC of chunks 0." in said[0] and "label more groups" in said[0]
+    assert (tmp_path / "out" / "held_out.tsv").exists()
+
+
 # Data that are held out
 
 
@@ -307,11 +344,18 @@ def test_the_head_remembers_training_and_validation_and_evaluate_takes_the_test_
     assert set(head.trained_records.tolist()) == digests
     groups = {group_digest(record.group) for record in known}
     assert set(head.trained_groups.tolist()) == groups
-    assert find_trained(records, head) == {record.id for record in known}
+    ids = frozenset(record.id for record in known)
+    assert find_trained(records, head) == Trained(of_head=ids, of_encoder=frozenset())
     test = select(records, splits, "test")
     assert hold_out(test, head, "refuse").records == tuple(test)
     with pytest.raises(InputError, match="the head was trained on"):
         hold_out(records, head, "refuse")
+
+
+def test_an_encoder_that_was_finetuned_is_said_to_know_its_data(finetuned, data):
+    head = load_head(finetuned / "head.safetensors")
+    found = find_trained(read_manifest(data), head)
+    assert found.of_head == found.of_encoder and found.of_head
 
 
 def test_a_split_that_is_given_is_the_one_that_is_used(data, tmp_path, head_only):
@@ -355,7 +399,7 @@ def test_a_training_that_was_killed_goes_on_to_the_same_bytes(data, tiny, tmp_pa
         process = subprocess.Popen(
             command(data, out, tiny.model, "--epochs", 12), env=ONE_THREAD, stderr=stderr
         )
-        while not (out / "checkpoints" / "epoch_0002.pt").exists():
+        while not any(path.name > "epoch_0001.pt" for path in out.glob("checkpoints/epoch_*")):
             assert process.poll() is None, (tmp_path / "stderr").read_text()
             time.sleep(0.005)
         process.kill()
@@ -512,18 +556,9 @@ def test_what_the_first_process_says_is_heard_once_on_the_console_and_in_the_log
 
 def test_torchrun_starts_the_command_too(on_one_and_two, data, tiny, tmp_path):
     _, two, _ = on_one_and_two
-    known = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
     out = tmp_path / "out"
     arguments = command(data, out, tiny.model, "--epochs", 1, "--dropout", 0, "--batch-size", 8)
-    processes = [
-        subprocess.Popen(
-            arguments,
-            env={**ONE_THREAD, **known, "RANK": rank, "LOCAL_RANK": rank},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in "01"
-    ]
+    processes = ranks_of_torchrun(arguments)
     said = [process.communicate(timeout=120)[1] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], said
     assert contents(out) == contents(two)
@@ -540,3 +575,80 @@ def test_torchrun_chooses_the_devices(data, tiny, tmp_path):
     )
     assert answer.returncode == 64
     assert "do not go with torchrun" in answer.stderr and "--nproc-per-node" in answer.stderr
+
+
+def ranks_of_torchrun(arguments: list[str]) -> list[subprocess.Popen[str]]:
+    """Two processes as torchrun starts them."""
+    known = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+    return [
+        subprocess.Popen(
+            arguments,
+            env={**ONE_THREAD, **known, "RANK": rank, "LOCAL_RANK": rank},
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=hear_signals,
+        )
+        for rank in "01"
+    ]
+
+
+def test_an_error_of_the_first_of_torchruns_processes_ends_all_with_its_exit_code(
+    data, tiny, tmp_path
+):
+    manifest = data.with_name("wrong.tsv")
+    manifest.write_text(data.read_text().replace("\tvirus\t", "\tviral\t", 1))
+    processes = ranks_of_torchrun(command(manifest, tmp_path / "out", tiny.model))
+    said = [process.communicate(timeout=60)[1] for process in processes]
+    assert [process.returncode for process in processes] == [65, 65], said
+    assert "wrong.tsv:2: the label is 'viral'" in said[0] and not said[1]
+
+
+def test_a_folder_that_the_first_of_torchruns_processes_cannot_write_ends_all_with_73(
+    data, tiny, tmp_path
+):
+    """It is found while the other one waits within torch."""
+    out = tmp_path / "out"
+    first, other = ranks_of_torchrun(command(data, out, tiny.model, "--epochs", 500))
+    while not list(out.glob("checkpoints/epoch_*")):
+        assert first.poll() is None, first.communicate()
+        time.sleep(0.01)
+    shutil.rmtree(out / "checkpoints")
+    (out / "checkpoints").touch()
+    said = [process.communicate(timeout=60)[1] for process in (first, other)]
+    assert (first.returncode, other.returncode) == (73, 73), said
+    assert "checkpoints" in said[0].rpartition("error: ")[2]
+
+
+def test_sigterm_ends_torchruns_processes_with_143(data, tiny, tmp_path):
+    out = tmp_path / "out"
+    processes = ranks_of_torchrun(command(data, out, tiny.model, "--epochs", 500))
+    while not list(out.glob("checkpoints/epoch_*")):
+        assert processes[0].poll() is None, processes[0].communicate()
+        time.sleep(0.01)
+    for process in processes:
+        process.terminate()
+    said = [process.communicate(timeout=30)[1] for process in processes]
+    assert [process.returncode for process in processes] == [143, 143], said
+    assert "error: terminated" in said[0] and "--resume" in said[0]
+    assert not leftovers(out)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel of Linux ends them")
+@pytest.mark.parametrize("is_training", [True, False])
+def test_no_process_outlives_a_torchrun_that_is_killed(data, tiny, tmp_path, is_training):
+    """While they train, and at their start: then they look for the agent for half a minute."""
+    out = tmp_path / "out"
+    module = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m")
+    arguments = command(data, out, tiny.model, "--epochs", "500")
+    agent = subprocess.Popen(
+        [sys.executable, *module, *arguments[2:]], env=ONE_THREAD, stderr=subprocess.DEVNULL
+    )
+    family: list[psutil.Process] = []
+    while len(family) < 2 or (is_training and not list(out.glob("checkpoints/epoch_*"))):
+        assert agent.poll() is None
+        time.sleep(0.05)
+        family = psutil.Process(agent.pid).children(recursive=True)
+    agent.kill()
+    agent.wait()
+    _, alive = psutil.wait_procs(family, timeout=10 if is_training else 120)
+    assert not alive

@@ -45,7 +45,7 @@ def classifier(frames: list[str]) -> Classifier:
 @pytest.fixture
 def head(classifier: Classifier, tiny: Tiny, tmp_path: Path) -> Head:
     facts = facts_of(inspect_checkpoint(tiny.model), CALIBRATION, 300, "for a test")
-    known = digests_of(["ACGT", "GGG", "acgt"], ["b", "a", "b"], None)
+    known = digests_of(["ACGT", "GGG", "acgt"], ["b", "a", "b"], None, is_finetuned=False)
     write_head(tmp_path / "head.safetensors", classifier, facts, CALIBRATION, known)
     return load_head(tmp_path / "head.safetensors")
 
@@ -102,6 +102,19 @@ def test_the_head_remembers_every_record_and_group_once(head):
     assert set(head.trained_records.tolist()) == {record_digest("ACGT"), record_digest("GGG")}
     assert len(head.trained_records) == 2
     assert sorted(head.trained_groups.tolist()) == sorted(map(group_digest, "ab"))
+    assert not len(head.encoder_records) and not len(head.encoder_groups)
+
+
+def test_what_an_encoder_was_trained_on_goes_with_it_from_head_to_head(head, tmp_path):
+    """``head`` lies beside the encoder, as of a training that left both."""
+    encoder = tmp_path / "esm2_trained"
+    on_it = digests_of(["CCC"], ["c"], encoder, is_finetuned=False)
+    assert on_it.records == {record_digest("CCC")} and on_it.groups == {group_digest("c")}
+    assert on_it.encoder_records == set(map(record_digest, ("ACGT", "GGG")))
+    assert on_it.encoder_groups == set(map(group_digest, "ab"))
+    again = digests_of(["CCC"], ["c"], encoder, is_finetuned=True)
+    assert again.encoder_records == on_it.encoder_records | on_it.records
+    assert again.encoder_groups == on_it.encoder_groups | on_it.groups
 
 
 def test_a_word_that_never_occurred_in_training_has_finite_weights(tiny, tmp_path):
@@ -109,6 +122,7 @@ def test_a_word_that_never_occurred_in_training_has_finite_weights(tiny, tmp_pat
     classifier = Classifier(DIM, HIDDEN, dropout=0.0)
     classifier.standardise(np.zeros((5, N_FEATURES), dtype=np.float32))
     facts = facts_of(inspect_checkpoint(tiny.model), CALIBRATION, 300, "for a test")
-    head = write_head(tmp_path / "h", classifier, facts, CALIBRATION, digests_of([], [], None))
+    nothing = digests_of([], [], None, is_finetuned=False)
+    head = write_head(tmp_path / "h", classifier, facts, CALIBRATION, nothing)
     assert head.nucleotide is not None
     assert all(np.isfinite(values).all() for layer in head.nucleotide.layers for values in layer)

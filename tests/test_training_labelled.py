@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import gzip
+import os
 from pathlib import Path
 
 import pytest
+from runs import within
 
 from virnucpro.errors import InputError, InputMissingError
 from virnucpro.training.digests import group_digest, record_digest
-from virnucpro.training.labelled import LabelledRecord, read_manifest, read_sequences
+from virnucpro.training.labelled import (
+    LabelledRecord,
+    read_manifest,
+    read_sequences,
+    warn_of_mixed_groups,
+)
 
 TWO_FILES = {"viruses.fa": {"v1": "ACGT", "v2": "GGG"}, "cells.fa": {"c1": "AAAA", "c2": "CCCC"}}
 
@@ -67,9 +74,35 @@ def test_a_packed_manifest_with_windows_line_ends_is_read(folder: Path) -> None:
     assert [record.group for record in read_manifest(manifest)] == ["A", "A"]
 
 
-def test_one_group_may_hold_both_labels(folder: Path) -> None:
+def test_one_group_may_hold_both_labels_and_is_named(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     manifest = write_manifest(folder, "viruses.fa\t\tvirus\tA", "cells.fa\t\tother\tA")
-    assert {record.group for record in read_manifest(manifest)} == {"A"}
+    records = read_manifest(manifest)
+    assert {record.group for record in records} == {"A"}
+    warn_of_mixed_groups(records)
+    (told,) = caplog.messages
+    assert told.startswith("groups with both labels, virus and other: A;")
+    warn_of_mixed_groups(record for record in records if record.is_virus)
+    assert caplog.messages == [told]
+
+
+def test_of_many_groups_with_both_labels_some_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    records = [
+        LabelledRecord(f"{i}{is_virus}", Path("a.fa"), is_virus, f"g{i}")
+        for i in range(8)
+        for is_virus in (True, False)
+    ]
+    warn_of_mixed_groups(records)
+    assert "g0, g1, g2, g3, g4 and 3 more;" in caplog.text
+
+
+@pytest.mark.parametrize("content", ["", "\n\n"])
+def test_a_fasta_file_without_a_record_is_named(folder: Path, content: str) -> None:
+    (folder / "empty.fa").write_text(content)
+    rows = ("viruses.fa\t\tvirus\tA", "empty.fa\t\tother\tB")
+    told = refusal_of(write_manifest(folder, *rows))
+    assert str(told) == f"{folder}/manifest.tsv:3: {folder}/empty.fa holds no record"
 
 
 def test_sequences_come_with_their_labels_each_file_once_as_the_manifest_names_them(
@@ -155,6 +188,22 @@ def test_a_file_that_lost_a_record_since_is_told(folder: Path) -> None:
     (folder / "viruses.fa").write_text(">v1\nACGT\n")
     with pytest.raises(InputError, match="has lost the record v2"):
         list(read_sequences(records))
+
+
+def test_a_pipe_is_refused_as_it_cannot_be_read_twice_and_not_waited_for(folder: Path) -> None:
+    os.mkfifo(folder / "pipe.fa")
+    manifest = write_manifest(folder, "pipe.fa\t\tvirus\tg")
+    with within(20), pytest.raises(InputMissingError, match=r":2: .*pipe\.fa: it is not a plain"):
+        read_manifest(manifest)
+    os.mkfifo(folder / "pipe.tsv")
+    with within(20), pytest.raises(InputMissingError, match=r"pipe\.tsv: it is not a plain file"):
+        read_manifest(folder / "pipe.tsv")
+
+
+def test_the_home_of_an_unknown_user_is_told_with_its_line(folder: Path) -> None:
+    manifest = write_manifest(folder, "~nosuchuser/a.fa\t\tvirus\tg")
+    with pytest.raises(InputMissingError, match=r":2: ~nosuchuser/a\.fa: no home folder"):
+        read_manifest(manifest)
 
 
 def test_a_digest_tells_sequences_apart_and_not_their_case() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import multiprocessing
 import os
 import shutil
 import signal
@@ -13,6 +12,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,7 @@ import pytest
 import torch
 import trainings
 from oracle import tolerance
-from runs import hear_signals
+from runs import hear_signals, our_processes
 from torch import Tensor
 from trainings import (
     N_ROWS,
@@ -46,6 +46,7 @@ from virnucpro.errors import (
 )
 from virnucpro.esm2.attention import attend_runs, attend_to_train
 from virnucpro.training import ranks
+from virnucpro.training.frames import balanced_weights, given_weights
 from virnucpro.training.loop import share_of_lr
 from virnucpro.training.networks import Classifier, FrameClassifier, new_encoder
 from virnucpro.training.objectives import FrameLabels
@@ -176,9 +177,9 @@ def test_the_limit_of_the_weights_tells_other_batches(trained, tmp_path):
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory) -> Path:
-    """One process, with dropout."""
+    """One process, with dropout; the checkpoints of all epochs are there."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    run_here(Training(folder, settings(), dropout=0.3))
+    run_here(Training(folder, settings(keep_checkpoints=3), dropout=0.3))
     return folder
 
 
@@ -217,6 +218,48 @@ def test_a_damaged_checkpoint_is_named_and_the_epoch_before_is_as_good(
     assert "delete it" in caught.value.hint
     damaged.unlink()
     assert_same_bits(run_here(training), weights(undisturbed))
+    assert history(tmp_path) == history(undisturbed)
+
+
+def test_without_a_last_checkpoint_a_training_goes_on_from_the_best(tmp_path):
+    measured = (0.5, 0.9, 0.7, 0.6)
+    undisturbed = Training(tmp_path, settings(epochs=4), dropout=0.3, measured=measured)
+    run_here(undisturbed)
+    expected = torch.load(last_checkpoint(tmp_path), weights_only=True)
+    assert state_of(tmp_path / "checkpoints" / "best.pt").epoch == 2
+    last_checkpoint(tmp_path).unlink()
+    run_here(replace(undisturbed, measured=measured[2:]))
+    found = torch.load(last_checkpoint(tmp_path), weights_only=True)
+    assert_same_bits(found["module"], expected["module"])
+    assert found["state"]["best_epoch"] == 2 and found["state"]["epoch"] == 4
+
+
+def test_a_damaged_best_checkpoint_is_named_with_what_to_do(tmp_path):
+    run_here(Training(tmp_path, settings(epochs=2), measured=(0.9, 0.5)))
+    best = tmp_path / "checkpoints" / "best.pt"
+    best.write_bytes(best.read_bytes()[:1000])
+    with pytest.raises(ResumeError, match=r"best\.pt cannot be read") as caught:
+        run_here(Training(tmp_path, settings(epochs=2)))
+    assert "another --output-dir" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("changes", "epochs"),
+    [({}, [5]), ({"keep_checkpoints": 2}, [4, 5]), ({"keep_checkpoints": 9}, [1, 2, 3, 4, 5])],
+)
+def test_the_best_and_the_last_checkpoints_are_kept_and_nobodys_files_deleted(
+    tmp_path, changes, epochs
+):
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    (folder / "epoch_0001 (copy).pt").write_text("mine")
+    run_here(Training(tmp_path, settings(epochs=5, **changes), measured=(0.5, 0.9, 0.6, 0.5, 0.4)))
+    assert {path.name for path in folder.iterdir()} == {
+        "best.pt",
+        "epoch_0001 (copy).pt",
+        *(f"epoch_000{epoch}.pt" for epoch in epochs),
+    }
+    assert state_of(folder / "best.pt").epoch == 2
 
 
 @pytest.mark.parametrize(
@@ -306,7 +349,7 @@ def test_a_kill_of_the_parent_ends_all_processes_and_the_training_goes_on(traine
             "--resume",
         ),
         ("killed", VirnucproError, "process on cpu ended: SIGKILL", "--resume"),
-        ("full disk", StorageError, "epoch_2: No space left on device", "--resume"),
+        ("full disk", StorageError, "epoch_2: No space left on device", "make room there"),
     ],
 )
 def test_the_first_error_ends_all_processes_and_is_told(tmp_path, fault, kind, message, hint):
@@ -319,37 +362,27 @@ def test_the_first_error_ends_all_processes_and_is_told(tmp_path, fault, kind, m
 
 
 def test_ctrl_c_while_processes_start_leaves_none(tmp_path, monkeypatch):
-    real = ranks.spawn
+    real = ranks.start
 
-    def spawn_and_be_interrupted(*arguments, **options):
-        started = real(*arguments, **options)
+    def start_and_be_interrupted(*arguments):
+        child = real(*arguments)
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.1)
-        return started
+        return child
 
-    monkeypatch.setattr(ranks, "spawn", spawn_and_be_interrupted)
+    monkeypatch.setattr(ranks, "start", start_and_be_interrupted)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
             run_on_two(Training(tmp_path, settings(batch_size=8)))
     finally:
         signal.signal(signal.SIGINT, before)
-    assert not multiprocessing.active_children()
+    assert not our_processes()
 
 
 def test_a_process_that_has_done_its_work_may_end_as_it_likes(trained, tmp_path):
     job = Training(tmp_path, settings(batch_size=8), fault="frail", faulty_rank=1)
     assert_same_bits(run_on_two(job), weights(trained / "labels" / str(Cut(2, 1))))
-
-
-def test_a_full_disk_is_told_with_the_checkpoint_that_did_not_fit(tmp_path, monkeypatch):
-    def overflow(*_):
-        raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0")
-
-    monkeypatch.setattr(torch, "save", overflow)
-    with pytest.raises(OSError, match=r"best\.pt: .*unexpected pos"):
-        run_here(Training(tmp_path, settings()))
-    assert not list((tmp_path / "checkpoints").iterdir())
 
 
 def test_two_trainings_on_one_machine_do_not_disturb_each_other(trained, tmp_path):
@@ -386,7 +419,7 @@ def test_torchrun_is_known_by_its_environment():
     }
     assert started_by_torchrun({}) is None
     started = started_by_torchrun(known)
-    assert started == Started(rank=9, local_rank=1, world_size=16)
+    assert started == Started(rank=9, local_rank=1, world_size=16, has_agent=False)
     assert (started.device("cuda"), started.device("cpu")) == ("cuda:1", "cpu")
     with pytest.raises(UsageError, match="RANK is set, but MASTER_PORT is not"):
         started_by_torchrun({k: v for k, v in known.items() if k != "MASTER_PORT"})
@@ -396,8 +429,8 @@ def test_torchrun_is_known_by_its_environment():
 
 
 def test_the_weights_of_the_best_epoch_are_those_that_stay(tmp_path):
-    training = Training(tmp_path, settings(epochs=4), measured=(0.5, 0.9, 0.7, 0.9))
-    found = run_here(training)
+    kept = settings(epochs=4, keep_checkpoints=3)
+    found = run_here(Training(tmp_path, kept, measured=(0.5, 0.9, 0.7, 0.9)))
     best = torch.load(tmp_path / "checkpoints" / "best.pt", weights_only=True)
     second = torch.load(tmp_path / "checkpoints" / "epoch_0002.pt", weights_only=True)
     assert_same_bits(found, second["module"])
@@ -460,6 +493,7 @@ def test_the_rate_is_scaled_for_the_effective_batch(scale_lr, expected):
         ({"epochs": 0}, "--epochs is 0"),
         ({"batch_size": -1}, "--batch-size is -1"),
         ({"grad_accum_steps": 0}, "--grad-accum-steps is 0"),
+        ({"keep_checkpoints": 0}, "--keep-checkpoints is 0"),
         ({"lr": 0}, "--lr is 0"),
         ({"warmup_epochs": 3}, "--warmup-epochs is 3"),
         ({"weight_decay": -0.1}, "--weight-decay is -0.1"),
@@ -476,10 +510,30 @@ def test_fewer_rows_than_parts_of_a_batch_are_refused(tmp_path):
         run_here(Training(tmp_path, settings(grad_accum_steps=64)))
 
 
-def test_a_training_that_goes_astray_is_ended_with_a_word(tmp_path):
-    with pytest.raises(VirnucproError, match="the loss of epoch 1 is no number") as caught:
-        run_here(Training(tmp_path, settings(), shrunk=math.nan))
+def test_a_loss_that_is_no_number_is_told_at_once_and_no_good_weights_are_replaced(tmp_path):
+    trainer = Training(tmp_path, settings(batch_size=5)).trainer(CPU)  # 10 steps in an epoch
+    weight, told, asked = trainer.objective.weight, [], count(1)
+    trainer.objective.weight = lambda rows: math.nan if next(asked) == 13 else weight(rows)
+    trainer.on_event = told.append
+    with pytest.raises(VirnucproError, match=r"epoch 2, step 3: the loss .* no number") as caught:
+        trainer.run()
     assert "--lr" in caught.value.hint
+    assert len(told) <= 10 + 4, "it is seen one step later"
+    for path in (last_checkpoint(tmp_path), tmp_path / "checkpoints" / "best.pt"):
+        stored = torch.load(path, weights_only=True)
+        assert stored["state"]["epoch"] == 1
+        assert all(tensor.isfinite().all() for tensor in stored["module"].values())
+
+
+@pytest.mark.parametrize("weigh", [given_weights, balanced_weights])
+def test_the_loss_of_validation_is_that_of_training(tmp_path, weigh):
+    """One step over all frames that hardly moves a weight, and then the same frames again."""
+    training = Training(tmp_path, settings(batch_size=N_ROWS, epochs=1, lr=1e-12))
+    trainer = training.trainer(CPU)
+    trainer.objective = FrameLabels(frames(), frames(), weigh)
+    (row,) = trainer.run().history
+    # two sums of 100 terms of float32, each rounded at every step
+    assert row["validation_loss"] == pytest.approx(row["loss"], rel=2 * 100 * 2**-24)
 
 
 def test_a_smaller_last_batch_waits_for_the_next_epoch(tmp_path):
@@ -503,7 +557,8 @@ def test_the_kernel_of_gpus_has_the_gradients_of_that_of_cpus(device: str) -> No
         reader = MeanReader(new_encoder(SHAPE, kernel), SHAPE.dim)
         module = FrameClassifier(reader, Classifier(SHAPE.dim, 16, 0.0)).to(name)
         known = frames()
-        module(FrameLabels(known, known.weight, known).batch(np.arange(len(known)), 0)).backward()
+        objective = FrameLabels(known, known, given_weights)
+        module(objective.batch(np.arange(len(known)), 0)).backward()
         found.append({n: p.grad.cpu() for n, p in module.named_parameters() if p.grad is not None})
     one, other = found
     nothing = {name: torch.zeros_like(gradient) for name, gradient in one.items()}

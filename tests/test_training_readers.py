@@ -10,7 +10,7 @@ from torch import nn
 from trainings import SHAPE, frames
 
 from virnucpro.esm2.packing import PackedBatch
-from virnucpro.training.frames import LabelledFrames
+from virnucpro.training.frames import LabelledFrames, given_weights
 from virnucpro.training.networks import Classifier, FrameClassifier, new_encoder
 from virnucpro.training.objectives import FrameLabels, frame_batch
 from virnucpro.training.ranks import Ranks
@@ -113,7 +113,7 @@ def test_composition_alone_has_one_network_which_sees_no_residue():
     same = frame_batch(other, batch.rows, learned.weight)
     assert np.array_equal(same.rows, batch.rows)
     assert torch.equal(module.logits(same), logits)
-    figures = FrameLabels(learned, learned.weight, learned).validate(
+    figures = FrameLabels(learned, learned, given_weights).validate(
         module.eval().requires_grad_(False), Ranks(0, 1, torch.device("cpu"))
     )
     assert set(figures) == {"validation_loss", "auroc"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 import typer
 from conftest import Tiny
 from labelled import DEFAULTS, options, train_here, write_labelled
-from runs import run_inline, vectors
+from runs import run_inline, vectors, within
 
 from virnucpro.cli.exits import Finished
 from virnucpro.cli.main import app
@@ -24,6 +25,7 @@ from virnucpro.errors import (
     OutputError,
     ResumeError,
     UsageError,
+    VirnucproError,
 )
 from virnucpro.training.config_file import read_config
 from virnucpro.training.features import read_vectors, write_fasta
@@ -92,11 +94,15 @@ def test_a_file_may_name_the_data_too(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("epoch: 3", "there is no option epoch"),
+        ("epoch: 3", "yaml:1: there is no option epoch"),
         ("- epochs\n- 3", "is no table of options"),
         ("epochs: [3", "is no YAML"),
         ("config: other.yaml", "there is no option config"),
-        ("epochs: 3\nbatch-size: 1\nbatch_size: 2", "batch_size stands there twice"),
+        (
+            "epochs: 3\nbatch-size: 1\nbatch_size: 2",
+            r"yaml:3: batch_size is given twice \(first in line 2",
+        ),
+        ("# a\nepochs: 3\n\nepochs: 4", r"yaml:4: epochs is given twice \(first in line 2"),
         ("model: !!python/object/apply:os.getcwd []", "is no YAML"),
     ],
 )
@@ -149,6 +155,7 @@ def test_an_empty_file_says_nothing_and_a_missing_one_is_told(tmp_path):
         ({"encoding": "onehot", "warmup_epochs": float("nan")}, "--warmup-epochs is nan"),
         ({"encoding": "onehot", "num_workers": -1}, "--num-workers is -1"),
         ({"encoding": "onehot", "early_stopping": -1}, "--early-stopping is -1"),
+        ({"encoding": "onehot", "keep_checkpoints": 0}, "--keep-checkpoints is 0"),
         ({"encoding": "onehot", "workers": 0}, "--workers is 0"),
         ({"name": "../up"}, "--name is '../up'"),
         ({"name": ".hidden"}, "--name is '.hidden'"),
@@ -176,6 +183,7 @@ def test_options_of_the_loop_become_its_settings_by_their_names(data):
         "class_weights": "none",
         "eval_every": 2,
         "early_stopping": 4,
+        "keep_checkpoints": 3,
         "seed": 6,
         "num_workers": 1,
         "precision": "bf16",
@@ -319,9 +327,35 @@ def test_a_split_that_was_edited_since_is_refused(data):
         opened(data, resume=True)
 
 
+@pytest.mark.parametrize(
+    "name", ["split.tsv", "checkpoints", "tensorboard", "features", "esm2_trained"]
+)
+def test_nothing_is_written_through_a_link_in_the_folder_of_a_training(data, tmp_path, name):
+    training = opened(data)
+    inside, outside = training.output / name, tmp_path / "elsewhere"
+    if inside.exists():
+        inside.rename(outside)
+    inside.symlink_to(outside)
+    with pytest.raises(OutputError, match=f"{name} is a link to {outside}"):
+        opened(data, resume=True)
+
+
+def test_a_pipe_in_the_folder_of_a_training_is_not_waited_for(data):
+    training = opened(data)
+    for name in ("training.json", "split.tsv"):
+        content = (training.output / name).read_bytes()
+        (training.output / name).unlink()
+        os.mkfifo(training.output / name)
+        with within(20), pytest.raises(VirnucproError, match=f"{name}.* not a plain file"):
+            opened(data, resume=True)
+        (training.output / name).unlink()
+        (training.output / name).write_bytes(content)
+    opened(data, resume=True)
+
+
 def test_what_changes_no_weights_may_differ_when_a_training_goes_on(data):
     opened(data)
-    opened(data, resume=True, num_workers=2, early_stopping=3, profile=True)
+    opened(data, resume=True, num_workers=2, early_stopping=3, keep_checkpoints=2, profile=True)
 
 
 # Vectors

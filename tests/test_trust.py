@@ -1,4 +1,7 @@
-"""What a stranger gives us runs no code, names no file, reaches no other file and no network."""
+"""What a stranger gives us runs no code, names no file, reaches no other file and no network.
+
+And what lies in a run folder leads no command out of it.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ import sys
 from collections.abc import Callable
 from contextlib import redirect_stderr
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import h5py
@@ -18,15 +22,17 @@ import numpy as np
 import pytest
 import torch
 from conftest import Tiny, open_dna
-from runs import run_inline, tables
+from runs import assert_same_vectors, run_inline, tables, vectors
 from trainings import Training, run_here, settings
 
 from virnucpro.cli.exits import Finished, exits
-from virnucpro.errors import FeatureFileError
+from virnucpro.config import RunConfig
+from virnucpro.errors import FeatureFileError, OutputError
 from virnucpro.esm2.converted import convert, find_converted, open_esm2
 from virnucpro.esm2.weights import inspect_checkpoint
-from virnucpro.records import Embeddings
+from virnucpro.records import Embeddings, Failure
 from virnucpro.request import Options, resolve
+from virnucpro.rundir import RunDir
 from virnucpro.store import (
     check_index,
     read_embeddings,
@@ -35,6 +41,7 @@ from virnucpro.store import (
     write_embeddings,
 )
 from virnucpro.training.config_file import read_config
+from virnucpro.training.evaluation import Question
 
 
 class Payload:
@@ -300,14 +307,62 @@ def test_an_index_that_names_files_elsewhere_is_refused(tmp_path, secret, name) 
         check_index(index)
 
 
+def run_of_one_record(config: RunConfig, tiny: Tiny) -> RunConfig:
+    """A finished run."""
+    (fasta,) = config.inputs
+    fasta.write_text(f">a\n{open_dna(300, np.random.default_rng(3))}\n")
+    run_inline(config, tiny.head if config.recipe.command == "predict" else None)
+    return config
+
+
+def of_another_width(h5: h5py.File, width: int, n_rows: int) -> None:
+    del h5["embeddings"]
+    h5["embeddings"] = np.ones((n_rows, width), dtype=np.float32)
+
+
+@pytest.mark.parametrize("width", [0, 1, 31, 33])
+def test_vectors_that_are_not_of_the_width_of_the_model_are_made_again(
+    tmp_path, tiny, make_config, width
+) -> None:
+    config = run_of_one_record(make_config(tmp_path / "in.fa"), tiny)
+    before, path = tables(config.output), config.output / "features" / "000000.h5"
+    n_rows = len(read_embeddings(path, {}).ids)
+    change_content(path, lambda h5: of_another_width(h5, width, n_rows))
+    read_embeddings(path, {})  # but for the width it is a feature file
+    summary = run_inline(replace(config, resume=True), tiny.head)
+    assert summary.n_tokens > 0
+    assert tables(config.output) == before
+
+
+@pytest.mark.parametrize("width", [0, 33])
+def test_features_that_are_not_of_the_width_of_the_model_are_made_again(
+    tmp_path, tiny, make_config, width
+) -> None:
+    config = make_config(tmp_path / "in.fa", command="extract")
+    run_of_one_record(config, tiny)
+    before, path = vectors(config.output), config.output / "features" / "000000.h5"
+    change_content(path, lambda h5: of_another_width(h5, width, len(before)))
+    run_inline(replace(config, resume=True), None)
+    assert_same_vectors(vectors(config.output), before)
+
+
+def test_a_file_of_failures_alone_is_not_made_again_for_its_width(tmp_path) -> None:
+    path, failures = tmp_path / "000000.h5", (Failure("a", "a", "too large"),)
+    nothing = np.empty(0, dtype=np.int32)
+    for width in (0, 32):
+        rows = np.empty((0, width), dtype=np.float32)
+        write_embeddings(path, Embeddings((), nothing, rows, failures=failures), ATTRIBUTES)
+        assert read_embeddings(path, ATTRIBUTES, 32).failures == failures
+    write_embeddings(path, Embeddings((), nothing, rows[:, :7], failures=failures), ATTRIBUTES)
+    with pytest.raises(FeatureFileError, match="7 values of 32"):
+        read_embeddings(path, ATTRIBUTES, 32)
+
+
 def test_a_run_folder_from_somebody_else_is_mended_not_believed(
     tmp_path, tiny, make_config
 ) -> None:
     """A shard's file that borrows its vectors elsewhere is made again."""
-    fasta = tmp_path / "in.fa"
-    fasta.write_text(f">a\n{open_dna(300, np.random.default_rng(3))}\n")
-    config = make_config(fasta)
-    run_inline(config, tiny.head)
+    config = run_of_one_record(make_config(tmp_path / "in.fa"), tiny)
     before, path = tables(config.output), config.output / "features" / "000000.h5"
     other = tmp_path / "other.h5"
     other.write_bytes(path.read_bytes())
@@ -316,6 +371,81 @@ def test_a_run_folder_from_somebody_else_is_mended_not_believed(
     summary = run_inline(replace(config, resume=True), tiny.head)
     assert summary.n_tokens > 0
     assert tables(config.output) == before
+
+
+# Links
+
+FILES_OF_A_RUN = (".lock", ".lock.held", "virnucpro.log", "run.json", "predictions.tsv")
+FILES_OF_A_RUN += ("viral.fasta", "features.h5", "failed_files.txt", "features", "shards", "inputs")
+
+
+def content_of(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def put_outside(path: Path, outside: Path) -> None:
+    """Move a file or folder of a run elsewhere, with a link in its place; make it if need be."""
+    if not path.exists():
+        path.mkdir() if path.name == "inputs" else path.touch()
+    if path.is_file():
+        path.write_bytes(path.read_bytes() + b"precious\n")
+    path.rename(outside / path.name)
+    if (outside / path.name).is_dir():
+        (outside / path.name / "000077.h5").write_bytes(b"precious")
+    path.symlink_to(outside / path.name)
+
+
+@pytest.mark.parametrize("name", FILES_OF_A_RUN)
+def test_nothing_is_written_or_deleted_through_a_link_in_a_run_folder(
+    tmp_path, tiny, make_config, name
+) -> None:
+    config = make_config(tmp_path / "in.fa", keep_intermediate=True)
+    run_of_one_record(config, tiny)
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    put_outside(config.output / name, outside)
+    before = content_of(outside)
+    for how in ({}, {"resume": True}, {"force": True}):
+        exit_code, shown = ending_of(partial(run_inline, replace(config, **how), tiny.head))
+        assert exit_code == 73
+        assert f"{name} is a link to {outside / name}" in shown
+        given = options(tiny, tmp_path, output_dir=config.output, **how)
+        assert ending_of(partial(resolve, given, print)) == (exit_code, shown)
+        assert content_of(outside) == before and (config.output / name).is_symlink()
+
+
+def test_a_run_folder_may_be_a_link_and_where_it_leads_is_said(tmp_path, tiny, make_config) -> None:
+    config = make_config(tmp_path / "in.fa")
+    (tmp_path / "scratch").mkdir()
+    config.output.symlink_to("scratch")
+    run_of_one_record(config, tiny)
+    log = (tmp_path / "scratch" / "virnucpro.log").read_text()
+    assert f"{config.output} is a link to {tmp_path / 'scratch'}\n" in log
+    run_inline(replace(config, force=True), tiny.head)
+    assert config.output.is_symlink() and (tmp_path / "scratch" / "predictions.tsv").is_file()
+
+
+def test_a_lock_that_is_another_file_by_a_second_name_is_not_emptied(tmp_path) -> None:
+    mine, rundir = tmp_path / "mine", RunDir(tmp_path / "run")
+    rundir.root.mkdir()
+    mine.write_text("precious")
+    (rundir.root / ".lock").hardlink_to(mine)
+    with pytest.raises(OutputError, match=r"\.lock is not the lock of a run"), rundir.locked():
+        pass
+    assert mine.read_text() == "precious"
+    mine.write_text("")  # as in a copy of hard links of a folder that is not in use
+    with rundir.locked():
+        pass
+
+
+def test_nothing_is_written_through_a_link_in_the_folder_of_an_evaluation(tmp_path) -> None:
+    (tmp_path / "run").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OutputError, match="run is a link to"):
+        Question(data=tmp_path / "manifest.tsv", output=tmp_path)
 
 
 # Names

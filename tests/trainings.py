@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -21,7 +22,7 @@ from virnucpro.composition import N_FEATURES
 from virnucpro.errors import InputError
 from virnucpro.esm2.model import ESM2Shape
 from virnucpro.training.checkpoints import Progressed
-from virnucpro.training.frames import LabelledFrames
+from virnucpro.training.frames import LabelledFrames, given_weights
 from virnucpro.training.loop import Trainer
 from virnucpro.training.networks import (
     Classifier,
@@ -99,7 +100,7 @@ class Training:
         else:
             classifier = Classifier(SHAPE.dim, 16, self.dropout)
             module = FrameClassifier(MeanReader(encoder, SHAPE.dim), classifier)
-            objective = FrameLabels(learned, learned.weight, held_out)
+            objective = FrameLabels(learned, held_out, given_weights)
         trainer = Trainer(module, objective, self.settings, ranks, self.folder, lambda _: None)
         self.disturb(trainer)
         return trainer
@@ -182,8 +183,11 @@ def main(folder: Path, how: str) -> None:
     elif how == "torchrun":
         found = started_by_torchrun(os.environ)
         assert found is not None
-        run_under_torchrun(found, "cpu", Training(folder, settings(batch_size=8)), print)
+        training = Training(folder, settings(batch_size=8))
+        run_under_torchrun(found, "cpu", nullcontext(), training, print)
 
 
 if __name__ == "__main__":
+    from trainings import main  # what goes to other processes is found by the name of its module
+
     main(Path(sys.argv[1]), sys.argv[2])

@@ -10,7 +10,7 @@ from itertools import groupby
 from math import fsum, log, tanh
 from pathlib import Path
 from statistics import fmean
-from typing import TextIO
+from typing import NamedTuple, TextIO
 
 from virnucpro.files import writing
 from virnucpro.head import DECIMALS, HeadFacts
@@ -20,6 +20,7 @@ FRAME_COLUMNS = ("Sequence_ID", "Prediction", "score1", "score2")
 CHUNK_COLUMNS = ("Modified_ID", "Is_Virus")
 RECORD_COLUMNS = (
     "record",
+    "file",
     "length",
     "status",
     "call",
@@ -29,6 +30,7 @@ RECORD_COLUMNS = (
     "n_frames_scored",
     "note",
 )
+_FAILED = "frames failed"  # in the note of a record that is to be mended
 SURE = 10.0**-DECIMALS  # log-odds are of scores between this and 1 minus this
 _LINES_IN_MEMORY = 500_000
 
@@ -77,22 +79,25 @@ def call_record(
 ) -> Call:
     """Call one record that could be screened; without facts it was only to be embedded.
 
-    A record of which any frame failed has no call: what is missing might have changed it.
+    The frames that failed are left out of its score, and are named in its note; without any other
+    the record itself has failed.
     """
     chunks = chunk_scores(predictions)
     failures = [p.failure for p in predictions if p.failure]
     status: Status = "scored" if chunks else "embedded" if predictions else "no_orf"
     score, is_virus, note = None, False, ""
     if failures:
+        note = f"{len(failures)} of {len(predictions)} {_FAILED}: {failures[0]}"
+    if failures and len(failures) == len(predictions):
         status = "failed"
-        note = f"{len(failures)} of {len(predictions)} frames failed: {failures[0]}"
     elif chunks and facts is not None:
         score = score_record([scores for _, scores in chunks], facts)
         is_virus = score >= facts.threshold
     return Call(
-        record.id,
+        record.name,
         len(record.sequence),
         status,
+        record.sample,
         virus_score=score,
         is_virus=is_virus,
         n_chunks=n_chunks,
@@ -126,6 +131,7 @@ def record_row(call: Call) -> str:
     score = "" if call.virus_score is None else f"{call.virus_score:.6f}"
     values = (
         call.record_id,
+        call.sample,
         call.length,
         call.status,
         label,
@@ -138,20 +144,32 @@ def record_row(call: Call) -> str:
     return "\t".join(map(str, values)) + "\n"
 
 
-def read_statuses(table: TextIO) -> Iterator[tuple[str, Status]]:
-    """The records and statuses of a ``predictions.tsv``."""
-    next(table, None)
-    for line in table:
-        record_id, _, status, *_ = line.rstrip("\n").split("\t")
-        yield record_id, status  # type: ignore[misc]
+class RecordRow(NamedTuple):
+    """A line of ``predictions.tsv``, as far as it is read again."""
+
+    record_id: str  # within its file
+    sample: str
+    status: Status
+    score: float | None
+    note: str
 
 
-def read_record_scores(table: TextIO) -> Iterator[tuple[str, Status, float | None]]:
-    """The records, statuses and virus scores of a ``predictions.tsv``."""
-    next(table, None)
+def read_record_rows(table: TextIO) -> Iterator[RecordRow]:
+    """The rows of a ``predictions.tsv``, or of a ``records.tsv``."""
+    columns = next(table, "").rstrip("\n").split("\t")
     for line in table:
-        record_id, _, status, _, score, *_ = line.rstrip("\n").split("\t")
-        yield record_id, status, float(score) if score else None  # type: ignore[misc]
+        fields = line.rstrip("\n").split("\t", len(columns) - 1)
+        row = dict(zip(columns, fields, strict=True))
+        score = float(row["virus_score"]) if row["virus_score"] else None
+        status: Status = row["status"]  # type: ignore[assignment]
+        yield RecordRow(row["record"], row.get("file", ""), status, score, row["note"])
+
+
+def read_mendable(table: TextIO) -> Iterator[tuple[str, str]]:
+    """Sample and id of each record that is invalid, or of which a frame failed."""
+    for row in read_record_rows(table):
+        if row.status == "invalid" or _FAILED in row.note:
+            yield row.sample, row.record_id
 
 
 def read_frame_scores(table: TextIO) -> Iterator[tuple[str, float]]:

@@ -21,8 +21,7 @@ FeatureFormat = Literal["h5", "npz", "pt"]
 
 NOT_IN_FINGERPRINT = ("model",)  # a name: what counts is the content, model_sha256
 RESIDUES_PER_SHARD = 125_000  # with two tokens more per protein just under 131,072
-SHARD_FORMAT = 2  # 1: identical proteins were embedded each by itself
-MIN_TOKENS_PER_BATCH = 2048
+SHARD_FORMAT = 3  # 1: identical proteins were embedded each by itself; 2: gaps were kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,10 +63,9 @@ class Resources:
     silence_seconds: float = 300.0  # a worker that says nothing for longer is replaced
 
     def __post_init__(self) -> None:
-        if self.tokens_per_batch < MIN_TOKENS_PER_BATCH:
+        if self.tokens_per_batch < 1:
             raise UsageError(
-                f"--esm-batch-size is {self.tokens_per_batch} tokens; "
-                f"it must be at least {MIN_TOKENS_PER_BATCH}",
+                f"--esm-batch-size is {self.tokens_per_batch}; it must be 1 token or more",
                 hint="leave it out to have it sized to the device",
             )
 
@@ -82,11 +80,15 @@ class RunConfig:
     resources: Resources
     checkpoint: Path
     weights: Path  # what the workers load: the checkpoint, or its converted form
+    dim: int  # of the model's vectors
     input_type: InputType | None = None  # None: by the letters of the input
     feature_format: FeatureFormat = "h5"
     resume: bool = False
     force: bool = False
     keep_intermediate: bool = False
+    per_file: bool = False  # tables of each file by itself, too
+    strict: bool = False  # the first file that cannot be read ends the run
+    rename_duplicates: bool = False  # ids that occur twice in a file
     argv: tuple[str, ...] = ()
     announcements: tuple[str, ...] = ()  # the choices that were made, for people
 

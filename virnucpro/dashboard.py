@@ -1,20 +1,26 @@
 """What the user sees while a run goes on: pure consumers of events.
 
 ``Progressing`` keeps the figures; ``EventLog`` writes them as plain lines into the log, every
-ten seconds; ``Dashboard`` draws them on a terminal.
+ten seconds; ``Dashboard`` draws them on a terminal, within its width and height. Every figure is a
+count, so those of the devices add up to the total's; colours repeat what words say.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
+from rich.control import Control
 from rich.live import Live
 from rich.progress_bar import ProgressBar
+from rich.segment import ControlType
 from rich.table import Table
 from rich.text import Text
 
@@ -32,11 +38,17 @@ from virnucpro.engine.events import (
 )
 from virnucpro.esm2.packing import EXTRA_TOKENS
 from virnucpro.log import LOGGER, log_figures
+from virnucpro.plan import count_done
 from virnucpro.records import Shard
 
 EVERY_SECONDS = 10.0
 _GIB = 1 << 30
-_BAR_WIDTH = 24
+_GAP = "   "  # between the figures of a line
+_SHORTEST_BAR = 12  # a shorter one tells nothing
+_LONGEST_BAR = 40  # of a device; that of the total is as wide as the terminal
+_PADDING = 2  # between the columns of the table
+_BAR, _WARNING = "cyan", "yellow"  # told apart by those who do not see red or green
+_LINE, _TIME = "%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"
 
 
 @dataclass(slots=True)
@@ -46,6 +58,8 @@ class DeviceState:
     n_shards: int = 0
     n_tokens: int = 0
     memory: Memory | None = None
+    shard: Shard | None = None  # the one in work
+    is_given_up: bool = False
     since: float = field(default_factory=time.monotonic)
 
     @property
@@ -55,13 +69,16 @@ class DeviceState:
     @property
     def memory_text(self) -> str:
         if self.memory is None:
-            return "starting"
+            return "given up" if self.is_given_up else "starting"
         return f"{self.memory.used / _GIB:.1f}/{self.memory.total / _GIB:.1f} GiB"
 
 
 @dataclass(slots=True)
 class Progressing:
-    """The figures of a run so far."""
+    """The figures of a run so far.
+
+    One thread takes events while another draws: a dict is replaced, never changed in place.
+    """
 
     stage: Progress | None = None
     devices: dict[str, DeviceState] = field(default_factory=dict)
@@ -70,7 +87,10 @@ class Progressing:
     n_tokens: int = 0  # to do
     n_failed: int = 0  # sequences
     n_failed_shards: int = 0
-    n_failed_tokens: int = 0
+    n_settled_tokens: int = 0  # of the shards that are done or failed
+    in_work: dict[int, int] = field(default_factory=dict)  # tokens embedded of each other shard
+    files: tuple[tuple[int, int], ...] = ()  # of each: its first shard, one after its last
+    pending: set[int] = field(default_factory=set)  # shards
     started: float = field(default_factory=time.monotonic)
     embedding_since: float = 0.0
 
@@ -78,28 +98,51 @@ class Progressing:
         match event:
             case Progress():
                 self.stage = event
-            case EmbeddingStarted(pending=pending, n_done_before=before):
+            case EmbeddingStarted(pending=pending, n_done_before=before, files=files):
                 self.stage = None
-                self.devices = {}
-                self.n_failed = self.n_failed_shards = self.n_failed_tokens = 0
+                self.devices, self.in_work = {}, {}
+                self.n_failed = self.n_failed_shards = self.n_settled_tokens = 0
+                self.files, self.pending = files, {shard.index for shard in pending}
                 self.n_shards, self.n_before = before + len(pending), before
                 self.n_tokens = sum(map(_tokens_of, pending))
                 self.embedding_since = time.monotonic()
             case WorkerReady(worker=worker, memory=memory):
                 if not self.devices:
                     self.embedding_since = time.monotonic()  # starting is no measure of speed
-                self.devices.setdefault(worker, DeviceState()).memory = memory
-            case BatchDone(worker=worker, n_tokens=n_tokens, memory=memory):
+                self._device(worker).memory = memory
+            case WorkerLost(worker=worker, shard=shard, is_final=is_final):
+                device = self._device(worker)
+                device.memory, device.shard, device.is_given_up = None, None, is_final
+                if shard is not None:
+                    self._forget(shard)
+            case BatchDone(worker=worker, shard=shard, n_tokens=n_tokens, memory=memory):
                 device = self.devices[worker]
                 device.n_tokens += n_tokens
-                device.memory = memory
-            case ShardDone(worker=worker, n_failed=n_failed):
+                device.memory, device.shard = memory, shard
+                n_before = self.in_work.get(shard.index, 0)
+                self.in_work = {**self.in_work, shard.index: n_before + n_tokens}
+            case ShardDone(worker=worker, shard=shard, n_failed=n_failed):
+                self.pending.discard(shard.index)
                 self.devices[worker].n_shards += 1
                 self.n_failed += n_failed
+                self._settle(shard)
             case ShardFailed(shard=shard, refusal=None):
+                self.pending.discard(shard.index)
                 self.n_failed += shard.n_embedded
                 self.n_failed_shards += 1
-                self.n_failed_tokens += _tokens_of(shard)
+                self._settle(shard)
+
+    def _device(self, worker: str) -> DeviceState:
+        if worker not in self.devices:
+            self.devices = {**self.devices, worker: DeviceState()}
+        return self.devices[worker]
+
+    def _forget(self, shard: Shard) -> None:
+        self.in_work = {index: n for index, n in self.in_work.items() if index != shard.index}
+
+    def _settle(self, shard: Shard) -> None:
+        self._forget(shard)
+        self.n_settled_tokens += _tokens_of(shard)
 
     @property
     def n_done(self) -> int:
@@ -108,9 +151,13 @@ class Progressing:
         return self.n_before + self.n_failed_shards + done_now
 
     @property
+    def n_files_done(self) -> int:
+        """Input files of which no shard is to be done."""
+        return count_done(self.files, sorted(self.pending))
+
+    @property
     def n_tokens_done(self) -> int:
-        done = self.n_failed_tokens + sum(device.n_tokens for device in self.devices.values())
-        return min(self.n_tokens, done)  # a shard that is tried again counts twice
+        return min(self.n_tokens, self.n_settled_tokens + sum(self.in_work.values()))
 
     @property
     def share_done(self) -> float:
@@ -118,6 +165,12 @@ class Progressing:
         pending = self.n_shards - self.n_before
         done = self.n_before + pending * self.n_tokens_done / max(1, self.n_tokens)
         return done / max(1, self.n_shards)
+
+    def share_of_shard(self, device: DeviceState) -> float | None:
+        """How much of the shard in work is embedded; None while there is none."""
+        if device.shard is None or device.shard.index not in self.in_work:
+            return None
+        return min(1.0, self.in_work[device.shard.index] / max(1, _tokens_of(device.shard)))
 
     @property
     def tokens_per_second(self) -> float:
@@ -135,23 +188,18 @@ class Progressing:
         spent = time.monotonic() - self.embedding_since
         return _clock(max(0.0, spent * (self.n_tokens - done) / done))
 
-    def shards_of(self, device: DeviceState) -> int:
-        """Shards that a device will have done at the end, if all are equally fast."""
-        left = self.n_shards - self.n_done
-        return device.n_shards + round(left / max(1, len(self.devices)))
-
-    def share_done_by(self, device: DeviceState) -> float:
-        """Of the tokens that a device will have done at the end."""
-        left = (self.n_tokens - self.n_tokens_done) / max(1, len(self.devices))
-        return device.n_tokens / max(1.0, device.n_tokens + left)
+    @property
+    def counts(self) -> list[str]:
+        """What is done of what there is: a figure for each unit of the run."""
+        shards = f"{self.n_done:,}/{self.n_shards:,} shards"
+        if len(self.files) < 2:
+            return [shards]
+        return [shards, f"{self.n_files_done:,}/{len(self.files):,} files"]
 
     @property
-    def stage_text(self) -> str:
-        assert self.stage is not None
-        stage, done, total = self.stage.stage, self.stage.done, self.stage.total
-        unit = self.stage.unit
-        of = f" of {total:,} ({min(1.0, done / total):.0%})" if total else ""
-        return f"{stage}: {done:,}{of} {unit}"
+    def sorted_devices(self) -> list[tuple[str, DeviceState]]:
+        """By name, with numbers as numbers: cuda:2 is before cuda:10."""
+        return sorted(self.devices.items(), key=lambda item: _natural(item[0]))
 
     @property
     def line(self) -> str:
@@ -159,15 +207,17 @@ class Progressing:
         if self.stage is None and not self.n_shards:
             return f"looking at model and devices, elapsed {self.elapsed}"
         if self.stage is not None:
-            return f"{self.stage_text}, elapsed {self.elapsed}"
+            stage, share = self.stage, _share_of(self.stage)
+            percent = "" if share is None else f" ({_percent(share)})"
+            return f"{stage.stage}: {_amount(stage)}{percent}, elapsed {self.elapsed}"
         devices = "; ".join(
-            f"{name} {device.n_shards} shards {device.tokens_per_second:,.0f} tok/s "
-            f"{device.memory_text}"
-            for name, device in self.devices.items()
+            f"{name} {device.n_shards} shards {device.tokens_per_second:,.0f} tokens/s "
+            f"memory {device.memory_text}"
+            for name, device in self.sorted_devices
         )
         return (
-            f"embedding: {self.n_done}/{self.n_shards} shards ({self.share_done:.0%}), "
-            f"{self.tokens_per_second:,.0f} tok/s, {self.n_failed} failed, "
+            f"embedding: {', '.join(self.counts)} ({_percent(self.share_done)}), "
+            f"{self.tokens_per_second:,.0f} tokens/s, {self.n_failed:,} failed, "
             f"elapsed {self.elapsed}, remaining {self.remaining}"
             + (f" | {devices}" if devices else " | workers are starting")
         )
@@ -175,6 +225,24 @@ class Progressing:
 
 def _tokens_of(shard: Shard) -> int:
     return shard.n_residues + EXTRA_TOKENS * shard.n_embedded
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    return [(int(word) if word.isdecimal() else -1, word) for word in re.split(r"(\d+)", name)]
+
+
+def _share_of(stage: Progress) -> float | None:
+    return min(1.0, stage.done / stage.total) if stage.total else None
+
+
+def _amount(stage: Progress) -> str:
+    of = f" of {stage.total:,}" if stage.total else ""
+    return f"{stage.done:,}{of} {stage.unit}"
+
+
+def _percent(share: float) -> str:
+    """Rounded down: 100 % is said of what is done."""
+    return f"{int(100 * share)}%"
 
 
 class EventLog:
@@ -236,12 +304,18 @@ def _describe(event: Telling) -> tuple[int, str]:
 
 
 class Dashboard:
-    """Draws the figures of an ``EventLog`` on a terminal, several times a second."""
+    """Draws the figures of an ``EventLog`` on a terminal, several times a second.
+
+    The total comes first, then a line for each device. What does not fit is folded (devices) or
+    left out (columns, the last first), so that no line is wrapped.
+    """
 
     def __init__(self, progressing: Progressing, console: Console) -> None:
         self._progressing = progressing
+        self._console = console
+        self._line_widths: list[int] = []  # of what stands on the terminal
         self._live = Live(
-            console=console, get_renderable=self.draw, refresh_per_second=4, transient=True
+            console=console, get_renderable=self._redraw, refresh_per_second=4, transient=True
         )
 
     def __enter__(self) -> Dashboard:
@@ -252,55 +326,135 @@ class Dashboard:
         with suppress(OSError):  # the terminal may be gone
             self._live.stop()
 
+    def _redraw(self) -> RenderableType:
+        """``draw``, after the cursor was moved to where rich expects it.
+
+        A terminal that was made narrower has wrapped the lines that stand on it; rich moves up as
+        many lines as it wrote.
+        """
+        drawing, width = self.draw(), self._console.width
+        n_wrapped = sum(max(0, before - 1) // width for before in self._line_widths)
+        if n_wrapped:
+            up = ((ControlType.ERASE_IN_LINE, 2), (ControlType.CURSOR_UP, 1))
+            self._console.control(Control(*up * n_wrapped))
+        lines = self._console.render_lines(drawing, pad=False)
+        self._line_widths = [sum(segment.cell_length for segment in line) for line in lines]
+        return drawing
+
     def draw(self) -> RenderableType:
-        now = self._progressing
-        if now.stage is None and not now.n_shards:
-            return Text("looking at model and devices")
+        now, width = self._progressing, self._console.width
+        elapsed = f"elapsed {now.elapsed}"
         if now.stage is not None:
-            bar = ProgressBar(
-                total=now.stage.total or None,
-                completed=min(now.stage.done, now.stage.total or now.stage.done),
-                width=_BAR_WIDTH,
-                pulse=not now.stage.total,
-            )
-            row = Table.grid(padding=(0, 2))
-            row.add_row(bar, Text(now.stage_text), Text(f"elapsed {now.elapsed}"))
-            return row
-        table = Table.grid(padding=(0, 2))
-        for name, device in sorted(now.devices.items()):
-            share = now.share_done_by(device)
-            table.add_row(
-                Text(name, style="bold"),
-                ProgressBar(total=1.0, completed=share, width=_BAR_WIDTH),
-                Text(f"{device.n_shards}/{now.shards_of(device)} shards"),
-                Text(f"{share:.0%}", justify="right"),
-                Text(f"{device.tokens_per_second:,.0f} tok/s"),
-                Text(device.memory_text),
-            )
+            bar = _headline(now.stage.stage, _share_of(now.stage))
+            return Group(bar, _flow([Text(_amount(now.stage)), Text(elapsed, "dim")], width))
+        if not now.n_shards:
+            return _flow([Text("looking at model and devices"), Text(elapsed, "dim")], width)
+        figures = [
+            *(Text(count) for count in now.counts),
+            Text(f"{now.tokens_per_second:,.0f} tokens/s"),
+            Text(f"{now.n_failed:,} failed", _WARNING if now.n_failed else ""),
+            Text(elapsed, "dim"),
+            Text(f"remaining {now.remaining}", "dim"),
+        ]
+        total, below = _headline("total", now.share_done), _flow(figures, width)
         if not now.devices:
-            table.add_row(Text("workers are starting"))
-        table.add_row(
-            Text("total", style="bold"),
-            ProgressBar(total=1.0, completed=now.share_done, width=_BAR_WIDTH),
-            Text(f"{now.n_done}/{now.n_shards} shards"),
-            Text(f"{now.share_done:.0%}", justify="right"),
-            Text(f"{now.tokens_per_second:,.0f} tok/s"),
-            Text(f"{now.n_failed} failed", style="red" if now.n_failed else ""),
-        )
-        times = Text(f"elapsed {now.elapsed}   remaining {now.remaining}", style="dim")
-        return Group(table, times)
+            return Group(total, below, Text("workers are starting"))
+        n_others = 3 + len(below.split())  # total and figures, head of the table, a free line
+        table = _device_table(now, width, self._console.height - n_others)
+        return Group(total, below, table)
+
+
+def _headline(label: str, share: float | None) -> Table:
+    """A name and a bar over the width of the terminal."""
+    row = Table.grid(padding=(0, 2), expand=True)
+    row.add_column(no_wrap=True)
+    row.add_column(ratio=1)
+    row.add_column(justify="right", no_wrap=True)
+    row.add_row(Text(label, "bold"), _bar(share), Text("" if share is None else _percent(share)))
+    return row
+
+
+def _bar(share: float | None, width: int | None = None) -> ProgressBar:
+    return ProgressBar(
+        total=1.0,
+        completed=share or 0.0,
+        width=width,
+        pulse=share is None,
+        complete_style=_BAR,
+        finished_style=_BAR,
+        pulse_style=_BAR,
+    )
+
+
+def _flow(figures: Iterable[Text], width: int) -> Text:
+    """Put figures side by side, on as many lines as they need."""
+    lines: list[Text] = []
+    for figure in figures:
+        if lines and lines[-1].cell_len + len(_GAP) + figure.cell_len <= width:
+            lines[-1] = Text.assemble(lines[-1], _GAP, figure)
+        else:
+            lines.append(figure)
+    return Text("\n", no_wrap=True, overflow="ellipsis").join(lines)
+
+
+def _device_table(now: Progressing, width: int, n_lines: int) -> Table:
+    """A line for each device; the last one sums up those that found no place."""
+    devices = now.sorted_devices
+    n_shown = len(devices) if len(devices) <= n_lines else max(0, n_lines - 1)
+    shown, folded = devices[:n_shown], [device for _, device in devices[n_shown:]]
+    rows = [_head(devices), *(_cells(name, [device]) for name, device in shown)]
+    if folded:
+        rows.append(_cells(f"+ {len(folded)} more", folded))
+    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
+    while len(widths) > 1 and _table_width(widths) > width:
+        widths.pop()
+    bar_width = min(_LONGEST_BAR, width - _table_width([*widths, 0]))
+    table = Table.grid(padding=(0, _PADDING), pad_edge=False)
+    for index in range(len(widths)):
+        table.add_column(justify="right" if index else "left", no_wrap=True, overflow="ellipsis")
+    shares = [now.share_of_shard(device) for _, device in shown]
+    bars: list[RenderableType] = [Text("shard in work")]
+    bars += [Text() if share is None else _bar(share, bar_width) for share in shares]
+    bars += [Text()] * bool(folded)
+    for row, bar in zip(rows, bars, strict=True):
+        cells = [Text(cell) for cell in row[: len(widths)]]
+        table.add_row(*cells, *([bar] if bar_width >= _SHORTEST_BAR else []))
+    table.rows[0].style = "dim"
+    return table
+
+
+def _head(devices: Sequence[tuple[str, DeviceState]]) -> tuple[str, ...]:
+    is_cuda = all(name.startswith("cuda") for name, _ in devices)
+    memory = "GPU memory, used/total" if is_cuda else "memory, process/machine"
+    return "device", "shards", "tokens/s", memory
+
+
+def _cells(name: str, devices: Sequence[DeviceState]) -> tuple[str, ...]:
+    """A row of the table: one device, or the sum of several."""
+    return (
+        name,
+        f"{sum(device.n_shards for device in devices):,}",
+        f"{sum(device.tokens_per_second for device in devices):,.0f}",
+        devices[0].memory_text if len(devices) == 1 else "",
+    )
+
+
+def _table_width(widths: Sequence[int]) -> int:
+    return sum(widths) + _PADDING * (len(widths) - 1)
 
 
 class ConsoleHandler(logging.Handler):
-    """Prints log records above a dashboard, as they are: no markup, no colours of their own."""
+    """Prints log records above a dashboard: no markup, and the time without milliseconds."""
 
     def __init__(self, console: Console) -> None:
         super().__init__()
         self._console = console
+        self.setFormatter(logging.Formatter(_LINE, _TIME))
 
     def emit(self, record: logging.LogRecord) -> None:
+        line = Text(self.format(record), _WARNING if record.levelno >= logging.WARNING else "")
         with suppress(OSError):  # the terminal may be gone
-            self._console.print(Text(self.format(record)), soft_wrap=True)
+            self._console.print(line, soft_wrap=True)
 
 
 def _clock(seconds: float) -> str:

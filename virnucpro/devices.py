@@ -14,15 +14,18 @@ import psutil
 import pynvml
 import torch
 
-from virnucpro.config import MIN_TOKENS_PER_BATCH, Precision
+from virnucpro.config import Precision
 from virnucpro.errors import UnavailableError, UsageError
+from virnucpro.esm2.converted import WORTH_CONVERTING
 from virnucpro.esm2.model import ESM2Shape
 
 _GIB = 1 << 30
 _CPU_TOKENS = 2048  # stays in the caches; up to 8,192 nothing is gained or lost
 _MPS_TOKENS = 8192
+_FEWEST_TOKENS = 2048  # on a GPU that has hardly any memory left
 _MOST_WORKERS = 1024
 _BYTES_PER_TOKEN_AND_DIM = 64  # peak of all activations of a layer, with room to spare
+_MUCH_LESS = 0.75  # of the tokens that another GPU takes: worth a word
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,11 @@ class Gpu:
     def has_bf16(self) -> bool:
         return self.capability >= (8, 0)
 
+    @property
+    def has_fast_fp16(self) -> bool:
+        """Tensor cores, from Volta on."""
+        return self.capability >= (7, 0)
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -47,6 +55,7 @@ class Choice:
     descriptions: tuple[str, ...]
     has_bf16: bool
     memory: int  # bytes free on the smallest device, or for each CPU worker
+    gpus: tuple[Gpu, ...] = ()  # of NVIDIA, as ``devices``
 
     @property
     def kind(self) -> str:
@@ -55,7 +64,12 @@ class Choice:
     @property
     def first(self) -> Choice:
         """One device of them."""
-        return replace(self, devices=self.devices[:1], descriptions=self.descriptions[:1])
+        return replace(
+            self,
+            devices=self.devices[:1],
+            descriptions=self.descriptions[:1],
+            gpus=self.gpus[:1],
+        )
 
 
 def list_gpus() -> tuple[list[Gpu], str]:
@@ -182,6 +196,7 @@ def _cuda(visible: Sequence[Gpu], places: Sequence[int]) -> Choice:
         ),
         has_bf16=all(gpu.has_bf16 for gpu in gpus),
         memory=min(gpu.memory_free for gpu in gpus),
+        gpus=tuple(gpus),
     )
 
 
@@ -243,8 +258,84 @@ def choose_tokens(choice: Choice, shape: ESM2Shape) -> int:
         return _MPS_TOKENS
     weights = 2 * shape.n_parameters
     fitting = (choice.memory - weights) // 2 // (_BYTES_PER_TOKEN_AND_DIM * shape.dim)
-    filling = 32_768 * 1280 // shape.dim  # 650M: 32k, 3B: 16k, 8M: 131k
-    return max(MIN_TOKENS_PER_BATCH, min(fitting, filling))
+    return max(_FEWEST_TOKENS, min(fitting, _filling_tokens(shape)))
+
+
+def _filling_tokens(shape: ESM2Shape) -> int:
+    """Enough to keep a GPU busy. 650M: 32k, 3B: 16k, 8M: 131k"""
+    return 32_768 * 1280 // shape.dim
+
+
+def gpu_memory(shape: ESM2Shape, n_tokens: int) -> int:
+    """Bytes for the weights in half precision and two batches of so many tokens."""
+    return 2 * shape.n_parameters + 2 * n_tokens * _BYTES_PER_TOKEN_AND_DIM * shape.dim
+
+
+def default_gpu_memory(shape: ESM2Shape) -> int:
+    """Bytes for the weights and the default batches of a GPU that has them."""
+    return gpu_memory(shape, _filling_tokens(shape))
+
+
+def describe_needs(shape: ESM2Shape, n_bytes: int) -> list[str]:
+    """What a model needs of a machine: arithmetic in half precision, not a measurement.
+
+    ``n_bytes`` are those of the checkpoint.
+    """
+    weights = 2 * shape.n_parameters
+    converted = weights if n_bytes >= WORTH_CONVERTING else 0
+    most, least = default_gpu_memory(shape), gpu_memory(shape, _FEWEST_TOKENS)
+    return [
+        f"disk        {_gb(n_bytes + converted)}"
+        + (f", of which {_gb(converted)} are for the converted model" if converted else ""),
+        f"GPU memory  {_gb(most)} for the default batches, {_gb(least)} at the least",
+        f"RAM         {_gb(weights + _GIB // 2)} for a CPU worker",
+    ]
+
+
+def _gb(n_bytes: int) -> str:
+    return f"{n_bytes / 1e9:.1f} GB" if n_bytes >= 1e9 else f"{n_bytes / 1e6:.0f} MB"
+
+
+def describe_compromises(choice: Choice, shape: ESM2Shape, is_auto: tuple[bool, bool]) -> list[str]:
+    """What unlike GPUs cost each other, and how to leave out the weaker ones.
+
+    ``is_auto``: whether precision, and the budget of a batch, are chosen by the devices.
+    """
+    auto_precision, auto_tokens = is_auto
+    lines: list[str] = []
+    if not choice.gpus:
+        return lines
+    old = [place for place, gpu in enumerate(choice.gpus) if not gpu.has_bf16]
+    if auto_precision and old and len(old) < len(choice.gpus):
+        lines.append(
+            f"{_named(choice, old)} cannot compute in bf16, so every GPU runs in fp32: "
+            f"leave it out with {_without(choice, old)}"
+        )
+    elif auto_precision and old and all(gpu.has_fast_fp16 for gpu in choice.gpus):
+        lines.append(
+            f"{_named(choice, old)} cannot compute in bf16, so this run is in fp32: "
+            "--precision fp16 is several times faster, but a sequence whose numbers are too "
+            "large for it fails"
+        )
+    alone = [replace(choice, memory=gpu.memory_free) for gpu in choice.gpus]
+    tokens = [choose_tokens(each, shape) for each in alone]
+    small = [place for place, n in enumerate(tokens) if n < _MUCH_LESS * max(tokens)]
+    if auto_tokens and small:
+        lines.append(
+            f"{_named(choice, small)} has memory for batches of {min(tokens):,} tokens, so every "
+            f"GPU gets such batches, and not {max(tokens):,}: "
+            f"leave it out with {_without(choice, small)}"
+        )
+    return lines
+
+
+def _named(choice: Choice, places: Sequence[int]) -> str:
+    return ", ".join(f"{choice.devices[place]} ({choice.gpus[place].name})" for place in places)
+
+
+def _without(choice: Choice, places: Sequence[int]) -> str:
+    left = [device for place, device in enumerate(choice.devices) if place not in places]
+    return f"--gpus {','.join(device.removeprefix('cuda:') for device in left)}"
 
 
 def describe_machine(cuda_visible_devices: str | None) -> list[str]:

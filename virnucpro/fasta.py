@@ -8,6 +8,7 @@ from __future__ import annotations
 import codecs
 import io
 import lzma
+import stat
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -30,13 +31,15 @@ MAX_LETTERS = 2**31 - 1
 MAX_HEADER = 2**24  # characters
 _BLOCK = 2**20  # bytes that are read at once
 
-# IUPAC codes, RNA's U, the mask X, gaps, and the stop that some tools write
-_NUCLEOTIDES = b"ACGTURYSWKMBDHVNXacgturyswkmbdhvnx-.*~"
-_RESIDUES = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz-.*"
+# IUPAC codes, RNA's U, the mask X, and the stop that some tools write
+_NUCLEOTIDES = b"ACGTURYSWKMBDHVNXacgturyswkmbdhvnx*"
+_RESIDUES = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz*"
+_GAPS = "-.~"  # of an alignment: no letters
 _ONLY_PROTEIN = frozenset("EFIJLOPQZefijlopqz")
 _PLAIN_BASES = frozenset("ACGTUNacgtun")
 _TELLING = 50  # letters of a record that are enough to tell
 _SAMPLE = 1_000_000  # letters that are read to tell nucleotides from proteins
+_MASKS = "Xx"  # any base, or any residue: they tell nothing
 _INNER_BLANKS = " \t\v\f"  # what may stand between letters; str.split() knows control codes too
 _BLANK = _INNER_BLANKS + "\r\n"
 _WIDTH = 60
@@ -52,6 +55,14 @@ _WRONG_FORMATS = {
     b"LOCUS ": ("GenBank", "convert it, for example with `any2fasta file.gbk > file.fa`"),
     b"ID   ": ("EMBL", "convert it, for example with `any2fasta file.embl > file.fa`"),
     b"##gff": ("GFF", "give the FASTA file that belongs to it"),
+    **{
+        f">{code};".encode(): (
+            "PIR (NBRF)",
+            "convert it, for example with `seqret pir::in.pir fasta::out.fa`; if it is FASTA, give "
+            f"it ids that do not begin with {code};",
+        )
+        for code in ("P1", "F1", "DL", "DC", "RL", "RC", "N1", "N3", "XX")
+    },
     b"PK\x03\x04": ("a zip archive", "unpack it first: `unzip`"),
     b"\xff\xfe\0\0": ("UTF-32 text", "convert it: `iconv -f UTF-32 -t UTF-8 in.fa > out.fa`"),
     b"\0\0\xfe\xff": ("UTF-32 text", "convert it: `iconv -f UTF-32 -t UTF-8 in.fa > out.fa`"),
@@ -64,45 +75,57 @@ def list_fasta(path: Path) -> list[Path]:
     """The FASTA files that ``path`` stands for: itself, or those in a folder, sorted by name.
 
     Raises:
-        InputMissingError: nothing is there, it may not be read, or the folder holds no FASTA.
+        InputMissingError: nothing is there, or the folder may not be read or holds no FASTA.
     """
     try:
-        if not path.is_dir():
-            _check_readable(path)
+        if not stat.S_ISDIR(path.stat().st_mode):
             return [path]
-        found = sorted(
-            entry
-            for entry in path.iterdir()
-            if _has_fasta_name(entry.name) and (entry.is_file() or not entry.exists())
-        )
-        for entry in found:
-            _check_readable(entry)
+        files = [entry for entry in _files_in(path) if _has_fasta_name(entry.name)]
     except OSError as error:
         raise cannot_open(path, error) from error
-    if not found:
+    if not files:
         raise InputMissingError(
             f"{printable(path)}: no FASTA file in this folder",
             hint=f"names must end in {', '.join(SUFFIXES)}, or those with .gz, .bz2, .xz, .zst; "
             "sub-folders are not searched",
         )
-    return found
+    return files
 
 
-def cannot_open(path: Path, error: OSError) -> InputMissingError:
-    where = error.filename or path
+def list_others(folder: Path) -> list[str]:
+    """The names of the files in a folder that ``list_fasta`` passes over."""
+    return [entry.name for entry in _files_in(folder) if not _has_fasta_name(entry.name)]
+
+
+def _files_in(folder: Path) -> list[Path]:
+    """Sorted by name, with links that lead nowhere, without what is hidden."""
+    return sorted(
+        entry
+        for entry in folder.iterdir()
+        if not entry.name.startswith(".") and (entry.is_file() or not entry.exists())
+    )
+
+
+def cannot_open(path: Path, error: OSError, name: str = "") -> InputMissingError:
+    where = name or error.filename or path
     return InputMissingError(
         f"{printable(where)}: {error.strerror}", hint="check the path and its permissions"
     )
 
 
-def _check_readable(path: Path) -> None:
-    if path.is_file() or not path.exists():  # a pipe can be opened only once
-        path.open("rb").close()
-
-
 def _has_fasta_name(name: str) -> bool:
-    endings = tuple(suffix + packed for suffix in SUFFIXES for packed in COMPRESSED)
-    return not name.startswith(".") and name.lower().endswith(endings)
+    return name.lower().endswith(tuple(a + b for a in SUFFIXES for b in COMPRESSED))
+
+
+def stem_of(name: str) -> str:
+    """The name of a file without what tells that it is FASTA, and packed.
+
+    >>> stem_of("contigs.fna.gz")
+    'contigs'
+    """
+    endings = sorted((a + b for a in (*SUFFIXES, "") for b in COMPRESSED), key=len, reverse=True)
+    ending = next(ending for ending in endings if name.lower().endswith(ending))
+    return name[: len(name) - len(ending)]
 
 
 def read_fasta(path: Path, name: str = "") -> Iterator[FastaRecord]:
@@ -110,8 +133,8 @@ def read_fasta(path: Path, name: str = "") -> Iterator[FastaRecord]:
 
     Errors call it by its path, or by another ``name``.
 
-    White space inside a sequence is dropped; bytes that are not UTF-8 pass through a header
-    unharmed (``surrogateescape``), but not through an id.
+    White space and gaps inside a sequence are dropped, and gaps are counted; bytes that are not
+    UTF-8 pass through a header unharmed (``surrogateescape``), but not through an id.
 
     Raises:
         InputError: the file is no FASTA, or is damaged; names file and line.
@@ -181,7 +204,9 @@ def _lines(handle: BinaryIO) -> Iterator[str]:
 def _parse(pieces: Iterable[str], shown: str) -> Iterator[FastaRecord]:
     header, header_line, number = "", 0, 0
     parts: list[str] = []
+    may_hold_nul = False
     for piece in pieces:
+        may_hold_nul = may_hold_nul or "\0" in piece
         rest, *entries = piece.split("\n>")
         blanks = [blank for blank in _INNER_BLANKS if blank in piece]
         number += rest.count("\n")
@@ -192,7 +217,7 @@ def _parse(pieces: Iterable[str], shown: str) -> Iterator[FastaRecord]:
             _check_blank(rest, number, shown)
         for entry in entries:
             if header_line:
-                yield _record(header, header_line, "".join(parts), shown)
+                yield _record(header, header_line, "".join(parts), shown, may_hold_nul)
             header, end, rest = entry.partition("\n")
             number += 1
             header_line = number
@@ -202,7 +227,7 @@ def _parse(pieces: Iterable[str], shown: str) -> Iterator[FastaRecord]:
             number += len(end) + len(rest) - len(letters)
             parts = [_without(blanks, letters)]
     if header_line:
-        yield _record(header, header_line, "".join(parts), shown)
+        yield _record(header, header_line, "".join(parts), shown, may_hold_nul)
 
 
 def _without(blanks: Iterable[str], letters: str) -> str:
@@ -239,13 +264,13 @@ def _endless_header(line: int, shown: str) -> InputError:
     )
 
 
-def _record(header: str, line: int, sequence: str, shown: str) -> FastaRecord:
+def _record(header: str, line: int, sequence: str, shown: str, may_hold_nul: bool) -> FastaRecord:
     words = header.split(maxsplit=1)
     if not words:
         raise InputError(
             f"{shown}:{line}: a header without an id", hint="write an id behind the '>'"
         )
-    if "\0" in header or "\0" in sequence:
+    if may_hold_nul and ("\0" in header or "\0" in sequence):
         raise InputError(
             f"{shown}:{line}: a NUL byte in the record {printable(words[0])}",
             hint="the file is damaged or not text: write it again",
@@ -255,6 +280,9 @@ def _record(header: str, line: int, sequence: str, shown: str) -> FastaRecord:
             f"{shown}:{line}: the id {printable(words[0])} is not UTF-8",
             hint="convert the file, for example with `iconv -f LATIN1 -t UTF-8`",
         )
+    if "-" in sequence or "." in sequence or "~" in sequence:  # a loop would take thrice the time
+        letters = _without(_GAPS, sequence)
+        return FastaRecord(words[0], header, letters, line, len(sequence) - len(letters))
     return FastaRecord(words[0], header, sequence, line)
 
 
@@ -288,25 +316,26 @@ def find_invalid(record: FastaRecord, input_type: InputType) -> str:
 
 
 def guess_input_type(path: Path, name: str = "") -> InputType | None:
-    """Tell nucleotides from proteins by the letters of the first records.
+    """Tell nucleotides from proteins by the letters of the first records, but for masks.
 
     Returns nothing for a file without any letter.
 
     Raises:
         InputError: the letters fit neither, or both.
     """
-    total = plain = protein = 0
+    n_read = total = plain = protein = 0
     stranger = ""  # a record of nucleotides, which would pass for a protein
     for record in read_fasta(path, name):
         sample = record.sequence[:_SAMPLE]
-        total += len(sample)
+        n_read += len(sample)
+        total += len(sample) - sum(map(sample.count, _MASKS))
         plain += sum(map(sample.count, _PLAIN_BASES))
         protein += sum(map(sample.count, _ONLY_PROTEIN))
         if not stranger and _is_of_bases(sample):
             stranger = record.id
-        if total >= _SAMPLE:
+        if n_read >= _SAMPLE:
             break
-    if not total:
+    if not n_read:
         return None
     if protein > 0.05 * total and stranger:
         raise InputError(
@@ -320,7 +349,8 @@ def guess_input_type(path: Path, name: str = "") -> InputType | None:
         return "nucleotide"
     raise InputError(
         f"{name or printable(path)}: cannot tell nucleotides from proteins "
-        f"({plain / total:.0%} ACGTUN, {protein / total:.1%} letters of proteins only)",
+        f"({plain / max(1, total):.0%} ACGTUN, {protein / max(1, total):.1%} letters of proteins "
+        "only)",
         hint="say it with --input-type nucleotide or --input-type protein",
     )
 
@@ -329,5 +359,5 @@ def _is_of_bases(sequence: str) -> bool:
     """Whether it holds all four bases in plenty, and nothing else: no protein does."""
     counts = Counter(sequence.upper().replace("U", "T"))
     n_rarest = min(counts[base] for base in "ACGT")
-    is_plain = counts.keys() <= set("ACGTN")
+    is_plain = counts.keys() <= set("ACGTNX")
     return is_plain and len(sequence) >= _TELLING and n_rarest >= 0.05 * len(sequence)

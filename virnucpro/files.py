@@ -14,14 +14,15 @@ import io
 import lzma
 import os
 import secrets
+import stat
 import sys
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO, cast
 
-from virnucpro.errors import OutputError, StorageError
+from virnucpro.errors import OutputError, StorageError, UsageError
 from virnucpro.log import printable
 
 if sys.version_info >= (3, 14):
@@ -43,7 +44,7 @@ _GONE = (
 )
 _PERMISSION = "check the permissions there, or choose another folder"
 _IN_THE_WAY = "something else has this name: move it away"
-_NAME = "choose another path: this one is too long, or goes round in circles"
+_NAME = "choose another path: this one is too long, or a link that leads nowhere"
 _UNKNOWN = "check the path, its disk and its permissions, or choose another folder"
 _REMEDIES: dict[int, tuple[type[OutputError | StorageError], str]] = {
     errno.ENOSPC: (StorageError, _ROOM),
@@ -57,6 +58,7 @@ _REMEDIES: dict[int, tuple[type[OutputError | StorageError], str]] = {
     errno.EPERM: (OutputError, _PERMISSION),
     errno.EROFS: (OutputError, _PERMISSION),
     errno.EEXIST: (OutputError, _IN_THE_WAY),
+    errno.ENXIO: (OutputError, _IN_THE_WAY),  # a pipe, a socket or a device
     errno.EISDIR: (OutputError, _IN_THE_WAY),
     errno.ENOTDIR: (OutputError, _IN_THE_WAY),
     errno.ENOTEMPTY: (OutputError, _IN_THE_WAY),
@@ -88,6 +90,55 @@ def writing(path: Path, *also: Path) -> Iterator[None]:
         if error.errno not in _REMEDIES or error.filename not in ours:
             raise
         raise disk_error(error, path) from error
+
+
+def expanded(path: str | Path) -> Path:
+    """The path with the home folder in the place of a leading ``~`` or ``~user``.
+
+    Raises:
+        UsageError: there is no such user.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        user = Path(path).parts[0]
+        raise UsageError(
+            f"{printable(path)}: no home folder is known for {printable(user)}",
+            hint=f"write the path in full, or ./{printable(user)} for a file of that name",
+        ) from error
+
+
+def refuse_links(folder: Path, names: Iterable[str]) -> None:
+    """Check that what a command writes into, or deletes from, a folder lies there itself.
+
+    Raises:
+        OutputError: one of these names is a symbolic link.
+    """
+    for path in (folder / name for name in names):
+        if path.is_symlink():
+            raise OutputError(
+                f"{printable(path)} is a link to {printable(path.readlink())}: nothing is written "
+                "or deleted through a link inside the output folder",
+                hint="put what it leads to in its place, or delete the link; to use another disk, "
+                "name a folder there with --output-dir, or make the whole folder a link",
+            )
+
+
+def open_plain(path: Path) -> BinaryIO:
+    """Open a file to read. A pipe, a device or a socket is refused, where ``open`` might wait.
+
+    Raises:
+        OSError: it cannot be opened, or is not a plain file.
+    """
+    handle = open(path, "rb", opener=_open_at_once)  # noqa: SIM115 - the caller closes it
+    if stat.S_ISREG(os.fstat(handle.fileno()).st_mode):
+        return handle
+    handle.close()
+    raise OSError(errno.ENXIO, "it is not a plain file", str(path))
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # a pipe would wait for its other end
 
 
 @contextmanager
@@ -160,9 +211,10 @@ def open_binary(path: Path) -> BinaryIO:
     """Open a plain, gzip, bzip2, xz or zstd file; the content decides, not the name.
 
     Raises:
+        OSError: it cannot be opened, or is a pipe or a device, which can be read only once.
         EOFError: a file of bgzip ends early, between two members, where gzip cannot tell.
     """
-    with path.open("rb") as handle:
+    with open_plain(path) as handle:
         magic = handle.read(16)
         if magic.startswith(b"\x1f\x8b\x08\x04") and magic.endswith(_BGZIP):
             handle.seek(-min(len(_BGZIP_END), path.stat().st_size), io.SEEK_END)
@@ -232,11 +284,16 @@ class _Pieces(io.RawIOBase):
 
 
 def sha256(path: Path, on_bytes: Callable[[int], None] = lambda _: None) -> str:
-    """The hash of a file; ``on_bytes`` hears how many bytes were read so far."""
+    """The hash of a plain file; ``on_bytes`` hears how many bytes were read so far."""
+    with open_plain(path) as handle:
+        return sha256_of(handle, on_bytes)
+
+
+def sha256_of(handle: BinaryIO, on_bytes: Callable[[int], None] = lambda _: None) -> str:
+    """The hash of what an open file holds from here on."""
     digest, done = hashlib.sha256(), 0
-    with path.open("rb") as handle:
-        while block := handle.read(_BLOCK):
-            digest.update(block)
-            done += len(block)
-            on_bytes(done)
+    while block := handle.read(_BLOCK):
+        digest.update(block)
+        done += len(block)
+        on_bytes(done)
     return digest.hexdigest()

@@ -29,6 +29,7 @@ from virnucpro.log import printable
 
 CLASSES = "others,virus"
 DECIMALS = 6
+_DIGESTS = ("trained_records", "trained_groups", "encoder_records", "encoder_groups")
 
 FrameRule = Literal["max", "mean"]
 Values = NDArray[Any]
@@ -79,7 +80,8 @@ class Network:
             raise ValueError("a network without a layer")
         n_inputs = self.n_inputs
         for weight, bias in self.layers:
-            if weight.ndim != 2 or weight.shape[1] != n_inputs or bias.shape != weight.shape[:1]:
+            is_layer = weight.ndim == 2 and weight.size and bias.shape == weight.shape[:1]
+            if not is_layer or weight.shape[1] != n_inputs:
                 raise ValueError(f"a layer of shape {weight.shape} behind {n_inputs} values")
             n_inputs = len(weight)
         if n_inputs != 2:
@@ -90,6 +92,18 @@ class Network:
             raise ValueError("weights that are not float32")
         if not (isfinite(self.temperature) and self.temperature > 0):
             raise ValueError(f"a temperature of {self.temperature}")
+        if not isfinite(self._largest_logit):
+            raise ValueError("weights so large that scores would not be finite")
+
+    @property
+    def _largest_logit(self) -> float:
+        """A bound for inputs within float32, as ``classify`` computes."""
+        largest = float(np.finfo(np.float32).max)
+        with np.errstate(over="ignore", invalid="ignore"):
+            for weight, bias in self.layers:
+                sums = np.abs(weight.astype(np.float64)).sum(axis=1) * largest + np.abs(bias)
+                largest = float(sums.max())
+            return float(np.float64(2 * largest) / self.temperature)
 
     @property
     def n_inputs(self) -> int:
@@ -113,7 +127,7 @@ class Head:
     """Both networks have the same facts; one without the second scores every frame by its protein.
 
     The digests, sorted, are of the sequences and the groups of the records that it was trained and
-    tuned on.
+    tuned on, and of those that its encoder was.
     """
 
     facts: HeadFacts
@@ -121,6 +135,8 @@ class Head:
     nucleotide: Network | None = None
     trained_records: NDArray[np.uint64] = field(default_factory=_no_digests)
     trained_groups: NDArray[np.uint64] = field(default_factory=_no_digests)
+    encoder_records: NDArray[np.uint64] = field(default_factory=_no_digests)
+    encoder_groups: NDArray[np.uint64] = field(default_factory=_no_digests)
     sha256: str = ""
 
     def __post_init__(self) -> None:
@@ -131,7 +147,7 @@ class Head:
             raise ValueError(
                 f"a layer of {self.nucleotide.n_inputs} inputs behind {dim} + {N_FEATURES} values"
             )
-        for digests in (self.trained_records, self.trained_groups):
+        for digests in (getattr(self, name) for name in _DIGESTS):
             if digests.dtype != np.uint64 or digests.ndim != 1:
                 raise ValueError("digests that are no row of uint64")
             if (digests[1:] <= digests[:-1]).any():
@@ -168,8 +184,7 @@ def load_head(path: Path) -> Head:
             facts=_facts(stored),
             protein=_network("protein", tensors, stored),
             nucleotide=_network("nucleotide", tensors, stored) if has_nucleotide else None,
-            trained_records=tensors.get("trained_records", _no_digests()),
-            trained_groups=tensors.get("trained_groups", _no_digests()),
+            **{name: tensors[name] for name in _DIGESTS if name in tensors},
             sha256=sha256(path),
         )
     except (OSError, SafetensorError, LookupError, ValueError, TypeError, AttributeError) as error:
@@ -235,7 +250,7 @@ def save_head(path: Path, head: Head) -> None:
         for i, layer in enumerate(network.layers)
         for kind, values in zip(("weight", "bias"), layer, strict=True)
     }
-    tensors |= {"trained_records": head.trained_records, "trained_groups": head.trained_groups}
+    tensors |= {name: getattr(head, name) for name in _DIGESTS}
     content = {name: np.ascontiguousarray(values) for name, values in tensors.items()}
     with atomic(path) as temporary:
         temporary.write_bytes(_with_sorted_facts(save(content, metadata=facts)))

@@ -11,6 +11,7 @@ import errno
 import fcntl
 import os
 import socket
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -20,7 +21,7 @@ from pathlib import Path
 import psutil
 
 from virnucpro.errors import OutputError, VirnucproError
-from virnucpro.files import writing
+from virnucpro.files import open_plain, writing
 from virnucpro.log import printable
 
 LOCK = ".lock"
@@ -42,7 +43,7 @@ def locked(folder: Path) -> Iterator[None]:
     path = folder / LOCK
     with ExitStack() as stack:
         with writing(path):
-            handle = stack.enter_context(path.open("a+b", buffering=0))
+            handle = stack.enter_context(_open(path))
             opened = os.open(folder, os.O_RDONLY)  # so that nothing else gets its number
             stack.callback(os.close, opened)
             if _flock(handle, folder):
@@ -60,6 +61,28 @@ def locked(folder: Path) -> Iterator[None]:
                 f"{printable(folder)} was moved or deleted while it was in use",
                 hint="if it was moved, go on there with --resume; leave it alone until the end",
             ) from error
+
+
+def _open(path: Path) -> FileIO:
+    """Make or open the lock, which is emptied: so it must be no other file by another name.
+
+    Raises:
+        OSError: it is a link, or cannot be opened.
+        OutputError: it is not a plain file, or has content and a second name.
+    """
+    handle = FileIO(path, "a+", opener=_open_itself)
+    about = os.fstat(handle.fileno())
+    if stat.S_ISREG(about.st_mode) and (about.st_nlink == 1 or not about.st_size):
+        return handle
+    handle.close()
+    raise OutputError(
+        f"{printable(path)} is not the lock of a run: it is no plain file, or has another name too",
+        hint="look at it, and move it away",
+    )
+
+
+def _open_itself(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
 
 def _flock(handle: FileIO, folder: Path) -> bool:
@@ -145,7 +168,8 @@ def _write(out: FileIO) -> None:
 def _read(path: Path) -> str:
     """The record of a holder; empty if it is not written yet, or gone by now."""
     try:
-        record = path.read_text(encoding="utf-8", errors="replace")
+        with open_plain(path) as lines:
+            record = lines.read().decode(errors="replace")
     except FileNotFoundError:
         return ""
     return record if record.endswith("\n") else ""

@@ -7,9 +7,12 @@ dashboard it also gets the line of figures that comes every ten seconds.
 from __future__ import annotations
 
 import logging
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 LOGGER = logging.getLogger("virnucpro")
 _FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
@@ -22,8 +25,13 @@ def printable(text: object) -> str:
     >>> printable("a\\x1b[31mb")
     'a\\\\x1b[31mb'
     """
-    safe = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(text))
+    safe = escaped(text)
     return safe if len(safe) <= _HEAD + _TAIL else f"{safe[:_HEAD]}...{safe[-_TAIL:]}"
+
+
+def escaped(text: object) -> str:
+    """All of a text, without control characters."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(text))
 
 
 def announce(message: str) -> None:
@@ -52,16 +60,42 @@ class ConsoleFilter(logging.Filter):
 
 
 class _QuietFileHandler(logging.FileHandler):
-    """A log that cannot be written must not stop a run, nor fill the terminal."""
+    """A log that cannot be written is told once: it must not stop a run, nor fill the terminal.
+
+    ``flags`` are those of ``os.open``, beside the usual ones.
+    """
+
+    def __init__(self, path: Path, flags: int) -> None:
+        self._flags, self._is_told = flags, False
+        super().__init__(path, encoding="utf-8", errors="backslashreplace")
+
+    def _open(self) -> Any:  # noqa: ANN401 - as in the class above it
+        return open(
+            self.baseFilename,
+            self.mode,
+            encoding=self.encoding,
+            errors=self.errors,
+            opener=self._open_at_once,
+        )
+
+    def _open_at_once(self, path: str, flags: int) -> int:
+        """A pipe that nobody reads is refused, and not waited for."""
+        descriptor = os.open(path, flags | self._flags | os.O_NONBLOCK, 0o666)
+        os.set_blocking(descriptor, True)
+        return descriptor
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
-        pass
+        if not self._is_told:
+            self._is_told = True  # before the warning, which comes here too
+            error = sys.exc_info()[1]
+            LOGGER.warning("%s cannot be written: %s", printable(self.baseFilename), error)
 
 
 @contextmanager
 def logging_to(handler: logging.Handler, level: int = logging.INFO) -> Iterator[None]:
-    """Send the log to ``handler`` for the time of the block."""
-    handler.setFormatter(logging.Formatter(_FORMAT))
+    """Send the log to ``handler`` for the time of the block, in its own format if it has one."""
+    if handler.formatter is None:
+        handler.setFormatter(logging.Formatter(_FORMAT))
     LOGGER.addHandler(handler)
     LOGGER.setLevel(level)
     LOGGER.propagate = False
@@ -74,9 +108,9 @@ def logging_to(handler: logging.Handler, level: int = logging.INFO) -> Iterator[
 
 
 @contextmanager
-def logging_to_file(path: Path) -> Iterator[None]:
-    """Append the log to a file for the time of the block."""
-    handler = _QuietFileHandler(path, encoding="utf-8", errors="backslashreplace")
+def logging_to_file(path: Path, flags: int = 0) -> Iterator[None]:
+    """Append the log to a file, opened with these flags too, for the time of the block."""
+    handler = _QuietFileHandler(path, flags)
     with logging_to(handler, LOGGER.level or logging.INFO):
         try:
             yield

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -16,7 +16,6 @@ import numpy as np
 import torch
 
 from virnucpro import __version__
-from virnucpro.calls import read_statuses
 from virnucpro.config import RunConfig
 from virnucpro.engine.events import (
     BatchDone,
@@ -29,24 +28,16 @@ from virnucpro.engine.events import (
 )
 from virnucpro.engine.executor import Executor
 from virnucpro.engine.worker import Job
-from virnucpro.errors import FeatureFileError, OutputError, StorageError, UsageError
+from virnucpro.errors import FeatureFileError, OutputError, StorageError
 from virnucpro.esm2.packing import EXTRA_TOKENS
 from virnucpro.files import writing
 from virnucpro.head import Head
-from virnucpro.inputs import (
-    InputFile,
-    agree_on_type,
-    check_unchanged,
-    check_unchanged_since,
-    find_inputs,
-    hash_inputs,
-    join_inputs,
-)
-from virnucpro.log import LOGGER, announce, logging_to_file, printable
+from virnucpro.intake import open_run
+from virnucpro.log import LOGGER, announce, printable
 from virnucpro.plan import Plan, find_plan, make_plan
 from virnucpro.records import STATUSES, Shard, Status
 from virnucpro.results import Results, Tally, copies_file
-from virnucpro.rundir import Manifest, RunDir, check_same_recipe
+from virnucpro.rundir import Manifest, RunDir
 from virnucpro.store import Attributes, read_embeddings, read_label
 
 STAGES = ("reading", "embedding", "writing tables")
@@ -61,7 +52,9 @@ class Summary:
     statuses: dict[Status, int] = field(default_factory=dict)
     n_viral: int = 0
     n_frames: int = 0
-    n_failed_shards: int = 0
+    n_failed_frames: int = 0
+    n_files: int = 0
+    n_refused: int = 0  # files that could not be read
     n_tokens: int = 0  # embedded by this start, not by those before it
     n_copies: int = 0  # frames whose protein was met before
     n_tokens_saved: int = 0  # those of the copies
@@ -74,9 +67,9 @@ class Summary:
 
     @property
     def exit_code(self) -> int:
-        """2 when something failed, 1 when nothing else is there."""
-        if not self.statuses.get("failed") and not self.n_failed_shards:
-            return 0
+        """2 when something failed, 1 when frames did and no other is there."""
+        if not self.n_failed_frames:
+            return 2 if self.n_refused else 0
         return 2 if self.n_frames else 1
 
     def lines(self, folder: Path) -> list[str]:
@@ -106,9 +99,18 @@ class Summary:
             )
         if self.statuses.get("scored"):
             lines.insert(1, f"called virus: {self.n_viral} of {self.statuses['scored']}")
-        if self.exit_code:
+        return lines + self._repair_lines(folder)
+
+    def _repair_lines(self, folder: Path) -> list[str]:
+        listing, lines = printable(folder / "failed_files.txt"), []
+        if self.n_refused:
             lines += [
-                f"failed: see {printable(folder / 'failed_files.txt')}; to repair, run again with",
+                f"files: {self.n_refused} of {self.n_files} could not be read: see {listing};",
+                "  mend them, or delete them, and run the same command with --resume",
+            ]
+        if self.n_failed_frames:
+            lines += [
+                f"failed: {self.n_failed_frames} frames, see {listing}; to repair, run again with",
                 "  --resume to try the same sequences again, or mend them and run with",
                 f"  --resume --input {printable(folder / 'failed_sequences.fa')}",
             ]
@@ -128,8 +130,8 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
     Raises:
         VirnucproError: see ``errors``; finished shards are kept in every case.
     """
-    rundir, summary, started_ns = RunDir(config.output), Summary(), time.time_ns()
-    with rundir.locked(), logging_to_file(rundir.log):
+    rundir, summary = RunDir(config.output), Summary()
+    with rundir.in_use():
         rundir.check_free(resume=config.resume, force=config.force)
         LOGGER.info("virnucpro %s: %s", __version__, printable(" ".join(config.argv)))
         for announcement in config.announcements:
@@ -156,7 +158,7 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
             head=head,
             lost={},
             feature_format=config.feature_format,
-            check_inputs=lambda: check_unchanged_since(manifest.inputs, started_ns),
+            per_file=config.per_file or (recorded is not None and rundir.samples.is_dir()),
             on_shard=lambda done: on_event(
                 Progress("writing tables", done + 1, n_shards, "shards")
             ),
@@ -171,35 +173,6 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
         for line in summary.lines(config.output):
             LOGGER.info("%s", line)
     return summary
-
-
-def open_run(
-    config: RunConfig, rundir: RunDir, recorded: Manifest | None, on_event: OnEvent
-) -> Manifest:
-    """Find and hash the inputs, and check that they go with what is recorded, if anything is."""
-    if config.force and any(rundir.would_clear(path) for path in config.inputs):
-        raise UsageError(
-            "an input lies in the folder that --force clears",
-            hint="move it away first; to repair a run with its failed_sequences.fa use --resume",
-        )
-    on_event(Progress("looking for the input", 0, 0, "bytes"))
-    sources = find_inputs(config.inputs, rundir.root, rundir.copies, rundir.own_fasta)
-    n_bytes = sum(source.path.stat().st_size for source in sources)
-    given = hash_inputs(
-        sources, lambda done: on_event(Progress("hashing the input", done, n_bytes, "bytes"))
-    )
-    if recorded is None:
-        recipe = config.recipe_for(agree_on_type(given, config.input_type))
-        return Manifest(recipe, tuple(given))
-    asked = config.recipe_for(config.input_type or recorded.recipe.input_type)
-    check_same_recipe(rundir, recorded, asked)
-    inputs = join_inputs(recorded.inputs, given)
-    hashes = {known.sha256 for known in given}
-    check_unchanged(known for known in inputs if known.sha256 not in hashes)
-    for added in inputs[len(recorded.inputs) :]:
-        LOGGER.warning("added to this run: %s", added.shown)
-    announce(f"going on with the run in {printable(rundir.root)}")
-    return Manifest(recorded.recipe, tuple(inputs), _replaced(rundir, recorded, inputs))
 
 
 def plan_run(
@@ -236,31 +209,12 @@ def plan_run(
     return plan
 
 
-def _replaced(rundir: RunDir, recorded: Manifest, inputs: Sequence[InputFile]) -> tuple[str, ...]:
-    """The failed and invalid records that inputs added now give anew."""
-    n_recorded = len(recorded.inputs)
-    table = rundir.record_table(recorded.recipe.command)
-    if n_recorded == len(inputs) or not table.exists():
-        return recorded.replaced
-    with table.open(encoding="utf-8") as lines:
-        mendable = {name for name, status in read_statuses(lines) if status in _MENDABLE}
-    found = {
-        record.id
-        for added in inputs[n_recorded:]
-        for record in added.read()
-        if record.id in mendable
-    }
-    return tuple(sorted(found.union(recorded.replaced)))
-
-
-_MENDABLE = ("failed", "invalid")
-
-
 def make_job(config: RunConfig, rundir: RunDir, manifest: Manifest) -> Job:
     recipe = manifest.recipe
     return Job(
         features=rundir.features,
         weights=config.weights,
+        dim=config.dim,
         layer=recipe.layer,
         pooling=recipe.pooling,
         precision=recipe.precision,
@@ -285,7 +239,7 @@ def complete(results: Results, executor: Executor, on_event: OnEvent, summary: S
     """
     with summary.stage(STAGES[1]):
         try:
-            lost = embed(results.plan, results.job, results.manifest, executor, on_event, summary)
+            lost = embed(results, executor, on_event, summary)
         finally:
             results.rundir.sweep()  # what workers that died, or were stopped, were writing
     with summary.stage(STAGES[2]):
@@ -293,20 +247,16 @@ def complete(results: Results, executor: Executor, on_event: OnEvent, summary: S
 
 
 def embed(
-    plan: Plan,
-    job: Job,
-    manifest: Manifest,
-    executor: Executor,
-    on_event: OnEvent,
-    summary: Summary,
+    results: Results, executor: Executor, on_event: OnEvent, summary: Summary
 ) -> dict[int, str]:
     """Run what is not done yet. Returns why a shard has no feature file, by its index."""
-    pending = find_pending(plan, job, frozenset(manifest.replaced), on_event)
+    plan, job = results.plan, results.job
+    pending = find_pending(plan, job, frozenset(results.manifest.replaced), on_event)
     lost: dict[int, str] = {}
     if not pending:
         return lost
     job.features.mkdir(exist_ok=True)
-    on_event(EmbeddingStarted(tuple(pending), len(plan.shards) - len(pending)))
+    on_event(EmbeddingStarted(tuple(pending), len(plan.shards) - len(pending), plan.files))
     started = time.monotonic()
     with closing(executor.run(pending, job)) as events:
         for event in events:
@@ -365,7 +315,7 @@ def discard_damaged(plan: Plan, job: Job, on_event: OnEvent) -> None:
         path = job.feature_file(shard)
         try:
             if path.exists():
-                read_embeddings(path, job.attributes_of(shard))
+                read_embeddings(path, job.attributes_of(shard), job.dim)
         except FeatureFileError as error:
             _discard(path, error)
 
@@ -382,11 +332,13 @@ def close_run(
     """Write the last word into ``run.json``, and delete what only the run needed."""
     summary.statuses = {status: tally.statuses[status] for status in STATUSES}
     summary.n_viral, summary.n_frames = tally.n_viral, tally.n_frames
-    summary.n_failed_shards = len(tally.failed_shards)
+    summary.n_failed_frames = tally.n_failed_frames
+    summary.n_refused = len(manifest.refused)
+    summary.n_files = len(manifest.inputs) + summary.n_refused
     state = "partial" if summary.exit_code else "complete"
     facts = {"state": state, "counts": asdict(summary)}
     rundir.write_manifest(manifest, {**_facts(config), **facts})
-    if not config.keep_intermediate and not summary.exit_code:
+    if not config.keep_intermediate and not summary.n_failed_frames:
         rundir.clear_shards()
 
 
@@ -431,6 +383,12 @@ def warn_of_input(plan: Plan, manifest: Manifest) -> None:
         LOGGER.warning(
             "%d records hold U (RNA): a codon with U adds nothing; write T for U to have all",
             counts.n_with_u,
+        )
+    if counts.n_gaps:
+        LOGGER.warning(
+            "%d gaps (- . ~) of an alignment, in %d records, are left out",
+            counts.n_gaps,
+            counts.n_gapped,
         )
     if counts.n_short > counts.n_records / 2:
         LOGGER.warning(

@@ -10,10 +10,11 @@ from __future__ import annotations
 import hashlib
 import json
 from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import chain
 from typing import TextIO, TypeVar
 
@@ -22,13 +23,14 @@ import numpy as np
 from virnucpro.config import Recipe
 from virnucpro.errors import InputError
 from virnucpro.fasta import find_invalid, write_record
-from virnucpro.files import atomic, open_table, sha256
+from virnucpro.files import atomic, open_plain, open_table, sha256
 from virnucpro.inputs import InputFile, generations
 from virnucpro.log import printable
-from virnucpro.records import PROTEIN, Chunk, FastaRecord, Orf, Shard, Status
+from virnucpro.records import PROTEIN, Chunk, FastaRecord, Orf, Shard, Status, check_counts
 from virnucpro.repeats import SeenProteins
 from virnucpro.rundir import Manifest, RunDir
 from virnucpro.shards import ShardWriter
+from virnucpro.survey import find_repeat, repeated
 from virnucpro.translate import chunk_record, orf_nucleotides, translate_six_frames
 
 MAX_RESIDUES = 50_000  # longer than any protein known; attention grows with the square
@@ -45,8 +47,13 @@ class Counts:
     n_letters: int = 0
     n_with_u: int = 0  # records of RNA
     n_short: int = 0  # records under half a chunk
+    n_gapped: int = 0  # records with gaps
+    n_gaps: int = 0  # of these, left out
     n_copies: int = 0  # ORFs whose protein was met before
     n_copied_residues: int = 0
+
+    def __post_init__(self) -> None:
+        check_counts(*(getattr(self, count.name) for count in fields(self)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +62,16 @@ class Plan:
 
     generations: tuple[tuple[Shard, ...], ...]
     counts: Counts = field(default_factory=Counts)
+    files: tuple[tuple[int, int], ...] = ()  # of each input: its first shard, one after its last
 
     @property
     def shards(self) -> list[Shard]:
         return list(chain.from_iterable(self.generations))
+
+
+def count_done(files: Iterable[tuple[int, int]], missing: Sequence[int]) -> int:
+    """Of how many files no shard is among those that are missing, which are in order."""
+    return sum(bisect_left(missing, first) == bisect_left(missing, end) for first, end in files)
 
 
 def screen(record: FastaRecord, recipe: Recipe) -> tuple[Status | None, str]:
@@ -112,6 +125,7 @@ class _Planner:
     keep_intermediate: bool
     on_letters: Callable[[int], None]
     counts: Counts = field(default_factory=Counts)
+    files: list[tuple[int, int]] = field(default_factory=list)
 
     def run(self) -> Plan:
         recipe, replaced = self.manifest.recipe, frozenset(self.manifest.replaced)
@@ -125,41 +139,47 @@ class _Planner:
                 writer = ShardWriter(
                     self.rundir.planned.shards, recipe.residues_per_shard, sum(map(len, shards))
                 )
-                known = replaced if number else frozenset[str]()
-                records = self.screened(inputs, hashes, known)
-                if recipe.input_type == "nucleotide":
-                    self.write_frames(records, writer, chunks)
-                else:
-                    self.write_proteins(records, writer)
+                known, seen = replaced if number else frozenset[str](), SeenProteins()
+                mended: set[str] = set()
+                for file in inputs:
+                    first = writer.next_index
+                    records = self.screened(file, hashes, known, mended)
+                    if recipe.input_type == "nucleotide":
+                        self.write_frames(records, writer, seen, chunks)
+                    else:
+                        self.write_proteins(records, writer, seen)
+                    self.files.append((first, writer.end_index))
                 writer.flush()
                 shards.append(tuple(map(self.in_place, writer.shards)))
                 self.counts.n_copies += writer.n_copies
                 self.counts.n_copied_residues += writer.n_copied_residues
         self.on_letters(self.counts.n_letters)
-        _refuse_duplicates(hashes, self.manifest.inputs, replaced)
-        return Plan(tuple(shards), self.counts)
+        refuse_duplicates(hashes, self.manifest)
+        return Plan(tuple(shards), self.counts, tuple(self.files))
 
     def in_place(self, shard: Shard) -> Shard:
         return replace(shard, path=self.rundir.shards / shard.path.name)
 
     def screened(
-        self, inputs: Iterable[InputFile], hashes: array[int], replaced: frozenset[str]
+        self, file: InputFile, hashes: array[int], replaced: frozenset[str], mended: set[str]
     ) -> Iterator[FastaRecord]:
         """The records to embed. Those of ``replaced`` may have been there before."""
-        recipe, reported = self.manifest.recipe, 0
-        mended: set[str] = set()
-        for record in chain.from_iterable(known.read() for known in inputs):
+        recipe, reported = self.manifest.recipe, self.counts.n_letters
+        for record in self.manifest.ids.read(file):
             if record.id not in replaced:
                 hashes.append(hash(record.id))
             elif record.id in mended:
                 raise InputError(
-                    f"line {record.line}: the mended record {printable(record.id)} occurs twice",
+                    f"{file.shown}:{record.line}: the mended record {printable(record.id)} "
+                    "occurs twice",
                     hint="keep one of the two",
                 )
             else:
                 mended.add(record.id)
             self.counts.n_records += 1
             self.counts.n_letters += len(record.sequence)
+            self.counts.n_gapped += record.n_gaps > 0
+            self.counts.n_gaps += record.n_gaps
             if self.counts.n_letters - reported >= _STEP_BASES:
                 reported = self.counts.n_letters
                 self.on_letters(reported)
@@ -171,9 +191,13 @@ class _Planner:
                 yield record
 
     def write_frames(
-        self, records: Iterable[FastaRecord], writer: ShardWriter, out: TextIO | None
+        self,
+        records: Iterable[FastaRecord],
+        writer: ShardWriter,
+        seen: SeenProteins,
+        out: TextIO | None,
     ) -> None:
-        size, seen = self.manifest.recipe.chunk_size, SeenProteins()
+        size = self.manifest.recipe.chunk_size
         chunks = chain.from_iterable(chunk_record(record, size) for record in records)
         for block in _blocks(chunks):
             orfs = seen.mark(translate_six_frames(block))
@@ -188,8 +212,9 @@ class _Planner:
             for orf in orfs:
                 writer.add(orf, orf_nucleotides(orf, by_id[orf.chunk_id]))
 
-    def write_proteins(self, records: Iterable[FastaRecord], writer: ShardWriter) -> None:
-        seen = SeenProteins()
+    def write_proteins(
+        self, records: Iterable[FastaRecord], writer: ShardWriter, seen: SeenProteins
+    ) -> None:
         for block in _blocks(records):
             proteins = [(record.id, protein_of(record)) for record in block]
             orfs = [Orf(name, name, name, 0, len(text), PROTEIN, text) for name, text in proteins]
@@ -212,35 +237,41 @@ def _blocks(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
     yield block
 
 
-def _refuse_duplicates(
-    hashes: array[int], inputs: Sequence[InputFile], replaced: frozenset[str]
-) -> None:
+def refuse_duplicates(hashes: array[int], manifest: Manifest) -> None:
     """
     Raises:
         InputError: an id occurs twice; only then the inputs are read again to say where.
     """
-    ordered = np.sort(np.asarray(hashes))
-    twice = frozenset(ordered[1:][ordered[1:] == ordered[:-1]].tolist())
-    if not twice:
-        return
-    first: dict[str, str] = {}
-    for number, files in enumerate(generations(inputs)):
-        for known in files:
-            for record in known.read():
-                if hash(record.id) not in twice or (number and record.id in replaced):
-                    continue
-                where = f"{known.shown}:{record.line}"
-                if record.id in first:
-                    raise InputError(
-                        f"{where}: the id {printable(record.id)} occurs twice "
-                        f"(first at {first[record.id]})",
-                        hint="make the ids unique, for example with `seqkit rename`",
-                    )
-                first[record.id] = where
+    twice = repeated(np.asarray(hashes))
+    replaced = frozenset(manifest.replaced)
+    repeat = find_repeat(
+        (
+            (file, record)
+            for file in manifest.inputs
+            for record in manifest.ids.read(file)
+            if not (file.generation and record.id in replaced)
+        ),
+        twice,
+    )
+    if repeat is not None:
+        raise repeat.error(_remedy(manifest))
+
+
+def _remedy(manifest: Manifest) -> str:
+    """Beside that of making ids unique."""
+    if len(manifest.inputs) == 1:
+        return "or add --rename-duplicates"
+    return (
+        "or leave the added file out: this run writes ids without their file; another one, or the "
+        "same with --force, writes them with it if all files are given at once"
+    )
 
 
 def _key(manifest: Manifest) -> str:
-    hashes = [(known.sha256, known.generation) for known in manifest.inputs]
+    hashes = [
+        (file.sha256, file.generation, file.n_renamed, file.sample if manifest.is_qualified else "")
+        for file in manifest.inputs
+    ]
     text = repr((manifest.recipe.fingerprint, hashes, manifest.replaced))
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -257,6 +288,7 @@ def _to_json(plan: Plan, manifest: Manifest) -> dict[str, object]:
             [[shard.n_orfs, shard.n_embedded, shard.n_residues, shard.sha256] for shard in shards]
             for shards in plan.generations
         ],
+        "files": plan.files,
     }
     return {**stored, "sha256": _digest(stored)}
 
@@ -282,7 +314,8 @@ def find_plan(
 def read_plan(rundir: RunDir, manifest: Manifest) -> Plan | None:
     """What ``plan.json`` tells, if it is of this run and as it was written."""
     try:
-        stored = dict(json.loads(rundir.plan.read_text()))
+        with open_plain(rundir.plan) as content:
+            stored = dict(json.load(content))
         if stored.pop("sha256") != _digest(stored) or stored["key"] != _key(manifest):
             return None
         index, found = 0, []
@@ -293,7 +326,8 @@ def read_plan(rundir: RunDir, manifest: Manifest) -> Plan | None:
                 shards.append(Shard(index, path, n_orfs, n_embedded, n_residues, digest))
                 index += 1
             found.append(tuple(shards))
-        return Plan(tuple(found), Counts(**stored["counts"]))
+        files = tuple((int(first), int(end)) for first, end in stored["files"])
+        return Plan(tuple(found), Counts(**stored["counts"]), files)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
@@ -307,6 +341,9 @@ def _are_whole(shards: Sequence[Shard], on_shard: Callable[[int, int], None]) ->
             digests = pool.map(sha256, [shard.path for shard in some])
             try:
                 if list(digests) != [shard.sha256 for shard in some]:
+                    return False
+                # each ORF and each residue is a letter of the file, at least
+                if any(s.n_orfs + s.n_residues > s.path.stat().st_size for s in some):
                     return False
             except OSError:
                 return False

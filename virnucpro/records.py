@@ -25,10 +25,18 @@ STATUSES: tuple[Status, ...] = ("scored", "embedded", "too_short", "no_orf", "in
 class FastaRecord(NamedTuple):
     """One sequence of an input file."""
 
-    id: str
-    header: str  # the whole line after '>', as it stands in the file
-    sequence: str  # no white space; the case is kept
+    id: str  # of the run: no other record has it
+    header: str  # the whole line after '>', as it stands in the file but for the id
+    sequence: str  # no white space and no gaps; the case is kept
     line: int = 0  # of the header, counted from 1
+    n_gaps: int = 0  # of an alignment, which were left out
+    sample: str = ""  # name of the file in the tables
+    own_id: str = ""  # within the file, where that differs
+
+    @property
+    def name(self) -> str:
+        """The id that the record has in its file."""
+        return self.own_id or self.id
 
 
 class Chunk(NamedTuple):
@@ -72,9 +80,25 @@ class Shard:
     n_residues: int  # of those that are embedded
     sha256: str  # of the file
 
+    def __post_init__(self) -> None:
+        check_counts(self.index, self.n_orfs, self.n_embedded, self.n_residues)
+        if self.n_embedded > min(self.n_orfs, self.n_residues):
+            raise ValueError(f"{self.n_embedded} of {self.n_orfs} ORFs, {self.n_residues} residues")
+        if not isinstance(self.sha256, str):
+            raise TypeError("a shard is known by its hash")
+
     @property
     def name(self) -> str:
         return f"{self.index:06d}"
+
+
+def check_counts(*counts: object) -> None:
+    """Raise TypeError or ValueError for what is no count that 64 bits can hold."""
+    for count in counts:
+        if type(count) is not int:  # a bool is none either
+            raise TypeError(f"{count!r} is no count")
+        if not 0 <= count < 2**63:
+            raise ValueError(f"{count} is no count")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +156,10 @@ class Prediction:
 class Call:
     """The answer for one record: a row of ``predictions.tsv``."""
 
-    record_id: str
+    record_id: str  # within its file
     length: int  # bases, or residues of a protein
     status: Status
+    sample: str = ""
     virus_score: float | None = None
     is_virus: bool = False
     n_chunks: int = 0

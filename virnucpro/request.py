@@ -5,6 +5,7 @@ All that can be checked is checked here, before a file is read or a process is s
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,33 +19,42 @@ from virnucpro.config import (
     Resources,
     RunConfig,
 )
-from virnucpro.devices import Choice, choose_devices, choose_precision, choose_tokens
+from virnucpro.devices import (
+    Choice,
+    choose_devices,
+    choose_precision,
+    choose_tokens,
+    describe_compromises,
+)
 from virnucpro.engine.events import Progress, Telling
 from virnucpro.errors import (
     InputMissingError,
     OutputError,
+    ResumeError,
     StorageError,
     UnavailableError,
     UsageError,
 )
 from virnucpro.esm2.converted import WORTH_CONVERTING, convert, find_converted
 from virnucpro.esm2.download import (
-    EMBEDDED,
+    check_published,
     converted_folder,
     embedded_head,
     embedded_model,
     find_checkpoint,
+    locate,
 )
 from virnucpro.esm2.model import DTYPES
+from virnucpro.esm2.published import EMBEDDED, PUBLISHED
 from virnucpro.esm2.weights import Checkpoint
-from virnucpro.fasta import list_fasta
 from virnucpro.head import Head, load_head
-from virnucpro.inputs import STDIN
+from virnucpro.inputs import list_sources
 from virnucpro.log import LOGGER, printable
 from virnucpro.rundir import RunDir
 
 OnEvent = Callable[[Telling], None]
 _DEFAULT_CHUNK = 500
+_LONGEST_CHUNK = 1_000_000_000  # bases
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,11 +81,18 @@ class Options:
     resume: bool
     force: bool
     keep_intermediate: bool
+    per_file: bool = False
+    strict: bool = False
+    rename_duplicates: bool = False
     argv: tuple[str, ...]
     cuda_visible_devices: str | None
     converted: Path | None = (
         None  # where large models are kept converted, if not in the usual place
     )
+
+    @property
+    def model_name(self) -> str:
+        return EMBEDDED if self.model is None else self.model
 
 
 def resolve(options: Options, on_event: OnEvent) -> tuple[RunConfig, Head | None]:
@@ -89,10 +106,10 @@ def resolve(options: Options, on_event: OnEvent) -> tuple[RunConfig, Head | None
         with rundir.locked():
             rundir.check_free(resume=options.resume, force=options.force)
     for path in options.input:
-        if path != STDIN:
-            list_fasta(path)
+        list_sources(path)
+    _check_before_fetching(options)
     checkpoint = find_checkpoint(
-        options.model or EMBEDDED,
+        options.model_name,
         lambda n, total: on_event(Progress("fetching the model", n, total, "bytes")),
     )
     head = _load_head(options, checkpoint)
@@ -108,9 +125,14 @@ def resolve(options: Options, on_event: OnEvent) -> tuple[RunConfig, Head | None
         tokens_per_batch=_tokens_per_batch(options, choice, checkpoint),
         silence_seconds=options.worker_timeout,
     )
-    precision = choose_precision(_asked_precision(options), choice)
+    asked = _asked_precision(options)
+    precision = choose_precision(asked, choice)
+    is_auto = (asked == "auto", options.esm_batch_size == "auto")
+    for line in describe_compromises(choice, checkpoint.shape, is_auto):
+        LOGGER.warning("%s", line)
     folder = options.converted or converted_folder()
     weights, digest = _weights(checkpoint, precision, folder, on_event)
+    check_published(options.model_name, checkpoint, digest)
     recipe = _recipe(options, checkpoint, digest, head, precision)
     return RunConfig(
         inputs=tuple(options.input),
@@ -119,11 +141,15 @@ def resolve(options: Options, on_event: OnEvent) -> tuple[RunConfig, Head | None
         resources=resources,
         checkpoint=checkpoint.path.resolve(),
         weights=weights.resolve(),
+        dim=checkpoint.shape.dim,
         input_type=None if options.input_type == "auto" else options.input_type,
         feature_format=options.format,
         resume=options.resume,
         force=options.force,
         keep_intermediate=options.keep_intermediate,
+        per_file=options.per_file,
+        strict=options.strict,
+        rename_duplicates=options.rename_duplicates,
         argv=options.argv,
         announcements=_announcements(checkpoint, recipe, resources, choice),
     ), head
@@ -144,6 +170,27 @@ def _recipe(
         precision=precision,
         head_sha256=head.sha256 if head else "",
     )
+
+
+def _check_before_fetching(options: Options) -> None:
+    """Refuse to resume with another model before gigabytes of it are fetched.
+
+    Raises:
+        ResumeError: the run began with another one.
+    """
+    model = options.model_name
+    recorded = RunDir(options.output_dir).read_manifest() if options.resume else None
+    if recorded is None or model not in PUBLISHED or locate(model).exists():
+        return
+    published, before = PUBLISHED[model], recorded.recipe
+    if model != before.model and before.model_sha256 not in {
+        published.sha256,
+        published.folder_sha256,
+    }:
+        raise ResumeError(
+            f"this folder holds a run with the model {printable(before.model)}, not {model}",
+            hint="use the old options, choose another --output-dir, or start again with --force",
+        )
 
 
 def _weights(
@@ -182,9 +229,10 @@ def _tokens_per_batch(options: Options, choice: Choice, checkpoint: Checkpoint) 
     asked = options.esm_batch_size
     if asked == "auto":
         return choose_tokens(choice, checkpoint.shape)
-    if not asked.isascii() or not asked.isdigit():
+    if not re.fullmatch("[0-9]{1,18}", asked):
         raise UsageError(
-            f"--esm-batch-size is {printable(asked)!r}; it must be auto or a number of tokens"
+            f"--esm-batch-size is {printable(asked)!r}; it must be auto or a number of tokens",
+            hint="leave it out to have it sized to the device",
         )
     return int(asked)
 
@@ -220,7 +268,8 @@ def _load_head(options: Options, checkpoint: Checkpoint) -> Head | None:
             hint="give with --model the encoder that the head was made for",
         )
     facts, shape = head.facts, checkpoint.shape
-    if facts.dim != shape.dim or not 1 <= facts.layer <= shape.n_layers or facts.chunk_size < 30:
+    has_layer = facts.dim == shape.dim and 1 <= facts.layer <= shape.n_layers
+    if not has_layer or not 30 <= facts.chunk_size <= _LONGEST_CHUNK:
         raise UnavailableError(
             f"the head asks for layer {facts.layer} of {facts.dim} dimensions and chunks of "
             f"{facts.chunk_size} bases; the model has {shape.n_layers} layers of {shape.dim}",

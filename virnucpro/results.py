@@ -8,33 +8,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import chain, groupby
 from pathlib import Path
-from typing import TextIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.calls import (
-    CHUNK_COLUMNS,
-    FRAME_COLUMNS,
-    RECORD_COLUMNS,
-    SortedLines,
-    call_record,
-    chunk_rows,
-    frame_rows,
-    record_row,
-)
+from virnucpro.calls import call_record
 from virnucpro.config import FeatureFormat
 from virnucpro.engine.worker import Job
 from virnucpro.errors import InputError
 from virnucpro.fasta import write_record
-from virnucpro.files import atomic, open_table
 from virnucpro.head import Head
 from virnucpro.inputs import InputFile, generations
-from virnucpro.log import announce, printable
+from virnucpro.log import announce, escaped, printable
 from virnucpro.plan import Plan, count_chunks, screen
 from virnucpro.records import Call, Embeddings, FastaRecord, Orf, Prediction, Shard, Status
 from virnucpro.repeats import Originals
@@ -50,6 +39,16 @@ from virnucpro.store import (
     update_embeddings,
     write_index,
 )
+from virnucpro.tables import Add, optional_table, sample_tables, tables
+
+
+@dataclass(slots=True)
+class FailedFrames:
+    """How many of a file have no vector, and the first of them with its reason."""
+
+    first: str
+    n_frames: int = 0
+    n_records: int = 0
 
 
 @dataclass(slots=True)
@@ -60,14 +59,24 @@ class Tally:
     n_read: int = 0  # from the inputs, with those that were given anew
     n_viral: int = 0
     n_frames: int = 0
-    failed_shards: dict[str, str] = field(default_factory=dict)  # path -> error
+    failed_frames: dict[str, FailedFrames] = field(default_factory=dict)  # by sample
     n_parts: int = 0  # feature files with vectors
     parts: list[tuple[Path, NDArray[np.bool_]]] = field(default_factory=list)  # of features.h5
 
-    def add(self, call: Call) -> None:
+    def add(self, record: FastaRecord, predictions: list[Prediction], call: Call) -> None:
         self.statuses[call.status] += 1
         self.n_viral += call.is_virus
         self.n_frames += call.n_frames_scored
+        failures = [prediction for prediction in predictions if prediction.failure]
+        if failures:
+            first = f"{failures[0].orf.id}: {failures[0].failure}"
+            failed = self.failed_frames.setdefault(record.sample, FailedFrames(first))
+            failed.n_records += 1
+            failed.n_frames += len(failures)
+
+    @property
+    def n_failed_frames(self) -> int:
+        return sum(failed.n_frames for failed in self.failed_frames.values())
 
     def add_part(self, path: Path, shown: NDArray[np.bool_]) -> None:
         """Remember a feature file, if there may be an index over so many."""
@@ -87,7 +96,7 @@ class Results:
     head: Head | None
     lost: Mapping[int, str]  # shards without a feature file -> why
     feature_format: FeatureFormat
-    check_inputs: Callable[[], None]  # raises InputError if one changed since it was hashed
+    per_file: bool
     on_shard: Callable[[int], None]
 
     def write(self) -> Tally:
@@ -97,32 +106,47 @@ class Results:
             FeatureFileError: a feature file is not whole.
         """
         tally = Tally()
-        rundir, recipe = self.rundir, self.manifest.recipe
         with ExitStack() as stack:
-            enter = stack.enter_context
-            records = enter(_table(rundir.record_table(recipe.command), RECORD_COLUMNS))
-            failed = enter(_optional_table(rundir.failed_sequences))
-            add = enter(_predict_tables(rundir)) if self.head else None
+            failed = stack.enter_context(optional_table(self.rundir.failed_sequences))
+            adds = [tally.add, *self.tables(stack)]
             for record, predictions in self.outcomes(tally):
                 call = self.call(record, predictions)
-                tally.add(call)
-                records.write(record_row(call))
-                if call.status == "failed":
-                    write_record(failed(), record.header, record.sequence)
-                if add is not None:
+                for add in adds:
                     add(record, predictions, call)
-            self.check_inputs()
+                if any(prediction.failure for prediction in predictions):
+                    write_record(failed(), record.header, record.sequence)
             if tally.n_read != self.plan.counts.n_records:
                 raise InputError(
                     f"{self.plan.counts.n_records} records were read at first, "
                     f"{tally.n_read} now: an input file changed while the run went on",
                     hint="let it be written to its end, then start again with --force",
                 )
-        with _optional_table(rundir.failed_files) as listing:
-            for path, error in sorted(tally.failed_shards.items()):
-                listing().write(f"{path}|embed|{error}\n")
+        self.write_failed_files(tally)
         self.write_index(tally)
         return tally
+
+    def tables(self, stack: ExitStack) -> Iterator[Add]:
+        """What adds a record to the tables of the run and, if so asked, of its sample."""
+        rundir, command = self.rundir, self.manifest.recipe.command
+        yield stack.enter_context(tables(rundir, command, rundir.shards))
+        if self.per_file:
+            samples = [file.sample for file in self.manifest.inputs if not file.generation]
+            yield stack.enter_context(sample_tables(rundir, command, samples))
+
+    def write_failed_files(self, tally: Tally) -> None:
+        """``failed_files.txt``: path, stage and error of each file, by ``|``, which no path has."""
+        rows = [(file, "read", file.error) for file in self.manifest.refused]
+        for file in self.manifest.inputs:
+            if failed := tally.failed_frames.get(file.sample):
+                counts = f"{failed.n_frames} frames of {failed.n_records} records failed"
+                rows.append((file, "embed", f"{counts}; {failed.first}"))
+        lines = []
+        for file, stage, error in rows:
+            path = escaped(file.name or file.path).replace("|", r"\x7c")
+            lines.append(f"{path}|{stage}|{escaped(error)}\n")
+        with optional_table(self.rundir.failed_files) as listing:
+            for line in sorted(lines):
+                listing().write(line)
 
     def write_index(self, tally: Tally) -> None:
         """``features.h5``, unless it would hold more than its readers can open."""
@@ -140,7 +164,7 @@ class Results:
         recipe, length = self.manifest.recipe, len(record.sequence)
         status, note = screen(record, recipe)
         if status is not None:
-            return Call(record.id, length, status, note=note)
+            return Call(record.name, length, status, record.sample, note=note)
         facts = self.head.facts if self.head else None
         return call_record(record, count_chunks(length, recipe), predictions, facts)
 
@@ -168,7 +192,8 @@ class Results:
                     yield record, predictions
                 elif record.id not in given:
                     given.add(record.id)
-                    yield latest.get(record.id, (record, predictions))
+                    anew, predictions = latest.get(record.id, (record, predictions))
+                    yield anew._replace(sample=record.sample, own_id=record.own_id), predictions
 
     def generation(
         self, number: int, inputs: list[InputFile], tally: Tally, owners: Mapping[str, int]
@@ -181,7 +206,7 @@ class Results:
         )
         groups = groupby(frames, key=lambda frame: frame.orf.record_id)
         record_id, group = next(groups, (None, iter(())))
-        for record in chain.from_iterable(known.read() for known in inputs):
+        for record in chain.from_iterable(map(self.manifest.ids.read, inputs)):
             tally.n_read += 1
             if record.id == record_id:
                 yield record, group
@@ -213,13 +238,6 @@ class Results:
                 vectors |= zip(embeddings.ids, embeddings.vectors, strict=True)
             shown = np.array([orf_id not in unseen for orf_id in embeddings.ids], dtype=np.bool_)
             tally.add_part(path, shown)
-        owed = [orf.id for orf in orfs if orf.id in reasons and orf.id not in unseen]
-        if owed:
-            first = printable(f"{owed[0]}: {reasons[owed[0]]}").replace("|", "/")
-            name = _relative(shard.path, self.rundir)
-            tally.failed_shards[name] = (
-                loss or f"{len(owed)} of {len(orfs)} sequences failed; {first}"
-            )
         for orf in orfs:
             yield Frame(orf, vectors.get(orf.id), reasons.get(orf.id, ""))
 
@@ -235,7 +253,7 @@ class Results:
             originals.add_lost(embedded, self.lost[shard.index])
         else:
             path = self.job.feature_file(shard)
-            embeddings = read_embeddings(path, self.job.attributes_of(shard))
+            embeddings = read_embeddings(path, self.job.attributes_of(shard), self.job.dim)
             originals.add(path, embedded, embeddings)
             yield path, embeddings
         if copies := [orf for orf in orfs if orf.copy_of is not None]:
@@ -256,54 +274,3 @@ def copies_file(job: Job, shard: Shard) -> tuple[Path, Attributes]:
     """Where the vectors of a shard's copies are, and what the file must say of itself."""
     path = job.feature_file(shard)
     return path.with_stem(path.stem + COPIES), {**job.attributes_of(shard), "copies": 1}
-
-
-@contextmanager
-def _predict_tables(
-    rundir: RunDir,
-) -> Iterator[Callable[[FastaRecord, list[Prediction], Call], None]]:
-    """What only ``predict`` writes."""
-    with (
-        _table(rundir.frame_table, FRAME_COLUMNS) as frames,
-        _table(rundir.chunk_table, CHUNK_COLUMNS) as chunks,
-        _table(rundir.viral) as viral,
-        SortedLines(rundir.shards) as rows,
-    ):
-
-        def add(record: FastaRecord, predictions: list[Prediction], call: Call) -> None:
-            frames.writelines(frame_rows(predictions))
-            rows.extend(chunk_rows(predictions))
-            if call.is_virus:
-                write_record(viral, record.header, record.sequence)
-
-        yield add
-        chunks.writelines(rows.merged())
-
-
-@contextmanager
-def _table(path: Path, columns: Sequence[str] = ()) -> Iterator[TextIO]:
-    """A text file that appears when it is whole; headers may hold what is not UTF-8."""
-    with atomic(path) as temporary, open_table(temporary) as out:
-        if columns:
-            out.write("\t".join(columns) + "\n")
-        yield out
-
-
-@contextmanager
-def _optional_table(path: Path) -> Iterator[Callable[[], TextIO]]:
-    """A table that is made when it is first asked for; if it is not, an old one is deleted."""
-    made: list[TextIO] = []
-    with ExitStack() as stack:
-
-        def opened() -> TextIO:
-            if not made:
-                made.append(stack.enter_context(_table(path)))
-            return made[0]
-
-        yield opened
-    if not made:
-        path.unlink(missing_ok=True)
-
-
-def _relative(path: Path, rundir: RunDir) -> str:
-    return path.relative_to(rundir.root).as_posix()

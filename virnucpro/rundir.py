@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Collection, Iterator, Mapping
@@ -14,10 +15,18 @@ from typing import Any
 from virnucpro import __version__
 from virnucpro.config import NOT_IN_FINGERPRINT, Recipe
 from virnucpro.errors import OutputError, ResumeError, UsageError
-from virnucpro.files import TEMPORARY, atomic, disk_error, sweep, writing
+from virnucpro.files import (
+    TEMPORARY,
+    atomic,
+    disk_error,
+    refuse_links,
+    sweep,
+    writing,
+)
 from virnucpro.inputs import InputFile
-from virnucpro.lock import locked
-from virnucpro.log import printable
+from virnucpro.lock import OF_A_LOCK, locked
+from virnucpro.log import announce, logging_to_file, printable
+from virnucpro.samples import RunIds
 
 COPIES = "_copies"  # ends the stem of a feature file of copies
 # files that a run makes in its sub-folders
@@ -33,6 +42,8 @@ class Manifest:
     recipe: Recipe
     inputs: tuple[InputFile, ...]
     replaced: tuple[str, ...] = ()  # ids of failed records that a later input gives anew
+    is_qualified: bool = False  # ids of records are written with their file
+    refused: tuple[InputFile, ...] = ()  # files that could not be read
     version: str = __version__  # of the program that wrote it last
 
     def __post_init__(self) -> None:
@@ -41,6 +52,12 @@ class Manifest:
             raise ValueError("the generations of the inputs have gaps")
         if not all(isinstance(record_id, str) for record_id in self.replaced):
             raise TypeError("a replaced record is named by its id")
+        if not isinstance(self.is_qualified, bool):
+            raise TypeError("ids are written with their file, or they are not")
+
+    @property
+    def ids(self) -> RunIds:
+        return RunIds(self.is_qualified, frozenset(self.replaced))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +91,15 @@ class RunDir:
     @property
     def chunks(self) -> Path:
         return self.root / "chunks.fa"
+
+    @property
+    def samples(self) -> Path:
+        """Tables of each file by itself, in folders of their names."""
+        return self.root / "samples"
+
+    def sample(self, name: str) -> RunDir:
+        """Where the tables of one file are, by the names that those of the run have."""
+        return RunDir(self.samples / name)
 
     @property
     def planned(self) -> RunDir:
@@ -117,11 +143,19 @@ class RunDir:
             self.shards,
             self.chunks,
             self.copies,
+            self.samples,
+            self.failed_files,
+            self.failed_sequences,
+            *self.tables,
+        )
+
+    @property
+    def tables(self) -> tuple[Path, ...]:
+        """Of the whole run, and of each sample in its folder."""
+        return (
             self.frame_table,
             self.chunk_table,
             self.viral,
-            self.failed_files,
-            self.failed_sequences,
             self.record_table("predict"),
             self.record_table("extract"),
         )
@@ -130,19 +164,35 @@ class RunDir:
     def locked(self) -> Iterator[None]:
         """Keep other runs out of this folder, which is made if it is not there.
 
+        The folder itself may be a link, to another disk say; what a run writes into it may not.
+
         Raises:
             OutputError: another run is using it; or it cannot be made or written, or was taken
-                away since.
+                away since; or a file of a run in it is a link.
             StorageError: its disk is full.
         """
         try:
             self.root.mkdir(parents=True, exist_ok=True)
+            ours = (self.log, *self._results)
+            refuse_links(self.root, (*OF_A_LOCK, *(path.name for path in ours)))
             with locked(self.root):
                 yield
         except BrokenPipeError:  # of standard output
             raise
         except OSError as error:
             raise disk_error(error) from error
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Lock this folder and append to its log; say where the folder is, if it is a link.
+
+        Raises:
+            OutputError, StorageError: as ``locked``.
+        """
+        with self.locked(), logging_to_file(self.log, os.O_NOFOLLOW):
+            if self.root.is_symlink():
+                announce(f"{printable(self.root)} is a link to {printable(self.root.resolve())}")
+            yield
 
     def check_free(self, *, resume: bool, force: bool) -> None:
         """Refuse a folder with results, unless the user said what to do with them.
@@ -182,12 +232,29 @@ class RunDir:
         Copies of inputs stay: the next run may need them.
         """
         for path in reversed(self._results):
-            if path != self.copies:
+            if path == self.samples:
+                self.clear_samples()
+            elif path != self.copies:
                 _delete_ours(path)
+
+    def clear_samples(self, kept: Collection[str] = ()) -> None:
+        """Delete the tables of single samples, but of those with these names."""
+        for folder in self.sample_folders():
+            if folder.name not in kept:
+                for table in RunDir(folder).tables:
+                    table.unlink(missing_ok=True)
+                _delete_empty(folder)
+        _delete_empty(self.samples)
+
+    def sample_folders(self) -> list[Path]:
+        """No link is one of them: what it leads to is not of this run."""
+        if self.samples.is_symlink() or not self.samples.is_dir():
+            return []
+        return [path for path in self.samples.iterdir() if path.is_dir() and not path.is_symlink()]
 
     def clear_copies(self, manifest: Manifest) -> None:
         """Delete the copies of inputs that a run, whose manifest is written, does not need."""
-        paths = [Path(known.path) for known in manifest.inputs]
+        paths = [Path(known.path) for known in (*manifest.inputs, *manifest.refused)]
         needed = [path.name for path in paths if path.parent == self.copies.resolve()]
         _delete_ours(self.copies, kept=needed)
 
@@ -224,18 +291,22 @@ class RunDir:
                 _delete_ours(path)
 
     @property
-    def own_fasta(self) -> tuple[str, ...]:
-        return (self.viral.name, self.failed_sequences.name, self.chunks.name)
+    def own_names(self) -> tuple[str, ...]:
+        """Of the files that a run writes into its folder."""
+        return tuple(path.name for path in (*self._results, self.log))
 
     def would_clear(self, path: Path) -> bool:
         """Whether ``clear`` would delete this file."""
         ours = {result.resolve() for result in self._results}
-        return path.resolve() in ours or path.resolve().parent in ours
+        return bool(ours & {path.resolve(), *path.resolve().parents})
 
     def sweep(self) -> None:
         """Delete what a killed run left half done."""
         shutil.rmtree(self.planned.root, ignore_errors=True)
-        for folder in (self.root, self.features, self.shards, self.copies):
+        for folder in (
+            *(self.root, self.features, self.shards, self.copies),
+            *self.sample_folders(),
+        ):
             sweep(folder)
         for partial in self.features.glob(".*.partial"):
             partial.unlink(missing_ok=True)
@@ -257,6 +328,8 @@ class RunDir:
                 recipe=Recipe(**{"shard_format": 1, **stored["recipe"]}),
                 inputs=tuple(self._from_json(known) for known in stored["inputs"]),
                 replaced=tuple(stored["replaced"]),
+                is_qualified=stored.get("qualified", False),
+                refused=tuple(self._from_json(file) for file in stored.get("refused", ())),
                 version=str(version),
             )
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -269,7 +342,9 @@ class RunDir:
         path = Path(known.path)
         if path.parent == self.copies.resolve():
             path = path.relative_to(self.root.resolve())
-        return {**asdict(known), "path": str(path)}
+        fields = {**asdict(known), "path": str(path)}
+        del fields["stamp"]  # it tells of this start only
+        return fields
 
     def _from_json(self, known: Mapping[str, Any]) -> InputFile:
         return InputFile(**{**known, "path": str(self.root.resolve() / known["path"])})
@@ -282,6 +357,8 @@ class RunDir:
             "recipe": asdict(manifest.recipe),
             "inputs": [self._to_json(known) for known in manifest.inputs],
             "replaced": manifest.replaced,
+            "qualified": manifest.is_qualified,
+            "refused": [self._to_json(file) for file in manifest.refused],
         }
         with atomic(self.manifest) as temporary:
             temporary.write_text(json.dumps(content, indent=2) + "\n")
@@ -295,8 +372,12 @@ def _delete_ours(path: Path, kept: Collection[str] = ()) -> None:
     for file in path.iterdir():
         if _OURS.fullmatch(file.name) and file.name not in kept:
             file.unlink()
-    with suppress(OSError):  # it holds somebody's files
-        path.rmdir()
+    _delete_empty(path)
+
+
+def _delete_empty(folder: Path) -> None:
+    with suppress(OSError):  # it is not there, or holds somebody's files
+        folder.rmdir()
 
 
 def _damaged(manifest: Path, why: object) -> ResumeError:

@@ -59,11 +59,21 @@ class ShardWriter:
         if is_full:
             self.flush()
 
+    @property
+    def next_index(self) -> int:
+        """The index of the shard that the next ORF comes into."""
+        return self.first_index + len(self.shards)
+
+    @property
+    def end_index(self) -> int:
+        """One after the last shard that holds an ORF."""
+        return self.next_index + bool(self._entries)
+
     def flush(self) -> None:
         """Close the shard that is open, full or not."""
         if not self._entries:
             return
-        index = self.first_index + len(self.shards)
+        index = self.next_index
         path = self.folder / f"{index:06d}.faa"
         content = "".join(self._entries).encode()
         with writing(path):

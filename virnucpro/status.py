@@ -8,9 +8,11 @@ from pathlib import Path
 
 from virnucpro.errors import FeatureFileError, InputMissingError, ResumeError
 from virnucpro.log import printable
-from virnucpro.plan import read_plan
+from virnucpro.plan import count_done, read_plan
 from virnucpro.rundir import COPIES, Manifest, RunDir
 from virnucpro.store import check_index, read_embeddings
+
+_LISTED = 8  # of many files
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +38,8 @@ def inspect_run(folder: Path, *, verify: bool) -> Report:
         lines = _describe(rundir, manifest)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ResumeError(
-            f"{printable(folder)}: run.json or shards/plan.json is damaged: {printable(error)}",
-            hint="go on with --resume, which writes both anew",
+            f"{printable(folder)}: run.json is damaged: {printable(error)}",
+            hint="go on with --resume, which writes it anew",
         ) from error
     n_damaged = 0
     if verify:
@@ -82,16 +84,36 @@ def _describe(rundir: RunDir, manifest: Manifest) -> list[str]:
         printable(
             f"command   {recipe.command}, {recipe.model}, layer {recipe.layer}, {recipe.precision}"
         ),
-        *(f"input     {printable(known.path)}" for known in manifest.inputs),
+        *_folded([f"input     {file.shown}" for file in manifest.inputs]),
+        *_folded([f"unread    {printable(file.error)}" for file in manifest.refused]),
     ]
-    if rundir.plan.exists():
-        n_shards = sum(map(len, json.loads(rundir.plan.read_text())["generations"]))
-        lines.append(f"shards    {n_files} done, {n_shards - n_files} pending")
-    else:
-        lines.append(f"shards    {n_files} done")
+    lines += _describe_shards(rundir, manifest, n_files)
     if "counts" in stored:
         statuses = stored["counts"]["statuses"].items()
         lines.append(f"records   {', '.join(f'{n} {status}' for status, n in statuses if n)}")
     if rundir.failed_files.exists():
         lines.append(f"failed    see {printable(rundir.failed_files)}")
     return lines
+
+
+def _describe_shards(rundir: RunDir, manifest: Manifest, n_files: int) -> list[str]:
+    done = f"shards    {n_files} done"
+    if not rundir.plan.exists():
+        return [done]
+    plan = read_plan(rundir, manifest)
+    if plan is None:
+        return [f"{done}, the plan is damaged, or of other inputs: --resume makes it again"]
+    files = (rundir.features / f"{shard.name}.h5" for shard in plan.shards)
+    missing = [index for index, file in enumerate(files) if not file.exists()]
+    n_inputs = count_done(plan.files, missing)
+    return [
+        f"{done}, {len(missing)} pending",
+        f"files     {n_inputs:,} of {len(plan.files):,} done",
+    ]
+
+
+def _folded(lines: list[str]) -> list[str]:
+    """The first few, and how many more there are."""
+    if len(lines) <= _LISTED + 1:
+        return lines
+    return [*lines[:_LISTED], f"          + {len(lines) - _LISTED:,} more"]

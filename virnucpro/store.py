@@ -124,7 +124,14 @@ def _to_hdf5(embeddings: Embeddings, attributes: Attributes) -> bytes:
 
 def open_features(path: Path) -> h5py.File:
     """Open a file that is whole: it never changes, and not every file system has locks."""
+    _refuse_pipe(path)
     return h5py.File(path, "r", locking=False)
+
+
+def _refuse_pipe(path: Path) -> None:
+    """Raise ValueError for what is there but no plain file: a pipe would never end."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise ValueError("it is no file")
 
 
 def read_label(path: Path, attributes: Attributes) -> Label:
@@ -135,8 +142,7 @@ def read_label(path: Path, attributes: Attributes) -> Label:
         OutputError, StorageError: it cannot be read now.
     """
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # a pipe would never end
-            raise ValueError("it is no file")
+        _refuse_pipe(path)
         with path.open("rb") as handle:
             end = handle.seek(0, os.SEEK_END) - _SEAL.size
             if end < 0:
@@ -162,18 +168,20 @@ def read_label(path: Path, attributes: Attributes) -> Label:
     return label
 
 
-def read_embeddings(path: Path, attributes: Attributes) -> Embeddings:
+def read_embeddings(path: Path, attributes: Attributes, dim: int | None = None) -> Embeddings:
     """Read one file and verify it, to the last bit, against the attributes it must have.
 
+    With ``dim``, its vectors must be of that width; without any vector, the width may be 0.
+
     Raises:
-        FeatureFileError: it is missing, damaged, or of another recipe or shard.
+        FeatureFileError: it is missing, damaged, or of another recipe, shard or width.
         OutputError, StorageError: it cannot be read now.
     """
     label = read_label(path, attributes)
     try:
         _check_content(path, label)
         with open_features(path) as h5:
-            return Embeddings(
+            embeddings = Embeddings(
                 ids=_strings(_own(h5, "ids")),
                 lengths=_own(h5, "lengths")[:],
                 vectors=_own(h5, "embeddings")[:],
@@ -186,6 +194,10 @@ def read_embeddings(path: Path, attributes: Attributes) -> Embeddings:
                     )
                 ),
             )
+        width = embeddings.vectors.shape[1]
+        if dim not in (None, width) and (width or embeddings.ids):
+            raise ValueError(f"its vectors have {width} values of {dim}")
+        return embeddings
     except _DAMAGE as error:
         raise _refusal(path, error) from error
 

@@ -51,7 +51,7 @@ srun --kill-on-bad-exit=1 torchrun \
     --rdzv-backend c10d \
     --rdzv-endpoint "$first_node:$port" \
     --rdzv-id "$SLURM_JOB_ID" \
-    -m virnucpro train --quiet --resume \
+    --no-python virnucpro train --quiet --resume \
     --data "$manifest" \
     --output-dir "$output" \
     "$@"

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 from conftest import make_tiny, open_dna
-from runs import hear_signals
+from runs import hear_signals, is_ours
 
 SILENCE = 8  # seconds after which a worker counts as hung
 # a signal may come before the program can catch it: then the system ends it, with the same meaning
@@ -91,7 +91,7 @@ class Run:
         return log.read_text() if log.exists() else ""
 
     def workers(self) -> list[psutil.Process]:
-        return [one for one in self.family() if _is_worker(one)]
+        return [one for one in self.family() if is_ours(one)]
 
     def family(self) -> list[psutil.Process]:
         """All processes of the run that are there, whoever their parent is now."""
@@ -123,12 +123,6 @@ class Run:
         _, alive = psutil.wait_procs(self.family(), timeout=10)
         assert not alive, f"outlive their parent: {alive}"
         return errors
-
-
-def _is_worker(process: psutil.Process) -> bool:
-    with suppress(psutil.NoSuchProcess):
-        return "spawn_main" in " ".join(process.cmdline())
-    return False
 
 
 def _session(pid: int) -> int | None:

@@ -1,4 +1,4 @@
-"""Runs on small disks in memory, for ``test_disk``: fill them, make room, resume, keep the result.
+"""Work on small disks in memory, for ``test_disk``: fill them, make room, go on, keep the result.
 
 Its process has mounts of its own. It writes one line of JSON for each disk.
 """
@@ -10,30 +10,69 @@ import pickle
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from labelled import train_here
 from runs import leftovers, run_inline
 
 from virnucpro.config import RunConfig
+from virnucpro.engine.executor import InlineExecutor
 from virnucpro.errors import VirnucproError
 from virnucpro.head import load_head
+from virnucpro.training.evaluation import Question, evaluate
+from virnucpro.training.figure import write_figure
+from virnucpro.training.report import write_report
+from virnucpro.training.request import TrainOptions
 
 
-def main(config: RunConfig, head_file: Path, kept: Path, limits: list[str]) -> None:
-    head, disk = load_head(head_file), config.output.parent
+@dataclass(frozen=True)
+class Prediction:
+    config: RunConfig
+    head: Path
+
+    def __call__(self, resume: bool) -> None:
+        run_inline(replace(self.config, resume=resume), load_head(self.head))
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    question: Question
+    config: RunConfig
+    head: Path
+
+    def __call__(self, resume: bool) -> None:
+        records, head = self.question.read_records(), load_head(self.head)
+        config = replace(self.config, resume=resume)
+        found = evaluate(self.question, records, config, head, InlineExecutor(), lambda _: None)
+        write_report(found)
+        write_figure(found)
+
+
+@dataclass(frozen=True)
+class Training:
+    options: TrainOptions
+
+    def __call__(self, resume: bool) -> None:
+        train_here(replace(self.options, resume=resume))
+
+
+def main(work: Callable[[bool], None], folder: Path, kept: Path, limits: list[str]) -> None:
+    """Let ``work`` fill disks at the parent of its ``folder``; it takes whether it is a resume."""
+    disk = folder.parent
     for limit in limits:
         subprocess.run(["mount", "-t", "tmpfs", "-o", limit, "tmpfs", disk], check=True)
         told = {"message": "", "kept": str(kept / limit)}
         try:
-            run_inline(config, head)
+            work(False)
         except VirnucproError as error:
             told |= {"message": str(error), "hint": error.hint, "exit_code": error.exit_code}
         told["leftovers"] = leftovers(disk)
         room = "remount,size=64m,nr_inodes=10000"
         subprocess.run(["mount", "-o", room, disk], check=True)
-        run_inline(replace(config, resume=True), head)
-        shutil.copytree(config.output, told["kept"])
+        work(True)
+        shutil.copytree(folder, told["kept"])
         subprocess.run(["umount", disk], check=True)
         sys.stdout.write(json.dumps(told) + "\n")
 

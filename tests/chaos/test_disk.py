@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import gzip
+import hashlib
 import json
 import multiprocessing
 import os
@@ -17,11 +18,12 @@ import re
 import resource
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
@@ -29,13 +31,18 @@ from pathlib import Path
 import h5py
 import pytest
 from conftest import make_tiny
-from runs import assert_same_run, leftovers, run_inline
+from labelled import options, train_here, write_labelled
+from runs import assert_same_run, leftovers, run_inline, within
+from small_disk import Evaluation, Prediction, Training
 
 from virnucpro.config import RunConfig
 from virnucpro.engine.events import ShardDone
 from virnucpro.errors import InputError, OutputError, ResumeError, StorageError, VirnucproError
 from virnucpro.plan import read_plan
 from virnucpro.rundir import RunDir
+from virnucpro.status import inspect_run
+from virnucpro.training.evaluation import Question
+from virnucpro.training.fragments import Cutting
 
 CODES = {errno.ENOSPC: 74, errno.EDQUOT: 74, errno.EIO: 74, errno.EROFS: 73, errno.EACCES: 73}
 UNREADABLE = {errno.EIO: 74, errno.EMFILE: 74, errno.EACCES: 73, errno.ESTALE: 73}
@@ -242,20 +249,16 @@ def in_own_mounts(*command: object) -> list[str]:
     return [*own, *map(str, command)]
 
 
-def test_a_full_disk_is_told_and_resume_completes_the_run_when_there_is_room(
-    make, tiny, undisturbed, tmp_path, request
-):
-    """Disks in memory that are small, or may hold few files; more of them with more rounds."""
-    apart = max(1, 40 // request.config.getoption("--rounds"))
-    limits = [f"size={4096 * n}" for n in range(5, 45, apart)]
-    limits += [f"nr_inodes={n}" for n in range(5, 40, apart)]
-    disk = emptied(tmp_path / "disk")
-    config, kept = make(output=disk / "run"), emptied(tmp_path / "kept")
-    task = (config, tiny.head_file, kept, limits)
-    (tmp_path / "task").write_bytes(pickle.dumps(task))
-    driver = Path(__file__).with_name("small_disk.py")
-    command = in_own_mounts(sys.executable, driver, tmp_path / "task")
-    places = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+def fill_disks(work: Callable[[bool], None], folder: Path, limits: list[str]) -> list[Path]:
+    """Work in ``folder`` on small disks, and to its end when there is room. -> what it left
+
+    Each disk that was too small must have been told, with what lies on it and what to do.
+    """
+    kept, task = emptied(folder.parents[1] / "kept"), folder.parents[1] / "task"
+    emptied(folder.parent)
+    task.write_bytes(pickle.dumps((work, folder, kept, limits)))
+    command = in_own_mounts(sys.executable, Path(__file__).with_name("small_disk.py"), task)
+    places = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
     answer = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **places})
     assert answer.returncode == 0, answer.stderr
     told = [json.loads(line) for line in answer.stdout.splitlines()]
@@ -264,10 +267,56 @@ def test_a_full_disk_is_told_and_resume_completes_the_run_when_there_is_room(
     assert refused
     for one in refused:
         assert one["exit_code"] == 74 and "No space left on device" in one["message"], one
-        assert str(disk) in one["message"] and one["hint"].startswith("make room"), one
+        assert str(folder.parent) in one["message"] and one["hint"].startswith("make room"), one
         assert not one["leftovers"], one
-    for one in told:
-        assert_same_run(Path(one["kept"]), undisturbed)
+    assert "Traceback" not in answer.stderr, answer.stderr
+    return [Path(one["kept"]) for one in told]
+
+
+def test_a_full_disk_is_told_and_resume_completes_the_run_when_there_is_room(
+    make, tiny, undisturbed, tmp_path, request
+):
+    """Disks in memory that are small, or may hold few files; more of them with more rounds."""
+    apart = max(1, 40 // request.config.getoption("--rounds"))
+    limits = [f"size={4096 * n}" for n in range(5, 45, apart)]
+    limits += [f"nr_inodes={n}" for n in range(5, 40, apart)]
+    folder = tmp_path / "disk" / "run"
+    for kept in fill_disks(Prediction(make(output=folder), tiny.head_file), folder, limits):
+        assert_same_run(kept, undisturbed)
+
+
+def test_a_full_disk_ends_a_training_with_a_word_and_resume_completes_it(tmp_path, request):
+    apart = max(1, 40 // request.config.getoption("--rounds"))
+    limits = [f"size={4096 * n}" for n in range(2, 82, 2 * apart)]
+    limits += [f"nr_inodes={n}" for n in range(1, 22, apart)]
+    data, folder = write_labelled(tmp_path), tmp_path / "disk" / "run"
+    asked = {"finetune": True, "layers": 1, "dim": 8, "heads": 1, "epochs": 2}
+    train_here(options(data, tmp_path / "undisturbed", **asked))
+    names = ("head.safetensors", "esm2_trained/model.safetensors", "held_out.tsv", "split.tsv")
+    for kept in fill_disks(Training(options(data, folder, **asked)), folder, limits):
+        for name in names:
+            assert (kept / name).read_bytes() == (tmp_path / "undisturbed" / name).read_bytes()
+
+
+def test_a_full_disk_ends_an_evaluation_with_a_word_and_resume_completes_it(
+    make_config, tiny, tmp_path, request
+):
+    apart = max(1, 40 // request.config.getoption("--rounds"))
+    limits = [f"size={4096 * n}" for n in range(2, 82, 2 * apart)]
+    limits += [f"nr_inodes={n}" for n in range(1, 24, apart)]
+    question = Question(
+        data=write_labelled(tmp_path),
+        output=tmp_path / "disk" / "run",
+        cutting=Cutting(lengths=(150,), per_record=1),
+    )
+    config = make_config(output=question.run_folder)
+    kept = fill_disks(Evaluation(question, config, tiny.head_file), question.output, limits)
+    elsewhere = replace(question, output=tmp_path / "undisturbed")
+    config = make_config(output=elsewhere.run_folder)
+    Evaluation(elsewhere, config, tiny.head_file)(resume=False)
+    for folder in kept:
+        for name in ("evaluation.tsv", "evaluation.png"):
+            assert (folder / name).read_bytes() == (elsewhere.output / name).read_bytes()
 
 
 def test_a_full_disk_of_the_workers_is_one_message_and_exit_code_74(few, tiny, tmp_path):
@@ -489,6 +538,120 @@ def test_a_plan_with_a_flipped_bit_is_made_again_wherever_the_bit_is(
             assert (config.output / plan).read_bytes() == whole
 
 
+def put(*keys: object, value: object) -> Callable[[dict], None]:
+    """Change one value of a plan."""
+
+    def change(plan: dict) -> None:
+        for key in keys[:-1]:
+            plan = plan[key]
+        plan[keys[-1]] = value
+
+    return change
+
+
+N_ORFS, N_EMBEDDED, N_RESIDUES, DIGEST = range(4)  # of a shard in a plan
+FORGERIES = {
+    "text": put("generations", 0, 1, N_ORFS, value="5"),
+    "negative": put("generations", 0, 1, N_RESIDUES, value=-1),
+    "a fraction": put("generations", 0, 1, N_EMBEDDED, value=1.5),
+    "no number": put("generations", 0, 1, N_RESIDUES, value=float("nan")),
+    "endless": put("generations", 0, 1, N_RESIDUES, value=float("inf")),
+    "huge": put("generations", 0, 1, N_RESIDUES, value=10**30),
+    "more than the file holds": put("generations", 0, 1, N_RESIDUES, value=10**9),
+    "true": put("generations", 0, 1, N_ORFS, value=True),
+    "more embedded than there are": put("generations", 0, 1, N_EMBEDDED, value=10**4),
+    "a list": put("generations", 0, 1, N_ORFS, value=[[[]]]),
+    "no hash": put("generations", 0, 1, DIGEST, value=None),
+    "a hash that is a number": put("generations", 0, 1, DIGEST, value=7),
+    "a shard of letters": put("generations", 0, 1, value="abcd"),
+    "a shard of less": put("generations", 0, 1, value=[1, 1]),
+    "shards by name": put("generations", 0, value={"abcd": 1}),
+    "a number of generations": put("generations", value=5),
+    "no generations": put("generations", value=None),
+    "counts of text": put("counts", "n_records", value="14"),
+    "counts below zero": put("counts", "n_letters", value=-1),
+    "counts of nothing": put("counts", "n_copies", value=float("nan")),
+    "huge counts": put("counts", "n_records", value=10**300),
+    "other counts": put("counts", "n_other", value=1),
+    "counts in a list": put("counts", value=[1, 2]),
+}
+
+
+@pytest.mark.parametrize("change", FORGERIES.values(), ids=FORGERIES)
+def test_a_plan_of_what_no_plan_holds_is_made_again(make, tiny, undisturbed, change):
+    """With the hash that belongs to it: whoever makes such a file can count that."""
+    config, plan = make(resume=True), "shards/plan.json"
+    shutil.copytree(undisturbed, config.output)
+    whole = (config.output / plan).read_bytes()
+    forged = json.loads(whole)
+    del forged["sha256"]
+    change(forged)
+    forged["sha256"] = hashlib.sha256(json.dumps(forged).encode()).hexdigest()
+    (config.output / plan).write_text(json.dumps(forged))
+    inspect_run(config.output, verify=True)
+    assert_resumes(config, tiny, undisturbed)
+    assert (config.output / plan).read_bytes() == whole
+
+
+NO_FILES: dict[str, Callable[[Path], None]] = {
+    "a pipe": os.mkfifo,
+    "a socket": lambda path: os.mknod(path, 0o600 | stat.S_IFSOCK),
+    "a folder": lambda path: (path.mkdir(), (path / "mine").touch()),
+}
+
+
+@pytest.mark.parametrize("kind", NO_FILES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(".lock", "virnucpro.log", "run.json", "predictions.tsv", "viral.fasta", "chunks.fa"),
+        *("features.h5", "features/000001.h5", "features", "shards", "shards/plan.json"),
+        *("shards/000001.faa", "failed_sequences.fa"),
+    ],
+)
+def test_what_is_no_file_in_the_place_of_one_is_replaced_or_refused_and_never_waited_for(
+    make, tiny, undisturbed, name, kind
+):
+    config = make(resume=True)
+    shutil.copytree(undisturbed, config.output)
+    path = config.output / name
+    if path.is_dir():
+        if kind == "a folder":
+            return
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+    NO_FILES[kind](path)
+    with within(120):
+        with suppress(VirnucproError):
+            inspect_run(config.output, verify=True)
+        error = ending_of(config, tiny.head)
+    if error is not None:
+        assert error.exit_code == 73 and str(path) in str(error) and error.hint
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if name == "run.json":
+            shutil.copy(undisturbed / name, path)
+        run_inline(config, tiny.head)
+    assert_same_run(config.output, undisturbed)
+
+
+def test_an_input_is_not_added_to_a_run_whose_table_is_no_table(make_config, few, tiny, tmp_path):
+    """It tells which records failed, and may be given anew."""
+    more, config = tmp_path / "more.fa", make_config(few)
+    more.write_text(f">more\n{'GCA' * 150}\n")
+    run_inline(config, tiny.head)
+    table, added = config.output / "predictions.tsv", make_config(few, more, resume=True)
+    for content in (b"a\nb\n", b"a\tb\tc\n\xff\xfe\t\n"):
+        table.write_bytes(content)
+        error = ending_of(added, tiny.head)
+        assert isinstance(error, ResumeError) and f"{table} is damaged" in str(error)
+        run_inline(replace(config, resume=True), tiny.head)  # as its hint says
+    table.unlink()
+    os.mkfifo(table)
+    with within(120):
+        error = ending_of(added, tiny.head)
+    assert isinstance(error, OutputError) and f"{table}: it is not a plain file" in str(error)
+
+
 @pytest.mark.parametrize("harm", ["empty", "truncated", "zeros", "a pipe"])
 def test_a_damaged_run_json_is_named_and_nothing_is_touched(make, tiny, undisturbed, harm):
     config = make()
@@ -602,6 +765,12 @@ def test_a_kill_while_an_input_is_added_leaves_nothing_old_that_is_believed(
         shutil.copytree(undisturbed, folder)
         end_of_killed(config, tiny, folder, number)
         assert_resumes(config, tiny, tmp_path / "added")
+        assert shards_of(folder) == shards_of(tmp_path / "added")
+
+
+def shards_of(folder: Path) -> dict[str, bytes]:
+    """With the bases of their frames, for which no hash is kept."""
+    return {path.name: path.read_bytes() for path in (folder / "shards").iterdir()}
 
 
 def end_of_killed(config: RunConfig, tiny, folder: Path, number: int) -> None:
@@ -628,7 +797,8 @@ def test_a_run_on_a_copy_goes_on_in_a_moved_folder(make_config, few, tiny, undis
     other.write_text(">other\n" + "GCA" * 150 + "\n")
     small = {"residues_per_shard": 500}
     run_inline(make_config(few, other, output=tmp_path / "both", **small), tiny.head)
-    piped = tmp_path / "pipe"
+    piped = tmp_path / "pipe" / few.name
+    piped.parent.mkdir()
     os.mkfifo(piped)
 
     def stop(event) -> None:

@@ -19,7 +19,7 @@ import psutil
 
 from virnucpro.bench.layouts import FAILURES, reason_of
 from virnucpro.engine.events import Event, Memory, ShardDone, ShardFailed
-from virnucpro.engine.processes import ProcessExecutor
+from virnucpro.engine.local import ProcessExecutor
 from virnucpro.engine.worker import Job, Task, Worker
 from virnucpro.errors import UnavailableError, VirnucproError
 from virnucpro.records import Shard
@@ -102,7 +102,7 @@ def _time(row: CoordinatorRow, folder: Path) -> CoordinatorRow:
         for index in range(first_nap + N_NAPS * n_workers)
     ]
     attributes = {"n_workers": n_workers, "first_nap": first_nap}
-    job = Job(folder, folder, 0, "mean", "fp32", 0, 900.0, attributes)  # of no model
+    job = Job(folder, folder, 0, 0, "mean", "fp32", 0, 900.0, attributes)  # of no model
     done: list[float] = []  # when the empty shards came
     idle: list[float] = []
     napped: set[str] = set()  # workers; what came before a first nap is of the empty shards

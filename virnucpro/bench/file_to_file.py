@@ -18,7 +18,7 @@ from virnucpro.bench.layouts import FAILURES, reason_of
 from virnucpro.bench.synthetic import count_tokens, lengths_of
 from virnucpro.config import RESIDUES_PER_SHARD, RunConfig
 from virnucpro.engine.events import BatchDone, BatchStarted, ShardDone, Telling, WorkerReady
-from virnucpro.engine.processes import ProcessExecutor
+from virnucpro.engine.local import ProcessExecutor
 from virnucpro.errors import VirnucproError
 from virnucpro.fasta import write_record
 from virnucpro.pipeline import STARTING, run

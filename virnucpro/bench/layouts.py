@@ -6,13 +6,10 @@ embeds the same share of the proteins; the time is that of the parent, from givi
 
 from __future__ import annotations
 
-import multiprocessing
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from typing import Protocol
 
 import numpy as np
@@ -20,9 +17,9 @@ import psutil
 import torch
 
 from virnucpro.bench.encoder import Encoder, Pass, Setting, Vectors, Way, time_pass
-from virnucpro.engine.processes import interrupts_held, obey_parent
 from virnucpro.errors import UnavailableError
 from virnucpro.log import printable
+from virnucpro.processes import Child, Pipe, Raised, interrupts_held, kill_all, start
 
 # what other people's code raises when it does not do: no memory, no kernel, another version
 FAILURES = (
@@ -78,14 +75,14 @@ class ManyProcesses:
     setting: Setting
     n_processes: int
     n_ways: int
-    peers: list[tuple[BaseProcess, Connection]] = field(default_factory=list)
+    children: list[Child] = field(default_factory=list)
 
     @property
     def name(self) -> str:
         return f"{self.n_processes} x 1 thread"
 
     def time(self, way: Way, proteins: Sequence[str]) -> tuple[Pass, Vectors]:
-        if not self.peers:
+        if not self.children:
             self.start()
         self.ask([(way, [])] * self.n_processes)  # loads it
         order = np.argsort([-len(protein) for protein in proteins], kind="stable")
@@ -112,13 +109,16 @@ class ManyProcesses:
             UnavailableError: a process answers with a reason, or has died.
         """
         try:
-            for (_, pipe), request in zip(self.peers, requests, strict=True):
-                pipe.send(request)
-            answers = [pipe.recv() for _, pipe in self.peers]
+            for child, request in zip(self.children, requests, strict=True):
+                child.pipe.send(request)
+            answers = [child.pipe.recv() for child in self.children]
         except (OSError, EOFError) as error:
             self.close()
             raise UnavailableError("a process died") from error
         for answer in answers:
+            if isinstance(answer, Raised):
+                self.close()
+                raise UnavailableError(answer.reason)
             if isinstance(answer, str):
                 raise UnavailableError(answer)
         return answers
@@ -131,44 +131,29 @@ class ManyProcesses:
                 f"{self.n_processes} processes would need {n_bytes / _GIB:.0f} GiB; "
                 f"{available / _GIB:.0f} GiB are free"
             )
-        context = multiprocessing.get_context("spawn")
         with interrupts_held():
             for _ in range(self.n_processes):
-                ours, theirs = context.Pipe()
-                process = context.Process(target=_serve, args=(theirs, self.setting), daemon=True)
-                process.start()
-                theirs.close()
-                self.peers.append((process, ours))
+                self.children.append(start(_serve, self.setting))
 
     def close(self) -> None:
-        for _, pipe in self.peers:
-            pipe.close()
-        for process, _ in self.peers:
-            process.kill()  # it holds nothing that could be lost
-        for process, _ in self.peers:
-            process.join()
-        self.peers.clear()
+        kill_all(self.children)
+        self.children.clear()
 
 
 _Request = tuple[Way, list[str]]
 
 
-def _serve(pipe: Connection, setting: Setting) -> None:
-    """A process of ``ManyProcesses``: it answers until its parent hangs up."""
-    obey_parent()
+def _serve(pipe: Pipe, setting: Setting) -> None:
+    """A process of ``ManyProcesses``."""
     torch.set_num_threads(1)
     here = OneProcess("1 thread", setting)
     while True:
-        try:
-            way, proteins = pipe.recv()
-        except EOFError:
-            return
+        way, proteins = pipe.recv()
         try:
             answer: object = here.time(way, proteins)
         except FAILURES as error:
             answer = reason_of(error)
-        with suppress(OSError):  # the parent is gone, and the next word of it is the end
-            pipe.send(answer)
+        pipe.send(answer)
 
 
 def reason_of(error: BaseException) -> str:

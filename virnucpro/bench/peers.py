@@ -1,6 +1,6 @@
 """The programs that ours is held against, with the same weights: fair-esm and transformers.
 
-Both are optional (``pip install "virnucpro[oracle]"``); where one is missing, loading it says so.
+Both are optional (``pip install '.[oracle]'``); where one is missing, loading it says so.
 
 In bf16 the frequencies of the rotary tables stay float32 in both: rounded to 8 bits they give
 wrong angles, and vectors that are wrong beyond some 256 residues.
@@ -137,7 +137,8 @@ def _import(module: str, package: str) -> Any:  # noqa: ANN401 - packages withou
         return importlib.import_module(module)
     except ImportError as error:
         raise UnavailableError(
-            f'{package} is not installed: pip install "virnucpro[oracle]" ({error})'
+            f"{package} is not installed; in the folder of the source: "
+            f"pip install -c constraints.txt '.[oracle]' ({error})"
         ) from error
 
 

@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from virnucpro.esm2.alphabet import N_TOKENS
-from virnucpro.esm2.download import PUBLISHED
+from virnucpro.esm2.download import shape_of
 from virnucpro.esm2.model import ESM2Shape
 from virnucpro.esm2.packing import EXTRA_TOKENS
+from virnucpro.esm2.published import PUBLISHED
 
-MODELS: Mapping[str, ESM2Shape] = {name.split("_")[2]: PUBLISHED[name] for name in PUBLISHED}
+MODELS: Mapping[str, ESM2Shape] = {name.split("_")[2]: shape_of(name) for name in PUBLISHED}
 _LETTERS = np.frombuffer(b"ACDEFGHIKLMNPQRSTVWY", dtype=np.uint8)
 _BLOCK = 4096  # lengths drawn at once
 _SCORE_GAIN = 1.5**0.5  # of queries and keys: attention scores that tell some keys from others

@@ -68,7 +68,7 @@ def bench(
     files, the front end, and the coordinator.
 
     Ratios are to the first row, fair-esm's own extract loop; without it
-    (pip install "virnucpro[oracle]") to the first of ours.
+    (in the folder of the source: pip install -c constraints.txt '.[oracle]') to the first of ours.
 
     Example: virnucpro bench --quick --json bench.json
     """

@@ -29,7 +29,7 @@ from virnucpro.cli.options import (
     Workers,
     WorkerTimeout,
 )
-from virnucpro.cli.running import checked_path, report, watched
+from virnucpro.cli.running import checked_path, loading, optional_path, report, watched
 from virnucpro.errors import UsageError
 from virnucpro.log import printable
 
@@ -41,8 +41,8 @@ def evaluate(
         Path,
         typer.Option(
             metavar="MANIFEST",
-            help="Table of labelled FASTA: columns path, label (virus or other), group, and if "
-            "you like id, kingdom.",
+            help="Table of labelled FASTA files, with the columns path, label (virus or other) and "
+            "group; id and kingdom are optional.",
             rich_help_panel=FILES,
             show_default=False,
         ),
@@ -59,7 +59,7 @@ def evaluate(
     part: Annotated[
         Literal["train", "validation", "test"] | None,
         typer.Option(
-            help="Which groups of the split.",
+            help="Part of the split to evaluate on.",
             rich_help_panel=FILES,
             show_default="test",
         ),
@@ -69,26 +69,29 @@ def evaluate(
     lengths: Annotated[
         str,
         typer.Option(
-            metavar="N,N,...", help="Bases of the fragments to score.", rich_help_panel=_SAMPLES
+            metavar="N,N,...", help="Lengths of the fragments in bases.", rich_help_panel=_SAMPLES
         ),
     ] = "150,300,500,1000,3000,10000",
     fragments_per_record: Annotated[
         int,
         typer.Option(
             min=1,
-            help="Of each length at most, side by side. Of a long record that stands whole, as "
-            "many times the longest length are scored.",
+            help="Maximum number of fragments per record and length, without overlap. A whole "
+            "record counts up to this many times the longest length.",
             rich_help_panel=_SAMPLES,
         ),
     ] = 3,
     seed: Annotated[
-        int, typer.Option(min=0, help="Of fragments and intervals.", rich_help_panel=_SAMPLES)
+        int,
+        typer.Option(
+            min=0, help="Seed of the fragments and of the intervals.", rich_help_panel=_SAMPLES
+        ),
     ] = 0,
     held_out_only: Annotated[
         bool,
         typer.Option(
             "--held-out-only",
-            help="Leave out records whose sequence or group the head was trained on.",
+            help="Only records whose sequence and group neither head nor encoder was trained on.",
             rich_help_panel=MODEL,
         ),
     ] = False,
@@ -96,7 +99,7 @@ def evaluate(
         bool,
         typer.Option(
             "--allow-training-data",
-            help="Keep them; the report says so.",
+            help="Also records of the training; the report says so.",
             rich_help_panel=MODEL,
         ),
     ] = False,
@@ -132,14 +135,15 @@ def _run(given: dict[str, Any]) -> None:
     """One evaluation with what was given on the command line."""
     quiet, verbose, log_file = (given.pop(name) for name in ("quiet", "verbose", "log_file"))
     with exits():
-        with needing("train"):
-            from virnucpro.training.figure import write_figure
-        from virnucpro.engine.processes import ProcessExecutor
-        from virnucpro.request import Options, resolve
-        from virnucpro.training.evaluation import Question, evaluate
-        from virnucpro.training.fragments import Cutting
-        from virnucpro.training.held_out import policy
-        from virnucpro.training.report import summary_lines, write_report
+        with loading(quiet):
+            with needing("train"):
+                from virnucpro.training.figure import write_figure
+            from virnucpro.engine.local import ProcessExecutor
+            from virnucpro.request import Options, resolve
+            from virnucpro.training.evaluation import Question, evaluate
+            from virnucpro.training.fragments import Cutting
+            from virnucpro.training.held_out import policy
+            from virnucpro.training.report import summary_lines, write_report
 
         with watched(quiet, verbose, log_file) as events:
             question = Question(
@@ -163,6 +167,7 @@ def _run(given: dict[str, Any]) -> None:
                 chunk_size=None,
                 min_length=0,
                 argv=tuple(sys.argv),
+                head=optional_path(given.pop("head"), "--head"),
                 cuda_visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
                 **given,
             )
@@ -173,7 +178,7 @@ def _run(given: dict[str, Any]) -> None:
             write_report(evaluation)
             write_figure(evaluation)
     with exits():
-        report(summary_lines(evaluation))
+        report(summary_lines(evaluation), quiet)
 
 
 def _lengths(text: str) -> tuple[int, ...]:

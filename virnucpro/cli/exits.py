@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import errno
 import os
 import signal
@@ -73,7 +72,7 @@ def needing(extra: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         raise UnavailableError(
             f"this command needs {error.name}, which is not installed",
-            hint=f"pip install 'virnucpro[{extra}]'",
+            hint=f"in the folder of the source: pip install -c constraints.txt '.[{extra}]'",
         ) from error
 
 
@@ -90,9 +89,6 @@ def has_colours() -> bool:
 
 def end_cleanly() -> None:
     """End by an exception, so that processes are stopped and temporary files deleted."""
-    from virnucpro.engine.processes import kill_children
-
-    atexit.register(kill_children)
     _listen(-DEAF_SECONDS)
 
 

@@ -14,10 +14,12 @@ import typer
 
 from virnucpro import __version__
 from virnucpro.cli.bench import bench
+from virnucpro.cli.cite import cite
 from virnucpro.cli.evaluate import evaluate
 from virnucpro.cli.exits import GONE, USAGE_EXIT, Finished
 from virnucpro.cli.inspect import devices, status
 from virnucpro.cli.models import models
+from virnucpro.cli.options import CommandOnInput
 from virnucpro.cli.predict import extract, predict
 from virnucpro.cli.train import train
 
@@ -27,7 +29,9 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (predict, extract, train, evaluate, devices, status, bench):
+app.command(cls=CommandOnInput)(predict)
+app.command(cls=CommandOnInput)(extract)
+for command in (train, evaluate, devices, status, bench, cite):
     app.command()(command)
 app.add_typer(models, name="models")
 

@@ -3,59 +3,97 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from virnucpro.cli.exits import end_cleanly, exits
-from virnucpro.cli.running import is_live
+from virnucpro.cli.options import complete_model, refuse_empty
+from virnucpro.cli.running import checked_path, is_live
+from virnucpro.log import printable
 
 models = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown", help="ESM-2 checkpoints.")
 
 
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME|PATH",
+        help="Name, or path with a separator in it: ./model.pt.",
+        callback=refuse_empty,
+        autocompletion=complete_model,
+    ),
+]
+
+
 @models.command("list")
 def list_models() -> None:
-    """List the models that have names, and where they lie or would lie.
+    """List the models that have names, what they need, and where they lie or would lie.
 
     The first is part of this program, and what is used if no model is named; the last are those
-    that were imported.
+    that were imported. The GPU memory is for the default batches; `virnucpro models info NAME`
+    says more.
     """
     with exits(kept=""):
-        from virnucpro.esm2.download import EMBEDDED, PUBLISHED, imported_names, locate
+        from virnucpro.devices import default_gpu_memory
+        from virnucpro.esm2.download import imported_names, locate, shape_of
+        from virnucpro.esm2.published import EMBEDDED, PUBLISHED
         from virnucpro.esm2.weights import inspect_checkpoint
 
-        shapes = {EMBEDDED: inspect_checkpoint(locate(EMBEDDED)).shape, **PUBLISHED}
+        shapes = {EMBEDDED: inspect_checkpoint(locate(EMBEDDED)).shape}
+        shapes |= {name: shape_of(name) for name in PUBLISHED}
         shapes |= {name: inspect_checkpoint(locate(name)).shape for name in imported_names()}
         for name, shape in shapes.items():
             path = locate(name)
             state = "here" if path.exists() else "not here"
             size = f"{shape.n_parameters / 1e6:,.1f} M"
-            typer.echo(f"{name:<22}{size:>10} parameters  {state}: {path}")
+            memory = f"{default_gpu_memory(shape) / 1e9:.1f} GB"
+            typer.echo(
+                f"{name:<22}{size:>10} parameters  {memory:>7} of a GPU  {state}: {printable(path)}"
+            )
 
 
 @models.command("info")
-def show_model(model: Annotated[str, typer.Argument(help="Name, .pt file or folder.")]) -> None:
-    """Say what a checkpoint is, as told by its content.
+def show_model(model: Model) -> None:
+    """Say what a checkpoint is, as told by its content, and what it needs.
 
     Example: virnucpro models info esm2_virnucpro
     """
     with exits(kept=""):
-        from virnucpro.esm2.download import locate
+        from virnucpro.devices import describe_needs
+        from virnucpro.esm2.download import download_bytes, locate, shape_of
+        from virnucpro.esm2.published import PUBLISHED
         from virnucpro.esm2.weights import inspect_checkpoint
 
-        checkpoint = inspect_checkpoint(locate(model))
-        shape = checkpoint.shape
-        typer.echo(f"path        {checkpoint.path}")
+        path = locate(model)
+        if model in PUBLISHED and not path.exists():
+            n_bytes, shape, encoder_id = download_bytes(model), shape_of(model), ""
+            typer.echo(f"path        {printable(path)}, when it is fetched")
+        else:
+            checkpoint = inspect_checkpoint(path)
+            n_bytes, shape = checkpoint.n_bytes, checkpoint.shape
+            encoder_id = checkpoint.encoder_id
+            typer.echo(f"path        {printable(path)}")
         typer.echo(f"layers      {shape.n_layers}")
         typer.echo(f"dimensions  {shape.dim} in {shape.n_heads} heads of {shape.head_dim}")
         typer.echo(f"parameters  {shape.n_parameters / 1e6:,.1f} M")
-        typer.echo(f"encoder id  {checkpoint.encoder_id}")
+        typer.echo(f"encoder id  {encoder_id or 'known when it is here'}")
+        for line in describe_needs(shape, n_bytes):
+            typer.echo(line)
 
 
 @models.command("download")
-def download_model(name: Annotated[str, typer.Argument(help="A published name.")]) -> None:
+def download_model(
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="A published name.", callback=refuse_empty, autocompletion=complete_model
+        ),
+    ],
+) -> None:
     """Fetch a published checkpoint into the folder that torch hub uses.
+
+    It must be the published file: its size and hash are known.
 
     Example: virnucpro models download esm2_t33_650M_UR50D
     """
@@ -74,12 +112,14 @@ def download_model(name: Annotated[str, typer.Argument(help="A published name.")
             path = find_checkpoint(
                 name, lambda done, total: events(Progress("fetching", done, total, "bytes"))
             ).path
-        typer.echo(f"{name} is at {path}")
+        typer.echo(f"{name} is at {printable(path)}")
 
 
 @models.command("import")
 def import_model(
-    path: Annotated[Path, typer.Argument(help="fair-esm .pt file, or Hugging Face folder.")],
+    path: Annotated[
+        str, typer.Argument(metavar="PATH", help="fair-esm .pt file, or Hugging Face folder.")
+    ],
     name: Annotated[
         str | None, typer.Option(help="What to call it.", show_default="that of the file or folder")
     ] = None,
@@ -95,10 +135,9 @@ def import_model(
     """
     with exits(kept=""):
         from virnucpro.esm2.download import import_checkpoint
-        from virnucpro.log import printable
 
         end_cleanly()
-        source = path.expanduser()
+        source = checked_path(path, "PATH")
         plain = source.name if source.is_dir() else source.stem
         name = plain if name is None else name
         checkpoint = import_checkpoint(source, name, force=force)
@@ -107,11 +146,13 @@ def import_model(
 
 
 @models.command("verify")
-def verify_model(model: Annotated[str, typer.Argument(help="Name, .pt file or folder.")]) -> None:
-    """Load every tensor of a checkpoint and look for what is missing or not finite."""
-    with exits(kept=""):
-        from virnucpro.esm2.download import locate
-        from virnucpro.esm2.weights import verify_checkpoint
+def verify(model: Model) -> None:
+    """Load every tensor of a checkpoint and look for what is missing or not finite.
 
-        checkpoint = verify_checkpoint(locate(model))
-        typer.echo(f"{checkpoint.path} is whole, sha256 {checkpoint.sha256()}")
+    A model with a published name must be the published file.
+    """
+    with exits(kept=""):
+        from virnucpro.esm2.download import verify_model
+
+        checkpoint, digest = verify_model(model)
+        typer.echo(f"{printable(checkpoint.path)} is whole, sha256 {digest}")

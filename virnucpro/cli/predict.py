@@ -25,14 +25,24 @@ from virnucpro.cli.options import (
     MinLength,
     Model,
     Output,
+    PerFile,
     PrecisionOption,
     Quiet,
+    RenameDuplicates,
     Resume,
+    Strict,
     Verbose,
     Workers,
     WorkerTimeout,
 )
-from virnucpro.cli.running import checked_path, report, watched
+from virnucpro.cli.running import (
+    checked_path,
+    loading,
+    next_step,
+    optional_path,
+    report,
+    watched,
+)
 
 
 def predict(
@@ -52,6 +62,9 @@ def predict(
     resume: Resume = False,
     force: Force = False,
     keep_intermediate: Keep = False,
+    per_file: PerFile = False,
+    strict: Strict = False,
+    rename_duplicates: RenameDuplicates = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
     log_file: LogFile = None,
@@ -59,6 +72,9 @@ def predict(
     """Call viruses: FASTA in, predictions.tsv and viral.fasta out.
 
     Example: virnucpro predict -i contigs.fa -o results/
+
+    Many files, each with tables of its own: virnucpro predict -i assemblies/ -i samples.tsv
+    -o results/ --per-file
 
     With another model: virnucpro predict -i contigs.fa -o results/ --model esm2_t33_650M_UR50D
     --head head.safetensors --gpus 0,1,2
@@ -106,6 +122,9 @@ def extract(
     resume: Resume = False,
     force: Force = False,
     keep_intermediate: Keep = False,
+    per_file: PerFile = False,
+    strict: Strict = False,
+    rename_duplicates: RenameDuplicates = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
     log_file: LogFile = None,
@@ -116,6 +135,8 @@ def extract(
     Exit codes are those of predict.
 
     Example: virnucpro extract -i proteins.faa -o features/ --model esm2_t33_650M_UR50D
+
+    Many files: virnucpro extract -i proteomes/ -i samples.tsv -o features/
     """
     _run("extract", locals())
 
@@ -124,15 +145,18 @@ def _run(command: Literal["predict", "extract"], given: dict[str, Any]) -> None:
     """One ``predict`` or ``extract`` with what was given on the command line."""
     quiet, verbose, log_file = (given.pop(name) for name in ("quiet", "verbose", "log_file"))
     with exits():
-        from virnucpro.engine.processes import ProcessExecutor
-        from virnucpro.pipeline import run
-        from virnucpro.request import Options, resolve
+        with loading(quiet):
+            from virnucpro.engine.local import ProcessExecutor
+            from virnucpro.pipeline import run
+            from virnucpro.request import Options, resolve
+            from virnucpro.rundir import RunDir
 
         with watched(quiet, verbose, log_file) as events:
             options = Options(
                 command=command,
                 input=[checked_path(name, "--input") for name in given.pop("input")],
                 output_dir=checked_path(given.pop("output_dir"), "--output-dir"),
+                head=optional_path(given.pop("head", None), "--head"),
                 argv=tuple(sys.argv),
                 cuda_visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
                 **given,
@@ -141,5 +165,7 @@ def _run(command: Literal["predict", "extract"], given: dict[str, Any]) -> None:
             executor = ProcessExecutor(config.resources.devices)
             summary = run(config, head, executor, events)
     with exits():
-        report(summary.lines(options.output_dir))
+        table = RunDir(options.output_dir).record_table(command)
+        step = next_step(table, sys.argv[1:], failed=summary.exit_code != 0)
+        report([*summary.lines(options.output_dir), *step], quiet)
     raise Finished(summary.exit_code)

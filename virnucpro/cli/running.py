@@ -1,28 +1,55 @@
-"""A command that runs ``pipeline.run``: its log, its dashboard, and its summary."""
+"""A command that runs ``pipeline.run``: its first sign, its log, its dashboard, its summary."""
 
 from __future__ import annotations
 
 import gc
 import logging
 import os
+import shlex
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from virnucpro.cli.exits import GONE, end_cleanly
+from virnucpro.cli.exits import GONE, end_cleanly, has_colours
 from virnucpro.errors import UsageError
 
 if TYPE_CHECKING:
     from virnucpro.dashboard import EventLog
 
+_ERASE_LINE = "\r\x1b[2K"
+
+
+@contextmanager
+def loading(quiet: bool) -> Iterator[None]:
+    """Around the imports of a command, which take seconds: a line that says so, on a terminal.
+
+    It is plain text, and the cursor stays visible: a signal may end the program here at once.
+    """
+    if quiet or not _is_terminal():
+        yield
+        return
+    live = is_live(quiet)
+    with suppress(OSError):  # the terminal may be gone
+        sys.stderr.write("loading PyTorch ..." + ("" if live else "\n"))
+        sys.stderr.flush()
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            sys.stderr.write(_ERASE_LINE if live else "")
+            sys.stderr.flush()
+
 
 @contextmanager
 def watched(quiet: bool, verbose: bool, log_file: Path | None) -> Iterator[EventLog]:
-    """Log to the console, show the dashboard if somebody looks, and hear what happens."""
+    """Log to the console, show the dashboard if somebody looks, and hear what happens.
+
+    With ``quiet`` the console gets warnings only.
+    """
     from rich.console import Console
 
     from virnucpro.dashboard import ConsoleHandler, Dashboard, EventLog
@@ -33,6 +60,8 @@ def watched(quiet: bool, verbose: bool, log_file: Path | None) -> Iterator[Event
     end_cleanly()
     console, live = Console(stderr=True), is_live(quiet)
     handler = ConsoleHandler(console) if live else logging.StreamHandler()
+    if quiet:
+        handler.setLevel(logging.WARNING)
     if not verbose:
         handler.addFilter(ConsoleFilter(with_figures=not live))
     with ExitStack() as stack:
@@ -47,11 +76,15 @@ def watched(quiet: bool, verbose: bool, log_file: Path | None) -> Iterator[Event
 
 
 def is_live(quiet: bool) -> bool:
-    return not quiet and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+    return not quiet and _is_terminal() and os.environ.get("TERM") != "dumb"
+
+
+def _is_terminal() -> bool:
+    return sys.stderr is not None and sys.stderr.isatty()
 
 
 def spare_the_collector() -> None:
-    """Garbage is not looked for among what the imports made: that doubles the time of planning."""
+    """Exclude imported modules from garbage collection; scanning them doubles the planning time."""
     gc.collect()
     gc.freeze()
 
@@ -59,18 +92,54 @@ def spare_the_collector() -> None:
 def checked_path(given: str, option: str) -> Path:
     if not given:
         raise UsageError(f"{option} is empty", hint="is the variable set that it came from?")
-    return Path(given).expanduser()
+    from virnucpro.files import expanded
+
+    return expanded(given)
 
 
-def report(lines: Iterable[str]) -> None:
-    """Tell the user how it went."""
+def optional_path(given: str | None, option: str) -> Path | None:
+    return None if given is None else checked_path(given, option)
+
+
+def report(lines: Iterable[str], quiet: bool = False) -> None:
+    """Tell the user how it went: in colours on a terminal, but not with ``quiet``."""
+    colours = None if has_colours() and not quiet else False  # None: if it is a terminal
     try:
         for line in lines:
-            typer.echo(line)
+            typer.echo(_coloured(line), color=colours)
         if sys.stdout is not None:
             sys.stdout.flush()
     except OSError as error:
         if error.errno not in GONE:
-            raise
+            from virnucpro.files import disk_error
+
+            raise disk_error(error, "standard output") from error
         # nobody reads: the run is as done as it was
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123
+
+
+def _coloured(line: str) -> str:
+    """A line of the summary. The colours are told apart by everybody, and repeat what words say."""
+    name, colon, fact = line.partition(": ")
+    match name:
+        case "called virus":
+            return name + colon + typer.style(fact, fg="cyan", bold=True)
+        case "failed":
+            return typer.style(line, fg="yellow", bold=True)
+        case "next":
+            return name + colon + typer.style(fact, bold=True)
+    return line
+
+
+def next_step(table: Path, argv: Sequence[str], failed: bool) -> list[str]:
+    """The line for what to type after a run: the same command again, or a look at the table."""
+    again = [word for word in argv if word not in ("--force", "--resume")]
+    if failed and "-" not in again:  # standard input was read to its end
+        return as_command(["virnucpro", *again, "--resume"])
+    name = f"./{table}" if str(table).startswith("-") else str(table)
+    return as_command(["head", name], " | column -t -s $'\\t'")
+
+
+def as_command(words: Sequence[str], rest: str = "") -> list[str]:
+    """The line that offers a command; nothing if a name in it cannot be typed."""
+    return [f"next: {shlex.join(words)}{rest}"] if all(map(str.isprintable, words)) else []

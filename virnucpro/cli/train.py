@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -21,12 +23,15 @@ from virnucpro.cli.options import (
     Quiet,
     Resume,
     Verbose,
+    complete_model,
+    refuse_empty,
 )
-from virnucpro.cli.running import checked_path, watched
+from virnucpro.cli.running import as_command, checked_path, loading, report, watched
 from virnucpro.errors import UsageError, VirnucproError
 
 if TYPE_CHECKING:
     from virnucpro.dashboard import EventLog
+    from virnucpro.devices import Choice
     from virnucpro.training.request import TrainOptions
     from virnucpro.training.story import Training
 
@@ -42,10 +47,10 @@ def _read_config(context: typer.Context, path: Path | None) -> Path | None:
         from virnucpro.training.config_file import read_config
 
         options = {option.name: option for option in context.command.params if option.name}
-        found = read_config(path, options.keys() - {"config"})
+        values = read_config(path, options.keys() - {"config"})
         context.default_map = {
             name: [value] if options[name].multiple and not isinstance(value, list) else value
-            for name, value in found.items()
+            for name, value in values.items()
         }
     return path
 
@@ -55,8 +60,8 @@ def train(
         Path,
         typer.Option(
             metavar="MANIFEST",
-            help="Table of labelled FASTA: columns path, label (virus or other), group, and if "
-            "you like id, weight, kingdom.",
+            help="Table of labelled FASTA files, with the columns path, label (virus or other) and "
+            "group; id, weight and kingdom are optional.",
             rich_help_panel=FILES,
             show_default=False,
         ),
@@ -67,7 +72,7 @@ def train(
             "--output-dir",
             "-o",
             metavar="DIR",
-            help="Folder of the training.",
+            help="Folder for the results of the training.",
             rich_help_panel=FILES,
             show_default=False,
         ),
@@ -84,7 +89,8 @@ def train(
         Path | None,
         typer.Option(
             metavar="YAML",
-            help="These options by name, for example `batch_size: 64`; the command line wins.",
+            help="YAML file of options by name, for example `batch_size: 64`; the command line "
+            "wins.",
             callback=_read_config,
             is_eager=True,
             rich_help_panel=FILES,
@@ -93,131 +99,183 @@ def train(
     resume: Resume = False,
     finetune: Annotated[
         bool,
-        typer.Option("--finetune", help="Train the encoder too.", rich_help_panel=MODEL),
+        typer.Option(
+            "--finetune",
+            help="Training of the encoder together with the head.",
+            rich_help_panel=MODEL,
+        ),
     ] = False,
     pretrain: Annotated[
         bool,
         typer.Option(
             "--pretrain",
-            help="Train an encoder alone, on masked residues; labels only split.",
+            help="Training of an encoder alone, on masked residues; labels only decide the split.",
             rich_help_panel=MODEL,
         ),
     ] = False,
     model: Annotated[
         str | None,
         typer.Option(
-            help="Encoder to start from: a name, .pt file, or Hugging Face folder.",
+            metavar="NAME|PATH",
+            help="Encoder to start from: a name; or path, with a separator in it, of a .pt file "
+            "or Hugging Face folder.",
             rich_help_panel=MODEL,
             show_default="esm2_virnucpro; with --pretrain a new one",
+            callback=refuse_empty,
+            autocompletion=complete_model,
         ),
     ] = None,
     layers: Annotated[
-        int | None, typer.Option(help="Of a new encoder.", rich_help_panel=MODEL, show_default="6")
+        int | None,
+        typer.Option(
+            help="Number of layers of a new encoder.", rich_help_panel=MODEL, show_default="6"
+        ),
     ] = None,
     dim: Annotated[
         int | None,
-        typer.Option(help="Of a new encoder.", rich_help_panel=MODEL, show_default="128"),
+        typer.Option(
+            help="Dimensions of a new encoder.", rich_help_panel=MODEL, show_default="128"
+        ),
     ] = None,
     heads: Annotated[
-        int | None, typer.Option(help="Of a new encoder.", rich_help_panel=MODEL, show_default="4")
+        int | None,
+        typer.Option(
+            help="Number of attention heads of a new encoder.",
+            rich_help_panel=MODEL,
+            show_default="4",
+        ),
     ] = None,
     name: Annotated[
-        str, typer.Option(help="Folder of the encoder in DIR, and its name.", rich_help_panel=MODEL)
+        str,
+        typer.Option(
+            help="Name of the trained encoder, and of its folder in DIR.", rich_help_panel=MODEL
+        ),
     ] = "esm2_trained",
     encoding: Annotated[
         Literal["esm2", "onehot", "blosum62", "composition"],
         typer.Option(
-            help="What is known of a residue; composition: only the bases. predict uses esm2.",
+            help="Features of a residue; composition: those of the bases alone. predict reads esm2 "
+            "only.",
             rich_help_panel=MODEL,
         ),
     ] = "esm2",
     architecture: Annotated[
         Literal["mlp", "cnn", "lstm", "unet"],
         typer.Option(
-            help="How residues become one vector; mlp: their mean. predict uses mlp.",
+            help="Network from residues to one vector; mlp: their mean. predict reads mlp only.",
             rich_help_panel=MODEL,
         ),
     ] = "mlp",
     chunk_size: Annotated[
         list[int] | None,
         typer.Option(
-            help="Bases per chunk. Repeatable; the head is for the first.",
+            help="Bases per chunk; repeatable, the head is for the first.",
             rich_help_panel=MODEL,
             show_default="500",
         ),
     ] = None,
     hidden: Annotated[
-        int, typer.Option(help="Width of the classifier.", rich_help_panel=MODEL)
+        int, typer.Option(help="Hidden units of the classifier.", rich_help_panel=MODEL)
     ] = 128,
-    dropout: Annotated[float, typer.Option(help="In the classifier.", rich_help_panel=MODEL)] = 0.3,
-    epochs: Annotated[int, typer.Option(help="Passes over the data.", rich_help_panel=_LOOP)] = 10,
+    dropout: Annotated[
+        float, typer.Option(help="Dropout of the classifier.", rich_help_panel=MODEL)
+    ] = 0.3,
+    epochs: Annotated[
+        int, typer.Option(help="Number of passes over the training data.", rich_help_panel=_LOOP)
+    ] = 10,
     batch_size: Annotated[
-        int, typer.Option(help="Frames on each device.", rich_help_panel=_LOOP)
+        int, typer.Option(help="Frames per batch on each device.", rich_help_panel=_LOOP)
     ] = 128,
-    lr: Annotated[float, typer.Option(help="Learning rate.", rich_help_panel=_LOOP)] = 5e-4,
+    lr: Annotated[float, typer.Option(help="Peak learning rate.", rich_help_panel=_LOOP)] = 5e-4,
     scale_lr: Annotated[
         Literal["none", "linear", "sqrt"],
         typer.Option(
-            help="Times effective batch / --batch-size (linear), or times the root of it.",
+            help="Scaling of --lr by effective batch / --batch-size (linear), or by the root of "
+            "it (sqrt).",
             rich_help_panel=_LOOP,
         ),
     ] = "none",
     warmup_epochs: Annotated[
         float,
         typer.Option(
-            help="In which the rate rises; then it falls as a cosine.", rich_help_panel=_LOOP
+            help="Epochs of linear warm-up, followed by cosine decay.", rich_help_panel=_LOOP
         ),
     ] = 0.1,
     grad_accum_steps: Annotated[
-        int, typer.Option(help="Batches of each device in one step.", rich_help_panel=_LOOP)
+        int, typer.Option(help="Batches of each device per optimizer step.", rich_help_panel=_LOOP)
     ] = 1,
-    weight_decay: Annotated[float, typer.Option(help="Of AdamW.", rich_help_panel=_LOOP)] = 0.01,
+    weight_decay: Annotated[
+        float, typer.Option(help="Weight decay of AdamW.", rich_help_panel=_LOOP)
+    ] = 0.01,
     class_weights: Annotated[
         Literal["auto", "none"],
         typer.Option(
-            help="auto: both labels weigh the same, a group by the root of its frames; none: only "
-            "the weights of the manifest.",
+            help="Weights of frames. auto: the same for both labels, the square root of its frames "
+            "for a group; none: those of the manifest alone.",
             rich_help_panel=_LOOP,
         ),
     ] = "auto",
     eval_every: Annotated[
-        int, typer.Option(help="Epochs between two looks at validation.", rich_help_panel=_LOOP)
+        int,
+        typer.Option(
+            help="Epochs between two evaluations on the validation groups.", rich_help_panel=_LOOP
+        ),
     ] = 1,
     early_stopping: Annotated[
         int,
         typer.Option(
-            help="End after so many looks without a better one; 0: never.", rich_help_panel=_LOOP
+            help="Number of evaluations without improvement that end the training; 0: never.",
+            rich_help_panel=_LOOP,
         ),
     ] = 0,
+    keep_checkpoints: Annotated[
+        int,
+        typer.Option(
+            help="Number of checkpoints of the last epochs, beside that of the best epoch.",
+            rich_help_panel=_LOOP,
+        ),
+    ] = 1,
     seed: Annotated[
         int,
         typer.Option(
-            min=0, help="Of the split, first weights, order and dropout.", rich_help_panel=_LOOP
+            min=0,
+            help="Seed of the split, the first weights, the order and dropout.",
+            rich_help_panel=_LOOP,
         ),
     ] = 0,
     gpus: Gpus = None,
     no_multi_gpu: Annotated[
-        bool, typer.Option("--no-multi-gpu", help="Only the first GPU.", rich_help_panel=DEVICES)
+        bool,
+        typer.Option(
+            "--no-multi-gpu", help="Training on the first GPU alone.", rich_help_panel=DEVICES
+        ),
     ] = False,
     device: DeviceOption = "auto",
     workers: Annotated[
         int | None,
         typer.Option(
-            help="Processes with --device cpu.", rich_help_panel=DEVICES, show_default="1"
+            help="Number of processes with --device cpu.", rich_help_panel=DEVICES, show_default="1"
         ),
     ] = None,
     precision: Annotated[
         Literal["auto", "bf16", "fp32"],
-        typer.Option(help="auto: bf16 where the device has it.", rich_help_panel=DEVICES),
+        typer.Option(
+            help="Precision of matrix products; auto: bf16 where the device has it.",
+            rich_help_panel=DEVICES,
+        ),
     ] = "auto",
     num_workers: Annotated[
         int,
         typer.Option(
-            help="Processes beside each device that make its batches.", rich_help_panel=DEVICES
+            help="Number of processes beside each device that make its batches.",
+            rich_help_panel=DEVICES,
         ),
     ] = 0,
     profile: Annotated[
-        bool, typer.Option("--profile", help="Say where the time goes.", rich_help_panel=DEVICES)
+        bool,
+        typer.Option(
+            "--profile", help="Table of where the time went, at the end.", rich_help_panel=DEVICES
+        ),
     ] = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -244,7 +302,7 @@ def train(
 
     All GPUs of this machine are used, with a process for each; for several machines:
 
-    - torchrun --nnodes 2 --nproc-per-node 8 ... -m virnucpro train ...
+    - torchrun --nnodes 2 --nproc-per-node 8 ... --no-python virnucpro train ...
     """
     _run(locals())
 
@@ -253,17 +311,16 @@ def _run(given: dict[str, Any]) -> None:
     """One training with what was given on the command line."""
     quiet, verbose, log_file = (given.pop(name) for name in ("quiet", "verbose", "log_file"))
     given.pop("config")
+    parent = os.getppid()  # before the imports, which take long
     with exits(_KEPT):
-        with needing("train"):
+        with loading(quiet), needing("train"):
+            from virnucpro.processes import end_with
             from virnucpro.training.ranks import run_on, run_under_torchrun, started_by_torchrun
-            from virnucpro.training.request import TrainOptions, describe, open_folder, resolve
+            from virnucpro.training.request import TrainOptions, resolve
             from virnucpro.training.story import learn
-        from virnucpro.log import announce, logging_to_file
-        from virnucpro.rundir import RunDir
 
-        output = checked_path(given.pop("output_dir"), "--output-dir")
         options = TrainOptions(
-            output_dir=output,
+            output_dir=checked_path(given.pop("output_dir"), "--output-dir"),
             chunk_size=given.pop("chunk_size") or [500],
             cuda_visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
             **given,
@@ -276,26 +333,54 @@ def _run(given: dict[str, Any]) -> None:
             )
         is_first = started is None or started.rank == 0
         with watched(quiet or not is_first, verbose, log_file) as events:
+            if started is not None:
+                end_with(parent)
             training, choice = resolve(options, events)
-            if not is_first:
-                assert started is not None
-                run_under_torchrun(started, choice.kind, partial(learn, training), events)
+            prepared = _prepared(training, choice, options, events)
+            work = partial(learn, training)
+            if started is not None:
+                run_under_torchrun(started, choice.kind, prepared, work, events)
                 return
-            with RunDir(output).locked(), logging_to_file(RunDir(output).log):
-                open_folder(training, options)
-                for line in describe(training, choice):
-                    announce(line)
-                if training.has_stored_vectors:
-                    _extract(training, options, events)
-                if started is None:
-                    run_on(choice.devices, partial(learn, training), events)
-                else:
-                    run_under_torchrun(started, choice.kind, partial(learn, training), events)
+            with prepared:
+                run_on(choice.devices, work, events)
+        report(_outcome(training, options), quiet)
+
+
+def _outcome(training: Training, options: TrainOptions) -> list[str]:
+    """Where the results are, and how to use them."""
+    from virnucpro.log import printable
+
+    lines = [f"results: {printable(training.output)}"]
+    if training.head.exists():
+        is_trained = training.settings.mode == "finetune"
+        model = str(training.trained_encoder) if is_trained else options.model
+        words = ["virnucpro", "predict", "-i", "contigs.fa", "-o", "results"]
+        words += [*(["--model", model] if model else []), "--head", str(training.head)]
+        lines += as_command(words)
+    return lines
+
+
+@contextmanager
+def _prepared(
+    training: Training, choice: Choice, options: TrainOptions, events: EventLog
+) -> Iterator[None]:
+    """The folder is ours, and holds all that every process of the training reads."""
+    from virnucpro.log import announce
+    from virnucpro.rundir import RunDir
+    from virnucpro.training.request import describe, open_folder
+
+    with RunDir(training.output).in_use():
+        open_folder(training, options)
+        for line in describe(training, choice):
+            announce(line)
+        if training.has_stored_vectors:
+            _extract(training, options, events)
+        yield
 
 
 def _extract(training: Training, options: TrainOptions, events: EventLog) -> None:
     """Make the vectors that a head is trained on, as ``extract`` makes them; or go on with it."""
-    from virnucpro.engine.processes import ProcessExecutor
+    from virnucpro.engine.local import ProcessExecutor
     from virnucpro.pipeline import run
     from virnucpro.request import Options, resolve
     from virnucpro.rundir import RunDir

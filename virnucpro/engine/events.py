@@ -115,6 +115,7 @@ class EmbeddingStarted:
 
     pending: tuple[Shard, ...]
     n_done_before: int
+    files: tuple[tuple[int, int], ...] = ()  # of each: its first shard, one after its last
 
 
 Event = (

@@ -61,6 +61,7 @@ class Job:
 
     features: Path  # folder
     weights: Path  # a checkpoint, or its converted form
+    dim: int  # of a vector
     layer: int
     pooling: Pooling
     precision: Precision

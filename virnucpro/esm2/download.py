@@ -7,9 +7,12 @@ lie in a folder of ours beside it. Nothing is fetched unless a name was asked fo
 
 from __future__ import annotations
 
+import difflib
+import hashlib
 import http.client
 import re
 import shutil
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -20,24 +23,17 @@ import torch
 
 from virnucpro.errors import OutputError, StorageError, UnavailableError, UsageError
 from virnucpro.esm2.model import ESM2Shape
+from virnucpro.esm2.published import BASE_URL, EMBEDDED, PUBLISHED
 from virnucpro.esm2.weights import Checkpoint, inspect_checkpoint, verify_checkpoint
-from virnucpro.files import TEMPORARY, atomic, temporary_beside, writing
+from virnucpro.files import TEMPORARY, atomic, expanded, temporary_beside, writing
 from virnucpro.log import printable
 
-PUBLISHED = {
-    "esm2_t6_8M_UR50D": ESM2Shape(6, 320, 20),
-    "esm2_t12_35M_UR50D": ESM2Shape(12, 480, 20),
-    "esm2_t30_150M_UR50D": ESM2Shape(30, 640, 20),
-    "esm2_t33_650M_UR50D": ESM2Shape(33, 1280, 20),
-    "esm2_t36_3B_UR50D": ESM2Shape(36, 2560, 40),
-    "esm2_t48_15B_UR50D": ESM2Shape(48, 5120, 40),
-}
-EMBEDDED = "esm2_virnucpro"
 EMBEDDED_FOLDER = Path(__file__).parents[1] / "embedded"
-BASE_URL = "https://dl.fbaipublicfiles.com/fair-esm/models"
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
 _BLOCK = 1 << 20
 _TIMEOUT = 30  # seconds without a byte
+_SLOWEST = 50_000  # bytes per second, on average
+_MOST_BYTES_PER_PARAMETER = 5  # of a file whose size is not on record; float32 takes 4
 
 OnBytes = Callable[[int, int], None]  # bytes so far, bytes in all (0: unknown)
 
@@ -64,32 +60,65 @@ def embedded_head() -> Path:
     return EMBEDDED_FOLDER / "head.safetensors"
 
 
+def shape_of(name: str) -> ESM2Shape:
+    """The shape of a published model."""
+    published = PUBLISHED[name]
+    return ESM2Shape(published.n_layers, published.dim, published.n_heads)
+
+
+def download_bytes(name: str) -> int:
+    """Size of a published checkpoint; half precision is assumed where none is on record."""
+    return PUBLISHED[name].n_bytes or 2 * shape_of(name).n_parameters
+
+
 def locate(model: str) -> Path:
     """Where the checkpoint lies that a user means by ``--model``, or, once fetched, would lie.
 
-    A file, a folder, or a name.
+    A name, or a path with a separator in it: what is called ``esm2_t6_8M_UR50D`` in the current
+    folder is not taken for the model of that name.
 
     Raises:
-        UnavailableError: it is none of these.
+        UnavailableError: there is no such path, or no model of that name.
+        UsageError: the path begins with a user whom this machine does not know.
     """
-    path = Path(model).expanduser()
-    if path.exists():
-        return path
+    if Path(model).name != model:
+        return _existing_path(model)
+    if model == EMBEDDED:
+        if not embedded_model().exists():
+            raise UnavailableError(
+                f"{EMBEDDED} is not in {printable(EMBEDDED_FOLDER)}: the installation is not whole",
+                hint="install virnucpro again, or name another model with --model",
+            )
+        return embedded_model()
     if here := _places_in_use(model):
         return here[0]
     if model in PUBLISHED:
         return hub_folder() / f"{model}.pt"
-    if model != EMBEDDED:
+    hint = _suggestion(model)
+    if Path(model).exists():
+        shown = printable(model)
+        hint = f"if you mean {shown} in the current folder, write ./{shown}"
+    raise UnavailableError(f"there is no model named {printable(model)}", hint=hint)
+
+
+def _existing_path(model: str) -> Path:
+    path = expanded(model)
+    if not path.exists():
         raise UnavailableError(
-            f"{printable(model)} is neither a file, nor a folder, nor a published ESM-2",
-            hint=f"by name there are {', '.join((EMBEDDED, *PUBLISHED, *imported_names()))}",
+            f"{printable(path)}: no such file or folder", hint=_suggestion(path.name)
         )
-    if not embedded_model().exists():
-        raise UnavailableError(
-            f"{EMBEDDED} is not in {printable(EMBEDDED_FOLDER)}: the installation is not whole",
-            hint="install virnucpro again, or name another model with --model",
-        )
-    return embedded_model()
+    return path.absolute()  # a path, not a name, wherever it is written down
+
+
+def _suggestion(word: str) -> str:
+    """The names that a user may have meant, or all."""
+    names = {name.lower(): name for name in (EMBEDDED, *PUBLISHED, *imported_names())}
+    word = word.lower().removesuffix(".pt")
+    close = [name for name in names if word in name] if word else []
+    close = close if len(close) == 1 else difflib.get_close_matches(word, names, n=1)
+    if close:
+        return f"did you mean {names[close[0]]}? `virnucpro models list` shows all names"
+    return f"by name there are {', '.join(names.values())}; a path has a separator: ./model.pt"
 
 
 def find_checkpoint(
@@ -98,12 +127,73 @@ def find_checkpoint(
     """The checkpoint a user means by ``--model``, fetched if need be.
 
     Raises:
-        UnavailableError: there is none, or it cannot be fetched.
+        UnavailableError: there is none, it cannot be fetched, or it is not what its name says.
     """
     path = locate(model)
     if model in PUBLISHED and not path.exists():
         download(model, path, on_bytes, base_url)
-    return inspect_checkpoint(path)
+    checkpoint = inspect_checkpoint(path)
+    if model in PUBLISHED:
+        _check_shape_and_size(model, checkpoint)
+    return checkpoint
+
+
+def check_published(model: str, checkpoint: Checkpoint, sha256: str) -> None:
+    """Refuse other weights under the name of a published model.
+
+    Of a model without a SHA-256 on record only shape and size are compared.
+
+    Raises:
+        UnavailableError: these are other weights.
+    """
+    published = PUBLISHED.get(model)
+    if published is None:
+        return
+    _check_shape_and_size(model, checkpoint)
+    if published.sha256 and sha256 not in (published.sha256, published.folder_sha256):
+        raise _other_weights(model, checkpoint, f"its SHA-256 is {sha256}")
+
+
+def _check_shape_and_size(model: str, checkpoint: Checkpoint) -> None:
+    published, n_bytes = PUBLISHED[model], checkpoint.n_bytes
+    if checkpoint.shape != shape_of(model):
+        raise _other_weights(model, checkpoint, f"it has {checkpoint.shape}")
+    if checkpoint.path.is_file() and published.n_bytes not in (None, n_bytes):
+        raise _other_weights(model, checkpoint, f"it has {n_bytes} bytes, not {published.n_bytes}")
+
+
+def _check_md5(model: str, checkpoint: Checkpoint) -> None:
+    """For models of which no SHA-256 is on record. It takes as long as reading the file."""
+    published = PUBLISHED.get(model)
+    if published is None or not published.md5:
+        return
+    md5 = hashlib.md5(usedforsecurity=False)
+    with checkpoint.files[0].open("rb") as handle:
+        while block := handle.read(_BLOCK):
+            md5.update(block)
+    if md5.hexdigest() != published.md5:
+        raise _other_weights(model, checkpoint, f"its MD5 is {md5.hexdigest()}")
+
+
+def _other_weights(model: str, checkpoint: Checkpoint, why: str) -> UnavailableError:
+    return UnavailableError(
+        f"{printable(checkpoint.path)} is not the published {model}: {why}",
+        hint="delete it, and it is fetched again; a model of your own is named by its path, "
+        "or gets a name with `virnucpro models import PATH --name NAME`",
+    )
+
+
+def verify_model(model: str) -> tuple[Checkpoint, str]:
+    """Look at every number of a model, and whether it is the one of its name: it and its SHA-256.
+
+    Raises:
+        UnavailableError: it is damaged, or not what its name says.
+    """
+    checkpoint = verify_checkpoint(locate(model))
+    digest = checkpoint.sha256()
+    check_published(model, checkpoint, digest)
+    _check_md5(model, checkpoint)
+    return checkpoint, digest
 
 
 def imported_names() -> list[str]:
@@ -111,7 +201,7 @@ def imported_names() -> list[str]:
     folder = imported_folder()
     files = [path for path in folder.glob("*") if not path.name.startswith(".")]
     names = {path.name if path.is_dir() else path.stem for path in files}
-    return sorted(names.difference(PUBLISHED))
+    return sorted(names.difference(PUBLISHED, [EMBEDDED]))
 
 
 def _places_in_use(name: str) -> list[Path]:
@@ -139,12 +229,12 @@ def import_checkpoint(source: Path, name: str, *, force: bool) -> Checkpoint:
             hint="give another with --name: letters, digits, '_', '-' and '.'",
         )
     found = verify_checkpoint(source)
-    if name in PUBLISHED and found.shape != PUBLISHED[name]:
-        raise UnavailableError(
-            f"{printable(source)} is not {name}: it has {found.shape}",
-            hint="give it another name with --name",
-        )
     in_use, digest = _places_in_use(name), found.sha256()
+    try:
+        check_published(name, found, digest)
+        _check_md5(name, found)
+    except UnavailableError as error:
+        raise UnavailableError(str(error), hint="give it another name with --name") from error
     if in_use and not force:
         there = inspect_checkpoint(in_use[0])
         if there.sha256() == digest:
@@ -215,10 +305,8 @@ def download(model: str, path: Path, on_bytes: OnBytes, base_url: str = BASE_URL
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic(path) as temporary:
-            _fetch(url, temporary, on_bytes)
-            found = inspect_checkpoint(temporary).shape
-            if found != PUBLISHED[model]:
-                raise UnavailableError(f"it has {found}")
+            _fetch(url, temporary, model, on_bytes)
+            _check_content(model, temporary)
     except UnavailableError as error:
         raise UnavailableError(f"what {url} gave is not {model}: {error}", hint=hint) from error
     except (OSError, http.client.HTTPException) as error:
@@ -228,12 +316,33 @@ def download(model: str, path: Path, on_bytes: OnBytes, base_url: str = BASE_URL
         raise UnavailableError(f"cannot fetch {url}: {printable(reason)}", hint=hint) from error
 
 
-def _fetch(url: str, path: Path, on_bytes: OnBytes) -> None:
+def _check_content(model: str, path: Path) -> None:
+    fetched = inspect_checkpoint(path)
+    check_published(model, fetched, fetched.sha256())
+    _check_md5(model, fetched)
+
+
+def _fetch(url: str, path: Path, model: str, on_bytes: OnBytes) -> None:
+    """
+    Raises:
+        UnavailableError: there is more than the model has, or less.
+        OSError: the connection ended early, or is too slow to wait for.
+    """
+    started, done = time.monotonic(), 0
     with urllib.request.urlopen(url, timeout=_TIMEOUT) as answer, path.open("wb") as out:
-        total, done = int(answer.headers.get("Content-Length") or 0), 0
-        while block := answer.read(_BLOCK):
+        announced = answer.length or 0  # 0: not said, or not a number
+        total = PUBLISHED[model].n_bytes or announced
+        if announced not in (0, total):
+            raise UnavailableError(f"it has {announced} bytes, not {total}")
+        most = total or _MOST_BYTES_PER_PARAMETER * shape_of(model).n_parameters
+        while block := answer.read1(_BLOCK):
             out.write(block)
             done += len(block)
+            if done > most:
+                raise UnavailableError(f"it goes on after {most} bytes")
+            seconds = time.monotonic() - started
+            if seconds > 2 * _TIMEOUT + done / _SLOWEST:
+                raise OSError(f"the connection is too slow: {done} bytes in {seconds:.0f} seconds")
             on_bytes(done, total)
-    if total and done != total:
+    if done < total:
         raise OSError(f"the connection ended after {done} of {total} bytes")

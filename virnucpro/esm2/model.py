@@ -63,6 +63,7 @@ class Layer(nn.Module):
         self.mlp_norm = nn.LayerNorm(dim, eps=LAYER_NORM_EPS)
         self.up = nn.Linear(dim, 4 * dim, dtype=dtype)
         self.down = nn.Linear(4 * dim, dim, dtype=dtype)
+        self.has_fused_gelu = dtype == torch.bfloat16 and cpu_has_fused_gelu()
 
     def forward(self, x: Tensor, batch: StagedBatch, attend: Kernel) -> Tensor:
         return self.finish(x, attend(self.project(x), batch))
@@ -75,8 +76,16 @@ class Layer(nn.Module):
     def finish(self, x: Tensor, attended: Tensor) -> Tensor:
         """What comes after attention, (n_tokens, n_heads, head_dim). -> (n_tokens, dim)"""
         x = x + self.attention_out(attended.flatten(1))
-        hidden = linear_gelu(self.mlp_norm(x).to(self.dtype), self.up)
+        hidden = self.linear_gelu(self.mlp_norm(x).to(self.dtype))
         out: Tensor = x + self.down(hidden)
+        return out
+
+    def linear_gelu(self, x: Tensor) -> Tensor:
+        """GELU (exact, not by tanh) of the wider linear layer; in one kernel where there is one."""
+        if not self.has_fused_gelu or x.device.type != "cpu":
+            return F.gelu(self.up(x))
+        fused = torch.ops.mkldnn._linear_pointwise
+        out: Tensor = fused(x, self.up.weight, self.up.bias, "gelu", [], "none")
         return out
 
 
@@ -139,13 +148,10 @@ def compile_layers(model: ESM2, backend: str | Callable[..., object] = "inductor
         layer.__dict__.update(project=partial(project, layer), finish=partial(finish, layer))
 
 
-def linear_gelu(x: Tensor, linear: nn.Linear) -> Tensor:
-    """GELU (exact, not by tanh) of a linear layer; in one kernel where oneDNN has it."""
-    fused = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
-    if fused is None or x.device.type != "cpu" or x.dtype != torch.bfloat16:
-        return F.gelu(linear(x))
-    out: Tensor = fused(x, linear.weight, linear.bias, "gelu", [], "none")
-    return out
+def cpu_has_fused_gelu() -> bool:
+    """Whether oneDNN multiplies bf16 on this CPU (AVX-512 and newer), with GELU in one kernel."""
+    ops = torch.ops.mkldnn
+    return hasattr(ops, "_linear_pointwise") and bool(ops._is_mkldnn_bf16_supported())
 
 
 def mean_pool(hidden: Tensor, batch: PackedBatch) -> Tensor:

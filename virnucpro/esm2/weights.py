@@ -72,7 +72,10 @@ _DAMAGE = (
     AttributeError,
     AssertionError,
     struct.error,
+    zipfile.BadZipFile,
 )
+# what comes of tensors and figures that fit no model
+_NONSENSE = (TypeError, ValueError, IndexError, ArithmeticError, RuntimeError, SafetensorError)
 _MATRICES = ("q", "k", "v", "attention_out", "up", "down")
 _SAME_NAME = ("attention_norm", "attention_out", "mlp_norm", "up", "down")
 
@@ -122,7 +125,7 @@ def inspect_checkpoint(path: Path) -> Checkpoint:
         )
     try:
         return _inspect(path)
-    except (TypeError, ValueError, IndexError, ZeroDivisionError, RecursionError) as error:
+    except _NONSENSE as error:
         raise _not_esm2(path, printable(error)) from error
 
 
@@ -137,7 +140,12 @@ def _inspect(path: Path) -> Checkpoint:
     if n_heads < 1 or not dim or dim % (2 * n_heads):
         raise _not_esm2(path, f"{n_heads} heads in {dim} dimensions")
     shape = ESM2Shape(len(numbers), dim, n_heads, tensors.token_dropout)
-    return Checkpoint(path, shape, _encoder_id(shape, tensors))
+    checkpoint = Checkpoint(path, shape, _encoder_id(shape, tensors))
+    if shape.n_parameters > checkpoint.n_bytes:
+        raise _not_esm2(
+            path, f"{checkpoint.n_bytes} bytes cannot hold {shape.n_parameters} parameters"
+        )
+    return checkpoint
 
 
 def _encoder_id(shape: ESM2Shape, tensors: _Tensors) -> str:
@@ -288,7 +296,22 @@ class _Tensors:
         stored = self._scheme[name].format(layer) + (f".{kind}" if kind else "")
         if stored not in self.names:
             raise _not_esm2(self.path, f"no tensor {stored}")
-        return self._read(stored)
+        tensor = self._read(stored)
+        _check_stored(tensor, self.path)
+        return tensor
+
+
+def _check_stored(tensor: Tensor, path: Path) -> None:
+    """Refuse what is not numbers in a file, one after the other: a few bytes can stand for more.
+
+    Raises:
+        UnavailableError: the tensor repeats its numbers, or has none.
+    """
+    is_plain = tensor.layout == torch.strided and tensor.device.type == "cpu"
+    if not is_plain or not tensor.is_floating_point():
+        raise _not_esm2(path, f"a tensor of {tensor.layout}, {tensor.dtype} on {tensor.device}")
+    if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+        raise _not_esm2(path, f"a tensor of shape {tuple(tensor.shape)} repeats what is stored")
 
 
 def _open_pt(path: Path) -> _Tensors:
@@ -296,10 +319,11 @@ def _open_pt(path: Path) -> _Tensors:
         with path.open("rb") as handle:
             if not handle.read(2).startswith(_PT_MAGIC):
                 raise _not_esm2(path, "neither a .pt file nor a model folder")
+        is_archive = zipfile.is_zipfile(path)
+        if is_archive:
+            _check_archive(path)
         with torch.serialization.safe_globals([argparse.Namespace]):
-            content = torch.load(
-                path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
-            )
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)
     except pickle.UnpicklingError as error:
         raise UnavailableError(
             f"{printable(path)} holds more than tensors, or is damaged: it was not loaded",
@@ -324,6 +348,17 @@ def _open_pt(path: Path) -> _Tensors:
         "token_dropout": getattr(namespace, "token_dropout", True),
     }
     return _Tensors(path, tensors.__getitem__, tuple(tensors), _FAIR_ESM, config)
+
+
+def _check_archive(path: Path) -> None:
+    """Refuse an archive with compressed members, as torch writes none: they can be of any size.
+
+    Raises:
+        UnavailableError: there are such.
+    """
+    with zipfile.ZipFile(path) as archive:
+        if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
+            raise _not_esm2(path, "it is compressed")
 
 
 def _open_folder(path: Path) -> _Tensors:

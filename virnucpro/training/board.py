@@ -9,6 +9,8 @@ from pathlib import Path
 
 from torch.utils.tensorboard import SummaryWriter
 
+from virnucpro.files import writing
+
 
 @dataclass(slots=True)
 class Board:
@@ -16,6 +18,9 @@ class Board:
 
     The first epoch that is told after a start takes the place of what an earlier start wrote from
     there on, so that a training that goes on has every point once.
+
+    Raises:
+        OutputError, StorageError: as ``files.writing``.
     """
 
     folder: Path
@@ -23,16 +28,18 @@ class Board:
 
     def __call__(self, row: dict[str, float]) -> None:
         epoch = int(row["epoch"])
-        if self.writer is None:
-            self.writer = SummaryWriter(str(self.folder), purge_step=epoch)
-        for name, value in row.items():
-            if name != "epoch":
-                self.writer.add_scalar(name, value, epoch)
-        self.writer.flush()
+        with writing(self.folder):
+            if self.writer is None:
+                self.writer = SummaryWriter(str(self.folder), purge_step=epoch)
+            for name, value in row.items():
+                if name != "epoch":
+                    self.writer.add_scalar(name, value, epoch)
+            self.writer.flush()
 
     def close(self) -> None:
         if self.writer is not None:
-            self.writer.close()
+            with writing(self.folder):
+                self.writer.close()
 
 
 @contextmanager

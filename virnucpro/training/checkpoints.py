@@ -2,27 +2,29 @@
 
 A checkpoint is written by the first rank and read by all. The best epoch is stored a second
 time, before its checkpoint: whatever moment a kill comes, the best is at least as new as what
-the last checkpoint says of it.
+the last checkpoint says of it. Those of older epochs are deleted when the new one is there.
 """
 
 from __future__ import annotations
 
 import math
 import pickle
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from virnucpro.errors import ResumeError
-from virnucpro.files import atomic, sweep
+from virnucpro.files import atomic, open_plain, sweep
 from virnucpro.log import printable
 from virnucpro.training.settings import MAY_DIFFER, Settings
 
 _BEST = "best.pt"
+_EPOCH = re.compile(r"epoch_(\d{4,})\.pt")
 _OTHER = "give the settings that it was started with, or another --output-dir"
 
 
@@ -51,9 +53,13 @@ class Checkpoints:
         optimizer: torch.optim.Optimizer,
         state: Progressed,
     ) -> None:
-        """Atomically, with the settings, and once more if this epoch is the best."""
+        """Atomically, with the settings, and once more if this epoch is the best.
+
+        Raises:
+            OutputError, StorageError: as ``files.writing``.
+        """
         content = {
-            "module": module.state_dict(),
+            "module": _learned(module),
             "optimizer": optimizer.state_dict(),
             "state": asdict(state),
             "settings": {**asdict(self.settings), "effective_batch": self.effective_batch},
@@ -62,10 +68,9 @@ class Checkpoints:
         self.folder.mkdir(exist_ok=True)
         for name in (*best, f"epoch_{state.epoch:04d}.pt"):
             with atomic(self.folder / name) as temporary:
-                try:
-                    torch.save(content, temporary)
-                except RuntimeError as error:  # so torch says that the disk is full
-                    raise OSError(f"{printable(self.folder / name)}: {printable(error)}") from error
+                _write(content, temporary)
+        for outdated in self._epochs()[: -self.settings.keep_checkpoints]:
+            outdated.unlink(missing_ok=True)
 
     def load_last(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> Progressed:
         """How far the training is, with the weights of there; nothing changes if there is none.
@@ -73,17 +78,17 @@ class Checkpoints:
         Raises:
             ResumeError: the last checkpoint is damaged, or of another training.
         """
-        found = sorted(self.folder.glob("epoch_*.pt"))
-        if not found:
+        last = next(reversed(self._epochs()), self.folder / _BEST)
+        if not last.exists():
             return Progressed()
-        content = _read(found[-1])
+        content = _read(last)
         now = {**asdict(self.settings), "effective_batch": self.effective_batch}
         if differences := _differences(now, content["settings"]):
             raise ResumeError(
-                f"{printable(found[-1])} was trained with other settings: {', '.join(differences)}",
+                f"{printable(last)} was trained with other settings: {', '.join(differences)}",
                 hint=_OTHER,
             )
-        _load_weights(module, content, found[-1])
+        _load_weights(module, content, last)
         optimizer.load_state_dict(content["optimizer"])
         return Progressed(**content["state"])
 
@@ -95,9 +100,35 @@ class Checkpoints:
         path = self.folder / _BEST
         _load_weights(module, _read(path), path)
 
+    def _epochs(self) -> list[Path]:
+        """The checkpoints of epochs, in their order; a file with another name is not ours."""
+        numbers = {path: _EPOCH.fullmatch(path.name) for path in self.folder.glob("epoch_*.pt")}
+        epochs = {path: int(match[1]) for path, match in numbers.items() if match}
+        return sorted(epochs, key=lambda path: epochs[path])
+
     def sweep(self) -> None:
         """Delete what a kill left half-written."""
         sweep(self.folder)
+
+
+def _learned(module: nn.Module) -> dict[str, Tensor]:
+    """The state without the weights that are not trained: they are those of ``--model``."""
+    frozen = {name for name, weight in module.named_parameters() if not weight.requires_grad}
+    return {name: tensor for name, tensor in module.state_dict().items() if name not in frozen}
+
+
+def _write(content: Mapping[str, object], path: Path) -> None:
+    """Write through a file of Python, whose errors say what the disk refuses.
+
+    torch does not say it of a file of its own, and its error at the end hides that of Python's.
+    """
+    try:
+        with path.open("wb") as out:
+            torch.save(content, out)
+    except RuntimeError as error:
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from error
+        raise
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -105,17 +136,21 @@ def _read(path: Path) -> dict[str, Any]:
     Raises:
         ResumeError: the file is missing, damaged, or no checkpoint.
     """
+    hint = "delete it: the training goes on from the checkpoint before, or else from the best"
+    if path.name == _BEST:
+        hint = "nothing else holds these weights: train again, in another --output-dir"
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        with open_plain(path) as stored:
+            content = torch.load(stored, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise ResumeError(
             f"{printable(path)} cannot be read: it is damaged, or holds more than tensors",
-            hint="delete it: the training goes on from the epoch before",
+            hint=hint,
         ) from error
     except (OSError, RuntimeError, EOFError, ValueError) as error:
         raise ResumeError(
             f"{printable(path)} cannot be read: {printable(error)}",
-            hint="delete it: the training goes on from the epoch before",
+            hint=hint,
         ) from error
     parts = ("module", "optimizer", "state", "settings")
     if not isinstance(content, dict) or not all(part in content for part in parts):
@@ -138,9 +173,9 @@ def _load_weights(module: nn.Module, content: dict[str, Any], path: Path) -> Non
         ResumeError: they are those of another network.
     """
     theirs = {name: tensor.shape for name, tensor in content["module"].items()}
-    ours = {name: tensor.shape for name, tensor in module.state_dict().items()}
+    ours = {name: tensor.shape for name, tensor in _learned(module).items()}
     if differ := sorted(name for name, _ in theirs.items() ^ ours.items()):
         raise ResumeError(
             f"{printable(path)} holds another network: {printable(differ[0])} differs", hint=_OTHER
         )
-    module.load_state_dict(content["module"])
+    module.load_state_dict(content["module"], strict=False)  # what is frozen is there

@@ -12,33 +12,52 @@ from virnucpro.errors import InputMissingError, UsageError
 from virnucpro.log import printable
 
 
-def read_config(path: Path, known: Collection[str]) -> dict[str, Any]:
-    """
+def read_config(path: Path, names: Collection[str]) -> dict[str, Any]:
+    """The options of a file, by their names in Python; ``names`` are all that there are.
+
     Raises:
         InputMissingError: the file cannot be read.
-        UsageError: it is no table of options, names one twice, or one that is not ``known``.
+        UsageError: it is no table of options, gives one twice, or one that is not in ``names``.
     """
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        loader = yaml.SafeLoader(path.read_text(encoding="utf-8"))
+        table = loader.get_single_node()
+        content = None if table is None else loader.construct_document(table)
     except OSError as error:
         raise InputMissingError(f"{printable(path)}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UsageError(f"{printable(path)} is no YAML: {printable(error)}") from error
     if content is None:
         return {}
-    if not isinstance(content, dict):
+    if not isinstance(table, yaml.MappingNode) or not isinstance(content, dict):
         raise UsageError(
             f"{printable(path)} is no table of options", hint="for example: batch_size: 64"
         )
-    options: dict[str, Any] = {}
-    for written, value in content.items():
-        name = str(written).replace("-", "_")
-        if name in options:
-            raise UsageError(f"{printable(path)}: {printable(name)} stands there twice")
-        options[name] = value
-    if unknown := sorted(set(options) - set(known)):
-        raise UsageError(
-            f"{printable(path)}: there is no option {printable(unknown[0])}",
-            hint="see `virnucpro train --help`",
-        )
-    return options
+    _check_keys(path, table, names)
+    return {_name(key): value for key, value in content.items()}
+
+
+def _name(key: object) -> str:
+    return str(key).replace("-", "_")
+
+
+def _check_keys(path: Path, table: yaml.MappingNode, names: Collection[str]) -> None:
+    """Look at the keys as they are written: of two that are the same, YAML keeps the last.
+
+    Raises:
+        UsageError: an option is given twice, or does not exist; names the line.
+    """
+    lines: dict[str, int] = {}
+    for key, _ in table.value:
+        name, line = _name(key.value), key.start_mark.line + 1
+        if name not in names:
+            raise UsageError(
+                f"{printable(path)}:{line}: there is no option {printable(name)}",
+                hint="see `virnucpro train --help`",
+            )
+        if name in lines:
+            raise UsageError(
+                f"{printable(path)}:{line}: {name} is given twice (first in line {lines[name]})",
+                hint="keep one of the two lines",
+            )
+        lines[name] = line

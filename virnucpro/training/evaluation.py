@@ -17,13 +17,14 @@ from numpy.typing import NDArray
 from virnucpro.calls import (
     chunk_scores,
     read_frame_scores,
-    read_record_scores,
+    read_record_rows,
     score_record,
 )
 from virnucpro.config import RunConfig
 from virnucpro.engine.executor import Executor
-from virnucpro.errors import OutputError, UsageError, VirnucproError
+from virnucpro.errors import UsageError, VirnucproError
 from virnucpro.fasta import read_fasta
+from virnucpro.files import refuse_links, writing
 from virnucpro.head import Head, HeadFacts
 from virnucpro.log import printable
 from virnucpro.pipeline import OnEvent, run
@@ -31,7 +32,7 @@ from virnucpro.records import FastaRecord, Prediction
 from virnucpro.rundir import RunDir
 from virnucpro.training.fragments import WHOLE, Cutting, Fragment, length_name, write_fragments
 from virnucpro.training.held_out import HeldOut, OfTraining, hold_out
-from virnucpro.training.labelled import LabelledRecord, read_manifest
+from virnucpro.training.labelled import LabelledRecord, read_manifest, warn_of_mixed_groups
 from virnucpro.training.metrics import Interval, Measures, Samples, bootstrap, measure
 from virnucpro.training.split import Split, read_split, select
 from virnucpro.translate import chunk_record, translate_six_frames
@@ -54,6 +55,7 @@ class Question:
     def __post_init__(self) -> None:
         if self.part is not None and self.split is None:
             raise UsageError("--part without --split", hint="say which split with --split FILE")
+        refuse_links(self.output, [self.run_folder.name])
 
     @property
     def run_folder(self) -> Path:
@@ -73,9 +75,10 @@ class Question:
             InputError: manifest or split are wrong.
         """
         records = read_manifest(self.data)
-        if self.split is None:
-            return records
-        return select(records, read_split(self.split), self.part or "test")
+        if self.split is not None:
+            records = select(records, read_split(self.split), self.part or "test")
+        warn_of_mixed_groups(records)
+        return records
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -164,7 +167,8 @@ def evaluate(
         VirnucproError: see ``errors``; or something could not be scored.
     """
     held_out = hold_out(records, head, question.of_training)
-    _make_folder(question.output)
+    with writing(question.output):
+        question.output.mkdir(parents=True, exist_ok=True)
     fragments = write_fragments(held_out.records, question.cutting, question.fasta, question.table)
     summary = run(replace(config, inputs=(question.fasta,)), head, executor, on_event)
     if summary.exit_code:
@@ -176,16 +180,6 @@ def evaluate(
     threshold, seed = head.facts.threshold, question.cutting.seed
     rows = tuple(row for kind in kinds for row in measure_kind(kind, threshold, seed))
     return Evaluation(question, head, held_out, kinds, rows)
-
-
-def _make_folder(path: Path) -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(
-            f"cannot write into {printable(path)}: {error.strerror}",
-            hint="choose another --output-dir",
-        ) from error
 
 
 def read_kinds(
@@ -226,9 +220,9 @@ def read_scores(table: TextIO, fragments: Sequence[Fragment]) -> NDArray[np.floa
         VirnucproError: a fragment is not in the table, or could not be used.
     """
     known = {
-        record_id: np.nan if score is None else score
-        for record_id, status, score in read_record_scores(table)
-        if status in ("scored", "no_orf")
+        row.record_id: np.nan if row.score is None else row.score
+        for row in read_record_rows(table)
+        if row.status in ("scored", "no_orf")
     }
     missing = [fragment for fragment in fragments if fragment.id not in known]
     if missing:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -24,9 +25,9 @@ def write_head(
     classifier: Classifier,
     facts: HeadFacts,
     calibration: Calibration,
-    trained_on: tuple[NDArray[np.uint64], NDArray[np.uint64]],
+    trained_on: TrainedOn,
 ) -> Head:
-    """Write the classifier with what calibrates it; ``trained_on``: see ``digests_of``."""
+    """Write the classifier with what calibrates it."""
     n_before = facts.dim
     centre, spread = classifier.centre.double(), classifier.spread.double()
     shift = torch.cat([torch.zeros(n_before, dtype=torch.double), centre.cpu()])
@@ -36,7 +37,10 @@ def write_head(
         facts,
         Network(_layers(classifier.protein), calibration.protein_temperature),
         Network(_layers(classifier.nucleotide, shift, scale), calibration.temperature),
-        *trained_on,
+        _sorted(trained_on.records),
+        _sorted(trained_on.groups),
+        _sorted(trained_on.encoder_records),
+        _sorted(trained_on.encoder_groups),
     )
     save_head(path, head)
     return head
@@ -59,24 +63,35 @@ def facts_of(
     )
 
 
-def digests_of(
-    sequences: Iterable[str], groups: Iterable[str], encoder: Path | None
-) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """Of records and of groups, sorted, each once.
+@dataclass(frozen=True, slots=True)
+class TrainedOn:
+    """Digests of the data of a head, and of what its encoder was trained on."""
 
-    With those of the head beside the encoder that was started from, as ``train`` leaves them: an
-    encoder that was fine-tuned knows its data too.
+    records: frozenset[int]
+    groups: frozenset[int]
+    encoder_records: frozenset[int] = frozenset()
+    encoder_groups: frozenset[int] = frozenset()
+
+
+def digests_of(
+    sequences: Iterable[str], groups: Iterable[str], encoder: Path | None, is_finetuned: bool
+) -> TrainedOn:
+    """``encoder`` is the one that was started from, and ``is_finetuned`` if it was trained too.
+
+    The head beside it, as ``train`` leaves one, knows what it had been trained on before.
     """
-    records = {record_digest(sequence) for sequence in sequences}
-    names = {group_digest(group) for group in groups}
+    records = frozenset(map(record_digest, sequences))
+    names = frozenset(map(group_digest, groups))
+    encoder_records = records if is_finetuned else frozenset()
+    encoder_groups = names if is_finetuned else frozenset()
     if encoder is not None and (before := encoder.with_name(HEAD_FILE)).is_file():
         head = load_head(before)
-        records.update(head.trained_records.tolist())
-        names.update(head.trained_groups.tolist())
-    return _sorted(records), _sorted(names)
+        encoder_records |= {*head.trained_records.tolist(), *head.encoder_records.tolist()}
+        encoder_groups |= {*head.trained_groups.tolist(), *head.encoder_groups.tolist()}
+    return TrainedOn(records, names, encoder_records, encoder_groups)
 
 
-def _sorted(digests: set[int]) -> NDArray[np.uint64]:
+def _sorted(digests: frozenset[int]) -> NDArray[np.uint64]:
     return np.array(sorted(digests), dtype=np.uint64)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from matplotlib import colormaps
+from matplotlib import colormaps, rc_context, rcdefaults
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
@@ -18,10 +18,12 @@ _FORMATS = {"pdf": {"CreationDate": None}, "png": {}}  # without a date: the sam
 
 def write_figure(evaluation: Evaluation) -> None:
     """``evaluation.pdf`` and ``evaluation.png``."""
-    figure = draw(evaluation)
-    for ending, metadata in _FORMATS.items():
-        with atomic(evaluation.question.output / f"evaluation.{ending}") as temporary:
-            figure.savefig(temporary, format=ending, metadata=metadata, dpi=150)
+    with rc_context():
+        rcdefaults()  # a `matplotlibrc` was read, from the current folder if one lies there
+        figure = draw(evaluation)
+        for ending, metadata in _FORMATS.items():
+            with atomic(evaluation.question.output / f"evaluation.{ending}") as temporary:
+                figure.savefig(temporary, format=ending, metadata=metadata, dpi=150)
 
 
 def draw(evaluation: Evaluation) -> Figure:

@@ -96,6 +96,11 @@ def collect_frames(
     )
 
 
+def given_weights(frames: LabelledFrames) -> NDArray[np.float32]:
+    """Those of the manifest. (n,)"""
+    return frames.weight
+
+
 def balanced_weights(frames: LabelledFrames) -> NDArray[np.float32]:
     """Weights that give a group the square root of its frames, and both classes the same.
 

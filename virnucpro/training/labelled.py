@@ -20,9 +20,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from sys import intern
 
-from virnucpro.errors import InputError, InputMissingError
+from virnucpro.errors import InputError, InputMissingError, UsageError
 from virnucpro.fasta import cannot_open, find_invalid, read_fasta
-from virnucpro.log import printable
+from virnucpro.files import expanded, open_plain
+from virnucpro.log import LOGGER, printable
 from virnucpro.records import FastaRecord
 from virnucpro.training.tables import read_cells
 
@@ -32,6 +33,7 @@ _HINT = (
     "and if you like id, weight, kingdom"
 )
 _HEAVIEST = 1e6  # more than all others together, and losses are still numbers
+_MOST_NAMED = 5  # groups, in a message
 _LABELS = {"virus": True, "other": False}
 
 
@@ -71,11 +73,17 @@ def read_manifest(path: Path) -> list[LabelledRecord]:
     known: dict[str, LabelledRecord] = {}
     for fasta, named in _read_files(path).items():
         of_all = named.rows.pop("", None)
+        n_before = len(known)
         for record in read_fasta(fasta):
             row = replace(of_all, id=record.id) if of_all else named.rows.get(record.id)
             if row is not None:
                 _check(record, fasta, known)
                 known[record.id] = row
+        if of_all and len(known) == n_before:
+            raise InputError(
+                f"{printable(path)}:{named.lines['']}: {printable(fasta)} holds no record",
+                hint="give a FASTA file that is not empty, or leave the line out",
+            )
         lost = [record_id for record_id, row in named.rows.items() if known.get(record_id) != row]
         if lost:
             raise InputError(
@@ -84,6 +92,20 @@ def read_manifest(path: Path) -> list[LabelledRecord]:
                 hint="an id is the first word behind the '>'; check the id and the path",
             )
     return list(known.values())
+
+
+def warn_of_mixed_groups(records: Iterable[LabelledRecord]) -> None:
+    """Name the groups with both labels: a family of proviruses may be one, a typing error too."""
+    labels: dict[str, set[str]] = {}
+    for record in records:
+        labels.setdefault(record.group, set()).add(record.label)
+    if mixed := sorted(group for group, own in labels.items() if len(own) > 1):
+        more = f" and {len(mixed) - _MOST_NAMED} more" if len(mixed) > _MOST_NAMED else ""
+        LOGGER.warning(
+            "groups with both labels, virus and other: %s%s; check that this is meant",
+            ", ".join(map(printable, mixed[:_MOST_NAMED])),
+            more,
+        )
 
 
 def _check(record: FastaRecord, path: Path, known: Mapping[str, LabelledRecord]) -> None:
@@ -191,9 +213,11 @@ def _fasta_path(manifest: Path, cell: str, where: str) -> Path:
         raise InputError(
             f"{where}: the path is empty", hint="name a FASTA file, relative to the manifest"
         )
-    path = (manifest.parent / Path(cell).expanduser()).resolve()
     try:
-        path.open("rb").close()
+        path = (manifest.parent / expanded(cell)).resolve()
+        open_plain(path).close()  # it is read several times, which a pipe cannot be
+    except UsageError as error:
+        raise InputMissingError(f"{where}: {error}", hint=error.hint) from error
     except OSError as error:
         missing = cannot_open(path, error)
         raise InputMissingError(f"{where}: {missing}", hint=missing.hint) from error

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,33 +18,29 @@ from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, Sampler
 
 from virnucpro.engine.events import Progress, Telling
 from virnucpro.errors import ResumeError, UnavailableError, UsageError, VirnucproError
 from virnucpro.log import announce, printable
+from virnucpro.training.batches import MakesBatches, Part, Rows, batches_of
 from virnucpro.training.checkpoints import Checkpoints, Progressed
 from virnucpro.training.clock import CHECKPOINT, DATA, OPTIMIZER, STEP, VALIDATION, Clock, Speed
 from virnucpro.training.ranks import Ranks
 from virnucpro.training.settings import Settings
 
-Rows = NDArray[np.int64]
 _MOST_GRADIENT = 1.0  # norm; beyond it the step is shortened
 
 B = TypeVar("B")
 B_co = TypeVar("B_co", covariant=True)
 
 
-class Objective(Protocol[B_co]):
+class Objective(MakesBatches[B_co], Protocol[B_co]):
     """What is learned, from which rows, and how well it is known. ``B_co`` is its kind of batch."""
 
     n_rows: int  # of an epoch
     unit: str
     best: str  # the name of the figure by which the best epoch is chosen; larger is better
-
-    def batch(self, rows: Rows, epoch: int) -> B_co: ...
 
     def weight(self, rows: Rows) -> float:
         """What the losses of these rows are divided by."""
@@ -81,13 +77,13 @@ class Trainer(Generic[B]):
         optimizer = new_optimizer(self.module, settings.scaled_lr(ranks.world_size), settings)
         self._resume(checkpoints, optimizer)
         wrapped = ranks.wrap(self.module)
-        loader = _loader(self.objective, schedule, settings)
-        while self.state.epoch < settings.epochs and not self._is_stopped():
-            self._epoch(wrapped, optimizer, schedule, loader)
-            if ranks.is_first:
-                checkpoints.save(self.module, optimizer, self.state)
-            ranks.wait()
-            self.clock.lap(CHECKPOINT)
+        with batches_of(self.objective, settings.num_workers) as batches:
+            while self.state.epoch < settings.epochs and not self._is_stopped():
+                self._epoch(wrapped, optimizer, schedule, batches)
+                if ranks.is_first:
+                    checkpoints.save(self.module, optimizer, self.state)
+                ranks.wait()
+                self.clock.lap(CHECKPOINT)
         if self.state.best_epoch:
             checkpoints.load_best(self.module)
         return self.state
@@ -115,7 +111,7 @@ class Trainer(Generic[B]):
         wrapped: nn.Module,
         optimizer: torch.optim.Optimizer,
         schedule: _Schedule,
-        loader: DataLoader[B],
+        batches_of_parts: Callable[[Iterable[Part]], Iterator[B]],
     ) -> None:
         settings, state, ranks = self.settings, self.state, self.ranks
         schedule.epoch = state.epoch
@@ -124,24 +120,23 @@ class Trainer(Generic[B]):
         lr = settings.scaled_lr(ranks.world_size)
         loss, done, started = torch.zeros((), device=ranks.device), 0, time.perf_counter()
         self.clock.restart()
-        batches = iter(loader)
-        for rows in schedule.steps():
+        batches, norm = batches_of_parts(schedule.parts()), torch.zeros(())
+        for step, rows in enumerate(schedule.steps()):
             for group in optimizer.param_groups:
                 group["lr"] = lr * share_of_lr(state.step, schedule.n_steps, settings)
-            loss += self._step(wrapped, optimizer, batches, self.objective.weight(rows))
+            norm_before = norm
+            part, norm = self._step(wrapped, optimizer, batches, self.objective.weight(rows))
+            self._check_number(norm_before, step)  # a GPU is a step behind: it does not wait
+            loss += part
             state.step += 1
             done += len(rows)
             name = f"epoch {state.epoch + 1} of {settings.epochs}"
             self.on_event(Progress(name, done, schedule.n_used, self.objective.unit))
-        self.n_trained += sum(len(part) for _, part in schedule)
+        self._check_number(norm, schedule.n_steps)
+        self.n_trained += sum(len(part) for _, part in schedule.parts())
         mean_loss = sum(ranks.gather(float(loss))) / schedule.n_steps  # waits for the device
         self.clock.lap(STEP)
         seconds = time.perf_counter() - started
-        if not math.isfinite(mean_loss):
-            raise VirnucproError(
-                f"the loss of epoch {state.epoch + 1} is no number any more",
-                hint="give a smaller --lr, or more --warmup-epochs",
-            )
         state.epoch += 1
         row = {
             "epoch": float(state.epoch),
@@ -167,14 +162,30 @@ class Trainer(Generic[B]):
             announce(describe(row))
             self.on_epoch(row)
 
+    def _check_number(self, norm: Tensor, step: int) -> None:
+        """The norm of a step's gradient is a number if its loss is; all ranks have the same.
+
+        Raises:
+            VirnucproError: it is none. No weights of this epoch have been stored.
+        """
+        if torch.isfinite(norm):
+            return
+        last = f"epoch {self.state.epoch}" if self.state.epoch else "no epoch"
+        raise VirnucproError(
+            f"epoch {self.state.epoch + 1}, step {step}: the loss or its gradient is no number any "
+            f"more ({last} is stored)",
+            hint="train again, in another --output-dir, with a smaller --lr, more --warmup-epochs "
+            "or --precision fp32",
+        )
+
     def _step(
         self,
         wrapped: nn.Module,
         optimizer: torch.optim.Optimizer,
         batches: Iterator[B],
         weight: float,
-    ) -> Tensor:
-        """One effective batch. -> this rank's part of its loss"""
+    ) -> tuple[Tensor, Tensor]:
+        """One effective batch. -> this rank's part of its loss, the norm of the whole gradient"""
         n_parts, ranks = self.settings.grad_accum_steps, self.ranks
         loss = torch.zeros((), device=ranks.device)
         for part in range(n_parts):
@@ -187,18 +198,18 @@ class Trainer(Generic[B]):
                 (part_loss * ranks.world_size).backward()  # the ranks' gradients are averaged
             loss += part_loss.detach()
             self.clock.lap(STEP)
-        nn.utils.clip_grad_norm_(wrapped.parameters(), _MOST_GRADIENT)
+        norm = nn.utils.clip_grad_norm_(wrapped.parameters(), _MOST_GRADIENT)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         self.clock.lap(OPTIMIZER)
-        return loss
+        return loss, norm
 
     def _is_stopped(self) -> bool:
         patience = self.settings.early_stopping * self.settings.eval_every
         return patience > 0 and self.state.epoch - self.state.best_epoch >= patience
 
 
-class _Schedule(Sampler[tuple[int, Rows]]):
+class _Schedule:
     """The parts of this rank, in the order of an epoch's steps."""
 
     def __init__(self, n_rows: int, settings: Settings, ranks: Ranks) -> None:
@@ -220,35 +231,11 @@ class _Schedule(Sampler[tuple[int, Rows]]):
         for step in range(self.n_steps):
             yield order[step * self.effective : (step + 1) * self.effective]
 
-    def __iter__(self) -> Iterator[tuple[int, Rows]]:
+    def parts(self) -> Iterator[Part]:
         for rows in self.steps():
             parts = np.array_split(rows, self.n_parts)
             for part in parts[self.ranks.rank :: self.ranks.world_size]:
                 yield self.epoch, part
-
-
-class _Batches(Dataset[B]):
-    """Makes batches of rows, here or in processes beside the training."""
-
-    def __init__(self, objective: Objective[B]) -> None:
-        self.objective = objective
-
-    def __getitem__(self, part: tuple[int, Rows]) -> B:
-        epoch, rows = part
-        return self.objective.batch(rows, epoch)
-
-
-def _loader(objective: Objective[B], schedule: _Schedule, settings: Settings) -> DataLoader[B]:
-    n_workers = settings.num_workers
-    return DataLoader(
-        _Batches(objective),
-        batch_size=None,
-        sampler=schedule,
-        num_workers=n_workers,
-        persistent_workers=n_workers > 0,
-        multiprocessing_context="spawn" if n_workers else None,
-        generator=torch.Generator(),  # it would draw from the one that dropout draws from
-    )
 
 
 def new_optimizer(module: nn.Module, lr: float, settings: Settings) -> torch.optim.Optimizer:

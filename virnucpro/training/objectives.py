@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -12,8 +12,8 @@ from torch import nn
 from virnucpro.esm2.alphabet import MASK
 from virnucpro.esm2.model import TOKEN_DROPOUT_SCALE
 from virnucpro.esm2.packing import PackedBatch
+from virnucpro.training.batches import Rows
 from virnucpro.training.frames import LabelledFrames
-from virnucpro.training.loop import Rows
 from virnucpro.training.masking import MASKED, mask_residues
 from virnucpro.training.metrics import auroc
 from virnucpro.training.networks import FrameBatch, FrameClassifier, MaskedBatch
@@ -85,9 +85,13 @@ class FrameLabels:
     unit, best = "frames", "auroc"
 
     def __init__(
-        self, frames: LabelledFrames, weight: NDArray[np.float32], held_out: LabelledFrames
+        self,
+        frames: LabelledFrames,
+        held_out: LabelledFrames,
+        weigh: Callable[[LabelledFrames], NDArray[np.float32]],
     ) -> None:
-        self.frames, self.weights, self.held_out = frames, weight, held_out
+        self.frames, self.held_out = frames, held_out
+        self.weights, self.held_out_weights = weigh(frames), weigh(held_out)
         self.n_rows = len(frames)
 
     def batch(self, rows: Rows, epoch: int) -> FrameBatch:
@@ -97,14 +101,18 @@ class FrameLabels:
         return float(self.weights[rows].sum())
 
     def validate(self, module: nn.Module, ranks: Ranks) -> dict[str, float]:
-        """AUROC of each network over the frames of held-out groups, and the loss of the last."""
+        """AUROC of each network over the frames of held-out groups, and the loss as in training.
+
+        The loss is the weighted mean over the frames, summed over the networks.
+        """
         assert isinstance(module, FrameClassifier)
         logits = score_frames(module, self.held_out, ranks)
         is_virus = self.held_out.is_virus
-        losses = np.logaddexp(0, np.where(is_virus, -logits, logits)).mean(axis=1)
+        losses = np.logaddexp(0, np.where(is_virus, -logits, logits)).sum(axis=0)
+        loss = float(np.average(losses, weights=self.held_out_weights))
         ones = np.ones(len(is_virus))
         aurocs = [auroc(row.astype(np.float64), is_virus, ones) for row in logits]
-        figures = {"validation_loss": float(losses[-1]), "auroc": aurocs[-1]}
+        figures = {"validation_loss": loss, "auroc": aurocs[-1]}
         return figures if len(aurocs) == 1 else {**figures, "auroc_protein": aurocs[0]}
 
 

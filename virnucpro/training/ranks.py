@@ -6,32 +6,36 @@ Nothing but this module knows how they were started. One process alone has no gr
 from __future__ import annotations
 
 import logging
-import multiprocessing
-import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from multiprocessing.connection import Connection
-from multiprocessing.util import Finalize
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, spawn
+from torch.distributed.distributed_c10d import Store
+from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from virnucpro.engine.events import Telling
-from virnucpro.engine.processes import cause_of_end, interrupts_held, obey_parent
-from virnucpro.errors import StorageError, UnavailableError, UsageError, VirnucproError
+from virnucpro.errors import UnavailableError, UsageError, VirnucproError
+from virnucpro.files import disk_error
 from virnucpro.log import LOGGER, printable
+from virnucpro.processes import Child, Pipe, Raised, interrupts_held, kill_all, start, with_news
 
 T = TypeVar("T")
 OnEvent = Callable[[Telling], None]
 _LOCALHOST = "127.0.0.1"
 _TIMEOUT = timedelta(hours=6)  # the first may have vectors to make while the others wait
 _LISTEN_SECONDS = 0.1
+_GRACE_SECONDS = 5.0  # for the others to hear of an error
+_AGENT_SECONDS, _FIRST_SECONDS = 30, 900  # to answer; the first process may have to start yet
+# in the store that torchrun's processes share
+_PREPARED, _EXIT_CODE = "virnucpro/prepared", "virnucpro/exit_code"
+_N_ERRORS, _N_HEARD = "virnucpro/n_errors", "virnucpro/n_heard"
 _KEPT = "the epochs that were finished are kept: go on with --resume when it is mended"
 
 
@@ -86,6 +90,7 @@ class Started:
     rank: int
     local_rank: int
     world_size: int
+    has_agent: bool  # which is there before the processes, and has what they share
 
     def device(self, kind: str) -> str:
         return f"cuda:{self.local_rank}" if kind == "cuda" else kind
@@ -106,20 +111,82 @@ def started_by_torchrun(environ: Mapping[str, str]) -> Started | None:
             f"RANK is set, but {', '.join(missing)} is not",
             hint="start with torchrun, or unset RANK and give --gpus",
         )
-    return Started(*(int(given[name]) for name in names[:3]))
+    rank, local_rank, world_size = (int(given[name]) for name in names[:3])
+    has_agent = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return Started(rank, local_rank, world_size, has_agent)
 
 
 def run_under_torchrun(
-    started: Started, kind: str, work: Callable[[Ranks], None], on_event: OnEvent
+    started: Started,
+    kind: str,
+    prepared: AbstractContextManager[None],
+    work: Callable[[Ranks], None],
+    on_event: OnEvent,
 ) -> None:
-    """Run ``work`` as one of the processes that torchrun started; an error ends this one.
+    """Run ``work`` as one of the processes that torchrun started.
 
-    torchrun then ends the others.
+    The first enters ``prepared`` before, while the others wait for it. An error of one ends all
+    with its exit code; it is told once.
+
+    Raises:
+        VirnucproError, OSError: of this process, the first of all to fail.
+        SystemExit: another was the first; with the exit code of its error.
     """
-    rank, world_size, used = started.rank, started.world_size, _use(started.device(kind))
-    dist.init_process_group(_backend(kind), rank=rank, world_size=world_size, timeout=_TIMEOUT)
-    work(Ranks(rank, world_size, used, on_event))
-    dist.destroy_process_group()
+    used, rank, world_size = _use(started.device(kind)), started.rank, started.world_size
+    store = _connect(started)
+    with _ending_together(store, world_size), prepared if rank == 0 else nullcontext():
+        if rank == 0:
+            store.set(_PREPARED, "")
+        while not store.check([_PREPARED]):
+            if store.check([_EXIT_CODE]):
+                store.add(_N_HEARD, 1)
+                raise SystemExit(int(store.get(_EXIT_CODE)))
+            time.sleep(_LISTEN_SECONDS)
+        dist.init_process_group(
+            _backend(kind), store=store, rank=rank, world_size=world_size, timeout=_TIMEOUT
+        )
+        work(Ranks(rank, world_size, used, on_event))
+        dist.destroy_process_group()
+
+
+def _connect(started: Started) -> Store:
+    """
+    Raises:
+        UnavailableError: the process that has the store, torchrun's agent or the first, is gone.
+    """
+    seconds = _AGENT_SECONDS if started.has_agent else _FIRST_SECONDS
+    try:
+        store: Store = next(rendezvous("env://", timeout=timedelta(seconds=seconds)))[0]
+    except dist.DistError as error:
+        raise UnavailableError(
+            f"no connection to the other processes within {seconds} seconds: {printable(error)}",
+            hint="is torchrun still running, and can its first node be reached?",
+        ) from error
+    store.set_timeout(_TIMEOUT)
+    return store
+
+
+@contextmanager
+def _ending_together(store: Store, world_size: int) -> Iterator[None]:
+    """The first error of a process ends all of them with its exit code."""
+    try:
+        yield
+    except (VirnucproError, OSError) as error:
+        told = error if isinstance(error, VirnucproError) else disk_error(error)
+        if store.add(_N_ERRORS, 1) > 1:
+            raise SystemExit(told.exit_code) from error
+        store.set(_EXIT_CODE, str(told.exit_code))
+        deadline = time.monotonic() + _GRACE_SECONDS
+        while not dist.is_initialized() and time.monotonic() < deadline:  # the others listen
+            if store.add(_N_HEARD, 0) == world_size - 1:
+                break
+            time.sleep(_LISTEN_SECONDS)
+        raise
+    except RuntimeError as error:  # so torch says that another process has gone
+        with suppress(dist.DistError):  # with the store, if it was the first
+            if store.check([_EXIT_CODE]):
+                raise SystemExit(int(store.get(_EXIT_CODE))) from error
+        raise
 
 
 def run_on(devices: Sequence[str], work: Callable[[Ranks], None], on_event: OnEvent) -> None:
@@ -137,43 +204,28 @@ def run_on(devices: Sequence[str], work: Callable[[Ranks], None], on_event: OnEv
     store = dist.TCPStore(  # type: ignore[attr-defined]
         _LOCALHOST, 0, is_master=True, wait_for_workers=False
     )
-    pipes = [multiprocessing.Pipe(duplex=False) for _ in devices]
-    group = _Group(tuple(devices), store.port, tuple(theirs for _, theirs in pipes), LOGGER.level)
-    ours = [pipe for pipe, _ in pipes]
-    raised: list[VirnucproError] = []
-    processes = None
+    group = _Group(tuple(devices), store.port, LOGGER.level)
+    children: list[Child] = []
     try:
         with interrupts_held():
-            processes = spawn(  # type: ignore[no-untyped-call]
-                _spawned, (group, work), nprocs=len(devices), join=False
-            )
-        while not processes.join(_LISTEN_SECONDS):
-            raised += _hear(ours, on_event)
-        _hear(ours, on_event)
-    except (ProcessRaisedException, ProcessExitedException) as error:
-        raised += _hear(ours, on_event)
-        raise raised[0] if raised else _explained(error, devices) from error
+            for rank in range(len(devices)):
+                children.append(start(_run_rank, rank, group, work))
+        _hear(children, devices, on_event)
     finally:
-        started = processes.processes if processes else []
-        for process in started:
-            process.kill()
-        for process in started:
-            process.join()
+        kill_all(children)
 
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """What a process must know to find the others, and to tell its parent an error."""
+    """What a process must know to find the others."""
 
     devices: tuple[str, ...]
     port: int
-    pipes: tuple[Connection, ...]
     log_level: int
 
 
-def _spawned(rank: int, group: _Group, work: Callable[[Ranks], None]) -> None:
-    obey_parent()
-    device, world_size, pipe = group.devices[rank], len(group.devices), group.pipes[rank]
+def _run_rank(pipe: Pipe, rank: int, group: _Group, work: Callable[[Ranks], None]) -> None:
+    device, world_size = group.devices[rank], len(group.devices)
     LOGGER.addHandler(_Relay(pipe))
     LOGGER.setLevel(group.log_level)
     if device == "cpu":
@@ -191,55 +243,76 @@ def _spawned(rank: int, group: _Group, work: Callable[[Ranks], None]) -> None:
         pipe.send((type(error), str(error), error.hint))
         raise
     except OSError as error:
-        text = f"{printable(error.filename or 'a file')}: {error.strerror or error}"
-        pipe.send((StorageError, text, _KEPT))
+        told = disk_error(error)
+        pipe.send((type(told), str(told), told.hint))
         raise
     # only now: if an error closed the group, the others would fail at once, and be blamed for it
     dist.destroy_process_group()
-    # all is done: torch's threads may abort a process while its interpreter is taken down
-    Finalize(None, os._exit, args=(0,), exitpriority=-1)
 
 
-def _hear(pipes: Sequence[Connection], on_event: OnEvent) -> list[VirnucproError]:
-    """Pass on what the processes have said since. -> the errors that they raised on purpose"""
-    raised = []
-    for pipe in pipes:
-        while pipe.poll():
-            match pipe.recv():
-                case logging.LogRecord() as record:
-                    LOGGER.handle(record)
-                case (kind, message, hint):
-                    raised.append(kind(message, hint))
-                case event:
-                    on_event(event)
-    return raised
+def _hear(children: Sequence[Child], devices: Sequence[str], on_event: OnEvent) -> None:
+    """Pass on what the processes say, until all have ended well or one has not.
+
+    Raises:
+        VirnucproError: the first error that one raised on purpose, or what else ended it.
+    """
+    running = dict(zip(children, devices, strict=True))
+    while running:
+        with_news(list(running))
+        if ends := _ends(running, on_event):
+            ends += _ends(running, on_event)  # a cause is there when its effect was heard
+            first = min(ends, key=lambda end: end.place)
+            if first.traceback:
+                LOGGER.info("%s", first.traceback)
+            raise first.error
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """A process that did not end well. The first place is that of the one to blame."""
+
+    place: tuple[int, float]
+    error: VirnucproError
+    traceback: str = ""
+
+
+def _ends(running: dict[Child, str], on_event: OnEvent) -> list[_End]:
+    """Pass on what was said since. Those that have ended run no more. -> those that failed"""
+    ends: list[_End] = []
+    for child, device in list(running.items()):
+        try:
+            while child.pipe.poll():
+                match child.pipe.recv():
+                    case logging.LogRecord() as record:
+                        LOGGER.handle(record)
+                    case (kind, message, hint):
+                        ends.append(_End((0, 0.0), kind(message, hint)))
+                    case Raised(reason, traceback, seconds):
+                        ends.append(_End((2, seconds), _ended(device, reason), traceback))
+                    case event:
+                        on_event(event)
+        except (EOFError, OSError):
+            del running[child]
+            cause = child.cause_of_end()
+            if child.process.returncode != 0:
+                ends.append(_End((1, 0.0), _ended(device, cause)))
+    return ends
+
+
+def _ended(device: str, reason: str) -> VirnucproError:
+    return VirnucproError(f"the process on {device} ended: {reason}", hint=_KEPT)
 
 
 class _Relay(logging.Handler):
     """Sends the log of a process to its parent, which has the handlers."""
 
-    def __init__(self, pipe: Connection) -> None:
+    def __init__(self, pipe: Pipe) -> None:
         super().__init__()
         self._pipe = pipe
 
     def emit(self, record: logging.LogRecord) -> None:
         facts = {**record.__dict__, "msg": record.getMessage(), "args": None, "exc_info": None}
         self._pipe.send(logging.makeLogRecord(facts))
-
-
-def _explained(
-    error: ProcessRaisedException | ProcessExitedException, devices: Sequence[str]
-) -> VirnucproError:
-    """What ended the first process that did not end well, for people."""
-    LOGGER.info("%s", error)
-    if isinstance(error, ProcessExitedException):
-        reason = cause_of_end(error.exit_code)
-    else:
-        reason = str(error).strip().splitlines()[-1]  # of its traceback
-    return VirnucproError(
-        f"the process on {devices[error.error_index]} ended: {printable(reason)}",
-        hint=_KEPT,
-    )
 
 
 def _use(name: str) -> torch.device:

@@ -11,13 +11,14 @@ from typing import Any, Literal
 from virnucpro.devices import Choice, choose_devices, choose_precision
 from virnucpro.engine.events import Progress, Telling
 from virnucpro.errors import InputError, OutputError, ResumeError, UsageError
-from virnucpro.esm2.download import EMBEDDED, find_checkpoint
+from virnucpro.esm2.download import check_published, find_checkpoint
 from virnucpro.esm2.model import ESM2Shape
+from virnucpro.esm2.published import EMBEDDED
 from virnucpro.esm2.weights import inspect_checkpoint
-from virnucpro.files import atomic, sha256
+from virnucpro.files import atomic, open_plain, refuse_links, sha256
 from virnucpro.lock import OF_A_LOCK
 from virnucpro.log import announce, printable
-from virnucpro.training.labelled import LabelledRecord, read_manifest
+from virnucpro.training.labelled import LabelledRecord, read_manifest, warn_of_mixed_groups
 from virnucpro.training.readers import Architecture, Encoding
 from virnucpro.training.settings import MAY_DIFFER, ClassWeights, Mode, ScaleLr, Settings
 from virnucpro.training.split import SPLITS, Split, read_split, select, split_groups, write_split
@@ -60,6 +61,7 @@ class TrainOptions:
     class_weights: ClassWeights
     eval_every: int
     early_stopping: int
+    keep_checkpoints: int
     seed: int
     gpus: str | None
     no_multi_gpu: bool
@@ -147,6 +149,7 @@ _SAME_NAME = (
     "class_weights",
     "eval_every",
     "early_stopping",
+    "keep_checkpoints",
     "seed",
     "num_workers",
 )
@@ -214,10 +217,12 @@ def _encoder(
         return None, None
     is_new = options.has_shape or (mode == "pretrain" and options.model is None)
     if not is_new:
+        model = EMBEDDED if options.model is None else options.model
         checkpoint = find_checkpoint(
-            options.model or EMBEDDED,
+            model,
             lambda n, total: on_event(Progress("fetching the model", n, total, "bytes")),
         )
+        check_published(model, checkpoint, checkpoint.sha256())
         return checkpoint.path, checkpoint.shape
     asked = (options.layers, options.dim, options.heads)
     sizes = [usual if size is None else size for size, usual in zip(asked, _USUAL, strict=True)]
@@ -240,10 +245,12 @@ def open_folder(training: Training, options: TrainOptions) -> None:
         ResumeError: it holds another training.
         InputError: manifest or split are wrong.
     """
+    refuse_links(training.output, (_FACTS, *OF_A_TRAINING, training.name))
     path = training.output / _FACTS
     is_begun = path.exists()
     _check_free(training.output, is_begun, options.resume)
     records = read_manifest(training.data)
+    warn_of_mixed_groups(records)
     splits = _splits(training, options, records)
     _check_split(records, splits, training.settings.mode)
     if not training.split.exists():
@@ -350,7 +357,8 @@ def _check_same(path: Path, facts: Mapping[str, Any]) -> None:
         ResumeError: the folder holds another training; the message names what differs.
     """
     try:
-        stored = _flat(json.loads(path.read_text(encoding="utf-8")))
+        with open_plain(path) as content:
+            stored = _flat(json.load(content))
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ResumeError(
             f"{printable(path)} cannot be read: {printable(error)}",

@@ -12,8 +12,8 @@ Mode = Literal["head", "finetune", "pretrain"]
 ScaleLr = Literal["none", "linear", "sqrt"]
 ClassWeights = Literal["auto", "none"]
 
-# may differ on resume: they change how fast the weights come and when it ends, not the weights
-MAY_DIFFER = ("num_workers", "early_stopping")
+# may differ on resume: no weight of any epoch depends on them
+MAY_DIFFER = ("num_workers", "early_stopping", "keep_checkpoints")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,11 +32,12 @@ class Settings:
     num_workers: int = 0
     eval_every: int = 1  # epochs
     early_stopping: int = 0  # evaluations without a better one; 0: never
+    keep_checkpoints: int = 1  # of the last epochs, beside the best
     class_weights: ClassWeights = "auto"
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "grad_accum_steps", "eval_every"):
+        for name in ("epochs", "batch_size", "grad_accum_steps", "eval_every", "keep_checkpoints"):
             self._check(name, getattr(self, name) >= 1, "1 or more")
         for name in ("num_workers", "early_stopping", "warmup_epochs", "weight_decay", "seed"):
             self._check(name, 0 <= getattr(self, name) < math.inf, "0 or more")

@@ -24,14 +24,19 @@ from virnucpro.esm2.weights import inspect_checkpoint, load_esm2, save_esm2
 from virnucpro.files import atomic
 from virnucpro.log import LOGGER, announce, printable
 from virnucpro.training.board import board
-from virnucpro.training.calibration import calibrate, chunks_of
+from virnucpro.training.calibration import Units, calibrate, chunks_of
 from virnucpro.training.clock import Clock, profile_lines, speed_lines
 from virnucpro.training.export import HEAD_FILE, digests_of, facts_of, write_head
 from virnucpro.training.features import read_vectors
-from virnucpro.training.frames import LabelledFrames, balanced_weights, collect_frames
+from virnucpro.training.frames import (
+    LabelledFrames,
+    balanced_weights,
+    collect_frames,
+    given_weights,
+)
 from virnucpro.training.labelled import LabelledRecord, read_manifest, read_sequences
 from virnucpro.training.loop import B, Objective, Trainer, effective_batch, precision_of
-from virnucpro.training.metrics import auroc
+from virnucpro.training.metrics import CHANCE, auroc, auroc_interval
 from virnucpro.training.networks import (
     NETWORKS,
     Classifier,
@@ -163,7 +168,7 @@ def learn(training: Training, ranks: Ranks) -> None:
             known = [*select(records, splits, "train"), *select(records, splits, "validation")]
             _export(training, module, known, figures[0][1:])
         else:
-            announce("predict cannot use this network: its weights are in checkpoints/best.pt")
+            announce("predict cannot use this network; what was trained is in checkpoints/best.pt")
 
 
 def _pretrain(
@@ -193,11 +198,10 @@ def _classify(
     dim = reader.width + train.vectors.shape[1]
     classifier = Classifier(dim, training.hidden, training.dropout)
     classifier.standardise(train.composition)
-    is_balanced = settings.class_weights == "auto"
-    weight = balanced_weights(train) if is_balanced else train.weight
-    objective = FrameLabels(train, weight, _some(held_out, settings.seed))
+    weigh = balanced_weights if settings.class_weights == "auto" else given_weights
+    objective = FrameLabels(train, _some(held_out, settings.seed), weigh)
     if ranks.is_first:
-        for line in _count_lines(train, weight):
+        for line in _count_lines(train, objective.weights):
             announce(line)
     module = FrameClassifier(reader, classifier)
     _train(training, ranks, module, objective)
@@ -318,6 +322,24 @@ def _write_figures(
                 )
                 if split == "validation":  # the test is not for choosing between trainings
                     announce(f"{split}, {name}: AUROC of chunks {chunks.auroc():.3f}")
+            if split == "validation":
+                _warn_of_chance(chunks, frames, training.settings.seed)
+
+
+def _warn_of_chance(chunks: Units, frames: LabelledFrames, seed: int) -> None:
+    """Say of the network that knows most if it tells nothing: 0.5 is an AUROC of chance."""
+    _, first = np.unique(frames.chunk, return_index=True)
+    groups = np.unique(np.array(frames.group), return_inverse=True)[1][first]
+    low, high = auroc_interval(chunks.odds, chunks.is_virus, groups, seed)
+    if chunks.auroc() <= CHANCE or (low is not None and low <= CHANCE):
+        interval = "" if low is None else f", 95 % interval {low:.3f} to {high:.3f}"
+        LOGGER.warning(
+            "the classifier is no better than chance on the validation groups (AUROC of chunks "
+            "%.3f%s): "
+            "label more groups, train for more --epochs, or start from another --model",
+            chunks.auroc(),
+            interval,
+        )
 
 
 def _export(
@@ -327,8 +349,8 @@ def _export(
     validation: tuple[LabelledFrames, NDArray[np.float64]],
 ) -> None:
     """Write the encoder, if it was trained, and the calibrated head."""
-    folder = training.encoder
-    if training.settings.mode == "finetune":
+    folder, is_finetuned = training.encoder, training.settings.mode == "finetune"
+    if is_finetuned:
         folder = training.trained_encoder
         encoder = module.reader.encoder
         assert isinstance(encoder, ESM2)
@@ -345,7 +367,8 @@ def _export(
         inspect_checkpoint(folder), calibration, training.chunk_sizes[0], _describe(training)
     )
     known = [record.sequence for _, record in read_sequences(records)]
-    trained_on = digests_of(known, (record.group for record in records), training.encoder)
+    groups = (record.group for record in records)
+    trained_on = digests_of(known, groups, training.encoder, is_finetuned)
     write_head(training.head, module.classifier, facts, calibration, trained_on)
     announce(
         f"head: {printable(training.head)}, a chunk is the {calibration.frames} of its frames, "

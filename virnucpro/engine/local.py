@@ -1,12 +1,13 @@
-"""One spawned process per device, a queue down and a pipe up for each.
+"""One process per device, and a pipe to each.
 
-    parent  --Task-->   worker     a multiprocessing queue of the worker's own
-    parent  <--Event--  worker     a pipe of the worker's own
+    parent  --Task-->   worker     a pipe of the worker's own,
+    parent  <--Event--  worker     for both
 
-No queue is shared: a process killed inside ``Queue.get`` keeps the queue's lock, and the others
-would wait for ever. The parent is a single thread that waits on all pipes and all process
-sentinels at once. Shards are dealt round-robin, two in flight for each worker so that no device
-waits for the parent (beside one that is being written), and then on demand.
+Nothing is shared: a process killed inside ``Queue.get`` keeps the queue's lock, and the others
+would wait for ever. One thread of the parent waits on all pipes at once; another for each worker
+hands it tasks, so that one that does not read keeps nobody waiting. Shards are dealt round-robin,
+two in flight for each worker so that no device waits for the parent (beside one that is being
+written), and then on demand.
 
 A worker that ends or falls silent is replaced, and its shard goes on. A worker that was killed may
 have been killed by chance: its shard is tried again as it was. If that one is killed too, or if a
@@ -17,23 +18,13 @@ delivered. So it takes two crashes, or four kills, to give a sequence up.
 
 from __future__ import annotations
 
-import ctypes
-import multiprocessing
-import os
 import signal
-import sys
-import threading
 import time
-import traceback
 from collections import Counter, deque
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
-from queue import Empty
-from typing import Final, TypeAlias
 
 from virnucpro.engine.events import (
     BatchDone,
@@ -46,12 +37,10 @@ from virnucpro.engine.events import (
 )
 from virnucpro.engine.worker import Job, Task, Worker
 from virnucpro.errors import UnavailableError
-from virnucpro.log import LOGGER, printable
+from virnucpro.log import LOGGER
+from virnucpro.processes import Child, Pipe, Raised, interrupts_held, start, with_news
 from virnucpro.records import Shard
 
-TaskQueue: TypeAlias = "multiprocessing.Queue[Task | None]"
-
-START_METHOD: Final = "spawn"  # CUDA does not survive a fork
 IN_FLIGHT = 2  # shards per worker, beside one that is being written
 TICK_SECONDS = 1.0  # between two looks at those that say nothing
 START_SECONDS = 900.0  # to import, load the model and say so
@@ -60,8 +49,6 @@ MAX_LOSSES = 100  # the same, with those that one ORF alone is to blame for
 MAX_BLIND_LOSSES = 4  # workers a shard may kill while no batch is in flight
 GRACE_SECONDS = 5.0  # for idle workers to end by themselves
 _KILLED = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGQUIT}  # from outside
-_ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
-_SET_DEATH_SIGNAL = 1  # of prctl(2)
 
 
 class ProcessExecutor:
@@ -92,7 +79,7 @@ class ProcessExecutor:
                     peer.tell_to_end()
                 deadline = time.monotonic() + GRACE_SECONDS
                 for peer in run.peers:
-                    peer.process.join(max(0.0, deadline - time.monotonic()))
+                    peer.child.wait(max(0.0, deadline - time.monotonic()))
 
 
 def _names(devices: Sequence[str]) -> list[str]:
@@ -150,19 +137,15 @@ class _Run:
         Time in which this process did not run (Ctrl-Z, a scheduler that suspends) is no silence:
         the workers did not run then either.
         """
-        handles = [peer.pipe for peer in self.peers] + [p.process.sentinel for p in self.peers]
+        children = [peer.child for peer in self.peers]
         while True:
             asked = time.monotonic()
-            ready = wait(handles, timeout=TICK_SECONDS)
+            ready = with_news(children, TICK_SECONDS)
             now = time.monotonic()
             if now - asked > 2 * TICK_SECONDS:
                 for peer in self.peers:
                     peer.deadline += now - asked
-            found = [
-                peer
-                for peer in self.peers
-                if peer.pipe in ready or peer.process.sentinel in ready or peer.deadline < now
-            ]
+            found = [peer for peer in self.peers if peer.child in ready or peer.deadline < now]
             if found:
                 return found
 
@@ -215,9 +198,7 @@ class _Peer:
     device: str
     job: Job
     executor: ProcessExecutor
-    process: BaseProcess
-    queue: TaskQueue
-    pipe: Connection
+    child: Child
     deadline: float  # by the monotonic clock: silent for longer means hung
     tasks: list[Task] = field(default_factory=list)  # given, and not ended yet, in order
     shard: Shard | None = None  # of the batches in flight
@@ -226,23 +207,13 @@ class _Peer:
     ready: bool = False
     n_losses: int = 0  # in a row, without one batch done
     n_idle_losses: int = 0  # those of them that no single ORF is to blame for
+    sender: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(max_workers=1))
 
     @classmethod
     def start(cls, name: str, device: str, job: Job, executor: ProcessExecutor) -> _Peer:
-        """To be called with interrupts held: the child inherits that, and Ctrl-C is not for it."""
-        context = multiprocessing.get_context(START_METHOD)
-        queue = context.Queue()
-        ours, theirs = context.Pipe(duplex=False)
-        process = context.Process(
-            target=_main,
-            args=(executor.worker, job, name, device, queue, theirs),
-            name=name,
-            daemon=True,
-        )
-        process.start()
-        theirs.close()
-        deadline = time.monotonic() + executor.start_seconds
-        return cls(name, device, job, executor, process, queue, ours, deadline)
+        """To be called with interrupts held."""
+        child = start(_serve, executor.worker, job, name, device)
+        return cls(name, device, job, executor, child, time.monotonic() + executor.start_seconds)
 
     def restart(self) -> _Peer:
         peer = _Peer.start(self.name, self.device, self.job, self.executor)
@@ -255,22 +226,30 @@ class _Peer:
             self.deadline = time.monotonic() + self.job.silence_seconds
         self.tasks.append(task)
         if self.ready:
-            self.queue.put(task)
+            self.send(task)
+
+    def send(self, task: Task | None) -> None:
+        """If it has died, that is heard at the pipe."""
+        self.sender.submit(self.child.pipe.send, task)
 
     def receive(self) -> Iterator[Event]:
         """All that the worker has said; its death and its silence are events like the others."""
         try:
-            while self.pipe.poll():
-                event: Event = self.pipe.recv()
-                self.take(event)
-                yield self.with_fate(event) if isinstance(event, WorkerLost) else event
-                if isinstance(event, WorkerLost):
+            while self.child.pipe.poll():
+                event: Event | Raised = self.child.pipe.recv()
+                if isinstance(event, Raised):
+                    reason, story = event.reason, event.traceback
+                    lost = WorkerLost(
+                        self.name, reason, None, story, is_crash=True, is_final=not self.ready
+                    )
+                    yield self.with_fate(lost)
                     return
+                self.take(event)
+                yield event
         except (EOFError, OSError):
-            self.process.join(GRACE_SECONDS)
-            code = self.process.exitcode
-            reason = f"the worker died: {cause_of_end(code)}"
-            yield self.with_fate(WorkerLost(self.name, reason, is_crash=code not in _KILLED))
+            reason = f"the worker died: {self.child.cause_of_end(GRACE_SECONDS)}"
+            is_crash = self.child.process.returncode not in _KILLED
+            yield self.with_fate(WorkerLost(self.name, reason, is_crash=is_crash))
             return
         if self.deadline < time.monotonic():
             reason = "the worker fell silent and was stopped"
@@ -282,7 +261,7 @@ class _Peer:
             case WorkerReady():
                 self.ready = True
                 for task in self.tasks:
-                    self.queue.put(task)
+                    self.send(task)
             case BatchStarted(shard=shard, rows=rows, allowed_seconds=allowed):
                 self.shard, self.allowed = shard, allowed
                 self.rows.update(rows)
@@ -295,7 +274,7 @@ class _Peer:
                     self.rows.clear()
         patience = self.allowed if self.rows else self.job.silence_seconds
         self.deadline = time.monotonic() + patience
-        if not self.tasks and not isinstance(event, WorkerLost):
+        if not self.tasks:
             self.deadline = float("inf")  # nothing to do is no reason to speak
 
     @property
@@ -323,111 +302,36 @@ class _Peer:
         return replace(event, shard=shard, is_final=is_final)
 
     def tell_to_end(self) -> None:
-        if self.ready and not self.tasks and self.process.is_alive():
-            self.queue.put(None)
+        if self.ready and not self.tasks and self.child.is_alive:
+            self.send(None)
         else:
-            self.process.kill()  # nothing is lost: files appear only when they are whole
+            self.child.kill()  # nothing is lost: files appear only when they are whole
 
     def kill(self) -> None:
-        self.process.kill()
-        self.process.join(GRACE_SECONDS)
-        if self.process.is_alive():
-            LOGGER.warning(
-                "%s (process %d) does not end, not even when killed: is its device, or its disk, "
-                "out of order?",
-                self.name,
-                self.process.pid,
-            )
-        self.pipe.close()
-        self.queue.close()
-        self.queue.cancel_join_thread()
+        self.child.kill()
+        if self.child.wait(GRACE_SECONDS):
+            self.sender.shutdown(cancel_futures=True)
+            self.child.close()
+            return
+        self.sender.shutdown(wait=False, cancel_futures=True)
+        LOGGER.warning(
+            "%s (process %d) does not end, not even when killed: is its device, or its disk, out "
+            "of order?",
+            self.name,
+            self.child.pid,
+        )
 
 
-@contextmanager
-def interrupts_held() -> Iterator[None]:
-    """Put off for the block what would end this process, so that none is started and forgotten.
-
-    The processes it starts do not hear of Ctrl-C and of a lost terminal: they end with this one.
-    They inherit that by a mask. It holds nothing here, where other threads may take a signal for
-    this one: so the handlers wait too.
-    """
-    held: list[int] = []
-    here = threading.current_thread() is threading.main_thread()  # handlers run in that one only
-    handlers = {
-        number: handler
-        for number in _ENDING
-        if here and callable(handler := signal.getsignal(number))
-    }
-    for number in handlers:
-        signal.signal(number, lambda number, _: held.append(number))
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
-    resource_tracker.ensure_running()  # would let the others through if it came later
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        if held:
-            signal.raise_signal(held[0])
-
-
-def kill_children() -> None:
-    """For the exit of a program: ``multiprocessing`` itself asks, and waits for a stopped one."""
-    for child in multiprocessing.active_children():
-        child.kill()
-
-
-def cause_of_end(exit_code: int | None) -> str:
-    if exit_code is not None and exit_code < 0:
-        known = {number.value: number.name for number in signal.Signals}
-        name = known.get(-exit_code, f"signal {-exit_code}")
-        hint = " (out of memory?)" if name == "SIGKILL" else ""
-        return f"{name}{hint}"
-    return f"exit code {exit_code}"
-
-
-def _main(
-    worker_class: type[Worker], job: Job, name: str, device: str, queue: TaskQueue, pipe: Connection
-) -> None:
-    """The worker process. It does not outlive its parent."""
-    obey_parent()
-    started = False
-    try:
-        worker = worker_class(job, name, device)
-        pipe.send(WorkerReady(name, worker.description, worker.memory()))
-        started = True
-        while True:
-            try:
-                task = queue.get_nowait()
-            except Empty:  # time to wait for the last file as well
-                for event in worker.finish():
-                    pipe.send(event)
-                task = queue.get()
-            if task is None:
-                return
-            for event in worker.run(task):
+def _serve(pipe: Pipe, worker_class: type[Worker], job: Job, name: str, device: str) -> None:
+    """The worker process."""
+    worker = worker_class(job, name, device)
+    pipe.send(WorkerReady(name, worker.description, worker.memory()))
+    while True:
+        if not pipe.poll():  # time to wait for the last file as well
+            for event in worker.finish():
                 pipe.send(event)
-    except Exception as error:  # whatever it is, the parent must hear of it
-        reason = f"{type(error).__name__}: {printable(error)}"
-        story = traceback.format_exc()
-        lost = WorkerLost(name, reason, None, story, is_crash=True, is_final=not started)
-        with suppress(OSError):  # the parent is gone
-            pipe.send(lost)
-
-
-def obey_parent() -> None:
-    """For a process that was started with interrupts held: to end with its parent, not before."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-    if sys.platform == "linux":  # a process that was stopped has no thread that could end it
-        ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
-    threading.Thread(target=_wait_for_parents_end, daemon=True).start()
-
-
-def _wait_for_parents_end() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
+        task: Task | None = pipe.recv()
+        if task is None:
+            return
+        for event in worker.run(task):
+            pipe.send(event)

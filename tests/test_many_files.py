@@ -1,0 +1,471 @@
+"""Runs of many files: each is a sample, ids may repeat, and one bad file is no bad run."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import workers
+from conftest import open_dna
+from runs import (
+    assert_same_run,
+    assert_same_vectors,
+    rows,
+    run_inline,
+    tables,
+    vectors,
+)
+
+from virnucpro.dashboard import DeviceState, Progressing
+from virnucpro.engine.events import EmbeddingStarted, ShardDone
+from virnucpro.engine.executor import InlineExecutor
+from virnucpro.errors import InputError, InputMissingError
+from virnucpro.fasta import read_fasta
+from virnucpro.status import inspect_run
+
+POISON = "TGG" * 4 + "TGC" + "TGG" * 4
+MENDED = "GCA" * 9
+BAD = {
+    "truncated.fa.gz": "cannot be decompressed",
+    "junk.fa": "this is a binary file",
+    "twice.fa": "occurs twice",
+    "protein.fa": "holds proteins",
+    "gone.fa": "No such file",
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Four assemblies, each of which counts its contigs from 1."""
+    folder = tmp_path / "assemblies"
+    folder.mkdir()
+    rng = np.random.default_rng(1)
+    for name in "abcd":
+        contigs = [f">contig_{i} of {name}\n{open_dna(400, rng)}\n" for i in range(1, 6)]
+        (folder / f"{name}.fa").write_text("".join(contigs))
+    return folder
+
+
+@pytest.fixture
+def bad(folder: Path) -> Path:
+    """The same, and files that cannot be read, each in its own way."""
+    packed = gzip.compress((folder / "a.fa").read_bytes())
+    (folder / "truncated.fa.gz").write_bytes(packed[:-100])
+    (folder / "junk.fa").write_bytes(b"\x7fELF\0\0" * 100)
+    (folder / "twice.fa").write_text(">x\nACGT\n>y\nACGT\n>x\nACGT\n")
+    (folder / "protein.fa").write_text(">p\nMKVLEFPQILAAGG\n")
+    (folder / "gone.fa").symlink_to("nowhere.fa")
+    return folder
+
+
+def keys(folder: Path) -> list[tuple[str, str]]:
+    return [(row["file"], row["record"]) for row in rows(folder / "predictions.tsv")]
+
+
+def failed_files(folder: Path) -> dict[str, tuple[str, str]]:
+    lines = (folder / "failed_files.txt").read_text().splitlines()
+    found = [line.split("|", 2) for line in lines]
+    assert found == sorted(found)
+    return {path: (stage, error) for path, stage, error in found}
+
+
+# Ids
+
+
+def test_the_same_id_in_two_files_is_told_apart_by_the_file(make_config, tiny, folder):
+    config = make_config(folder)
+    assert run_inline(config, tiny.head).exit_code == 0
+    assert keys(config.output) == [(n, f"contig_{i}") for n in "abcd" for i in range(1, 6)]
+    ids = {f"{name}:contig_{i}" for name in "abcd" for i in range(1, 6)}
+    assert {name.rsplit("_chunk_", 1)[0] for name in vectors(config.output)} == ids
+    frames = rows(config.output / "prediction_results.txt")
+    assert {row["Sequence_ID"].rsplit("_chunk_", 1)[0] for row in frames} == ids
+    headers = [record.header for record in read_fasta(config.output / "viral.fasta")]
+    viral = [row for row in rows(config.output / "predictions.tsv") if row["call"] == "virus"]
+    assert headers == [f"{row['file']}:{row['record']} of {row['file']}" for row in viral]
+    assert "share the id contig_1" in (config.output / "virnucpro.log").read_text()
+
+
+def test_ids_that_are_unique_over_all_files_are_left_as_they_are(make_config, tiny, folder):
+    for name in "abcd":
+        text = (folder / f"{name}.fa").read_text()
+        (folder / f"{name}.fa").write_text(text.replace(">contig", f">{name}"))
+    config = make_config(folder)
+    run_inline(config, tiny.head)
+    assert not any(":" in name for name in vectors(config.output))
+    assert {row["file"] for row in rows(config.output / "predictions.tsv")} == set("abcd")
+
+
+def test_each_file_has_the_calls_and_vectors_that_it_has_by_itself(
+    make_config, tiny, folder, tmp_path
+):
+    together = make_config(folder)
+    run_inline(together, tiny.head)
+    found = vectors(together.output)
+    for name in "abcd":
+        alone = make_config(folder / f"{name}.fa", output=tmp_path / name)
+        run_inline(alone, tiny.head)
+        mine = [row for row in rows(together.output / "predictions.tsv") if row["file"] == name]
+        assert mine == rows(alone.output / "predictions.tsv")
+        for frame, vector in vectors(alone.output).items():
+            assert np.array_equal(found[f"{name}:{frame}"], vector)
+
+
+def test_a_run_stays_with_the_ids_that_it_began_with(make_config, tiny, folder, tmp_path):
+    first = make_config(folder / "a.fa")
+    run_inline(first, tiny.head)
+    before = tables(first.output)
+    with pytest.raises(InputError, match="contig_1 occurs twice") as caught:
+        run_inline(make_config(folder / "b.fa", resume=True), tiny.head)
+    assert "--force" in caught.value.hint
+    assert run_inline(make_config(folder / "a.fa", resume=True), tiny.head).n_tokens == 0
+    assert tables(first.output) == before
+
+    both = make_config(folder / "a.fa", folder / "b.fa", output=tmp_path / "both")
+    run_inline(both, tiny.head)
+    rng = np.random.default_rng(9)
+    other = tmp_path / "other.fa"
+    other.write_text(f">unlike\n{open_dna(400, rng)}\n>contig_1\n{open_dna(400, rng)}\n")
+    run_inline(make_config(other, output=both.output, resume=True), tiny.head)
+    assert keys(both.output)[-2:] == [("other", "unlike"), ("other", "contig_1")]
+    assert "other:unlike_chunk_1F1" in vectors(both.output)
+
+
+def test_interleaved_pairs_are_taken_with_numbers_if_so_asked(make_config, tiny, tmp_path):
+    rng = np.random.default_rng(2)
+    reads = tmp_path / "reads.fa"
+    ids = [f"pair{i // 2}" for i in range(10)]
+    reads.write_text("".join(f">{name} x\n{open_dna(150, rng)}\n" for name in ids))
+    with pytest.raises(InputError, match="occurs twice"):
+        run_inline(make_config(reads), tiny.head)
+    config = make_config(reads, rename_duplicates=True)
+    assert run_inline(config, tiny.head).exit_code == 0
+    found = [row["record"] for row in rows(config.output / "predictions.tsv")]
+    assert found == [name for i in range(5) for name in (f"pair{i}", f"pair{i}_2")]
+    assert "5 records have an id that was there" in (config.output / "virnucpro.log").read_text()
+    before = tables(config.output)
+    shutil.rmtree(config.output / "features")
+    assert run_inline(make_config(reads, resume=True), tiny.head).exit_code == 0
+    assert tables(config.output) == before
+
+
+# Files that cannot be read
+
+
+def test_files_that_cannot_be_read_are_listed_and_the_others_done(make_config, tiny, bad, tmp_path):
+    config = make_config(bad)
+    summary = run_inline(config, tiny.head)
+    assert summary.exit_code == 2
+    assert "5 of 9 could not be read" in "\n".join(summary.lines(config.output))
+    listed = failed_files(config.output)
+    assert {path: stage for path, (stage, _) in listed.items()} == {
+        str(bad / name): "read" for name in BAD
+    }
+    for name, message in BAD.items():
+        assert message in listed[str(bad / name)][1]
+    good = make_config(*(bad / f"{name}.fa" for name in "abcd"), output=tmp_path / "good")
+    run_inline(good, tiny.head)
+    assert tables(config.output) == tables(good.output)
+    assert_same_vectors(vectors(config.output), vectors(good.output))
+
+
+def test_a_strict_run_ends_at_the_first_file_that_cannot_be_read(make_config, tiny, bad):
+    config = make_config(bad, strict=True)
+    with pytest.raises((InputError, InputMissingError)):
+        run_inline(config, tiny.head)
+    assert not (config.output / "run.json").exists()
+
+
+def test_a_run_of_which_nothing_can_be_read_ends_with_the_first_reason(make_config, tiny, bad):
+    with pytest.raises(InputError, match=r"junk\.fa"):
+        run_inline(make_config(bad / "junk.fa", bad / "twice.fa"), tiny.head)
+
+
+def test_a_path_with_a_bar_does_not_break_the_list_of_failed_files(make_config, tiny, folder):
+    (folder / "x|read|y.fa").write_text("no FASTA")
+    config = make_config(folder)
+    assert run_inline(config, tiny.head).exit_code == 2
+    ((path, (stage, error)),) = failed_files(config.output).items()
+    assert (path, stage) == (str(folder / r"x\x7cread\x7cy.fa"), "read")
+    assert "x|read|y.fa:1: expected '>'" in error
+
+
+def test_failed_files_are_tried_again_on_resume_and_taken_when_they_are_mended(
+    make_config, tiny, bad, tmp_path
+):
+    config = make_config(bad)
+    run_inline(config, tiny.head)
+    before = tables(config.output), failed_files(config.output)
+    again = run_inline(make_config(bad / "a.fa", resume=True), tiny.head)
+    assert (again.exit_code, again.n_tokens) == (2, 0)
+    assert (tables(config.output), failed_files(config.output)) == before
+
+    (bad / "truncated.fa.gz").write_bytes(gzip.compress((bad / "a.fa").read_bytes()))
+    for name in ("twice.fa", "gone.fa"):
+        (bad / name).unlink()
+    events = []
+    resumed = run_inline(make_config(bad, resume=True), tiny.head, events.append)
+    assert resumed.exit_code == 2
+    assert set(failed_files(config.output)) == {str(bad / "junk.fa"), str(bad / "protein.fa")}
+    assert keys(config.output)[-5:] == [("truncated", f"contig_{i}") for i in range(1, 6)]
+    for name in ("junk.fa", "protein.fa"):
+        (bad / name).unlink()
+    assert run_inline(make_config(bad, resume=True), tiny.head).exit_code == 0
+    assert not (config.output / "failed_files.txt").exists()
+    whole = make_config(
+        *(bad / f"{name}.fa" for name in "abcd"),
+        bad / "truncated.fa.gz",
+        output=tmp_path / "whole",
+    )
+    run_inline(whole, tiny.head)
+    assert tables(config.output) == tables(whole.output)
+    assert_same_vectors(vectors(config.output), vectors(whole.output))
+
+
+def test_ids_of_a_file_that_is_cut_short_count_because_it_may_be_mended(make_config, tiny, folder):
+    for name in "bcd":
+        (folder / f"{name}.fa").unlink()
+    long = folder / "long.fa.gz"
+    bases = "".join(np.random.default_rng(5).choice(list("ACGT"), 3_000_000))
+    packed = gzip.compress(f">contig_1\n{'ACGT' * 100}\n>contig_2\n{bases}\n".encode())
+    long.write_bytes(packed[:-100])
+    config = make_config(folder, chunk_size=10_000)
+    run_inline(config, tiny.head)
+    long.write_bytes(gzip.compress((folder / "a.fa").read_bytes() + b"\n"))
+    resumed = make_config(folder, chunk_size=10_000, resume=True)
+    assert run_inline(resumed, tiny.head).exit_code == 0
+    assert {file for file, _ in keys(config.output)} == {"a", "long"}
+
+
+def test_files_of_a_folder_that_are_passed_over_are_named_in_one_line(make_config, tiny, folder):
+    for name in ("notes.txt", "reads.fastq", *(f"{i}.log" for i in range(7))):
+        (folder / name).write_text("x")
+    config = make_config(folder)
+    run_inline(config, tiny.head)
+    log = (config.output / "virnucpro.log").read_text()
+    (line,) = (line for line in log.splitlines() if "passed over" in line)
+    assert f"passed over in {folder}" in line and "9 files" in line and "+ 4 more" in line
+
+
+# Tables of each file
+
+
+def sample_files(folder: Path) -> dict[str, bytes]:
+    samples = folder / "samples"
+    return {
+        path.relative_to(samples).as_posix(): path.read_bytes() for path in samples.rglob("*.*")
+    }
+
+
+def test_each_file_has_its_part_of_every_table_in_a_folder_of_its_name(make_config, tiny, folder):
+    (folder / "empty.fa").write_text("")
+    config = make_config(folder, per_file=True)
+    run_inline(config, tiny.head)
+    found = sample_files(config.output)
+    assert set(found) == {
+        f"{name}/{table}" for name in (*"abcd", "empty") for table in tables(config.output)
+    }
+    for table, whole in tables(config.output).items():
+        parts = [found[f"{name}/{table}"] for name in (*"abcd", "empty")]
+        n_header = 0 if table == "viral.fasta" else 1
+        lines = [line for part in parts for line in part.splitlines()[n_header:]]
+        assert lines == whole.splitlines()[n_header:]
+        assert all(part.splitlines()[:n_header] == whole.splitlines()[:n_header] for part in parts)
+
+
+def test_tables_of_each_file_are_kept_up_to_date_by_resume_and_deleted_by_force(
+    make_config, tiny, folder
+):
+    config = make_config(folder, per_file=True)
+    run_inline(config, tiny.head)
+    before = sample_files(config.output)
+    (config.output / "samples" / "a" / "viral.fasta").write_text("damaged")
+    (config.output / "samples" / "a" / "notes.md").write_text("mine")
+    run_inline(make_config(folder, resume=True), tiny.head)
+    assert sample_files(config.output) == {**before, "a/notes.md": b"mine"}
+    run_inline(make_config(folder, force=True), tiny.head)
+    assert sample_files(config.output) == {"a/notes.md": b"mine"}
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="it lists open files")
+def test_a_thousand_files_need_few_open_ones(make_config, tiny, tmp_path):
+    folder, rng = tmp_path / "many", np.random.default_rng(4)
+    folder.mkdir()
+    for i in range(200):
+        (folder / f"s{i:03d}.fa").write_text(f">contig_1\n{open_dna(60, rng)}\n")
+    config = make_config(folder, per_file=True, residues_per_shard=200)
+    n_open: list[int] = []
+
+    def count(_: object) -> None:
+        n_open.append(sum(1 for _ in Path("/proc/self/fd").iterdir()))
+
+    count(None)
+    run_inline(config, tiny.head, count)
+    assert len(sample_files(config.output)) == 800
+    assert max(n_open) - n_open[0] < 60
+
+
+# Sequences that fail
+
+
+def poisoned(folder: Path) -> Path:
+    for name in "bc":
+        path = folder / f"{name}.fa"
+        first, bases, *rest = path.read_text().split("\n")
+        path.write_text("\n".join([first, f"{POISON}{bases}", *rest]))
+    return folder
+
+
+def test_failed_sequences_of_many_files_are_mended_in_their_places(
+    make_config, tiny, folder, tmp_path
+):
+    config = make_config(poisoned(folder), per_file=True)
+    executor = InlineExecutor(worker=workers.RaisingWorker)
+    assert run_inline(config, tiny.head, executor=executor).exit_code == 2
+    listed = failed_files(config.output)
+    assert set(listed) == {str(folder / "b.fa"), str(folder / "c.fa")}
+    assert all(stage == "embed" for stage, _ in listed.values())
+    failed = config.output / "failed_sequences.fa"
+    assert [r.id for r in read_fasta(failed)] == ["b:contig_1", "c:contig_1"]
+    failed.write_text(failed.read_text().replace(POISON, MENDED))
+    summary = run_inline(make_config(failed, resume=True), tiny.head, executor=executor)
+    assert summary.exit_code == 0
+    for name in "bc":
+        path = folder / f"{name}.fa"
+        path.write_text(path.read_text().replace(POISON, MENDED))
+    whole = make_config(folder, output=tmp_path / "whole", per_file=True)
+    run_inline(whole, tiny.head)
+    assert tables(config.output) == tables(whole.output)
+    assert_same_vectors(vectors(config.output), vectors(whole.output))
+    assert sample_files(config.output) == sample_files(whole.output)
+
+
+def test_a_record_that_is_called_although_a_frame_failed_is_mended_too(
+    make_config, tiny, folder, tmp_path
+):
+    a = folder / "a.fa"
+    first, bases, *rest = a.read_text().split("\n")
+    a.write_text("\n".join([first, f"{POISON}{bases * 3}", *rest]))
+    config = make_config(a)
+    executor = InlineExecutor(worker=workers.RaisingWorker)
+    summary = run_inline(config, tiny.head, executor=executor)
+    assert summary.exit_code == 2 and not summary.statuses["failed"]
+    row = rows(config.output / "predictions.tsv")[0]
+    assert row["status"] == "scored" and row["call"]
+    assert row["note"].startswith("1 of ") and "frames failed" in row["note"]
+    failed = config.output / "failed_sequences.fa"
+    assert [record.id for record in read_fasta(failed)] == ["contig_1"]
+    failed.write_text(failed.read_text().replace(POISON, MENDED))
+    mended = run_inline(make_config(failed, resume=True), tiny.head, executor=executor)
+    assert mended.exit_code == 0
+    assert rows(config.output / "predictions.tsv")[0]["note"] == ""
+
+
+# What a user sees
+
+
+def test_files_are_counted_as_their_shards_are_done(make_config, tiny, folder):
+    figures, counts = Progressing(), []
+
+    def hear(event: object) -> None:
+        if isinstance(event, ShardDone):
+            figures.devices.setdefault(event.worker, DeviceState())
+        if isinstance(event, (EmbeddingStarted, ShardDone)):
+            figures.take(event)
+            counts.append(figures.n_files_done)
+
+    run_inline(make_config(folder), tiny.head, hear)
+    assert counts[0] == 0 and counts[-1] == 4
+    assert counts == sorted(counts) and len(set(counts)) > 2
+    assert "4/4 files" in figures.line
+
+
+def test_status_of_a_thousand_files_fits_a_screen(make_config, tiny, bad):
+    for i in range(300):
+        (bad / f"s{i}.fa").write_text(">contig_1\nACGT\n")
+    config = make_config(bad)
+    run_inline(config, tiny.head)
+    lines = inspect_run(config.output, verify=False).lines
+    assert len(lines) < 24
+    assert any("+ 296 more" in line for line in lines)
+    assert sum(line.startswith("unread") for line in lines) == 5
+    stored = json.loads((config.output / "run.json").read_text())
+    assert stored["counts"]["n_files"] == 309 and stored["counts"]["n_refused"] == 5
+
+
+# Inputs that change
+
+
+@pytest.fixture
+def slow_clock(monkeypatch) -> None:
+    """The clock of this machine is an hour before that of the file server."""
+    now = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: now() + 3_600 * 10**9)
+
+
+def at_first_shard(act: Callable[[], None]) -> Callable[[object], None]:
+    def hear(event: object) -> None:
+        if isinstance(event, ShardDone) and event.shard.index == 0:
+            act()
+
+    return hear
+
+
+@pytest.mark.usefixtures("slow_clock")
+def test_an_input_that_is_rewritten_under_a_slow_clock_is_noticed(make_config, tiny, contigs):
+    changed = contigs.read_text().translate(str.maketrans("AC", "CA"))
+    rewrite = at_first_shard(lambda: contigs.write_text(changed))
+    config = make_config(contigs)
+    with pytest.raises(InputError, match="changed while"):
+        run_inline(config, tiny.head, rewrite)
+    assert not (config.output / "viral.fasta").exists()
+
+
+def test_an_input_that_is_swapped_by_renaming_its_folder_is_noticed(
+    make_config, tiny, folder, tmp_path
+):
+    other = tmp_path / "other"
+    other.mkdir()
+    for path in folder.iterdir():
+        text = path.read_text().translate(str.maketrans("AC", "CA"))
+        (other / path.name).write_text(text.replace(">Contig", ">contig"))
+
+    def swap() -> None:
+        folder.rename(tmp_path / "aside")
+        other.rename(folder)
+
+    config = make_config(folder)
+    with pytest.raises(InputError, match="changed while"):
+        run_inline(config, tiny.head, at_first_shard(swap))
+    assert not (config.output / "viral.fasta").exists()
+
+
+def test_an_input_that_is_touched_or_copied_over_itself_has_not_changed(
+    make_config, tiny, folder, tmp_path
+):
+    undisturbed = make_config(folder, output=tmp_path / "undisturbed")
+    run_inline(undisturbed, tiny.head)
+
+    def touch() -> None:
+        (folder / "a.fa").touch()
+        shutil.copyfile(folder / "b.fa", tmp_path / "copy")
+        (tmp_path / "copy").replace(folder / "b.fa")
+
+    config = make_config(folder)
+    assert run_inline(config, tiny.head, at_first_shard(touch)).exit_code == 0
+    assert_same_run(config.output, undisturbed.output)
+
+
+def test_an_input_that_is_swapped_before_it_is_planned_is_noticed(make_config, tiny, folder):
+    def swap(event: object) -> None:
+        if getattr(event, "stage", "") == "hashing the input" and event.done == event.total:
+            (folder / "b.fa").replace(folder / "a.fa")
+
+    with pytest.raises(InputError, match=r"a\.fa changed while"):
+        run_inline(make_config(folder / "a.fa"), tiny.head, swap)

@@ -1,0 +1,147 @@
+"""How our processes start and die: what lies beside the data is not code, and none is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import sysconfig
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from labelled import write_labelled
+from runs import assert_gone, hear_signals, is_ours
+
+from virnucpro.processes import Pipe, Raised, interrupts_held, kill_all, start, with_news
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "contigs.fa"
+PROGRAM = Path(sysconfig.get_path("scripts")) / "virnucpro"
+# modules of Python, of others, and ours, which a start of our processes needs
+NAMES = ["struct", "pickle", "json", "socket", "random", "numpy", "torch", "sitecustomize"]
+TRAIN = ["train", "--epochs", "1", "--batch-size", "8", "--hidden", "8", "--chunk-size", "300"]
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> Path:
+    """A folder of data in which each file of these names leaves a mark when it is imported."""
+    folder = tmp_path / "hostile"
+    folder.mkdir()
+    for name in NAMES:
+        mark = f"open({str(folder / 'mark')!r}, 'a').write(__name__ + '\\n')\n"
+        (folder / f"{name}.py").write_text(mark)
+    return folder
+
+
+def marks(folder: Path) -> str:
+    mark = folder / "mark"
+    return mark.read_text() if mark.exists() else ""
+
+
+def run_in(folder: Path, *command: object) -> None:
+    answer = subprocess.run([*map(str, command)], cwd=folder, capture_output=True, text=True)
+    assert answer.returncode == 0, answer.stderr
+    assert not marks(folder), answer.stderr
+
+
+def test_a_folder_with_the_program_under_other_names_is_hostile(hostile):
+    subprocess.run([sys.executable, "-c", "import struct"], cwd=hostile, capture_output=True)
+    assert marks(hostile) == "struct\n"
+
+
+@pytest.mark.parametrize("how", ["program", "module"])
+def test_predict_imports_nothing_from_the_current_folder(hostile, tiny, how):
+    program = {"program": [PROGRAM], "module": [sys.executable, "-m", "virnucpro"]}[how]
+    if how == "program":  # Python itself takes a module of `-m` from there
+        (hostile / "virnucpro.py").write_text((hostile / "json.py").read_text())
+    options = ["--model", tiny.model, "--head", tiny.head_file, "--device", "cpu", "--workers", 2]
+    run_in(hostile, *program, "predict", "-q", "-i", EXAMPLE, "-o", "out", *options)
+
+
+def test_train_imports_nothing_from_the_current_folder(hostile, tiny):
+    """Neither in the processes of two devices, nor in those that make batches for each."""
+    data = write_labelled(hostile)
+    options = ["--finetune", "--device", "cpu", "--workers", 2, "--num-workers", 1]
+    run_in(hostile, PROGRAM, *TRAIN, "--data", data, "-o", "out", "--model", tiny.model, *options)
+
+
+def test_a_worker_that_was_stopped_while_it_starts_does_not_outlive_a_killed_parent(tiny, tmp_path):
+    options = ["--model", tiny.model, "--head", tiny.head_file, "--device", "cpu", "--workers", 1]
+    parent = subprocess.Popen(
+        [*map(str, [PROGRAM, "predict", "-q", "-i", EXAMPLE, "-o", tmp_path / "out", *options])],
+        preexec_fn=hear_signals,
+    )
+    try:
+        worker = wait_for_import(parent, "libtorch")
+        worker.suspend()
+    finally:
+        parent.kill()
+        parent.wait()
+    try:
+        assert_gone(worker.pid)
+    finally:
+        if worker.is_running():
+            worker.kill()
+
+
+def wait_for_import(parent: subprocess.Popen[bytes], library: str) -> psutil.Process:
+    """-> a worker that has begun to load it, which is not the end of its start"""
+    while True:
+        assert parent.poll() is None
+        for child in psutil.Process(parent.pid).children():
+            if is_ours(child) and library in Path(f"/proc/{child.pid}/maps").read_text():
+                return child
+        time.sleep(0.001)
+
+
+# What a process says
+
+
+def say(pipe: Pipe, *words: object) -> None:
+    for word in words:
+        pipe.send(word)
+
+
+def fail(pipe: Pipe) -> None:
+    raise RuntimeError("a [red]fault[/red]")
+
+
+def end(pipe: Pipe, how: int) -> None:
+    os.kill(os.getpid(), how)
+
+
+def hear(target: object, *words: object) -> tuple[list[object], str]:
+    """All that a process says, and what ended it."""
+    with interrupts_held():
+        child = start(target, *words)
+    heard = []
+    try:
+        while True:
+            assert with_news([child], 60) == [child]
+            heard.append(child.pipe.recv())
+    except EOFError:
+        return heard, child.cause_of_end()
+    finally:
+        kill_all([child])
+
+
+def test_a_process_is_heard_to_the_end():
+    assert hear(say, "one", {"two": 2}) == (["one", {"two": 2}], "exit code 0")
+
+
+def test_an_exception_is_the_last_word_of_a_process():
+    (last,), cause = hear(fail)
+    assert isinstance(last, Raised)
+    assert last.reason == "RuntimeError: a [red]fault[/red]" and "in fail" in last.traceback
+    assert cause == "exit code 1"
+
+
+def test_a_process_that_is_killed_says_nothing():
+    assert hear(end, signal.SIGKILL) == ([], "SIGKILL (out of memory?)")
+
+
+def test_ctrl_c_is_not_for_our_processes_and_sigterm_is():
+    assert hear(end, signal.SIGINT) == ([], "exit code 0")
+    assert hear(end, signal.SIGTERM) == ([], "SIGTERM")

@@ -1,0 +1,183 @@
+"""Names of samples are made of user text, told apart, and safe; ids of a run are unique."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from virnucpro.errors import InputError, InputMissingError
+from virnucpro.inputs import InputFile, Sieve, Source, find_inputs, hash_inputs
+from virnucpro.samples import RunIds, name_samples
+from virnucpro.sheet import read_sheet
+from virnucpro.survey import Survey
+
+
+def names(*paths: str, recorded: tuple[InputFile, ...] = ()) -> list[str]:
+    return [source.sample for source in name_samples([Source(Path(p)) for p in paths], recorded)]
+
+
+def of(path: Path, **facts: object) -> InputFile:
+    (file,) = hash_inputs([Source(path, sample="s")], lambda _: None)
+    return InputFile(str(path), file.sha256, file.n_bytes, sample="s", stamp=file.stamp, **facts)
+
+
+def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+# Names
+
+
+def test_a_sample_has_the_name_of_its_file_without_what_says_that_it_is_fasta() -> None:
+    given = ["/d/a.fa", "/d/b.FASTA.GZ", "/d/c.v1.fna.zst", "/d/e.faa", "/d/f.txt", "/d/g.gz"]
+    assert names(*given) == ["a", "b", "c.v1", "e", "f.txt", "g"]
+
+
+@pytest.mark.parametrize(
+    ("paths", "expected"),
+    [
+        (["/d/A/contigs.fasta", "/d/B/contigs.fasta"], ["A_contigs", "B_contigs"]),
+        (["/A/out/contigs.fa", "/B/out/contigs.fa"], ["A_contigs", "B_contigs"]),
+        (["/d/x.fa", "/d/A/c.fa", "/d/B/c.fa"], ["x", "A_c", "B_c"]),
+        (["/d/a.fa", "/d/a.fna", "/d/a.fa.gz"], ["d_a", "d_a_2", "d_a_3"]),
+        (["/d/a b.fa", "/e/a_b.fa"], ["d_a_b", "e_a_b"]),
+        (["/d/Contigs.fa", "/e/contigs.fa"], ["d_Contigs", "e_contigs"]),
+        (["/d/a_2.fa", "/d/a.fa", "/d/a.fna"], ["a_2", "d_a", "d_a_2"]),
+        (["/d/A/c.fa", "/d/A/c.fna", "/d/B/c.fa"], ["A_c", "A_c_2", "B_c"]),
+    ],
+)
+def test_files_of_one_name_are_told_apart_by_their_folders_or_a_number(paths, expected) -> None:
+    assert names(*paths) == expected
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "..",
+        "a:b|c",
+        "[red]x[/]",
+        "-rf",
+        "a\tb\nc\x1b[2J",
+        "caf\udce9",
+        "x" * 300,
+        "\u202ename",
+        " ",
+        "é" * 120,
+    ],
+)
+def test_a_name_is_never_a_path_markup_or_more_than_a_word(name: str) -> None:
+    (found,) = name_samples([Source(Path("/d/in.fa"), sample=name)], ())
+    assert set(found.sample) <= {*"._-+", *filter(str.isalnum, found.sample)}
+    assert found.sample and found.sample[0] not in ".-" and "/" not in found.sample
+    assert len(os.fsencode(found.sample)) <= 110
+
+
+def test_a_file_keeps_its_name_and_a_later_one_does_not_take_it() -> None:
+    recorded = InputFile("/d/A/contigs.fa", "", 0, sample="contigs")
+    found = names("/d/A/contigs.fa", "/d/B/contigs.fa", recorded=(recorded,))
+    assert found == ["contigs", "B_contigs"]
+
+
+def test_links_to_files_with_numbers_for_names_are_samples_by_the_links(tmp_path: Path) -> None:
+    store = write(tmp_path / "store" / "0001", ">a\nACGT\n")
+    (tmp_path / "patient.fa").symlink_to(store)
+    sources = find_inputs([tmp_path / "patient.fa"], tmp_path / "run", tmp_path / "run" / "inputs")
+    (found,) = name_samples(sources, ())
+    assert (found.path, found.sample) == (store, "patient")
+
+
+# Ids
+
+
+def test_ids_of_a_qualified_run_are_those_of_the_files_behind_their_names(tmp_path: Path) -> None:
+    file = of(write(tmp_path / "in.fa", "> a  of a test\nAC\n>b\nGT\n"))
+    found = [(r.id, r.header, r.name, r.sample) for r in RunIds(is_qualified=True).read(file)]
+    assert found == [("s:a", "s:a  of a test", "a", "s"), ("s:b", "s:b", "b", "s")]
+    plain = [(r.id, r.header, r.name, r.sample) for r in RunIds().read(file)]
+    assert plain == [("a", " a  of a test", "a", "s"), ("b", "b", "b", "s")]
+
+
+def test_a_record_that_is_given_anew_keeps_the_id_that_the_run_wrote(tmp_path: Path) -> None:
+    path = write(tmp_path / "failed_sequences.fa", ">old:a\nAC\n>old:b\nGT\n")
+    ids = RunIds(is_qualified=True, replaced=frozenset({"old:a"}))
+    assert [r.id for r in ids.read(of(path, generation=1))] == ["old:a", "s:old:b"]
+    assert [r.id for r in ids.read(of(path))] == ["s:old:a", "s:old:b"]
+
+
+@pytest.mark.parametrize(
+    ("ids", "expected"),
+    [
+        ("a a b b", "a a_2 b b_2"),
+        ("a b a b a", "a b a_2 b_2 a_3"),
+        ("a a_2 a", "a a_2 a_3"),
+        ("a a a_3 a a_2 a_2", "a a_4 a_3 a_5 a_2 a_2_2"),
+        ("a b c", "a b c"),
+    ],
+)
+def test_a_record_whose_id_was_there_before_gets_a_number_that_is_free(
+    tmp_path: Path, ids: str, expected: str
+) -> None:
+    path = write(tmp_path / "in.fa", "".join(f">{name} x\nAC\n" for name in ids.split()))
+    survey = Survey(Sieve(), renames=True, on_letters=print)
+    (file,) = survey.run([of(path)])
+    found = list(RunIds().read(file))
+    assert [record.id for record in found] == expected.split()
+    assert [record.header for record in found] == [f"{name} x" for name in expected.split()]
+    assert file.n_renamed == sum(a != b for a, b in zip(ids.split(), expected.split(), strict=True))
+    assert not survey.share_ids([file])
+
+
+# Sample sheets
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("s.tsv", "sample\tpath\none\ta.fa\ntwo\tsub/b.fa\n"),
+        ("s.csv", '\ufeffPath,notes,SAMPLE\r\na.fa,x,one\r\n\r\n"sub/b.fa","y,z",two\r\n'),
+        ("s.CSV", "sample,path\none,{folder}/a.fa\n two , sub/b.fa \n"),
+    ],
+)
+def test_a_sample_sheet_names_files_from_its_own_folder(tmp_path: Path, name, text) -> None:
+    files = [write(tmp_path / "a.fa", ">a\nAC\n"), write(tmp_path / "sub" / "b.fa", ">a\nGT\n")]
+    sheet = write(tmp_path / name, text.format(folder=tmp_path))
+    found = find_inputs([sheet], tmp_path / "run", tmp_path / "run" / "inputs")
+    assert found == [Source(files[0], "", "one"), Source(files[1], "", "two")]
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "message"),
+    [
+        ("sample,path\none,a.fa\ntwo\n", InputError, "s.csv:3: no path in this line"),
+        ("sample,path\n,a.fa\n", InputError, "s.csv:2: no sample in this line"),
+        ("name,path\none,a.fa\n", InputError, "s.csv:1: expected '>' or the columns"),
+        ("sample;path\none;a.fa\n", InputError, "s.csv:1: expected '>' or the columns"),
+        ("sample,path\none,a.fa\none,b.fa\n", InputError, "s.csv:3: the sample one stands twice"),
+        ("sample,path\none,gone.fa\n", InputMissingError, "s.csv:2: "),
+        ("sample,path\n", InputError, "names no file"),
+        ('sample,path\n"one,a.fa\n', InputError, "is no sample sheet"),
+        ("", InputError, "s.csv:1: expected '>' or the columns"),
+    ],
+)
+def test_a_faulty_sample_sheet_is_refused_with_its_line(tmp_path, text, error, message) -> None:
+    for name in ("a.fa", "b.fa"):
+        write(tmp_path / name, ">a\nAC\n")
+    with pytest.raises(error) as caught:
+        read_sheet(write(tmp_path / "s.csv", text))
+    assert message in str(caught.value) and caught.value.hint
+
+
+def test_fasta_by_the_name_of_a_table_is_fasta(tmp_path: Path) -> None:
+    path = write(tmp_path / "contigs.csv", ">a\nAC\n")
+    found = find_inputs([path], tmp_path / "run", tmp_path / "run" / "inputs")
+    assert found == [Source(path)]
+
+
+def test_a_file_that_is_named_twice_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "in" / "a.fa", ">a\nAC\n")
+    with pytest.raises(InputError, match=r"a\.fa occurs twice"):
+        find_inputs([path.parent, path], tmp_path / "run", tmp_path / "run" / "inputs")

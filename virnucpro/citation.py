@@ -1,0 +1,122 @@
+"""The works to cite for a result of this program, as text and as BibTeX."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from virnucpro import __version__
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """A paper, or with a version in place of a journal, a program."""
+
+    key: str  # in BibTeX
+    role: str  # what a result owes to it
+    title: str
+    authors: tuple[str, ...]  # family name, comma, given names; or the name of a group
+    year: int
+    journal: str = ""
+    volume: str = ""
+    issue: str = ""
+    pages: str = ""  # or the number of the article
+    doi: str = ""
+    version: str = ""
+
+
+WORKS = (
+    Work(
+        key="virnucpro",
+        role="this program",
+        title="VirNucPro",
+        authors=("The VirNucPro developers",),
+        year=2026,
+        version=__version__,
+    ),
+    Work(
+        key="lin2023esm2",
+        role="ESM-2, the protein language model that embeds each frame",
+        title="Evolutionary-scale prediction of atomic-level protein structure with a language "
+        "model",
+        authors=(
+            "Lin, Zeming",
+            "Akin, Halil",
+            "Rao, Roshan",
+            "Hie, Brian",
+            "Zhu, Zhongkai",
+            "Lu, Wenting",
+            "Smetanin, Nikita",
+            "Verkuil, Robert",
+            "Kabeli, Ori",
+            "Shmueli, Yaniv",
+            "dos Santos Costa, Allan",
+            "Fazel-Zarandi, Maryam",
+            "Sercu, Tom",
+            "Candido, Salvatore",
+            "Rives, Alexander",
+        ),
+        year=2023,
+        journal="Science",
+        volume="379",
+        issue="6637",
+        pages="1123-1130",
+        doi="10.1126/science.ade2574",
+    ),
+    Work(
+        key="li2025virnucpro",
+        role="the original VirNucPro, whose chunks, frames and tables these are",
+        title="VirNucPro: an identifier for the identification of viral short sequences using "
+        "six-frame translation and large language models",
+        authors=(
+            "Li, Jing",
+            "Mi, Jia",
+            "Lin, Wei",
+            "Tian, Fengjuan",
+            "Wan, Jing",
+            "Gao, Jingyang",
+            "Tong, Yigang",
+        ),
+        year=2025,
+        journal="Briefings in Bioinformatics",
+        volume="26",
+        issue="3",
+        pages="bbaf224",
+        doi="10.1093/bib/bbaf224",
+    ),
+)
+
+
+def as_text(work: Work) -> str:
+    """A line of a list of references."""
+    authors = ", ".join(map(_short, work.authors))
+    if not work.journal:
+        return f"{authors} ({work.year}). {work.title}, version {work.version}."
+    place = f"{work.journal} {work.volume}({work.issue}), {work.pages}"
+    return f"{authors} ({work.year}). {work.title}. {place}. https://doi.org/{work.doi}"
+
+
+def _short(author: str) -> str:
+    """
+    >>> _short("dos Santos Costa, Allan")
+    'dos Santos Costa A'
+    """
+    family, _, given = author.partition(", ")
+    return f"{family} {''.join(name[0] for name in given.split())}".rstrip()
+
+
+def as_bibtex(work: Work) -> str:
+    is_group = not any("," in author for author in work.authors)
+    authors = " and ".join(work.authors)
+    fields = {
+        "title": f"{{{work.title}}}",
+        "author": f"{{{authors}}}" if is_group else authors,
+        "year": str(work.year),
+        "journal": work.journal,
+        "volume": work.volume,
+        "number": work.issue,
+        "pages": work.pages.replace("-", "--"),
+        "doi": work.doi,
+        "note": f"Version {work.version}" if work.version else "",
+    }
+    lines = [f"  {name} = {{{value}}}," for name, value in fields.items() if value]
+    return "\n".join([f"@{'article' if work.journal else 'misc'}{{{work.key},", *lines, "}"])

@@ -1,0 +1,26 @@
+"""``virnucpro cite``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from virnucpro.citation import WORKS, as_bibtex, as_text
+
+
+def cite(
+    bibtex: Annotated[
+        bool, typer.Option("--bibtex", help="Only the BibTeX entries, for a file.")
+    ] = False,
+) -> None:
+    """Say how to cite a result: this program, ESM-2, and the original VirNucPro.
+
+    Example: virnucpro cite --bibtex >> references.bib
+    """
+    if not bibtex:
+        typer.echo("Please cite:\n")
+        for work in WORKS:
+            typer.echo(f"- {work.role}:\n  {as_text(work)}\n")
+        typer.echo("The same as BibTeX (alone: virnucpro cite --bibtex):\n")
+    typer.echo("\n\n".join(map(as_bibtex, WORKS)))

@@ -1,0 +1,80 @@
+"""The models that have names for everybody: the embedded one, and the checkpoints of fair-esm.
+
+Knows names and figures only, so that shell completion need not wait for torch.
+
+fair-esm publishes no sizes and no hashes of its files; others recorded them. Sizes and SHA-256 are
+those of github.com/Synthyra/FastPLMs @ 077c176 (``src/fastplms/models.toml``); for each ``.pt``
+a second project records the same SHA-256 (650M: github.com/haddocking/DeepRank-Ab). Of 15B only an
+MD5 is on record, in a list that several projects share; that list's MD5 of 8M is also the one of
+github.com/uci-cbcl/esm-efficient (``tests/conftest.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+EMBEDDED = "esm2_virnucpro"
+BASE_URL = "https://dl.fbaipublicfiles.com/fair-esm/models"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """A published checkpoint: the shape of the model, and what its file must be."""
+
+    n_layers: int
+    dim: int
+    n_heads: int
+    n_bytes: int | None = None  # None: not recorded
+    sha256: str = ""
+    md5: str = ""  # where no SHA-256 is recorded
+    folder_sha256: str = ""  # of model.safetensors in the Hugging Face folder facebook/NAME
+
+
+PUBLISHED: Mapping[str, Published] = {
+    "esm2_t6_8M_UR50D": Published(
+        n_layers=6,
+        dim=320,
+        n_heads=20,
+        n_bytes=30_099_493,
+        sha256="46f002a9870c9bdecd0ea887acb1f9a38a6b561e8f8bf8a6990b679b9d31b928",
+        folder_sha256="24c5fa474c48f3b754b86efe752d5f189d2bcd88190fa2270fc92b2ef3034189",
+    ),
+    "esm2_t12_35M_UR50D": Published(
+        n_layers=12,
+        dim=480,
+        n_heads=20,
+        n_bytes=134_095_705,
+        sha256="7f21e80e61d16a71735163ef555d3009afb0c98da74c48e29df08606973cc55e",
+        folder_sha256="e35647818e0e064351d4531ed480d225a002567b4b2b93ad3a9246d753150fc0",
+    ),
+    "esm2_t30_150M_UR50D": Published(
+        n_layers=30,
+        dim=640,
+        n_heads=20,
+        n_bytes=592_774_773,
+        sha256="881c7176cf198ef8dec26a3c375d40eb58d0c33df95c22562ca6cc6d3f812c62",
+        folder_sha256="c3f1da8aea53bddd32c246c86168c23b9fd72341fb9db9a94436f855f5053566",
+    ),
+    "esm2_t33_650M_UR50D": Published(
+        n_layers=33,
+        dim=1280,
+        n_heads=20,
+        n_bytes=2_604_537_549,
+        sha256="ea9d0522b335a8778dea6535a65301f10208dece28cd5865482b0b1fc446168c",
+        folder_sha256="a08adabb949fa67ad3c14b509d04fd60368b35007b0095e3358f81200c4f4db0",
+    ),
+    "esm2_t36_3B_UR50D": Published(
+        n_layers=36,
+        dim=2560,
+        n_heads=40,
+        n_bytes=5_678_116_398,
+        sha256="7de8b4082ba15891959ab368b77ce3886697af1efb16d3c9e9e7b0c5d3f07500",
+    ),
+    "esm2_t48_15B_UR50D": Published(
+        n_layers=48,
+        dim=5120,
+        n_heads=40,
+        md5="af61a9c0b792ae50e244cde443b7f4ac",
+    ),
+}
