@@ -1,26 +1,38 @@
-"""Make the scorer that comes with VirNucPro, virnucpro/embedded/scorer.safetensors.
+"""Make the scorer that comes with VirNucPro, virnucpro/embedded/scorer.safetensors, or measure it.
 
     python examples/scorer_manifest.py CATALOGUE.tsv.gz ... > manifest.tsv
-    python examples/train_embedded_scorer.py manifest.tsv examples/scorer_split.tsv OUT \
-        train validation test
+    python examples/train_embedded_scorer.py train manifest.tsv examples/scorer_split.tsv \
+        scorer.safetensors train validation test
+    python examples/train_embedded_scorer.py measure manifest.tsv examples/scorer_split.tsv \
+        scorer.safetensors locked
 
-The groups of the parts that are named train it, and say in folds how it is to be calibrated.
+The groups of the parts that are named train it. Folds over the same groups give its calibration
+and its thresholds; there the nets of one seed stand for those of all.
 Seeds are fixed: the same data makes the same file on the same machine.
+
+Measuring writes a table: for each length all fragments of the parts, then each kind of virus
+against all cells, and each kind of cells against all viruses. The fragments of the other side
+are the same in all rows. "called" counts the kind's own fragments from the threshold on; the other
+figures take both sides to be equally many.
 """
 
 from __future__ import annotations
 
 import csv
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from virnucpro.scorer.features import GC, fragment_features
-from virnucpro.scorer.nets import Knot, PieceNets, Scorer, save_scorer
+from virnucpro.scorer.nets import Knot, PieceNets, Scorer, Threshold, load_scorer, save_scorer
 from virnucpro.training import made
-from virnucpro.training.labelled import read_manifest
+from virnucpro.training.labelled import LabelledRecord, read_manifest
+from virnucpro.training.metrics import Samples, bootstrap, measure
 from virnucpro.training.piece_nets import Fitting, Lessons, Range, fit_piece_nets
 from virnucpro.training.sampling import (
     Collection,
@@ -28,7 +40,14 @@ from virnucpro.training.sampling import (
     gc_matched_weights,
     read_collection,
 )
-from virnucpro.training.scorer_folds import N_FOLDS, fit_knot, group_folds, held_out_log_odds
+from virnucpro.training.scorer_folds import (
+    N_FOLDS,
+    fit_knot,
+    fit_threshold,
+    fragment_log_odds,
+    group_folds,
+    held_out_log_odds,
+)
 
 SHARES = {
     "phages": 0.35,
@@ -57,6 +76,14 @@ N_FRAGMENTS = 20_000  # of each label, for each seed and size
 N_MADE = 500  # of each kind, for each seed and size
 MADE_WEIGHT = 2.0
 KNOTS = {150: 4000, 300: 4000, 500: 4000, 1000: 4000, 3000: 2000, 10_000: 1500}
+PROKARYOTIC = ("phages", "bacteria", "archaea", "bins")
+COLUMNS = (
+    "bases",
+    "kind",
+    *(f"{noun}_{kind}" for kind in ("viral", "cellular") for noun in ("n", "groups", "called")),
+    *("auroc", "low", "high", "calibration_error"),
+)
+FALSE_POSITIVES = 0.03  # share of the cells' fragments above the threshold
 
 
 def lessons(collection: Collection, size: int, seed: int) -> Lessons:
@@ -92,39 +119,113 @@ def fit(collection: Collection, n_seeds: int) -> list[PieceNets]:
     ]
 
 
-def calibrate(collection: Collection) -> list[Knot]:
-    """Knots from group folds, each with the nets of one seed."""
+def calibrate(collection: Collection) -> tuple[list[Knot], list[Threshold]]:
+    """Knots and thresholds from group folds, each with the nets of one seed."""
     fold_of_group = group_folds(collection.records)
     fold_of_record = np.array([fold_of_group[record.group] for record in collection.records])
     nets = {}
     for fold in range(N_FOLDS):
         nets[fold] = fit(collection.where(fold_of_record != fold), 1)
         print(f"fold {fold + 1} of {N_FOLDS}", file=sys.stderr, flush=True)
-    knots = []
+    knots, thresholds = [], []
     for n_bases, n_fragments in KNOTS.items():
         rng = np.random.default_rng([n_bases, N_SEEDS])
         fragments = draw(collection, n_bases, n_fragments, SHARES, rng)
         is_virus = np.array([collection.records[record].is_virus for record in fragments.record])
         log_odds = held_out_log_odds(fragments, fold_of_record, nets)
         is_known = ~np.isnan(log_odds)  # a window may hold unknown bases alone
-        knots.append(fit_knot(n_bases, log_odds[is_known], is_virus[is_known]))
-    return knots
+        log_odds, is_virus = log_odds[is_known], is_virus[is_known]
+        knot = fit_knot(n_bases, log_odds, is_virus)
+        calibrated = knot.slope * log_odds + knot.offset
+        knots.append(knot)
+        thresholds.append((n_bases, fit_threshold(calibrated, is_virus, FALSE_POSITIVES)))
+    return knots, thresholds
 
 
-def main(manifest: Path, split: Path, out: Path, parts: list[str]) -> None:
-    torch.set_num_threads(1)
+def records_of(manifest: Path, split: Path, parts: list[str]) -> list[LabelledRecord]:
     with split.open(encoding="utf-8") as lines:
         rows = csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
         part_of = {row["group"]: row["part"] for row in rows}
-    records = [row for row in read_manifest(manifest) if part_of[row.group] in parts]
+    return [record for record in read_manifest(manifest) if part_of[record.group] in parts]
+
+
+def train(manifest: Path, split: Path, out: Path, parts: list[str]) -> None:
+    records = records_of(manifest, split, parts)
     collection = read_collection(records)
-    training = f"{len(records):,} records of {len({row.group for row in records}):,} groups"
+    n_groups = len({record.group for record in records})
     pieces = tuple(fit(collection, N_SEEDS))
-    save_scorer(out, Scorer(pieces, (Knot(1000, 1.0, 0.0),), f"{training}, not calibrated"))
-    save_scorer(out, Scorer(pieces, tuple(calibrate(collection)), training))
+    knots, thresholds = calibrate(collection)
+    training = f"{len(records):,} records of {n_groups:,} groups"
+    save_scorer(out, Scorer(pieces, tuple(knots), training, tuple(thresholds)))
+
+
+def measure_parts(manifest: Path, split: Path, scorer_file: Path, parts: list[str]) -> None:
+    scorer = load_scorer(scorer_file)
+    collection = read_collection(records_of(manifest, split, parts))
+    names = np.array([record.group for record in collection.records])
+    group_of_record = np.unique(names, return_inverse=True)[1]
+    sys.stdout.write("\t".join(COLUMNS) + "\n")
+    for n_bases, n_fragments in KNOTS.items():
+        fragments = draw(collection, n_bases, n_fragments, SHARES, np.random.default_rng(n_bases))
+        lengths = np.full(len(fragments), n_bases)
+        log_odds = scorer.calibrated(fragment_log_odds(fragments.digits, scorer.pieces), lengths)
+        chances = np.nan_to_num(0.5 * (1 + np.tanh(log_odds / 2)), nan=0.0)  # no score: the lowest
+        records = [collection.records[record] for record in fragments.record]
+        samples = Samples(
+            chances,
+            np.array([record.is_virus for record in records]),
+            group_of_record[fragments.record],
+            np.ones(len(records)),
+        )
+        threshold = float(0.5 * (1 + np.tanh(scorer.threshold(lengths[:1])[0] / 2)))
+        for cells in rows_of(samples, np.array([record.kingdom for record in records]), threshold):
+            sys.stdout.write("\t".join([str(n_bases), *cells]) + "\n")
+        sys.stdout.flush()
+
+
+def rows_of(
+    samples: Samples, kingdoms: NDArray[np.str_], threshold: float
+) -> Iterator[tuple[str, ...]]:
+    everything = np.ones(len(samples), dtype=np.bool_)
+    is_prokaryotic = np.isin(kingdoms, PROKARYOTIC)
+    yield row_of("all", samples, everything, everything, threshold)
+    yield row_of("phages and prokaryotes", samples, is_prokaryotic, is_prokaryotic, threshold)
+    for kingdom in SHARES:
+        is_own = kingdoms == kingdom
+        if is_own.any():
+            is_opposite = samples.is_virus != samples.is_virus[is_own][0]
+            yield row_of(kingdom, samples, is_own, is_own | is_opposite, threshold)
+
+
+def row_of(
+    name: str,
+    samples: Samples,
+    is_own: NDArray[np.bool_],
+    is_inside: NDArray[np.bool_],
+    threshold: float,
+) -> tuple[str, ...]:
+    """How many of the own samples are called; figures of those inside, half of them viral."""
+    own, inside = samples.where(is_own), samples.where(is_inside)
+    n_of_label = np.bincount(inside.is_virus, minlength=2)
+    inside = replace(inside, weights=1 / n_of_label[inside.is_virus.astype(np.int64)])
+    figures = measure(inside, threshold)
+    interval = bootstrap(inside, threshold, seed=0)
+    is_called = own.scores >= threshold
+    cells = [name]
+    for label in (True, False):
+        of_label = own.is_virus == label
+        n_groups = len(set(own.groups[of_label].tolist()))
+        cells += map(str, (of_label.sum(), n_groups, is_called[of_label].sum()))
+    values = (figures.auroc, interval.low.auroc, interval.high.auroc, figures.calibration_error)
+    cells += ["" if value is None else f"{value:.4f}" for value in values]
+    return tuple(cells)
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 5:
-        raise SystemExit(__doc__)
-    main(Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:])
+    torch.set_num_threads(1)
+    match sys.argv[1:]:
+        case [("train" | "measure") as command, manifest, split, scorer_file, *parts] if parts:
+            action = train if command == "train" else measure_parts
+            action(Path(manifest), Path(split), Path(scorer_file), parts)
+        case _:
+            raise SystemExit(__doc__)

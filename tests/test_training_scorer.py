@@ -9,12 +9,18 @@ import numpy as np
 import pytest
 
 from virnucpro.scorer.features import N_FEATURES, fragment_features
+from virnucpro.scorer.nets import Knot, Scorer, load_scorer, save_scorer
 from virnucpro.scorer.pieces import Digits, encode
 from virnucpro.training import made
 from virnucpro.training.labelled import LabelledRecord
 from virnucpro.training.piece_nets import Fitting, Lessons, Range, fit_piece_nets
 from virnucpro.training.sampling import Collection, draw, gc_matched_weights
-from virnucpro.training.scorer_folds import fit_knot, fragment_log_odds, group_folds
+from virnucpro.training.scorer_folds import (
+    fit_knot,
+    fit_threshold,
+    fragment_log_odds,
+    group_folds,
+)
 
 SHARES = {"phages": 0.75, "RNA viruses": 0.25, "bacteria": 1.0}
 
@@ -158,3 +164,31 @@ def test_a_knot_finds_the_slope_and_the_offset_that_made_the_labels() -> None:
     prior = np.log(is_virus.mean() / (1 - is_virus.mean()))
     # standard errors of about 0.01
     assert (knot.slope, knot.offset) == pytest.approx((0.5, 1 - prior), abs=0.04)
+
+
+def test_a_threshold_calls_the_share_of_cells_that_it_was_fitted_for() -> None:
+    rng = np.random.default_rng(8)
+    is_virus = rng.random(40_000) < 0.3
+    log_odds = rng.normal(np.where(is_virus, 3.0, -1.0), 1.0)
+    threshold = fit_threshold(log_odds, is_virus, 0.03)
+    assert (log_odds[~is_virus] > threshold).mean() == pytest.approx(0.03, abs=1e-4)
+    assert threshold == pytest.approx(-1 + 1.881, abs=0.06)  # the normal's; standard error 0.015
+
+
+def test_thresholds_lie_on_lines_over_the_logarithm_of_the_length(tmp_path: Path) -> None:
+    nets = fit_piece_nets(Range(150, 150), [coin_lessons()], Fitting(batch=50, epochs=1))
+    saved = Scorer((nets,), (Knot(150, 1.0, 0.0),), "coins", ((100, 2.0), (10_000, -1.0)))
+    save_scorer(tmp_path / "scorer.safetensors", saved)
+    scorer = load_scorer(tmp_path / "scorer.safetensors")
+    assert scorer.thresholds == saved.thresholds
+    values = scorer.threshold(np.array([0, 50, 100, 1000, 10_000, 5_000_000]))
+    np.testing.assert_allclose(values, [2, 2, 2, 0.5, -1, -1], rtol=0, atol=1e-12)
+    for unordered in (((100, 1.0), (100, 2.0)), ((300, 1.0), (100, 2.0)), ()):
+        with pytest.raises(ValueError, match="values at"):
+            Scorer((nets,), saved.knots, "coins", unordered)
+
+
+def coin_lessons() -> Lessons:
+    rng = np.random.default_rng(9)
+    features = rng.normal(size=(100, N_FEATURES)).astype(np.float32)
+    return Lessons(features, rng.random(100) < 0.5, np.ones(100))

@@ -33,6 +33,7 @@ FARTHEST = 6.0  # deviations from the mean; what is farther is taken for this
 Values = NDArray[np.float64]
 Weights = NDArray[np.float32]
 Layer = tuple[Weights, Weights]  # weights (n_nets, out, in), biases (n_nets, out)
+Threshold = tuple[int, float]  # bases, calibrated log-odds
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,17 +118,23 @@ class Knot:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scorer:
-    """Everything that a score is made with. Knots rise in length."""
+    """Everything that a score is made with. Knots and thresholds rise in length."""
 
     pieces: tuple[PieceNets, ...]
     knots: tuple[Knot, ...]
     training: str  # how it was trained, in a sentence
+    thresholds: tuple[Threshold, ...] = ((1000, 0.0),)
     sha256: str = ""
 
     def __post_init__(self) -> None:
-        lengths = [knot.n_bases for knot in self.knots]
-        if not lengths or lengths != sorted(set(lengths)) or not self.pieces:
-            raise ValueError(f"knots at {lengths} bases, nets for {len(self.pieces)} sizes")
+        for lengths in (
+            [knot.n_bases for knot in self.knots],
+            [n_bases for n_bases, _ in self.thresholds],
+        ):
+            if not lengths or lengths != sorted(set(lengths)) or not self.pieces:
+                raise ValueError(f"values at {lengths} bases, nets for {len(self.pieces)} sizes")
+        if not all(n_bases > 0 and isfinite(log_odds) for n_bases, log_odds in self.thresholds):
+            raise ValueError(f"thresholds {self.thresholds}")
 
     @property
     def shortest(self) -> int:
@@ -144,6 +151,15 @@ class Scorer:
         slopes = np.interp(at, places, [knot.slope for knot in self.knots])
         offsets = np.interp(at, places, [knot.offset for knot in self.knots])
         return np.asarray(slopes * log_odds + offsets)
+
+    def threshold(self, lengths: NDArray[np.int64]) -> Values:
+        """The calibrated log-odds from which on a record is called a virus. (n,) -> (n,)
+
+        It lies on lines between ``thresholds``, over the logarithm of the length.
+        """
+        places = np.log([n_bases for n_bases, _ in self.thresholds])
+        values = [log_odds for _, log_odds in self.thresholds]
+        return np.interp(np.log(np.maximum(1, lengths)), places, values)
 
 
 def gelu(x: Values) -> Values:
@@ -176,6 +192,7 @@ def load_scorer(path: Path) -> Scorer:
             pieces=tuple(_piece_nets(of_size, tensors) for of_size in facts["pieces"]),
             knots=tuple(Knot(**knot) for knot in facts["knots"]),
             training=str(facts["training"]),
+            thresholds=tuple((int(n), float(value)) for n, value in facts["thresholds"]),
             sha256=sha256(path),
         )
     except (OSError, SafetensorError, LookupError, ValueError, TypeError, AttributeError) as error:
@@ -230,6 +247,7 @@ def save_scorer(path: Path, scorer: Scorer) -> None:
             for nets in scorer.pieces
         ],
         "knots": [asdict(knot) for knot in scorer.knots],
+        "thresholds": scorer.thresholds,
         "training": scorer.training,
     }
     content = {name: np.ascontiguousarray(values) for name, values in tensors.items()}

@@ -1,4 +1,4 @@
-"""Figures of a scorer on groups that it has not seen, from folds over groups; its calibration.
+"""Figures of a scorer on groups that it has not seen, from folds; calibration and thresholds.
 
 The nets of a fold are fitted without its groups and score fragments of these alone. What comes
 out says how a scorer that is fitted to all groups does on new ones.
@@ -72,3 +72,8 @@ def fit_knot(n_bases: int, log_odds: Values, is_virus: NDArray[np.bool_]) -> Kno
         values += np.linalg.solve(curvature + _RIDGE * np.eye(2), gradient)
     slope, offset = values.tolist()
     return Knot(n_bases, slope, offset)
+
+
+def fit_threshold(log_odds: Values, is_virus: NDArray[np.bool_], share: float) -> float:
+    """The log-odds above which this share of the fragments of cells lies."""
+    return float(np.quantile(log_odds[~is_virus], 1 - share))
