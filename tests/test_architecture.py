@@ -22,7 +22,7 @@ LAYERS = """
     scorer.pieces scorer.stretches scorer.features scorer.nets scorer.score
     head store lock rundir shards repeats plan
     engine.events engine.worker engine.executor engine.local
-    calls scoring tables results intake pipeline
+    calls scoring piece_scoring tables results intake pipeline
     devices status request dashboard citation
     training.tables training.digests training.labelled training.split
     training.metrics training.held_out training.fragments training.evaluation training.report

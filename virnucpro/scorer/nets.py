@@ -141,6 +141,11 @@ class Scorer:
         """Bases of the shortest record that gets a score."""
         return min(nets.shortest for nets in self.pieces)
 
+    @property
+    def piece_size(self) -> int:
+        """Bases of the pieces that are told of a long record."""
+        return min(nets.size for nets in self.pieces if nets.longest is None)
+
     def calibrated(self, log_odds: Values, lengths: NDArray[np.int64]) -> Values:
         """Log-odds that mean what they say, half of all records being viral. (n,), (n,) -> (n,)
 
