@@ -11,9 +11,10 @@ and its thresholds; there the nets of one seed stand for those of all.
 Seeds are fixed: the same data makes the same file on the same machine.
 
 Measuring writes a table: for each length all fragments of the parts, then each kind of virus
-against all cells, and each kind of cells against all viruses. The fragments of the other side
-are the same in all rows. "called" counts the kind's own fragments from the threshold on; the other
-figures take both sides to be equally many.
+against all cells, and each kind of cells against all viruses; training writes the same for the
+groups of its folds. The fragments of the other side are the same in all rows. "called" counts
+the kind's own fragments from the threshold on; the other figures take both sides to be equally
+many.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from virnucpro.training.metrics import Samples, bootstrap, measure
 from virnucpro.training.piece_nets import Fitting, Lessons, Range, fit_piece_nets
 from virnucpro.training.sampling import (
     Collection,
+    Fragments,
     draw,
     gc_matched_weights,
     read_collection,
@@ -77,6 +79,7 @@ N_MADE = 500  # of each kind, for each seed and size
 MADE_WEIGHT = 2.0
 KNOTS = {150: 4000, 300: 4000, 500: 4000, 1000: 4000, 3000: 2000, 10_000: 1500}
 PROKARYOTIC = ("phages", "bacteria", "archaea", "bins")
+Values = NDArray[np.float64]
 COLUMNS = (
     "bases",
     "kind",
@@ -120,7 +123,7 @@ def fit(collection: Collection, n_seeds: int) -> list[PieceNets]:
 
 
 def calibrate(collection: Collection) -> tuple[list[Knot], list[Threshold]]:
-    """Knots and thresholds from group folds, each with the nets of one seed."""
+    """Knots and thresholds from group folds, each with the nets of one seed; writes figures."""
     fold_of_group = group_folds(collection.records)
     fold_of_record = np.array([fold_of_group[record.group] for record in collection.records])
     nets = {}
@@ -134,11 +137,12 @@ def calibrate(collection: Collection) -> tuple[list[Knot], list[Threshold]]:
         is_virus = np.array([collection.records[record].is_virus for record in fragments.record])
         log_odds = held_out_log_odds(fragments, fold_of_record, nets)
         is_known = ~np.isnan(log_odds)  # a window may hold unknown bases alone
-        log_odds, is_virus = log_odds[is_known], is_virus[is_known]
-        knot = fit_knot(n_bases, log_odds, is_virus)
+        knot = fit_knot(n_bases, log_odds[is_known], is_virus[is_known])
         calibrated = knot.slope * log_odds + knot.offset
+        threshold = fit_threshold(calibrated[is_known], is_virus[is_known], FALSE_POSITIVES)
         knots.append(knot)
-        thresholds.append((n_bases, fit_threshold(calibrated, is_virus, FALSE_POSITIVES)))
+        thresholds.append((n_bases, threshold))
+        write_figures(collection, fragments, calibrated, threshold)
     return knots, thresholds
 
 
@@ -162,25 +166,28 @@ def train(manifest: Path, split: Path, out: Path, parts: list[str]) -> None:
 def measure_parts(manifest: Path, split: Path, scorer_file: Path, parts: list[str]) -> None:
     scorer = load_scorer(scorer_file)
     collection = read_collection(records_of(manifest, split, parts))
-    names = np.array([record.group for record in collection.records])
-    group_of_record = np.unique(names, return_inverse=True)[1]
-    sys.stdout.write("\t".join(COLUMNS) + "\n")
     for n_bases, n_fragments in KNOTS.items():
         fragments = draw(collection, n_bases, n_fragments, SHARES, np.random.default_rng(n_bases))
         lengths = np.full(len(fragments), n_bases)
         log_odds = scorer.calibrated(fragment_log_odds(fragments.digits, scorer.pieces), lengths)
-        chances = np.nan_to_num(0.5 * (1 + np.tanh(log_odds / 2)), nan=0.0)  # no score: the lowest
-        records = [collection.records[record] for record in fragments.record]
-        samples = Samples(
-            chances,
-            np.array([record.is_virus for record in records]),
-            group_of_record[fragments.record],
-            np.ones(len(records)),
-        )
-        threshold = float(0.5 * (1 + np.tanh(scorer.threshold(lengths[:1])[0] / 2)))
-        for cells in rows_of(samples, np.array([record.kingdom for record in records]), threshold):
-            sys.stdout.write("\t".join([str(n_bases), *cells]) + "\n")
-        sys.stdout.flush()
+        write_figures(collection, fragments, log_odds, float(scorer.threshold(lengths[:1])[0]))
+
+
+def write_figures(
+    collection: Collection, fragments: Fragments, log_odds: Values, threshold: float
+) -> None:
+    """Rows of the table, of fragments of one length and their calibrated log-odds."""
+    records = [collection.records[record] for record in fragments.record]
+    samples = Samples(
+        np.nan_to_num(0.5 * (1 + np.tanh(log_odds / 2)), nan=0.0),  # no score: the lowest
+        np.array([record.is_virus for record in records]),
+        np.unique([record.group for record in records], return_inverse=True)[1],
+        np.ones(len(records)),
+    )
+    kingdoms = np.array([record.kingdom for record in records])
+    for cells in rows_of(samples, kingdoms, 0.5 * (1 + np.tanh(threshold / 2))):
+        sys.stdout.write("\t".join([str(fragments.digits.shape[1]), *cells]) + "\n")
+    sys.stdout.flush()
 
 
 def rows_of(
@@ -225,6 +232,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     match sys.argv[1:]:
         case [("train" | "measure") as command, manifest, split, scorer_file, *parts] if parts:
+            sys.stdout.write("\t".join(COLUMNS) + "\n")
             action = train if command == "train" else measure_parts
             action(Path(manifest), Path(split), Path(scorer_file), parts)
         case _:
