@@ -61,7 +61,7 @@ class Recipe:
     @property
     def reader(self) -> str:
         """What reads the records, for people."""
-        return f"the model {self.model}" if self.has_encoder else "the scorer, and no model"
+        return f"the model {self.model}" if self.has_encoder else "the scorer"
 
     @property
     def fingerprint(self) -> str:

@@ -211,7 +211,8 @@ def plan_run(
         if found is not None:
             rundir.write_manifest(manifest, facts)
             return found
-    on_letters = _progress(on_event, "reading and translating", manifest)
+    stage = "reading and translating" if manifest.recipe.has_frames else "reading"
+    on_letters = _progress(on_event, stage, manifest)
     plan = make_plan(rundir, manifest, keep_intermediate=keep, on_letters=on_letters)
     if recorded is None:
         rundir.clear()

@@ -112,6 +112,7 @@ def resolve(options: Options, on_event: OnEvent) -> tuple[RunConfig, Head | None
     for path in options.input:
         list_sources(path)
     _check_before_fetching(options)
+    scorer = _scorer(options)
     checkpoint = find_checkpoint(
         options.model_name,
         lambda n, total: on_event(Progress("fetching the model", n, total, "bytes")),
@@ -144,7 +145,7 @@ def resolve(options: Options, on_event: OnEvent) -> tuple[RunConfig, Head | None
         checkpoint=checkpoint.path.resolve(),
         weights=weights.resolve(),
         dim=checkpoint.shape.dim,
-        scorer=_scorer(options),
+        scorer=scorer,
         input_type=None if options.input_type == "auto" else options.input_type,
         feature_format=options.format,
         resume=options.resume,
@@ -177,11 +178,21 @@ def _recipe(
 
 
 def _scorer(options: Options) -> ScorerConfig | None:
-    """What scores nucleotides, if the user named nothing that does."""
+    """What scores nucleotides, if the user named nothing that does.
+
+    Raises:
+        UnavailableError: its file is missing or damaged.
+        UsageError: chunks of another size are asked for.
+    """
     if options.command == "extract" or options.model is not None or options.head is not None:
         return None
     path = embedded_scorer()
     scorer = load_scorer(path)
+    if options.chunk_size not in (None, scorer.piece_size):
+        raise UsageError(
+            f"the scorer reads pieces of {scorer.piece_size} bases, not of {options.chunk_size}",
+            hint=f"leave --chunk-size out, or name a model and a head: --model {EMBEDDED}",
+        )
     recipe = Recipe(
         command=options.command,
         input_type="nucleotide",
