@@ -28,7 +28,7 @@ python3 -m pytest tests/test_esm2_model.py tests/test_devices.py \
     tee "$results/gpu_tests.txt" || status=$? # the figures are wanted all the same
 
 for device in cuda cpu; do
-    python3 -m virnucpro predict --quiet --device "$device" --precision fp32 \
+    python3 -m virnucpro predict --quiet --model esm2_virnucpro --device "$device" --precision fp32 \
         --input examples/contigs.fa --output-dir "$scratch/$device"
 done
 # scores of two kinds of device differ by rounding: this shows how many rows do

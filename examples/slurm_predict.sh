@@ -3,6 +3,7 @@
 #
 #   sbatch examples/slurm_predict.sh INPUT OUTPUT_DIR [more options of virnucpro predict]
 #
+# GPUs are for --model; without it nothing is embedded, and one core scores millions of bases a second.
 # Compute nodes are often offline: give --model and --head, if any, as paths on a shared file system.
 
 # the name shown by squeue

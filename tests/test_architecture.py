@@ -19,9 +19,10 @@ LAYERS = """
     fasta config sheet inputs samples survey translate composition
     esm2.published esm2.alphabet esm2.packing esm2.attention esm2.model esm2.weights
     esm2.converted esm2.graphs esm2.download
+    scorer.pieces scorer.stretches scorer.features scorer.nets scorer.score
     head store lock rundir shards repeats plan
     engine.events engine.worker engine.executor engine.local
-    calls scoring tables results intake pipeline
+    calls scoring piece_scoring tables results intake pipeline
     devices status request dashboard citation
     training.tables training.digests training.labelled training.split
     training.metrics training.held_out training.fragments training.evaluation training.report
@@ -29,6 +30,7 @@ LAYERS = """
     training.settings training.frames training.masking training.readers training.networks
     training.ranks training.batches training.clock training.checkpoints training.loop
     training.objectives
+    training.sampling training.made training.piece_nets training.scorer_folds
     training.board training.calibration training.export training.features training.story
     training.request training.config_file
     bench.synthetic bench.encoder bench.peers bench.layouts bench.limits bench.comparison

@@ -19,7 +19,7 @@ from virnucpro.engine.executor import InlineExecutor
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.errors import ResumeError, UnavailableError, UsageError
 from virnucpro.esm2 import download
-from virnucpro.esm2.download import embedded_head, embedded_model
+from virnucpro.esm2.download import embedded_head, embedded_model, embedded_scorer
 from virnucpro.esm2.published import PUBLISHED, Published
 from virnucpro.esm2.weights import verify_checkpoint
 from virnucpro.files import sha256
@@ -81,14 +81,33 @@ def embedded(tiny, tmp_path, monkeypatch) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("model", [None, "esm2_virnucpro"])
-def test_without_model_and_head_predict_takes_those_of_the_package(options, embedded, tiny, model):
-    config, head = resolve(options(command="predict", model=model), lambda _: None)
+def test_the_model_of_the_package_comes_with_its_head(options, embedded, tiny):
+    config, head = resolve(options(command="predict", model="esm2_virnucpro"), lambda _: None)
+    assert config.scorer is None
     assert config.checkpoint == (embedded / "esm2_virnucpro").resolve()
     assert config.recipe.model == "esm2_virnucpro"
     assert config.recipe.model_sha256 == sha256(embedded / "esm2_virnucpro" / "model.safetensors")
     assert head.sha256 == config.recipe.head_sha256 == tiny.head.sha256
     assert config.recipe.chunk_size == head.facts.chunk_size
+
+
+@pytest.mark.parametrize(
+    ("changes", "has_scorer"),
+    [({}, True), ({"model": "esm2_virnucpro"}, False), ({"command": "extract"}, False)],
+)
+def test_nucleotides_are_scored_without_an_encoder_where_nothing_is_named(
+    options, changes, has_scorer
+):
+    config, _ = resolve(options(**{"command": "predict", "model": None, **changes}), lambda _: None)
+    recipe = config.recipe_for("nucleotide")
+    assert (recipe.scorer_sha256 == sha256(embedded_scorer())) == has_scorer
+    assert (recipe.model == "") == (recipe.model_sha256 == "") == has_scorer
+    assert config.recipe_for("protein").model == "esm2_virnucpro"
+
+
+def test_without_its_file_there_is_no_scorer_and_the_message_says_so(options, embedded):
+    with pytest.raises(UnavailableError, match=r"scorer\.safetensors"):
+        resolve(options(command="predict", model=None), lambda _: None)
 
 
 def test_a_worker_may_be_silent_for_as_long_as_was_asked(options):
@@ -125,15 +144,16 @@ def save_changed(head: Head, path: Path, **changes: object) -> Path:
 
 
 def test_a_run_with_another_model_of_the_package_is_not_resumed(options, embedded, tmp_path):
-    config, head = resolve(options(command="predict", model=None), lambda _: None)
+    given = {"command": "predict", "model": "esm2_virnucpro"}
+    config, head = resolve(options(**given), lambda _: None)
     run(config, head, InlineExecutor(), lambda _: None)
     stored = json.loads((config.output / "run.json").read_text())
     assert stored["recipe"]["model"] == "esm2_virnucpro"
     assert stored["recipe"]["head_sha256"] == head.sha256
-    again, head = resolve(options(command="predict", model=None, resume=True), lambda _: None)
+    again, head = resolve(options(**given, resume=True), lambda _: None)
     assert run(again, head, InlineExecutor(), lambda _: None).n_tokens == 0
     save_changed(head, embedded / "head.safetensors", threshold=0.75)
-    again, head = resolve(options(command="predict", model=None, resume=True), lambda _: None)
+    again, head = resolve(options(**given, resume=True), lambda _: None)
     with pytest.raises(ResumeError, match="head_sha256 was"):
         run(again, head, InlineExecutor(), lambda _: None)
 

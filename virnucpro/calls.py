@@ -15,6 +15,7 @@ from typing import NamedTuple, TextIO
 from virnucpro.files import writing
 from virnucpro.head import DECIMALS, HeadFacts
 from virnucpro.records import Call, FastaRecord, Prediction, Status
+from virnucpro.scorer.score import RecordScore
 
 FRAME_COLUMNS = ("Sequence_ID", "Prediction", "score1", "score2")
 CHUNK_COLUMNS = ("Modified_ID", "Is_Virus")
@@ -62,7 +63,12 @@ def score_record(chunks: Iterable[Sequence[float]], facts: HeadFacts) -> float:
     pick = max if facts.frames == "max" else fmean
     odds = [pick([log_odds(score) for score in scores]) for scores in chunks]
     total = fsum(odds) / len(odds) ** facts.exponent
-    return round(0.5 * (1 + tanh(total / 2)), DECIMALS)
+    return probability(total)
+
+
+def probability(log_odds: float) -> float:
+    """6 decimals."""
+    return round(0.5 * (1 + tanh(log_odds / 2)), DECIMALS)
 
 
 def log_odds(score: float) -> float:
@@ -104,6 +110,22 @@ def call_record(
         n_chunks_scored=len(chunks),
         n_frames_scored=len(predictions) - len(failures),
         note=note,
+    )
+
+
+def call_by_score(record: FastaRecord, score: RecordScore) -> Call:
+    """Call one record that could be screened by the score of its sequence."""
+    pieces, value = score.pieces, score.log_odds
+    return Call(
+        record.name,
+        len(record.sequence),
+        "no_orf" if value is None else "scored",
+        record.sample,
+        virus_score=None if value is None else probability(value),
+        is_virus=score.is_virus,
+        n_chunks=len(pieces.start),
+        n_chunks_scored=pieces.n_known,
+        note="no known base" if value is None else "",
     )
 
 

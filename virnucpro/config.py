@@ -36,6 +36,7 @@ class Recipe:
     pooling: Pooling
     precision: Precision
     head_sha256: str = ""
+    scorer_sha256: str = ""  # of what scores without an encoder; there is no model then
     residues_per_shard: int = RESIDUES_PER_SHARD
     shard_format: int = SHARD_FORMAT
 
@@ -47,6 +48,20 @@ class Recipe:
             )
         if self.min_length < 0:
             raise UsageError(f"--min-length is {self.min_length}; it cannot be negative")
+
+    @property
+    def has_encoder(self) -> bool:
+        return not self.scorer_sha256
+
+    @property
+    def has_frames(self) -> bool:
+        """Whether records are cut into chunks, and these translated."""
+        return self.has_encoder and self.input_type == "nucleotide"
+
+    @property
+    def reader(self) -> str:
+        """What reads the records, for people."""
+        return f"the model {self.model}" if self.has_encoder else "the scorer"
 
     @property
     def fingerprint(self) -> str:
@@ -71,16 +86,26 @@ class Resources:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ScorerConfig:
+    """How nucleotides are scored without an encoder."""
+
+    path: Path
+    recipe: Recipe
+    announcement: str  # for people
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
     """One ``predict`` or ``extract``, complete and checked but for what the inputs tell."""
 
     inputs: tuple[Path, ...]
     output: Path
-    recipe: Recipe  # as for nucleotides; see ``recipe_for``
+    recipe: Recipe  # with an encoder, as for nucleotides; see ``recipe_for``
     resources: Resources
     checkpoint: Path
     weights: Path  # what the workers load: the checkpoint, or its converted form
     dim: int  # of the model's vectors
+    scorer: ScorerConfig | None = None  # for nucleotides, in place of the encoder
     input_type: InputType | None = None  # None: by the letters of the input
     feature_format: FeatureFormat = "h5"
     resume: bool = False
@@ -90,9 +115,16 @@ class RunConfig:
     strict: bool = False  # the first file that cannot be read ends the run
     rename_duplicates: bool = False  # ids that occur twice in a file
     argv: tuple[str, ...] = ()
-    announcements: tuple[str, ...] = ()  # the choices that were made, for people
+    announcements: tuple[str, ...] = ()  # the choices that were made for the encoder, for people
+    compromises: tuple[str, ...] = ()  # and what they cost
+
+    def scorer_for(self, input_type: InputType) -> ScorerConfig | None:
+        """What scores this input without an encoder, if it is to be scored so."""
+        return self.scorer if input_type == "nucleotide" else None
 
     def recipe_for(self, input_type: InputType) -> Recipe:
         """Proteins are not cut, so a chunk size means nothing to them."""
+        if scorer := self.scorer_for(input_type):
+            return scorer.recipe
         chunk_size = self.recipe.chunk_size if input_type == "nucleotide" else 0
         return replace(self.recipe, input_type=input_type, chunk_size=chunk_size)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from virnucpro import __version__
-from virnucpro.config import RunConfig
+from virnucpro.config import Recipe, RunConfig
 from virnucpro.engine.events import (
     BatchDone,
     EmbeddingStarted,
@@ -38,6 +38,7 @@ from virnucpro.plan import Plan, find_plan, make_plan
 from virnucpro.records import STATUSES, Shard, Status
 from virnucpro.results import Results, Tally, copies_file
 from virnucpro.rundir import Manifest, RunDir
+from virnucpro.scorer.nets import Scorer, load_scorer
 from virnucpro.store import Attributes, read_embeddings, read_label
 
 STAGES = ("reading", "embedding", "writing tables")
@@ -49,6 +50,7 @@ OnEvent = Callable[[Telling], None]
 class Summary:
     """What a run came to."""
 
+    scorer: str = ""  # what made the calls without an encoder, for people
     statuses: dict[Status, int] = field(default_factory=dict)
     n_viral: int = 0
     n_frames: int = 0
@@ -75,12 +77,15 @@ class Summary:
     def lines(self, folder: Path) -> list[str]:
         """What to tell the user at the end."""
         parts = [f"{n} {status}" for status, n in self.statuses.items() if n]
-        stages = ", ".join(f"{name} {self.seconds[name]:.1f} s" for name in STAGES)
+        names = {name: name for name in STAGES}
+        if self.scorer:  # nothing is embedded, and scores come with the tables
+            names = {STAGES[0]: STAGES[0], STAGES[2]: "scoring"}
+        stages = ", ".join(f"{names[name]} {self.seconds[name]:.1f} s" for name in names)
         starting = self.seconds.get(STARTING, 0.0)
         rate = self.n_tokens / max(1e-3, self.seconds["embedding"] - starting)
         lines = [
             f"records: {self.n_records} in = {' + '.join(parts) or '0'}",
-            f"frames embedded: {self.n_frames}",
+            self.scorer or f"frames embedded: {self.n_frames}",
             f"time: {stages}",
             f"results: {printable(folder)}",
         ]
@@ -134,34 +139,27 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
     with rundir.in_use():
         rundir.check_free(resume=config.resume, force=config.force)
         LOGGER.info("virnucpro %s: %s", __version__, printable(" ".join(config.argv)))
-        for announcement in config.announcements:
-            announce(announcement)
         rundir.sweep()
         with summary.stage(STAGES[0]), rundir.planning():
             recorded = None if config.force else rundir.read_manifest()
             manifest = open_run(config, rundir, recorded, on_event)
+            scorer = announce_choices(config, manifest.recipe)
             plan = plan_run(config, rundir, recorded, manifest, on_event)
             rundir.clear_copies(manifest)
-            announce(
-                f"{plan.counts.n_records:,} records of {len(manifest.inputs)} files, "
-                f"{manifest.recipe.input_type}; {len(plan.shards)} shards"
-            )
-            warn_of_input(plan, manifest)
+            announce_input(plan, manifest)
             count_repeats(plan, summary)
         job = make_job(config, rundir, manifest)
-        n_shards = len(plan.shards)
         results = Results(
             rundir=rundir,
             manifest=manifest,
             plan=plan,
             job=job,
             head=head,
+            scorer=scorer,
             lost={},
             feature_format=config.feature_format,
             per_file=config.per_file or (recorded is not None and rundir.samples.is_dir()),
-            on_shard=lambda done: on_event(
-                Progress("writing tables", done + 1, n_shards, "shards")
-            ),
+            on_event=on_event,
         )
         try:
             tally = complete(results, executor, on_event, summary)
@@ -173,6 +171,19 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
         for line in summary.lines(config.output):
             LOGGER.info("%s", line)
     return summary
+
+
+def announce_choices(config: RunConfig, recipe: Recipe) -> Scorer | None:
+    """Say what reads the records, and what was chosen for it; the scorer, if it is that."""
+    choice = config.scorer_for(recipe.input_type)
+    if choice is not None:
+        announce(choice.announcement)
+        return load_scorer(choice.path)
+    for announcement in config.announcements:
+        announce(announcement)
+    for compromise in config.compromises:
+        LOGGER.warning("%s", compromise)
+    return None
 
 
 def plan_run(
@@ -187,7 +198,7 @@ def plan_run(
     Results go, and ``run.json`` comes, when every input was read to its end: one that is refused
     changes nothing. A kill at any point leaves a folder with a run, or one that is free.
     """
-    keep, facts = config.keep_intermediate, {**_facts(config), "state": "unfinished"}
+    keep, facts = config.keep_intermediate, {**_facts(config, manifest), "state": "unfinished"}
     if recorded is not None:
         found = find_plan(
             rundir,
@@ -200,7 +211,8 @@ def plan_run(
         if found is not None:
             rundir.write_manifest(manifest, facts)
             return found
-    on_letters = _progress(on_event, "reading and translating", manifest)
+    stage = "reading and translating" if manifest.recipe.has_frames else "reading"
+    on_letters = _progress(on_event, stage, manifest)
     plan = make_plan(rundir, manifest, keep_intermediate=keep, on_letters=on_letters)
     if recorded is None:
         rundir.clear()
@@ -333,23 +345,26 @@ def close_run(
     summary.statuses = {status: tally.statuses[status] for status in STATUSES}
     summary.n_viral, summary.n_frames = tally.n_viral, tally.n_frames
     summary.n_failed_frames = tally.n_failed_frames
+    scorer = config.scorer_for(manifest.recipe.input_type)
+    summary.scorer = scorer.announcement if scorer else ""
     summary.n_refused = len(manifest.refused)
     summary.n_files = len(manifest.inputs) + summary.n_refused
     state = "partial" if summary.exit_code else "complete"
     facts = {"state": state, "counts": asdict(summary)}
-    rundir.write_manifest(manifest, {**_facts(config), **facts})
+    rundir.write_manifest(manifest, {**_facts(config, manifest), **facts})
     if not config.keep_intermediate and not summary.n_failed_frames:
         rundir.clear_shards()
 
 
-def _facts(config: RunConfig) -> dict[str, object]:
+def _facts(config: RunConfig, manifest: Manifest) -> dict[str, object]:
+    scorer = config.scorer_for(manifest.recipe.input_type)
     return {
         "argv": list(config.argv),
         "versions": {"torch": torch.__version__, "numpy": np.__version__},
         "host": socket.gethostname(),
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "checkpoint": str(config.checkpoint),
-        "announced": list(config.announcements),
+        "checkpoint": str(scorer.path if scorer else config.checkpoint),
+        "announced": [scorer.announcement] if scorer else list(config.announcements),
         "resources": asdict(config.resources),
     }
 
@@ -372,12 +387,16 @@ def count_repeats(plan: Plan, summary: Summary) -> None:
     summary.n_tokens_in_all = n_tokens + summary.n_tokens_saved
 
 
-def warn_of_input(plan: Plan, manifest: Manifest) -> None:
-    """Say what to expect of input that the head was not made for."""
-    counts, size = plan.counts, manifest.recipe.chunk_size
+def announce_input(plan: Plan, manifest: Manifest) -> None:
+    """Say what the input is, and what to expect of it if the head was not made for such."""
+    counts, recipe = plan.counts, manifest.recipe
+    shards = f"; {len(plan.shards)} shards" if recipe.has_encoder else ""
+    announce(
+        f"{counts.n_records:,} records of {len(manifest.inputs)} files, {recipe.input_type}{shards}"
+    )
     if not counts.n_records:
         LOGGER.warning("the input holds no record: the tables hold a header only")
-    elif not plan.shards:
+    elif recipe.has_encoder and not plan.shards:
         LOGGER.warning("no record has a frame to embed: see the table for each one's status")
     if counts.n_with_u:
         LOGGER.warning(
@@ -395,5 +414,5 @@ def warn_of_input(plan: Plan, manifest: Manifest) -> None:
             "%d of %d records are shorter than half a chunk of %d bases: expect weaker calls",
             counts.n_short,
             counts.n_records,
-            size,
+            recipe.chunk_size,
         )

@@ -11,6 +11,7 @@ import hashlib
 import json
 from array import array
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -75,7 +76,7 @@ def count_done(files: Iterable[tuple[int, int]], missing: Sequence[int]) -> int:
 
 
 def screen(record: FastaRecord, recipe: Recipe) -> tuple[Status | None, str]:
-    """Why a record is not embedded: a status and a note, or nothing."""
+    """Why a record is not embedded or scored: a status and a note, or nothing."""
     length = len(record.sequence)
     invalid = find_invalid(record, recipe.input_type)
     if invalid:
@@ -133,7 +134,7 @@ class _Planner:
         shards: list[tuple[Shard, ...]] = []
         with ExitStack() as stack:
             chunks = None
-            if self.keep_intermediate and recipe.input_type == "nucleotide":
+            if self.keep_intermediate and recipe.has_frames:
                 chunks = stack.enter_context(open_table(self.rundir.planned.chunks))
             for number, inputs in enumerate(generations(self.manifest.inputs)):
                 writer = ShardWriter(
@@ -144,10 +145,12 @@ class _Planner:
                 for file in inputs:
                     first = writer.next_index
                     records = self.screened(file, hashes, known, mended)
-                    if recipe.input_type == "nucleotide":
+                    if recipe.has_frames:
                         self.write_frames(records, writer, seen, chunks)
-                    else:
+                    elif recipe.has_encoder:
                         self.write_proteins(records, writer, seen)
+                    else:
+                        deque(records, maxlen=0)  # they are counted, and scored later
                     self.files.append((first, writer.end_index))
                 writer.flush()
                 shards.append(tuple(map(self.in_place, writer.shards)))
@@ -185,7 +188,7 @@ class _Planner:
                 self.on_letters(reported)
             status, _ = screen(record, recipe)
             if status is None:
-                if recipe.input_type == "nucleotide":
+                if recipe.has_frames:
                     self.counts.n_with_u += "U" in record.sequence or "u" in record.sequence
                     self.counts.n_short += len(record.sequence) * 2 < recipe.chunk_size
                 yield record
@@ -304,8 +307,7 @@ def find_plan(
 
     ``on_shard`` hears how many of them were read, and of how many.
     """
-    has_chunks = manifest.recipe.input_type == "nucleotide"
-    if keep_intermediate and has_chunks and not rundir.chunks.is_file():
+    if keep_intermediate and manifest.recipe.has_frames and not rundir.chunks.is_file():
         return None
     plan = read_plan(rundir, manifest)
     return plan if plan is not None and _are_whole(plan.shards, on_shard) else None

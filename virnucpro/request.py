@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from virnucpro import __version__
 from virnucpro.config import (
     FeatureFormat,
     Pooling,
@@ -18,6 +19,7 @@ from virnucpro.config import (
     Recipe,
     Resources,
     RunConfig,
+    ScorerConfig,
 )
 from virnucpro.devices import (
     Choice,
@@ -41,6 +43,7 @@ from virnucpro.esm2.download import (
     converted_folder,
     embedded_head,
     embedded_model,
+    embedded_scorer,
     find_checkpoint,
     locate,
 )
@@ -51,6 +54,7 @@ from virnucpro.head import Head, load_head
 from virnucpro.inputs import list_sources
 from virnucpro.log import LOGGER, printable
 from virnucpro.rundir import RunDir
+from virnucpro.scorer.nets import load_scorer
 
 OnEvent = Callable[[Telling], None]
 _DEFAULT_CHUNK = 500
@@ -67,7 +71,7 @@ class Options:
     input_type: Literal["auto", "nucleotide", "protein"]
     chunk_size: int | None
     min_length: int
-    model: str | None  # None: the embedded one
+    model: str | None  # None: the embedded one; to predict without a head, the scorer if it can
     head: Path | None = None
     layer: int | None = None
     pooling: Pooling = "mean"
@@ -108,6 +112,7 @@ def resolve(options: Options, on_event: OnEvent) -> tuple[RunConfig, Head | None
     for path in options.input:
         list_sources(path)
     _check_before_fetching(options)
+    scorer = _scorer(options)
     checkpoint = find_checkpoint(
         options.model_name,
         lambda n, total: on_event(Progress("fetching the model", n, total, "bytes")),
@@ -128,8 +133,6 @@ def resolve(options: Options, on_event: OnEvent) -> tuple[RunConfig, Head | None
     asked = _asked_precision(options)
     precision = choose_precision(asked, choice)
     is_auto = (asked == "auto", options.esm_batch_size == "auto")
-    for line in describe_compromises(choice, checkpoint.shape, is_auto):
-        LOGGER.warning("%s", line)
     folder = options.converted or converted_folder()
     weights, digest = _weights(checkpoint, precision, folder, on_event)
     check_published(options.model_name, checkpoint, digest)
@@ -142,6 +145,7 @@ def resolve(options: Options, on_event: OnEvent) -> tuple[RunConfig, Head | None
         checkpoint=checkpoint.path.resolve(),
         weights=weights.resolve(),
         dim=checkpoint.shape.dim,
+        scorer=scorer,
         input_type=None if options.input_type == "auto" else options.input_type,
         feature_format=options.format,
         resume=options.resume,
@@ -152,6 +156,7 @@ def resolve(options: Options, on_event: OnEvent) -> tuple[RunConfig, Head | None
         rename_duplicates=options.rename_duplicates,
         argv=options.argv,
         announcements=_announcements(checkpoint, recipe, resources, choice),
+        compromises=tuple(describe_compromises(choice, checkpoint.shape, is_auto)),
     ), head
 
 
@@ -172,6 +177,41 @@ def _recipe(
     )
 
 
+def _scorer(options: Options) -> ScorerConfig | None:
+    """What scores nucleotides, if the user named nothing that does.
+
+    Raises:
+        UnavailableError: its file is missing or damaged.
+        UsageError: chunks of another size are asked for.
+    """
+    if options.command == "extract" or options.model is not None or options.head is not None:
+        return None
+    path = embedded_scorer()
+    scorer = load_scorer(path)
+    if options.chunk_size not in (None, scorer.piece_size):
+        raise UsageError(
+            f"the scorer reads pieces of {scorer.piece_size} bases, not of {options.chunk_size}",
+            hint=f"leave --chunk-size out, or name a model and a head: --model {EMBEDDED}",
+        )
+    recipe = Recipe(
+        command=options.command,
+        input_type="nucleotide",
+        chunk_size=scorer.piece_size,
+        min_length=max(options.min_length, scorer.shortest),
+        model="",
+        model_sha256="",
+        layer=0,
+        pooling="mean",
+        precision="fp32",
+        scorer_sha256=scorer.sha256,
+    )
+    announcement = (
+        f"calls by the scorer of VirNucPro {__version__}, no language model; "
+        f"--model {EMBEDDED} embeds as well"
+    )
+    return ScorerConfig(path=path, recipe=recipe, announcement=announcement)
+
+
 def _check_before_fetching(options: Options) -> None:
     """Refuse to resume with another model before gigabytes of it are fetched.
 
@@ -188,7 +228,7 @@ def _check_before_fetching(options: Options) -> None:
         published.folder_sha256,
     }:
         raise ResumeError(
-            f"this folder holds a run with the model {printable(before.model)}, not {model}",
+            f"this folder holds a run with {printable(before.reader)}, not {model}",
             hint="use the old options, choose another --output-dir, or start again with --force",
         )
 

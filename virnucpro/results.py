@@ -18,16 +18,19 @@ from numpy.typing import NDArray
 
 from virnucpro.calls import call_record
 from virnucpro.config import FeatureFormat
+from virnucpro.engine.events import Progress, Telling
 from virnucpro.engine.worker import Job
 from virnucpro.errors import InputError
 from virnucpro.fasta import write_record
 from virnucpro.head import Head
 from virnucpro.inputs import InputFile, generations
 from virnucpro.log import announce, escaped, printable
+from virnucpro.piece_scoring import call_by_scorer
 from virnucpro.plan import Plan, count_chunks, screen
 from virnucpro.records import Call, Embeddings, FastaRecord, Orf, Prediction, Shard, Status
 from virnucpro.repeats import Originals
 from virnucpro.rundir import COPIES, Manifest, RunDir
+from virnucpro.scorer.nets import Scorer
 from virnucpro.scoring import Frame, Outcome, input_changed, predict_records
 from virnucpro.shards import read_shard
 from virnucpro.store import (
@@ -94,10 +97,11 @@ class Results:
     plan: Plan
     job: Job
     head: Head | None
+    scorer: Scorer | None  # in place of an encoder and its head
     lost: Mapping[int, str]  # shards without a feature file -> why
     feature_format: FeatureFormat
     per_file: bool
-    on_shard: Callable[[int], None]
+    on_event: Callable[[Telling], None]
 
     def write(self) -> Tally:
         """
@@ -109,8 +113,7 @@ class Results:
         with ExitStack() as stack:
             failed = stack.enter_context(optional_table(self.rundir.failed_sequences))
             adds = [tally.add, *self.tables(stack)]
-            for record, predictions in self.outcomes(tally):
-                call = self.call(record, predictions)
+            for record, predictions, call in self.outcomes(tally):
                 for add in adds:
                     add(record, predictions, call)
                 if any(prediction.failure for prediction in predictions):
@@ -122,7 +125,8 @@ class Results:
                     hint="let it be written to its end, then start again with --force",
                 )
         self.write_failed_files(tally)
-        self.write_index(tally)
+        if self.manifest.recipe.has_encoder:
+            self.write_index(tally)
         return tally
 
     def tables(self, stack: ExitStack) -> Iterator[Add]:
@@ -160,6 +164,22 @@ class Results:
             f"read those in {printable(self.rundir.features)} one by one"
         )
 
+    def called(self, records: Iterable[tuple[FastaRecord, Iterable[Frame]]]) -> Iterator[Outcome]:
+        """Each record, in order, with its predictions and its call."""
+        if self.scorer is not None:
+            yield from call_by_scorer(
+                (record for record, _ in records),
+                self.manifest.recipe,
+                self.scorer,
+                lambda done: self.tell("scoring", done, self.plan.counts.n_letters, "letters"),
+            )
+            return
+        for record, predictions in predict_records(records, self.head):
+            yield Outcome(record, predictions, self.call(record, predictions))
+
+    def tell(self, stage: str, done: int, total: int, unit: str) -> None:
+        self.on_event(Progress(stage, done, total, unit))
+
     def call(self, record: FastaRecord, predictions: list[Prediction]) -> Call:
         recipe, length = self.manifest.recipe, len(record.sequence)
         status, note = screen(record, recipe)
@@ -169,7 +189,7 @@ class Results:
         return call_record(record, count_chunks(length, recipe), predictions, facts)
 
     def outcomes(self, tally: Tally) -> Iterator[Outcome]:
-        """Each record once, in input order, with its predictions.
+        """Each record once, in input order, with its predictions and its call.
 
         A failed record that a later input gives anew stands in its old place with the new
         sequence and its predictions.
@@ -181,19 +201,19 @@ class Results:
         given: set[str] = set()
         for number in range(1, len(inputs) if replaced else 1):
             records = self.generation(number, inputs[number], Tally(), owners)
-            for outcome in predict_records(records, self.head):
-                if outcome[0].id in replaced:
-                    latest[outcome[0].id] = outcome
-                    owners[outcome[0].id] = number
+            for outcome in self.called(records):
+                if outcome.record.id in replaced:
+                    latest[outcome.record.id] = outcome
+                    owners[outcome.record.id] = number
         for number, files in enumerate(inputs):
             records = self.generation(number, files, tally, owners)
-            for record, predictions in predict_records(records, self.head):
+            for outcome in self.called(records):
+                record = outcome.record
                 if record.id not in replaced:
-                    yield record, predictions
+                    yield outcome
                 elif record.id not in given:
                     given.add(record.id)
-                    anew, predictions = latest.get(record.id, (record, predictions))
-                    yield anew._replace(sample=record.sample, own_id=record.own_id), predictions
+                    yield latest.get(record.id, outcome).in_place_of(record)
 
     def generation(
         self, number: int, inputs: list[InputFile], tally: Tally, owners: Mapping[str, int]
@@ -224,7 +244,7 @@ class Results:
         Vectors of ``hidden`` records were replaced and stay out of ``features.h5``.
         """
         orfs = read_shard(shard)
-        self.on_shard(shard.index)
+        self.tell("writing tables", shard.index + 1, len(self.plan.shards), "shards")
         unseen = {orf.id for orf in orfs if orf.record_id in hidden}
         loss = self.lost.get(shard.index, "")
         reasons = {orf.id: loss for orf in orfs if loss and orf.copy_of is None}

@@ -402,6 +402,13 @@ def check_same_recipe(rundir: RunDir, recorded: Manifest, asked: Recipe) -> None
     """
     if recorded.recipe.shard_format != asked.shard_format:
         raise _of_another_version(rundir.root, recorded.version)
+    if recorded.recipe.has_encoder != asked.has_encoder:
+        raise ResumeError(
+            f"this folder holds a run with {printable(recorded.recipe.reader)}, "
+            f"not with {printable(asked.reader)}",
+            hint="use the old options (the scorer reads nucleotides where no --model is named), "
+            "choose another --output-dir, or start again with --force",
+        )
     before, now = asdict(recorded.recipe), asdict(asked)
     changed = [
         f"{name} was {_short(before[name])}, now {_short(now[name])}"

@@ -8,7 +8,8 @@ block; a score does not depend on the block that it is computed in.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,12 +17,28 @@ from numpy.typing import NDArray
 from virnucpro.composition import frame_bases
 from virnucpro.errors import InputError
 from virnucpro.head import Head
-from virnucpro.records import PROTEIN, FastaRecord, Orf, Prediction
+from virnucpro.records import PROTEIN, Call, FastaRecord, Orf, Prediction
 
 FRAMES_AT_ONCE = 2048
 _LETTERS_AT_ONCE = 1_000_000  # of records that wait for the scores of their frames
 
-Outcome = tuple[FastaRecord, list[Prediction]]
+Predicted = tuple[FastaRecord, list[Prediction]]
+
+
+class Outcome(NamedTuple):
+    """A record with what was scored of it, and its call."""
+
+    record: FastaRecord
+    predictions: list[Prediction]
+    call: Call
+
+    def in_place_of(self, record: FastaRecord) -> Outcome:
+        """The same outcome under the file and the id of another record."""
+        return Outcome(
+            self.record._replace(sample=record.sample, own_id=record.own_id),
+            self.predictions,
+            replace(self.call, record_id=record.name, sample=record.sample),
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,13 +52,13 @@ class Frame:
 
 def predict_records(
     records: Iterable[tuple[FastaRecord, Iterable[Frame]]], head: Head | None
-) -> Iterator[Outcome]:
+) -> Iterator[Predicted]:
     """Each record, in order, with a prediction for each of its frames, in their order.
 
     The frames of a record are taken before the next record is.
     """
     block = _Block(head)
-    waiting: list[Outcome] = []
+    waiting: list[Predicted] = []
     n_letters = 0
     for record, frames in records:
         predictions: list[Prediction] = []

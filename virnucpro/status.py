@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from virnucpro.config import Recipe
 from virnucpro.errors import FeatureFileError, InputMissingError, ResumeError
 from virnucpro.log import printable
 from virnucpro.plan import count_done, read_plan
@@ -51,6 +52,8 @@ def inspect_run(folder: Path, *, verify: bool) -> Report:
 
 def _verify(rundir: RunDir, manifest: Manifest) -> tuple[list[str], str]:
     """What is damaged, a line each, and what to say if nothing is."""
+    if not manifest.recipe.has_encoder:
+        return [], "verified  nothing to verify: there are no feature files"
     plan = read_plan(rundir, manifest)
     shards = {} if plan is None else {shard.path.stem: shard.sha256 for shard in plan.shards}
     files = sorted(rundir.features.glob("*.h5"))
@@ -81,19 +84,24 @@ def _describe(rundir: RunDir, manifest: Manifest) -> list[str]:
     n_files = sum(not file.stem.endswith(COPIES) for file in rundir.features.glob("*.h5"))
     lines = [
         printable(f"state     {stored.get('state')}, {stored.get('time')} on {stored.get('host')}"),
-        printable(
-            f"command   {recipe.command}, {recipe.model}, layer {recipe.layer}, {recipe.precision}"
-        ),
+        printable(f"command   {recipe.command}, {_how(recipe)}"),
         *_folded([f"input     {file.shown}" for file in manifest.inputs]),
         *_folded([f"unread    {printable(file.error)}" for file in manifest.refused]),
     ]
-    lines += _describe_shards(rundir, manifest, n_files)
+    if recipe.has_encoder:
+        lines += _describe_shards(rundir, manifest, n_files)
     if "counts" in stored:
         statuses = stored["counts"]["statuses"].items()
         lines.append(f"records   {', '.join(f'{n} {status}' for status, n in statuses if n)}")
     if rundir.failed_files.exists():
         lines.append(f"failed    see {printable(rundir.failed_files)}")
     return lines
+
+
+def _how(recipe: Recipe) -> str:
+    if not recipe.has_encoder:
+        return recipe.reader
+    return f"{recipe.model}, layer {recipe.layer}, {recipe.precision}"
 
 
 def _describe_shards(rundir: RunDir, manifest: Manifest, n_files: int) -> list[str]:

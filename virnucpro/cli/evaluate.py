@@ -64,7 +64,7 @@ def evaluate(
             show_default="test",
         ),
     ] = None,
-    model: Model = None,
+    model: Model = "esm2_virnucpro",
     head: Head = None,
     lengths: Annotated[
         str,

@@ -30,9 +30,9 @@ Model = Annotated[
 def list_models() -> None:
     """List the models that have names, what they need, and where they lie or would lie.
 
-    The first is part of this program, and what is used if no model is named; the last are those
-    that were imported. The GPU memory is for the default batches; `virnucpro models info NAME`
-    says more.
+    The first is part of this program, and what is used where a model is needed and none is named;
+    the last are those that were imported. The GPU memory is for the default batches;
+    `virnucpro models info NAME` says more.
     """
     with exits(kept=""):
         from virnucpro.devices import default_gpu_memory

@@ -96,17 +96,24 @@ MinLength = Annotated[
     int,
     typer.Option(help="Shorter records get the status too_short.", rich_help_panel=FILES),
 ]
-Model = Annotated[
-    str | None,
-    typer.Option(
+
+
+def _model(default: str) -> Any:  # noqa: ANN401 - as typer has it
+    return typer.Option(
         metavar="NAME|PATH",
         help="Name of an ESM-2 (see `virnucpro models list`); or path, with a separator in it, of "
         "a fair-esm .pt file or Hugging Face folder: ./model.pt.",
         rich_help_panel=MODEL,
-        show_default="esm2_virnucpro, which is part of this program",
+        show_default=default,
         callback=refuse_empty,
         autocompletion=complete_model,
-    ),
+    )
+
+
+Model = Annotated[str | None, _model("esm2_virnucpro, which is part of this program")]
+ModelToPredict = Annotated[
+    str | None,
+    _model("none for nucleotides, which the scorer reads; esm2_virnucpro with --head or proteins"),
 ]
 Head = Annotated[
     str | None,

@@ -24,6 +24,7 @@ from virnucpro.cli.options import (
     LogFile,
     MinLength,
     Model,
+    ModelToPredict,
     Output,
     PerFile,
     PrecisionOption,
@@ -51,7 +52,7 @@ def predict(
     input_type: InputTypeOption = "auto",
     chunk_size: ChunkSize = None,
     min_length: MinLength = 0,
-    model: Model = None,
+    model: ModelToPredict = None,
     head: Head = None,
     gpus: Gpus = None,
     device: DeviceOption = "auto",
@@ -71,7 +72,13 @@ def predict(
 ) -> None:
     """Call viruses: FASTA in, predictions.tsv and viral.fasta out.
 
+    Nucleotides of 150 bases and more are scored in seconds, without a language model. With
+    --model every frame is embedded, and the calls come from the embeddings; so do those of
+    proteins.
+
     Example: virnucpro predict -i contigs.fa -o results/
+
+    Calls and vectors: virnucpro predict -i contigs.fa -o results/ --model esm2_virnucpro
 
     Many files, each with tables of its own: virnucpro predict -i assemblies/ -i samples.tsv
     -o results/ --per-file
@@ -144,6 +151,8 @@ def extract(
 def _run(command: Literal["predict", "extract"], given: dict[str, Any]) -> None:
     """One ``predict`` or ``extract`` with what was given on the command line."""
     quiet, verbose, log_file = (given.pop(name) for name in ("quiet", "verbose", "log_file"))
+    # numpy's matrices are small here: its threads would wait for each other, and take the cores
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     with exits():
         with loading(quiet):
             from virnucpro.engine.local import ProcessExecutor

@@ -55,6 +55,11 @@ def embedded_model() -> Path:
     return EMBEDDED_FOLDER / EMBEDDED
 
 
+def embedded_scorer() -> Path:
+    """What scores nucleotides where no model is named; it reads no embedding."""
+    return EMBEDDED_FOLDER / "scorer.safetensors"
+
+
 def embedded_head() -> Path:
     """Made for the embedded model."""
     return EMBEDDED_FOLDER / "head.safetensors"

@@ -1,0 +1,49 @@
+"""Give the groups of a manifest to four parts: a table of group, kingdom and part.
+
+    python examples/scorer_split.py MANIFEST.tsv > scorer_split.tsv
+
+Each kingdom is split by itself, in the order of a hash of the groups' names: some for the test,
+some for validation, some locked away, and the rest for training. The locked ones are looked at
+once, when all is decided.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import sys
+from collections import Counter, defaultdict
+from pathlib import Path
+
+SEED = 1
+# share of the groups, and how many groups a kingdom must have for the part to get one
+PARTS = {"validation": (0.15, 2), "test": (0.13, 3), "locked": (0.12, 5)}
+
+
+def rank(group: str) -> str:
+    return hashlib.blake2b(f"{SEED}\t{group}".encode()).hexdigest()
+
+
+def main(manifest: Path) -> None:
+    kingdoms: dict[str, Counter[str]] = defaultdict(Counter)
+    with manifest.open(encoding="utf-8") as lines:
+        for row in csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE):
+            kingdoms[row["group"]][row["kingdom"]] += 1
+    groups: dict[str, list[str]] = defaultdict(list)
+    for group, n_records in kingdoms.items():
+        groups[max(sorted(n_records), key=n_records.__getitem__)].append(group)
+    sys.stdout.write("group\tkingdom\tpart\n")
+    for kingdom, names in sorted(groups.items()):
+        parts = []
+        for part, (share, least) in PARTS.items():
+            parts += [part] * (max(1, round(share * len(names))) if len(names) >= least else 0)
+        parts += ["train"] * (len(names) - len(parts))
+        by_rank = sorted(names, key=rank)
+        for group, part in sorted(zip(by_rank, parts, strict=True)):
+            sys.stdout.write(f"{group}\t{kingdom}\t{part}\n")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        raise SystemExit(__doc__)
+    main(Path(sys.argv[1]))

@@ -1,0 +1,239 @@
+"""Make the scorer that comes with VirNucPro, virnucpro/embedded/scorer.safetensors, or measure it.
+
+    python examples/scorer_manifest.py CATALOGUE.tsv.gz ... > manifest.tsv
+    python examples/train_embedded_scorer.py train manifest.tsv examples/scorer_split.tsv \
+        scorer.safetensors train validation test
+    python examples/train_embedded_scorer.py measure manifest.tsv examples/scorer_split.tsv \
+        scorer.safetensors locked
+
+The groups of the parts that are named train it. Folds over the same groups give its calibration
+and its thresholds; there the nets of one seed stand for those of all.
+Seeds are fixed: the same data makes the same file on the same machine.
+
+Measuring writes a table: for each length all fragments of the parts, then each kind of virus
+against all cells, and each kind of cells against all viruses; training writes the same for the
+groups of its folds. The fragments of the other side are the same in all rows. "called" counts
+the kind's own fragments from the threshold on; the other figures take both sides to be equally
+many.
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from virnucpro.scorer.features import GC, fragment_features
+from virnucpro.scorer.nets import Knot, PieceNets, Scorer, Threshold, load_scorer, save_scorer
+from virnucpro.training import made
+from virnucpro.training.labelled import LabelledRecord, read_manifest
+from virnucpro.training.metrics import Samples, bootstrap, measure
+from virnucpro.training.piece_nets import Fitting, Lessons, Range, fit_piece_nets
+from virnucpro.training.sampling import (
+    Collection,
+    Fragments,
+    draw,
+    gc_matched_weights,
+    read_collection,
+)
+from virnucpro.training.scorer_folds import (
+    N_FOLDS,
+    fit_knot,
+    fit_threshold,
+    fragment_log_odds,
+    group_folds,
+    held_out_log_odds,
+)
+
+SHARES = {
+    "phages": 0.35,
+    "archaeal viruses": 0.05,
+    "RNA+ viruses": 0.20,
+    "RNA- viruses": 0.13,
+    "dsRNA viruses": 0.10,
+    "dsDNA viruses of eukaryotes": 0.07,
+    "ssDNA viruses of eukaryotes": 0.07,
+    "reverse-transcribing viruses": 0.03,
+    "bacteria": 0.36,
+    "bins": 0.06,
+    "plasmids": 0.05,
+    "archaea": 0.14,
+    "protists": 0.11,
+    "transcripts": 0.10,
+    "animals": 0.06,
+    "fungi": 0.04,
+    "plants": 0.03,
+    "organelles": 0.03,
+    "ribosomal operons": 0.02,
+}
+RANGES = (Range(150, 150, 300), Range(300, 300, 500), Range(500, 500), Range(1000, 1000))
+N_SEEDS = 3
+N_FRAGMENTS = 20_000  # of each label, for each seed and size
+N_MADE = 500  # of each kind, for each seed and size
+MADE_WEIGHT = 2.0
+KNOTS = {150: 4000, 300: 4000, 500: 4000, 1000: 4000, 3000: 2000, 10_000: 1500}
+PROKARYOTIC = ("phages", "bacteria", "archaea", "bins")
+Values = NDArray[np.float64]
+COLUMNS = (
+    "bases",
+    "kind",
+    *(f"{noun}_{kind}" for kind in ("viral", "cellular") for noun in ("n", "groups", "called")),
+    *("auroc", "low", "high", "calibration_error"),
+)
+FALSE_POSITIVES = 0.03  # share of the cells' fragments above the threshold
+
+
+def lessons(collection: Collection, size: int, seed: int) -> Lessons:
+    """Fragments of the collection, and made ones that are no virus."""
+    rng = np.random.default_rng([size, seed])
+    fragments = draw(collection, size, N_FRAGMENTS, SHARES, rng)
+    is_virus = np.array([collection.records[record].is_virus for record in fragments.record])
+    features = fragment_features(fragments.digits)
+    gc = features[:, GC].astype(np.float64)
+    cells = fragments.digits[~is_virus]
+    invented = np.stack(
+        [
+            made.make(kind, size, cells[rng.integers(len(cells))], rng)
+            for kind in made.KINDS
+            for _ in range(N_MADE)
+        ]
+    )
+    return Lessons(
+        np.concatenate([features, fragment_features(invented)]),
+        np.append(is_virus, np.zeros(len(invented), dtype=np.bool_)),
+        np.append(gc_matched_weights(gc, is_virus), np.full(len(invented), MADE_WEIGHT)),
+    )
+
+
+def fit(collection: Collection, n_seeds: int) -> list[PieceNets]:
+    return [
+        fit_piece_nets(
+            of_size,
+            [lessons(collection, of_size.size, seed) for seed in range(n_seeds)],
+            Fitting(),
+        )
+        for of_size in RANGES
+    ]
+
+
+def calibrate(collection: Collection) -> tuple[list[Knot], list[Threshold]]:
+    """Knots and thresholds from group folds, each with the nets of one seed; writes figures."""
+    fold_of_group = group_folds(collection.records)
+    fold_of_record = np.array([fold_of_group[record.group] for record in collection.records])
+    nets = {}
+    for fold in range(N_FOLDS):
+        nets[fold] = fit(collection.where(fold_of_record != fold), 1)
+        print(f"fold {fold + 1} of {N_FOLDS}", file=sys.stderr, flush=True)
+    knots, thresholds = [], []
+    for n_bases, n_fragments in KNOTS.items():
+        rng = np.random.default_rng([n_bases, N_SEEDS])
+        fragments = draw(collection, n_bases, n_fragments, SHARES, rng)
+        is_virus = np.array([collection.records[record].is_virus for record in fragments.record])
+        log_odds = held_out_log_odds(fragments, fold_of_record, nets)
+        is_known = ~np.isnan(log_odds)  # a window may hold unknown bases alone
+        knot = fit_knot(n_bases, log_odds[is_known], is_virus[is_known])
+        calibrated = knot.slope * log_odds + knot.offset
+        threshold = fit_threshold(calibrated[is_known], is_virus[is_known], FALSE_POSITIVES)
+        knots.append(knot)
+        thresholds.append((n_bases, threshold))
+        write_figures(collection, fragments, calibrated, threshold)
+    return knots, thresholds
+
+
+def records_of(manifest: Path, split: Path, parts: list[str]) -> list[LabelledRecord]:
+    with split.open(encoding="utf-8") as lines:
+        rows = csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
+        part_of = {row["group"]: row["part"] for row in rows}
+    return [record for record in read_manifest(manifest) if part_of[record.group] in parts]
+
+
+def train(manifest: Path, split: Path, out: Path, parts: list[str]) -> None:
+    records = records_of(manifest, split, parts)
+    collection = read_collection(records)
+    n_groups = len({record.group for record in records})
+    pieces = tuple(fit(collection, N_SEEDS))
+    knots, thresholds = calibrate(collection)
+    training = f"{len(records):,} records of {n_groups:,} groups"
+    save_scorer(out, Scorer(pieces, tuple(knots), training, tuple(thresholds)))
+
+
+def measure_parts(manifest: Path, split: Path, scorer_file: Path, parts: list[str]) -> None:
+    scorer = load_scorer(scorer_file)
+    collection = read_collection(records_of(manifest, split, parts))
+    for n_bases, n_fragments in KNOTS.items():
+        fragments = draw(collection, n_bases, n_fragments, SHARES, np.random.default_rng(n_bases))
+        lengths = np.full(len(fragments), n_bases)
+        log_odds = scorer.calibrated(fragment_log_odds(fragments.digits, scorer.pieces), lengths)
+        write_figures(collection, fragments, log_odds, float(scorer.threshold(lengths[:1])[0]))
+
+
+def write_figures(
+    collection: Collection, fragments: Fragments, log_odds: Values, threshold: float
+) -> None:
+    """Rows of the table, of fragments of one length and their calibrated log-odds."""
+    records = [collection.records[record] for record in fragments.record]
+    samples = Samples(
+        np.nan_to_num(0.5 * (1 + np.tanh(log_odds / 2)), nan=0.0),  # no score: the lowest
+        np.array([record.is_virus for record in records]),
+        np.unique([record.group for record in records], return_inverse=True)[1],
+        np.ones(len(records)),
+    )
+    kingdoms = np.array([record.kingdom for record in records])
+    for cells in rows_of(samples, kingdoms, 0.5 * (1 + np.tanh(threshold / 2))):
+        sys.stdout.write("\t".join([str(fragments.digits.shape[1]), *cells]) + "\n")
+    sys.stdout.flush()
+
+
+def rows_of(
+    samples: Samples, kingdoms: NDArray[np.str_], threshold: float
+) -> Iterator[tuple[str, ...]]:
+    everything = np.ones(len(samples), dtype=np.bool_)
+    is_prokaryotic = np.isin(kingdoms, PROKARYOTIC)
+    yield row_of("all", samples, everything, everything, threshold)
+    yield row_of("phages and prokaryotes", samples, is_prokaryotic, is_prokaryotic, threshold)
+    for kingdom in SHARES:
+        is_own = kingdoms == kingdom
+        if is_own.any():
+            is_opposite = samples.is_virus != samples.is_virus[is_own][0]
+            yield row_of(kingdom, samples, is_own, is_own | is_opposite, threshold)
+
+
+def row_of(
+    name: str,
+    samples: Samples,
+    is_own: NDArray[np.bool_],
+    is_inside: NDArray[np.bool_],
+    threshold: float,
+) -> tuple[str, ...]:
+    """How many of the own samples are called; figures of those inside, half of them viral."""
+    own, inside = samples.where(is_own), samples.where(is_inside)
+    n_of_label = np.bincount(inside.is_virus, minlength=2)
+    inside = replace(inside, weights=1 / n_of_label[inside.is_virus.astype(np.int64)])
+    figures = measure(inside, threshold)
+    interval = bootstrap(inside, threshold, seed=0)
+    is_called = own.scores >= threshold
+    cells = [name]
+    for label in (True, False):
+        of_label = own.is_virus == label
+        n_groups = len(set(own.groups[of_label].tolist()))
+        cells += map(str, (of_label.sum(), n_groups, is_called[of_label].sum()))
+    values = (figures.auroc, interval.low.auroc, interval.high.auroc, figures.calibration_error)
+    cells += ["" if value is None else f"{value:.4f}" for value in values]
+    return tuple(cells)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    match sys.argv[1:]:
+        case [("train" | "measure") as command, manifest, split, scorer_file, *parts] if parts:
+            sys.stdout.write("\t".join(COLUMNS) + "\n")
+            action = train if command == "train" else measure_parts
+            action(Path(manifest), Path(split), Path(scorer_file), parts)
+        case _:
+            raise SystemExit(__doc__)

@@ -1,0 +1,202 @@
+"""The scorer: features right to the last base, and scores that depend on the record alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from virnucpro.errors import UnavailableError
+from virnucpro.fasta import read_fasta
+from virnucpro.scorer.features import N_FEATURES, RATIOS, SHARES, piece_features
+from virnucpro.scorer.nets import (
+    Knot,
+    Layer,
+    Nets,
+    PieceNets,
+    Scorer,
+    load_scorer,
+    save_scorer,
+)
+from virnucpro.scorer.pieces import encode_pieces
+from virnucpro.scorer.score import score_sequences
+from virnucpro.scorer.stretches import STOPS, find_stretches
+
+GOLDEN = Path(__file__).parent / "golden" / "scorer"
+PAIRS = str.maketrans("ACGT", "TGCA")
+DNA = st.text("ACGTN", min_size=1, max_size=400)
+
+
+def random_sequence(n_bases: int, seed: int) -> str:
+    return "".join(np.random.default_rng(seed).choice(list("ACGT"), n_bases))
+
+
+def random_nets(n_inputs: int, n_nets: int, rng: np.random.Generator) -> Nets:
+    def layer(n_out: int, n_in: int) -> Layer:
+        weight = rng.normal(0, n_in**-0.5, (n_nets, n_out, n_in)).astype(np.float32)
+        return weight, rng.normal(0, 0.1, (n_nets, n_out)).astype(np.float32)
+
+    return Nets((layer(8, n_inputs), layer(4, 8), layer(1, 4)))
+
+
+def random_pieces(size: int, shortest: int, longest: int | None, seed: int) -> PieceNets:
+    rng = np.random.default_rng(seed)
+    views = {
+        "shares": random_nets(len(range(N_FEATURES)[SHARES]), 2, rng),
+        "ratios": random_nets(len(range(N_FEATURES)[RATIOS]), 3, rng),
+    }
+    mean = rng.normal(0, 0.1, N_FEATURES).astype(np.float32)
+    return PieceNets(size, shortest, longest, mean, np.ones(N_FEATURES, np.float32), views)
+
+
+@pytest.fixture(scope="module")
+def scorer() -> Scorer:
+    pieces = (random_pieces(60, 30, 200, 1), random_pieces(100, 200, None, 2))
+    return Scorer(pieces, (Knot(50, 0.5, 0.1), Knot(500, 2.0, -0.3)), "random")
+
+
+def stretches_of(sequence: str) -> list[tuple[int, int, int]]:
+    """All stretches of five codons and more, base by base: codons, strand, start."""
+    found = []
+    strands = (sequence, sequence.translate(PAIRS)[::-1])
+    for strand, bases in enumerate(strands):
+        for frame in range(3):
+            start = frame
+            for place in range(frame, len(bases) - 2, 3):
+                if bases[place : place + 3] in STOPS:
+                    found.append(((place - start) // 3, strand, start))
+                    start = place + 3
+            found.append(((len(bases) - start) // 3, strand, start))
+    return [stretch for stretch in found if stretch[0] >= 5]
+
+
+def kept_of(sequence: str) -> tuple[list[tuple[int, int, int]], int]:
+    """The rule of the longest first, and the number of covered bases."""
+    covered: set[int] = set()
+    kept = []
+    for n_codons, strand, start in sorted(stretches_of(sequence), key=lambda one: -one[0]):
+        places = range(start, start + 3 * n_codons)
+        if strand:
+            places = range(len(sequence) - start - 3 * n_codons, len(sequence) - start)
+        if len(covered.intersection(places)) <= 0.3 * 3 * n_codons:
+            covered.update(places)
+            kept.append((n_codons, strand, start))
+    return kept, len(covered)
+
+
+# Features
+
+
+@given(st.lists(DNA, min_size=1, max_size=6))
+def test_the_longest_stretches_are_kept_as_far_as_longer_ones_leave_them_free(
+    sequences: list[str],
+) -> None:
+    frames = find_stretches(encode_pieces(sequences))
+    rows = zip(
+        frames.kept.piece.tolist(),
+        frames.kept.n_codons.tolist(),
+        frames.kept.strand.tolist(),
+        frames.kept.start.tolist(),
+        strict=True,
+    )
+    found: list[list[tuple[int, int, int]]] = [[] for _ in sequences]
+    for piece, *stretch in rows:
+        found[piece].append(tuple(stretch))
+    expected = [kept_of(sequence) for sequence in sequences]
+    assert found == [kept for kept, _ in expected]
+    assert frames.n_covered.tolist() == [n_covered for _, n_covered in expected]
+
+
+def test_features_are_those_of_an_independent_program() -> None:
+    records = list(read_fasta(GOLDEN / "pieces.fa"))
+    with np.load(GOLDEN / "features.npz") as stored:
+        expected = stored["features"]
+    found = piece_features(encode_pieces([record.sequence for record in records]))
+    assert found.dtype == np.float32
+    # both round once to float32, of values below 16 in float64: an ulp of these is 1e-6
+    for record, of_record, golden in zip(records, found, expected, strict=True):
+        np.testing.assert_allclose(of_record, golden, rtol=0, atol=1e-6, err_msg=record.id)
+
+
+def test_features_do_not_depend_on_the_pieces_beside() -> None:
+    sequences = [random_sequence(n_bases, n_bases) for n_bases in (150, 500, 1000, 37)]
+    together = piece_features(encode_pieces(sequences))
+    alone = [piece_features(encode_pieces([sequence]))[0] for sequence in sequences]
+    np.testing.assert_array_equal(together, np.stack(alone))
+
+
+def test_rna_and_lower_case_have_the_features_of_dna() -> None:
+    dna = random_sequence(600, 7)
+    spellings = [dna, dna.replace("T", "U"), dna.lower(), dna.replace("T", "U").lower()]
+    features = piece_features(encode_pieces(spellings))
+    np.testing.assert_array_equal(features, np.repeat(features[:1], len(spellings), axis=0))
+
+
+@given(st.lists(DNA, min_size=1, max_size=4))
+def test_no_sequence_has_features_that_are_not_finite(sequences: list[str]) -> None:
+    assert np.isfinite(piece_features(encode_pieces(sequences))).all()
+
+
+# Scores
+
+
+def test_a_score_does_not_depend_on_the_records_beside(scorer: Scorer) -> None:
+    sequences = [random_sequence(n_bases, n_bases) for n_bases in (30, 31, 199, 200, 949, 5000)]
+    together = list(score_sequences(sequences, scorer))
+    alone = [next(score_sequences([sequence], scorer)) for sequence in sequences]
+    # float64 sums of some hundred values in another order; tables have six decimals
+    np.testing.assert_allclose(together, alone, rtol=0, atol=1e-12)  # type: ignore[arg-type]
+
+
+def test_every_record_that_is_long_enough_has_a_score_and_no_other(scorer: Scorer) -> None:
+    sequences = ["", "ACGT", "A" * 29, "A" * 30, "TAA" * 20, "TA" * 300, "N" * 500]
+    scores = list(score_sequences(sequences, scorer))
+    assert [score is not None for score in scores] == [False] * 3 + [True] * 3 + [False]
+
+
+def test_a_record_has_the_mean_of_its_pieces_calibrated_by_its_length(scorer: Scorer) -> None:
+    sequence = random_sequence(249, 3)  # pieces of 100, 100 and no third one
+    long = scorer.pieces[1]
+    of_pieces = long.log_odds(piece_features(encode_pieces([sequence[:100], sequence[100:200]])))
+    expected = scorer.calibrated(np.array([of_pieces.mean()]), np.array([249]))
+    assert next(score_sequences([sequence], scorer)) == pytest.approx(expected[0], abs=1e-12)
+
+
+def test_pieces_of_unknown_bases_do_not_change_a_score(scorer: Scorer) -> None:
+    known = random_sequence(1000, 5)
+    raw = Scorer(scorer.pieces, (Knot(100, 1.0, 0.0),), "not calibrated")
+    scores = list(score_sequences([known, known + 300 * "N"], raw))
+    assert scores[0] == pytest.approx(scores[1], abs=1e-12)
+
+
+def test_calibration_is_a_line_between_knots_over_the_logarithm_of_the_length(
+    scorer: Scorer,
+) -> None:
+    middle = round((50 * 500) ** 0.5)
+    lengths = np.array([1, 50, middle, 500, 10**6])
+    found = scorer.calibrated(np.ones(5), lengths)
+    # a whole number of bases lies up to 0.2 % beside the middle of the logarithms
+    np.testing.assert_allclose(found, [0.6, 0.6, 1.15, 1.7, 1.7], rtol=0, atol=3e-3)
+
+
+# The file
+
+
+def test_a_scorer_is_the_same_when_it_was_stored(scorer: Scorer, tmp_path: Path) -> None:
+    sequences = [random_sequence(n_bases, n_bases) for n_bases in (150, 900)]
+    save_scorer(tmp_path / "one", scorer)
+    loaded = load_scorer(tmp_path / "one")
+    save_scorer(tmp_path / "two", loaded)
+    assert list(score_sequences(sequences, loaded)) == list(score_sequences(sequences, scorer))
+    assert (loaded.knots, loaded.training) == (scorer.knots, scorer.training)
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+
+
+@pytest.mark.parametrize("content", [b"", b"no safetensors", b"\x08\0\0\0\0\0\0\0{}      "])
+def test_what_is_no_scorer_is_said_to_be_none(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(content)
+    with pytest.raises(UnavailableError, match="file is not a scorer"):
+        load_scorer(tmp_path / "file")

@@ -1,0 +1,327 @@
+"""Runs without a language model: every record of 150 bases and more gets a score."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from math import exp
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import open_dna, random_dna
+from runs import failures, hear_signals, leftovers, our_processes, rows, statuses
+from runs import tables as tables_of
+
+from virnucpro.engine.events import Event, Progress, Telling
+from virnucpro.engine.worker import Job
+from virnucpro.errors import ResumeError, UsageError
+from virnucpro.esm2.download import embedded_scorer
+from virnucpro.pipeline import Summary, run
+from virnucpro.records import Shard
+from virnucpro.request import Options, resolve
+from virnucpro.scorer.nets import Knot, load_scorer
+from virnucpro.scorer.score import score_block, score_sequences
+from virnucpro.status import inspect_run
+
+Predict = Callable[..., Summary]
+EXAMPLE = Path(__file__).parents[1] / "examples" / "contigs.fa"
+GIVEN = {
+    "command": "predict",
+    "input_type": "auto",
+    "chunk_size": None,
+    "min_length": 0,
+    "model": None,
+    "gpus": None,
+    "device": "cpu",
+    "workers": 1,
+    "esm_batch_size": "auto",
+    "precision": "fp32",
+    "worker_timeout": 60.0,
+    "resume": False,
+    "force": False,
+    "keep_intermediate": False,
+    "argv": ("virnucpro", "predict"),
+    "cuda_visible_devices": None,
+}
+
+
+class NoExecutor:
+    """Nothing may be embedded."""
+
+    def run(self, shards: Sequence[Shard], job: Job) -> Iterator[Event]:
+        raise AssertionError("a run without a language model embeds")
+
+
+def predict(
+    *inputs: Path, to: Path, on_event: Callable[[Telling], None] = lambda _: None, **changes: object
+) -> Summary:
+    options = Options(**{**GIVEN, "input": list(inputs), "output_dir": to, **changes})
+    config, head = resolve(options, on_event)
+    return run(config, head, NoExecutor(), on_event)
+
+
+def write(path: Path, **records: str) -> Path:
+    path.write_text("".join(f">{name} of a test\n{bases}\n" for name, bases in records.items()))
+    return path
+
+
+def many(seed: int = 1) -> dict[str, str]:
+    rng = np.random.default_rng(seed)
+    lengths = [150, 151, 299, 300, 450, 499, 500, 749, 750, 999, 1000, 1249, 3000, 12_345]
+    open_ones = {f"open{n}": open_dna(n, rng) for n in lengths}
+    return open_ones | {f"random{n}": random_dna(n, rng) for n in lengths}
+
+
+def scores(folder: Path) -> dict[str, str]:
+    return {row["record"]: row["virus_score"] for row in rows(folder / "predictions.tsv")}
+
+
+# Who is scored, and how
+
+
+def test_every_record_of_150_bases_and_more_is_scored_and_the_others_say_why_not(tmp_path):
+    others = {
+        "short": "ACGT" * 37,
+        "unknown": "N" * 700,
+        "nothing": "",
+        "protein": "MKVLEFPQIL" * 20,
+        "stops": "TAA" * 50,
+        "poly_g": "G" * 150,
+    }
+    predict(write(tmp_path / "in.fa", **many(), **others), to=tmp_path / "run")
+    found = {row["record"]: row for row in rows(tmp_path / "run/predictions.tsv")}
+    assert {found[name]["status"] for name in (*many(), "stops", "poly_g")} == {"scored"}
+    assert found["short"]["status"] == "too_short"
+    assert found["short"]["note"] == "148 of at least 150"
+    assert found["unknown"]["status"] == "no_orf"
+    assert found["unknown"]["note"] == "no known base"
+    assert (found["nothing"]["status"], found["protein"]["status"]) == ("invalid", "invalid")
+    assert list(found) == [*many(), *others]
+
+
+def test_scores_are_those_of_the_scorer_by_id(tmp_path):
+    predict(write(tmp_path / "in.fa", **many()), to=tmp_path / "run")
+    log_odds = score_sequences(many().values(), load_scorer(embedded_scorer()))
+    expected = {name: f"{1 / (1 + exp(-x)):.6f}" for name, x in zip(many(), log_odds, strict=True)}
+    assert scores(tmp_path / "run") == expected
+
+
+def test_a_record_is_called_virus_above_the_threshold_of_its_length(tmp_path):
+    predict(write(tmp_path / "in.fa", **many()), to=tmp_path / "run")
+    calls = {row["record"]: row["call"] for row in rows(tmp_path / "run/predictions.tsv")}
+    viral = (tmp_path / "run/viral.fasta").read_text()
+    scorer = load_scorer(embedded_scorer())
+    log_odds = score_sequences(many().values(), scorer)
+    for (name, bases), value in zip(many().items(), log_odds, strict=True):
+        is_virus = value > scorer.threshold(np.array([len(bases)]))[0]
+        assert calls[name] == ("virus" if is_virus else "other")
+        assert (f">{name} of a test\n" in viral) == is_virus
+
+
+def test_neither_the_order_of_records_nor_what_stands_beside_them_changes_a_score(tmp_path):
+    records = many()
+    backwards = dict(reversed(records.items()))
+    ballast = {f"ballast{i}": "ACGTTGCA" * 100_000 for i in range(3)}  # more than a block
+    predict(write(tmp_path / "one.fa", **records), to=tmp_path / "one")
+    predict(write(tmp_path / "two.fa", **ballast, **backwards), to=tmp_path / "two")
+    two = scores(tmp_path / "two")
+    assert scores(tmp_path / "one") == {name: two[name] for name in records}
+
+
+def test_rna_has_the_scores_of_its_dna_and_nobody_is_warned(tmp_path, caplog):
+    rna = {name: bases.replace("T", "U").lower() for name, bases in many().items()}
+    predict(write(tmp_path / "dna.fa", **many()), to=tmp_path / "dna")
+    predict(write(tmp_path / "rna.fa", **rna), to=tmp_path / "rna")
+    assert scores(tmp_path / "dna") == scores(tmp_path / "rna")
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+
+
+def test_the_tables_in_the_original_format_tell_pieces(tmp_path):
+    rng = np.random.default_rng(2)
+    records = {"long": random_dna(1300, rng), "gap": random_dna(500, rng) + 500 * "N"}
+    predict(write(tmp_path / "in.fa", **records, short=random_dna(460, rng)), to=tmp_path / "run")
+    pieces = ["long_piece_1", "long_piece_2", "long_piece_3", "gap_piece_1"]
+    pieces += ["short_piece_1", "short_piece_2"]  # of 300 and 160 bases
+    frames = rows(tmp_path / "run/prediction_results.txt")
+    assert [row["Sequence_ID"] for row in frames] == pieces
+    chunks = rows(tmp_path / "run/prediction_results_highestscore.csv")
+    assert [row["Modified_ID"] for row in chunks] == sorted(pieces)
+    told = {row["record"]: row for row in rows(tmp_path / "run/predictions.tsv")}
+    counts = ("n_chunks", "n_chunks_scored", "n_frames_scored")
+    assert [told["long"][name] for name in counts] == ["3", "3", "0"]
+    assert [told["gap"][name] for name in counts] == ["2", "1", "0"]
+
+
+def test_a_piece_has_the_score_of_a_record_of_its_bases(tmp_path):
+    bases = random_dna(950, np.random.default_rng(3))
+    halves = {"first": bases[:500], "second": bases[500:]}
+    predict(write(tmp_path / "in.fa", whole=bases, first=bases[:500]), to=tmp_path / "run")
+    table = rows(tmp_path / "run/prediction_results.txt")
+    of_piece = {row["Sequence_ID"]: row["score2"] for row in table}
+    assert (
+        of_piece["whole_piece_1"] == of_piece["first_piece_1"] == scores(tmp_path / "run")["first"]
+    )
+    assert len(halves["second"]) == 450 and of_piece["whole_piece_2"] != of_piece["whole_piece_1"]
+
+
+def test_a_record_of_any_length_takes_three_bytes_of_memory_per_base_at_most():
+    scorer = load_scorer(embedded_scorer())
+    raw = replace(scorer, knots=(Knot(1000, 1.0, 0.0),))
+    unit = random_dna(1000, np.random.default_rng(4))
+    score_block([unit], raw)
+    peaks, values = [], []
+    for n_units in (1000, 4000):
+        sequence = unit * n_units
+        tracemalloc.start()
+        values += [score.log_odds for score in score_block([sequence], raw)]
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] - peaks[0] < 3 * 3_000_000
+    # all pieces are those of one unit; float64 sums of thousands of values
+    assert values == pytest.approx([next(score_sequences([unit], raw))] * 2, abs=1e-9)
+
+
+# A run without a language model is a run
+
+
+def test_no_process_is_started_and_no_feature_is_written(tmp_path, monkeypatch):
+    stages = []
+
+    def hear(event: Telling) -> None:
+        if isinstance(event, Progress):
+            stages.append(event.stage)
+        assert not our_processes()
+
+    summary = predict(
+        write(tmp_path / "in.fa", **many()),
+        to=tmp_path / "run",
+        on_event=hear,
+        keep_intermediate=True,
+    )
+    assert "scoring" in stages
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert not names & {"features", "features.h5", "chunks.fa"}
+    lines = "\n".join(summary.lines(tmp_path / "run"))
+    assert "scorer of VirNucPro" in lines and "--model esm2_virnucpro" in lines
+    assert not any(word in lines for word in ("frames", "tokens", "embedding"))
+    stored = json.loads((tmp_path / "run/run.json").read_text())
+    assert stored["state"] == "complete"
+    assert stored["recipe"]["scorer_sha256"] == load_scorer(embedded_scorer()).sha256
+    assert "scorer" in stored["announced"][0]
+    assert stored["checkpoint"].endswith("scorer.safetensors")
+
+
+def test_empty_input_leaves_tables_with_a_header_only(tmp_path):
+    (tmp_path / "in.fa").touch()
+    assert predict(tmp_path / "in.fa", to=tmp_path / "run").exit_code == 0
+    for name, content in tables_of(tmp_path / "run").items():
+        assert content.count(b"\n") == (name != "viral.fasta")
+
+
+def test_an_interrupted_run_is_resumed_to_the_same_bytes(tmp_path):
+    fasta = write(tmp_path / "in.fa", **many(), ballast="ACGTTGCA" * 300_000, **many_more())
+    predict(fasta, to=tmp_path / "whole")
+
+    def interrupt(event: Telling) -> None:
+        if isinstance(event, Progress) and event.stage == "scoring":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        predict(fasta, to=tmp_path / "cut", on_event=interrupt)
+    assert not (tmp_path / "cut/predictions.tsv").exists()
+    predict(fasta, to=tmp_path / "cut", resume=True)
+    assert tables_of(tmp_path / "cut") == tables_of(tmp_path / "whole")
+    assert failures(tmp_path / "cut") == failures(tmp_path / "whole") == {}
+    predict(fasta, to=tmp_path / "cut", resume=True)
+    assert tables_of(tmp_path / "cut") == tables_of(tmp_path / "whole")
+    assert not leftovers(tmp_path / "cut")
+
+
+def many_more() -> dict[str, str]:
+    return {f"more_{name}": bases for name, bases in many(5).items()}
+
+
+def test_a_killed_run_is_resumed_to_the_same_bytes(tmp_path):
+    rng = np.random.default_rng(6)
+    fasta = write(tmp_path / "in.fa", **{f"r{i}": random_dna(300_000, rng) for i in range(12)})
+    command = [sys.executable, "-m", "virnucpro", "predict", "-q", "-i", str(fasta), "-o"]
+    process = subprocess.Popen([*command, str(tmp_path / "cut")], preexec_fn=hear_signals)
+    while not (tmp_path / "cut/run.json").exists():
+        assert process.poll() is None
+        time.sleep(0.001)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (tmp_path / "cut/predictions.tsv").exists()
+    subprocess.run([*command, str(tmp_path / "cut"), "--resume"], check=True)
+    subprocess.run([*command, str(tmp_path / "whole")], check=True)
+    assert tables_of(tmp_path / "cut") == tables_of(tmp_path / "whole")
+    assert not leftovers(tmp_path / "cut")
+
+
+def test_files_that_share_ids_are_told_apart_and_each_has_its_tables(tmp_path):
+    one, two = write(tmp_path / "one.fa", **many(1)), write(tmp_path / "two.fa", **many(2))
+    predict(one, two, to=tmp_path / "run", per_file=True)
+    predict(two, to=tmp_path / "alone")
+    together = rows(tmp_path / "run/predictions.tsv")
+    assert len({(row["file"], row["record"]) for row in together}) == 2 * len(many())
+    of_two = {row["record"]: row["virus_score"] for row in together if row["file"] == "two"}
+    assert of_two == scores(tmp_path / "alone") == scores(tmp_path / "run/samples/two")
+    frames = (tmp_path / "run/prediction_results.txt").read_text()
+    assert "\none:open150_piece_1\t" in frames and "\ntwo:open150_piece_1\t" in frames
+
+
+def test_an_input_that_is_added_joins_the_run_and_a_mended_record_takes_its_place(tmp_path):
+    first = write(tmp_path / "in.fa", a=many()["open500"], bad="", c=many()["open300"])
+    predict(first, to=tmp_path / "run")
+    assert statuses(tmp_path / "run")["bad"] == "invalid"
+    added = write(tmp_path / "more.fa", bad=many()["random999"], d=many()["random1000"])
+    predict(first, added, to=tmp_path / "run", resume=True)
+    assert list(statuses(tmp_path / "run").items()) == [
+        (name, "scored") for name in ("a", "bad", "c", "d")
+    ]
+    all_at_once = {"a": many()["open500"], "bad": many()["random999"], "c": many()["open300"]}
+    predict(
+        write(tmp_path / "whole.fa", **all_at_once, d=many()["random1000"]), to=tmp_path / "whole"
+    )
+    assert scores(tmp_path / "run") == scores(tmp_path / "whole")
+
+
+def test_a_run_of_the_scorer_is_not_resumed_with_a_model_nor_the_other_way_round(tmp_path, tiny):
+    fasta = write(tmp_path / "in.fa", a=many()["open500"])
+    predict(fasta, to=tmp_path / "run")
+    with pytest.raises(ResumeError, match="with the scorer, not with the model esm2_t"):
+        predict(fasta, to=tmp_path / "run", resume=True, model=str(tiny.model), head=tiny.head_file)
+    stored = json.loads((tmp_path / "run/run.json").read_text())
+    stored["recipe"] |= {"scorer_sha256": "", "model": "esm2_x", "model_sha256": "0" * 64}
+    (tmp_path / "run/run.json").write_text(json.dumps(stored))
+    with pytest.raises(ResumeError, match="with the model esm2_x, not with the scorer"):
+        predict(fasta, to=tmp_path / "run", resume=True)
+
+
+def test_the_pieces_of_the_scorer_are_its_own(tmp_path):
+    with pytest.raises(UsageError, match="500 bases, not of 300"):
+        predict(write(tmp_path / "in.fa", a="ACGT" * 50), to=tmp_path / "run", chunk_size=300)
+
+
+def test_a_record_is_short_by_the_larger_of_what_the_scorer_and_the_user_want(tmp_path):
+    fasta = write(tmp_path / "in.fa", **many())
+    predict(fasta, to=tmp_path / "run", min_length=400)
+    short = {name for name, status in statuses(tmp_path / "run").items() if status == "too_short"}
+    assert short == {name for name, bases in many().items() if len(bases) < 400}
+    predict(fasta, to=tmp_path / "run", min_length=100, force=True)
+    assert set(statuses(tmp_path / "run").values()) == {"scored"}
+
+
+def test_status_names_the_scorer_and_no_shard(tmp_path):
+    predict(write(tmp_path / "in.fa", **many()), to=tmp_path / "run")
+    report = inspect_run(tmp_path / "run", verify=True)
+    text = "\n".join(report.lines)
+    assert "command   predict, the scorer\n" in text and "28 scored" in text
+    assert "\nshards" not in text and report.n_damaged == 0

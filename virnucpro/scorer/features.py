@@ -1,0 +1,263 @@
+"""Features of pieces: how the stop-free stretches are spelled, and plain figures of the whole.
+
+A piece has 692 features in four blocks: codons of its longest stretch and of all long ones as
+square roots of their shares; pairs of neighbouring residues of the longest, likewise; plain
+figures; and the codons again as log ratios to what the GC of the piece lets expect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from virnucpro.scorer.pieces import UNKNOWN, Counts, Digits, Pieces
+from virnucpro.scorer.stretches import N_CODES, STOPS, Frames, Stretches, code_of, find_stretches
+
+N_CODONS, N_PAIRS, N_FIGURES = 64, 400, 36
+N_FEATURES = 4 * N_CODONS + N_PAIRS + N_FIGURES
+SHARES = slice(0, 2 * N_CODONS + N_PAIRS + N_FIGURES)  # codons by shares, and all else
+RATIOS = slice(2 * N_CODONS, N_FEATURES)  # all else, and codons by ratios
+GC = 2 * N_CODONS + N_PAIRS  # the column of the first figure
+MOST_STRETCHES = 6  # of a piece, that codons are counted of
+LONG = 20  # codons from which on a stretch counts beside the longest
+GENE_LIKE = 30  # codons
+GC_LIMITS = (0.05, 0.95)
+_PIECES_AT_ONCE = 512
+
+Values = NDArray[np.float64]
+Features = NDArray[np.float32]
+
+# amino acids of AAA, AAC, AAG, AAT, ACA ... in the standard code
+GENETIC_CODE = "KNKNTTTTRSRSIIMIQHQHPPPPRRRRLLLLEDEDAAAAGGGGVVVV*Y*YSSSS*CWCLFLF"
+_AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"
+_NO_RESIDUE = len(_AMINO_ACIDS)
+_CODONS = ["".join(bases) for bases in product("ACGT", repeat=3)]
+_CODE_OF_CODON = np.array([code_of(codon) for codon in _CODONS])
+_RESIDUE_OF_CODE = bytearray([_NO_RESIDUE]) * 256
+for _codon, _residue in zip(_CODONS, GENETIC_CODE, strict=True):
+    if _residue != "*":
+        _RESIDUE_OF_CODE[code_of(_codon)] = _AMINO_ACIDS.index(_residue)
+_GC_OF_CODON = np.array([sum(base in "GC" for base in codon) for codon in _CODONS])
+# how often each code has each base at each position of the codon; unknown bases count nowhere
+_BASES_OF_CODE = np.array(
+    [
+        [base == codon[position] for position in range(3) for base in "ACGT"]
+        for codon in map("".join, product("ACGTN", repeat=3))
+    ],
+    dtype=np.float64,
+)  # (125, 12)
+
+
+def _canonical_words() -> tuple[NDArray[np.uint8], int]:
+    """A number for each tetranucleotide and its reverse complement: 5 * code + digit -> number.
+
+    Words with an unknown base have the last number.
+    """
+    words = ["".join(word) for word in product("ACGT", repeat=4)]
+    pair = str.maketrans("ACGT", "TGCA")
+    canonical = [min(word, word.translate(pair)[::-1]) for word in words]
+    numbers = {word: i for i, word in enumerate(sorted(set(canonical)))}
+    table = np.full(5 * N_CODES, len(numbers), dtype=np.uint8)
+    for word, name in zip(words, canonical, strict=True):
+        table[5 * code_of(word[:3]) + "ACGT".index(word[3])] = numbers[name]
+    return table, len(numbers)
+
+
+_WORDS, _N_WORDS = _canonical_words()
+
+
+def piece_features(pieces: Pieces) -> Features:
+    """The features of each piece. n -> (n, 692)"""
+    frames = find_stretches(pieces)
+    kept = frames.kept
+    is_longest = kept.rank == 0
+    is_long = ~is_longest & (kept.rank < MOST_STRETCHES) & (kept.n_codons >= LONG)
+    n = len(pieces)
+    codes, piece = _codons_of(frames, kept.where(is_longest))
+    of_longest = _count(codes, piece, n, N_CODES)
+    of_others = _count(*_codons_of(frames, kept.where(is_long)), n, N_CODES)
+    bases = _count_bases(pieces)
+    figures = _Figures(pieces, frames, bases, of_longest).all()
+    longest = of_longest[:, _CODE_OF_CODON]
+    long = longest + of_others[:, _CODE_OF_CODON]
+    gc = figures[:, 0].astype(np.float32)
+    return np.hstack(
+        [
+            _root_shares(longest),
+            _root_shares(long),
+            _root_shares(_count_pairs(codes, piece, n)),
+            figures.astype(np.float32),
+            _log_ratios(longest, gc),
+            _log_ratios(long, gc),
+        ]
+    )
+
+
+def fragment_features(digits: Digits) -> Features:
+    """The features of fragments as single pieces. (n, n_bases) -> (n, 692)"""
+    return np.concatenate(list(_feature_blocks(digits)))
+
+
+def _feature_blocks(digits: Digits) -> Iterator[Features]:
+    n_bases = digits.shape[1]
+    for first in range(0, len(digits), _PIECES_AT_ONCE):
+        block = digits[first : first + _PIECES_AT_ONCE]
+        lengths = np.full(len(block), n_bases)
+        yield piece_features(Pieces.of(block.reshape(-1), np.cumsum(lengths) - lengths, lengths))
+
+
+def _codons_of(frames: Frames, stretches: Stretches) -> tuple[NDArray[np.uint8], Counts]:
+    """The codes of all codons of these stretches, one behind the other, and their pieces."""
+    width = frames.codes.shape[2]
+    starts = (2 * stretches.piece + stretches.strand) * width + stretches.start
+    n_before = np.cumsum(stretches.n_codons) - stretches.n_codons
+    places = np.repeat(starts - 3 * n_before, stretches.n_codons)
+    places += 3 * np.arange(len(places))
+    return frames.codes.reshape(-1)[places], np.repeat(stretches.piece, stretches.n_codons)
+
+
+def _count(words: NDArray[np.uint8], rows: Counts, n_rows: int, n_words: int) -> Counts:
+    """How often each row has each word. -> (n_rows, n_words)"""
+    counts = np.bincount(rows * n_words + words, minlength=n_rows * n_words)
+    return counts.reshape(n_rows, n_words)
+
+
+def _count_pairs(codes: NDArray[np.uint8], piece: Counts, n: int) -> Counts:
+    """Pairs of neighbouring residues of the longest stretches. -> (n, 400)"""
+    residues = np.frombuffer(codes.tobytes().translate(bytes(_RESIDUE_OF_CODE)), np.uint8)
+    left, right = residues[:-1], residues[1:]
+    is_pair = (left < _NO_RESIDUE) & (right < _NO_RESIDUE) & (piece[:-1] == piece[1:])
+    keys = piece[:-1] * N_PAIRS + left * np.int64(_NO_RESIDUE) + right
+    return np.bincount(keys[is_pair], minlength=n * N_PAIRS).reshape(n, N_PAIRS)
+
+
+def _count_bases(pieces: Pieces) -> Values:
+    """A, C, G and T of the forward strand. -> (n, 4)"""
+    forward = pieces.digits[:, 0]
+    counts = [np.count_nonzero(forward == digit, axis=1) for digit in range(UNKNOWN)]
+    return np.stack(counts, axis=1).astype(np.float64)
+
+
+def _root_shares(counts: Counts) -> Features:
+    values = counts.astype(np.float32)
+    values /= np.maximum(1, values.sum(axis=1, keepdims=True))
+    return np.sqrt(values, out=values)
+
+
+def _log_ratios(counts: Counts, gc: Features) -> Features:
+    """Codons over what is expected if each base is drawn by itself, half a codon added to both."""
+    share = gc.clip(*GC_LIMITS)[:, None].astype(np.float64)
+    n_gc = np.arange(4)
+    by_gc = (share / 2) ** n_gc * ((1 - share) / 2) ** (3 - n_gc)
+    expected = by_gc[:, _GC_OF_CODON] * counts.sum(axis=1, keepdims=True)
+    ratios: Features = np.log((counts + 0.5) / (expected + 0.5)).astype(np.float32)
+    return ratios
+
+
+class _Figures:
+    """The 36 plain figures of each piece, in groups. Every group is (n, its number)."""
+
+    def __init__(self, pieces: Pieces, frames: Frames, bases: Values, of_longest: Counts) -> None:
+        self.pieces = pieces
+        self.frames = frames
+        self.bases = bases
+        self.of_longest = of_longest
+        self.n_bases = pieces.lengths.astype(np.float64)
+
+    def all(self) -> Values:
+        groups = (
+            self._spelling(),
+            self._longest(),
+            self._gene_like(),
+            self._by_frame(),
+            self._beside_chance(),
+            self._positions(),
+            self._entropy(),
+        )
+        return np.hstack(groups)
+
+    def _spelling(self) -> Values:
+        """GC, and how unequal C and G, A and T are."""
+        a, c, g, t = self.bases.T
+        total = np.maximum(1, self.bases.sum(axis=1))
+        skews = (abs(c - g) / np.maximum(1, c + g), abs(a - t) / np.maximum(1, a + t))
+        return np.stack([(c + g) / total, *skews], axis=1)
+
+    def _longest(self) -> Values:
+        """Codons of the three longest kept stretches, and the share of the longest."""
+        kept = self.frames.kept
+        n_codons = np.zeros((len(self.pieces), 3))
+        first = kept.where(kept.rank < 3)
+        n_codons[first.piece, first.rank] = first.n_codons
+        share = 3 * n_codons[:, 0] / np.maximum(1, self.n_bases)
+        return np.column_stack([np.log1p(n_codons), share])
+
+    def _gene_like(self) -> Values:
+        """Long kept stretches per kilobase, covered share, strand switches, commoner strand."""
+        n = len(self.pieces)
+        kept = self.frames.kept
+        long = kept.where(kept.n_codons >= GENE_LIKE)
+        lengths = self.pieces.lengths[long.piece]
+        reverse_start = lengths - long.start - 3 * long.n_codons
+        place = np.where(long.strand == 0, long.start, reverse_start)
+        order = np.lexsort((place, long.piece))
+        piece, strand = long.piece[order], long.strand[order]
+        is_switch = (piece[1:] == piece[:-1]) & (strand[1:] != strand[:-1])
+        n_switches = np.bincount(piece[1:][is_switch], minlength=n)
+        n_long = np.bincount(piece, minlength=n)
+        n_reverse = np.bincount(piece[strand == 1], minlength=n)
+        n_bases = np.maximum(1, self.n_bases)
+        return np.stack(
+            [
+                1000 * n_long / n_bases,
+                self.frames.n_covered / n_bases,
+                n_switches / np.maximum(1, n_long - 1),
+                np.maximum(n_reverse, n_long - n_reverse) / np.maximum(1, n_long),
+            ],
+            axis=1,
+        )
+
+    def _by_frame(self) -> Values:
+        """Stop codons per codon of the six frames, rising; their longest stretches, falling."""
+        stops = np.sort(3 * self.frames.n_stops / np.maximum(1, self.n_bases)[:, None], axis=1)
+        longest = np.log1p(np.sort(self.frames.longest, axis=1)[:, ::-1])
+        return np.hstack([stops, longest])
+
+    def _beside_chance(self) -> Values:
+        """Stops that single bases let expect, and what of stretches and stops is beyond that.
+
+        With stop probability e the longest of m stretches has about ln(m e) / e codons.
+        """
+        shares = self.bases / np.maximum(1, self.bases.sum(axis=1, keepdims=True))
+        digits = np.array([["ACGT".index(base) for base in stop] for stop in STOPS])
+        forward = shares[:, digits].prod(axis=2).sum(axis=1)
+        reverse = shares[:, 3 - digits].prod(axis=2).sum(axis=1)
+        chance = (forward + reverse) / 2
+        n_bases = np.maximum(1, self.n_bases)
+        expected = np.log(np.maximum(2, 2 * n_bases * chance)) / np.maximum(chance, 1e-4)
+        longest = self.frames.longest.max(axis=1)
+        beyond = np.log1p(longest) - np.log1p(np.minimum(n_bases / 3, expected))
+        stops = self.frames.n_stops.sum(axis=1) / (2 * n_bases)
+        return np.stack([2 * chance, beyond, stops - chance], axis=1)
+
+    def _positions(self) -> Values:
+        """GC, purines and A at each codon position of the longest stretch."""
+        counts = (self.of_longest @ _BASES_OF_CODE).reshape(-1, 3, 4)
+        a, c, g, _ = np.moveaxis(counts / np.maximum(1, counts.sum(axis=2, keepdims=True)), 2, 0)
+        return np.hstack([c + g, a + g, a])
+
+    def _entropy(self) -> Values:
+        """Entropy of tetranucleotides, each counted with its reverse complement."""
+        digits = self.pieces.digits[:, 0]
+        codes = self.frames.codes[:, 0]
+        words = _WORDS[codes[:, :-3] * np.uint16(5) + digits[:, 3:]]
+        n, n_places = words.shape
+        rows = np.repeat(np.arange(n), n_places)
+        counts = _count(words.reshape(-1), rows, n, _N_WORDS + 1)[:, :_N_WORDS]
+        total = np.maximum(1, counts.sum(axis=1))
+        times_log = np.arange(n_places + 1) * np.log(np.maximum(1, np.arange(n_places + 1)))
+        entropy: Values = np.log(total) - times_log[counts].sum(axis=1) / total
+        return entropy[:, None]

@@ -1,0 +1,169 @@
+"""Scores of records: their pieces' log-odds, averaged and calibrated by length.
+
+A record's score is the probability that it is viral where half of all records are. It depends on
+the record and the scorer alone, not on the records beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from virnucpro.scorer.features import piece_features
+from virnucpro.scorer.nets import PieceNets, Scorer
+from virnucpro.scorer.pieces import UNKNOWN, Counts, Digits, Pieces, cut, encode
+
+BASES_AT_ONCE = 2_000_000  # of records that are read before any is scored
+_PIECE_BASES_AT_ONCE = 250_000
+
+Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PieceScores:
+    """The log-odds of pieces of records, in their order; NaN for one of unknown bases alone."""
+
+    record: Counts  # (n,) whose it is
+    start: Counts  # (n,) its first base
+    n_bases: Counts  # (n,)
+    log_odds: Values  # (n,)
+
+    def means(self, n_records: int) -> Values:
+        """Of each record's pieces with a known base; NaN where there is none. (n_records,)"""
+        is_known = ~np.isnan(self.log_odds)
+        owner = self.record[is_known]
+        total = np.bincount(owner, self.log_odds[is_known], minlength=n_records)
+        n_pieces = np.bincount(owner, minlength=n_records)
+        return np.where(n_pieces > 0, total / np.maximum(1, n_pieces), np.nan)
+
+    @property
+    def n_known(self) -> int:
+        """Pieces with a known base."""
+        return int(np.count_nonzero(~np.isnan(self.log_odds)))
+
+    def of_record(self, first: int, end: int, start: int) -> PieceScores:
+        """Those in these places, of one record; they start where they do in the record."""
+        some = slice(first, end)
+        return PieceScores(
+            self.record[some], self.start[some] - start, self.n_bases[some], self.log_odds[some]
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecordScore:
+    """The calibrated log-odds of a record, None where there is nothing to read, and its pieces'.
+
+    Pieces are those of the smallest size that the record is read in, each calibrated by its own
+    length.
+    """
+
+    log_odds: float | None
+    is_virus: bool
+    pieces: PieceScores
+
+
+def score_sequences(sequences: Iterable[str], scorer: Scorer) -> Iterator[float | None]:
+    """The calibrated log-odds of each sequence, in order; None where there is nothing to read.
+
+    That is a sequence shorter than ``scorer.shortest`` bases, or one of unknown bases alone.
+    """
+    waiting: list[str] = []
+    n_bases = 0
+    for sequence in sequences:
+        waiting.append(sequence)
+        n_bases += len(sequence)
+        if n_bases >= BASES_AT_ONCE:
+            yield from (score.log_odds for score in score_block(waiting, scorer))
+            waiting, n_bases = [], 0
+    yield from (score.log_odds for score in score_block(waiting, scorer))
+
+
+def score_block(sequences: Sequence[str], scorer: Scorer) -> list[RecordScore]:
+    """Each sequence with its pieces, in order, read side by side."""
+    lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int64)
+    starts = np.cumsum(lengths) - lengths
+    total = _Mean(len(lengths))
+    pieces: dict[int, PieceScores] = {}
+    nothing = np.empty(0, dtype=np.int64)
+    no_pieces = PieceScores(nothing, nothing, nothing, np.empty(0))
+    for records, scores in _by_size(encode("".join(sequences)), lengths, scorer.pieces):
+        total.add(records, scores)
+        calibrated = PieceScores(
+            scores.record,
+            scores.start,
+            scores.n_bases,
+            scorer.calibrated(scores.log_odds, scores.n_bases),
+        )
+        bounds = np.searchsorted(scores.record, np.arange(len(records) + 1)).tolist()
+        for i, record in enumerate(records.tolist()):
+            if record not in pieces:
+                pieces[record] = calibrated.of_record(bounds[i], bounds[i + 1], int(starts[record]))
+    log_odds = scorer.calibrated(total.values, lengths)
+    is_virus = log_odds > scorer.threshold(lengths)  # not where it is NaN
+    return [
+        RecordScore(None if np.isnan(value) else value, call, pieces.get(record, no_pieces))
+        for record, (value, call) in enumerate(
+            zip(log_odds.tolist(), is_virus.tolist(), strict=True)
+        )
+    ]
+
+
+def record_log_odds(digits: Digits, lengths: Counts, pieces: Sequence[PieceNets]) -> Values:
+    """The mean over piece sizes of the mean over pieces, before calibration; NaN for no score.
+
+    Records side by side, (n_bases,), and their lengths, (n,) -> (n,)
+    """
+    total = _Mean(len(lengths))
+    for records, scores in _by_size(digits, lengths, pieces):
+        total.add(records, scores)
+    return total.values
+
+
+class _Mean:
+    """The mean over piece sizes of each record's log-odds, as they come."""
+
+    def __init__(self, n_records: int) -> None:
+        self._total, self._n_sizes = np.zeros(n_records), np.zeros(n_records)
+
+    def add(self, records: Counts, scores: PieceScores) -> None:
+        means = scores.means(len(records))
+        has_mean = ~np.isnan(means)
+        self._total[records[has_mean]] += means[has_mean]
+        self._n_sizes[records[has_mean]] += 1
+
+    @property
+    def values(self) -> Values:
+        return np.where(self._n_sizes > 0, self._total / np.maximum(1, self._n_sizes), np.nan)
+
+
+def _by_size(
+    digits: Digits, lengths: Counts, pieces: Sequence[PieceNets]
+) -> Iterator[tuple[Counts, PieceScores]]:
+    """For each size the records that are read in it, and their pieces, numbered among these."""
+    starts = np.cumsum(lengths) - lengths
+    for nets in pieces:
+        is_inside = lengths >= nets.shortest
+        if nets.longest is not None:
+            is_inside &= lengths < nets.longest
+        records = np.flatnonzero(is_inside)
+        if len(records):
+            yield records, _score_pieces(digits, starts[records], lengths[records], nets)
+
+
+def _score_pieces(digits: Digits, starts: Counts, lengths: Counts, nets: PieceNets) -> PieceScores:
+    """The log-odds of each piece of this size, before calibration."""
+    owner, place, n_bases = cut(lengths, nets.size)
+    place += (starts - (np.cumsum(lengths) - lengths))[owner]
+    values = np.empty(len(owner))
+    n_at_once = max(1, _PIECE_BASES_AT_ONCE // nets.size)
+    for first in range(0, len(owner), n_at_once):
+        block = slice(first, first + n_at_once)
+        low, high = place[block][0], place[block][-1] + n_bases[block][-1]
+        pieces = Pieces.of(digits[low:high], place[block] - low, n_bases[block])
+        values[block] = nets.log_odds(piece_features(pieces))
+        is_blank = (pieces.digits[:, 0] == UNKNOWN).all(axis=1)
+        values[block][is_blank] = np.nan
+    return PieceScores(owner, place, n_bases, values)

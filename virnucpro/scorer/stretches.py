@@ -1,0 +1,166 @@
+"""Stop-free stretches of pieces in all six frames, and the choice of those that matter.
+
+A stretch lies between two stop codons of a frame, or between one and an end of the piece. A codon
+with an unknown base is no stop. Genes are among the longest stretches, so these are kept, longest
+first, as far as they do not lie on others that are longer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from virnucpro.scorer.pieces import Counts, Digits, Pieces
+
+N_CODES = 125  # of three digits, unknown ones among them: 25 a + 5 b + c
+SHORTEST = 5  # codons
+MOST_COVERED = 0.3 * 3  # bases of a codon that longer stretches may cover, on average
+STOPS = ("TAA", "TAG", "TGA")
+
+
+def code_of(codon: str) -> int:
+    """
+    >>> code_of("AAA"), code_of("TTT"), code_of("NNN")
+    (0, 93, 124)
+    """
+    a, b, c = ("ACGTN".index(base) for base in codon)
+    return 25 * a + 5 * b + c
+
+
+_IS_STOP = bytearray(256)
+for _codon in STOPS:
+    _IS_STOP[code_of(_codon)] = 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stretches:
+    """The kept stretches of all pieces: by piece, longest first. Rows in step."""
+
+    piece: Counts
+    rank: Counts  # 0 for the longest of a piece, which every piece has that has any
+    strand: Counts  # 0 forward, 1 reverse
+    start: Counts  # bases, on its strand
+    n_codons: Counts
+
+    def __len__(self) -> int:
+        return len(self.piece)
+
+    def where(self, chosen: NDArray[np.bool_]) -> Stretches:
+        return Stretches(
+            self.piece[chosen],
+            self.rank[chosen],
+            self.strand[chosen],
+            self.start[chosen],
+            self.n_codons[chosen],
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Frames:
+    """What was found in the six frames of each piece."""
+
+    codes: Digits  # (n, 2, width): the codon that starts at each base
+    n_stops: Counts  # (n, 6)
+    longest: Counts  # (n, 6) codons of the longest stretch of each frame
+    kept: Stretches
+    n_covered: Counts  # (n,) bases that the kept stretches lie on
+
+
+def find_stretches(pieces: Pieces) -> Frames:
+    """Find the stretches of all frames, and keep what is hardly covered by longer ones.
+
+    Of equally long ones the first is taken first: forward strand, first frame, first place.
+    """
+    n, _, width = pieces.digits.shape
+    codes = codon_codes(pieces.digits)
+    n_places = width // 3
+    is_end = np.frombuffer(codes.tobytes().translate(bytes(_IS_STOP)), dtype=np.bool_)
+    is_end = is_end.reshape(n, 2, n_places, 3).swapaxes(2, 3).copy()
+    n_whole = (pieces.lengths[:, None] - np.arange(3)) // 3  # codons of each frame
+    frame = np.arange(3)
+    rows = np.arange(n)[:, None]
+    is_end[rows, :, frame, np.maximum(n_whole, 0)] = True
+    ends = np.flatnonzero(is_end)
+    row, place = np.divmod(ends, n_places)  # a row is a frame of a piece
+    is_first = np.diff(row, prepend=-1) > 0
+    first = np.flatnonzero(is_first)
+    start = np.where(is_first, 0, np.roll(place, 1) + 1)
+    n_codons = place - start
+    n_stops = np.diff(first, append=len(ends)) - 1
+    longest = np.maximum.reduceat(n_codons, first) if n else n_codons
+    is_candidate = n_codons >= SHORTEST
+    row, start, n_codons = row[is_candidate], start[is_candidate], n_codons[is_candidate]
+    piece, row = np.divmod(row, 6)
+    strand, frame_of = np.divmod(row, 3)
+    found = _longest_first(piece, strand, frame_of + 3 * start, n_codons)
+    is_kept, n_covered = _choose(found, pieces.lengths)
+    kept = found.where(is_kept)
+    kept = Stretches(kept.piece, _ranks(kept.piece, n), kept.strand, kept.start, kept.n_codons)
+    return Frames(codes, n_stops.reshape(n, 6), longest.reshape(n, 6), kept, n_covered)
+
+
+def codon_codes(digits: Digits) -> Digits:
+    """The code of the three digits from each place on; the last two places of a row have none.
+
+    (n, 2, width) -> (n, 2, width)
+    """
+    flat = digits.reshape(-1)
+    codes = np.full(flat.shape, N_CODES - 1, dtype=np.uint8)
+    np.multiply(flat[:-2], 25, out=codes[:-2])
+    codes[:-2] += 5 * flat[1:-1]
+    codes[:-2] += flat[2:]
+    return codes.reshape(digits.shape)
+
+
+def _longest_first(piece: Counts, strand: Counts, start: Counts, n_codons: Counts) -> Stretches:
+    """All stretches by piece, then by falling length, then in the order in which they came."""
+    n_bits = max(1, len(piece).bit_length())
+    longest = int(n_codons.max(initial=0))
+    keys = ((piece * (longest + 1) + longest - n_codons) << n_bits) + np.arange(len(piece))
+    order = np.sort(keys) & ((1 << n_bits) - 1)
+    piece = piece[order]
+    n_pieces = int(piece[-1]) + 1 if len(piece) else 0
+    rank = _ranks(piece, n_pieces)
+    return Stretches(piece, rank, strand[order], start[order], n_codons[order])
+
+
+def _ranks(piece: Counts, n_pieces: int) -> Counts:
+    """The place of each row among those of its piece; rows are sorted by piece."""
+    n_rows = np.bincount(piece, minlength=n_pieces)
+    ranks: Counts = np.arange(len(piece)) - (np.cumsum(n_rows) - n_rows)[piece]
+    return ranks
+
+
+def _choose(found: Stretches, lengths: Counts) -> tuple[NDArray[np.bool_], Counts]:
+    """Which stretches are kept, and how many bases of each piece these lie on.
+
+    The covered bases of a piece are bits of words of 64; rank by rank, all pieces at once.
+    """
+    n_words = int(lengths.max(initial=0)) // 64 + 1
+    below = _bits_below(n_words)
+    covered = np.zeros((len(lengths), n_words), dtype=np.uint64)
+    n_bases = 3 * found.n_codons
+    end = np.where(found.strand == 0, found.start + n_bases, lengths[found.piece] - found.start)
+    most = MOST_COVERED * found.n_codons
+    is_kept = np.zeros(len(found), dtype=np.bool_)
+    by_rank = np.argsort(found.rank, kind="stable")
+    for rows in np.split(by_rank, np.cumsum(np.bincount(found.rank))[:-1]):
+        piece = found.piece[rows]
+        bits = below[end[rows]] ^ below[(end - n_bases)[rows]]
+        before = covered[piece]
+        n_before = np.bitwise_count(before & bits).sum(axis=1, dtype=np.int64)
+        chosen = n_before <= most[rows]
+        is_kept[rows] = chosen
+        covered[piece[chosen]] = before[chosen] | bits[chosen]
+    return is_kept, np.bitwise_count(covered).sum(axis=1, dtype=np.int64)
+
+
+def _bits_below(n_words: int) -> NDArray[np.uint64]:
+    """Words with all bits below each place set. (64 n_words + 1, n_words)"""
+    n_bits = np.arange(64 * n_words + 1)[:, None] - 64 * np.arange(n_words)
+    n_bits = n_bits.clip(0, 64)
+    some = (np.uint64(1) << np.minimum(n_bits, 63).astype(np.uint64)) - np.uint64(1)
+    bits: NDArray[np.uint64] = np.where(n_bits == 64, np.uint64(2**64 - 1), some)
+    return bits

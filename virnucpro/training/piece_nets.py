@@ -1,0 +1,122 @@
+"""Fit the nets of a scorer to fragments of one length."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from virnucpro.scorer.features import Features
+from virnucpro.scorer.nets import FARTHEST, VIEWS, Layer, Nets, PieceNets
+
+Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitting:
+    """How nets are fitted."""
+
+    hidden: tuple[int, int] = (128, 64)
+    input_dropout: float = 0.4
+    dropout: float = 0.3
+    smoothing: float = 0.05  # targets are this far from 0 and 1
+    epochs: int = 8
+    batch: int = 256
+    rate: float = 1e-3
+    warm_up: float = 0.15  # share of the steps
+    weight_decay: float = 0.02
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lessons:
+    """Features of fragments, what these are, and what each weighs. Rows in step."""
+
+    features: Features  # (n, 692)
+    is_virus: NDArray[np.bool_]
+    weights: Values
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Pieces of this size are cut from records of ``shortest`` to below ``longest`` bases."""
+
+    size: int
+    shortest: int
+    longest: int | None = None
+
+
+def fit_piece_nets(of_size: Range, lessons: Sequence[Lessons], fitting: Fitting) -> PieceNets:
+    """A net of each view for each of several draws of fragments, which seed themselves by place.
+
+    Features are standardised by the first draw.
+    """
+    first = lessons[0].features
+    mean, deviation = first.mean(axis=0), first.std(axis=0) + np.float32(1e-4)
+    fitted: dict[str, list[list[Layer]]] = {view: [] for view in VIEWS}
+    for seed, draw in enumerate(lessons):
+        standard = ((draw.features - mean) / deviation).clip(-FARTHEST, FARTHEST)
+        inputs = torch.from_numpy(standard.astype(np.float32))
+        for view, columns in VIEWS.items():
+            fitted[view].append(_fit(inputs[:, columns], draw, seed, fitting))
+    views = {view: Nets(tuple(_stacked(nets))) for view, nets in fitted.items()}
+    return PieceNets(of_size.size, of_size.shortest, of_size.longest, mean, deviation, views)
+
+
+def _fit(inputs: Tensor, lessons: Lessons, seed: int, fitting: Fitting) -> list[Layer]:
+    torch.manual_seed(seed)
+    rng = np.random.default_rng(seed)
+    net = _network(inputs.shape[1], fitting)
+    targets = torch.from_numpy(lessons.is_virus.astype(np.float32))
+    targets = targets * (1 - 2 * fitting.smoothing) + fitting.smoothing
+    weights = torch.from_numpy(lessons.weights.astype(np.float32))
+    n_batches = len(targets) // fitting.batch
+    optimizer = torch.optim.AdamW(
+        net.parameters(), lr=fitting.rate, weight_decay=fitting.weight_decay, fused=True
+    )
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer,
+        fitting.rate,
+        total_steps=fitting.epochs * n_batches + 1,
+        pct_start=fitting.warm_up,
+    )
+    for _ in range(fitting.epochs):
+        order = torch.from_numpy(rng.permutation(len(targets)))
+        for rows in order[: n_batches * fitting.batch].reshape(n_batches, fitting.batch):
+            loss = nn.functional.binary_cross_entropy_with_logits(
+                net(inputs[rows])[:, 0], targets[rows], weight=weights[rows]
+            )
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            schedule.step()
+    return list(_layers(net))
+
+
+def _network(n_inputs: int, fitting: Fitting) -> nn.Sequential:
+    first, second = fitting.hidden
+    return nn.Sequential(
+        nn.Dropout(fitting.input_dropout),
+        nn.Linear(n_inputs, first),
+        nn.GELU(approximate="tanh"),
+        nn.Dropout(fitting.dropout),
+        nn.Linear(first, second),
+        nn.GELU(approximate="tanh"),
+        nn.Dropout(fitting.dropout),
+        nn.Linear(second, 1),
+    )
+
+
+def _layers(net: nn.Sequential) -> Iterator[Layer]:
+    for module in net:
+        if isinstance(module, nn.Linear):
+            yield module.weight.detach().numpy(), module.bias.detach().numpy()
+
+
+def _stacked(nets: Sequence[Sequence[Layer]]) -> Iterator[Layer]:
+    """Nets as layers of all of them."""
+    for layers in zip(*nets, strict=True):
+        yield np.stack([weight for weight, _ in layers]), np.stack([bias for _, bias in layers])

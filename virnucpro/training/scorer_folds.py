@@ -1,0 +1,79 @@
+"""Figures of a scorer on groups that it has not seen, from folds; calibration and thresholds.
+
+The nets of a fold are fitted without its groups and score fragments of these alone. What comes
+out says how a scorer that is fitted to all groups does on new ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from virnucpro.scorer.nets import Knot, PieceNets
+from virnucpro.scorer.pieces import Counts, Digits
+from virnucpro.scorer.score import record_log_odds
+from virnucpro.training.labelled import LabelledRecord
+from virnucpro.training.sampling import Fragments
+
+N_FOLDS = 5
+_STEPS = 50  # of Newton's method; a few are enough
+_RIDGE = 1e-6
+
+Values = NDArray[np.float64]
+
+
+def group_folds(records: Iterable[LabelledRecord], n_folds: int = N_FOLDS) -> dict[str, int]:
+    """The fold of each group. The groups of a kingdom are spread evenly over the folds."""
+    kingdoms: dict[str, Counter[str]] = defaultdict(Counter)
+    for record in records:
+        kingdoms[record.group][record.kingdom] += 1
+    members: dict[str, list[str]] = defaultdict(list)
+    for group, n_records in kingdoms.items():
+        members[min(n_records, key=lambda name: (-n_records[name], name))].append(group)
+    in_order = [
+        group
+        for _, groups in sorted(members.items())
+        for group in sorted(groups, key=lambda name: hashlib.blake2b(name.encode()).digest())
+    ]
+    return {group: place % n_folds for place, group in enumerate(in_order)}
+
+
+def held_out_log_odds(
+    fragments: Fragments, fold_of_record: Counts, nets: Mapping[int, Sequence[PieceNets]]
+) -> Values:
+    """The log-odds of each fragment by the nets of its fold. -> (n,)"""
+    log_odds = np.full(len(fragments), np.nan)
+    folds = fold_of_record[fragments.record]
+    for fold, pieces in nets.items():
+        rows = np.flatnonzero(folds == fold)
+        log_odds[rows] = fragment_log_odds(fragments.digits[rows], pieces)
+    return log_odds
+
+
+def fragment_log_odds(digits: Digits, pieces: Sequence[PieceNets]) -> Values:
+    """The log-odds of fragments as records, before calibration. (n, n_bases) -> (n,)"""
+    n, n_bases = digits.shape
+    return record_log_odds(digits.reshape(-1), np.full(n, n_bases), pieces)
+
+
+def fit_knot(n_bases: int, log_odds: Values, is_virus: NDArray[np.bool_]) -> Knot:
+    """Platt's scaling, both labels having the same weight (Platt 1999), by Newton's method."""
+    weights = np.where(is_virus, 0.5 / is_virus.sum(), 0.5 / (~is_virus).sum())
+    inputs = np.stack([log_odds, np.ones(len(log_odds))], axis=1)
+    values = np.array([1.0, 0.0])
+    for _ in range(_STEPS):
+        chances = 0.5 * (1 + np.tanh(inputs @ values / 2))
+        gradient = inputs.T @ (weights * (is_virus - chances))
+        curvature = (inputs * (weights * chances * (1 - chances))[:, None]).T @ inputs
+        values += np.linalg.solve(curvature + _RIDGE * np.eye(2), gradient)
+    slope, offset = values.tolist()
+    return Knot(n_bases, slope, offset)
+
+
+def fit_threshold(log_odds: Values, is_virus: NDArray[np.bool_], share: float) -> float:
+    """The log-odds above which this share of the fragments of cells lies."""
+    return float(np.quantile(log_odds[~is_virus], 1 - share))
