@@ -70,7 +70,7 @@ def test_every_message_that_the_page_on_symptoms_quotes_is_one_of_the_program() 
 
 def test_the_rows_that_the_readme_shows_are_those_of_the_example(tmp_path: Path) -> None:
     (shown,) = re.findall(
-        r"^```\n(record +length .*?)```", README.read_text(), re.DOTALL | re.MULTILINE
+        r"^```\n(record +file .*?)```", README.read_text(), re.DOTALL | re.MULTILINE
     )
     names, *rows = (line.split() for line in shown.splitlines())
     command = ["predict", "-i", ROOT / "examples/contigs.fa", "-o", tmp_path / "run", "-q"]
