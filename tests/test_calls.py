@@ -234,13 +234,16 @@ def test_lines_come_out_sorted_by_id_however_few_fit_in_memory(
     tmp_path: Path, monkeypatch, limit: int, n_lines: int
 ) -> None:
     monkeypatch.setattr(calls, "_LINES_IN_MEMORY", limit)
+    monkeypatch.setattr(calls, "_FILES_AT_ONCE", 4)
     rng = np.random.default_rng(n_lines)
     odd = ["\u00e9", "\U0001f9a0", "\x01", "\x85", " ", "_chunk_", "Z", "~", "#", '"', "10", "9"]
     ids = ["".join(rng.choice(odd, 4)) + f"_{i}" for i in range(n_lines)]
     lines = [f"{name}\t{i % 2 == 0}\n" for i, name in enumerate(ids)]
+    n_open = len(list(Path("/proc/self/fd").iterdir()))
     with SortedLines(tmp_path) as sorted_lines:
         for first in range(0, n_lines, 7):
             sorted_lines.extend(lines[first : first + 7])
+            assert len(list(Path("/proc/self/fd").iterdir())) < n_open + 6
         found = list(sorted_lines.merged())
     assert found == sorted(lines, key=lambda line: line.split("\t")[0])
     assert not any(tmp_path.iterdir())

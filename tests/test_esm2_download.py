@@ -463,6 +463,7 @@ def test_another_model_of_that_name_is_replaced_only_with_force(by_file):
         imported = import_checkpoint(by_file[kind], "ours", force=True)
         assert imported.sha256() == inspect_checkpoint(by_file[kind]).sha256()
         assert find_checkpoint("ours") == imported
+        (imported_folder() / "notes.txt").touch()
         assert imported_names() == ["ours"]
 
 

@@ -228,6 +228,28 @@ def test_failed_files_are_tried_again_on_resume_and_taken_when_they_are_mended(
     assert_same_vectors(vectors(config.output), vectors(whole.output))
 
 
+def test_a_link_that_leads_to_a_mended_file_is_all_that_a_resume_needs(make_config, tiny, bad):
+    link = bad.parent / "sample.fa"
+    link.symlink_to(bad / "junk.fa")
+    files = bad / "a.fa", link
+    run_inline(make_config(*files), tiny.head)
+    link.unlink()
+    link.symlink_to(bad / "b.fa")
+    config = make_config(*files, resume=True)
+    (bad / "b.fa").write_text((bad / "b.fa").read_text().replace(">contig", ">other"))
+    assert run_inline(config, tiny.head).exit_code == 0
+    assert not (config.output / "failed_files.txt").exists()
+
+
+def test_a_new_file_that_holds_the_same_as_an_input_is_told(make_config, tiny, folder):
+    config = make_config(folder / "a.fa")
+    run_inline(config, tiny.head)
+    shutil.copy(folder / "a.fa", folder / "copy.fa")
+    run_inline(make_config(folder / "a.fa", folder / "copy.fa", resume=True), tiny.head)
+    log = (config.output / "virnucpro.log").read_text()
+    assert f"{folder / 'copy.fa'} holds the same as an input of this run" in log
+
+
 def test_ids_of_a_file_that_is_cut_short_count_because_it_may_be_mended(make_config, tiny, folder):
     for name in "bcd":
         (folder / f"{name}.fa").unlink()

@@ -34,6 +34,7 @@ RECORD_COLUMNS = (
 _FAILED = "frames failed"  # in the note of a record that is to be mended
 SURE = 10.0**-DECIMALS  # log-odds are of scores between this and 1 minus this
 _LINES_IN_MEMORY = 500_000
+_FILES_AT_ONCE = 100  # that are open while lines are sorted
 
 
 def scored_frames(predictions: Iterable[Prediction]) -> Iterator[tuple[Prediction, float]]:
@@ -220,13 +221,21 @@ class SortedLines:
     def extend(self, lines: Iterable[str]) -> None:
         self._lines.extend(lines)
         if len(self._lines) >= _LINES_IN_MEMORY:
-            with writing(self._folder):
-                run = tempfile.TemporaryFile("w+", encoding="utf-8", dir=self._folder)  # noqa: SIM115
-                self._runs.enter_context(run)
-                run.writelines(sorted(self._lines, key=_first_column))
-                run.seek(0)
-            self._files.append(run)
+            self._write(sorted(self._lines, key=_first_column))
             self._lines = []
+        if len(self._files) >= _FILES_AT_ONCE:
+            files, self._files = self._files, []
+            self._write(heapq.merge(*files, key=_first_column))
+            for file in files:
+                file.close()
+
+    def _write(self, ordered: Iterable[str]) -> None:
+        with writing(self._folder):
+            run = tempfile.TemporaryFile("w+", encoding="utf-8", dir=self._folder)  # noqa: SIM115
+            self._runs.enter_context(run)
+            run.writelines(ordered)
+            run.seek(0)
+        self._files.append(run)
 
     def merged(self) -> Iterator[str]:
         last = sorted(self._lines, key=_first_column)

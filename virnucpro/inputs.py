@@ -277,6 +277,8 @@ def join_inputs(recorded: Sequence[InputFile], given: Sequence[InputFile]) -> li
     added = []
     for file in given:
         if file.sha256 in hashes:
+            if file.path not in by_path:
+                LOGGER.warning("%s holds the same as an input of this run: no new one", file.shown)
             continue
         if file.path in by_path:
             raise ResumeError(

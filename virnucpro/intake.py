@@ -73,10 +73,10 @@ def open_run(
 
 def _refused_before(recorded: Manifest, sources: Sequence[Source]) -> list[Source]:
     """The files that an earlier start could not read, if they are there and not given again."""
-    given = {str(source.path) for source in sources}
+    given = {text for source in sources for text in (str(source.path), source.name) if text}
     again = []
     for file in recorded.refused:
-        if file.path in given:
+        if file.path in given or file.name in given:
             continue
         if any(map(os.path.lexists, (file.path, file.name))):
             again.append(Source(Path(file.path), file.name, file.sample))

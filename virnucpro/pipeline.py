@@ -111,7 +111,7 @@ class Summary:
         if self.n_refused:
             lines += [
                 f"files: {self.n_refused} of {self.n_files} could not be read: see {listing};",
-                "  mend them, or delete them, and run the same command with --resume",
+                "  mend them and run the same command with --resume, or leave them out of it",
             ]
         if self.n_failed_frames:
             lines += [

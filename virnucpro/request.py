@@ -184,7 +184,8 @@ def _scorer(options: Options) -> ScorerConfig | None:
         UnavailableError: its file is missing or damaged.
         UsageError: chunks of another size are asked for.
     """
-    if options.command == "extract" or options.model is not None or options.head is not None:
+    is_named = options.model is not None or options.head is not None
+    if options.command == "extract" or options.input_type == "protein" or is_named:
         return None
     path = embedded_scorer()
     scorer = load_scorer(path)
@@ -206,8 +207,8 @@ def _scorer(options: Options) -> ScorerConfig | None:
         scorer_sha256=scorer.sha256,
     )
     announcement = (
-        f"calls by the scorer of VirNucPro {__version__}, no language model; "
-        f"--model {EMBEDDED} embeds as well"
+        f"called by the scorer of VirNucPro {__version__}, on one core and without a language "
+        f"model (calls and vectors by ESM-2: --model {EMBEDDED})"
     )
     return ScorerConfig(path=path, recipe=recipe, announcement=announcement)
 

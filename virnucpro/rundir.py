@@ -237,13 +237,12 @@ class RunDir:
             elif path != self.copies:
                 _delete_ours(path)
 
-    def clear_samples(self, kept: Collection[str] = ()) -> None:
-        """Delete the tables of single samples, but of those with these names."""
+    def clear_samples(self) -> None:
+        """Delete the tables of single samples."""
         for folder in self.sample_folders():
-            if folder.name not in kept:
-                for table in RunDir(folder).tables:
-                    table.unlink(missing_ok=True)
-                _delete_empty(folder)
+            for table in RunDir(folder).tables:
+                table.unlink(missing_ok=True)
+            _delete_empty(folder)
         _delete_empty(self.samples)
 
     def sample_folders(self) -> list[Path]:

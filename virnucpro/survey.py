@@ -48,7 +48,8 @@ def agree_on_type(
             if guess not in (None, agreed):
                 raise InputError(
                     f"{file.shown} holds {guess}s, the other files {agreed}s",
-                    hint="run them apart, or say what all are with --input-type",
+                    hint="move it to another folder and run it apart, or say what all are with "
+                    "--input-type",
                 )
             kept.append(file)
     return agreed, kept

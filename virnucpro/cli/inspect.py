@@ -1,4 +1,4 @@
-"""What there is: this machine, a run folder, and a model to try with."""
+"""What there is: this machine, and a run folder."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def root(
         typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
     ] = False,
 ) -> None:
-    """Find viral sequences in FASTA with the protein language model ESM-2."""
+    """Find viral sequences in FASTA: by a fast scorer, or with the protein language model ESM-2."""
 
 
 def main() -> None:

@@ -110,7 +110,7 @@ class _Run:
                 raise UnavailableError(
                     f"no worker is left for {len(self.waiting)} shards; the last one: "
                     f"{self.last_reason}",
-                    hint="finished shards are kept: run again with --resume when that is mended",
+                    hint="finished shards are kept: run again with --resume when that is fixed",
                 )
             self.deal()
             for peer in self.peers_with_news():

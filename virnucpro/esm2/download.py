@@ -205,7 +205,8 @@ def imported_names() -> list[str]:
     """Of the models that were brought by file and have no published name."""
     folder = imported_folder()
     files = [path for path in folder.glob("*") if not path.name.startswith(".")]
-    names = {path.name if path.is_dir() else path.stem for path in files}
+    models = [path for path in files if path.is_dir() or path.suffix == ".pt"]
+    names = {path.name if path.is_dir() else path.stem for path in models}
     return sorted(names.difference(PUBLISHED, [EMBEDDED]))
 
 

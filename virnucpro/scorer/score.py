@@ -102,7 +102,7 @@ def score_block(sequences: Sequence[str], scorer: Scorer) -> list[RecordScore]:
             if record not in pieces:
                 pieces[record] = calibrated.of_record(bounds[i], bounds[i + 1], int(starts[record]))
     log_odds = scorer.calibrated(total.values, lengths)
-    is_virus = log_odds > scorer.threshold(lengths)  # not where it is NaN
+    is_virus = log_odds >= scorer.threshold(lengths)  # not where it is NaN
     return [
         RecordScore(None if np.isnan(value) else value, call, pieces.get(record, no_pieces))
         for record, (value, call) in enumerate(

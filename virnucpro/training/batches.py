@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import Any, Protocol, TypeVar
 
@@ -38,7 +38,8 @@ def batches_of(
             for _ in range(n_processes):
                 children.append(start(_make_batches))
         for child in children:
-            child.pipe.send(objective)
+            with suppress(OSError):  # it has died; that is heard when it is asked
+                child.pipe.send(objective)
         yield lambda parts: _made_beside(children, parts)
     finally:
         kill_all(children)
@@ -50,7 +51,8 @@ def _made_beside(children: list[Child], parts: Iterable[Part]) -> Iterator[Any]:
 
     def give(child: Child) -> None:
         for part in islice(left, 1):
-            child.pipe.send(part)
+            with suppress(OSError):  # as above
+                child.pipe.send(part)
             busy.append(child)
 
     for child in children:

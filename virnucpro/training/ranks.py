@@ -36,7 +36,7 @@ _AGENT_SECONDS, _FIRST_SECONDS = 30, 900  # to answer; the first process may hav
 # in the store that torchrun's processes share
 _PREPARED, _EXIT_CODE = "virnucpro/prepared", "virnucpro/exit_code"
 _N_ERRORS, _N_HEARD = "virnucpro/n_errors", "virnucpro/n_heard"
-_KEPT = "the epochs that were finished are kept: go on with --resume when it is mended"
+_KEPT = "the epochs that were finished are kept: go on with --resume when that is fixed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,6 +289,8 @@ def _ends(running: dict[Child, str], on_event: OnEvent) -> list[_End]:
                         ends.append(_End((0, 0.0), kind(message, hint)))
                     case Raised(reason, traceback, seconds):
                         ends.append(_End((2, seconds), _ended(device, reason), traceback))
+                        del running[child]  # its last word: that it ends tells nothing more
+                        break
                     case event:
                         on_event(event)
         except (EOFError, OSError):
