@@ -109,7 +109,7 @@ def extract(
     pooling: Annotated[
         Literal["mean", "bos", "none"],
         typer.Option(
-            help="mean over residues, bos (the <cls> vector), none (one row per residue).",
+            help="mean over residues, bos (vector of the start token), none (one row per residue).",
             rich_help_panel=MODEL,
         ),
     ] = "mean",
