@@ -19,10 +19,10 @@ from pathlib import Path
 import numpy as np
 
 from virnucpro.config import Recipe, Resources, RunConfig
+from virnucpro.encoders.esm2.weights import inspect_checkpoint
+from virnucpro.encoders.models import embedded_model
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.engine.worker import Arriving, Worker
-from virnucpro.esm2.download import embedded_model
-from virnucpro.esm2.weights import inspect_checkpoint
 from virnucpro.pipeline import run
 
 N_PROTEINS, N_POISONED = 10_000, 10

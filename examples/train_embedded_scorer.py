@@ -29,11 +29,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from virnucpro.evaluation.metrics import Samples, bootstrap, measure
+from virnucpro.labelled.records import LabelledRecord, read_manifest
 from virnucpro.scorer.features import GC, fragment_features
 from virnucpro.scorer.nets import Knot, PieceNets, Scorer, Threshold, load_scorer, save_scorer
 from virnucpro.training import made
-from virnucpro.training.labelled import LabelledRecord, read_manifest
-from virnucpro.training.metrics import Samples, bootstrap, measure
 from virnucpro.training.piece_nets import Fitting, Lessons, Range, fit_piece_nets
 from virnucpro.training.sampling import (
     Collection,

@@ -16,11 +16,11 @@ from hypothesis import settings
 from runs import our_processes
 
 from virnucpro import processes
-from virnucpro.composition import N_FEATURES
 from virnucpro.config import Recipe, Resources, RunConfig
-from virnucpro.esm2.model import ESM2, ESM2Shape
-from virnucpro.esm2.weights import inspect_checkpoint, save_esm2
-from virnucpro.head import Head, HeadFacts, Layer, Network, load_head, save_head
+from virnucpro.encoders.esm2.model import ESM2, ESM2Shape
+from virnucpro.encoders.esm2.weights import inspect_checkpoint, save_esm2
+from virnucpro.scoring.head import Head, HeadFacts, Layer, Network, load_head, save_head
+from virnucpro.sequences.composition import N_FEATURES
 
 # the same examples every time; many more, and others, with --hypothesis-profile=long
 settings.register_profile("gate", derandomize=True, deadline=None)

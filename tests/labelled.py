@@ -10,11 +10,11 @@ import numpy as np
 
 from virnucpro.cli.train import train
 from virnucpro.engine.events import Telling
-from virnucpro.rundir import RunDir
+from virnucpro.run.folder import RunDir
+from virnucpro.sequences.translate import reverse_complement
 from virnucpro.training.ranks import run_on
 from virnucpro.training.request import TrainOptions, open_folder, resolve
 from virnucpro.training.story import Training, learn
-from virnucpro.translate import reverse_complement
 
 # without a T no frame of the strand has a stop
 _CODONS = {

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from virnucpro.config import RunConfig
 from virnucpro.engine.events import Telling
 from virnucpro.engine.executor import Executor, InlineExecutor
-from virnucpro.head import Head
 from virnucpro.pipeline import Summary, run
+from virnucpro.scoring.head import Head
 
 TABLES = (
     "predictions.tsv",

@@ -16,17 +16,19 @@ import virnucpro
 ROOT = Path(virnucpro.__file__).parent
 LAYERS = """
     errors log records files processes
-    fasta config sheet inputs samples survey translate composition
-    esm2.published esm2.alphabet esm2.packing esm2.attention esm2.model esm2.weights
-    esm2.converted esm2.graphs esm2.download
+    sequences.fasta config sequences.sheet sequences.inputs sequences.samples sequences.survey
+    sequences.translate sequences.composition
+    encoders.published encoders.esm2.alphabet encoders.esm2.packing encoders.esm2.attention
+    encoders.esm2.model encoders.esm2.weights encoders.esm2.converted encoders.esm2.graphs
+    encoders.models
     scorer.pieces scorer.stretches scorer.features scorer.nets scorer.score
-    head store lock rundir shards repeats plan
+    scoring.head run.features run.lock run.folder run.shards run.dedup run.plan
     engine.events engine.worker engine.executor engine.local
-    calls scoring piece_scoring tables results intake pipeline
-    devices status request dashboard citation
-    training.tables training.digests training.labelled training.split
-    training.metrics training.held_out training.fragments training.evaluation training.report
-    training.figure
+    scoring.calls scoring.batches scoring.pieces outputs.tables outputs.write run.intake pipeline
+    devices run.status resolve dashboard citation
+    labelled.tables labelled.digests labelled.records labelled.split
+    evaluation.metrics evaluation.held_out evaluation.fragments evaluation.story
+    evaluation.report evaluation.figure
     training.settings training.frames training.masking training.readers training.networks
     training.ranks training.batches training.clock training.checkpoints training.loop
     training.objectives
@@ -41,7 +43,8 @@ LAYERS = """
 """
 ORDER = LAYERS.split()
 VOCABULARY = ["errors", "records", "config", "files", "log"]
-ESM2_MAY_USE = {"errors", "log", "files"}  # tensors in, tensors out
+MODEL = [name for name in ORDER if name.startswith("encoders.esm2.")]
+MODEL_MAY_USE = {"errors", "log", "files"}  # tensors in, tensors out
 LONGEST_FUNCTION = 60
 # the options of a command are its parameters: they are listed once, here
 COMMANDS = {
@@ -135,9 +138,9 @@ def test_the_vocabulary_needs_only_the_standard_library_and_numpy(name: str) -> 
     assert packages <= allowed, f"{name} must not import {packages - allowed}"
 
 
-@pytest.mark.parametrize("name", [name for name in ORDER if name.startswith("esm2.")])
+@pytest.mark.parametrize("name", MODEL)
 def test_the_model_knows_no_fasta_no_run_folder_and_no_process(name: str) -> None:
-    assert {used for used in used_by(name) if not used.startswith("esm2.")} <= ESM2_MAY_USE
+    assert {used for used in used_by(name) if used not in MODEL} <= MODEL_MAY_USE
 
 
 def test_only_the_engine_and_its_measure_know_processes() -> None:
@@ -179,17 +182,17 @@ def test_only_the_command_line_and_the_kernel_of_cuda_import_late() -> None:
             for node in ast.walk(function)
             if isinstance(node, (ast.Import, ast.ImportFrom))
         ]
-        allowed = name in COMMAND_LINE or (name == "esm2.attention" and len(late) == 1)
+        allowed = name in COMMAND_LINE or (name == "encoders.esm2.attention" and len(late) == 1)
         assert not late or allowed, f"{name} imports in line {late}"
 
 
 def test_a_worker_starts_without_torchs_compiler() -> None:
     """Its import takes about a second, for every worker and after every loss of one."""
     statement = (
-        "import virnucpro.pipeline, virnucpro.request, torch; "
-        "from virnucpro.esm2.download import embedded_model; "
-        "from virnucpro.esm2.weights import load_esm2; "
-        "from virnucpro.esm2.packing import PackedBatch; "
+        "import virnucpro.pipeline, virnucpro.resolve, torch; "
+        "from virnucpro.encoders.models import embedded_model; "
+        "from virnucpro.encoders.esm2.weights import load_esm2; "
+        "from virnucpro.encoders.esm2.packing import PackedBatch; "
         "model = load_esm2(embedded_model(), 1, torch.bfloat16, torch.device('cpu')); "
         "torch.inference_mode()(model)(PackedBatch.of(['MKV']))"
     )

@@ -28,9 +28,9 @@ from virnucpro.bench.peers import peer_ways
 from virnucpro.bench.programme import BenchOptions, Programme, resolve, run
 from virnucpro.bench.report import Report, make_console
 from virnucpro.bench.synthetic import PROFILES, make_proteins, write_checkpoint
+from virnucpro.encoders.esm2.attention import attend_runs
+from virnucpro.encoders.esm2.model import DTYPES
 from virnucpro.errors import UsageError
-from virnucpro.esm2.attention import attend_runs
-from virnucpro.esm2.model import DTYPES
 
 ESCAPE = "\x1b"
 SECTIONS = ("limits", "encoder", "files", "front_end", "coordinator")

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from virnucpro import calls
-from virnucpro.calls import (
+from virnucpro.records import Call, FastaRecord, Orf, Prediction
+from virnucpro.scoring import calls
+from virnucpro.scoring.calls import (
     CHUNK_COLUMNS,
     FRAME_COLUMNS,
     RECORD_COLUMNS,
@@ -21,8 +22,7 @@ from virnucpro.calls import (
     record_row,
     score_record,
 )
-from virnucpro.head import HeadFacts
-from virnucpro.records import Call, FastaRecord, Orf, Prediction
+from virnucpro.scoring.head import HeadFacts
 
 GOLDEN = Path(__file__).parent / "golden" / "consensus"
 

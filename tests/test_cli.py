@@ -14,8 +14,8 @@ from conftest import make_tiny
 from runs import rows, statuses
 
 from virnucpro.cli.running import next_step
-from virnucpro.esm2.published import EMBEDDED, PUBLISHED
-from virnucpro.esm2.weights import inspect_checkpoint
+from virnucpro.encoders.esm2.weights import inspect_checkpoint
+from virnucpro.encoders.published import EMBEDDED, PUBLISHED
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "contigs.fa"

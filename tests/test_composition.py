@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from virnucpro.composition import (
+from virnucpro.records import FastaRecord, Orf
+from virnucpro.sequences.composition import (
     N_BORDERS,
     N_CODONS,
     N_FEATURES,
@@ -19,8 +20,7 @@ from virnucpro.composition import (
     frame_bases,
     frame_composition,
 )
-from virnucpro.records import FastaRecord, Orf
-from virnucpro.translate import chunk_record, translate_six_frames
+from virnucpro.sequences.translate import chunk_record, translate_six_frames
 
 PARTS = {  # the words of each part, in order
     "codons": ["".join(word) for word in product("ACGT", repeat=3)],

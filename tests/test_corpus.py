@@ -20,7 +20,7 @@ import typer
 from Bio.SeqIO.FastaIO import SimpleFastaParser
 from runs import run_inline
 
-import virnucpro.fasta
+import virnucpro.sequences.fasta
 from virnucpro.cli.exits import Finished, exits
 from virnucpro.engine.events import EmbeddingStarted, Telling
 from virnucpro.files import open_binary
@@ -195,7 +195,7 @@ def interference(case: Case, inputs: list[Path]) -> Callable[[Telling], None]:
 @pytest.mark.parametrize("case", INLINE, ids=names(INLINE))
 def test_a_hostile_file_ends_as_the_table_says(case, place, tiny, make_config, monkeypatch) -> None:
     skip_if_impossible(case, place)
-    monkeypatch.setattr(virnucpro.fasta, "MAX_LETTERS", BOUND)
+    monkeypatch.setattr(virnucpro.sequences.fasta, "MAX_LETTERS", BOUND)
     inputs = place.inputs_of(case)
     option, _, value = case.options.partition(" ")
     changes = {"min_length": int(value)} if option == "--min-length" else {}

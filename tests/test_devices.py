@@ -21,9 +21,9 @@ from virnucpro.devices import (
     select_gpus,
     visible_gpus,
 )
+from virnucpro.encoders.models import shape_of
+from virnucpro.encoders.published import PUBLISHED
 from virnucpro.errors import UnavailableError, UsageError
-from virnucpro.esm2.download import shape_of
-from virnucpro.esm2.published import PUBLISHED
 
 GIB = 1 << 30
 GPUS = [

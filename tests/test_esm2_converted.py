@@ -12,10 +12,10 @@ import torch
 from conftest import TINY
 from oracle import make_fair_esm, random_protein, save_fair_esm
 
+from virnucpro.encoders.esm2.converted import Converted, convert, find_converted, open_esm2
+from virnucpro.encoders.esm2.packing import PackedBatch
+from virnucpro.encoders.esm2.weights import Checkpoint, inspect_checkpoint, load_esm2
 from virnucpro.errors import UnavailableError
-from virnucpro.esm2.converted import Converted, convert, find_converted, open_esm2
-from virnucpro.esm2.packing import PackedBatch
-from virnucpro.esm2.weights import Checkpoint, inspect_checkpoint, load_esm2
 
 CPU = torch.device("cpu")
 BF16 = torch.bfloat16

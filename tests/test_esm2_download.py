@@ -20,9 +20,10 @@ import torch
 from conftest import random_esm2
 from oracle import make_fair_esm, save_fair_esm
 
-from virnucpro.errors import OutputError, UnavailableError, UsageError
-from virnucpro.esm2 import download
-from virnucpro.esm2.download import (
+from virnucpro.encoders import models as download
+from virnucpro.encoders.esm2.model import ESM2Shape
+from virnucpro.encoders.esm2.weights import inspect_checkpoint, save_esm2
+from virnucpro.encoders.models import (
     embedded_model,
     find_checkpoint,
     hub_folder,
@@ -33,9 +34,8 @@ from virnucpro.esm2.download import (
     shape_of,
     verify_model,
 )
-from virnucpro.esm2.model import ESM2Shape
-from virnucpro.esm2.published import BASE_URL, EMBEDDED, PUBLISHED, Published
-from virnucpro.esm2.weights import inspect_checkpoint, save_esm2
+from virnucpro.encoders.published import BASE_URL, EMBEDDED, PUBLISHED, Published
+from virnucpro.errors import OutputError, UnavailableError, UsageError
 
 NAME = "esm2_t6_8M_UR50D"
 SHAPE = ESM2Shape(n_layers=2, dim=160, n_heads=4)  # more than one block of the download

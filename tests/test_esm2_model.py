@@ -27,9 +27,8 @@ from oracle import (
 )
 from torch import Tensor
 
-from virnucpro.errors import UnavailableError
-from virnucpro.esm2.alphabet import PAD
-from virnucpro.esm2.attention import (
+from virnucpro.encoders.esm2.alphabet import PAD
+from virnucpro.encoders.esm2.attention import (
     Kernel,
     attend_dense,
     attend_runs,
@@ -38,8 +37,8 @@ from virnucpro.esm2.attention import (
     choose_kernel,
     rotate,
 )
-from virnucpro.esm2.graphs import GraphedESM2, pad_offsets
-from virnucpro.esm2.model import (
+from virnucpro.encoders.esm2.graphs import GraphedESM2, pad_offsets
+from virnucpro.encoders.esm2.model import (
     ESM2,
     ESM2Shape,
     bos_pool,
@@ -47,8 +46,9 @@ from virnucpro.esm2.model import (
     mean_pool,
     residues_only,
 )
-from virnucpro.esm2.packing import PackedBatch, StagedBatch
-from virnucpro.esm2.weights import load_esm2
+from virnucpro.encoders.esm2.packing import PackedBatch, StagedBatch
+from virnucpro.encoders.esm2.weights import load_esm2
+from virnucpro.errors import UnavailableError
 
 SHAPES = {  # by the dimensions of a head, as of the published 8M, 35M, 150M and 650M
     16: ESM2Shape(n_layers=3, dim=64, n_heads=4),

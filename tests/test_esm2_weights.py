@@ -32,10 +32,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import EsmConfig, EsmForMaskedLM, EsmModel
 
+from virnucpro.encoders.esm2.model import ESM2Shape
+from virnucpro.encoders.esm2.packing import PackedBatch
+from virnucpro.encoders.esm2.weights import (
+    inspect_checkpoint,
+    load_esm2,
+    save_esm2,
+    verify_checkpoint,
+)
 from virnucpro.errors import UnavailableError
-from virnucpro.esm2.model import ESM2Shape
-from virnucpro.esm2.packing import PackedBatch
-from virnucpro.esm2.weights import inspect_checkpoint, load_esm2, save_esm2, verify_checkpoint
 
 SHAPE = ESM2Shape(n_layers=2, dim=64, n_heads=2)
 PROTEINS = ["M", "MKXBUZO-J*.A", random_protein(60), random_protein(LONGEST)]

@@ -22,15 +22,15 @@ from workers import POISON, RaisingWorker
 
 from virnucpro.engine.executor import InlineExecutor
 from virnucpro.errors import InputError, ResumeError, UsageError, VirnucproError
-from virnucpro.fasta import read_fasta
-from virnucpro.head import load_head, save_head
-from virnucpro.training.digests import group_digest, record_digest
-from virnucpro.training.evaluation import Question, evaluate, read_kinds
-from virnucpro.training.figure import draw, write_figure
-from virnucpro.training.fragments import Cutting, Fragment, cut, write_fragments
-from virnucpro.training.labelled import LabelledRecord, read_manifest
-from virnucpro.training.report import summary_lines, write_report
-from virnucpro.translate import chunk_record, translate_six_frames
+from virnucpro.evaluation.figure import draw, write_figure
+from virnucpro.evaluation.fragments import Cutting, Fragment, cut, write_fragments
+from virnucpro.evaluation.report import summary_lines, write_report
+from virnucpro.evaluation.story import Question, evaluate, read_kinds
+from virnucpro.labelled.digests import group_digest, record_digest
+from virnucpro.labelled.records import LabelledRecord, read_manifest
+from virnucpro.scoring.head import load_head, save_head
+from virnucpro.sequences.fasta import read_fasta
+from virnucpro.sequences.translate import chunk_record, translate_six_frames
 
 CUTTING = Cutting(lengths=(150, 400), per_record=2, seed=3)
 

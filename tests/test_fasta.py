@@ -21,9 +21,10 @@ from Bio.SeqIO.FastaIO import SimpleFastaParser
 from hypothesis import given
 from hypothesis import strategies as st
 
-import virnucpro.fasta
+import virnucpro.sequences.fasta
 from virnucpro.errors import InputError, InputMissingError
-from virnucpro.fasta import (
+from virnucpro.records import FastaRecord
+from virnucpro.sequences.fasta import (
     MAX_HEADER,
     find_invalid,
     guess_input_type,
@@ -31,7 +32,6 @@ from virnucpro.fasta import (
     read_fasta,
     write_record,
 )
-from virnucpro.records import FastaRecord
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -418,7 +418,7 @@ def test_a_nucleotide_record_among_proteins_is_found_under_a_mask_too(write) -> 
 
 @pytest.mark.parametrize("block", [1, 7, 2**20])
 def test_gaps_of_an_alignment_are_left_out_and_counted(write, monkeypatch, block: int) -> None:
-    monkeypatch.setattr(virnucpro.fasta, "_BLOCK", block)
+    monkeypatch.setattr(virnucpro.sequences.fasta, "_BLOCK", block)
     path = write(b">a-1.2~ of-a.test~\n--AC.G\n~T--\n>b\nAC GT\n>c\n---\n")
     found = [(record.header, record.sequence, record.n_gaps) for record in read_fasta(path)]
     assert found == [("a-1.2~ of-a.test~", "ACGT", 6), ("b", "ACGT", 0), ("c", "", 3)]
@@ -467,7 +467,7 @@ def test_a_record_without_end_is_refused_within_a_bounded_memory(
     write, monkeypatch, content: bytes, n_members: int
 ) -> None:
     """4 bytes per letter, as Python keeps those of the last case, and once more to join them."""
-    monkeypatch.setattr(virnucpro.fasta, "MAX_LETTERS", 2**22)
+    monkeypatch.setattr(virnucpro.sequences.fasta, "MAX_LETTERS", 2**22)
     start = gzip.compress(b">a\nAC\n\n>bomb [red]\n")
     path = write(start + n_members * gzip.compress(content))
     error, peak = traced(lambda: refusal_of(path))
@@ -491,7 +491,7 @@ def test_blank_lines_without_end_are_nothing_and_take_no_memory(write) -> None:
 
 
 def test_a_record_and_a_header_at_their_bounds_are_read(write, monkeypatch) -> None:
-    monkeypatch.setattr(virnucpro.fasta, "MAX_LETTERS", 2**21)
+    monkeypatch.setattr(virnucpro.sequences.fasta, "MAX_LETTERS", 2**21)
     header, bases = "a " + "x" * (MAX_HEADER - 2), "ACGT" * 2**19
     path = write(f">{header}\n{bases}\n>b\nAC\n".encode())
     assert [(record.header, record.sequence) for record in read_fasta(path)] == [
@@ -525,7 +525,7 @@ def traced(work: Callable[[], Any]) -> tuple[Any, int]:
 def block_of(n_bytes: int) -> Iterator[None]:
     """Read in blocks of so many bytes, so that every line is somewhere cut by them."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(virnucpro.fasta, "_BLOCK", n_bytes)
+        patch.setattr(virnucpro.sequences.fasta, "_BLOCK", n_bytes)
         yield
 
 

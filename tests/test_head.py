@@ -15,9 +15,9 @@ import torch
 from safetensors.numpy import load_file, save_file
 from safetensors.torch import save_file as save_torch_file
 
-from virnucpro.composition import N_FEATURES, frame_composition
 from virnucpro.errors import UnavailableError
-from virnucpro.head import Head, HeadFacts, Layer, Network, load_head, save_head
+from virnucpro.scoring.head import Head, HeadFacts, Layer, Network, load_head, save_head
+from virnucpro.sequences.composition import N_FEATURES, frame_composition
 
 FACTS = HeadFacts(
     encoder="tiny, for the tests",

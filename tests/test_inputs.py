@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from virnucpro.errors import InputError, InputMissingError, ResumeError
-from virnucpro.fasta import read_fasta
-from virnucpro.inputs import (
+from virnucpro.sequences.fasta import read_fasta
+from virnucpro.sequences.inputs import (
     InputFile,
     Sieve,
     Source,
@@ -26,7 +26,7 @@ from virnucpro.inputs import (
     hash_inputs,
     join_inputs,
 )
-from virnucpro.survey import agree_on_type
+from virnucpro.sequences.survey import agree_on_type
 
 A, B, C, D = b">a\nAC\n", b">b\nGT\n", b">c\nTT\n", b">d\nGG\n"
 

@@ -26,8 +26,8 @@ from virnucpro.dashboard import DeviceState, Progressing
 from virnucpro.engine.events import EmbeddingStarted, ShardDone
 from virnucpro.engine.executor import InlineExecutor
 from virnucpro.errors import InputError, InputMissingError
-from virnucpro.fasta import read_fasta
-from virnucpro.status import inspect_run
+from virnucpro.run.status import inspect_run
+from virnucpro.sequences.fasta import read_fasta
 
 POISON = "TGG" * 4 + "TGC" + "TGG" * 4
 MENDED = "GCA" * 9

@@ -15,16 +15,17 @@ import torch
 from conftest import open_dna
 from runs import assert_same_run, leftovers, rows, run_inline, statuses, tables, vectors
 
-from virnucpro import __version__, scoring
-from virnucpro.calls import score_record
-from virnucpro.composition import frame_bases
+from virnucpro import __version__
 from virnucpro.engine.events import EmbeddingStarted, ShardDone
 from virnucpro.engine.executor import InlineExecutor
 from virnucpro.errors import FeatureFileError, InputError, OutputError, ResumeError, UsageError
-from virnucpro.fasta import read_fasta
-from virnucpro.rundir import RunDir
-from virnucpro.status import inspect_run
-from virnucpro.translate import chunk_record, translate_six_frames
+from virnucpro.run.folder import RunDir
+from virnucpro.run.status import inspect_run
+from virnucpro.scoring import batches as scoring
+from virnucpro.scoring.calls import score_record
+from virnucpro.sequences.composition import frame_bases
+from virnucpro.sequences.fasta import read_fasta
+from virnucpro.sequences.translate import chunk_record, translate_six_frames
 
 SHARED = Path(__file__).parents[2] / "shared"
 

@@ -19,16 +19,16 @@ import workers
 from conftest import TINY, open_dna
 from runs import assert_same_run, assert_same_vectors, rows, run_inline, statuses, tables, vectors
 
-from virnucpro import plan
+from virnucpro.encoders.esm2.model import mean_pool, residues_only
+from virnucpro.encoders.esm2.packing import PackedBatch
+from virnucpro.encoders.esm2.weights import load_esm2
 from virnucpro.engine.events import BatchDone, Progress, ShardDone, ShardFailed
 from virnucpro.engine.executor import InlineExecutor
 from virnucpro.errors import FeatureFileError, ResumeError
-from virnucpro.esm2.model import mean_pool, residues_only
-from virnucpro.esm2.packing import PackedBatch
-from virnucpro.esm2.weights import load_esm2
 from virnucpro.records import Embeddings, Orf
-from virnucpro.repeats import Originals, SeenProteins
-from virnucpro.status import inspect_run
+from virnucpro.run import plan
+from virnucpro.run.dedup import Originals, SeenProteins
+from virnucpro.run.status import inspect_run
 
 N_PROTEINS = 30
 N_TIMES = 3
@@ -475,7 +475,7 @@ def test_the_table_grows_to_its_limit_and_keeps_what_it_knew():
 def test_what_is_found_is_the_same_in_every_process():
     """Python salts its own hashes anew in each."""
     code = (
-        "from virnucpro.records import Orf; from virnucpro.repeats import SeenProteins;"
+        "from virnucpro.records import Orf; from virnucpro.run.dedup import SeenProteins;"
         "seen = SeenProteins(8, 64);"
         "orfs = [Orf('o', 'c', 'r', 0, 0, '+', f'M{i % 37}') for i in range(500)];"
         "print([o.copy_of for i in range(0, 500, 50) for o in seen.mark(orfs[i : i + 50])])"

@@ -13,19 +13,19 @@ from conftest import TINY
 from oracle import make_fair_esm, save_fair_esm
 from runs import assert_same_vectors, vectors
 
-from virnucpro import request
+from virnucpro import resolve as request
+from virnucpro.encoders import models as download
+from virnucpro.encoders.esm2.weights import verify_checkpoint
+from virnucpro.encoders.models import embedded_head, embedded_model, embedded_scorer
+from virnucpro.encoders.published import PUBLISHED, Published
 from virnucpro.engine.events import BatchDone
 from virnucpro.engine.executor import InlineExecutor
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.errors import ResumeError, UnavailableError, UsageError
-from virnucpro.esm2 import download
-from virnucpro.esm2.download import embedded_head, embedded_model, embedded_scorer
-from virnucpro.esm2.published import PUBLISHED, Published
-from virnucpro.esm2.weights import verify_checkpoint
 from virnucpro.files import sha256
-from virnucpro.head import Head, load_head, save_head
 from virnucpro.pipeline import run
-from virnucpro.request import Options, resolve
+from virnucpro.resolve import Options, resolve
+from virnucpro.scoring.head import Head, load_head, save_head
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from virnucpro.errors import InputError, InputMissingError
-from virnucpro.inputs import InputFile, Sieve, Source, find_inputs, hash_inputs
-from virnucpro.samples import RunIds, name_samples
-from virnucpro.sheet import read_sheet
-from virnucpro.survey import Survey
+from virnucpro.sequences.inputs import InputFile, Sieve, Source, find_inputs, hash_inputs
+from virnucpro.sequences.samples import RunIds, name_samples
+from virnucpro.sequences.sheet import read_sheet
+from virnucpro.sequences.survey import Survey
 
 
 def names(*paths: str, recorded: tuple[InputFile, ...] = ()) -> list[str]:

@@ -24,14 +24,14 @@ from runs import run_inline, statuses
 from virnucpro.config import Recipe, Resources, RunConfig
 from virnucpro.engine.events import EmbeddingStarted, Progress
 from virnucpro.engine.worker import Job
-from virnucpro.inputs import Sieve, Source, hash_inputs
-from virnucpro.intake import open_run
 from virnucpro.pipeline import find_pending, make_job
-from virnucpro.plan import Plan, make_plan, refuse_duplicates
 from virnucpro.records import Embeddings
-from virnucpro.rundir import Manifest, RunDir
-from virnucpro.store import MAX_PARTS, write_embeddings, write_index
-from virnucpro.survey import Survey
+from virnucpro.run.features import MAX_PARTS, write_embeddings, write_index
+from virnucpro.run.folder import Manifest, RunDir
+from virnucpro.run.intake import open_run
+from virnucpro.run.plan import Plan, make_plan, refuse_duplicates
+from virnucpro.sequences.inputs import Sieve, Source, hash_inputs
+from virnucpro.sequences.survey import Survey
 
 PROC = Path("/proc/self")
 needs_proc = pytest.mark.skipif(

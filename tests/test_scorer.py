@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from virnucpro.errors import UnavailableError
-from virnucpro.fasta import read_fasta
 from virnucpro.scorer.features import N_FEATURES, RATIOS, SHARES, piece_features
 from virnucpro.scorer.nets import (
     Knot,
@@ -24,6 +23,7 @@ from virnucpro.scorer.nets import (
 from virnucpro.scorer.pieces import encode_pieces
 from virnucpro.scorer.score import score_sequences
 from virnucpro.scorer.stretches import STOPS, find_stretches
+from virnucpro.sequences.fasta import read_fasta
 
 GOLDEN = Path(__file__).parent / "golden" / "scorer"
 PAIRS = str.maketrans("ACGT", "TGCA")

@@ -19,16 +19,16 @@ from conftest import open_dna, random_dna
 from runs import failures, hear_signals, leftovers, our_processes, rows, statuses
 from runs import tables as tables_of
 
+from virnucpro.encoders.models import embedded_scorer
 from virnucpro.engine.events import Event, Progress, Telling
 from virnucpro.engine.worker import Job
 from virnucpro.errors import ResumeError, UsageError
-from virnucpro.esm2.download import embedded_scorer
 from virnucpro.pipeline import Summary, run
 from virnucpro.records import Shard
-from virnucpro.request import Options, resolve
+from virnucpro.resolve import Options, resolve
+from virnucpro.run.status import inspect_run
 from virnucpro.scorer.nets import Knot, load_scorer
 from virnucpro.scorer.score import score_block, score_sequences
-from virnucpro.status import inspect_run
 
 Predict = Callable[..., Summary]
 EXAMPLE = Path(__file__).parents[1] / "examples" / "contigs.fa"

@@ -26,8 +26,7 @@ from virnucpro import __version__
 from virnucpro.errors import FeatureFileError, OutputError, StorageError
 from virnucpro.files import atomic, disk_error, sweep
 from virnucpro.records import Embeddings, Failure
-from virnucpro.rundir import RunDir
-from virnucpro.store import (
+from virnucpro.run.features import (
     read_embeddings,
     read_label,
     save_npz,
@@ -35,6 +34,7 @@ from virnucpro.store import (
     write_embeddings,
     write_index,
 )
+from virnucpro.run.folder import RunDir
 
 ATTRIBUTES: dict[str, str | int] = {
     "model": "esm2_t6_8M_UR50D",

@@ -22,21 +22,21 @@ from safetensors.torch import load_file
 from test_cli import virnucpro
 from test_training_loop import distance, free_port, weights_limit
 
+from virnucpro.encoders.esm2.weights import inspect_checkpoint, load_esm2
 from virnucpro.engine.events import Progress
 from virnucpro.errors import InputError, OutputError, ResumeError
-from virnucpro.esm2.weights import inspect_checkpoint, load_esm2
-from virnucpro.fasta import write_record
-from virnucpro.head import DECIMALS, load_head
-from virnucpro.rundir import RunDir
-from virnucpro.training.digests import group_digest, record_digest
+from virnucpro.evaluation.held_out import Trained, find_trained, hold_out
+from virnucpro.labelled.digests import group_digest, record_digest
+from virnucpro.labelled.records import read_manifest, read_sequences
+from virnucpro.labelled.split import read_split, select
+from virnucpro.run.folder import RunDir
+from virnucpro.scoring.head import DECIMALS, load_head
+from virnucpro.sequences.fasta import write_record
 from virnucpro.training.frames import LabelledFrames, collect_frames
-from virnucpro.training.held_out import Trained, find_trained, hold_out
-from virnucpro.training.labelled import read_manifest, read_sequences
 from virnucpro.training.networks import Classifier, FrameClassifier, training_kernel
 from virnucpro.training.objectives import score_frames
 from virnucpro.training.ranks import Ranks
 from virnucpro.training.readers import MeanReader, NoReader
-from virnucpro.training.split import read_split, select
 
 CPU = Ranks(0, 1, torch.device("cpu"))
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from virnucpro.calls import score_record
-from virnucpro.composition import N_FEATURES
-from virnucpro.head import HeadFacts
+from virnucpro.evaluation.metrics import Samples, measure
+from virnucpro.scoring.calls import score_record
+from virnucpro.scoring.head import HeadFacts
+from virnucpro.sequences.composition import N_FEATURES
 from virnucpro.training.calibration import (
     FALSE_POSITIVES,
     Calibration,
@@ -21,7 +22,6 @@ from virnucpro.training.calibration import (
     fit_temperature,
 )
 from virnucpro.training.frames import LabelledFrames
-from virnucpro.training.metrics import Samples, measure
 
 Values = NDArray[np.float64]
 N_CHUNKS = 20  # of a record

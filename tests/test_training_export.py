@@ -10,11 +10,11 @@ import torch
 from conftest import Tiny, random_dna
 from numpy.typing import NDArray
 
-from virnucpro.composition import N_FEATURES, frame_composition
-from virnucpro.esm2.weights import inspect_checkpoint
-from virnucpro.head import DECIMALS, Head, Network, load_head
+from virnucpro.encoders.esm2.weights import inspect_checkpoint
+from virnucpro.labelled.digests import group_digest, record_digest
+from virnucpro.scoring.head import DECIMALS, Head, Network, load_head
+from virnucpro.sequences.composition import N_FEATURES, frame_composition
 from virnucpro.training.calibration import Calibration
-from virnucpro.training.digests import group_digest, record_digest
 from virnucpro.training.export import digests_of, facts_of, write_head
 from virnucpro.training.networks import Classifier
 

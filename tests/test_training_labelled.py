@@ -10,8 +10,8 @@ import pytest
 from runs import within
 
 from virnucpro.errors import InputError, InputMissingError
-from virnucpro.training.digests import group_digest, record_digest
-from virnucpro.training.labelled import (
+from virnucpro.labelled.digests import group_digest, record_digest
+from virnucpro.labelled.records import (
     LabelledRecord,
     read_manifest,
     read_sequences,

@@ -37,6 +37,7 @@ from trainings import (
     weights,
 )
 
+from virnucpro.encoders.esm2.attention import attend_runs, attend_to_train
 from virnucpro.errors import (
     InputError,
     ResumeError,
@@ -44,7 +45,6 @@ from virnucpro.errors import (
     UsageError,
     VirnucproError,
 )
-from virnucpro.esm2.attention import attend_runs, attend_to_train
 from virnucpro.training import ranks
 from virnucpro.training.frames import balanced_weights, given_weights
 from virnucpro.training.loop import share_of_lr

@@ -17,10 +17,10 @@ from oracle import (
     worst_row,
 )
 
-from virnucpro.esm2.alphabet import CLS, EOS, MASK
-from virnucpro.esm2.model import ESM2Shape
-from virnucpro.esm2.packing import PackedBatch
-from virnucpro.esm2.weights import load_esm2
+from virnucpro.encoders.esm2.alphabet import CLS, EOS, MASK
+from virnucpro.encoders.esm2.model import ESM2Shape
+from virnucpro.encoders.esm2.packing import PackedBatch
+from virnucpro.encoders.esm2.weights import load_esm2
 from virnucpro.training.masking import STANDARD, mask_residues
 from virnucpro.training.networks import MaskedLanguageModel
 from virnucpro.training.objectives import MaskedResidues, masked_batch

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn import metrics as oracle
 
-from virnucpro.training.metrics import (
+from virnucpro.evaluation.metrics import (
     MEASURES,
     Measures,
     Samples,

@@ -9,7 +9,7 @@ from oracle import AMINO_ACIDS, random_protein
 from torch import nn
 from trainings import SHAPE, frames
 
-from virnucpro.esm2.packing import PackedBatch
+from virnucpro.encoders.esm2.packing import PackedBatch
 from virnucpro.training.frames import LabelledFrames, given_weights
 from virnucpro.training.networks import Classifier, FrameClassifier, new_encoder
 from virnucpro.training.objectives import FrameLabels, frame_batch

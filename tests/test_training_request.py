@@ -27,12 +27,12 @@ from virnucpro.errors import (
     UsageError,
     VirnucproError,
 )
+from virnucpro.labelled.records import read_manifest, read_sequences
+from virnucpro.labelled.split import read_split
 from virnucpro.training.config_file import read_config
 from virnucpro.training.features import read_vectors, write_fasta
-from virnucpro.training.labelled import read_manifest, read_sequences
 from virnucpro.training.ranks import Ranks
 from virnucpro.training.request import describe, open_folder, resolve
-from virnucpro.training.split import read_split
 from virnucpro.training.story import Training
 
 TRAIN = typer.main.get_command(app).commands["train"]

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from virnucpro.labelled.records import LabelledRecord
 from virnucpro.scorer.features import N_FEATURES, fragment_features
 from virnucpro.scorer.nets import Knot, Scorer, load_scorer, save_scorer
 from virnucpro.scorer.pieces import Digits, encode
 from virnucpro.training import made
-from virnucpro.training.labelled import LabelledRecord
 from virnucpro.training.piece_nets import Fitting, Lessons, Range, fit_piece_nets
 from virnucpro.training.sampling import Collection, draw, gc_matched_weights
 from virnucpro.training.scorer_folds import (

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from virnucpro.errors import InputError
-from virnucpro.training.labelled import LabelledRecord
-from virnucpro.training.split import read_split, select, split_groups, write_split
+from virnucpro.labelled.records import LabelledRecord
+from virnucpro.labelled.split import read_split, select, split_groups, write_split
 
 PATH = Path("data.fa")
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from virnucpro.fasta import read_fasta, write_record
 from virnucpro.records import Chunk, FastaRecord, Orf
-from virnucpro.translate import chunk_record, orf_nucleotides, translate_six_frames
+from virnucpro.sequences.fasta import read_fasta, write_record
+from virnucpro.sequences.translate import chunk_record, orf_nucleotides, translate_six_frames
 
 GOLDEN = Path(__file__).parent / "golden"
 CASES = pytest.mark.parametrize("case", ["random", "edge_format", "no_orf"])

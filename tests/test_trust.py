@@ -27,21 +27,21 @@ from trainings import Training, run_here, settings
 
 from virnucpro.cli.exits import Finished, exits
 from virnucpro.config import RunConfig
+from virnucpro.encoders.esm2.converted import convert, find_converted, open_esm2
+from virnucpro.encoders.esm2.weights import inspect_checkpoint
 from virnucpro.errors import FeatureFileError, OutputError
-from virnucpro.esm2.converted import convert, find_converted, open_esm2
-from virnucpro.esm2.weights import inspect_checkpoint
+from virnucpro.evaluation.story import Question
 from virnucpro.records import Embeddings, Failure
-from virnucpro.request import Options, resolve
-from virnucpro.rundir import RunDir
-from virnucpro.store import (
+from virnucpro.resolve import Options, resolve
+from virnucpro.run.features import (
     check_index,
     read_embeddings,
     read_label,
     with_label,
     write_embeddings,
 )
+from virnucpro.run.folder import RunDir
 from virnucpro.training.config_file import read_config
-from virnucpro.training.evaluation import Question
 
 
 class Payload:

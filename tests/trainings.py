@@ -18,9 +18,9 @@ import torch
 from oracle import AMINO_ACIDS
 from torch import Tensor
 
-from virnucpro.composition import N_FEATURES
+from virnucpro.encoders.esm2.model import ESM2Shape
 from virnucpro.errors import InputError
-from virnucpro.esm2.model import ESM2Shape
+from virnucpro.sequences.composition import N_FEATURES
 from virnucpro.training.checkpoints import Progressed
 from virnucpro.training.frames import LabelledFrames, given_weights
 from virnucpro.training.loop import Trainer

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from virnucpro.errors import UsageError
-from virnucpro.fasta import InputType
+from virnucpro.sequences.fasta import InputType
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Pooling = Literal["mean", "bos", "none"]

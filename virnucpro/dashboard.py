@@ -24,6 +24,7 @@ from rich.segment import ControlType
 from rich.table import Table
 from rich.text import Text
 
+from virnucpro.encoders.esm2.packing import EXTRA_TOKENS
 from virnucpro.engine.events import (
     BatchDone,
     BudgetReduced,
@@ -36,10 +37,9 @@ from virnucpro.engine.events import (
     WorkerLost,
     WorkerReady,
 )
-from virnucpro.esm2.packing import EXTRA_TOKENS
 from virnucpro.log import LOGGER, log_figures
-from virnucpro.plan import count_done
 from virnucpro.records import Shard
+from virnucpro.run.plan import count_done
 
 EVERY_SECONDS = 10.0
 _GIB = 1 << 30

@@ -15,9 +15,9 @@ import pynvml
 import torch
 
 from virnucpro.config import Precision
+from virnucpro.encoders.esm2.converted import WORTH_CONVERTING
+from virnucpro.encoders.esm2.model import ESM2Shape
 from virnucpro.errors import UnavailableError, UsageError
-from virnucpro.esm2.converted import WORTH_CONVERTING
-from virnucpro.esm2.model import ESM2Shape
 
 _GIB = 1 << 30
 _CPU_TOKENS = 2048  # stays in the caches; up to 8,192 nothing is gained or lost

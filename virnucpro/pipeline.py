@@ -17,6 +17,7 @@ import torch
 
 from virnucpro import __version__
 from virnucpro.config import Recipe, RunConfig
+from virnucpro.encoders.esm2.packing import EXTRA_TOKENS
 from virnucpro.engine.events import (
     BatchDone,
     EmbeddingStarted,
@@ -29,17 +30,16 @@ from virnucpro.engine.events import (
 from virnucpro.engine.executor import Executor
 from virnucpro.engine.worker import Job
 from virnucpro.errors import FeatureFileError, OutputError, StorageError
-from virnucpro.esm2.packing import EXTRA_TOKENS
 from virnucpro.files import writing
-from virnucpro.head import Head
-from virnucpro.intake import open_run
 from virnucpro.log import LOGGER, announce, printable
-from virnucpro.plan import Plan, find_plan, make_plan
+from virnucpro.outputs.write import Results, Tally, copies_file
 from virnucpro.records import STATUSES, Shard, Status
-from virnucpro.results import Results, Tally, copies_file
-from virnucpro.rundir import Manifest, RunDir
+from virnucpro.run.features import Attributes, read_embeddings, read_label
+from virnucpro.run.folder import Manifest, RunDir
+from virnucpro.run.intake import open_run
+from virnucpro.run.plan import Plan, find_plan, make_plan
 from virnucpro.scorer.nets import Scorer, load_scorer
-from virnucpro.store import Attributes, read_embeddings, read_label
+from virnucpro.scoring.head import Head
 
 STAGES = ("reading", "embedding", "writing tables")
 STARTING = "starting workers"  # is part of embedding

@@ -20,10 +20,10 @@ from runs import leftovers, run_inline
 from virnucpro.config import RunConfig
 from virnucpro.engine.executor import InlineExecutor
 from virnucpro.errors import VirnucproError
-from virnucpro.head import load_head
-from virnucpro.training.evaluation import Question, evaluate
-from virnucpro.training.figure import write_figure
-from virnucpro.training.report import write_report
+from virnucpro.evaluation.figure import write_figure
+from virnucpro.evaluation.report import write_report
+from virnucpro.evaluation.story import Question, evaluate
+from virnucpro.scoring.head import load_head
 from virnucpro.training.request import TrainOptions
 
 

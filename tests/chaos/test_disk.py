@@ -38,11 +38,11 @@ from small_disk import Evaluation, Prediction, Training
 from virnucpro.config import RunConfig
 from virnucpro.engine.events import ShardDone
 from virnucpro.errors import InputError, OutputError, ResumeError, StorageError, VirnucproError
-from virnucpro.plan import read_plan
-from virnucpro.rundir import RunDir
-from virnucpro.status import inspect_run
-from virnucpro.training.evaluation import Question
-from virnucpro.training.fragments import Cutting
+from virnucpro.evaluation.fragments import Cutting
+from virnucpro.evaluation.story import Question
+from virnucpro.run.folder import RunDir
+from virnucpro.run.plan import read_plan
+from virnucpro.run.status import inspect_run
 
 CODES = {errno.ENOSPC: 74, errno.EDQUOT: 74, errno.EIO: 74, errno.EROFS: 73, errno.EACCES: 73}
 UNREADABLE = {errno.EIO: 74, errno.EMFILE: 74, errno.EACCES: 73, errno.ESTALE: 73}

@@ -18,19 +18,20 @@ import h5py
 import pytest
 from runs import assert_same_run, run_inline, vectors
 
-from virnucpro import __version__, lock
+from virnucpro import __version__
 from virnucpro.engine.events import ShardDone
 from virnucpro.errors import OutputError, ResumeError
-from virnucpro.rundir import RunDir
-from virnucpro.status import inspect_run
+from virnucpro.run import lock
+from virnucpro.run.folder import RunDir
+from virnucpro.run.status import inspect_run
 
 # Wants each folder that it is told, says whether it got it, and keeps it until it is told so.
 CONTENDER = """
 import sys
 from pathlib import Path
-from virnucpro import lock
+from virnucpro.run import lock
 from virnucpro.errors import OutputError
-from virnucpro.rundir import RunDir
+from virnucpro.run.folder import RunDir
 lock._PATIENCE = 60.0  # a busy machine may keep a holder from writing its name
 print("ready", flush=True)
 for line in sys.stdin:

@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from virnucpro.config import Precision
-from virnucpro.esm2.attention import Kernel, attend_runs, attend_varlen, choose_kernel
-from virnucpro.esm2.graphs import GraphedESM2
-from virnucpro.esm2.model import DTYPES, ESM2, ESM2Shape, compile_layers, mean_pool
-from virnucpro.esm2.packing import PackedBatch, plan_batches
-from virnucpro.esm2.weights import load_esm2
+from virnucpro.encoders.esm2.attention import Kernel, attend_runs, attend_varlen, choose_kernel
+from virnucpro.encoders.esm2.graphs import GraphedESM2
+from virnucpro.encoders.esm2.model import DTYPES, ESM2, ESM2Shape, compile_layers, mean_pool
+from virnucpro.encoders.esm2.packing import PackedBatch, plan_batches
+from virnucpro.encoders.esm2.weights import load_esm2
 
 OURS = "virnucpro"
 MOST_FOR_GRAPHS = 200_000_000  # parameters: larger models are not held back by launches

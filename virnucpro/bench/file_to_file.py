@@ -20,9 +20,9 @@ from virnucpro.config import RESIDUES_PER_SHARD, RunConfig
 from virnucpro.engine.events import BatchDone, BatchStarted, ShardDone, Telling, WorkerReady
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.errors import VirnucproError
-from virnucpro.fasta import write_record
 from virnucpro.pipeline import STARTING, run
-from virnucpro.request import Options, resolve
+from virnucpro.resolve import Options, resolve
+from virnucpro.sequences.fasta import write_record
 
 _SHARDS_PER_WORKER = 4
 

@@ -24,11 +24,11 @@ from tempfile import TemporaryDirectory
 from Bio import SeqIO
 
 from virnucpro.config import Recipe
-from virnucpro.fasta import write_record
-from virnucpro.inputs import Source, hash_inputs
-from virnucpro.plan import make_plan
-from virnucpro.rundir import Manifest, RunDir
-from virnucpro.shards import read_shard
+from virnucpro.run.folder import Manifest, RunDir
+from virnucpro.run.plan import make_plan
+from virnucpro.run.shards import read_shard
+from virnucpro.sequences.fasta import write_record
+from virnucpro.sequences.inputs import Source, hash_inputs
 
 CHUNK_SIZE = 500
 READ_BASES = 150

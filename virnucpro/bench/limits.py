@@ -15,7 +15,7 @@ import torch
 from virnucpro.bench.encoder import synchronize
 from virnucpro.bench.layouts import FAILURES, reason_of
 from virnucpro.config import Precision
-from virnucpro.esm2.model import DTYPES
+from virnucpro.encoders.esm2.model import DTYPES
 
 _SIDE = {"cuda": 8192, "mps": 4096, "cpu": 2048}  # of the matrices
 _COPIED = {"cuda": 4 << 30, "mps": 1 << 30, "cpu": 256 << 20}  # bytes, beyond any cache

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from virnucpro.bench.encoder import Encoder, Setting, Way
+from virnucpro.encoders.esm2.alphabet import N_TOKENS, PAD, tokenize
+from virnucpro.encoders.esm2.model import rotary_frequencies
+from virnucpro.encoders.esm2.packing import EXTRA_TOKENS
 from virnucpro.errors import UnavailableError
-from virnucpro.esm2.alphabet import N_TOKENS, PAD, tokenize
-from virnucpro.esm2.model import rotary_frequencies
-from virnucpro.esm2.packing import EXTRA_TOKENS
 
 PUBLISHED_TOKENS = 4096  # per batch, in fair-esm's scripts/extract.py
 # a part of a layer in fair-esm -> in transformers

@@ -30,8 +30,8 @@ from virnucpro.bench.synthetic import (
 )
 from virnucpro.config import Precision
 from virnucpro.devices import Choice, choose_devices, choose_tokens, usable_cores
+from virnucpro.encoders.esm2.model import ESM2Shape
 from virnucpro.errors import UsageError
-from virnucpro.esm2.model import ESM2Shape
 
 PARTS = ("limits", "encoder", "files", "front-end", "coordinator")
 _GPU_MODELS = ("650M", "3B", "150M", "35M", "8M")  # the most telling first: time may run out

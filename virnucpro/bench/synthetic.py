@@ -14,11 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from virnucpro.esm2.alphabet import N_TOKENS
-from virnucpro.esm2.download import shape_of
-from virnucpro.esm2.model import ESM2Shape
-from virnucpro.esm2.packing import EXTRA_TOKENS
-from virnucpro.esm2.published import PUBLISHED
+from virnucpro.encoders.esm2.alphabet import N_TOKENS
+from virnucpro.encoders.esm2.model import ESM2Shape
+from virnucpro.encoders.esm2.packing import EXTRA_TOKENS
+from virnucpro.encoders.models import shape_of
+from virnucpro.encoders.published import PUBLISHED
 
 MODELS: Mapping[str, ESM2Shape] = {name.split("_")[2]: shape_of(name) for name in PUBLISHED}
 _LETTERS = np.frombuffer(b"ACDEFGHIKLMNPQRSTVWY", dtype=np.uint8)

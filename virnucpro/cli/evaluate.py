@@ -137,13 +137,13 @@ def _run(given: dict[str, Any]) -> None:
     with exits():
         with loading(quiet):
             with needing("train"):
-                from virnucpro.training.figure import write_figure
+                from virnucpro.evaluation.figure import write_figure
             from virnucpro.engine.local import ProcessExecutor
-            from virnucpro.request import Options, resolve
-            from virnucpro.training.evaluation import Question, evaluate
-            from virnucpro.training.fragments import Cutting
-            from virnucpro.training.held_out import policy
-            from virnucpro.training.report import summary_lines, write_report
+            from virnucpro.evaluation.fragments import Cutting
+            from virnucpro.evaluation.held_out import policy
+            from virnucpro.evaluation.report import summary_lines, write_report
+            from virnucpro.evaluation.story import Question, evaluate
+            from virnucpro.resolve import Options, resolve
 
         with watched(quiet, verbose, log_file) as events:
             question = Question(

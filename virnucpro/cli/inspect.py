@@ -29,7 +29,7 @@ def status(
     Example: virnucpro status results/ --verify
     """
     with exits(kept=""):
-        from virnucpro.status import inspect_run
+        from virnucpro.run.status import inspect_run
 
         report = inspect_run(folder, verify=verify)
         for line in report.lines:

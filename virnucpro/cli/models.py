@@ -36,9 +36,9 @@ def list_models() -> None:
     """
     with exits(kept=""):
         from virnucpro.devices import default_gpu_memory
-        from virnucpro.esm2.download import imported_names, locate, shape_of
-        from virnucpro.esm2.published import EMBEDDED, PUBLISHED
-        from virnucpro.esm2.weights import inspect_checkpoint
+        from virnucpro.encoders.esm2.weights import inspect_checkpoint
+        from virnucpro.encoders.models import imported_names, locate, shape_of
+        from virnucpro.encoders.published import EMBEDDED, PUBLISHED
 
         shapes = {EMBEDDED: inspect_checkpoint(locate(EMBEDDED)).shape}
         shapes |= {name: shape_of(name) for name in PUBLISHED}
@@ -61,9 +61,9 @@ def show_model(model: Model) -> None:
     """
     with exits(kept=""):
         from virnucpro.devices import describe_needs
-        from virnucpro.esm2.download import download_bytes, locate, shape_of
-        from virnucpro.esm2.published import PUBLISHED
-        from virnucpro.esm2.weights import inspect_checkpoint
+        from virnucpro.encoders.esm2.weights import inspect_checkpoint
+        from virnucpro.encoders.models import download_bytes, locate, shape_of
+        from virnucpro.encoders.published import PUBLISHED
 
         path = locate(model)
         if model in PUBLISHED and not path.exists():
@@ -101,8 +101,8 @@ def download_model(
         from rich.console import Console
 
         from virnucpro.dashboard import Dashboard, EventLog
+        from virnucpro.encoders.models import find_checkpoint
         from virnucpro.engine.events import Progress
-        from virnucpro.esm2.download import find_checkpoint
 
         end_cleanly()
         with ExitStack() as stack:
@@ -134,7 +134,7 @@ def import_model(
     Example: virnucpro models import my_finetuned_folder/ --name my_esm2
     """
     with exits(kept=""):
-        from virnucpro.esm2.download import import_checkpoint
+        from virnucpro.encoders.models import import_checkpoint
 
         end_cleanly()
         source = checked_path(path, "PATH")
@@ -152,7 +152,7 @@ def verify(model: Model) -> None:
     A model with a published name must be the published file.
     """
     with exits(kept=""):
-        from virnucpro.esm2.download import verify_model
+        from virnucpro.encoders.models import verify_model
 
         checkpoint, digest = verify_model(model)
         typer.echo(f"{printable(checkpoint.path)} is whole, sha256 {digest}")

@@ -56,7 +56,7 @@ def refuse_empty(
 
 def complete_model(incomplete: str) -> list[str]:
     """The names of models that begin so."""
-    from virnucpro.esm2.published import EMBEDDED, PUBLISHED
+    from virnucpro.encoders.published import EMBEDDED, PUBLISHED
 
     return [name for name in (EMBEDDED, *PUBLISHED) if name.startswith(incomplete)]
 

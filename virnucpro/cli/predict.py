@@ -157,8 +157,8 @@ def _run(command: Literal["predict", "extract"], given: dict[str, Any]) -> None:
         with loading(quiet):
             from virnucpro.engine.local import ProcessExecutor
             from virnucpro.pipeline import run
-            from virnucpro.request import Options, resolve
-            from virnucpro.rundir import RunDir
+            from virnucpro.resolve import Options, resolve
+            from virnucpro.run.folder import RunDir
 
         with watched(quiet, verbose, log_file) as events:
             options = Options(

@@ -366,7 +366,7 @@ def _prepared(
 ) -> Iterator[None]:
     """The folder is ours, and holds all that every process of the training reads."""
     from virnucpro.log import announce
-    from virnucpro.rundir import RunDir
+    from virnucpro.run.folder import RunDir
     from virnucpro.training.request import describe, open_folder
 
     with RunDir(training.output).in_use():
@@ -382,8 +382,8 @@ def _extract(training: Training, options: TrainOptions, events: EventLog) -> Non
     """Make the vectors that a head is trained on, as ``extract`` makes them; or go on with it."""
     from virnucpro.engine.local import ProcessExecutor
     from virnucpro.pipeline import run
-    from virnucpro.request import Options, resolve
-    from virnucpro.rundir import RunDir
+    from virnucpro.resolve import Options, resolve
+    from virnucpro.run.folder import RunDir
     from virnucpro.training.features import write_fasta
 
     write_fasta(training.fasta, training.data)

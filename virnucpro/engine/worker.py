@@ -27,6 +27,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from virnucpro.config import Pooling, Precision
+from virnucpro.encoders.esm2.converted import open_esm2
+from virnucpro.encoders.esm2.model import DTYPES, bos_pool, mean_pool, residues_only
+from virnucpro.encoders.esm2.packing import EXTRA_TOKENS, PackedBatch, plan_batches
 from virnucpro.engine.events import (
     BatchDone,
     BatchStarted,
@@ -38,14 +41,11 @@ from virnucpro.engine.events import (
     ShardFailed,
 )
 from virnucpro.errors import OutputError, StorageError
-from virnucpro.esm2.converted import open_esm2
-from virnucpro.esm2.model import DTYPES, bos_pool, mean_pool, residues_only
-from virnucpro.esm2.packing import EXTRA_TOKENS, PackedBatch, plan_batches
 from virnucpro.files import disk_error, writing
 from virnucpro.log import printable
 from virnucpro.records import Embeddings, Failure, Orf, Shard
-from virnucpro.shards import read_shard
-from virnucpro.store import Attributes, write_embeddings
+from virnucpro.run.features import Attributes, write_embeddings
+from virnucpro.run.shards import read_shard
 
 _T = TypeVar("_T")
 Arriving = Callable[[], NDArray[np.float32]]  # rows that wait for the device

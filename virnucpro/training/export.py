@@ -11,10 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from virnucpro.esm2.weights import Checkpoint
-from virnucpro.head import Head, HeadFacts, Layer, Network, load_head, save_head
+from virnucpro.encoders.esm2.weights import Checkpoint
+from virnucpro.labelled.digests import group_digest, record_digest
+from virnucpro.scoring.head import Head, HeadFacts, Layer, Network, load_head, save_head
 from virnucpro.training.calibration import Calibration
-from virnucpro.training.digests import group_digest, record_digest
 from virnucpro.training.networks import Classifier
 
 HEAD_FILE = "head.safetensors"  # beside the encoder, if that was trained too

@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from virnucpro.errors import FeatureFileError
-from virnucpro.fasta import write_record
 from virnucpro.files import atomic
+from virnucpro.labelled.records import read_manifest, read_sequences
 from virnucpro.log import printable
-from virnucpro.rundir import RunDir
-from virnucpro.store import read_embeddings
-from virnucpro.training.labelled import read_manifest, read_sequences
+from virnucpro.run.features import read_embeddings
+from virnucpro.run.folder import RunDir
+from virnucpro.sequences.fasta import write_record
 
 
 def write_fasta(path: Path, data: Path) -> None:

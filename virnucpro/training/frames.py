@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.composition import frame_bases, frame_composition
+from virnucpro.labelled.records import LabelledRecord
 from virnucpro.records import FastaRecord
-from virnucpro.training.labelled import LabelledRecord
-from virnucpro.translate import chunk_record, translate_six_frames
+from virnucpro.sequences.composition import frame_bases, frame_composition
+from virnucpro.sequences.translate import chunk_record, translate_six_frames
 
 _FRAMES_AT_ONCE = 4096
 MOST_WEIGHT = 10.0  # of a frame, where the mean is 1

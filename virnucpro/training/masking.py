@@ -8,8 +8,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.esm2.alphabet import MASK, RESIDUES, tokenize
-from virnucpro.esm2.packing import PackedBatch
+from virnucpro.encoders.esm2.alphabet import MASK, RESIDUES, tokenize
+from virnucpro.encoders.esm2.packing import PackedBatch
 
 MASKED, OF_MASKED, OF_RANDOM = 0.15, 0.8, 0.1  # the rest of the chosen ones stays as it is
 STANDARD = tokenize([RESIDUES[:20]])[1:-1]  # the tokens of the 20 amino acids

@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from virnucpro.composition import N_FEATURES
-from virnucpro.esm2.alphabet import N_TOKENS
-from virnucpro.esm2.attention import Kernel, attend_runs, attend_to_train
-from virnucpro.esm2.model import ESM2, ESM2Shape
-from virnucpro.esm2.packing import PackedBatch, StagedBatch
+from virnucpro.encoders.esm2.alphabet import N_TOKENS
+from virnucpro.encoders.esm2.attention import Kernel, attend_runs, attend_to_train
+from virnucpro.encoders.esm2.model import ESM2, ESM2Shape
+from virnucpro.encoders.esm2.packing import PackedBatch, StagedBatch
+from virnucpro.sequences.composition import N_FEATURES
 
 NETWORKS = ("protein", "nucleotide")  # of a classifier; without residues the second is alone
 _LEAST_SPREAD = 1e-3  # of a word that hardly occurs: its weights hardly learn either

@@ -9,13 +9,13 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from virnucpro.esm2.alphabet import MASK
-from virnucpro.esm2.model import TOKEN_DROPOUT_SCALE
-from virnucpro.esm2.packing import PackedBatch
+from virnucpro.encoders.esm2.alphabet import MASK
+from virnucpro.encoders.esm2.model import TOKEN_DROPOUT_SCALE
+from virnucpro.encoders.esm2.packing import PackedBatch
+from virnucpro.evaluation.metrics import auroc
 from virnucpro.training.batches import Rows
 from virnucpro.training.frames import LabelledFrames
 from virnucpro.training.masking import MASKED, mask_residues
-from virnucpro.training.metrics import auroc
 from virnucpro.training.networks import FrameBatch, FrameClassifier, MaskedBatch
 from virnucpro.training.ranks import Ranks
 

@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from Bio.Align import substitution_matrices
 from torch import Tensor, nn
 
-from virnucpro.esm2.alphabet import N_TOKENS, RESIDUES, tokenize
-from virnucpro.esm2.model import mean_pool
-from virnucpro.esm2.packing import EXTRA_TOKENS, PackedBatch
+from virnucpro.encoders.esm2.alphabet import N_TOKENS, RESIDUES, tokenize
+from virnucpro.encoders.esm2.model import mean_pool
+from virnucpro.encoders.esm2.packing import EXTRA_TOKENS, PackedBatch
 
 Encoding = Literal["esm2", "onehot", "blosum62", "composition"]
 Architecture = Literal["mlp", "cnn", "lstm", "unet"]

@@ -9,19 +9,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 from virnucpro.devices import Choice, choose_devices, choose_precision
+from virnucpro.encoders.esm2.model import ESM2Shape
+from virnucpro.encoders.esm2.weights import inspect_checkpoint
+from virnucpro.encoders.models import check_published, find_checkpoint
+from virnucpro.encoders.published import EMBEDDED
 from virnucpro.engine.events import Progress, Telling
 from virnucpro.errors import InputError, OutputError, ResumeError, UsageError
-from virnucpro.esm2.download import check_published, find_checkpoint
-from virnucpro.esm2.model import ESM2Shape
-from virnucpro.esm2.published import EMBEDDED
-from virnucpro.esm2.weights import inspect_checkpoint
 from virnucpro.files import atomic, open_plain, refuse_links, sha256
-from virnucpro.lock import OF_A_LOCK
+from virnucpro.labelled.records import LabelledRecord, read_manifest, warn_of_mixed_groups
+from virnucpro.labelled.split import SPLITS, Split, read_split, select, split_groups, write_split
 from virnucpro.log import announce, printable
-from virnucpro.training.labelled import LabelledRecord, read_manifest, warn_of_mixed_groups
+from virnucpro.run.lock import OF_A_LOCK
 from virnucpro.training.readers import Architecture, Encoding
 from virnucpro.training.settings import MAY_DIFFER, ClassWeights, Mode, ScaleLr, Settings
-from virnucpro.training.split import SPLITS, Split, read_split, select, split_groups, write_split
 from virnucpro.training.story import OF_A_TRAINING, SPLIT, Training
 
 OnEvent = Callable[[Telling], None]

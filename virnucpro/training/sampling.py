@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from virnucpro.labelled.records import LabelledRecord, read_sequences
 from virnucpro.scorer.pieces import Counts, Digits, encode, reverse_complement
-from virnucpro.training.labelled import LabelledRecord, read_sequences
 
 BASES_POWER = 0.25
 _GC_EDGES = np.linspace(0.25, 0.7, 10)

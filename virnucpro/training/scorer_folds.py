@@ -13,10 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from virnucpro.labelled.records import LabelledRecord
 from virnucpro.scorer.nets import Knot, PieceNets
 from virnucpro.scorer.pieces import Counts, Digits
 from virnucpro.scorer.score import record_log_odds
-from virnucpro.training.labelled import LabelledRecord
 from virnucpro.training.sampling import Fragments
 
 N_FOLDS = 5

@@ -17,11 +17,14 @@ from numpy.typing import NDArray
 from torch import nn
 
 from virnucpro import __version__
+from virnucpro.encoders.esm2.model import ESM2, ESM2Shape
+from virnucpro.encoders.esm2.weights import inspect_checkpoint, load_esm2, save_esm2
 from virnucpro.engine.events import Progress
 from virnucpro.errors import InputError
-from virnucpro.esm2.model import ESM2, ESM2Shape
-from virnucpro.esm2.weights import inspect_checkpoint, load_esm2, save_esm2
+from virnucpro.evaluation.metrics import CHANCE, auroc, auroc_interval
 from virnucpro.files import atomic
+from virnucpro.labelled.records import LabelledRecord, read_manifest, read_sequences
+from virnucpro.labelled.split import Split, read_split, select
 from virnucpro.log import LOGGER, announce, printable
 from virnucpro.training.board import board
 from virnucpro.training.calibration import Units, calibrate, chunks_of
@@ -34,9 +37,7 @@ from virnucpro.training.frames import (
     collect_frames,
     given_weights,
 )
-from virnucpro.training.labelled import LabelledRecord, read_manifest, read_sequences
 from virnucpro.training.loop import B, Objective, Trainer, effective_batch, precision_of
-from virnucpro.training.metrics import CHANCE, auroc, auroc_interval
 from virnucpro.training.networks import (
     NETWORKS,
     Classifier,
@@ -57,7 +58,6 @@ from virnucpro.training.readers import (
     one_hot,
 )
 from virnucpro.training.settings import Settings
-from virnucpro.training.split import Split, read_split, select
 
 _MOST_FRAMES = 20_000  # that are scored after each epoch
 SPLIT, _HELD_OUT = "split.tsv", "held_out.tsv"

@@ -1,0 +1,1 @@
+"""Models that turn sequences into vectors. One door: ``encoders.base``."""

@@ -1,0 +1,151 @@
+"""Attention within each protein of a packed batch: one signature, the kernels behind it.
+
+A kernel takes the projected queries, keys and values, (n_tokens, 3, n_heads, head_dim), turns
+queries and keys by their positions in float32, and gives (n_tokens, n_heads, head_dim) of the
+same type. It is chosen once, when the model is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from virnucpro.encoders.esm2.packing import StagedBatch
+
+Kernel = Callable[[Tensor, StagedBatch], Tensor]
+
+# where the scores of a head outgrow the caches, a kernel that never writes them out is faster
+_LONGEST_DENSE = 320  # tokens
+_SCORES_AT_ONCE = 1 << 20  # numbers
+
+
+def attend_runs(qkv: Tensor, batch: StagedBatch) -> Tensor:
+    """SDPA on each run of proteins of one length: no mask and no padding, on any device."""
+    out = torch.empty_like(qkv[:, 0])
+    for first, n, seqlen in batch.runs:
+        q, k, v = (x.to(qkv.dtype) for x in _turned(qkv, batch, (first, n, seqlen)))
+        _put(out, first, F.scaled_dot_product_attention(q, k, v))
+    return out
+
+
+def attend_dense(qkv: Tensor, batch: StagedBatch) -> Tensor:
+    """Written-out scores for short proteins, in blocks that stay in the caches (CPU, bf16).
+
+    All is float32 but, on CPUs with AMX, the products, whose terms are rounded to bf16.
+    """
+    out = torch.empty_like(qkv[:, 0])
+    n_heads = qkv.shape[2]
+    for first, n, seqlen in batch.runs:
+        at_once = max(1, _SCORES_AT_ONCE // (n_heads * seqlen**2))
+        for begun in range(0, n, at_once):
+            block = (first + begun * seqlen, min(at_once, n - begun), seqlen)
+            q, k, v = _turned(qkv, batch, block)
+            if seqlen > _LONGEST_DENSE:
+                attended = F.scaled_dot_product_attention(q, k, v)
+            else:
+                attended = _dense(q, k, v)
+            _put(out, block[0], attended)
+    return out
+
+
+def attend_to_train(qkv: Tensor, batch: StagedBatch) -> Tensor:
+    """Written-out scores, from which gradients flow: for training.
+
+    On a CPU the backward pass of SDPA takes three times as long.
+    """
+    attended = []
+    with torch.autocast(qkv.device.type, enabled=False):
+        for first, n, seqlen in batch.runs:
+            position = slice(first, first + seqlen)
+            part = qkv[first : first + n * seqlen].view(n, seqlen, *qkv.shape[1:])
+            q, k, v = part.permute(2, 0, 3, 1, 4)
+            turned = [
+                rotate(x.float(), batch.cos[position], batch.sin[position]).to(v.dtype)
+                for x in (q * q.shape[-1] ** -0.5, k)
+            ]
+            q, k, v = (x.reshape(-1, seqlen, x.shape[-1]) for x in (*turned, v))
+            out = torch.bmm(torch.softmax(torch.bmm(q, k.mT), dim=-1), v)
+            attended.append(out.view(n, -1, *out.shape[1:]).transpose(1, 2).flatten(0, 1))
+    return torch.cat(attended)
+
+
+def attend_varlen(qkv: Tensor, batch: StagedBatch) -> Tensor:
+    """FlashAttention over the packed row in one launch (CUDA, fp16 or bf16)."""
+    # its import brings torch's compiler, which takes a second: no other device pays for it
+    from torch.nn.attention.varlen import varlen_attn
+
+    turned = rotate(qkv[:, :2].float(), batch.cos[:, None, None], batch.sin[:, None, None])
+    q, k = turned.to(qkv.dtype).unbind(1)
+    offsets, longest = batch.cu_seqlens, batch.max_seqlen
+    out = varlen_attn(q, k, qkv[:, 2], offsets, offsets, longest, longest)
+    assert isinstance(out, Tensor)
+    return out
+
+
+def choose_kernel(device: torch.device, dtype: torch.dtype) -> Kernel:
+    """The fastest kernel for this device and precision.
+
+    FlashAttention takes fp16 and bf16 on CUDA devices of compute capability 8.0 and newer.
+    """
+    if device.type == "cpu" and dtype == torch.bfloat16:
+        return attend_dense
+    if device.type == "cuda" and dtype != torch.float32:
+        major, _ = torch.cuda.get_device_capability(device)
+        if major >= 8:
+            return attend_varlen
+    return attend_runs
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary position embedding (Su et al. 2021, eq. 34).
+
+    (..., head_dim) and cosines like it, sines (..., head_dim / 2), float32 -> like x
+    """
+    half = x.shape[-1] // 2
+    turned = x * cos
+    turned[..., :half].addcmul_(x[..., half:], sin, value=-1)
+    turned[..., half:].addcmul_(x[..., :half], sin)
+    return turned
+
+
+def _turned(qkv: Tensor, batch: StagedBatch, run: tuple[int, int, int]) -> tuple[Tensor, ...]:
+    """Queries and keys, turned, and values: (n, n_heads, seqlen, head_dim) float32 each."""
+    first, n, seqlen = run
+    part = qkv[first : first + n * seqlen].view(n, seqlen, *qkv.shape[1:]).permute(2, 0, 3, 1, 4)
+    laid_out = torch.empty(part.shape, dtype=torch.float32, device=qkv.device).copy_(part)
+    position = slice(first, first + seqlen)  # as of every protein of the run
+    q, k = rotate(laid_out[:2], batch.cos[position], batch.sin[position])
+    return q, k, laid_out[2]
+
+
+def _put(out: Tensor, first: int, attended: Tensor) -> None:
+    """(n, n_heads, seqlen, head_dim) to its tokens' places."""
+    n, _, seqlen, _ = attended.shape
+    out[first : first + n * seqlen].view(n, seqlen, *out.shape[1:]).copy_(attended.transpose(1, 2))
+
+
+def _dense(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scale: float = q.shape[-1] ** -0.5
+    with _onednn_products():
+        scores = torch.bmm((q * scale).flatten(0, 1), k.flatten(0, 1).mT)
+        torch.softmax(scores, dim=-1, out=scores)
+        return torch.bmm(scores, v.flatten(0, 1)).view_as(v)
+
+
+@contextmanager
+def _onednn_products() -> Iterator[None]:
+    """Have oneDNN multiply float32, twice as fast as MKL on small matrices.
+
+    PyTorch gives it this work only if bf16 would be allowed, which it uses only on AMX.
+    """
+    setting = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    before = setting.fp32_precision
+    setting.fp32_precision = "bf16"
+    try:
+        yield
+    finally:
+        setting.fp32_precision = before

@@ -1,0 +1,183 @@
+"""Large checkpoints, converted once: our names, the run's precision, mapped and not read.
+
+In the folder stand, for each checkpoint's content and precision, the converted file and a JSON
+with its hash; and for each place that a checkpoint was seen at, a note with the checkpoint's hash,
+so that it need not be read again. The parent verifies the file once for a run; then every worker
+maps it, so that all of them share one copy of the weights in the machine's page cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from virnucpro.encoders.esm2.attention import choose_kernel
+from virnucpro.encoders.esm2.model import ESM2, ESM2Shape
+from virnucpro.encoders.esm2.weights import Checkpoint, load_esm2
+from virnucpro.errors import UnavailableError
+from virnucpro.files import atomic, sha256
+from virnucpro.log import printable
+
+WORTH_CONVERTING = 256 << 20  # bytes; what is smaller loads in a second anyway
+_FORMAT = "1"
+_SUFFIX = ".virnucpro.safetensors"
+_STALE_SECONDS = 86_400  # what was half written then has no writer any more
+_DAMAGE = (OSError, ValueError, LookupError, TypeError, RecursionError, SafetensorError)
+
+OnBytes = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """A checkpoint in the form that workers map."""
+
+    path: Path
+    source_sha256: str
+
+
+def find_converted(
+    checkpoint: Checkpoint, dtype: torch.dtype, folder: Path, on_bytes: OnBytes = lambda _: None
+) -> Converted | None:
+    """The converted form of a checkpoint, if it was made and is whole to the last bit.
+
+    The checkpoint is known by place, size and times: it is not read again.
+    """
+    try:
+        source_sha256 = str(json.loads(_note(checkpoint, folder).read_text())["source_sha256"])
+    except _DAMAGE:
+        return None
+    return _find(checkpoint, source_sha256, dtype, folder, on_bytes)
+
+
+def convert(
+    checkpoint: Checkpoint, source_sha256: str, dtype: torch.dtype, folder: Path
+) -> Converted:
+    """The converted form of a checkpoint: written, or found to be that of another place.
+
+    Raises:
+        UnavailableError: the checkpoint cannot be used.
+        OSError, OutputError, StorageError: the folder cannot be written.
+    """
+    found = _find(checkpoint, source_sha256, dtype, folder, lambda _: None)
+    folder.mkdir(parents=True, exist_ok=True)
+    if found is None:
+        _sweep(folder)
+        path = _path(source_sha256, dtype, folder)
+        _write(checkpoint, source_sha256, dtype, path)
+        found = Converted(path, source_sha256)
+    _write_json(_note(checkpoint, folder), {"source_sha256": source_sha256})
+    return found
+
+
+def is_converted(path: Path) -> bool:
+    return path.name.endswith(_SUFFIX) and path.is_file()
+
+
+def open_esm2(path: Path, layer: int, dtype: torch.dtype, device: torch.device) -> ESM2:
+    """The first ``layer`` layers of a checkpoint or of its converted form, on ``device``.
+
+    Raises:
+        UnavailableError: it cannot be used.
+    """
+    if not is_converted(path):
+        return load_esm2(path, layer, dtype, device)
+    try:
+        with safe_open(path, framework="pt") as stored:
+            facts = stored.metadata()
+            if facts["dtype"] != str(dtype):
+                raise ValueError(f"it holds {facts['dtype']}")
+            shape = ESM2Shape(**json.loads(facts["shape"]))
+            with torch.device("meta"):
+                model = ESM2(shape, layer, dtype, choose_kernel(device, dtype))
+            tensors = {name: stored.get_tensor(name) for name in model.state_dict()}
+        model.load_state_dict(tensors, assign=True)
+    except (*_DAMAGE, RuntimeError) as error:
+        raise UnavailableError(
+            f"{printable(path)} cannot be used: {printable(error)}",
+            hint="delete it: it is made again from the model",
+        ) from error
+    return model.to(device).eval().requires_grad_(False)
+
+
+def _find(
+    checkpoint: Checkpoint,
+    source_sha256: str,
+    dtype: torch.dtype,
+    folder: Path,
+    on_bytes: OnBytes,
+) -> Converted | None:
+    if not re.fullmatch("[0-9a-f]{64}", source_sha256):
+        return None
+    path = _path(source_sha256, dtype, folder)
+    try:
+        with safe_open(path, framework="pt") as stored:
+            known = stored.metadata()
+        if known != _metadata(checkpoint, source_sha256, dtype):
+            return None
+        if json.loads(path.with_suffix(".json").read_text())["sha256"] != sha256(path, on_bytes):
+            return None
+    except _DAMAGE:
+        return None
+    return Converted(path, source_sha256)
+
+
+def _write(checkpoint: Checkpoint, source_sha256: str, dtype: torch.dtype, path: Path) -> None:
+    model = load_esm2(checkpoint.path, checkpoint.shape.n_layers, dtype, torch.device("cpu"))
+    with atomic(path) as temporary:
+        temporary.touch()
+        mode = temporary.stat().st_mode  # others may read it if they may read other files
+        try:
+            metadata = _metadata(checkpoint, source_sha256, dtype)
+            save_file(model.state_dict(), temporary, metadata)
+        except SafetensorError as error:
+            raise OSError(f"{printable(path)}: {printable(error)}") from error
+        temporary.chmod(mode)
+        digest = sha256(temporary)
+    _write_json(path.with_suffix(".json"), {"sha256": digest, "made of": str(checkpoint.path)})
+
+
+def _metadata(checkpoint: Checkpoint, source_sha256: str, dtype: torch.dtype) -> dict[str, str]:
+    return {
+        "format": _FORMAT,
+        "shape": json.dumps(asdict(checkpoint.shape)),
+        "dtype": str(dtype),
+        "encoder_id": checkpoint.encoder_id,
+        "source_sha256": source_sha256,
+    }
+
+
+def _path(source_sha256: str, dtype: torch.dtype, folder: Path) -> Path:
+    precision = str(dtype).removeprefix("torch.")
+    return folder / f"{source_sha256[:16]}_{precision}{_SUFFIX}"
+
+
+def _note(checkpoint: Checkpoint, folder: Path) -> Path:
+    """Another place, size or time of the checkpoint has another note."""
+    known = hashlib.sha256()
+    for file in checkpoint.files:
+        stat = file.stat()
+        where = (str(file.resolve()), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
+        known.update(repr(where).encode())
+    return folder / f"seen_{known.hexdigest()[:16]}.json"
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    with atomic(path) as temporary:
+        temporary.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def _sweep(folder: Path) -> None:
+    """Delete what killed conversions left, of us and of safetensors."""
+    for leftover in folder.glob(".*"):
+        if leftover.is_file() and leftover.stat().st_mtime < time.time() - _STALE_SECONDS:
+            leftover.unlink(missing_ok=True)

@@ -1,0 +1,180 @@
+"""ESM-2's forward pass on packed proteins (Lin et al. 2023, doi:10.1126/science.ade2574).
+
+Numbers follow fair-esm 2.0.0: pre-norm layers, rotary positions, exact GELU, embeddings scaled
+for token dropout. Matrix products run in the precision asked for; the residual stream, norms,
+rotary tables and pooling are float32 always, since a rotary table in bf16 gives wrong angles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from virnucpro.encoders.esm2.alphabet import N_TOKENS
+from virnucpro.encoders.esm2.attention import Kernel, attend_runs
+from virnucpro.encoders.esm2.packing import PackedBatch, StagedBatch
+
+DTYPES: Mapping[str, torch.dtype] = {  # of matrix products, by the name of the precision
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
+LAYER_NORM_EPS = 1e-5
+ROPE_THETA = 10000.0
+# 15 % of the tokens were masked in training, 80 % of those zeroed by token dropout
+TOKEN_DROPOUT_SCALE = 1 - 0.15 * 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class ESM2Shape:
+    """What tells one ESM-2 from another."""
+
+    n_layers: int
+    dim: int
+    n_heads: int
+    token_dropout: bool = True
+
+    @property
+    def head_dim(self) -> int:
+        return self.dim // self.n_heads
+
+    @property
+    def n_parameters(self) -> int:
+        """Of the encoder, without LM and contact heads."""
+        per_layer = 12 * self.dim**2 + 13 * self.dim
+        return self.n_layers * per_layer + (N_TOKENS + 2) * self.dim
+
+
+class Layer(nn.Module):
+    """One transformer layer. (n_tokens, dim) float32 -> the same."""
+
+    def __init__(self, shape: ESM2Shape, dtype: torch.dtype) -> None:
+        super().__init__()
+        dim = shape.dim
+        self.n_heads, self.dtype = shape.n_heads, dtype
+        self.attention_norm = nn.LayerNorm(dim, eps=LAYER_NORM_EPS)
+        self.qkv = nn.Linear(dim, 3 * dim, dtype=dtype)
+        self.attention_out = nn.Linear(dim, dim, dtype=dtype)
+        self.mlp_norm = nn.LayerNorm(dim, eps=LAYER_NORM_EPS)
+        self.up = nn.Linear(dim, 4 * dim, dtype=dtype)
+        self.down = nn.Linear(4 * dim, dim, dtype=dtype)
+        self.has_fused_gelu = dtype == torch.bfloat16 and cpu_has_fused_gelu()
+
+    def forward(self, x: Tensor, batch: StagedBatch, attend: Kernel) -> Tensor:
+        return self.finish(x, attend(self.project(x), batch))
+
+    def project(self, x: Tensor) -> Tensor:
+        """Queries, keys and values. (n_tokens, dim) -> (n_tokens, 3, n_heads, head_dim)"""
+        qkv: Tensor = self.qkv(self.attention_norm(x).to(self.dtype))
+        return qkv.view(len(x), 3, self.n_heads, -1)
+
+    def finish(self, x: Tensor, attended: Tensor) -> Tensor:
+        """What comes after attention, (n_tokens, n_heads, head_dim). -> (n_tokens, dim)"""
+        x = x + self.attention_out(attended.flatten(1))
+        hidden = self.linear_gelu(self.mlp_norm(x).to(self.dtype))
+        out: Tensor = x + self.down(hidden)
+        return out
+
+    def linear_gelu(self, x: Tensor) -> Tensor:
+        """GELU (exact, not by tanh) of the wider linear layer; in one kernel where there is one."""
+        if not self.has_fused_gelu or x.device.type != "cpu":
+            return F.gelu(self.up(x))
+        fused = torch.ops.mkldnn._linear_pointwise
+        out: Tensor = fused(x, self.up.weight, self.up.bias, "gelu", [], "none")
+        return out
+
+
+class ESM2(nn.Module):
+    """The encoder up to ``n_layers``; without LM and contact heads, which nobody asks for."""
+
+    def __init__(
+        self, shape: ESM2Shape, n_layers: int, dtype: torch.dtype, attend: Kernel = attend_runs
+    ) -> None:
+        super().__init__()
+        self.shape, self.attend = shape, attend
+        # random weights would have torch import its compiler on "meta", which takes a second
+        self.embedding = nn.Embedding(N_TOKENS, shape.dim, _weight=torch.empty(N_TOKENS, shape.dim))
+        self.layers = nn.ModuleList(Layer(shape, dtype) for _ in range(n_layers))
+        is_whole = n_layers == shape.n_layers
+        norm = nn.LayerNorm(shape.dim, eps=LAYER_NORM_EPS)
+        self.final_norm = norm if is_whole else nn.Identity()
+        self.inv_freq: Tensor
+        self.register_buffer("inv_freq", rotary_frequencies(shape.head_dim))
+
+    def forward(self, batch: PackedBatch) -> Tensor:
+        """The representation after the last layer of this model, (n_tokens, dim) float32.
+
+        ESM-2's last layer is normed, the others are not, as in fair-esm. Gradients flow if the
+        weights ask for them and the kernel is ``attend_to_train`` or ``attend_runs``; who wants
+        none calls it under ``torch.inference_mode``.
+        """
+        return self.encode(StagedBatch.of(batch, self.inv_freq))
+
+    def encode(self, batch: StagedBatch) -> Tensor:
+        """As ``forward``, for a batch that is on the device already."""
+        x = self.embedding(batch.tokens)
+        if self.shape.token_dropout:
+            x = x * TOKEN_DROPOUT_SCALE
+        return self.transform(x, batch)
+
+    def transform(self, x: Tensor, batch: StagedBatch) -> Tensor:
+        """All layers, from embedded tokens on. (n_tokens, dim) -> the same"""
+        for layer in self.layers:
+            x = layer(x, batch, self.attend)
+        normed: Tensor = self.final_norm(x)
+        return normed
+
+
+def rotary_frequencies(head_dim: int) -> Tensor:
+    """Radians per position of each pair of dimensions, (head_dim / 2,) float32."""
+    places = torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu")
+    return 1.0 / (ROPE_THETA ** (places / head_dim))
+
+
+def compile_layers(model: ESM2, backend: str | Callable[..., object] = "inductor") -> None:
+    """Fuse what lies around the attention of each layer into few kernels.
+
+    All layers share one graph, which takes any number of tokens.
+    """
+    project = torch.compile(Layer.project, dynamic=True, backend=backend)
+    finish = torch.compile(Layer.finish, dynamic=True, backend=backend)
+    for layer in model.layers:
+        assert isinstance(layer, Layer)
+        layer.__dict__.update(project=partial(project, layer), finish=partial(finish, layer))
+
+
+def cpu_has_fused_gelu() -> bool:
+    """Whether oneDNN multiplies bf16 on this CPU (AVX-512 and newer), with GELU in one kernel."""
+    ops = torch.ops.mkldnn
+    return hasattr(ops, "_linear_pointwise") and bool(ops._is_mkldnn_bf16_supported())
+
+
+def mean_pool(hidden: Tensor, batch: PackedBatch) -> Tensor:
+    """Average the residues of each protein, without ``<cls>`` and ``<eos>``.
+
+    (n_tokens, dim) -> (n_proteins, dim) float32
+    """
+    pooled = [
+        hidden[first : first + n * seqlen].view(n, seqlen, -1)[:, 1:-1].mean(dim=1)
+        for first, n, seqlen in batch.runs
+    ]
+    return torch.cat(pooled)
+
+
+def bos_pool(hidden: Tensor, batch: PackedBatch) -> Tensor:
+    """The vector of each ``<cls>``. (n_tokens, dim) -> (n_proteins, dim)"""
+    return hidden[torch.from_numpy(batch.cu_seqlens[:-1].astype("int64")).to(hidden.device)]
+
+
+def residues_only(hidden: Tensor, batch: PackedBatch) -> Tensor:
+    """Drop ``<cls>`` and ``<eos>``. (n_tokens, dim) -> (n_residues, dim), in order"""
+    keep = torch.ones(len(hidden), dtype=torch.bool)
+    starts = torch.from_numpy(batch.cu_seqlens.astype("int64"))
+    keep[starts[:-1]] = False
+    keep[starts[1:] - 1] = False
+    return hidden[keep.to(hidden.device)]

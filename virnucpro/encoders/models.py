@@ -1,0 +1,354 @@
+"""Named checkpoints: where they lie, and how they get there.
+
+One lies in this package, with a head for it. The published ones are fair-esm's, kept in the folder
+that torch hub uses, so that one download serves every program. Others are brought by file, and
+lie in a folder of ours beside it. Nothing is fetched unless a name was asked for and is not there.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import http.client
+import re
+import shutil
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from virnucpro.encoders.esm2.model import ESM2Shape
+from virnucpro.encoders.esm2.weights import Checkpoint, inspect_checkpoint, verify_checkpoint
+from virnucpro.encoders.published import BASE_URL, EMBEDDED, PUBLISHED
+from virnucpro.errors import OutputError, StorageError, UnavailableError, UsageError
+from virnucpro.files import TEMPORARY, atomic, expanded, temporary_beside, writing
+from virnucpro.log import printable
+
+EMBEDDED_FOLDER = Path(__file__).parents[1] / "embedded"
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
+_BLOCK = 1 << 20
+_TIMEOUT = 30  # seconds without a byte
+_SLOWEST = 50_000  # bytes per second, on average
+_MOST_BYTES_PER_PARAMETER = 5  # of a file whose size is not on record; float32 takes 4
+
+OnBytes = Callable[[int, int], None]  # bytes so far, bytes in all (0: unknown)
+
+
+def hub_folder() -> Path:
+    return Path(torch.hub.get_dir()) / "checkpoints"
+
+
+def imported_folder() -> Path:
+    return Path(torch.hub.get_dir()) / "virnucpro_models"
+
+
+def converted_folder() -> Path:
+    """For what is made of large checkpoints; it may be deleted at any time."""
+    return Path(torch.hub.get_dir()) / "virnucpro"
+
+
+def embedded_model() -> Path:
+    return EMBEDDED_FOLDER / EMBEDDED
+
+
+def embedded_scorer() -> Path:
+    """What scores nucleotides where no model is named; it reads no embedding."""
+    return EMBEDDED_FOLDER / "scorer.safetensors"
+
+
+def embedded_head() -> Path:
+    """Made for the embedded model."""
+    return EMBEDDED_FOLDER / "head.safetensors"
+
+
+def shape_of(name: str) -> ESM2Shape:
+    """The shape of a published model."""
+    published = PUBLISHED[name]
+    return ESM2Shape(published.n_layers, published.dim, published.n_heads)
+
+
+def download_bytes(name: str) -> int:
+    """Size of a published checkpoint; half precision is assumed where none is on record."""
+    return PUBLISHED[name].n_bytes or 2 * shape_of(name).n_parameters
+
+
+def locate(model: str) -> Path:
+    """Where the checkpoint lies that a user means by ``--model``, or, once fetched, would lie.
+
+    A name, or a path with a separator in it: what is called ``esm2_t6_8M_UR50D`` in the current
+    folder is not taken for the model of that name.
+
+    Raises:
+        UnavailableError: there is no such path, or no model of that name.
+        UsageError: the path begins with a user whom this machine does not know.
+    """
+    if Path(model).name != model:
+        return _existing_path(model)
+    if model == EMBEDDED:
+        if not embedded_model().exists():
+            raise UnavailableError(
+                f"{EMBEDDED} is not in {printable(EMBEDDED_FOLDER)}: the installation is not whole",
+                hint="install virnucpro again, or name another model with --model",
+            )
+        return embedded_model()
+    if here := _places_in_use(model):
+        return here[0]
+    if model in PUBLISHED:
+        return hub_folder() / f"{model}.pt"
+    hint = _suggestion(model)
+    if Path(model).exists():
+        shown = printable(model)
+        hint = f"if you mean {shown} in the current folder, write ./{shown}"
+    raise UnavailableError(f"there is no model named {printable(model)}", hint=hint)
+
+
+def _existing_path(model: str) -> Path:
+    path = expanded(model)
+    if not path.exists():
+        raise UnavailableError(
+            f"{printable(path)}: no such file or folder", hint=_suggestion(path.name)
+        )
+    return path.absolute()  # a path, not a name, wherever it is written down
+
+
+def _suggestion(word: str) -> str:
+    """The names that a user may have meant, or all."""
+    names = {name.lower(): name for name in (EMBEDDED, *PUBLISHED, *imported_names())}
+    word = word.lower().removesuffix(".pt")
+    close = [name for name in names if word in name] if word else []
+    close = close if len(close) == 1 else difflib.get_close_matches(word, names, n=1)
+    if close:
+        return f"did you mean {names[close[0]]}? `virnucpro models list` shows all names"
+    return f"by name there are {', '.join(names.values())}; a path has a separator: ./model.pt"
+
+
+def find_checkpoint(
+    model: str, on_bytes: OnBytes = lambda *_: None, base_url: str = BASE_URL
+) -> Checkpoint:
+    """The checkpoint a user means by ``--model``, fetched if need be.
+
+    Raises:
+        UnavailableError: there is none, it cannot be fetched, or it is not what its name says.
+    """
+    path = locate(model)
+    if model in PUBLISHED and not path.exists():
+        download(model, path, on_bytes, base_url)
+    checkpoint = inspect_checkpoint(path)
+    if model in PUBLISHED:
+        _check_shape_and_size(model, checkpoint)
+    return checkpoint
+
+
+def check_published(model: str, checkpoint: Checkpoint, sha256: str) -> None:
+    """Refuse other weights under the name of a published model.
+
+    Of a model without a SHA-256 on record only shape and size are compared.
+
+    Raises:
+        UnavailableError: these are other weights.
+    """
+    published = PUBLISHED.get(model)
+    if published is None:
+        return
+    _check_shape_and_size(model, checkpoint)
+    if published.sha256 and sha256 not in (published.sha256, published.folder_sha256):
+        raise _other_weights(model, checkpoint, f"its SHA-256 is {sha256}")
+
+
+def _check_shape_and_size(model: str, checkpoint: Checkpoint) -> None:
+    published, n_bytes = PUBLISHED[model], checkpoint.n_bytes
+    if checkpoint.shape != shape_of(model):
+        raise _other_weights(model, checkpoint, f"it has {checkpoint.shape}")
+    if checkpoint.path.is_file() and published.n_bytes not in (None, n_bytes):
+        raise _other_weights(model, checkpoint, f"it has {n_bytes} bytes, not {published.n_bytes}")
+
+
+def _check_md5(model: str, checkpoint: Checkpoint) -> None:
+    """For models of which no SHA-256 is on record. It takes as long as reading the file."""
+    published = PUBLISHED.get(model)
+    if published is None or not published.md5:
+        return
+    md5 = hashlib.md5(usedforsecurity=False)
+    with checkpoint.files[0].open("rb") as handle:
+        while block := handle.read(_BLOCK):
+            md5.update(block)
+    if md5.hexdigest() != published.md5:
+        raise _other_weights(model, checkpoint, f"its MD5 is {md5.hexdigest()}")
+
+
+def _other_weights(model: str, checkpoint: Checkpoint, why: str) -> UnavailableError:
+    return UnavailableError(
+        f"{printable(checkpoint.path)} is not the published {model}: {why}",
+        hint="delete it, and it is fetched again; a model of your own is named by its path, "
+        "or gets a name with `virnucpro models import PATH --name NAME`",
+    )
+
+
+def verify_model(model: str) -> tuple[Checkpoint, str]:
+    """Look at every number of a model, and whether it is the one of its name: it and its SHA-256.
+
+    Raises:
+        UnavailableError: it is damaged, or not what its name says.
+    """
+    checkpoint = verify_checkpoint(locate(model))
+    digest = checkpoint.sha256()
+    check_published(model, checkpoint, digest)
+    _check_md5(model, checkpoint)
+    return checkpoint, digest
+
+
+def imported_names() -> list[str]:
+    """Of the models that were brought by file and have no published name."""
+    folder = imported_folder()
+    files = [path for path in folder.glob("*") if not path.name.startswith(".")]
+    models = [path for path in files if path.is_dir() or path.suffix == ".pt"]
+    names = {path.name if path.is_dir() else path.stem for path in models}
+    return sorted(names.difference(PUBLISHED, [EMBEDDED]))
+
+
+def _places_in_use(name: str) -> list[Path]:
+    """Where a checkpoint of this name lies: a file, or a Hugging Face folder."""
+    if not _NAME.fullmatch(name):
+        return []
+    folder = imported_folder()
+    places = [hub_folder() / f"{name}.pt"] if name in PUBLISHED else [folder / f"{name}.pt"]
+    return [path for path in (*places, folder / name) if path.exists()]
+
+
+def import_checkpoint(source: Path, name: str, *, force: bool) -> Checkpoint:
+    """Copy a checkpoint to where ``locate`` finds it by its name, once all of it was looked at.
+
+    Of a folder the weights and ``config.json`` are taken.
+
+    Raises:
+        UsageError: the name cannot be one.
+        UnavailableError: it is no ESM-2, is damaged, holds code, or is not the one of that name.
+        OutputError: another model has the name, and ``force`` was not given.
+    """
+    if not _NAME.fullmatch(name) or name == EMBEDDED or name.endswith(".pt"):
+        raise UsageError(
+            f"{printable(name)!r} cannot be the name of a model",
+            hint="give another with --name: letters, digits, '_', '-' and '.'",
+        )
+    found = verify_checkpoint(source)
+    in_use, digest = _places_in_use(name), found.sha256()
+    try:
+        check_published(name, found, digest)
+        _check_md5(name, found)
+    except UnavailableError as error:
+        raise UnavailableError(str(error), hint="give it another name with --name") from error
+    if in_use and not force:
+        there = inspect_checkpoint(in_use[0])
+        if there.sha256() == digest:
+            return there
+        raise OutputError(
+            f"another model is called {name} already: {printable(in_use[0])}",
+            hint="give another name with --name, or add --force to replace it",
+        )
+    if source.is_file():
+        folder = hub_folder() if name in PUBLISHED else imported_folder()
+        target = folder / f"{name}.pt"
+        folder.mkdir(parents=True, exist_ok=True)
+        with atomic(target) as temporary:
+            _copy_file(source, temporary, target)
+            _check_copy(replace(found, path=temporary), digest)
+    else:
+        target = imported_folder() / name
+        _copy_folder(found, digest, target)
+    for path in in_use:
+        if path != target:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return inspect_checkpoint(target)
+
+
+def _copy_folder(source: Checkpoint, digest: str, target: Path) -> None:
+    for left in target.parent.glob(f".{target.name}.*{TEMPORARY}"):
+        shutil.rmtree(left)  # of an import that was killed
+    copy, replaced = temporary_beside(target), temporary_beside(target)
+    copy.mkdir(parents=True)
+    try:
+        for file in (source.path / "config.json", *source.files):
+            _copy_file(file, copy / file.name, target)
+        _check_copy(replace(source, path=copy), digest)
+        if target.exists():
+            target.rename(replaced)
+        copy.rename(target)
+    finally:
+        if replaced.exists() and not target.exists():
+            replaced.rename(target)
+        for folder in (copy, replaced):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _copy_file(source: Path, copy: Path, target: Path) -> None:
+    with writing(target, source, copy):  # the system's error names these two
+        shutil.copyfile(source, copy)
+
+
+def _check_copy(copy: Checkpoint, digest: str) -> None:
+    if copy.sha256() != digest:
+        raise StorageError(
+            f"the copy in {printable(copy.path.parent)} is not what was copied",
+            hint="check the disk, or let the file be written to its end, then import it again",
+        )
+
+
+def download(model: str, path: Path, on_bytes: OnBytes, base_url: str = BASE_URL) -> None:
+    """Fetch a published checkpoint; ``path`` appears only when it is whole and what it says.
+
+    Raises:
+        UnavailableError: it cannot be fetched, or is not the model of that name.
+    """
+    url = f"{base_url}/{model}.pt"
+    hint = (
+        f"on a machine without network, fetch {url} elsewhere; `virnucpro models import` "
+        f"puts it in {path.parent}"
+    )
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic(path) as temporary:
+            _fetch(url, temporary, model, on_bytes)
+            _check_content(model, temporary)
+    except UnavailableError as error:
+        raise UnavailableError(f"what {url} gave is not {model}: {error}", hint=hint) from error
+    except (OSError, http.client.HTTPException) as error:
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()
+        reason = getattr(error, "reason", None) or error
+        raise UnavailableError(f"cannot fetch {url}: {printable(reason)}", hint=hint) from error
+
+
+def _check_content(model: str, path: Path) -> None:
+    fetched = inspect_checkpoint(path)
+    check_published(model, fetched, fetched.sha256())
+    _check_md5(model, fetched)
+
+
+def _fetch(url: str, path: Path, model: str, on_bytes: OnBytes) -> None:
+    """
+    Raises:
+        UnavailableError: there is more than the model has, or less.
+        OSError: the connection ended early, or is too slow to wait for.
+    """
+    started, done = time.monotonic(), 0
+    with urllib.request.urlopen(url, timeout=_TIMEOUT) as answer, path.open("wb") as out:
+        announced = answer.length or 0  # 0: not said, or not a number
+        total = PUBLISHED[model].n_bytes or announced
+        if announced not in (0, total):
+            raise UnavailableError(f"it has {announced} bytes, not {total}")
+        most = total or _MOST_BYTES_PER_PARAMETER * shape_of(model).n_parameters
+        while block := answer.read1(_BLOCK):
+            out.write(block)
+            done += len(block)
+            if done > most:
+                raise UnavailableError(f"it goes on after {most} bytes")
+            seconds = time.monotonic() - started
+            if seconds > 2 * _TIMEOUT + done / _SLOWEST:
+                raise OSError(f"the connection is too slow: {done} bytes in {seconds:.0f} seconds")
+            on_bytes(done, total)
+    if done < total:
+        raise OSError(f"the connection ended after {done} of {total} bytes")

@@ -1,0 +1,1 @@
+"""What a head is worth on groups that it has not seen."""

@@ -1,0 +1,140 @@
+"""An evaluation as a table for programs and people, as JSON with everything, and in a few lines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from virnucpro import __version__
+from virnucpro.evaluation.metrics import MEASURES, Measures, reliability
+from virnucpro.evaluation.story import Evaluation, Row, Sampled
+from virnucpro.files import atomic, sha256
+from virnucpro.log import printable
+
+NOT_DEFINED = "n/a"
+_FACTS = ("unit", "length", "subset", "kingdom", "n", "n_virus", "n_groups")
+_COLUMNS = (
+    *_FACTS,
+    "no_orf",
+    "n_trained",
+    "auroc",
+    "auroc_low",
+    "auroc_high",
+    *MEASURES[1:],
+    *(f"{name}_equal_groups" for name in MEASURES),
+    "auroc_no_orf_as_0",
+    "recall_no_orf_as_0",
+)
+
+
+def write_report(evaluation: Evaluation) -> None:
+    """``evaluation.tsv`` and ``evaluation.json``."""
+    folder = evaluation.question.output
+    with atomic(folder / "evaluation.tsv") as temporary:
+        lines = ["\t".join(_COLUMNS), *("\t".join(_cells(row)) for row in evaluation.rows), ""]
+        temporary.write_text("\n".join(lines), encoding="utf-8")
+    with atomic(folder / "evaluation.json") as temporary:
+        content = json.dumps(_to_json(evaluation), indent=1, allow_nan=False)
+        temporary.write_text(content + "\n", encoding="utf-8")
+
+
+def summary_lines(evaluation: Evaluation) -> list[str]:
+    """What to tell the user at the end."""
+    held_out, question = evaluation.held_out, evaluation.question
+    threshold = evaluation.head.facts.threshold
+    lines = [
+        f"evaluated on {len(held_out.records):,} records of "
+        f"{len({record.group for record in held_out.records}):,} groups; called virus from a "
+        f"score of {threshold:g} on",
+        f"{'':16}{'n':>8}{'no_orf':>9}  {'AUROC (95 % interval)':<24}{'recall':>8}{'false +':>9}"
+        f"{'recall at 1 % false +':>24}",
+        *(_line(row) for row in evaluation.rows if row.subset == "all"),
+        f"by kingdom, and more: {printable(question.output / 'evaluation.tsv')}, .json, .pdf, .png",
+    ]
+    if held_out.trained:
+        lines.append(
+            f"WITH TRAINING DATA: {len(held_out.trained):,} of the records, or their groups, "
+            "the head was trained on; the figures are too good"
+        )
+    return lines
+
+
+def _line(row: Row) -> str:
+    low, high = row.interval.low.auroc, row.interval.high.auroc
+    auroc = f"{_short(row.scored.auroc)} ({_short(low)} to {_short(high)})"
+    name = f"{row.unit}s, {row.length}" if row.unit == "record" else "chunks"
+    return (
+        f"  {name:<14}{row.n:>8}{row.n_no_orf / row.n:>9.1%}  {auroc:<24}"
+        f"{_short(row.scored.recall):>8}{_short(row.scored.false_positives):>9}"
+        f"{_short(row.scored.recall_at_1_percent):>24}"
+    )
+
+
+def _short(value: float | None) -> str:
+    return NOT_DEFINED if value is None else f"{value:.3f}"
+
+
+def _cells(row: Row) -> Iterator[str]:
+    yield from (str(getattr(row, name)) for name in _FACTS)
+    yield f"{row.n_no_orf / row.n:.6f}"
+    yield str(row.n_trained)
+    yield _cell(row.scored.auroc)
+    yield _cell(row.interval.low.auroc)
+    yield _cell(row.interval.high.auroc)
+    yield from (_cell(getattr(row.scored, name)) for name in MEASURES[1:])
+    yield from (_cell(getattr(row.equal_groups, name)) for name in MEASURES)
+    yield _cell(row.no_orf_as_0.auroc)
+    yield _cell(row.no_orf_as_0.recall)
+
+
+def _cell(value: float | None) -> str:
+    return NOT_DEFINED if value is None else f"{value:.6f}"
+
+
+def _to_json(evaluation: Evaluation) -> dict[str, object]:
+    question, head, held_out = evaluation.question, evaluation.head, evaluation.held_out
+    return {
+        "virnucpro_version": __version__,
+        "data": {"path": str(question.data), "sha256": sha256(question.data)},
+        "split": _split_to_json(question.split, question.part or "test"),
+        "n_records": len(held_out.records),
+        "n_trained_records": len(held_out.trained),
+        "head": {"sha256": head.sha256, **asdict(head.facts)},
+        "cutting": asdict(question.cutting),
+        "rows": [_row_to_json(row) for row in evaluation.rows],
+        "reliability": [_reliability_to_json(kind) for kind in evaluation.kinds if kind.records],
+    }
+
+
+def _split_to_json(split: Path | None, part: str) -> dict[str, str] | None:
+    if split is None:
+        return None
+    return {"path": str(split), "sha256": sha256(split), "part": part}
+
+
+def _row_to_json(row: Row) -> dict[str, object]:
+    def rounded(measures: Measures) -> dict[str, float | None]:
+        values = asdict(measures).items()
+        return {name: None if value is None else round(value, 6) for name, value in values}
+
+    return {
+        **{name: getattr(row, name) for name in (*_FACTS, "n_no_orf", "n_trained")},
+        "scored": rounded(row.scored),
+        "low": rounded(row.interval.low),
+        "high": rounded(row.interval.high),
+        "equal_groups": rounded(row.equal_groups),
+        "no_orf_as_0": rounded(row.no_orf_as_0),
+    }
+
+
+def _reliability_to_json(kind: Sampled) -> dict[str, object]:
+    curve = reliability(kind.samples)
+    return {
+        "unit": kind.unit,
+        "length": kind.length,
+        "mean_score": curve.mean_score.round(6).tolist(),
+        "share_of_viruses": curve.share_of_viruses.round(6).tolist(),
+        "n": curve.weight.tolist(),
+    }

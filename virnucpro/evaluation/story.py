@@ -1,0 +1,308 @@
+"""``virnucpro evaluate``: labelled records, scored as users have theirs scored, and measured.
+
+Fragments of the records go through the same ``pipeline.run`` as any input of ``predict``; what
+is measured is read from the tables that it leaves, and joined by id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal, TextIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from virnucpro.config import RunConfig
+from virnucpro.engine.executor import Executor
+from virnucpro.errors import UsageError, VirnucproError
+from virnucpro.evaluation.fragments import WHOLE, Cutting, Fragment, length_name, write_fragments
+from virnucpro.evaluation.held_out import HeldOut, OfTraining, hold_out
+from virnucpro.evaluation.metrics import Interval, Measures, Samples, bootstrap, measure
+from virnucpro.files import refuse_links, writing
+from virnucpro.labelled.records import LabelledRecord, read_manifest, warn_of_mixed_groups
+from virnucpro.labelled.split import Split, read_split, select
+from virnucpro.log import printable
+from virnucpro.pipeline import OnEvent, run
+from virnucpro.records import FastaRecord, Prediction
+from virnucpro.run.folder import RunDir
+from virnucpro.scoring.calls import (
+    chunk_scores,
+    read_frame_scores,
+    read_record_rows,
+    score_record,
+)
+from virnucpro.scoring.head import Head, HeadFacts
+from virnucpro.sequences.fasta import read_fasta
+from virnucpro.sequences.translate import chunk_record, translate_six_frames
+
+Unit = Literal["record", "chunk"]
+Subset = Literal["all", "virus", "other"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What is to be found out, and where the answer goes."""
+
+    data: Path  # a manifest
+    output: Path
+    split: Path | None = None
+    part: Split | None = None  # of the split; the test, if it is not said
+    of_training: OfTraining = "refuse"
+    cutting: Cutting = field(default_factory=Cutting)
+
+    def __post_init__(self) -> None:
+        if self.part is not None and self.split is None:
+            raise UsageError("--part without --split", hint="say which split with --split FILE")
+        refuse_links(self.output, [self.run_folder.name])
+
+    @property
+    def run_folder(self) -> Path:
+        return self.output / "run"
+
+    @property
+    def fasta(self) -> Path:
+        return self.output / "fragments.fa"
+
+    @property
+    def table(self) -> Path:
+        return self.output / "fragments.tsv"
+
+    def read_records(self) -> list[LabelledRecord]:
+        """
+        Raises:
+            InputError: manifest or split are wrong.
+        """
+        records = read_manifest(self.data)
+        if self.split is not None:
+            records = select(records, read_split(self.split), self.part or "test")
+        warn_of_mixed_groups(records)
+        return records
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sampled:
+    """All samples of one kind: records of one length, or chunks. Rows in step."""
+
+    unit: Unit
+    length: str
+    scores: NDArray[np.float64]  # (n,), NaN where there was no frame to be scored: no_orf
+    records: tuple[LabelledRecord, ...]  # (n,), what each is of
+    is_trained: NDArray[np.bool_]  # (n,), the head was trained on it
+
+    @property
+    def is_virus(self) -> NDArray[np.bool_]:
+        return np.array([record.is_virus for record in self.records], dtype=np.bool_)
+
+    @property
+    def groups(self) -> NDArray[np.int64]:
+        """(n,) numbers of groups."""
+        numbers: dict[str, int] = {}
+        found = [numbers.setdefault(record.group, len(numbers)) for record in self.records]
+        return np.array(found, dtype=np.int64)
+
+    @property
+    def samples(self) -> Samples:
+        """Those that were scored; each counts one."""
+        return self._samples(np.isfinite(self.scores))
+
+    @property
+    def samples_with_no_orf(self) -> Samples:
+        """All; without a frame there is the lowest score."""
+        return self._samples(np.ones(len(self.scores), dtype=np.bool_))
+
+    def _samples(self, kept: NDArray[np.bool_]) -> Samples:
+        scores = np.nan_to_num(self.scores[kept], nan=0.0)
+        return Samples(scores, self.is_virus[kept], self.groups[kept], np.ones(len(scores)))
+
+    def where(self, kept: NDArray[np.bool_]) -> Sampled:
+        records = tuple(self.records[i] for i in np.flatnonzero(kept))
+        return replace(
+            self, scores=self.scores[kept], records=records, is_trained=self.is_trained[kept]
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """The figures of one kind of samples, all of them or with one kingdom on one side."""
+
+    unit: Unit
+    length: str
+    subset: Subset  # "virus": viruses of the kingdom against all others; "other": the reverse
+    kingdom: str
+    n: int
+    n_virus: int
+    n_groups: int
+    n_no_orf: int
+    n_trained: int
+    scored: Measures  # of what was scored, each sample counting one
+    interval: Interval  # of ``scored``
+    equal_groups: Measures  # of what was scored, each group of a label counting one
+    no_orf_as_0: Measures  # of everything
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Evaluation:
+    """The answer."""
+
+    question: Question
+    head: Head
+    held_out: HeldOut
+    kinds: tuple[Sampled, ...]
+    rows: tuple[Row, ...]
+
+
+def evaluate(
+    question: Question,
+    records: Sequence[LabelledRecord],
+    config: RunConfig,
+    head: Head,
+    executor: Executor,
+    on_event: OnEvent,
+) -> Evaluation:
+    """Cut, score and measure; ``config`` is of a run without inputs in ``run_folder``.
+
+    Raises:
+        VirnucproError: see ``errors``; or something could not be scored.
+    """
+    held_out = hold_out(records, head, question.of_training)
+    with writing(question.output):
+        question.output.mkdir(parents=True, exist_ok=True)
+    fragments = write_fragments(held_out.records, question.cutting, question.fasta, question.table)
+    summary = run(replace(config, inputs=(question.fasta,)), head, executor, on_event)
+    if summary.exit_code:
+        raise VirnucproError(
+            f"not everything was scored: see {printable(question.run_folder)}",
+            hint="figures of a part would mislead: run the same command with --resume",
+        )
+    kinds = tuple(read_kinds(question, fragments, held_out, config.recipe.chunk_size, head.facts))
+    threshold, seed = head.facts.threshold, question.cutting.seed
+    rows = tuple(row for kind in kinds for row in measure_kind(kind, threshold, seed))
+    return Evaluation(question, head, held_out, kinds, rows)
+
+
+def read_kinds(
+    question: Question,
+    fragments: Sequence[Fragment],
+    held_out: HeldOut,
+    chunk_size: int,
+    facts: HeadFacts,
+) -> Iterator[Sampled]:
+    """Records by rising length, the whole ones, and the chunks of these."""
+    rundir = RunDir(question.run_folder)
+    with rundir.record_table("predict").open(encoding="utf-8") as table:
+        scores = read_scores(table, fragments)
+    of_length: dict[int, list[int]] = {}
+    for i, fragment in enumerate(fragments):
+        of_length.setdefault(fragment.length, []).append(i)
+
+    def sampled(unit: Unit, length: str, owners: Sequence[int], found: object) -> Sampled:
+        records = tuple(fragments[i].record for i in owners)
+        is_trained = np.array([record.id in held_out.trained for record in records], dtype=np.bool_)
+        return Sampled(unit, length, np.array(found, dtype=np.float64), records, is_trained)
+
+    for length in (*sorted(question.cutting.lengths), WHOLE):
+        rows = of_length.get(length, [])
+        yield sampled("record", length_name(length), rows, scores[rows])
+    whole = {fragments[i].id: i for i in of_length.get(WHOLE, [])}
+    with rundir.frame_table.open(encoding="utf-8") as table:
+        pieces = (record for record in read_fasta(question.fasta) if record.id in whole)
+        chunks = list(read_chunk_scores(table, pieces, chunk_size, facts))
+    owners = [whole[record_id] for record_id, _ in chunks]
+    yield sampled("chunk", length_name(WHOLE), owners, [score for _, score in chunks])
+
+
+def read_scores(table: TextIO, fragments: Sequence[Fragment]) -> NDArray[np.float64]:
+    """(n_fragments,) scores of a ``predictions.tsv``, by id; NaN for ``no_orf``.
+
+    Raises:
+        VirnucproError: a fragment is not in the table, or could not be used.
+    """
+    known = {
+        row.record_id: np.nan if row.score is None else row.score
+        for row in read_record_rows(table)
+        if row.status in ("scored", "no_orf")
+    }
+    missing = [fragment for fragment in fragments if fragment.id not in known]
+    if missing:
+        raise VirnucproError(
+            f"{printable(missing[0].id)}, of {printable(missing[0].record.id)}, has no score",
+            hint="the run folder was changed by another program: start again with --force",
+        )
+    return np.array([known[fragment.id] for fragment in fragments])
+
+
+def read_chunk_scores(
+    table: TextIO, records: Iterator[FastaRecord], chunk_size: int, facts: HeadFacts
+) -> Iterator[tuple[str, float]]:
+    """Each chunk's record and its score, or NaN if it has no stop-free frame.
+
+    The frames of the records are found in ``prediction_results.txt`` by their ids. Those of
+    other records may stand between them; the order is the same.
+
+    Raises:
+        VirnucproError: a frame is not in the table.
+    """
+    scores = read_frame_scores(table)
+    for record in records:
+        chunks = list(chunk_record(record, chunk_size))
+        predictions = [
+            Prediction(orf, _find(orf.id, scores)) for orf in translate_six_frames(chunks)
+        ]
+        known = {
+            chunk_id: score_record([frames], facts)
+            for chunk_id, frames in chunk_scores(predictions)
+        }
+        for chunk in chunks:
+            yield record.id, known.get(chunk.id, np.nan)
+
+
+def _find(frame_id: str, scores: Iterator[tuple[str, float]]) -> float:
+    for found, score in scores:
+        if found == frame_id:
+            return score
+    raise VirnucproError(
+        f"the frame {printable(frame_id)} has no score",
+        hint="the run folder was changed by another program: start again with --force",
+    )
+
+
+def measure_kind(kind: Sampled, threshold: float, seed: int) -> Iterator[Row]:
+    """The samples as a whole, then each kingdom of either label against all of the other."""
+    if not kind.records:
+        return
+    yield measure_subset(kind, "all", "", threshold, seed)
+    is_virus = kind.is_virus
+    kingdoms = np.array([record.kingdom for record in kind.records])
+    for subset, own_side in (("virus", is_virus), ("other", ~is_virus)):
+        for kingdom in sorted(set(kingdoms[own_side].tolist()) - {""}):
+            part = kind.where(~own_side | (kingdoms == kingdom))
+            yield measure_subset(part, subset, kingdom, threshold, seed)  # type: ignore[arg-type]
+
+
+def measure_subset(kind: Sampled, subset: Subset, kingdom: str, threshold: float, seed: int) -> Row:
+    samples = kind.samples
+    return Row(
+        unit=kind.unit,
+        length=kind.length,
+        subset=subset,
+        kingdom=kingdom,
+        n=len(kind.records),
+        n_virus=int(kind.is_virus.sum()),
+        n_groups=len({record.group for record in kind.records}),
+        n_no_orf=len(kind.records) - len(samples),
+        n_trained=int(kind.is_trained.sum()),
+        scored=measure(samples, threshold),
+        interval=bootstrap(samples, threshold, seed),
+        equal_groups=measure(_with_equal_groups(samples), threshold),
+        no_orf_as_0=measure(kind.samples_with_no_orf, threshold),
+    )
+
+
+def _with_equal_groups(samples: Samples) -> Samples:
+    """Each group of a label weighs one, whatever its size."""
+    _, own, sizes = np.unique(
+        2 * samples.groups + samples.is_virus, return_inverse=True, return_counts=True
+    )
+    return replace(samples, weights=1.0 / sizes[own])

@@ -1,0 +1,59 @@
+"""Tables that users write: columns told apart by tabs, with a header, plain or packed."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from virnucpro.errors import InputError
+from virnucpro.files import open_binary
+from virnucpro.log import printable
+from virnucpro.sequences.fasta import unpacking
+
+
+def read_cells(
+    path: Path, needed: Sequence[str], hint: str
+) -> Iterator[tuple[int, dict[str, str]]]:
+    """The number of each line below the header, and its cells by column, without outer blanks.
+
+    Blank lines are skipped. ``hint`` says what the table should be if a ``needed`` column is not
+    there.
+
+    Raises:
+        InputError: it is no table, or lacks a column; names file and line.
+        InputMissingError: the file cannot be opened.
+    """
+    shown = printable(path)
+    lines = _read_lines(path)
+    _, header = next(lines, (1, ""))
+    columns = [name.strip() for name in header.split("\t")]
+    for name in needed:
+        if columns.count(name) != 1:
+            how_many = "no column" if name not in columns else "more than one column"
+            raise InputError(f"{shown}:1: {how_many} {name!r}", hint=hint)
+    for number, line in lines:
+        cells = line.split("\t")
+        if len(cells) != len(columns):
+            raise InputError(
+                f"{shown}:{number}: {len(cells)} cells for {len(columns)} columns",
+                hint="there must be one tab between two cells, and none inside a cell",
+            )
+        yield number, {name: cell.strip() for name, cell in zip(columns, cells, strict=True)}
+
+
+def _read_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines that are not blank, with their numbers."""
+    try:
+        with (
+            unpacking(path, printable(path)),
+            io.TextIOWrapper(open_binary(path), encoding="utf-8-sig") as lines,
+        ):
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    yield number, line.rstrip("\n")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{printable(path)} is no text in UTF-8: {error.reason} at byte {error.start}",
+            hint="give a table of tab-separated columns",
+        ) from error

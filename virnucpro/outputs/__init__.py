@@ -1,0 +1,1 @@
+"""The files that users read, written in one pass over the records."""

@@ -1,0 +1,355 @@
+"""From the user's options to a run that can begin: model, head, devices, precision, budget.
+
+All that can be checked is checked here, before a file is read or a process is started.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from virnucpro import __version__
+from virnucpro.config import (
+    FeatureFormat,
+    Pooling,
+    Precision,
+    Recipe,
+    Resources,
+    RunConfig,
+    ScorerConfig,
+)
+from virnucpro.devices import (
+    Choice,
+    choose_devices,
+    choose_precision,
+    choose_tokens,
+    describe_compromises,
+)
+from virnucpro.encoders.esm2.converted import WORTH_CONVERTING, convert, find_converted
+from virnucpro.encoders.esm2.model import DTYPES
+from virnucpro.encoders.esm2.weights import Checkpoint
+from virnucpro.encoders.models import (
+    check_published,
+    converted_folder,
+    embedded_head,
+    embedded_model,
+    embedded_scorer,
+    find_checkpoint,
+    locate,
+)
+from virnucpro.encoders.published import EMBEDDED, PUBLISHED
+from virnucpro.engine.events import Progress, Telling
+from virnucpro.errors import (
+    InputMissingError,
+    OutputError,
+    ResumeError,
+    StorageError,
+    UnavailableError,
+    UsageError,
+)
+from virnucpro.log import LOGGER, printable
+from virnucpro.run.folder import RunDir
+from virnucpro.scorer.nets import load_scorer
+from virnucpro.scoring.head import Head, load_head
+from virnucpro.sequences.inputs import list_sources
+
+OnEvent = Callable[[Telling], None]
+_DEFAULT_CHUNK = 500
+_LONGEST_CHUNK = 1_000_000_000  # bases
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What stands on the command line of ``predict`` or ``extract``, by the options' names."""
+
+    command: Literal["predict", "extract"]
+    input: list[Path]
+    output_dir: Path
+    input_type: Literal["auto", "nucleotide", "protein"]
+    chunk_size: int | None
+    min_length: int
+    model: str | None  # None: the embedded one; to predict without a head, the scorer if it can
+    head: Path | None = None
+    layer: int | None = None
+    pooling: Pooling = "mean"
+    format: FeatureFormat = "h5"
+    gpus: str | None
+    device: str
+    workers: int | None
+    esm_batch_size: str  # "auto" or a number of tokens
+    precision: str
+    worker_timeout: float
+    resume: bool
+    force: bool
+    keep_intermediate: bool
+    per_file: bool = False
+    strict: bool = False
+    rename_duplicates: bool = False
+    argv: tuple[str, ...]
+    cuda_visible_devices: str | None
+    converted: Path | None = (
+        None  # where large models are kept converted, if not in the usual place
+    )
+
+    @property
+    def model_name(self) -> str:
+        return EMBEDDED if self.model is None else self.model
+
+
+def resolve(options: Options, on_event: OnEvent) -> tuple[RunConfig, Head | None]:
+    """Everything a run needs, or the first thing that stands in its way.
+
+    Raises:
+        VirnucproError: see ``errors``.
+    """
+    rundir = RunDir(options.output_dir)
+    if rundir.root.is_dir():
+        with rundir.locked():
+            rundir.check_free(resume=options.resume, force=options.force)
+    for path in options.input:
+        list_sources(path)
+    _check_before_fetching(options)
+    scorer = _scorer(options)
+    checkpoint = find_checkpoint(
+        options.model_name,
+        lambda n, total: on_event(Progress("fetching the model", n, total, "bytes")),
+    )
+    head = _load_head(options, checkpoint)
+    choice = choose_devices(
+        options.device,
+        options.gpus,
+        options.workers,
+        options.cuda_visible_devices,
+        model_bytes=2 * checkpoint.shape.n_parameters,
+    )
+    resources = Resources(
+        devices=choice.devices,
+        tokens_per_batch=_tokens_per_batch(options, choice, checkpoint),
+        silence_seconds=options.worker_timeout,
+    )
+    asked = _asked_precision(options)
+    precision = choose_precision(asked, choice)
+    is_auto = (asked == "auto", options.esm_batch_size == "auto")
+    folder = options.converted or converted_folder()
+    weights, digest = _weights(checkpoint, precision, folder, on_event)
+    check_published(options.model_name, checkpoint, digest)
+    recipe = _recipe(options, checkpoint, digest, head, precision)
+    return RunConfig(
+        inputs=tuple(options.input),
+        output=options.output_dir,
+        recipe=recipe,
+        resources=resources,
+        checkpoint=checkpoint.path.resolve(),
+        weights=weights.resolve(),
+        dim=checkpoint.shape.dim,
+        scorer=scorer,
+        input_type=None if options.input_type == "auto" else options.input_type,
+        feature_format=options.format,
+        resume=options.resume,
+        force=options.force,
+        keep_intermediate=options.keep_intermediate,
+        per_file=options.per_file,
+        strict=options.strict,
+        rename_duplicates=options.rename_duplicates,
+        argv=options.argv,
+        announcements=_announcements(checkpoint, recipe, resources, choice),
+        compromises=tuple(describe_compromises(choice, checkpoint.shape, is_auto)),
+    ), head
+
+
+def _recipe(
+    options: Options, checkpoint: Checkpoint, digest: str, head: Head | None, precision: Precision
+) -> Recipe:
+    return Recipe(
+        command=options.command,
+        input_type="nucleotide",
+        chunk_size=_chunk_size(options, head),
+        min_length=options.min_length,
+        model=checkpoint.name,
+        model_sha256=digest,
+        layer=_layer(options, head, checkpoint),
+        pooling=head.facts.pooling if head else options.pooling,
+        precision=precision,
+        head_sha256=head.sha256 if head else "",
+    )
+
+
+def _scorer(options: Options) -> ScorerConfig | None:
+    """What scores nucleotides, if the user named nothing that does.
+
+    Raises:
+        UnavailableError: its file is missing or damaged.
+        UsageError: chunks of another size are asked for.
+    """
+    is_named = options.model is not None or options.head is not None
+    if options.command == "extract" or options.input_type == "protein" or is_named:
+        return None
+    path = embedded_scorer()
+    scorer = load_scorer(path)
+    if options.chunk_size not in (None, scorer.piece_size):
+        raise UsageError(
+            f"the scorer reads pieces of {scorer.piece_size} bases, not of {options.chunk_size}",
+            hint=f"leave --chunk-size out, or name a model and a head: --model {EMBEDDED}",
+        )
+    recipe = Recipe(
+        command=options.command,
+        input_type="nucleotide",
+        chunk_size=scorer.piece_size,
+        min_length=max(options.min_length, scorer.shortest),
+        model="",
+        model_sha256="",
+        layer=0,
+        pooling="mean",
+        precision="fp32",
+        scorer_sha256=scorer.sha256,
+    )
+    announcement = (
+        f"called by the scorer of VirNucPro {__version__}, on one core and without a language "
+        f"model (calls and vectors by ESM-2: --model {EMBEDDED})"
+    )
+    return ScorerConfig(path=path, recipe=recipe, announcement=announcement)
+
+
+def _check_before_fetching(options: Options) -> None:
+    """Refuse to resume with another model before gigabytes of it are fetched.
+
+    Raises:
+        ResumeError: the run began with another one.
+    """
+    model = options.model_name
+    recorded = RunDir(options.output_dir).read_manifest() if options.resume else None
+    if recorded is None or model not in PUBLISHED or locate(model).exists():
+        return
+    published, before = PUBLISHED[model], recorded.recipe
+    if model != before.model and before.model_sha256 not in {
+        published.sha256,
+        published.folder_sha256,
+    }:
+        raise ResumeError(
+            f"this folder holds a run with {printable(before.reader)}, not {model}",
+            hint="use the old options, choose another --output-dir, or start again with --force",
+        )
+
+
+def _weights(
+    checkpoint: Checkpoint, precision: Precision, folder: Path, on_event: OnEvent
+) -> tuple[Path, str]:
+    """What the workers load, and the hash of the checkpoint.
+
+    A large checkpoint is converted once, so that all workers share what they map.
+    """
+
+    def progress(stage: str) -> Callable[[int], None]:
+        return lambda done: on_event(Progress(stage, done, n_bytes, "bytes"))
+
+    n_bytes, dtype = checkpoint.n_bytes, DTYPES[precision]
+    if n_bytes < WORTH_CONVERTING:
+        return checkpoint.path, checkpoint.sha256(progress("hashing the model"))
+    converted = find_converted(checkpoint, dtype, folder, progress("checking the model"))
+    if converted is None:
+        digest = checkpoint.sha256(progress("hashing the model"))
+        on_event(Progress("converting the model, this once", 0, 0, "bytes"))
+        try:
+            converted = convert(checkpoint, digest, dtype, folder)
+        except (OSError, OutputError, StorageError) as error:
+            LOGGER.warning(
+                "the converted model cannot be kept in %s (%s): every worker reads all of %s",
+                printable(folder),
+                printable(error),
+                printable(checkpoint.path),
+            )
+            return checkpoint.path, digest
+        LOGGER.info("converted model: %s", printable(converted.path))
+    return converted.path, converted.source_sha256
+
+
+def _tokens_per_batch(options: Options, choice: Choice, checkpoint: Checkpoint) -> int:
+    asked = options.esm_batch_size
+    if asked == "auto":
+        return choose_tokens(choice, checkpoint.shape)
+    if not re.fullmatch("[0-9]{1,18}", asked):
+        raise UsageError(
+            f"--esm-batch-size is {printable(asked)!r}; it must be auto or a number of tokens",
+            hint="leave it out to have it sized to the device",
+        )
+    return int(asked)
+
+
+def _asked_precision(options: Options) -> str:
+    """On resume, ``auto`` is what the run began with, whatever this device likes best."""
+    if options.precision == "auto" and options.resume:
+        recorded = RunDir(options.output_dir).read_manifest()
+        if recorded is not None:
+            return recorded.recipe.precision
+    return options.precision
+
+
+def _load_head(options: Options, checkpoint: Checkpoint) -> Head | None:
+    if options.command == "extract":
+        return None
+    path = options.head
+    if path is None and checkpoint.path == embedded_model():
+        path = embedded_head()
+    if path is None:
+        raise UnavailableError(
+            f"no head comes with the model {printable(checkpoint.name)}",
+            hint="name one with --head, or get features without calls: `virnucpro extract`",
+        )
+    if not path.is_file():
+        raise InputMissingError(f"{printable(path)}: no such head file")
+    head = load_head(path)
+    if head.facts.encoder_id != checkpoint.encoder_id:
+        raise UnavailableError(
+            f"the head was made for the encoder {printable(head.facts.encoder)} "
+            f"({printable(head.facts.encoder_id)}), "
+            f"not for {printable(checkpoint.name)} ({checkpoint.encoder_id})",
+            hint="give with --model the encoder that the head was made for",
+        )
+    facts, shape = head.facts, checkpoint.shape
+    has_layer = facts.dim == shape.dim and 1 <= facts.layer <= shape.n_layers
+    if not has_layer or not 30 <= facts.chunk_size <= _LONGEST_CHUNK:
+        raise UnavailableError(
+            f"the head asks for layer {facts.layer} of {facts.dim} dimensions and chunks of "
+            f"{facts.chunk_size} bases; the model has {shape.n_layers} layers of {shape.dim}",
+            hint="the head is damaged: get it again",
+        )
+    return head
+
+
+def _chunk_size(options: Options, head: Head | None) -> int:
+    if head is None:
+        return _DEFAULT_CHUNK if options.chunk_size is None else options.chunk_size
+    if options.chunk_size not in (None, head.facts.chunk_size):
+        raise UsageError(
+            f"the head was made for chunks of {head.facts.chunk_size} bases, "
+            f"not of {options.chunk_size}",
+            hint="leave --chunk-size out, or give a head made for that size",
+        )
+    return head.facts.chunk_size
+
+
+def _layer(options: Options, head: Head | None, checkpoint: Checkpoint) -> int:
+    n_layers = checkpoint.shape.n_layers
+    layer = head.facts.layer if head else options.layer
+    layer = n_layers if layer is None else layer
+    if not 1 <= layer <= n_layers:
+        raise UsageError(
+            f"layer {layer} of a model with {n_layers} layers", hint=f"--layer 1 to {n_layers}"
+        )
+    return layer
+
+
+def _announcements(
+    checkpoint: Checkpoint, recipe: Recipe, resources: Resources, choice: Choice
+) -> tuple[str, ...]:
+    shape = checkpoint.shape
+    return (
+        f"model {printable(checkpoint.name)}: {shape.n_layers} layers, {shape.dim} dimensions, "
+        f"{shape.n_parameters / 1e6:.1f} M parameters; layer {recipe.layer}, "
+        f"{recipe.pooling} pooling, {recipe.precision}",
+        *choice.descriptions,
+        f"batches of {resources.tokens_per_batch} tokens",
+    )

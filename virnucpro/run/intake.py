@@ -1,0 +1,146 @@
+"""From what the user gave to the inputs of a run: found, named, hashed, read once, and agreed on.
+
+A file that cannot be read is left out and remembered, and tried again by each resume; it does not
+keep the others back. What was taken into a run stays in it, as it was.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from virnucpro.config import RunConfig
+from virnucpro.engine.events import Progress, Telling
+from virnucpro.errors import ResumeError, UsageError
+from virnucpro.files import open_plain
+from virnucpro.log import LOGGER, announce, printable
+from virnucpro.run.folder import Manifest, RunDir, check_same_recipe
+from virnucpro.scoring.calls import read_mendable
+from virnucpro.sequences.inputs import (
+    InputFile,
+    Sieve,
+    Source,
+    check_recorded,
+    find_inputs,
+    hash_inputs,
+    join_inputs,
+)
+from virnucpro.sequences.samples import name_samples
+from virnucpro.sequences.survey import Survey, agree_on_type
+
+OnEvent = Callable[[Telling], None]
+
+
+def open_run(
+    config: RunConfig, rundir: RunDir, recorded: Manifest | None, on_event: OnEvent
+) -> Manifest:
+    """Find and read the inputs, and check that they go with what is recorded, if anything is.
+
+    Raises:
+        InputError, InputMissingError: nothing of what was given can be read.
+        ResumeError: what is recorded is another run.
+    """
+    if config.force and any(rundir.would_clear(path) for path in config.inputs):
+        raise UsageError(
+            "an input lies in the folder that --force clears",
+            hint="move it away first; to repair a run with its failed_sequences.fa use --resume",
+        )
+    on_event(Progress("looking for the input", 0, 0, "bytes"))
+    sources = find_inputs(config.inputs, rundir.root, rundir.copies, rundir.own_names)
+    again = _refused_before(recorded, sources) if recorded else []
+    named = name_samples([*sources, *again], recorded.inputs if recorded else ())
+    sieve = Sieve(config.strict)
+    n_bytes = sum(source.path.stat().st_size for source in named if source.path.is_file())
+    given = hash_inputs(
+        named, lambda done: on_event(Progress("hashing the input", done, n_bytes, "bytes")), sieve
+    )
+    survey = Survey(
+        sieve,
+        config.rename_duplicates,
+        lambda done: on_event(Progress("reading the input", done, 0, "letters")),
+    )
+    if recorded is None:
+        manifest = _begin(config, given, survey)
+    else:
+        manifest = _go_on(config, rundir, recorded, given, survey)
+    if sources and {file.path for file, _ in sieve.refused} >= {str(s.path) for s in sources}:
+        raise sieve.refused[0][1]
+    return replace(manifest, refused=tuple(file for file, _ in sieve.refused))
+
+
+def _refused_before(recorded: Manifest, sources: Sequence[Source]) -> list[Source]:
+    """The files that an earlier start could not read, if they are there and not given again."""
+    given = {text for source in sources for text in (str(source.path), source.name) if text}
+    again = []
+    for file in recorded.refused:
+        if file.path in given or file.name in given:
+            continue
+        if any(map(os.path.lexists, (file.path, file.name))):
+            again.append(Source(Path(file.path), file.name, file.sample))
+        else:
+            LOGGER.warning("no part of this run any more, being gone: %s", file.shown)
+    return again
+
+
+def _begin(config: RunConfig, given: Sequence[InputFile], survey: Survey) -> Manifest:
+    is_qualified = False
+    if len(given) > 1 or survey.renames:  # a single file is read once, when it is planned
+        given = survey.run(given)
+        is_qualified = survey.share_ids(given)
+    input_type = config.input_type
+    if input_type is None:
+        input_type, given = agree_on_type(given, survey.sieve)
+    return Manifest(config.recipe_for(input_type), tuple(given), is_qualified=is_qualified)
+
+
+def _go_on(
+    config: RunConfig,
+    rundir: RunDir,
+    recorded: Manifest,
+    given: Sequence[InputFile],
+    survey: Survey,
+) -> Manifest:
+    """The recorded run, with what is given now for the first time, or can be read at last."""
+    run_type, sieve = recorded.recipe.input_type, survey.sieve
+    check_same_recipe(rundir, recorded, config.recipe_for(config.input_type or run_type))
+    paths = {file.path for file in recorded.inputs}
+    for file, error in sieve.refused:
+        if file.path in paths:
+            raise error
+    inputs = check_recorded(join_inputs(recorded.inputs, given))
+    known, added = inputs[: len(recorded.inputs)], inputs[len(recorded.inputs) :]
+    if added:
+        added = survey.run(added)
+    mendable = _mendable(rundir, recorded) if added else frozenset[str]()
+    anew = {
+        file.path: {record.id for record in file.read() if record.id in mendable} for file in added
+    }
+    if config.input_type is None:
+        others = [file for file in added if not anew[file.path]]
+        _, others = agree_on_type(others, sieve, run_type)
+        added = [file for file in added if anew[file.path] or file in others]
+    for file in added:
+        LOGGER.warning("added to this run: %s", file.shown)
+    announce(f"going on with the run in {printable(rundir.root)}")
+    replaced = set(recorded.replaced).union(*(anew[file.path] for file in added))
+    return replace(recorded, inputs=(*known, *added), replaced=tuple(sorted(replaced)))
+
+
+def _mendable(rundir: RunDir, recorded: Manifest) -> frozenset[str]:
+    """The ids in the run of the records that an added input may give anew."""
+    table = rundir.record_table(recorded.recipe.command)
+    if not table.exists():
+        return frozenset()
+    try:
+        with io.TextIOWrapper(open_plain(table), encoding="utf-8") as lines:
+            return frozenset(
+                recorded.ids.of(sample, record_id) for sample, record_id in read_mendable(lines)
+            )
+    except (ValueError, KeyError) as error:
+        raise ResumeError(
+            f"{printable(table)} is damaged: it does not tell which records failed",
+            hint="go on with --resume alone, which writes it anew, then add the input",
+        ) from error

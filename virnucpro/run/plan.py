@@ -1,0 +1,352 @@
+"""From input files to shards on disk: what a run has to do.
+
+Records stream from the inputs through screening, chunking and translation into shards. The
+inputs of each generation are cut by themselves, so that inputs added later leave the shards of
+earlier ones, and their feature files, as they are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from array import array
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import chain
+from typing import TextIO, TypeVar
+
+import numpy as np
+
+from virnucpro.config import Recipe
+from virnucpro.errors import InputError
+from virnucpro.files import atomic, open_plain, open_table, sha256
+from virnucpro.log import printable
+from virnucpro.records import PROTEIN, Chunk, FastaRecord, Orf, Shard, Status, check_counts
+from virnucpro.run.dedup import SeenProteins
+from virnucpro.run.folder import Manifest, RunDir
+from virnucpro.run.shards import ShardWriter
+from virnucpro.sequences.fasta import find_invalid, write_record
+from virnucpro.sequences.inputs import InputFile, generations
+from virnucpro.sequences.survey import find_repeat, repeated
+from virnucpro.sequences.translate import chunk_record, orf_nucleotides, translate_six_frames
+
+MAX_RESIDUES = 50_000  # longer than any protein known; attention grows with the square
+_BLOCK_LETTERS = 500_000  # are translated, or looked up, at once
+_SHARDS_AT_ONCE = 256  # are verified
+_STEP_BASES = 2_000_000  # between two reports
+
+
+@dataclass(slots=True)
+class Counts:
+    """What went into a plan."""
+
+    n_records: int = 0
+    n_letters: int = 0
+    n_with_u: int = 0  # records of RNA
+    n_short: int = 0  # records under half a chunk
+    n_gapped: int = 0  # records with gaps
+    n_gaps: int = 0  # of these, left out
+    n_copies: int = 0  # ORFs whose protein was met before
+    n_copied_residues: int = 0
+
+    def __post_init__(self) -> None:
+        check_counts(*(getattr(self, count.name) for count in fields(self)))
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The shards of each generation, and what they were made of."""
+
+    generations: tuple[tuple[Shard, ...], ...]
+    counts: Counts = field(default_factory=Counts)
+    files: tuple[tuple[int, int], ...] = ()  # of each input: its first shard, one after its last
+
+    @property
+    def shards(self) -> list[Shard]:
+        return list(chain.from_iterable(self.generations))
+
+
+def count_done(files: Iterable[tuple[int, int]], missing: Sequence[int]) -> int:
+    """Of how many files no shard is among those that are missing, which are in order."""
+    return sum(bisect_left(missing, first) == bisect_left(missing, end) for first, end in files)
+
+
+def screen(record: FastaRecord, recipe: Recipe) -> tuple[Status | None, str]:
+    """Why a record is not embedded or scored: a status and a note, or nothing."""
+    length = len(record.sequence)
+    invalid = find_invalid(record, recipe.input_type)
+    if invalid:
+        return "invalid", invalid
+    if recipe.input_type == "protein" and length > MAX_RESIDUES:
+        return "invalid", f"{length} residues; at most {MAX_RESIDUES} are embedded"
+    if recipe.input_type == "protein" and not protein_of(record):
+        return "invalid", "the record holds nothing but a stop"
+    if length < recipe.min_length:
+        return "too_short", f"{length} of at least {recipe.min_length}"
+    return None, ""
+
+
+def protein_of(record: FastaRecord) -> str:
+    """Upper case, without the stop that gene callers write at the end."""
+    return record.sequence.upper().removesuffix("*")
+
+
+def count_chunks(length: int, recipe: Recipe) -> int:
+    return -(-length // recipe.chunk_size) if recipe.input_type == "nucleotide" else 1
+
+
+def make_plan(
+    rundir: RunDir,
+    manifest: Manifest,
+    *,
+    keep_intermediate: bool,
+    on_letters: Callable[[int], None],
+) -> Plan:
+    """Write the shards, aside, in the time of ``RunDir.planning``.
+
+    Raises:
+        InputError: an input is no FASTA, or an id occurs twice.
+    """
+    plan = _Planner(rundir, manifest, keep_intermediate, on_letters).run()
+    with atomic(rundir.planned.plan) as temporary:
+        temporary.write_text(json.dumps(_to_json(plan, manifest)))
+    return plan
+
+
+@dataclass(slots=True)
+class _Planner:
+    """One pass over the inputs."""
+
+    rundir: RunDir
+    manifest: Manifest
+    keep_intermediate: bool
+    on_letters: Callable[[int], None]
+    counts: Counts = field(default_factory=Counts)
+    files: list[tuple[int, int]] = field(default_factory=list)
+
+    def run(self) -> Plan:
+        recipe, replaced = self.manifest.recipe, frozenset(self.manifest.replaced)
+        hashes = array("q")  # 8 bytes per record: ids themselves would fill the memory
+        shards: list[tuple[Shard, ...]] = []
+        with ExitStack() as stack:
+            chunks = None
+            if self.keep_intermediate and recipe.has_frames:
+                chunks = stack.enter_context(open_table(self.rundir.planned.chunks))
+            for number, inputs in enumerate(generations(self.manifest.inputs)):
+                writer = ShardWriter(
+                    self.rundir.planned.shards, recipe.residues_per_shard, sum(map(len, shards))
+                )
+                known, seen = replaced if number else frozenset[str](), SeenProteins()
+                mended: set[str] = set()
+                for file in inputs:
+                    first = writer.next_index
+                    records = self.screened(file, hashes, known, mended)
+                    if recipe.has_frames:
+                        self.write_frames(records, writer, seen, chunks)
+                    elif recipe.has_encoder:
+                        self.write_proteins(records, writer, seen)
+                    else:
+                        deque(records, maxlen=0)  # they are counted, and scored later
+                    self.files.append((first, writer.end_index))
+                writer.flush()
+                shards.append(tuple(map(self.in_place, writer.shards)))
+                self.counts.n_copies += writer.n_copies
+                self.counts.n_copied_residues += writer.n_copied_residues
+        self.on_letters(self.counts.n_letters)
+        refuse_duplicates(hashes, self.manifest)
+        return Plan(tuple(shards), self.counts, tuple(self.files))
+
+    def in_place(self, shard: Shard) -> Shard:
+        return replace(shard, path=self.rundir.shards / shard.path.name)
+
+    def screened(
+        self, file: InputFile, hashes: array[int], replaced: frozenset[str], mended: set[str]
+    ) -> Iterator[FastaRecord]:
+        """The records to embed. Those of ``replaced`` may have been there before."""
+        recipe, reported = self.manifest.recipe, self.counts.n_letters
+        for record in self.manifest.ids.read(file):
+            if record.id not in replaced:
+                hashes.append(hash(record.id))
+            elif record.id in mended:
+                raise InputError(
+                    f"{file.shown}:{record.line}: the mended record {printable(record.id)} "
+                    "occurs twice",
+                    hint="keep one of the two",
+                )
+            else:
+                mended.add(record.id)
+            self.counts.n_records += 1
+            self.counts.n_letters += len(record.sequence)
+            self.counts.n_gapped += record.n_gaps > 0
+            self.counts.n_gaps += record.n_gaps
+            if self.counts.n_letters - reported >= _STEP_BASES:
+                reported = self.counts.n_letters
+                self.on_letters(reported)
+            status, _ = screen(record, recipe)
+            if status is None:
+                if recipe.has_frames:
+                    self.counts.n_with_u += "U" in record.sequence or "u" in record.sequence
+                    self.counts.n_short += len(record.sequence) * 2 < recipe.chunk_size
+                yield record
+
+    def write_frames(
+        self,
+        records: Iterable[FastaRecord],
+        writer: ShardWriter,
+        seen: SeenProteins,
+        out: TextIO | None,
+    ) -> None:
+        size = self.manifest.recipe.chunk_size
+        chunks = chain.from_iterable(chunk_record(record, size) for record in records)
+        for block in _blocks(chunks):
+            orfs = seen.mark(translate_six_frames(block))
+            if not self.keep_intermediate:
+                for orf in orfs:
+                    writer.add(orf)
+                continue
+            by_id = {chunk.id: chunk for chunk in block}
+            for chunk in block:
+                assert out is not None
+                write_record(out, chunk.id, chunk.sequence)
+            for orf in orfs:
+                writer.add(orf, orf_nucleotides(orf, by_id[orf.chunk_id]))
+
+    def write_proteins(
+        self, records: Iterable[FastaRecord], writer: ShardWriter, seen: SeenProteins
+    ) -> None:
+        for block in _blocks(records):
+            proteins = [(record.id, protein_of(record)) for record in block]
+            orfs = [Orf(name, name, name, 0, len(text), PROTEIN, text) for name, text in proteins]
+            for orf in seen.mark(orfs):
+                writer.add(orf)
+
+
+_Piece = TypeVar("_Piece", Chunk, FastaRecord)
+
+
+def _blocks(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
+    block: list[_Piece] = []
+    n_letters = 0
+    for piece in pieces:
+        block.append(piece)
+        n_letters += len(piece.sequence)
+        if n_letters >= _BLOCK_LETTERS:
+            yield block
+            block, n_letters = [], 0
+    yield block
+
+
+def refuse_duplicates(hashes: array[int], manifest: Manifest) -> None:
+    """
+    Raises:
+        InputError: an id occurs twice; only then the inputs are read again to say where.
+    """
+    twice = repeated(np.asarray(hashes))
+    replaced = frozenset(manifest.replaced)
+    repeat = find_repeat(
+        (
+            (file, record)
+            for file in manifest.inputs
+            for record in manifest.ids.read(file)
+            if not (file.generation and record.id in replaced)
+        ),
+        twice,
+    )
+    if repeat is not None:
+        raise repeat.error(_remedy(manifest))
+
+
+def _remedy(manifest: Manifest) -> str:
+    """Beside that of making ids unique."""
+    if len(manifest.inputs) == 1:
+        return "or add --rename-duplicates"
+    return (
+        "or leave the added file out: this run writes ids without their file; another one, or the "
+        "same with --force, writes them with it if all files are given at once"
+    )
+
+
+def _key(manifest: Manifest) -> str:
+    hashes = [
+        (file.sha256, file.generation, file.n_renamed, file.sample if manifest.is_qualified else "")
+        for file in manifest.inputs
+    ]
+    text = repr((manifest.recipe.fingerprint, hashes, manifest.replaced))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _digest(stored: Mapping[str, object]) -> str:
+    return hashlib.sha256(json.dumps(stored).encode()).hexdigest()
+
+
+def _to_json(plan: Plan, manifest: Manifest) -> dict[str, object]:
+    stored = {
+        "key": _key(manifest),
+        "counts": asdict(plan.counts),
+        "generations": [
+            [[shard.n_orfs, shard.n_embedded, shard.n_residues, shard.sha256] for shard in shards]
+            for shards in plan.generations
+        ],
+        "files": plan.files,
+    }
+    return {**stored, "sha256": _digest(stored)}
+
+
+def find_plan(
+    rundir: RunDir,
+    manifest: Manifest,
+    *,
+    keep_intermediate: bool,
+    on_shard: Callable[[int, int], None],
+) -> Plan | None:
+    """The plan of an earlier start, if it is of this run and all its files are whole.
+
+    ``on_shard`` hears how many of them were read, and of how many.
+    """
+    if keep_intermediate and manifest.recipe.has_frames and not rundir.chunks.is_file():
+        return None
+    plan = read_plan(rundir, manifest)
+    return plan if plan is not None and _are_whole(plan.shards, on_shard) else None
+
+
+def read_plan(rundir: RunDir, manifest: Manifest) -> Plan | None:
+    """What ``plan.json`` tells, if it is of this run and as it was written."""
+    try:
+        with open_plain(rundir.plan) as content:
+            stored = dict(json.load(content))
+        if stored.pop("sha256") != _digest(stored) or stored["key"] != _key(manifest):
+            return None
+        index, found = 0, []
+        for entries in stored["generations"]:
+            shards = []
+            for n_orfs, n_embedded, n_residues, digest in entries:
+                path = rundir.shards / f"{index:06d}.faa"
+                shards.append(Shard(index, path, n_orfs, n_embedded, n_residues, digest))
+                index += 1
+            found.append(tuple(shards))
+        files = tuple((int(first), int(end)) for first, end in stored["files"])
+        return Plan(tuple(found), Counts(**stored["counts"]), files)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def _are_whole(shards: Sequence[Shard], on_shard: Callable[[int, int], None]) -> bool:
+    """Whether the files are those that were written."""
+    with ThreadPoolExecutor() as pool:  # Python's lock is free while a block is hashed
+        for first in range(0, len(shards), _SHARDS_AT_ONCE):
+            on_shard(first, len(shards))
+            some = shards[first : first + _SHARDS_AT_ONCE]
+            digests = pool.map(sha256, [shard.path for shard in some])
+            try:
+                if list(digests) != [shard.sha256 for shard in some]:
+                    return False
+                # each ORF and each residue is a letter of the file, at least
+                if any(s.n_orfs + s.n_residues > s.path.stat().st_size for s in some):
+                    return False
+            except OSError:
+                return False
+    return True

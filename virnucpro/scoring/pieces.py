@@ -1,0 +1,79 @@
+"""Records become calls by the scorer, which reads their bases alone: no frame, no vector.
+
+Records wait until they fill a block, so memory holds one block, or one longer record. A score
+does not depend on the block that it is computed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from virnucpro.config import Recipe
+from virnucpro.records import Call, FastaRecord, Orf, Prediction
+from virnucpro.run.plan import screen
+from virnucpro.scorer.nets import Scorer
+from virnucpro.scorer.score import BASES_AT_ONCE, PieceScores, RecordScore, score_block
+from virnucpro.scoring.batches import Outcome
+from virnucpro.scoring.calls import call_by_score, probability
+
+_RECORDS_AT_ONCE = 20_000
+
+
+def call_by_scorer(
+    records: Iterable[FastaRecord],
+    recipe: Recipe,
+    scorer: Scorer,
+    on_letters: Callable[[int], None],
+) -> Iterator[Outcome]:
+    """Each record, in order, with a prediction for each of its pieces, and its call.
+
+    ``on_letters`` hears how many letters were done.
+    """
+    n_done = 0
+    for block in _blocks(records):
+        refusals = [screen(record, recipe) for record in block]
+        sequences = [
+            record.sequence
+            for record, (status, _) in zip(block, refusals, strict=True)
+            if status is None
+        ]
+        scores = iter(score_block(sequences, scorer))
+        for record, (status, note) in zip(block, refusals, strict=True):
+            length = len(record.sequence)
+            n_done += length
+            if status is None:
+                yield _outcome(record, next(scores))
+            else:
+                call = Call(record.name, length, status, record.sample, note=note)
+                yield Outcome(record, [], call)
+        on_letters(n_done)
+
+
+def _blocks(records: Iterable[FastaRecord]) -> Iterator[list[FastaRecord]]:
+    block: list[FastaRecord] = []
+    n_letters = 0
+    for record in records:
+        block.append(record)
+        n_letters += len(record.header) + len(record.sequence)
+        if n_letters >= BASES_AT_ONCE or len(block) == _RECORDS_AT_ONCE:
+            yield block
+            block, n_letters = [], 0
+    yield block
+
+
+def _outcome(record: FastaRecord, score: RecordScore) -> Outcome:
+    return Outcome(
+        record, list(_predictions(record.id, score.pieces)), call_by_score(record, score)
+    )
+
+
+def _predictions(record_id: str, pieces: PieceScores) -> Iterator[Prediction]:
+    """One per piece with a known base. A piece is read on both strands, and is its own chunk."""
+    rows = zip(
+        pieces.start.tolist(), pieces.n_bases.tolist(), pieces.log_odds.tolist(), strict=True
+    )
+    for number, (start, n_bases, log_odds) in enumerate(rows, 1):
+        if log_odds == log_odds:  # not NaN
+            name = f"{record_id}_piece_{number}"
+            orf = Orf(name, name, record_id, start, start + n_bases, "+", "")
+            yield Prediction(orf, probability(log_odds))

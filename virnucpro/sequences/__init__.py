@@ -1,0 +1,1 @@
+"""FASTA files, their records, and what is cut and translated of them."""

@@ -1,0 +1,331 @@
+"""The input files of a run: found, copied if they cannot be read twice, hashed, and watched.
+
+A run reads its inputs several times, to cut them and to write ``viral.fasta``, and again on
+resume. So a pipe, and a file inside the run folder, which the run itself may replace, is copied
+first; and every reading makes sure that the file is still the one that was hashed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from virnucpro.errors import InputError, InputMissingError, ResumeError
+from virnucpro.files import sha256, sha256_of, temporary_beside, writing
+from virnucpro.log import LOGGER, announce, printable
+from virnucpro.records import FastaRecord
+from virnucpro.sequences.fasta import cannot_open, list_fasta, list_others, read_fasta
+from virnucpro.sequences.sheet import is_sheet, read_sheet
+
+STDIN = Path("-")
+_NAMED = 5  # files that a message names
+
+
+class Source(NamedTuple):
+    """A file to read."""
+
+    path: Path  # absolute
+    name: str = ""  # what the user calls it, if that differs: a link, or what was copied
+    sample: str = ""  # as a sample sheet, or an earlier start, has it
+
+
+class Stamp(NamedTuple):
+    """What the file system says of a file. Clocks do not matter: it is only compared."""
+
+    device: int
+    inode: int
+    n_bytes: int
+    modified_ns: int
+    changed_ns: int
+
+    @classmethod
+    def of(cls, handle: BinaryIO) -> Stamp:
+        status = os.fstat(handle.fileno())
+        return cls(
+            status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class InputFile:
+    """One input as ``run.json`` remembers it; its content, not its name, is what counts."""
+
+    path: str  # absolute
+    sha256: str
+    n_bytes: int
+    generation: int = 0  # 0: of the first run; later ones were added with --resume
+    name: str = ""  # as of a ``Source``
+    sample: str = ""  # name in the tables; see ``samples``
+    n_renamed: int = 0  # records whose id was there before in the file
+    error: str = ""  # why it could not be read
+    stamp: Stamp | None = field(default=None, compare=False)  # when it was hashed, in this start
+
+    def __post_init__(self) -> None:
+        texts = (self.path, self.sha256, self.name, self.sample, self.error)
+        if not all(isinstance(text, str) for text in texts):
+            raise TypeError("an input is named by its path and its hash")
+        numbers = (self.n_bytes, self.generation, self.n_renamed)
+        if not all(isinstance(number, int) for number in numbers):
+            raise TypeError("an input has a number of bytes and of its generation")
+
+    @property
+    def shown(self) -> str:
+        """What the user calls it."""
+        return self.name or printable(self.path)
+
+    def read(self) -> Iterator[FastaRecord]:
+        """As ``read_fasta``.
+
+        Raises:
+            InputError: it is not the file that was hashed, before or after it was read.
+        """
+        self.check_unchanged()
+        yield from read_fasta(Path(self.path), self.name)
+        self.check_unchanged()
+
+    def check_unchanged(self) -> None:
+        """
+        Raises:
+            InputError: its content is another now.
+            InputMissingError: it cannot be read.
+        """
+        try:
+            with Path(self.path).open("rb") as handle:
+                changed = Stamp.of(handle) != self.stamp and sha256_of(handle) != self.sha256
+        except OSError as error:
+            raise cannot_open(Path(self.path), error, self.name) from error
+        if changed:
+            raise InputError(
+                f"{self.shown} changed while the run went on",
+                hint="let it be written to its end, then start again with --force",
+            )
+
+
+@dataclass(slots=True)
+class Sieve:
+    """Keeps what cannot be read out of a run, and remembers why."""
+
+    is_strict: bool = False
+    refused: list[tuple[InputFile, InputError | InputMissingError]] = field(default_factory=list)
+
+    @contextmanager
+    def refusing(self, file: InputFile) -> Iterator[None]:
+        """Around the reading of a file: an error in it ends the block, and no more if not strict.
+
+        Raises:
+            InputError, InputMissingError: what stands in the way of a strict run.
+        """
+        try:
+            yield
+        except (InputError, InputMissingError) as error:
+            if self.is_strict:
+                raise
+            LOGGER.warning("left out, since it cannot be read: %s", error)
+            self.refused.append((replace(file, error=str(error)), error))
+
+
+def find_inputs(
+    paths: Sequence[Path], run_folder: Path, copies: Path, own_names: Collection[str] = ()
+) -> list[Source]:
+    """All FASTA files that the user's ``paths`` stand for, in order.
+
+    Raises:
+        InputError: a sample sheet makes no sense, or a file is named twice.
+        InputMissingError: one is missing, or a pipe cannot be read.
+        OutputError, StorageError: one cannot be copied.
+    """
+    sources: dict[Path, Source] = {}
+    for path in paths:
+        files = list_sources(path)
+        if path.is_dir():
+            inside = run_folder.resolve() == path.resolve()
+            skipped = own_names if inside else ()
+            files = [file for file in files if file.path.name not in skipped]
+            _tell_others(path, skipped)
+        for file in files:
+            if file.path in sources:
+                raise InputError(
+                    f"the input {file.name or printable(file.path)} occurs twice",
+                    hint="name it once: --input takes files, folders and sample sheets",
+                )
+            sources[file.path] = _readable_twice(file, run_folder, copies)
+    return list(sources.values())
+
+
+def list_sources(path: Path) -> list[Source]:
+    """The files that one ``--input`` stands for: itself, or those of a folder or sample sheet.
+
+    Raises:
+        InputError: a sample sheet makes no sense.
+        InputMissingError: a file or folder is missing.
+    """
+    if path == STDIN:
+        return [Source(STDIN)]
+    if is_sheet(path):
+        return [_source(row.path, row.sample) for row in read_sheet(path)]
+    return [_source(file) for file in list_fasta(path)]
+
+
+def _source(path: Path, sample: str = "") -> Source:
+    given = Path(os.path.abspath(path))  # noqa: PTH100 - links are kept: the user named them
+    if path.exists() and not path.is_file():
+        return Source(given, "", sample)  # a pipe may have no other name that can be opened
+    real = Path(os.path.realpath(path))  # ``resolve`` raises where links go round in circles
+    return Source(real, "" if real == given else printable(given), sample)
+
+
+def _tell_others(folder: Path, skipped: Collection[str]) -> None:
+    """Name what was passed over in a folder, in one line."""
+    others = [name for name in list_others(folder) if name not in skipped]
+    if others:
+        more = f" + {len(others) - _NAMED:,} more" if len(others) > _NAMED else ""
+        announce(
+            f"passed over in {printable(folder)}, having no FASTA suffix: {len(others):,} files "
+            f"({', '.join(map(printable, others[:_NAMED]))}{more})"
+        )
+
+
+def _readable_twice(source: Source, run_folder: Path, copies: Path) -> Source:
+    """The file itself, or a copy of what can be read only once."""
+    is_plain = source.path.is_file() or not (source.path == STDIN or source.path.exists())
+    if is_plain and run_folder.resolve() not in source.path.parents:
+        return source
+    return _copy(source, copies)
+
+
+def _copy(source: Source, copies: Path) -> Source:
+    """Copy a file; named by its content, so that no copy replaces another."""
+    name = "standard input" if source.path == STDIN else source.name or printable(source.path)
+    announce(f"copying {name} first")
+    unnamed = temporary_beside(copies.resolve() / "copy")
+    try:
+        with writing(copies, unnamed), _opened(source.path) as handle:
+            copies.mkdir(exist_ok=True)
+            with unnamed.open("wb") as out:
+                shutil.copyfileobj(handle, out)
+                out.flush()
+                os.fsync(out.fileno())  # it may be all that is left of a pipe
+            path = unnamed.replace(unnamed.with_name(f"{sha256(unnamed)[:16]}.fa"))
+    finally:
+        unnamed.unlink(missing_ok=True)
+    return Source(path, name, source.sample)
+
+
+def _opened(source: Path) -> AbstractContextManager[BinaryIO]:
+    if source != STDIN:
+        try:
+            return source.open("rb")
+        except OSError as error:
+            raise cannot_open(source, error) from error
+    if sys.stdin is None:
+        raise InputMissingError("standard input is closed", hint="give a file with --input")
+    return nullcontext(sys.stdin.buffer)
+
+
+def hash_inputs(
+    sources: Iterable[Source], on_bytes: Callable[[int], None], sieve: Sieve | None = None
+) -> list[InputFile]:
+    """The files that can be read, hashed; the others stay in the sieve, if there is one.
+
+    Raises:
+        InputError: a file changed meanwhile.
+        InputMissingError: a file cannot be read.
+    """
+    sieve = sieve or Sieve(is_strict=True)
+    inputs: list[InputFile] = []
+    before = 0
+    for path, name, sample in sources:
+        file = InputFile(str(path), "", 0, name=name, sample=sample)
+        with sieve.refusing(file):
+            inputs.append(_hashed(file, lambda done, before=before: on_bytes(before + done)))  # type: ignore[misc]
+            before += inputs[-1].n_bytes
+    return inputs
+
+
+def _hashed(file: InputFile, on_bytes: Callable[[int], None] = lambda _: None) -> InputFile:
+    """The same file with its hash, and the stamp that belongs to it."""
+    path = Path(file.path)
+    try:
+        with path.open("rb") as handle:
+            stamp = Stamp.of(handle)
+            digest = sha256_of(handle, on_bytes)
+            is_same = Stamp.of(handle) == stamp
+    except OSError as error:
+        raise cannot_open(path, error, file.name) from error
+    if not is_same:
+        raise InputError(
+            f"{file.shown} changed while it was read",
+            hint="let it be written to its end, then run the same command again",
+        )
+    return replace(file, sha256=digest, n_bytes=stamp.n_bytes, stamp=stamp)
+
+
+def join_inputs(recorded: Sequence[InputFile], given: Sequence[InputFile]) -> list[InputFile]:
+    """The inputs of a resumed run: all recorded ones, then those that are new.
+
+    Raises:
+        ResumeError: a file changed since it was recorded.
+    """
+    by_path = {file.path: file for file in recorded}
+    hashes = {file.sha256 for file in recorded}
+    added = []
+    for file in given:
+        if file.sha256 in hashes:
+            if file.path not in by_path:
+                LOGGER.warning("%s holds the same as an input of this run: no new one", file.shown)
+            continue
+        if file.path in by_path:
+            raise ResumeError(
+                f"the input {printable(file.path)} changed since this run began: "
+                f"its sha256 was {by_path[file.path].sha256[:12]}, now {file.sha256[:12]}",
+                hint="put the old file back, choose another --output-dir, or start again: --force",
+            )
+        added.append(file)
+    generation = 1 + max((file.generation for file in recorded), default=-1)
+    return _where_they_are(recorded, given) + [
+        replace(file, generation=generation) for file in added
+    ]
+
+
+def _where_they_are(recorded: Sequence[InputFile], given: Sequence[InputFile]) -> list[InputFile]:
+    """The recorded inputs, those that were given again with the place where they are now."""
+    exactly = {(file.path, file.sha256): file for file in given}
+    by_hash = {file.sha256: file for file in given}
+    places = [
+        exactly.get((file.path, file.sha256), by_hash.get(file.sha256, file)) for file in recorded
+    ]
+    return [
+        replace(file, path=place.path, name=place.name, stamp=place.stamp)
+        for file, place in zip(recorded, places, strict=True)
+    ]
+
+
+def check_recorded(inputs: Iterable[InputFile]) -> list[InputFile]:
+    """The same inputs; those that were not given again are hashed where they were.
+
+    Raises:
+        ResumeError: one changed or is gone.
+    """
+    checked = []
+    for file in inputs:
+        is_there = file.stamp is not None or Path(file.path).is_file()
+        now = file if file.stamp is not None or not is_there else _hashed(file)
+        if not is_there or now.sha256 != file.sha256:
+            raise ResumeError(
+                f"{printable(file.path)}, an input of this run, is gone or has changed",
+                hint="put it back, or say where it is now with --input",
+            )
+        checked.append(now)
+    return checked
+
+
+def generations(inputs: Sequence[InputFile]) -> Iterator[list[InputFile]]:
+    """The inputs of each generation, in order."""
+    for number in range(1 + max((file.generation for file in inputs), default=0)):
+        yield [file for file in inputs if file.generation == number]

@@ -1,0 +1,188 @@
+"""Samples: the name that a file has in the tables, and the ids that its records have in the run.
+
+Every input file is a sample. Its name is made of its file name, so it is cleaned: it may become
+part of an id, or the name of a folder. No two samples of a run have names that a file system
+could take for the same.
+
+A run whose files share ids is *qualified*: each record's id in the run is ``sample:id``. No name
+of a sample holds a colon, so two records never get the same.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from array import array
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import PurePath
+
+import numpy as np
+from numpy.typing import NDArray
+
+from virnucpro.records import FastaRecord
+from virnucpro.sequences.fasta import stem_of
+from virnucpro.sequences.inputs import InputFile, Source
+
+_LONGEST = 100  # bytes of a name
+_ALLOWED = "._-+"
+_NO_NAME = "sample"
+
+
+def name_samples(sources: Sequence[Source], recorded: Sequence[InputFile]) -> list[Source]:
+    """The same sources, each with a name of its own, which no other recorded file has.
+
+    A name is the stem of the file name. Where several files have the same, the name of the nearest
+    parent folder that tells most of them apart stands before it, and then a number behind it.
+    """
+    taken = {_key(file.sample) for file in recorded}
+    by_path = {file.path: file.sample for file in recorded}
+    groups: dict[str, set[PurePath]] = {}
+    for path in (*map(_path_of, sources), *(PurePath(file.name or file.path) for file in recorded)):
+        groups.setdefault(_key(_stem(path)), set()).add(path)
+    levels = {stem: _telling_level(paths) for stem, paths in groups.items() if len(paths) > 1}
+    named = []
+    for source in sources:
+        sample = by_path.get(str(source.path), "")
+        if not sample:
+            wanted = clean(source.sample) if source.sample else _name(_path_of(source), levels)
+            sample = _free(wanted, taken)
+            taken.add(_key(sample))
+        named.append(source._replace(sample=sample))
+    return named
+
+
+def clean(text: str) -> str:
+    """Letters, digits and ``._-+`` of a text, the rest as ``_``; neither hidden nor an option.
+
+    >>> clean("../my sample:1")
+    '_my_sample_1'
+    """
+    letters = unicodedata.normalize("NFC", text)
+    name = "".join(c if c.isalnum() or c in _ALLOWED else "_" for c in letters).lstrip(".-")
+    return name.encode()[:_LONGEST].decode(errors="ignore") or _NO_NAME
+
+
+def _key(name: str) -> str:
+    """Names that differ in this are different files on every file system."""
+    return unicodedata.normalize("NFC", name).casefold()
+
+
+def _path_of(source: Source) -> PurePath:
+    return PurePath(source.name or source.path)
+
+
+def _stem(path: PurePath) -> str:
+    return clean(stem_of(path.name))
+
+
+def _name(path: PurePath, levels: Mapping[str, int | None]) -> str:
+    """The stem of a path, after the name of its parent folder of the level for that stem."""
+    stem = _stem(path)
+    level = levels.get(_key(stem))
+    parent = "" if level is None else path.parents[level].name
+    return clean(f"{clean(parent)}_{stem}") if parent else stem
+
+
+def _telling_level(paths: Collection[PurePath]) -> int | None:
+    """How far above the files the folders are whose names tell most of them apart."""
+    levels = range(min(len(path.parents) for path in paths))
+    if not levels:
+        return None
+    return max(levels, key=lambda i: len({_key(clean(path.parents[i].name)) for path in paths}))
+
+
+def _free(wanted: str, taken: set[str]) -> str:
+    name, number = wanted, 1
+    while _key(name) in taken:
+        number += 1
+        name = f"{wanted}_{number}"
+    return name
+
+
+@dataclass(frozen=True, slots=True)
+class RunIds:
+    """Turns the id that a record has in its file into the one that it has in the run."""
+
+    is_qualified: bool = False
+    replaced: frozenset[str] = frozenset()  # ids of the run that later inputs give anew
+
+    def of(self, sample: str, own_id: str) -> str:
+        """The id in the run of a record that has this one in the file of this sample."""
+        return f"{sample}:{own_id}" if self.is_qualified else own_id
+
+    def read(self, file: InputFile) -> Iterator[FastaRecord]:
+        """The records of a file, by their ids in the run.
+
+        What was failed is given anew by the id that the run wrote for it.
+
+        Raises:
+            InputError, InputMissingError: as ``InputFile.read``.
+        """
+        records = renamed(file) if file.n_renamed else file.read()
+        for record in records:
+            own_id = record.id
+            is_given_anew = file.generation and own_id in self.replaced
+            if self.is_qualified and not is_given_anew:
+                record = with_id(record, self.of(file.sample, own_id))
+            yield FastaRecord(
+                record.id,
+                record.header,
+                record.sequence,
+                record.line,
+                record.n_gaps,
+                file.sample,
+                own_id,
+            )
+
+
+def with_id(record: FastaRecord, new_id: str) -> FastaRecord:
+    """The same record by another id, in its header too."""
+    header = new_id + record.header.lstrip()[len(record.id) :]
+    return record._replace(id=new_id, header=header)
+
+
+def renamed(file: InputFile) -> Iterator[FastaRecord]:
+    """The records of a file; one whose id was there before gets a number: ``id_2``, ``id_3``.
+
+    A number is left out if a record of the file has that id already. Memory holds 8 bytes of each
+    record (17 while they are sorted), and 12 of each id that occurs more than once.
+    """
+    ids = _DuplicatedIds(file)
+    for record in file.read():
+        new_id = ids.next_of(record.id)
+        yield record if new_id == record.id else with_id(record, new_id)
+
+
+class _DuplicatedIds:
+    """The ids that occur more than once in a file, and how often they have been met."""
+
+    def __init__(self, file: InputFile) -> None:
+        digests = array("Q", (_digest(record.id) for record in file.read()))
+        self._all = np.sort(np.frombuffer(digests, dtype=np.uint64))
+        self._twice = np.unique(self._all[1:][self._all[1:] == self._all[:-1]])
+        self._numbers = np.zeros(len(self._twice), dtype=np.uint32)
+
+    def next_of(self, record_id: str) -> str:
+        """The id of the next record that has this one in its file."""
+        place = _find(self._twice, _digest(record_id))
+        if place is None:
+            return record_id
+        self._numbers[place] += 1
+        if self._numbers[place] == 1:
+            return record_id
+        while (
+            _find(self._all, _digest(new_id := f"{record_id}_{self._numbers[place]}")) is not None
+        ):
+            self._numbers[place] += 1
+        return new_id
+
+
+def _digest(record_id: str) -> int:
+    """The same in every process, so that a resumed run renames as the first one did."""
+    return int.from_bytes(blake2b(record_id.encode(), digest_size=8).digest(), "little")
+
+
+def _find(ordered: NDArray[np.uint64], value: int) -> int | None:
+    place = int(np.searchsorted(ordered, np.uint64(value)))
+    return place if place < len(ordered) and ordered[place] == value else None

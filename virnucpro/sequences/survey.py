@@ -1,0 +1,198 @@
+"""What must be known of all inputs before any of them is planned.
+
+Which of them can be read to their end, what they hold, whether ids occur twice in one of them,
+and whether two of them share an id. A run of one file learns all of that while it is planned.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from virnucpro.errors import InputError, InputMissingError
+from virnucpro.log import announce, printable
+from virnucpro.records import FastaRecord
+from virnucpro.sequences.fasta import InputType, guess_input_type
+from virnucpro.sequences.inputs import InputFile, Sieve
+from virnucpro.sequences.samples import renamed
+
+_STEP_RECORDS = 10_000  # between two reports
+_TRIED = 1000  # hashes that two files share: one of so many is that of an id which they share
+
+
+def agree_on_type(
+    inputs: Sequence[InputFile], sieve: Sieve, recorded: InputType | None = None
+) -> tuple[InputType, list[InputFile]]:
+    """What a run holds, and its files without those that hold something else.
+
+    That is what is recorded, or else what most files hold, by their letters.
+
+    Raises:
+        InputError: there are as many files of nucleotides as of proteins.
+    """
+    guesses: list[tuple[InputFile, InputType | None]] = []
+    for file in inputs:
+        with sieve.refusing(file):
+            guesses.append((file, guess_input_type(Path(file.path), file.name)))
+    agreed = recorded or _most(guesses)
+    kept = []
+    for file, guess in guesses:
+        with sieve.refusing(file):
+            if guess not in (None, agreed):
+                raise InputError(
+                    f"{file.shown} holds {guess}s, the other files {agreed}s",
+                    hint="move it to another folder and run it apart, or say what all are with "
+                    "--input-type",
+                )
+            kept.append(file)
+    return agreed, kept
+
+
+def _most(guesses: Sequence[tuple[InputFile, InputType | None]]) -> InputType:
+    ranks = Counter(guess for _, guess in guesses if guess is not None).most_common()
+    if len(ranks) > 1 and ranks[0][1] == ranks[1][1]:
+        named = {guess: file.shown for file, guess in reversed(guesses)}
+        raise InputError(
+            f"{named['nucleotide']} holds nucleotides, {named['protein']} proteins",
+            hint="run them apart, or say what all are with --input-type",
+        )
+    return ranks[0][0] if ranks else "nucleotide"
+
+
+@dataclass(slots=True)
+class Survey:
+    """One reading of files, each to its end. Memory holds 9 bytes per record at most."""
+
+    sieve: Sieve
+    renames: bool  # what occurs twice in a file
+    on_letters: Callable[[int], None]
+    n_letters: int = 0
+    hashes: array[int] = field(default_factory=lambda: array("q"))  # of ids, each file's once
+
+    def run(self, inputs: Sequence[InputFile]) -> list[InputFile]:
+        """The files that can be read.
+
+        Ids count of files, too, that are refused for what comes behind them: mended, they would
+        bring them back.
+        """
+        kept = []
+        for file in inputs:
+            first = len(self.hashes)
+            with self.sieve.refusing(file):
+                kept.append(self.read(file))
+            self.keep_once(first)
+        return kept
+
+    def read(self, file: InputFile) -> InputFile:
+        """Add the hashes of a file's ids, and count those that are to be renamed.
+
+        Raises:
+            InputError: it is no FASTA, is damaged, or holds an id twice.
+        """
+        first = len(self.hashes)
+        self.add(file.read())
+        records = ((file, record) for record in file.read())
+        repeat = find_repeat(records, _sort_and_compare(self.hashes, first))
+        if repeat is None:
+            return file
+        if not self.renames:
+            raise repeat.error("or add --rename-duplicates")
+        n_renamed = self.keep_once(first)
+        announce(
+            f"{file.shown}: {n_renamed:,} records have an id that was there before, and get a "
+            f"number: the second {printable(repeat.record_id)} is {printable(repeat.record_id)}_2"
+        )
+        del self.hashes[first:]
+        file = replace(file, n_renamed=n_renamed)
+        self.add(renamed(file))
+        return file
+
+    def keep_once(self, first: int) -> int:
+        """Drop repeated hashes from this place on, and count them."""
+        if not len(_sort_and_compare(self.hashes, first)):
+            return 0
+        n_before = len(self.hashes)
+        unique = np.unique(np.frombuffer(self.hashes[first:], dtype=np.int64)).tobytes()
+        del self.hashes[first:]
+        self.hashes.frombytes(unique)
+        return n_before - len(self.hashes)
+
+    def share_ids(self, kept: Sequence[InputFile]) -> bool:
+        """Whether any two of the files that were read share an id; says so, once."""
+        suspects = frozenset(_sort_and_compare(self.hashes)[:_TRIED].tolist())
+        owners: dict[str, InputFile] = {}
+        for file in (*kept, *(file for file, _ in self.sieve.refused)) if suspects else ():
+            with suppress(InputError, InputMissingError):
+                for record in renamed(file) if file.n_renamed else file.read():
+                    if hash(record.id) not in suspects:
+                        continue
+                    owner = owners.setdefault(record.id, file)
+                    if owner is not file:
+                        announce(
+                            f"{owner.shown} and {file.shown} share the id {printable(record.id)}: "
+                            "ids of this run are written with their file, as in "
+                            f"{printable(f'{file.sample}:{record.id}')}"
+                        )
+                        return True
+        return False
+
+    def add(self, records: Iterator[FastaRecord]) -> None:
+        for record in records:
+            self.hashes.append(hash(record.id))
+            self.n_letters += len(record.sequence)
+            if len(self.hashes) % _STEP_RECORDS == 0:
+                self.on_letters(self.n_letters)
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """An id, and the two places where it stands."""
+
+    record_id: str
+    first: str
+    second: str
+
+    def error(self, remedy: str) -> InputError:
+        return InputError(
+            f"{self.second}: the id {printable(self.record_id)} occurs twice "
+            f"(first at {self.first})",
+            hint=f"make the ids unique, for example with `seqkit rename`, {remedy}",
+        )
+
+
+def repeated(hashes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Those that occur more than once, each once."""
+    return _neighbours(np.sort(hashes))
+
+
+def _sort_and_compare(hashes: array[int], first: int = 0) -> NDArray[np.int64]:
+    """Sort the hashes from a place on; returns those that occur more than once, each once."""
+    ordered = np.frombuffer(hashes, dtype=np.int64)[first:]
+    ordered.sort()
+    return _neighbours(ordered)
+
+
+def _neighbours(ordered: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
+
+
+def find_repeat(
+    records: Iterable[tuple[InputFile, FastaRecord]], hashes: NDArray[np.int64]
+) -> Repeat | None:
+    """The first id, among those that have these hashes, that stands twice."""
+    suspects = frozenset(hashes.tolist())
+    first: dict[str, str] = {}
+    for file, record in records if suspects else ():
+        if hash(record.id) in suspects:
+            where = f"{file.shown}:{record.line}"
+            if record.id in first:
+                return Repeat(record.id, first[record.id], where)
+            first[record.id] = where
+    return None
