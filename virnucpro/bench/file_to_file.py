@@ -16,12 +16,13 @@ from tempfile import TemporaryDirectory
 from virnucpro.bench.encoder import Setting
 from virnucpro.bench.layouts import FAILURES, reason_of
 from virnucpro.bench.synthetic import count_tokens, lengths_of
-from virnucpro.config import RESIDUES_PER_SHARD, RunConfig
+from virnucpro.config import RESIDUES_PER_SHARD
 from virnucpro.engine.events import BatchDone, BatchStarted, ShardDone, Telling, WorkerReady
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.errors import VirnucproError
+from virnucpro.options import ExtractOptions, make
 from virnucpro.pipeline import STARTING, run
-from virnucpro.resolve import Options, resolve
+from virnucpro.resolve import RunConfig, resolve
 from virnucpro.sequences.fasta import write_record
 
 _SHARDS_PER_WORKER = 4
@@ -103,28 +104,24 @@ def _time(given: FileRun, row: FileRow, folder: Path) -> FileRow:
     )
 
 
-def _options(given: FileRun, fasta: Path, output: Path) -> Options:
+def _options(given: FileRun, fasta: Path, output: Path) -> ExtractOptions:
     kind = given.setting.device.partition(":")[0]
-    return Options(
-        command="extract",
-        input=[fasta],
-        output_dir=output,
-        input_type="protein",
-        chunk_size=None,
-        min_length=0,
-        model=str(given.setting.checkpoint),
-        gpus="0" if kind == "cuda" else None,
-        device=kind,
-        workers=given.n_workers if kind == "cpu" else None,
-        esm_batch_size=str(given.setting.tokens_per_batch),
-        precision="auto",
-        worker_timeout=300.0,
-        resume=False,
-        force=False,
-        keep_intermediate=False,
-        argv=("virnucpro", "bench"),
-        cuda_visible_devices=given.cuda_visible_devices,
-        converted=given.setting.checkpoint.parent / "converted",
+    checkpoint = given.setting.checkpoint
+    return make(
+        ExtractOptions,
+        {
+            "input": [fasta],
+            "output_dir": output,
+            "input_type": "protein",
+            "model": str(checkpoint),
+            "gpus": "0" if kind == "cuda" else None,
+            "device": kind,
+            "workers": given.n_workers if kind == "cpu" else None,
+            "esm_batch_size": given.setting.tokens_per_batch,
+            "argv": ("virnucpro", "bench"),
+            "cuda_visible_devices": given.cuda_visible_devices,
+            "converted": checkpoint.parent / "converted",
+        },
     )
 
 
