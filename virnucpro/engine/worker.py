@@ -16,7 +16,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -40,6 +40,7 @@ from virnucpro.engine.events import (
     ShardDone,
     ShardFailed,
 )
+from virnucpro.engine.recovery import Task
 from virnucpro.errors import OutputError, StorageError
 from virnucpro.files import disk_error, writing
 from virnucpro.log import printable
@@ -74,16 +75,6 @@ class Job:
 
     def attributes_of(self, shard: Shard) -> Attributes:
         return {**self.attributes, "shard_sha256": shard.sha256}
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """A shard and what is known of it from attempts that ended with a dead worker."""
-
-    shard: Shard
-    n_losses: int = 0
-    suspects: frozenset[int] = frozenset()
-    condemned: Mapping[int, str] = field(default_factory=dict)  # row -> reason
 
 
 @dataclass(frozen=True, slots=True)
