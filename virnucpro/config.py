@@ -21,7 +21,7 @@ FeatureFormat = Literal["h5", "npz", "pt"]
 
 NOT_IN_FINGERPRINT = ("model",)  # a name: what counts is the content, model_sha256
 RESIDUES_PER_SHARD = 125_000  # with two tokens more per protein just under 131,072
-SHARD_FORMAT = 3  # 1: identical proteins were embedded each by itself; 2: gaps were kept
+SHARD_FORMAT = 4  # 1: identical proteins embedded each by itself; 2: gaps kept; 3: codons with U lost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
