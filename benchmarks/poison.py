@@ -18,12 +18,14 @@ from pathlib import Path
 
 import numpy as np
 
-from virnucpro.config import Recipe, Resources, RunConfig
+from virnucpro.config import EncoderSpec, Recipe, Resources
 from virnucpro.encoders.esm2.weights import inspect_checkpoint
 from virnucpro.encoders.models import embedded_model
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.engine.worker import Arriving, Worker
+from virnucpro.options import ExtractOptions
 from virnucpro.pipeline import run
+from virnucpro.resolve import RunConfig
 
 N_PROTEINS, N_POISONED = 10_000, 10
 POISON = "WWWWCWWWW"
@@ -50,24 +52,26 @@ def write_proteins(path: Path, length: int) -> None:
 def measure(proteins: Path, folder: Path, n_workers: int, worker: type[Worker]) -> dict[str, float]:
     checkpoint = inspect_checkpoint(embedded_model())
     config = RunConfig(
-        inputs=(proteins,),
-        output=folder,
+        options=ExtractOptions(input=(proteins,), output_dir=folder, input_type="protein"),
         recipe=Recipe(
             command="extract",
             input_type="protein",
             chunk_size=0,
             min_length=0,
-            model=checkpoint.name,
-            model_sha256=checkpoint.encoder_id,
-            layer=checkpoint.shape.n_layers,
-            pooling="mean",
-            precision="bf16",
+            encoders=(
+                EncoderSpec(
+                    model=checkpoint.name,
+                    sha256=checkpoint.encoder_id,
+                    layer=checkpoint.shape.n_layers,
+                    pooling="mean",
+                    precision="bf16",
+                    dim=checkpoint.shape.dim,
+                ),
+            ),
         ),
         resources=Resources(devices=("cpu",) * n_workers, tokens_per_batch=4096),
         checkpoint=checkpoint.path,
         weights=checkpoint.path,
-        dim=checkpoint.shape.dim,
-        input_type="protein",
     )
     began, cpu = time.monotonic(), os.times()
     executor = ProcessExecutor(config.resources.devices, worker)

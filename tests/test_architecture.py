@@ -15,15 +15,15 @@ import virnucpro
 
 ROOT = Path(virnucpro.__file__).parent
 LAYERS = """
-    errors log records files processes
-    sequences.fasta config sequences.sheet sequences.inputs sequences.samples sequences.survey
+    errors log records files processes config
+    sequences.fasta sequences.sheet sequences.inputs sequences.samples sequences.survey
     sequences.translate sequences.composition
     encoders.published options encoders.esm2.alphabet encoders.esm2.packing encoders.esm2.attention
     encoders.esm2.model encoders.esm2.weights encoders.esm2.converted encoders.esm2.graphs
     encoders.models
     scorer.pieces scorer.stretches scorer.features scorer.nets scorer.score
     scoring.head run.features run.lock run.folder run.shards run.dedup run.plan
-    engine.events engine.worker engine.executor engine.local devices resolve
+    engine.events engine.recovery engine.worker engine.executor engine.local devices resolve
     scoring.calls scoring.batches scoring.pieces outputs.tables outputs.write run.intake pipeline
     run.status dashboard citation
     labelled.tables labelled.digests labelled.records labelled.split

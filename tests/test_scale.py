@@ -19,13 +19,15 @@ import h5py
 import numpy as np
 import pytest
 from conftest import TINY, Tiny
-from runs import run_inline, statuses
+from runs import again, run_inline, statuses
 
-from virnucpro.config import Recipe, Resources, RunConfig
+from virnucpro.config import EncoderSpec, Recipe, Resources
 from virnucpro.engine.events import EmbeddingStarted, Progress
 from virnucpro.engine.worker import Job
+from virnucpro.options import ExtractOptions
 from virnucpro.pipeline import find_pending, make_job
 from virnucpro.records import Embeddings
+from virnucpro.resolve import RunConfig
 from virnucpro.run.features import MAX_PARTS, write_embeddings, write_index
 from virnucpro.run.folder import Manifest, RunDir
 from virnucpro.run.intake import open_run
@@ -37,16 +39,22 @@ PROC = Path("/proc/self")
 needs_proc = pytest.mark.skipif(
     not (PROC / "io").exists(), reason="the kernel does not tell what a process reads and holds"
 )
+DIM = 2048
 RECIPE = Recipe(
     command="extract",
     input_type="nucleotide",
     chunk_size=500,
     min_length=0,
-    model="tiny",
-    model_sha256="0" * 64,
-    layer=TINY.n_layers,
-    pooling="mean",
-    precision="fp32",
+    encoders=(
+        EncoderSpec(
+            model="tiny",
+            sha256="0" * 64,
+            layer=TINY.n_layers,
+            pooling="mean",
+            precision="fp32",
+            dim=DIM,
+        ),
+    ),
 )
 
 
@@ -164,7 +172,6 @@ def test_files_are_compared_in_9_bytes_per_record(tmp_path, request):
 # Resuming
 
 N_RESIDUES = 60  # of each protein, which is a shard by itself
-DIM = 2048
 LABEL_BYTES = 2048  # a label has about 700
 
 
@@ -190,13 +197,11 @@ def finished(tmp_path_factory, tiny: Tiny, request) -> FinishedRun:
             protein = "".join(rng.choice(list("ACDEFGHIKLMNPQRSTVWY"), N_RESIDUES))
             out.write(f">p{i}\n{protein}\n")
     config = RunConfig(
-        inputs=(fasta,),
-        output=folder / "run",
+        options=ExtractOptions(input=(fasta,), output_dir=folder / "run"),
         recipe=replace(RECIPE, residues_per_shard=N_RESIDUES),
         resources=Resources(devices=("cpu",), tokens_per_batch=2048),
         checkpoint=tiny.model,
         weights=tiny.model,
-        dim=DIM,
     )
     rundir = RunDir(config.output)
     rundir.root.mkdir()
@@ -226,7 +231,7 @@ def test_finished_shards_are_listed_by_their_labels_whatever_their_size(finished
 
 def test_a_resumed_run_of_many_shards_embeds_nothing_and_says_what_it_checks(finished):
     events = []
-    summary = run_inline(replace(finished.config, resume=True), None, events.append)
+    summary = run_inline(again(finished.config, resume=True), None, events.append)
     assert summary.exit_code == 0
     assert not any(isinstance(event, EmbeddingStarted) for event in events)
     stages = {event.stage for event in events if isinstance(event, Progress)}

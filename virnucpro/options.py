@@ -12,7 +12,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import typer
 from typer.models import OptionInfo
@@ -227,7 +237,8 @@ class SequenceOptions:
     strict: Annotated[
         bool,
         typer.Option(
-            help="End of the run at the first input file that cannot be read, instead of leaving it out.",
+            help="End of the run at the first input file that cannot be read, instead of leaving "
+            "it out.",
             rich_help_panel=FILES,
         ),
     ] = False
@@ -679,12 +690,20 @@ def make(options: Callable[..., T], values: Mapping[str, object]) -> T:
         UsageError: there is no such option, or its value is empty or of no use.
     """
     hints = get_type_hints(options, include_extras=True)
-    if strangers := values.keys() - hints.keys():
+    on_command_line = options_of(hints)
+    names = {field.name for field in fields(options)}  # type: ignore[arg-type]
+    if strangers := values.keys() - names:
         raise UsageError(
             f"there is no option {printable(min(strangers))}",
-            hint=f"there are {', '.join(sorted(options_of(hints)))}",
+            hint=f"there are {', '.join(sorted(on_command_line))}",
         )
-    return options(**{name: _value(name, hints[name], value) for name, value in values.items()})
+    checked = {
+        name: _value(name, get_args(hints[name])[0], value) if name in on_command_line else value
+        for name, value in values.items()
+    }
+    for name, info in on_command_line.items():
+        _check_range(name, info, checked.get(name))
+    return options(**checked)
 
 
 def options_of(hints: Mapping[str, Any]) -> dict[str, OptionInfo]:
@@ -702,16 +721,17 @@ def carry(options: object, to: Callable[..., T], **changes: object) -> T:
 
 
 def _value(name: str, hint: Any, value: object) -> object:  # noqa: ANN401 - a type
-    """The value in the type of its option."""
-    info = None
-    if get_origin(hint) is Annotated:
-        hint, info = get_args(hint)
+    """The value in the type of its option.
+
+    Raises:
+        UsageError: it is empty, or of another type or choice.
+    """
     if value == "":
         raise UsageError(f"{flag(name)} is empty", hint="is the variable set that it came from?")
     if get_origin(hint) is tuple:
         values = value if isinstance(value, (list, tuple)) else [value]
         return tuple(_value(name, get_args(hint)[0], one) for one in values)
-    kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     for kind in kinds:
         if kind is Path and isinstance(value, (str, Path)):
             return expanded(value)
@@ -721,23 +741,21 @@ def _value(name: str, hint: Any, value: object) -> object:  # noqa: ANN401 - a t
             if value in get_args(kind):
                 return value
         elif isinstance(value, (int, float) if kind is float else kind):
-            _check_bounds(name, info, value)
             return value
-    words = [str(word) for kind in kinds for word in get_args(kind)]
+    words = [word for kind in kinds for word in get_args(kind)]
     raise UsageError(
         f"{flag(name)} is {printable(repr(value))}",
         hint=f"give {' or '.join(words or [kind.__name__ for kind in kinds])}",
     )
 
 
-def _check_bounds(name: str, info: OptionInfo | None, value: Any) -> None:  # noqa: ANN401
+def _check_range(name: str, info: OptionInfo, value: object) -> None:
     """
     Raises:
         UsageError: a number is not in the range of its option.
     """
-    least, most = (info.min, info.max) if info else (None, None)
-    if (least is not None and value < least) or (most is not None and value > most):
-        raise UsageError(
-            f"{flag(name)} is {value}",
-            hint=f"give {least} or more" + ("" if most is None else f", and at most {most}"),
-        )
+    if not isinstance(value, (int, float)):
+        return
+    if not (info.min is None or info.min <= value) or not (info.max is None or value <= info.max):
+        most = "" if info.max is None else f", and at most {info.max}"
+        raise UsageError(f"{flag(name)} is {value}", hint=f"give {info.min} or more{most}")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from virnucpro import __version__
-from virnucpro.config import Precision, Recipe, Resources
+from virnucpro.config import EncoderSpec, InputType, Precision, Recipe, Resources
 from virnucpro.devices import (
     Choice,
     choose_devices,
@@ -46,7 +46,6 @@ from virnucpro.options import ExtractOptions, PredictOptions, RunOptions
 from virnucpro.run.folder import RunDir
 from virnucpro.scorer.nets import load_scorer
 from virnucpro.scoring.head import Head, load_head
-from virnucpro.sequences.fasta import InputType
 from virnucpro.sequences.inputs import list_sources
 
 OnEvent = Callable[[Telling], None]
@@ -75,7 +74,6 @@ class RunConfig:
     resources: Resources
     checkpoint: Path
     weights: Path  # what the workers load: the checkpoint, or its converted form
-    dim: int  # of the model's vectors
     scorer: ScorerConfig | None = None  # for nucleotides, in place of the encoder
     announcements: tuple[str, ...] = ()  # the choices that were made for the encoder, for people
     compromises: tuple[str, ...] = ()  # and what they cost
@@ -146,7 +144,6 @@ def resolve(options: RunOptions, on_event: OnEvent) -> tuple[RunConfig, Head | N
         resources=resources,
         checkpoint=checkpoint.path.resolve(),
         weights=weights.resolve(),
-        dim=checkpoint.shape.dim,
         scorer=scorer,
         announcements=_announcements(checkpoint, recipe, resources, choice),
         compromises=tuple(describe_compromises(choice, checkpoint.shape, is_auto)),
@@ -176,11 +173,16 @@ def _recipe(
         input_type="nucleotide",
         chunk_size=_chunk_size(options, head),
         min_length=options.min_length,
-        model=checkpoint.name,
-        model_sha256=digest,
-        layer=layer,
-        pooling=pooling,
-        precision=precision,
+        encoders=(
+            EncoderSpec(
+                model=checkpoint.name,
+                sha256=digest,
+                layer=layer,
+                pooling=pooling,
+                precision=precision,
+                dim=checkpoint.shape.dim,
+            ),
+        ),
         head_sha256=head.sha256 if head else "",
     )
 
@@ -209,11 +211,7 @@ def _scorer(options: RunOptions) -> ScorerConfig | None:
         input_type="nucleotide",
         chunk_size=scorer.piece_size,
         min_length=max(options.min_length, scorer.shortest),
-        model="",
-        model_sha256="",
-        layer=0,
-        pooling="mean",
-        precision="fp32",
+        encoders=(),
         scorer_sha256=scorer.sha256,
     )
     announcement = (
@@ -234,10 +232,8 @@ def _check_before_fetching(options: RunOptions) -> None:
     if recorded is None or model not in PUBLISHED or locate(model).exists():
         return
     published, before = PUBLISHED[model], recorded.recipe
-    if model != before.model and before.model_sha256 not in {
-        published.sha256,
-        published.folder_sha256,
-    }:
+    digests = {published.sha256, published.folder_sha256}
+    if not any(known.model == model or known.sha256 in digests for known in before.encoders):
         raise ResumeError(
             f"this folder holds a run with {printable(before.reader)}, not {model}",
             hint="use the old options, choose another --output-dir, or start again with --force",
@@ -292,8 +288,8 @@ def _asked_precision(options: RunOptions) -> str:
     """On resume, ``auto`` is what the run began with, whatever this device likes best."""
     if options.precision == "auto" and options.resume:
         recorded = RunDir(options.output_dir).read_manifest()
-        if recorded is not None:
-            return recorded.recipe.precision
+        if recorded is not None and recorded.recipe.encoders:
+            return recorded.recipe.encoders[0].precision
     return options.precision
 
 
@@ -344,11 +340,11 @@ def _chunk_size(options: RunOptions, head: Head | None) -> int:
 def _announcements(
     checkpoint: Checkpoint, recipe: Recipe, resources: Resources, choice: Choice
 ) -> tuple[str, ...]:
-    shape = checkpoint.shape
+    shape, (encoder,) = checkpoint.shape, recipe.encoders
     return (
         f"model {printable(checkpoint.name)}: {shape.n_layers} layers, {shape.dim} dimensions, "
-        f"{shape.n_parameters / 1e6:.1f} M parameters; layer {recipe.layer}, "
-        f"{recipe.pooling} pooling, {recipe.precision}",
+        f"{shape.n_parameters / 1e6:.1f} M parameters; layer {encoder.layer}, "
+        f"{encoder.pooling} pooling, {encoder.precision}",
         *choice.descriptions,
         f"batches of {resources.tokens_per_batch} tokens",
     )

@@ -65,15 +65,14 @@ def _parameters(group: type) -> Iterator[Parameter]:
             option.metavar = ""
             option.param_decls = option.param_decls or (flag(field.name),)  # without --no-...
         default = Parameter.empty if field.default is MISSING else field.default
-        hint = Annotated[_as_typed(kind), option]
-        yield Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+        annotation = Annotated[_as_typed(kind), option]  # type: ignore[valid-type]
+        yield Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def _as_typed(kind: Any) -> Any:  # noqa: ANN401 - a type
     """A path is taken as text: an empty one would become the current folder."""
     if get_origin(kind) is tuple:
-        several: Any = list
-        return several[_as_typed(get_args(kind)[0])]
+        return list[_as_typed(get_args(kind)[0])]  # type: ignore[misc]
     if Path in (kind, *get_args(kind)):
         return str | None if NoneType in get_args(kind) else str
     return kind
