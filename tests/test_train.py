@@ -469,7 +469,7 @@ def test_a_training_does_not_go_on_with_other_data_or_another_encoder(
         with pytest.raises(ResumeError) as caught:
             train_here(
                 options(
-                    output_dir=finetuned, finetune=True, resume=True, chunk_size=(300, 210), **asked
+                    output=finetuned, finetune=True, resume=True, chunk_size=(300, 210), **asked
                 )
             )
         return str(caught.value)

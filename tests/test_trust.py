@@ -13,7 +13,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stderr
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -407,10 +406,10 @@ def test_nothing_is_written_or_deleted_through_a_link_in_a_run_folder(
     put_outside(config.output / name, outside)
     before = content_of(outside)
     for how in ({}, {"resume": True}, {"force": True}):
-        exit_code, shown = ending_of(partial(run_inline, replace(config, **how), tiny.head))
+        exit_code, shown = ending_of(partial(run_inline, again(config, **how), tiny.head))
         assert exit_code == 73
         assert f"{name} is a link to {outside / name}" in shown
-        given = options(tiny, tmp_path, output=config.output, **how)
+        given = options(tiny, tmp_path, output_dir=config.output, **how)
         assert ending_of(partial(resolve, given, print)) == (exit_code, shown)
         assert content_of(outside) == before and (config.output / name).is_symlink()
 
