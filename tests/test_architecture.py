@@ -19,7 +19,7 @@ LAYERS = """
     sequences.fasta config sequences.sheet sequences.inputs sequences.samples sequences.survey
     sequences.translate sequences.composition
     encoders.published encoders.esm2.alphabet encoders.esm2.packing encoders.esm2.attention
-    encoders.esm2.model encoders.esm2.weights encoders.esm2.converted encoders.esm2.graphs
+    encoders.esm2.model encoders.esm2.weights encoders.esm2.converted
     encoders.models
     scorer.pieces scorer.stretches scorer.features scorer.nets scorer.score
     scoring.head run.features run.lock run.folder run.shards run.dedup run.plan
@@ -36,7 +36,7 @@ LAYERS = """
     training.board training.calibration training.export training.features training.story
     training.request training.config_file
     bench.synthetic bench.encoder bench.peers bench.layouts bench.limits bench.comparison
-    bench.file_to_file bench.front_end bench.coordinator bench.report bench.programme
+    bench.report bench.programme
     cli.exits cli.options cli.running cli.predict cli.train cli.evaluate
     cli.bench cli.inspect cli.models cli.cite
     cli.main
