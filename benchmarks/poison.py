@@ -70,7 +70,7 @@ def measure(proteins: Path, folder: Path, n_workers: int, worker: type[Worker]) 
         ),
         resources=Resources(devices=("cpu",) * n_workers, tokens_per_batch=4096),
         checkpoint=checkpoint.path,
-        weights=checkpoint.path,
+        weights=(checkpoint.path,),
         input_type="protein",
     )
     began, cpu = time.monotonic(), os.times()

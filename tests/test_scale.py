@@ -200,7 +200,7 @@ def finished(tmp_path_factory, tiny: Tiny, request) -> FinishedRun:
         recipe=replace(RECIPE, residues_per_shard=N_RESIDUES),
         resources=Resources(devices=("cpu",), tokens_per_batch=2048),
         checkpoint=tiny.model,
-        weights=tiny.model,
+        weights=(tiny.model,),
     )
     rundir = RunDir(config.output)
     rundir.root.mkdir()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from virnucpro import __version__
-from virnucpro.config import Recipe, RunConfig
-from virnucpro.encoders.esm2.packing import EXTRA_TOKENS
+from virnucpro.config import EncoderSpec, Recipe, RunConfig
+from virnucpro.encoders.base import estimate_tokens
 from virnucpro.engine.events import (
     BatchDone,
     EmbeddingStarted,
@@ -147,7 +147,7 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
             plan = plan_run(config, rundir, recorded, manifest, on_event)
             rundir.clear_copies(manifest)
             announce_input(plan, manifest)
-            count_repeats(plan, summary)
+            count_repeats(plan, manifest.recipe.encoders, summary)
         job = make_job(config, rundir, manifest)
         results = Results(
             rundir=rundir,
@@ -225,8 +225,8 @@ def make_job(config: RunConfig, rundir: RunDir, manifest: Manifest) -> Job:
     recipe = manifest.recipe
     return Job(
         features=rundir.features,
-        weights=config.weights,
         encoders=recipe.encoders,
+        weights=config.weights if recipe.encoders else (),
         tokens_per_batch=config.resources.tokens_per_batch,
         silence_seconds=config.resources.silence_seconds,
         fingerprint=recipe.fingerprint,
@@ -258,7 +258,7 @@ def embed(
     if not pending:
         return lost
     job.features.mkdir(exist_ok=True)
-    on_event(EmbeddingStarted(tuple(pending), len(plan.shards) - len(pending), plan.files))
+    on_event(EmbeddingStarted(tuple(pending), len(plan.shards) - len(pending), plan.files, job.encoders))
     started = time.monotonic()
     with closing(executor.run(pending, job)) as events:
         for event in events:
@@ -369,11 +369,13 @@ def _progress(on_event: OnEvent, stage: str, manifest: Manifest) -> Callable[[in
 _PACKED = (".gz", ".bz2", ".xz", ".zst")
 
 
-def count_repeats(plan: Plan, summary: Summary) -> None:
+def count_repeats(plan: Plan, encoders: Sequence[EncoderSpec], summary: Summary) -> None:
     counts, shards = plan.counts, plan.shards
-    n_tokens = sum(shard.n_residues + EXTRA_TOKENS * shard.n_embedded for shard in shards)
+    n_embedded = sum(shard.n_embedded for shard in shards)
+    n_residues = sum(shard.n_residues for shard in shards)
     summary.n_copies = counts.n_copies
-    summary.n_tokens_saved = counts.n_copied_residues + EXTRA_TOKENS * counts.n_copies
+    summary.n_tokens_saved = estimate_tokens(encoders, counts.n_copies, counts.n_copied_residues)
+    n_tokens = estimate_tokens(encoders, n_embedded, n_residues)
     summary.n_tokens_in_all = n_tokens + summary.n_tokens_saved
 
 
