@@ -23,7 +23,7 @@ LAYERS = """
     encoders.models
     scorer.pieces scorer.stretches scorer.features scorer.nets scorer.score
     scoring.head run.features run.lock run.folder run.shards run.dedup run.plan
-    engine.events engine.worker engine.executor engine.local
+    engine.events engine.recovery engine.worker engine.executor engine.local
     scoring.calls scoring.batches scoring.pieces outputs.tables outputs.write run.intake pipeline
     devices run.status resolve dashboard citation
     labelled.tables labelled.digests labelled.records labelled.split

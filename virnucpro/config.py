@@ -22,9 +22,8 @@ FeatureFormat = Literal["h5", "npz", "pt"]
 
 FOLLOWS = ("model", "dim", "reads")  # of an encoder: a name, and what family and content imply
 RESIDUES_PER_SHARD = 125_000  # with two tokens more per protein just under 131,072
-SHARD_FORMAT = (
-    4  # 1: identical proteins were embedded each by itself; 2: gaps were kept; 3: no bases
-)
+# 1: identical proteins embedded each by itself; 2: gaps kept; 3: no bases, codons with U lost
+SHARD_FORMAT = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -390,11 +390,6 @@ def announce_input(plan: Plan, manifest: Manifest) -> None:
         LOGGER.warning("the input holds no record: the tables hold a header only")
     elif recipe.has_encoder and not plan.shards:
         LOGGER.warning("no record has a frame to embed: see the table for each one's status")
-    if counts.n_with_u:
-        LOGGER.warning(
-            "%d records hold U (RNA): a codon with U adds nothing; write T for U to have all",
-            counts.n_with_u,
-        )
     if counts.n_gaps:
         LOGGER.warning(
             "%d gaps (- . ~) of an alignment, in %d records, are left out",

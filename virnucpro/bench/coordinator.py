@@ -20,7 +20,8 @@ import psutil
 from virnucpro.bench.layouts import FAILURES, reason_of
 from virnucpro.engine.events import Event, Memory, ShardDone, ShardFailed
 from virnucpro.engine.local import ProcessExecutor
-from virnucpro.engine.worker import Job, Task, Worker
+from virnucpro.engine.recovery import Task
+from virnucpro.engine.worker import Job, Worker
 from virnucpro.errors import UnavailableError, VirnucproError
 from virnucpro.records import Shard
 

@@ -16,7 +16,7 @@ import traceback
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -43,6 +43,7 @@ from virnucpro.engine.events import (
     ShardDone,
     ShardFailed,
 )
+from virnucpro.engine.recovery import Task
 from virnucpro.errors import OutputError, StorageError
 from virnucpro.files import disk_error
 from virnucpro.log import printable
@@ -86,16 +87,6 @@ class Job:
             "copies": 0,
             "shard_sha256": shard.sha256,
         }
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """A shard and what is known of it from attempts that ended with a dead worker."""
-
-    shard: Shard
-    n_losses: int = 0
-    suspects: frozenset[int] = frozenset()
-    condemned: Mapping[int, str] = field(default_factory=dict)  # row -> reason
 
 
 @dataclass(frozen=True, slots=True)
