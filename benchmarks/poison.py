@@ -14,15 +14,17 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from virnucpro.config import EncoderSpec, Recipe, Resources, RunConfig
+from virnucpro.encoders.base import Encoder, Pending
 from virnucpro.encoders.esm2.weights import inspect_checkpoint
 from virnucpro.encoders.models import embedded_model
 from virnucpro.engine.local import ProcessExecutor
-from virnucpro.engine.worker import Arriving, Worker
+from virnucpro.engine.worker import Worker
 from virnucpro.pipeline import run
 
 N_PROTEINS, N_POISONED = 10_000, 10
@@ -32,10 +34,10 @@ POISON = "WWWWCWWWW"
 class CrashingWorker(Worker):
     """Ends by a fault, as a broken kernel would."""
 
-    def embed(self, proteins: list[str]) -> Arriving:
-        if any(POISON in protein for protein in proteins):
+    def start(self, encoder: Encoder, sequences: Sequence[str]) -> Pending:
+        if any(POISON in sequence for sequence in sequences):
             os.kill(os.getpid(), signal.SIGSEGV)
-        return super().embed(proteins)
+        return super().start(encoder, sequences)
 
 
 def write_proteins(path: Path, length: int) -> None:

@@ -258,7 +258,9 @@ def embed(
     if not pending:
         return lost
     job.features.mkdir(exist_ok=True)
-    on_event(EmbeddingStarted(tuple(pending), len(plan.shards) - len(pending), plan.files, job.encoders))
+    on_event(
+        EmbeddingStarted(tuple(pending), len(plan.shards) - len(pending), plan.files, job.encoders)
+    )
     started = time.monotonic()
     with closing(executor.run(pending, job)) as events:
         for event in events:

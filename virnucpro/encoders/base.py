@@ -1,7 +1,7 @@
-"""The door of the encoders: what every model that makes vectors can do, and the families there are.
+"""The door of the encoders: what every model that makes vectors can do, and the families.
 
-A family is a module with ``load(spec, weights, device)``, and a line in ``FAMILIES``. It is imported
-when one of its encoders is loaded, and not before.
+A family is a module with ``load(spec, weights, device)``, and a line in ``FAMILIES``. It is
+imported when one of its encoders is loaded, and not before.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import os
 import time
 import traceback
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,8 +52,8 @@ from virnucpro.run.features import Attributes, write_embeddings
 from virnucpro.run.shards import read_shard
 
 _STORAGE_ERRORS = (OSError, OutputError, StorageError)
-# a slow device of its kind, FLOP/s: what takes longer than this is no longer just slow
 _TRIAL = {"protein": "M", "dna": "ATG"}
+# a slow device of its kind, FLOP/s: what takes longer than this is no longer just slow
 _SLOWEST = {"cpu": 2e9, "mps": 1e11, "cuda": 1e12}
 
 
