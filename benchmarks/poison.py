@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from virnucpro.config import Recipe, Resources, RunConfig
+from virnucpro.config import EncoderSpec, Recipe, Resources, RunConfig
 from virnucpro.encoders.esm2.weights import inspect_checkpoint
 from virnucpro.encoders.models import embedded_model
 from virnucpro.engine.local import ProcessExecutor
@@ -57,16 +57,20 @@ def measure(proteins: Path, folder: Path, n_workers: int, worker: type[Worker]) 
             input_type="protein",
             chunk_size=0,
             min_length=0,
-            model=checkpoint.name,
-            model_sha256=checkpoint.encoder_id,
-            layer=checkpoint.shape.n_layers,
-            pooling="mean",
-            precision="bf16",
+            encoders=(
+                EncoderSpec(
+                    model=checkpoint.name,
+                    sha256=checkpoint.encoder_id,
+                    layer=checkpoint.shape.n_layers,
+                    pooling="mean",
+                    precision="bf16",
+                    dim=checkpoint.shape.dim,
+                ),
+            ),
         ),
         resources=Resources(devices=("cpu",) * n_workers, tokens_per_batch=4096),
         checkpoint=checkpoint.path,
         weights=checkpoint.path,
-        dim=checkpoint.shape.dim,
         input_type="protein",
     )
     began, cpu = time.monotonic(), os.times()

@@ -24,7 +24,7 @@ LAYERS = """
     scorer.pieces scorer.stretches scorer.features scorer.nets scorer.score
     scoring.head scoring.calls outputs.tables outputs.sinks
     run.features run.lock run.manifest run.folder run.shards run.dedup run.plan
-    engine.events engine.worker engine.executor engine.local
+    engine.events engine.recovery engine.worker engine.executor engine.local
     scoring.batches scoring.pieces outputs.summary outputs.write run.intake pipeline
     devices run.status resolve dashboard citation
     labelled.tables labelled.digests labelled.records labelled.split

@@ -21,7 +21,7 @@ import pytest
 from conftest import TINY, Tiny
 from runs import run_inline, statuses
 
-from virnucpro.config import Recipe, Resources, RunConfig
+from virnucpro.config import EncoderSpec, Recipe, Resources, RunConfig
 from virnucpro.engine.events import EmbeddingStarted, Progress
 from virnucpro.engine.worker import Job
 from virnucpro.pipeline import find_pending, make_job
@@ -38,16 +38,22 @@ PROC = Path("/proc/self")
 needs_proc = pytest.mark.skipif(
     not (PROC / "io").exists(), reason="the kernel does not tell what a process reads and holds"
 )
+DIM = 2048
 RECIPE = Recipe(
     command="extract",
     input_type="nucleotide",
     chunk_size=500,
     min_length=0,
-    model="tiny",
-    model_sha256="0" * 64,
-    layer=TINY.n_layers,
-    pooling="mean",
-    precision="fp32",
+    encoders=(
+        EncoderSpec(
+            model="tiny",
+            sha256="0" * 64,
+            layer=TINY.n_layers,
+            pooling="mean",
+            precision="fp32",
+            dim=DIM,
+        ),
+    ),
 )
 
 
@@ -165,7 +171,6 @@ def test_files_are_compared_in_9_bytes_per_record(tmp_path, request):
 # Resuming
 
 N_RESIDUES = 60  # of each protein, which is a shard by itself
-DIM = 2048
 LABEL_BYTES = 2048  # a label has about 700
 
 
@@ -197,7 +202,6 @@ def finished(tmp_path_factory, tiny: Tiny, request) -> FinishedRun:
         resources=Resources(devices=("cpu",), tokens_per_batch=2048),
         checkpoint=tiny.model,
         weights=tiny.model,
-        dim=DIM,
     )
     rundir = RunDir(config.output)
     rundir.root.mkdir()

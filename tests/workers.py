@@ -14,7 +14,8 @@ import torch
 from numpy.typing import NDArray
 
 from virnucpro.engine.events import Event
-from virnucpro.engine.worker import Arriving, Task, Worker
+from virnucpro.engine.recovery import Task
+from virnucpro.engine.worker import Arriving, Worker
 from virnucpro.records import Embeddings, Shard
 
 POISON = "WWWWCWWWW"  # no test protein holds it by chance

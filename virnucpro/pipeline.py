@@ -143,20 +143,10 @@ def make_job(config: RunConfig, rundir: RunDir, manifest: Manifest) -> Job:
     return Job(
         features=rundir.features,
         weights=config.weights,
-        dim=config.dim,
-        layer=recipe.layer,
-        pooling=recipe.pooling,
-        precision=recipe.precision,
+        encoders=recipe.encoders,
         tokens_per_batch=config.resources.tokens_per_batch,
         silence_seconds=config.resources.silence_seconds,
-        attributes={
-            "model": recipe.model,
-            "layer": recipe.layer,
-            "pooling": recipe.pooling,
-            "precision": recipe.precision,
-            "fingerprint": recipe.fingerprint,
-            "copies": 0,
-        },
+        fingerprint=recipe.fingerprint,
     )
 
 
@@ -244,7 +234,7 @@ def discard_damaged(plan: Plan, job: Job, on_event: OnEvent) -> None:
         path = job.feature_file(shard)
         try:
             if path.exists():
-                read_embeddings(path, job.attributes_of(shard), job.dim)
+                read_embeddings(path, job.attributes_of(shard), job.encoders[0].dim)
         except FeatureFileError as error:
             _discard(path, error)
 
@@ -310,11 +300,6 @@ def announce_input(plan: Plan, manifest: Manifest) -> None:
         LOGGER.warning("the input holds no record: the tables hold a header only")
     elif recipe.has_encoder and not plan.shards:
         LOGGER.warning("no record has a frame to embed: see the table for each one's status")
-    if counts.n_with_u:
-        LOGGER.warning(
-            "%d records hold U (RNA): a codon with U adds nothing; write T for U to have all",
-            counts.n_with_u,
-        )
     if counts.n_gaps:
         LOGGER.warning(
             "%d gaps (- . ~) of an alignment, in %d records, are left out",

@@ -20,7 +20,8 @@ import psutil
 from virnucpro.bench.layouts import FAILURES, reason_of
 from virnucpro.engine.events import Event, Memory, ShardDone, ShardFailed
 from virnucpro.engine.local import ProcessExecutor
-from virnucpro.engine.worker import Job, Task, Worker
+from virnucpro.engine.recovery import Task
+from virnucpro.engine.worker import Job, Worker
 from virnucpro.errors import UnavailableError, VirnucproError
 from virnucpro.records import Shard
 
@@ -42,13 +43,22 @@ class CoordinatorRow:
     reason: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class NappingJob(Job):
+    n_workers: int
+    first_nap: int  # index of the first shard that takes time
+
+
 class IdleWorker(Worker):
     """Waits for the others with its first shard; then does nothing, or sleeps.
 
     ``ShardDone.seconds`` says how long it was idle before the shard.
     """
 
+    job: NappingJob
+
     def __init__(self, job: Job, name: str, device: str) -> None:
+        assert isinstance(job, NappingJob)
         self.job, self.name = job, name
         self.is_first = True
         self.handed_over = time.monotonic()
@@ -64,7 +74,7 @@ class IdleWorker(Worker):
         idle = time.monotonic() - self.handed_over
         if self.is_first:
             self.wait_for_all()
-        elif task.shard.index >= int(self.job.attributes["first_nap"]):
+        elif task.shard.index >= self.job.first_nap:
             time.sleep(NAP_SECONDS)
         self.handed_over = time.monotonic()
         yield ShardDone(self.name, task.shard, idle, 0)
@@ -77,7 +87,7 @@ class IdleWorker(Worker):
         """Starting takes seconds: what comes after is measured with all of them there."""
         self.is_first = False
         (self.job.features / self.name).touch()
-        while len(list(self.job.features.iterdir())) < int(self.job.attributes["n_workers"]):
+        while len(list(self.job.features.iterdir())) < self.job.n_workers:
             time.sleep(_POLL_SECONDS)
 
 
@@ -101,8 +111,7 @@ def _time(row: CoordinatorRow, folder: Path) -> CoordinatorRow:
         Shard(index, folder / f"{index}.faa", 1, 1, 1, "")
         for index in range(first_nap + N_NAPS * n_workers)
     ]
-    attributes = {"n_workers": n_workers, "first_nap": first_nap}
-    job = Job(folder, folder, 0, 0, "mean", "fp32", 0, 900.0, attributes)  # of no model
+    job = NappingJob(folder, folder, (), 0, 900.0, "", n_workers, first_nap)  # of no model
     done: list[float] = []  # when the empty shards came
     idle: list[float] = []
     napped: set[str] = set()  # workers; what came before a first nap is of the empty shards

@@ -90,7 +90,7 @@ def _time(given: FileRun, row: FileRow, folder: Path) -> FileRow:
     rate = summary.n_tokens / (ended - started - starting)
     return replace(
         row,
-        precision=config.recipe.precision,
+        precision=config.recipe.encoders[0].precision,
         n_workers=len(config.resources.devices),
         residues_per_shard=config.recipe.residues_per_shard,
         tokens_per_second=rate,

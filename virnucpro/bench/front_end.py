@@ -23,7 +23,7 @@ from tempfile import TemporaryDirectory
 
 from Bio import SeqIO
 
-from virnucpro.config import Recipe
+from virnucpro.config import EncoderSpec, Recipe
 from virnucpro.run.folder import RunDir
 from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import make_plan
@@ -136,17 +136,18 @@ def reverse_complement(bases: str) -> str:
     return bases.translate(_COMPLEMENT)[::-1]
 
 
+_NO_ENCODER = EncoderSpec(
+    model="", sha256="", layer=1, pooling="mean", precision="fp32", dim=0
+)  # frames are cut for an encoder, and here for none
+
+
 def run_ours(fasta: Path, folder: Path) -> Callable[[], Frames]:
     recipe = Recipe(
         command="extract",
         input_type="nucleotide",
         chunk_size=CHUNK_SIZE,
         min_length=0,
-        model="",
-        model_sha256="",
-        layer=1,
-        pooling="mean",
-        precision="fp32",
+        encoders=(_NO_ENCODER,),
     )
     manifest = Manifest(recipe, tuple(hash_inputs([Source(fasta)], lambda _: None)))
     rundir = RunDir(folder)

@@ -33,7 +33,6 @@ class WorkerLost:
     reason: str
     shard: Shard | None = None
     traceback: str = ""
-    is_crash: bool = False  # it ended by itself, where others are killed or fall silent
     is_final: bool = False  # it is not replaced
 
 

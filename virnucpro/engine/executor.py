@@ -6,7 +6,8 @@ from collections.abc import Generator, Sequence
 from typing import Protocol
 
 from virnucpro.engine.events import Event, WorkerReady
-from virnucpro.engine.worker import Job, Task, Worker
+from virnucpro.engine.recovery import Task
+from virnucpro.engine.worker import Job, Worker
 from virnucpro.records import Shard
 
 

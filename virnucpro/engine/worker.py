@@ -16,7 +16,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from virnucpro.config import Pooling, Precision
+from virnucpro.config import EncoderSpec
 from virnucpro.encoders.esm2.converted import open_esm2
 from virnucpro.encoders.esm2.model import DTYPES, bos_pool, mean_pool, residues_only
 from virnucpro.encoders.esm2.packing import EXTRA_TOKENS, PackedBatch, plan_batches
@@ -40,6 +40,7 @@ from virnucpro.engine.events import (
     ShardDone,
     ShardFailed,
 )
+from virnucpro.engine.recovery import Task
 from virnucpro.errors import OutputError, StorageError
 from virnucpro.files import disk_error, writing
 from virnucpro.log import printable
@@ -61,29 +62,26 @@ class Job:
 
     features: Path  # folder
     weights: Path  # a checkpoint, or its converted form
-    dim: int  # of a vector
-    layer: int
-    pooling: Pooling
-    precision: Precision
+    encoders: tuple[EncoderSpec, ...]
     tokens_per_batch: int
     silence_seconds: float
-    attributes: Mapping[str, str | int]  # of every feature file
+    fingerprint: str  # of the recipe
 
     def feature_file(self, shard: Shard) -> Path:
         return self.features / f"{shard.name}.h5"
 
     def attributes_of(self, shard: Shard) -> Attributes:
-        return {**self.attributes, "shard_sha256": shard.sha256}
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """A shard and what is known of it from attempts that ended with a dead worker."""
-
-    shard: Shard
-    n_losses: int = 0
-    suspects: frozenset[int] = frozenset()
-    condemned: Mapping[int, str] = field(default_factory=dict)  # row -> reason
+        """What a feature file says of itself."""
+        (encoder,) = self.encoders
+        return {
+            "model": encoder.model,
+            "layer": encoder.layer,
+            "pooling": encoder.pooling,
+            "precision": encoder.precision,
+            "fingerprint": self.fingerprint,
+            "copies": 0,
+            "shard_sha256": shard.sha256,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +105,9 @@ class Worker:
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
             self.copying = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        self.model = open_esm2(job.weights, job.layer, DTYPES[job.precision], self.device)
+        (self.spec,) = job.encoders
+        dtype = DTYPES[self.spec.precision]
+        self.model = open_esm2(job.weights, self.spec.layer, dtype, self.device)
         self.tokens_per_batch = job.tokens_per_batch
         self.batches_in_flight = 2 if self.device.type == "cuda" else 1
         self.writer = ThreadPoolExecutor(max_workers=1)
@@ -118,7 +118,7 @@ class Worker:
     def description(self) -> str:
         kernel = self.model.attend.__name__
         return (
-            f"{self.device}, {self.job.precision}, {kernel}, {self.tokens_per_batch} tokens, "
+            f"{self.device}, {self.spec.precision}, {kernel}, {self.tokens_per_batch} tokens, "
             f"process {os.getpid()}"
         )
 
@@ -138,7 +138,7 @@ class Worker:
         partial = self.job.features / f".{shard.name}.partial"
         try:
             orfs = [orf for orf in read_shard(shard) if orf.copy_of is None]
-            result = _Rows(orfs, self.model.shape.dim, self.job.pooling == "none")
+            result = _Rows(orfs, self.model.shape.dim, self.spec.pooling == "none")
             result.condemn(task.condemned)
             if task.n_losses:
                 result.restore(partial)
@@ -263,7 +263,7 @@ class Worker:
     def embed(self, proteins: list[str]) -> Arriving:
         """Begin a batch: (n_proteins, dim) float32, or (n_residues, dim) when nothing is pooled."""
         batch = PackedBatch.of(proteins)
-        pooled = _POOL[self.job.pooling](self.model(batch), batch)
+        pooled = _POOL[self.spec.pooling](self.model(batch), batch)
         if self.device.type == "cuda":
             return self._copy_out(pooled)
         rows: NDArray[np.float32] = pooled.cpu().numpy()

@@ -109,7 +109,7 @@ class Results:
         """``features.h5``, unless it would hold more than its readers can open."""
         index = self.rundir.feature_index
         if parts.n_parts <= MAX_PARTS:
-            write_index(index, parts.parts, self.manifest.recipe.pooling == "none")
+            write_index(index, parts.parts, self.manifest.recipe.per_residue)
             return
         index.unlink(missing_ok=True)
         announce(
@@ -238,12 +238,14 @@ class Results:
             originals.add_lost(embedded, self.lost[shard.index])
         else:
             path = self.job.feature_file(shard)
-            embeddings = read_embeddings(path, self.job.attributes_of(shard), self.job.dim)
+            embeddings = read_embeddings(
+                path, self.job.attributes_of(shard), self.job.encoders[0].dim
+            )
             originals.add(path, embedded, embeddings)
             yield path, embeddings
         if copies := [orf for orf in orfs if orf.copy_of is not None]:
             path, attributes = copies_file(self.job, shard)
-            embeddings = originals.copy_to(copies, self.manifest.recipe.pooling == "none")
+            embeddings = originals.copy_to(copies, self.manifest.recipe.per_residue)
             update_embeddings(path, embeddings, attributes)
             yield path, embeddings
 

@@ -253,7 +253,7 @@ class RunDir:
     def read_manifest(self) -> Manifest | None:
         """
         Raises:
-            ResumeError: ``run.json`` is damaged.
+            ResumeError: ``run.json`` is damaged, or of another version.
         """
         return read_manifest(self.manifest, self.copies)
 

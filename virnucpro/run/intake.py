@@ -107,7 +107,7 @@ def _go_on(
 ) -> Manifest:
     """The recorded run, with what is given now for the first time, or can be read at last."""
     run_type, sieve = recorded.recipe.input_type, survey.sieve
-    check_same_recipe(rundir.root, recorded, config.recipe_for(config.input_type or run_type))
+    check_same_recipe(recorded, config.recipe_for(config.input_type or run_type))
     paths = {file.path for file in recorded.inputs}
     for file, error in sieve.refused:
         if file.path in paths:

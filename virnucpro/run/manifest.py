@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from virnucpro import __version__
-from virnucpro.config import NOT_IN_FINGERPRINT, Recipe
+from virnucpro.config import FOLLOWS, SHARD_FORMAT, EncoderSpec, Recipe
 from virnucpro.errors import ResumeError
 from virnucpro.files import atomic
 from virnucpro.log import printable
@@ -46,7 +46,7 @@ def read_manifest(path: Path, copies: Path) -> Manifest | None:
     """The manifest in a file, if there is one; ``copies`` is the folder of copied inputs.
 
     Raises:
-        ResumeError: it is damaged.
+        ResumeError: it is damaged, or of another version.
     """
     if not path.exists():
         return None
@@ -56,8 +56,11 @@ def read_manifest(path: Path, copies: Path) -> Manifest | None:
     try:
         stored = json.loads(path.read_text())
         version = stored["virnucpro_version"]
+        if stored["recipe"].get("shard_format") != SHARD_FORMAT:
+            raise _of_another_version(path.parent, version)
+        encoders = tuple(EncoderSpec(**spec) for spec in stored["recipe"]["encoders"])
         return Manifest(
-            recipe=Recipe(**{"shard_format": 1, **stored["recipe"]}),
+            recipe=Recipe(**{**stored["recipe"], "encoders": encoders}),
             inputs=tuple(_from_json(file, copies) for file in stored["inputs"]),
             replaced=tuple(stored["replaced"]),
             is_qualified=stored.get("qualified", False),
@@ -115,13 +118,11 @@ def _of_another_version(folder: Path, version: object) -> ResumeError:
     )
 
 
-def check_same_recipe(folder: Path, recorded: Manifest, asked: Recipe) -> None:
+def check_same_recipe(recorded: Manifest, asked: Recipe) -> None:
     """
     Raises:
         ResumeError: the recipes differ; the message says in what.
     """
-    if recorded.recipe.shard_format != asked.shard_format:
-        raise _of_another_version(folder, recorded.version)
     if recorded.recipe.has_encoder != asked.has_encoder:
         raise ResumeError(
             f"this folder holds a run with {printable(recorded.recipe.reader)}, "
@@ -129,17 +130,40 @@ def check_same_recipe(folder: Path, recorded: Manifest, asked: Recipe) -> None:
             hint="use the old options (the scorer reads nucleotides where no --model is named), "
             "choose another --output-dir, or start again with --force",
         )
-    before, now = asdict(recorded.recipe), asdict(asked)
-    changed = [
-        f"{name} was {_short(before[name])}, now {_short(now[name])}"
-        for name in now
-        if before[name] != now[name] and name not in NOT_IN_FINGERPRINT
-    ]
-    if changed:
+    if changed := _changes(recorded.recipe, asked):
         raise ResumeError(
             f"this folder holds a run of another recipe: {'; '.join(changed)}",
             hint="use the old options, choose another --output-dir, or start again with --force",
         )
+
+
+def _changes(before: Recipe, now: Recipe) -> list[str]:
+    """What differs between two recipes: "layer was 6, now 3"."""
+    families = [[encoder.family for encoder in recipe.encoders] for recipe in (before, now)]
+    if families[0] != families[1]:
+        return [f"encoders were {before.reader}, now {now.reader}"]
+    changed = _changed_fields(before, now, ("encoders",))
+    for old, new in zip(before.encoders, now.encoders, strict=True):
+        of_which = f" of {new.model}" if len(now.encoders) > 1 else ""
+        changed += _changed_fields(old, new, FOLLOWS, of_which)
+    return changed
+
+
+def _changed_fields(
+    before: Recipe | EncoderSpec,
+    now: Recipe | EncoderSpec,
+    left_out: Collection[str],
+    of_which: str = "",
+) -> list[str]:
+    old, new = asdict(before), asdict(now)
+    return [
+        f"{_SHOWN.get(name, name)}{of_which} was {_short(old[name])}, now {_short(new[name])}"
+        for name in new
+        if old[name] != new[name] and name not in left_out
+    ]
+
+
+_SHOWN = {"sha256": "model_sha256"}  # a field -> its name in messages
 
 
 def _short(value: object) -> str:

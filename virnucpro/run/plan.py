@@ -47,7 +47,6 @@ class Counts:
 
     n_records: int = 0
     n_letters: int = 0
-    n_with_u: int = 0  # records of RNA
     n_short: int = 0  # records under half a chunk
     n_gapped: int = 0  # records with gaps
     n_gaps: int = 0  # of these, left out
@@ -170,7 +169,6 @@ class _Planner:
             status, _ = screen(record, recipe)
             if status is None:
                 if recipe.has_frames:
-                    self.counts.n_with_u += "U" in record.sequence or "u" in record.sequence
                     self.counts.n_short += len(record.sequence) * 2 < recipe.chunk_size
                 yield record
 

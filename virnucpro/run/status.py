@@ -104,7 +104,10 @@ def _describe(rundir: RunDir, manifest: Manifest) -> list[str]:
 def _how(recipe: Recipe) -> str:
     if not recipe.has_encoder:
         return recipe.reader
-    return f"{recipe.model}, layer {recipe.layer}, {recipe.precision}"
+    return "; ".join(
+        f"{encoder.model}, layer {encoder.layer}, {encoder.precision}"
+        for encoder in recipe.encoders
+    )
 
 
 def _describe_shards(rundir: RunDir, manifest: Manifest, n_files: int) -> list[str]:

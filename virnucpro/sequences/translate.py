@@ -1,7 +1,8 @@
 """From a nucleotide record to the ORFs that the language model reads. Pure functions.
 
 The rules are those of VirNucPro (github.com/Li-Jing-1997/VirNucPro): how a record is cut into
-chunks, which frames are kept, and what they are called. Golden files hold them to the byte.
+chunks, which frames are kept, and what they are called. Golden files hold them to the byte. In one
+thing we differ: U is read as T, where VirNucPro loses the codon.
 """
 
 from __future__ import annotations
@@ -16,18 +17,19 @@ from virnucpro.records import Chunk, FastaRecord, Orf
 
 FRAMES = ("F1", "F2", "F3", "R1", "R2", "R3")
 _STOP = ord("*")
-_COMPLEMENT = str.maketrans("ACGT", "TGCA")
+_COMPLEMENT = str.maketrans("ACGTU", "TGCAA")
 
 
 def _codon_tables() -> tuple[bytes, bytes, bytes]:
     """Bases to digits, and codons to letters of the forward and reverse strand, of 256 each.
 
-    A codon is the number 25a + 5b + c of its digits; 4 is any letter but ACGT. The letter of a
+    A codon is the number 25a + 5b + c of its digits; 4 is any letter but ACGTU. The letter of a
     codon that is not one of the 64 is 0.
     """
     digits = np.full(256, 4, dtype=np.uint8)
     for digit, base in enumerate("ACGT"):
         digits[[ord(base), ord(base.lower())]] = digit
+    digits[[ord("U"), ord("u")]] = digits[ord("T")]
     code = unambiguous_dna_by_id[1]
     forward = np.zeros(256, dtype=np.uint8)  # 125 are used; bytes.translate wants 256
     reverse = np.zeros(256, dtype=np.uint8)
@@ -62,7 +64,7 @@ def chunk_record(record: FastaRecord, size: int) -> Iterator[Chunk]:
 def translate_six_frames(chunks: Sequence[Chunk]) -> list[Orf]:
     """Translate the six frames of each chunk; keep those without a stop, in chunk order.
 
-    Codons with a letter that is not ACGT add nothing; a frame that nothing is left of is not
+    Codons with a letter that is not ACGTU add nothing; a frame that nothing is left of is not
     kept. Many chunks at once cost little more than one.
 
     >>> [orf.id for orf in translate_six_frames([Chunk("c1", "r", 0, "ATGTAA")])]
@@ -135,5 +137,5 @@ def orf_nucleotides(orf: Orf, chunk: Chunk) -> str:
 
 
 def reverse_complement(bases: str) -> str:
-    """In upper case; only A, C, G and T are complemented, as by VirNucPro."""
+    """In upper case; only A, C, G, T and U are complemented."""
     return bases.upper().translate(_COMPLEMENT)[::-1]
