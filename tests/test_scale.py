@@ -27,8 +27,9 @@ from virnucpro.engine.worker import Job
 from virnucpro.pipeline import find_pending, make_job
 from virnucpro.records import Embeddings
 from virnucpro.run.features import MAX_PARTS, write_embeddings, write_index
-from virnucpro.run.folder import Manifest, RunDir
+from virnucpro.run.folder import RunDir
 from virnucpro.run.intake import open_run
+from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import Plan, make_plan, refuse_duplicates
 from virnucpro.sequences.inputs import Sieve, Source, hash_inputs
 from virnucpro.sequences.survey import Survey
