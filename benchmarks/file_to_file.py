@@ -20,7 +20,8 @@ from virnucpro.config import RESIDUES_PER_SHARD, RunConfig
 from virnucpro.engine.events import BatchDone, BatchStarted, ShardDone, Telling, WorkerReady
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.errors import VirnucproError
-from virnucpro.pipeline import STARTING, run
+from virnucpro.outputs.summary import STARTING
+from virnucpro.pipeline import run
 from virnucpro.resolve import Options, resolve
 from virnucpro.sequences.fasta import write_record
 

@@ -24,7 +24,8 @@ from tempfile import TemporaryDirectory
 from Bio import SeqIO
 
 from virnucpro.config import EncoderSpec, Recipe
-from virnucpro.run.folder import Manifest, RunDir
+from virnucpro.run.folder import RunDir
+from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import make_plan
 from virnucpro.run.shards import read_shard
 from virnucpro.sequences.fasta import write_record

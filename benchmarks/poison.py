@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,10 +16,11 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from virnucpro.config import EncoderSpec, Recipe, Resources, RunConfig
+from virnucpro.encoders.base import Encoder, Pending
 from virnucpro.encoders.esm2.weights import inspect_checkpoint
 from virnucpro.encoders.models import embedded_model
 from virnucpro.engine.local import ProcessExecutor
-from virnucpro.engine.worker import Arriving, Worker
+from virnucpro.engine.worker import Worker
 from virnucpro.pipeline import run
 
 POISON = "WWWWCWWWW"
@@ -38,10 +39,10 @@ class PoisonRow:
 class CrashingWorker(Worker):
     """Ends by a fault, as a broken kernel would."""
 
-    def embed(self, proteins: list[str]) -> Arriving:
-        if any(POISON in protein for protein in proteins):
+    def start(self, encoder: Encoder, sequences: Sequence[str]) -> Pending:
+        if any(POISON in sequence for sequence in sequences):
             os.kill(os.getpid(), signal.SIGSEGV)
-        return super().embed(proteins)
+        return super().start(encoder, sequences)
 
 
 def measure_poison(
@@ -100,6 +101,6 @@ def configure(proteins: Path, folder: Path, n_workers: int) -> RunConfig:
         ),
         resources=Resources(devices=("cpu",) * n_workers, tokens_per_batch=4096),
         checkpoint=checkpoint.path,
-        weights=checkpoint.path,
+        weights=(checkpoint.path,),
         input_type="protein",
     )

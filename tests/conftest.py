@@ -129,7 +129,7 @@ def make_config(tiny: Tiny, tmp_path: Path) -> Callable[..., RunConfig]:
         rest: dict[str, object] = {
             "output": tmp_path / "run",
             "checkpoint": tiny.model,
-            "weights": tiny.model,
+            "weights": (tiny.model,),
         }
         for name, value in changes.items():
             next((d for d in (recipe, encoder, resources) if name in d), rest)[name] = value

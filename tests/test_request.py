@@ -233,7 +233,7 @@ def test_a_batch_size_of_auto_is_what_stands_without_one_and_a_number_is_taken(o
 
 def test_a_small_model_is_not_converted(options):
     config, _ = resolve(options(), lambda _: None)
-    assert config.weights == config.checkpoint
+    assert config.weights == (config.checkpoint,)
 
 
 def test_a_large_model_is_converted_once_and_gives_the_same_vectors(options, kept, monkeypatch):
@@ -263,5 +263,5 @@ def test_where_nothing_can_be_kept_the_run_goes_on_with_the_model_itself(options
     kept.write_text("a file where the folder would be")
     with caplog.at_level(logging.WARNING):
         config, _ = resolve(options(), lambda _: None)
-    assert config.weights == config.checkpoint
+    assert config.weights == (config.checkpoint,)
     assert "cannot be kept" in caplog.text

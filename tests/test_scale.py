@@ -27,8 +27,9 @@ from virnucpro.engine.worker import Job
 from virnucpro.pipeline import find_pending, make_job
 from virnucpro.records import Embeddings
 from virnucpro.run.features import MAX_PARTS, write_embeddings, write_index
-from virnucpro.run.folder import Manifest, RunDir
+from virnucpro.run.folder import RunDir
 from virnucpro.run.intake import open_run
+from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import Plan, make_plan, refuse_duplicates
 from virnucpro.sequences.inputs import Sieve, Source, hash_inputs
 from virnucpro.sequences.survey import Survey
@@ -200,7 +201,7 @@ def finished(tmp_path_factory, tiny: Tiny, request) -> FinishedRun:
         recipe=replace(RECIPE, residues_per_shard=N_RESIDUES),
         resources=Resources(devices=("cpu",), tokens_per_batch=2048),
         checkpoint=tiny.model,
-        weights=tiny.model,
+        weights=(tiny.model,),
     )
     rundir = RunDir(config.output)
     rundir.root.mkdir()

@@ -24,7 +24,8 @@ from virnucpro.encoders.models import embedded_scorer
 from virnucpro.engine.events import Event, Progress, Telling
 from virnucpro.engine.worker import Job
 from virnucpro.errors import ResumeError, UsageError
-from virnucpro.pipeline import Summary, run
+from virnucpro.outputs.summary import Summary
+from virnucpro.pipeline import run
 from virnucpro.records import Shard
 from virnucpro.resolve import Options, resolve
 from virnucpro.run.status import inspect_run

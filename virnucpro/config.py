@@ -128,7 +128,7 @@ class RunConfig:
     recipe: Recipe  # with an encoder, as for nucleotides; see ``recipe_for``
     resources: Resources
     checkpoint: Path
-    weights: Path  # what the workers load: the checkpoint, or its converted form
+    weights: tuple[Path, ...]  # what the workers load: a checkpoint, or its converted form
     scorer: ScorerConfig | None = None  # for nucleotides, in place of the encoder
     input_type: InputType | None = None  # None: by the letters of the input
     feature_format: FeatureFormat = "h5"

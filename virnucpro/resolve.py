@@ -144,7 +144,7 @@ def resolve(options: Options, on_event: OnEvent) -> tuple[RunConfig, Head | None
         recipe=recipe,
         resources=resources,
         checkpoint=checkpoint.path.resolve(),
-        weights=weights.resolve(),
+        weights=(weights.resolve(),),
         scorer=scorer,
         input_type=None if options.input_type == "auto" else options.input_type,
         feature_format=options.format,

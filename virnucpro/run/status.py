@@ -9,8 +9,10 @@ from pathlib import Path
 from virnucpro.config import Recipe
 from virnucpro.errors import FeatureFileError, InputMissingError, ResumeError
 from virnucpro.log import printable
+from virnucpro.outputs.sinks import FailedFiles
 from virnucpro.run.features import check_index, read_embeddings
-from virnucpro.run.folder import COPIES, Manifest, RunDir
+from virnucpro.run.folder import COPIES, RunDir
+from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import count_done, read_plan
 
 _LISTED = 8  # of many files
@@ -93,8 +95,9 @@ def _describe(rundir: RunDir, manifest: Manifest) -> list[str]:
     if "counts" in stored:
         statuses = stored["counts"]["statuses"].items()
         lines.append(f"records   {', '.join(f'{n} {status}' for status, n in statuses if n)}")
-    if rundir.failed_files.exists():
-        lines.append(f"failed    see {printable(rundir.failed_files)}")
+    listing = rundir.output(FailedFiles)
+    if listing.exists():
+        lines.append(f"failed    see {printable(listing)}")
     return lines
 
 
