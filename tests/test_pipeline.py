@@ -178,8 +178,8 @@ def test_resume_embeds_only_what_is_missing_or_not_whole(make_config, tiny, cont
 class FailingDisk(InlineExecutor):
     """After every run, a byte of the first feature file is another."""
 
-    def run(self, shards, job):
-        yield from super().run(shards, job)
+    def run(self, shards, job, resources):
+        yield from super().run(shards, job, resources)
         path = job.features / "000000.h5"
         content = bytearray(path.read_bytes())
         content[1000] ^= 1

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from virnucpro import __version__
-from virnucpro.config import EncoderSpec, Recipe, RunConfig
+from virnucpro.config import EncoderSpec, Recipe, Resources, RunConfig
 from virnucpro.encoders.base import estimate_tokens
 from virnucpro.engine.events import (
     BatchDone,
@@ -79,11 +79,11 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
             on_event=on_event,
         )
         try:
-            complete(results, executor, on_event, summary)
+            complete(results, executor, config.resources, summary)
         except FeatureFileError as error:
             LOGGER.warning("%s; every feature file is read now, and made again if need be", error)
             discard_damaged(plan, job, on_event)
-            complete(results, executor, on_event, summary)
+            complete(results, executor, config.resources, summary)
         close_run(config, rundir, manifest, summary)
         for line in summary.lines(config.output):
             LOGGER.info("%s", line)
@@ -144,13 +144,11 @@ def make_job(config: RunConfig, rundir: RunDir, manifest: Manifest) -> Job:
         features=rundir.features,
         encoders=recipe.encoders,
         weights=config.weights if recipe.encoders else (),
-        tokens_per_batch=config.resources.tokens_per_batch,
-        silence_seconds=config.resources.silence_seconds,
         fingerprint=recipe.fingerprint,
     )
 
 
-def complete(results: Results, executor: Executor, on_event: OnEvent, summary: Summary) -> None:
+def complete(results: Results, executor: Executor, resources: Resources, summary: Summary) -> None:
     """Embed what is not done yet, and make the tables of all.
 
     Raises:
@@ -158,7 +156,7 @@ def complete(results: Results, executor: Executor, on_event: OnEvent, summary: S
     """
     with summary.stage(STAGES[1]):
         try:
-            lost = embed(results, executor, on_event, summary)
+            lost = embed(results, executor, resources, summary)
         finally:
             results.rundir.sweep()  # what workers that died, or were stopped, were writing
     with summary.stage(STAGES[2]):
@@ -166,10 +164,10 @@ def complete(results: Results, executor: Executor, on_event: OnEvent, summary: S
 
 
 def embed(
-    results: Results, executor: Executor, on_event: OnEvent, summary: Summary
+    results: Results, executor: Executor, resources: Resources, summary: Summary
 ) -> dict[int, str]:
     """Run what is not done yet. Returns why a shard has no feature file, by its index."""
-    plan, job = results.plan, results.job
+    plan, job, on_event = results.plan, results.job, results.on_event
     pending = find_pending(plan, job, frozenset(results.manifest.replaced), on_event)
     lost: dict[int, str] = {}
     if not pending:
@@ -179,7 +177,7 @@ def embed(
         EmbeddingStarted(tuple(pending), len(plan.shards) - len(pending), plan.files, job.encoders)
     )
     started = time.monotonic()
-    with closing(executor.run(pending, job)) as events:
+    with closing(executor.run(pending, job, resources)) as events:
         for event in events:
             on_event(event)
             match event:
