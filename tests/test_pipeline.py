@@ -583,9 +583,11 @@ def test_intermediate_files_are_kept_only_when_asked_for(make_config, tiny, cont
         "start",
         "end",
         "strand",
+        "bases",
     ]
+    bases = fields[-1].removeprefix("bases=")
     fna = (config.output / "shards" / "000000.fna").read_text().splitlines()
-    assert fna[0] == f">{name}"
+    assert fna[:2] == [f">{name}", bases]
     assert (config.output / "chunks.fa").read_text().startswith(">contig0_chunk_1\n")
 
 

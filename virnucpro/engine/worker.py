@@ -206,7 +206,7 @@ class _Embedding:
 
     def __init__(self, worker: Worker, encoder: Encoder, task: Task, orfs: Sequence[Orf]) -> None:
         self.worker, self.encoder, self.task = worker, encoder, task
-        self.sequences = [orf.protein for orf in orfs]
+        self.sequences = [orf.text(encoder.spec.reads) for orf in orfs]
         lengths = list(map(len, self.sequences))
         self.rows = ShardRows(orfs, lengths, encoder)
         self.rows.condemn(task.condemned)
