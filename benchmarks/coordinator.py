@@ -98,7 +98,7 @@ def time_coordinator(n_workers: int) -> CoordinatorRow:
         needed, available = n_workers * _BYTES_PER_WORKER, psutil.virtual_memory().available
         if needed > 0.8 * available:
             raise UnavailableError(f"{n_workers} workers need {needed >> 30} GiB of memory")
-        with TemporaryDirectory(prefix="virnucpro-bench-") as folder:
+        with TemporaryDirectory(prefix="virnucpro-measure-") as folder:
             return _time(row, Path(folder))
     except (*FAILURES, VirnucproError) as error:
         return replace(row, reason=reason_of(error))
