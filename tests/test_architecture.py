@@ -20,7 +20,7 @@ LAYERS = """
     sequences.translate sequences.composition sequences.screen
     encoders.base encoders.published
     encoders.esm2.alphabet encoders.esm2.packing encoders.esm2.attention encoders.esm2.model
-    encoders.esm2.weights encoders.esm2.converted encoders.esm2.encoder encoders.esm2.graphs
+    encoders.esm2.weights encoders.esm2.converted encoders.esm2.encoder
     encoders.models
     scorer.pieces scorer.stretches scorer.features scorer.nets scorer.score
     scoring.head scoring.calls outputs.tables outputs.sinks
@@ -39,7 +39,7 @@ LAYERS = """
     training.board training.calibration training.export training.features training.story
     training.request training.config_file
     bench.synthetic bench.encoder bench.peers bench.layouts bench.limits bench.comparison
-    bench.file_to_file bench.front_end bench.coordinator bench.report bench.programme
+    bench.report bench.programme
     cli.exits cli.options cli.running cli.predict cli.train cli.evaluate
     cli.bench cli.inspect cli.models cli.cite
     cli.main

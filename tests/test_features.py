@@ -44,7 +44,7 @@ def make_shard(index: int, orfs: list[Orf]) -> Shard:
 
 
 def make_orf(name: str, copy_of: int | None = None) -> Orf:
-    return Orf(name, name, f"record of {name}", 0, 30, "+", "MKVLEFPQIL", copy_of)
+    return Orf(name, name, f"record of {name}", 0, 30, "+", "MKVLEFPQIL", copy_of=copy_of)
 
 
 def embed(names: str, failed: str = "", first: float = 0.0) -> Embeddings:

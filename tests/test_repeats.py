@@ -280,9 +280,9 @@ def test_a_copy_is_repaired_when_only_its_original_was_mended(
 class LosingExecutor(InlineExecutor):
     """Loses the first shard."""
 
-    def run(self, shards, job):
+    def run(self, shards, job, resources):
         yield ShardFailed(self.device, shards[0], "its worker died (a test)")
-        yield from super().run(shards[1:], job)
+        yield from super().run(shards[1:], job, resources)
 
 
 def test_the_copies_of_what_a_lost_shard_held_fail_and_no_others(

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from virnucpro import __version__
-from virnucpro.config import EncoderSpec, Recipe, RunConfig
+from virnucpro.config import EncoderSpec, Recipe, Resources, RunConfig
 from virnucpro.encoders.base import estimate_tokens
 from virnucpro.engine.events import (
     BatchDone,
@@ -79,14 +79,14 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
             on_event=on_event,
         )
         try:
-            complete(results, job, executor, on_event, summary)
+            complete(results, job, executor, config.resources, summary)
         except FeatureFileError as error:
             LOGGER.warning("%s; every feature file is read now, and made again if need be", error)
             for store in job.stores:
                 store.discard_damaged(
                     plan.shards, _on_shard(on_event, "reading every feature file")
                 )
-            complete(results, job, executor, on_event, summary)
+            complete(results, job, executor, config.resources, summary)
         close_run(config, rundir, manifest, summary)
         for line in summary.lines(config.output):
             LOGGER.info("%s", line)
@@ -145,14 +145,12 @@ def make_job(config: RunConfig, rundir: RunDir, manifest: Manifest) -> Job:
         features=rundir.features,
         encoders=recipe.encoders,
         weights=config.weights if recipe.encoders else (),
-        tokens_per_batch=config.resources.tokens_per_batch,
-        silence_seconds=config.resources.silence_seconds,
         fingerprint=recipe.fingerprint,
     )
 
 
 def complete(
-    results: Results, job: Job, executor: Executor, on_event: OnEvent, summary: Summary
+    results: Results, job: Job, executor: Executor, resources: Resources, summary: Summary
 ) -> None:
     """Embed what is not done yet, and make the tables of all.
 
@@ -161,7 +159,7 @@ def complete(
     """
     with summary.stage(STAGES[1]):
         try:
-            lost = embed(results, job, executor, on_event, summary)
+            lost = embed(results, job, executor, resources, summary)
         finally:
             results.rundir.sweep()  # what workers that died, or were stopped, were writing
     with summary.stage(STAGES[2]):
@@ -169,10 +167,10 @@ def complete(
 
 
 def embed(
-    results: Results, job: Job, executor: Executor, on_event: OnEvent, summary: Summary
+    results: Results, job: Job, executor: Executor, resources: Resources, summary: Summary
 ) -> dict[int, str]:
     """Run what is not done yet. Returns why a shard has no feature file, by its index."""
-    plan, stores = results.plan, results.stores
+    plan, stores, on_event = results.plan, results.stores, results.on_event
     pending = find_pending(stores, plan, frozenset(results.manifest.replaced), on_event)
     lost: dict[int, str] = {}
     if not pending:
@@ -183,7 +181,7 @@ def embed(
         EmbeddingStarted(tuple(pending), len(plan.shards) - len(pending), plan.files, job.encoders)
     )
     started = time.monotonic()
-    with closing(executor.run(pending, job)) as events:
+    with closing(executor.run(pending, job, resources)) as events:
         for event in events:
             on_event(event)
             match event:

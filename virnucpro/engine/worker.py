@@ -22,7 +22,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from virnucpro.config import EncoderSpec
+from virnucpro.config import EncoderSpec, Resources
 from virnucpro.encoders.base import Encoder, Pending, load_encoder
 from virnucpro.engine.batches import (
     Batches,
@@ -59,13 +59,11 @@ _SLOWEST = {"cpu": 2e9, "mps": 1e11, "cuda": 1e12}
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """All a worker needs to know. Picklable; the same for every shard of a run."""
+    """What a worker needs to know of a run, wherever it works: plain data, and no device."""
 
     features: Path  # folder
     encoders: tuple[EncoderSpec, ...]
     weights: tuple[Path, ...]  # of each: a checkpoint, or its converted form
-    tokens_per_batch: int
-    silence_seconds: float
     fingerprint: str  # of the recipe
 
     @property
@@ -87,8 +85,8 @@ class _Writing:
 class Worker:
     """The encoders of a run, loaded on one device."""
 
-    def __init__(self, job: Job, name: str, device: str) -> None:
-        self.job, self.name = job, name
+    def __init__(self, job: Job, resources: Resources, name: str, device: str) -> None:
+        self.job, self.resources, self.name = job, resources, name
         self.device = torch.device(device)
         if self.device.type == "cpu":
             torch.set_num_threads(1)  # one core each: processes scale better than threads
@@ -98,7 +96,8 @@ class Worker:
             load_encoder(spec, weights, self.device)
             for spec, weights in zip(job.encoders, job.weights, strict=True)
         ]
-        self.tokens_per_batch = {encoder.spec: job.tokens_per_batch for encoder in self.encoders}
+        budget = resources.tokens_per_batch
+        self.tokens_per_batch = {encoder.spec: budget for encoder in self.encoders}
         self.batches_in_flight = 2 if self.device.type == "cuda" else 1
         self.writer = ThreadPoolExecutor(max_workers=1)
         self.writing: _Writing | None = None
@@ -182,7 +181,7 @@ class Worker:
     def allowed_seconds(self, encoder: Encoder, lengths: Sequence[int]) -> float:
         """How long batches of sequences of these lengths may take on a device like this."""
         slowest = _SLOWEST.get(self.device.type, _SLOWEST["cpu"])
-        return self.job.silence_seconds + encoder.count_flop(lengths) / slowest
+        return self.resources.silence_seconds + encoder.count_flop(lengths) / slowest
 
 
 class _Embedding:
@@ -197,7 +196,7 @@ class _Embedding:
         partial: Path,
     ) -> None:
         self.worker, self.encoder, self.task = worker, encoder, task
-        self.sequences = [orf.protein for orf in orfs]
+        self.sequences = [orf.text(encoder.spec.reads) for orf in orfs]
         lengths = list(map(len, self.sequences))
         self.rows = ShardRows(orfs, lengths, encoder)
         self.rows.condemn(task.condemned)

@@ -17,6 +17,7 @@ from hashlib import blake2s
 import numpy as np
 from numpy.typing import NDArray
 
+from virnucpro.config import Reads
 from virnucpro.records import Orf
 
 N_SLOTS = 2**18  # at first: 6 MB
@@ -31,18 +32,25 @@ class SeenProteins:
     the ordinal.
     """
 
-    def __init__(self, n_slots: int = N_SLOTS, max_slots: int = MAX_SLOTS) -> None:
+    def __init__(
+        self,
+        n_slots: int = N_SLOTS,
+        max_slots: int = MAX_SLOTS,
+        reads: frozenset[Reads] = frozenset({"protein"}),
+    ) -> None:
+        self.reads = sorted(reads)
         self.n_embedded = 0
         self._max_slots = max_slots
         self._table = np.zeros((n_slots, 3), dtype=np.uint64)  # no digest is 0
 
     def mark(self, orfs: Sequence[Orf]) -> list[Orf]:
-        """The same ORFs, in order; those whose protein was met before are copies now."""
-        proteins = list(dict.fromkeys([orf.protein for orf in orfs]))
-        ordinals = dict(zip(proteins, self._find_or_add(_digests(proteins)), strict=True))
+        """The same ORFs, in order; those of which all that is read was met before are copies."""
+        texts = [" ".join([orf.text(what) for what in self.reads]) for orf in orfs]
+        distinct = list(dict.fromkeys(texts))
+        ordinals = dict(zip(distinct, self._find_or_add(_digests(distinct)), strict=True))
         marked = []
-        for orf in orfs:
-            ordinal = ordinals[orf.protein]
+        for orf, text in zip(orfs, texts, strict=True):
+            ordinal = ordinals[text]
             if ordinal == self.n_embedded:  # ordinals are given in the order of first meetings
                 self.n_embedded += 1
                 marked.append(orf)
