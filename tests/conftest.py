@@ -118,6 +118,8 @@ def make_config(tiny: Tiny, tmp_path: Path) -> Callable[..., RunConfig]:
             "residues_per_shard": 2000,
         }
         encoder = {
+            "family": "esm2",
+            "reads": "protein",
             "model": "tiny",
             "sha256": "0" * 64,
             "layer": TINY.n_layers,

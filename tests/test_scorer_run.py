@@ -19,7 +19,7 @@ from conftest import open_dna, random_dna
 from runs import failures, hear_signals, leftovers, our_processes, rows, statuses
 from runs import tables as tables_of
 
-from virnucpro.config import EncoderSpec
+from virnucpro.config import EncoderSpec, Resources
 from virnucpro.encoders.models import embedded_scorer
 from virnucpro.engine.events import Event, Progress, Telling
 from virnucpro.engine.worker import Job
@@ -57,7 +57,7 @@ GIVEN = {
 class NoExecutor:
     """Nothing may be embedded."""
 
-    def run(self, shards: Sequence[Shard], job: Job) -> Iterator[Event]:
+    def run(self, shards: Sequence[Shard], job: Job, resources: Resources) -> Iterator[Event]:
         raise AssertionError("a run without a language model embeds")
 
 

@@ -97,27 +97,27 @@ class LostContextWorker(Worker):
 class OneDeviceWorker(Worker):
     """Starts on the first device only, and not before the others have failed."""
 
-    def __init__(self, job, name: str, device: str) -> None:
+    def __init__(self, job, resources, name: str, device: str) -> None:
         failed = job.features / ".failed.tmp"  # swept away like all temporary files
         if not name.endswith("#0"):
             failed.touch()
             raise RuntimeError("no kernel image is available for this device (a test)")
         while not failed.exists():
             time.sleep(0.01)
-        super().__init__(job, name, device)
+        super().__init__(job, resources, name, device)
 
 
 class OneStuckWorker(Worker):
     """Starts on the first device, and hangs on the others before it is ready."""
 
-    def __init__(self, job, name: str, device: str) -> None:
+    def __init__(self, job, resources, name: str, device: str) -> None:
         if not name.endswith("#0"):
             time.sleep(120)
-        super().__init__(job, name, device)
+        super().__init__(job, resources, name, device)
 
 
 class NeverStartingWorker(Worker):
-    def __init__(self, job, name: str, device: str) -> None:
+    def __init__(self, job, resources, name: str, device: str) -> None:
         raise RuntimeError("CUDA driver version is insufficient (a test)")
 
 
@@ -161,8 +161,8 @@ class HuntedWorker(KilledWorker):
 class OverlappingWorker(Worker):
     """Keeps two batches in flight, as on a GPU: a batch is only done when it is asked for."""
 
-    def __init__(self, job, name: str, device: str) -> None:
-        super().__init__(job, name, device)
+    def __init__(self, job, resources, name: str, device: str) -> None:
+        super().__init__(job, resources, name, device)
         self.batches_in_flight = 2
 
     def start(self, encoder: Encoder, sequences: Sequence[str]) -> Pending:
@@ -197,9 +197,9 @@ class OverlappingSmallWorker(OverlappingWorker):
 class CrowdedWorker(Worker):
     """Has memory for 500 tokens in all batches that are in flight, of which there may be two."""
 
-    def __init__(self, job, name: str, device: str) -> None:
+    def __init__(self, job, resources, name: str, device: str) -> None:
         self.n_used = 0
-        super().__init__(job, name, device)
+        super().__init__(job, resources, name, device)
         self.batches_in_flight = 2
 
     def start(self, encoder: Encoder, sequences: Sequence[str]) -> Pending:
@@ -221,9 +221,9 @@ class ScarceWorker(Worker):
 
     n = 0
 
-    def __init__(self, job, name: str, device: str) -> None:
+    def __init__(self, job, resources, name: str, device: str) -> None:
         self.n_begun = 0
-        super().__init__(job, name, device)
+        super().__init__(job, resources, name, device)
 
     def start(self, encoder: Encoder, sequences: Sequence[str]) -> Pending:
         self.n_begun += 1
@@ -235,7 +235,7 @@ class ScarceWorker(Worker):
 class StuckWorker(Worker):
     """Never becomes ready."""
 
-    def __init__(self, job, name: str, device: str) -> None:
+    def __init__(self, job, resources, name: str, device: str) -> None:
         time.sleep(120)
 
 

@@ -66,7 +66,12 @@ class Orf(NamedTuple):
     end: int
     strand: str
     protein: str
-    copy_of: int | None = None  # an embedded ORF of the same protein; see ``repeats``
+    bases: str = ""  # of its own strand, upper case, one more than its codons where there is one
+    copy_of: int | None = None  # an embedded ORF of the same sequence; see ``dedup``
+
+    def text(self, what: Literal["protein", "dna"]) -> str:
+        """The sequence that an encoder reads."""
+        return self.protein if what == "protein" else self.bases
 
 
 @dataclass(frozen=True, slots=True)

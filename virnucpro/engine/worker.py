@@ -22,7 +22,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from virnucpro.config import EncoderSpec
+from virnucpro.config import EncoderSpec, Resources
 from virnucpro.encoders.base import Encoder, Pending, load_encoder
 from virnucpro.engine.batches import (
     Batches,
@@ -48,7 +48,7 @@ from virnucpro.errors import OutputError, StorageError
 from virnucpro.files import disk_error
 from virnucpro.log import printable
 from virnucpro.records import Embeddings, Orf, Shard
-from virnucpro.run.features import Attributes, write_embeddings
+from virnucpro.run.features import FeatureStore, open_stores
 from virnucpro.run.shards import read_shard
 
 _STORAGE_ERRORS = (OSError, OutputError, StorageError)
@@ -59,34 +59,17 @@ _SLOWEST = {"cpu": 2e9, "mps": 1e11, "cuda": 1e12}
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """All a worker needs to know. Picklable; the same for every shard of a run."""
+    """What a worker needs to know of a run, wherever it works: plain data, and no device."""
 
     features: Path  # folder
     encoders: tuple[EncoderSpec, ...]
     weights: tuple[Path, ...]  # of each: a checkpoint, or its converted form
-    tokens_per_batch: int
-    silence_seconds: float
     fingerprint: str  # of the recipe
 
-    def feature_file(self, shard: Shard) -> Path:
-        return self.features / f"{shard.name}.h5"
-
-    def partial_file(self, shard: Shard, encoder: EncoderSpec) -> Path:
-        """Where the rows of a shard that killed its worker are kept for the next attempt."""
-        return self.features / f".{shard.name}.{encoder.family}.partial"
-
-    def attributes_of(self, shard: Shard) -> Attributes:
-        """What a feature file says of itself."""
-        (encoder,) = self.encoders
-        return {
-            "model": encoder.model,
-            "layer": encoder.layer,
-            "pooling": encoder.pooling,
-            "precision": encoder.precision,
-            "fingerprint": self.fingerprint,
-            "copies": 0,
-            "shard_sha256": shard.sha256,
-        }
+    @property
+    def stores(self) -> tuple[FeatureStore, ...]:
+        """Where the vectors of each encoder go."""
+        return open_stores(self.features, self.encoders, self.fingerprint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +85,8 @@ class _Writing:
 class Worker:
     """The encoders of a run, loaded on one device."""
 
-    def __init__(self, job: Job, name: str, device: str) -> None:
-        self.job, self.name = job, name
+    def __init__(self, job: Job, resources: Resources, name: str, device: str) -> None:
+        self.job, self.resources, self.name = job, resources, name
         self.device = torch.device(device)
         if self.device.type == "cpu":
             torch.set_num_threads(1)  # one core each: processes scale better than threads
@@ -113,7 +96,8 @@ class Worker:
             load_encoder(spec, weights, self.device)
             for spec, weights in zip(job.encoders, job.weights, strict=True)
         ]
-        self.tokens_per_batch = {encoder.spec: job.tokens_per_batch for encoder in self.encoders}
+        budget = resources.tokens_per_batch
+        self.tokens_per_batch = {encoder.spec: budget for encoder in self.encoders}
         self.batches_in_flight = 2 if self.device.type == "cuda" else 1
         self.writer = ThreadPoolExecutor(max_workers=1)
         self.writing: _Writing | None = None
@@ -153,8 +137,8 @@ class Worker:
         try:
             orfs = [orf for orf in read_shard(shard) if orf.copy_of is None]
             embedded = []
-            for encoder in self.encoders:
-                embedding = _Embedding(self, encoder, task, orfs)
+            for encoder, store in zip(self.encoders, self.job.stores, strict=True):
+                embedding = _Embedding(self, encoder, task, orfs, store.partial(shard))
                 for event in embedding.events():
                     yield event
                     if self.writing and self.writing.written.done():
@@ -184,10 +168,8 @@ class Worker:
             yield ShardDone(self.name, writing.shard, seconds, writing.n_failed)
 
     def _write(self, shard: Shard, embedded: Sequence[Embeddings]) -> float:
-        for spec, embeddings in zip(self.job.encoders, embedded, strict=True):
-            path, attributes = self.job.feature_file(shard), self.job.attributes_of(shard)
-            write_embeddings(path, embeddings, attributes)
-            self.job.partial_file(shard, spec).unlink(missing_ok=True)
+        for store, embeddings in zip(self.job.stores, embedded, strict=True):
+            store.write(shard, embeddings)
         return time.monotonic()
 
     def _not_stored(self, shard: Shard, error: OSError | OutputError | StorageError) -> ShardFailed:
@@ -199,19 +181,26 @@ class Worker:
     def allowed_seconds(self, encoder: Encoder, lengths: Sequence[int]) -> float:
         """How long batches of sequences of these lengths may take on a device like this."""
         slowest = _SLOWEST.get(self.device.type, _SLOWEST["cpu"])
-        return self.job.silence_seconds + encoder.count_flop(lengths) / slowest
+        return self.resources.silence_seconds + encoder.count_flop(lengths) / slowest
 
 
 class _Embedding:
     """One shard on its way through one encoder."""
 
-    def __init__(self, worker: Worker, encoder: Encoder, task: Task, orfs: Sequence[Orf]) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        encoder: Encoder,
+        task: Task,
+        orfs: Sequence[Orf],
+        partial: Path,
+    ) -> None:
         self.worker, self.encoder, self.task = worker, encoder, task
-        self.sequences = [orf.protein for orf in orfs]
+        self.sequences = [orf.text(encoder.spec.reads) for orf in orfs]
         lengths = list(map(len, self.sequences))
         self.rows = ShardRows(orfs, lengths, encoder)
         self.rows.condemn(task.condemned)
-        self.partial = worker.job.partial_file(task.shard, encoder.spec)
+        self.partial = partial
         if task.n_losses:
             self.rows.restore(self.partial)
         budget = worker.tokens_per_batch[encoder.spec]

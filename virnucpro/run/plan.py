@@ -34,7 +34,7 @@ from virnucpro.sequences.fasta import write_record
 from virnucpro.sequences.inputs import InputFile, generations
 from virnucpro.sequences.screen import protein_of, screen
 from virnucpro.sequences.survey import find_repeat, repeated
-from virnucpro.sequences.translate import chunk_record, orf_nucleotides, translate_six_frames
+from virnucpro.sequences.translate import chunk_record, translate_six_frames
 
 _BLOCK_LETTERS = 500_000  # are translated, or looked up, at once
 _SHARDS_AT_ONCE = 256  # are verified
@@ -118,9 +118,15 @@ class _Planner:
                 chunks = stack.enter_context(open_table(self.rundir.planned.chunks))
             for number, inputs in enumerate(generations(self.manifest.inputs)):
                 writer = ShardWriter(
-                    self.rundir.planned.shards, recipe.residues_per_shard, sum(map(len, shards))
+                    self.rundir.planned.shards,
+                    recipe.residues_per_shard,
+                    sum(map(len, shards)),
+                    keep_bases=self.keep_intermediate,
                 )
-                known, seen = replaced if number else frozenset[str](), SeenProteins()
+                known, seen = (
+                    replaced if number else frozenset[str](),
+                    SeenProteins(reads=recipe.reads),
+                )
                 mended: set[str] = set()
                 for file in inputs:
                     first = writer.next_index
@@ -183,16 +189,11 @@ class _Planner:
         chunks = chain.from_iterable(chunk_record(record, size) for record in records)
         for block in _blocks(chunks):
             orfs = seen.mark(translate_six_frames(block))
-            if not self.keep_intermediate:
-                for orf in orfs:
-                    writer.add(orf)
-                continue
-            by_id = {chunk.id: chunk for chunk in block}
-            for chunk in block:
-                assert out is not None
-                write_record(out, chunk.id, chunk.sequence)
+            if out is not None:
+                for chunk in block:
+                    write_record(out, chunk.id, chunk.sequence)
             for orf in orfs:
-                writer.add(orf, orf_nucleotides(orf, by_id[orf.chunk_id]))
+                writer.add(orf)
 
     def write_proteins(
         self, records: Iterable[FastaRecord], writer: ShardWriter, seen: SeenProteins
