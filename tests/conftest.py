@@ -120,6 +120,8 @@ def make_config(tiny: Tiny, tmp_path: Path) -> Callable[..., RunConfig]:
             "residues_per_shard": 2000,
         }
         encoder = {
+            "family": "esm2",
+            "reads": "protein",
             "model": "tiny",
             "sha256": "0" * 64,
             "layer": TINY.n_layers,
@@ -128,7 +130,7 @@ def make_config(tiny: Tiny, tmp_path: Path) -> Callable[..., RunConfig]:
             "dim": TINY.dim,
         }
         resources = {"devices": ("cpu",), "tokens_per_batch": 2048, "silence_seconds": 60.0}
-        weights: dict[str, object] = {"checkpoint": tiny.model, "weights": tiny.model}
+        weights: dict[str, object] = {"checkpoint": tiny.model, "weights": (tiny.model,)}
         options: dict[str, object] = {"input": inputs, "output_dir": output}
         parts = (recipe, encoder, resources, weights)
         for name, value in changes.items():

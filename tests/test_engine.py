@@ -33,6 +33,7 @@ from runs import (
 )
 from toy_executor import BackwardExecutor
 
+from virnucpro.config import Resources
 from virnucpro.engine import local
 from virnucpro.engine.events import (
     BatchDone,
@@ -297,10 +298,12 @@ def test_failed_sequences_are_tried_again_on_resume(make_config, tiny, poisoned,
 
 def peer_with(*shards: Shard) -> _Peer:
     """The parent's view of a ready worker that was given these; there is no process."""
-    job = SimpleNamespace(silence_seconds=1.0)
+    resources = Resources(devices=("cpu",), tokens_per_batch=2048, silence_seconds=1.0)
+    run = local._Run(ProcessExecutor([]), SimpleNamespace(), resources, deque())
     child = SimpleNamespace(pipe=SimpleNamespace(send=lambda _: None), is_alive=False)
     work = Workload("cpu", is_ready=True)
-    peer = _Peer(work, "cpu", job, ProcessExecutor([]), child, deadline=0.0)
+    peer = _Peer(work, "cpu", run, child, deadline=0.0)
+    run.peers.append(peer)
     for shard in shards:
         peer.give(Task(shard))
     return peer
@@ -543,8 +546,7 @@ def test_a_pause_of_all_processes_is_no_silence(monkeypatch):
 
     monkeypatch.setattr(local, "with_news", hear_nothing_and_be_paused)
     monkeypatch.setattr(local.time, "monotonic", lambda: clock[0])
-    run = local._Run(peer.job, deque(), [peer])
-    assert run.peers_with_news() == [peer]
+    assert peer.run.peers_with_news() == [peer]
     assert 108 < clock[0] - began < 111
 
 

@@ -178,8 +178,8 @@ def test_resume_embeds_only_what_is_missing_or_not_whole(make_config, tiny, cont
 class FailingDisk(InlineExecutor):
     """After every run, a byte of the first feature file is another."""
 
-    def run(self, shards, job):
-        yield from super().run(shards, job)
+    def run(self, shards, job, resources):
+        yield from super().run(shards, job, resources)
         path = job.features / "000000.h5"
         content = bytearray(path.read_bytes())
         content[1000] ^= 1
@@ -581,9 +581,11 @@ def test_intermediate_files_are_kept_only_when_asked_for(make_config, tiny, cont
         "start",
         "end",
         "strand",
+        "bases",
     ]
+    bases = fields[-1].removeprefix("bases=")
     fna = (config.output / "shards" / "000000.fna").read_text().splitlines()
-    assert fna[0] == f">{name}"
+    assert fna[:2] == [f">{name}", bases]
     assert (config.output / "chunks.fa").read_text().startswith(">contig0_chunk_1\n")
 
 

@@ -20,13 +20,13 @@ from runs import failures, hear_signals, leftovers, our_processes, rows, statuse
 from runs import tables as tables_of
 
 from virnucpro import pipeline
-from virnucpro.config import EncoderSpec
+from virnucpro.config import EncoderSpec, Resources
 from virnucpro.encoders.models import embedded_scorer
 from virnucpro.engine.events import Event, Progress, Telling
 from virnucpro.engine.worker import Job
 from virnucpro.errors import ResumeError, UsageError
 from virnucpro.options import PredictOptions
-from virnucpro.pipeline import Summary
+from virnucpro.outputs.summary import Summary
 from virnucpro.records import Shard
 from virnucpro.run.status import inspect_run
 from virnucpro.scorer.nets import Knot, load_scorer
@@ -39,7 +39,7 @@ EXAMPLE = Path(__file__).parents[1] / "examples" / "contigs.fa"
 class NoExecutor:
     """Nothing may be embedded."""
 
-    def run(self, shards: Sequence[Shard], job: Job) -> Iterator[Event]:
+    def run(self, shards: Sequence[Shard], job: Job, resources: Resources) -> Iterator[Event]:
         raise AssertionError("a run without a language model embeds")
 
 

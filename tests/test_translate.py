@@ -16,7 +16,6 @@ from virnucpro.sequences.fasta import read_fasta, write_record
 from virnucpro.sequences.translate import (
     FRAMES,
     chunk_record,
-    orf_nucleotides,
     translate_six_frames,
 )
 
@@ -94,9 +93,9 @@ def naive_translate(bases: str) -> str:
 
 
 def naive_frames(chunk_id: str, sequence: str) -> list[tuple[str, str, str]]:
-    """Id, protein and nucleotides of each frame that is kept."""
-    kept = []
-    for letter, strand in (("F", sequence.upper()), ("R", naive_reverse(sequence))):
+    """Id, protein and nucleotides, with T for U, of each frame that is kept."""
+    kept, sequence = [], sequence.upper().replace("U", "T")
+    for letter, strand in (("F", sequence), ("R", naive_reverse(sequence))):
         for offset in range(3):
             protein = naive_translate(strand[offset:])
             if protein and "*" not in protein:
@@ -129,8 +128,8 @@ def test_proteins_are_those_of_the_original(case: str, size: int) -> None:
 @SIZES
 def test_nucleotides_beside_the_proteins_are_those_of_the_original(case: str, size: int) -> None:
     chunks, orfs = golden(case, size)
-    by_id, dna = {chunk.id: chunk for chunk in chunks}, frames_of_dna(chunks)
-    found = {orf.id: orf_nucleotides(orf, by_id[orf.chunk_id]) for orf in orfs if dna(orf.id)}
+    dna = frames_of_dna(chunks)
+    found = {orf.id: orf.bases for orf in orfs if dna(orf.id)}
     expected = fasta(GOLDEN / case / f"c{size}" / "identified_nucleotide.fa")
     assert list(found.items()) == [entry for entry in expected if dna(entry[0])]
 
@@ -148,7 +147,7 @@ def test_chunks_follow_the_rules_for_any_sequence_and_size(sequence: str, size: 
 def test_frames_follow_the_rules_for_any_sequence(sequence: str) -> None:
     chunk = Chunk("c", "r", 0, sequence)
     orfs = translate_six_frames([chunk])
-    found = [(orf.id, orf.protein, orf_nucleotides(orf, chunk)) for orf in orfs]
+    found = [(orf.id, orf.protein, orf.bases) for orf in orfs]
     assert found == naive_frames("c", sequence)
 
 

@@ -30,15 +30,10 @@ from virnucpro.encoders.esm2.weights import inspect_checkpoint
 from virnucpro.errors import FeatureFileError, OutputError
 from virnucpro.evaluation.story import understand
 from virnucpro.options import EvaluateOptions, PredictOptions
+from virnucpro.outputs.features import check_index
 from virnucpro.records import Embeddings, Failure
 from virnucpro.resolve import RunConfig, resolve
-from virnucpro.run.features import (
-    check_index,
-    read_embeddings,
-    read_label,
-    with_label,
-    write_embeddings,
-)
+from virnucpro.run.feature_file import read_embeddings, read_label, with_label, write_embeddings
 from virnucpro.run.folder import RunDir
 from virnucpro.training.config_file import read_config
 
@@ -472,7 +467,7 @@ def test_no_file_is_named_after_a_record(
             output=root / "deep" / "er" / "run",
             command=command,
             keep_intermediate=True,
-            format=feature_format,
+            **({"format": feature_format} if command == "extract" else {}),
         )
         summary = run_inline(config, tiny.head if command == "predict" else None)
         assert summary.exit_code == 0 and summary.n_frames

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
+from functools import partial
 
+from virnucpro.config import Resources
 from virnucpro.engine.events import Event, WorkerReady
 from virnucpro.engine.recovery import Cause, Loss, Task, Workload
 from virnucpro.engine.worker import Job, Worker
@@ -17,11 +19,14 @@ class BackwardExecutor:
     def __init__(self, worker: type[Worker] = Worker) -> None:
         self.worker = worker
 
-    def run(self, shards: Sequence[Shard], job: Job) -> Generator[Event, None, None]:
+    def run(
+        self, shards: Sequence[Shard], job: Job, resources: Resources
+    ) -> Generator[Event, None, None]:
+        start = partial(self.worker, job, resources)
         waiting, work = deque(Task(shard) for shard in reversed(shards)), Workload("toy")
         while waiting:
             try:
-                for event in self._events(work, waiting, job):
+                for event in self._events(start(work.worker, "cpu"), work, waiting):
                     work.take(event)
                     yield event
             except RuntimeError as error:
@@ -33,8 +38,7 @@ class BackwardExecutor:
                 waiting.extend(aftermath.last)
                 work = work.successor()
 
-    def _events(self, work: Workload, waiting: deque[Task], job: Job) -> Iterator[Event]:
-        worker = self.worker(job, work.worker, "cpu")
+    def _events(self, worker: Worker, work: Workload, waiting: deque[Task]) -> Iterator[Event]:
         with worker.writer:
             yield WorkerReady(worker.name, worker.description, worker.memory())
             while waiting:

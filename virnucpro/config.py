@@ -63,6 +63,12 @@ class Recipe:
                 f"--chunk-size is {self.chunk_size} bases; the shortest useful one is 30",
                 hint="use 500 or 300, or what the head was trained for",
             )
+        for encoder in self.encoders:
+            if encoder.reads == "dna" and self.input_type == "protein":
+                raise UsageError(
+                    f"{encoder.model} reads nucleotides; the input holds proteins",
+                    hint="give the nucleotide sequences, or name a model that reads proteins",
+                )
         if self.min_length < 0:
             raise UsageError(f"--min-length is {self.min_length}; it cannot be negative")
 
@@ -73,6 +79,11 @@ class Recipe:
     @property
     def per_residue(self) -> bool:
         return any(encoder.per_residue for encoder in self.encoders)
+
+    @property
+    def reads(self) -> frozenset[Reads]:
+        """All that the encoders are given of a frame."""
+        return frozenset(encoder.reads for encoder in self.encoders)
 
     @property
     def has_frames(self) -> bool:

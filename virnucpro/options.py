@@ -624,8 +624,7 @@ class BenchOptions:
         str | None,
         typer.Option(
             metavar="NAME,...",
-            help="Parts of the benchmark: limits, encoder, files (with the first profile), "
-            "front-end, coordinator.",
+            help="Parts to measure: limits, encoder.",
             show_default="all",
         ),
     ] = None

@@ -73,7 +73,7 @@ class RunConfig:
     recipe: Recipe  # with an encoder, as for nucleotides; see ``recipe_for``
     resources: Resources
     checkpoint: Path
-    weights: Path  # what the workers load: the checkpoint, or its converted form
+    weights: tuple[Path, ...]  # what the workers load: a checkpoint, or its converted form
     scorer: ScorerConfig | None = None  # for nucleotides, in place of the encoder
     announcements: tuple[str, ...] = ()  # the choices that were made for the encoder, for people
     compromises: tuple[str, ...] = ()  # and what they cost
@@ -143,7 +143,7 @@ def resolve(options: RunOptions, on_event: OnEvent) -> tuple[RunConfig, Head | N
         recipe=recipe,
         resources=resources,
         checkpoint=checkpoint.path.resolve(),
-        weights=weights.resolve(),
+        weights=(weights.resolve(),),
         scorer=scorer,
         announcements=_announcements(checkpoint, recipe, resources, choice),
         compromises=tuple(describe_compromises(choice, checkpoint.shape, is_auto)),

@@ -17,8 +17,7 @@ _MEASURED = "the tables, and the file of --json, hold what was measured"
 
 @command(BenchOptions)
 def bench(options: BenchOptions) -> None:
-    """Measure this machine: its limits, the encoder beside fair-esm and transformers, files to
-    files, the front end, and the coordinator.
+    """Measure this machine: its limits, and the encoder beside fair-esm and transformers.
 
     Ratios are to the first row, fair-esm's own extract loop; without it
     (in the folder of the source: pip install -c constraints.txt '.[oracle]') to the first of ours.

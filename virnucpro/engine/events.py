@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from virnucpro.config import EncoderSpec
 from virnucpro.records import Shard
 
 
@@ -115,6 +116,7 @@ class EmbeddingStarted:
     pending: tuple[Shard, ...]
     n_done_before: int
     files: tuple[tuple[int, int], ...] = ()  # of each: its first shard, one after its last
+    encoders: tuple[EncoderSpec, ...] = ()
 
 
 Event = (

@@ -22,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
+from virnucpro.config import Resources
 from virnucpro.engine.events import Event, WorkerReady
 from virnucpro.engine.recovery import Cause, Loss, Task, Workload
 from virnucpro.engine.worker import Job, Worker
@@ -48,14 +49,16 @@ class ProcessExecutor:
     ) -> None:
         self.devices, self.worker, self.start_seconds = tuple(devices), worker, start_seconds
 
-    def run(self, shards: Sequence[Shard], job: Job) -> Generator[Event, None, None]:
+    def run(
+        self, shards: Sequence[Shard], job: Job, resources: Resources
+    ) -> Generator[Event, None, None]:
         """As ``Executor.run``."""
-        run = _Run(job, deque(Task(shard) for shard in shards))
+        run = _Run(self, job, resources, deque(Task(shard) for shard in shards))
         try:
             devices = self.devices[: len(shards)]
             with interrupts_held():
                 for name, device in zip(_names(devices), devices, strict=True):
-                    run.peers.append(_Peer.start(Workload(name), device, job, self))
+                    run.peers.append(_Peer.start(Workload(name), device, run))
             yield from run.events()
         finally:
             with ExitStack() as ends:  # none is left, whatever may happen while they end
@@ -83,7 +86,9 @@ def _names(devices: Sequence[str]) -> list[str]:
 class _Run:
     """The parent's side of one ``ProcessExecutor.run``."""
 
+    executor: ProcessExecutor
     job: Job
+    resources: Resources
     waiting: deque[Task]
     peers: list[_Peer] = field(default_factory=list)
     last_reason: str = ""
@@ -154,25 +159,25 @@ class _Peer:
 
     work: Workload
     device: str
-    job: Job
-    executor: ProcessExecutor
+    run: _Run
     child: Child
     deadline: float  # by the monotonic clock: silent for longer means hung
     sender: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(max_workers=1))
 
     @classmethod
-    def start(cls, work: Workload, device: str, job: Job, executor: ProcessExecutor) -> _Peer:
+    def start(cls, work: Workload, device: str, run: _Run) -> _Peer:
         """To be called with interrupts held."""
-        child = start(_serve, executor.worker, job, work.worker, device)
-        return cls(work, device, job, executor, child, time.monotonic() + executor.start_seconds)
+        executor = run.executor
+        child = start(_serve, executor.worker, run.job, run.resources, work.worker, device)
+        return cls(work, device, run, child, time.monotonic() + executor.start_seconds)
 
     def restart(self) -> _Peer:
-        return _Peer.start(self.work.successor(), self.device, self.job, self.executor)
+        return _Peer.start(self.work.successor(), self.device, self.run)
 
     def give(self, task: Task) -> None:
         LOGGER.info("shard %s given to %s", task.shard.name, self.work.worker)
         if self.work.is_ready and not self.work.tasks:
-            self.deadline = time.monotonic() + self.job.silence_seconds
+            self.deadline = time.monotonic() + self.run.resources.silence_seconds
         self.work.tasks.append(task)
         if self.work.is_ready:
             self.send(task)
@@ -203,7 +208,7 @@ class _Peer:
         if isinstance(event, WorkerReady):
             for task in self.work.tasks:
                 self.send(task)
-        self.deadline = time.monotonic() + self.work.patience(self.job.silence_seconds)
+        self.deadline = time.monotonic() + self.work.patience(self.run.resources.silence_seconds)
 
     def tell_to_end(self) -> None:
         if self.work.is_ready and not self.work.tasks and self.child.is_alive:
@@ -226,9 +231,11 @@ class _Peer:
         )
 
 
-def _serve(pipe: Pipe, worker_class: type[Worker], job: Job, name: str, device: str) -> None:
+def _serve(
+    pipe: Pipe, worker_class: type[Worker], job: Job, resources: Resources, name: str, device: str
+) -> None:
     """The worker process."""
-    worker = worker_class(job, name, device)
+    worker = worker_class(job, resources, name, device)
     pipe.send(WorkerReady(name, worker.description, worker.memory()))
     while True:
         if not pipe.poll():  # time to wait for the last file as well

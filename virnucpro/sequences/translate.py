@@ -96,18 +96,21 @@ def translate_six_frames(chunks: Sequence[Chunk]) -> list[Orf]:
     chunk_starts = (ends - lengths).tolist()
 
     orfs = []
+    in_work, coding = (-1, -1), ""
     for i, frame in np.argwhere(kept).tolist():
         first, n = firsts[i][frame], counts[i][frame]
         letters = strands[frame // 3][first : first + 3 * n : 3].replace(b"\0", b"")
         if letters:
             chunk = chunks[i]
+            if in_work != (i, frame // 3):
+                in_work, coding = (i, frame // 3), _coding_strand(chunk, "+-"[frame // 3])
             protein = (letters if frame < 3 else letters[::-1]).decode("ascii")
             start = chunk.start + first - chunk_starts[i]
             name, strand = FRAMES[frame], "+-"[frame // 3]
             orf_id = chunk.id + name
-            orfs.append(
-                Orf(orf_id, chunk.id, chunk.record_id, start, start + 3 * n, strand, protein)
-            )
+            bases = coding[frame % 3 : frame % 3 + 1 + 3 * len(protein)]  # as VirNucPro writes them
+            place = (start, start + 3 * n, strand)
+            orfs.append(Orf(orf_id, chunk.id, chunk.record_id, *place, protein, bases))
     return orfs
 
 
@@ -127,13 +130,10 @@ def _holds_stop(
     return holds
 
 
-def orf_nucleotides(orf: Orf, chunk: Chunk) -> str:
-    """The bases that VirNucPro writes beside a frame: ``s[f : f + 1 + 3 * len(protein)]``."""
-    if orf.strand == "-":
-        bases, offset = reverse_complement(chunk.sequence), chunk.end - orf.end
-    else:
-        bases, offset = chunk.sequence.upper(), orf.start - chunk.start
-    return bases[offset : offset + 1 + 3 * len(orf.protein)]
+def _coding_strand(chunk: Chunk, strand: str) -> str:
+    """Its bases in upper case, with T for U."""
+    bases = reverse_complement(chunk.sequence) if strand == "-" else chunk.sequence.upper()
+    return bases.replace("U", "T")
 
 
 def reverse_complement(bases: str) -> str:

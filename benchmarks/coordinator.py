@@ -18,6 +18,7 @@ from tempfile import TemporaryDirectory
 import psutil
 
 from virnucpro.bench.layouts import FAILURES, reason_of
+from virnucpro.config import Resources
 from virnucpro.engine.events import Event, Memory, ShardDone, ShardFailed
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.engine.recovery import Task
@@ -57,9 +58,9 @@ class IdleWorker(Worker):
 
     job: NappingJob
 
-    def __init__(self, job: Job, name: str, device: str) -> None:
+    def __init__(self, job: Job, resources: Resources, name: str, device: str) -> None:
         assert isinstance(job, NappingJob)
-        self.job, self.name = job, name
+        self.job, self.resources, self.name = job, resources, name
         self.is_first = True
         self.handed_over = time.monotonic()
 
@@ -97,7 +98,7 @@ def time_coordinator(n_workers: int) -> CoordinatorRow:
         needed, available = n_workers * _BYTES_PER_WORKER, psutil.virtual_memory().available
         if needed > 0.8 * available:
             raise UnavailableError(f"{n_workers} workers need {needed >> 30} GiB of memory")
-        with TemporaryDirectory(prefix="virnucpro-bench-") as folder:
+        with TemporaryDirectory(prefix="virnucpro-measure-") as folder:
             return _time(row, Path(folder))
     except (*FAILURES, VirnucproError) as error:
         return replace(row, reason=reason_of(error))
@@ -111,12 +112,14 @@ def _time(row: CoordinatorRow, folder: Path) -> CoordinatorRow:
         Shard(index, folder / f"{index}.faa", 1, 1, 1, "")
         for index in range(first_nap + N_NAPS * n_workers)
     ]
-    job = NappingJob(folder, folder, (), 0, 900.0, "", n_workers, first_nap)  # of no model
+    job = NappingJob(folder, (), (), "", n_workers, first_nap)  # of no model
     done: list[float] = []  # when the empty shards came
     idle: list[float] = []
     napped: set[str] = set()  # workers; what came before a first nap is of the empty shards
-    executor = ProcessExecutor(("cpu",) * n_workers, IdleWorker)
-    with closing(executor.run(shards, job)) as events:
+    devices = ("cpu",) * n_workers
+    resources = Resources(devices=devices, tokens_per_batch=1, silence_seconds=900.0)
+    executor = ProcessExecutor(devices, IdleWorker)
+    with closing(executor.run(shards, job, resources)) as events:
         for event in events:
             match event:
                 case ShardDone(worker=worker, shard=shard, seconds=seconds):
