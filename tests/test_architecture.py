@@ -24,9 +24,10 @@ LAYERS = """
     encoders.models
     scorer.pieces scorer.stretches scorer.features scorer.nets scorer.score
     scoring.head scoring.calls outputs.tables outputs.sinks
-    run.features run.lock run.manifest run.folder run.shards run.dedup run.plan
+    run.feature_file run.features run.lock run.manifest run.folder run.shards run.dedup run.plan
     engine.events engine.recovery engine.batches engine.worker engine.executor engine.local
-    scoring.batches scoring.pieces outputs.summary outputs.write run.intake pipeline
+    scoring.batches scoring.pieces outputs.summary outputs.features outputs.write
+    run.intake pipeline
     devices run.status resolve dashboard citation
     labelled.tables labelled.digests labelled.records labelled.split
     evaluation.metrics evaluation.held_out evaluation.fragments evaluation.story

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -30,12 +31,11 @@ from virnucpro.engine.events import (
 from virnucpro.engine.executor import Executor
 from virnucpro.engine.worker import Job
 from virnucpro.errors import FeatureFileError, OutputError, StorageError
-from virnucpro.files import writing
 from virnucpro.log import LOGGER, announce, printable
 from virnucpro.outputs.summary import STAGES, STARTING, Summary
-from virnucpro.outputs.write import Results, copies_file
+from virnucpro.outputs.write import Results
 from virnucpro.records import Shard
-from virnucpro.run.features import Attributes, read_embeddings, read_label
+from virnucpro.run.features import FeatureStore, OnShard
 from virnucpro.run.folder import RunDir
 from virnucpro.run.intake import open_run
 from virnucpro.run.manifest import Manifest
@@ -70,7 +70,7 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
             rundir=rundir,
             manifest=manifest,
             plan=plan,
-            job=job,
+            stores=job.stores,
             head=head,
             scorer=scorer,
             lost={},
@@ -79,11 +79,14 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
             on_event=on_event,
         )
         try:
-            complete(results, executor, config.resources, summary)
+            complete(results, job, executor, config.resources, summary)
         except FeatureFileError as error:
             LOGGER.warning("%s; every feature file is read now, and made again if need be", error)
-            discard_damaged(plan, job, on_event)
-            complete(results, executor, config.resources, summary)
+            for store in job.stores:
+                store.discard_damaged(
+                    plan.shards, _on_shard(on_event, "reading every feature file")
+                )
+            complete(results, job, executor, config.resources, summary)
         close_run(config, rundir, manifest, summary)
         for line in summary.lines(config.output):
             LOGGER.info("%s", line)
@@ -121,9 +124,7 @@ def plan_run(
             rundir,
             manifest,
             keep_intermediate=keep,
-            on_shard=lambda done, total: on_event(
-                Progress("checking shards", done, total, "shards")
-            ),
+            on_shard=_on_shard(on_event, "checking shards"),
         )
         if found is not None:
             rundir.write_manifest(manifest, facts)
@@ -148,7 +149,9 @@ def make_job(config: RunConfig, rundir: RunDir, manifest: Manifest) -> Job:
     )
 
 
-def complete(results: Results, executor: Executor, resources: Resources, summary: Summary) -> None:
+def complete(
+    results: Results, job: Job, executor: Executor, resources: Resources, summary: Summary
+) -> None:
     """Embed what is not done yet, and make the tables of all.
 
     Raises:
@@ -156,7 +159,7 @@ def complete(results: Results, executor: Executor, resources: Resources, summary
     """
     with summary.stage(STAGES[1]):
         try:
-            lost = embed(results, executor, resources, summary)
+            lost = embed(results, job, executor, resources, summary)
         finally:
             results.rundir.sweep()  # what workers that died, or were stopped, were writing
     with summary.stage(STAGES[2]):
@@ -164,15 +167,16 @@ def complete(results: Results, executor: Executor, resources: Resources, summary
 
 
 def embed(
-    results: Results, executor: Executor, resources: Resources, summary: Summary
+    results: Results, job: Job, executor: Executor, resources: Resources, summary: Summary
 ) -> dict[int, str]:
     """Run what is not done yet. Returns why a shard has no feature file, by its index."""
-    plan, job, on_event = results.plan, results.job, results.on_event
-    pending = find_pending(plan, job, frozenset(results.manifest.replaced), on_event)
+    plan, stores, on_event = results.plan, results.stores, results.on_event
+    pending = find_pending(stores, plan, frozenset(results.manifest.replaced), on_event)
     lost: dict[int, str] = {}
     if not pending:
         return lost
-    job.features.mkdir(exist_ok=True)
+    for store in stores:
+        store.make_folder()
     on_event(
         EmbeddingStarted(tuple(pending), len(plan.shards) - len(pending), plan.files, job.encoders)
     )
@@ -193,56 +197,17 @@ def embed(
     return lost
 
 
-def find_pending(plan: Plan, job: Job, replaced: frozenset[str], on_event: OnEvent) -> list[Shard]:
-    """The shards without a feature file, or that owe more than what was given anew.
-
-    Files are known by their labels: what is damaged within is found when the tables read it. What
-    was given anew is still owed if a copy of it is.
-    """
-    pending, settled, shards = [], [], plan.shards
-    for done, shard in enumerate(shards):
-        on_event(Progress("checking finished shards", done, len(shards), "shards"))
-        failed = failed_records(job.feature_file(shard), job.attributes_of(shard))
-        if failed is None or not failed <= replaced:
-            pending.append(shard)
-        elif failed:
-            settled.append(shard)
-    if settled:
-        with_copies = [shard for shard in shards if shard.n_orfs > shard.n_embedded]
-        of_copies = [failed_records(*copies_file(job, shard)) for shard in with_copies]
-        if any(failed is None or not failed <= replaced for failed in of_copies):
-            pending = sorted([*pending, *settled], key=lambda shard: shard.index)
-    return pending
+def find_pending(
+    stores: Sequence[FeatureStore], plan: Plan, replaced: frozenset[str], on_event: OnEvent
+) -> list[Shard]:
+    """The shards that any of the encoders still owes, but for records that were ``replaced``."""
+    on_shard = _on_shard(on_event, "checking finished shards")
+    owed = [store.find_pending(plan.shards, replaced, on_shard) for store in stores]
+    return sorted(set(chain.from_iterable(owed)), key=lambda shard: shard.index)
 
 
-def failed_records(path: Path, attributes: Attributes) -> set[str] | None:
-    """The records of which a feature file holds failures; None without a complete file."""
-    if not path.exists():
-        return None
-    try:
-        return set(read_label(path, attributes).failed_records)
-    except FeatureFileError as error:
-        _discard(path, error)
-        return None
-
-
-def discard_damaged(plan: Plan, job: Job, on_event: OnEvent) -> None:
-    """Delete the feature files that are not as they were written, to the last bit."""
-    shards = plan.shards
-    for done, shard in enumerate(shards):
-        on_event(Progress("reading every feature file", done, len(shards), "shards"))
-        path = job.feature_file(shard)
-        try:
-            if path.exists():
-                read_embeddings(path, job.attributes_of(shard), job.encoders[0].dim)
-        except FeatureFileError as error:
-            _discard(path, error)
-
-
-def _discard(path: Path, error: FeatureFileError) -> None:
-    LOGGER.warning("%s; it is made again", error)
-    with writing(path):
-        path.unlink()
+def _on_shard(on_event: OnEvent, stage: str) -> OnShard:
+    return lambda done, total: on_event(Progress(stage, done, total, "shards"))
 
 
 def close_run(config: RunConfig, rundir: RunDir, manifest: Manifest, summary: Summary) -> None:

@@ -48,7 +48,7 @@ from virnucpro.errors import OutputError, StorageError
 from virnucpro.files import disk_error
 from virnucpro.log import printable
 from virnucpro.records import Embeddings, Orf, Shard
-from virnucpro.run.features import Attributes, write_embeddings
+from virnucpro.run.features import FeatureStore, open_stores
 from virnucpro.run.shards import read_shard
 
 _STORAGE_ERRORS = (OSError, OutputError, StorageError)
@@ -66,25 +66,10 @@ class Job:
     weights: tuple[Path, ...]  # of each: a checkpoint, or its converted form
     fingerprint: str  # of the recipe
 
-    def feature_file(self, shard: Shard) -> Path:
-        return self.features / f"{shard.name}.h5"
-
-    def partial_file(self, shard: Shard, encoder: EncoderSpec) -> Path:
-        """Where the rows of a shard that killed its worker are kept for the next attempt."""
-        return self.features / f".{shard.name}.{encoder.family}.partial"
-
-    def attributes_of(self, shard: Shard) -> Attributes:
-        """What a feature file says of itself."""
-        (encoder,) = self.encoders
-        return {
-            "model": encoder.model,
-            "layer": encoder.layer,
-            "pooling": encoder.pooling,
-            "precision": encoder.precision,
-            "fingerprint": self.fingerprint,
-            "copies": 0,
-            "shard_sha256": shard.sha256,
-        }
+    @property
+    def stores(self) -> tuple[FeatureStore, ...]:
+        """Where the vectors of each encoder go."""
+        return open_stores(self.features, self.encoders, self.fingerprint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +137,8 @@ class Worker:
         try:
             orfs = [orf for orf in read_shard(shard) if orf.copy_of is None]
             embedded = []
-            for encoder in self.encoders:
-                embedding = _Embedding(self, encoder, task, orfs)
+            for encoder, store in zip(self.encoders, self.job.stores, strict=True):
+                embedding = _Embedding(self, encoder, task, orfs, store.partial(shard))
                 for event in embedding.events():
                     yield event
                     if self.writing and self.writing.written.done():
@@ -183,10 +168,8 @@ class Worker:
             yield ShardDone(self.name, writing.shard, seconds, writing.n_failed)
 
     def _write(self, shard: Shard, embedded: Sequence[Embeddings]) -> float:
-        for spec, embeddings in zip(self.job.encoders, embedded, strict=True):
-            path, attributes = self.job.feature_file(shard), self.job.attributes_of(shard)
-            write_embeddings(path, embeddings, attributes)
-            self.job.partial_file(shard, spec).unlink(missing_ok=True)
+        for store, embeddings in zip(self.job.stores, embedded, strict=True):
+            store.write(shard, embeddings)
         return time.monotonic()
 
     def _not_stored(self, shard: Shard, error: OSError | OutputError | StorageError) -> ShardFailed:
@@ -204,13 +187,20 @@ class Worker:
 class _Embedding:
     """One shard on its way through one encoder."""
 
-    def __init__(self, worker: Worker, encoder: Encoder, task: Task, orfs: Sequence[Orf]) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        encoder: Encoder,
+        task: Task,
+        orfs: Sequence[Orf],
+        partial: Path,
+    ) -> None:
         self.worker, self.encoder, self.task = worker, encoder, task
         self.sequences = [orf.text(encoder.spec.reads) for orf in orfs]
         lengths = list(map(len, self.sequences))
         self.rows = ShardRows(orfs, lengths, encoder)
         self.rows.condemn(task.condemned)
-        self.partial = worker.job.partial_file(task.shard, encoder.spec)
+        self.partial = partial
         if task.n_losses:
             self.rows.restore(self.partial)
         budget = worker.tokens_per_batch[encoder.spec]

@@ -7,36 +7,24 @@ shards. Both are joined by the record's id, so nothing is paired by its place.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain, groupby
-from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from virnucpro.config import FeatureFormat
 from virnucpro.engine.events import Progress, Telling
-from virnucpro.engine.worker import Job
 from virnucpro.errors import InputError
 from virnucpro.files import writing
-from virnucpro.log import announce, printable
+from virnucpro.outputs.features import FeatureIndex, export
 from virnucpro.outputs.sinks import SINKS, Add, Place, Sink, open_sinks
 from virnucpro.outputs.summary import Summary
-from virnucpro.records import Call, Embeddings, FastaRecord, Orf, Prediction, RecordResult, Shard
-from virnucpro.run.dedup import Originals
-from virnucpro.run.features import (
-    MAX_PARTS,
-    Attributes,
-    read_embeddings,
-    save_npz,
-    save_pt,
-    update_embeddings,
-    write_index,
-)
-from virnucpro.run.folder import COPIES, RunDir
+from virnucpro.records import Call, FastaRecord, Prediction, RecordResult, Shard
+from virnucpro.run.features import FeatureStore, ShardFeatures
+from virnucpro.run.folder import RunDir
 from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import Plan, count_chunks
 from virnucpro.run.shards import read_shard
@@ -49,20 +37,6 @@ from virnucpro.sequences.inputs import InputFile, generations
 from virnucpro.sequences.screen import screen
 
 
-@dataclass(slots=True)
-class Parts:
-    """The feature files that an index joins, each with a mask of the ORFs to show."""
-
-    n_parts: int = 0
-    parts: list[tuple[Path, NDArray[np.bool_]]] = field(default_factory=list)
-
-    def add(self, path: Path, shown: NDArray[np.bool_]) -> None:
-        """Remember a feature file, if there may be an index over so many."""
-        self.n_parts += 1
-        if self.n_parts <= MAX_PARTS:
-            self.parts.append((path, shown))
-
-
 @dataclass(frozen=True, slots=True)
 class Results:
     """All that the tables are made of."""
@@ -70,7 +44,7 @@ class Results:
     rundir: RunDir
     manifest: Manifest
     plan: Plan
-    job: Job
+    stores: tuple[FeatureStore, ...]  # one for each encoder
     head: Head | None
     scorer: Scorer | None  # in place of an encoder and its head
     lost: Mapping[int, str]  # shards without a feature file -> why
@@ -86,14 +60,18 @@ class Results:
             FeatureFileError: a feature file is not whole.
         """
         summary.start_counting()
-        parts = Parts()
+        indexes = self.new_indexes()
         with ExitStack() as stack:
             adds = [summary.add, *self.open_outputs(stack)]
-            for result in self.results(parts):
+            for result in self.results(indexes):
                 for add in adds:
                     add(result)
-        if self.manifest.recipe.has_encoder:
-            self.write_index(parts)
+        for store, index in zip(self.stores, indexes, strict=True):
+            index.write(store.folder, store.encoder.per_residue)
+
+    def new_indexes(self) -> list[FeatureIndex]:
+        """An index, still empty, of each store."""
+        return [FeatureIndex(store.index) for store in self.stores]
 
     def open_outputs(self, stack: ExitStack) -> Iterator[Add]:
         """What adds a record to the outputs of the run and, if so asked, to those of its file."""
@@ -104,18 +82,6 @@ class Results:
         if self.per_file:
             samples = [file.sample for file in inputs]
             yield stack.enter_context(open_sinks_of_samples(rundir, sinks, samples))
-
-    def write_index(self, parts: Parts) -> None:
-        """``features.h5``, unless it would hold more than its readers can open."""
-        index = self.rundir.feature_index
-        if parts.n_parts <= MAX_PARTS:
-            write_index(index, parts.parts, self.manifest.recipe.per_residue)
-            return
-        index.unlink(missing_ok=True)
-        announce(
-            f"no {index.name}: HDF5 cannot join {parts.n_parts:,} files ({MAX_PARTS:,} at most); "
-            f"read those in {printable(self.rundir.features)} one by one"
-        )
 
     def called(
         self, records: Iterable[tuple[FastaRecord, Iterable[Frame]]]
@@ -143,7 +109,7 @@ class Results:
         facts = self.head.facts if self.head else None
         return call_record(record, count_chunks(length, recipe), predictions, facts)
 
-    def results(self, parts: Parts) -> Iterator[RecordResult]:
+    def results(self, indexes: Sequence[FeatureIndex]) -> Iterator[RecordResult]:
         """Each record once, in input order, with its predictions and its call.
 
         A failed record that a later input gives anew stands in its old place with the new
@@ -158,14 +124,14 @@ class Results:
         owners: dict[str, int] = {}  # replaced id -> its last generation
         given: set[str] = set()
         for number in range(1, len(inputs) if replaced else 1):
-            records = self.generation(number, inputs[number], Parts(), owners)
+            records = self.generation(number, inputs[number], self.new_indexes(), owners)
             for result in self.called(records):
                 if result.record.id in replaced:
                     latest[result.record.id] = result
                     owners[result.record.id] = number
         n_read = 0
         for number, files in enumerate(inputs):
-            records = self.generation(number, files, parts, owners)
+            records = self.generation(number, files, indexes, owners)
             for result in self.called(records):
                 record = result.record
                 n_read += 1
@@ -182,14 +148,15 @@ class Results:
             )
 
     def generation(
-        self, number: int, inputs: list[InputFile], parts: Parts, owners: Mapping[str, int]
+        self,
+        number: int,
+        inputs: list[InputFile],
+        indexes: Sequence[FeatureIndex],
+        owners: Mapping[str, int],
     ) -> Iterator[tuple[FastaRecord, Iterable[Frame]]]:
         """The records of one generation, each beside its frames, which are to be taken first."""
-        shards, originals = self.plan.generations[number], Originals()
         hidden = frozenset(record_id for record_id, last in owners.items() if last != number)
-        frames = chain.from_iterable(
-            self.frames(shard, originals, parts, hidden) for shard in shards
-        )
+        frames = self.frames(self.plan.generations[number], indexes, hidden)
         groups = groupby(frames, key=lambda frame: frame.orf.record_id)
         record_id, group = next(groups, (None, iter(())))
         for record in chain.from_iterable(map(self.manifest.ids.read, inputs)):
@@ -202,65 +169,37 @@ class Results:
             raise input_changed()
 
     def frames(
-        self, shard: Shard, originals: Originals, parts: Parts, hidden: frozenset[str]
+        self,
+        shards: Sequence[Shard],
+        indexes: Sequence[FeatureIndex],
+        hidden: frozenset[str],
     ) -> Iterator[Frame]:
-        """One per ORF of the shard, in its order; vectors are found by id.
+        """One per ORF of the shards, in their order; vectors are found by id.
 
-        Vectors of ``hidden`` records were replaced and stay out of the index.
+        Vectors of ``hidden`` records were replaced and stay out of the indexes.
         """
-        orfs = read_shard(shard)
-        self.tell("writing tables", shard.index + 1, len(self.plan.shards), "shards")
-        unseen = {orf.id for orf in orfs if orf.record_id in hidden}
-        loss = self.lost.get(shard.index, "")
-        reasons = {orf.id: loss for orf in orfs if loss and orf.copy_of is None}
-        vectors: dict[str, NDArray[np.float32]] = {}
-        for path, embeddings in self.feature_files(shard, orfs, originals):
-            reasons |= {failure.orf_id: failure.reason for failure in embeddings.failures}
-            self.export(path, embeddings)
-            if not embeddings.vectors.shape[1]:
-                continue  # no copy of this shard has an original with a vector
-            if self.head is not None:
-                vectors |= zip(embeddings.ids, embeddings.vectors, strict=True)
-            shown = np.array([orf_id not in unseen for orf_id in embeddings.ids], dtype=np.bool_)
-            parts.add(path, shown)
-        for orf in orfs:
-            yield Frame(orf, vectors.get(orf.id), reasons.get(orf.id, ""))
+        readers = [store.reader(self.lost) for store in self.stores]
+        for shard in shards:
+            self.tell("writing tables", shard.index + 1, len(self.plan.shards), "shards")
+            orfs = read_shard(shard)
+            unseen = {orf.id for orf in orfs if orf.record_id in hidden}
+            of_encoders = [reader.read(shard, orfs) for reader in readers]
+            for index, features in zip(indexes, of_encoders, strict=True):
+                self.show(features, index, unseen)
+            rows = [features.vectors for features in of_encoders] if self.head else []
+            for orf in orfs:
+                reason = next(filter(None, (f.reasons.get(orf.id) for f in of_encoders)), "")
+                is_scored = rows and not reason
+                vector = np.concatenate([row[orf.id] for row in rows]) if is_scored else None
+                yield Frame(orf, vector, reason)
 
-    def feature_files(
-        self, shard: Shard, orfs: Sequence[Orf], originals: Originals
-    ) -> Iterator[tuple[Path, Embeddings]]:
-        """Of the ORFs that were embedded, and of the copies, whose file is made here.
-
-        It is made of its sources every time, so an old one that does not agree is replaced.
-        """
-        embedded = [orf for orf in orfs if orf.copy_of is None]
-        if shard.index in self.lost:
-            originals.add_lost(embedded, self.lost[shard.index])
-        else:
-            path = self.job.feature_file(shard)
-            embeddings = read_embeddings(
-                path, self.job.attributes_of(shard), self.job.encoders[0].dim
-            )
-            originals.add(path, embedded, embeddings)
-            yield path, embeddings
-        if copies := [orf for orf in orfs if orf.copy_of is not None]:
-            path, attributes = copies_file(self.job, shard)
-            embeddings = originals.copy_to(copies, self.manifest.recipe.per_residue)
-            update_embeddings(path, embeddings, attributes)
-            yield path, embeddings
-
-    def export(self, path: Path, embeddings: Embeddings) -> None:
-        match self.feature_format:
-            case "npz":
-                save_npz(path.with_suffix(".npz"), embeddings)
-            case "pt":
-                save_pt(path.with_suffix(".pt"), embeddings)
-
-
-def copies_file(job: Job, shard: Shard) -> tuple[Path, Attributes]:
-    """Where the vectors of a shard's copies are, and what the file must say of itself."""
-    path = job.feature_file(shard)
-    return path.with_stem(path.stem + COPIES), {**job.attributes_of(shard), "copies": 1}
+    def show(self, features: ShardFeatures, index: FeatureIndex, hidden: Set[str]) -> None:
+        """Add what is in the files of a shard to the index, but for some ORFs, and export it."""
+        for path, embeddings in features.files:
+            export(path, embeddings, self.feature_format)
+            if embeddings.vectors.shape[1]:  # else these are copies, and no original has a vector
+                mask = np.array([orf_id not in hidden for orf_id in embeddings.ids], dtype=np.bool_)
+                index.add(path, mask)
 
 
 _SYNCED_AT_ONCE = 4  # a disk takes a few syncs in the time of one

@@ -18,13 +18,14 @@ from virnucpro.errors import OutputError, UsageError
 from virnucpro.files import TEMPORARY, disk_error, refuse_links, sweep, writing
 from virnucpro.log import announce, logging_to_file, printable
 from virnucpro.outputs.sinks import Command, Sink, all_sinks, record_table
+from virnucpro.run.features import FeatureStore, index_of, inner_names, open_stores
 from virnucpro.run.lock import OF_A_LOCK, locked
 from virnucpro.run.manifest import Manifest, read_manifest, write_manifest
 
-COPIES = "_copies"  # ends the stem of a feature file of copies
 # files that a run makes in its sub-folders
 _OURS = re.compile(
-    r"\d{6}(_copies)?\.(h5|npz|pt|faa|fna)|[0-9a-f]{16}\.fa|plan\.json|\..*\.(tmp|partial)"
+    r"\d{6}(_copies)?\.(h5|npz|pt|faa|fna)|\w+-[0-9a-f]{16}\.h5|[0-9a-f]{16}\.fa|plan\.json"
+    r"|\..*\.(tmp|partial)"
 )
 
 
@@ -46,7 +47,7 @@ class RunDir:
 
     @property
     def feature_index(self) -> Path:
-        return self.root / "features.h5"
+        return index_of(self.features)
 
     @property
     def shards(self) -> Path:
@@ -114,6 +115,7 @@ class RunDir:
             self.root.mkdir(parents=True, exist_ok=True)
             ours = (self.log, *self._results)
             refuse_links(self.root, (*OF_A_LOCK, *(path.name for path in ours)))
+            refuse_links(self.features, inner_names(self.features))
             with locked(self.root):
                 yield
         except BrokenPipeError:  # of standard output
@@ -173,8 +175,15 @@ class RunDir:
         for path in reversed(self._results):
             if path == self.samples:
                 self.clear_samples()
+            elif path == self.features:
+                for folder in self.feature_folders():
+                    _delete_ours(folder)
             elif path != self.copies:
                 _delete_ours(path)
+
+    def feature_folders(self) -> list[Path]:
+        """Those of further encoders, and then that of the first, which they are in."""
+        return [*(self.features / name for name in inner_names(self.features)), self.features]
 
     def clear_samples(self) -> None:
         """Delete the outputs of single samples."""
@@ -243,12 +252,14 @@ class RunDir:
         """Delete what a killed run left half done."""
         shutil.rmtree(self.planned.root, ignore_errors=True)
         for folder in (
-            *(self.root, self.features, self.shards, self.copies),
+            *(self.root, self.shards, self.copies),
+            *self.feature_folders(),
             *self.sample_folders(),
         ):
             sweep(folder)
-        for partial in self.features.glob(".*.partial"):
-            partial.unlink(missing_ok=True)
+        for folder in self.feature_folders():
+            for partial in folder.glob(".*.partial"):
+                partial.unlink(missing_ok=True)
 
     def read_manifest(self) -> Manifest | None:
         """
@@ -275,3 +286,9 @@ def _delete_ours(path: Path, kept: Collection[str] = ()) -> None:
 def _delete_empty(folder: Path) -> None:
     with suppress(OSError):  # it is not there, or holds somebody's files
         folder.rmdir()
+
+
+def stores_of(rundir: RunDir, manifest: Manifest) -> tuple[FeatureStore, ...]:
+    """The feature stores of a run, one for each of its encoders."""
+    recipe = manifest.recipe
+    return open_stores(rundir.features, recipe.encoders, recipe.fingerprint)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +12,8 @@ from virnucpro.errors import FeatureFileError
 from virnucpro.files import atomic
 from virnucpro.labelled.records import read_manifest, read_sequences
 from virnucpro.log import printable
-from virnucpro.run.features import read_embeddings
-from virnucpro.run.folder import RunDir
+from virnucpro.records import Embeddings
+from virnucpro.run.folder import RunDir, stores_of
 from virnucpro.sequences.fasta import write_record
 
 
@@ -35,8 +35,7 @@ def read_vectors(folder: Path, ids: Sequence[str]) -> NDArray[np.float32]:
     place = {name: row for row, name in enumerate(ids)}
     known = np.zeros(len(ids), dtype=np.bool_)
     vectors = np.empty((len(ids), 0), dtype=np.float32)
-    for path in sorted(RunDir(folder).features.glob("*.h5")):
-        found = read_embeddings(path, {})
+    for found in _read_files(folder):
         if not found.ids:
             continue
         if not vectors.shape[1]:
@@ -50,3 +49,10 @@ def read_vectors(folder: Path, ids: Sequence[str]) -> NDArray[np.float32]:
             hint="delete the folder: its vectors are made again",
         )
     return vectors
+
+
+def _read_files(folder: Path) -> Iterator[Embeddings]:
+    rundir = RunDir(folder)
+    manifest = rundir.read_manifest()
+    for store in stores_of(rundir, manifest) if manifest else ():
+        yield from store.read_files()
