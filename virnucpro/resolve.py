@@ -163,7 +163,8 @@ def _recipe(
             layer = n_layers if layer is None else layer
         case _:
             assert head is not None, "what predicts has a head"
-            layer, pooling = head.facts.layer, head.facts.pooling
+            (facts,) = head.facts.encoders
+            layer, pooling = facts.layer, facts.pooling
     if not 1 <= layer <= n_layers:
         raise UsageError(
             f"layer {layer} of a model with {n_layers} layers", hint=f"--layer 1 to {n_layers}"
@@ -307,18 +308,19 @@ def _load_head(options: RunOptions, checkpoint: Checkpoint) -> Head | None:
     if not path.is_file():
         raise InputMissingError(f"{printable(path)}: no such head file")
     head = load_head(path)
-    if head.facts.encoder_id != checkpoint.encoder_id:
+    facts, shape = head.facts, checkpoint.shape
+    encoder = facts.encoders[0]
+    if [one.encoder_id for one in facts.encoders] != [checkpoint.encoder_id]:
+        made_for = " and ".join(f"{one.name} ({one.encoder_id})" for one in facts.encoders)
         raise UnavailableError(
-            f"the head was made for the encoder {printable(head.facts.encoder)} "
-            f"({printable(head.facts.encoder_id)}), "
+            f"the head was made for the encoder {printable(made_for)}, "
             f"not for {printable(checkpoint.name)} ({checkpoint.encoder_id})",
             hint="give with --model the encoder that the head was made for",
         )
-    facts, shape = head.facts, checkpoint.shape
-    has_layer = facts.dim == shape.dim and 1 <= facts.layer <= shape.n_layers
+    has_layer = encoder.dim == shape.dim and 1 <= encoder.layer <= shape.n_layers
     if not has_layer or not 30 <= facts.chunk_size <= _LONGEST_CHUNK:
         raise UnavailableError(
-            f"the head asks for layer {facts.layer} of {facts.dim} dimensions and chunks of "
+            f"the head asks for layer {encoder.layer} of {encoder.dim} dimensions and chunks of "
             f"{facts.chunk_size} bases; the model has {shape.n_layers} layers of {shape.dim}",
             hint="the head is damaged: get it again",
         )

@@ -70,7 +70,7 @@ def watched(options: ConsoleOptions) -> Iterator[EventLog]:
             stack.enter_context(logging_to_file(options.log_file))
         events = stack.enter_context(EventLog())
         if live:
-            stack.enter_context(Dashboard(events.progressing, console))
+            stack.enter_context(Dashboard(events.figures, console))
         spare_the_collector()
         yield events
 
