@@ -7,7 +7,7 @@ everywhere in CUDA, and checked before any process starts.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import psutil
@@ -150,7 +150,7 @@ def choose_devices(
     cuda_visible_devices: str | None,
     model_bytes: int,
 ) -> Choice:
-    """The devices for ``--device``, ``--gpus`` and ``--workers``.
+    """The devices for ``--device``, ``--gpus`` and ``--workers``: the first kind that is there.
 
     Raises:
         UsageError: the options contradict each other.
@@ -158,34 +158,51 @@ def choose_devices(
     """
     if gpus is not None and device in ("cpu", "mps"):
         raise UsageError(f"--gpus does not go with --device {device}")
+    kinds: dict[str, Callable[[], Choice]] = {
+        "cuda": lambda: _choose_cuda(gpus or "all", cuda_visible_devices),
+        "mps": _choose_mps,
+        "cpu": lambda: _choose_cpu(workers, model_bytes),
+    }
+    if device != "auto" or gpus is not None:
+        choice = kinds["cuda" if gpus is not None else device]()
+    else:
+        choice = _first_there(kinds.values())
+    if workers is not None and choice.kind != "cpu":
+        raise UsageError(
+            f"--workers is for --device cpu: there is one worker per GPU, and here is "
+            f"{choice.descriptions[0]}",
+            hint="leave it out, or add --device cpu",
+        )
+    return choice
+
+
+def _first_there(kinds: Iterable[Callable[[], Choice]]) -> Choice:
+    """The first choice that can be made; the last one, a CPU, always can, and says why it is."""
+    *gpus, cpu = kinds
+    lacks = []
+    for choose in gpus:
+        try:
+            return choose()
+        except UnavailableError as lack:
+            lacks.append(str(lack))
+    choice = cpu()
+    (text,) = choice.descriptions
+    return replace(choice, descriptions=(f"{text}; {lacks[0]}",))
+
+
+def _choose_cuda(asked: str, cuda_visible_devices: str | None) -> Choice:
     listed, reason = list_gpus()
     visible = visible_gpus(listed, cuda_visible_devices)
     if listed and not visible:
         reason = f"CUDA_VISIBLE_DEVICES={cuda_visible_devices!a} hides all {len(listed)} GPUs"
     if visible and torch.version.cuda is None:
         visible, reason = [], f"this build of torch ({torch.__version__}) has no CUDA"
-    wants_cuda = device == "cuda" or gpus is not None
-    if wants_cuda and not visible:
+    if not visible:
         raise UnavailableError(
             f"no GPU can be used: {reason}",
             hint="see `virnucpro devices`, or run on the CPU with --device cpu",
         )
-    if visible and device != "cpu" and device != "mps":
-        if workers is not None:
-            raise UsageError(
-                "--workers is for --device cpu: there is one worker per GPU",
-                hint="choose GPUs with --gpus",
-            )
-        return _cuda(visible, select_gpus(gpus or "all", visible))
-    if device == "mps" or (device == "auto" and torch.backends.mps.is_available()):
-        if not torch.backends.mps.is_available():
-            raise UnavailableError("this machine or this build of torch has no MPS")
-        memory = psutil.virtual_memory().available
-        return Choice(("mps",), ("Apple GPU (MPS)",), has_bf16=False, memory=memory)
-    return _cpu(workers, model_bytes, reason if device == "auto" else "")
-
-
-def _cuda(visible: Sequence[Gpu], places: Sequence[int]) -> Choice:
+    places = select_gpus(asked, visible)
     gpus = [visible[place] for place in places]
     return Choice(
         devices=tuple(f"cuda:{place}" for place in places),
@@ -200,7 +217,14 @@ def _cuda(visible: Sequence[Gpu], places: Sequence[int]) -> Choice:
     )
 
 
-def _cpu(workers: int | None, model_bytes: int, no_gpu: str) -> Choice:
+def _choose_mps() -> Choice:
+    if not torch.backends.mps.is_available():
+        raise UnavailableError("this machine or this build of torch has no MPS")
+    memory = psutil.virtual_memory().available
+    return Choice(("mps",), ("Apple GPU (MPS)",), has_bf16=False, memory=memory)
+
+
+def _choose_cpu(workers: int | None, model_bytes: int) -> Choice:
     n_cores = usable_cores()
     available = psutil.virtual_memory().available
     n_fitting = max(1, int(0.8 * available / (model_bytes + _GIB // 2)))
@@ -209,10 +233,7 @@ def _cpu(workers: int | None, model_bytes: int, no_gpu: str) -> Choice:
         raise UsageError(f"--workers is {n_workers}; it must be 1 to {_MOST_WORKERS}")
     return Choice(
         devices=("cpu",) * n_workers,
-        descriptions=(
-            f"CPU, up to {n_workers} workers of one core each on {n_cores} cores"
-            + (f"; no GPU: {no_gpu}" if no_gpu else ""),
-        ),
+        descriptions=(f"CPU, up to {n_workers} workers of one core each on {n_cores} cores",),
         has_bf16=cpu_has_bf16(),
         memory=available // n_workers,
     )
