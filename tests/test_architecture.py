@@ -17,7 +17,7 @@ ROOT = Path(virnucpro.__file__).parent
 LAYERS = """
     errors log records files processes config
     sequences.fasta sequences.sheet sequences.inputs sequences.samples sequences.survey
-    sequences.translate sequences.composition sequences.screen
+    sequences.genetic_code sequences.translate sequences.composition sequences.screen
     encoders.base encoders.published options
     encoders.esm2.alphabet encoders.esm2.packing encoders.esm2.attention encoders.esm2.model
     encoders.esm2.weights encoders.esm2.converted encoders.esm2.encoder

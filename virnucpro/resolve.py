@@ -46,6 +46,7 @@ from virnucpro.options import ExtractOptions, PredictOptions, RunOptions
 from virnucpro.run.folder import RunDir
 from virnucpro.scorer.nets import load_scorer
 from virnucpro.scoring.head import Head, load_head
+from virnucpro.sequences.genetic_code import genetic_code
 from virnucpro.sequences.inputs import list_sources
 
 OnEvent = Callable[[Telling], None]
@@ -93,11 +94,12 @@ class RunConfig:
         return self.scorer if input_type == "nucleotide" else None
 
     def recipe_for(self, input_type: InputType) -> Recipe:
-        """Proteins are not cut, so a chunk size means nothing to them."""
+        """Proteins are neither cut nor translated, so chunk size and genetic code mean nothing."""
         if scorer := self.scorer_for(input_type):
             return scorer.recipe
-        chunk_size = self.recipe.chunk_size if input_type == "nucleotide" else 0
-        return replace(self.recipe, input_type=input_type, chunk_size=chunk_size)
+        if input_type == "nucleotide":
+            return self.recipe
+        return replace(self.recipe, input_type=input_type, chunk_size=0, genetic_code=11)
 
 
 def resolve(options: RunOptions, on_event: OnEvent) -> tuple[RunConfig, Head | None]:
@@ -112,13 +114,14 @@ def resolve(options: RunOptions, on_event: OnEvent) -> tuple[RunConfig, Head | N
             rundir.check_free(resume=options.resume, force=options.force)
     for path in options.input:
         list_sources(path)
+    genetic_code(options.genetic_code)
     _check_before_fetching(options)
     scorer = _scorer(options)
     checkpoint = find_checkpoint(
         options.model_name,
         lambda n, total: on_event(Progress("fetching the model", n, total, "bytes")),
     )
-    head = _load_head(options, checkpoint)
+    head = _at_threshold(_load_head(options, checkpoint), options)
     choice = choose_devices(
         options.device,
         options.gpus,
@@ -150,6 +153,13 @@ def resolve(options: RunOptions, on_event: OnEvent) -> tuple[RunConfig, Head | N
     ), head
 
 
+def _at_threshold(head: Head | None, options: RunOptions) -> Head | None:
+    """The head with the threshold that the user named, if any."""
+    if head is None or not isinstance(options, PredictOptions) or options.threshold is None:
+        return head
+    return replace(head, facts=replace(head.facts, threshold=options.threshold))
+
+
 def _recipe(
     options: RunOptions,
     checkpoint: Checkpoint,
@@ -174,6 +184,7 @@ def _recipe(
         input_type="nucleotide",
         chunk_size=_chunk_size(options, head),
         min_length=options.min_length,
+        genetic_code=options.genetic_code,
         encoders=(
             EncoderSpec(
                 model=checkpoint.name,
@@ -212,6 +223,7 @@ def _scorer(options: RunOptions) -> ScorerConfig | None:
         input_type="nucleotide",
         chunk_size=scorer.piece_size,
         min_length=max(options.min_length, scorer.shortest),
+        genetic_code=options.genetic_code,
         encoders=(),
         scorer_sha256=scorer.sha256,
     )

@@ -31,6 +31,7 @@ from virnucpro.run.folder import RunDir
 from virnucpro.run.manifest import Manifest
 from virnucpro.run.shards import ShardWriter
 from virnucpro.sequences.fasta import write_record
+from virnucpro.sequences.genetic_code import genetic_code
 from virnucpro.sequences.inputs import InputFile, generations
 from virnucpro.sequences.screen import protein_of, screen
 from virnucpro.sequences.survey import find_repeat, repeated
@@ -186,9 +187,10 @@ class _Planner:
         out: TextIO | None,
     ) -> None:
         size = self.manifest.recipe.chunk_size
+        code = genetic_code(self.manifest.recipe.genetic_code)
         chunks = chain.from_iterable(chunk_record(record, size) for record in records)
         for block in _blocks(chunks):
-            orfs = seen.mark(translate_six_frames(block))
+            orfs = seen.mark(translate_six_frames(block, code))
             if out is not None:
                 for chunk in block:
                     write_record(out, chunk.id, chunk.sequence)
