@@ -21,7 +21,7 @@ LAYERS = """
     encoders.base encoders.published
     encoders.esm2.alphabet encoders.esm2.packing encoders.esm2.attention encoders.esm2.model
     encoders.esm2.weights encoders.esm2.converted encoders.esm2.encoder
-    encoders.models
+    encoders.fair_esm encoders.models
     scorer.pieces scorer.stretches scorer.features scorer.nets scorer.score
     scoring.head scoring.calls outputs.tables outputs.sinks
     run.feature_file run.features run.lock run.manifest run.folder run.shards run.dedup run.plan
