@@ -13,12 +13,13 @@ from conftest import TINY, random_layers
 from oracle import make_fair_esm, random_protein, save_fair_esm, tolerance, worst_row
 from runs import run_inline, vectors
 
-from virnucpro.config import EncoderSpec, RunConfig
+from virnucpro.config import EncoderSpec
 from virnucpro.encoders.base import FAMILIES, Encoder, Family, Pending, Rows, load_encoder
 from virnucpro.engine.events import ShardDone
 from virnucpro.engine.executor import InlineExecutor
 from virnucpro.engine.worker import Worker
 from virnucpro.errors import ResumeError, UsageError
+from virnucpro.resolve import RunConfig
 from virnucpro.run.features import open_stores
 from virnucpro.scoring.head import EncoderFacts, Head, Network
 from virnucpro.sequences.fasta import read_fasta
