@@ -10,6 +10,10 @@ import numpy as np
 
 from virnucpro.cli.train import train
 from virnucpro.engine.events import Telling
+from virnucpro.labelled.frames import LabelledFrames
+from virnucpro.labelled.records import Labelled, LabelledRecord, read_manifest, read_records
+from virnucpro.labelled.split import Split, read_split
+from virnucpro.labelled.store import Frames
 from virnucpro.run.folder import RunDir
 from virnucpro.sequences.translate import reverse_complement
 from virnucpro.training.ranks import run_on
@@ -54,6 +58,24 @@ def write_labelled(folder: Path, n_groups: int = 6, per_group: int = 2) -> Path:
     return path
 
 
+def pairs_of(data: Path, splits: dict[str, Split] | None = None, *parts: Split) -> list[Labelled]:
+    """The records of a manifest with their sequences; of these parts of a split, if there is one."""
+    pairs = read_records(read_manifest(data))
+    return [pair for pair in pairs if splits is None or splits[pair[0].group] in parts]
+
+
+def records_of(
+    data: Path, splits: dict[str, Split] | None = None, *parts: Split
+) -> list[LabelledRecord]:
+    return [labelled for labelled, _ in pairs_of(data, splits, *parts)]
+
+
+def frames_of(training: Path, part: Split, chunk_size: int = 300) -> LabelledFrames:
+    """What a training made of the groups of one part."""
+    splits = read_split(training / "split.tsv")
+    return Frames.open(training / "frames").select(splits, part, [chunk_size])
+
+
 def options(data: Path, output: Path, **changes: object) -> TrainOptions:
     """As the command line makes them: small, on the CPU, and for the tests in float32."""
     small = {
@@ -74,6 +96,6 @@ def train_here(asked: TrainOptions, told: list[Telling] | None = None) -> Traini
     training, choice = resolve(asked, events.append)
     assert not training.has_stored_vectors, "the engine is the command's"
     with RunDir(training.output).locked():
-        open_folder(training, asked)
+        open_folder(training, asked, events.append)
         run_on(choice.devices, partial(learn, training), events.append)
     return training

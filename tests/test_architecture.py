@@ -26,10 +26,11 @@ LAYERS = """
     engine.events engine.worker engine.executor engine.local
     scoring.calls scoring.batches scoring.pieces outputs.tables outputs.write run.intake pipeline
     devices run.status resolve dashboard citation
-    labelled.tables labelled.digests labelled.records labelled.split
+    labelled.tables labelled.digests labelled.records labelled.split labelled.arrays
+    labelled.frames labelled.store
     evaluation.metrics evaluation.held_out evaluation.fragments evaluation.story
     evaluation.report evaluation.figure
-    training.settings training.frames training.masking training.readers training.networks
+    training.settings training.masking training.readers training.networks
     training.ranks training.batches training.clock training.checkpoints training.loop
     training.objectives
     training.sampling training.made training.piece_nets training.scorer_folds

@@ -36,6 +36,7 @@ from trainings import (
     state_of,
     weights,
 )
+from virnucpro.training.frames import balanced_weights, given_weights
 
 from virnucpro.encoders.esm2.attention import attend_runs, attend_to_train
 from virnucpro.errors import (
@@ -46,7 +47,6 @@ from virnucpro.errors import (
     VirnucproError,
 )
 from virnucpro.training import ranks
-from virnucpro.training.frames import balanced_weights, given_weights
 from virnucpro.training.loop import share_of_lr
 from virnucpro.training.networks import Classifier, FrameClassifier, new_encoder
 from virnucpro.training.objectives import FrameLabels

@@ -43,9 +43,9 @@ class Evaluation:
     head: Path
 
     def __call__(self, resume: bool) -> None:
-        records, head = self.question.read_records(), load_head(self.head)
+        manifest, head = self.question.read_manifest(), load_head(self.head)
         config = replace(self.config, resume=resume)
-        found = evaluate(self.question, records, config, head, InlineExecutor(), lambda _: None)
+        found = evaluate(self.question, manifest, config, head, InlineExecutor(), lambda _: None)
         write_report(found)
         write_figure(found)
 

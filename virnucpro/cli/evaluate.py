@@ -158,7 +158,7 @@ def _run(given: dict[str, Any]) -> None:
                     seed=given.pop("seed"),
                 ),
             )
-            records = question.read_records()
+            manifest = question.read_manifest()
             options = Options(
                 command="predict",
                 input=[],
@@ -174,7 +174,7 @@ def _run(given: dict[str, Any]) -> None:
             config, found = resolve(options, events)
             assert found is not None, "predict has a head"
             executor = ProcessExecutor(config.resources.devices)
-            evaluation = evaluate(question, records, config, found, executor, events)
+            evaluation = evaluate(question, manifest, config, found, executor, events)
             write_report(evaluation)
             write_figure(evaluation)
     with exits():

@@ -370,7 +370,7 @@ def _prepared(
     from virnucpro.training.request import describe, open_folder
 
     with RunDir(training.output).in_use():
-        open_folder(training, options)
+        open_folder(training, options, events)
         for line in describe(training, choice):
             announce(line)
         if training.has_stored_vectors:
@@ -381,12 +381,12 @@ def _prepared(
 def _extract(training: Training, options: TrainOptions, events: EventLog) -> None:
     """Make the vectors that a head is trained on, as ``extract`` makes them; or go on with it."""
     from virnucpro.engine.local import ProcessExecutor
+    from virnucpro.labelled.store import Frames
     from virnucpro.pipeline import run
     from virnucpro.resolve import Options, resolve
     from virnucpro.run.folder import RunDir
-    from virnucpro.training.features import write_fasta
+    from virnucpro.training.features import write_vectors
 
-    write_fasta(training.fasta, training.data)
     config, _ = resolve(
         Options(
             command="extract",
@@ -418,3 +418,4 @@ def _extract(training: Training, options: TrainOptions, events: EventLog) -> Non
             f"not every frame has a vector: see {training.features}",
             hint="run the same command again with --resume",
         )
+    write_vectors(training.vectors, training.features, Frames.open(training.frames).all.ids)

@@ -7,6 +7,7 @@ is measured is read from the tables that it leaves, and joined by id.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, TextIO
@@ -18,11 +19,18 @@ from virnucpro.config import RunConfig
 from virnucpro.engine.executor import Executor
 from virnucpro.errors import UsageError, VirnucproError
 from virnucpro.evaluation.fragments import WHOLE, Cutting, Fragment, length_name, write_fragments
-from virnucpro.evaluation.held_out import HeldOut, OfTraining, hold_out
+from virnucpro.evaluation.held_out import HeldOut, OfTraining
 from virnucpro.evaluation.metrics import Interval, Measures, Samples, bootstrap, measure
 from virnucpro.files import refuse_links, writing
-from virnucpro.labelled.records import LabelledRecord, read_manifest, warn_of_mixed_groups
-from virnucpro.labelled.split import Split, read_split, select
+from virnucpro.labelled.records import (
+    Labelled,
+    LabelledRecord,
+    Manifest,
+    read_manifest,
+    read_records,
+    warn_of_mixed_groups,
+)
+from virnucpro.labelled.split import Split, check_groups, read_split
 from virnucpro.log import printable
 from virnucpro.pipeline import OnEvent, run
 from virnucpro.records import FastaRecord, Prediction
@@ -69,16 +77,29 @@ class Question:
     def table(self) -> Path:
         return self.output / "fragments.tsv"
 
-    def read_records(self) -> list[LabelledRecord]:
+    def read_manifest(self) -> Manifest:
         """
         Raises:
-            InputError: manifest or split are wrong.
+            InputError: manifest or split are wrong, or contradict each other.
         """
-        records = read_manifest(self.data)
+        manifest = read_manifest(self.data)
         if self.split is not None:
-            records = select(records, read_split(self.split), self.part or "test")
+            check_groups(manifest.groups, read_split(self.split))
+        return manifest
+
+    def read_records(self, manifest: Manifest) -> Iterator[Labelled]:
+        """The records of the part, one by one; at the end it is told if groups are mixed.
+
+        Raises:
+            InputError: a FASTA file contradicts the manifest, or holds what is no nucleotide.
+        """
+        splits = read_split(self.split) if self.split is not None else {}
+        records = []
+        for labelled, record in read_records(manifest):
+            if not splits or splits[labelled.group] == (self.part or "test"):
+                records.append(labelled)
+                yield labelled, record
         warn_of_mixed_groups(records)
-        return records
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -155,7 +176,7 @@ class Evaluation:
 
 def evaluate(
     question: Question,
-    records: Sequence[LabelledRecord],
+    manifest: Manifest,
     config: RunConfig,
     head: Head,
     executor: Executor,
@@ -166,10 +187,10 @@ def evaluate(
     Raises:
         VirnucproError: see ``errors``; or something could not be scored.
     """
-    held_out = hold_out(records, head, question.of_training)
-    with writing(question.output):
-        question.output.mkdir(parents=True, exist_ok=True)
-    fragments = write_fragments(held_out.records, question.cutting, question.fasta, question.table)
+    held_out = HeldOut(head, question.of_training)
+    with _folder(question.output):
+        pairs = held_out.select(question.read_records(manifest))
+        fragments = write_fragments(pairs, question.cutting, question.fasta, question.table)
     summary = run(replace(config, inputs=(question.fasta,)), head, executor, on_event)
     if summary.exit_code:
         raise VirnucproError(
@@ -180,6 +201,21 @@ def evaluate(
     threshold, seed = head.facts.threshold, question.cutting.seed
     rows = tuple(row for kind in kinds for row in measure_kind(kind, threshold, seed))
     return Evaluation(question, head, held_out, kinds, rows)
+
+
+@contextmanager
+def _folder(path: Path) -> Iterator[None]:
+    """A folder that is there, and if the block fails only if it was there before."""
+    is_new = not path.exists()
+    with writing(path):
+        path.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        if is_new:
+            with suppress(OSError):  # it is told what went wrong before
+                path.rmdir()
+        raise
 
 
 def read_kinds(

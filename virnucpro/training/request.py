@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -16,13 +17,28 @@ from virnucpro.encoders.published import EMBEDDED
 from virnucpro.engine.events import Progress, Telling
 from virnucpro.errors import InputError, OutputError, ResumeError, UsageError
 from virnucpro.files import atomic, open_plain, refuse_links, sha256
-from virnucpro.labelled.records import LabelledRecord, read_manifest, warn_of_mixed_groups
+from virnucpro.labelled.records import (
+    LabelledRecord,
+    Manifest,
+    read_manifest,
+    read_records,
+    warn_of_mixed_groups,
+)
 from virnucpro.labelled.split import SPLITS, Split, read_split, select, split_groups, write_split
+from virnucpro.labelled.store import (
+    Source,
+    are_whole,
+    copying,
+    delete_frames,
+    read_labels,
+    write_frames,
+    write_label,
+)
 from virnucpro.log import announce, printable
 from virnucpro.run.lock import OF_A_LOCK
 from virnucpro.training.readers import Architecture, Encoding
 from virnucpro.training.settings import MAY_DIFFER, ClassWeights, Mode, ScaleLr, Settings
-from virnucpro.training.story import OF_A_TRAINING, SPLIT, Training
+from virnucpro.training.story import FASTA, FRAMES, OF_A_TRAINING, SPLIT, Training
 
 OnEvent = Callable[[Telling], None]
 _FACTS = "training.json"
@@ -235,10 +251,10 @@ def _encoder(
     return None, ESM2Shape(n_layers, dim, n_heads)
 
 
-def open_folder(training: Training, options: TrainOptions) -> None:
-    """Split what is labelled, and write down what was asked for; or check that it is the same.
+def open_folder(training: Training, options: TrainOptions, on_event: OnEvent) -> None:
+    """Read what is labelled, split it, and write down what was asked for; or check it is the same.
 
-    The folder is there, and locked.
+    The folder is there, and locked. It has all that the processes of the training read.
 
     Raises:
         OutputError: the folder is not empty, and this is no resume.
@@ -249,18 +265,59 @@ def open_folder(training: Training, options: TrainOptions) -> None:
     path = training.output / _FACTS
     is_begun = path.exists()
     _check_free(training.output, is_begun, options.resume)
-    records = read_manifest(training.data)
-    warn_of_mixed_groups(records)
-    splits = _splits(training, options, records)
-    _check_split(records, splits, training.settings.mode)
+    manifest = read_manifest(training.data)
+    with nullcontext() if is_begun else _leaving_nothing(training):
+        source = _prepare_frames(training, manifest, on_event)
+        records = read_labels(training.frames).records
+        warn_of_mixed_groups(records)
+        splits = _splits(training, options, records)
+        _check_split(records, splits, training.settings.mode)
     if not training.split.exists():
         write_split(training.split, records, splits)
-    facts = _facts(training, records)
+    facts = _facts(training, source)
     if is_begun:
         _check_same(path, facts)
         announce(f"going on with the training in {printable(training.output)}")
     with atomic(path) as temporary:
         temporary.write_text(json.dumps(facts, indent=2) + "\n")
+
+
+def _prepare_frames(training: Training, manifest: Manifest, on_event: OnEvent) -> Source:
+    """Read the labelled FASTA, once, and leave its frames in the folder; or find them there.
+
+    -> what they are made of
+    """
+    beside = [training.fasta] if training.has_stored_vectors else []
+    sizes = training.chunk_sizes
+    if training.frames.exists():
+        source = Source(manifest.sha256, tuple(map(sha256, manifest.files)), sizes)
+        if are_whole(training.frames, source, *beside):
+            return source
+    n_bytes, n_read = sum(path.stat().st_size for path in manifest.files), 0
+
+    def hear(block: bytes | memoryview) -> None:
+        nonlocal n_read
+        n_read += len(block)
+        on_event(Progress("reading the labelled sequences", n_read, n_bytes, "bytes"))
+
+    hashes: list[str] = []
+    pairs = read_records(manifest, hashes.append, hear)
+    for path in beside:
+        pairs = copying(pairs, path)
+    write_frames(training.frames, pairs, sizes)
+    source = Source(manifest.sha256, tuple(hashes), sizes)
+    write_label(training.frames, source, *beside)
+    return source
+
+
+@contextmanager
+def _leaving_nothing(training: Training) -> Iterator[None]:
+    """If the block fails, the folder is as free as before."""
+    try:
+        yield
+    except BaseException:
+        delete_frames(training.frames, training.fasta)
+        raise
 
 
 def describe(training: Training, choice: Choice) -> list[str]:
@@ -288,7 +345,7 @@ def _check_free(folder: Path, is_begun: bool, resume: bool) -> None:
             hint="go on with it with --resume, or give another --output-dir",
         )
     if resume:
-        found.discard(SPLIT)  # of a start that was ended before it had claimed the folder
+        found -= {SPLIT, FRAMES, FASTA}  # of a start that was killed before it claimed the folder
     if found and not is_begun:
         raise OutputError(
             f"{printable(folder)} is not empty, and holds no training: {printable(min(found))}",
@@ -336,14 +393,13 @@ def _check_split(
             )
 
 
-def _facts(training: Training, records: Sequence[LabelledRecord]) -> dict[str, Any]:
+def _facts(training: Training, source: Source) -> dict[str, Any]:
     """All that the weights depend on; files by their content."""
     facts = asdict(training)
     for name in ("output", "is_profiled"):
         facts.pop(name)
-    fasta = dict.fromkeys(record.path for record in records)
-    facts["data_sha256"] = sha256(training.data)
-    facts["fasta_sha256"] = [sha256(path) for path in fasta]
+    facts["data_sha256"] = source.manifest_sha256
+    facts["fasta_sha256"] = source.fasta_sha256
     facts["split_sha256"] = sha256(training.split)
     if training.encoder is not None:
         facts["encoder_id"] = inspect_checkpoint(training.encoder).encoder_id

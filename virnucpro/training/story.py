@@ -8,7 +8,7 @@ what every rank does; the first one writes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -19,24 +19,17 @@ from torch import nn
 from virnucpro import __version__
 from virnucpro.encoders.esm2.model import ESM2, ESM2Shape
 from virnucpro.encoders.esm2.weights import inspect_checkpoint, load_esm2, save_esm2
-from virnucpro.engine.events import Progress
 from virnucpro.errors import InputError
 from virnucpro.evaluation.metrics import CHANCE, auroc, auroc_interval
 from virnucpro.files import atomic
-from virnucpro.labelled.records import LabelledRecord, read_manifest, read_sequences
-from virnucpro.labelled.split import Split, read_split, select
+from virnucpro.labelled.frames import LabelledFrames, balanced_weights, given_weights
+from virnucpro.labelled.split import read_split
+from virnucpro.labelled.store import VECTORS, Frames, Labels
 from virnucpro.log import LOGGER, announce, printable
 from virnucpro.training.board import board
 from virnucpro.training.calibration import Units, calibrate, chunks_of
 from virnucpro.training.clock import Clock, profile_lines, speed_lines
 from virnucpro.training.export import HEAD_FILE, digests_of, facts_of, write_head
-from virnucpro.training.features import read_vectors
-from virnucpro.training.frames import (
-    LabelledFrames,
-    balanced_weights,
-    collect_frames,
-    given_weights,
-)
 from virnucpro.training.loop import B, Objective, Trainer, effective_batch, precision_of
 from virnucpro.training.networks import (
     NETWORKS,
@@ -61,13 +54,15 @@ from virnucpro.training.settings import Settings
 
 _MOST_FRAMES = 20_000  # that are scored after each epoch
 SPLIT, _HELD_OUT = "split.tsv", "held_out.tsv"
-_FEATURES, _FASTA, _BOARD = "features", "records.fa", "tensorboard"
+FRAMES, FASTA = "frames", "records.fa"
+_FEATURES, _BOARD = "features", "tensorboard"
 OF_A_TRAINING = (
     SPLIT,
     HEAD_FILE,
     _HELD_OUT,
+    FRAMES,
+    FASTA,
     _FEATURES,
-    _FASTA,
     _BOARD,
     "checkpoints",
 )  # in its folder
@@ -103,6 +98,16 @@ class Training:
         return self.output / HEAD_FILE
 
     @property
+    def frames(self) -> Path:
+        """The frames of all records, which every process maps."""
+        return self.output / FRAMES
+
+    @property
+    def vectors(self) -> Path:
+        """The vectors of these, for a head on vectors of the engine."""
+        return self.frames / VECTORS
+
+    @property
     def features(self) -> Path:
         """The run folder of the vectors that a head is trained on."""
         return self.output / _FEATURES
@@ -110,7 +115,7 @@ class Training:
     @property
     def fasta(self) -> Path:
         """What these are made of."""
-        return self.output / _FASTA
+        return self.output / FASTA
 
     @property
     def is_of_predict(self) -> bool:
@@ -128,33 +133,18 @@ def learn(training: Training, ranks: Ranks) -> None:
     Raises:
         VirnucproError: see ``errors``; finished epochs are kept.
     """
-    records, splits = read_manifest(training.data), read_split(training.split)
-
-    def frames(split: Split, chunk_sizes: Sequence[int]) -> LabelledFrames:
-        rows = select(records, splits, split)
-        name = f"translating the {split} groups"
-        return collect_frames(
-            read_sequences(rows),
-            chunk_sizes,
-            lambda done: ranks.tell(Progress(name, done, len(rows), "records")),
-        )
-
-    train = frames("train", training.chunk_sizes)
-    held_out = frames("validation", training.chunk_sizes[:1])
+    frames, splits = Frames.open(training.frames), read_split(training.split)
+    train = frames.select(splits, "train", training.chunk_sizes)
+    held_out = frames.select(splits, "validation", training.chunk_sizes[:1])
     torch.manual_seed(training.settings.seed)
     if training.settings.mode == "pretrain":
         for split, part in (("train", train), ("validation", held_out)):
             _check_any(split, part)
         _pretrain(training, ranks, train, held_out)
         return
-    test = frames("test", training.chunk_sizes[:1])
+    test = frames.select(splits, "test", training.chunk_sizes[:1])
     for split, part in (("train", train), ("validation", held_out)):
         _check_labels(split, part)
-    if training.has_stored_vectors:
-        train, held_out, test = (
-            replace(part, vectors=read_vectors(training.features, part.ids))
-            for part in (train, held_out, test)
-        )
     module = _classify(training, ranks, train, held_out)
     figures = []
     for split, part in (("validation", held_out), ("test", test)):
@@ -165,8 +155,8 @@ def learn(training: Training, ranks: Ranks) -> None:
     if ranks.is_first:
         _write_figures(training, figures)
         if training.is_of_predict:
-            known = [*select(records, splits, "train"), *select(records, splits, "validation")]
-            _export(training, module, known, figures[0][1:])
+            labels = frames.labels.of_splits(splits, "train", "validation")
+            _export(training, module, labels, figures[0][1:])
         else:
             announce("predict cannot use this network; what was trained is in checkpoints/best.pt")
 
@@ -195,7 +185,7 @@ def _classify(
 ) -> FrameClassifier:
     settings = training.settings
     reader = _reader(training, ranks.device)
-    dim = reader.width + train.vectors.shape[1]
+    dim = reader.width + train.vectors.width
     classifier = Classifier(dim, training.hidden, training.dropout)
     classifier.standardise(train.composition)
     weigh = balanced_weights if settings.class_weights == "auto" else given_weights
@@ -300,7 +290,7 @@ def _count_lines(frames: LabelledFrames, weight: NDArray[np.float32]) -> list[st
     """What there is of each class, and how much it counts."""
     names = (("virus", frames.is_virus), ("other", ~frames.is_virus))
     return [
-        f"{name}: {int(rows.sum()):,} frames of {len(set(np.array(frames.group)[rows])):,} groups, "
+        f"{name}: {int(rows.sum()):,} frames of {len(np.unique(frames.group[rows])):,} groups, "
         f"mean weight {weight[rows].mean():.3f}"
         for name, rows in names
     ]
@@ -329,7 +319,7 @@ def _write_figures(
 def _warn_of_chance(chunks: Units, frames: LabelledFrames, seed: int) -> None:
     """Say of the network that knows most if it tells nothing: 0.5 is an AUROC of chance."""
     _, first = np.unique(frames.chunk, return_index=True)
-    groups = np.unique(np.array(frames.group), return_inverse=True)[1][first]
+    groups = frames.group[first]
     low, high = auroc_interval(chunks.odds, chunks.is_virus, groups, seed)
     if chunks.auroc() <= CHANCE or (low is not None and low <= CHANCE):
         interval = "" if low is None else f", 95 % interval {low:.3f} to {high:.3f}"
@@ -345,7 +335,7 @@ def _warn_of_chance(chunks: Units, frames: LabelledFrames, seed: int) -> None:
 def _export(
     training: Training,
     module: FrameClassifier,
-    records: Sequence[LabelledRecord],
+    labels: Labels,
     validation: tuple[LabelledFrames, NDArray[np.float64]],
 ) -> None:
     """Write the encoder, if it was trained, and the calibrated head."""
@@ -366,9 +356,7 @@ def _export(
     facts = facts_of(
         inspect_checkpoint(folder), calibration, training.chunk_sizes[0], _describe(training)
     )
-    known = [record.sequence for _, record in read_sequences(records)]
-    groups = (record.group for record in records)
-    trained_on = digests_of(known, groups, training.encoder, is_finetuned)
+    trained_on = digests_of(labels, training.encoder, is_finetuned)
     write_head(training.head, module.classifier, facts, calibration, trained_on)
     announce(
         f"head: {printable(training.head)}, a chunk is the {calibration.frames} of its frames, "
