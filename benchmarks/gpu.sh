@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, in one call, on a machine with torch >= 2.10 built for CUDA: the tests
 # of every kernel and precision, a run on all GPUs against one on the CPU, and the figures of
-# `virnucpro bench`. Meant to take less than nine minutes on an H200.
+# `virnucpro bench` and of benchmarks/measure.py. Meant to take less than nine minutes on an H200.
 #
 #   WHEELS=folder RESULTS=folder benchmarks/gpu.sh
 #
@@ -43,9 +43,14 @@ python3 -m virnucpro train --quiet --finetune --profile --epochs 2 --batch-size 
     tee "$results/gpu_train.txt" || status=$?
 
 # every row is kept as it comes: what is cut off at the end of the time still leaves figures
-timeout --signal=TERM "${SECONDS_FOR_BENCH:-420}" \
-    python3 -m virnucpro bench --device cuda --parts limits,encoder,files \
+timeout --signal=TERM "${SECONDS_FOR_BENCH:-360}" \
+    python3 -m virnucpro bench --device cuda \
     --models "${MODELS:-650M,3B,8M}" --profiles "${PROFILES:-six-frame-500,proteins}" \
     --repeats 3 --json "$results/bench_gpu.json" |
     tee "$results/bench_gpu.txt" || echo "bench ended with ${PIPESTATUS[0]}"
+for part in "files --device cuda --models 650M" "graphs --models 8M"; do
+    # shellcheck disable=SC2086  # a part and its options
+    timeout --signal=TERM 60 python3 benchmarks/measure.py $part \
+        >"$results/gpu_${part%% *}.json" || echo "$part ended with $?"
+done
 exit "$status"

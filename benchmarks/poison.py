@@ -1,55 +1,86 @@
-"""What ten sequences that crash their worker cost among 10,000: seconds beside an undisturbed run.
+"""The cost of sequences that crash their worker: an undisturbed run beside a poisoned one.
 
-    python benchmarks/poison.py [--workers 2] [--length 160]
-
-Both runs take the embedded model on CPU workers, one after the other; the ratio is printed as JSON.
+Both runs take the embedded model on CPU workers, one after the other.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import signal
-import sys
-import tempfile
 import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from virnucpro.config import Recipe, Resources, RunConfig
+from virnucpro.config import EncoderSpec, Recipe, Resources, RunConfig
+from virnucpro.encoders.base import Encoder, Pending
 from virnucpro.encoders.esm2.weights import inspect_checkpoint
 from virnucpro.encoders.models import embedded_model
 from virnucpro.engine.local import ProcessExecutor
-from virnucpro.engine.worker import Arriving, Worker
+from virnucpro.engine.worker import Worker
 from virnucpro.pipeline import run
 
-N_PROTEINS, N_POISONED = 10_000, 10
 POISON = "WWWWCWWWW"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoisonRow:
+    run: str
+    n_proteins: int
+    n_failed: int
+    seconds: float
+    cpu_seconds: float
+    ratio: float  # of the seconds, to the undisturbed run
 
 
 class CrashingWorker(Worker):
     """Ends by a fault, as a broken kernel would."""
 
-    def embed(self, proteins: list[str]) -> Arriving:
-        if any(POISON in protein for protein in proteins):
+    def start(self, encoder: Encoder, sequences: Sequence[str]) -> Pending:
+        if any(POISON in sequence for sequence in sequences):
             os.kill(os.getpid(), signal.SIGSEGV)
-        return super().embed(proteins)
+        return super().start(encoder, sequences)
 
 
-def write_proteins(path: Path, length: int) -> None:
+def measure_poison(
+    n_proteins: int, n_poisoned: int, length: int, n_workers: int
+) -> Iterator[PoisonRow]:
+    """One row for the undisturbed run, one for the poisoned one."""
+    with TemporaryDirectory(prefix="virnucpro-measure-") as name:
+        folder, undisturbed = Path(name), 0.0
+        write_proteins(folder / "proteins.faa", n_proteins, n_poisoned, length)
+        for run_name, worker in (("undisturbed", Worker), ("poisoned", CrashingWorker)):
+            config = configure(folder / "proteins.faa", folder / run_name, n_workers)
+            began, cpu = time.monotonic(), os.times()
+            executor = ProcessExecutor(config.resources.devices, worker)
+            summary = run(config, None, executor, lambda _: None)
+            seconds, used = time.monotonic() - began, os.times()
+            undisturbed = undisturbed or seconds
+            yield PoisonRow(
+                run=run_name,
+                n_proteins=n_proteins,
+                n_failed=summary.statuses.get("failed", 0),
+                seconds=seconds,
+                cpu_seconds=sum(used[:4]) - sum(cpu[:4]),
+                ratio=seconds / undisturbed,
+            )
+
+
+def write_proteins(path: Path, n_proteins: int, n_poisoned: int, length: int) -> None:
     letters = np.array(list("LAGVSERTIDPKQNFYMH"))  # none of POISON
-    rows = np.random.default_rng(3).choice(letters, (N_PROTEINS, length))
-    step = N_PROTEINS // N_POISONED
+    rows = np.random.default_rng(3).choice(letters, (n_proteins, length))
+    step = n_proteins // n_poisoned
     with path.open("w") as out:
         for i, row in enumerate(rows):
             out.write(f">p{i}\n{POISON if i % step == step // 2 else ''}{''.join(row)}\n")
 
 
-def measure(proteins: Path, folder: Path, n_workers: int, worker: type[Worker]) -> dict[str, float]:
+def configure(proteins: Path, folder: Path, n_workers: int) -> RunConfig:
     checkpoint = inspect_checkpoint(embedded_model())
-    config = RunConfig(
+    return RunConfig(
         inputs=(proteins,),
         output=folder,
         recipe=Recipe(
@@ -57,48 +88,19 @@ def measure(proteins: Path, folder: Path, n_workers: int, worker: type[Worker]) 
             input_type="protein",
             chunk_size=0,
             min_length=0,
-            model=checkpoint.name,
-            model_sha256=checkpoint.encoder_id,
-            layer=checkpoint.shape.n_layers,
-            pooling="mean",
-            precision="bf16",
+            encoders=(
+                EncoderSpec(
+                    model=checkpoint.name,
+                    sha256=checkpoint.encoder_id,
+                    layer=checkpoint.shape.n_layers,
+                    pooling="mean",
+                    precision="bf16",
+                    dim=checkpoint.shape.dim,
+                ),
+            ),
         ),
         resources=Resources(devices=("cpu",) * n_workers, tokens_per_batch=4096),
         checkpoint=checkpoint.path,
-        weights=checkpoint.path,
-        dim=checkpoint.shape.dim,
+        weights=(checkpoint.path,),
         input_type="protein",
     )
-    began, cpu = time.monotonic(), os.times()
-    executor = ProcessExecutor(config.resources.devices, worker)
-    summary = run(config, None, executor, lambda _: None)
-    used = os.times()
-    return {
-        "seconds": round(time.monotonic() - began, 2),
-        "cpu_seconds": round(sum(used[:4]) - sum(cpu[:4]), 2),
-        "n_failed": summary.statuses.get("failed", 0),
-    }
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--length", type=int, default=160, help="residues of each protein")
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        write_proteins(folder / "proteins.faa", options.length)
-        runs = {
-            case: measure(folder / "proteins.faa", folder / case, options.workers, worker)
-            for case, worker in (("undisturbed", Worker), ("poisoned", CrashingWorker))
-        }
-    ratio = {
-        name: round(runs["poisoned"][name] / runs["undisturbed"][name], 2)
-        for name in ("seconds", "cpu_seconds")
-    }
-    json.dump({**vars(options), **runs, "ratio": ratio}, sys.stdout, indent=2)
-    sys.stdout.write("\n")
-
-
-if __name__ == "__main__":
-    main()

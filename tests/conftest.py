@@ -16,7 +16,7 @@ from hypothesis import settings
 from runs import our_processes
 
 from virnucpro import processes
-from virnucpro.config import Recipe, Resources, RunConfig
+from virnucpro.config import EncoderSpec, Recipe, Resources, RunConfig
 from virnucpro.encoders.esm2.model import ESM2, ESM2Shape
 from virnucpro.encoders.esm2.weights import inspect_checkpoint, save_esm2
 from virnucpro.scoring.head import Head, HeadFacts, Layer, Network, load_head, save_head
@@ -106,7 +106,7 @@ def quick_starts(monkeypatch):
 
 @pytest.fixture
 def make_config(tiny: Tiny, tmp_path: Path) -> Callable[..., RunConfig]:
-    """A run in fp32 with small shards; keywords go to RunConfig, Recipe or Resources."""
+    """A run in fp32 with small shards; keywords go to RunConfig or what it is made of."""
 
     def make(*inputs: Path, **changes: object) -> RunConfig:
         recipe = {
@@ -114,26 +114,30 @@ def make_config(tiny: Tiny, tmp_path: Path) -> Callable[..., RunConfig]:
             "input_type": "nucleotide",
             "chunk_size": 300,
             "min_length": 0,
+            "head_sha256": "",
+            "residues_per_shard": 2000,
+        }
+        encoder = {
+            "family": "esm2",
+            "reads": "protein",
             "model": "tiny",
-            "model_sha256": "0" * 64,
+            "sha256": "0" * 64,
             "layer": TINY.n_layers,
             "pooling": "mean",
             "precision": "fp32",
-            "head_sha256": "",
-            "residues_per_shard": 2000,
+            "dim": TINY.dim,
         }
         resources = {"devices": ("cpu",), "tokens_per_batch": 2048, "silence_seconds": 60.0}
         rest: dict[str, object] = {
             "output": tmp_path / "run",
             "checkpoint": tiny.model,
-            "weights": tiny.model,
-            "dim": TINY.dim,
+            "weights": (tiny.model,),
         }
         for name, value in changes.items():
-            next((d for d in (recipe, resources) if name in d), rest)[name] = value
+            next((d for d in (recipe, encoder, resources) if name in d), rest)[name] = value
         return RunConfig(
             inputs=inputs,
-            recipe=Recipe(**recipe),
+            recipe=Recipe(encoders=(EncoderSpec(**encoder),), **recipe),
             resources=Resources(**resources),
             **rest,
         )

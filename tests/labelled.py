@@ -59,7 +59,7 @@ def write_labelled(folder: Path, n_groups: int = 6, per_group: int = 2) -> Path:
 
 
 def pairs_of(data: Path, splits: dict[str, Split] | None = None, *parts: Split) -> list[Labelled]:
-    """The records of a manifest with their sequences; of these parts of a split, if there is one."""
+    """The records of a manifest with their sequences; of these parts of a split, if any."""
     pairs = read_records(read_manifest(data))
     return [pair for pair in pairs if splits is None or splits[pair[0].group] in parts]
 

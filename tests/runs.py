@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from virnucpro.config import RunConfig
 from virnucpro.engine.events import Telling
 from virnucpro.engine.executor import Executor, InlineExecutor
-from virnucpro.pipeline import Summary, run
+from virnucpro.outputs.summary import Summary
+from virnucpro.pipeline import run
 from virnucpro.scoring.head import Head
 
 TABLES = (

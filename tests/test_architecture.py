@@ -17,14 +17,17 @@ ROOT = Path(virnucpro.__file__).parent
 LAYERS = """
     errors log records files processes
     sequences.fasta config sequences.sheet sequences.inputs sequences.samples sequences.survey
-    sequences.translate sequences.composition
-    encoders.published encoders.esm2.alphabet encoders.esm2.packing encoders.esm2.attention
-    encoders.esm2.model encoders.esm2.weights encoders.esm2.converted encoders.esm2.graphs
+    sequences.translate sequences.composition sequences.screen
+    encoders.base encoders.published
+    encoders.esm2.alphabet encoders.esm2.packing encoders.esm2.attention encoders.esm2.model
+    encoders.esm2.weights encoders.esm2.converted encoders.esm2.encoder
     encoders.models
     scorer.pieces scorer.stretches scorer.features scorer.nets scorer.score
-    scoring.head run.features run.lock run.folder run.shards run.dedup run.plan
-    engine.events engine.worker engine.executor engine.local
-    scoring.calls scoring.batches scoring.pieces outputs.tables outputs.write run.intake pipeline
+    scoring.head scoring.calls outputs.tables outputs.sinks
+    run.feature_file run.features run.lock run.manifest run.folder run.shards run.dedup run.plan
+    engine.events engine.recovery engine.batches engine.worker engine.executor engine.local
+    scoring.batches scoring.pieces outputs.summary outputs.features outputs.write
+    run.intake pipeline
     devices run.status resolve dashboard citation
     labelled.tables labelled.digests labelled.records labelled.split labelled.arrays
     labelled.frames labelled.store
@@ -37,7 +40,7 @@ LAYERS = """
     training.board training.calibration training.export training.features training.story
     training.request training.config_file
     bench.synthetic bench.encoder bench.peers bench.layouts bench.limits bench.comparison
-    bench.file_to_file bench.front_end bench.coordinator bench.report bench.programme
+    bench.report bench.programme
     cli.exits cli.options cli.running cli.predict cli.train cli.evaluate
     cli.bench cli.inspect cli.models cli.cite
     cli.main
@@ -45,7 +48,7 @@ LAYERS = """
 ORDER = LAYERS.split()
 VOCABULARY = ["errors", "records", "config", "files", "log"]
 MODEL = [name for name in ORDER if name.startswith("encoders.esm2.")]
-MODEL_MAY_USE = {"errors", "log", "files"}  # tensors in, tensors out
+MODEL_MAY_USE = {"errors", "log", "files", "config", "encoders.base"}  # tensors in, tensors out
 LONGEST_FUNCTION = 60
 # the options of a command are its parameters: they are listed once, here
 COMMANDS = {

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
-from random import Random
 
 import numpy as np
 import pytest
@@ -18,11 +17,8 @@ from conftest import TINY
 from oracle import LONGEST, tolerance
 from runs import our_processes
 
-from virnucpro.bench import front_end
 from virnucpro.bench.comparison import Comparison, compare
-from virnucpro.bench.coordinator import time_coordinator
 from virnucpro.bench.encoder import Encoder, Setting, Way, load_ours, our_ways
-from virnucpro.bench.front_end import check_agreement, make_contigs, make_reads
 from virnucpro.bench.layouts import layouts
 from virnucpro.bench.peers import peer_ways
 from virnucpro.bench.programme import BenchOptions, Programme, resolve, run
@@ -33,7 +29,7 @@ from virnucpro.encoders.esm2.model import DTYPES
 from virnucpro.errors import UsageError
 
 ESCAPE = "\x1b"
-SECTIONS = ("limits", "encoder", "files", "front_end", "coordinator")
+SECTIONS = ("limits", "encoder")
 QUICK = BenchOptions(
     models=None,
     profiles=None,
@@ -53,7 +49,7 @@ def programme() -> Programme:
     """All parts, on a model of two layers."""
     programme = resolve(QUICK)
     assert set(programme.models) == {"8M"}
-    return replace(programme, models={"tiny": TINY}, front_end_bases=20_000, n_workers=(1,))
+    return replace(programme, models={"tiny": TINY})
 
 
 @pytest.fixture(scope="module")
@@ -110,11 +106,9 @@ def test_the_json_has_every_section_and_every_repeat(figures):
     assert all(figures[section] for section in SECTIONS)
     assert not [row for section in SECTIONS for row in figures[section] if row["reason"]]
     assert all(len(row["seconds"]) == 2 for row in figures["limits"])
-    for row in (*figures["encoder"], *figures["front_end"]):
+    for row in figures["encoder"]:
         assert len(row["seconds"]) == len(row["cpu_seconds"]) == 2
         assert min(row["seconds"]) > 0
-    assert len(figures["files"][0]["seconds"]) == 1
-    assert figures["coordinator"][0]["idle_seconds_of_each"]
 
 
 def test_fair_esm_as_published_is_the_first_row_and_its_ratio_is_one(figures):
@@ -152,14 +146,6 @@ def test_all_ways_are_right_beyond_the_positions_that_bf16_can_count(setting):
         assert row.largest_error <= tolerance(TINY.n_layers, DTYPES[row.precision]), row
 
 
-def test_the_run_of_files_is_a_real_one_and_tells_start_up_apart(figures):
-    (row,) = figures["files"]
-    assert row["starting_seconds"] < row["seconds"][0]
-    assert {"reading", "embedding", "writing tables"} <= set(row["stages"])
-    assert 0 <= row["outside_batches"] < 1
-    assert row["n_workers"] == 2
-
-
 def test_results_are_there_after_a_cut_off(programme, tmp_path):
     path = tmp_path / "bench.json"
     report = Report([], programme.seed, path)
@@ -187,7 +173,7 @@ def test_tables_are_plain_text_in_a_pipe_whatever_a_reason_holds(report, setting
     text = out.getvalue()
     assert ESCAPE not in text
     assert "[red](a test)[/red]" in " ".join(text.split())
-    assert "fair-esm" in text and "front end" in text
+    assert "fair-esm" in text and "matrix product" in text
 
 
 def replace_rows(report: Report, rows: list) -> Report:
@@ -274,9 +260,11 @@ def test_weights_that_find_no_room_are_a_row_and_not_the_end(programme, monkeypa
 
     monkeypatch.setattr("virnucpro.bench.programme.write_checkpoint", fill_the_disk)
     rows: list = []
-    run(replace(programme, parts=("encoder", "coordinator")), rows.append, lambda _: None)
-    assert "no weights could be made: RuntimeError: PytorchStreamWriter" in rows[0].reason
-    assert rows[1].shards_per_second > 0
+    models = {"tiny": TINY, "second": TINY}
+    run(replace(programme, parts=("encoder",), models=models), rows.append, lambda _: None)
+    assert [row.model for row in rows] == ["tiny", "second"]
+    for row in rows:
+        assert "no weights could be made: RuntimeError: PytorchStreamWriter" in row.reason
 
 
 def test_unknown_names_are_refused_before_anything_is_measured():
@@ -312,33 +300,6 @@ def test_a_pass_that_takes_long_is_repeated_once(setting, monkeypatch):
     assert len(row.seconds) == 1
 
 
-# The front end and the coordinator
-
-
-def test_both_ways_of_the_front_end_give_the_same_ids_and_proteins(tmp_path):
-    random = Random(5)
-    contigs = make_contigs(random, 60_000)
-    records = [*contigs, *make_reads(random, contigs, 6_000), "N" * 700, "ACG", "ACGTNNA" * 90]
-    fasta = tmp_path / "input.fa"
-    fasta.write_text("".join(f">r{i}\n{bases}\n" for i, bases in enumerate(records)))
-    assert check_agreement(fasta) > 100
-
-
-def test_a_front_end_that_gives_other_proteins_is_not_measured(monkeypatch):
-    monkeypatch.setitem(front_end.WAYS, "virnucpro", lambda *_: lambda: [("r_chunk_1F1", "M")])
-    rows = list(front_end.measure_front_end(20_000, 1, 1))
-    assert len(rows) == 4
-    assert all("and 1 ORFs" in row.reason and row.mbp_per_second is None for row in rows)
-
-
-def test_the_coordinator_is_measured_with_workers_that_do_nothing_and_leaves_none():
-    row = time_coordinator(2)
-    assert not row.reason and row.shards_per_second > 0
-    assert len(row.idle_seconds_of_each) >= 2
-    assert 0 < row.idle_seconds < 10
-    assert not our_processes()
-
-
 # The command line
 
 
@@ -358,7 +319,7 @@ def test_the_command_prints_a_table_says_what_it_does_and_keeps_quiet_if_asked(t
 def test_an_interrupted_measurement_still_prints_what_it_has(tmp_path):
     path = tmp_path / "bench.json"
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    command = [sys.executable, "-m", "virnucpro", "bench", "--parts", "limits,files"]
+    command = [sys.executable, "-m", "virnucpro", "bench", "--parts", "limits,encoder"]
     process = subprocess.Popen(
         [*command, "--models", "35M", "--device", "cpu", "--json", str(path)],
         stdout=subprocess.PIPE,
@@ -367,7 +328,7 @@ def test_an_interrupted_measurement_still_prints_what_it_has(tmp_path):
         text=True,
     )
     assert process.stderr is not None
-    while "file to file" not in process.stderr.readline():
+    while "35M, six-frame-500: " not in process.stderr.readline():
         assert process.poll() is None
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate()

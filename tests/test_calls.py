@@ -8,20 +8,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from virnucpro.records import Call, FastaRecord, Orf, Prediction
-from virnucpro.scoring import calls
-from virnucpro.scoring.calls import (
-    CHUNK_COLUMNS,
-    FRAME_COLUMNS,
-    RECORD_COLUMNS,
-    SortedLines,
-    call_record,
+from virnucpro.outputs import tables
+from virnucpro.outputs.sinks import (
+    ChunkTable,
+    FrameTable,
+    RecordTable,
     chunk_rows,
     frame_rows,
     read_mendable,
     record_row,
-    score_record,
 )
+from virnucpro.outputs.tables import SortedLines
+from virnucpro.records import Call, FastaRecord, Orf, Prediction
+from virnucpro.scoring.calls import call_record, score_record
 from virnucpro.scoring.head import HeadFacts
 
 GOLDEN = Path(__file__).parent / "golden" / "consensus"
@@ -63,14 +62,14 @@ def score(*chunks: list[float], **changes: object) -> float:
 
 def test_chunks_are_called_as_by_the_original(tmp_path: Path) -> None:
     rows = (GOLDEN / "prediction_results.txt").read_text().splitlines()
-    assert tuple(rows[0].split("\t")) == FRAME_COLUMNS
+    assert tuple(rows[0].split("\t")) == FrameTable.columns
     predictions = [
         frame(name, name[:-2], float(virus))  # the frame is the last two letters
         for name, _, _, virus in (row.split("\t") for row in rows[1:])
     ]
     with SortedLines(tmp_path) as lines:
         lines.extend(chunk_rows(predictions))
-        table = "\t".join(CHUNK_COLUMNS) + "\n" + "".join(lines.merged())
+        table = "\t".join(ChunkTable.columns) + "\n" + "".join(lines.merged())
     expected = GOLDEN / "prediction_results_highestscore.csv"
     assert table.encode() == expected.read_bytes()
 
@@ -204,7 +203,7 @@ def test_a_record_that_was_only_to_be_embedded_is_embedded() -> None:
 )
 def test_a_record_is_one_row_with_an_empty_call_where_there_is_none(found: Call, row: str) -> None:
     assert record_row(found) == row
-    assert len(row.split("\t")) == len(RECORD_COLUMNS)
+    assert len(row.split("\t")) == len(RecordTable.columns)
 
 
 def test_what_is_to_be_mended_is_read_back_from_the_table(tmp_path: Path) -> None:
@@ -216,7 +215,7 @@ def test_what_is_to_be_mended_is_read_back_from_the_table(tmp_path: Path) -> Non
         replace(call(frame("x", "c", None, "NaN")), record_id="all frames"),
         Call("odd", 9, "invalid", "file", note="'1' is odd"),
     ]
-    table.write_text("\t".join(RECORD_COLUMNS) + "\n" + "".join(map(record_row, found)))
+    table.write_text("\t".join(RecordTable.columns) + "\n" + "".join(map(record_row, found)))
     with table.open() as handle:
         assert list(read_mendable(handle)) == [
             ("", "one frame"),
@@ -233,8 +232,8 @@ def test_what_is_to_be_mended_is_read_back_from_the_table(tmp_path: Path) -> Non
 def test_lines_come_out_sorted_by_id_however_few_fit_in_memory(
     tmp_path: Path, monkeypatch, limit: int, n_lines: int
 ) -> None:
-    monkeypatch.setattr(calls, "_LINES_IN_MEMORY", limit)
-    monkeypatch.setattr(calls, "_FILES_AT_ONCE", 4)
+    monkeypatch.setattr(tables, "_LINES_IN_MEMORY", limit)
+    monkeypatch.setattr(tables, "_FILES_AT_ONCE", 4)
     rng = np.random.default_rng(n_lines)
     odd = ["\u00e9", "\U0001f9a0", "\x01", "\x85", " ", "_chunk_", "Z", "~", "#", '"', "10", "9"]
     ids = ["".join(rng.choice(odd, 4)) + f"_{i}" for i in range(n_lines)]

@@ -43,7 +43,9 @@ def naive_composition(bases: str) -> list[float]:
     """One word at a time."""
     values: list[float] = []
     for part, names in PARTS.items():
-        counts = Counter(word for word in words_of(bases.upper(), part) if word in set(names))
+        counts = Counter(
+            word for word in words_of(bases.upper().replace("U", "T"), part) if word in set(names)
+        )
         values += [counts[name] / max(1, counts.total()) for name in names]
     return values
 

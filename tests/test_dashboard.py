@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
+from virnucpro.config import EncoderSpec
 from virnucpro.dashboard import ConsoleHandler, Dashboard, EventLog
 from virnucpro.engine.events import (
     BatchDone,
@@ -28,6 +29,7 @@ from virnucpro.records import Shard
 
 GIB = 1 << 30
 ESCAPE = "\x1b"
+ESM2 = EncoderSpec(model="esm2_x", sha256="", layer=2, pooling="mean", precision="fp32", dim=32)
 SHARDS = tuple(Shard(i, Path(f"{i:06d}.faa"), 10, 10, 1000, "") for i in range(4))
 
 
@@ -35,7 +37,7 @@ SHARDS = tuple(Shard(i, Path(f"{i:06d}.faa"), 10, 10, 1000, "") for i in range(4
 def log():
     """An event log that has heard of two workers and one shard done."""
     log = EventLog()
-    log(EmbeddingStarted(SHARDS, 2))
+    log(EmbeddingStarted(SHARDS, 2, encoders=(ESM2,)))
     for name in ("cuda:0", "cuda:1"):
         log(WorkerReady(name, "an [H200]", Memory(GIB, 140 * GIB)))
     log(BatchDone("cuda:0", SHARDS[0], tuple(range(10)), 1020, Memory(3 * GIB, 140 * GIB)))
@@ -54,7 +56,7 @@ def log_of(n_workers: int, n_shards_done: int = 3) -> EventLog:
     """An event log of workers that have each done some shards, and a part of one more."""
     shards = [Shard(i, Path(f"{i:06d}.faa"), 10, 10, 980, "") for i in range(1000)]
     log, memory = EventLog(), Memory(100 * GIB, 140 * GIB)
-    log(EmbeddingStarted(tuple(shards), 0))
+    log(EmbeddingStarted(tuple(shards), 0, encoders=(ESM2,)))
     for worker in range(n_workers):
         name = f"cuda:{worker}"
         log(WorkerReady(name, "an H200", memory))
@@ -163,7 +165,7 @@ def test_a_lost_device_is_said_to_start_again_or_to_be_given_up(log):
 
 def test_it_is_said_whose_memory_is_shown():
     log = EventLog()
-    log(EmbeddingStarted(SHARDS, 0))
+    log(EmbeddingStarted(SHARDS, 0, encoders=(ESM2,)))
     log(WorkerReady("cpu#0", "a CPU", Memory(GIB, 64 * GIB)))
     assert "memory, process/machine" in drawn(log)
     assert "GPU memory, used/total" in drawn(log_of(1))

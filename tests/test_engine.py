@@ -31,14 +31,15 @@ from runs import (
     tables,
     vectors,
 )
+from toy_executor import BackwardExecutor
 
+from virnucpro.config import Resources
 from virnucpro.engine import local
 from virnucpro.engine.events import (
     BatchDone,
     BatchStarted,
     BudgetReduced,
     Memory,
-    Refusal,
     ShardDone,
     ShardFailed,
     Telling,
@@ -46,7 +47,8 @@ from virnucpro.engine.events import (
 )
 from virnucpro.engine.executor import InlineExecutor
 from virnucpro.engine.local import ProcessExecutor, _Peer
-from virnucpro.engine.worker import Task, Worker
+from virnucpro.engine.recovery import Task, Workload
+from virnucpro.engine.worker import Worker
 from virnucpro.errors import InputError, OutputError, UnavailableError
 from virnucpro.processes import interrupts_held
 from virnucpro.records import Shard
@@ -207,6 +209,27 @@ def test_a_poisonous_sequence_fails_alone(
     assert not leftovers(config.output)
 
 
+def test_another_executor_gives_the_same_run_and_shares_the_policy(
+    make_config, tiny, contigs, undisturbed, poisoned, tmp_path
+):
+    """Whether nothing happens, or its workers are lost."""
+    config = make_config(contigs, output=tmp_path / "toy")
+    run_inline(config, tiny.head, executor=BackwardExecutor())
+    assert_same_run(config.output, undisturbed)
+
+    config, events = make_config(poisoned, output=tmp_path / "lost"), []
+    executor = BackwardExecutor(workers.LostContextWorker)
+    assert run_inline(config, tiny.head, events.append, executor).exit_code == 2
+    lost = [event for event in events if isinstance(event, WorkerLost)]
+    assert len(lost) == 4 and not any(event.is_final for event in lost)
+    assert not any(isinstance(event, ShardFailed) for event in events)
+    run_inline(make_config(poisoned, output=tmp_path / "healthy"), tiny.head)
+    expected, delivered = vectors(tmp_path / "healthy"), vectors(config.output)
+    missing = expected.keys() - delivered.keys()
+    assert sorted(name.partition("_chunk_")[0] for name in missing) == ["contig1", "contig23"]
+    assert_same_vectors(delivered, {name: expected[name] for name in delivered})
+
+
 @pytest.mark.parametrize(
     ("worker", "guilty"), [(workers.StumblingWorker, 1), (workers.FatalWriter, 0)]
 )
@@ -275,9 +298,12 @@ def test_failed_sequences_are_tried_again_on_resume(make_config, tiny, poisoned,
 
 def peer_with(*shards: Shard) -> _Peer:
     """The parent's view of a ready worker that was given these; there is no process."""
-    job = SimpleNamespace(silence_seconds=1.0)
+    resources = Resources(devices=("cpu",), tokens_per_batch=2048, silence_seconds=1.0)
+    run = local._Run(ProcessExecutor([]), SimpleNamespace(), resources, deque())
     child = SimpleNamespace(pipe=SimpleNamespace(send=lambda _: None), is_alive=False)
-    peer = _Peer("cpu", "cpu", job, ProcessExecutor([]), child, deadline=0.0, ready=True)
+    work = Workload("cpu", is_ready=True)
+    peer = _Peer(work, "cpu", run, child, deadline=0.0)
+    run.peers.append(peer)
     for shard in shards:
         peer.give(Task(shard))
     return peer
@@ -287,28 +313,14 @@ SHARDS = [Shard(i, Path(f"{i:06d}.faa"), 10, 10, 1000, "") for i in range(3)]
 NO_MEMORY = Memory(0, 1)
 
 
-def test_a_batch_keeps_the_time_it_was_allowed_when_the_one_before_it_is_done():
+def test_a_worker_is_waited_for_as_long_as_its_batch_may_take():
     peer = peer_with(SHARDS[0])
     peer.take(BatchStarted("cpu", SHARDS[0], (0, 1), 100.0))
-    peer.take(BatchStarted("cpu", SHARDS[0], (2, 3), 200.0))
+    assert peer.deadline - time.monotonic() > 50
     peer.take(BatchDone("cpu", SHARDS[0], (0, 1), 50, NO_MEMORY))
-    assert peer.deadline - time.monotonic() > 150
-    peer.take(BatchDone("cpu", SHARDS[0], (2, 3), 50, NO_MEMORY))
     assert peer.deadline - time.monotonic() <= 1
-
-
-def test_a_shard_that_failed_leaves_nothing_in_flight():
-    peer = peer_with(*SHARDS)
-    peer.take(BatchStarted("cpu", SHARDS[0], (0, 1), 100.0))
-    peer.take(ShardFailed("cpu", SHARDS[0], "no space", refusal=Refusal("", False)))
-    assert peer.doing.shard == SHARDS[1]
-
-
-def test_a_shard_that_is_being_written_makes_room_for_another():
-    peer = peer_with(*SHARDS[:2])
-    assert peer.n_open == 2
-    peer.take(BatchStarted("cpu", SHARDS[1], (0,), 100.0))
-    assert peer.n_open == 1
+    peer.take(ShardDone("cpu", SHARDS[0], 1.0, 0))
+    assert peer.deadline == float("inf")
 
 
 def test_a_silent_worker_is_replaced_and_its_sequence_fails_alone(make_config, tiny, tmp_path):
@@ -534,8 +546,7 @@ def test_a_pause_of_all_processes_is_no_silence(monkeypatch):
 
     monkeypatch.setattr(local, "with_news", hear_nothing_and_be_paused)
     monkeypatch.setattr(local.time, "monotonic", lambda: clock[0])
-    run = local._Run(peer.job, deque(), [peer])
-    assert run.peers_with_news() == [peer]
+    assert peer.run.peers_with_news() == [peer]
     assert 108 < clock[0] - began < 111
 
 

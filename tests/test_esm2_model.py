@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from esm.rotary_embedding import RotaryEmbedding
+from graphs import GraphedESM2, compile_layers, pad_offsets
 from oracle import (
     ATTENTION_SHARE,
     LONGEST,
@@ -37,12 +38,10 @@ from virnucpro.encoders.esm2.attention import (
     choose_kernel,
     rotate,
 )
-from virnucpro.encoders.esm2.graphs import GraphedESM2, pad_offsets
 from virnucpro.encoders.esm2.model import (
     ESM2,
     ESM2Shape,
     bos_pool,
-    compile_layers,
     mean_pool,
     residues_only,
 )

@@ -352,8 +352,8 @@ def test_a_test_without_both_labels_is_refused(ask, tiny, manifest):
 class StoppedExecutor(InlineExecutor):
     """Is interrupted after two shards."""
 
-    def run(self, shards, job):
-        yield from super().run(shards[:2], job)
+    def run(self, shards, job, resources):
+        yield from super().run(shards[:2], job, resources)
         raise KeyboardInterrupt
 
 

@@ -178,8 +178,8 @@ def test_resume_embeds_only_what_is_missing_or_not_whole(make_config, tiny, cont
 class FailingDisk(InlineExecutor):
     """After every run, a byte of the first feature file is another."""
 
-    def run(self, shards, job):
-        yield from super().run(shards, job)
+    def run(self, shards, job, resources):
+        yield from super().run(shards, job, resources)
         path = job.features / "000000.h5"
         content = bytearray(path.read_bytes())
         content[1000] ^= 1
@@ -316,7 +316,7 @@ def test_an_input_that_is_refused_leaves_the_folder_free(make_config, tiny, cont
         lambda run: run["inputs"][0].update(generation=-1),
         lambda run: run["inputs"][0].update(generation=10**12),
         lambda run: run.update(replaced=[["a"]]),
-        lambda run: run["recipe"].pop("layer"),
+        lambda run: run["recipe"]["encoders"][0].pop("layer"),
         lambda run: run["recipe"].update(chunk_size="x"),
     ],
 )
@@ -368,7 +368,8 @@ def test_a_folder_with_strangers_files_is_refused(make_config, tiny, contigs):
     [
         ({"chunk_size": 500}, "chunk_size was 300, now 500"),
         ({"precision": "bf16"}, "precision was fp32, now bf16"),
-        ({"model_sha256": "1" * 64}, "model_sha256 was 0000"),
+        ({"sha256": "1" * 64}, "model_sha256 was 0000"),
+        ({"layer": 1}, "layer was 2, now 1"),
         ({"min_length": 5}, "min_length was 0, now 5"),
     ],
 )
@@ -582,9 +583,11 @@ def test_intermediate_files_are_kept_only_when_asked_for(make_config, tiny, cont
         "start",
         "end",
         "strand",
+        "bases",
     ]
+    bases = fields[-1].removeprefix("bases=")
     fna = (config.output / "shards" / "000000.fna").read_text().splitlines()
-    assert fna[0] == f">{name}"
+    assert fna[:2] == [f">{name}", bases]
     assert (config.output / "chunks.fa").read_text().startswith(">contig0_chunk_1\n")
 
 
@@ -634,7 +637,7 @@ def test_run_json_says_where_the_numbers_come_from(make_config, tiny, contigs):
     assert stored["state"] == "complete"
     assert stored["argv"] == ["virnucpro", "predict"]
     assert stored["virnucpro_version"] == __version__
-    assert stored["recipe"]["model_sha256"] == "0" * 64
+    assert stored["recipe"]["encoders"][0]["sha256"] == "0" * 64
     assert stored["inputs"][0]["path"] == str(contigs)
     assert len(stored["inputs"][0]["sha256"]) == 64
     assert stored["resources"]["devices"] == ["cpu"]

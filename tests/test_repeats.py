@@ -25,9 +25,10 @@ from virnucpro.encoders.esm2.weights import load_esm2
 from virnucpro.engine.events import BatchDone, Progress, ShardDone, ShardFailed
 from virnucpro.engine.executor import InlineExecutor
 from virnucpro.errors import FeatureFileError, ResumeError
-from virnucpro.records import Embeddings, Orf
+from virnucpro.records import Embeddings, Orf, Shard
 from virnucpro.run import plan
-from virnucpro.run.dedup import Originals, SeenProteins
+from virnucpro.run.dedup import SeenProteins
+from virnucpro.run.features import open_stores
 from virnucpro.run.status import inspect_run
 
 N_PROTEINS = 30
@@ -279,9 +280,9 @@ def test_a_copy_is_repaired_when_only_its_original_was_mended(
 class LosingExecutor(InlineExecutor):
     """Loses the first shard."""
 
-    def run(self, shards, job):
+    def run(self, shards, job, resources):
         yield ShardFailed(self.device, shards[0], "its worker died (a test)")
-        yield from super().run(shards[1:], job)
+        yield from super().run(shards[1:], job, resources)
 
 
 def test_the_copies_of_what_a_lost_shard_held_fail_and_no_others(
@@ -395,13 +396,17 @@ def test_an_input_added_later_copies_nothing_from_the_earlier_ones(
     assert tables(tmp_path / "run") == tables(tmp_path / "both")
 
 
-def test_a_feature_file_with_its_rows_in_another_order_is_refused():
+def test_a_feature_file_with_its_rows_in_another_order_is_refused(make_config, tmp_path):
+    recipe = make_config(tmp_path).recipe
+    (store,) = open_stores(tmp_path / "features", recipe.encoders, recipe.fingerprint)
+    store.make_folder()
+    shard = Shard(0, tmp_path / "000000.faa", 2, 2, 200, "0" * 64)
     orfs = make_orfs(random_proteins(2))
     lengths = np.array([len(orf.protein) for orf in reversed(orfs)], dtype=np.int32)
-    rows = np.zeros((2, 4), dtype=np.float32)
-    swapped = Embeddings(tuple(orf.id for orf in reversed(orfs)), lengths, rows)
+    rows = np.zeros((2, TINY.dim), dtype=np.float32)
+    store.write(shard, Embeddings(tuple(orf.id for orf in reversed(orfs)), lengths, rows))
     with pytest.raises(FeatureFileError, match="order"):
-        Originals().add(Path("000000.h5"), orfs, swapped)
+        store.reader({}).read(shard, orfs)
 
 
 # What is found

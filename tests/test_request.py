@@ -85,8 +85,10 @@ def test_the_model_of_the_package_comes_with_its_head(options, embedded, tiny):
     config, head = resolve(options(command="predict", model="esm2_virnucpro"), lambda _: None)
     assert config.scorer is None
     assert config.checkpoint == (embedded / "esm2_virnucpro").resolve()
-    assert config.recipe.model == "esm2_virnucpro"
-    assert config.recipe.model_sha256 == sha256(embedded / "esm2_virnucpro" / "model.safetensors")
+    assert config.recipe.encoders[0].model == "esm2_virnucpro"
+    assert config.recipe.encoders[0].sha256 == sha256(
+        embedded / "esm2_virnucpro" / "model.safetensors"
+    )
     assert head.sha256 == config.recipe.head_sha256 == tiny.head.sha256
     assert config.recipe.chunk_size == head.facts.chunk_size
 
@@ -101,8 +103,8 @@ def test_nucleotides_are_scored_without_an_encoder_where_nothing_is_named(
     config, _ = resolve(options(**{"command": "predict", "model": None, **changes}), lambda _: None)
     recipe = config.recipe_for("nucleotide")
     assert (recipe.scorer_sha256 == sha256(embedded_scorer())) == has_scorer
-    assert (recipe.model == "") == (recipe.model_sha256 == "") == has_scorer
-    assert config.recipe_for("protein").model == "esm2_virnucpro"
+    assert (recipe.encoders == ()) == has_scorer
+    assert config.recipe_for("protein").encoders[0].model == "esm2_virnucpro"
 
 
 def test_without_its_file_there_is_no_scorer_and_the_message_says_so(options, embedded):
@@ -117,7 +119,7 @@ def test_a_worker_may_be_silent_for_as_long_as_was_asked(options):
 
 def test_without_model_extract_takes_that_of_the_package(options, embedded):
     config, head = resolve(options(model=None), lambda _: None)
-    assert config.recipe.model == "esm2_virnucpro" and head is None
+    assert config.recipe.encoders[0].model == "esm2_virnucpro" and head is None
     assert config.recipe.chunk_size == 500
 
 
@@ -148,7 +150,7 @@ def test_a_run_with_another_model_of_the_package_is_not_resumed(options, embedde
     config, head = resolve(options(**given), lambda _: None)
     run(config, head, InlineExecutor(), lambda _: None)
     stored = json.loads((config.output / "run.json").read_text())
-    assert stored["recipe"]["model"] == "esm2_virnucpro"
+    assert stored["recipe"]["encoders"][0]["model"] == "esm2_virnucpro"
     assert stored["recipe"]["head_sha256"] == head.sha256
     again, head = resolve(options(**given, resume=True), lambda _: None)
     assert run(again, head, InlineExecutor(), lambda _: None).n_tokens == 0
@@ -199,7 +201,7 @@ def test_other_weights_of_a_published_name_are_refused(options, monkeypatch, tmp
     published = Published(**shape, n_heads=TINY.n_heads, sha256=digest)
     monkeypatch.setitem(PUBLISHED, name, published)
     config, _ = resolve(options(model=name), lambda _: None)
-    assert config.recipe.model_sha256 == digest
+    assert config.recipe.encoders[0].sha256 == digest
     save_fair_esm(make_fair_esm(TINY, seed=1), path)
     with pytest.raises(UnavailableError, match=f"is not the published {name}"):
         resolve(options(model=name), lambda _: None)
@@ -231,7 +233,7 @@ def test_a_batch_size_of_auto_is_what_stands_without_one_and_a_number_is_taken(o
 
 def test_a_small_model_is_not_converted(options):
     config, _ = resolve(options(), lambda _: None)
-    assert config.weights == config.checkpoint
+    assert config.weights == (config.checkpoint,)
 
 
 def test_a_large_model_is_converted_once_and_gives_the_same_vectors(options, kept, monkeypatch):
@@ -261,5 +263,5 @@ def test_where_nothing_can_be_kept_the_run_goes_on_with_the_model_itself(options
     kept.write_text("a file where the folder would be")
     with caplog.at_level(logging.WARNING):
         config, _ = resolve(options(), lambda _: None)
-    assert config.weights == config.checkpoint
+    assert config.weights == (config.checkpoint,)
     assert "cannot be kept" in caplog.text

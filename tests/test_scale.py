@@ -21,14 +21,16 @@ import pytest
 from conftest import TINY, Tiny
 from runs import run_inline, statuses
 
-from virnucpro.config import Recipe, Resources, RunConfig
+from virnucpro.config import EncoderSpec, Recipe, Resources, RunConfig
 from virnucpro.engine.events import EmbeddingStarted, Progress
-from virnucpro.engine.worker import Job
+from virnucpro.outputs.features import MAX_PARTS, write_index
 from virnucpro.pipeline import find_pending, make_job
 from virnucpro.records import Embeddings
-from virnucpro.run.features import MAX_PARTS, write_embeddings, write_index
-from virnucpro.run.folder import Manifest, RunDir
+from virnucpro.run.feature_file import write_embeddings
+from virnucpro.run.features import FeatureStore
+from virnucpro.run.folder import RunDir
 from virnucpro.run.intake import open_run
+from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import Plan, make_plan, refuse_duplicates
 from virnucpro.sequences.inputs import Sieve, Source, hash_inputs
 from virnucpro.sequences.survey import Survey
@@ -37,16 +39,22 @@ PROC = Path("/proc/self")
 needs_proc = pytest.mark.skipif(
     not (PROC / "io").exists(), reason="the kernel does not tell what a process reads and holds"
 )
+DIM = 2048
 RECIPE = Recipe(
     command="extract",
     input_type="nucleotide",
     chunk_size=500,
     min_length=0,
-    model="tiny",
-    model_sha256="0" * 64,
-    layer=TINY.n_layers,
-    pooling="mean",
-    precision="fp32",
+    encoders=(
+        EncoderSpec(
+            model="tiny",
+            sha256="0" * 64,
+            layer=TINY.n_layers,
+            pooling="mean",
+            precision="fp32",
+            dim=DIM,
+        ),
+    ),
 )
 
 
@@ -164,7 +172,6 @@ def test_files_are_compared_in_9_bytes_per_record(tmp_path, request):
 # Resuming
 
 N_RESIDUES = 60  # of each protein, which is a shard by itself
-DIM = 2048
 LABEL_BYTES = 2048  # a label has about 700
 
 
@@ -173,10 +180,11 @@ class FinishedRun:
     config: RunConfig
     rundir: RunDir
     plan: Plan
-    job: Job
+    store: FeatureStore
 
     def pending(self) -> list[int]:
-        return [shard.index for shard in find_pending(self.plan, self.job, frozenset(), nothing)]
+        shards = find_pending([self.store], self.plan, frozenset(), nothing)
+        return [shard.index for shard in shards]
 
 
 @pytest.fixture(scope="module")
@@ -195,8 +203,7 @@ def finished(tmp_path_factory, tiny: Tiny, request) -> FinishedRun:
         recipe=replace(RECIPE, residues_per_shard=N_RESIDUES),
         resources=Resources(devices=("cpu",), tokens_per_batch=2048),
         checkpoint=tiny.model,
-        weights=tiny.model,
-        dim=DIM,
+        weights=(tiny.model,),
     )
     rundir = RunDir(config.output)
     rundir.root.mkdir()
@@ -204,20 +211,20 @@ def finished(tmp_path_factory, tiny: Tiny, request) -> FinishedRun:
     manifest = open_run(config, rundir, None, nothing)
     plan = adopted_plan(rundir, manifest)
     rundir.write_manifest(manifest, {"state": "unfinished"})
-    job = make_job(config, rundir, manifest)
+    (store,) = make_job(config, rundir, manifest).stores
     for shard in plan.shards:
         embeddings = Embeddings(
             ids=(f"p{shard.index}",),
             lengths=np.array([N_RESIDUES], dtype=np.int32),
             vectors=rng.standard_normal((1, DIM)).astype(np.float32),
         )
-        write_embeddings(job.feature_file(shard), embeddings, job.attributes_of(shard))
-    return FinishedRun(config, rundir, plan, job)
+        store.write(shard, embeddings)
+    return FinishedRun(config, rundir, plan, store)
 
 
 @needs_proc
 def test_finished_shards_are_listed_by_their_labels_whatever_their_size(finished):
-    assert finished.job.feature_file(finished.plan.shards[0]).stat().st_size > 4 * LABEL_BYTES
+    assert finished.store.path(finished.plan.shards[0]).stat().st_size > 4 * LABEL_BYTES
     before = kernel_says("io", "rchar:")
     assert finished.pending() == []
     n_bytes = kernel_says("io", "rchar:") - before
@@ -250,7 +257,7 @@ def read_index(path: Path) -> None:
 
 def test_the_largest_index_can_be_read_at_once_under_the_usual_limit_of_open_files(finished):
     shards = finished.plan.shards[:MAX_PARTS]
-    parts = [(finished.job.feature_file(shard), np.ones(1, dtype=np.bool_)) for shard in shards]
+    parts = [(finished.store.path(shard), np.ones(1, dtype=np.bool_)) for shard in shards]
     index = finished.rundir.root / "largest.h5"
     write_index(index, parts, per_residue=False)
     reader = multiprocessing.get_context("spawn").Process(target=read_index, args=(index,))
@@ -261,13 +268,13 @@ def test_the_largest_index_can_be_read_at_once_under_the_usual_limit_of_open_fil
 
 
 def test_among_many_the_truncated_the_swapped_and_the_foreign_are_found(finished):
-    files = [finished.job.feature_file(shard) for shard in finished.plan.shards]
+    files = [finished.store.path(shard) for shard in finished.plan.shards]
     before = {i: files[i].read_bytes() for i in (3, 500, 501, 900)}
     files[3].write_bytes(before[3][:-1000])
     files[500].write_bytes(before[501])
     files[501].write_bytes(before[500])
     shard = finished.plan.shards[900]
-    foreign = {**finished.job.attributes_of(shard), "fingerprint": "of another recipe"}
+    foreign = {**finished.store.attributes(shard), "fingerprint": "of another recipe"}
     one = Embeddings(("p900",), np.array([1], np.int32), np.ones((1, DIM), np.float32))
     write_embeddings(files[900], one, foreign)
     assert finished.pending() == sorted(before)

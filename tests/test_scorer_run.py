@@ -9,7 +9,7 @@ import sys
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from math import exp
 from pathlib import Path
 
@@ -19,11 +19,13 @@ from conftest import open_dna, random_dna
 from runs import failures, hear_signals, leftovers, our_processes, rows, statuses
 from runs import tables as tables_of
 
+from virnucpro.config import EncoderSpec, Resources
 from virnucpro.encoders.models import embedded_scorer
 from virnucpro.engine.events import Event, Progress, Telling
 from virnucpro.engine.worker import Job
 from virnucpro.errors import ResumeError, UsageError
-from virnucpro.pipeline import Summary, run
+from virnucpro.outputs.summary import Summary
+from virnucpro.pipeline import run
 from virnucpro.records import Shard
 from virnucpro.resolve import Options, resolve
 from virnucpro.run.status import inspect_run
@@ -55,7 +57,7 @@ GIVEN = {
 class NoExecutor:
     """Nothing may be embedded."""
 
-    def run(self, shards: Sequence[Shard], job: Job) -> Iterator[Event]:
+    def run(self, shards: Sequence[Shard], job: Job, resources: Resources) -> Iterator[Event]:
         raise AssertionError("a run without a language model embeds")
 
 
@@ -299,7 +301,10 @@ def test_a_run_of_the_scorer_is_not_resumed_with_a_model_nor_the_other_way_round
     with pytest.raises(ResumeError, match="with the scorer, not with the model esm2_t"):
         predict(fasta, to=tmp_path / "run", resume=True, model=str(tiny.model), head=tiny.head_file)
     stored = json.loads((tmp_path / "run/run.json").read_text())
-    stored["recipe"] |= {"scorer_sha256": "", "model": "esm2_x", "model_sha256": "0" * 64}
+    spec = EncoderSpec(
+        model="esm2_x", sha256="0" * 64, layer=2, pooling="mean", precision="fp32", dim=32
+    )
+    stored["recipe"] |= {"scorer_sha256": "", "encoders": [asdict(spec)]}
     (tmp_path / "run/run.json").write_text(json.dumps(stored))
     with pytest.raises(ResumeError, match="with the model esm2_x, not with the scorer"):
         predict(fasta, to=tmp_path / "run", resume=True)

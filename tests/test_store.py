@@ -25,15 +25,9 @@ import torch
 from virnucpro import __version__
 from virnucpro.errors import FeatureFileError, OutputError, StorageError
 from virnucpro.files import atomic, disk_error, sweep
+from virnucpro.outputs.features import save_npz, save_pt, write_index
 from virnucpro.records import Embeddings, Failure
-from virnucpro.run.features import (
-    read_embeddings,
-    read_label,
-    save_npz,
-    save_pt,
-    write_embeddings,
-    write_index,
-)
+from virnucpro.run.feature_file import read_embeddings, read_label, write_embeddings
 from virnucpro.run.folder import RunDir
 
 ATTRIBUTES: dict[str, str | int] = {

@@ -31,15 +31,10 @@ from virnucpro.encoders.esm2.converted import convert, find_converted, open_esm2
 from virnucpro.encoders.esm2.weights import inspect_checkpoint
 from virnucpro.errors import FeatureFileError, OutputError
 from virnucpro.evaluation.story import Question
+from virnucpro.outputs.features import check_index
 from virnucpro.records import Embeddings, Failure
 from virnucpro.resolve import Options, resolve
-from virnucpro.run.features import (
-    check_index,
-    read_embeddings,
-    read_label,
-    with_label,
-    write_embeddings,
-)
+from virnucpro.run.feature_file import read_embeddings, read_label, with_label, write_embeddings
 from virnucpro.run.folder import RunDir
 from virnucpro.training.config_file import read_config
 

@@ -6,16 +6,25 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from virnucpro.encoders.base import Encoder, Pending, Rows
 from virnucpro.engine.events import Event
-from virnucpro.engine.worker import Arriving, Task, Worker
+from virnucpro.engine.recovery import Task
+from virnucpro.engine.worker import Worker
 from virnucpro.records import Embeddings, Shard
+
+
+@dataclass(frozen=True)
+class Later:
+    """A batch of which something happens when it is waited for."""
+
+    rows: Callable[[], Rows]
+
 
 POISON = "WWWWCWWWW"  # no test protein holds it by chance
 
@@ -25,11 +34,11 @@ class CrashingWorker(Worker):
 
     death = signal.SIGSEGV
 
-    def embed(self, proteins: list[str]) -> Arriving:
-        if any(POISON in protein for protein in proteins):
+    def start(self, encoder: Encoder, sequences: Sequence[str]) -> Pending:
+        if any(POISON in text for text in sequences):
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             os.kill(os.getpid(), self.death)
-        return super().embed(proteins)
+        return super().start(encoder, sequences)
 
 
 class OverfullWorker(CrashingWorker):
@@ -39,38 +48,38 @@ class OverfullWorker(CrashingWorker):
 
 
 class RaisingWorker(Worker):
-    def embed(self, proteins: list[str]) -> Arriving:
-        if any(POISON in protein for protein in proteins):
+    def start(self, encoder: Encoder, sequences: Sequence[str]) -> Pending:
+        if any(POISON in text for text in sequences):
             raise RuntimeError("a [red]bad[/red] sequence")
-        return super().embed(proteins)
+        return super().start(encoder, sequences)
 
 
 class NanWorker(Worker):
-    def embed(self, proteins: list[str]) -> Arriving:
-        wait = super().embed(proteins)
+    def start(self, encoder: Encoder, sequences: Sequence[str]) -> Pending:
+        pending = super().start(encoder, sequences)
 
-        def rows() -> NDArray[np.float32]:
-            found = wait()
-            found[[POISON in protein for protein in proteins]] = np.nan
+        def rows() -> Rows:
+            found = pending.rows()
+            found[[POISON in text for text in sequences]] = np.nan
             return found
 
-        return rows
+        return Later(rows)
 
 
 class HangingWorker(Worker):
-    def embed(self, proteins: list[str]) -> Arriving:
-        if any(POISON in protein for protein in proteins):
+    def start(self, encoder: Encoder, sequences: Sequence[str]) -> Pending:
+        if any(POISON in text for text in sequences):
             time.sleep(120)
-        return super().embed(proteins)
+        return super().start(encoder, sequences)
 
 
 class SmallWorker(Worker):
     """Has memory for 500 tokens."""
 
-    def embed(self, proteins: list[str]) -> Arriving:
-        if sum(len(protein) + 2 for protein in proteins) > 500:
+    def start(self, encoder: Encoder, sequences: Sequence[str]) -> Pending:
+        if sum(len(text) + 2 for text in sequences) > 500:
             raise torch.OutOfMemoryError("CUDA out of memory (a test)")
-        return super().embed(proteins)
+        return super().start(encoder, sequences)
 
 
 class LostContextWorker(Worker):
@@ -78,37 +87,37 @@ class LostContextWorker(Worker):
 
     is_lost = False
 
-    def embed(self, proteins: list[str]) -> Arriving:
-        self.is_lost |= any(POISON in protein for protein in proteins)
+    def start(self, encoder: Encoder, sequences: Sequence[str]) -> Pending:
+        self.is_lost |= any(POISON in text for text in sequences)
         if self.is_lost:
             raise torch.AcceleratorError("an illegal memory access was encountered (a test)")
-        return super().embed(proteins)
+        return super().start(encoder, sequences)
 
 
 class OneDeviceWorker(Worker):
     """Starts on the first device only, and not before the others have failed."""
 
-    def __init__(self, job, name: str, device: str) -> None:
+    def __init__(self, job, resources, name: str, device: str) -> None:
         failed = job.features / ".failed.tmp"  # swept away like all temporary files
         if not name.endswith("#0"):
             failed.touch()
             raise RuntimeError("no kernel image is available for this device (a test)")
         while not failed.exists():
             time.sleep(0.01)
-        super().__init__(job, name, device)
+        super().__init__(job, resources, name, device)
 
 
 class OneStuckWorker(Worker):
     """Starts on the first device, and hangs on the others before it is ready."""
 
-    def __init__(self, job, name: str, device: str) -> None:
+    def __init__(self, job, resources, name: str, device: str) -> None:
         if not name.endswith("#0"):
             time.sleep(120)
-        super().__init__(job, name, device)
+        super().__init__(job, resources, name, device)
 
 
 class NeverStartingWorker(Worker):
-    def __init__(self, job, name: str, device: str) -> None:
+    def __init__(self, job, resources, name: str, device: str) -> None:
         raise RuntimeError("CUDA driver version is insufficient (a test)")
 
 
@@ -124,10 +133,10 @@ class KilledWorker(Worker):
             self.die()
         yield from super().run(task)
 
-    def embed(self, proteins: list[str]) -> Arriving:
+    def start(self, encoder: Encoder, sequences: Sequence[str]) -> Pending:
         if self.is_at_risk:
             self.die()
-        return super().embed(proteins)
+        return super().start(encoder, sequences)
 
     def die(self) -> None:
         with (self.job.features / ".kills.tmp").open("ab") as kills:
@@ -152,59 +161,59 @@ class HuntedWorker(KilledWorker):
 class OverlappingWorker(Worker):
     """Keeps two batches in flight, as on a GPU: a batch is only done when it is asked for."""
 
-    def __init__(self, job, name: str, device: str) -> None:
-        super().__init__(job, name, device)
+    def __init__(self, job, resources, name: str, device: str) -> None:
+        super().__init__(job, resources, name, device)
         self.batches_in_flight = 2
 
-    def embed(self, proteins: list[str]) -> Arriving:
-        return lambda: super(OverlappingWorker, self).embed(proteins)()
+    def start(self, encoder: Encoder, sequences: Sequence[str]) -> Pending:
+        return Later(lambda: super(OverlappingWorker, self).start(encoder, sequences).rows())
 
 
 class OverlappingCrashingWorker(OverlappingWorker):
-    def embed(self, proteins: list[str]) -> Arriving:
-        def rows() -> NDArray[np.float32]:
+    def start(self, encoder: Encoder, sequences: Sequence[str]) -> Pending:
+        def rows() -> Rows:
             time.sleep(0.01)
-            if any(POISON in protein for protein in proteins):
+            if any(POISON in text for text in sequences):
                 os.kill(os.getpid(), signal.SIGKILL)
-            return wait()
+            return pending.rows()
 
-        wait = super().embed(proteins)
-        return rows
+        pending = super().start(encoder, sequences)
+        return Later(rows)
 
 
 class OverlappingSmallWorker(OverlappingWorker):
     """Tells only when a batch is waited for that it did not fit."""
 
-    def embed(self, proteins: list[str]) -> Arriving:
-        def rows() -> NDArray[np.float32]:
-            if sum(len(protein) + 2 for protein in proteins) > 500:
+    def start(self, encoder: Encoder, sequences: Sequence[str]) -> Pending:
+        def rows() -> Rows:
+            if sum(len(text) + 2 for text in sequences) > 500:
                 raise torch.OutOfMemoryError("CUDA out of memory (a test)")
-            return wait()
+            return pending.rows()
 
-        wait = super().embed(proteins)
-        return rows
+        pending = super().start(encoder, sequences)
+        return Later(rows)
 
 
 class CrowdedWorker(Worker):
     """Has memory for 500 tokens in all batches that are in flight, of which there may be two."""
 
-    def __init__(self, job, name: str, device: str) -> None:
+    def __init__(self, job, resources, name: str, device: str) -> None:
         self.n_used = 0
-        super().__init__(job, name, device)
+        super().__init__(job, resources, name, device)
         self.batches_in_flight = 2
 
-    def embed(self, proteins: list[str]) -> Arriving:
-        n_tokens = sum(len(protein) + 2 for protein in proteins)
+    def start(self, encoder: Encoder, sequences: Sequence[str]) -> Pending:
+        n_tokens = sum(len(text) + 2 for text in sequences)
         if self.n_used + n_tokens > 500:
             raise torch.OutOfMemoryError("CUDA out of memory (a test)")
         self.n_used += n_tokens
-        wait = super().embed(proteins)
+        pending = super().start(encoder, sequences)
 
-        def rows() -> NDArray[np.float32]:
+        def rows() -> Rows:
             self.n_used -= n_tokens
-            return wait()
+            return pending.rows()
 
-        return rows
+        return Later(rows)
 
 
 class ScarceWorker(Worker):
@@ -212,21 +221,21 @@ class ScarceWorker(Worker):
 
     n = 0
 
-    def __init__(self, job, name: str, device: str) -> None:
+    def __init__(self, job, resources, name: str, device: str) -> None:
         self.n_begun = 0
-        super().__init__(job, name, device)
+        super().__init__(job, resources, name, device)
 
-    def embed(self, proteins: list[str]) -> Arriving:
+    def start(self, encoder: Encoder, sequences: Sequence[str]) -> Pending:
         self.n_begun += 1
         if self.n_begun == self.n:
             raise torch.OutOfMemoryError("CUDA out of memory (a test)")
-        return super().embed(proteins)
+        return super().start(encoder, sequences)
 
 
 class StuckWorker(Worker):
     """Never becomes ready."""
 
-    def __init__(self, job, name: str, device: str) -> None:
+    def __init__(self, job, resources, name: str, device: str) -> None:
         time.sleep(120)
 
 
@@ -242,8 +251,8 @@ class StumblingWorker(Worker):
 class FatalWriter(Worker):
     """Dies while it writes shard 0."""
 
-    def _write(self, shard: Shard, embeddings: Embeddings, partial: Path) -> float:
+    def _write(self, shard: Shard, embedded: Sequence[Embeddings]) -> float:
         if shard.index == 0:
             time.sleep(0.2)
             os.kill(os.getpid(), signal.SIGKILL)
-        return super()._write(shard, embeddings, partial)
+        return super()._write(shard, embedded)

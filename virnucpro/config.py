@@ -17,11 +17,32 @@ from virnucpro.sequences.fasta import InputType
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Pooling = Literal["mean", "bos", "none"]
+Reads = Literal["protein", "dna"]  # what an encoder is given of a frame
 FeatureFormat = Literal["h5", "npz", "pt"]
 
-NOT_IN_FINGERPRINT = ("model",)  # a name: what counts is the content, model_sha256
+FOLLOWS = ("model", "dim", "reads")  # of an encoder: a name, and what family and content imply
 RESIDUES_PER_SHARD = 125_000  # with two tokens more per protein just under 131,072
-SHARD_FORMAT = 3  # 1: identical proteins were embedded each by itself; 2: gaps were kept
+# 1: identical proteins embedded each by itself; 2: gaps kept; 3: no bases, codons with U lost
+SHARD_FORMAT = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderSpec:
+    """A model that makes vectors of sequences, and how its vectors are made."""
+
+    family: str = "esm2"  # a name in ``encoders.base.FAMILIES``
+    model: str  # its name, for people
+    sha256: str  # of its weights
+    layer: int
+    pooling: Pooling
+    precision: Precision
+    dim: int  # of a vector
+    reads: Reads = "protein"
+
+    @property
+    def per_residue(self) -> bool:
+        """Whether a sequence has a row for each residue, and not one in all."""
+        return self.pooling == "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,13 +51,9 @@ class Recipe:
     input_type: InputType
     chunk_size: int  # bases; 0 for proteins, which are not cut
     min_length: int  # bases, or residues of a protein
-    model: str
-    model_sha256: str
-    layer: int
-    pooling: Pooling
-    precision: Precision
+    encoders: tuple[EncoderSpec, ...]  # none: the scorer reads the records
     head_sha256: str = ""
-    scorer_sha256: str = ""  # of what scores without an encoder; there is no model then
+    scorer_sha256: str = ""  # of what scores without an encoder
     residues_per_shard: int = RESIDUES_PER_SHARD
     shard_format: int = SHARD_FORMAT
 
@@ -46,12 +63,27 @@ class Recipe:
                 f"--chunk-size is {self.chunk_size} bases; the shortest useful one is 30",
                 hint="use 500 or 300, or what the head was trained for",
             )
+        for encoder in self.encoders:
+            if encoder.reads == "dna" and self.input_type == "protein":
+                raise UsageError(
+                    f"{encoder.model} reads nucleotides; the input holds proteins",
+                    hint="give the nucleotide sequences, or name a model that reads proteins",
+                )
         if self.min_length < 0:
             raise UsageError(f"--min-length is {self.min_length}; it cannot be negative")
 
     @property
     def has_encoder(self) -> bool:
-        return not self.scorer_sha256
+        return bool(self.encoders)
+
+    @property
+    def per_residue(self) -> bool:
+        return any(encoder.per_residue for encoder in self.encoders)
+
+    @property
+    def reads(self) -> frozenset[Reads]:
+        """All that the encoders are given of a frame."""
+        return frozenset(encoder.reads for encoder in self.encoders)
 
     @property
     def has_frames(self) -> bool:
@@ -61,12 +93,16 @@ class Recipe:
     @property
     def reader(self) -> str:
         """What reads the records, for people."""
-        return f"the model {self.model}" if self.has_encoder else "the scorer"
+        models = " and ".join(encoder.model for encoder in self.encoders)
+        return f"the model {models}" if models else "the scorer"
 
     @property
     def fingerprint(self) -> str:
         """The same recipe gives the same fingerprint on every machine."""
-        fields = {k: v for k, v in asdict(self).items() if k not in NOT_IN_FINGERPRINT}
+        fields = asdict(self)
+        for encoder in fields["encoders"]:
+            for name in FOLLOWS:
+                del encoder[name]
         text = json.dumps(fields, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -103,8 +139,7 @@ class RunConfig:
     recipe: Recipe  # with an encoder, as for nucleotides; see ``recipe_for``
     resources: Resources
     checkpoint: Path
-    weights: Path  # what the workers load: the checkpoint, or its converted form
-    dim: int  # of the model's vectors
+    weights: tuple[Path, ...]  # what the workers load: a checkpoint, or its converted form
     scorer: ScorerConfig | None = None  # for nucleotides, in place of the encoder
     input_type: InputType | None = None  # None: by the letters of the input
     feature_format: FeatureFormat = "h5"

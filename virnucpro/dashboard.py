@@ -24,7 +24,8 @@ from rich.segment import ControlType
 from rich.table import Table
 from rich.text import Text
 
-from virnucpro.encoders.esm2.packing import EXTRA_TOKENS
+from virnucpro.config import EncoderSpec
+from virnucpro.encoders.base import estimate_tokens
 from virnucpro.engine.events import (
     BatchDone,
     BudgetReduced,
@@ -84,6 +85,7 @@ class Progressing:
     devices: dict[str, DeviceState] = field(default_factory=dict)
     n_shards: int = 0  # in all
     n_before: int = 0  # done by an earlier start
+    encoders: tuple[EncoderSpec, ...] = ()
     n_tokens: int = 0  # to do
     n_failed: int = 0  # sequences
     n_failed_shards: int = 0
@@ -94,17 +96,21 @@ class Progressing:
     started: float = field(default_factory=time.monotonic)
     embedding_since: float = 0.0
 
+    def _tokens_of(self, shard: Shard) -> int:
+        return estimate_tokens(self.encoders, shard.n_embedded, shard.n_residues)
+
     def take(self, event: Telling) -> None:
         match event:
             case Progress():
                 self.stage = event
-            case EmbeddingStarted(pending=pending, n_done_before=before, files=files):
+            case EmbeddingStarted(pending, before, files, encoders):
                 self.stage = None
                 self.devices, self.in_work = {}, {}
                 self.n_failed = self.n_failed_shards = self.n_settled_tokens = 0
                 self.files, self.pending = files, {shard.index for shard in pending}
                 self.n_shards, self.n_before = before + len(pending), before
-                self.n_tokens = sum(map(_tokens_of, pending))
+                self.encoders = encoders
+                self.n_tokens = sum(map(self._tokens_of, pending))
                 self.embedding_since = time.monotonic()
             case WorkerReady(worker=worker, memory=memory):
                 if not self.devices:
@@ -142,7 +148,7 @@ class Progressing:
 
     def _settle(self, shard: Shard) -> None:
         self._forget(shard)
-        self.n_settled_tokens += _tokens_of(shard)
+        self.n_settled_tokens += self._tokens_of(shard)
 
     @property
     def n_done(self) -> int:
@@ -170,7 +176,7 @@ class Progressing:
         """How much of the shard in work is embedded; None while there is none."""
         if device.shard is None or device.shard.index not in self.in_work:
             return None
-        return min(1.0, self.in_work[device.shard.index] / max(1, _tokens_of(device.shard)))
+        return min(1.0, self.in_work[device.shard.index] / max(1, self._tokens_of(device.shard)))
 
     @property
     def tokens_per_second(self) -> float:
@@ -221,10 +227,6 @@ class Progressing:
             f"elapsed {self.elapsed}, remaining {self.remaining}"
             + (f" | {devices}" if devices else " | workers are starting")
         )
-
-
-def _tokens_of(shard: Shard) -> int:
-    return shard.n_residues + EXTRA_TOKENS * shard.n_embedded
 
 
 def _natural(name: str) -> list[tuple[int, str]]:

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import asdict, replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from virnucpro import __version__
-from virnucpro.config import Recipe, RunConfig
-from virnucpro.encoders.esm2.packing import EXTRA_TOKENS
+from virnucpro.config import EncoderSpec, Recipe, Resources, RunConfig
+from virnucpro.encoders.base import estimate_tokens
 from virnucpro.engine.events import (
     BatchDone,
     EmbeddingStarted,
@@ -30,103 +31,19 @@ from virnucpro.engine.events import (
 from virnucpro.engine.executor import Executor
 from virnucpro.engine.worker import Job
 from virnucpro.errors import FeatureFileError, OutputError, StorageError
-from virnucpro.files import writing
 from virnucpro.log import LOGGER, announce, printable
-from virnucpro.outputs.write import Results, Tally, copies_file
-from virnucpro.records import STATUSES, Shard, Status
-from virnucpro.run.features import Attributes, read_embeddings, read_label
-from virnucpro.run.folder import Manifest, RunDir
+from virnucpro.outputs.summary import STAGES, STARTING, Summary
+from virnucpro.outputs.write import Results
+from virnucpro.records import Shard
+from virnucpro.run.features import FeatureStore, OnShard
+from virnucpro.run.folder import RunDir
 from virnucpro.run.intake import open_run
+from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import Plan, find_plan, make_plan
 from virnucpro.scorer.nets import Scorer, load_scorer
 from virnucpro.scoring.head import Head
 
-STAGES = ("reading", "embedding", "writing tables")
-STARTING = "starting workers"  # is part of embedding
 OnEvent = Callable[[Telling], None]
-
-
-@dataclass(slots=True)
-class Summary:
-    """What a run came to."""
-
-    scorer: str = ""  # what made the calls without an encoder, for people
-    statuses: dict[Status, int] = field(default_factory=dict)
-    n_viral: int = 0
-    n_frames: int = 0
-    n_failed_frames: int = 0
-    n_files: int = 0
-    n_refused: int = 0  # files that could not be read
-    n_tokens: int = 0  # embedded by this start, not by those before it
-    n_copies: int = 0  # frames whose protein was met before
-    n_tokens_saved: int = 0  # those of the copies
-    n_tokens_in_all: int = 0  # of the whole run, with those
-    seconds: dict[str, float] = field(default_factory=dict)  # per stage
-
-    @property
-    def n_records(self) -> int:
-        return sum(self.statuses.values())
-
-    @property
-    def exit_code(self) -> int:
-        """2 when something failed, 1 when frames did and no other is there."""
-        if not self.n_failed_frames:
-            return 2 if self.n_refused else 0
-        return 2 if self.n_frames else 1
-
-    def lines(self, folder: Path) -> list[str]:
-        """What to tell the user at the end."""
-        parts = [f"{n} {status}" for status, n in self.statuses.items() if n]
-        names = {name: name for name in STAGES}
-        if self.scorer:  # nothing is embedded, and scores come with the tables
-            names = {STAGES[0]: STAGES[0], STAGES[2]: "scoring"}
-        stages = ", ".join(f"{names[name]} {self.seconds[name]:.1f} s" for name in names)
-        starting = self.seconds.get(STARTING, 0.0)
-        rate = self.n_tokens / max(1e-3, self.seconds["embedding"] - starting)
-        lines = [
-            f"records: {self.n_records} in = {' + '.join(parts) or '0'}",
-            self.scorer or f"frames embedded: {self.n_frames}",
-            f"time: {stages}",
-            f"results: {printable(folder)}",
-        ]
-        if self.n_tokens:
-            lines.insert(
-                3,
-                f"tokens: {self.n_tokens:,} embedded at {rate:,.0f} per second, once the workers "
-                f"were ready after {starting:.1f} s",
-            )
-        if self.n_copies:
-            share = self.n_tokens_saved / self.n_tokens_in_all
-            lines.insert(
-                2,
-                f"repeats: {self.n_copies:,} frames had a protein met before: "
-                f"{self.n_tokens_saved:,} tokens not embedded again ({share:.1%})",
-            )
-        if self.statuses.get("scored"):
-            lines.insert(1, f"called virus: {self.n_viral} of {self.statuses['scored']}")
-        return lines + self._repair_lines(folder)
-
-    def _repair_lines(self, folder: Path) -> list[str]:
-        listing, lines = printable(folder / "failed_files.txt"), []
-        if self.n_refused:
-            lines += [
-                f"files: {self.n_refused} of {self.n_files} could not be read: see {listing};",
-                "  mend them and run the same command with --resume, or leave them out of it",
-            ]
-        if self.n_failed_frames:
-            lines += [
-                f"failed: {self.n_failed_frames} frames, see {listing}; to repair, run again with",
-                "  --resume to try the same sequences again, or mend them and run with",
-                f"  --resume --input {printable(folder / 'failed_sequences.fa')}",
-            ]
-        return lines
-
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        started = time.monotonic()
-        yield
-        seconds = self.seconds.get(name, 0.0) + time.monotonic() - started
-        self.seconds[name] = round(seconds, 3)
 
 
 def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEvent) -> Summary:
@@ -147,13 +64,13 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
             plan = plan_run(config, rundir, recorded, manifest, on_event)
             rundir.clear_copies(manifest)
             announce_input(plan, manifest)
-            count_repeats(plan, summary)
+            count_repeats(plan, manifest.recipe.encoders, summary)
         job = make_job(config, rundir, manifest)
         results = Results(
             rundir=rundir,
             manifest=manifest,
             plan=plan,
-            job=job,
+            stores=job.stores,
             head=head,
             scorer=scorer,
             lost={},
@@ -162,12 +79,15 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
             on_event=on_event,
         )
         try:
-            tally = complete(results, executor, on_event, summary)
+            complete(results, job, executor, config.resources, summary)
         except FeatureFileError as error:
             LOGGER.warning("%s; every feature file is read now, and made again if need be", error)
-            discard_damaged(plan, job, on_event)
-            tally = complete(results, executor, on_event, summary)
-        close_run(config, rundir, manifest, summary, tally)
+            for store in job.stores:
+                store.discard_damaged(
+                    plan.shards, _on_shard(on_event, "reading every feature file")
+                )
+            complete(results, job, executor, config.resources, summary)
+        close_run(config, rundir, manifest, summary)
         for line in summary.lines(config.output):
             LOGGER.info("%s", line)
     return summary
@@ -204,9 +124,7 @@ def plan_run(
             rundir,
             manifest,
             keep_intermediate=keep,
-            on_shard=lambda done, total: on_event(
-                Progress("checking shards", done, total, "shards")
-            ),
+            on_shard=_on_shard(on_event, "checking shards"),
         )
         if found is not None:
             rundir.write_manifest(manifest, facts)
@@ -225,25 +143,15 @@ def make_job(config: RunConfig, rundir: RunDir, manifest: Manifest) -> Job:
     recipe = manifest.recipe
     return Job(
         features=rundir.features,
-        weights=config.weights,
-        dim=config.dim,
-        layer=recipe.layer,
-        pooling=recipe.pooling,
-        precision=recipe.precision,
-        tokens_per_batch=config.resources.tokens_per_batch,
-        silence_seconds=config.resources.silence_seconds,
-        attributes={
-            "model": recipe.model,
-            "layer": recipe.layer,
-            "pooling": recipe.pooling,
-            "precision": recipe.precision,
-            "fingerprint": recipe.fingerprint,
-            "copies": 0,
-        },
+        encoders=recipe.encoders,
+        weights=config.weights if recipe.encoders else (),
+        fingerprint=recipe.fingerprint,
     )
 
 
-def complete(results: Results, executor: Executor, on_event: OnEvent, summary: Summary) -> Tally:
+def complete(
+    results: Results, job: Job, executor: Executor, resources: Resources, summary: Summary
+) -> None:
     """Embed what is not done yet, and make the tables of all.
 
     Raises:
@@ -251,26 +159,29 @@ def complete(results: Results, executor: Executor, on_event: OnEvent, summary: S
     """
     with summary.stage(STAGES[1]):
         try:
-            lost = embed(results, executor, on_event, summary)
+            lost = embed(results, job, executor, resources, summary)
         finally:
             results.rundir.sweep()  # what workers that died, or were stopped, were writing
     with summary.stage(STAGES[2]):
-        return replace(results, lost=lost).write()
+        replace(results, lost=lost).write(summary)
 
 
 def embed(
-    results: Results, executor: Executor, on_event: OnEvent, summary: Summary
+    results: Results, job: Job, executor: Executor, resources: Resources, summary: Summary
 ) -> dict[int, str]:
     """Run what is not done yet. Returns why a shard has no feature file, by its index."""
-    plan, job = results.plan, results.job
-    pending = find_pending(plan, job, frozenset(results.manifest.replaced), on_event)
+    plan, stores, on_event = results.plan, results.stores, results.on_event
+    pending = find_pending(stores, plan, frozenset(results.manifest.replaced), on_event)
     lost: dict[int, str] = {}
     if not pending:
         return lost
-    job.features.mkdir(exist_ok=True)
-    on_event(EmbeddingStarted(tuple(pending), len(plan.shards) - len(pending), plan.files))
+    for store in stores:
+        store.make_folder()
+    on_event(
+        EmbeddingStarted(tuple(pending), len(plan.shards) - len(pending), plan.files, job.encoders)
+    )
     started = time.monotonic()
-    with closing(executor.run(pending, job)) as events:
+    with closing(executor.run(pending, job, resources)) as events:
         for event in events:
             on_event(event)
             match event:
@@ -286,65 +197,21 @@ def embed(
     return lost
 
 
-def find_pending(plan: Plan, job: Job, replaced: frozenset[str], on_event: OnEvent) -> list[Shard]:
-    """The shards without a feature file, or that owe more than what was given anew.
-
-    Files are known by their labels: what is damaged within is found when the tables read it. What
-    was given anew is still owed if a copy of it is.
-    """
-    pending, settled, shards = [], [], plan.shards
-    for done, shard in enumerate(shards):
-        on_event(Progress("checking finished shards", done, len(shards), "shards"))
-        failed = failed_records(job.feature_file(shard), job.attributes_of(shard))
-        if failed is None or not failed <= replaced:
-            pending.append(shard)
-        elif failed:
-            settled.append(shard)
-    if settled:
-        with_copies = [shard for shard in shards if shard.n_orfs > shard.n_embedded]
-        of_copies = [failed_records(*copies_file(job, shard)) for shard in with_copies]
-        if any(failed is None or not failed <= replaced for failed in of_copies):
-            pending = sorted([*pending, *settled], key=lambda shard: shard.index)
-    return pending
+def find_pending(
+    stores: Sequence[FeatureStore], plan: Plan, replaced: frozenset[str], on_event: OnEvent
+) -> list[Shard]:
+    """The shards that any of the encoders still owes, but for records that were ``replaced``."""
+    on_shard = _on_shard(on_event, "checking finished shards")
+    owed = [store.find_pending(plan.shards, replaced, on_shard) for store in stores]
+    return sorted(set(chain.from_iterable(owed)), key=lambda shard: shard.index)
 
 
-def failed_records(path: Path, attributes: Attributes) -> set[str] | None:
-    """The records of which a feature file holds failures; None without a complete file."""
-    if not path.exists():
-        return None
-    try:
-        return set(read_label(path, attributes).failed_records)
-    except FeatureFileError as error:
-        _discard(path, error)
-        return None
+def _on_shard(on_event: OnEvent, stage: str) -> OnShard:
+    return lambda done, total: on_event(Progress(stage, done, total, "shards"))
 
 
-def discard_damaged(plan: Plan, job: Job, on_event: OnEvent) -> None:
-    """Delete the feature files that are not as they were written, to the last bit."""
-    shards = plan.shards
-    for done, shard in enumerate(shards):
-        on_event(Progress("reading every feature file", done, len(shards), "shards"))
-        path = job.feature_file(shard)
-        try:
-            if path.exists():
-                read_embeddings(path, job.attributes_of(shard), job.dim)
-        except FeatureFileError as error:
-            _discard(path, error)
-
-
-def _discard(path: Path, error: FeatureFileError) -> None:
-    LOGGER.warning("%s; it is made again", error)
-    with writing(path):
-        path.unlink()
-
-
-def close_run(
-    config: RunConfig, rundir: RunDir, manifest: Manifest, summary: Summary, tally: Tally
-) -> None:
+def close_run(config: RunConfig, rundir: RunDir, manifest: Manifest, summary: Summary) -> None:
     """Write the last word into ``run.json``, and delete what only the run needed."""
-    summary.statuses = {status: tally.statuses[status] for status in STATUSES}
-    summary.n_viral, summary.n_frames = tally.n_viral, tally.n_frames
-    summary.n_failed_frames = tally.n_failed_frames
     scorer = config.scorer_for(manifest.recipe.input_type)
     summary.scorer = scorer.announcement if scorer else ""
     summary.n_refused = len(manifest.refused)
@@ -379,11 +246,13 @@ def _progress(on_event: OnEvent, stage: str, manifest: Manifest) -> Callable[[in
 _PACKED = (".gz", ".bz2", ".xz", ".zst")
 
 
-def count_repeats(plan: Plan, summary: Summary) -> None:
+def count_repeats(plan: Plan, encoders: tuple[EncoderSpec, ...], summary: Summary) -> None:
     counts, shards = plan.counts, plan.shards
-    n_tokens = sum(shard.n_residues + EXTRA_TOKENS * shard.n_embedded for shard in shards)
+    n_embedded = sum(shard.n_embedded for shard in shards)
+    n_residues = sum(shard.n_residues for shard in shards)
     summary.n_copies = counts.n_copies
-    summary.n_tokens_saved = counts.n_copied_residues + EXTRA_TOKENS * counts.n_copies
+    summary.n_tokens_saved = estimate_tokens(encoders, counts.n_copies, counts.n_copied_residues)
+    n_tokens = estimate_tokens(encoders, n_embedded, n_residues)
     summary.n_tokens_in_all = n_tokens + summary.n_tokens_saved
 
 
@@ -398,11 +267,6 @@ def announce_input(plan: Plan, manifest: Manifest) -> None:
         LOGGER.warning("the input holds no record: the tables hold a header only")
     elif recipe.has_encoder and not plan.shards:
         LOGGER.warning("no record has a frame to embed: see the table for each one's status")
-    if counts.n_with_u:
-        LOGGER.warning(
-            "%d records hold U (RNA): a codon with U adds nothing; write T for U to have all",
-            counts.n_with_u,
-        )
     if counts.n_gaps:
         LOGGER.warning(
             "%d gaps (- . ~) of an alignment, in %d records, are left out",

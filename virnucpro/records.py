@@ -1,6 +1,6 @@
 """The nouns. Each object is immutable and checks itself once, when it is made.
 
-FastaRecord > Chunk > Orf > Shard > (PackedBatch) > Embeddings > Prediction > Call
+FastaRecord > Chunk > Orf > Shard > (PackedBatch) > Embeddings > Prediction > Call > RecordResult
 
 A child names its parent in a field; an id is never taken apart. Coordinates are bases,
 0-based and half-open, on the forward strand of the record. Those that are made by the million
@@ -9,7 +9,7 @@ are tuples: making one takes a third of the time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -66,7 +66,12 @@ class Orf(NamedTuple):
     end: int
     strand: str
     protein: str
-    copy_of: int | None = None  # an embedded ORF of the same protein; see ``repeats``
+    bases: str = ""  # of its own strand, upper case, one more than its codons where there is one
+    copy_of: int | None = None  # an embedded ORF of the same sequence; see ``dedup``
+
+    def text(self, what: Literal["protein", "dna"]) -> str:
+        """The sequence that an encoder reads."""
+        return self.protein if what == "protein" else self.bases
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +159,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The answer for one record: a row of ``predictions.tsv``."""
+    """The answer for one record."""
 
     record_id: str  # within its file
     length: int  # bases, or residues of a protein
@@ -170,3 +175,24 @@ class Call:
     def __post_init__(self) -> None:
         if (self.status == "scored") != (self.virus_score is not None):
             raise ValueError(f"{self.record_id!r}: {self.status} with score {self.virus_score}")
+
+
+class RecordResult(NamedTuple):
+    """A record with its call, and what that was made of."""
+
+    record: FastaRecord
+    predictions: list[Prediction]  # of its frames, in their order
+    call: Call
+
+    @property
+    def failures(self) -> list[Prediction]:
+        """The frames without a vector."""
+        return [prediction for prediction in self.predictions if prediction.failure]
+
+    def in_place_of(self, record: FastaRecord) -> RecordResult:
+        """The same result under the file and the id of another record."""
+        return RecordResult(
+            self.record._replace(sample=record.sample, own_id=record.own_id),
+            self.predictions,
+            replace(self.call, record_id=record.name, sample=record.sample),
+        )

@@ -13,6 +13,7 @@ from typing import Literal
 
 from virnucpro import __version__
 from virnucpro.config import (
+    EncoderSpec,
     FeatureFormat,
     Pooling,
     Precision,
@@ -143,8 +144,7 @@ def resolve(options: Options, on_event: OnEvent) -> tuple[RunConfig, Head | None
         recipe=recipe,
         resources=resources,
         checkpoint=checkpoint.path.resolve(),
-        weights=weights.resolve(),
-        dim=checkpoint.shape.dim,
+        weights=(weights.resolve(),),
         scorer=scorer,
         input_type=None if options.input_type == "auto" else options.input_type,
         feature_format=options.format,
@@ -168,11 +168,16 @@ def _recipe(
         input_type="nucleotide",
         chunk_size=_chunk_size(options, head),
         min_length=options.min_length,
-        model=checkpoint.name,
-        model_sha256=digest,
-        layer=_layer(options, head, checkpoint),
-        pooling=head.facts.pooling if head else options.pooling,
-        precision=precision,
+        encoders=(
+            EncoderSpec(
+                model=checkpoint.name,
+                sha256=digest,
+                layer=_layer(options, head, checkpoint),
+                pooling=head.facts.pooling if head else options.pooling,
+                precision=precision,
+                dim=checkpoint.shape.dim,
+            ),
+        ),
         head_sha256=head.sha256 if head else "",
     )
 
@@ -199,11 +204,7 @@ def _scorer(options: Options) -> ScorerConfig | None:
         input_type="nucleotide",
         chunk_size=scorer.piece_size,
         min_length=max(options.min_length, scorer.shortest),
-        model="",
-        model_sha256="",
-        layer=0,
-        pooling="mean",
-        precision="fp32",
+        encoders=(),
         scorer_sha256=scorer.sha256,
     )
     announcement = (
@@ -224,10 +225,8 @@ def _check_before_fetching(options: Options) -> None:
     if recorded is None or model not in PUBLISHED or locate(model).exists():
         return
     published, before = PUBLISHED[model], recorded.recipe
-    if model != before.model and before.model_sha256 not in {
-        published.sha256,
-        published.folder_sha256,
-    }:
+    digests = {published.sha256, published.folder_sha256}
+    if not any(known.model == model or known.sha256 in digests for known in before.encoders):
         raise ResumeError(
             f"this folder holds a run with {printable(before.reader)}, not {model}",
             hint="use the old options, choose another --output-dir, or start again with --force",
@@ -282,8 +281,8 @@ def _asked_precision(options: Options) -> str:
     """On resume, ``auto`` is what the run began with, whatever this device likes best."""
     if options.precision == "auto" and options.resume:
         recorded = RunDir(options.output_dir).read_manifest()
-        if recorded is not None:
-            return recorded.recipe.precision
+        if recorded is not None and recorded.recipe.encoders:
+            return recorded.recipe.encoders[0].precision
     return options.precision
 
 
@@ -345,11 +344,11 @@ def _layer(options: Options, head: Head | None, checkpoint: Checkpoint) -> int:
 def _announcements(
     checkpoint: Checkpoint, recipe: Recipe, resources: Resources, choice: Choice
 ) -> tuple[str, ...]:
-    shape = checkpoint.shape
+    shape, (encoder,) = checkpoint.shape, recipe.encoders
     return (
         f"model {printable(checkpoint.name)}: {shape.n_layers} layers, {shape.dim} dimensions, "
-        f"{shape.n_parameters / 1e6:.1f} M parameters; layer {recipe.layer}, "
-        f"{recipe.pooling} pooling, {recipe.precision}",
+        f"{shape.n_parameters / 1e6:.1f} M parameters; layer {encoder.layer}, "
+        f"{encoder.pooling} pooling, {encoder.precision}",
         *choice.descriptions,
         f"batches of {resources.tokens_per_batch} tokens",
     )

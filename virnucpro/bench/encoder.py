@@ -10,10 +10,9 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -21,14 +20,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from virnucpro.config import Precision
-from virnucpro.encoders.esm2.attention import Kernel, attend_runs, attend_varlen, choose_kernel
-from virnucpro.encoders.esm2.graphs import GraphedESM2
-from virnucpro.encoders.esm2.model import DTYPES, ESM2, ESM2Shape, compile_layers, mean_pool
+from virnucpro.encoders.esm2.attention import Kernel, attend_runs, choose_kernel
+from virnucpro.encoders.esm2.model import DTYPES, ESM2Shape, mean_pool
 from virnucpro.encoders.esm2.packing import PackedBatch, plan_batches
 from virnucpro.encoders.esm2.weights import load_esm2
 
 OURS = "virnucpro"
-MOST_FOR_GRAPHS = 200_000_000  # parameters: larger models are not held back by launches
 Vectors = NDArray[np.float32]
 Mark = float | torch.cuda.Event
 
@@ -51,10 +48,6 @@ class Encoder:
     setting: Setting
     plan: Callable[[Sequence[str]], list[list[int]]]
     embed: Callable[[list[str]], Tensor]  # a batch -> (n_proteins, dim) float32
-
-
-class Load(Protocol):
-    def __call__(self, setting: Setting, precision: Precision, kernel: Kernel) -> Encoder: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,29 +154,6 @@ def _n_bytes(model: nn.Module) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def load_compiled(setting: Setting, precision: Precision, kernel: Kernel) -> Encoder:
-    """As ``load_ours``, with compiled layers; the compiler runs before the clock does."""
-    encoder = load_ours(setting, precision, kernel)
-    assert isinstance(encoder.model, ESM2)
-    compile_layers(encoder.model)
-    encoder.embed(["M" * 100])
-    return encoder
-
-
-def load_graphed(setting: Setting, precision: Precision, kernel: Kernel) -> Encoder:
-    """As ``load_ours``, replaying CUDA graphs."""
-    encoder = load_ours(setting, precision, kernel)
-    assert isinstance(encoder.model, ESM2)
-    graphed = GraphedESM2(encoder.model, setting.tokens_per_batch)
-
-    @torch.inference_mode()
-    def embed(proteins: list[str]) -> Tensor:
-        batch = PackedBatch.of(proteins)
-        return mean_pool(graphed(batch), batch)
-
-    return replace(encoder, model=graphed, embed=embed)
-
-
 def load_ours(setting: Setting, precision: Precision, kernel: Kernel) -> Encoder:
     """Our model as a worker runs it, with this kernel."""
     device = torch.device(setting.device)
@@ -202,25 +172,12 @@ def load_ours(setting: Setting, precision: Precision, kernel: Kernel) -> Encoder
 
 
 def our_ways(precisions: Sequence[Precision], setting: Setting) -> list[Way]:
-    """Each precision with each kernel that the device has for it; what a run takes first.
-
-    On a GPU also with compiled layers, and small models with CUDA graphs: runs do not use either
-    before it is measured.
-    """
-    device = torch.device(setting.device)
-    ways = []
+    """Each precision with each kernel that the device has for it; what a run takes first."""
+    device, ways = torch.device(setting.device), []
     for precision in precisions:
         chosen = choose_kernel(device, DTYPES[precision])
         for kernel in dict.fromkeys((chosen, attend_runs)):
             load = partial(load_ours, precision=precision, kernel=kernel)
             how = f"{kernel.__name__}, {setting.tokens_per_batch} tokens"
             ways.append(Way(OURS, precision, how, load))
-        if device.type == "cuda":
-            quicker: dict[str, Load] = {"compiled": load_compiled}
-            if chosen is attend_varlen and setting.shape.n_parameters < MOST_FOR_GRAPHS:
-                quicker["graphs"] = load_graphed
-            for name, way in quicker.items():
-                load = partial(way, precision=precision, kernel=chosen)
-                how = f"{chosen.__name__}, {name}, {setting.tokens_per_batch} tokens"
-                ways.append(Way(OURS, precision, how, load))
     return ways

@@ -22,21 +22,15 @@ from rich.text import Text
 
 from virnucpro import __version__
 from virnucpro.bench.comparison import EncoderRow
-from virnucpro.bench.coordinator import CoordinatorRow
-from virnucpro.bench.file_to_file import FileRow
-from virnucpro.bench.front_end import FrontEndRow
 from virnucpro.bench.limits import LimitRow
 from virnucpro.devices import list_gpus, usable_cores
 from virnucpro.files import atomic
 from virnucpro.log import printable
 
-Row = LimitRow | EncoderRow | FileRow | FrontEndRow | CoordinatorRow
+Row = LimitRow | EncoderRow
 SECTIONS: dict[type[Row], str] = {
     LimitRow: "limits",
     EncoderRow: "encoder",
-    FileRow: "files",
-    FrontEndRow: "front_end",
-    CoordinatorRow: "coordinator",
 }
 _PACKAGES = ("torch", "fair-esm", "transformers", "numpy")
 _PLAIN_WIDTH = 170  # of a pipe or a file, which have none
@@ -77,7 +71,7 @@ class Report:
         for kind, section in SECTIONS.items():
             rows = [row for row in self.rows if isinstance(row, kind)]
             if rows:
-                console.print(_table(section.replace("_", " "), rows))
+                console.print(_table(section, rows))
                 console.print()
 
 
@@ -178,30 +172,5 @@ COLUMNS: dict[type[Row], list[tuple[Any, ...]]] = {
         ("of limit", "limit_share", "{:.0%}"),
         ("host", "host_share", "{:.1%}"),
         ("GiB", "peak_bytes", "{:.1f}", 1 / _GIB),
-    ],
-    FileRow: [
-        ("model", "model"),
-        ("profile", "profile"),
-        ("precision", "precision"),
-        ("workers", "n_workers"),
-        ("tokens", "n_tokens", "{:,}"),
-        ("tokens/s", "tokens_per_second", "{:,.0f}"),
-        ("ratio", "ratio", "{:.2f}"),
-        ("outside batches", "outside_batches", "{:.1%}"),
-        ("start-up s", "starting_seconds", "{:.1f}"),
-        ("GiB", "peak_bytes", "{:.1f}", 1 / _GIB),
-    ],
-    FrontEndRow: [
-        ("input", "input"),
-        ("way", "way"),
-        ("Mbp", "n_bases", "{:.2f}", 1e-6),
-        ("ORFs", "n_orfs", "{:,}"),
-        ("Mbp/s", "mbp_per_second", "{:.2f}"),
-        ("ratio", "ratio", "{:.1f}"),
-    ],
-    CoordinatorRow: [
-        ("workers", "n_workers"),
-        ("shards/s", "shards_per_second", "{:,.0f}"),
-        ("idle between shards, ms", "idle_seconds", "{:.2f}", 1000),
     ],
 }

@@ -32,10 +32,7 @@ def bench(
     ] = None,
     parts: Annotated[
         str | None,
-        typer.Option(
-            help="limits, encoder, files (with the first profile), front-end, coordinator.",
-            show_default="all",
-        ),
+        typer.Option(help="Parts to measure: limits, encoder.", show_default="all"),
     ] = None,
     device: DeviceOption = "auto",
     threads: Annotated[
@@ -64,8 +61,7 @@ def bench(
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not say what is done.")] = False,
 ) -> None:
-    """Measure this machine: its limits, the encoder beside fair-esm and transformers, files to
-    files, the front end, and the coordinator.
+    """Measure this machine: its limits, and the encoder beside fair-esm and transformers.
 
     Ratios are to the first row, fair-esm's own extract loop; without it
     (in the folder of the source: pip install -c constraints.txt '.[oracle]') to the first of ours.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from virnucpro.config import EncoderSpec
 from virnucpro.records import Shard
 
 
@@ -33,7 +34,6 @@ class WorkerLost:
     reason: str
     shard: Shard | None = None
     traceback: str = ""
-    is_crash: bool = False  # it ended by itself, where others are killed or fall silent
     is_final: bool = False  # it is not replaced
 
 
@@ -116,6 +116,7 @@ class EmbeddingStarted:
     pending: tuple[Shard, ...]
     n_done_before: int
     files: tuple[tuple[int, int], ...] = ()  # of each: its first shard, one after its last
+    encoders: tuple[EncoderSpec, ...] = ()
 
 
 Event = (

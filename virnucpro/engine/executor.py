@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import Protocol
 
+from virnucpro.config import Resources
 from virnucpro.engine.events import Event, WorkerReady
-from virnucpro.engine.worker import Job, Task, Worker
+from virnucpro.engine.recovery import Task
+from virnucpro.engine.worker import Job, Worker
 from virnucpro.records import Shard
 
 
 class Executor(Protocol):
     """Where shards are run: in this process, in one process per device, on a cluster."""
 
-    def run(self, shards: Sequence[Shard], job: Job) -> Generator[Event, None, None]:
+    def run(
+        self, shards: Sequence[Shard], job: Job, resources: Resources
+    ) -> Generator[Event, None, None]:
         """Run every shard; each ends in one ShardDone or one ShardFailed.
 
         Closing the generator stops the workers.
@@ -29,8 +33,10 @@ class InlineExecutor:
     def __init__(self, device: str = "cpu", worker: type[Worker] = Worker) -> None:
         self.device, self.worker = device, worker
 
-    def run(self, shards: Sequence[Shard], job: Job) -> Generator[Event, None, None]:
-        worker = self.worker(job, self.device, self.device)
+    def run(
+        self, shards: Sequence[Shard], job: Job, resources: Resources
+    ) -> Generator[Event, None, None]:
+        worker = self.worker(job, resources, self.device, self.device)
         with worker.writer:
             yield WorkerReady(worker.name, worker.description, worker.memory())
             for shard in shards:

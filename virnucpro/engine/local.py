@@ -9,11 +9,7 @@ hands it tasks, so that one that does not read keeps nobody waiting. Shards are 
 two in flight for each worker so that no device waits for the parent (beside one that is being
 written), and then on demand.
 
-A worker that ends or falls silent is replaced, and its shard goes on. A worker that was killed may
-have been killed by chance: its shard is tried again as it was. If that one is killed too, or if a
-worker crashed, the ORFs of the batch in flight are suspects and run one by one. A suspect that
-crashes a worker, or with which two workers are killed, is condemned, and the rest of its shard is
-delivered. So it takes two crashes, or four kills, to give a sequence up.
+A worker that ends or falls silent is replaced, and its shard goes on: ``recovery`` says how.
 """
 
 from __future__ import annotations
@@ -24,18 +20,12 @@ from collections import Counter, deque
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from virnucpro.engine.events import (
-    BatchDone,
-    BatchStarted,
-    Event,
-    ShardDone,
-    ShardFailed,
-    WorkerLost,
-    WorkerReady,
-)
-from virnucpro.engine.worker import Job, Task, Worker
+from virnucpro.config import Resources
+from virnucpro.engine.events import Event, WorkerReady
+from virnucpro.engine.recovery import Cause, Loss, Task, Workload
+from virnucpro.engine.worker import Job, Worker
 from virnucpro.errors import UnavailableError
 from virnucpro.log import LOGGER
 from virnucpro.processes import Child, Pipe, Raised, interrupts_held, start, with_news
@@ -44,9 +34,6 @@ from virnucpro.records import Shard
 IN_FLIGHT = 2  # shards per worker, beside one that is being written
 TICK_SECONDS = 1.0  # between two looks at those that say nothing
 START_SECONDS = 900.0  # to import, load the model and say so
-MAX_IDLE_LOSSES = 6  # workers a device may lose in a row without one batch done
-MAX_LOSSES = 100  # the same, with those that one ORF alone is to blame for
-MAX_BLIND_LOSSES = 4  # workers a shard may kill while no batch is in flight
 GRACE_SECONDS = 5.0  # for idle workers to end by themselves
 _KILLED = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGQUIT}  # from outside
 
@@ -62,14 +49,16 @@ class ProcessExecutor:
     ) -> None:
         self.devices, self.worker, self.start_seconds = tuple(devices), worker, start_seconds
 
-    def run(self, shards: Sequence[Shard], job: Job) -> Generator[Event, None, None]:
+    def run(
+        self, shards: Sequence[Shard], job: Job, resources: Resources
+    ) -> Generator[Event, None, None]:
         """As ``Executor.run``."""
-        run = _Run(job, deque(Task(shard) for shard in shards))
+        run = _Run(self, job, resources, deque(Task(shard) for shard in shards))
         try:
             devices = self.devices[: len(shards)]
             with interrupts_held():
                 for name, device in zip(_names(devices), devices, strict=True):
-                    run.peers.append(_Peer.start(name, device, job, self))
+                    run.peers.append(_Peer.start(Workload(name), device, run))
             yield from run.events()
         finally:
             with ExitStack() as ends:  # none is left, whatever may happen while they end
@@ -97,15 +86,15 @@ def _names(devices: Sequence[str]) -> list[str]:
 class _Run:
     """The parent's side of one ``ProcessExecutor.run``."""
 
+    executor: ProcessExecutor
     job: Job
+    resources: Resources
     waiting: deque[Task]
     peers: list[_Peer] = field(default_factory=list)
-    alone: Counter[tuple[int, int]] = field(default_factory=Counter)  # (shard, row) -> losses
-    blind: Counter[int] = field(default_factory=Counter)  # shard -> losses without a batch
     last_reason: str = ""
 
     def events(self) -> Iterator[Event]:
-        while self.waiting or any(peer.tasks for peer in self.peers):
+        while self.waiting or any(peer.work.tasks for peer in self.peers):
             if not self.peers:
                 raise UnavailableError(
                     f"no worker is left for {len(self.waiting)} shards; the last one: "
@@ -114,22 +103,21 @@ class _Run:
                 )
             self.deal()
             for peer in self.peers_with_news():
-                for event in peer.receive():
-                    yield event
-                    if isinstance(event, WorkerLost):
-                        yield from self.after_loss(peer, event)
+                loss = yield from peer.receive()
+                if loss is not None:
+                    yield from self.after_loss(peer, loss)
 
     def deal(self) -> None:
         """Round-robin: everyone gets a first shard before anyone gets a second."""
         for depth in range(IN_FLIGHT):
             for peer in self.peers:
-                if self.waiting and peer.n_open <= depth:
+                if self.waiting and peer.work.n_open <= depth:
                     peer.give(self.waiting.popleft())
-        starting = [peer for peer in self.peers if not peer.ready and peer.tasks]
+        starting = [peer for peer in self.peers if not peer.work.is_ready and peer.work.tasks]
         for peer in self.peers:
-            if peer.ready and not peer.tasks and starting:  # somebody takes long to start
-                peer.give(starting[0].tasks.pop())
-                starting = [other for other in starting if other.tasks]
+            if peer.work.is_ready and not peer.work.tasks and starting:  # one takes long to start
+                peer.give(starting[0].work.tasks.pop())
+                starting = [late for late in starting if late.work.tasks]
 
     def peers_with_news(self) -> list[_Peer]:
         """Wait until a worker has spoken, died, or been silent for too long.
@@ -145,164 +133,85 @@ class _Run:
             if now - asked > 2 * TICK_SECONDS:
                 for peer in self.peers:
                     peer.deadline += now - asked
-            found = [peer for peer in self.peers if peer.child in ready or peer.deadline < now]
-            if found:
-                return found
+            peers = [peer for peer in self.peers if peer.child in ready or peer.deadline < now]
+            if peers:
+                return peers
 
-    def after_loss(self, peer: _Peer, lost: WorkerLost) -> Iterator[Event]:
-        """Give back what the worker held, and replace it."""
-        self.last_reason = lost.reason
-        doing = peer.doing
-        n_written = peer.tasks.index(doing) if doing else 0
-        for task in peer.tasks[:n_written]:  # were being written: that may be what killed it
-            self.waiting.append(replace(task, n_losses=task.n_losses + 1))
-        for task in reversed(peer.tasks[n_written:]):
-            if task is not doing:
-                self.waiting.appendleft(task)
-        if doing is not None:
-            again = self.learn(doing, peer, lost)
-            if isinstance(again, Task):
-                self.waiting.appendleft(again)
-            else:
-                yield again
+    def after_loss(self, peer: _Peer, loss: Loss) -> Iterator[Event]:
+        """Take back what the worker held, and replace it."""
+        peer.kill()
+        aftermath = peer.work.end(loss)
+        yield aftermath.lost
+        self.last_reason = loss.reason
+        self.waiting.extendleft(reversed(aftermath.first))
+        self.waiting.extend(aftermath.last)
+        if aftermath.failed is not None:
+            yield aftermath.failed
         self.peers.remove(peer)
-        if self.waiting and not lost.is_final:
+        if self.waiting and not aftermath.lost.is_final:
             with interrupts_held():
                 self.peers.append(peer.restart())
-
-    def learn(self, task: Task, peer: _Peer, lost: WorkerLost) -> Task | ShardFailed:
-        """What the next attempt at a shard must know of this loss."""
-        shard, batch = task.shard, peer.rows
-        again = replace(task, n_losses=task.n_losses + 1)
-        if not batch:
-            self.blind[shard.index] += 1
-            if self.blind[shard.index] < MAX_BLIND_LOSSES:
-                return again
-            return ShardFailed(lost.worker, shard, lost.reason, lost.traceback)
-        if again.n_losses == 1 and not lost.is_crash:
-            return again
-        if not batch <= task.suspects:
-            return replace(again, suspects=task.suspects | batch)
-        (row,) = batch
-        self.alone[shard.index, row] += 1
-        if lost.is_crash or self.alone[shard.index, row] == 2:
-            return replace(again, condemned={**task.condemned, row: lost.reason})
-        return again
 
 
 @dataclass(slots=True, eq=False)
 class _Peer:
     """The parent's view of one worker process."""
 
-    name: str
+    work: Workload
     device: str
-    job: Job
-    executor: ProcessExecutor
+    run: _Run
     child: Child
     deadline: float  # by the monotonic clock: silent for longer means hung
-    tasks: list[Task] = field(default_factory=list)  # given, and not ended yet, in order
-    shard: Shard | None = None  # of the batches in flight
-    rows: set[int] = field(default_factory=set)  # of them
-    allowed: float = 0.0  # seconds of silence, while there are some
-    ready: bool = False
-    n_losses: int = 0  # in a row, without one batch done
-    n_idle_losses: int = 0  # those of them that no single ORF is to blame for
     sender: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(max_workers=1))
 
     @classmethod
-    def start(cls, name: str, device: str, job: Job, executor: ProcessExecutor) -> _Peer:
+    def start(cls, work: Workload, device: str, run: _Run) -> _Peer:
         """To be called with interrupts held."""
-        child = start(_serve, executor.worker, job, name, device)
-        return cls(name, device, job, executor, child, time.monotonic() + executor.start_seconds)
+        executor = run.executor
+        child = start(_serve, executor.worker, run.job, run.resources, work.worker, device)
+        return cls(work, device, run, child, time.monotonic() + executor.start_seconds)
 
     def restart(self) -> _Peer:
-        peer = _Peer.start(self.name, self.device, self.job, self.executor)
-        peer.n_losses, peer.n_idle_losses = self.n_losses, self.n_idle_losses
-        return peer
+        return _Peer.start(self.work.successor(), self.device, self.run)
 
     def give(self, task: Task) -> None:
-        LOGGER.info("shard %s given to %s", task.shard.name, self.name)
-        if self.ready and not self.tasks:
-            self.deadline = time.monotonic() + self.job.silence_seconds
-        self.tasks.append(task)
-        if self.ready:
+        LOGGER.info("shard %s given to %s", task.shard.name, self.work.worker)
+        if self.work.is_ready and not self.work.tasks:
+            self.deadline = time.monotonic() + self.run.resources.silence_seconds
+        self.work.tasks.append(task)
+        if self.work.is_ready:
             self.send(task)
 
     def send(self, task: Task | None) -> None:
         """If it has died, that is heard at the pipe."""
         self.sender.submit(self.child.pipe.send, task)
 
-    def receive(self) -> Iterator[Event]:
-        """All that the worker has said; its death and its silence are events like the others."""
+    def receive(self) -> Generator[Event, None, Loss | None]:
+        """All that the worker has said, and how it was lost, if it was."""
         try:
             while self.child.pipe.poll():
                 event: Event | Raised = self.child.pipe.recv()
                 if isinstance(event, Raised):
-                    reason, story = event.reason, event.traceback
-                    lost = WorkerLost(
-                        self.name, reason, None, story, is_crash=True, is_final=not self.ready
-                    )
-                    yield self.with_fate(lost)
-                    return
+                    return Loss(Cause.RAISED, event.reason, event.traceback)
                 self.take(event)
                 yield event
         except (EOFError, OSError):
             reason = f"the worker died: {self.child.cause_of_end(GRACE_SECONDS)}"
-            is_crash = self.child.process.returncode not in _KILLED
-            yield self.with_fate(WorkerLost(self.name, reason, is_crash=is_crash))
-            return
+            is_killed = self.child.process.returncode in _KILLED
+            return Loss(Cause.KILLED if is_killed else Cause.CRASHED, reason)
         if self.deadline < time.monotonic():
-            reason = "the worker fell silent and was stopped"
-            is_final = not self.ready and self.n_losses > 0  # it would only take that long again
-            yield self.with_fate(WorkerLost(self.name, reason, is_final=is_final))
+            return Loss(Cause.SILENT, "the worker fell silent and was stopped")
+        return None
 
     def take(self, event: Event) -> None:
-        match event:
-            case WorkerReady():
-                self.ready = True
-                for task in self.tasks:
-                    self.send(task)
-            case BatchStarted(shard=shard, rows=rows, allowed_seconds=allowed):
-                self.shard, self.allowed = shard, allowed
-                self.rows.update(rows)
-            case BatchDone(rows=rows):
-                self.rows.difference_update(rows)
-                self.n_losses = self.n_idle_losses = 0
-            case ShardDone(shard=shard) | ShardFailed(shard=shard):
-                self.tasks = [task for task in self.tasks if task.shard != shard]
-                if shard == self.shard:
-                    self.rows.clear()
-        patience = self.allowed if self.rows else self.job.silence_seconds
-        self.deadline = time.monotonic() + patience
-        if not self.tasks:
-            self.deadline = float("inf")  # nothing to do is no reason to speak
-
-    @property
-    def n_open(self) -> int:
-        """How many shards are embedded or wait: the others are being written."""
-        shards = [task.shard for task in self.tasks]
-        return len(shards) - (shards.index(self.shard) if self.shard in shards else 0)
-
-    @property
-    def doing(self) -> Task | None:
-        """The task to blame if the worker dies now: that of the batches in flight, if any."""
-        if not self.ready:
-            return None  # it never got to one
-        if self.rows:
-            return next(task for task in self.tasks if task.shard == self.shard)
-        return self.tasks[0] if self.tasks else None
-
-    def with_fate(self, event: WorkerLost) -> WorkerLost:
-        shard = self.doing.shard if self.doing else None
-        self.n_losses += 1
-        self.n_idle_losses += len(self.rows) != 1
-        self.kill()
-        has_lost_too_many = self.n_losses >= MAX_LOSSES or self.n_idle_losses >= MAX_IDLE_LOSSES
-        is_final = event.is_final or has_lost_too_many
-        return replace(event, shard=shard, is_final=is_final)
+        self.work.take(event)
+        if isinstance(event, WorkerReady):
+            for task in self.work.tasks:
+                self.send(task)
+        self.deadline = time.monotonic() + self.work.patience(self.run.resources.silence_seconds)
 
     def tell_to_end(self) -> None:
-        if self.ready and not self.tasks and self.child.is_alive:
+        if self.work.is_ready and not self.work.tasks and self.child.is_alive:
             self.send(None)
         else:
             self.child.kill()  # nothing is lost: files appear only when they are whole
@@ -317,14 +226,16 @@ class _Peer:
         LOGGER.warning(
             "%s (process %d) does not end, not even when killed: is its device, or its disk, out "
             "of order?",
-            self.name,
+            self.work.worker,
             self.child.pid,
         )
 
 
-def _serve(pipe: Pipe, worker_class: type[Worker], job: Job, name: str, device: str) -> None:
+def _serve(
+    pipe: Pipe, worker_class: type[Worker], job: Job, resources: Resources, name: str, device: str
+) -> None:
     """The worker process."""
-    worker = worker_class(job, name, device)
+    worker = worker_class(job, resources, name, device)
     pipe.send(WorkerReady(name, worker.description, worker.memory()))
     while True:
         if not pipe.poll():  # time to wait for the last file as well

@@ -32,15 +32,11 @@ from virnucpro.labelled.records import (
 )
 from virnucpro.labelled.split import Split, check_groups, read_split
 from virnucpro.log import printable
+from virnucpro.outputs.sinks import FrameTable, read_frame_scores, read_record_rows
 from virnucpro.pipeline import OnEvent, run
 from virnucpro.records import FastaRecord, Prediction
 from virnucpro.run.folder import RunDir
-from virnucpro.scoring.calls import (
-    chunk_scores,
-    read_frame_scores,
-    read_record_rows,
-    score_record,
-)
+from virnucpro.scoring.calls import chunk_scores, score_record
 from virnucpro.scoring.head import Head, HeadFacts
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.translate import chunk_record, translate_six_frames
@@ -242,7 +238,7 @@ def read_kinds(
         rows = of_length.get(length, [])
         yield sampled("record", length_name(length), rows, scores[rows])
     whole = {fragments[i].id: i for i in of_length.get(WHOLE, [])}
-    with rundir.frame_table.open(encoding="utf-8") as table:
+    with rundir.output(FrameTable).open(encoding="utf-8") as table:
         pieces = (record for record in read_fasta(question.fasta) if record.id in whole)
         chunks = list(read_chunk_scores(table, pieces, chunk_size, facts))
     owners = [whole[record_id] for record_id, _ in chunks]
@@ -250,7 +246,7 @@ def read_kinds(
 
 
 def read_scores(table: TextIO, fragments: Sequence[Fragment]) -> NDArray[np.float64]:
-    """(n_fragments,) scores of a ``predictions.tsv``, by id; NaN for ``no_orf``.
+    """(n_fragments,) scores of a table of records, by id; NaN for ``no_orf``.
 
     Raises:
         VirnucproError: a fragment is not in the table, or could not be used.
@@ -274,7 +270,7 @@ def read_chunk_scores(
 ) -> Iterator[tuple[str, float]]:
     """Each chunk's record and its score, or NaN if it has no stop-free frame.
 
-    The frames of the records are found in ``prediction_results.txt`` by their ids. Those of
+    The frames of the records are found in the table of frames by their ids. Those of
     other records may stand between them; the order is the same.
 
     Raises:

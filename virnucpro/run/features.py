@@ -1,401 +1,325 @@
-"""Embeddings on disk: one HDF5 file per shard, which exists only when it is whole.
+"""The feature store: where the vectors of a run are, whose they are, and how they are read.
 
-A file is built in memory, written with one plain write, synced, read back and renamed: HDF5's
-own writing is not safe on a full disk. Behind the HDF5 content, where its readers do not look,
-stands a label, and behind it the label's own SHA-256 and length. The label says what made the
-file, so that one of another recipe or another shard is never taken for this one's, and gives
-length and SHA-256 of the content. So ``read_label`` tells by a file's last bytes, whatever its
-size, whose it is and that it is complete; ``read_embeddings`` tells that each bit is as it was
-written.
+Each encoder of a run has a store of its own. A store has a file for every shard, of the ORFs that
+were embedded. While the files are read, in order, it makes a second one of a shard with copies, of
+what their originals have: so whoever opens the files finds every ORF, and an index over them needs
+no entry for each copy.
 """
 
 from __future__ import annotations
 
-import errno
 import hashlib
-import io
 import json
-import os
-import stat
-import struct
-from collections.abc import Mapping, Sequence
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple
 
-import h5py
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from virnucpro import __version__
-from virnucpro.errors import FeatureFileError, StorageError, VirnucproError
-from virnucpro.files import atomic, disk_error, sha256
-from virnucpro.log import printable
-from virnucpro.records import Embeddings, Failure
+from virnucpro.config import FOLLOWS, EncoderSpec
+from virnucpro.errors import FeatureFileError
+from virnucpro.files import writing
+from virnucpro.log import LOGGER, printable
+from virnucpro.records import Embeddings, Failure, Orf, Shard
+from virnucpro.run.feature_file import (
+    Attributes,
+    read_embeddings,
+    read_label,
+    read_rows,
+    update_embeddings,
+    write_embeddings,
+)
 
-# an index opens all its parts at once, and reads those over the limit of open files, which is
-# usually 1,024, as NaN and empty ids; HDF5 says nothing
-MAX_PARTS = 1000
-_SEAL = struct.Struct("<32sI")  # of the label: its SHA-256 and its length
-_BLOCK = 1 << 20
-_MAX_LABEL = 1 << 28  # bytes: a bound on what is read before its hash is known
-OF_ONE_FILE = ("shard_sha256", "copies")  # attributes that a file over many does not have
-
-# what h5py raises on a file that is not as it should be
-_DAMAGE = (OSError, LookupError, ValueError, TypeError, RuntimeError, AttributeError)
-# numbers of the OSErrors that tell of the file; all others tell of the disk, or of who may read it
-_NO_FILE = (None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
-
-Attributes = Mapping[str, str | int]
+OnShard = Callable[[int, int], None]  # hears how many shards were looked at, and of how many
+_COPIES = "_copies"  # ends the stem of a file of copies
+_FILE = re.compile(rf"\d{{6}}({_COPIES})?\.h5")
+_FOLDER = re.compile(r"\w+-[0-9a-f]{16}")
 
 
 @dataclass(frozen=True, slots=True)
-class Label:
-    """What a feature file says of itself."""
+class FeatureStore:
+    """The vectors that one encoder makes of the shards of a run."""
 
-    attributes: Attributes
-    failed_records: Sequence[str]
-    n_bytes: int  # of the HDF5 content
-    sha256: str  # of that
+    folder: Path
+    encoder: EncoderSpec
+    fingerprint: str  # of the recipe
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.attributes, Mapping):
-            raise TypeError("attributes have names")
-        ids = self.failed_records
-        if not isinstance(ids, (list, tuple)) or not all(isinstance(one, str) for one in ids):
-            raise TypeError("failed records are named by their ids")
+    def path(self, shard: Shard) -> Path:
+        return self.folder / f"{shard.name}.h5"
 
+    def path_of_copies(self, shard: Shard) -> Path:
+        return self.folder / f"{shard.name}{_COPIES}.h5"
 
-def write_embeddings(path: Path, embeddings: Embeddings, attributes: Attributes) -> None:
-    """Write one file: ``ids``, ``lengths``, ``embeddings``, and what failed.
+    def partial(self, shard: Shard) -> Path:
+        """Where the rows of a shard that killed its worker are kept for the next attempt."""
+        return self.folder / f".{shard.name}.partial"
 
-    Beside its attributes stands the version of the program, which no reader asks for: what counts
-    for the numbers is the recipe.
-    """
-    _write(path, _labelled(embeddings, attributes), attributes)
+    @property
+    def index(self) -> Path:
+        """The file over all files of the store, beside its folder."""
+        return index_of(self.folder)
 
+    def attributes(self, shard: Shard) -> Attributes:
+        """What the file of a shard says of itself."""
+        encoder = self.encoder
+        return {
+            "model": encoder.model,
+            "layer": encoder.layer,
+            "pooling": encoder.pooling,
+            "precision": encoder.precision,
+            "fingerprint": self.fingerprint,
+            "copies": 0,
+            "shard_sha256": shard.sha256,
+        }
 
-def update_embeddings(path: Path, embeddings: Embeddings, attributes: Attributes) -> None:
-    """Write one file, unless it is there with the same content, to the last bit."""
-    content = _labelled(embeddings, attributes)
-    if not path.is_file() or sha256(path) != hashlib.sha256(content).hexdigest():
-        _write(path, content, attributes)
+    def write(self, shard: Shard, embeddings: Embeddings) -> None:
+        """Write the file of a shard, which appears when it is whole."""
+        write_embeddings(self.path(shard), embeddings, self.attributes(shard))
+        self.partial(shard).unlink(missing_ok=True)
 
+    def make_folder(self) -> None:
+        """Make the folder that the files go to, in the run folder, which must be there."""
+        self.folder.mkdir(exist_ok=True)
 
-def _write(path: Path, content: bytes, attributes: Attributes) -> None:
-    with atomic(path) as temporary:
-        temporary.write_bytes(content)
-        try:
-            read_embeddings(temporary, attributes)
-        except FeatureFileError as error:
-            raise StorageError(
-                f"{printable(path)} was written, but reads back otherwise: {error.__cause__}",
-                hint="the disk has a fault: see the system's log",
-            ) from error
+    def is_done(self, shard: Shard) -> bool:
+        """Whether a shard has a file; one that exists was whole when it was written."""
+        return self.path(shard).exists()
 
+    def reader(self, lost: Mapping[int, str]) -> FeatureReader:
+        """What reads the shards of a generation; ``lost`` tells why some have no file."""
+        return FeatureReader(self, lost)
 
-def _labelled(embeddings: Embeddings, attributes: Attributes) -> bytes:
-    failed_records = list(dict.fromkeys(failure.record_id for failure in embeddings.failures))
-    return with_label(_to_hdf5(embeddings, attributes), attributes, failed_records)
+    def files(self, shards: Sequence[Shard] = ()) -> Iterator[tuple[Path, Attributes]]:
+        """All files, those of copies too, with what they must say; ``shards``: as far as known."""
+        hashes = {shard.name: shard.sha256 for shard in shards}
+        for path in sorted(self.folder.glob("*.h5")):
+            if _FILE.fullmatch(path.name):
+                attributes: dict[str, str | int] = {"fingerprint": self.fingerprint}
+                if digest := hashes.get(path.stem.removesuffix(_COPIES)):
+                    attributes["shard_sha256"] = digest
+                yield path, attributes
 
+    def read_files(self) -> Iterator[Embeddings]:
+        """The content of all files, one at a time.
 
-def with_label(content: bytes, attributes: Attributes, failed_records: Sequence[str] = ()) -> bytes:
-    """A feature file: HDF5, its label, and what tells where that begins and that it is whole."""
-    digest = hashlib.sha256(content).hexdigest()
-    label = json.dumps(asdict(Label(attributes, failed_records, len(content), digest))).encode()
-    return content + label + _SEAL.pack(hashlib.sha256(label).digest(), len(label))
+        Raises:
+            FeatureFileError: a file is not whole, or of another recipe.
+        """
+        for path, attributes in self.files():
+            yield read_embeddings(path, attributes, self.encoder.dim)
 
+    def count_files(self) -> int:
+        """How many shards have a file, as far as the folder tells."""
+        return sum(not path.stem.endswith(_COPIES) for path, _ in self.files())
 
-def _to_hdf5(embeddings: Embeddings, attributes: Attributes) -> bytes:
-    text = h5py.string_dtype("utf-8")
-    failures = embeddings.failures
-    with h5py.File("memory", "w", driver="core", backing_store=False, libver="v110") as h5:
-        h5.attrs.update({**attributes, "virnucpro_version": __version__})
-        h5.create_dataset("ids", data=np.array(embeddings.ids, dtype=object), dtype=text)
-        h5["lengths"] = embeddings.lengths
-        h5["embeddings"] = embeddings.vectors
-        for name in Failure.__slots__:
-            values = np.array([getattr(failure, name) for failure in failures], dtype=object)
-            h5.create_dataset(f"failed/{name}", data=values, dtype=text)
-        h5.flush()
-        return bytes(h5.id.get_file_image())
+    def failed_records(self, shard: Shard) -> set[str] | None:
+        """The records of which a shard's file holds failures; None without a complete file."""
+        return _failed_records(self.path(shard), self.attributes(shard))
 
+    def find_pending(
+        self, shards: Sequence[Shard], replaced: frozenset[str], on_shard: OnShard
+    ) -> list[Shard]:
+        """The shards without a file, or whose failed records were not all ``replaced``.
 
-def open_features(path: Path) -> h5py.File:
-    """Open a file that is whole: it never changes, and not every file system has locks."""
-    _refuse_pipe(path)
-    return h5py.File(path, "r", locking=False)
+        Files are known by their labels: what is damaged within is found when it is read. What was
+        replaced is still owed if a copy of it is.
+        """
+        pending, settled = [], []
+        for done, shard in enumerate(shards):
+            on_shard(done, len(shards))
+            failed = self.failed_records(shard)
+            if failed is None or not failed <= replaced:
+                pending.append(shard)
+            elif failed:
+                settled.append(shard)
+        if settled:
+            with_copies = [shard for shard in shards if shard.n_orfs > shard.n_embedded]
+            of_copies = [
+                _failed_records(self.path_of_copies(shard), self._attributes_of_copies(shard))
+                for shard in with_copies
+            ]
+            if any(failed is None or not failed <= replaced for failed in of_copies):
+                pending = sorted([*pending, *settled], key=lambda shard: shard.index)
+        return pending
 
+    def discard_damaged(self, shards: Sequence[Shard], on_shard: OnShard) -> None:
+        """Delete the files that are not as they were written, to the last bit."""
+        for done, shard in enumerate(shards):
+            on_shard(done, len(shards))
+            path = self.path(shard)
+            try:
+                if path.exists():
+                    read_embeddings(path, self.attributes(shard), self.encoder.dim)
+            except FeatureFileError as error:
+                _discard(path, error)
 
-def _refuse_pipe(path: Path) -> None:
-    """Raise ValueError for what is there but no plain file: a pipe would never end."""
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise ValueError("it is no file")
-
-
-def read_label(path: Path, attributes: Attributes) -> Label:
-    """Verify, by its last bytes, that a file is complete and has the attributes it must have.
-
-    Raises:
-        FeatureFileError: it is missing, cut short, or of another recipe or shard.
-        OutputError, StorageError: it cannot be read now.
-    """
-    try:
-        _refuse_pipe(path)
-        with path.open("rb") as handle:
-            end = handle.seek(0, os.SEEK_END) - _SEAL.size
-            if end < 0:
-                raise ValueError("it is cut short")
-            handle.seek(end)
-            digest, n_bytes = _SEAL.unpack(handle.read())
-            if n_bytes > min(end, _MAX_LABEL):
-                raise ValueError("it has no label at its end")
-            start = handle.seek(end - n_bytes)
-            text = handle.read(n_bytes)
-        if hashlib.sha256(text).digest() != digest:
-            raise ValueError("it has no label at its end")
-        label = Label(**json.loads(text))
-        if label.n_bytes != start:
-            raise ValueError(f"its content has {start} bytes of {label.n_bytes}")
-        for name, value in attributes.items():
-            if (found := label.attributes.get(name)) != value:
-                raise FeatureFileError(
-                    f"{printable(path)} has {name} {printable(found)}, not {printable(value)}"
-                )
-    except _DAMAGE as error:
-        raise _refusal(path, error) from error
-    return label
-
-
-def read_embeddings(path: Path, attributes: Attributes, dim: int | None = None) -> Embeddings:
-    """Read one file and verify it, to the last bit, against the attributes it must have.
-
-    With ``dim``, its vectors must be of that width; without any vector, the width may be 0.
-
-    Raises:
-        FeatureFileError: it is missing, damaged, or of another recipe, shard or width.
-        OutputError, StorageError: it cannot be read now.
-    """
-    label = read_label(path, attributes)
-    try:
-        _check_content(path, label)
-        with open_features(path) as h5:
-            embeddings = Embeddings(
-                ids=_strings(_own(h5, "ids")),
-                lengths=_own(h5, "lengths")[:],
-                vectors=_own(h5, "embeddings")[:],
-                per_residue=label.attributes.get("pooling") == "none",
-                failures=tuple(
-                    Failure(*values)
-                    for values in zip(
-                        *(_strings(_own(h5, f"failed/{name}")) for name in Failure.__slots__),
-                        strict=True,
-                    )
-                ),
-            )
-        width = embeddings.vectors.shape[1]
-        if dim not in (None, width) and (width or embeddings.ids):
-            raise ValueError(f"its vectors have {width} values of {dim}")
-        return embeddings
-    except _DAMAGE as error:
-        raise _refusal(path, error) from error
+    def _attributes_of_copies(self, shard: Shard) -> Attributes:
+        return {**self.attributes(shard), "copies": 1}
 
 
-def _refusal(path: Path, error: Exception) -> VirnucproError:
-    """A file that cannot be read now is not damaged: nobody may delete it for that."""
-    if isinstance(error, OSError) and error.errno not in _NO_FILE:
-        return disk_error(error, path)
-    return FeatureFileError(
-        f"{printable(path)} is not whole: {printable(error)}",
-        hint="check the disk, and run the same command with --resume: it is made again",
+def open_stores(
+    features: Path, encoders: Sequence[EncoderSpec], fingerprint: str
+) -> tuple[FeatureStore, ...]:
+    """A store for each encoder: the first in the folder itself, the others in folders in it."""
+    folders = [features, *(features / _name(encoder) for encoder in encoders[1:])]
+    return tuple(
+        FeatureStore(folder, encoder, fingerprint)
+        for folder, encoder in zip(folders, encoders, strict=False)
     )
 
 
-def read_rows(path: Path, places: Sequence[int], per_residue: bool) -> list[NDArray[np.float32]]:
-    """The rows of some ORFs, by their places, of a file that was verified before.
+def index_of(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.h5")
 
-    (1, dim) each, or, ``per_residue``, (length, dim).
 
-    Raises:
-        FeatureFileError: it is not there any more, or not as it was.
-    """
+def _name(encoder: EncoderSpec) -> str:
+    """A folder name that tells this encoder from any other of a run."""
+    facts = {name: value for name, value in asdict(encoder).items() if name not in FOLLOWS}
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    return f"{encoder.family}-{digest[:16]}"
+
+
+def inner_names(features: Path) -> list[str]:
+    """The names of what is in a folder of features in the place of a further encoder's store."""
+    if not features.is_dir():
+        return []
+    return [path.name for path in features.iterdir() if _FOLDER.fullmatch(path.name)]
+
+
+def _failed_records(path: Path, attributes: Attributes) -> set[str] | None:
+    if not path.exists():
+        return None
     try:
-        with open_features(path) as h5:
-            rows = h5["embeddings"]
-            if not per_residue:
-                return [rows[i : i + 1] for i in places]
-            bounds = np.concatenate([[0], np.cumsum(h5["lengths"][:])])
-            return [rows[bounds[i] : bounds[i + 1]] for i in places]
-    except _DAMAGE as error:
-        raise _refusal(path, error) from error
+        return set(read_label(path, attributes).failed_records)
+    except FeatureFileError as error:
+        _discard(path, error)
+        return None
 
 
-def _own(h5: h5py.File, name: str) -> h5py.Dataset:
-    """A dataset of the file itself: HDF5 would read any other file that one names."""
-    *groups, _ = name.split("/")
-    for place in (*groups, name):
-        if not isinstance(h5.get(place, getlink=True), h5py.HardLink):
-            raise ValueError(f"{place} is a link")
-    dataset = h5[name]
-    if dataset.is_virtual or dataset.external:
-        raise ValueError(f"{name} is kept in another file")
-    return dataset
+def _discard(path: Path, error: FeatureFileError) -> None:
+    LOGGER.warning("%s; it is made again", error)
+    with writing(path):
+        path.unlink()
 
 
-def _strings(dataset: h5py.Dataset) -> tuple[str, ...]:
-    return tuple(dataset.asstr()[:])
+@dataclass(frozen=True, slots=True, eq=False)
+class ShardFeatures:
+    """What the store has of the ORFs of a shard: a file's content each, and why the rest failed."""
+
+    files: tuple[tuple[Path, Embeddings], ...]
+    reasons: Mapping[str, str]  # by the ids of the ORFs without a vector
+
+    @property
+    def vectors(self) -> dict[str, NDArray[np.float32]]:
+        """A row for each ORF that has one, by its id; not if there is one per residue."""
+        rows: dict[str, NDArray[np.float32]] = {}
+        for _, embeddings in self.files:
+            assert not embeddings.per_residue, "an ORF has one row"
+            rows |= zip(embeddings.ids, embeddings.vectors, strict=True)
+        return rows
 
 
-def _check_content(path: Path, label: Label) -> None:
-    """Raise ValueError for a file that is not as it was written.
+class FeatureReader:
+    """Reads the shards of one generation, in order, and so knows where each original is."""
 
-    HDF5 must not see a damaged file: on some flipped bits it loops for ever.
-    """
-    digest, left = hashlib.sha256(), label.n_bytes
-    with path.open("rb") as handle:
-        while left > 0 and (block := handle.read(min(left, _BLOCK))):
-            digest.update(block)
-            left -= len(block)
-    if left or digest.hexdigest() != label.sha256:
-        raise ValueError("its content has another hash")
+    def __init__(self, store: FeatureStore, lost: Mapping[int, str]) -> None:
+        self._store, self._lost = store, lost
+        self._sources: list[_Source] = []
+        self._n_embedded = 0
 
+    def read(self, shard: Shard, orfs: Sequence[Orf]) -> ShardFeatures:
+        """The features of the next shard, whose ORFs are given; a copy has those of its original.
 
-class _Piece(NamedTuple):
-    """Neighbouring rows of one part."""
+        The file of copies is made of the originals every time, so an old one that does not agree is
+        replaced.
 
-    part: str  # relative path
-    n_rows: int  # of the whole part
-    rows: slice
+        Raises:
+            FeatureFileError: a file is missing or not whole, or its rows are in another order.
+        """
+        files, reasons = [], {}
+        embedded = [orf for orf in orfs if orf.copy_of is None]
+        if loss := self._lost.get(shard.index, ""):
+            self._add(_Source(self._n_embedded, None, {}, loss), len(embedded))
+            reasons = {orf.id: loss for orf in embedded}
+        else:
+            files.append((self._store.path(shard), self._read_embedded(shard, embedded)))
+        if copies := [orf for orf in orfs if orf.copy_of is not None]:
+            path, embeddings = self._store.path_of_copies(shard), self._copy_to(copies)
+            update_embeddings(path, embeddings, self._store._attributes_of_copies(shard))
+            files.append((path, embeddings))
+        for _, embeddings in files:
+            reasons |= {failure.orf_id: failure.reason for failure in embeddings.failures}
+        return ShardFeatures(tuple(files), reasons)
 
+    def _read_embedded(self, shard: Shard, orfs: Sequence[Orf]) -> Embeddings:
+        store = self._store
+        path = store.path(shard)
+        embeddings = read_embeddings(path, store.attributes(shard), store.encoder.dim)
+        reasons = {failure.orf_id: failure.reason for failure in embeddings.failures}
+        if embeddings.ids != tuple(orf.id for orf in orfs if orf.id not in reasons):
+            raise FeatureFileError(f"{printable(path)} does not hold its ORFs in their order")
+        first = self._n_embedded
+        failed = {first + i: reasons[orf.id] for i, orf in enumerate(orfs) if orf.id in reasons}
+        self._add(_Source(first, path, failed), len(orfs))
+        return embeddings
 
-def write_index(
-    path: Path, parts: Sequence[tuple[Path, NDArray[np.bool_]]], per_residue: bool
-) -> None:
-    """Write one HDF5 file whose ``ids``, ``lengths`` and ``embeddings`` are those of many.
+    def _add(self, source: _Source, n_embedded: int) -> None:
+        if n_embedded:
+            self._sources.append(source)
+            self._n_embedded += n_embedded
 
-    The datasets are virtual and name the parts, ``MAX_PARTS`` at most, by relative paths, so that
-    the folder can be moved. Each part comes with a mask of the ORFs to show.
-    """
-    assert len(parts) <= MAX_PARTS, "readers cannot open so many"
-    pieces: dict[str, list[_Piece]] = {name: [] for name in ("ids", "lengths", "embeddings")}
-    # row shape and type of each; without any part there is nothing but their names
-    kinds: dict[str, tuple[tuple[int, ...], np.dtype[np.generic]]] = {
-        "ids": ((), h5py.string_dtype("utf-8")),
-        "lengths": ((), np.dtype(np.int32)),
-        "embeddings": ((0,), np.dtype(np.float32)),
-    }
-    attributes: dict[str, object] = {}
-    for part, shown in parts:
-        name_of_part = part.relative_to(path.parent).as_posix()
-        with open_features(part) as h5:
-            attributes = attributes or dict(h5.attrs)
-            bounds = np.arange(len(shown) + 1)
-            rows = np.concatenate([[0], np.cumsum(h5["lengths"][:])]) if per_residue else bounds
-            for name, found in pieces.items():
-                kinds[name] = (h5[name].shape[1:], h5[name].dtype)
-                where = rows if name == "embeddings" else bounds
-                n_rows = int(where[-1])
-                found += [
-                    _Piece(name_of_part, n_rows, slice(int(where[a]), int(where[b])))
-                    for a, b in _runs(shown)
-                ]
-    for name in OF_ONE_FILE:
-        attributes.pop(name, None)
-    shown_parts = list(dict.fromkeys(piece.part for piece in pieces["ids"]))
-    attributes["parts_sha256"] = _hash_of_parts(path.parent, shown_parts)
-    with h5py.File("memory", "w", driver="core", backing_store=False, libver="v110") as h5:
-        h5.attrs.update(attributes)
-        for name, (row_shape, kind) in kinds.items():
-            layout = _lay_out(name, pieces[name], row_shape, kind)
-            # rows of a part that is gone must not read as zeros
-            h5.create_virtual_dataset(name, layout, np.nan if name == "embeddings" else None)
-        h5.flush()
-        content = bytes(h5.id.get_file_image())
-    with atomic(path) as temporary:
-        temporary.write_bytes(content)
-
-
-def check_index(path: Path) -> None:
-    """
-    Raises:
-        FeatureFileError: the parts of an index are not those that it was written for.
-    """
-    try:
-        with open_features(path) as h5:
-            ids, written_for = h5["ids"], h5.attrs["parts_sha256"]
-            sources = ids.virtual_sources() if ids.is_virtual else []
-            parts = list(dict.fromkeys(source.file_name for source in sources))
-        if strangers := [part for part in parts if ".." in part or Path(part).is_absolute()]:
-            raise FeatureFileError(
-                f"{printable(path)} names {printable(strangers[0])}, which is not of this run"
-            )
-        missing = [part for part in parts if not (path.parent / part).exists()]
-        if missing:
-            raise FeatureFileError(
-                f"{printable(path)} needs {printable(missing[0])}, which is missing"
-            )
-        if _hash_of_parts(path.parent, parts) != written_for:
-            raise FeatureFileError(f"{printable(path)} was written for other files")
-    except _DAMAGE as error:
-        raise _refusal(path, error) from error
-
-
-def _hash_of_parts(folder: Path, parts: Sequence[str]) -> str:
-    """Of what each says of itself: its shard, and whether it holds copies."""
-    digest = hashlib.sha256()
-    for part in parts:
-        attributes = read_label(folder / part, {}).attributes
-        digest.update(repr([str(attributes.get(name)) for name in OF_ONE_FILE]).encode())
-    return digest.hexdigest()
-
-
-def _lay_out(
-    name: str,
-    pieces: Sequence[_Piece],
-    row_shape: tuple[int, ...],
-    kind: np.dtype[np.generic],
-) -> h5py.VirtualLayout:
-    n_rows = sum(piece.rows.stop - piece.rows.start for piece in pieces)
-    layout = h5py.VirtualLayout((n_rows, *row_shape), kind)
-    layout.dcpl.set_obj_track_times(False)  # the same content gives the same bytes
-    first = 0
-    for piece in pieces:
-        last = first + piece.rows.stop - piece.rows.start
-        source = h5py.VirtualSource(piece.part, name, (piece.n_rows, *row_shape), kind)
-        layout[first:last] = source[piece.rows]
-        first = last
-    return layout
-
-
-def _runs(shown: NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """Where the mask is true, as (first, one after the last)."""
-    bounds = np.flatnonzero(np.diff(shown.astype(np.int8), prepend=0, append=0))
-    return list(zip(bounds[::2].tolist(), bounds[1::2].tolist(), strict=True))
-
-
-def save_npz(path: Path, embeddings: Embeddings) -> None:
-    """``ids``, ``lengths`` and ``embeddings``, for ``numpy.load`` without pickle."""
-    with atomic(path) as temporary, temporary.open("wb") as out:
-        np.savez(
-            out,
-            ids=np.array(embeddings.ids, dtype=np.str_),
-            lengths=embeddings.lengths,
-            embeddings=embeddings.vectors,
+    def _copy_to(self, copies: Sequence[Orf]) -> Embeddings:
+        """The rows, or the failures, of copies whose originals were read."""
+        per_residue = self._store.encoder.per_residue
+        rows: dict[int, tuple[int, NDArray[np.float32]]] = {}  # with the length
+        reasons: dict[int, str] = {}
+        ordinals = sorted({orf.copy_of for orf in copies if orf.copy_of is not None})
+        for source, group in groupby(ordinals, key=self._source_of):
+            wanted = []
+            for ordinal in group:
+                if reason := source.reason(ordinal):
+                    reasons[ordinal] = reason
+                else:
+                    wanted.append(ordinal)
+            if wanted and source.path:
+                places = [source.place(ordinal) for ordinal in wanted]
+                rows.update(zip(wanted, read_rows(source.path, places, per_residue), strict=True))
+        delivered = [(orf.id, *rows[orf.copy_of]) for orf in copies if orf.copy_of in rows]
+        return Embeddings(
+            ids=tuple(orf_id for orf_id, _, _ in delivered),
+            lengths=np.array([length for _, length, _ in delivered], dtype=np.int32),
+            vectors=np.concatenate([row for _, _, row in delivered] or [_NO_ROWS]),
+            per_residue=per_residue,
+            failures=tuple(
+                Failure(orf.id, orf.record_id, reasons[orf.copy_of])
+                for orf in copies
+                if orf.copy_of in reasons
+            ),
         )
 
-
-def save_pt(path: Path, embeddings: Embeddings) -> None:
-    """The layout of VirNucPro's ``_ESM.pt``: ``proteins`` (ids) and ``data`` (a tensor each)."""
-    data = [torch.from_numpy(rows.copy()) for rows in split_rows(embeddings)]
-    content = io.BytesIO()  # a path would be written into the archive
-    torch.save({"proteins": list(embeddings.ids), "data": data}, content)
-    with atomic(path) as temporary:
-        temporary.write_bytes(content.getbuffer())
+    def _source_of(self, ordinal: int) -> _Source:
+        return self._sources[bisect_right(self._sources, ordinal, key=lambda s: s.first) - 1]
 
 
-def split_rows(embeddings: Embeddings) -> list[NDArray[np.float32]]:
-    """The rows of each ORF: (dim,), or (length, dim) when there is one per residue."""
-    if embeddings.per_residue:
-        return np.split(embeddings.vectors, np.cumsum(embeddings.lengths))[:-1]
-    return list(embeddings.vectors)
+@dataclass(frozen=True, slots=True, eq=False)
+class _Source:
+    """What became of the embedded ORFs of one shard."""
+
+    first: int  # ordinal
+    path: Path | None  # None: the shard was lost
+    reasons: dict[int, str]  # ordinal -> why it failed
+    loss: str = ""
+
+    def reason(self, ordinal: int) -> str:
+        return self.loss or self.reasons.get(ordinal, "")
+
+    def place(self, ordinal: int) -> int:
+        """In the feature file, which leaves out what failed."""
+        return ordinal - self.first - sum(failed < ordinal for failed in self.reasons)
+
+
+_NO_ROWS = np.empty((0, 0), dtype=np.float32)

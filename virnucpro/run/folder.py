@@ -1,63 +1,32 @@
-"""The run folder: every file name in one place, whose run it is, and what of it is done."""
+"""The run folder: what lies where in it, whose it is, and what is deleted when.
+
+The names of the outputs are those of the sinks; every other name stands here.
+"""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from virnucpro import __version__
-from virnucpro.config import NOT_IN_FINGERPRINT, Recipe
-from virnucpro.errors import OutputError, ResumeError, UsageError
-from virnucpro.files import (
-    TEMPORARY,
-    atomic,
-    disk_error,
-    refuse_links,
-    sweep,
-    writing,
-)
+from virnucpro.errors import OutputError, UsageError
+from virnucpro.files import TEMPORARY, disk_error, refuse_links, sweep, writing
 from virnucpro.log import announce, logging_to_file, printable
+from virnucpro.outputs.sinks import Command, Sink, all_sinks, record_table
+from virnucpro.run.features import FeatureStore, index_of, inner_names, open_stores
 from virnucpro.run.lock import OF_A_LOCK, locked
-from virnucpro.sequences.inputs import InputFile
-from virnucpro.sequences.samples import RunIds
+from virnucpro.run.manifest import Manifest, read_manifest, write_manifest
 
-COPIES = "_copies"  # ends the stem of a feature file of copies
 # files that a run makes in its sub-folders
 _OURS = re.compile(
-    r"\d{6}(_copies)?\.(h5|npz|pt|faa|fna)|[0-9a-f]{16}\.fa|plan\.json|\..*\.(tmp|partial)"
+    r"\d{6}(_copies)?\.(h5|npz|pt|faa|fna)|\w+-[0-9a-f]{16}\.h5|[0-9a-f]{16}\.fa|plan\.json"
+    r"|\..*\.(tmp|partial)"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Manifest:
-    """What ``run.json`` must tell to go on with a run."""
-
-    recipe: Recipe
-    inputs: tuple[InputFile, ...]
-    replaced: tuple[str, ...] = ()  # ids of failed records that a later input gives anew
-    is_qualified: bool = False  # ids of records are written with their file
-    refused: tuple[InputFile, ...] = ()  # files that could not be read
-    version: str = __version__  # of the program that wrote it last
-
-    def __post_init__(self) -> None:
-        found = {known.generation for known in self.inputs}
-        if found and found != set(range(len(found))):
-            raise ValueError("the generations of the inputs have gaps")
-        if not all(isinstance(record_id, str) for record_id in self.replaced):
-            raise TypeError("a replaced record is named by its id")
-        if not isinstance(self.is_qualified, bool):
-            raise TypeError("ids are written with their file, or they are not")
-
-    @property
-    def ids(self) -> RunIds:
-        return RunIds(self.is_qualified, frozenset(self.replaced))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +47,7 @@ class RunDir:
 
     @property
     def feature_index(self) -> Path:
-        return self.root / "features.h5"
+        return index_of(self.features)
 
     @property
     def shards(self) -> Path:
@@ -94,12 +63,12 @@ class RunDir:
 
     @property
     def samples(self) -> Path:
-        """Tables of each file by itself, in folders of their names."""
+        """Outputs of each file by itself, in folders of their names."""
         return self.root / "samples"
 
-    def sample(self, name: str) -> RunDir:
-        """Where the tables of one file are, by the names that those of the run have."""
-        return RunDir(self.samples / name)
+    def sample(self, name: str) -> Path:
+        """Where the outputs of one file are, by the names that those of the run have."""
+        return self.samples / name
 
     @property
     def planned(self) -> RunDir:
@@ -111,28 +80,12 @@ class RunDir:
         """Of inputs that cannot be read twice."""
         return self.root / "inputs"
 
-    @property
-    def frame_table(self) -> Path:
-        return self.root / "prediction_results.txt"
+    def output(self, sink: type[Sink]) -> Path:
+        return self.root / sink.file
 
-    @property
-    def chunk_table(self) -> Path:
-        return self.root / "prediction_results_highestscore.csv"
-
-    @property
-    def viral(self) -> Path:
-        return self.root / "viral.fasta"
-
-    @property
-    def failed_files(self) -> Path:
-        return self.root / "failed_files.txt"
-
-    @property
-    def failed_sequences(self) -> Path:
-        return self.root / "failed_sequences.fa"
-
-    def record_table(self, command: str) -> Path:
-        return self.root / ("predictions.tsv" if command == "predict" else "records.tsv")
+    def record_table(self, command: Command) -> Path:
+        """What has a row for every record."""
+        return self.output(record_table(command))
 
     @property
     def _results(self) -> tuple[Path, ...]:
@@ -144,20 +97,7 @@ class RunDir:
             self.chunks,
             self.copies,
             self.samples,
-            self.failed_files,
-            self.failed_sequences,
-            *self.tables,
-        )
-
-    @property
-    def tables(self) -> tuple[Path, ...]:
-        """Of the whole run, and of each sample in its folder."""
-        return (
-            self.frame_table,
-            self.chunk_table,
-            self.viral,
-            self.record_table("predict"),
-            self.record_table("extract"),
+            *map(self.output, all_sinks()),
         )
 
     @contextmanager
@@ -175,6 +115,7 @@ class RunDir:
             self.root.mkdir(parents=True, exist_ok=True)
             ours = (self.log, *self._results)
             refuse_links(self.root, (*OF_A_LOCK, *(path.name for path in ours)))
+            refuse_links(self.features, inner_names(self.features))
             with locked(self.root):
                 yield
         except BrokenPipeError:  # of standard output
@@ -234,14 +175,22 @@ class RunDir:
         for path in reversed(self._results):
             if path == self.samples:
                 self.clear_samples()
+            elif path == self.features:
+                for folder in self.feature_folders():
+                    _delete_ours(folder)
             elif path != self.copies:
                 _delete_ours(path)
 
+    def feature_folders(self) -> list[Path]:
+        """Those of further encoders, and then that of the first, which they are in."""
+        return [*(self.features / name for name in inner_names(self.features)), self.features]
+
     def clear_samples(self) -> None:
-        """Delete the tables of single samples."""
+        """Delete the outputs of single samples."""
         for folder in self.sample_folders():
-            for table in RunDir(folder).tables:
-                table.unlink(missing_ok=True)
+            for sink in all_sinks():
+                if sink.per_file:
+                    (folder / sink.file).unlink(missing_ok=True)
             _delete_empty(folder)
         _delete_empty(self.samples)
 
@@ -303,64 +252,24 @@ class RunDir:
         """Delete what a killed run left half done."""
         shutil.rmtree(self.planned.root, ignore_errors=True)
         for folder in (
-            *(self.root, self.features, self.shards, self.copies),
+            *(self.root, self.shards, self.copies),
+            *self.feature_folders(),
             *self.sample_folders(),
         ):
             sweep(folder)
-        for partial in self.features.glob(".*.partial"):
-            partial.unlink(missing_ok=True)
+        for folder in self.feature_folders():
+            for partial in folder.glob(".*.partial"):
+                partial.unlink(missing_ok=True)
 
     def read_manifest(self) -> Manifest | None:
         """
         Raises:
-            ResumeError: ``run.json`` is damaged.
+            ResumeError: ``run.json`` is damaged, or of another version.
         """
-        if not self.manifest.exists():
-            return None
-        if not self.manifest.is_file():  # a pipe would never end
-            raise _damaged(self.manifest, "it is no file")
-        version: object = __version__
-        try:
-            stored = json.loads(self.manifest.read_text())
-            version = stored["virnucpro_version"]
-            return Manifest(
-                recipe=Recipe(**{"shard_format": 1, **stored["recipe"]}),
-                inputs=tuple(self._from_json(known) for known in stored["inputs"]),
-                replaced=tuple(stored["replaced"]),
-                is_qualified=stored.get("qualified", False),
-                refused=tuple(self._from_json(file) for file in stored.get("refused", ())),
-                version=str(version),
-            )
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            if version != __version__:
-                raise _of_another_version(self.root, version) from error
-            raise _damaged(self.manifest, error) from error
-
-    def _to_json(self, known: InputFile) -> dict[str, Any]:
-        """Copies are named from the run folder, so that it can be moved."""
-        path = Path(known.path)
-        if path.parent == self.copies.resolve():
-            path = path.relative_to(self.root.resolve())
-        fields = {**asdict(known), "path": str(path)}
-        del fields["stamp"]  # it tells of this start only
-        return fields
-
-    def _from_json(self, known: Mapping[str, Any]) -> InputFile:
-        return InputFile(**{**known, "path": str(self.root.resolve() / known["path"])})
+        return read_manifest(self.manifest, self.copies)
 
     def write_manifest(self, manifest: Manifest, facts: Mapping[str, Any]) -> None:
-        content = {
-            "virnucpro_version": __version__,
-            "fingerprint": manifest.recipe.fingerprint,
-            **facts,
-            "recipe": asdict(manifest.recipe),
-            "inputs": [self._to_json(known) for known in manifest.inputs],
-            "replaced": manifest.replaced,
-            "qualified": manifest.is_qualified,
-            "refused": [self._to_json(file) for file in manifest.refused],
-        }
-        with atomic(self.manifest) as temporary:
-            temporary.write_text(json.dumps(content, indent=2) + "\n")
+        write_manifest(self.manifest, self.copies, manifest, facts)
 
 
 def _delete_ours(path: Path, kept: Collection[str] = ()) -> None:
@@ -379,48 +288,7 @@ def _delete_empty(folder: Path) -> None:
         folder.rmdir()
 
 
-def _damaged(manifest: Path, why: object) -> ResumeError:
-    return ResumeError(
-        f"{printable(manifest)} is damaged: {printable(why)}",
-        hint="put a copy of it back, start again with --force, or choose another --output-dir",
-    )
-
-
-def _of_another_version(folder: Path, version: object) -> ResumeError:
-    return ResumeError(
-        f"{printable(folder)} holds a run of another version of virnucpro, {printable(version)}: "
-        f"this one, {__version__}, cannot go on with it",
-        hint="finish it with that version, choose another --output-dir, or start with --force",
-    )
-
-
-def check_same_recipe(rundir: RunDir, recorded: Manifest, asked: Recipe) -> None:
-    """
-    Raises:
-        ResumeError: the recipes differ; the message says in what.
-    """
-    if recorded.recipe.shard_format != asked.shard_format:
-        raise _of_another_version(rundir.root, recorded.version)
-    if recorded.recipe.has_encoder != asked.has_encoder:
-        raise ResumeError(
-            f"this folder holds a run with {printable(recorded.recipe.reader)}, "
-            f"not with {printable(asked.reader)}",
-            hint="use the old options (the scorer reads nucleotides where no --model is named), "
-            "choose another --output-dir, or start again with --force",
-        )
-    before, now = asdict(recorded.recipe), asdict(asked)
-    changed = [
-        f"{name} was {_short(before[name])}, now {_short(now[name])}"
-        for name in now
-        if before[name] != now[name] and name not in NOT_IN_FINGERPRINT
-    ]
-    if changed:
-        raise ResumeError(
-            f"this folder holds a run of another recipe: {'; '.join(changed)}",
-            hint="use the old options, choose another --output-dir, or start again with --force",
-        )
-
-
-def _short(value: object) -> str:
-    text = str(value) or "none"
-    return f"{text[:12]}..." if len(text) == 64 else text  # a hash
+def stores_of(rundir: RunDir, manifest: Manifest) -> tuple[FeatureStore, ...]:
+    """The feature stores of a run, one for each of its encoders."""
+    recipe = manifest.recipe
+    return open_stores(rundir.features, recipe.encoders, recipe.fingerprint)

@@ -17,8 +17,9 @@ from virnucpro.engine.events import Progress, Telling
 from virnucpro.errors import ResumeError, UsageError
 from virnucpro.files import open_plain
 from virnucpro.log import LOGGER, announce, printable
-from virnucpro.run.folder import Manifest, RunDir, check_same_recipe
-from virnucpro.scoring.calls import read_mendable
+from virnucpro.outputs.sinks import FailedSequences, read_mendable
+from virnucpro.run.folder import RunDir
+from virnucpro.run.manifest import Manifest, check_same_recipe
 from virnucpro.sequences.inputs import (
     InputFile,
     Sieve,
@@ -46,7 +47,8 @@ def open_run(
     if config.force and any(rundir.would_clear(path) for path in config.inputs):
         raise UsageError(
             "an input lies in the folder that --force clears",
-            hint="move it away first; to repair a run with its failed_sequences.fa use --resume",
+            hint=f"move it away first; to repair a run with its {FailedSequences.file} "
+            "use --resume",
         )
     on_event(Progress("looking for the input", 0, 0, "bytes"))
     sources = find_inputs(config.inputs, rundir.root, rundir.copies, rundir.own_names)
@@ -105,7 +107,7 @@ def _go_on(
 ) -> Manifest:
     """The recorded run, with what is given now for the first time, or can be read at last."""
     run_type, sieve = recorded.recipe.input_type, survey.sieve
-    check_same_recipe(rundir, recorded, config.recipe_for(config.input_type or run_type))
+    check_same_recipe(recorded, config.recipe_for(config.input_type or run_type))
     paths = {file.path for file in recorded.inputs}
     for file, error in sieve.refused:
         if file.path in paths:

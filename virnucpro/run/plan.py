@@ -25,16 +25,17 @@ from virnucpro.config import Recipe
 from virnucpro.errors import InputError
 from virnucpro.files import atomic, open_plain, open_table, sha256
 from virnucpro.log import printable
-from virnucpro.records import PROTEIN, Chunk, FastaRecord, Orf, Shard, Status, check_counts
+from virnucpro.records import PROTEIN, Chunk, FastaRecord, Orf, Shard, check_counts
 from virnucpro.run.dedup import SeenProteins
-from virnucpro.run.folder import Manifest, RunDir
+from virnucpro.run.folder import RunDir
+from virnucpro.run.manifest import Manifest
 from virnucpro.run.shards import ShardWriter
-from virnucpro.sequences.fasta import find_invalid, write_record
+from virnucpro.sequences.fasta import write_record
 from virnucpro.sequences.inputs import InputFile, generations
+from virnucpro.sequences.screen import protein_of, screen
 from virnucpro.sequences.survey import find_repeat, repeated
-from virnucpro.sequences.translate import chunk_record, orf_nucleotides, translate_six_frames
+from virnucpro.sequences.translate import chunk_record, translate_six_frames
 
-MAX_RESIDUES = 50_000  # longer than any protein known; attention grows with the square
 _BLOCK_LETTERS = 500_000  # are translated, or looked up, at once
 _SHARDS_AT_ONCE = 256  # are verified
 _STEP_BASES = 2_000_000  # between two reports
@@ -46,7 +47,6 @@ class Counts:
 
     n_records: int = 0
     n_letters: int = 0
-    n_with_u: int = 0  # records of RNA
     n_short: int = 0  # records under half a chunk
     n_gapped: int = 0  # records with gaps
     n_gaps: int = 0  # of these, left out
@@ -73,26 +73,6 @@ class Plan:
 def count_done(files: Iterable[tuple[int, int]], missing: Sequence[int]) -> int:
     """Of how many files no shard is among those that are missing, which are in order."""
     return sum(bisect_left(missing, first) == bisect_left(missing, end) for first, end in files)
-
-
-def screen(record: FastaRecord, recipe: Recipe) -> tuple[Status | None, str]:
-    """Why a record is not embedded or scored: a status and a note, or nothing."""
-    length = len(record.sequence)
-    invalid = find_invalid(record, recipe.input_type)
-    if invalid:
-        return "invalid", invalid
-    if recipe.input_type == "protein" and length > MAX_RESIDUES:
-        return "invalid", f"{length} residues; at most {MAX_RESIDUES} are embedded"
-    if recipe.input_type == "protein" and not protein_of(record):
-        return "invalid", "the record holds nothing but a stop"
-    if length < recipe.min_length:
-        return "too_short", f"{length} of at least {recipe.min_length}"
-    return None, ""
-
-
-def protein_of(record: FastaRecord) -> str:
-    """Upper case, without the stop that gene callers write at the end."""
-    return record.sequence.upper().removesuffix("*")
 
 
 def count_chunks(length: int, recipe: Recipe) -> int:
@@ -138,9 +118,15 @@ class _Planner:
                 chunks = stack.enter_context(open_table(self.rundir.planned.chunks))
             for number, inputs in enumerate(generations(self.manifest.inputs)):
                 writer = ShardWriter(
-                    self.rundir.planned.shards, recipe.residues_per_shard, sum(map(len, shards))
+                    self.rundir.planned.shards,
+                    recipe.residues_per_shard,
+                    sum(map(len, shards)),
+                    keep_bases=self.keep_intermediate,
                 )
-                known, seen = replaced if number else frozenset[str](), SeenProteins()
+                known, seen = (
+                    replaced if number else frozenset[str](),
+                    SeenProteins(reads=recipe.reads),
+                )
                 mended: set[str] = set()
                 for file in inputs:
                     first = writer.next_index
@@ -189,7 +175,6 @@ class _Planner:
             status, _ = screen(record, recipe)
             if status is None:
                 if recipe.has_frames:
-                    self.counts.n_with_u += "U" in record.sequence or "u" in record.sequence
                     self.counts.n_short += len(record.sequence) * 2 < recipe.chunk_size
                 yield record
 
@@ -204,16 +189,11 @@ class _Planner:
         chunks = chain.from_iterable(chunk_record(record, size) for record in records)
         for block in _blocks(chunks):
             orfs = seen.mark(translate_six_frames(block))
-            if not self.keep_intermediate:
-                for orf in orfs:
-                    writer.add(orf)
-                continue
-            by_id = {chunk.id: chunk for chunk in block}
-            for chunk in block:
-                assert out is not None
-                write_record(out, chunk.id, chunk.sequence)
+            if out is not None:
+                for chunk in block:
+                    write_record(out, chunk.id, chunk.sequence)
             for orf in orfs:
-                writer.add(orf, orf_nucleotides(orf, by_id[orf.chunk_id]))
+                writer.add(orf)
 
     def write_proteins(
         self, records: Iterable[FastaRecord], writer: ShardWriter, seen: SeenProteins

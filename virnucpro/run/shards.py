@@ -1,8 +1,8 @@
 """Shards on disk: FASTA files of ORFs, cut by content alone.
 
 The first word of a header is the ORF's id; what follows names chunk, record, start, end and
-strand, and for a copy the ordinal of its original. No id holds white space, so the words can be
-told apart.
+strand, the bases of a frame, and for a copy the ordinal of its original. No id holds white space,
+so the words can be told apart.
 """
 
 from __future__ import annotations
@@ -16,20 +16,27 @@ from virnucpro.log import printable
 from virnucpro.records import Orf, Shard
 
 _AGAIN = "the next start writes shards anew"
-_FIELDS = ("chunk=", "record=", "start=", "end=", "strand=", "copy=")
 
 
 class ShardWriter:
     """Collects ORFs, in order, and writes a shard whenever it is full.
 
     It is full when the ORFs to embed, or the copies, have so many residues: either will fill a
-    feature file.
+    feature file. With ``keep_bases`` those of its frames lie in a FASTA file beside it, too.
     """
 
-    def __init__(self, folder: Path, residues_per_shard: int, first_index: int = 0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        residues_per_shard: int,
+        first_index: int = 0,
+        *,
+        keep_bases: bool = False,
+    ) -> None:
         self.folder = folder
         self.residues_per_shard = residues_per_shard
         self.first_index = first_index
+        self.keep_bases = keep_bases
         self.shards: list[Shard] = []
         self.n_copies = 0
         self.n_copied_residues = 0
@@ -39,14 +46,14 @@ class ShardWriter:
         self._n_residues = 0
         self._n_copied_before = 0  # residues, in shards that are closed
 
-    def add(self, orf: Orf, nucleotides: str = "") -> None:
-        """Add an ORF, and the bases to be written beside it, if any."""
-        if nucleotides:
-            self._nucleotides.append(f">{orf.id}\n{nucleotides}\n")
+    def add(self, orf: Orf) -> None:
+        if self.keep_bases and orf.bases:
+            self._nucleotides.append(f">{orf.id}\n{orf.bases}\n")
+        bases = f" bases={orf.bases}" if orf.bases else ""
         copied = "" if orf.copy_of is None else f" copy={orf.copy_of}"
         self._entries.append(
             f">{orf.id} chunk={orf.chunk_id} record={orf.record_id} "
-            f"start={orf.start} end={orf.end} strand={orf.strand}{copied}\n{orf.protein}\n"
+            f"start={orf.start} end={orf.end} strand={orf.strand}{bases}{copied}\n{orf.protein}\n"
         )
         if orf.copy_of is None:
             self._n_embedded += 1
@@ -111,8 +118,15 @@ def read_shard(shard: Shard) -> list[Orf]:
 
 def _parse(header: str, protein: str) -> Orf:
     orf_id, *words = header[1:].split(" ")
-    chunk, record, start, end, strand, *original = (
-        word.removeprefix(name) for word, name in zip(words, _FIELDS[: len(words)], strict=True)
+    fields = dict(word.split("=", 1) for word in words)
+    return Orf(
+        orf_id,
+        fields["chunk"],
+        fields["record"],
+        int(fields["start"]),
+        int(fields["end"]),
+        fields["strand"],
+        protein,
+        fields.get("bases", ""),
+        int(fields["copy"]) if "copy" in fields else None,
     )
-    copy_of = int(original[0]) if original else None
-    return Orf(orf_id, chunk, record, int(start), int(end), strand, protein, copy_of)

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from virnucpro.config import Recipe
 from virnucpro.errors import FeatureFileError, InputMissingError, ResumeError
 from virnucpro.log import printable
-from virnucpro.run.features import check_index, read_embeddings
-from virnucpro.run.folder import COPIES, Manifest, RunDir
+from virnucpro.outputs.features import check_index
+from virnucpro.outputs.sinks import FailedFiles
+from virnucpro.records import Shard
+from virnucpro.run.feature_file import read_embeddings
+from virnucpro.run.features import FeatureStore
+from virnucpro.run.folder import RunDir, stores_of
+from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import count_done, read_plan
 
 _LISTED = 8  # of many files
@@ -55,33 +61,42 @@ def _verify(rundir: RunDir, manifest: Manifest) -> tuple[list[str], str]:
     if not manifest.recipe.has_encoder:
         return [], "verified  nothing to verify: there are no feature files"
     plan = read_plan(rundir, manifest)
-    shards = {} if plan is None else {shard.path.stem: shard.sha256 for shard in plan.shards}
-    files = sorted(rundir.features.glob("*.h5"))
-    damaged = []
-    for file in files:
-        attributes = {"fingerprint": manifest.recipe.fingerprint}
-        if shard := shards.get(file.stem.removesuffix(COPIES)):
-            attributes["shard_sha256"] = shard
-        try:
-            read_embeddings(file, attributes)
-        except FeatureFileError as error:
-            damaged.append(f"damaged   {error}")
-    verified = f"verified  all {len(files)} feature files are whole"
-    if rundir.feature_index.exists():
-        try:
-            if not damaged:
-                check_index(rundir.feature_index)
-        except FeatureFileError as error:
-            damaged.append(f"damaged   {error}; --resume writes it anew")
-    elif plan is None:
+    damaged, n_files, has_index = [], 0, False
+    for store in stores_of(rundir, manifest):
+        of_store, n_of_store = _verify_files(store, plan.shards if plan else ())
+        n_files += n_of_store
+        if store.index.exists():
+            has_index = True
+            of_store += [] if of_store else _verify_index(store)
+        damaged += of_store
+    verified = f"verified  all {n_files} feature files are whole"
+    if plan is None and not has_index:
         verified += "; whether each is in its place was not checked: the plan is not here"
     return damaged, verified
+
+
+def _verify_files(store: FeatureStore, shards: Sequence[Shard]) -> tuple[list[str], int]:
+    damaged, n_files = [], 0
+    for path, attributes in store.files(shards):
+        n_files += 1
+        try:
+            read_embeddings(path, attributes)
+        except FeatureFileError as error:
+            damaged.append(f"damaged   {error}")
+    return damaged, n_files
+
+
+def _verify_index(store: FeatureStore) -> list[str]:
+    try:
+        check_index(store.index)
+    except FeatureFileError as error:
+        return [f"damaged   {error}; --resume writes it anew"]
+    return []
 
 
 def _describe(rundir: RunDir, manifest: Manifest) -> list[str]:
     stored = json.loads(rundir.manifest.read_text())
     recipe = manifest.recipe
-    n_files = sum(not file.stem.endswith(COPIES) for file in rundir.features.glob("*.h5"))
     lines = [
         printable(f"state     {stored.get('state')}, {stored.get('time')} on {stored.get('host')}"),
         printable(f"command   {recipe.command}, {_how(recipe)}"),
@@ -89,30 +104,36 @@ def _describe(rundir: RunDir, manifest: Manifest) -> list[str]:
         *_folded([f"unread    {printable(file.error)}" for file in manifest.refused]),
     ]
     if recipe.has_encoder:
-        lines += _describe_shards(rundir, manifest, n_files)
+        lines += _describe_shards(rundir, manifest)
     if "counts" in stored:
         statuses = stored["counts"]["statuses"].items()
         lines.append(f"records   {', '.join(f'{n} {status}' for status, n in statuses if n)}")
-    if rundir.failed_files.exists():
-        lines.append(f"failed    see {printable(rundir.failed_files)}")
+    listing = rundir.output(FailedFiles)
+    if listing.exists():
+        lines.append(f"failed    see {printable(listing)}")
     return lines
 
 
 def _how(recipe: Recipe) -> str:
     if not recipe.has_encoder:
         return recipe.reader
-    return f"{recipe.model}, layer {recipe.layer}, {recipe.precision}"
+    return "; ".join(
+        f"{encoder.model}, layer {encoder.layer}, {encoder.precision}"
+        for encoder in recipe.encoders
+    )
 
 
-def _describe_shards(rundir: RunDir, manifest: Manifest, n_files: int) -> list[str]:
-    done = f"shards    {n_files} done"
+def _describe_shards(rundir: RunDir, manifest: Manifest) -> list[str]:
+    stores = stores_of(rundir, manifest)
+    done = f"shards    {min(store.count_files() for store in stores)} done"
     if not rundir.plan.exists():
         return [done]
     plan = read_plan(rundir, manifest)
     if plan is None:
         return [f"{done}, the plan is damaged, or of other inputs: --resume makes it again"]
-    files = (rundir.features / f"{shard.name}.h5" for shard in plan.shards)
-    missing = [index for index, file in enumerate(files) if not file.exists()]
+    missing = [
+        shard.index for shard in plan.shards if not all(store.is_done(shard) for store in stores)
+    ]
     n_inputs = count_done(plan.files, missing)
     return [
         f"{done}, {len(missing)} pending",

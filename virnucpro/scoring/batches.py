@@ -8,14 +8,13 @@ block; a score does not depend on the block that it is computed in.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from virnucpro.errors import InputError
-from virnucpro.records import PROTEIN, Call, FastaRecord, Orf, Prediction
+from virnucpro.records import PROTEIN, FastaRecord, Orf, Prediction
 from virnucpro.scoring.head import Head
 from virnucpro.sequences.composition import frame_bases
 
@@ -23,22 +22,6 @@ FRAMES_AT_ONCE = 2048
 _LETTERS_AT_ONCE = 1_000_000  # of records that wait for the scores of their frames
 
 Predicted = tuple[FastaRecord, list[Prediction]]
-
-
-class Outcome(NamedTuple):
-    """A record with what was scored of it, and its call."""
-
-    record: FastaRecord
-    predictions: list[Prediction]
-    call: Call
-
-    def in_place_of(self, record: FastaRecord) -> Outcome:
-        """The same outcome under the file and the id of another record."""
-        return Outcome(
-            self.record._replace(sample=record.sample, own_id=record.own_id),
-            self.predictions,
-            replace(self.call, record_id=record.name, sample=record.sample),
-        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,40 +1,18 @@
-"""From frame scores to calls of chunks and records, and the tables."""
+"""The rules: from frame scores to calls of chunks and records."""
 
 from __future__ import annotations
 
-import heapq
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
 from itertools import groupby
 from math import fsum, log, tanh
-from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple, TextIO
 
-from virnucpro.files import writing
 from virnucpro.records import Call, FastaRecord, Prediction, Status
 from virnucpro.scorer.score import RecordScore
 from virnucpro.scoring.head import DECIMALS, HeadFacts
 
-FRAME_COLUMNS = ("Sequence_ID", "Prediction", "score1", "score2")
-CHUNK_COLUMNS = ("Modified_ID", "Is_Virus")
-RECORD_COLUMNS = (
-    "record",
-    "file",
-    "length",
-    "status",
-    "call",
-    "virus_score",
-    "n_chunks",
-    "n_chunks_scored",
-    "n_frames_scored",
-    "note",
-)
-_FAILED = "frames failed"  # in the note of a record that is to be mended
+FRAMES_FAILED = "frames failed"  # in the note of a record that is to be mended
 SURE = 10.0**-DECIMALS  # log-odds are of scores between this and 1 minus this
-_LINES_IN_MEMORY = 500_000
-_FILES_AT_ONCE = 100  # that are open while lines are sorted
 
 
 def scored_frames(predictions: Iterable[Prediction]) -> Iterator[tuple[Prediction, float]]:
@@ -94,7 +72,7 @@ def call_record(
     status: Status = "scored" if chunks else "embedded" if predictions else "no_orf"
     score, is_virus, note = None, False, ""
     if failures:
-        note = f"{len(failures)} of {len(predictions)} {_FAILED}: {failures[0]}"
+        note = f"{len(failures)} of {len(predictions)} {FRAMES_FAILED}: {failures[0]}"
     if failures and len(failures) == len(predictions):
         status = "failed"
     elif chunks and facts is not None:
@@ -128,119 +106,3 @@ def call_by_score(record: FastaRecord, score: RecordScore) -> Call:
         n_chunks_scored=pieces.n_known,
         note="no known base" if value is None else "",
     )
-
-
-def frame_rows(predictions: Iterable[Prediction]) -> Iterator[str]:
-    """Rows of ``prediction_results.txt``; a tie is "others", as the first of two equals."""
-    for prediction, score in scored_frames(predictions):
-        others = round(1 - score, DECIMALS)
-        label = "virus" if score > others else "others"
-        yield f"{prediction.orf.id}\t{label}\t{others:.6f}\t{score:.6f}\n"
-
-
-def chunk_rows(predictions: Sequence[Prediction]) -> Iterator[str]:
-    """Rows of ``prediction_results_highestscore.csv``.
-
-    A chunk is a virus if its surest frame is, by VirNucPro's rule: the best virus score is at least
-    the best score of "others".
-    """
-    for chunk_id, scores in chunk_scores(predictions):
-        others = round(1 - min(scores), DECIMALS)
-        yield f"{chunk_id}\t{max(scores) >= others}\n"
-
-
-def record_row(call: Call) -> str:
-    label = "" if call.virus_score is None else "virus" if call.is_virus else "other"
-    score = "" if call.virus_score is None else f"{call.virus_score:.6f}"
-    values = (
-        call.record_id,
-        call.sample,
-        call.length,
-        call.status,
-        label,
-        score,
-        call.n_chunks,
-        call.n_chunks_scored,
-        call.n_frames_scored,
-        call.note,
-    )
-    return "\t".join(map(str, values)) + "\n"
-
-
-class RecordRow(NamedTuple):
-    """A line of ``predictions.tsv``, as far as it is read again."""
-
-    record_id: str  # within its file
-    sample: str
-    status: Status
-    score: float | None
-    note: str
-
-
-def read_record_rows(table: TextIO) -> Iterator[RecordRow]:
-    """The rows of a ``predictions.tsv``, or of a ``records.tsv``."""
-    columns = next(table, "").rstrip("\n").split("\t")
-    for line in table:
-        fields = line.rstrip("\n").split("\t", len(columns) - 1)
-        row = dict(zip(columns, fields, strict=True))
-        score = float(row["virus_score"]) if row["virus_score"] else None
-        status: Status = row["status"]  # type: ignore[assignment]
-        yield RecordRow(row["record"], row.get("file", ""), status, score, row["note"])
-
-
-def read_mendable(table: TextIO) -> Iterator[tuple[str, str]]:
-    """Sample and id of each record that is invalid, or of which a frame failed."""
-    for row in read_record_rows(table):
-        if row.status == "invalid" or _FAILED in row.note:
-            yield row.sample, row.record_id
-
-
-def read_frame_scores(table: TextIO) -> Iterator[tuple[str, float]]:
-    """The frames and virus scores of a ``prediction_results.txt``."""
-    next(table, None)
-    for line in table:
-        frame_id, _, _, score = line.rstrip("\n").split("\t")
-        yield frame_id, float(score)
-
-
-class SortedLines:
-    """Lines in any order in, sorted by their first column out; memory holds a part of them."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder  # on a disk that is large enough
-        self._lines: list[str] = []
-        self._runs = ExitStack()
-        self._files: list[TextIO] = []
-
-    def __enter__(self) -> SortedLines:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._runs.close()
-
-    def extend(self, lines: Iterable[str]) -> None:
-        self._lines.extend(lines)
-        if len(self._lines) >= _LINES_IN_MEMORY:
-            self._write(sorted(self._lines, key=_first_column))
-            self._lines = []
-        if len(self._files) >= _FILES_AT_ONCE:
-            files, self._files = self._files, []
-            self._write(heapq.merge(*files, key=_first_column))
-            for file in files:
-                file.close()
-
-    def _write(self, ordered: Iterable[str]) -> None:
-        with writing(self._folder):
-            run = tempfile.TemporaryFile("w+", encoding="utf-8", dir=self._folder)  # noqa: SIM115
-            self._runs.enter_context(run)
-            run.writelines(ordered)
-            run.seek(0)
-        self._files.append(run)
-
-    def merged(self) -> Iterator[str]:
-        last = sorted(self._lines, key=_first_column)
-        return heapq.merge(*self._files, last, key=_first_column)
-
-
-def _first_column(line: str) -> str:
-    return line.split("\t", 1)[0]

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from virnucpro.config import Recipe
-from virnucpro.records import Call, FastaRecord, Orf, Prediction
-from virnucpro.run.plan import screen
+from virnucpro.records import Call, FastaRecord, Orf, Prediction, RecordResult
 from virnucpro.scorer.nets import Scorer
 from virnucpro.scorer.score import BASES_AT_ONCE, PieceScores, RecordScore, score_block
-from virnucpro.scoring.batches import Outcome
 from virnucpro.scoring.calls import call_by_score, probability
+from virnucpro.sequences.screen import screen
 
 _RECORDS_AT_ONCE = 20_000
 
@@ -24,7 +23,7 @@ def call_by_scorer(
     recipe: Recipe,
     scorer: Scorer,
     on_letters: Callable[[int], None],
-) -> Iterator[Outcome]:
+) -> Iterator[RecordResult]:
     """Each record, in order, with a prediction for each of its pieces, and its call.
 
     ``on_letters`` hears how many letters were done.
@@ -45,7 +44,7 @@ def call_by_scorer(
                 yield _outcome(record, next(scores))
             else:
                 call = Call(record.name, length, status, record.sample, note=note)
-                yield Outcome(record, [], call)
+                yield RecordResult(record, [], call)
         on_letters(n_done)
 
 
@@ -61,8 +60,8 @@ def _blocks(records: Iterable[FastaRecord]) -> Iterator[list[FastaRecord]]:
     yield block
 
 
-def _outcome(record: FastaRecord, score: RecordScore) -> Outcome:
-    return Outcome(
+def _outcome(record: FastaRecord, score: RecordScore) -> RecordResult:
+    return RecordResult(
         record, list(_predictions(record.id, score.pieces)), call_by_score(record, score)
     )
 

@@ -18,10 +18,11 @@ N_CODONS, N_TETRANUCLEOTIDES, N_BORDERS = 64, 256, 16
 N_FEATURES = N_CODONS + N_TETRANUCLEOTIDES + N_BORDERS
 _GAP = "NNN"  # between two frames, so that no word of four bases and no border spans both
 
-# a letter that is not ACGT is a digit so large that no word with it is one of those counted
+# a letter that is not ACGTU is a digit so large that no word with it is one of those counted
 _DIGITS = np.full(256, N_TETRANUCLEOTIDES, dtype=np.uint16)
 for _digit, _base in enumerate("ACGT"):
     _DIGITS[[ord(_base), ord(_base.lower())]] = _digit
+_DIGITS[[ord("U"), ord("u")]] = _DIGITS[ord("T")]
 
 
 def frame_bases(orf: Orf, sequence: str) -> str:
@@ -35,7 +36,7 @@ def frame_composition(frames: Sequence[str]) -> NDArray[np.float32]:
 
     The fractions of the 64 codons in frame, of the 256 tetranucleotides at every position, and of
     the 16 pairs of a codon's last base and the next one's first, each in the order AAA, AAC, AAG,
-    AAT, ACA ... Words with a letter other than ACGT, in either case, count nowhere; each of the
+    AAT, ACA ... Words with a letter other than ACGTU, in either case, count nowhere; each of the
     three parts sums to 1, or to 0 where a frame has no such word.
     """
     lengths = np.array([len(bases) for bases in frames], dtype=np.int64)

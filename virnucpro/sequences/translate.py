@@ -1,7 +1,8 @@
 """From a nucleotide record to the ORFs that the language model reads. Pure functions.
 
 The rules are those of VirNucPro (github.com/Li-Jing-1997/VirNucPro): how a record is cut into
-chunks, which frames are kept, and what they are called. Golden files hold them to the byte.
+chunks, which frames are kept, and what they are called. Golden files hold them to the byte. In one
+thing we differ: U is read as T, where VirNucPro loses the codon.
 """
 
 from __future__ import annotations
@@ -16,18 +17,19 @@ from virnucpro.records import Chunk, FastaRecord, Orf
 
 FRAMES = ("F1", "F2", "F3", "R1", "R2", "R3")
 _STOP = ord("*")
-_COMPLEMENT = str.maketrans("ACGT", "TGCA")
+_COMPLEMENT = str.maketrans("ACGTU", "TGCAA")
 
 
 def _codon_tables() -> tuple[bytes, bytes, bytes]:
     """Bases to digits, and codons to letters of the forward and reverse strand, of 256 each.
 
-    A codon is the number 25a + 5b + c of its digits; 4 is any letter but ACGT. The letter of a
+    A codon is the number 25a + 5b + c of its digits; 4 is any letter but ACGTU. The letter of a
     codon that is not one of the 64 is 0.
     """
     digits = np.full(256, 4, dtype=np.uint8)
     for digit, base in enumerate("ACGT"):
         digits[[ord(base), ord(base.lower())]] = digit
+    digits[[ord("U"), ord("u")]] = digits[ord("T")]
     code = unambiguous_dna_by_id[1]
     forward = np.zeros(256, dtype=np.uint8)  # 125 are used; bytes.translate wants 256
     reverse = np.zeros(256, dtype=np.uint8)
@@ -62,7 +64,7 @@ def chunk_record(record: FastaRecord, size: int) -> Iterator[Chunk]:
 def translate_six_frames(chunks: Sequence[Chunk]) -> list[Orf]:
     """Translate the six frames of each chunk; keep those without a stop, in chunk order.
 
-    Codons with a letter that is not ACGT add nothing; a frame that nothing is left of is not
+    Codons with a letter that is not ACGTU add nothing; a frame that nothing is left of is not
     kept. Many chunks at once cost little more than one.
 
     >>> [orf.id for orf in translate_six_frames([Chunk("c1", "r", 0, "ATGTAA")])]
@@ -94,18 +96,21 @@ def translate_six_frames(chunks: Sequence[Chunk]) -> list[Orf]:
     chunk_starts = (ends - lengths).tolist()
 
     orfs = []
+    in_work, coding = (-1, -1), ""
     for i, frame in np.argwhere(kept).tolist():
         first, n = firsts[i][frame], counts[i][frame]
         letters = strands[frame // 3][first : first + 3 * n : 3].replace(b"\0", b"")
         if letters:
             chunk = chunks[i]
+            if in_work != (i, frame // 3):
+                in_work, coding = (i, frame // 3), _coding_strand(chunk, "+-"[frame // 3])
             protein = (letters if frame < 3 else letters[::-1]).decode("ascii")
             start = chunk.start + first - chunk_starts[i]
             name, strand = FRAMES[frame], "+-"[frame // 3]
             orf_id = chunk.id + name
-            orfs.append(
-                Orf(orf_id, chunk.id, chunk.record_id, start, start + 3 * n, strand, protein)
-            )
+            bases = coding[frame % 3 : frame % 3 + 1 + 3 * len(protein)]  # as VirNucPro writes them
+            place = (start, start + 3 * n, strand)
+            orfs.append(Orf(orf_id, chunk.id, chunk.record_id, *place, protein, bases))
     return orfs
 
 
@@ -125,15 +130,12 @@ def _holds_stop(
     return holds
 
 
-def orf_nucleotides(orf: Orf, chunk: Chunk) -> str:
-    """The bases that VirNucPro writes beside a frame: ``s[f : f + 1 + 3 * len(protein)]``."""
-    if orf.strand == "-":
-        bases, offset = reverse_complement(chunk.sequence), chunk.end - orf.end
-    else:
-        bases, offset = chunk.sequence.upper(), orf.start - chunk.start
-    return bases[offset : offset + 1 + 3 * len(orf.protein)]
+def _coding_strand(chunk: Chunk, strand: str) -> str:
+    """Its bases in upper case, with T for U."""
+    bases = reverse_complement(chunk.sequence) if strand == "-" else chunk.sequence.upper()
+    return bases.replace("U", "T")
 
 
 def reverse_complement(bases: str) -> str:
-    """In upper case; only A, C, G and T are complemented, as by VirNucPro."""
+    """In upper case; only A, C, G, T and U are complemented."""
     return bases.upper().translate(_COMPLEMENT)[::-1]

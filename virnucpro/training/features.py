@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +11,8 @@ from numpy.lib import format as npy
 from virnucpro.errors import FeatureFileError
 from virnucpro.files import atomic, open_named
 from virnucpro.log import printable
-from virnucpro.run.features import read_embeddings
-from virnucpro.run.folder import RunDir
+from virnucpro.records import Embeddings
+from virnucpro.run.folder import RunDir, stores_of
 
 
 def write_vectors(path: Path, folder: Path, ids: Sequence[str]) -> None:
@@ -28,8 +28,7 @@ def write_vectors(path: Path, folder: Path, ids: Sequence[str]) -> None:
     is_there = np.zeros(len(ids), dtype=np.bool_)
     begin = 0
     with atomic(path) as temporary, open_named(temporary) as out:
-        for feature_file in sorted(RunDir(folder).features.glob("*.h5")):
-            embeddings = read_embeddings(feature_file, {})
+        for embeddings in _read_files(folder):
             if embeddings.ids and not begin:
                 shape = (len(ids), embeddings.vectors.shape[1])
                 facts = {"descr": "<f4", "fortran_order": False, "shape": shape}
@@ -45,3 +44,10 @@ def write_vectors(path: Path, folder: Path, ids: Sequence[str]) -> None:
                 f"{printable(folder)} holds no vector of {printable(ids[int(is_there.argmin())])}",
                 hint="delete the folder: its vectors are made again",
             )
+
+
+def _read_files(folder: Path) -> Iterator[Embeddings]:
+    rundir = RunDir(folder)
+    manifest = rundir.read_manifest()
+    for store in stores_of(rundir, manifest) if manifest else ():
+        yield from store.read_files()

@@ -7,9 +7,8 @@ rotary tables and pooling are float32 always, since a rotary table in bf16 gives
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -134,18 +133,6 @@ def rotary_frequencies(head_dim: int) -> Tensor:
     """Radians per position of each pair of dimensions, (head_dim / 2,) float32."""
     places = torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu")
     return 1.0 / (ROPE_THETA ** (places / head_dim))
-
-
-def compile_layers(model: ESM2, backend: str | Callable[..., object] = "inductor") -> None:
-    """Fuse what lies around the attention of each layer into few kernels.
-
-    All layers share one graph, which takes any number of tokens.
-    """
-    project = torch.compile(Layer.project, dynamic=True, backend=backend)
-    finish = torch.compile(Layer.finish, dynamic=True, backend=backend)
-    for layer in model.layers:
-        assert isinstance(layer, Layer)
-        layer.__dict__.update(project=partial(project, layer), finish=partial(finish, layer))
 
 
 def cpu_has_fused_gelu() -> bool:

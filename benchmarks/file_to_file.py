@@ -20,7 +20,8 @@ from virnucpro.config import RESIDUES_PER_SHARD, RunConfig
 from virnucpro.engine.events import BatchDone, BatchStarted, ShardDone, Telling, WorkerReady
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.errors import VirnucproError
-from virnucpro.pipeline import STARTING, run
+from virnucpro.outputs.summary import STARTING
+from virnucpro.pipeline import run
 from virnucpro.resolve import Options, resolve
 from virnucpro.sequences.fasta import write_record
 
@@ -37,7 +38,6 @@ class FileRow:
     n_workers: int | None = None
     residues_per_shard: int | None = None
     tokens_per_second: float | None = None  # without start-up
-    ratio: float | None = None  # to the first row of the encoders, not in turn with it
     outside_batches: float | None = None  # share of the workers' time without a batch in flight
     peak_bytes: int | None = None  # of a worker's device, or of the worker on a CPU
     starting_seconds: float | None = None
@@ -54,34 +54,33 @@ class FileRun:
     setting: Setting
     n_workers: int | None  # processes on a CPU
     cuda_visible_devices: str | None
-    reference: float | None  # tokens/s of the first row of the encoders
 
 
-def time_extract(given: FileRun) -> FileRow:
+def time_extract(file_run: FileRun) -> FileRow:
     """One run: it holds many batches, and is not repeated."""
-    n_tokens = count_tokens(lengths_of(given.proteins))
+    n_tokens = count_tokens(lengths_of(file_run.proteins))
     row = FileRow(
-        model=given.model,
-        profile=given.profile,
-        n_proteins=len(given.proteins),
+        model=file_run.model,
+        profile=file_run.profile,
+        n_proteins=len(file_run.proteins),
         n_tokens=n_tokens,
     )
     try:
-        with TemporaryDirectory(prefix="virnucpro-bench-") as folder:
-            return _time(given, row, Path(folder))
+        with TemporaryDirectory(prefix="virnucpro-measure-") as folder:
+            return _time(file_run, row, Path(folder))
     except (*FAILURES, VirnucproError) as error:
         return replace(row, reason=reason_of(error))
 
 
-def _time(given: FileRun, row: FileRow, folder: Path) -> FileRow:
+def _time(file_run: FileRun, row: FileRow, folder: Path) -> FileRow:
     fasta = folder / "proteins.faa"
     with fasta.open("w", encoding="utf-8") as out:
-        for number, protein in enumerate(given.proteins, start=1):
+        for number, protein in enumerate(file_run.proteins, start=1):
             write_record(out, f"protein_{number}", protein)
     watch = _Watch()
     started = time.perf_counter()
-    config, _ = resolve(_options(given, fasta, folder / "run"), watch)
-    config = _cut_finely(config, sum(map(len, given.proteins)))
+    config, _ = resolve(_options(file_run, fasta, folder / "run"), watch)
+    config = _cut_finely(config, sum(map(len, file_run.proteins)))
     resolved = time.perf_counter()
     summary = run(config, None, ProcessExecutor(config.resources.devices), watch)
     ended = time.perf_counter()
@@ -89,11 +88,10 @@ def _time(given: FileRun, row: FileRow, folder: Path) -> FileRow:
     rate = summary.n_tokens / (ended - started - starting)
     return replace(
         row,
-        precision=config.recipe.precision,
+        precision=config.recipe.encoders[0].precision,
         n_workers=len(config.resources.devices),
         residues_per_shard=config.recipe.residues_per_shard,
         tokens_per_second=rate,
-        ratio=rate / given.reference if given.reference else None,
         outside_batches=watch.outside_batches,
         peak_bytes=watch.peak_bytes,
         starting_seconds=starting,
@@ -103,8 +101,8 @@ def _time(given: FileRun, row: FileRow, folder: Path) -> FileRow:
     )
 
 
-def _options(given: FileRun, fasta: Path, output: Path) -> Options:
-    kind = given.setting.device.partition(":")[0]
+def _options(file_run: FileRun, fasta: Path, output: Path) -> Options:
+    kind = file_run.setting.device.partition(":")[0]
     return Options(
         command="extract",
         input=[fasta],
@@ -112,19 +110,19 @@ def _options(given: FileRun, fasta: Path, output: Path) -> Options:
         input_type="protein",
         chunk_size=None,
         min_length=0,
-        model=str(given.setting.checkpoint),
+        model=str(file_run.setting.checkpoint),
         gpus="0" if kind == "cuda" else None,
         device=kind,
-        workers=given.n_workers if kind == "cpu" else None,
-        esm_batch_size=str(given.setting.tokens_per_batch),
+        workers=file_run.n_workers if kind == "cpu" else None,
+        esm_batch_size=str(file_run.setting.tokens_per_batch),
         precision="auto",
         worker_timeout=300.0,
         resume=False,
         force=False,
         keep_intermediate=False,
-        argv=("virnucpro", "bench"),
-        cuda_visible_devices=given.cuda_visible_devices,
-        converted=given.setting.checkpoint.parent / "converted",
+        argv=("measure.py", "files"),
+        cuda_visible_devices=file_run.cuda_visible_devices,
+        converted=file_run.setting.checkpoint.parent / "converted",
     )
 
 

@@ -23,8 +23,9 @@ from tempfile import TemporaryDirectory
 
 from Bio import SeqIO
 
-from virnucpro.config import Recipe
-from virnucpro.run.folder import Manifest, RunDir
+from virnucpro.config import EncoderSpec, Recipe
+from virnucpro.run.folder import RunDir
+from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import make_plan
 from virnucpro.run.shards import read_shard
 from virnucpro.sequences.fasta import write_record
@@ -65,7 +66,7 @@ def measure_front_end(n_bases: int, repeats: int, seed: int) -> Iterator[FrontEn
     random = Random(seed)
     contigs = make_contigs(random, n_bases)
     reads = make_reads(random, contigs, n_bases // 4)
-    with TemporaryDirectory(prefix="virnucpro-bench-") as folder:
+    with TemporaryDirectory(prefix="virnucpro-measure-") as folder:
         for name, sequences in (("contigs", contigs), (f"reads of {READ_BASES}", reads)):
             fasta = Path(folder) / "input.fa"
             with fasta.open("w", encoding="utf-8") as out:
@@ -135,17 +136,18 @@ def reverse_complement(bases: str) -> str:
     return bases.translate(_COMPLEMENT)[::-1]
 
 
+_NO_ENCODER = EncoderSpec(
+    model="", sha256="", layer=1, pooling="mean", precision="fp32", dim=0
+)  # frames are cut for an encoder, and here for none
+
+
 def run_ours(fasta: Path, folder: Path) -> Callable[[], Frames]:
     recipe = Recipe(
         command="extract",
         input_type="nucleotide",
         chunk_size=CHUNK_SIZE,
         min_length=0,
-        model="",
-        model_sha256="",
-        layer=1,
-        pooling="mean",
-        precision="fp32",
+        encoders=(_NO_ENCODER,),
     )
     manifest = Manifest(recipe, tuple(hash_inputs([Source(fasta)], lambda _: None)))
     rundir = RunDir(folder)
@@ -205,7 +207,7 @@ def check_agreement(fasta: Path) -> int:
     """
     found = []
     for way in WAYS.values():
-        with TemporaryDirectory(prefix="virnucpro-bench-") as folder:
+        with TemporaryDirectory(prefix="virnucpro-measure-") as folder:
             found.append(way(fasta, Path(folder))())
     if found[0] != found[1]:
         raise RuntimeError(f"the ways give {len(found[0])} and {len(found[1])} ORFs, or others")
@@ -217,7 +219,7 @@ def _time_in_turn(fasta: Path, repeats: int) -> dict[str, list[tuple[float, floa
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in WAYS}
     for _ in range(repeats):
         for name, way in WAYS.items():
-            with TemporaryDirectory(prefix="virnucpro-bench-") as folder:
+            with TemporaryDirectory(prefix="virnucpro-measure-") as folder:
                 run = partial(way, fasta, Path(folder))
                 started, cpu_started = time.perf_counter(), time.process_time()
                 run()

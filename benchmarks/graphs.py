@@ -1,24 +1,90 @@
-"""CUDA graphs: a forward pass recorded once and replayed, for models that launches hold back.
+"""Fewer launches of kernels, which no run uses: compiled layers and CUDA graphs.
 
-A graph has one shape. Every batch is laid into the same buffers of ``n_tokens``; what is left
-over is filled with proteins of ``<pad>`` that nobody looks at.
+A CUDA graph is a forward pass recorded once and replayed, for models that launches hold back. It
+has one shape: every batch is laid into the same buffers of ``n_tokens``; what is left over is
+filled with proteins of ``<pad>`` that nobody looks at.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from virnucpro.bench.comparison import Comparison, EncoderRow, compare
+from virnucpro.bench.encoder import OURS, Encoder, Setting, Way, load_ours
+from virnucpro.bench.layouts import layouts
+from virnucpro.config import Precision
 from virnucpro.encoders.esm2.alphabet import PAD
-from virnucpro.encoders.esm2.model import ESM2
+from virnucpro.encoders.esm2.attention import attend_varlen
+from virnucpro.encoders.esm2.model import ESM2, Layer, mean_pool
 from virnucpro.encoders.esm2.packing import PackedBatch, StagedBatch
 
 _TOKENS_PER_PROTEIN = 16  # on average, at the least
 _N_WARM_UP = 3
+
+
+def compare_launches(
+    setting: Setting, model: str, profile: str, proteins: Sequence[str], repeats: int
+) -> Iterator[EncoderRow]:
+    """One row for the model as a run has it, one with compiled layers, one with CUDA graphs."""
+    comparison = Comparison(
+        model=model,
+        shape=setting.shape,
+        profile=profile,
+        proteins=proteins,
+        repeats=repeats,
+        limits={},
+    )
+    loads = {"as in a run": load_plain, "compiled": load_compiled, "graphs": load_graphed}
+    precision: Precision = "bf16"
+    ways = [Way(OURS, precision, name, load) for name, load in loads.items()]
+    with layouts(setting, 1, len(ways)) as places:
+        yield from compare(comparison, ways, places)
+
+
+def load_plain(setting: Setting) -> Encoder:
+    return load_ours(setting, "bf16", attend_varlen)
+
+
+def load_compiled(setting: Setting) -> Encoder:
+    """Load the model with compiled layers; the compiler runs before the clock does."""
+    encoder = load_plain(setting)
+    assert isinstance(encoder.model, ESM2)
+    compile_layers(encoder.model)
+    encoder.embed(["M" * 100])
+    return encoder
+
+
+def load_graphed(setting: Setting) -> Encoder:
+    """Load the model to replay CUDA graphs."""
+    encoder = load_plain(setting)
+    assert isinstance(encoder.model, ESM2)
+    graphed = GraphedESM2(encoder.model, setting.tokens_per_batch)
+
+    @torch.inference_mode()
+    def embed(proteins: list[str]) -> Tensor:
+        batch = PackedBatch.of(proteins)
+        return mean_pool(graphed(batch), batch)
+
+    return replace(encoder, model=graphed, embed=embed)
+
+
+def compile_layers(model: ESM2, backend: str | Callable[..., object] = "inductor") -> None:
+    """Fuse what lies around the attention of each layer into few kernels.
+
+    All layers share one graph, which takes any number of tokens.
+    """
+    project = torch.compile(Layer.project, dynamic=True, backend=backend)
+    finish = torch.compile(Layer.finish, dynamic=True, backend=backend)
+    for layer in model.layers:
+        assert isinstance(layer, Layer)
+        layer.__dict__.update(project=partial(project, layer), finish=partial(finish, layer))
 
 
 class GraphedESM2(nn.Module):

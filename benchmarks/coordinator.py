@@ -18,9 +18,11 @@ from tempfile import TemporaryDirectory
 import psutil
 
 from virnucpro.bench.layouts import FAILURES, reason_of
+from virnucpro.config import Resources
 from virnucpro.engine.events import Event, Memory, ShardDone, ShardFailed
 from virnucpro.engine.local import ProcessExecutor
-from virnucpro.engine.worker import Job, Task, Worker
+from virnucpro.engine.recovery import Task
+from virnucpro.engine.worker import Job, Worker
 from virnucpro.errors import UnavailableError, VirnucproError
 from virnucpro.records import Shard
 
@@ -42,14 +44,23 @@ class CoordinatorRow:
     reason: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class NappingJob(Job):
+    n_workers: int
+    first_nap: int  # index of the first shard that takes time
+
+
 class IdleWorker(Worker):
     """Waits for the others with its first shard; then does nothing, or sleeps.
 
     ``ShardDone.seconds`` says how long it was idle before the shard.
     """
 
-    def __init__(self, job: Job, name: str, device: str) -> None:
-        self.job, self.name = job, name
+    job: NappingJob
+
+    def __init__(self, job: Job, resources: Resources, name: str, device: str) -> None:
+        assert isinstance(job, NappingJob)
+        self.job, self.resources, self.name = job, resources, name
         self.is_first = True
         self.handed_over = time.monotonic()
 
@@ -64,7 +75,7 @@ class IdleWorker(Worker):
         idle = time.monotonic() - self.handed_over
         if self.is_first:
             self.wait_for_all()
-        elif task.shard.index >= int(self.job.attributes["first_nap"]):
+        elif task.shard.index >= self.job.first_nap:
             time.sleep(NAP_SECONDS)
         self.handed_over = time.monotonic()
         yield ShardDone(self.name, task.shard, idle, 0)
@@ -77,7 +88,7 @@ class IdleWorker(Worker):
         """Starting takes seconds: what comes after is measured with all of them there."""
         self.is_first = False
         (self.job.features / self.name).touch()
-        while len(list(self.job.features.iterdir())) < int(self.job.attributes["n_workers"]):
+        while len(list(self.job.features.iterdir())) < self.job.n_workers:
             time.sleep(_POLL_SECONDS)
 
 
@@ -87,7 +98,7 @@ def time_coordinator(n_workers: int) -> CoordinatorRow:
         needed, available = n_workers * _BYTES_PER_WORKER, psutil.virtual_memory().available
         if needed > 0.8 * available:
             raise UnavailableError(f"{n_workers} workers need {needed >> 30} GiB of memory")
-        with TemporaryDirectory(prefix="virnucpro-bench-") as folder:
+        with TemporaryDirectory(prefix="virnucpro-measure-") as folder:
             return _time(row, Path(folder))
     except (*FAILURES, VirnucproError) as error:
         return replace(row, reason=reason_of(error))
@@ -101,13 +112,14 @@ def _time(row: CoordinatorRow, folder: Path) -> CoordinatorRow:
         Shard(index, folder / f"{index}.faa", 1, 1, 1, "")
         for index in range(first_nap + N_NAPS * n_workers)
     ]
-    attributes = {"n_workers": n_workers, "first_nap": first_nap}
-    job = Job(folder, folder, 0, 0, "mean", "fp32", 0, 900.0, attributes)  # of no model
+    job = NappingJob(folder, (), (), "", n_workers, first_nap)  # of no model
     done: list[float] = []  # when the empty shards came
     idle: list[float] = []
     napped: set[str] = set()  # workers; what came before a first nap is of the empty shards
-    executor = ProcessExecutor(("cpu",) * n_workers, IdleWorker)
-    with closing(executor.run(shards, job)) as events:
+    devices = ("cpu",) * n_workers
+    resources = Resources(devices=devices, tokens_per_batch=1, silence_seconds=900.0)
+    executor = ProcessExecutor(devices, IdleWorker)
+    with closing(executor.run(shards, job, resources)) as events:
         for event in events:
             match event:
                 case ShardDone(worker=worker, shard=shard, seconds=seconds):

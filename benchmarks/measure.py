@@ -1,0 +1,151 @@
+"""Measure a part of VirNucPro, and print the figures as JSON. For developers; users have
+``virnucpro bench``.
+
+    python benchmarks/measure.py files --models 8M,35M
+    python benchmarks/measure.py front-end
+    python benchmarks/measure.py coordinator --workers 1,4,16,64
+    python benchmarks/measure.py graphs --models 8M          (needs a GPU)
+    python benchmarks/measure.py poison
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from coordinator import CoordinatorRow, time_coordinator
+from file_to_file import FileRow, FileRun, time_extract
+from front_end import FrontEndRow, measure_front_end
+from graphs import compare_launches
+from poison import PoisonRow, measure_poison
+
+from virnucpro.bench.comparison import EncoderRow
+from virnucpro.bench.encoder import Setting
+from virnucpro.bench.report import describe_machine, describe_versions
+from virnucpro.bench.synthetic import MODELS, PROFILES, make_proteins, write_checkpoint
+from virnucpro.devices import choose_devices, choose_tokens, usable_cores
+
+Row = FileRow | FrontEndRow | CoordinatorRow | EncoderRow | PoisonRow
+_N_BATCHES = 15  # of a pass, on a GPU or on each core
+
+
+@contextmanager
+def made_up(model: str, device: str, seed: int) -> Iterator[Setting]:
+    """A model with random weights, for the time of the block."""
+    choice = choose_devices(device, None, None, os.environ.get("CUDA_VISIBLE_DEVICES"), 0)
+    shape = MODELS[model]
+    with TemporaryDirectory(prefix="virnucpro-measure-") as folder:
+        setting = Setting(
+            checkpoint=Path(folder) / f"{model}.pt",
+            shape=shape,
+            device=choice.devices[0],
+            tokens_per_batch=choose_tokens(choice, shape),
+        )
+        write_checkpoint(setting.checkpoint, shape, seed)
+        yield setting
+
+
+def files(options: argparse.Namespace) -> Iterator[Row]:
+    for model in options.models:
+        with made_up(model, options.device, options.seed) as setting:
+            n_processes = options.workers if setting.device == "cpu" else 1
+            n_tokens = options.tokens or _N_BATCHES * setting.tokens_per_batch * n_processes
+            yield time_extract(
+                FileRun(
+                    model=model,
+                    profile=options.profile,
+                    proteins=make_proteins(options.profile, n_tokens, options.seed),
+                    setting=setting,
+                    n_workers=options.workers,
+                    cuda_visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
+                )
+            )
+
+
+def graphs(options: argparse.Namespace) -> Iterator[Row]:
+    for model in options.models:
+        with made_up(model, "cuda", options.seed) as setting:
+            n_tokens = options.tokens or _N_BATCHES * setting.tokens_per_batch
+            proteins = make_proteins(options.profile, n_tokens, options.seed)
+            yield from compare_launches(setting, model, options.profile, proteins, options.repeats)
+
+
+def front_end(options: argparse.Namespace) -> Iterator[Row]:
+    return measure_front_end(options.bases, options.repeats, options.seed)
+
+
+def coordinator(options: argparse.Namespace) -> Iterator[Row]:
+    return map(time_coordinator, options.workers)
+
+
+def poison(options: argparse.Namespace) -> Iterator[Row]:
+    return measure_poison(options.proteins, options.poisoned, options.length, options.workers)
+
+
+def model_names(text: str) -> list[str]:
+    names = text.split(",")
+    if unknown := [name for name in names if name not in MODELS]:
+        raise argparse.ArgumentTypeError(f"no size of ESM-2: {', '.join(unknown)}")
+    return names
+
+
+def numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")]
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
+    parts = parser.add_subparsers(required=True)
+    for name, measure in (("files", files), ("graphs", graphs)):
+        part = parts.add_parser(name)
+        part.set_defaults(measure=measure)
+        part.add_argument("--models", type=model_names, default=["8M"])
+        part.add_argument("--profile", choices=PROFILES, default="six-frame-500")
+        part.add_argument("--tokens", type=int, help="tokens of one run or pass")
+        part.add_argument("--seed", type=int, default=1)
+        if measure is files:
+            part.add_argument("--device", choices=["auto", "cuda", "mps", "cpu"], default="auto")
+            part.add_argument("--workers", type=int, default=usable_cores())
+        else:
+            part.add_argument("--repeats", type=int, default=5)
+    part = parts.add_parser("front-end")
+    part.set_defaults(measure=front_end)
+    part.add_argument("--bases", type=int, default=4_000_000)
+    part.add_argument("--repeats", type=int, default=5)
+    part.add_argument("--seed", type=int, default=1)
+    part = parts.add_parser("coordinator")
+    part.set_defaults(measure=coordinator)
+    part.add_argument("--workers", type=numbers, default=[1, 4, 16, 64])
+    part = parts.add_parser("poison")
+    part.set_defaults(measure=poison)
+    part.add_argument("--proteins", type=int, default=10_000)
+    part.add_argument("--poisoned", type=int, default=10, help="proteins that crash a worker")
+    part.add_argument("--length", type=int, default=160, help="residues of each protein")
+    part.add_argument("--workers", type=int, default=2)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parse(arguments)
+    report = {
+        "command": shlex.join(["benchmarks/measure.py", *(arguments or sys.argv[1:])]),
+        "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "machine": describe_machine(),  # its load before anything is measured
+        "versions": describe_versions(),
+        "rows": [asdict(row) for row in options.measure(options)],
+    }
+    json.dump(report, sys.stdout, indent=1)
+    sys.stdout.write("\n")
+
+
+if __name__ == "__main__":
+    main()

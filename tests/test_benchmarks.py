@@ -1,0 +1,86 @@
+"""What the instruments of developers measure is real; ``benchmarks/`` is not in the wheel."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from random import Random
+
+import front_end
+import pytest
+from conftest import TINY
+from coordinator import time_coordinator
+from file_to_file import FileRun, time_extract
+from front_end import check_agreement, make_contigs, make_reads
+from runs import our_processes
+
+from virnucpro.bench.encoder import Setting
+from virnucpro.bench.synthetic import make_proteins, write_checkpoint
+
+MEASURE = Path(front_end.__file__).with_name("measure.py")
+
+
+def test_a_run_of_files_is_a_real_one_and_tells_start_up_apart(tmp_path):
+    write_checkpoint(tmp_path / "tiny.pt", TINY, seed=3)
+    row = time_extract(
+        FileRun(
+            model="tiny",
+            profile="proteins",
+            proteins=make_proteins("proteins", 2000, seed=3),
+            setting=Setting(tmp_path / "tiny.pt", TINY, "cpu", 2048),
+            n_workers=1,
+            cuda_visible_devices=None,
+        )
+    )
+    assert not row.reason and row.n_workers == 1
+    assert row.starting_seconds < row.seconds[0]
+    assert {"reading", "embedding", "writing tables"} <= set(row.stages)
+    assert 0 <= row.outside_batches < 1
+
+
+def test_both_ways_of_the_front_end_give_the_same_ids_and_proteins(tmp_path):
+    random = Random(5)
+    contigs = make_contigs(random, 60_000)
+    records = [*contigs, *make_reads(random, contigs, 6_000), "N" * 700, "ACG", "ACGTNNA" * 90]
+    fasta = tmp_path / "input.fa"
+    fasta.write_text("".join(f">r{i}\n{bases}\n" for i, bases in enumerate(records)))
+    assert check_agreement(fasta) > 100
+
+
+def test_a_front_end_that_gives_other_proteins_is_not_measured(monkeypatch):
+    monkeypatch.setitem(front_end.WAYS, "virnucpro", lambda *_: lambda: [("r_chunk_1F1", "M")])
+    rows = list(front_end.measure_front_end(20_000, 1, 1))
+    assert len(rows) == 4
+    assert all("and 1 ORFs" in row.reason and row.mbp_per_second is None for row in rows)
+
+
+def test_the_coordinator_is_measured_with_workers_that_do_nothing_and_leaves_none():
+    row = time_coordinator(2)
+    assert not row.reason and row.shards_per_second > 0
+    assert len(row.idle_seconds_of_each) >= 2
+    assert 0 < row.idle_seconds < 10
+    assert not our_processes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "facts"),
+    [
+        (["front-end", "--bases", "20000", "--repeats", "1"], [("way", "virnucpro")]),
+        (
+            ["poison", "--proteins", "9", "--poisoned", "1", "--length", "10", "--workers", "1"],
+            [("n_failed", 0), ("n_failed", 1)],
+        ),
+    ],
+)
+def test_the_script_runs_from_any_folder_and_prints_json(tmp_path, arguments, facts):
+    """Its workers are found by the processes that run them."""
+    answer = subprocess.run(
+        [sys.executable, str(MEASURE), *arguments], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert answer.returncode == 0, answer.stderr
+    report = json.loads(answer.stdout)
+    assert report["machine"]["cores"] >= 1 and arguments[0] in report["command"]
+    for name, value in facts:
+        assert value in [row[name] for row in report["rows"]]

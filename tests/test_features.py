@@ -1,0 +1,141 @@
+"""The feature store: a folder for each encoder, and copies that have what their originals have."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from virnucpro.config import EncoderSpec
+from virnucpro.errors import OutputError
+from virnucpro.records import Embeddings, Failure, Orf, Shard
+from virnucpro.run.features import FeatureStore, open_stores
+from virnucpro.run.folder import RunDir
+
+DIM = 4
+ENCODER = EncoderSpec(
+    model="tiny", sha256="0" * 64, layer=2, pooling="mean", precision="fp32", dim=DIM
+)
+# the same weights at another layer, and others under a name that is a path
+OTHERS = (replace(ENCODER, layer=1), replace(ENCODER, model="../../x", sha256="1" * 64))
+
+
+@pytest.fixture
+def rundir(tmp_path) -> RunDir:
+    rundir = RunDir(tmp_path / "run")
+    rundir.root.mkdir()
+    return rundir
+
+
+@pytest.fixture
+def stores(rundir) -> tuple[FeatureStore, ...]:
+    stores = open_stores(rundir.features, (ENCODER, *OTHERS), "of the recipe")
+    for store in stores:
+        store.make_folder()
+    return stores
+
+
+def make_shard(index: int, orfs: list[Orf]) -> Shard:
+    n_embedded = sum(orf.copy_of is None for orf in orfs)
+    path = Path(f"{index:06d}.faa")
+    return Shard(index, path, len(orfs), n_embedded, 10 * n_embedded, f"{index}" * 64)
+
+
+def make_orf(name: str, copy_of: int | None = None) -> Orf:
+    return Orf(name, name, f"record of {name}", 0, 30, "+", "MKVLEFPQIL", copy_of=copy_of)
+
+
+def embed(names: str, failed: str = "", first: float = 0.0) -> Embeddings:
+    rows = [[first + i] * DIM for i in range(len(names))]
+    return Embeddings(
+        ids=tuple(names),
+        lengths=np.full(len(names), 10, dtype=np.int32),
+        vectors=np.array(rows, dtype=np.float32).reshape(len(names), DIM),
+        failures=tuple(Failure(name, f"record of {name}", "no memory") for name in failed),
+    )
+
+
+def test_a_copy_has_the_row_or_the_failure_of_its_original_in_whatever_shard(stores):
+    store = stores[0]
+    shards = [
+        [make_orf("a"), make_orf("b"), make_orf("c")],
+        [make_orf("d"), make_orf("A", 0), make_orf("B", 1)],
+        [make_orf("C", 2), make_orf("D", 3), make_orf("AA", 0)],
+    ]
+    places = [make_shard(i, orfs) for i, orfs in enumerate(shards)]
+    store.write(places[0], embed("ac", failed="b"))
+    store.write(places[1], embed("d", first=7.0))
+    store.write(places[2], embed(""))
+    reader = store.reader({})
+    features = [reader.read(shard, orfs) for shard, orfs in zip(places, shards, strict=True)]
+    rows = {name: row[0] for found in features for name, row in found.vectors.items()}
+    assert rows == {"a": 0, "c": 1, "d": 7, "A": 0, "C": 1, "D": 7, "AA": 0}
+    reasons = {name: why for found in features for name, why in found.reasons.items()}
+    assert reasons == {"b": "no memory", "B": "no memory"}
+    files = {name for content in store.read_files() for name in content.ids}
+    assert files == rows.keys()  # so whoever opens the files finds the copies too
+
+
+def test_a_shard_that_was_lost_fails_with_its_copies(stores):
+    lost, kept = [make_orf("a")], [make_orf("b"), make_orf("A", 0), make_orf("B", 1)]
+    shards = [make_shard(0, lost), make_shard(1, kept)]
+    stores[0].write(shards[1], embed("b"))
+    reader = stores[0].reader({0: "its worker died"})
+    assert reader.read(shards[0], lost).reasons == {"a": "its worker died"}
+    features = reader.read(shards[1], kept)
+    assert features.reasons == {"A": "its worker died"}
+    assert features.vectors.keys() == {"b", "B"}
+
+
+def test_each_encoder_has_a_store_of_its_own_in_the_features_of_the_run(rundir, stores):
+    assert stores[0].folder == rundir.features
+    assert {store.folder.parent for store in stores[1:]} == {rundir.features}
+    shard = make_shard(0, [make_orf("a")])
+    assert len({store.path(shard) for store in stores}) == len(stores)
+    assert stores[0].index == rundir.feature_index
+    for i, store in enumerate(stores):
+        store.write(shard, embed("a", first=i))
+        assert store.count_files() == 1
+    for i, store in enumerate(stores):
+        (content,) = store.read_files()
+        assert (content.vectors == i).all()
+
+
+def test_a_shard_is_owed_by_each_encoder_by_itself(stores):
+    shards = [make_shard(i, [make_orf(name)]) for i, name in enumerate("ab")]
+    for shard in shards:
+        stores[0].write(shard, embed("ab"[shard.index]))
+    stores[1].write(shards[1], embed("", failed="b"))
+
+    def owed(store: FeatureStore, *replaced: str) -> list[int]:
+        pending = store.find_pending(shards, frozenset(replaced), lambda *_: None)
+        return [shard.index for shard in pending]
+
+    assert [owed(store) for store in stores] == [[], [0, 1], [0, 1]]
+    assert owed(stores[1], "record of b") == [0]
+    assert [store.is_done(shards[1]) for store in stores] == [True, True, False]
+
+
+def test_the_store_of_a_further_encoder_is_cleared_swept_and_refused_as_a_link(
+    rundir, stores, tmp_path
+):
+    shard = make_shard(0, [make_orf("a")])
+    for store in stores:
+        store.write(shard, embed("a"))
+        store.index.write_bytes(b"an index")
+        store.partial(shard).write_bytes(b"rows")
+    mine = stores[1].folder / "mine.txt"
+    mine.write_text("mine")
+    rundir.sweep()
+    assert not any(store.partial(shard).exists() for store in stores)
+    assert all(store.is_done(shard) for store in stores)
+    rundir.clear()
+    left = [path for path in rundir.root.rglob("*") if path.is_file()]
+    assert left == [mine]
+    mine.unlink()
+    mine.parent.rmdir()
+    mine.parent.symlink_to(tmp_path)
+    with pytest.raises(OutputError, match="is a link"), rundir.locked():
+        pass

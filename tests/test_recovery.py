@@ -1,0 +1,232 @@
+"""What the policy after a loss promises, by plain values: no process, no file, no clock."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from virnucpro.engine.events import (
+    BatchDone,
+    BatchStarted,
+    Memory,
+    Refusal,
+    ShardDone,
+    ShardFailed,
+    WorkerReady,
+)
+from virnucpro.engine.recovery import (
+    MAX_BLIND_LOSSES,
+    MAX_IDLE_LOSSES,
+    MAX_LOSSES,
+    Cause,
+    Loss,
+    Task,
+    Workload,
+    next_attempt,
+)
+from virnucpro.records import Shard
+
+SHARDS = [Shard(i, Path(f"{i:06d}.faa"), 10, 10, 1000, "") for i in range(3)]
+SHARD, NO_MEMORY = SHARDS[0], Memory(0, 1)
+RAISED, CRASHED = Loss(Cause.RAISED, "raised"), Loss(Cause.CRASHED, "crashed")
+KILLED, SILENT = Loss(Cause.KILLED, "killed"), Loss(Cause.SILENT, "silent")
+BATCH, ROW, NOTHING = {4, 5}, {4}, set[int]()
+
+
+def workload(*shards: Shard, is_ready: bool = True) -> Workload:
+    return Workload("cpu", is_ready=is_ready, tasks=[Task(shard) for shard in shards])
+
+
+def start_batch(work: Workload, *rows: int, shard: Shard = SHARD, seconds: float = 100.0) -> None:
+    work.take(BatchStarted(work.worker, shard, rows, seconds))
+
+
+def end_batch(work: Workload, *rows: int, shard: Shard = SHARD) -> None:
+    work.take(BatchDone(work.worker, shard, rows, 50, NO_MEMORY))
+
+
+# What the next attempt at a shard knows
+
+SUSPECTS, ALONE = frozenset(BATCH), frozenset(ROW)
+
+
+@pytest.mark.parametrize(
+    ("losses", "lessons"),
+    [
+        ([(KILLED, BATCH)], {}),
+        ([(SILENT, BATCH)], {}),
+        ([(CRASHED, BATCH)], {"suspects": SUSPECTS}),
+        ([(RAISED, BATCH)], {"suspects": SUSPECTS}),
+        ([(KILLED, BATCH)] * 2, {"suspects": SUSPECTS}),
+        ([(KILLED, BATCH), (KILLED, {7})], {"suspects": frozenset({7})}),
+        ([(CRASHED, BATCH), (CRASHED, {7})], {"suspects": frozenset({4, 5, 7})}),
+        ([(CRASHED, BATCH), (KILLED, ROW)], {"suspects": SUSPECTS, "killed_alone": ALONE}),
+        (
+            [(CRASHED, BATCH), (KILLED, ROW), (KILLED, {5})],
+            {"suspects": SUSPECTS, "killed_alone": SUSPECTS},
+        ),
+        ([(CRASHED, BATCH), (CRASHED, ROW)], {"suspects": SUSPECTS, "condemned": {4: "crashed"}}),
+        (
+            [(CRASHED, BATCH), (KILLED, ROW), (RAISED, ROW)],
+            {"suspects": SUSPECTS, "killed_alone": ALONE, "condemned": {4: "raised"}},
+        ),
+        (
+            [(KILLED, BATCH)] * 2 + [(KILLED, ROW), (SILENT, ROW)],
+            {"suspects": SUSPECTS, "killed_alone": ALONE, "condemned": {4: "silent"}},
+        ),
+        (
+            [(CRASHED, BATCH), (CRASHED, ROW), (RAISED, {5})],
+            {"suspects": SUSPECTS, "condemned": {4: "crashed", 5: "raised"}},
+        ),
+        ([(KILLED, ROW)] * 3, {"suspects": ALONE, "killed_alone": ALONE}),
+        (
+            [(KILLED, ROW)] * 4,
+            {"suspects": ALONE, "killed_alone": ALONE, "condemned": {4: "killed"}},
+        ),
+        ([(CRASHED, ROW)] * 2, {"suspects": ALONE, "condemned": {4: "crashed"}}),
+        ([(CRASHED, NOTHING)], {"n_blind_losses": 1}),
+        ([(KILLED, BATCH), (KILLED, NOTHING)], {"n_blind_losses": 1}),
+        ([(KILLED, NOTHING), (KILLED, BATCH)], {"n_blind_losses": 1, "suspects": SUSPECTS}),
+    ],
+)
+def test_a_loss_teaches_the_next_attempt_so_much_and_no_more(losses, lessons):
+    task: Task | None = Task(SHARD)
+    for loss, rows in losses:
+        task = next_attempt(task, rows, loss)
+    assert task == Task(SHARD, n_losses=len(losses), **lessons)
+
+
+@pytest.mark.parametrize("loss", [CRASHED, KILLED, SILENT])
+def test_a_shard_that_ends_workers_outside_its_batches_is_given_up(loss):
+    task: Task | None = Task(SHARD)
+    for n in range(1, MAX_BLIND_LOSSES):
+        task = next_attempt(task, NOTHING, loss)
+        assert task.n_blind_losses == n
+    assert next_attempt(task, NOTHING, loss) is None
+
+
+# Who is guilty
+
+
+def test_the_shard_of_the_batches_in_flight_is_to_blame():
+    work = workload(*SHARDS)
+    start_batch(work, 0, 1, shard=SHARDS[1])
+    after = work.end(CRASHED)
+    assert after.lost.shard == SHARDS[1] and after.failed is None
+    assert after.first == (
+        Task(SHARDS[1], n_losses=1, suspects=frozenset({0, 1})),
+        Task(SHARDS[2]),
+    )
+    assert after.last == (Task(SHARDS[0], n_losses=1),)  # it was being written
+
+
+def test_all_batches_in_flight_are_suspects_and_none_that_is_done():
+    work = workload(SHARD)
+    start_batch(work, 0, 1)
+    start_batch(work, 2, 3)
+    end_batch(work, 0, 1)
+    start_batch(work, 4)
+    assert work.end(CRASHED).first[0].suspects == {2, 3, 4}
+
+
+def test_without_a_batch_in_flight_the_first_shard_is_to_blame():
+    after = workload(*SHARDS).end(KILLED)
+    assert after.lost.shard == SHARDS[0]
+    assert after.first[0] == Task(SHARDS[0], n_losses=1, n_blind_losses=1)
+    assert after.first[1:] == (Task(SHARDS[1]), Task(SHARDS[2]))
+
+
+@pytest.mark.parametrize("shards", [SHARDS, []])
+def test_a_worker_without_a_shard_to_blame_gives_back_what_it_held(shards):
+    work = workload(*shards, is_ready=False)
+    after = work.end(KILLED)
+    assert after.lost.shard is None
+    assert (after.first, after.last) == (tuple(Task(shard) for shard in shards), ())
+    assert workload().end(KILLED).lost.shard is None
+
+
+def test_a_shard_that_is_given_up_keeps_nothing_else_back():
+    work = workload(*SHARDS)
+    start_batch(work, 0, shard=SHARDS[1])
+    end_batch(work, 0, shard=SHARDS[1])
+    work.tasks[0] = Task(SHARDS[0], n_losses=3, n_blind_losses=MAX_BLIND_LOSSES - 1)
+    after = work.end(RAISED)
+    assert after.failed == ShardFailed("cpu", SHARDS[0], "raised")
+    assert (after.first, after.last) == ((Task(SHARDS[1]), Task(SHARDS[2])), ())
+
+
+def test_a_shard_that_failed_leaves_nothing_in_flight():
+    work = workload(*SHARDS)
+    start_batch(work, 0, 1)
+    work.take(ShardFailed("cpu", SHARDS[0], "no space", refusal=Refusal("", False)))
+    assert work.guilty == Task(SHARDS[1])
+
+
+# When a device is given up
+
+
+@pytest.mark.parametrize(
+    ("loss", "fates"),
+    [
+        (RAISED, [True]),
+        (SILENT, [False, True]),
+        (KILLED, [False] * (MAX_IDLE_LOSSES - 1) + [True]),
+        (CRASHED, [False] * (MAX_IDLE_LOSSES - 1) + [True]),
+    ],
+)
+def test_a_device_whose_workers_do_not_start_is_given_up(loss, fates):
+    work, answers = workload(is_ready=False), []
+    for _ in fates:
+        answers.append(work.end(loss).lost.is_final)
+        work = work.successor()
+    assert answers == fates
+
+
+@pytest.mark.parametrize(("rows", "limit"), [((1, 2), MAX_IDLE_LOSSES), ((1,), MAX_LOSSES)])
+@pytest.mark.parametrize("loss", [RAISED, CRASHED, KILLED, SILENT])
+def test_a_device_that_loses_one_worker_after_another_is_given_up(loss, rows, limit):
+    """Later, if a single sequence is to blame for each: there may be many of those."""
+    work = workload()
+    for n in range(1, limit + 1):
+        work.take(WorkerReady("cpu", "", NO_MEMORY))
+        work.tasks.append(Task(SHARD))
+        start_batch(work, *rows)
+        assert work.end(loss).lost.is_final == (n == limit)
+        work = work.successor()
+
+
+def test_a_batch_that_is_done_forgives_a_device():
+    work = workload(SHARD)
+    work.n_losses, work.n_idle_losses = MAX_LOSSES - 1, MAX_IDLE_LOSSES - 1
+    start_batch(work, 0)
+    end_batch(work, 0)
+    assert not work.end(CRASHED).lost.is_final
+
+
+# How much a worker holds, and how long it may be silent
+
+
+def test_a_shard_that_is_being_written_makes_room_for_another():
+    work = workload(*SHARDS[:2])
+    assert work.n_open == 2
+    start_batch(work, 0, shard=SHARDS[1])
+    assert work.n_open == 1
+    work.take(ShardDone("cpu", SHARDS[0], 1.0, 0))
+    assert work.n_open == 1
+
+
+def test_a_batch_keeps_the_time_it_was_allowed_when_the_one_before_it_is_done():
+    work = workload(SHARD)
+    start_batch(work, 0, 1, seconds=100.0)
+    start_batch(work, 2, 3, seconds=200.0)
+    end_batch(work, 0, 1)
+    assert work.patience(1.0) == 200.0
+    end_batch(work, 2, 3)
+    assert work.patience(1.0) == 1.0
+
+
+def test_a_worker_with_nothing_to_do_may_be_silent_for_ever():
+    work = workload(SHARD)
+    work.take(ShardDone("cpu", SHARD, 1.0, 0))
+    assert work.patience(1.0) == float("inf")

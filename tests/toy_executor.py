@@ -1,0 +1,47 @@
+"""An executor as anyone could write one: it is chosen by ``executor=BackwardExecutor()``."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from functools import partial
+
+from virnucpro.config import Resources
+from virnucpro.engine.events import Event, WorkerReady
+from virnucpro.engine.recovery import Cause, Loss, Task, Workload
+from virnucpro.engine.worker import Job, Worker
+from virnucpro.records import Shard
+
+
+class BackwardExecutor:
+    """Runs the last shard first, in this process, and replaces a worker that raises."""
+
+    def __init__(self, worker: type[Worker] = Worker) -> None:
+        self.worker = worker
+
+    def run(
+        self, shards: Sequence[Shard], job: Job, resources: Resources
+    ) -> Generator[Event, None, None]:
+        start = partial(self.worker, job, resources)
+        waiting, work = deque(Task(shard) for shard in reversed(shards)), Workload("toy")
+        while waiting:
+            try:
+                for event in self._events(start(work.worker, "cpu"), work, waiting):
+                    work.take(event)
+                    yield event
+            except RuntimeError as error:
+                aftermath = work.end(Loss(Cause.RAISED, str(error)))
+                yield aftermath.lost
+                if aftermath.failed:
+                    yield aftermath.failed
+                waiting.extendleft(reversed(aftermath.first))
+                waiting.extend(aftermath.last)
+                work = work.successor()
+
+    def _events(self, worker: Worker, work: Workload, waiting: deque[Task]) -> Iterator[Event]:
+        with worker.writer:
+            yield WorkerReady(worker.name, worker.description, worker.memory())
+            while waiting:
+                work.tasks.append(waiting.popleft())
+                yield from worker.run(work.tasks[-1])
+            yield from worker.finish()

@@ -1,0 +1,202 @@
+"""One shard while an encoder reads it: what is still to be embedded, and what came of it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from virnucpro.encoders.base import Encoder, Pending, Rows
+from virnucpro.files import writing
+from virnucpro.log import printable
+from virnucpro.records import Embeddings, Failure, Orf
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """The rows of a batch, in its order."""
+
+    rows: Rows
+
+
+@dataclass(frozen=True, slots=True)
+class TooLarge:
+    """The batch did not fit into the device's memory."""
+
+    reason = "out of memory on the device"
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The encoder raised an error, or its vectors are not finite."""
+
+    reason: str
+
+
+Outcome = Embedded | TooLarge | Refused
+
+
+def attempt(work: Callable[[], _T]) -> _T | TooLarge | Refused:
+    """What comes of it, or why nothing does.
+
+    A device whose context is lost can do nothing more: that error ends the worker.
+    """
+    try:
+        return work()
+    except torch.OutOfMemoryError:
+        return TooLarge()
+    except torch.AcceleratorError:
+        raise
+    except Exception as error:  # a worker outlives a bad sequence
+        return Refused(f"{type(error).__name__}: {printable(error)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A batch that the device was given."""
+
+    batch: list[int]
+    started: Pending | TooLarge | Refused
+
+    def land(self) -> Outcome:
+        """Wait for it."""
+        match self.started:
+            case TooLarge() | Refused() as outcome:
+                return outcome
+            case pending:
+                rows = attempt(pending.rows)
+        match rows:
+            case TooLarge() | Refused() as outcome:
+                return outcome
+            case rows if np.isfinite(rows).all():
+                return Embedded(rows)
+            case _:
+                return Refused("the vector is not finite")
+
+
+class Batches:
+    """The batches of a shard that are still to be embedded; indices are rows of the shard."""
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        lengths: Sequence[int],
+        tokens_per_batch: int,
+        suspects: frozenset[int] = frozenset(),
+    ) -> None:
+        self.encoder, self.lengths, self.suspects = encoder, lengths, suspects
+        self.tokens_per_batch = tokens_per_batch
+        self.waiting = deque(encoder.plan(lengths, tokens_per_batch))
+        self.tried_alone: set[int] = set()
+
+    def n_tokens(self, batch: Iterable[int]) -> int:
+        return self.encoder.count_tokens(self.lengths_of(batch))
+
+    def lengths_of(self, batch: Iterable[int]) -> list[int]:
+        return [self.lengths[i] for i in batch]
+
+    def pop(self, done: NDArray[np.bool_]) -> list[int] | None:
+        """The next batch, without rows that are done. Suspects come one by one."""
+        while self.waiting:
+            batch = self.waiting.popleft()
+            if len(batch) > 1 and not self.suspects.isdisjoint(batch):
+                self.waiting.extendleft([i] for i in reversed(batch))
+            elif len(batch) > 1 and self.n_tokens(batch) > self.tokens_per_batch:
+                self.halve(batch)
+            elif batch := [i for i in batch if not done[i]]:
+                return batch
+        return None
+
+    def halve(self, batch: list[int]) -> None:
+        """Put a batch back in two parts: it was too large, or one of its rows is at fault."""
+        middle = (len(batch) + 1) // 2
+        self.waiting.extendleft([batch[middle:], batch[:middle]])
+
+    def shrink(self, batch: list[int]) -> None:
+        """Let no batch be larger than half of this one, which did not fit."""
+        self.tokens_per_batch = min(self.tokens_per_batch, self.n_tokens(batch) // 2)
+
+    def try_again(self, batch: list[int]) -> bool:
+        """Put back a row that did not fit alone, for once: no batch may be beside it then."""
+        if not self.tried_alone.isdisjoint(batch):
+            return False
+        self.tried_alone.update(batch)
+        self.waiting.appendleft(batch)
+        return True
+
+
+class ShardRows:
+    """The vectors of a shard while they come in, by the place of their ORF.
+
+    Rows begin as NaN, so that a forgotten one cannot become an embedding.
+    """
+
+    def __init__(self, orfs: Sequence[Orf], lengths: Sequence[int], encoder: Encoder) -> None:
+        self.orfs, self.per_residue = orfs, encoder.spec.per_residue
+        self.lengths = np.array(lengths, dtype=np.int32)
+        n_rows = self.lengths if self.per_residue else np.ones_like(self.lengths)
+        self.bounds = np.concatenate([[0], np.cumsum(n_rows)])
+        dim = encoder.spec.dim
+        self.vectors = np.full((int(self.bounds[-1]), dim), np.nan, dtype=np.float32)
+        self.done = np.zeros(len(orfs), dtype=np.bool_)
+        self.reasons: dict[int, str] = {}
+        self._saved = np.dtype([("row", "<i8"), ("vector", "<f4", (dim,))])
+
+    def condemn(self, reasons: Mapping[int, str]) -> None:
+        """Note why some ORFs have no vector."""
+        self.reasons.update(reasons)
+        self.done[list(reasons)] = True
+
+    def put(self, batch: list[int], rows: Rows) -> None:
+        """Keep the rows of a batch, in its order."""
+        self.vectors[self._rows_of(batch)] = rows
+        self.done[batch] = True
+
+    def save(self, batch: list[int], path: Path) -> None:
+        """Append the rows of a batch; a kill in the middle leaves whole rows before it."""
+        rows = self._rows_of([i for i in batch if i not in self.reasons])
+        saved = np.empty(len(rows), dtype=self._saved)
+        saved["row"], saved["vector"] = rows, self.vectors[rows]
+        with writing(path), path.open("ab") as out:
+            out.write(saved.tobytes())
+
+    def restore(self, path: Path) -> None:
+        """Take over what an earlier attempt of this run saved."""
+        if not path.exists():
+            return
+        content = path.read_bytes()
+        whole = len(content) // self._saved.itemsize * self._saved.itemsize
+        saved = np.frombuffer(content[:whole], dtype=self._saved)
+        with path.open("r+b") as out:
+            out.truncate(whole)
+        self.vectors[saved["row"]] = saved["vector"]
+        filled = np.isfinite(self.vectors).all(axis=1)
+        self.done |= np.logical_and.reduceat(filled, self.bounds[:-1])
+
+    def finish(self) -> Embeddings:
+        """The embeddings of the shard, once every ORF has a vector or a reason."""
+        delivered = [i for i in range(len(self.orfs)) if i not in self.reasons]
+        assert self.done.all(), "every ORF has a vector or a reason"
+        return Embeddings(
+            ids=tuple(self.orfs[i].id for i in delivered),
+            lengths=self.lengths[delivered],
+            vectors=self.vectors[self._rows_of(delivered)],
+            per_residue=self.per_residue,
+            failures=tuple(
+                Failure(self.orfs[i].id, self.orfs[i].record_id, self.reasons[i])
+                for i in sorted(self.reasons)
+            ),
+        )
+
+    def _rows_of(self, batch: list[int]) -> NDArray[np.int64]:
+        if not batch:
+            return np.empty(0, dtype=np.int64)
+        return np.concatenate([np.arange(self.bounds[i], self.bounds[i + 1]) for i in batch])

@@ -1,0 +1,186 @@
+"""The policy after a loss: who is guilty, what the next attempt must know, who is given up.
+
+It has no process, no file and no clock, so every executor can use it. An executor keeps a
+``Workload`` for each of its workers, shows it all that the worker says, and, when the worker ends
+or falls silent, is told by ``Workload.end`` what becomes of its tasks:
+
+    killed, by chance or not       the shard is tried again as it was
+    killed again, or crashed       the ORFs in flight are suspects, and run one by one
+    a suspect crashes a worker     it is condemned; the rest of its shard is delivered
+    two are killed with a suspect  the same
+    nothing is in flight           the shard is tried again, MAX_BLIND_LOSSES times in all
+
+So it takes two crashes, or four kills, to give a sequence up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+from virnucpro.engine.events import (
+    BatchDone,
+    BatchStarted,
+    Event,
+    ShardDone,
+    ShardFailed,
+    WorkerLost,
+    WorkerReady,
+)
+from virnucpro.records import Shard
+
+MAX_IDLE_LOSSES = 6  # workers a device may lose in a row without one batch done
+MAX_LOSSES = 100  # the same, with those that one ORF alone is to blame for
+MAX_BLIND_LOSSES = 4  # workers a shard may kill while no batch is in flight
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A shard, and the lessons of attempts that ended with a lost worker. Rows are ORFs."""
+
+    shard: Shard
+    n_losses: int = 0
+    n_blind_losses: int = 0  # those of them without a batch in flight
+    suspects: frozenset[int] = frozenset()  # rows that run one by one
+    killed_alone: frozenset[int] = frozenset()  # suspects with which one worker was killed
+    condemned: Mapping[int, str] = field(default_factory=dict)  # row -> reason
+
+
+class Cause(Enum):
+    """How a worker was lost."""
+
+    RAISED = "an exception ended it, and it could say so"
+    CRASHED = "it ended by itself"
+    KILLED = "it was killed from outside"
+    SILENT = "it said nothing for too long, and was stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """The end of a worker that was not told to end."""
+
+    cause: Cause
+    reason: str
+    traceback: str = ""
+
+    @property
+    def is_crash(self) -> bool:
+        """Whether the worker itself did it: a kill or a silence may be an accident."""
+        return self.cause in (Cause.RAISED, Cause.CRASHED)
+
+
+@dataclass(frozen=True, slots=True)
+class Aftermath:
+    """What becomes of a worker that was lost, and of its tasks."""
+
+    lost: WorkerLost
+    first: tuple[Task, ...] = ()  # to be done before all others, in this order
+    last: tuple[Task, ...] = ()  # to be done after all others
+    failed: ShardFailed | None = None  # the shard that is given up
+
+
+@dataclass(slots=True)
+class Workload:
+    """The tasks of one worker, and the batches it has in flight, by what it has said."""
+
+    worker: str
+    n_losses: int = 0  # of its device, in a row, without one batch done
+    n_idle_losses: int = 0  # those of them that no single ORF is to blame for
+    is_ready: bool = False
+    tasks: list[Task] = field(default_factory=list)  # in the order they were given
+    shard: Shard | None = None  # of the batches in flight
+    rows: set[int] = field(default_factory=set)  # of the batches in flight
+    batch_seconds: float = 0.0  # how long the last one of them may take
+
+    def take(self, event: Event) -> None:
+        """Note an event of the worker."""
+        match event:
+            case WorkerReady():
+                self.is_ready = True
+            case BatchStarted(shard=shard, rows=rows, allowed_seconds=seconds):
+                self.shard, self.batch_seconds = shard, seconds
+                self.rows.update(rows)
+            case BatchDone(rows=rows):
+                self.rows.difference_update(rows)
+                self.n_losses = self.n_idle_losses = 0
+            case ShardDone(shard=shard) | ShardFailed(shard=shard):
+                self.tasks = [task for task in self.tasks if task.shard != shard]
+                if shard == self.shard:
+                    self.rows.clear()
+
+    @property
+    def n_open(self) -> int:
+        """Number of shards that are embedded or wait; the others are being written."""
+        shards = [task.shard for task in self.tasks]
+        return len(shards) - (shards.index(self.shard) if self.shard in shards else 0)
+
+    @property
+    def guilty(self) -> Task | None:
+        """The task to blame for a loss now: the one of the batches in flight, if there are any."""
+        if not self.is_ready:
+            return None  # it never got to one
+        if self.rows:
+            return next(task for task in self.tasks if task.shard == self.shard)
+        return self.tasks[0] if self.tasks else None
+
+    def patience(self, silence_seconds: float) -> float:
+        """Seconds without a word after which the worker counts as hung."""
+        if not self.tasks:
+            return float("inf")
+        return self.batch_seconds if self.rows else silence_seconds
+
+    def end(self, loss: Loss) -> Aftermath:
+        """Judge the loss of the worker."""
+        guilty = self.guilty
+        lost = WorkerLost(
+            self.worker,
+            loss.reason,
+            guilty.shard if guilty else None,
+            loss.traceback,
+            is_final=self._count(loss),
+        )
+        if guilty is None:
+            return Aftermath(lost, first=tuple(self.tasks))
+        place = self.tasks.index(guilty)
+        # those before it were being written: that may be what killed the worker
+        written = tuple(replace(task, n_losses=task.n_losses + 1) for task in self.tasks[:place])
+        waiting = tuple(self.tasks[place + 1 :])
+        again = next_attempt(guilty, self.rows, loss)
+        if again is not None:
+            return Aftermath(lost, (again, *waiting), written)
+        failed = ShardFailed(self.worker, guilty.shard, loss.reason, loss.traceback)
+        return Aftermath(lost, waiting, written, failed)
+
+    def _count(self, loss: Loss) -> bool:
+        """Count a loss of the device; whether it is given up, and the worker not replaced."""
+        # a worker that was silent before would only take that long again
+        is_hopeless = loss.cause is Cause.RAISED or (loss.cause is Cause.SILENT and self.n_losses)
+        self.n_losses += 1
+        self.n_idle_losses += len(self.rows) != 1
+        if not self.is_ready and is_hopeless:
+            return True
+        return self.n_losses >= MAX_LOSSES or self.n_idle_losses >= MAX_IDLE_LOSSES
+
+    def successor(self) -> Workload:
+        """The workload of the worker that takes the place of a lost one."""
+        return Workload(self.worker, self.n_losses, self.n_idle_losses)
+
+
+def next_attempt(task: Task, rows: Set[int], loss: Loss) -> Task | None:
+    """The task of the next attempt at a shard; None if the shard is given up.
+
+    ``rows`` are those of the batches that were in flight when the worker was lost.
+    """
+    again = replace(task, n_losses=task.n_losses + 1)
+    if not rows:
+        again = replace(again, n_blind_losses=task.n_blind_losses + 1)
+        return again if again.n_blind_losses < MAX_BLIND_LOSSES else None
+    if again.n_losses == 1 and not loss.is_crash:
+        return again
+    if not rows <= task.suspects:
+        return replace(again, suspects=task.suspects | rows)
+    (row,) = rows
+    if loss.is_crash or row in task.killed_alone:
+        return replace(again, condemned={**task.condemned, row: loss.reason})
+    return replace(again, killed_alone=task.killed_alone | rows)

@@ -1,0 +1,201 @@
+"""All vectors of a run in one HDF5 file, and in the formats of others."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import h5py
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from virnucpro.config import FeatureFormat
+from virnucpro.errors import FeatureFileError
+from virnucpro.files import atomic
+from virnucpro.log import announce, printable
+from virnucpro.records import Embeddings
+from virnucpro.run.feature_file import DAMAGE, open_features, read_label, refusal
+
+# an index opens all its parts at once, and reads those over the limit of open files, which is
+# usually 1,024, as NaN and empty ids; HDF5 says nothing
+MAX_PARTS = 1000
+_OF_ONE_FILE = ("shard_sha256", "copies")  # attributes that a file over many does not have
+
+
+class FeatureIndex:
+    """One HDF5 file over the feature files of an encoder, unless they are too many for one."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.n_parts = 0
+        self.parts: list[tuple[Path, NDArray[np.bool_]]] = []
+
+    def add(self, path: Path, mask: NDArray[np.bool_]) -> None:
+        """Remember a feature file, with a mask of the ORFs to show."""
+        self.n_parts += 1
+        if self.n_parts <= MAX_PARTS:
+            self.parts.append((path, mask))
+
+    def write(self, features: Path, per_residue: bool) -> None:
+        """Write it; or delete an old one, and say why there is none over the files of a folder."""
+        if self.n_parts <= MAX_PARTS:
+            write_index(self.path, self.parts, per_residue)
+            return
+        self.path.unlink(missing_ok=True)
+        announce(
+            f"no {self.path.name}: HDF5 cannot join {self.n_parts:,} files ({MAX_PARTS:,} at "
+            f"most); read those in {printable(features)} one by one"
+        )
+
+
+class _Piece(NamedTuple):
+    """Neighbouring rows of one part."""
+
+    part: str  # relative path
+    n_rows: int  # of the whole part
+    rows: slice
+
+
+def write_index(
+    path: Path, parts: Sequence[tuple[Path, NDArray[np.bool_]]], per_residue: bool
+) -> None:
+    """Write one HDF5 file whose ``ids``, ``lengths`` and ``embeddings`` are those of many.
+
+    The datasets are virtual and name the parts, ``MAX_PARTS`` at most, by relative paths, so that
+    the folder can be moved. Each part comes with a mask of the ORFs to show.
+    """
+    assert len(parts) <= MAX_PARTS, "readers cannot open so many"
+    pieces: dict[str, list[_Piece]] = {name: [] for name in ("ids", "lengths", "embeddings")}
+    # row shape and type of each; without any part there is nothing but their names
+    kinds: dict[str, tuple[tuple[int, ...], np.dtype[np.generic]]] = {
+        "ids": ((), h5py.string_dtype("utf-8")),
+        "lengths": ((), np.dtype(np.int32)),
+        "embeddings": ((0,), np.dtype(np.float32)),
+    }
+    attributes: dict[str, object] = {}
+    for part, shown in parts:
+        name_of_part = part.relative_to(path.parent).as_posix()
+        with open_features(part) as h5:
+            attributes = attributes or dict(h5.attrs)
+            bounds = np.arange(len(shown) + 1)
+            rows = np.concatenate([[0], np.cumsum(h5["lengths"][:])]) if per_residue else bounds
+            for name, found in pieces.items():
+                kinds[name] = (h5[name].shape[1:], h5[name].dtype)
+                where = rows if name == "embeddings" else bounds
+                n_rows = int(where[-1])
+                found += [
+                    _Piece(name_of_part, n_rows, slice(int(where[a]), int(where[b])))
+                    for a, b in _runs(shown)
+                ]
+    for name in _OF_ONE_FILE:
+        attributes.pop(name, None)
+    shown_parts = list(dict.fromkeys(piece.part for piece in pieces["ids"]))
+    attributes["parts_sha256"] = _hash_of_parts(path.parent, shown_parts)
+    with h5py.File("memory", "w", driver="core", backing_store=False, libver="v110") as h5:
+        h5.attrs.update(attributes)
+        for name, (row_shape, kind) in kinds.items():
+            layout = _lay_out(name, pieces[name], row_shape, kind)
+            # rows of a part that is gone must not read as zeros
+            h5.create_virtual_dataset(name, layout, np.nan if name == "embeddings" else None)
+        h5.flush()
+        content = bytes(h5.id.get_file_image())
+    with atomic(path) as temporary:
+        temporary.write_bytes(content)
+
+
+def check_index(path: Path) -> None:
+    """
+    Raises:
+        FeatureFileError: the parts of an index are not those that it was written for.
+    """
+    try:
+        with open_features(path) as h5:
+            ids, written_for = h5["ids"], h5.attrs["parts_sha256"]
+            sources = ids.virtual_sources() if ids.is_virtual else []
+            parts = list(dict.fromkeys(source.file_name for source in sources))
+        if strangers := [part for part in parts if ".." in part or Path(part).is_absolute()]:
+            raise FeatureFileError(
+                f"{printable(path)} names {printable(strangers[0])}, which is not of this run"
+            )
+        missing = [part for part in parts if not (path.parent / part).exists()]
+        if missing:
+            raise FeatureFileError(
+                f"{printable(path)} needs {printable(missing[0])}, which is missing"
+            )
+        if _hash_of_parts(path.parent, parts) != written_for:
+            raise FeatureFileError(f"{printable(path)} was written for other files")
+    except DAMAGE as error:
+        raise refusal(path, error) from error
+
+
+def _hash_of_parts(folder: Path, parts: Sequence[str]) -> str:
+    """Of what each says of itself: its shard, and whether it holds copies."""
+    digest = hashlib.sha256()
+    for part in parts:
+        attributes = read_label(folder / part, {}).attributes
+        digest.update(repr([str(attributes.get(name)) for name in _OF_ONE_FILE]).encode())
+    return digest.hexdigest()
+
+
+def _lay_out(
+    name: str,
+    pieces: Sequence[_Piece],
+    row_shape: tuple[int, ...],
+    kind: np.dtype[np.generic],
+) -> h5py.VirtualLayout:
+    n_rows = sum(piece.rows.stop - piece.rows.start for piece in pieces)
+    layout = h5py.VirtualLayout((n_rows, *row_shape), kind)
+    layout.dcpl.set_obj_track_times(False)  # the same content gives the same bytes
+    first = 0
+    for piece in pieces:
+        last = first + piece.rows.stop - piece.rows.start
+        source = h5py.VirtualSource(piece.part, name, (piece.n_rows, *row_shape), kind)
+        layout[first:last] = source[piece.rows]
+        first = last
+    return layout
+
+
+def _runs(shown: NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """Where the mask is true, as (first, one after the last)."""
+    bounds = np.flatnonzero(np.diff(shown.astype(np.int8), prepend=0, append=0))
+    return list(zip(bounds[::2].tolist(), bounds[1::2].tolist(), strict=True))
+
+
+def export(path: Path, embeddings: Embeddings, layout: FeatureFormat) -> None:
+    """Write the content of a feature file beside it, in another format."""
+    match layout:
+        case "npz":
+            save_npz(path.with_suffix(".npz"), embeddings)
+        case "pt":
+            save_pt(path.with_suffix(".pt"), embeddings)
+
+
+def save_npz(path: Path, embeddings: Embeddings) -> None:
+    """``ids``, ``lengths`` and ``embeddings``, for ``numpy.load`` without pickle."""
+    with atomic(path) as temporary, temporary.open("wb") as out:
+        np.savez(
+            out,
+            ids=np.array(embeddings.ids, dtype=np.str_),
+            lengths=embeddings.lengths,
+            embeddings=embeddings.vectors,
+        )
+
+
+def save_pt(path: Path, embeddings: Embeddings) -> None:
+    """The layout of VirNucPro's ``_ESM.pt``: ``proteins`` (ids) and ``data`` (a tensor each)."""
+    data = [torch.from_numpy(rows.copy()) for rows in split_rows(embeddings)]
+    content = io.BytesIO()  # a path would be written into the archive
+    torch.save({"proteins": list(embeddings.ids), "data": data}, content)
+    with atomic(path) as temporary:
+        temporary.write_bytes(content.getbuffer())
+
+
+def split_rows(embeddings: Embeddings) -> list[NDArray[np.float32]]:
+    """The rows of each ORF: (dim,), or (length, dim) when there is one per residue."""
+    if embeddings.per_residue:
+        return np.split(embeddings.vectors, np.cumsum(embeddings.lengths))[:-1]
+    return list(embeddings.vectors)

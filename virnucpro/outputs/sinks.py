@@ -1,0 +1,305 @@
+"""The outputs of a run that are written record by record, a class each: file name, columns, rows.
+
+``SINKS`` lists them by command. The run folder derives from it what is its own, so a new output is
+a class here and a line in a list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import ClassVar, Literal, NamedTuple, Protocol, TextIO
+
+from virnucpro.log import escaped
+from virnucpro.outputs.tables import SortedLines, optional_table, table
+from virnucpro.records import Call, Prediction, RecordResult, Status
+from virnucpro.scoring.calls import FRAMES_FAILED, chunk_scores, scored_frames
+from virnucpro.scoring.head import DECIMALS
+from virnucpro.sequences.fasta import write_record
+from virnucpro.sequences.inputs import InputFile
+
+Command = Literal["predict", "extract"]
+Add = Callable[[RecordResult], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the outputs of a run, or of one of its files, are made."""
+
+    folder: Path
+    aside: Path  # for lines that wait to be sorted: a folder on a disk that is large enough
+    inputs: Sequence[InputFile] = ()
+    refused: Sequence[InputFile] = ()  # inputs that could not be read
+
+
+class Sink(Protocol):
+    """One output of a run. It is given every record once, in input order.
+
+    What it opens on the stack appears when that is closed; before, ``finish`` is called, unless an
+    error ended the run.
+    """
+
+    file: ClassVar[str]
+    per_file: ClassVar[bool]  # with --per-file each input file has its own, too
+
+    def __init__(self, place: Place, stack: ExitStack) -> None: ...
+
+    def add(self, result: RecordResult) -> None: ...
+
+    def finish(self) -> None:
+        """Write what had to wait for the last record."""
+
+
+class Table:
+    """A sink that is a text file, with or without a line of columns."""
+
+    file: ClassVar[str]
+    columns: ClassVar[tuple[str, ...]] = ()
+    per_file: ClassVar[bool] = True
+
+    def __init__(self, place: Place, stack: ExitStack) -> None:
+        self.out = stack.enter_context(table(place.folder / self.file, self.columns))
+
+    def add(self, result: RecordResult) -> None:
+        self.out.writelines(self.rows(result))
+
+    def rows(self, result: RecordResult) -> Iterable[str]:
+        """The lines that a record adds."""
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """Nothing waits."""
+
+
+class RecordTable(Table):
+    """One row for every record."""
+
+    file = "predictions.tsv"
+    columns = (
+        "record",
+        "file",
+        "length",
+        "status",
+        "call",
+        "virus_score",
+        "n_chunks",
+        "n_chunks_scored",
+        "n_frames_scored",
+        "note",
+    )
+
+    def rows(self, result: RecordResult) -> Iterable[str]:
+        return [record_row(result.call)]
+
+
+class EmbeddedTable(RecordTable):
+    """The same of a run that calls nothing."""
+
+    file = "records.tsv"
+
+
+class FrameTable(Table):
+    """One row for every frame with a score, in the original's format."""
+
+    file = "prediction_results.txt"
+    columns = ("Sequence_ID", "Prediction", "score1", "score2")
+
+    def rows(self, result: RecordResult) -> Iterable[str]:
+        return frame_rows(result.predictions)
+
+
+class ChunkTable(Table):
+    """One row for every chunk with a scored frame, sorted by id, in the original's format."""
+
+    file = "prediction_results_highestscore.csv"
+    columns = ("Modified_ID", "Is_Virus")
+
+    def __init__(self, place: Place, stack: ExitStack) -> None:
+        super().__init__(place, stack)
+        self.lines = stack.enter_context(SortedLines(place.aside))
+
+    def add(self, result: RecordResult) -> None:
+        self.lines.extend(chunk_rows(result.predictions))
+
+    def finish(self) -> None:
+        self.out.writelines(self.lines.merged())
+
+
+class ViralFasta(Table):
+    """The records that are called viral, with their headers as they were."""
+
+    file = "viral.fasta"
+
+    def add(self, result: RecordResult) -> None:
+        if result.call.is_virus:
+            write_record(self.out, result.record.header, result.record.sequence)
+
+
+class OptionalTable(Table):
+    """A text file that is made with its first line; without one, an old one is deleted."""
+
+    per_file = False
+
+    def __init__(self, place: Place, stack: ExitStack) -> None:
+        self.opened = stack.enter_context(optional_table(place.folder / self.file, self.columns))
+
+
+class FailedSequences(OptionalTable):
+    """The records with a failed frame, to be mended and run again."""
+
+    file = "failed_sequences.fa"
+
+    def add(self, result: RecordResult) -> None:
+        if result.failures:
+            write_record(self.opened(), result.record.header, result.record.sequence)
+
+
+class FailedFiles(OptionalTable):
+    """Path, stage and error of each file with a failure, by ``|``, which no path has."""
+
+    file = "failed_files.txt"
+
+    def __init__(self, place: Place, stack: ExitStack) -> None:
+        super().__init__(place, stack)
+        self.place = place
+        self.failures: dict[str, _Failures] = {}  # by sample
+
+    def add(self, result: RecordResult) -> None:
+        if failed := result.failures:
+            first = f"{failed[0].orf.id}: {failed[0].failure}"
+            failures = self.failures.setdefault(result.record.sample, _Failures(first))
+            failures.n_records += 1
+            failures.n_frames += len(failed)
+
+    def finish(self) -> None:
+        rows = [(file, "read", file.error) for file in self.place.refused]
+        for file in self.place.inputs:
+            if failed := self.failures.get(file.sample):
+                counts = f"{failed.n_frames} frames of {failed.n_records} records failed"
+                rows.append((file, "embed", f"{counts}; {failed.first}"))
+        lines = []
+        for file, stage, error in rows:
+            path = escaped(file.name or file.path).replace("|", r"\x7c")
+            lines.append(f"{path}|{stage}|{escaped(error)}\n")
+        for line in sorted(lines):
+            self.opened().write(line)
+
+
+@dataclass(slots=True)
+class _Failures:
+    """How many frames of a file have no vector, and the first of them with its reason."""
+
+    first: str
+    n_frames: int = 0
+    n_records: int = 0
+
+
+# the table of the records comes first: it is opened first, and appears last
+SINKS: dict[Command, tuple[type[Sink], ...]] = {
+    "predict": (RecordTable, FrameTable, ChunkTable, ViralFasta, FailedSequences, FailedFiles),
+    "extract": (EmbeddedTable, FailedSequences, FailedFiles),
+}
+
+
+def all_sinks() -> list[type[Sink]]:
+    """Those of every command, each once."""
+    return list(dict.fromkeys(chain.from_iterable(SINKS.values())))
+
+
+def record_table(command: Command) -> type[Sink]:
+    """The sink of a command that has a row for every record."""
+    return next(sink for sink in SINKS[command] if issubclass(sink, RecordTable))
+
+
+@contextmanager
+def open_sinks(sinks: Iterable[type[Sink]], place: Place) -> Iterator[Add]:
+    """What adds a result to each of the sinks, which appear when the block succeeds."""
+    with ExitStack() as stack:
+        opened = [sink(place, stack) for sink in sinks]
+
+        def add(result: RecordResult) -> None:
+            for sink in opened:
+                sink.add(result)
+
+        yield add
+        for sink in opened:
+            sink.finish()
+
+
+# Rows, and what is read of them again
+
+
+def record_row(call: Call) -> str:
+    label = "" if call.virus_score is None else "virus" if call.is_virus else "other"
+    score = "" if call.virus_score is None else f"{call.virus_score:.6f}"
+    values = (
+        call.record_id,
+        call.sample,
+        call.length,
+        call.status,
+        label,
+        score,
+        call.n_chunks,
+        call.n_chunks_scored,
+        call.n_frames_scored,
+        call.note,
+    )
+    return "\t".join(map(str, values)) + "\n"
+
+
+def frame_rows(predictions: Iterable[Prediction]) -> Iterator[str]:
+    """A row for each scored frame; a tie is "others", as the first of two equals."""
+    for prediction, score in scored_frames(predictions):
+        others = round(1 - score, DECIMALS)
+        label = "virus" if score > others else "others"
+        yield f"{prediction.orf.id}\t{label}\t{others:.6f}\t{score:.6f}\n"
+
+
+def chunk_rows(predictions: Sequence[Prediction]) -> Iterator[str]:
+    """A row for each chunk with a scored frame.
+
+    A chunk is a virus if its surest frame is, by VirNucPro's rule: the best virus score is at least
+    the best score of "others".
+    """
+    for chunk_id, scores in chunk_scores(predictions):
+        others = round(1 - min(scores), DECIMALS)
+        yield f"{chunk_id}\t{max(scores) >= others}\n"
+
+
+class RecordRow(NamedTuple):
+    """A line of a table of records, as far as it is read again."""
+
+    record_id: str  # within its file
+    sample: str
+    status: Status
+    score: float | None
+    note: str
+
+
+def read_record_rows(lines: TextIO) -> Iterator[RecordRow]:
+    """The rows of a table of records."""
+    columns = next(lines, "").rstrip("\n").split("\t")
+    for line in lines:
+        fields = line.rstrip("\n").split("\t", len(columns) - 1)
+        row = dict(zip(columns, fields, strict=True))
+        score = float(row["virus_score"]) if row["virus_score"] else None
+        status: Status = row["status"]  # type: ignore[assignment]
+        yield RecordRow(row["record"], row.get("file", ""), status, score, row["note"])
+
+
+def read_mendable(lines: TextIO) -> Iterator[tuple[str, str]]:
+    """Sample and id of each record that is invalid, or of which a frame failed."""
+    for row in read_record_rows(lines):
+        if row.status == "invalid" or FRAMES_FAILED in row.note:
+            yield row.sample, row.record_id
+
+
+def read_frame_scores(lines: TextIO) -> Iterator[tuple[str, float]]:
+    """The frames of a table of frames, and their virus scores."""
+    next(lines, None)
+    for line in lines:
+        frame_id, _, _, score = line.rstrip("\n").split("\t")
+        yield frame_id, float(score)

@@ -1,0 +1,115 @@
+"""What a run came to: counted once, while its outputs are written, and told from here.
+
+``run.json``, the log and the console all have these figures.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from virnucpro.log import printable
+from virnucpro.outputs.sinks import FailedFiles, FailedSequences
+from virnucpro.records import STATUSES, RecordResult, Status
+
+STAGES = ("reading", "embedding", "writing tables")
+STARTING = "starting workers"  # is part of embedding
+
+
+@dataclass(slots=True)
+class Summary:
+    """What a run came to."""
+
+    scorer: str = ""  # what made the calls without an encoder, for people
+    statuses: dict[Status, int] = field(default_factory=lambda: dict.fromkeys(STATUSES, 0))
+    n_viral: int = 0
+    n_frames: int = 0  # with a vector, or of the scorer: with a score
+    n_failed_frames: int = 0
+    n_files: int = 0
+    n_refused: int = 0  # files that could not be read
+    n_tokens: int = 0  # embedded by this start, not by those before it
+    n_copies: int = 0  # frames whose protein was met before
+    n_tokens_saved: int = 0  # those of the copies
+    n_tokens_in_all: int = 0  # of the whole run, with those
+    seconds: dict[str, float] = field(default_factory=dict)  # per stage
+
+    def start_counting(self) -> None:
+        """Forget the records of a pass that was not ended."""
+        self.statuses = dict.fromkeys(STATUSES, 0)
+        self.n_viral = self.n_frames = self.n_failed_frames = 0
+
+    def add(self, result: RecordResult) -> None:
+        """Count one record."""
+        call = result.call
+        self.statuses[call.status] += 1
+        self.n_viral += call.is_virus
+        self.n_frames += call.n_frames_scored
+        self.n_failed_frames += len(result.failures)
+
+    @property
+    def n_records(self) -> int:
+        return sum(self.statuses.values())
+
+    @property
+    def exit_code(self) -> int:
+        """2 when something failed, 1 when frames did and no other is there."""
+        if not self.n_failed_frames:
+            return 2 if self.n_refused else 0
+        return 2 if self.n_frames else 1
+
+    def lines(self, folder: Path) -> list[str]:
+        """What to tell the user at the end."""
+        parts = [f"{n} {status}" for status, n in self.statuses.items() if n]
+        names = {name: name for name in STAGES}
+        if self.scorer:  # nothing is embedded, and scores come with the tables
+            names = {STAGES[0]: STAGES[0], STAGES[2]: "scoring"}
+        stages = ", ".join(f"{names[name]} {self.seconds[name]:.1f} s" for name in names)
+        starting = self.seconds.get(STARTING, 0.0)
+        rate = self.n_tokens / max(1e-3, self.seconds["embedding"] - starting)
+        lines = [
+            f"records: {self.n_records} in = {' + '.join(parts) or '0'}",
+            self.scorer or f"frames embedded: {self.n_frames}",
+            f"time: {stages}",
+            f"results: {printable(folder)}",
+        ]
+        if self.n_tokens:
+            lines.insert(
+                3,
+                f"tokens: {self.n_tokens:,} embedded at {rate:,.0f} per second, once the workers "
+                f"were ready after {starting:.1f} s",
+            )
+        if self.n_copies:
+            share = self.n_tokens_saved / self.n_tokens_in_all
+            lines.insert(
+                2,
+                f"repeats: {self.n_copies:,} frames had a protein met before: "
+                f"{self.n_tokens_saved:,} tokens not embedded again ({share:.1%})",
+            )
+        if self.statuses.get("scored"):
+            lines.insert(1, f"called virus: {self.n_viral} of {self.statuses['scored']}")
+        return lines + self._repair_lines(folder)
+
+    def _repair_lines(self, folder: Path) -> list[str]:
+        listing, lines = printable(folder / FailedFiles.file), []
+        if self.n_refused:
+            lines += [
+                f"files: {self.n_refused} of {self.n_files} could not be read: see {listing};",
+                "  mend them and run the same command with --resume, or leave them out of it",
+            ]
+        if self.n_failed_frames:
+            lines += [
+                f"failed: {self.n_failed_frames} frames, see {listing}; to repair, run again with",
+                "  --resume to try the same sequences again, or mend them and run with",
+                f"  --resume --input {printable(folder / FailedSequences.file)}",
+            ]
+        return lines
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        started = time.monotonic()
+        yield
+        seconds = self.seconds.get(name, 0.0) + time.monotonic() - started
+        self.seconds[name] = round(seconds, 3)

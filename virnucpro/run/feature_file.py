@@ -1,0 +1,255 @@
+"""The format of a feature file: HDF5 with a label at its end; it exists only when it is whole.
+
+A file is built in memory, written with one plain write, synced, read back and renamed: HDF5's
+own writing is not safe on a full disk. Behind the HDF5 content, where its readers do not look,
+stands a label, and behind it the label's own SHA-256 and length. The label says what made the
+file, so that one of another recipe or another shard is never taken for this one's, and gives
+length and SHA-256 of the content. So ``read_label`` tells by a file's last bytes, whatever its
+size, whose it is and that it is complete; ``read_embeddings`` tells that each bit is as it was
+written.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import stat
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from virnucpro import __version__
+from virnucpro.errors import FeatureFileError, StorageError, VirnucproError
+from virnucpro.files import atomic, disk_error, sha256
+from virnucpro.log import printable
+from virnucpro.records import Embeddings, Failure
+
+_SEAL = struct.Struct("<32sI")  # of the label: its SHA-256 and its length
+_BLOCK = 1 << 20
+_MAX_LABEL = 1 << 28  # bytes: a bound on what is read before its hash is known
+
+# what h5py raises on a file that is not as it should be
+DAMAGE = (OSError, LookupError, ValueError, TypeError, RuntimeError, AttributeError)
+# numbers of the OSErrors that tell of the file; all others tell of the disk, or of who may read it
+_NO_FILE = (None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
+
+Attributes = Mapping[str, str | int]
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """What a feature file says of itself."""
+
+    attributes: Attributes
+    failed_records: Sequence[str]
+    n_bytes: int  # of the HDF5 content
+    sha256: str  # of that
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.attributes, Mapping):
+            raise TypeError("attributes have names")
+        ids = self.failed_records
+        if not isinstance(ids, (list, tuple)) or not all(isinstance(one, str) for one in ids):
+            raise TypeError("failed records are named by their ids")
+
+
+def write_embeddings(path: Path, embeddings: Embeddings, attributes: Attributes) -> None:
+    """Write one file: ``ids``, ``lengths``, ``embeddings``, and what failed.
+
+    Beside its attributes stands the version of the program, which no reader asks for: what counts
+    for the numbers is the recipe.
+    """
+    _write(path, _labelled(embeddings, attributes), attributes)
+
+
+def update_embeddings(path: Path, embeddings: Embeddings, attributes: Attributes) -> None:
+    """Write one file, unless it is there with the same content, to the last bit."""
+    content = _labelled(embeddings, attributes)
+    if not path.is_file() or sha256(path) != hashlib.sha256(content).hexdigest():
+        _write(path, content, attributes)
+
+
+def _write(path: Path, content: bytes, attributes: Attributes) -> None:
+    with atomic(path) as temporary:
+        temporary.write_bytes(content)
+        try:
+            read_embeddings(temporary, attributes)
+        except FeatureFileError as error:
+            raise StorageError(
+                f"{printable(path)} was written, but reads back otherwise: {error.__cause__}",
+                hint="the disk has a fault: see the system's log",
+            ) from error
+
+
+def _labelled(embeddings: Embeddings, attributes: Attributes) -> bytes:
+    failed_records = list(dict.fromkeys(failure.record_id for failure in embeddings.failures))
+    return with_label(_to_hdf5(embeddings, attributes), attributes, failed_records)
+
+
+def with_label(content: bytes, attributes: Attributes, failed_records: Sequence[str] = ()) -> bytes:
+    """A feature file: HDF5, its label, and what tells where that begins and that it is whole."""
+    digest = hashlib.sha256(content).hexdigest()
+    label = json.dumps(asdict(Label(attributes, failed_records, len(content), digest))).encode()
+    return content + label + _SEAL.pack(hashlib.sha256(label).digest(), len(label))
+
+
+def _to_hdf5(embeddings: Embeddings, attributes: Attributes) -> bytes:
+    text = h5py.string_dtype("utf-8")
+    failures = embeddings.failures
+    with h5py.File("memory", "w", driver="core", backing_store=False, libver="v110") as h5:
+        h5.attrs.update({**attributes, "virnucpro_version": __version__})
+        h5.create_dataset("ids", data=np.array(embeddings.ids, dtype=object), dtype=text)
+        h5["lengths"] = embeddings.lengths
+        h5["embeddings"] = embeddings.vectors
+        for name in Failure.__slots__:
+            values = np.array([getattr(failure, name) for failure in failures], dtype=object)
+            h5.create_dataset(f"failed/{name}", data=values, dtype=text)
+        h5.flush()
+        return bytes(h5.id.get_file_image())
+
+
+def open_features(path: Path) -> h5py.File:
+    """Open a file that is whole: it never changes, and not every file system has locks."""
+    _refuse_pipe(path)
+    return h5py.File(path, "r", locking=False)
+
+
+def _refuse_pipe(path: Path) -> None:
+    """Raise ValueError for what is there but no plain file: a pipe would never end."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise ValueError("it is no file")
+
+
+def read_label(path: Path, attributes: Attributes) -> Label:
+    """Verify, by its last bytes, that a file is complete and has the attributes it must have.
+
+    Raises:
+        FeatureFileError: it is missing, cut short, or of another recipe or shard.
+        OutputError, StorageError: it cannot be read now.
+    """
+    try:
+        _refuse_pipe(path)
+        with path.open("rb") as handle:
+            end = handle.seek(0, os.SEEK_END) - _SEAL.size
+            if end < 0:
+                raise ValueError("it is cut short")
+            handle.seek(end)
+            digest, n_bytes = _SEAL.unpack(handle.read())
+            if n_bytes > min(end, _MAX_LABEL):
+                raise ValueError("it has no label at its end")
+            start = handle.seek(end - n_bytes)
+            text = handle.read(n_bytes)
+        if hashlib.sha256(text).digest() != digest:
+            raise ValueError("it has no label at its end")
+        label = Label(**json.loads(text))
+        if label.n_bytes != start:
+            raise ValueError(f"its content has {start} bytes of {label.n_bytes}")
+        for name, value in attributes.items():
+            if (found := label.attributes.get(name)) != value:
+                raise FeatureFileError(
+                    f"{printable(path)} has {name} {printable(found)}, not {printable(value)}"
+                )
+    except DAMAGE as error:
+        raise refusal(path, error) from error
+    return label
+
+
+def read_embeddings(path: Path, attributes: Attributes, dim: int | None = None) -> Embeddings:
+    """Read one file and verify it, to the last bit, against the attributes it must have.
+
+    With ``dim``, its vectors must be of that width; without any vector, the width may be 0.
+
+    Raises:
+        FeatureFileError: it is missing, damaged, or of another recipe, shard or width.
+        OutputError, StorageError: it cannot be read now.
+    """
+    label = read_label(path, attributes)
+    try:
+        _check_content(path, label)
+        with open_features(path) as h5:
+            embeddings = Embeddings(
+                ids=_strings(_own(h5, "ids")),
+                lengths=_own(h5, "lengths")[:],
+                vectors=_own(h5, "embeddings")[:],
+                per_residue=label.attributes.get("pooling") == "none",
+                failures=tuple(
+                    Failure(*values)
+                    for values in zip(
+                        *(_strings(_own(h5, f"failed/{name}")) for name in Failure.__slots__),
+                        strict=True,
+                    )
+                ),
+            )
+        width = embeddings.vectors.shape[1]
+        if dim not in (None, width) and (width or embeddings.ids):
+            raise ValueError(f"its vectors have {width} values of {dim}")
+        return embeddings
+    except DAMAGE as error:
+        raise refusal(path, error) from error
+
+
+def refusal(path: Path, error: Exception) -> VirnucproError:
+    """A file that cannot be read now is not damaged: nobody may delete it for that."""
+    if isinstance(error, OSError) and error.errno not in _NO_FILE:
+        return disk_error(error, path)
+    return FeatureFileError(
+        f"{printable(path)} is not whole: {printable(error)}",
+        hint="check the disk, and run the same command with --resume: it is made again",
+    )
+
+
+def read_rows(
+    path: Path, places: Sequence[int], per_residue: bool
+) -> list[tuple[int, NDArray[np.float32]]]:
+    """The length and the rows of some ORFs, by their places, of a file that was verified before.
+
+    Rows are (1, dim), or, ``per_residue``, (length, dim).
+
+    Raises:
+        FeatureFileError: it is not there any more, or not as it was.
+    """
+    try:
+        with open_features(path) as h5:
+            rows, lengths = h5["embeddings"], h5["lengths"][:]
+            n_rows = lengths if per_residue else np.ones_like(lengths)
+            bounds = np.concatenate([[0], np.cumsum(n_rows)])
+            return [(int(lengths[i]), rows[bounds[i] : bounds[i + 1]]) for i in places]
+    except DAMAGE as error:
+        raise refusal(path, error) from error
+
+
+def _own(h5: h5py.File, name: str) -> h5py.Dataset:
+    """A dataset of the file itself: HDF5 would read any other file that one names."""
+    *groups, _ = name.split("/")
+    for place in (*groups, name):
+        if not isinstance(h5.get(place, getlink=True), h5py.HardLink):
+            raise ValueError(f"{place} is a link")
+    dataset = h5[name]
+    if dataset.is_virtual or dataset.external:
+        raise ValueError(f"{name} is kept in another file")
+    return dataset
+
+
+def _strings(dataset: h5py.Dataset) -> tuple[str, ...]:
+    return tuple(dataset.asstr()[:])
+
+
+def _check_content(path: Path, label: Label) -> None:
+    """Raise ValueError for a file that is not as it was written.
+
+    HDF5 must not see a damaged file: on some flipped bits it loops for ever.
+    """
+    digest, left = hashlib.sha256(), label.n_bytes
+    with path.open("rb") as handle:
+        while left > 0 and (block := handle.read(min(left, _BLOCK))):
+            digest.update(block)
+            left -= len(block)
+    if left or digest.hexdigest() != label.sha256:
+        raise ValueError("its content has another hash")

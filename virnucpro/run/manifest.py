@@ -1,0 +1,171 @@
+"""``run.json``: what a run was asked for and what it reads, to go on with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from virnucpro import __version__
+from virnucpro.config import FOLLOWS, SHARD_FORMAT, EncoderSpec, Recipe
+from virnucpro.errors import ResumeError
+from virnucpro.files import atomic
+from virnucpro.log import printable
+from virnucpro.sequences.inputs import InputFile
+from virnucpro.sequences.samples import RunIds
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What ``run.json`` must tell to go on with a run."""
+
+    recipe: Recipe
+    inputs: tuple[InputFile, ...]
+    replaced: tuple[str, ...] = ()  # ids of failed records that a later input gives anew
+    is_qualified: bool = False  # ids of records are written with their file
+    refused: tuple[InputFile, ...] = ()  # files that could not be read
+    version: str = __version__  # of the program that wrote it last
+
+    def __post_init__(self) -> None:
+        numbers = {file.generation for file in self.inputs}
+        if numbers and numbers != set(range(len(numbers))):
+            raise ValueError("the generations of the inputs have gaps")
+        if not all(isinstance(record_id, str) for record_id in self.replaced):
+            raise TypeError("a replaced record is named by its id")
+        if not isinstance(self.is_qualified, bool):
+            raise TypeError("ids are written with their file, or they are not")
+
+    @property
+    def ids(self) -> RunIds:
+        return RunIds(self.is_qualified, frozenset(self.replaced))
+
+
+def read_manifest(path: Path, copies: Path) -> Manifest | None:
+    """The manifest in a file, if there is one; ``copies`` is the folder of copied inputs.
+
+    Raises:
+        ResumeError: it is damaged, or of another version.
+    """
+    if not path.exists():
+        return None
+    if not path.is_file():  # a pipe would never end
+        raise _damaged(path, "it is no file")
+    version: object = __version__
+    try:
+        stored = json.loads(path.read_text())
+        version = stored["virnucpro_version"]
+        if stored["recipe"].get("shard_format") != SHARD_FORMAT:
+            raise _of_another_version(path.parent, version)
+        encoders = tuple(EncoderSpec(**spec) for spec in stored["recipe"]["encoders"])
+        return Manifest(
+            recipe=Recipe(**{**stored["recipe"], "encoders": encoders}),
+            inputs=tuple(_from_json(file, copies) for file in stored["inputs"]),
+            replaced=tuple(stored["replaced"]),
+            is_qualified=stored.get("qualified", False),
+            refused=tuple(_from_json(file, copies) for file in stored.get("refused", ())),
+            version=str(version),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        if version != __version__:
+            raise _of_another_version(path.parent, version) from error
+        raise _damaged(path, error) from error
+
+
+def write_manifest(path: Path, copies: Path, manifest: Manifest, facts: Mapping[str, Any]) -> None:
+    """Write it with other facts of the run, which nobody needs to go on."""
+    content = {
+        "virnucpro_version": __version__,
+        "fingerprint": manifest.recipe.fingerprint,
+        **facts,
+        "recipe": asdict(manifest.recipe),
+        "inputs": [_to_json(file, copies) for file in manifest.inputs],
+        "replaced": manifest.replaced,
+        "qualified": manifest.is_qualified,
+        "refused": [_to_json(file, copies) for file in manifest.refused],
+    }
+    with atomic(path) as temporary:
+        temporary.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def _to_json(file: InputFile, copies: Path) -> dict[str, Any]:
+    """Copies are named from the run folder, so that it can be moved."""
+    path, folder = Path(file.path), copies.resolve()
+    if path.parent == folder:
+        path = path.relative_to(folder.parent)
+    fields = {**asdict(file), "path": str(path)}
+    del fields["stamp"]  # it tells of this start only
+    return fields
+
+
+def _from_json(stored: Mapping[str, Any], copies: Path) -> InputFile:
+    return InputFile(**{**stored, "path": str(copies.parent.resolve() / stored["path"])})
+
+
+def _damaged(manifest: Path, why: object) -> ResumeError:
+    return ResumeError(
+        f"{printable(manifest)} is damaged: {printable(why)}",
+        hint="put a copy of it back, start again with --force, or choose another --output-dir",
+    )
+
+
+def _of_another_version(folder: Path, version: object) -> ResumeError:
+    return ResumeError(
+        f"{printable(folder)} holds a run of another version of virnucpro, {printable(version)}: "
+        f"this one, {__version__}, cannot go on with it",
+        hint="finish it with that version, choose another --output-dir, or start with --force",
+    )
+
+
+def check_same_recipe(recorded: Manifest, asked: Recipe) -> None:
+    """
+    Raises:
+        ResumeError: the recipes differ; the message says in what.
+    """
+    if recorded.recipe.has_encoder != asked.has_encoder:
+        raise ResumeError(
+            f"this folder holds a run with {printable(recorded.recipe.reader)}, "
+            f"not with {printable(asked.reader)}",
+            hint="use the old options (the scorer reads nucleotides where no --model is named), "
+            "choose another --output-dir, or start again with --force",
+        )
+    if changed := _changes(recorded.recipe, asked):
+        raise ResumeError(
+            f"this folder holds a run of another recipe: {'; '.join(changed)}",
+            hint="use the old options, choose another --output-dir, or start again with --force",
+        )
+
+
+def _changes(before: Recipe, now: Recipe) -> list[str]:
+    """What differs between two recipes: "layer was 6, now 3"."""
+    families = [[encoder.family for encoder in recipe.encoders] for recipe in (before, now)]
+    if families[0] != families[1]:
+        return [f"encoders were {before.reader}, now {now.reader}"]
+    changed = _changed_fields(before, now, ("encoders",))
+    for old, new in zip(before.encoders, now.encoders, strict=True):
+        of_which = f" of {new.model}" if len(now.encoders) > 1 else ""
+        changed += _changed_fields(old, new, FOLLOWS, of_which)
+    return changed
+
+
+def _changed_fields(
+    before: Recipe | EncoderSpec,
+    now: Recipe | EncoderSpec,
+    left_out: Collection[str],
+    of_which: str = "",
+) -> list[str]:
+    old, new = asdict(before), asdict(now)
+    return [
+        f"{_SHOWN.get(name, name)}{of_which} was {_short(old[name])}, now {_short(new[name])}"
+        for name in new
+        if old[name] != new[name] and name not in left_out
+    ]
+
+
+_SHOWN = {"sha256": "model_sha256"}  # a field -> its name in messages
+
+
+def _short(value: object) -> str:
+    text = str(value) or "none"
+    return f"{text[:12]}..." if len(text) == 64 else text  # a hash
