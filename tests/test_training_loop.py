@@ -36,7 +36,6 @@ from trainings import (
     state_of,
     weights,
 )
-from virnucpro.training.frames import balanced_weights, given_weights
 
 from virnucpro.encoders.esm2.attention import attend_runs, attend_to_train
 from virnucpro.errors import (
@@ -46,6 +45,7 @@ from virnucpro.errors import (
     UsageError,
     VirnucproError,
 )
+from virnucpro.labelled.frames import balanced_weights, given_weights
 from virnucpro.training import ranks
 from virnucpro.training.loop import share_of_lr
 from virnucpro.training.networks import Classifier, FrameClassifier, new_encoder
