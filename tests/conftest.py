@@ -19,7 +19,15 @@ from virnucpro import processes
 from virnucpro.config import EncoderSpec, Recipe, Resources, RunConfig
 from virnucpro.encoders.esm2.model import ESM2, ESM2Shape
 from virnucpro.encoders.esm2.weights import inspect_checkpoint, save_esm2
-from virnucpro.scoring.head import Head, HeadFacts, Layer, Network, load_head, save_head
+from virnucpro.scoring.head import (
+    EncoderFacts,
+    Head,
+    HeadFacts,
+    Layer,
+    Network,
+    load_head,
+    save_head,
+)
 from virnucpro.sequences.composition import N_FEATURES
 
 # the same examples every time; many more, and others, with --hypothesis-profile=long
@@ -49,14 +57,19 @@ def make_tiny(folder: Path, shape: ESM2Shape = TINY, seed: int = 0) -> Tiny:
     save_esm2(folder / "esm2_tiny", model)
     rng = np.random.default_rng(seed)
     facts = HeadFacts(
-        encoder="esm2_tiny",
-        encoder_id=inspect_checkpoint(folder / "esm2_tiny").encoder_id,
-        layer=shape.n_layers,
-        pooling="mean",
-        dim=shape.dim,
+        encoders=(
+            EncoderFacts(
+                family="esm2",
+                name="esm2_tiny",
+                encoder_id=inspect_checkpoint(folder / "esm2_tiny").encoder_id,
+                layer=shape.n_layers,
+                pooling="mean",
+                dim=shape.dim,
+            ),
+        ),
         chunk_size=500,
         threshold=0.5,
-        frames="max",
+        frame_rule="max",
         exponent=0.5,
         training="not trained: random weights",
     )

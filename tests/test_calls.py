@@ -21,7 +21,7 @@ from virnucpro.outputs.sinks import (
 from virnucpro.outputs.tables import SortedLines
 from virnucpro.records import Call, FastaRecord, Orf, Prediction
 from virnucpro.scoring.calls import call_record, score_record
-from virnucpro.scoring.head import HeadFacts
+from virnucpro.scoring.head import EncoderFacts, HeadFacts
 
 GOLDEN = Path(__file__).parent / "golden" / "consensus"
 
@@ -35,13 +35,18 @@ def frames(chunk: str, *scores: float | None) -> list[Prediction]:
 
 
 def facts(**changes: object) -> HeadFacts:
-    given: dict[str, object] = {"threshold": 0.5, "frames": "max", "exponent": 1.0, **changes}
+    given: dict[str, object] = {"threshold": 0.5, "frame_rule": "max", "exponent": 1.0, **changes}
     return HeadFacts(
-        encoder="tiny",
-        encoder_id="0123456789abcdef",
-        layer=2,
-        pooling="mean",
-        dim=6,
+        encoders=(
+            EncoderFacts(
+                family="esm2",
+                name="tiny",
+                encoder_id="0123456789abcdef",
+                layer=2,
+                pooling="mean",
+                dim=6,
+            ),
+        ),
         chunk_size=300,
         training="not trained",
         **given,
@@ -142,9 +147,9 @@ def test_the_exponent_says_how_much_of_the_evidence_of_many_chunks_adds_up() -> 
 
 
 def test_a_chunk_has_the_best_of_its_frames_or_their_mean_in_log_odds() -> None:
-    assert score([0.2, 0.9, 0.5], frames="max") == 0.9
-    assert score([0.8, 0.5], frames="mean") == round(2 / 3, 6)  # odds of sqrt(4 * 1)
-    assert score([0.3], frames="mean") == score([0.3], frames="max") == 0.3
+    assert score([0.2, 0.9, 0.5], frame_rule="max") == 0.9
+    assert score([0.8, 0.5], frame_rule="mean") == round(2 / 3, 6)  # odds of sqrt(4 * 1)
+    assert score([0.3], frame_rule="mean") == score([0.3], frame_rule="max") == 0.3
 
 
 def test_one_chunk_that_is_quite_sure_does_not_silence_the_others() -> None:

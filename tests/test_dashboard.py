@@ -48,7 +48,7 @@ def log():
 
 def drawn(log: EventLog, width: int = 120, height: int = 50, **options: object) -> str:
     console = Console(file=io.StringIO(), width=width, height=height, **options)
-    console.print(Dashboard(log.progressing, console).draw())
+    console.print(Dashboard(log.figures, console).draw())
     return console.file.getvalue()
 
 
@@ -69,7 +69,7 @@ def log_of(n_workers: int, n_shards_done: int = 3) -> EventLog:
 
 
 def test_the_line_has_all_the_facts(log):
-    line = log.progressing.line
+    line = log.figures.line
     assert "4/6 shards (66%)" in line
     assert "11 failed" in line  # one sequence of shard 0, ten of shard 1
     assert "cuda:0 1 shards" in line and "memory 3.0/140.0 GiB" in line
@@ -137,14 +137,14 @@ def test_a_terminal_of_a_few_lines_still_has_the_total():
 def test_a_shard_that_is_begun_again_counts_once(log):
     """Half of shard 2 is done when its worker is lost; then all of it."""
     half, whole = tuple(range(5)), tuple(range(10))
-    before = log.progressing.n_tokens_done
+    before = log.figures.n_tokens_done
     log(BatchDone("cuda:1", SHARDS[2], half, 510, Memory(GIB, 140 * GIB)))
-    assert log.progressing.n_tokens_done == before + 510
+    assert log.figures.n_tokens_done == before + 510
     log(WorkerLost("cuda:1", "SIGKILL", SHARDS[2]))
-    assert log.progressing.n_tokens_done == before
+    assert log.figures.n_tokens_done == before
     log(BatchDone("cuda:0", SHARDS[2], whole, 1020, Memory(GIB, 140 * GIB)))
     log(ShardDone("cuda:0", SHARDS[2], 0.5, 0))
-    assert log.progressing.n_tokens_done == before + 1020 == 3 * 1020
+    assert log.figures.n_tokens_done == before + 1020 == 3 * 1020
 
 
 def test_nothing_is_said_to_be_done_before_it_is(log):
@@ -174,7 +174,7 @@ def test_it_is_said_whose_memory_is_shown():
 def test_a_terminal_that_is_made_narrower_gets_no_leftovers():
     """It wraps what stands on it: rich must go up over more lines than it wrote."""
     console = Console(file=io.StringIO(), width=100, height=30, force_terminal=True)
-    dashboard = Dashboard(log_of(4).progressing, console)
+    dashboard = Dashboard(log_of(4).figures, console)
     dashboard._live.auto_refresh = False
     with dashboard:
         dashboard._live.refresh()
@@ -192,7 +192,7 @@ def test_before_the_devices_start_the_stage_is_shown():
     bar, amount = drawn(log).splitlines()
     assert bar.startswith("reading and translating  ━") and bar.endswith(" 25%")
     assert amount.startswith("250 of 1,000 letters   elapsed 0:00:0")
-    assert log.progressing.line.startswith("reading and translating: 250 of 1,000 letters (25%)")
+    assert log.figures.line.startswith("reading and translating: 250 of 1,000 letters (25%)")
     log(Progress("reading and translating", 250, 0, "letters"))
     assert drawn(log).splitlines()[1].startswith("250 letters   elapsed")
 

@@ -105,6 +105,24 @@ def test_without_a_gpu_asking_for_one_says_why_there_is_none(device, gpus):
         choose_devices(device, gpus, None, None, model_bytes=1)
 
 
+@pytest.mark.parametrize(
+    ("has_gpu", "has_mps", "kind"), [(1, 1, "cuda"), (1, 0, "cuda"), (0, 1, "mps"), (0, 0, "cpu")]
+)
+def test_the_first_kind_of_device_that_is_there_is_taken(monkeypatch, has_gpu, has_mps, kind):
+    gpus = [Gpu(0, "GPU-a", "NVIDIA A100", 80 * GIB, 79 * GIB, (8, 0))] * has_gpu
+    monkeypatch.setattr(devices, "list_gpus", lambda: (gpus, "no driver (a test)"))
+    monkeypatch.setattr(devices.torch.version, "cuda", "13.0")
+    monkeypatch.setattr(devices.torch.backends.mps, "is_available", lambda: bool(has_mps))
+    choice = choose_devices("auto", None, None, None, model_bytes=1)
+    assert choice.kind == kind
+    (line,) = choice.descriptions
+    assert ("no GPU can be used: no driver (a test)" in line) == (kind == "cpu")
+    assert choose_devices("cpu", None, 2, None, model_bytes=1).descriptions[0].endswith("cores")
+    if kind != "cpu":
+        with pytest.raises(UsageError, match="--workers is for --device cpu"):
+            choose_devices("auto", None, 2, None, model_bytes=1)
+
+
 H200 = Choice(("cuda:0",), ("H200",), has_bf16=True, memory=139 * GIB)
 OLD = Choice(("cuda:0",), ("GTX 1080",), has_bf16=False, memory=8 * GIB)
 CPU = Choice(("cpu",), ("CPU",), has_bf16=False, memory=8 * GIB)

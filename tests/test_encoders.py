@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import random_layers
 from runs import run_inline, vectors
 
 from virnucpro.config import EncoderSpec, RunConfig
-from virnucpro.encoders.base import FAMILIES, Family
+from virnucpro.encoders.base import FAMILIES, Encoder, Family, Pending, Rows
 from virnucpro.engine.events import ShardDone
-from virnucpro.errors import UsageError
+from virnucpro.engine.executor import InlineExecutor
+from virnucpro.engine.worker import Worker
+from virnucpro.errors import ResumeError, UsageError
+from virnucpro.run.features import open_stores
+from virnucpro.scoring.head import EncoderFacts, Head, Network
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.translate import chunk_record, translate_six_frames
 
@@ -83,6 +88,89 @@ def test_frames_of_one_protein_and_other_bases_are_no_copies_for_an_encoder_of_b
     n_distinct = len(set(bases_by_frame(fasta).values()))
     assert run_inline(by_bases, None).n_copies == len(vectors(by_bases.output)) - n_distinct
     assert run_inline(by_protein, None).n_copies > len(vectors(by_bases.output)) - n_distinct
+
+
+@pytest.fixture
+def pair(toy_config, make_config, tiny, contigs, tmp_path) -> tuple[RunConfig, Head]:
+    """A prediction by ESM-2 and the toy encoder together, with a head for both."""
+    config = make_config(contigs, output=tmp_path / "pair")
+    recipe = replace(config.recipe, encoders=(*config.recipe.encoders, TOY))
+    known = tiny.head.facts
+    counts = EncoderFacts(
+        family="toy", name="counts", encoder_id="1" * 16, layer=1, pooling="mean", dim=4
+    )
+    facts = replace(known, encoders=(*known.encoders, counts))
+    network = Network(random_layers(np.random.default_rng(4), facts.dim, 8, 2), temperature=400.0)
+    return replace(config, recipe=recipe, weights=(tiny.model, tiny.model)), Head(facts, network)
+
+
+def rows_of(config: RunConfig) -> list[dict[str, Rows]]:
+    """The vectors of each encoder, by the ids of their frames."""
+    recipe = config.recipe
+    stores = open_stores(config.output / "features", recipe.encoders, recipe.fingerprint)
+    parts = [list(store.read_files()) for store in stores]
+    return [
+        {name: row for part in of_one for name, row in zip(part.ids, part.vectors, strict=True)}
+        for of_one in parts
+    ]
+
+
+def test_the_vectors_of_several_encoders_meet_by_id_in_the_order_of_the_head(pair):
+    config, head = pair
+    assert run_inline(config, head).exit_code == 0
+    of_esm2, counts = rows_of(config)
+    assert of_esm2.keys() == counts.keys() and len(counts) > 100
+    scores = [
+        row.split("\t")[::3]
+        for row in (config.output / "prediction_results.txt").read_text().splitlines()[1:]
+    ]
+    assert {name for name, _ in scores} == set(counts)
+    assert len({score for _, score in scores}) > 50
+    for name, score in scores:
+        vector = np.concatenate([of_esm2[name], counts[name]])
+        assert float(score) == head.classify(vector[None])[0]
+
+
+def test_a_shard_is_done_when_the_last_of_its_encoders_is(pair):
+    config, head = pair
+    run_inline(config, head)
+    before = rows_of(config)
+    (lost,) = (config.output / "features").glob("toy-*/000001.h5")
+    lost.unlink()
+    events = []
+    run_inline(replace(config, resume=True), head, events.append)
+    assert [event.shard.index for event in events if isinstance(event, ShardDone)] == [1]
+    for one, other in zip(before, rows_of(config), strict=True):
+        assert one.keys() == other.keys()
+        assert all(np.array_equal(one[name], other[name]) for name in one)
+
+
+def test_a_frame_that_one_encoder_cannot_read_has_failed_and_the_others_are_scored(pair):
+    class Picky(Worker):
+        def start(self, encoder: Encoder, sequences: Sequence[str]) -> Pending:
+            if encoder.spec.family == "toy" and any("GAGAGA" in text for text in sequences):
+                raise RuntimeError("no word for GAGAGA")
+            return super().start(encoder, sequences)
+
+    config, head = pair
+    assert run_inline(config, head, executor=InlineExecutor(worker=Picky)).exit_code == 2
+    of_esm2, counts = rows_of(config)
+    failed = of_esm2.keys() - counts.keys()
+    assert failed
+    table = (config.output / "prediction_results.txt").read_text()
+    assert {line.split("\t")[0] for line in table.splitlines()[1:]} == set(counts)
+
+
+def test_another_encoder_in_a_run_is_refused_on_resume_by_name(pair, make_config, contigs):
+    config, head = pair
+    run_inline(config, head)
+    alone = make_config(contigs, output=config.output, resume=True)
+    with pytest.raises(ResumeError, match="encoders were the model tiny and counts, now the model"):
+        run_inline(alone, head)
+    finer = replace(TOY, layer=2)
+    recipe = replace(config.recipe, encoders=(config.recipe.encoders[0], finer))
+    with pytest.raises(ResumeError, match="layer of counts was 1, now 2"):
+        run_inline(replace(config, recipe=recipe, resume=True), head)
 
 
 def test_an_encoder_of_bases_refuses_proteins(toy_config, tmp_path):

@@ -22,7 +22,7 @@ from runs import (
     vectors,
 )
 
-from virnucpro.dashboard import DeviceState, Progressing
+from virnucpro.dashboard import DeviceState, Figures
 from virnucpro.engine.events import EmbeddingStarted, ShardDone
 from virnucpro.engine.executor import InlineExecutor
 from virnucpro.errors import InputError, InputMissingError
@@ -393,7 +393,7 @@ def test_a_record_that_is_called_although_a_frame_failed_is_mended_too(
 
 
 def test_files_are_counted_as_their_shards_are_done(make_config, tiny, folder):
-    figures, counts = Progressing(), []
+    figures, counts = Figures(), []
 
     def hear(event: object) -> None:
         if isinstance(event, ShardDone):

@@ -134,7 +134,8 @@ def test_a_head_without_a_model_is_for_the_one_of_the_package_or_refused(
     own = save_changed(tiny.head, tmp_path / "own.safetensors", threshold=0.75)
     _, head = resolve(options(command="predict", model=None, head=own), lambda _: None)
     assert head.facts.threshold == 0.75
-    other = save_changed(tiny.head, tmp_path / "other.safetensors", encoder_id="0" * 16)
+    encoder = replace(tiny.head.facts.encoders[0], encoder_id="0" * 16)
+    other = save_changed(tiny.head, tmp_path / "other.safetensors", encoders=(encoder,))
     with pytest.raises(UnavailableError, match="made for the encoder esm2_tiny") as caught:
         resolve(options(command="predict", model=None, head=other), lambda _: None)
     assert "--model" in caught.value.hint
@@ -216,8 +217,8 @@ def test_a_package_without_its_model_says_so(options, monkeypatch, tmp_path):
 def test_the_head_of_the_package_is_for_its_model_and_both_are_whole():
     checkpoint = verify_checkpoint(embedded_model())
     facts = load_head(embedded_head()).facts
-    assert facts.encoder_id == checkpoint.encoder_id
-    assert (facts.dim, facts.layer) == (checkpoint.shape.dim, checkpoint.shape.n_layers)
+    assert facts.encoders[0].encoder_id == checkpoint.encoder_id
+    assert (facts.dim, facts.encoders[0].layer) == (checkpoint.shape.dim, checkpoint.shape.n_layers)
     assert checkpoint.n_bytes + embedded_head().stat().st_size <= 8 * 2**20
 
 
@@ -241,13 +242,13 @@ def test_a_large_model_is_converted_once_and_gives_the_same_vectors(options, kep
     (made,) = kept.glob("*.safetensors")
     before = made.stat().st_mtime_ns
     second, _ = resolve(options("second"), lambda _: None)
-    assert first.weights == second.weights == made.resolve() != first.checkpoint
+    assert first.weights == second.weights == (made.resolve(),) != (first.checkpoint,)
     assert made.stat().st_mtime_ns == before
     run(second, None, ProcessExecutor(second.resources.devices), lambda _: None)
 
     monkeypatch.setattr(request, "WORTH_CONVERTING", 1 << 40)
     plain, _ = resolve(options("plain"), lambda _: None)
-    assert plain.weights == plain.checkpoint
+    assert plain.weights == (plain.checkpoint,)
     run(plain, None, InlineExecutor(), lambda _: None)
     assert_same_vectors(vectors(second.output), vectors(plain.output))
 

@@ -43,7 +43,15 @@ HIDDEN = 8
 SMALL = ("--chunk-size", "300", "--batch-size", "16", "--hidden", str(HIDDEN), "--epochs", "2")
 ON_CPU = ("--device", "cpu", "--precision", "fp32")
 # what every training leaves
-OF_ALL = {"split.tsv", "training.json", "checkpoints", "tensorboard", "virnucpro.log", ".lock"}
+OF_ALL = {
+    "frames",
+    "split.tsv",
+    "training.json",
+    "checkpoints",
+    "tensorboard",
+    "virnucpro.log",
+    ".lock",
+}
 
 
 @pytest.fixture(scope="module")
@@ -183,11 +191,15 @@ def test_the_command_leaves_what_its_help_says(head_only, finetuned, pretrained)
 
 def test_the_head_is_for_the_encoder_and_the_first_of_the_chunk_sizes(head_only, finetuned, tiny):
     head = load_head(head_only / "head.safetensors")
-    assert head.facts.encoder_id == inspect_checkpoint(tiny.model).encoder_id
+    assert head.facts.encoders[0].encoder_id == inspect_checkpoint(tiny.model).encoder_id
     head = load_head(finetuned / "head.safetensors")
     own = inspect_checkpoint(finetuned / "esm2_trained")
-    assert head.facts.encoder_id == own.encoder_id != inspect_checkpoint(tiny.model).encoder_id
-    assert (head.facts.encoder, head.facts.chunk_size) == ("esm2_trained", 300)
+    assert (
+        head.facts.encoders[0].encoder_id
+        == own.encoder_id
+        != inspect_checkpoint(tiny.model).encoder_id
+    )
+    assert (head.facts.encoders[0].name, head.facts.chunk_size) == ("esm2_trained", 300)
     assert "finetune, 2 epochs, seed 0, chunks of 300 and 210 bases" in head.facts.training
 
 
@@ -432,7 +444,7 @@ def test_the_vectors_are_made_once_and_a_head_goes_on_by_the_command_line(
     assert answer.returncode == 0, answer.stderr
     assert "going on after epoch 1" in answer.stderr
     assert {path: path.stat().st_mtime_ns for path in made} == made
-    assert load_head(out / "head.safetensors").facts.encoder == "esm2_tiny"
+    assert load_head(out / "head.safetensors").facts.encoders[0].name == "esm2_tiny"
 
 
 @pytest.mark.parametrize(

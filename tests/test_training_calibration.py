@@ -13,7 +13,7 @@ from virnucpro.evaluation.metrics import Samples, measure
 from virnucpro.labelled.arrays import Table, Texts
 from virnucpro.labelled.frames import LabelledFrames
 from virnucpro.scoring.calls import score_record
-from virnucpro.scoring.head import HeadFacts
+from virnucpro.scoring.head import EncoderFacts, HeadFacts
 from virnucpro.sequences.composition import N_FEATURES
 from virnucpro.training.calibration import (
     FALSE_POSITIVES,
@@ -63,16 +63,15 @@ def independent(frames: LabelledFrames, rng: np.random.Generator) -> Values:
     return log_odds(frames.is_virus, rng, 0.1)
 
 
+ENCODER = EncoderFacts(family="", name="", encoder_id="", layer=1, pooling="mean", dim=1)
+
+
 def facts_with(found: Calibration) -> HeadFacts:
     return HeadFacts(
-        encoder="",
-        encoder_id="",
-        layer=1,
-        pooling="mean",
-        dim=1,
+        encoders=(ENCODER,),
         chunk_size=500,
         threshold=found.threshold,
-        frames=found.frames,
+        frame_rule=found.frames,
         exponent=found.exponent,
         training="",
     )

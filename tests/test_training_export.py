@@ -100,10 +100,11 @@ def test_the_head_scores_as_the_classifier_with_its_temperature(head, classifier
 
 def test_the_head_says_what_it_was_made_for_and_how_it_is_read(head, tiny):
     facts = head.facts
-    assert facts.encoder_id == inspect_checkpoint(tiny.model).encoder_id
-    assert (facts.encoder, facts.layer, facts.dim) == ("esm2_tiny", 2, DIM)
-    assert (facts.chunk_size, facts.training, facts.pooling) == (300, "for a test", "mean")
-    assert (facts.frames, facts.exponent, facts.threshold) == ("mean", 0.3, 0.25)
+    assert facts.encoders[0].encoder_id == inspect_checkpoint(tiny.model).encoder_id
+    (encoder,) = facts.encoders
+    assert (encoder.name, encoder.layer, encoder.dim) == ("esm2_tiny", 2, DIM)
+    assert (facts.chunk_size, facts.training, encoder.pooling) == (300, "for a test", "mean")
+    assert (facts.frame_rule, facts.exponent, facts.threshold) == ("mean", 0.3, 0.25)
     assert (head.protein.temperature, head.nucleotide.temperature) == (1.5, 0.75)
 
 

@@ -1,6 +1,6 @@
-"""What the user sees while a run goes on: pure consumers of events.
+"""The view of a run while it goes on: pure consumers of events.
 
-``Progressing`` keeps the figures; ``EventLog`` writes them as plain lines into the log, every
+``Figures`` counts; ``EventLog`` writes them as plain lines into the log, every
 ten seconds; ``Dashboard`` draws them on a terminal, within its width and height. Every figure is a
 count, so those of the devices add up to the total's; colours repeat what words say.
 """
@@ -54,7 +54,7 @@ _LINE, _TIME = "%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"
 
 @dataclass(slots=True)
 class DeviceState:
-    """One worker, as its events tell."""
+    """The figures of one worker."""
 
     n_shards: int = 0
     n_tokens: int = 0
@@ -75,7 +75,7 @@ class DeviceState:
 
 
 @dataclass(slots=True)
-class Progressing:
+class Figures:
     """The figures of a run so far.
 
     One thread takes events while another draws: a dict is replaced, never changed in place.
@@ -90,8 +90,8 @@ class Progressing:
     n_failed: int = 0  # sequences
     n_failed_shards: int = 0
     n_settled_tokens: int = 0  # of the shards that are done or failed
-    in_work: dict[int, int] = field(default_factory=dict)  # tokens embedded of each other shard
-    files: tuple[tuple[int, int], ...] = ()  # of each: its first shard, one after its last
+    in_work: dict[int, int] = field(default_factory=dict)  # tokens embedded of each shard in work
+    files: tuple[tuple[int, int], ...] = ()  # first shard of each, and one after its last
     pending: set[int] = field(default_factory=set)  # shards
     started: float = field(default_factory=time.monotonic)
     embedding_since: float = 0.0
@@ -167,13 +167,13 @@ class Progressing:
 
     @property
     def share_done(self) -> float:
-        """Of the whole run, with what an earlier start did; finer than whole shards."""
+        """The share of the whole run that is done, by earlier starts too; finer than shards."""
         pending = self.n_shards - self.n_before
         done = self.n_before + pending * self.n_tokens_done / max(1, self.n_tokens)
         return done / max(1, self.n_shards)
 
     def share_of_shard(self, device: DeviceState) -> float | None:
-        """How much of the shard in work is embedded; None while there is none."""
+        """The share of the shard in work that is embedded; None while there is none."""
         if device.shard is None or device.shard.index not in self.in_work:
             return None
         return min(1.0, self.in_work[device.shard.index] / max(1, self._tokens_of(device.shard)))
@@ -196,7 +196,7 @@ class Progressing:
 
     @property
     def counts(self) -> list[str]:
-        """What is done of what there is: a figure for each unit of the run."""
+        """Shards, and input files if there are several: how many are done, of how many."""
         shards = f"{self.n_done:,}/{self.n_shards:,} shards"
         if len(self.files) < 2:
             return [shards]
@@ -204,12 +204,12 @@ class Progressing:
 
     @property
     def sorted_devices(self) -> list[tuple[str, DeviceState]]:
-        """By name, with numbers as numbers: cuda:2 is before cuda:10."""
+        """Devices by name, with numbers as numbers: cuda:2 is before cuda:10."""
         return sorted(self.devices.items(), key=lambda item: _natural(item[0]))
 
     @property
     def line(self) -> str:
-        """All of it in one plain line."""
+        """The figures in one plain line."""
         if self.stage is None and not self.n_shards:
             return f"looking at model and devices, elapsed {self.elapsed}"
         if self.stage is not None:
@@ -243,7 +243,7 @@ def _amount(stage: Progress) -> str:
 
 
 def _percent(share: float) -> str:
-    """Rounded down: 100 % is said of what is done."""
+    """A share in percent, rounded down: only what is done has 100 %."""
     return f"{int(100 * share)}%"
 
 
@@ -251,7 +251,7 @@ class EventLog:
     """Writes events, and every ten seconds a line of figures, to the log."""
 
     def __init__(self, every_seconds: float = EVERY_SECONDS) -> None:
-        self.progressing = Progressing()
+        self.figures = Figures()
         self._every = every_seconds
         self._stopped = threading.Event()
         self._lock = threading.Lock()
@@ -267,7 +267,7 @@ class EventLog:
 
     def __call__(self, event: Telling) -> None:
         with self._lock:
-            self.progressing.take(event)
+            self.figures.take(event)
         level, message = _describe(event)
         if message:
             LOGGER.log(level, "%s", message)
@@ -275,7 +275,7 @@ class EventLog:
     def _tick(self) -> None:
         while not self._stopped.wait(self._every):
             with self._lock:
-                line = self.progressing.line
+                line = self.figures.line
             log_figures(line)
 
 
@@ -286,11 +286,11 @@ def _describe(event: Telling) -> tuple[int, str]:
         case WorkerReady(worker=worker, description=description):
             return logging.INFO, f"{worker} is ready: {description}"
         case WorkerLost(worker=worker, reason=reason, shard=shard, is_final=is_final):
-            held = f" with shard {shard.name}" if shard else ""
+            work = f" with shard {shard.name}" if shard else ""
             fate = "it is given up" if is_final else "it is replaced"
             detail = f"\n{event.traceback.rstrip()}" if event.traceback else ""
             LOGGER.debug("%s%s", worker, detail)
-            return logging.WARNING, f"{worker} was lost{held}: {reason}; {fate}"
+            return logging.WARNING, f"{worker} was lost{work}: {reason}; {fate}"
         case BudgetReduced(worker=worker, tokens_per_batch=tokens):
             return logging.WARNING, f"{worker}: out of memory; batches of {tokens} tokens from now"
         case ShardDone(worker=worker, shard=shard, seconds=seconds, n_failed=n_failed):
@@ -312,8 +312,8 @@ class Dashboard:
     left out (columns, the last first), so that no line is wrapped.
     """
 
-    def __init__(self, progressing: Progressing, console: Console) -> None:
-        self._progressing = progressing
+    def __init__(self, figures: Figures, console: Console) -> None:
+        self._figures = figures
         self._console = console
         self._line_widths: list[int] = []  # of what stands on the terminal
         self._live = Live(
@@ -344,7 +344,7 @@ class Dashboard:
         return drawing
 
     def draw(self) -> RenderableType:
-        now, width = self._progressing, self._console.width
+        now, width = self._figures, self._console.width
         elapsed = f"elapsed {now.elapsed}"
         if now.stage is not None:
             bar = _headline(now.stage.stage, _share_of(now.stage))
@@ -361,8 +361,8 @@ class Dashboard:
         total, below = _headline("total", now.share_done), _flow(figures, width)
         if not now.devices:
             return Group(total, below, Text("workers are starting"))
-        n_others = 3 + len(below.split())  # total and figures, head of the table, a free line
-        table = _device_table(now, width, self._console.height - n_others)
+        n_above = 3 + len(below.split())  # total and figures, head of the table, a free line
+        table = _device_table(now, width, self._console.height - n_above)
         return Group(total, below, table)
 
 
@@ -399,12 +399,12 @@ def _flow(figures: Iterable[Text], width: int) -> Text:
     return Text("\n", no_wrap=True, overflow="ellipsis").join(lines)
 
 
-def _device_table(now: Progressing, width: int, n_lines: int) -> Table:
+def _device_table(now: Figures, width: int, n_lines: int) -> Table:
     """A line for each device; the last one sums up those that found no place."""
     devices = now.sorted_devices
-    n_shown = len(devices) if len(devices) <= n_lines else max(0, n_lines - 1)
-    shown, folded = devices[:n_shown], [device for _, device in devices[n_shown:]]
-    rows = [_head(devices), *(_cells(name, [device]) for name, device in shown)]
+    n_visible = len(devices) if len(devices) <= n_lines else max(0, n_lines - 1)
+    visible, folded = devices[:n_visible], [device for _, device in devices[n_visible:]]
+    rows = [_head(devices), *(_cells(name, [device]) for name, device in visible)]
     if folded:
         rows.append(_cells(f"+ {len(folded)} more", folded))
     widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
@@ -414,7 +414,7 @@ def _device_table(now: Progressing, width: int, n_lines: int) -> Table:
     table = Table.grid(padding=(0, _PADDING), pad_edge=False)
     for index in range(len(widths)):
         table.add_column(justify="right" if index else "left", no_wrap=True, overflow="ellipsis")
-    shares = [now.share_of_shard(device) for _, device in shown]
+    shares = [now.share_of_shard(device) for _, device in visible]
     bars: list[RenderableType] = [Text("shard in work")]
     bars += [Text() if share is None else _bar(share, bar_width) for share in shares]
     bars += [Text()] * bool(folded)

@@ -1,4 +1,4 @@
-"""What there is to run on. GPUs are listed through NVML: the parent never starts CUDA.
+"""The devices of a machine. GPUs are listed through NVML: the parent never starts CUDA.
 
 A GPU is chosen by its place among the visible ones (``CUDA_VISIBLE_DEVICES``) or by UUID, as
 everywhere in CUDA, and checked before any process starts.
@@ -7,7 +7,7 @@ everywhere in CUDA, and checked before any process starts.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import psutil
@@ -73,7 +73,7 @@ class Choice:
 
 
 def list_gpus() -> tuple[list[Gpu], str]:
-    """All NVIDIA GPUs of the machine, or none and the reason."""
+    """NVIDIA GPUs of the machine; where there is none, an empty list and the reason."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
@@ -106,10 +106,10 @@ def visible_gpus(gpus: Sequence[Gpu], cuda_visible_devices: str | None) -> list[
         return list(gpus)
     visible: list[Gpu] = []
     for entry in cuda_visible_devices.split(","):
-        found = _matching(gpus, entry.strip())
-        if len(found) != 1 or found[0] in visible:
+        matches = _matching(gpus, entry.strip())
+        if len(matches) != 1 or matches[0] in visible:
             break
-        visible += found
+        visible += matches
     return visible
 
 
@@ -119,28 +119,28 @@ def _matching(gpus: Sequence[Gpu], entry: str) -> list[Gpu]:
     return [gpu for gpu in gpus if entry and gpu.uuid.startswith(entry)]
 
 
-def select_gpus(asked: str, visible: Sequence[Gpu]) -> list[int]:
-    """Places among the visible GPUs of those asked for: ``all``, ``0,2`` or UUIDs.
+def select_gpus(request: str, visible: Sequence[Gpu]) -> list[int]:
+    """Places of the requested GPUs among the visible ones: ``all``, ``0,2`` or UUIDs.
 
     Raises:
         UsageError: one is out of range, ambiguous or named twice.
     """
-    if asked == "all":
+    if request == "all":
         return list(range(len(visible)))
-    chosen: list[int] = []
-    for entry in asked.split(","):
-        found = _matching(visible, entry.strip())
-        if len(found) != 1:
-            shown = ", ".join(f"{i}: {gpu.name} {gpu.uuid}" for i, gpu in enumerate(visible))
+    places: list[int] = []
+    for entry in request.split(","):
+        matches = _matching(visible, entry.strip())
+        if len(matches) != 1:
+            names = ", ".join(f"{i}: {gpu.name} {gpu.uuid}" for i, gpu in enumerate(visible))
             raise UsageError(
-                f"--gpus {asked}: {entry.strip()!a} is no visible GPU",
-                hint=f"visible: {shown or 'none'}",
+                f"--gpus {request}: {entry.strip()!a} is no visible GPU",
+                hint=f"visible: {names or 'none'}",
             )
-        place = visible.index(found[0])
-        if place in chosen:
-            raise UsageError(f"--gpus {asked}: GPU {place} is named twice")
-        chosen.append(place)
-    return chosen
+        place = visible.index(matches[0])
+        if place in places:
+            raise UsageError(f"--gpus {request}: GPU {place} is named twice")
+        places.append(place)
+    return places
 
 
 def choose_devices(
@@ -150,7 +150,7 @@ def choose_devices(
     cuda_visible_devices: str | None,
     model_bytes: int,
 ) -> Choice:
-    """The devices for ``--device``, ``--gpus`` and ``--workers``.
+    """The devices for ``--device``, ``--gpus`` and ``--workers``: the first kind that is there.
 
     Raises:
         UsageError: the options contradict each other.
@@ -158,49 +158,73 @@ def choose_devices(
     """
     if gpus is not None and device in ("cpu", "mps"):
         raise UsageError(f"--gpus does not go with --device {device}")
-    listed, reason = list_gpus()
-    visible = visible_gpus(listed, cuda_visible_devices)
-    if listed and not visible:
-        reason = f"CUDA_VISIBLE_DEVICES={cuda_visible_devices!a} hides all {len(listed)} GPUs"
+    kinds: dict[str, Callable[[], Choice]] = {
+        "cuda": lambda: _choose_cuda(gpus or "all", cuda_visible_devices),
+        "mps": _choose_mps,
+        "cpu": lambda: _choose_cpu(workers, model_bytes),
+    }
+    if device != "auto" or gpus is not None:
+        choice = kinds["cuda" if gpus is not None else device]()
+    else:
+        choice = _first_there(kinds.values())
+    if workers is not None and choice.kind != "cpu":
+        raise UsageError(
+            f"--workers is for --device cpu: there is one worker per GPU, and here is "
+            f"{choice.descriptions[0]}",
+            hint="leave it out, or add --device cpu",
+        )
+    return choice
+
+
+def _first_there(kinds: Iterable[Callable[[], Choice]]) -> Choice:
+    """The first choice that can be made; the last one, a CPU, always can, and says why it is."""
+    *gpus, cpu = kinds
+    lacks = []
+    for choose in gpus:
+        try:
+            return choose()
+        except UnavailableError as lack:
+            lacks.append(str(lack))
+    choice = cpu()
+    (text,) = choice.descriptions
+    return replace(choice, descriptions=(f"{text}; {lacks[0]}",))
+
+
+def _choose_cuda(request: str, cuda_visible_devices: str | None) -> Choice:
+    gpus, reason = list_gpus()
+    visible = visible_gpus(gpus, cuda_visible_devices)
+    if gpus and not visible:
+        reason = f"CUDA_VISIBLE_DEVICES={cuda_visible_devices!a} hides all {len(gpus)} GPUs"
     if visible and torch.version.cuda is None:
         visible, reason = [], f"this build of torch ({torch.__version__}) has no CUDA"
-    wants_cuda = device == "cuda" or gpus is not None
-    if wants_cuda and not visible:
+    if not visible:
         raise UnavailableError(
             f"no GPU can be used: {reason}",
             hint="see `virnucpro devices`, or run on the CPU with --device cpu",
         )
-    if visible and device != "cpu" and device != "mps":
-        if workers is not None:
-            raise UsageError(
-                "--workers is for --device cpu: there is one worker per GPU",
-                hint="choose GPUs with --gpus",
-            )
-        return _cuda(visible, select_gpus(gpus or "all", visible))
-    if device == "mps" or (device == "auto" and torch.backends.mps.is_available()):
-        if not torch.backends.mps.is_available():
-            raise UnavailableError("this machine or this build of torch has no MPS")
-        memory = psutil.virtual_memory().available
-        return Choice(("mps",), ("Apple GPU (MPS)",), has_bf16=False, memory=memory)
-    return _cpu(workers, model_bytes, reason if device == "auto" else "")
-
-
-def _cuda(visible: Sequence[Gpu], places: Sequence[int]) -> Choice:
-    gpus = [visible[place] for place in places]
+    places = select_gpus(request, visible)
+    selected = [visible[place] for place in places]
     return Choice(
         devices=tuple(f"cuda:{place}" for place in places),
         descriptions=tuple(
             f"cuda:{place} {gpu.name}, {gpu.memory_free / _GIB:.0f} of "
             f"{gpu.memory_total / _GIB:.0f} GiB free"
-            for place, gpu in zip(places, gpus, strict=True)
+            for place, gpu in zip(places, selected, strict=True)
         ),
-        has_bf16=all(gpu.has_bf16 for gpu in gpus),
-        memory=min(gpu.memory_free for gpu in gpus),
-        gpus=tuple(gpus),
+        has_bf16=all(gpu.has_bf16 for gpu in selected),
+        memory=min(gpu.memory_free for gpu in selected),
+        gpus=tuple(selected),
     )
 
 
-def _cpu(workers: int | None, model_bytes: int, no_gpu: str) -> Choice:
+def _choose_mps() -> Choice:
+    if not torch.backends.mps.is_available():
+        raise UnavailableError("this machine or this build of torch has no MPS")
+    memory = psutil.virtual_memory().available
+    return Choice(("mps",), ("Apple GPU (MPS)",), has_bf16=False, memory=memory)
+
+
+def _choose_cpu(workers: int | None, model_bytes: int) -> Choice:
     n_cores = usable_cores()
     available = psutil.virtual_memory().available
     n_fitting = max(1, int(0.8 * available / (model_bytes + _GIB // 2)))
@@ -209,10 +233,7 @@ def _cpu(workers: int | None, model_bytes: int, no_gpu: str) -> Choice:
         raise UsageError(f"--workers is {n_workers}; it must be 1 to {_MOST_WORKERS}")
     return Choice(
         devices=("cpu",) * n_workers,
-        descriptions=(
-            f"CPU, up to {n_workers} workers of one core each on {n_cores} cores"
-            + (f"; no GPU: {no_gpu}" if no_gpu else ""),
-        ),
+        descriptions=(f"CPU, up to {n_workers} workers of one core each on {n_cores} cores",),
         has_bf16=cpu_has_bf16(),
         memory=available // n_workers,
     )
@@ -226,16 +247,17 @@ def usable_cores() -> int:
 
 
 def cpu_has_bf16() -> bool:
-    """Whether the CPU multiplies bf16 natively; where it does not, bf16 is slower than fp32."""
+    """True if the CPU multiplies bf16 natively; where it does not, bf16 is slower than fp32."""
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
-def choose_precision(asked: str, choice: Choice) -> Precision:
-    """
+def choose_precision(request: str, choice: Choice) -> Precision:
+    """The precision for ``--precision``.
+
     Raises:
         UnavailableError: the device cannot do what was asked for.
     """
-    match asked:
+    match request:
         case "auto":
             return "bf16" if choice.has_bf16 else "fp32"
         case "fp32":
@@ -245,7 +267,7 @@ def choose_precision(asked: str, choice: Choice) -> Precision:
         case "bf16" if choice.has_bf16 or choice.kind == "cpu":
             return "bf16"
     raise UnavailableError(
-        f"--precision {asked} is not for {choice.descriptions[0]}",
+        f"--precision {request} is not for {choice.descriptions[0]}",
         hint="leave it out for the best that the device has",
     )
 
@@ -277,7 +299,7 @@ def default_gpu_memory(shape: ESM2Shape) -> int:
 
 
 def describe_needs(shape: ESM2Shape, n_bytes: int) -> list[str]:
-    """What a model needs of a machine: arithmetic in half precision, not a measurement.
+    """Lines about the disk and memory a model needs: arithmetic for half precision, not measured.
 
     ``n_bytes`` are those of the checkpoint.
     """
@@ -297,7 +319,7 @@ def _gb(n_bytes: int) -> str:
 
 
 def describe_compromises(choice: Choice, shape: ESM2Shape, is_auto: tuple[bool, bool]) -> list[str]:
-    """What unlike GPUs cost each other, and how to leave out the weaker ones.
+    """Lines about what unlike GPUs cost each other, and how to leave out the weaker ones.
 
     ``is_auto``: whether precision, and the budget of a batch, are chosen by the devices.
     """
@@ -334,12 +356,12 @@ def _named(choice: Choice, places: Sequence[int]) -> str:
 
 
 def _without(choice: Choice, places: Sequence[int]) -> str:
-    left = [device for place, device in enumerate(choice.devices) if place not in places]
-    return f"--gpus {','.join(device.removeprefix('cuda:') for device in left)}"
+    rest = [device for place, device in enumerate(choice.devices) if place not in places]
+    return f"--gpus {','.join(device.removeprefix('cuda:') for device in rest)}"
 
 
 def describe_machine(cuda_visible_devices: str | None) -> list[str]:
-    """What ``virnucpro devices`` prints: what a run would use here, and why not more."""
+    """The lines of ``virnucpro devices``: what a run would use here, and why not more."""
     gpus, reason = list_gpus()
     visible = visible_gpus(gpus, cuda_visible_devices)
     lines = [f"torch {torch.__version__}, CUDA {torch.version.cuda or 'not built in'}"]

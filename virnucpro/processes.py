@@ -1,4 +1,4 @@
-"""How our processes start, hear signals and die: workers, ranks, and those of the benchmark.
+"""Our processes: how workers, ranks and those of the benchmark start, hear signals and die.
 
 A process is a new interpreter, bound to the one that started it before it imports anything that
 takes long. It looks for modules where its parent looks, but never in the current folder: what
@@ -44,7 +44,7 @@ _SET_DEATH_SIGNAL = 1  # of prctl(2)
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """The last word of a process that an exception ended. Errors do not cross processes."""
+    """The last message of a process that an exception ended. Errors do not cross processes."""
 
     reason: str
     traceback: str
@@ -70,19 +70,19 @@ class Child:
         self.process.kill()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Whether it has ended within this time."""
+        """Wait for the end; False if it does not come within this time."""
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(seconds)
         return not self.is_alive
 
     def close(self) -> None:
-        """Hang up. The process ends, if it has not."""
+        """Close the pipes, which ends the process if it still runs."""
         self.pipe.close()
         if self.process.stdin is not None:
             self.process.stdin.close()
 
     def cause_of_end(self, seconds: float | None = None) -> str:
-        """What ended a process whose pipe has ended; it is given time to follow."""
+        """The reason why a process ended whose pipe has ended; it may take a moment to follow."""
         self.wait(seconds)
         exit_code = self.process.returncode
         if exit_code is None or exit_code >= 0:
@@ -93,9 +93,9 @@ class Child:
 
 
 def start(target: Callable[Concatenate[Pipe, P], None], *args: P.args, **kwargs: P.kwargs) -> Child:
-    """Start ``target(pipe, ...)`` as a process. To be called with interrupts held.
+    """Start ``target(pipe, ...)`` as a process. Interrupts must be held.
 
-    It is sent as an object, found by its name in its module, like all that goes through the pipe.
+    The target is pickled, so it must be a function of a module.
     """
     ours, theirs = connection.Pipe()
     with theirs:
@@ -121,7 +121,10 @@ def _interpreter(pipe: Pipe) -> subprocess.Popen[bytes]:
 
 
 def begin(number: int) -> None:
-    """The first call in a process; it does not return. ``number`` is that of its pipe."""
+    """Run what the parent sends; the first call in a process, which does not return.
+
+    ``number`` is the file descriptor of its pipe.
+    """
     _obey_parent()
     os.set_inheritable(number, False)
     pipe, exit_code = Connection(number), 0
@@ -165,13 +168,13 @@ def _wait_for_parents_end() -> None:
 
 
 def with_news(children: Sequence[Child], seconds: float | None = None) -> list[Child]:
-    """Those that have said something or ended, once there are some or the time is over."""
+    """Wait for children that have said something or ended; an empty list when time is over."""
     ready = connection.wait([child.pipe for child in children], seconds)
     return [child for child in children if child.pipe in ready]
 
 
 def kill_all(children: Sequence[Child]) -> None:
-    """They hold nothing that could be lost."""
+    """Kill processes, which hold nothing that could be lost, and wait for their end."""
     for child in children:
         child.kill()
     for child in children:
@@ -181,7 +184,7 @@ def kill_all(children: Sequence[Child]) -> None:
 
 @contextmanager
 def interrupts_held() -> Iterator[None]:
-    """Put off for the block what would end this process, so that none is started and forgotten.
+    """Hold back the signals that would end this process, so that no child is started and forgotten.
 
     The processes it starts do not hear of Ctrl-C and of a lost terminal: they end with this one.
     They inherit that by a mask. It holds nothing here, where other threads may take a signal for

@@ -173,7 +173,7 @@ def _recipe(
                 model=checkpoint.name,
                 sha256=digest,
                 layer=_layer(options, head, checkpoint),
-                pooling=head.facts.pooling if head else options.pooling,
+                pooling=head.facts.encoders[0].pooling if head else options.pooling,
                 precision=precision,
                 dim=checkpoint.shape.dim,
             ),
@@ -300,18 +300,19 @@ def _load_head(options: Options, checkpoint: Checkpoint) -> Head | None:
     if not path.is_file():
         raise InputMissingError(f"{printable(path)}: no such head file")
     head = load_head(path)
-    if head.facts.encoder_id != checkpoint.encoder_id:
+    facts, shape = head.facts, checkpoint.shape
+    encoder = facts.encoders[0]
+    if [one.encoder_id for one in facts.encoders] != [checkpoint.encoder_id]:
+        made_for = " and ".join(f"{one.name} ({one.encoder_id})" for one in facts.encoders)
         raise UnavailableError(
-            f"the head was made for the encoder {printable(head.facts.encoder)} "
-            f"({printable(head.facts.encoder_id)}), "
+            f"the head was made for the encoder {printable(made_for)}, "
             f"not for {printable(checkpoint.name)} ({checkpoint.encoder_id})",
             hint="give with --model the encoder that the head was made for",
         )
-    facts, shape = head.facts, checkpoint.shape
-    has_layer = facts.dim == shape.dim and 1 <= facts.layer <= shape.n_layers
+    has_layer = encoder.dim == shape.dim and 1 <= encoder.layer <= shape.n_layers
     if not has_layer or not 30 <= facts.chunk_size <= _LONGEST_CHUNK:
         raise UnavailableError(
-            f"the head asks for layer {facts.layer} of {facts.dim} dimensions and chunks of "
+            f"the head asks for layer {encoder.layer} of {encoder.dim} dimensions and chunks of "
             f"{facts.chunk_size} bases; the model has {shape.n_layers} layers of {shape.dim}",
             hint="the head is damaged: get it again",
         )
@@ -332,7 +333,7 @@ def _chunk_size(options: Options, head: Head | None) -> int:
 
 def _layer(options: Options, head: Head | None, checkpoint: Checkpoint) -> int:
     n_layers = checkpoint.shape.n_layers
-    layer = head.facts.layer if head else options.layer
+    layer = head.facts.encoders[0].layer if head else options.layer
     layer = n_layers if layer is None else layer
     if not 1 <= layer <= n_layers:
         raise UsageError(

@@ -108,7 +108,7 @@ def download_model(
         with ExitStack() as stack:
             events = stack.enter_context(EventLog())
             if is_live(quiet=False):
-                stack.enter_context(Dashboard(events.progressing, Console(stderr=True)))
+                stack.enter_context(Dashboard(events.figures, Console(stderr=True)))
             path = find_checkpoint(
                 name, lambda done, total: events(Progress("fetching", done, total, "bytes"))
             ).path

@@ -70,7 +70,7 @@ def watched(quiet: bool, verbose: bool, log_file: Path | None) -> Iterator[Event
             stack.enter_context(logging_to_file(log_file))
         events = stack.enter_context(EventLog())
         if live:
-            stack.enter_context(Dashboard(events.progressing, console))
+            stack.enter_context(Dashboard(events.figures, console))
         spare_the_collector()
         yield events
 

@@ -1,4 +1,4 @@
-"""What there is to tell of a run. Plain values: they are pickled, logged, drawn.
+"""The events of a run. Plain values: they are pickled, logged, drawn.
 
 Every shard of a run ends in exactly one ``ShardDone`` or ``ShardFailed``.
 """
@@ -13,7 +13,7 @@ from virnucpro.records import Shard
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Of a device, or of the process and the machine where the device is a CPU. Bytes."""
+    """Bytes of a device, or of the process and the machine where the device is a CPU."""
 
     used: int
     total: int
@@ -21,6 +21,8 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class WorkerReady:
+    """A worker has loaded its models and waits for shards."""
+
     worker: str
     description: str  # device, precision, kernel, token budget, process
     memory: Memory
@@ -52,6 +54,8 @@ class BatchStarted:
 
 @dataclass(frozen=True, slots=True)
 class BatchDone:
+    """The rows of a batch have vectors, or reasons why not."""
+
     worker: str
     shard: Shard
     rows: tuple[int, ...]

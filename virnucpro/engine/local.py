@@ -52,7 +52,7 @@ class ProcessExecutor:
     def run(
         self, shards: Sequence[Shard], job: Job, resources: Resources
     ) -> Generator[Event, None, None]:
-        """As ``Executor.run``."""
+        """Run every shard, as ``Executor.run`` says."""
         run = _Run(self, job, resources, deque(Task(shard) for shard in shards))
         try:
             devices = self.devices[: len(shards)]
@@ -72,7 +72,7 @@ class ProcessExecutor:
 
 
 def _names(devices: Sequence[str]) -> list[str]:
-    """Workers are called after their device, numbered where several share one."""
+    """Names of workers: their device, numbered where several share one."""
     shared = Counter(devices)
     seen: Counter[str] = Counter()
     names = []
@@ -127,12 +127,12 @@ class _Run:
         """
         children = [peer.child for peer in self.peers]
         while True:
-            asked = time.monotonic()
+            before = time.monotonic()
             ready = with_news(children, TICK_SECONDS)
             now = time.monotonic()
-            if now - asked > 2 * TICK_SECONDS:
+            if now - before > 2 * TICK_SECONDS:
                 for peer in self.peers:
-                    peer.deadline += now - asked
+                    peer.deadline += now - before
             peers = [peer for peer in self.peers if peer.child in ready or peer.deadline < now]
             if peers:
                 return peers
@@ -166,7 +166,7 @@ class _Peer:
 
     @classmethod
     def start(cls, work: Workload, device: str, run: _Run) -> _Peer:
-        """To be called with interrupts held."""
+        """Start a worker. Interrupts must be held."""
         executor = run.executor
         child = start(_serve, executor.worker, run.job, run.resources, work.worker, device)
         return cls(work, device, run, child, time.monotonic() + executor.start_seconds)
@@ -183,11 +183,11 @@ class _Peer:
             self.send(task)
 
     def send(self, task: Task | None) -> None:
-        """If it has died, that is heard at the pipe."""
+        """Send a task, or None for the end; a worker that has died is noticed at its pipe."""
         self.sender.submit(self.child.pipe.send, task)
 
     def receive(self) -> Generator[Event, None, Loss | None]:
-        """All that the worker has said, and how it was lost, if it was."""
+        """Yield all that the worker has said; return how it was lost, if it was."""
         try:
             while self.child.pipe.poll():
                 event: Event | Raised = self.child.pipe.recv()

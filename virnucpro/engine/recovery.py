@@ -48,7 +48,7 @@ class Task:
 
 
 class Cause(Enum):
-    """How a worker was lost."""
+    """Kinds of loss."""
 
     RAISED = "an exception ended it, and it could say so"
     CRASHED = "it ended by itself"
@@ -66,13 +66,13 @@ class Loss:
 
     @property
     def is_crash(self) -> bool:
-        """Whether the worker itself did it: a kill or a silence may be an accident."""
+        """True if the worker itself did it: a kill or a silence may be an accident."""
         return self.cause in (Cause.RAISED, Cause.CRASHED)
 
 
 @dataclass(frozen=True, slots=True)
 class Aftermath:
-    """What becomes of a worker that was lost, and of its tasks."""
+    """The verdict on a loss: the fate of the worker, and of its tasks."""
 
     lost: WorkerLost
     first: tuple[Task, ...] = ()  # to be done before all others, in this order

@@ -39,7 +39,7 @@ def score_record(chunks: Iterable[Sequence[float]], facts: HeadFacts) -> float:
     In log-odds: a chunk has the largest of its frames', or their mean; the record has the sum of
     its n chunks' over ``n ** exponent``.
     """
-    pick = max if facts.frames == "max" else fmean
+    pick = max if facts.frame_rule == "max" else fmean
     odds = [pick([log_odds(score) for score in scores]) for scores in chunks]
     total = fsum(odds) / len(odds) ** facts.exponent
     return probability(total)

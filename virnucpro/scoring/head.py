@@ -3,15 +3,15 @@
 A safetensors file: ``protein.layers.0.weight``, ``protein.layers.0.bias``,
 ``protein.layers.1.weight`` … of the network that sees an embedding; the same under
 ``nucleotide.`` of the one that sees the embedding and the composition of the frame's bases, if
-there is one; and the head's facts as metadata. Between two layers stands a ReLU; the last gives
-two logits. Digests of what it was trained on may lie beside them.
+there is one; and the head's facts, in JSON, as its one entry of metadata. Between two layers stands
+a ReLU; the last gives two logits. Digests of what it was trained on may lie beside them.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
@@ -25,10 +25,13 @@ from virnucpro.config import Pooling
 from virnucpro.errors import UnavailableError
 from virnucpro.files import atomic, sha256
 from virnucpro.log import printable
+from virnucpro.records import check_counts
 from virnucpro.sequences.composition import N_FEATURES, frame_composition
 
 CLASSES = "others,virus"
 DECIMALS = 6
+_FACTS = "virnucpro_head"  # entry of the metadata
+_DAMAGE = (LookupError, ValueError, TypeError, AttributeError, RecursionError)
 _DIGESTS = ("trained_records", "trained_groups", "encoder_records", "encoder_groups")
 
 FrameRule = Literal["max", "mean"]
@@ -41,28 +44,55 @@ def _no_digests() -> NDArray[np.uint64]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderFacts:
+    """An encoder whose vectors a head was made for."""
+
+    family: str
+    name: str  # for people
+    encoder_id: str  # of the weights, whatever the format of their file
+    layer: int
+    pooling: Pooling
+    dim: int  # of a vector
+
+    def __post_init__(self) -> None:
+        check_counts(self.layer, self.dim)
+        if not all(isinstance(text, str) for text in (self.family, self.name, self.encoder_id)):
+            raise TypeError("an encoder is named by text")
+        if self.pooling not in ("mean", "bos"):
+            raise ValueError(f"a head on {self.pooling!a} pooling")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HeadFacts:
     """What a head was made for, and how. Stored with it."""
 
-    encoder: str  # the name, for people
-    encoder_id: str  # of the checkpoint, whatever its format
-    layer: int
-    pooling: Pooling
-    dim: int
+    encoders: tuple[EncoderFacts, ...]  # the vector of a frame has those of each, in this order
     chunk_size: int  # bases; the default of --chunk-size
     threshold: float  # a record is called virus from this score on
-    frames: FrameRule  # which log-odds of its frames a chunk has: the largest, or the mean
+    frame_rule: FrameRule  # which log-odds of its frames a chunk has: the largest, or the mean
     exponent: float  # a record has the sum of its n chunks' log-odds over n ** exponent
     training: str  # how it was trained, in a sentence
     classes: str = CLASSES
 
     def __post_init__(self) -> None:
+        check_counts(self.chunk_size)
+        if not self.encoders:
+            raise ValueError("a head for no encoder")
         if self.classes != CLASSES:
             raise ValueError(f"the classes {self.classes!a}")
-        if not 0 <= self.threshold <= 1:
-            raise ValueError(f"a threshold of {self.threshold}")
-        if not 0 <= self.exponent <= 1:
-            raise ValueError(f"an exponent of {self.exponent}")
+        if self.frame_rule not in ("max", "mean"):
+            raise ValueError(f"a head with the {self.frame_rule!a} of a chunk's frames")
+        if type(self.threshold) not in (int, float) or not 0 <= self.threshold <= 1:
+            raise ValueError(f"a threshold of {self.threshold!a}")
+        if type(self.exponent) not in (int, float) or not 0 <= self.exponent <= 1:
+            raise ValueError(f"an exponent of {self.exponent!a}")
+        if not isinstance(self.training, str):
+            raise TypeError("how a head was trained is a sentence")
+
+    @property
+    def dim(self) -> int:
+        """Numbers in the vector of a frame."""
+        return sum(encoder.dim for encoder in self.encoders)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -173,77 +203,57 @@ class Head:
 def load_head(path: Path) -> Head:
     """
     Raises:
-        UnavailableError: the file is missing, damaged, or no head.
+        UnavailableError: the file is missing, damaged, of an older version, or no head.
     """
     try:
         with safe_open(path, framework="np") as handle:
-            stored = handle.metadata() or {}
+            metadata = handle.metadata() or {}
             tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
+        if _FACTS not in metadata and "encoder_id" in metadata:
+            raise _of_an_older_version(path)
+        facts = json.loads(metadata[_FACTS])
+        temperatures = facts.pop("temperatures")
+        encoders = tuple(EncoderFacts(**encoder) for encoder in facts.pop("encoders"))
         has_nucleotide = any(name.startswith("nucleotide.") for name in tensors)
         return Head(
-            facts=_facts(stored),
-            protein=_network("protein", tensors, stored),
-            nucleotide=_network("nucleotide", tensors, stored) if has_nucleotide else None,
+            facts=HeadFacts(encoders=encoders, **facts),
+            protein=_network("protein", tensors, temperatures),
+            nucleotide=_network("nucleotide", tensors, temperatures) if has_nucleotide else None,
             **{name: tensors[name] for name in _DIGESTS if name in tensors},
             sha256=sha256(path),
         )
-    except (OSError, SafetensorError, LookupError, ValueError, TypeError, AttributeError) as error:
+    except (OSError, SafetensorError, *_DAMAGE) as error:
         raise UnavailableError(
-            f"{printable(path)} is no head of VirNucPro: {printable(error)}",
+            f"{printable(path)} is not a VirNucPro head file: {printable(error)}",
             hint="a head is a safetensors file that `virnucpro train` writes",
         ) from error
 
 
-def _facts(stored: Mapping[str, str]) -> HeadFacts:
-    return HeadFacts(
-        encoder=stored["encoder"],
-        encoder_id=stored["encoder_id"],
-        layer=int(stored["layer"]),
-        pooling=_pooling(stored["pooling"]),
-        dim=int(stored["dim"]),
-        chunk_size=int(stored["chunk_size"]),
-        threshold=float(stored["threshold"]),
-        frames=_frame_rule(stored["frames"]),
-        exponent=float(stored["exponent"]),
-        training=stored["training"],
-        classes=stored["classes"],
+def _of_an_older_version(path: Path) -> UnavailableError:
+    return UnavailableError(
+        f"{printable(path)} is a head of an older version of VirNucPro, which this one cannot read",
+        hint="train it again with `virnucpro train`, or use the version that made it",
     )
 
 
-def _pooling(name: str) -> Pooling:
-    match name:
-        case "mean":
-            return "mean"
-        case "bos":
-            return "bos"
-    raise ValueError(f"a head on {name!a} pooling")
-
-
-def _frame_rule(name: str) -> FrameRule:
-    match name:
-        case "max":
-            return "max"
-        case "mean":
-            return "mean"
-    raise ValueError(f"a head with the {name!a} of a chunk's frames")
-
-
-def _network(name: str, tensors: Mapping[str, Values], stored: Mapping[str, str]) -> Network:
+def _network(
+    name: str, tensors: Mapping[str, Values], temperatures: Mapping[str, float]
+) -> Network:
     n_tensors = sum(tensor.startswith(f"{name}.") for tensor in tensors)
     layers = tuple(
         (tensors[f"{name}.layers.{i}.weight"], tensors[f"{name}.layers.{i}.bias"])
         for i in range(-(-n_tensors // 2))
     )
-    return Network(layers, float(stored[f"{name}.temperature"]))
+    return Network(layers, float(temperatures[name]))
 
 
 def save_head(path: Path, head: Head) -> None:
-    """Write a head, but for the hash of its file."""
+    """Write a head, but for the hash of its file: the same bytes every time."""
     networks = {"protein": head.protein}
     if head.nucleotide is not None:
         networks["nucleotide"] = head.nucleotide
-    facts = {name: str(getattr(head.facts, name)) for name in HeadFacts.__slots__}
-    facts |= {f"{name}.temperature": str(network.temperature) for name, network in networks.items()}
+    temperatures = {name: network.temperature for name, network in networks.items()}
+    facts = {**asdict(head.facts), "temperatures": temperatures}
     tensors: dict[str, Values] = {
         f"{name}.layers.{i}.{kind}": values
         for name, network in networks.items()
@@ -252,18 +262,6 @@ def save_head(path: Path, head: Head) -> None:
     }
     tensors |= {name: getattr(head, name) for name in _DIGESTS}
     content = {name: np.ascontiguousarray(values) for name, values in tensors.items()}
+    metadata = {_FACTS: json.dumps(facts, sort_keys=True)}  # one entry: they come in any order
     with atomic(path) as temporary:
-        temporary.write_bytes(_with_sorted_facts(save(content, metadata=facts)))
-
-
-def _with_sorted_facts(content: bytes) -> bytes:
-    """The same file, with the same bytes every time: safetensors shuffles metadata.
-
-    Eight bytes say how long the header is, which is JSON, padded to a multiple of eight.
-    """
-    n_bytes = int.from_bytes(content[:8], "little")
-    header = json.loads(content[8 : 8 + n_bytes])
-    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text + content[8 + n_bytes :]
+        temporary.write_bytes(save(content, metadata=metadata))

@@ -13,7 +13,15 @@ from torch import Tensor, nn
 from virnucpro.encoders.esm2.weights import Checkpoint
 from virnucpro.labelled.digests import group_digest
 from virnucpro.labelled.store import Labels
-from virnucpro.scoring.head import Head, HeadFacts, Layer, Network, load_head, save_head
+from virnucpro.scoring.head import (
+    EncoderFacts,
+    Head,
+    HeadFacts,
+    Layer,
+    Network,
+    load_head,
+    save_head,
+)
 from virnucpro.training.calibration import Calibration
 from virnucpro.training.networks import Classifier
 
@@ -49,15 +57,19 @@ def write_head(
 def facts_of(
     checkpoint: Checkpoint, calibration: Calibration, chunk_size: int, training: str
 ) -> HeadFacts:
-    return HeadFacts(
-        encoder=checkpoint.name,
+    encoder = EncoderFacts(
+        family="esm2",
+        name=checkpoint.name,
         encoder_id=checkpoint.encoder_id,
         layer=checkpoint.shape.n_layers,
         pooling="mean",
         dim=checkpoint.shape.dim,
+    )
+    return HeadFacts(
+        encoders=(encoder,),
         chunk_size=chunk_size,
         threshold=calibration.threshold,
-        frames=calibration.frames,
+        frame_rule=calibration.frames,
         exponent=calibration.exponent,
         training=training,
     )
