@@ -21,27 +21,17 @@ from virnucpro.bench.comparison import Comparison, compare
 from virnucpro.bench.encoder import Encoder, Setting, Way, load_ours, our_ways
 from virnucpro.bench.layouts import layouts
 from virnucpro.bench.peers import peer_ways
-from virnucpro.bench.programme import BenchOptions, Programme, resolve, run
+from virnucpro.bench.programme import Programme, resolve, run
 from virnucpro.bench.report import Report, make_console
 from virnucpro.bench.synthetic import PROFILES, make_proteins, write_checkpoint
 from virnucpro.encoders.esm2.attention import attend_runs
 from virnucpro.encoders.esm2.model import DTYPES
 from virnucpro.errors import UsageError
+from virnucpro.options import BenchOptions
 
 ESCAPE = "\x1b"
 SECTIONS = ("limits", "encoder")
-QUICK = BenchOptions(
-    models=None,
-    profiles=None,
-    parts=None,
-    device="cpu",
-    threads=2,
-    tokens=400,
-    repeats=2,
-    seed=3,
-    quick=True,
-    cuda_visible_devices=None,
-)
+QUICK = BenchOptions(device="cpu", threads=2, tokens=400, repeats=2, seed=3, quick=True)
 
 
 @pytest.fixture(scope="module")

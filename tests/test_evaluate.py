@@ -26,14 +26,16 @@ from virnucpro.errors import InputError, ResumeError, UsageError, VirnucproError
 from virnucpro.evaluation.figure import draw, write_figure
 from virnucpro.evaluation.fragments import Cutting, Fragment, cut, write_fragments
 from virnucpro.evaluation.report import summary_lines, write_report
-from virnucpro.evaluation.story import Question, evaluate, read_kinds
+from virnucpro.evaluation.story import answer, read_kinds, understand
 from virnucpro.labelled.digests import group_digest, record_digest
 from virnucpro.labelled.records import LabelledRecord
+from virnucpro.options import EvaluateOptions
 from virnucpro.scoring.head import load_head, save_head
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.translate import chunk_record, translate_six_frames
 
 CUTTING = Cutting(lengths=(150, 400), per_record=2, seed=3)
+SAMPLES = {"lengths": "150,400", "fragments_per_record": 2, "seed": 3}
 
 
 @pytest.fixture
@@ -60,12 +62,10 @@ def ask(tiny, make_config, manifest, tmp_path):
     """Evaluate the tiny head; keywords change the question, the head or the run."""
 
     def asked(head=tiny.head, run=None, executor=None, **changes):
-        given = {"data": manifest, "output": tmp_path / "evaluation", "cutting": CUTTING}
-        question = Question(**(given | changes))
+        given = {"data": manifest, "output_dir": tmp_path / "evaluation", **SAMPLES}
+        question = understand(EvaluateOptions(**(given | changes)))
         config = make_config(output=question.run_folder, input_type="nucleotide", **(run or {}))
-        manifest_read = question.read_manifest()
-        executor = executor or InlineExecutor()
-        return evaluate(question, manifest_read, config, head, executor, lambda _: None)
+        return answer(question, config, head, executor or InlineExecutor(), lambda _: None)
 
     return asked
 
@@ -308,11 +308,11 @@ def test_data_of_the_training_is_refused_left_out_or_marked(ask, tiny, manifest,
     assert "--held-out-only" in caught.value.hint
     assert not (tmp_path / "evaluation").exists()
 
-    left = ask(head, of_training="leave out")
+    left = ask(head, held_out_only=True)
     assert {record.id for record in left.held_out.records} == sequences.keys() - known
     assert not any(row.n_trained for row in left.rows)
 
-    kept = ask(head, of_training="keep", output=tmp_path / "kept")
+    kept = ask(head, allow_training_data=True, output_dir=tmp_path / "kept")
     assert kept.held_out.trained == known
     assert len(kept.held_out.records) == 24
     whole = [row for row in kept.rows if (row.length, row.unit) == ("whole", "record")]
@@ -343,7 +343,7 @@ def test_who_was_trained_on_the_data_is_said(ask, tiny, of_head, of_encoder, wor
 def test_a_test_without_both_labels_is_refused(ask, tiny, manifest):
     viral = {record.group for record in records_of(manifest) if record.is_virus}
     with pytest.raises(InputError, match="holds no virus, or nothing else"):
-        ask(trained_on(tiny.head, groups=viral), of_training="leave out")
+        ask(trained_on(tiny.head, groups=viral), held_out_only=True)
 
 
 # Runs
@@ -358,7 +358,7 @@ class StoppedExecutor(InlineExecutor):
 
 
 def test_an_interrupted_evaluation_goes_on_and_says_the_same(ask, tmp_path):
-    write_report(ask(output=tmp_path / "undisturbed"))
+    write_report(ask(output_dir=tmp_path / "undisturbed"))
     folder = tmp_path / "evaluation"
     with pytest.raises(KeyboardInterrupt):
         ask(executor=StoppedExecutor())
@@ -373,7 +373,7 @@ def test_an_interrupted_evaluation_goes_on_and_says_the_same(ask, tmp_path):
 def test_other_fragments_do_not_go_on_with_a_run(ask):
     ask()
     with pytest.raises(ResumeError, match="changed since this run began"):
-        ask(run={"resume": True}, cutting=replace(CUTTING, seed=4))
+        ask(run={"resume": True}, seed=4)
 
 
 def test_where_something_could_not_be_scored_there_are_no_figures(ask, tmp_path):

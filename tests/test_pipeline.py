@@ -532,9 +532,7 @@ def test_extract_gives_predicts_vectors(make_config, tiny, contigs, tmp_path):
 def test_extract_writes_npz_and_virnucpros_pt(make_config, contigs, tmp_path):
     expected = None
     for layout in ("npz", "pt"):
-        config = make_config(
-            contigs, output=tmp_path / layout, command="extract", feature_format=layout
-        )
+        config = make_config(contigs, output=tmp_path / layout, command="extract", format=layout)
         run_inline(config, None)
         found: dict[str, np.ndarray] = {}
         for path in sorted((config.output / "features").glob(f"*.{layout}")):

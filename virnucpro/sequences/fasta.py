@@ -14,14 +14,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, Literal, TextIO
+from typing import BinaryIO, TextIO
 
+from virnucpro.config import InputType
 from virnucpro.errors import InputError, InputMissingError
 from virnucpro.files import OnBlock, ZstdError, open_binary
 from virnucpro.log import printable
 from virnucpro.records import FastaRecord
-
-InputType = Literal["nucleotide", "protein"]
 
 SUFFIXES = (".fa", ".fna", ".fasta", ".faa", ".ffn", ".fas", ".fsa")
 COMPRESSED = ("", ".gz", ".bz2", ".xz", ".zst")
