@@ -152,6 +152,11 @@ def test_only_the_engine_and_its_measure_know_processes() -> None:
     assert users == {"processes"}
 
 
+def test_only_the_store_and_the_index_know_what_a_feature_file_looks_like() -> None:
+    users = {name for name in ORDER if "run.feature_file" in used_by(name)}
+    assert users == {"run.features", "outputs.features"}
+
+
 # Imports when the program runs
 
 
