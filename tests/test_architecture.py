@@ -30,10 +30,11 @@ LAYERS = """
     scoring.batches scoring.pieces outputs.summary outputs.features outputs.write
     run.intake pipeline
     run.status dashboard citation
-    labelled.tables labelled.digests labelled.records labelled.split
+    labelled.tables labelled.digests labelled.records labelled.split labelled.arrays
+    labelled.frames labelled.store
     evaluation.metrics evaluation.held_out evaluation.fragments evaluation.story
     evaluation.report evaluation.figure
-    training.settings training.frames training.masking training.readers training.networks
+    training.settings training.masking training.readers training.networks
     training.ranks training.batches training.clock training.checkpoints training.loop
     training.objectives
     training.sampling training.made training.piece_nets training.scorer_folds
