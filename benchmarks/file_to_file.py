@@ -16,13 +16,14 @@ from tempfile import TemporaryDirectory
 from virnucpro.bench.encoder import Setting
 from virnucpro.bench.layouts import FAILURES, reason_of
 from virnucpro.bench.synthetic import count_tokens, lengths_of
-from virnucpro.config import RESIDUES_PER_SHARD, RunConfig
+from virnucpro.config import RESIDUES_PER_SHARD
 from virnucpro.engine.events import BatchDone, BatchStarted, ShardDone, Telling, WorkerReady
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.errors import VirnucproError
+from virnucpro.options import ExtractOptions, make
 from virnucpro.outputs.summary import STARTING
 from virnucpro.pipeline import run
-from virnucpro.resolve import Options, resolve
+from virnucpro.resolve import RunConfig, resolve
 from virnucpro.sequences.fasta import write_record
 
 _SHARDS_PER_WORKER = 4
@@ -101,28 +102,24 @@ def _time(file_run: FileRun, row: FileRow, folder: Path) -> FileRow:
     )
 
 
-def _options(file_run: FileRun, fasta: Path, output: Path) -> Options:
+def _options(file_run: FileRun, fasta: Path, output: Path) -> ExtractOptions:
     kind = file_run.setting.device.partition(":")[0]
-    return Options(
-        command="extract",
-        input=[fasta],
-        output_dir=output,
-        input_type="protein",
-        chunk_size=None,
-        min_length=0,
-        model=str(file_run.setting.checkpoint),
-        gpus="0" if kind == "cuda" else None,
-        device=kind,
-        workers=file_run.n_workers if kind == "cpu" else None,
-        esm_batch_size=str(file_run.setting.tokens_per_batch),
-        precision="auto",
-        worker_timeout=300.0,
-        resume=False,
-        force=False,
-        keep_intermediate=False,
-        argv=("measure.py", "files"),
-        cuda_visible_devices=file_run.cuda_visible_devices,
-        converted=file_run.setting.checkpoint.parent / "converted",
+    checkpoint = file_run.setting.checkpoint
+    return make(
+        ExtractOptions,
+        {
+            "input": [fasta],
+            "output_dir": output,
+            "input_type": "protein",
+            "model": str(checkpoint),
+            "gpus": "0" if kind == "cuda" else None,
+            "device": kind,
+            "workers": file_run.n_workers if kind == "cpu" else None,
+            "esm_batch_size": file_run.setting.tokens_per_batch,
+            "argv": ("measure.py", "files"),
+            "cuda_visible_devices": file_run.cuda_visible_devices,
+            "converted": checkpoint.parent / "converted",
+        },
     )
 
 

@@ -15,13 +15,15 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from virnucpro.config import EncoderSpec, Recipe, Resources, RunConfig
+from virnucpro.config import EncoderSpec, Recipe, Resources
 from virnucpro.encoders.base import Encoder, Pending
 from virnucpro.encoders.esm2.weights import inspect_checkpoint
 from virnucpro.encoders.models import embedded_model
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.engine.worker import Worker
+from virnucpro.options import ExtractOptions
 from virnucpro.pipeline import run
+from virnucpro.resolve import RunConfig
 
 POISON = "WWWWCWWWW"
 
@@ -81,8 +83,7 @@ def write_proteins(path: Path, n_proteins: int, n_poisoned: int, length: int) ->
 def configure(proteins: Path, folder: Path, n_workers: int) -> RunConfig:
     checkpoint = inspect_checkpoint(embedded_model())
     return RunConfig(
-        inputs=(proteins,),
-        output=folder,
+        options=ExtractOptions(input=(proteins,), output_dir=folder, input_type="protein"),
         recipe=Recipe(
             command="extract",
             input_type="protein",
@@ -102,5 +103,4 @@ def configure(proteins: Path, folder: Path, n_workers: int) -> RunConfig:
         resources=Resources(devices=("cpu",) * n_workers, tokens_per_batch=4096),
         checkpoint=checkpoint.path,
         weights=(checkpoint.path,),
-        input_type="protein",
     )

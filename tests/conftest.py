@@ -16,9 +16,11 @@ from hypothesis import settings
 from runs import our_processes
 
 from virnucpro import processes
-from virnucpro.config import EncoderSpec, Recipe, Resources, RunConfig
+from virnucpro.config import EncoderSpec, Recipe, Resources
 from virnucpro.encoders.esm2.model import ESM2, ESM2Shape
 from virnucpro.encoders.esm2.weights import inspect_checkpoint, save_esm2
+from virnucpro.options import ExtractOptions, PredictOptions
+from virnucpro.resolve import RunConfig
 from virnucpro.scoring.head import (
     EncoderFacts,
     Head,
@@ -119,9 +121,9 @@ def quick_starts(monkeypatch):
 
 @pytest.fixture
 def make_config(tiny: Tiny, tmp_path: Path) -> Callable[..., RunConfig]:
-    """A run in fp32 with small shards; keywords go to RunConfig or what it is made of."""
+    """A run in fp32 with small shards; keywords go to its options, or to what was made of them."""
 
-    def make(*inputs: Path, **changes: object) -> RunConfig:
+    def make(*inputs: Path, output: Path = tmp_path / "run", **changes: object) -> RunConfig:
         recipe = {
             "command": "predict",
             "input_type": "nucleotide",
@@ -141,18 +143,17 @@ def make_config(tiny: Tiny, tmp_path: Path) -> Callable[..., RunConfig]:
             "dim": TINY.dim,
         }
         resources = {"devices": ("cpu",), "tokens_per_batch": 2048, "silence_seconds": 60.0}
-        rest: dict[str, object] = {
-            "output": tmp_path / "run",
-            "checkpoint": tiny.model,
-            "weights": (tiny.model,),
-        }
+        weights: dict[str, object] = {"checkpoint": tiny.model, "weights": (tiny.model,)}
+        options: dict[str, object] = {"input": inputs, "output_dir": output}
+        parts = (recipe, encoder, resources, weights)
         for name, value in changes.items():
-            next((d for d in (recipe, encoder, resources) if name in d), rest)[name] = value
+            next((part for part in parts if name in part), options)[name] = value
+        kind = {"predict": PredictOptions, "extract": ExtractOptions}[recipe["command"]]
         return RunConfig(
-            inputs=inputs,
+            options=kind(**options),
             recipe=Recipe(encoders=(EncoderSpec(**encoder),), **recipe),
             resources=Resources(**resources),
-            **rest,
+            **weights,
         )
 
     return make

@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-from functools import partial
-from inspect import Parameter, signature
 from pathlib import Path
 
 import numpy as np
 
-from virnucpro.cli.train import train
 from virnucpro.engine.events import Telling
-from virnucpro.run.folder import RunDir
+from virnucpro.labelled.frames import LabelledFrames
+from virnucpro.labelled.records import Labelled, LabelledRecord, read_manifest, read_records
+from virnucpro.labelled.split import Split, read_split
+from virnucpro.labelled.store import Frames
+from virnucpro.options import TrainOptions
 from virnucpro.sequences.translate import reverse_complement
-from virnucpro.training.ranks import run_on
-from virnucpro.training.request import TrainOptions, open_folder, resolve
-from virnucpro.training.story import Training, learn
+from virnucpro.training.request import Training
+from virnucpro.training.story import train
 
 # without a T no frame of the strand has a stop
 _CODONS = {
     "virus": [a + b + c for a in "ACG" for b in "AC" for c in "AC"],
     "other": [a + b + c for a in "ACG" for b in "CG" for c in "CG"],
-}
-# what stands on no command line, or is of the command line alone
-_ELSEWHERE = ("config", "quiet", "verbose", "log_file")
-DEFAULTS = {
-    name: parameter.default
-    for name, parameter in signature(train).parameters.items()
-    if parameter.default is not Parameter.empty and name not in _ELSEWHERE
 }
 
 
@@ -54,26 +47,37 @@ def write_labelled(folder: Path, n_groups: int = 6, per_group: int = 2) -> Path:
     return path
 
 
+def pairs_of(data: Path, splits: dict[str, Split] | None = None, *parts: Split) -> list[Labelled]:
+    """The records of a manifest with their sequences; of these parts of a split, if any."""
+    pairs = read_records(read_manifest(data))
+    return [pair for pair in pairs if splits is None or splits[pair[0].group] in parts]
+
+
+def records_of(
+    data: Path, splits: dict[str, Split] | None = None, *parts: Split
+) -> list[LabelledRecord]:
+    return [labelled for labelled, _ in pairs_of(data, splits, *parts)]
+
+
+def frames_of(training: Path, part: Split, chunk_size: int = 300) -> LabelledFrames:
+    """What a training made of the groups of one part."""
+    splits = read_split(training / "split.tsv")
+    return Frames.open(training / "frames").select(splits, part, [chunk_size])
+
+
 def options(data: Path, output: Path, **changes: object) -> TrainOptions:
-    """As the command line makes them: small, on the CPU, and for the tests in float32."""
+    """Small, on the CPU, and for the tests in float32."""
     small = {
         "epochs": 2,
         "batch_size": 16,
         "hidden": 8,
-        "chunk_size": [300],
+        "chunk_size": (300,),
         "device": "cpu",
         "precision": "fp32",
-        "cuda_visible_devices": None,
     }
-    return TrainOptions(data=data, output_dir=output, **{**DEFAULTS, **small, **changes})
+    return TrainOptions(data=data, output_dir=output, **{**small, **changes})
 
 
 def train_here(asked: TrainOptions, told: list[Telling] | None = None) -> Training:
-    """Train in this process, as the command does it; without vectors of the engine."""
-    events = [] if told is None else told
-    training, choice = resolve(asked, events.append)
-    assert not training.has_stored_vectors, "the engine is the command's"
-    with RunDir(training.output).locked():
-        open_folder(training, asked)
-        run_on(choice.devices, partial(learn, training), events.append)
-    return training
+    """Train in this process, as the command does it."""
+    return train(asked, ([] if told is None else told).append)

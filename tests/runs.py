@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import h5py
@@ -15,11 +16,11 @@ import psutil
 import pytest
 from numpy.typing import NDArray
 
-from virnucpro.config import RunConfig
 from virnucpro.engine.events import Telling
 from virnucpro.engine.executor import Executor, InlineExecutor
 from virnucpro.outputs.summary import Summary
 from virnucpro.pipeline import run
+from virnucpro.resolve import RunConfig
 from virnucpro.scoring.head import Head
 
 TABLES = (
@@ -37,6 +38,11 @@ def run_inline(
     executor: Executor | None = None,
 ) -> Summary:
     return run(config, head, executor or InlineExecutor(), on_event)
+
+
+def again(config: RunConfig, **changes: object) -> RunConfig:
+    """The same run, asked for with other options."""
+    return replace(config, options=replace(config.options, **changes))
 
 
 def hear_signals() -> None:

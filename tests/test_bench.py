@@ -21,27 +21,17 @@ from virnucpro.bench.comparison import Comparison, compare
 from virnucpro.bench.encoder import Encoder, Setting, Way, load_ours, our_ways
 from virnucpro.bench.layouts import layouts
 from virnucpro.bench.peers import peer_ways
-from virnucpro.bench.programme import BenchOptions, Programme, resolve, run
+from virnucpro.bench.programme import Programme, resolve, run
 from virnucpro.bench.report import Report, make_console
 from virnucpro.bench.synthetic import PROFILES, make_proteins, write_checkpoint
 from virnucpro.encoders.esm2.attention import attend_runs
 from virnucpro.encoders.esm2.model import DTYPES
 from virnucpro.errors import UsageError
+from virnucpro.options import BenchOptions
 
 ESCAPE = "\x1b"
 SECTIONS = ("limits", "encoder")
-QUICK = BenchOptions(
-    models=None,
-    profiles=None,
-    parts=None,
-    device="cpu",
-    threads=2,
-    tokens=400,
-    repeats=2,
-    seed=3,
-    quick=True,
-    cuda_visible_devices=None,
-)
+QUICK = BenchOptions(device="cpu", threads=2, tokens=400, repeats=2, seed=3, quick=True)
 
 
 @pytest.fixture(scope="module")
@@ -245,11 +235,11 @@ def test_a_way_that_raises_gives_a_row_with_the_reason_and_the_others_still_run(
 
 
 def test_a_program_that_is_not_installed_is_a_row_that_says_so(setting, monkeypatch):
-    monkeypatch.setitem(sys.modules, "esm", None)
-    ways = [*peer_ways(setting, has_bf16=False), *our_ways(("fp32",), setting)]
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    ways = [*peer_ways(setting, has_bf16=True)[-1:], *our_ways(("fp32",), setting)]
     with layouts(setting, 1, len(ways)) as places:
         missing, ours = compare(comparison(), ways, places)
-    assert "fair-esm is not installed; " in missing.reason
+    assert "transformers is not installed; " in missing.reason
     assert "pip install -c constraints.txt '.[oracle]'" in missing.reason
     assert ours.ratio == 1 and ours.tokens_per_second
 

@@ -156,7 +156,9 @@ def test_a_mistake_is_told_with_its_exit_code_and_nothing_is_made(
     assert not (tmp_path / "x" / "predictions.tsv").exists()
 
 
-@pytest.mark.parametrize("option", ["--model", "--head", "--gpus", "--input", "--output-dir"])
+@pytest.mark.parametrize(
+    "option", ["--model", "--head", "--gpus", "--input", "--output-dir", "--log-file"]
+)
 def test_an_empty_value_is_refused_as_of_a_variable_that_is_not_set(tmp_path, option):
     answer = virnucpro("predict", "-i", EXAMPLE, "-o", "x", option, "", cwd=tmp_path)
     assert answer.returncode == 64
@@ -278,9 +280,9 @@ def test_a_terminal_gets_a_dashboard_and_the_summary(model, tmp_path):
 
 def test_a_terminal_gets_a_sign_before_torch_is_imported(tmp_path):
     """Neither the import nor a model is waited for: this command ends at its first mistake."""
-    arguments = ["predict", "-i", "", "-o", str(tmp_path / "run")]
+    arguments = ["predict", "-i", "nowhere.fa", "-o", str(tmp_path / "run")]
     exit_code, shown = in_terminal(arguments, {"TERM": "xterm"})
-    assert exit_code == 64
+    assert exit_code == 66
     assert shown.startswith("loading PyTorch ...\r")
     assert in_terminal(arguments, {"TERM": "dumb"})[1].startswith("loading PyTorch ...\r\n")
     assert "loading" not in in_terminal([*arguments, "--quiet"], {"TERM": "xterm"})[1]

@@ -11,14 +11,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack, redirect_stderr
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import hostile
 import pytest
 import typer
 from Bio.SeqIO.FastaIO import SimpleFastaParser
-from runs import run_inline
+from runs import again, run_inline
 
 import virnucpro.sequences.fasta
 from virnucpro.cli.exits import Finished, exits
@@ -201,7 +201,7 @@ def test_a_hostile_file_ends_as_the_table_says(case, place, tiny, make_config, m
     changes = {"min_length": int(value)} if option == "--min-length" else {}
     config = make_config(*inputs, output=place.run, keep_intermediate=True, **changes)
     if option == "--input-type":
-        config = replace(config, input_type=value)
+        config = again(config, input_type=value)
     outcome = run_as_a_command_would(config, tiny.head, interference(case, inputs))
     check(case, outcome, place, inputs)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import open_dna, random_dna
+from labelled import pairs_of, records_of
 from matplotlib import rc_context
 from runs import leftovers
 from sklearn.metrics import roc_auc_score
@@ -25,14 +26,16 @@ from virnucpro.errors import InputError, ResumeError, UsageError, VirnucproError
 from virnucpro.evaluation.figure import draw, write_figure
 from virnucpro.evaluation.fragments import Cutting, Fragment, cut, write_fragments
 from virnucpro.evaluation.report import summary_lines, write_report
-from virnucpro.evaluation.story import Question, evaluate, read_kinds
+from virnucpro.evaluation.story import answer, read_kinds, understand
 from virnucpro.labelled.digests import group_digest, record_digest
-from virnucpro.labelled.records import LabelledRecord, read_manifest
+from virnucpro.labelled.records import LabelledRecord
+from virnucpro.options import EvaluateOptions
 from virnucpro.scoring.head import load_head, save_head
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.translate import chunk_record, translate_six_frames
 
 CUTTING = Cutting(lengths=(150, 400), per_record=2, seed=3)
+SAMPLES = {"lengths": "150,400", "fragments_per_record": 2, "seed": 3}
 
 
 @pytest.fixture
@@ -59,12 +62,10 @@ def ask(tiny, make_config, manifest, tmp_path):
     """Evaluate the tiny head; keywords change the question, the head or the run."""
 
     def asked(head=tiny.head, run=None, executor=None, **changes):
-        given = {"data": manifest, "output": tmp_path / "evaluation", "cutting": CUTTING}
-        question = Question(**(given | changes))
+        given = {"data": manifest, "output_dir": tmp_path / "evaluation", **SAMPLES}
+        question = understand(EvaluateOptions(**(given | changes)))
         config = make_config(output=question.run_folder, input_type="nucleotide", **(run or {}))
-        records = question.read_records()
-        executor = executor or InlineExecutor()
-        return evaluate(question, records, config, head, executor, lambda _: None)
+        return answer(question, config, head, executor or InlineExecutor(), lambda _: None)
 
     return asked
 
@@ -82,10 +83,9 @@ def records_by_fragment(folder: Path) -> dict[str, dict[str, str]]:
 
 
 def test_fragments_are_pieces_of_their_records_side_by_side_on_both_strands(manifest, tmp_path):
-    records = read_manifest(manifest)
     sequences = {record.id: record.sequence for record in read_fasta(tmp_path / "data.fa")}
     fasta = tmp_path / "fragments.fa"
-    fragments = write_fragments(records, CUTTING, fasta, tmp_path / "fragments.tsv")
+    fragments = write_fragments(pairs_of(manifest), CUTTING, fasta, tmp_path / "fragments.tsv")
     written = {record.id: record.sequence for record in read_fasta(fasta)}
     assert written.keys() == {fragment.id for fragment in fragments}
     assert {fragment.strand for fragment in fragments} == {"+", "-"}
@@ -107,7 +107,7 @@ def test_a_record_is_cut_the_same_whatever_stands_beside_it():
     def places(record: LabelledRecord, seed: int = 3) -> list[Fragment]:
         return list(cut(record, 5000, replace(CUTTING, seed=seed)))
 
-    one = LabelledRecord("one", Path("a.fa"), True, "g")
+    one = LabelledRecord("one", True, "g")
     assert places(one) == places(one)
     assert places(one) != places(one, seed=4)
     assert [f.start for f in places(one)] != [f.start for f in places(replace(one, id="two"))]
@@ -259,7 +259,7 @@ def test_the_figure_tells_the_areas_of_all_records(ask):
 
 
 def test_only_the_part_of_the_split_that_is_asked_for_is_scored(ask, manifest, tmp_path):
-    groups = sorted({record.group for record in read_manifest(manifest)})
+    groups = sorted({record.group for record in records_of(manifest)})
     split = tmp_path / "split.tsv"
     parts = ["test" if "1" in g or "2" in g else "train" for g in groups]
     lines = [f"{g}\t{part}\n" for g, part in zip(groups, parts, strict=True)]
@@ -295,7 +295,7 @@ def test_a_head_remembers_what_it_was_trained_on_in_its_file(tiny, tmp_path):
 
 @pytest.mark.parametrize("by", ["record", "group"])
 def test_data_of_the_training_is_refused_left_out_or_marked(ask, tiny, manifest, tmp_path, by):
-    records = read_manifest(manifest)
+    records = records_of(manifest)
     sequences = {record.id: record.sequence for record in read_fasta(tmp_path / "data.fa")}
     if by == "record":
         known = {records[3].id}
@@ -308,11 +308,11 @@ def test_data_of_the_training_is_refused_left_out_or_marked(ask, tiny, manifest,
     assert "--held-out-only" in caught.value.hint
     assert not (tmp_path / "evaluation").exists()
 
-    left = ask(head, of_training="leave out")
+    left = ask(head, held_out_only=True)
     assert {record.id for record in left.held_out.records} == sequences.keys() - known
     assert not any(row.n_trained for row in left.rows)
 
-    kept = ask(head, of_training="keep", output=tmp_path / "kept")
+    kept = ask(head, allow_training_data=True, output_dir=tmp_path / "kept")
     assert kept.held_out.trained == known
     assert len(kept.held_out.records) == 24
     whole = [row for row in kept.rows if (row.length, row.unit) == ("whole", "record")]
@@ -341,9 +341,9 @@ def test_who_was_trained_on_the_data_is_said(ask, tiny, of_head, of_encoder, wor
 
 
 def test_a_test_without_both_labels_is_refused(ask, tiny, manifest):
-    viral = {record.group for record in read_manifest(manifest) if record.is_virus}
+    viral = {record.group for record in records_of(manifest) if record.is_virus}
     with pytest.raises(InputError, match="holds no virus, or nothing else"):
-        ask(trained_on(tiny.head, groups=viral), of_training="leave out")
+        ask(trained_on(tiny.head, groups=viral), held_out_only=True)
 
 
 # Runs
@@ -358,7 +358,7 @@ class StoppedExecutor(InlineExecutor):
 
 
 def test_an_interrupted_evaluation_goes_on_and_says_the_same(ask, tmp_path):
-    write_report(ask(output=tmp_path / "undisturbed"))
+    write_report(ask(output_dir=tmp_path / "undisturbed"))
     folder = tmp_path / "evaluation"
     with pytest.raises(KeyboardInterrupt):
         ask(executor=StoppedExecutor())
@@ -373,7 +373,7 @@ def test_an_interrupted_evaluation_goes_on_and_says_the_same(ask, tmp_path):
 def test_other_fragments_do_not_go_on_with_a_run(ask):
     ask()
     with pytest.raises(ResumeError, match="changed since this run began"):
-        ask(run={"resume": True}, cutting=replace(CUTTING, seed=4))
+        ask(run={"resume": True}, seed=4)
 
 
 def test_where_something_could_not_be_scored_there_are_no_figures(ask, tmp_path):
@@ -387,12 +387,12 @@ def test_where_something_could_not_be_scored_there_are_no_figures(ask, tmp_path)
     assert ask(run={"resume": True}).rows
 
 
-def test_a_table_that_lost_a_frame_since_is_not_measured(ask, tmp_path):
+def test_a_table_that_lost_a_frame_since_is_not_measured(ask, manifest, tmp_path):
     evaluation = ask()
     table = tmp_path / "evaluation" / "run" / "prediction_results.txt"
     table.write_text("".join(table.read_text().splitlines(keepends=True)[:-1]))
     fragments = write_fragments(
-        evaluation.held_out.records, CUTTING, tmp_path / "again.fa", tmp_path / "again.tsv"
+        pairs_of(manifest), CUTTING, tmp_path / "again.fa", tmp_path / "again.tsv"
     )
     with pytest.raises(VirnucproError, match=r"the frame .* has no score"):
         facts = evaluation.head.facts

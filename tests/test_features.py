@@ -5,14 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
+from runs import assert_same_vectors, run_inline, vectors
 
 from virnucpro.config import EncoderSpec
 from virnucpro.errors import OutputError
 from virnucpro.records import Embeddings, Failure, Orf, Shard
 from virnucpro.run.features import FeatureStore, open_stores
 from virnucpro.run.folder import RunDir
+from virnucpro.run.status import inspect_run
 
 DIM = 4
 ENCODER = EncoderSpec(
@@ -139,3 +142,37 @@ def test_the_store_of_a_further_encoder_is_cleared_swept_and_refused_as_a_link(
     mine.parent.symlink_to(tmp_path)
     with pytest.raises(OutputError, match="is a link"), rundir.locked():
         pass
+
+
+def test_a_run_of_two_encoders_has_the_vectors_of_each_and_resumes_what_either_owes(
+    make_config, tiny, contigs, tmp_path
+):
+    layers = [
+        make_config(contigs, command="extract", layer=n, output=tmp_path / f"{n}") for n in (2, 1)
+    ]
+    for config in layers:
+        run_inline(config, None)
+    encoders = tuple(config.recipe.encoders[0] for config in layers)
+    recipe = replace(layers[0].recipe, encoders=encoders)
+    both = replace(
+        layers[0], recipe=recipe, weights=(tiny.model, tiny.model), output=tmp_path / "both"
+    )
+    run_inline(both, None)
+    stores = open_stores(RunDir(both.output).features, recipe.encoders, recipe.fingerprint)
+
+    def assert_whole() -> None:
+        for store, alone in zip(stores, layers, strict=True):
+            with h5py.File(store.index) as h5:
+                found = dict(zip(h5["ids"].asstr()[:], h5["embeddings"][:], strict=True))
+            assert_same_vectors(found, vectors(alone.output))
+
+    assert_whole()
+    n_shards = stores[0].count_files()
+    lines = inspect_run(both.output, verify=True).lines
+    assert f"shards    {n_shards} done" in lines
+    (stores[1].folder / "000001.h5").unlink()
+    assert inspect_run(both.output, verify=True).n_damaged == 1
+    assert f"shards    {n_shards - 1} done" in inspect_run(both.output, verify=False).lines
+    assert run_inline(replace(both, resume=True), None).n_tokens > 0
+    assert_whole()
+    assert run_inline(replace(both, resume=True), None).n_tokens == 0

@@ -149,7 +149,7 @@ def test_without_pooling_a_copy_has_a_row_per_residue(make_config, tiny, repeate
 
 @pytest.mark.parametrize("layout", ["npz", "pt"])
 def test_other_formats_hold_the_copies_too(make_config, tiny, repeated, proteins, layout):
-    config = make_config(repeated, command="extract", feature_format=layout)
+    config = make_config(repeated, command="extract", format=layout)
     run_inline(config, None)
     found = {}
     for path in (config.output / "features").glob(f"*.{layout}"):

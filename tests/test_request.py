@@ -23,8 +23,9 @@ from virnucpro.engine.executor import InlineExecutor
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.errors import ResumeError, UnavailableError, UsageError
 from virnucpro.files import sha256
+from virnucpro.options import ExtractOptions, PredictOptions, RunOptions
 from virnucpro.pipeline import run
-from virnucpro.resolve import Options, resolve
+from virnucpro.resolve import resolve
 from virnucpro.scoring.head import Head, load_head, save_head
 
 
@@ -33,30 +34,19 @@ def options(tmp_path, contigs):
     """An extraction with a fair-esm checkpoint; keywords change it."""
     model = save_fair_esm(make_fair_esm(TINY), tmp_path / "model.pt")
 
-    def make(name: str = "run", **changes: object) -> Options:
+    def make(name: str = "run", **changes: object) -> RunOptions:
+        kind = {"extract": ExtractOptions, "predict": PredictOptions}
         given: dict[str, object] = {
             "command": "extract",
-            "input": [contigs],
+            "input": (contigs,),
             "output_dir": tmp_path / name,
-            "input_type": "auto",
-            "chunk_size": None,
-            "min_length": 0,
             "model": str(model),
-            "gpus": None,
             "device": "cpu",
             "workers": 2,
-            "esm_batch_size": "auto",
-            "precision": "auto",
-            "worker_timeout": 60.0,
-            "resume": False,
-            "force": False,
-            "keep_intermediate": False,
-            "argv": (),
-            "cuda_visible_devices": None,
             "converted": tmp_path / "kept",
             **changes,
         }
-        return Options(**given)
+        return kind[given.pop("command")](**given)
 
     return make
 

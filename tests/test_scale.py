@@ -19,13 +19,15 @@ import h5py
 import numpy as np
 import pytest
 from conftest import TINY, Tiny
-from runs import run_inline, statuses
+from runs import again, run_inline, statuses
 
-from virnucpro.config import EncoderSpec, Recipe, Resources, RunConfig
+from virnucpro.config import EncoderSpec, Recipe, Resources
 from virnucpro.engine.events import EmbeddingStarted, Progress
+from virnucpro.options import ExtractOptions
 from virnucpro.outputs.features import MAX_PARTS, write_index
 from virnucpro.pipeline import find_pending, make_job
 from virnucpro.records import Embeddings
+from virnucpro.resolve import RunConfig
 from virnucpro.run.feature_file import write_embeddings
 from virnucpro.run.features import FeatureStore
 from virnucpro.run.folder import RunDir
@@ -198,8 +200,7 @@ def finished(tmp_path_factory, tiny: Tiny, request) -> FinishedRun:
             protein = "".join(rng.choice(list("ACDEFGHIKLMNPQRSTVWY"), N_RESIDUES))
             out.write(f">p{i}\n{protein}\n")
     config = RunConfig(
-        inputs=(fasta,),
-        output=folder / "run",
+        options=ExtractOptions(input=(fasta,), output_dir=folder / "run"),
         recipe=replace(RECIPE, residues_per_shard=N_RESIDUES),
         resources=Resources(devices=("cpu",), tokens_per_batch=2048),
         checkpoint=tiny.model,
@@ -233,7 +234,7 @@ def test_finished_shards_are_listed_by_their_labels_whatever_their_size(finished
 
 def test_a_resumed_run_of_many_shards_embeds_nothing_and_says_what_it_checks(finished):
     events = []
-    summary = run_inline(replace(finished.config, resume=True), None, events.append)
+    summary = run_inline(again(finished.config, resume=True), None, events.append)
     assert summary.exit_code == 0
     assert not any(isinstance(event, EmbeddingStarted) for event in events)
     stages = {event.stage for event in events if isinstance(event, Progress)}

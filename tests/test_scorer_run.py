@@ -19,39 +19,21 @@ from conftest import open_dna, random_dna
 from runs import failures, hear_signals, leftovers, our_processes, rows, statuses
 from runs import tables as tables_of
 
+from virnucpro import pipeline
 from virnucpro.config import EncoderSpec, Resources
 from virnucpro.encoders.models import embedded_scorer
 from virnucpro.engine.events import Event, Progress, Telling
 from virnucpro.engine.worker import Job
 from virnucpro.errors import ResumeError, UsageError
+from virnucpro.options import PredictOptions
 from virnucpro.outputs.summary import Summary
-from virnucpro.pipeline import run
 from virnucpro.records import Shard
-from virnucpro.resolve import Options, resolve
 from virnucpro.run.status import inspect_run
 from virnucpro.scorer.nets import Knot, load_scorer
 from virnucpro.scorer.score import score_block, score_sequences
 
 Predict = Callable[..., Summary]
 EXAMPLE = Path(__file__).parents[1] / "examples" / "contigs.fa"
-GIVEN = {
-    "command": "predict",
-    "input_type": "auto",
-    "chunk_size": None,
-    "min_length": 0,
-    "model": None,
-    "gpus": None,
-    "device": "cpu",
-    "workers": 1,
-    "esm_batch_size": "auto",
-    "precision": "fp32",
-    "worker_timeout": 60.0,
-    "resume": False,
-    "force": False,
-    "keep_intermediate": False,
-    "argv": ("virnucpro", "predict"),
-    "cuda_visible_devices": None,
-}
 
 
 class NoExecutor:
@@ -64,9 +46,10 @@ class NoExecutor:
 def predict(
     *inputs: Path, to: Path, on_event: Callable[[Telling], None] = lambda _: None, **changes: object
 ) -> Summary:
-    options = Options(**{**GIVEN, "input": list(inputs), "output_dir": to, **changes})
-    config, head = resolve(options, on_event)
-    return run(config, head, NoExecutor(), on_event)
+    options = PredictOptions(
+        **{"input": inputs, "output_dir": to, "device": "cpu", "precision": "fp32", **changes}
+    )
+    return pipeline.predict(options, on_event, lambda _: NoExecutor())
 
 
 def write(path: Path, **records: str) -> Path:

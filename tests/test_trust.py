@@ -13,7 +13,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stderr
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -22,18 +21,18 @@ import numpy as np
 import pytest
 import torch
 from conftest import Tiny, open_dna
-from runs import assert_same_vectors, run_inline, tables, vectors
+from runs import again, assert_same_vectors, run_inline, tables, vectors
 from trainings import Training, run_here, settings
 
 from virnucpro.cli.exits import Finished, exits
-from virnucpro.config import RunConfig
 from virnucpro.encoders.esm2.converted import convert, find_converted, open_esm2
 from virnucpro.encoders.esm2.weights import inspect_checkpoint
 from virnucpro.errors import FeatureFileError, OutputError
-from virnucpro.evaluation.story import Question
+from virnucpro.evaluation.story import understand
+from virnucpro.options import EvaluateOptions, PredictOptions
 from virnucpro.outputs.features import check_index
 from virnucpro.records import Embeddings, Failure
-from virnucpro.resolve import Options, resolve
+from virnucpro.resolve import RunConfig, resolve
 from virnucpro.run.feature_file import read_embeddings, read_label, with_label, write_embeddings
 from virnucpro.run.folder import RunDir
 from virnucpro.training.config_file import read_config
@@ -83,16 +82,13 @@ def ending_of(work: Callable[[], object]) -> tuple[int, str]:
     return finished.value.exit_code, shown.getvalue()
 
 
-def options(tiny: Tiny, folder: Path, **changes: object) -> Options:
+def options(tiny: Tiny, folder: Path, **changes: object) -> PredictOptions:
     fasta = folder / "in.fa"
     fasta.write_text(">a\nATGGCAGCAGCTGCTGGTGCAGCTGCAGGAGCTGCTGCAGGTGCAGCTGCT\n")
-    common = {"command": "predict", "input": [fasta], "output_dir": folder / "run"}
-    usual = {"input_type": "auto", "chunk_size": None, "min_length": 0, "gpus": None}
-    device = {"device": "cpu", "workers": 1, "esm_batch_size": "auto", "precision": "fp32"}
-    rest = {"worker_timeout": 60.0, "resume": False, "force": False, "keep_intermediate": False}
-    files = {"model": str(tiny.model), "head": tiny.head_file, "argv": ()}
-    given = {**common, **usual, **device, **rest, **files, "cuda_visible_devices": None}
-    return Options(**{**given, **changes})
+    files = {"input": (fasta,), "output_dir": folder / "run"}
+    device = {"device": "cpu", "workers": 1, "precision": "fp32"}
+    models = {"model": str(tiny.model), "head": tiny.head_file}
+    return PredictOptions(**{**files, **device, **models, **changes})
 
 
 # Code
@@ -304,7 +300,7 @@ def test_an_index_that_names_files_elsewhere_is_refused(tmp_path, secret, name) 
 
 def run_of_one_record(config: RunConfig, tiny: Tiny) -> RunConfig:
     """A finished run."""
-    (fasta,) = config.inputs
+    (fasta,) = config.options.input
     fasta.write_text(f">a\n{open_dna(300, np.random.default_rng(3))}\n")
     run_inline(config, tiny.head if config.recipe.command == "predict" else None)
     return config
@@ -324,7 +320,7 @@ def test_vectors_that_are_not_of_the_width_of_the_model_are_made_again(
     n_rows = len(read_embeddings(path, {}).ids)
     change_content(path, lambda h5: of_another_width(h5, width, n_rows))
     read_embeddings(path, {})  # but for the width it is a feature file
-    summary = run_inline(replace(config, resume=True), tiny.head)
+    summary = run_inline(again(config, resume=True), tiny.head)
     assert summary.n_tokens > 0
     assert tables(config.output) == before
 
@@ -337,7 +333,7 @@ def test_features_that_are_not_of_the_width_of_the_model_are_made_again(
     run_of_one_record(config, tiny)
     before, path = vectors(config.output), config.output / "features" / "000000.h5"
     change_content(path, lambda h5: of_another_width(h5, width, len(before)))
-    run_inline(replace(config, resume=True), None)
+    run_inline(again(config, resume=True), None)
     assert_same_vectors(vectors(config.output), before)
 
 
@@ -363,7 +359,7 @@ def test_a_run_folder_from_somebody_else_is_mended_not_believed(
     other.write_bytes(path.read_bytes())
     change_content(other, lambda h5: h5["embeddings"].write_direct(-h5["embeddings"][:]))
     change_content(path, lambda h5: virtual_dataset(h5, other, "embeddings"))
-    summary = run_inline(replace(config, resume=True), tiny.head)
+    summary = run_inline(again(config, resume=True), tiny.head)
     assert summary.n_tokens > 0
     assert tables(config.output) == before
 
@@ -405,7 +401,7 @@ def test_nothing_is_written_or_deleted_through_a_link_in_a_run_folder(
     put_outside(config.output / name, outside)
     before = content_of(outside)
     for how in ({}, {"resume": True}, {"force": True}):
-        exit_code, shown = ending_of(partial(run_inline, replace(config, **how), tiny.head))
+        exit_code, shown = ending_of(partial(run_inline, again(config, **how), tiny.head))
         assert exit_code == 73
         assert f"{name} is a link to {outside / name}" in shown
         given = options(tiny, tmp_path, output_dir=config.output, **how)
@@ -420,7 +416,7 @@ def test_a_run_folder_may_be_a_link_and_where_it_leads_is_said(tmp_path, tiny, m
     run_of_one_record(config, tiny)
     log = (tmp_path / "scratch" / "virnucpro.log").read_text()
     assert f"{config.output} is a link to {tmp_path / 'scratch'}\n" in log
-    run_inline(replace(config, force=True), tiny.head)
+    run_inline(again(config, force=True), tiny.head)
     assert config.output.is_symlink() and (tmp_path / "scratch" / "predictions.tsv").is_file()
 
 
@@ -440,7 +436,7 @@ def test_a_lock_that_is_another_file_by_a_second_name_is_not_emptied(tmp_path) -
 def test_nothing_is_written_through_a_link_in_the_folder_of_an_evaluation(tmp_path) -> None:
     (tmp_path / "run").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OutputError, match="run is a link to"):
-        Question(data=tmp_path / "manifest.tsv", output=tmp_path)
+        understand(EvaluateOptions(data=tmp_path / "manifest.tsv", output_dir=tmp_path))
 
 
 # Names
@@ -471,7 +467,7 @@ def test_no_file_is_named_after_a_record(
             output=root / "deep" / "er" / "run",
             command=command,
             keep_intermediate=True,
-            feature_format=feature_format,
+            **({"format": feature_format} if command == "extract" else {}),
         )
         summary = run_inline(config, tiny.head if command == "predict" else None)
         assert summary.exit_code == 0 and summary.n_frames

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 from virnucpro.errors import UsageError
-from virnucpro.sequences.fasta import InputType
 
+InputType = Literal["nucleotide", "protein"]
 Precision = Literal["fp32", "bf16", "fp16"]
 Pooling = Literal["mean", "bos", "none"]
 Reads = Literal["protein", "dna"]  # what an encoder is given of a frame
 FeatureFormat = Literal["h5", "npz", "pt"]
+Command = Literal["predict", "extract"]
 
 FOLLOWS = ("model", "dim", "reads")  # of an encoder: a name, and what family and content imply
 RESIDUES_PER_SHARD = 125_000  # with two tokens more per protein just under 131,072
@@ -47,7 +47,7 @@ class EncoderSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    command: Literal["predict", "extract"]
+    command: Command
     input_type: InputType
     chunk_size: int  # bases; 0 for proteins, which are not cut
     min_length: int  # bases, or residues of a protein
@@ -119,47 +119,3 @@ class Resources:
                 f"--esm-batch-size is {self.tokens_per_batch}; it must be 1 token or more",
                 hint="leave it out to have it sized to the device",
             )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScorerConfig:
-    """How nucleotides are scored without an encoder."""
-
-    path: Path
-    recipe: Recipe
-    announcement: str  # for people
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunConfig:
-    """One ``predict`` or ``extract``, complete and checked but for what the inputs tell."""
-
-    inputs: tuple[Path, ...]
-    output: Path
-    recipe: Recipe  # with an encoder, as for nucleotides; see ``recipe_for``
-    resources: Resources
-    checkpoint: Path
-    weights: tuple[Path, ...]  # what the workers load: a checkpoint, or its converted form
-    scorer: ScorerConfig | None = None  # for nucleotides, in place of the encoder
-    input_type: InputType | None = None  # None: by the letters of the input
-    feature_format: FeatureFormat = "h5"
-    resume: bool = False
-    force: bool = False
-    keep_intermediate: bool = False
-    per_file: bool = False  # tables of each file by itself, too
-    strict: bool = False  # the first file that cannot be read ends the run
-    rename_duplicates: bool = False  # ids that occur twice in a file
-    argv: tuple[str, ...] = ()
-    announcements: tuple[str, ...] = ()  # the choices that were made for the encoder, for people
-    compromises: tuple[str, ...] = ()  # and what they cost
-
-    def scorer_for(self, input_type: InputType) -> ScorerConfig | None:
-        """What scores this input without an encoder, if it is to be scored so."""
-        return self.scorer if input_type == "nucleotide" else None
-
-    def recipe_for(self, input_type: InputType) -> Recipe:
-        """Proteins are not cut, so a chunk size means nothing to them."""
-        if scorer := self.scorer_for(input_type):
-            return scorer.recipe
-        chunk_size = self.recipe.chunk_size if input_type == "nucleotide" else 0
-        return replace(self.recipe, input_type=input_type, chunk_size=chunk_size)

@@ -1,6 +1,7 @@
 """The whole of ``virnucpro predict`` and ``virnucpro extract``, on one page.
 
-The two differ in one thing: ``predict`` has a head, and therefore calls.
+The two differ in one thing: ``predict`` has a head, and therefore calls. The command line, users of
+Python and the tests call them alike.
 """
 
 from __future__ import annotations
@@ -17,8 +18,7 @@ import numpy as np
 import torch
 
 from virnucpro import __version__
-from virnucpro.config import EncoderSpec, Recipe, Resources, RunConfig
-from virnucpro.encoders.base import estimate_tokens
+from virnucpro.config import FeatureFormat, Recipe, Resources
 from virnucpro.engine.events import (
     BatchDone,
     EmbeddingStarted,
@@ -29,12 +29,15 @@ from virnucpro.engine.events import (
     WorkerReady,
 )
 from virnucpro.engine.executor import Executor
+from virnucpro.engine.local import ProcessExecutor
 from virnucpro.engine.worker import Job
 from virnucpro.errors import FeatureFileError, OutputError, StorageError
 from virnucpro.log import LOGGER, announce, printable
+from virnucpro.options import ExtractOptions, PredictOptions, RunOptions
 from virnucpro.outputs.summary import STAGES, STARTING, Summary
 from virnucpro.outputs.write import Results
 from virnucpro.records import Shard
+from virnucpro.resolve import RunConfig, resolve
 from virnucpro.run.features import FeatureStore, OnShard
 from virnucpro.run.folder import RunDir
 from virnucpro.run.intake import open_run
@@ -44,6 +47,34 @@ from virnucpro.scorer.nets import Scorer, load_scorer
 from virnucpro.scoring.head import Head
 
 OnEvent = Callable[[Telling], None]
+ExecutorOn = Callable[[Sequence[str]], Executor]  # given the devices
+
+
+def predict(
+    options: PredictOptions, on_event: OnEvent, executor_on: ExecutorOn = ProcessExecutor
+) -> Summary:
+    """Call viruses, as the options say, in their run folder.
+
+    Raises:
+        VirnucproError: see ``errors``; finished shards are kept in every case.
+    """
+    return _resolve_and_run(options, on_event, executor_on)
+
+
+def extract(
+    options: ExtractOptions, on_event: OnEvent, executor_on: ExecutorOn = ProcessExecutor
+) -> Summary:
+    """Make vectors, as the options say, in their run folder.
+
+    Raises:
+        VirnucproError: see ``errors``; finished shards are kept in every case.
+    """
+    return _resolve_and_run(options, on_event, executor_on)
+
+
+def _resolve_and_run(options: RunOptions, on_event: OnEvent, executor_on: ExecutorOn) -> Summary:
+    config, head = resolve(options, on_event)
+    return run(config, head, executor_on(config.resources.devices), on_event)
 
 
 def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEvent) -> Summary:
@@ -54,17 +85,17 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
     """
     rundir, summary = RunDir(config.output), Summary()
     with rundir.in_use():
-        rundir.check_free(resume=config.resume, force=config.force)
-        LOGGER.info("virnucpro %s: %s", __version__, printable(" ".join(config.argv)))
+        rundir.check_free(resume=config.options.resume, force=config.options.force)
+        LOGGER.info("virnucpro %s: %s", __version__, printable(" ".join(config.options.argv)))
         rundir.sweep()
         with summary.stage(STAGES[0]), rundir.planning():
-            recorded = None if config.force else rundir.read_manifest()
+            recorded = None if config.options.force else rundir.read_manifest()
             manifest = open_run(config, rundir, recorded, on_event)
             scorer = announce_choices(config, manifest.recipe)
             plan = plan_run(config, rundir, recorded, manifest, on_event)
             rundir.clear_copies(manifest)
             announce_input(plan, manifest)
-            count_repeats(plan, manifest.recipe.encoders, summary)
+            summary.count_plan(plan, manifest)
         job = make_job(config, rundir, manifest)
         results = Results(
             rundir=rundir,
@@ -74,8 +105,8 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
             head=head,
             scorer=scorer,
             lost={},
-            feature_format=config.feature_format,
-            per_file=config.per_file or (recorded is not None and rundir.samples.is_dir()),
+            feature_format=_feature_format(config.options),
+            per_file=config.options.per_file or (recorded is not None and rundir.samples.is_dir()),
             on_event=on_event,
         )
         try:
@@ -91,6 +122,11 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
         for line in summary.lines(config.output):
             LOGGER.info("%s", line)
     return summary
+
+
+def _feature_format(options: RunOptions) -> FeatureFormat:
+    """That of the files beside the h5 ones."""
+    return options.format if isinstance(options, ExtractOptions) else "h5"
 
 
 def announce_choices(config: RunConfig, recipe: Recipe) -> Scorer | None:
@@ -118,7 +154,10 @@ def plan_run(
     Results go, and ``run.json`` comes, when every input was read to its end: one that is refused
     changes nothing. A kill at any point leaves a folder with a run, or one that is free.
     """
-    keep, facts = config.keep_intermediate, {**_facts(config, manifest), "state": "unfinished"}
+    keep, facts = (
+        config.options.keep_intermediate,
+        {**_facts(config, manifest), "state": "unfinished"},
+    )
     if recorded is not None:
         found = find_plan(
             rundir,
@@ -214,19 +253,17 @@ def close_run(config: RunConfig, rundir: RunDir, manifest: Manifest, summary: Su
     """Write the last word into ``run.json``, and delete what only the run needed."""
     scorer = config.scorer_for(manifest.recipe.input_type)
     summary.scorer = scorer.announcement if scorer else ""
-    summary.n_refused = len(manifest.refused)
-    summary.n_files = len(manifest.inputs) + summary.n_refused
     state = "partial" if summary.exit_code else "complete"
     facts = {"state": state, "counts": asdict(summary)}
     rundir.write_manifest(manifest, {**_facts(config, manifest), **facts})
-    if not config.keep_intermediate and not summary.n_failed_frames:
+    if not config.options.keep_intermediate and not summary.n_failed_frames:
         rundir.clear_shards()
 
 
 def _facts(config: RunConfig, manifest: Manifest) -> dict[str, object]:
     scorer = config.scorer_for(manifest.recipe.input_type)
     return {
-        "argv": list(config.argv),
+        "argv": list(config.options.argv),
         "versions": {"torch": torch.__version__, "numpy": np.__version__},
         "host": socket.gethostname(),
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -244,16 +281,6 @@ def _progress(on_event: OnEvent, stage: str, manifest: Manifest) -> Callable[[in
 
 
 _PACKED = (".gz", ".bz2", ".xz", ".zst")
-
-
-def count_repeats(plan: Plan, encoders: tuple[EncoderSpec, ...], summary: Summary) -> None:
-    counts, shards = plan.counts, plan.shards
-    n_embedded = sum(shard.n_embedded for shard in shards)
-    n_residues = sum(shard.n_residues for shard in shards)
-    summary.n_copies = counts.n_copies
-    summary.n_tokens_saved = estimate_tokens(encoders, counts.n_copies, counts.n_copied_residues)
-    n_tokens = estimate_tokens(encoders, n_embedded, n_residues)
-    summary.n_tokens_in_all = n_tokens + summary.n_tokens_saved
 
 
 def announce_input(plan: Plan, manifest: Manifest) -> None:

@@ -7,21 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 from virnucpro import __version__
-from virnucpro.config import (
-    EncoderSpec,
-    FeatureFormat,
-    Pooling,
-    Precision,
-    Recipe,
-    Resources,
-    RunConfig,
-    ScorerConfig,
-)
+from virnucpro.config import EncoderSpec, InputType, Precision, Recipe, Resources
 from virnucpro.devices import (
     Choice,
     choose_devices,
@@ -52,6 +42,7 @@ from virnucpro.errors import (
     UsageError,
 )
 from virnucpro.log import LOGGER, printable
+from virnucpro.options import ExtractOptions, PredictOptions, RunOptions
 from virnucpro.run.folder import RunDir
 from virnucpro.scorer.nets import load_scorer
 from virnucpro.scoring.head import Head, load_head
@@ -63,44 +54,53 @@ _LONGEST_CHUNK = 1_000_000_000  # bases
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """What stands on the command line of ``predict`` or ``extract``, by the options' names."""
+class ScorerConfig:
+    """How nucleotides are scored without an encoder."""
 
-    command: Literal["predict", "extract"]
-    input: list[Path]
-    output_dir: Path
-    input_type: Literal["auto", "nucleotide", "protein"]
-    chunk_size: int | None
-    min_length: int
-    model: str | None  # None: the embedded one; to predict without a head, the scorer if it can
-    head: Path | None = None
-    layer: int | None = None
-    pooling: Pooling = "mean"
-    format: FeatureFormat = "h5"
-    gpus: str | None
-    device: str
-    workers: int | None
-    esm_batch_size: str  # "auto" or a number of tokens
-    precision: str
-    worker_timeout: float
-    resume: bool
-    force: bool
-    keep_intermediate: bool
-    per_file: bool = False
-    strict: bool = False
-    rename_duplicates: bool = False
-    argv: tuple[str, ...]
-    cuda_visible_devices: str | None
-    converted: Path | None = (
-        None  # where large models are kept converted, if not in the usual place
-    )
+    path: Path
+    recipe: Recipe
+    announcement: str  # for people
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """One ``predict`` or ``extract``: its options, and what was found out for them.
+
+    Complete and checked, but for what the inputs tell.
+    """
+
+    options: RunOptions
+    recipe: Recipe  # with an encoder, as for nucleotides; see ``recipe_for``
+    resources: Resources
+    checkpoint: Path
+    weights: tuple[Path, ...]  # what the workers load: a checkpoint, or its converted form
+    scorer: ScorerConfig | None = None  # for nucleotides, in place of the encoder
+    announcements: tuple[str, ...] = ()  # the choices that were made for the encoder, for people
+    compromises: tuple[str, ...] = ()  # and what they cost
 
     @property
-    def model_name(self) -> str:
-        return EMBEDDED if self.model is None else self.model
+    def output(self) -> Path:
+        return self.options.output_dir
+
+    @property
+    def input_type(self) -> InputType | None:
+        """None: by the letters of the input."""
+        asked = self.options.input_type
+        return None if asked == "auto" else asked
+
+    def scorer_for(self, input_type: InputType) -> ScorerConfig | None:
+        """What scores this input without an encoder, if it is to be scored so."""
+        return self.scorer if input_type == "nucleotide" else None
+
+    def recipe_for(self, input_type: InputType) -> Recipe:
+        """Proteins are not cut, so a chunk size means nothing to them."""
+        if scorer := self.scorer_for(input_type):
+            return scorer.recipe
+        chunk_size = self.recipe.chunk_size if input_type == "nucleotide" else 0
+        return replace(self.recipe, input_type=input_type, chunk_size=chunk_size)
 
 
-def resolve(options: Options, on_event: OnEvent) -> tuple[RunConfig, Head | None]:
+def resolve(options: RunOptions, on_event: OnEvent) -> tuple[RunConfig, Head | None]:
     """Everything a run needs, or the first thing that stands in its way.
 
     Raises:
@@ -139,30 +139,36 @@ def resolve(options: Options, on_event: OnEvent) -> tuple[RunConfig, Head | None
     check_published(options.model_name, checkpoint, digest)
     recipe = _recipe(options, checkpoint, digest, head, precision)
     return RunConfig(
-        inputs=tuple(options.input),
-        output=options.output_dir,
+        options=options,
         recipe=recipe,
         resources=resources,
         checkpoint=checkpoint.path.resolve(),
         weights=(weights.resolve(),),
         scorer=scorer,
-        input_type=None if options.input_type == "auto" else options.input_type,
-        feature_format=options.format,
-        resume=options.resume,
-        force=options.force,
-        keep_intermediate=options.keep_intermediate,
-        per_file=options.per_file,
-        strict=options.strict,
-        rename_duplicates=options.rename_duplicates,
-        argv=options.argv,
         announcements=_announcements(checkpoint, recipe, resources, choice),
         compromises=tuple(describe_compromises(choice, checkpoint.shape, is_auto)),
     ), head
 
 
 def _recipe(
-    options: Options, checkpoint: Checkpoint, digest: str, head: Head | None, precision: Precision
+    options: RunOptions,
+    checkpoint: Checkpoint,
+    digest: str,
+    head: Head | None,
+    precision: Precision,
 ) -> Recipe:
+    n_layers = checkpoint.shape.n_layers
+    match options:
+        case ExtractOptions(layer=layer, pooling=pooling):
+            layer = n_layers if layer is None else layer
+        case _:
+            assert head is not None, "what predicts has a head"
+            (facts,) = head.facts.encoders
+            layer, pooling = facts.layer, facts.pooling
+    if not 1 <= layer <= n_layers:
+        raise UsageError(
+            f"layer {layer} of a model with {n_layers} layers", hint=f"--layer 1 to {n_layers}"
+        )
     return Recipe(
         command=options.command,
         input_type="nucleotide",
@@ -172,8 +178,8 @@ def _recipe(
             EncoderSpec(
                 model=checkpoint.name,
                 sha256=digest,
-                layer=_layer(options, head, checkpoint),
-                pooling=head.facts.encoders[0].pooling if head else options.pooling,
+                layer=layer,
+                pooling=pooling,
                 precision=precision,
                 dim=checkpoint.shape.dim,
             ),
@@ -182,16 +188,18 @@ def _recipe(
     )
 
 
-def _scorer(options: Options) -> ScorerConfig | None:
+def _scorer(options: RunOptions) -> ScorerConfig | None:
     """What scores nucleotides, if the user named nothing that does.
 
     Raises:
         UnavailableError: its file is missing or damaged.
         UsageError: chunks of another size are asked for.
     """
-    is_named = options.model is not None or options.head is not None
-    if options.command == "extract" or options.input_type == "protein" or is_named:
-        return None
+    match options:
+        case PredictOptions(model=None, head=None, input_type="auto" | "nucleotide"):
+            pass
+        case _:
+            return None
     path = embedded_scorer()
     scorer = load_scorer(path)
     if options.chunk_size not in (None, scorer.piece_size):
@@ -214,7 +222,7 @@ def _scorer(options: Options) -> ScorerConfig | None:
     return ScorerConfig(path=path, recipe=recipe, announcement=announcement)
 
 
-def _check_before_fetching(options: Options) -> None:
+def _check_before_fetching(options: RunOptions) -> None:
     """Refuse to resume with another model before gigabytes of it are fetched.
 
     Raises:
@@ -265,7 +273,7 @@ def _weights(
     return converted.path, converted.source_sha256
 
 
-def _tokens_per_batch(options: Options, choice: Choice, checkpoint: Checkpoint) -> int:
+def _tokens_per_batch(options: RunOptions, choice: Choice, checkpoint: Checkpoint) -> int:
     asked = options.esm_batch_size
     if asked == "auto":
         return choose_tokens(choice, checkpoint.shape)
@@ -277,7 +285,7 @@ def _tokens_per_batch(options: Options, choice: Choice, checkpoint: Checkpoint) 
     return int(asked)
 
 
-def _asked_precision(options: Options) -> str:
+def _asked_precision(options: RunOptions) -> str:
     """On resume, ``auto`` is what the run began with, whatever this device likes best."""
     if options.precision == "auto" and options.resume:
         recorded = RunDir(options.output_dir).read_manifest()
@@ -286,8 +294,8 @@ def _asked_precision(options: Options) -> str:
     return options.precision
 
 
-def _load_head(options: Options, checkpoint: Checkpoint) -> Head | None:
-    if options.command == "extract":
+def _load_head(options: RunOptions, checkpoint: Checkpoint) -> Head | None:
+    if not isinstance(options, PredictOptions):
         return None
     path = options.head
     if path is None and checkpoint.path == embedded_model():
@@ -319,7 +327,7 @@ def _load_head(options: Options, checkpoint: Checkpoint) -> Head | None:
     return head
 
 
-def _chunk_size(options: Options, head: Head | None) -> int:
+def _chunk_size(options: RunOptions, head: Head | None) -> int:
     if head is None:
         return _DEFAULT_CHUNK if options.chunk_size is None else options.chunk_size
     if options.chunk_size not in (None, head.facts.chunk_size):
@@ -329,17 +337,6 @@ def _chunk_size(options: Options, head: Head | None) -> int:
             hint="leave --chunk-size out, or give a head made for that size",
         )
     return head.facts.chunk_size
-
-
-def _layer(options: Options, head: Head | None, checkpoint: Checkpoint) -> int:
-    n_layers = checkpoint.shape.n_layers
-    layer = head.facts.encoders[0].layer if head else options.layer
-    layer = n_layers if layer is None else layer
-    if not 1 <= layer <= n_layers:
-        raise UsageError(
-            f"layer {layer} of a model with {n_layers} layers", hint=f"--layer 1 to {n_layers}"
-        )
-    return layer
 
 
 def _announcements(

@@ -15,16 +15,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from labelled import train_here
-from runs import leftovers, run_inline
+from runs import again, leftovers, run_inline
 
-from virnucpro.config import RunConfig
 from virnucpro.engine.executor import InlineExecutor
 from virnucpro.errors import VirnucproError
 from virnucpro.evaluation.figure import write_figure
 from virnucpro.evaluation.report import write_report
-from virnucpro.evaluation.story import Question, evaluate
+from virnucpro.evaluation.story import Question, answer
+from virnucpro.options import TrainOptions
+from virnucpro.resolve import RunConfig
 from virnucpro.scoring.head import load_head
-from virnucpro.training.request import TrainOptions
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Prediction:
     head: Path
 
     def __call__(self, resume: bool) -> None:
-        run_inline(replace(self.config, resume=resume), load_head(self.head))
+        run_inline(again(self.config, resume=resume), load_head(self.head))
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,8 @@ class Evaluation:
     head: Path
 
     def __call__(self, resume: bool) -> None:
-        records, head = self.question.read_records(), load_head(self.head)
-        config = replace(self.config, resume=resume)
-        found = evaluate(self.question, records, config, head, InlineExecutor(), lambda _: None)
+        config, head = again(self.config, resume=resume), load_head(self.head)
+        found = answer(self.question, config, head, InlineExecutor(), lambda _: None)
         write_report(found)
         write_figure(found)
 

@@ -32,14 +32,14 @@ import h5py
 import pytest
 from conftest import make_tiny
 from labelled import options, train_here, write_labelled
-from runs import assert_same_run, leftovers, run_inline, within
+from runs import again, assert_same_run, leftovers, run_inline, within
 from small_disk import Evaluation, Prediction, Training
 
-from virnucpro.config import RunConfig
 from virnucpro.engine.events import ShardDone
 from virnucpro.errors import InputError, OutputError, ResumeError, StorageError, VirnucproError
-from virnucpro.evaluation.fragments import Cutting
-from virnucpro.evaluation.story import Question
+from virnucpro.evaluation.story import understand
+from virnucpro.options import EvaluateOptions
+from virnucpro.resolve import RunConfig
 from virnucpro.run.folder import RunDir
 from virnucpro.run.plan import read_plan
 from virnucpro.run.status import inspect_run
@@ -304,14 +304,16 @@ def test_a_full_disk_ends_an_evaluation_with_a_word_and_resume_completes_it(
     apart = max(1, 40 // request.config.getoption("--rounds"))
     limits = [f"size={4096 * n}" for n in range(2, 82, 2 * apart)]
     limits += [f"nr_inodes={n}" for n in range(1, 24, apart)]
-    question = Question(
+    options = EvaluateOptions(
         data=write_labelled(tmp_path),
-        output=tmp_path / "disk" / "run",
-        cutting=Cutting(lengths=(150,), per_record=1),
+        output_dir=tmp_path / "disk" / "run",
+        lengths="150",
+        fragments_per_record=1,
     )
+    question = understand(options)
     config = make_config(output=question.run_folder)
     kept = fill_disks(Evaluation(question, config, tiny.head_file), question.output, limits)
-    elsewhere = replace(question, output=tmp_path / "undisturbed")
+    elsewhere = understand(replace(options, output_dir=tmp_path / "undisturbed"))
     config = make_config(output=elsewhere.run_folder)
     Evaluation(elsewhere, config, tiny.head_file)(resume=False)
     for folder in kept:
@@ -644,7 +646,7 @@ def test_an_input_is_not_added_to_a_run_whose_table_is_no_table(make_config, few
         table.write_bytes(content)
         error = ending_of(added, tiny.head)
         assert isinstance(error, ResumeError) and f"{table} is damaged" in str(error)
-        run_inline(replace(config, resume=True), tiny.head)  # as its hint says
+        run_inline(again(config, resume=True), tiny.head)  # as its hint says
     table.unlink()
     os.mkfifo(table)
     with within(120):
@@ -725,7 +727,7 @@ def test_old_results_survive_an_input_that_is_refused(make, few, tiny, tmp_path,
 
 
 def make_forced(make, fasta: Path) -> RunConfig:
-    return replace(make(force=True, chunk_size=500), inputs=(fasta,))
+    return again(make(force=True, chunk_size=500), input=(fasta,))
 
 
 def test_a_kill_while_old_results_are_replaced_leaves_the_old_run_or_the_new_one(
@@ -733,7 +735,7 @@ def test_a_kill_while_old_results_are_replaced_leaves_the_old_run_or_the_new_one
 ):
     """At every call from the first to the claim of the folder, in 16 rounds."""
     folder = tmp_path / "run"
-    run_inline(replace(make_forced(make, few), output=tmp_path / "new", force=False), tiny.head)
+    run_inline(again(make_forced(make, few), output_dir=tmp_path / "new", force=False), tiny.head)
     calls = CALLS.of(make_forced(make, few), tiny.head)
     for number in range(chaos_seed % 16, calls.index(("open", "shards/000000.faa")), 16):
         shutil.rmtree(folder)
@@ -743,8 +745,8 @@ def test_a_kill_while_old_results_are_replaced_leaves_the_old_run_or_the_new_one
         if manifest is not None and manifest.recipe == make().recipe:
             assert_resumes(make(resume=True), tiny, undisturbed)
         else:
-            again = replace(make_forced(make, few), force=False, resume=manifest is not None)
-            assert_resumes(again, tiny, tmp_path / "new")
+            resumed = again(make_forced(make, few), force=False, resume=manifest is not None)
+            assert_resumes(resumed, tiny, tmp_path / "new")
 
 
 def test_a_kill_while_an_input_is_added_leaves_nothing_old_that_is_believed(

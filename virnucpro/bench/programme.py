@@ -29,6 +29,7 @@ from virnucpro.config import Precision
 from virnucpro.devices import Choice, choose_devices, choose_tokens, usable_cores
 from virnucpro.encoders.esm2.model import ESM2Shape
 from virnucpro.errors import UsageError
+from virnucpro.options import BenchOptions
 
 PARTS = ("limits", "encoder")
 _GPU_MODELS = ("650M", "3B", "150M", "35M", "8M")  # the most telling first: time may run out
@@ -66,22 +67,6 @@ class Programme:
         if self.choice.kind == "cpu":
             return ("fp32", "bf16") if self.choice.has_bf16 else ("fp32",)
         return ("fp32", "bf16", "fp16") if self.choice.has_bf16 else ("fp32", "fp16")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BenchOptions:
-    """What stands on the command line, by the options' names."""
-
-    models: str | None
-    profiles: str | None
-    parts: str | None
-    device: str
-    threads: int | None
-    tokens: int | None
-    repeats: int | None
-    seed: int
-    quick: bool
-    cuda_visible_devices: str | None
 
 
 def resolve(options: BenchOptions) -> Programme:

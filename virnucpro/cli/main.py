@@ -15,11 +15,11 @@ import typer
 from virnucpro import __version__
 from virnucpro.cli.bench import bench
 from virnucpro.cli.cite import cite
+from virnucpro.cli.command import CommandOnInput
 from virnucpro.cli.evaluate import evaluate
-from virnucpro.cli.exits import GONE, USAGE_EXIT, Finished
+from virnucpro.cli.exits import GONE, USAGE_EXIT, Finished, exits
 from virnucpro.cli.inspect import devices, status
 from virnucpro.cli.models import models
-from virnucpro.cli.options import CommandOnInput
 from virnucpro.cli.predict import extract, predict
 from virnucpro.cli.train import train
 
@@ -56,7 +56,8 @@ def main() -> None:
     """The entry point. Usage errors exit with 64: 2 means that something failed in a run."""
     _open_standard_streams()
     try:
-        app()
+        with exits(kept=""):
+            app()
     except Finished as finished:
         raise SystemExit(finished.exit_code) from None
     except SystemExit as error:

@@ -8,11 +8,23 @@ from typing import Annotated
 import typer
 
 from virnucpro.cli.exits import end_cleanly, exits
-from virnucpro.cli.options import complete_model, refuse_empty
-from virnucpro.cli.running import checked_path, is_live
+from virnucpro.cli.running import is_live
+from virnucpro.errors import UsageError
 from virnucpro.log import printable
+from virnucpro.options import complete_model
 
 models = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown", help="ESM-2 checkpoints.")
+
+
+def refuse_empty(
+    ctx: typer.Context, parameter: typer.CallbackParam, value: str | None
+) -> str | None:
+    """Refuse an argument that is there and empty, as of a variable that is not set."""
+    if value == "" and not ctx.resilient_parsing:
+        raise UsageError(
+            f"{parameter.opts[0]} is empty", hint="is the variable set that it came from?"
+        )
+    return value
 
 
 Model = Annotated[
@@ -118,7 +130,12 @@ def download_model(
 @models.command("import")
 def import_model(
     path: Annotated[
-        str, typer.Argument(metavar="PATH", help="fair-esm .pt file, or Hugging Face folder.")
+        str,
+        typer.Argument(
+            metavar="PATH",
+            help="fair-esm .pt file, or Hugging Face folder.",
+            callback=refuse_empty,
+        ),
     ],
     name: Annotated[
         str | None, typer.Option(help="What to call it.", show_default="that of the file or folder")
@@ -135,9 +152,10 @@ def import_model(
     """
     with exits(kept=""):
         from virnucpro.encoders.models import import_checkpoint
+        from virnucpro.files import expanded
 
         end_cleanly()
-        source = checked_path(path, "PATH")
+        source = expanded(path)
         plain = source.name if source.is_dir() else source.stem
         name = plain if name is None else name
         checkpoint = import_checkpoint(source, name, force=force)

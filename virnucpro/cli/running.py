@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from virnucpro.cli.exits import GONE, end_cleanly, has_colours
-from virnucpro.errors import UsageError
+from virnucpro.options import ConsoleOptions
 
 if TYPE_CHECKING:
     from virnucpro.dashboard import EventLog
@@ -24,15 +24,15 @@ _ERASE_LINE = "\r\x1b[2K"
 
 
 @contextmanager
-def loading(quiet: bool) -> Iterator[None]:
+def loading(console: ConsoleOptions) -> Iterator[None]:
     """Around the imports of a command, which take seconds: a line that says so, on a terminal.
 
     It is plain text, and the cursor stays visible: a signal may end the program here at once.
     """
-    if quiet or not _is_terminal():
+    if console.quiet or not _is_terminal():
         yield
         return
-    live = is_live(quiet)
+    live = is_live(console.quiet)
     with suppress(OSError):  # the terminal may be gone
         sys.stderr.write("loading PyTorch ..." + ("" if live else "\n"))
         sys.stderr.flush()
@@ -45,10 +45,10 @@ def loading(quiet: bool) -> Iterator[None]:
 
 
 @contextmanager
-def watched(quiet: bool, verbose: bool, log_file: Path | None) -> Iterator[EventLog]:
+def watched(options: ConsoleOptions) -> Iterator[EventLog]:
     """Log to the console, show the dashboard if somebody looks, and hear what happens.
 
-    With ``quiet`` the console gets warnings only.
+    With ``--quiet`` the console gets warnings only.
     """
     from rich.console import Console
 
@@ -58,16 +58,16 @@ def watched(quiet: bool, verbose: bool, log_file: Path | None) -> Iterator[Event
     # GPUs are numbered as NVML numbers them, by their place on the bus
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     end_cleanly()
-    console, live = Console(stderr=True), is_live(quiet)
+    console, live = Console(stderr=True), is_live(options.quiet)
     handler = ConsoleHandler(console) if live else logging.StreamHandler()
-    if quiet:
+    if options.quiet:
         handler.setLevel(logging.WARNING)
-    if not verbose:
+    if not options.verbose:
         handler.addFilter(ConsoleFilter(with_figures=not live))
     with ExitStack() as stack:
-        stack.enter_context(logging_to(handler, logging.DEBUG if verbose else logging.INFO))
-        if log_file is not None:
-            stack.enter_context(logging_to_file(log_file))
+        stack.enter_context(logging_to(handler, logging.DEBUG if options.verbose else logging.INFO))
+        if options.log_file is not None:
+            stack.enter_context(logging_to_file(options.log_file))
         events = stack.enter_context(EventLog())
         if live:
             stack.enter_context(Dashboard(events.figures, console))
@@ -87,18 +87,6 @@ def spare_the_collector() -> None:
     """Exclude imported modules from garbage collection; scanning them doubles the planning time."""
     gc.collect()
     gc.freeze()
-
-
-def checked_path(given: str, option: str) -> Path:
-    if not given:
-        raise UsageError(f"{option} is empty", hint="is the variable set that it came from?")
-    from virnucpro.files import expanded
-
-    return expanded(given)
-
-
-def optional_path(given: str | None, option: str) -> Path | None:
-    return None if given is None else checked_path(given, option)
 
 
 def report(lines: Iterable[str], quiet: bool = False) -> None:

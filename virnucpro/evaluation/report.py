@@ -95,10 +95,11 @@ def _cell(value: float | None) -> str:
 
 def _to_json(evaluation: Evaluation) -> dict[str, object]:
     question, head, held_out = evaluation.question, evaluation.head, evaluation.held_out
+    options = question.options
     return {
         "virnucpro_version": __version__,
-        "data": {"path": str(question.data), "sha256": sha256(question.data)},
-        "split": _split_to_json(question.split, question.part or "test"),
+        "data": {"path": str(options.data), "sha256": sha256(options.data)},
+        "split": _split_to_json(options.split, options.part or "test"),
         "n_records": len(held_out.records),
         "n_trained_records": len(held_out.trained),
         "head": {"sha256": head.sha256, **asdict(head.facts)},

@@ -7,26 +7,36 @@ is measured is read from the tables that it leaves, and joined by id.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.config import RunConfig
 from virnucpro.engine.executor import Executor
+from virnucpro.engine.local import ProcessExecutor
 from virnucpro.errors import UsageError, VirnucproError
 from virnucpro.evaluation.fragments import WHOLE, Cutting, Fragment, length_name, write_fragments
-from virnucpro.evaluation.held_out import HeldOut, OfTraining, hold_out
+from virnucpro.evaluation.held_out import HeldOut, OfTraining, policy
 from virnucpro.evaluation.metrics import Interval, Measures, Samples, bootstrap, measure
 from virnucpro.files import refuse_links, writing
-from virnucpro.labelled.records import LabelledRecord, read_manifest, warn_of_mixed_groups
-from virnucpro.labelled.split import Split, read_split, select
+from virnucpro.labelled.records import (
+    Labelled,
+    LabelledRecord,
+    Manifest,
+    read_manifest,
+    read_records,
+    warn_of_mixed_groups,
+)
+from virnucpro.labelled.split import Split, check_groups, read_split
 from virnucpro.log import printable
+from virnucpro.options import EvaluateOptions, PredictOptions, carry
 from virnucpro.outputs.sinks import FrameTable, read_frame_scores, read_record_rows
 from virnucpro.pipeline import OnEvent, run
 from virnucpro.records import FastaRecord, Prediction
+from virnucpro.resolve import RunConfig, resolve
 from virnucpro.run.folder import RunDir
 from virnucpro.scoring.calls import chunk_scores, score_record
 from virnucpro.scoring.head import Head, HeadFacts
@@ -35,27 +45,26 @@ from virnucpro.sequences.translate import chunk_record, translate_six_frames
 
 Unit = Literal["record", "chunk"]
 Subset = Literal["all", "virus", "other"]
+_RUN = "run"  # the run folder of the fragments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
     """What is to be found out, and where the answer goes."""
 
-    data: Path  # a manifest
-    output: Path
-    split: Path | None = None
-    part: Split | None = None  # of the split; the test, if it is not said
-    of_training: OfTraining = "refuse"
-    cutting: Cutting = field(default_factory=Cutting)
+    options: EvaluateOptions
+    manifest: Manifest
+    splits: dict[str, Split] | None
+    of_training: OfTraining
+    cutting: Cutting
 
-    def __post_init__(self) -> None:
-        if self.part is not None and self.split is None:
-            raise UsageError("--part without --split", hint="say which split with --split FILE")
-        refuse_links(self.output, [self.run_folder.name])
+    @property
+    def output(self) -> Path:
+        return self.options.output_dir
 
     @property
     def run_folder(self) -> Path:
-        return self.output / "run"
+        return self.output / _RUN
 
     @property
     def fasta(self) -> Path:
@@ -65,16 +74,18 @@ class Question:
     def table(self) -> Path:
         return self.output / "fragments.tsv"
 
-    def read_records(self) -> list[LabelledRecord]:
-        """
+    def read_records(self) -> Iterator[Labelled]:
+        """The records that are asked for, one by one; at the end it is told if groups are mixed.
+
         Raises:
-            InputError: manifest or split are wrong.
+            InputError: a FASTA file contradicts the manifest, or holds what is no nucleotide.
         """
-        records = read_manifest(self.data)
-        if self.split is not None:
-            records = select(records, read_split(self.split), self.part or "test")
+        part, splits, records = self.options.part or "test", self.splits, []
+        for labelled, record in read_records(self.manifest):
+            if splits is None or splits[labelled.group] == part:
+                records.append(labelled)
+                yield labelled, record
         warn_of_mixed_groups(records)
-        return records
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -149,24 +160,78 @@ class Evaluation:
     rows: tuple[Row, ...]
 
 
-def evaluate(
-    question: Question,
-    records: Sequence[LabelledRecord],
-    config: RunConfig,
-    head: Head,
-    executor: Executor,
-    on_event: OnEvent,
+def evaluate(options: EvaluateOptions, on_event: OnEvent) -> Evaluation:
+    """Measure a head on labelled sequences, as the options say.
+
+    Raises:
+        VirnucproError: see ``errors``; or something could not be scored.
+    """
+    question = understand(options)
+    asked = carry(
+        options,
+        PredictOptions,
+        input=(),  # the fragments, when they are cut
+        input_type="nucleotide",
+        output_dir=question.run_folder,
+    )
+    config, head = resolve(asked, on_event)
+    assert head is not None, "predict has a head"
+    return answer(question, config, head, ProcessExecutor(config.resources.devices), on_event)
+
+
+def understand(options: EvaluateOptions) -> Question:
+    """Check what is asked, and read what the manifest says.
+
+    Raises:
+        UsageError: options contradict each other, or make no sense.
+        InputError: manifest or split are wrong.
+    """
+    if options.part is not None and options.split is None:
+        raise UsageError("--part without --split", hint="say which split with --split FILE")
+    of_training = policy(options.held_out_only, options.allow_training_data)
+    cutting = Cutting(
+        lengths=_lengths(options.lengths),
+        per_record=options.fragments_per_record,
+        seed=options.seed,
+    )
+    refuse_links(options.output_dir, [_RUN])
+    manifest = read_manifest(options.data)
+    splits = read_split(options.split) if options.split is not None else None
+    if splits is not None:
+        check_groups(manifest.groups, splits)
+    return Question(
+        options=options,
+        manifest=manifest,
+        splits=splits,
+        of_training=of_training,
+        cutting=cutting,
+    )
+
+
+def _lengths(text: str) -> tuple[int, ...]:
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isascii() and word.isdigit() for word in words):
+        raise UsageError(
+            f"--lengths is {printable(text)!r}; it must be numbers of bases",
+            hint="for example --lengths 300,500,3000",
+        )
+    return tuple(map(int, words))
+
+
+def answer(
+    question: Question, config: RunConfig, head: Head, executor: Executor, on_event: OnEvent
 ) -> Evaluation:
     """Cut, score and measure; ``config`` is of a run without inputs in ``run_folder``.
 
     Raises:
         VirnucproError: see ``errors``; or something could not be scored.
     """
-    held_out = hold_out(records, head, question.of_training)
-    with writing(question.output):
-        question.output.mkdir(parents=True, exist_ok=True)
-    fragments = write_fragments(held_out.records, question.cutting, question.fasta, question.table)
-    summary = run(replace(config, inputs=(question.fasta,)), head, executor, on_event)
+    held_out = HeldOut(head, question.of_training)
+    with _folder(question.output):
+        pairs = held_out.select(question.read_records())
+        fragments = write_fragments(pairs, question.cutting, question.fasta, question.table)
+    config = replace(config, options=replace(config.options, input=(question.fasta,)))
+    summary = run(config, head, executor, on_event)
     if summary.exit_code:
         raise VirnucproError(
             f"not everything was scored: see {printable(question.run_folder)}",
@@ -176,6 +241,21 @@ def evaluate(
     threshold, seed = head.facts.threshold, question.cutting.seed
     rows = tuple(row for kind in kinds for row in measure_kind(kind, threshold, seed))
     return Evaluation(question, head, held_out, kinds, rows)
+
+
+@contextmanager
+def _folder(path: Path) -> Iterator[None]:
+    """A folder that is there, and if the block fails only if it was there before."""
+    is_new = not path.exists()
+    with writing(path):
+        path.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        if is_new:
+            with suppress(OSError):  # it is told what went wrong before
+                path.rmdir()
+        raise
 
 
 def read_kinds(

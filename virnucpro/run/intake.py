@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from virnucpro.config import RunConfig
 from virnucpro.engine.events import Progress, Telling
 from virnucpro.errors import ResumeError, UsageError
 from virnucpro.files import open_plain
 from virnucpro.log import LOGGER, announce, printable
 from virnucpro.outputs.sinks import FailedSequences, read_mendable
+from virnucpro.resolve import RunConfig
 from virnucpro.run.folder import RunDir
 from virnucpro.run.manifest import Manifest, check_same_recipe
 from virnucpro.sequences.inputs import (
@@ -44,24 +44,24 @@ def open_run(
         InputError, InputMissingError: nothing of what was given can be read.
         ResumeError: what is recorded is another run.
     """
-    if config.force and any(rundir.would_clear(path) for path in config.inputs):
+    if config.options.force and any(rundir.would_clear(path) for path in config.options.input):
         raise UsageError(
             "an input lies in the folder that --force clears",
             hint=f"move it away first; to repair a run with its {FailedSequences.file} "
             "use --resume",
         )
     on_event(Progress("looking for the input", 0, 0, "bytes"))
-    sources = find_inputs(config.inputs, rundir.root, rundir.copies, rundir.own_names)
+    sources = find_inputs(config.options.input, rundir.root, rundir.copies, rundir.own_names)
     again = _refused_before(recorded, sources) if recorded else []
     named = name_samples([*sources, *again], recorded.inputs if recorded else ())
-    sieve = Sieve(config.strict)
+    sieve = Sieve(config.options.strict)
     n_bytes = sum(source.path.stat().st_size for source in named if source.path.is_file())
     given = hash_inputs(
         named, lambda done: on_event(Progress("hashing the input", done, n_bytes, "bytes")), sieve
     )
     survey = Survey(
         sieve,
-        config.rename_duplicates,
+        config.options.rename_duplicates,
         lambda done: on_event(Progress("reading the input", done, 0, "letters")),
     )
     if recorded is None:

@@ -16,10 +16,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from virnucpro.config import InputType
 from virnucpro.errors import InputError, InputMissingError
 from virnucpro.log import announce, printable
 from virnucpro.records import FastaRecord
-from virnucpro.sequences.fasta import InputType, guess_input_type
+from virnucpro.sequences.fasta import guess_input_type
 from virnucpro.sequences.inputs import InputFile, Sieve
 from virnucpro.sequences.samples import renamed
 

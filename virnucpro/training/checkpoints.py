@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from virnucpro.errors import ResumeError
 from virnucpro.files import atomic, open_plain, sweep
 from virnucpro.log import printable
-from virnucpro.training.settings import MAY_DIFFER, Settings
+from virnucpro.options import LOOP_MAY_DIFFER
+from virnucpro.training.settings import Settings
 
 _BEST = "best.pt"
 _EPOCH = re.compile(r"epoch_(\d{4,})\.pt")
@@ -163,7 +164,7 @@ def _differences(now: Mapping[str, object], stored: Mapping[str, object]) -> lis
     return [
         f"{name} ({printable(stored.get(name))}, now {printable(value)})"
         for name, value in now.items()
-        if name not in MAY_DIFFER and stored.get(name) != value
+        if name not in LOOP_MAY_DIFFER and stored.get(name) != value
     ]
 
 

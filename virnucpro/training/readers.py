@@ -9,7 +9,6 @@ vector does not depend on the frames beside it.
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Literal
 
 import numpy as np
 import torch
@@ -20,9 +19,8 @@ from torch import Tensor, nn
 from virnucpro.encoders.esm2.alphabet import N_TOKENS, RESIDUES, tokenize
 from virnucpro.encoders.esm2.model import mean_pool
 from virnucpro.encoders.esm2.packing import EXTRA_TOKENS, PackedBatch
+from virnucpro.options import Architecture
 
-Encoding = Literal["esm2", "onehot", "blosum62", "composition"]
-Architecture = Literal["mlp", "cnn", "lstm", "unet"]
 AMINO_ACIDS = RESIDUES[:20]
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from virnucpro.devices import Choice, choose_devices, choose_precision
 from virnucpro.encoders.esm2.model import ESM2Shape
@@ -16,16 +17,36 @@ from virnucpro.encoders.published import EMBEDDED
 from virnucpro.engine.events import Progress, Telling
 from virnucpro.errors import InputError, OutputError, ResumeError, UsageError
 from virnucpro.files import atomic, open_plain, refuse_links, sha256
-from virnucpro.labelled.records import LabelledRecord, read_manifest, warn_of_mixed_groups
+from virnucpro.labelled.records import (
+    LabelledRecord,
+    Manifest,
+    read_manifest,
+    read_records,
+    warn_of_mixed_groups,
+)
 from virnucpro.labelled.split import SPLITS, Split, read_split, select, split_groups, write_split
+from virnucpro.labelled.store import (
+    VECTORS,
+    Source,
+    are_whole,
+    copying,
+    delete_frames,
+    read_labels,
+    write_frames,
+    write_label,
+)
 from virnucpro.log import announce, printable
+from virnucpro.options import LOOP_MAY_DIFFER, Mode, NetworkOptions, TrainOptions, carry
 from virnucpro.run.lock import OF_A_LOCK
-from virnucpro.training.readers import Architecture, Encoding
-from virnucpro.training.settings import MAY_DIFFER, ClassWeights, Mode, ScaleLr, Settings
-from virnucpro.training.story import OF_A_TRAINING, SPLIT, Training
+from virnucpro.training.export import HEAD_FILE
+from virnucpro.training.settings import Settings
 
 OnEvent = Callable[[Telling], None]
 _FACTS = "training.json"
+SPLIT, HELD_OUT, BOARD = "split.tsv", "held_out.tsv", "tensorboard"
+_FRAMES, _FEATURES, _FASTA = "frames", "features", "records.fa"
+# in the folder of a training
+_OURS = (_FACTS, SPLIT, HEAD_FILE, HELD_OUT, _FRAMES, _FEATURES, _FASTA, BOARD, "checkpoints")
 _OF_EVERY_FOLDER = {*OF_A_LOCK, "virnucpro.log"}
 _PLACES = ("data", "encoder")  # their contents count: data_sha256, encoder_id
 _USUAL = (6, 128, 4)  # layers, dimensions and heads of a new encoder
@@ -33,67 +54,59 @@ _MORE_GROUPS = "label more groups, or move some in a table of the split and give
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainOptions:
-    """What stands on the command line of ``train``, by the options' names."""
+class Training:
+    """What ``virnucpro train`` was asked for, checked but for what the data tell."""
 
-    data: Path
-    output_dir: Path
-    split: Path | None
-    finetune: bool
-    pretrain: bool
-    model: str | None
-    layers: int | None
-    dim: int | None
-    heads: int | None
-    name: str
-    encoding: Encoding
-    architecture: Architecture
-    chunk_size: list[int]
-    hidden: int
-    dropout: float
-    epochs: int
-    batch_size: int
-    lr: float
-    scale_lr: ScaleLr
-    warmup_epochs: float
-    grad_accum_steps: int
-    weight_decay: float
-    class_weights: ClassWeights
-    eval_every: int
-    early_stopping: int
-    keep_checkpoints: int
-    seed: int
-    gpus: str | None
-    no_multi_gpu: bool
-    device: str
-    workers: int | None
-    precision: Literal["auto", "bf16", "fp32"]
-    num_workers: int
-    resume: bool
-    profile: bool
-    cuda_visible_devices: str | None
+    options: TrainOptions
+    settings: Settings
+    encoder: Path | None  # to start from; None: a new one of ``shape``
+    shape: ESM2Shape | None  # None: there is no ESM-2 in it
 
     @property
-    def mode(self) -> Mode:
-        """
-        Raises:
-            UsageError: two modes were asked for.
-        """
-        match self.finetune, self.pretrain:
-            case True, True:
-                raise UsageError(
-                    "--finetune and --pretrain contradict each other",
-                    hint="pretrain first, then fine-tune what comes of it: --finetune --model DIR",
-                )
-            case True, False:
-                return "finetune"
-            case False, True:
-                return "pretrain"
-        return "head"
+    def output(self) -> Path:
+        return self.options.output_dir
 
     @property
-    def has_shape(self) -> bool:
-        return any(size is not None for size in (self.layers, self.dim, self.heads))
+    def split(self) -> Path:
+        return self.output / SPLIT
+
+    @property
+    def trained_encoder(self) -> Path:
+        return self.output / self.options.name
+
+    @property
+    def head(self) -> Path:
+        return self.output / HEAD_FILE
+
+    @property
+    def frames(self) -> Path:
+        """The frames of all records, which every process maps."""
+        return self.output / _FRAMES
+
+    @property
+    def vectors(self) -> Path:
+        """The vectors of these, for a head on vectors of the engine."""
+        return self.frames / VECTORS
+
+    @property
+    def features(self) -> Path:
+        """The run folder of the vectors that a head is trained on."""
+        return self.output / _FEATURES
+
+    @property
+    def fasta(self) -> Path:
+        """What these are made of."""
+        return self.output / _FASTA
+
+    @property
+    def is_of_predict(self) -> bool:
+        """Whether frames become vectors as ``predict`` makes them: ESM-2, and the mean."""
+        return (self.options.encoding, self.options.architecture) == ("esm2", "mlp")
+
+    @property
+    def has_stored_vectors(self) -> bool:
+        """Whether the engine makes the vectors, once, before the training."""
+        return self.settings.mode == "head" and self.is_of_predict
 
 
 def resolve(options: TrainOptions, on_event: OnEvent) -> tuple[Training, Choice]:
@@ -118,41 +131,8 @@ def resolve(options: TrainOptions, on_event: OnEvent) -> tuple[Training, Choice]
         choice = choice.first
     precision = choose_precision(options.precision, choice)
     assert precision != "fp16", "is never chosen, and cannot be asked for"
-    return Training(
-        data=options.data,
-        output=options.output_dir,
-        settings=Settings(
-            mode=mode,
-            precision=precision,
-            **{name: getattr(options, name) for name in _SAME_NAME},
-        ),
-        encoder=encoder,
-        shape=shape,
-        encoding=options.encoding,
-        architecture=options.architecture,
-        chunk_sizes=tuple(options.chunk_size),
-        hidden=options.hidden,
-        dropout=options.dropout,
-        name=options.name,
-        is_profiled=options.profile,
-    ), choice
-
-
-_SAME_NAME = (
-    "epochs",
-    "batch_size",
-    "lr",
-    "scale_lr",
-    "warmup_epochs",
-    "grad_accum_steps",
-    "weight_decay",
-    "class_weights",
-    "eval_every",
-    "early_stopping",
-    "keep_checkpoints",
-    "seed",
-    "num_workers",
-)
+    settings = carry(options, Settings, mode=mode, precision=precision)
+    return Training(options=options, settings=settings, encoder=encoder, shape=shape), choice
 
 
 def _check_network(options: TrainOptions, mode: Mode) -> None:
@@ -202,7 +182,7 @@ def _check_others(options: TrainOptions, mode: Mode) -> None:
         )
     if options.no_multi_gpu and options.gpus is not None:
         raise UsageError("--no-multi-gpu and --gpus contradict each other", hint="give one of them")
-    if Path(name).name != name or name.startswith(".") or name in {_FACTS, *OF_A_TRAINING}:
+    if Path(name).name != name or name.startswith(".") or name in _OURS:
         raise UsageError(
             f"--name is {printable(name)!r}",
             hint="give a plain name of a folder that a training does not write, such as esm2_mine",
@@ -235,27 +215,30 @@ def _encoder(
     return None, ESM2Shape(n_layers, dim, n_heads)
 
 
-def open_folder(training: Training, options: TrainOptions) -> None:
-    """Split what is labelled, and write down what was asked for; or check that it is the same.
+def open_folder(training: Training, on_event: OnEvent) -> None:
+    """Read what is labelled, split it, and write down what was asked for; or check it is the same.
 
-    The folder is there, and locked.
+    The folder is there, and locked. It has all that the processes of the training read.
 
     Raises:
         OutputError: the folder is not empty, and this is no resume.
         ResumeError: it holds another training.
         InputError: manifest or split are wrong.
     """
-    refuse_links(training.output, (_FACTS, *OF_A_TRAINING, training.name))
-    path = training.output / _FACTS
+    refuse_links(training.output, (*_OURS, training.options.name))
+    path, options = training.output / _FACTS, training.options
     is_begun = path.exists()
     _check_free(training.output, is_begun, options.resume)
-    records = read_manifest(training.data)
-    warn_of_mixed_groups(records)
-    splits = _splits(training, options, records)
-    _check_split(records, splits, training.settings.mode)
+    manifest = read_manifest(options.data)
+    with nullcontext() if is_begun else _leaving_nothing(training):
+        source = _prepare_frames(training, manifest, on_event)
+        records = read_labels(training.frames).records
+        warn_of_mixed_groups(records)
+        splits = _splits(training, records)
+        _check_split(records, splits, training.settings.mode)
     if not training.split.exists():
         write_split(training.split, records, splits)
-    facts = _facts(training, records)
+    facts = _facts(training, source)
     if is_begun:
         _check_same(path, facts)
         announce(f"going on with the training in {printable(training.output)}")
@@ -263,10 +246,48 @@ def open_folder(training: Training, options: TrainOptions) -> None:
         temporary.write_text(json.dumps(facts, indent=2) + "\n")
 
 
+def _prepare_frames(training: Training, manifest: Manifest, on_event: OnEvent) -> Source:
+    """Read the labelled FASTA, once, and leave its frames in the folder; or find them there.
+
+    -> what they are made of
+    """
+    beside = [training.fasta] if training.has_stored_vectors else []
+    sizes = tuple(training.options.chunk_size)
+    if training.frames.exists():
+        source = Source(manifest.sha256, tuple(map(sha256, manifest.files)), sizes)
+        if are_whole(training.frames, source, *beside):
+            return source
+    n_bytes, n_read = sum(path.stat().st_size for path in manifest.files), 0
+
+    def hear(block: bytes | memoryview) -> None:
+        nonlocal n_read
+        n_read += len(block)
+        on_event(Progress("reading the labelled sequences", n_read, n_bytes, "bytes"))
+
+    hashes: list[str] = []
+    pairs = read_records(manifest, hashes.append, hear)
+    for path in beside:
+        pairs = copying(pairs, path)
+    write_frames(training.frames, pairs, sizes)
+    source = Source(manifest.sha256, tuple(hashes), sizes)
+    write_label(training.frames, source, *beside)
+    return source
+
+
+@contextmanager
+def _leaving_nothing(training: Training) -> Iterator[None]:
+    """If the block fails, the folder is as free as before."""
+    try:
+        yield
+    except BaseException:
+        delete_frames(training.frames, training.fasta)
+        raise
+
+
 def describe(training: Training, choice: Choice) -> list[str]:
     """What is trained, and on what."""
     shape, settings = training.shape, training.settings
-    encoder = f"no ESM-2, {training.encoding}"
+    encoder = f"no ESM-2, {training.options.encoding}"
     if shape is not None:
         size = f"{shape.n_parameters / 1e6:.1f} M parameters"
         encoder = f"ESM-2 of {shape.n_layers} layers, {shape.dim} dimensions, {size}"
@@ -288,7 +309,7 @@ def _check_free(folder: Path, is_begun: bool, resume: bool) -> None:
             hint="go on with it with --resume, or give another --output-dir",
         )
     if resume:
-        found.discard(SPLIT)  # of a start that was ended before it had claimed the folder
+        found -= {SPLIT, _FRAMES, _FASTA}  # of a start that was killed before it claimed the folder
     if found and not is_begun:
         raise OutputError(
             f"{printable(folder)} is not empty, and holds no training: {printable(min(found))}",
@@ -296,14 +317,13 @@ def _check_free(folder: Path, is_begun: bool, resume: bool) -> None:
         )
 
 
-def _splits(
-    training: Training, options: TrainOptions, records: Sequence[LabelledRecord]
-) -> dict[str, Split]:
+def _splits(training: Training, records: Sequence[LabelledRecord]) -> dict[str, Split]:
     """Those of an earlier start, or those given, or new ones.
 
     Raises:
         ResumeError: those given are not those of the earlier start.
     """
+    options = training.options
     given = read_split(options.split) if options.split else None
     if not training.split.exists():
         return split_groups(records, options.seed) if given is None else given
@@ -336,14 +356,18 @@ def _check_split(
             )
 
 
-def _facts(training: Training, records: Sequence[LabelledRecord]) -> dict[str, Any]:
+def _facts(training: Training, source: Source) -> dict[str, Any]:
     """All that the weights depend on; files by their content."""
-    facts = asdict(training)
-    for name in ("output", "is_profiled"):
-        facts.pop(name)
-    fasta = dict.fromkeys(record.path for record in records)
-    facts["data_sha256"] = sha256(training.data)
-    facts["fasta_sha256"] = [sha256(path) for path in fasta]
+    options = training.options
+    facts: dict[str, Any] = {
+        "data": options.data,
+        "settings": asdict(training.settings),
+        "encoder": training.encoder,
+        "shape": asdict(training.shape) if training.shape else None,
+        **asdict(carry(options, NetworkOptions)),
+    }
+    facts["data_sha256"] = source.manifest_sha256
+    facts["fasta_sha256"] = source.fasta_sha256
     facts["split_sha256"] = sha256(training.split)
     if training.encoder is not None:
         facts["encoder_id"] = inspect_checkpoint(training.encoder).encoder_id
@@ -367,7 +391,7 @@ def _check_same(path: Path, facts: Mapping[str, Any]) -> None:
     now = _flat(facts)
     differences = [
         f"{name} ({printable(stored.get(name))}, now {printable(now.get(name))})"
-        for name in sorted({*stored, *now} - {*MAY_DIFFER, *_PLACES})
+        for name in sorted({*stored, *now} - {*LOOP_MAY_DIFFER, *_PLACES})
         if stored.get(name) != now.get(name)
     ]
     if differences:

@@ -1,15 +1,15 @@
 """``virnucpro train``: from labelled FASTA to an encoder, a head, and what they are worth.
 
 Three modes on one loop: a head on vectors that the engine made (``head``), encoder and head
-together (``finetune``), or an encoder alone, on masked residues (``pretrain``). ``learn`` is
-what every rank does; the first one writes.
+together (``finetune``), or an encoder alone, on masked residues (``pretrain``). ``train`` is the
+whole of it; ``learn`` is what every rank does; the first one writes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import torch
@@ -17,26 +17,26 @@ from numpy.typing import NDArray
 from torch import nn
 
 from virnucpro import __version__
-from virnucpro.encoders.esm2.model import ESM2, ESM2Shape
+from virnucpro.devices import Choice
+from virnucpro.encoders.esm2.model import ESM2
 from virnucpro.encoders.esm2.weights import inspect_checkpoint, load_esm2, save_esm2
-from virnucpro.engine.events import Progress
-from virnucpro.errors import InputError
+from virnucpro.engine.executor import Executor
+from virnucpro.engine.local import ProcessExecutor
+from virnucpro.errors import InputError, UsageError, VirnucproError
 from virnucpro.evaluation.metrics import CHANCE, auroc, auroc_interval
 from virnucpro.files import atomic
-from virnucpro.labelled.records import LabelledRecord, read_manifest, read_sequences
-from virnucpro.labelled.split import Split, read_split, select
+from virnucpro.labelled.frames import LabelledFrames, balanced_weights, given_weights
+from virnucpro.labelled.split import read_split
+from virnucpro.labelled.store import Frames, Labels
 from virnucpro.log import LOGGER, announce, printable
+from virnucpro.options import ExtractOptions, TrainOptions, carry
+from virnucpro.pipeline import OnEvent, extract
+from virnucpro.run.folder import RunDir
 from virnucpro.training.board import board
 from virnucpro.training.calibration import Units, calibrate, chunks_of
 from virnucpro.training.clock import Clock, profile_lines, speed_lines
-from virnucpro.training.export import HEAD_FILE, digests_of, facts_of, write_head
-from virnucpro.training.features import read_vectors
-from virnucpro.training.frames import (
-    LabelledFrames,
-    balanced_weights,
-    collect_frames,
-    given_weights,
-)
+from virnucpro.training.export import digests_of, facts_of, write_head
+from virnucpro.training.features import write_vectors
 from virnucpro.training.loop import B, Objective, Trainer, effective_batch, precision_of
 from virnucpro.training.networks import (
     NETWORKS,
@@ -47,80 +47,77 @@ from virnucpro.training.networks import (
     training_kernel,
 )
 from virnucpro.training.objectives import FrameLabels, MaskedResidues, score_frames
-from virnucpro.training.ranks import Ranks
-from virnucpro.training.readers import (
-    Architecture,
-    Encoding,
-    NoReader,
-    Reader,
-    blosum62,
-    new_reader,
-    one_hot,
+from virnucpro.training.ranks import Ranks, Started, run_on, run_under_torchrun
+from virnucpro.training.readers import NoReader, Reader, blosum62, new_reader, one_hot
+from virnucpro.training.request import (
+    BOARD,
+    HELD_OUT,
+    Training,
+    describe,
+    open_folder,
+    resolve,
 )
-from virnucpro.training.settings import Settings
 
 _MOST_FRAMES = 20_000  # that are scored after each epoch
-SPLIT, _HELD_OUT = "split.tsv", "held_out.tsv"
-_FEATURES, _FASTA, _BOARD = "features", "records.fa", "tensorboard"
-OF_A_TRAINING = (
-    SPLIT,
-    HEAD_FILE,
-    _HELD_OUT,
-    _FEATURES,
-    _FASTA,
-    _BOARD,
-    "checkpoints",
-)  # in its folder
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Training:
-    """What ``virnucpro train`` was asked for, checked but for what the data tell."""
+def train(options: TrainOptions, on_event: OnEvent, started: Started | None = None) -> Training:
+    """Train, as the options say, on all devices, or as one of the processes of torchrun.
 
-    data: Path
-    output: Path
-    settings: Settings
-    encoder: Path | None  # to start from; None: a new one of ``shape``
-    shape: ESM2Shape | None  # None: there is no ESM-2 in it
-    encoding: Encoding
-    architecture: Architecture
-    chunk_sizes: tuple[int, ...]  # bases; a head is for the first
-    hidden: int  # width of the classifier
-    dropout: float
-    name: str  # of the encoder that is written
-    is_profiled: bool = False
+    Raises:
+        VirnucproError: see ``errors``; finished epochs are kept.
+        SystemExit: another process of torchrun failed first; with the exit code of its error.
+    """
+    if started and (options.gpus or options.workers or options.no_multi_gpu):
+        raise UsageError(
+            "--gpus, --workers and --no-multi-gpu do not go with torchrun",
+            hint="torchrun chooses the devices: see --nproc-per-node and CUDA_VISIBLE_DEVICES",
+        )
+    training, choice = resolve(options, on_event)
+    prepared, work = _prepared(training, choice, on_event), partial(learn, training)
+    if started:
+        run_under_torchrun(started, choice.kind, prepared, work, on_event)
+    else:
+        with prepared:
+            run_on(choice.devices, work, on_event)
+    return training
 
-    @property
-    def split(self) -> Path:
-        return self.output / SPLIT
 
-    @property
-    def trained_encoder(self) -> Path:
-        return self.output / self.name
+@contextmanager
+def _prepared(training: Training, choice: Choice, on_event: OnEvent) -> Iterator[None]:
+    """The folder is ours, and holds all that every process of the training reads."""
+    with RunDir(training.output).in_use():
+        open_folder(training, on_event)
+        for line in describe(training, choice):
+            announce(line)
+        if training.has_stored_vectors:
+            _extract(training, on_event)
+        yield
 
-    @property
-    def head(self) -> Path:
-        return self.output / HEAD_FILE
 
-    @property
-    def features(self) -> Path:
-        """The run folder of the vectors that a head is trained on."""
-        return self.output / _FEATURES
+def _extract(training: Training, on_event: OnEvent) -> None:
+    """Make the vectors that a head is trained on, as ``extract`` makes them; or go on with it."""
+    options = training.options
+    asked = carry(
+        options,
+        ExtractOptions,
+        input=(training.fasta,),
+        input_type="nucleotide",
+        output_dir=training.features,
+        chunk_size=options.chunk_size[0],
+        model=str(training.encoder),
+        resume=RunDir(training.features).read_manifest() is not None,
+    )
 
-    @property
-    def fasta(self) -> Path:
-        """What these are made of."""
-        return self.output / _FASTA
+    def executor_on(devices: Sequence[str]) -> Executor:
+        return ProcessExecutor(devices[:1] if options.no_multi_gpu else devices)
 
-    @property
-    def is_of_predict(self) -> bool:
-        """Whether frames become vectors as ``predict`` makes them: ESM-2, and the mean."""
-        return (self.encoding, self.architecture) == ("esm2", "mlp")
-
-    @property
-    def has_stored_vectors(self) -> bool:
-        """Whether the engine makes the vectors, once, before the training."""
-        return self.settings.mode == "head" and self.is_of_predict
+    if extract(asked, on_event, executor_on).exit_code:
+        raise VirnucproError(
+            f"not every frame has a vector: see {training.features}",
+            hint="run the same command again with --resume",
+        )
+    write_vectors(training.vectors, training.features, Frames.open(training.frames).all.ids)
 
 
 def learn(training: Training, ranks: Ranks) -> None:
@@ -128,33 +125,19 @@ def learn(training: Training, ranks: Ranks) -> None:
     Raises:
         VirnucproError: see ``errors``; finished epochs are kept.
     """
-    records, splits = read_manifest(training.data), read_split(training.split)
-
-    def frames(split: Split, chunk_sizes: Sequence[int]) -> LabelledFrames:
-        rows = select(records, splits, split)
-        name = f"translating the {split} groups"
-        return collect_frames(
-            read_sequences(rows),
-            chunk_sizes,
-            lambda done: ranks.tell(Progress(name, done, len(rows), "records")),
-        )
-
-    train = frames("train", training.chunk_sizes)
-    held_out = frames("validation", training.chunk_sizes[:1])
+    frames, splits = Frames.open(training.frames), read_split(training.split)
+    chunk_sizes = training.options.chunk_size
+    train = frames.select(splits, "train", chunk_sizes)
+    held_out = frames.select(splits, "validation", chunk_sizes[:1])
     torch.manual_seed(training.settings.seed)
     if training.settings.mode == "pretrain":
         for split, part in (("train", train), ("validation", held_out)):
             _check_any(split, part)
         _pretrain(training, ranks, train, held_out)
         return
-    test = frames("test", training.chunk_sizes[:1])
+    test = frames.select(splits, "test", chunk_sizes[:1])
     for split, part in (("train", train), ("validation", held_out)):
         _check_labels(split, part)
-    if training.has_stored_vectors:
-        train, held_out, test = (
-            replace(part, vectors=read_vectors(training.features, part.ids))
-            for part in (train, held_out, test)
-        )
     module = _classify(training, ranks, train, held_out)
     figures = []
     for split, part in (("validation", held_out), ("test", test)):
@@ -165,8 +148,8 @@ def learn(training: Training, ranks: Ranks) -> None:
     if ranks.is_first:
         _write_figures(training, figures)
         if training.is_of_predict:
-            known = [*select(records, splits, "train"), *select(records, splits, "validation")]
-            _export(training, module, known, figures[0][1:])
+            labels = frames.labels.of_splits(splits, "train", "validation")
+            _export(training, module, labels, figures[0][1:])
         else:
             announce("predict cannot use this network; what was trained is in checkpoints/best.pt")
 
@@ -195,8 +178,8 @@ def _classify(
 ) -> FrameClassifier:
     settings = training.settings
     reader = _reader(training, ranks.device)
-    dim = reader.width + train.vectors.shape[1]
-    classifier = Classifier(dim, training.hidden, training.dropout)
+    dim = reader.width + train.vectors.width
+    classifier = Classifier(dim, training.options.hidden, training.options.dropout)
     classifier.standardise(train.composition)
     weigh = balanced_weights if settings.class_weights == "auto" else given_weights
     objective = FrameLabels(train, _some(held_out, settings.seed), weigh)
@@ -222,8 +205,8 @@ def _train(
             f"{settings.batch_size} on each of {ranks.world_size} devices, "
             f"{settings.grad_accum_steps} steps added up"
         )
-    clock = Clock(ranks.device if training.is_profiled else None)
-    with board(training.output / _BOARD) as on_epoch:
+    clock = Clock(ranks.device if training.options.profile else None)
+    with board(training.output / BOARD) as on_epoch:
         trainer = Trainer(
             module, objective, settings, ranks, training.output, ranks.tell, on_epoch, clock=clock
         )
@@ -231,7 +214,7 @@ def _train(
     speeds = trainer.speeds()
     if ranks.is_first:
         lines = [f"best epoch: {state.best_epoch}", *speed_lines(speeds, objective.unit)]
-        for line in (*lines, *(profile_lines(speeds) if training.is_profiled else ())):
+        for line in (*lines, *(profile_lines(speeds) if training.options.profile else ())):
             announce(line)
 
 
@@ -248,17 +231,17 @@ def _encoder(training: Training, device: torch.device) -> ESM2:
 
 
 def _reader(training: Training, device: torch.device) -> Reader:
-    if training.has_stored_vectors or training.encoding == "composition":
+    if training.has_stored_vectors or training.options.encoding == "composition":
         return NoReader()
-    match training.encoding:
+    match training.options.encoding:
         case "onehot":
             table = one_hot()
         case "blosum62":
             table = blosum62()
         case "esm2":
             encoder = _encoder(training, device)
-            return new_reader(encoder, encoder.shape.dim, training.architecture)
-    return new_reader(table, table.rows.shape[1], training.architecture)
+            return new_reader(encoder, encoder.shape.dim, training.options.architecture)
+    return new_reader(table, table.rows.shape[1], training.options.architecture)
 
 
 def _some(frames: LabelledFrames, seed: int) -> LabelledFrames:
@@ -300,7 +283,7 @@ def _count_lines(frames: LabelledFrames, weight: NDArray[np.float32]) -> list[st
     """What there is of each class, and how much it counts."""
     names = (("virus", frames.is_virus), ("other", ~frames.is_virus))
     return [
-        f"{name}: {int(rows.sum()):,} frames of {len(set(np.array(frames.group)[rows])):,} groups, "
+        f"{name}: {int(rows.sum()):,} frames of {len(np.unique(frames.group[rows])):,} groups, "
         f"mean weight {weight[rows].mean():.3f}"
         for name, rows in names
     ]
@@ -310,7 +293,7 @@ def _write_figures(
     training: Training, figures: Sequence[tuple[str, LabelledFrames, NDArray[np.float64]]]
 ) -> None:
     """AUROC of frames and of chunks (by their best frame), for each held-out split."""
-    with atomic(training.output / _HELD_OUT) as temporary, temporary.open("w") as out:
+    with atomic(training.output / HELD_OUT) as temporary, temporary.open("w") as out:
         out.write("split\tnetwork\tn_frames\tauroc_frames\tn_chunks\tauroc_chunks\n")
         for split, frames, odds in figures:
             for name, row in zip(NETWORKS[-len(odds) :], odds, strict=True):
@@ -329,7 +312,7 @@ def _write_figures(
 def _warn_of_chance(chunks: Units, frames: LabelledFrames, seed: int) -> None:
     """Say of the network that knows most if it tells nothing: 0.5 is an AUROC of chance."""
     _, first = np.unique(frames.chunk, return_index=True)
-    groups = np.unique(np.array(frames.group), return_inverse=True)[1][first]
+    groups = frames.group[first]
     low, high = auroc_interval(chunks.odds, chunks.is_virus, groups, seed)
     if chunks.auroc() <= CHANCE or (low is not None and low <= CHANCE):
         interval = "" if low is None else f", 95 % interval {low:.3f} to {high:.3f}"
@@ -345,7 +328,7 @@ def _warn_of_chance(chunks: Units, frames: LabelledFrames, seed: int) -> None:
 def _export(
     training: Training,
     module: FrameClassifier,
-    records: Sequence[LabelledRecord],
+    labels: Labels,
     validation: tuple[LabelledFrames, NDArray[np.float64]],
 ) -> None:
     """Write the encoder, if it was trained, and the calibrated head."""
@@ -364,11 +347,9 @@ def _export(
             "perfectly or not at all: label more groups"
         )
     facts = facts_of(
-        inspect_checkpoint(folder), calibration, training.chunk_sizes[0], _describe(training)
+        inspect_checkpoint(folder), calibration, training.options.chunk_size[0], _describe(training)
     )
-    known = [record.sequence for _, record in read_sequences(records)]
-    groups = (record.group for record in records)
-    trained_on = digests_of(known, groups, training.encoder, is_finetuned)
+    trained_on = digests_of(labels, training.encoder, is_finetuned)
     write_head(training.head, module.classifier, facts, calibration, trained_on)
     announce(
         f"head: {printable(training.head)}, a chunk is the {calibration.frames} of its frames, "
@@ -381,5 +362,5 @@ def _describe(training: Training) -> str:
     settings = training.settings
     return (
         f"{settings.mode}, {settings.epochs} epochs, seed {settings.seed}, chunks of "
-        f"{' and '.join(map(str, training.chunk_sizes))} bases, by virnucpro {__version__}"
+        f"{' and '.join(map(str, training.options.chunk_size))} bases, by virnucpro {__version__}"
     )

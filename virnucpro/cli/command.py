@@ -1,0 +1,103 @@
+"""From a class of options to a command: its signature is made of the fields, its errors are told.
+
+Also what a command says of a file that no option precedes.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from copy import copy
+from dataclasses import MISSING, fields
+from functools import wraps
+from inspect import Parameter, Signature
+from pathlib import Path
+from types import NoneType
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+from typer.core import TyperCommand
+
+from virnucpro.errors import UsageError
+from virnucpro.log import printable
+from virnucpro.options import flag, make, options_of
+
+_SHOWN = 3  # files in a hint
+
+
+def command(*groups: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Have a function called with an object of each class of options, made of the command line.
+
+    What is no option, but of the process (its arguments, a variable), is filled here.
+    """
+
+    def wrap(run: Callable[..., None]) -> Callable[..., None]:
+        @wraps(run)
+        def call(**values: object) -> None:
+            values |= {
+                "argv": tuple(sys.argv),
+                "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
+            }
+            run(*(make(group, _of(group, values)) for group in groups))
+
+        parameters = [parameter for group in groups for parameter in _parameters(group)]
+        parameters.sort(key=lambda parameter: parameter.default is not Parameter.empty)
+        call.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+        return call
+
+    return wrap
+
+
+def _of(group: type, values: dict[str, object]) -> dict[str, object]:
+    """The values of one class, without those that were not said."""
+    return {field.name: values[field.name] for field in fields(group) if field.name in values}
+
+
+def _parameters(group: type) -> Iterator[Parameter]:
+    """A parameter for each field that is an option."""
+    hints = get_type_hints(group, include_extras=True)
+    options = options_of(hints)
+    for field in fields(group):
+        if field.name not in options:
+            continue
+        kind, option = get_args(hints[field.name])[0], copy(options[field.name])
+        if kind is bool:
+            option.metavar = ""
+            option.param_decls = option.param_decls or (flag(field.name),)  # without --no-...
+        default = Parameter.empty if field.default is MISSING else field.default
+        annotation = Annotated[_as_typed(kind), option]  # type: ignore[valid-type]
+        yield Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _as_typed(kind: Any) -> Any:  # noqa: ANN401 - a type
+    """A path is taken as text: an empty one would become the current folder."""
+    if get_origin(kind) is tuple:
+        return list[_as_typed(get_args(kind)[0])]  # type: ignore[misc]
+    if Path in (kind, *get_args(kind)):
+        return str | None if NoneType in get_args(kind) else str
+    return kind
+
+
+class CommandOnInput(TyperCommand):
+    """A command that gets its files with ``--input``, and says so where one stands alone."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - typer's or click's
+        if not ctx.resilient_parsing:
+            trial = self.make_context(ctx.info_name, list(args), ctx.parent, resilient_parsing=True)
+            _refuse_stray(trial.args, has_input=bool(trial.params.get("input")))
+        return super().parse_args(ctx, args)
+
+
+def _refuse_stray(stray: list[str], *, has_input: bool) -> None:
+    """
+    Raises:
+        UsageError: there is a file that no option precedes.
+    """
+    if not stray:
+        return
+    shown = [printable(name) for name in stray[:_SHOWN]]
+    more = ["..."] if len(stray) > _SHOWN else []
+    hint = f"did you mean {' '.join(f'--input {name}' for name in shown)}{' ...' if more else ''}?"
+    if has_input:
+        hint += " Each file needs an --input of its own; or name the folder that they are in"
+    raise UsageError(f"no option precedes {' '.join(shown + more)}", hint=hint)

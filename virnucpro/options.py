@@ -1,0 +1,760 @@
+"""The options of the commands: name, type, default and help text of each, in this one place.
+
+A class holds the options of one command, or of a duty that several share. ``cli.command`` makes the
+command line of it, ``api`` and the tests make it themselves, and what is asked for is read from it
+where it is used. A field without ``typer.Option`` is on no command line: whoever calls fills it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import UnionType
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+import typer
+from typer.models import OptionInfo
+
+from virnucpro.config import Command, FeatureFormat, Pooling
+from virnucpro.encoders.published import EMBEDDED, PUBLISHED
+from virnucpro.errors import UsageError
+from virnucpro.files import expanded
+from virnucpro.log import printable
+
+Encoding = Literal["esm2", "onehot", "blosum62", "composition"]
+Architecture = Literal["mlp", "cnn", "lstm", "unet"]
+Mode = Literal["head", "finetune", "pretrain"]
+T = TypeVar("T")
+
+FILES, MODEL, SAMPLES, LOOP, DEVICES = "Files", "Model", "Samples", "Training", "Devices"
+_SHEET = "columns path, label (virus or other) and group"
+
+
+def complete_model(incomplete: str) -> list[str]:
+    """The names of models that begin so."""
+    return [name for name in (EMBEDDED, *PUBLISHED) if name.startswith(incomplete)]
+
+
+def _model(default: str) -> Any:  # noqa: ANN401 - as typer has it
+    return typer.Option(
+        metavar="NAME|PATH",
+        help="Name of an ESM-2 (see `virnucpro models list`); or path, with a separator in it, of "
+        "a fair-esm .pt file or Hugging Face folder: ./model.pt.",
+        rich_help_panel=MODEL,
+        show_default=default,
+        autocompletion=complete_model,
+    )
+
+
+Head = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="PATH",
+        help="Classifier head (safetensors) made for the model.",
+        rich_help_panel=MODEL,
+        show_default="that of esm2_virnucpro; other models need one",
+    ),
+]
+
+
+def _chunk_size(help: str, default: str) -> Any:  # noqa: ANN401 - as typer has it
+    return typer.Option(metavar="BASES", help=help, rich_help_panel=MODEL, show_default=default)
+
+
+def _count(help: str, panel: str, **more: Any) -> Any:  # noqa: ANN401 - as typer has it
+    return typer.Option(metavar="N", help=help, rich_help_panel=panel, **more)
+
+
+# Shared by commands
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConsoleOptions:
+    """What a command shows while it runs; of the command line alone."""
+
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="No dashboard: only warnings and the summary.")
+    ] = False
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="The whole log on the console.")
+    ] = False
+    log_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A second log file.", show_default="DIR/virnucpro.log"),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputOptions:
+    """A folder for results, in which a killed command goes on."""
+
+    output_dir: Annotated[
+        Path,
+        typer.Option(
+            "--output-dir",
+            "-o",
+            metavar="DIR",
+            help="Run folder: results, log, and what a resume needs.",
+            rich_help_panel=FILES,
+            show_default=False,
+        ),
+    ]
+    resume: Annotated[
+        bool,
+        typer.Option(
+            help="Continuation of the run in DIR; finished work is kept.", rich_help_panel=FILES
+        ),
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class FolderOptions(OutputOptions):
+    """A run folder."""
+
+    force: Annotated[
+        bool,
+        typer.Option(
+            help="DELETION of the results in DIR, and a new start.", rich_help_panel=FILES
+        ),
+    ] = False
+    keep_intermediate: Annotated[
+        bool,
+        typer.Option(help="chunks.fa and shards/ are kept, too.", rich_help_panel=FILES),
+    ] = False
+    argv: tuple[str, ...] = ()  # the command, for run.json and the log
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceOptions:
+    """What to run on."""
+
+    gpus: Annotated[
+        str | None,
+        typer.Option(
+            metavar="all|LIST",
+            help="GPUs among the visible ones: numbers (0,1,2) or UUIDs.",
+            rich_help_panel=DEVICES,
+            show_default="all",
+        ),
+    ] = None
+    device: Annotated[
+        Literal["auto", "cuda", "cpu", "mps"],
+        typer.Option(help="Kind of device.", rich_help_panel=DEVICES),
+    ] = "auto"
+    workers: Annotated[
+        int | None,
+        _count(
+            "Number of processes with --device cpu, one core each.",
+            DEVICES,
+            show_default="as many as cores and memory allow",
+        ),
+    ] = None
+    precision: Annotated[
+        Literal["auto", "bf16", "fp16", "fp32"],
+        typer.Option(
+            help="Precision of matrix products; auto: bf16 where the device has it.",
+            rich_help_panel=DEVICES,
+        ),
+    ] = "auto"
+    cuda_visible_devices: str | None = None  # the variable of the environment
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions(DeviceOptions):
+    """How the engine makes vectors."""
+
+    esm_batch_size: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|TOKENS",
+            help="Tokens in one batch; a longer sequence goes through alone. auto: by model, "
+            "device and its free memory.",
+            rich_help_panel=DEVICES,
+        ),
+    ] = "auto"
+    worker_timeout: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            min=1,
+            max=86_400,
+            help="Silence of a worker, beyond what its work needs, after which it is replaced.",
+            rich_help_panel=DEVICES,
+        ),
+    ] = 300.0
+    converted: Path | None = None  # folder of converted models, if not the usual one
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceOptions:
+    """Sequences of the user's, and how they are read."""
+
+    input: Annotated[
+        tuple[Path, ...],
+        typer.Option(
+            "--input",
+            "-i",
+            metavar="FILE",
+            help="FASTA file (plain, gz, bz2, xz or zst), folder, sample sheet (.tsv or .csv with "
+            "the columns sample and path), or - for standard input. Repeatable.",
+            rich_help_panel=FILES,
+            show_default=False,
+        ),
+    ]
+    input_type: Annotated[
+        Literal["auto", "nucleotide", "protein"],
+        typer.Option(
+            help="Kind of the sequences; auto: told by their letters.", rich_help_panel=FILES
+        ),
+    ] = "auto"
+    min_length: Annotated[
+        int,
+        typer.Option(
+            metavar="BASES",
+            help="Minimum length of a record (of a protein: in residues); shorter ones get the "
+            "status too_short.",
+            rich_help_panel=FILES,
+        ),
+    ] = 0
+    per_file: Annotated[
+        bool,
+        typer.Option(
+            help="Tables of each input file too, in DIR/samples/NAME/.", rich_help_panel=FILES
+        ),
+    ] = False
+    strict: Annotated[
+        bool,
+        typer.Option(
+            help="End of the run at the first input file that cannot be read, instead of leaving "
+            "it out.",
+            rich_help_panel=FILES,
+        ),
+    ] = False
+    rename_duplicates: Annotated[
+        bool,
+        typer.Option(
+            help="Numbers for ids that occur twice in a file (id, id_2, ...), instead of leaving "
+            "the file out.",
+            rich_help_panel=FILES,
+        ),
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """A language model, and what it is given."""
+
+    chunk_size: Annotated[int | None, _chunk_size("Length of a chunk.", "500, or the head's")] = (
+        None
+    )
+    model: Annotated[str | None, _model("esm2_virnucpro, which is part of this program")] = None
+
+    @property
+    def model_name(self) -> str:
+        return EMBEDDED if self.model is None else self.model
+
+
+# Commands
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(EngineOptions, ModelOptions, FolderOptions, SequenceOptions):
+    """Whatever ``predict`` and ``extract`` share."""
+
+    command: ClassVar[Command]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictOptions(RunOptions):
+    command: ClassVar[Command] = "predict"
+
+    model: Annotated[
+        str | None,
+        _model(
+            "none for nucleotides, which the scorer reads; esm2_virnucpro with --head or proteins"
+        ),
+    ] = None
+    head: Head = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExtractOptions(RunOptions):
+    command: ClassVar[Command] = "extract"
+
+    layer: Annotated[
+        int | None,
+        _count("Layer whose representation is taken.", MODEL, show_default="the last"),
+    ] = None
+    pooling: Annotated[
+        Pooling,
+        typer.Option(
+            help=r"mean: over the residues; bos: the vector of the start token, \<cls>; none: one "
+            "vector per residue.",
+            rich_help_panel=MODEL,
+        ),
+    ] = "mean"
+    format: Annotated[
+        FeatureFormat,
+        typer.Option(
+            help="Format beside the h5 files: npz; or pt, as VirNucPro's _ESM.pt.",
+            rich_help_panel=FILES,
+        ),
+    ] = "h5"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluatedOptions:
+    """Labelled sequences to evaluate on, and how they are cut."""
+
+    data: Annotated[
+        Path,
+        typer.Option(
+            metavar="MANIFEST",
+            help=f"Table of labelled FASTA files, with the {_SHEET}; id and kingdom are optional.",
+            rich_help_panel=FILES,
+            show_default=False,
+        ),
+    ]
+    split: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="TABLE",
+            help="Table of groups and their splits, as training writes it.",
+            rich_help_panel=FILES,
+            show_default="all records",
+        ),
+    ] = None
+    part: Annotated[
+        Literal["train", "validation", "test"] | None,
+        typer.Option(
+            help="Part of the split to evaluate on.", rich_help_panel=FILES, show_default="test"
+        ),
+    ] = None
+    lengths: Annotated[
+        str,
+        typer.Option(
+            metavar="N,N,...", help="Lengths of the fragments in bases.", rich_help_panel=SAMPLES
+        ),
+    ] = "150,300,500,1000,3000,10000"
+    fragments_per_record: Annotated[
+        int,
+        _count(
+            "Maximum number of fragments per record and length, without overlap. A whole record "
+            "counts up to this many times the longest length.",
+            SAMPLES,
+            min=1,
+        ),
+    ] = 3
+    seed: Annotated[int, _count("Seed of the fragments and of the intervals.", SAMPLES, min=0)] = 0
+    held_out_only: Annotated[
+        bool,
+        typer.Option(
+            help="Only records whose sequence and group neither head nor encoder was trained on.",
+            rich_help_panel=MODEL,
+        ),
+    ] = False
+    allow_training_data: Annotated[
+        bool,
+        typer.Option(
+            help="Also records of the training; the report says so.", rich_help_panel=MODEL
+        ),
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOptions(EngineOptions, FolderOptions, EvaluatedOptions):
+    model: Annotated[str | None, _model("")] = EMBEDDED
+    head: Head = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelledOptions(OutputOptions):
+    """Labelled sequences to train on."""
+
+    data: Annotated[
+        Path,
+        typer.Option(
+            metavar="MANIFEST",
+            help=f"Table of labelled FASTA files, with the {_SHEET}; id, weight and kingdom are "
+            "optional.",
+            rich_help_panel=FILES,
+            show_default=False,
+        ),
+    ]
+    split: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="TABLE",
+            help="Table of groups and their splits, as an earlier training wrote it.",
+            rich_help_panel=FILES,
+            show_default="70 % of the groups train, 15 % validation, 15 % test",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartOptions:
+    """What is trained, and from what."""
+
+    finetune: Annotated[
+        bool,
+        typer.Option(help="Training of the encoder together with the head.", rich_help_panel=MODEL),
+    ] = False
+    pretrain: Annotated[
+        bool,
+        typer.Option(
+            help="Training of an encoder alone, on masked residues; labels only decide the split.",
+            rich_help_panel=MODEL,
+        ),
+    ] = False
+    model: Annotated[str | None, _model("esm2_virnucpro; with --pretrain a new one")] = None
+    layers: Annotated[
+        int | None, _count("Number of layers of a new encoder.", MODEL, show_default="6")
+    ] = None
+    dim: Annotated[
+        int | None, _count("Dimensions of a new encoder.", MODEL, show_default="128")
+    ] = None
+    heads: Annotated[
+        int | None, _count("Number of attention heads of a new encoder.", MODEL, show_default="4")
+    ] = None
+
+    @property
+    def mode(self) -> Mode:
+        """
+        Raises:
+            UsageError: two modes were asked for.
+        """
+        match self.finetune, self.pretrain:
+            case True, True:
+                raise UsageError(
+                    "--finetune and --pretrain contradict each other",
+                    hint="pretrain first, then fine-tune what comes of it: --finetune --model DIR",
+                )
+            case True, False:
+                return "finetune"
+            case False, True:
+                return "pretrain"
+        return "head"
+
+    @property
+    def has_shape(self) -> bool:
+        return any(size is not None for size in (self.layers, self.dim, self.heads))
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkOptions:
+    """The network that is trained. Its weights depend on all of them."""
+
+    name: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Name of the trained encoder, and of its folder in DIR.",
+            rich_help_panel=MODEL,
+        ),
+    ] = "esm2_trained"
+    encoding: Annotated[
+        Encoding,
+        typer.Option(
+            help="Features of a residue; composition: those of the bases alone. predict reads esm2 "
+            "only.",
+            rich_help_panel=MODEL,
+        ),
+    ] = "esm2"
+    architecture: Annotated[
+        Architecture,
+        typer.Option(
+            help="Network from residues to one vector; mlp: their mean. predict reads mlp only.",
+            rich_help_panel=MODEL,
+        ),
+    ] = "mlp"
+    chunk_size: Annotated[
+        tuple[int, ...],
+        _chunk_size("Length of a chunk; repeatable, the head is for the first.", "500"),
+    ] = (500,)
+    hidden: Annotated[int, _count("Number of hidden units of the classifier.", MODEL)] = 128
+    dropout: Annotated[
+        float,
+        typer.Option(metavar="RATE", help="Dropout of the classifier.", rich_help_panel=MODEL),
+    ] = 0.3
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopOptions:
+    """The training loop. Sizes are of one step on one device unless they say more.
+
+    The weights of an epoch depend on all of them but ``LOOP_MAY_DIFFER``.
+    """
+
+    epochs: Annotated[int, _count("Number of passes over the training data.", LOOP)] = 10
+    batch_size: Annotated[int, _count("Frames per batch on each device.", LOOP)] = 128
+    lr: Annotated[
+        float, typer.Option(metavar="RATE", help="Peak learning rate.", rich_help_panel=LOOP)
+    ] = 5e-4
+    scale_lr: Annotated[
+        Literal["none", "linear", "sqrt"],
+        typer.Option(
+            help="Scaling of --lr by effective batch / --batch-size (linear), or by the root of "
+            "it (sqrt).",
+            rich_help_panel=LOOP,
+        ),
+    ] = "none"
+    warmup_epochs: Annotated[
+        float,
+        typer.Option(
+            metavar="EPOCHS",
+            help="Epochs of linear warm-up, followed by cosine decay.",
+            rich_help_panel=LOOP,
+        ),
+    ] = 0.1
+    grad_accum_steps: Annotated[int, _count("Batches of each device per optimizer step.", LOOP)] = 1
+    weight_decay: Annotated[
+        float, typer.Option(metavar="RATE", help="Weight decay of AdamW.", rich_help_panel=LOOP)
+    ] = 0.01
+    class_weights: Annotated[
+        Literal["auto", "none"],
+        typer.Option(
+            help="Weights of frames. auto: the same for both labels, the square root of its frames "
+            "for a group; none: those of the manifest alone.",
+            rich_help_panel=LOOP,
+        ),
+    ] = "auto"
+    eval_every: Annotated[
+        int, _count("Epochs between two evaluations on the validation groups.", LOOP)
+    ] = 1
+    early_stopping: Annotated[
+        int,
+        _count("Number of evaluations without improvement that end the training; 0: never.", LOOP),
+    ] = 0
+    keep_checkpoints: Annotated[
+        int,
+        _count("Number of checkpoints of the last epochs, beside that of the best epoch.", LOOP),
+    ] = 1
+    seed: Annotated[
+        int, _count("Seed of the split, the first weights, the order and dropout.", LOOP)
+    ] = 0
+    num_workers: Annotated[
+        int, _count("Number of processes beside each device that make its batches.", DEVICES)
+    ] = 0
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size", "grad_accum_steps", "eval_every", "keep_checkpoints"):
+            self._check(name, getattr(self, name) >= 1, "1 or more")
+        for name in ("num_workers", "early_stopping", "warmup_epochs", "weight_decay", "seed"):
+            self._check(name, 0 <= getattr(self, name) < math.inf, "0 or more")
+        self._check("lr", 0 < self.lr <= 1, "a rate above 0 and at most 1")
+        self._check("warmup_epochs", self.warmup_epochs < self.epochs, "fewer than --epochs")
+
+    def _check(self, name: str, is_right: bool, allowed: str) -> None:
+        """
+        Raises:
+            UsageError: it is not right; names the option.
+        """
+        if not is_right:
+            raise UsageError(f"{flag(name)} is {getattr(self, name)}", hint=f"give {allowed}")
+
+
+LOOP_MAY_DIFFER = ("num_workers", "early_stopping", "keep_checkpoints")  # on resume
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions(DeviceOptions, LoopOptions, NetworkOptions, StartOptions, LabelledOptions):
+    output_dir: Annotated[
+        Path,
+        typer.Option(
+            "--output-dir",
+            "-o",
+            metavar="DIR",
+            help="Folder for the results of the training.",
+            rich_help_panel=FILES,
+            show_default=False,
+        ),
+    ]
+    workers: Annotated[
+        int | None, _count("Number of processes with --device cpu.", DEVICES, show_default="1")
+    ] = None
+    precision: Annotated[
+        Literal["auto", "bf16", "fp32"],
+        typer.Option(
+            help="Precision of matrix products; auto: bf16 where the device has it.",
+            rich_help_panel=DEVICES,
+        ),
+    ] = "auto"
+    no_multi_gpu: Annotated[
+        bool, typer.Option(help="Training on the first GPU alone.", rich_help_panel=DEVICES)
+    ] = False
+    profile: Annotated[
+        bool,
+        typer.Option(help="Table of where the time went, at the end.", rich_help_panel=DEVICES),
+    ] = False
+    argv: tuple[str, ...] = ()  # the command, for run.json and the log
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions:
+    models: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE,...",
+            help="Sizes of ESM-2, in order: 8M, 35M, 150M, 650M, 3B, 15B; weights are made up.",
+            show_default="all but 15B on a GPU, else 8M,35M",
+        ),
+    ] = None
+    profiles: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME,...",
+            help="Lengths of the proteins: six-frame-500, reads-150, proteins.",
+            show_default="all",
+        ),
+    ] = None
+    parts: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME,...",
+            help="Parts to measure: limits, encoder.",
+            show_default="all",
+        ),
+    ] = None
+    device: Annotated[
+        Literal["auto", "cuda", "cpu", "mps"], typer.Option(help="Kind of device.")
+    ] = "auto"
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Number of cores for every program, on a CPU.",
+            show_default="all that it may use",
+        ),
+    ] = None
+    tokens: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Number of tokens in one measurement.",
+            show_default="some full batches",
+        ),
+    ] = None
+    repeats: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Number of measurements after one to warm up; just one of what takes over 5 s.",
+            show_default="5",
+        ),
+    ] = None
+    seed: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Seed of the proteins and weights.")
+    ] = 1
+    json: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="File for every figure, as it comes.", show_default=False
+        ),
+    ] = None
+    quick: Annotated[bool, typer.Option(help="8M, one profile, 3 repeats: under a minute.")] = False
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Tables alone, without what is being done.")
+    ] = False
+    cuda_visible_devices: str | None = None  # the variable of the environment
+
+
+# From values to options
+
+
+def flag(name: str) -> str:
+    """The option on the command line that a field is."""
+    return f"--{name.replace('_', '-')}"
+
+
+def make(options: Callable[..., T], values: Mapping[str, object]) -> T:
+    """Options of values by their names, as a user gives them: text for a path, a list for a tuple.
+
+    Raises:
+        UsageError: there is no such option, or its value is empty or of no use.
+    """
+    hints = get_type_hints(options, include_extras=True)
+    on_command_line = options_of(hints)
+    names = {field.name for field in fields(options)}  # type: ignore[arg-type]
+    if strangers := values.keys() - names:
+        raise UsageError(
+            f"there is no option {printable(min(strangers))}",
+            hint=f"there are {', '.join(sorted(on_command_line))}",
+        )
+    checked = {
+        name: _value(name, get_args(hints[name])[0], value) if name in on_command_line else value
+        for name, value in values.items()
+    }
+    for name, info in on_command_line.items():
+        _check_range(name, info, checked.get(name))
+    return options(**checked)
+
+
+def options_of(hints: Mapping[str, Any]) -> dict[str, OptionInfo]:
+    """What ``typer`` must know of each field that is an option, by its name."""
+    return {
+        name: get_args(hint)[1] for name, hint in hints.items() if get_origin(hint) is Annotated
+    }
+
+
+def carry(options: object, to: Callable[..., T], **changes: object) -> T:
+    """Options of another command: the values of those that both have, but for the changes."""
+    names = {field.name for field in fields(to)} - changes.keys()  # type: ignore[arg-type]
+    shared = {name: getattr(options, name) for name in names if hasattr(options, name)}
+    return to(**shared, **changes)
+
+
+def _value(name: str, hint: Any, value: object) -> object:  # noqa: ANN401 - a type
+    """The value in the type of its option.
+
+    Raises:
+        UsageError: it is empty, or of another type or choice.
+    """
+    if value == "":
+        raise UsageError(f"{flag(name)} is empty", hint="is the variable set that it came from?")
+    if get_origin(hint) is tuple:
+        values = value if isinstance(value, (list, tuple)) else [value]
+        return tuple(_value(name, get_args(hint)[0], one) for one in values)
+    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    for kind in kinds:
+        if kind is Path and isinstance(value, (str, Path)):
+            return expanded(value)
+        if kind is str and isinstance(value, int):  # a number where a word is possible, too
+            return str(value)
+        if get_origin(kind) is Literal:
+            if value in get_args(kind):
+                return value
+        elif isinstance(value, (int, float) if kind is float else kind):
+            return value
+    words = [word for kind in kinds for word in get_args(kind)]
+    raise UsageError(
+        f"{flag(name)} is {printable(repr(value))}",
+        hint=f"give {' or '.join(words or [kind.__name__ for kind in kinds])}",
+    )
+
+
+def _check_range(name: str, info: OptionInfo, value: object) -> None:
+    """
+    Raises:
+        UsageError: a number is not in the range of its option.
+    """
+    if not isinstance(value, (int, float)):
+        return
+    if not (info.min is None or info.min <= value) or not (info.max is None or value <= info.max):
+        most = "" if info.max is None else f", and at most {info.max}"
+        raise UsageError(f"{flag(name)} is {value}", hint=f"give {info.min} or more{most}")
