@@ -25,7 +25,7 @@ from virnucpro.labelled.records import LabelledRecord, read_manifest, warn_of_mi
 from virnucpro.labelled.split import read_split, select
 from virnucpro.log import printable
 from virnucpro.options import EvaluateOptions, PredictOptions, carry
-from virnucpro.outputs.sinks import FrameTable, read_frame_scores, read_record_rows
+from virnucpro.outputs.sinks import FrameTable, read_calls, read_frame_scores
 from virnucpro.pipeline import OnEvent, run
 from virnucpro.records import FastaRecord, Prediction
 from virnucpro.resolve import RunConfig, resolve
@@ -255,8 +255,8 @@ def read_scores(table: TextIO, fragments: Sequence[Fragment]) -> NDArray[np.floa
         VirnucproError: a fragment is not in the table, or could not be used.
     """
     known = {
-        row.record_id: np.nan if row.score is None else row.score
-        for row in read_record_rows(table)
+        row.record_id: np.nan if row.virus_score is None else row.virus_score
+        for row in read_calls(table)
         if row.status in ("scored", "no_orf")
     }
     missing = [fragment for fragment in fragments if fragment.id not in known]
