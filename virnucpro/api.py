@@ -267,9 +267,16 @@ def _manifest(folder: Path) -> Manifest:
 
 def _open_calls(folder: Path, command: Command) -> Iterator[Call]:
     """The rows of a table of records, which is open from now on: the folder may go."""
+    calls = _read_calls(folder, command)
+    next(calls)
+    return calls
+
+
+def _read_calls(folder: Path, command: Command) -> Iterator[Any]:
+    """Nothing, once the table is open; then its rows. It is closed at its end, or if left."""
     path = folder / record_table(command).file
     try:
-        lines = TextIOWrapper(open_plain(path), "utf-8", "surrogateescape", newline="\n")
+        table = open_plain(path)
     except FileNotFoundError as error:
         raise InputMissingError(
             f"{printable(path)} is not there",
@@ -277,9 +284,6 @@ def _open_calls(folder: Path, command: Command) -> Iterator[Call]:
         ) from error
     except OSError as error:
         raise disk_error(error, path) from error
-    return _close_after(lines)
-
-
-def _close_after(lines: TextIO) -> Iterator[Call]:
-    with lines:
+    with TextIOWrapper(table, "utf-8", "surrogateescape", newline="\n") as lines:
+        yield None
         yield from read_calls(lines)
