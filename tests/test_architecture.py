@@ -21,7 +21,7 @@ LAYERS = """
     encoders.base encoders.published options
     encoders.esm2.alphabet encoders.esm2.packing encoders.esm2.attention encoders.esm2.model
     encoders.esm2.weights encoders.esm2.converted encoders.esm2.encoder
-    encoders.models
+    encoders.fair_esm encoders.models
     scorer.pieces scorer.stretches scorer.features scorer.nets scorer.score
     scoring.head scoring.calls outputs.tables outputs.sinks
     run.feature_file run.features run.lock run.manifest run.folder run.shards run.dedup run.plan
@@ -30,10 +30,11 @@ LAYERS = """
     scoring.batches scoring.pieces outputs.summary outputs.features outputs.write
     run.intake pipeline api
     run.status dashboard citation
-    labelled.tables labelled.digests labelled.records labelled.split
+    labelled.tables labelled.digests labelled.records labelled.split labelled.arrays
+    labelled.frames labelled.store
     evaluation.metrics evaluation.held_out evaluation.fragments evaluation.story
     evaluation.report evaluation.figure
-    training.settings training.frames training.masking training.readers training.networks
+    training.settings training.masking training.readers training.networks
     training.ranks training.batches training.clock training.checkpoints training.loop
     training.objectives
     training.sampling training.made training.piece_nets training.scorer_folds
@@ -164,6 +165,11 @@ def test_only_the_engine_and_its_measure_know_processes() -> None:
         if found.partition(".")[0] in ("multiprocessing", "subprocess")
     }
     assert users == {"processes"}
+
+
+def test_only_the_store_and_the_index_know_what_a_feature_file_looks_like() -> None:
+    users = {name for name in ORDER if "run.feature_file" in used_by(name)}
+    assert users == {"run.features", "outputs.features"}
 
 
 # Imports when the program runs
