@@ -190,7 +190,7 @@ DOORS = {
             *("BatchDone", "BudgetReduced", "EmbeddingStarted", "Memory", "Progress", "Refusal"),
             *("ShardDone", "ShardFailed", "Telling", "WorkerLost", "WorkerReady"),
         },
-        "executor": {"Executor"},
+        "executor": {"Executor", "InlineExecutor"},
         "local": {"ProcessExecutor"},
         "worker": {"Job"},
     },
