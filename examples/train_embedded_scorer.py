@@ -30,7 +30,7 @@ import torch
 from numpy.typing import NDArray
 
 from virnucpro.evaluation.metrics import Samples, bootstrap, measure
-from virnucpro.labelled.records import LabelledRecord, read_manifest
+from virnucpro.labelled.records import Labelled, read_manifest, read_records
 from virnucpro.scorer.features import GC, fragment_features
 from virnucpro.scorer.nets import (
     ErrorRates,
@@ -45,9 +45,9 @@ from virnucpro.training.piece_nets import Fitting, Lessons, Range, fit_piece_net
 from virnucpro.training.sampling import (
     Collection,
     Fragments,
+    collect,
     draw,
     gc_matched_weights,
-    read_collection,
 )
 from virnucpro.training.scorer_folds import (
     N_FOLDS,
@@ -153,26 +153,27 @@ def calibrate(collection: Collection) -> tuple[list[Knot], list[ErrorRates]]:
     return knots, error_rates
 
 
-def records_of(manifest: Path, split: Path, parts: list[str]) -> list[LabelledRecord]:
+def records_of(manifest: Path, split: Path, parts: list[str]) -> Iterator[Labelled]:
     with split.open(encoding="utf-8") as lines:
         rows = csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
         part_of = {row["group"]: row["part"] for row in rows}
-    return [record for record in read_manifest(manifest) if part_of[record.group] in parts]
+    for labelled, record in read_records(read_manifest(manifest)):
+        if part_of[labelled.group] in parts:
+            yield labelled, record
 
 
 def train(manifest: Path, split: Path, out: Path, parts: list[str]) -> None:
-    records = records_of(manifest, split, parts)
-    collection = read_collection(records)
-    n_groups = len({record.group for record in records})
+    collection = collect(records_of(manifest, split, parts))
+    n_groups = len({record.group for record in collection.records})
     pieces = tuple(fit(collection, N_SEEDS))
     knots, error_rates = calibrate(collection)
-    training = f"{len(records):,} records of {n_groups:,} groups"
+    training = f"{len(collection.records):,} records of {n_groups:,} groups"
     save_scorer(out, Scorer(pieces, tuple(knots), training, tuple(error_rates)))
 
 
 def measure_parts(manifest: Path, split: Path, scorer_file: Path, parts: list[str]) -> None:
     scorer = load_scorer(scorer_file)
-    collection = read_collection(records_of(manifest, split, parts))
+    collection = collect(records_of(manifest, split, parts))
     for n_bases, n_fragments in KNOTS.items():
         fragments = draw(collection, n_bases, n_fragments, SHARES, np.random.default_rng(n_bases))
         lengths = np.full(len(fragments), n_bases)

@@ -7,6 +7,10 @@ from pathlib import Path
 import numpy as np
 
 from virnucpro.engine.events import Telling
+from virnucpro.labelled.frames import LabelledFrames
+from virnucpro.labelled.records import Labelled, LabelledRecord, read_manifest, read_records
+from virnucpro.labelled.split import Split, read_split
+from virnucpro.labelled.store import Frames
 from virnucpro.options import TrainOptions
 from virnucpro.sequences.translate import reverse_complement
 from virnucpro.training.request import Training
@@ -41,6 +45,24 @@ def write_labelled(folder: Path, n_groups: int = 6, per_group: int = 2) -> Path:
     path = folder / "manifest.tsv"
     path.write_text("\n".join(rows) + "\n")
     return path
+
+
+def pairs_of(data: Path, splits: dict[str, Split] | None = None, *parts: Split) -> list[Labelled]:
+    """The records of a manifest with their sequences; of these parts of a split, if any."""
+    pairs = read_records(read_manifest(data))
+    return [pair for pair in pairs if splits is None or splits[pair[0].group] in parts]
+
+
+def records_of(
+    data: Path, splits: dict[str, Split] | None = None, *parts: Split
+) -> list[LabelledRecord]:
+    return [labelled for labelled, _ in pairs_of(data, splits, *parts)]
+
+
+def frames_of(training: Path, part: Split, chunk_size: int = 300) -> LabelledFrames:
+    """What a training made of the groups of one part."""
+    splits = read_split(training / "split.tsv")
+    return Frames.open(training / "frames").select(splits, part, [chunk_size])
 
 
 def options(data: Path, output: Path, **changes: object) -> TrainOptions:

@@ -235,11 +235,11 @@ def test_a_way_that_raises_gives_a_row_with_the_reason_and_the_others_still_run(
 
 
 def test_a_program_that_is_not_installed_is_a_row_that_says_so(setting, monkeypatch):
-    monkeypatch.setitem(sys.modules, "esm", None)
-    ways = [*peer_ways(setting, has_bf16=False), *our_ways(("fp32",), setting)]
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    ways = [*peer_ways(setting, has_bf16=True)[-1:], *our_ways(("fp32",), setting)]
     with layouts(setting, 1, len(ways)) as places:
         missing, ours = compare(comparison(), ways, places)
-    assert "fair-esm is not installed; " in missing.reason
+    assert "transformers is not installed; " in missing.reason
     assert "pip install -c constraints.txt '.[oracle]'" in missing.reason
     assert ours.ratio == 1 and ours.tokens_per_second
 

@@ -8,15 +8,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import random_layers
+import torch
+from conftest import TINY, random_layers
+from oracle import make_fair_esm, random_protein, save_fair_esm, tolerance, worst_row
 from runs import run_inline, vectors
 
-from virnucpro.config import EncoderSpec, RunConfig
-from virnucpro.encoders.base import FAMILIES, Encoder, Family, Pending, Rows
+from virnucpro.config import EncoderSpec
+from virnucpro.encoders.base import FAMILIES, Encoder, Family, Pending, Rows, load_encoder
 from virnucpro.engine.events import ShardDone
 from virnucpro.engine.executor import InlineExecutor
 from virnucpro.engine.worker import Worker
 from virnucpro.errors import ResumeError, UsageError
+from virnucpro.resolve import RunConfig
 from virnucpro.run.features import open_stores
 from virnucpro.scoring.head import EncoderFacts, Head, Network
 from virnucpro.sequences.fasta import read_fasta
@@ -104,6 +107,10 @@ def pair(toy_config, make_config, tiny, contigs, tmp_path) -> tuple[RunConfig, H
     return replace(config, recipe=recipe, weights=(tiny.model, tiny.model)), Head(facts, network)
 
 
+def resumed(config: RunConfig) -> RunConfig:
+    return replace(config, options=replace(config.options, resume=True))
+
+
 def rows_of(config: RunConfig) -> list[dict[str, Rows]]:
     """The vectors of each encoder, by the ids of their frames."""
     recipe = config.recipe
@@ -138,7 +145,7 @@ def test_a_shard_is_done_when_the_last_of_its_encoders_is(pair):
     (lost,) = (config.output / "features").glob("toy-*/000001.h5")
     lost.unlink()
     events = []
-    run_inline(replace(config, resume=True), head, events.append)
+    run_inline(resumed(config), head, events.append)
     assert [event.shard.index for event in events if isinstance(event, ShardDone)] == [1]
     for one, other in zip(before, rows_of(config), strict=True):
         assert one.keys() == other.keys()
@@ -170,7 +177,7 @@ def test_another_encoder_in_a_run_is_refused_on_resume_by_name(pair, make_config
     finer = replace(TOY, layer=2)
     recipe = replace(config.recipe, encoders=(config.recipe.encoders[0], finer))
     with pytest.raises(ResumeError, match="layer of counts was 1, now 2"):
-        run_inline(replace(config, recipe=recipe, resume=True), head)
+        run_inline(replace(resumed(config), recipe=recipe), head)
 
 
 def test_an_encoder_of_bases_refuses_proteins(toy_config, tmp_path):
@@ -178,3 +185,64 @@ def test_an_encoder_of_bases_refuses_proteins(toy_config, tmp_path):
     fasta.write_text(">p\nMKVLEFPQIL\n")
     with pytest.raises(UsageError, match="counts reads nucleotides; the input holds proteins"):
         run_inline(toy_config(fasta), None)
+
+
+# fair-esm
+
+
+@pytest.mark.parametrize("form", ["pt", "folder"])
+@pytest.mark.parametrize(("pooling", "layer"), [("mean", 2), ("bos", 2), ("none", 1)])
+def test_fair_esm_as_an_encoder_agrees_with_ours_on_either_format(
+    tmp_path, tiny, form, pooling, layer
+):
+    weights = tiny.model
+    if form == "pt":
+        weights = save_fair_esm(make_fair_esm(TINY), tmp_path / "model.pt")
+    proteins = ["M", "MKVLEFPQIL", "acdXBZUO*-", random_protein(300), random_protein(70)]
+    spec = EncoderSpec(
+        model="m", sha256="", layer=layer, pooling=pooling, precision="fp32", dim=TINY.dim
+    )
+    device = torch.device("cpu")
+    ours = load_encoder(spec, weights, device).start(proteins).rows()
+    theirs = load_encoder(replace(spec, family="fair-esm"), weights, device).start(proteins).rows()
+    assert len(ours) == (sum(map(len, proteins)) if pooling == "none" else len(proteins))
+    limit = tolerance(TINY.n_layers, torch.float32)
+    assert worst_row(torch.from_numpy(ours), torch.from_numpy(theirs)) < limit
+
+
+def test_fair_esm_in_bf16_keeps_its_rotary_frequencies(tmp_path):
+    weights = save_fair_esm(make_fair_esm(TINY), tmp_path / "model.pt")
+    spec = EncoderSpec(
+        family="fair-esm",
+        model="m",
+        sha256="",
+        layer=2,
+        pooling="mean",
+        precision="fp32",
+        dim=TINY.dim,
+    )
+    device, proteins = torch.device("cpu"), [random_protein(n) for n in (40, 900)]
+    exact = load_encoder(spec, weights, device).start(proteins).rows()
+    coarse = load_encoder(replace(spec, precision="bf16"), weights, device).start(proteins).rows()
+    # the residual stream of fair-esm is in bf16, too, which ``tolerance`` does not count: twice it
+    limit = 2 * tolerance(TINY.n_layers, torch.bfloat16)
+    assert worst_row(torch.from_numpy(coarse), torch.from_numpy(exact)) < limit
+
+
+def test_fair_esm_plans_every_protein_once_and_pads_within_the_budget(tiny):
+    spec = EncoderSpec(
+        family="fair-esm",
+        model="m",
+        sha256="",
+        layer=2,
+        pooling="mean",
+        precision="fp32",
+        dim=TINY.dim,
+    )
+    encoder = load_encoder(spec, tiny.model, torch.device("cpu"))
+    lengths = [5, 700, 1, 90, 90, 12]
+    batches = encoder.plan(lengths, 200)
+    assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
+    for batch in batches:
+        n_tokens = encoder.count_tokens([lengths[i] for i in batch])
+        assert n_tokens <= 200 or len(batch) == 1

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import open_dna, random_dna
+from labelled import pairs_of, records_of
 from matplotlib import rc_context
 from runs import leftovers
 from sklearn.metrics import roc_auc_score
@@ -27,7 +28,7 @@ from virnucpro.evaluation.fragments import Cutting, Fragment, cut, write_fragmen
 from virnucpro.evaluation.report import summary_lines, write_report
 from virnucpro.evaluation.story import answer, read_kinds, understand
 from virnucpro.labelled.digests import group_digest, record_digest
-from virnucpro.labelled.records import LabelledRecord, read_manifest
+from virnucpro.labelled.records import LabelledRecord
 from virnucpro.options import EvaluateOptions
 from virnucpro.scoring.head import load_head, save_head
 from virnucpro.sequences.fasta import read_fasta
@@ -82,10 +83,9 @@ def records_by_fragment(folder: Path) -> dict[str, dict[str, str]]:
 
 
 def test_fragments_are_pieces_of_their_records_side_by_side_on_both_strands(manifest, tmp_path):
-    records = read_manifest(manifest)
     sequences = {record.id: record.sequence for record in read_fasta(tmp_path / "data.fa")}
     fasta = tmp_path / "fragments.fa"
-    fragments = write_fragments(records, CUTTING, fasta, tmp_path / "fragments.tsv")
+    fragments = write_fragments(pairs_of(manifest), CUTTING, fasta, tmp_path / "fragments.tsv")
     written = {record.id: record.sequence for record in read_fasta(fasta)}
     assert written.keys() == {fragment.id for fragment in fragments}
     assert {fragment.strand for fragment in fragments} == {"+", "-"}
@@ -107,7 +107,7 @@ def test_a_record_is_cut_the_same_whatever_stands_beside_it():
     def places(record: LabelledRecord, seed: int = 3) -> list[Fragment]:
         return list(cut(record, 5000, replace(CUTTING, seed=seed)))
 
-    one = LabelledRecord("one", Path("a.fa"), True, "g")
+    one = LabelledRecord("one", True, "g")
     assert places(one) == places(one)
     assert places(one) != places(one, seed=4)
     assert [f.start for f in places(one)] != [f.start for f in places(replace(one, id="two"))]
@@ -259,7 +259,7 @@ def test_the_figure_tells_the_areas_of_all_records(ask):
 
 
 def test_only_the_part_of_the_split_that_is_asked_for_is_scored(ask, manifest, tmp_path):
-    groups = sorted({record.group for record in read_manifest(manifest)})
+    groups = sorted({record.group for record in records_of(manifest)})
     split = tmp_path / "split.tsv"
     parts = ["test" if "1" in g or "2" in g else "train" for g in groups]
     lines = [f"{g}\t{part}\n" for g, part in zip(groups, parts, strict=True)]
@@ -295,7 +295,7 @@ def test_a_head_remembers_what_it_was_trained_on_in_its_file(tiny, tmp_path):
 
 @pytest.mark.parametrize("by", ["record", "group"])
 def test_data_of_the_training_is_refused_left_out_or_marked(ask, tiny, manifest, tmp_path, by):
-    records = read_manifest(manifest)
+    records = records_of(manifest)
     sequences = {record.id: record.sequence for record in read_fasta(tmp_path / "data.fa")}
     if by == "record":
         known = {records[3].id}
@@ -341,7 +341,7 @@ def test_who_was_trained_on_the_data_is_said(ask, tiny, of_head, of_encoder, wor
 
 
 def test_a_test_without_both_labels_is_refused(ask, tiny, manifest):
-    viral = {record.group for record in read_manifest(manifest) if record.is_virus}
+    viral = {record.group for record in records_of(manifest) if record.is_virus}
     with pytest.raises(InputError, match="holds no virus, or nothing else"):
         ask(trained_on(tiny.head, groups=viral), held_out_only=True)
 
@@ -387,12 +387,12 @@ def test_where_something_could_not_be_scored_there_are_no_figures(ask, tmp_path)
     assert ask(run={"resume": True}).rows
 
 
-def test_a_table_that_lost_a_frame_since_is_not_measured(ask, tmp_path):
+def test_a_table_that_lost_a_frame_since_is_not_measured(ask, manifest, tmp_path):
     evaluation = ask()
     table = tmp_path / "evaluation" / "run" / "prediction_results.txt"
     table.write_text("".join(table.read_text().splitlines(keepends=True)[:-1]))
     fragments = write_fragments(
-        evaluation.held_out.records, CUTTING, tmp_path / "again.fa", tmp_path / "again.tsv"
+        pairs_of(manifest), CUTTING, tmp_path / "again.fa", tmp_path / "again.tsv"
     )
     with pytest.raises(VirnucproError, match=r"the frame .* has no score"):
         facts = evaluation.head.facts

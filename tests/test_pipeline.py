@@ -201,6 +201,29 @@ def test_a_file_damaged_while_the_run_goes_on_is_made_again_but_not_for_ever(
     assert_same_run(config.output, whole.output)
 
 
+def test_a_record_is_counted_once_though_its_tables_are_begun_twice(
+    make_config, tiny, contigs, monkeypatch
+):
+    """The last feature file is found damaged after most of the records were counted."""
+    monkeypatch.setattr(scoring, "FRAMES_AT_ONCE", 1)
+    config, events = make_config(contigs), []
+
+    def damage(event) -> None:
+        events.append(event)
+        if isinstance(event, ShardDone) and len(done_shards(events)) == 7:
+            path = config.output / "features" / "000006.h5"
+            content = bytearray(path.read_bytes())
+            content[1000] ^= 1
+            path.write_bytes(content)
+
+    summary = run_inline(config, tiny.head, damage)
+    assert done_shards(events) == [*range(7), 6]
+    assert summary.n_records == 40
+    assert summary.n_frames == len(vectors(config.output))
+    counts = json.loads((config.output / "run.json").read_text())["counts"]
+    assert (counts["n_frames"], counts["statuses"]) == (summary.n_frames, summary.statuses)
+
+
 def test_a_finished_run_is_not_run_again(make_config, tiny, contigs):
     config = make_config(contigs)
     run_inline(config, tiny.head)

@@ -15,7 +15,7 @@ import psutil
 import pytest
 import torch
 from conftest import TINY, Tiny
-from labelled import coding, options, train_here, write_labelled
+from labelled import coding, frames_of, options, pairs_of, records_of, train_here, write_labelled
 from oracle import tolerance
 from runs import hear_signals, leftovers, run_inline, vectors
 from safetensors.torch import load_file
@@ -25,14 +25,13 @@ from test_training_loop import distance, free_port, weights_limit
 from virnucpro.encoders.esm2.weights import inspect_checkpoint, load_esm2
 from virnucpro.engine.events import Progress
 from virnucpro.errors import InputError, OutputError, ResumeError
-from virnucpro.evaluation.held_out import Trained, find_trained, hold_out
+from virnucpro.evaluation.held_out import HeldOut
 from virnucpro.labelled.digests import group_digest, record_digest
-from virnucpro.labelled.records import read_manifest, read_sequences
-from virnucpro.labelled.split import read_split, select
+from virnucpro.labelled.frames import LabelledFrames
+from virnucpro.labelled.split import read_split
 from virnucpro.run.folder import RunDir
 from virnucpro.scoring.head import DECIMALS, load_head
 from virnucpro.sequences.fasta import write_record
-from virnucpro.training.frames import LabelledFrames, collect_frames
 from virnucpro.training.networks import Classifier, FrameClassifier, training_kernel
 from virnucpro.training.objectives import score_frames
 from virnucpro.training.ranks import Ranks
@@ -44,7 +43,15 @@ HIDDEN = 8
 SMALL = ("--chunk-size", "300", "--batch-size", "16", "--hidden", str(HIDDEN), "--epochs", "2")
 ON_CPU = ("--device", "cpu", "--precision", "fp32")
 # what every training leaves
-OF_ALL = {"split.tsv", "training.json", "checkpoints", "tensorboard", "virnucpro.log", ".lock"}
+OF_ALL = {
+    "frames",
+    "split.tsv",
+    "training.json",
+    "checkpoints",
+    "tensorboard",
+    "virnucpro.log",
+    ".lock",
+}
 
 
 @pytest.fixture(scope="module")
@@ -77,11 +84,6 @@ def pretrained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def held_out_frames(data: Path, out: Path, chunk_size: int = 300) -> LabelledFrames:
-    splits = read_split(out / "split.tsv")
-    return collect_frames(read_sequences(select(read_manifest(data), splits, "test")), [chunk_size])
-
-
 def trained_module(out: Path, encoder: Path | None) -> FrameClassifier:
     """With the weights of the best epoch, in eval mode."""
     reader, dim = NoReader(), TINY.dim
@@ -100,9 +102,9 @@ def predicted(data: Path, out: Path, encoder: Path, make_config, folder: Path) -
     """The score of each frame by its id, of the test groups' records."""
     splits = read_split(out / "split.tsv")
     with (folder / "test.fa").open("w") as fasta:
-        for _, record in read_sequences(select(read_manifest(data), splits, "test")):
+        for _, record in pairs_of(data, splits, "test"):
             write_record(fasta, record.id, record.sequence)
-    config = make_config(folder / "test.fa", checkpoint=encoder, weights=encoder)
+    config = make_config(folder / "test.fa", checkpoint=encoder, weights=(encoder,))
     run_inline(config, load_head(out / "head.safetensors"))
     rows = (config.output / "prediction_results.txt").read_text().splitlines()[1:]
     return {row.split("\t")[0]: float(row.split("\t")[3]) for row in rows}
@@ -127,7 +129,7 @@ def score_limit(out: Path, frames: LabelledFrames, pooled: np.ndarray) -> float:
     head = load_head(out / "head.safetensors")
     assert head.nucleotide is not None
     (w1, b1), (w2, b2) = ([np.abs(v.astype(np.float64)) for v in x] for x in head.nucleotide.layers)
-    inputs = np.abs(np.hstack([pooled, frames.composition]).astype(np.float64))
+    inputs = np.abs(np.hstack([pooled, frames.composition[:]]).astype(np.float64))
     terms = (inputs.shape[1] + HIDDEN + 4) * np.finfo(np.float32).eps / 2
     off = np.linalg.norm(pooled, axis=1) * tolerance(TINY.n_layers, torch.float32)
     hidden = 2 * terms * (inputs @ w1.T + b1)
@@ -140,7 +142,7 @@ def score_limit(out: Path, frames: LabelledFrames, pooled: np.ndarray) -> float:
 def test_predict_gives_each_frame_the_score_of_the_trained_head_by_id(
     head_only, data, tiny, make_config, tmp_path
 ):
-    frames = held_out_frames(data, head_only)
+    frames = frames_of(head_only, "test")
     stored = vectors(head_only / "features")
     frames = replace(frames, vectors=np.stack([stored[name] for name in frames.ids]))
     expected = expected_scores(head_only, trained_module(head_only, None), frames)
@@ -156,7 +158,7 @@ def test_predict_with_a_finetuned_encoder_gives_the_scores_of_the_training_by_id
     finetuned, data, make_config, tmp_path
 ):
     encoder = finetuned / "esm2_trained"
-    frames = held_out_frames(data, finetuned)
+    frames = frames_of(finetuned, "test")
     module = trained_module(finetuned, encoder)
     found = predicted(data, finetuned, encoder, make_config, tmp_path)
     assert found.keys() == set(frames.ids)
@@ -206,7 +208,7 @@ def test_figures_of_held_out_groups_are_written_for_both_networks(head_only, dat
     assert rows[0][:2] == ["split", "network"]
     names = [(split, n) for split in ("validation", "test") for n in ("protein", "nucleotide")]
     assert [(row[0], row[1]) for row in rows[1:]] == names
-    frames = held_out_frames(data, head_only)
+    frames = frames_of(head_only, "test")
     for row in rows[3:]:
         assert int(row[2]) == len(frames) and int(row[4]) == len(set(frames.chunk.tolist()))
         assert 0 <= float(row[3]) <= 1 and 0 <= float(row[5]) <= 1
@@ -301,8 +303,7 @@ def test_records_weigh_what_the_manifest_says_and_labels_the_same_if_asked(data,
         with caplog.at_level("INFO", logger="virnucpro"):
             training = train_here(options(data, tmp_path / class_weights, **asked))
         said[class_weights] = [text for text in caplog.messages if "mean weight" in text]
-    records = select(read_manifest(data), read_split(training.split), "train")
-    frames = collect_frames(read_sequences(records), [300])
+    frames = frames_of(training.output, "train")
     sides = {"virus": frames.is_virus, "other": ~frames.is_virus}
     for line, (label, rows) in zip(said["none"], sides.items(), strict=True):
         assert line.startswith(f"{label}: {rows.sum():,} frames of 4 groups")
@@ -315,7 +316,7 @@ def test_records_weigh_what_the_manifest_says_and_labels_the_same_if_asked(data,
 def relabelled(folder: Path, codons_of: dict[str, str]) -> Path:
     """Records whose bases are those of the label that ``codons_of`` says."""
     path, rng = write_labelled(folder, n_groups=16, per_group=3), np.random.default_rng(8)
-    records = read_manifest(path)
+    records = records_of(path)
     with (folder / "data.fa").open("w") as out:
         for record in records:
             out.write(f">{record.id}\n{coding(codons_of[record.label], 400, rng)}\n")
@@ -341,25 +342,27 @@ def test_a_classifier_no_better_than_chance_is_written_with_a_warning(
 def test_the_head_remembers_training_and_validation_and_evaluate_takes_the_test_alone(
     head_only, data
 ):
-    records, head = read_manifest(data), load_head(head_only / "head.safetensors")
-    splits = read_split(head_only / "split.tsv")
-    known = [*select(records, splits, "train"), *select(records, splits, "validation")]
-    digests = {record_digest(record.sequence) for _, record in read_sequences(known)}
+    head, splits = load_head(head_only / "head.safetensors"), read_split(head_only / "split.tsv")
+    known = pairs_of(data, splits, "train", "validation")
+    digests = {record_digest(record.sequence) for _, record in known}
     assert set(head.trained_records.tolist()) == digests
-    groups = {group_digest(record.group) for record in known}
+    groups = {group_digest(labelled.group) for labelled, _ in known}
     assert set(head.trained_groups.tolist()) == groups
-    ids = frozenset(record.id for record in known)
-    assert find_trained(records, head) == Trained(of_head=ids, of_encoder=frozenset())
-    test = select(records, splits, "test")
-    assert hold_out(test, head, "refuse").records == tuple(test)
-    with pytest.raises(InputError, match="the head was trained on"):
-        hold_out(records, head, "refuse")
+    everything, test = pairs_of(data), pairs_of(data, splits, "test")
+    told = rf"the head was trained on {len(known)} of {len(everything)} records"
+    with pytest.raises(InputError, match=told):
+        list(HeldOut(head, "refuse").select(everything))
+    kept = HeldOut(head, "keep")
+    assert list(kept.select(everything)) == everything
+    assert kept.trained == {labelled.id for labelled, _ in known}
+    assert list(HeldOut(head, "refuse").select(test)) == test
 
 
 def test_an_encoder_that_was_finetuned_is_said_to_know_its_data(finetuned, data):
     head = load_head(finetuned / "head.safetensors")
-    found = find_trained(read_manifest(data), head)
-    assert found.of_head == found.of_encoder and found.of_head
+    both = r"the head was trained on (\d+), its encoder was trained on \1 of"
+    with pytest.raises(InputError, match=both):
+        list(HeldOut(head, "refuse").select(pairs_of(data)))
 
 
 def test_a_split_that_is_given_is_the_one_that_is_used(data, tmp_path, head_only):
@@ -373,8 +376,8 @@ def test_a_split_that_is_given_is_the_one_that_is_used(data, tmp_path, head_only
     train_here(asked)
     assert read_split(tmp_path / "out" / "split.tsv") == read_split(given)
     row = (tmp_path / "out" / "held_out.tsv").read_text().splitlines()[-1].split("\t")
-    records = select(read_manifest(data), splits, "validation")
-    assert int(row[2]) == len(collect_frames(read_sequences(records), [300]))
+    assert int(row[2]) == len(frames_of(tmp_path / "out", "test"))
+    assert splits != read_split(given)
 
 
 def test_another_seed_is_another_split(data, tmp_path, head_only):
@@ -534,9 +537,7 @@ def test_two_processes_train_to_the_weights_of_one_with_the_same_effective_batch
     on_one_and_two, tiny, data
 ):
     one, two, _ = on_one_and_two
-    splits = read_split(one / "split.tsv")
-    records = select(read_manifest(data), splits, "train")
-    n_steps = len(collect_frames(read_sequences(records), [300])) // 16
+    n_steps = len(frames_of(one, "train")) // 16
     encoders = [load_file(path / "esm2_trained" / "model.safetensors") for path in (one, two)]
     start = load_file(tiny.model / "model.safetensors")
     assert distance(*encoders, start) < weights_limit(n_steps)

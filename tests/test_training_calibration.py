@@ -10,6 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 from virnucpro.evaluation.metrics import Samples, measure
+from virnucpro.labelled.arrays import Table, Texts
+from virnucpro.labelled.frames import LabelledFrames
 from virnucpro.scoring.calls import score_record
 from virnucpro.scoring.head import EncoderFacts, HeadFacts
 from virnucpro.sequences.composition import N_FEATURES
@@ -21,7 +23,6 @@ from virnucpro.training.calibration import (
     chunks_of,
     fit_temperature,
 )
-from virnucpro.training.frames import LabelledFrames
 
 Values = NDArray[np.float64]
 N_CHUNKS = 20  # of a record
@@ -33,15 +34,15 @@ def records(n: int, per_chunk: int = 1, n_chunks: int = N_CHUNKS) -> LabelledFra
     n_rows = n * n_chunks * per_chunk
     record = np.arange(n_rows) // (n_chunks * per_chunk)
     return LabelledFrames(
-        tuple(map(str, range(n_rows))),
-        ("M",) * n_rows,
-        np.zeros((n_rows, N_FEATURES), dtype=np.float32),
+        Texts.of([*map(str, range(n_rows))]),
+        Texts.of(["M"] * n_rows),
+        Table.of(np.zeros((n_rows, N_FEATURES), dtype=np.float32)),
         np.arange(n_rows) // per_chunk,
         record,
         record % 2 == 0,
         np.ones(n_rows, dtype=np.float32),
-        tuple(f"group {i}" for i in record),
-        np.empty((n_rows, 0), dtype=np.float32),
+        record,
+        Table.of(np.empty((n_rows, 0), dtype=np.float32)),
     )
 
 

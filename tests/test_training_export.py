@@ -11,7 +11,10 @@ from conftest import Tiny, random_dna
 from numpy.typing import NDArray
 
 from virnucpro.encoders.esm2.weights import inspect_checkpoint
+from virnucpro.labelled.arrays import Table
 from virnucpro.labelled.digests import group_digest, record_digest
+from virnucpro.labelled.records import LabelledRecord
+from virnucpro.labelled.store import Labels
 from virnucpro.scoring.head import DECIMALS, Head, Network, load_head
 from virnucpro.sequences.composition import N_FEATURES, frame_composition
 from virnucpro.training.calibration import Calibration
@@ -38,16 +41,22 @@ def classifier(frames: list[str]) -> Classifier:
     """Standardised by half of the frames, in training mode."""
     torch.manual_seed(3)
     found = Classifier(DIM, HIDDEN, dropout=0.5)
-    found.standardise(frame_composition(frames[: N // 2]))
+    found.standardise(Table.of(frame_composition(frames[: N // 2])))
     return found
 
 
 @pytest.fixture
 def head(classifier: Classifier, tiny: Tiny, tmp_path: Path) -> Head:
     facts = facts_of(inspect_checkpoint(tiny.model), CALIBRATION, 300, "for a test")
-    known = digests_of(["ACGT", "GGG", "acgt"], ["b", "a", "b"], None, is_finetuned=False)
+    known = digests_of(labels(("ACGT", "b"), ("GGG", "a"), ("acgt", "b")), None, is_finetuned=False)
     write_head(tmp_path / "head.safetensors", classifier, facts, CALIBRATION, known)
     return load_head(tmp_path / "head.safetensors")
+
+
+def labels(*trained: tuple[str, str]) -> Labels:
+    """Of records with these bases and groups."""
+    records = tuple(LabelledRecord(bases, True, group) for bases, group in trained)
+    return Labels(records, tuple(record_digest(bases) for bases, _ in trained))
 
 
 def limit(network: Network, inputs: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -109,11 +118,11 @@ def test_the_head_remembers_every_record_and_group_once(head):
 def test_what_an_encoder_was_trained_on_goes_with_it_from_head_to_head(head, tmp_path):
     """``head`` lies beside the encoder, as of a training that left both."""
     encoder = tmp_path / "esm2_trained"
-    on_it = digests_of(["CCC"], ["c"], encoder, is_finetuned=False)
+    on_it = digests_of(labels(("CCC", "c")), encoder, is_finetuned=False)
     assert on_it.records == {record_digest("CCC")} and on_it.groups == {group_digest("c")}
     assert on_it.encoder_records == set(map(record_digest, ("ACGT", "GGG")))
     assert on_it.encoder_groups == set(map(group_digest, "ab"))
-    again = digests_of(["CCC"], ["c"], encoder, is_finetuned=True)
+    again = digests_of(labels(("CCC", "c")), encoder, is_finetuned=True)
     assert again.encoder_records == on_it.encoder_records | on_it.records
     assert again.encoder_groups == on_it.encoder_groups | on_it.groups
 
@@ -121,9 +130,9 @@ def test_what_an_encoder_was_trained_on_goes_with_it_from_head_to_head(head, tmp
 def test_a_word_that_never_occurred_in_training_has_finite_weights(tiny, tmp_path):
     torch.manual_seed(4)
     classifier = Classifier(DIM, HIDDEN, dropout=0.0)
-    classifier.standardise(np.zeros((5, N_FEATURES), dtype=np.float32))
+    classifier.standardise(Table.of(np.zeros((5, N_FEATURES), dtype=np.float32)))
     facts = facts_of(inspect_checkpoint(tiny.model), CALIBRATION, 300, "for a test")
-    nothing = digests_of([], [], None, is_finetuned=False)
+    nothing = digests_of(labels(), None, is_finetuned=False)
     head = write_head(tmp_path / "h", classifier, facts, CALIBRATION, nothing)
     assert head.nucleotide is not None
     assert all(np.isfinite(values).all() for layer in head.nucleotide.layers for values in layer)

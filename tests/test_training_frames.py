@@ -9,7 +9,7 @@ import pytest
 import torch
 from trainings import Training, frames, settings
 
-from virnucpro.training.frames import balanced_weights
+from virnucpro.labelled.frames import balanced_weights
 from virnucpro.training.ranks import Ranks
 
 CPU = Ranks(0, 1, torch.device("cpu"))
@@ -20,7 +20,7 @@ def grouped(groups: str, viral: str):
     n = len(groups)
     return replace(
         frames(n),
-        group=tuple(groups),
+        group=np.array([ord(letter) for letter in groups]),
         is_virus=np.array([letter in viral for letter in groups]),
         weight=np.ones(n, dtype=np.float32),
     )
@@ -37,7 +37,7 @@ def test_both_classes_weigh_the_same_and_a_frame_weighs_one_in_the_mean():
 def test_a_group_weighs_as_the_root_of_its_frames():
     weighed = grouped("a" * 16 + "b" * 4 + "c" * 100 + "d", viral="ab")
     weight = balanced_weights(weighed)
-    of = {name: weight[np.array(weighed.group) == name].sum() for name in "abcd"}
+    of = {name: weight[weighed.group == ord(name)].sum() for name in "abcd"}
     assert of["a"] / of["b"] == pytest.approx(4 / 2, rel=1e-5)
     assert of["c"] / of["d"] == pytest.approx(10 / 1, rel=1e-5)
 

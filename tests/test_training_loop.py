@@ -45,8 +45,8 @@ from virnucpro.errors import (
     UsageError,
     VirnucproError,
 )
+from virnucpro.labelled.frames import balanced_weights, given_weights
 from virnucpro.training import ranks
-from virnucpro.training.frames import balanced_weights, given_weights
 from virnucpro.training.loop import share_of_lr
 from virnucpro.training.networks import Classifier, FrameClassifier, new_encoder
 from virnucpro.training.objectives import FrameLabels

@@ -10,7 +10,8 @@ from torch import nn
 from trainings import SHAPE, frames
 
 from virnucpro.encoders.esm2.packing import PackedBatch
-from virnucpro.training.frames import LabelledFrames, given_weights
+from virnucpro.labelled.arrays import Texts
+from virnucpro.labelled.frames import LabelledFrames, given_weights
 from virnucpro.training.networks import Classifier, FrameClassifier, new_encoder
 from virnucpro.training.objectives import FrameLabels, frame_batch
 from virnucpro.training.ranks import Ranks
@@ -107,7 +108,7 @@ def test_composition_alone_has_one_network_which_sees_no_residue():
     assert logits.shape == (1, 20)
     other = LabelledFrames(
         learned.ids,
-        tuple("M" * len(protein) for protein in learned.proteins),
+        Texts.of(["M" * len(protein) for protein in learned.proteins]),
         *(getattr(learned, name) for name in list(LabelledFrames.__slots__)[2:]),
     )
     same = frame_batch(other, batch.rows, learned.weight)

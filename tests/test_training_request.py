@@ -7,11 +7,12 @@ import os
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import typer
 from conftest import Tiny
-from labelled import options, train_here, write_labelled
+from labelled import options, pairs_of, records_of, train_here, write_labelled
 from runs import run_inline, vectors, within
 
 from virnucpro.cli.main import app
@@ -26,11 +27,10 @@ from virnucpro.errors import (
     UsageError,
     VirnucproError,
 )
-from virnucpro.labelled.records import read_manifest, read_sequences
 from virnucpro.labelled.split import read_split
 from virnucpro.options import TrainOptions
 from virnucpro.training.config_file import read_config
-from virnucpro.training.features import read_vectors, write_fasta
+from virnucpro.training.features import write_vectors
 from virnucpro.training.ranks import Ranks
 from virnucpro.training.request import Training, describe, open_folder, resolve
 
@@ -56,7 +56,7 @@ def opened(data: Path, **changes: object) -> Training:
     asked = options(data, out_of(data), **{"encoding": "composition", **changes})
     training, _ = resolve(asked, lambda _: None)
     training.output.mkdir(exist_ok=True)
-    open_folder(training)
+    open_folder(training, lambda _: None)
     return training
 
 
@@ -250,7 +250,7 @@ def test_a_split_with_one_label_only_is_refused_before_any_work(data, tmp_path, 
 
 def test_pretraining_needs_no_labels_and_no_test(data, tmp_path):
     split = tmp_path / "split.tsv"
-    groups = sorted({record.group for record in read_manifest(data)})
+    groups = sorted({record.group for record in records_of(data)})
     rows = [f"{g}\t{'validation' if g == 'other 0' else 'train'}\n" for g in groups]
     split.write_text("group\tsplit\n" + "".join(rows))
     opened(data, split=split, encoding="esm2", pretrain=True)
@@ -272,7 +272,7 @@ def closed(n_bases: int) -> str:
 
 def test_records_without_a_frame_are_told_with_what_to_do(data, tmp_path):
     fasta = data.with_name("data.fa")
-    records = [record for _, record in read_sequences(read_manifest(data))]
+    records = records_of(data)
     fasta.write_text("".join(f">{record.id}\n{closed(400)}\n" for record in records))
     with pytest.raises(InputError, match="train groups have 0 viral frames, 0 others") as caught:
         train_here(options(data, tmp_path / "one", encoding="composition"))
@@ -298,7 +298,7 @@ def test_a_start_that_was_killed_before_it_claimed_the_folder_can_be_resumed(dat
     training = opened(data)
     split = training.split.read_bytes()
     (training.output / "training.json").unlink()
-    with pytest.raises(OutputError, match=r"holds no training: split\.tsv"):
+    with pytest.raises(OutputError, match=r"holds no training: frames"):
         opened(data)
     opened(data, resume=True)
     assert training.split.read_bytes() == split
@@ -359,25 +359,29 @@ def test_what_changes_no_weights_may_differ_when_a_training_goes_on(data):
 # Vectors
 
 
-def test_all_records_are_written_for_the_engine_with_their_ids(data, tmp_path):
-    write_fasta(tmp_path / "records.fa", data)
-    text = (tmp_path / "records.fa").read_text()
-    for _, record in read_sequences(read_manifest(data)):
+@pytest.fixture
+def with_vectors(data: Path) -> Training:
+    """As far as a training of a head gets before the engine makes its vectors."""
+    return opened(data, encoding="esm2")
+
+
+def test_all_records_are_written_for_the_engine_with_their_ids(data, with_vectors):
+    text = with_vectors.fasta.read_text()
+    for _, record in pairs_of(data):
         assert f">{record.id}\n{record.sequence}\n" in re.sub(r"(?<=[ACGT])\n(?=[ACGT])", "", text)
 
 
-def test_vectors_come_in_the_order_of_the_ids_and_a_missing_one_is_named(
-    make_config, data, tmp_path
-):
-    write_fasta(tmp_path / "records.fa", data)
-    config = make_config(tmp_path / "records.fa", command="extract")
+def test_vectors_come_in_the_order_of_the_ids_and_a_missing_one_is_named(make_config, with_vectors):
+    config = make_config(with_vectors.fasta, command="extract")
     run_inline(config, None)
     by_id = vectors(config.output)
     names = sorted(by_id, reverse=True)[::2]
-    found = read_vectors(config.output, names)
-    assert found.tolist() == [by_id[name].tolist() for name in names]
+    write_vectors(with_vectors.vectors, config.output, names)
+    stored = np.load(with_vectors.vectors, allow_pickle=False)
+    assert stored.dtype == np.float32
+    assert stored.tolist() == [by_id[name].tolist() for name in names]
     with pytest.raises(FeatureFileError, match="holds no vector of nobody"):
-        read_vectors(config.output, [*names, "nobody"])
+        write_vectors(with_vectors.vectors, config.output, [*names, "nobody"])
 
 
 # Progress

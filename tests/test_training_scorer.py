@@ -29,7 +29,7 @@ def collection_of(rows: list[tuple[str, bool, str, str]], n_bases: int = 400) ->
     """Random records: id, is viral, group, kingdom."""
     rng = np.random.default_rng(0)
     records = tuple(
-        LabelledRecord(name, Path("made.fa"), is_virus, group, kingdom=kingdom)
+        LabelledRecord(name, is_virus, group, kingdom=kingdom)
         for name, is_virus, group, kingdom in rows
     )
     lengths = np.full(len(rows), n_bases)

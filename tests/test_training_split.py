@@ -17,7 +17,7 @@ PATH = Path("data.fa")
 
 def make_records(n_groups: int, kingdom: str = "phage", is_virus: bool = True):
     return [
-        LabelledRecord(f"{kingdom}{g}.{i}", PATH, is_virus, f"{kingdom}{g}", 1.0, kingdom)
+        LabelledRecord(f"{kingdom}{g}.{i}", is_virus, f"{kingdom}{g}", 1.0, kingdom)
         for g in range(n_groups)
         for i in range(1 + g % 3)
     ]
@@ -51,7 +51,7 @@ def test_the_order_of_the_records_does_not_matter_but_the_seed_does() -> None:
 def test_a_group_more_moves_nothing_elsewhere_and_little_beside_it() -> None:
     records = make_records(40) + make_records(20, "algae", is_virus=False)
     before = split_groups(records, seed=1)
-    more = LabelledRecord("new", PATH, False, "new", 1.0, "algae")
+    more = LabelledRecord("new", False, "new", 1.0, "algae")
     after = split_groups([*records, more], seed=1)
     moved = {group for group in before if before[group] != after[group]}
     assert all(group.startswith("algae") for group in moved)
@@ -61,9 +61,9 @@ def test_a_group_more_moves_nothing_elsewhere_and_little_beside_it() -> None:
 
 def test_a_group_in_two_strata_is_whole_and_belongs_where_most_of_it_is() -> None:
     both = [
-        LabelledRecord("a", PATH, True, "both", 1.0, "phage"),
-        LabelledRecord("b", PATH, False, "both", 1.0, "bacteria"),
-        LabelledRecord("c", PATH, False, "both", 1.0, "bacteria"),
+        LabelledRecord("a", True, "both", 1.0, "phage"),
+        LabelledRecord("b", False, "both", 1.0, "bacteria"),
+        LabelledRecord("c", False, "both", 1.0, "bacteria"),
     ]
     # alone in its stratum: training, whatever the other strata hold
     assert split_groups(both + make_records(9), seed=4)["both"] == "train"
@@ -111,4 +111,4 @@ def test_the_records_of_a_part_are_those_of_its_groups() -> None:
     held_out = select(records, splits, "test")
     assert {r.id for r in held_out} == {r.id for r in records if splits[r.group] == "test"}
     with pytest.raises(InputError, match="says nothing of 1 groups of the data, for example new"):
-        select([*records, LabelledRecord("x", PATH, True, "new")], splits, "test")
+        select([*records, LabelledRecord("x", True, "new")], splits, "test")

@@ -20,9 +20,10 @@ from torch import Tensor
 
 from virnucpro.encoders.esm2.model import ESM2Shape
 from virnucpro.errors import InputError
+from virnucpro.labelled.arrays import Table, Texts
+from virnucpro.labelled.frames import LabelledFrames, given_weights
 from virnucpro.sequences.composition import N_FEATURES
 from virnucpro.training.checkpoints import Progressed
-from virnucpro.training.frames import LabelledFrames, given_weights
 from virnucpro.training.loop import Trainer
 from virnucpro.training.networks import (
     Classifier,
@@ -52,15 +53,15 @@ def frames(n: int = N_ROWS, seed: int = 0) -> LabelledFrames:
         for viral in is_virus
     ]
     return LabelledFrames(
-        tuple(f"f{i}" for i in range(n)),
-        tuple(proteins),
-        rng.random((n, N_FEATURES), dtype=np.float32),
+        Texts.of([f"f{i}" for i in range(n)]),
+        Texts.of(proteins),
+        Table.of(rng.random((n, N_FEATURES), dtype=np.float32)),
         np.arange(n),
         np.arange(n),
         is_virus,
         (0.5 + rng.random(n)).astype(np.float32),
-        tuple(f"g{i % 7}" for i in range(n)),
-        np.empty((n, 0), dtype=np.float32),
+        np.arange(n) % 7,
+        Table.of(np.empty((n, 0), dtype=np.float32)),
     )
 
 

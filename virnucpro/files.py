@@ -20,7 +20,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO, cast
+from typing import Any, BinaryIO, TextIO
 
 from virnucpro.errors import OutputError, StorageError, UsageError
 from virnucpro.log import printable
@@ -30,6 +30,7 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
+OnBlock = Callable[[bytes | memoryview], object]
 ZstdError = zstd.ZstdError
 TEMPORARY = ".tmp"  # ends the name of every temporary file
 _BLOCK = 1 << 20
@@ -170,8 +171,9 @@ def temporary_beside(path: Path) -> Path:
 @contextmanager
 def open_table(path: Path) -> Iterator[TextIO]:
     """Write text that may hold what is not UTF-8, as one of several files that grow together."""
-    raw = io.BufferedWriter(_NamedFile(str(path), "w"))
-    out = io.TextIOWrapper(raw, encoding="utf-8", errors="surrogateescape", newline="\n")
+    out = io.TextIOWrapper(
+        open_named(path), encoding="utf-8", errors="surrogateescape", newline="\n"
+    )
     try:
         yield out
     except BaseException:
@@ -179,6 +181,11 @@ def open_table(path: Path) -> Iterator[TextIO]:
             out.close()
         raise
     out.close()
+
+
+def open_named(path: Path) -> BinaryIO:
+    """Open a file to write, as one of several that grow together."""
+    return io.BufferedWriter(_NamedFile(str(path), "w"))
 
 
 class _NamedFile(io.FileIO):
@@ -207,8 +214,10 @@ def sweep(folder: Path) -> None:
             leftover.unlink()
 
 
-def open_binary(path: Path) -> BinaryIO:
+def open_binary(path: Path, on_block: OnBlock | None = None) -> BinaryIO:
     """Open a plain, gzip, bzip2, xz or zstd file; the content decides, not the name.
+
+    ``on_block`` is given the bytes of the file itself, once each, as they are read.
 
     Raises:
         OSError: it cannot be opened, or is a pipe or a device, which can be read only once.
@@ -220,20 +229,53 @@ def open_binary(path: Path) -> BinaryIO:
             handle.seek(-min(len(_BGZIP_END), path.stat().st_size), io.SEEK_END)
             if handle.read() != _BGZIP_END:
                 raise EOFError("the end mark of bgzip is missing")
+    opened = partial(_opened, path, on_block)
     if magic.startswith(b"\x1f\x8b"):
-        return cast(BinaryIO, gzip.open(path))
+        return _reader(_read_through(opened, lambda packed: gzip.GzipFile(fileobj=packed)))
     if magic.startswith(b"BZh"):
-        return io.BufferedReader(_Pieces(_unpack(path, bz2.BZ2Decompressor)))
+        return _reader(_unpack(opened, bz2.BZ2Decompressor))
     if magic.startswith(b"\xfd7zXZ\x00"):
         start = partial(lzma.LZMADecompressor, lzma.FORMAT_XZ)
-        return io.BufferedReader(_Pieces(_unpack(path, start, padding=bytes(4))))
+        return _reader(_unpack(opened, start, padding=bytes(4)))
     if magic.startswith(b"\x28\xb5\x2f\xfd"):
-        return cast(BinaryIO, io.BufferedReader(zstd.open(path)))
-    return path.open("rb")
+        return _reader(_read_through(opened, zstd.ZstdFile))
+    return opened()
+
+
+def _opened(path: Path, on_block: OnBlock | None) -> BinaryIO:
+    return (
+        path.open("rb") if on_block is None else io.BufferedReader(_Heard(path, on_block), _BLOCK)
+    )
+
+
+class _Heard(io.FileIO):
+    """A file that tells what is read from it."""
+
+    def __init__(self, path: Path, on_block: OnBlock) -> None:
+        super().__init__(path)
+        self._on_block = on_block
+
+    def readinto(self, buffer: Any) -> int | None:  # noqa: ANN401 - all that has bytes
+        n_bytes = super().readinto(buffer)
+        self._on_block(memoryview(buffer)[:n_bytes])
+        return n_bytes
+
+
+def _reader(pieces: Generator[bytes]) -> BinaryIO:
+    return io.BufferedReader(_Pieces(pieces))
+
+
+def _read_through(
+    opened: Callable[[], BinaryIO], unpacking: Callable[[BinaryIO], Any]
+) -> Generator[bytes]:
+    """The content of a packed file, as a reader of Python gives it."""
+    with opened() as packed, unpacking(packed) as content:
+        while block := content.read(_BLOCK):
+            yield block
 
 
 def _unpack(
-    path: Path,
+    opened: Callable[[], BinaryIO],
     start: Callable[[], bz2.BZ2Decompressor | lzma.LZMADecompressor],
     padding: bytes = b"",
 ) -> Generator[bytes]:
@@ -245,7 +287,7 @@ def _unpack(
         EOFError: the file ends within a stream.
         OSError, LZMAError: what is there does not decompress.
     """
-    with path.open("rb") as handle:
+    with opened() as handle:
         packed = handle.read(_PACKED_BLOCK)
         while packed:
             stream = start()

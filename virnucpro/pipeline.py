@@ -18,8 +18,7 @@ import numpy as np
 import torch
 
 from virnucpro import __version__
-from virnucpro.config import EncoderSpec, FeatureFormat, Recipe, Resources
-from virnucpro.encoders.base import estimate_tokens
+from virnucpro.config import FeatureFormat, Recipe, Resources
 from virnucpro.engine.events import (
     BatchDone,
     EmbeddingStarted,
@@ -102,8 +101,8 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
             plan = plan_run(config, rundir, recorded, manifest, on_event)
             rundir.clear_copies(manifest)
             announce_input(plan, manifest)
+            summary.count_plan(plan, manifest)
             summary.cut = announce_cut(config, scorer, head)
-            count_repeats(plan, manifest.recipe.encoders, summary)
         job = make_job(config, rundir, manifest)
         results = Results(
             rundir=rundir,
@@ -282,8 +281,6 @@ def close_run(config: RunConfig, rundir: RunDir, manifest: Manifest, summary: Su
     """Write the last word into ``run.json``, and delete what only the run needed."""
     scorer = config.scorer_for(manifest.recipe.input_type)
     summary.scorer = scorer.announcement if scorer else ""
-    summary.n_refused = len(manifest.refused)
-    summary.n_files = len(manifest.inputs) + summary.n_refused
     state = "partial" if summary.exit_code else "complete"
     facts = {"state": state, "counts": asdict(summary)}
     rundir.write_manifest(manifest, {**_facts(config, manifest), **facts})
@@ -315,16 +312,6 @@ def _progress(on_event: OnEvent, stage: str, manifest: Manifest) -> Callable[[in
 
 
 _PACKED = (".gz", ".bz2", ".xz", ".zst")
-
-
-def count_repeats(plan: Plan, encoders: tuple[EncoderSpec, ...], summary: Summary) -> None:
-    counts, shards = plan.counts, plan.shards
-    n_embedded = sum(shard.n_embedded for shard in shards)
-    n_residues = sum(shard.n_residues for shard in shards)
-    summary.n_copies = counts.n_copies
-    summary.n_tokens_saved = estimate_tokens(encoders, counts.n_copies, counts.n_copied_residues)
-    n_tokens = estimate_tokens(encoders, n_embedded, n_residues)
-    summary.n_tokens_in_all = n_tokens + summary.n_tokens_saved
 
 
 def announce_input(plan: Plan, manifest: Manifest) -> None:

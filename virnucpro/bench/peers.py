@@ -1,6 +1,6 @@
 """The programs that ours is held against, with the same weights: fair-esm and transformers.
 
-Both are optional (``pip install '.[oracle]'``); where one is missing, loading it says so.
+transformers is optional (``pip install '.[oracle]'``); where it is missing, loading it says so.
 
 In bf16 the frequencies of the rotary tables stay float32 in both: rounded to 8 bits they give
 wrong angles, and vectors that are wrong beyond some 256 residues.
@@ -13,6 +13,7 @@ import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import esm
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,7 @@ from virnucpro.bench.encoder import Encoder, Setting, Way
 from virnucpro.encoders.esm2.alphabet import N_TOKENS, PAD, tokenize
 from virnucpro.encoders.esm2.model import rotary_frequencies
 from virnucpro.encoders.esm2.packing import EXTRA_TOKENS
+from virnucpro.encoders.fair_esm import load_model
 from virnucpro.errors import UnavailableError
 
 PUBLISHED_TOKENS = 4096  # per batch, in fair-esm's scripts/extract.py
@@ -53,12 +55,12 @@ def fair_esm_published(setting: Setting) -> Encoder:
 
     Logits and whole representations are copied to the CPU and averaged there, as it does.
     """
-    esm, model = _fair_esm(setting)
+    model = _fair_esm(setting, torch.float32)
     convert = model.alphabet.get_batch_converter()
     layer = setting.shape.n_layers
 
     def plan(proteins: Sequence[str]) -> list[list[int]]:
-        return _fair_esm_batches(esm, proteins, PUBLISHED_TOKENS)
+        return _fair_esm_batches(proteins, PUBLISHED_TOKENS)
 
     @torch.no_grad()
     def embed(proteins: list[str]) -> Tensor:
@@ -75,15 +77,12 @@ def fair_esm_published(setting: Setting) -> Encoder:
 
 def fair_esm_bf16(setting: Setting) -> Encoder:
     """fair-esm's model and tokenizer in bf16, in batches that fill the device, pooled there."""
-    esm, model = _fair_esm(setting)
-    _set_precision(model, setting, torch.bfloat16)
-    for layer in model.layers:
-        layer.self_attn.rot_emb.register_forward_hook(_like_its_input)
+    model = _fair_esm(setting, torch.bfloat16)
     convert = model.alphabet.get_batch_converter()
     last = setting.shape.n_layers
 
     def plan(proteins: Sequence[str]) -> list[list[int]]:
-        return _fair_esm_batches(esm, proteins, _tokens(setting))
+        return _fair_esm_batches(proteins, _tokens(setting))
 
     @torch.inference_mode()
     def embed(proteins: list[str]) -> Tensor:
@@ -142,18 +141,9 @@ def _import(module: str, package: str) -> Any:  # noqa: ANN401 - packages withou
         ) from error
 
 
-def _fair_esm(setting: Setting) -> tuple[Any, Any]:
-    """The package, and its model in float32 on the device."""
-    esm, shape = _import("esm", "fair-esm"), setting.shape
-    with torch.device(setting.device):  # filling it at random is slow on a CPU
-        model = esm.ESM2(
-            shape.n_layers, shape.dim, shape.n_heads, token_dropout=shape.token_dropout
-        ).eval()
-    lacking = model.load_state_dict(_weights(setting), strict=False)
-    assert not lacking.unexpected_keys
-    assert all("head" in key or "inv_freq" in key for key in lacking.missing_keys)
-    _set_precision(model, setting, torch.float32)
-    return esm, model
+def _fair_esm(setting: Setting, dtype: torch.dtype) -> esm.ESM2:
+    device = torch.device(setting.device)
+    return load_model(setting.checkpoint, setting.shape, dtype, device)
 
 
 def _weights(setting: Setting) -> Mapping[str, Tensor]:
@@ -172,16 +162,11 @@ def _set_precision(model: nn.Module, setting: Setting, dtype: torch.dtype) -> No
             module.inv_freq = frequencies
 
 
-def _like_its_input(_: nn.Module, given: tuple[Tensor, ...], out: tuple[Tensor, ...]) -> object:
-    """Rotated in float32, and handed on in the precision of what came in."""
-    return tuple(turned.to(before.dtype) for before, turned in zip(given, out, strict=True))
-
-
 def _tokens(setting: Setting) -> int:
     return max(PUBLISHED_TOKENS, setting.tokens_per_batch)
 
 
-def _fair_esm_batches(esm: Any, proteins: Sequence[str], tokens: int) -> list[list[int]]:  # noqa: ANN401
+def _fair_esm_batches(proteins: Sequence[str], tokens: int) -> list[list[int]]:
     data = esm.FastaBatchedDataset([str(i) for i in range(len(proteins))], proteins)
     batches: list[list[int]] = data.get_batch_indices(tokens, extra_toks_per_seq=1)
     return batches

@@ -19,8 +19,8 @@ _MEASURED = "the tables, and the file of --json, hold what was measured"
 def bench(options: BenchOptions) -> None:
     """Measure this machine: its limits, and the encoder beside fair-esm and transformers.
 
-    Ratios are to the first row, fair-esm's own extract loop; without it
-    (in the folder of the source: pip install -c constraints.txt '.[oracle]') to the first of ours.
+    Ratios are to the first row, fair-esm's own extract loop. The row of transformers needs it
+    installed (in the folder of the source: pip install -c constraints.txt '.[oracle]').
 
     Example: virnucpro bench --quick --json bench.json
     """

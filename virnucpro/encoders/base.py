@@ -70,6 +70,7 @@ class Family:
 
 FAMILIES = {
     "esm2": Family("virnucpro.encoders.esm2.encoder", reads="protein"),
+    "fair-esm": Family("virnucpro.encoders.fair_esm", reads="protein"),
 }
 
 

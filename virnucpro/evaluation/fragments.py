@@ -18,7 +18,7 @@ import numpy as np
 from virnucpro.errors import UsageError
 from virnucpro.files import atomic
 from virnucpro.labelled.digests import record_digest
-from virnucpro.labelled.records import LabelledRecord, read_sequences
+from virnucpro.labelled.records import Labelled, LabelledRecord
 from virnucpro.sequences.fasta import write_record
 
 WHOLE = 0  # as a length
@@ -58,12 +58,12 @@ class Fragment(NamedTuple):
 
 
 def write_fragments(
-    records: Iterable[LabelledRecord], cutting: Cutting, fasta: Path, table: Path
+    pairs: Iterable[Labelled], cutting: Cutting, fasta: Path, table: Path
 ) -> list[Fragment]:
     """Cut all records; write their fragments, and where each is from."""
     fragments: list[Fragment] = []
     with atomic(fasta) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as out:
-        for labelled, record in read_sequences(records):
+        for labelled, record in pairs:
             for fragment in cut(labelled, len(record.sequence), cutting):
                 numbered = fragment._replace(id=f"fragment{len(fragments) + 1:07d}")
                 bases = record.sequence[fragment.start : fragment.end]

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from virnucpro.errors import InputError, UsageError
 from virnucpro.labelled.digests import group_digest, record_digest
-from virnucpro.labelled.records import LabelledRecord, read_sequences
+from virnucpro.labelled.records import Labelled, LabelledRecord
 from virnucpro.log import LOGGER, announce
 from virnucpro.scoring.head import Head
 
 OfTraining = Literal["refuse", "leave out", "keep"]
-
-
-@dataclass(frozen=True, slots=True)
-class HeldOut:
-    """Records to test a head on, and which of them it knows from training."""
-
-    records: tuple[LabelledRecord, ...]
-    trained: frozenset[str] = frozenset()  # ids; empty unless they were to be kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,49 +54,69 @@ def policy(held_out_only: bool, allow_training_data: bool) -> OfTraining:
     return "refuse"
 
 
-def hold_out(records: Sequence[LabelledRecord], head: Head, of_training: OfTraining) -> HeldOut:
-    """
-    Raises:
-        InputError: head or encoder were trained on some of the data, which is to be refused; or
-            nothing is left.
-    """
-    if not len(head.trained_records) and not len(head.trained_groups):
-        LOGGER.warning("the head does not say what it was trained on: nothing can be held out")
-    trained = find_trained(records, head)
-    if trained.ids and of_training == "refuse":
-        raise InputError(
-            f"{trained.describe(len(records))}: figures on them say nothing about new sequences",
-            hint="leave them out with --held-out-only, or keep them, and have the report "
-            "say so, with --allow-training-data",
-        )
-    kept = [r for r in records if of_training == "keep" or r.id not in trained.ids]
-    if {record.is_virus for record in kept} != {True, False}:
-        raise InputError(
-            "the data to evaluate on holds no virus, or nothing else",
-            hint="give labelled records of both kinds that head and encoder were not trained on",
-        )
-    if trained.ids and of_training == "keep":
-        LOGGER.warning("%s: the figures are too good", trained.describe(len(records)))
-        return HeldOut(tuple(kept), trained.ids)
-    if trained.ids:
-        announce(f"{trained.describe(len(records))}: they are left out")
-    return HeldOut(tuple(kept))
+class HeldOut:
+    """Records to test a head on, and which of them it knows from training."""
 
+    def __init__(self, head: Head, of_training: OfTraining) -> None:
+        self._head = _Memory(head.trained_records, head.trained_groups)
+        self._encoder = _Memory(head.encoder_records, head.encoder_groups)
+        self._of_training = of_training
+        self.records: list[LabelledRecord] = []  # those that passed ``select``
+        self.trained: frozenset[str] = frozenset()  # ids; empty unless they were to be kept
+        if not len(head.trained_records) and not len(head.trained_groups):
+            LOGGER.warning("the head does not say what it was trained on: nothing can be held out")
 
-def find_trained(records: Sequence[LabelledRecord], head: Head) -> Trained:
-    """Which records, themselves or by their groups, the head and its encoder were trained on."""
-    sides = (
-        (set(head.trained_records.tolist()), set(head.trained_groups.tolist())),
-        (set(head.encoder_records.tolist()), set(head.encoder_groups.tolist())),
-    )
-    digests = {group: group_digest(group) for group in {record.group for record in records}}
-    of_head, of_encoder = (
-        {record.id for record in records if digests[record.group] in groups} for _, groups in sides
-    )
-    if any(sequences for sequences, _ in sides):
-        for labelled, record in read_sequences(records):
-            digest = record_digest(record.sequence)
-            for ids, (sequences, _) in zip((of_head, of_encoder), sides, strict=True):
-                if digest in sequences:
+    def select(self, pairs: Iterable[Labelled]) -> Iterator[Labelled]:
+        """Pass on the records that are to be tested, one by one.
+
+        Raises:
+            InputError: at the end: head or encoder were trained on some of the data, which is to
+                be refused; or nothing is left.
+        """
+        n_records = 0
+        of_head, of_encoder = set[str](), set[str]()
+        for labelled, record in pairs:
+            n_records += 1
+            digests = group_digest(labelled.group), record_digest(record.sequence)
+            for ids, memory in ((of_head, self._head), (of_encoder, self._encoder)):
+                if memory.knows(*digests):
                     ids.add(labelled.id)
-    return Trained(frozenset(of_head), frozenset(of_encoder))
+            is_trained = labelled.id in of_head or labelled.id in of_encoder
+            if not is_trained or self._of_training != "leave out":
+                self.records.append(labelled)
+                yield labelled, record
+        self._tell(Trained(frozenset(of_head), frozenset(of_encoder)), n_records)
+
+    def _tell(self, trained: Trained, n_records: int) -> None:
+        """
+        Raises:
+            InputError: as ``select``.
+        """
+        if trained.ids and self._of_training == "refuse":
+            raise InputError(
+                f"{trained.describe(n_records)}: figures on them say nothing about new sequences",
+                hint="leave them out with --held-out-only, or keep them, and have the report "
+                "say so, with --allow-training-data",
+            )
+        if {record.is_virus for record in self.records} != {True, False}:
+            raise InputError(
+                "the data to evaluate on holds no virus, or nothing else",
+                hint="give labelled records of both kinds that head and encoder were not trained "
+                "on",
+            )
+        if trained.ids and self._of_training == "keep":
+            LOGGER.warning("%s: the figures are too good", trained.describe(n_records))
+            self.trained = trained.ids
+        elif trained.ids:
+            announce(f"{trained.describe(n_records)}: they are left out")
+
+
+class _Memory:
+    """What a head, or an encoder, was trained on."""
+
+    def __init__(self, records: NDArray[np.uint64], groups: NDArray[np.uint64]) -> None:
+        self._records, self._groups = set(records.tolist()), set(groups.tolist())
+
+    def knows(self, group: int, record: int) -> bool:
+        """Whether it was trained on a record of this digest, or on others of its group."""
+        return group in self._groups or record in self._records

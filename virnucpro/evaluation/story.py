@@ -7,6 +7,7 @@ is measured is read from the tables that it leaves, and joined by id.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TextIO
@@ -18,14 +19,21 @@ from virnucpro.engine.executor import Executor
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.errors import UsageError, VirnucproError
 from virnucpro.evaluation.fragments import WHOLE, Cutting, Fragment, length_name, write_fragments
-from virnucpro.evaluation.held_out import HeldOut, OfTraining, hold_out, policy
+from virnucpro.evaluation.held_out import HeldOut, OfTraining, policy
 from virnucpro.evaluation.metrics import Interval, Measures, Samples, bootstrap, measure
 from virnucpro.files import refuse_links, writing
-from virnucpro.labelled.records import LabelledRecord, read_manifest, warn_of_mixed_groups
-from virnucpro.labelled.split import read_split, select
+from virnucpro.labelled.records import (
+    Labelled,
+    LabelledRecord,
+    Manifest,
+    read_manifest,
+    read_records,
+    warn_of_mixed_groups,
+)
+from virnucpro.labelled.split import Split, check_groups, read_split
 from virnucpro.log import printable
 from virnucpro.options import EvaluateOptions, PredictOptions, carry
-from virnucpro.outputs.sinks import FrameTable, read_frame_scores, read_record_rows
+from virnucpro.outputs.sinks import FrameTable, read_calls, read_frame_scores
 from virnucpro.pipeline import OnEvent, run
 from virnucpro.records import FastaRecord, Prediction
 from virnucpro.resolve import RunConfig, resolve
@@ -45,7 +53,8 @@ class Question:
     """What is to be found out, and where the answer goes."""
 
     options: EvaluateOptions
-    records: tuple[LabelledRecord, ...]
+    manifest: Manifest
+    splits: dict[str, Split] | None
     of_training: OfTraining
     cutting: Cutting
 
@@ -64,6 +73,19 @@ class Question:
     @property
     def table(self) -> Path:
         return self.output / "fragments.tsv"
+
+    def read_records(self) -> Iterator[Labelled]:
+        """The records that are asked for, one by one; at the end it is told if groups are mixed.
+
+        Raises:
+            InputError: a FASTA file contradicts the manifest, or holds what is no nucleotide.
+        """
+        part, splits, records = self.options.part or "test", self.splits, []
+        for labelled, record in read_records(self.manifest):
+            if splits is None or splits[labelled.group] == part:
+                records.append(labelled)
+                yield labelled, record
+        warn_of_mixed_groups(records)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -158,7 +180,7 @@ def evaluate(options: EvaluateOptions, on_event: OnEvent) -> Evaluation:
 
 
 def understand(options: EvaluateOptions) -> Question:
-    """Check what is asked, and read what is labelled.
+    """Check what is asked, and read what the manifest says.
 
     Raises:
         UsageError: options contradict each other, or make no sense.
@@ -173,12 +195,16 @@ def understand(options: EvaluateOptions) -> Question:
         seed=options.seed,
     )
     refuse_links(options.output_dir, [_RUN])
-    records = read_manifest(options.data)
-    if options.split is not None:
-        records = select(records, read_split(options.split), options.part or "test")
-    warn_of_mixed_groups(records)
+    manifest = read_manifest(options.data)
+    splits = read_split(options.split) if options.split is not None else None
+    if splits is not None:
+        check_groups(manifest.groups, splits)
     return Question(
-        options=options, records=tuple(records), of_training=of_training, cutting=cutting
+        options=options,
+        manifest=manifest,
+        splits=splits,
+        of_training=of_training,
+        cutting=cutting,
     )
 
 
@@ -200,10 +226,10 @@ def answer(
     Raises:
         VirnucproError: see ``errors``; or something could not be scored.
     """
-    held_out = hold_out(question.records, head, question.of_training)
-    with writing(question.output):
-        question.output.mkdir(parents=True, exist_ok=True)
-    fragments = write_fragments(held_out.records, question.cutting, question.fasta, question.table)
+    held_out = HeldOut(head, question.of_training)
+    with _folder(question.output):
+        pairs = held_out.select(question.read_records())
+        fragments = write_fragments(pairs, question.cutting, question.fasta, question.table)
     config = replace(config, options=replace(config.options, input=(question.fasta,)))
     summary = run(config, head, executor, on_event)
     if summary.exit_code:
@@ -215,6 +241,21 @@ def answer(
     threshold, seed = head.facts.threshold, question.cutting.seed
     rows = tuple(row for kind in kinds for row in measure_kind(kind, threshold, seed))
     return Evaluation(question, head, held_out, kinds, rows)
+
+
+@contextmanager
+def _folder(path: Path) -> Iterator[None]:
+    """A folder that is there, and if the block fails only if it was there before."""
+    is_new = not path.exists()
+    with writing(path):
+        path.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        if is_new:
+            with suppress(OSError):  # it is told what went wrong before
+                path.rmdir()
+        raise
 
 
 def read_kinds(
@@ -255,8 +296,8 @@ def read_scores(table: TextIO, fragments: Sequence[Fragment]) -> NDArray[np.floa
         VirnucproError: a fragment is not in the table, or could not be used.
     """
     known = {
-        row.record_id: np.nan if row.score is None else row.score
-        for row in read_record_rows(table)
+        row.record_id: np.nan if row.virus_score is None else row.virus_score
+        for row in read_calls(table)
         if row.status in ("scored", "no_orf")
     }
     missing = [fragment for fragment in fragments if fragment.id not in known]

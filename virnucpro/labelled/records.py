@@ -14,14 +14,15 @@ Other columns are ignored. Ids are unique over the whole manifest.
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from sys import intern
 
 from virnucpro.errors import InputError, InputMissingError, UsageError
-from virnucpro.files import expanded, open_plain
+from virnucpro.files import OnBlock, expanded, open_plain
 from virnucpro.labelled.tables import read_cells
 from virnucpro.log import LOGGER, printable
 from virnucpro.records import FastaRecord
@@ -42,7 +43,6 @@ class LabelledRecord:
     """One record of a FASTA file, and what is known of it."""
 
     id: str
-    path: Path
     is_virus: bool
     group: str
     weight: float = 1.0
@@ -53,6 +53,9 @@ class LabelledRecord:
         return "virus" if self.is_virus else "other"
 
 
+Labelled = tuple[LabelledRecord, FastaRecord]
+
+
 @dataclass(slots=True)
 class _File:
     """What the manifest says of one FASTA file; the id "" stands for all its records."""
@@ -60,38 +63,88 @@ class _File:
     rows: dict[str, LabelledRecord] = field(default_factory=dict)
     lines: dict[str, int] = field(default_factory=dict)  # of the manifest, by id
 
+    def row_of(self, record_id: str) -> LabelledRecord | None:
+        if (of_all := self.rows.get("")) is not None:
+            return replace(of_all, id=record_id)
+        return self.rows.get(record_id)
 
-def read_manifest(path: Path) -> list[LabelledRecord]:
-    """The records that a manifest names, file by file as it names them, each in FASTA order.
 
-    Every FASTA file is read once, so that what is wrong is told before any work begins.
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a manifest says, file by file as it names them. The FASTA files are not read yet."""
+
+    path: Path
+    sha256: str
+    files: Mapping[Path, _File]
+
+    @property
+    def groups(self) -> set[str]:
+        return {row.group for named in self.files.values() for row in named.rows.values()}
+
+
+def read_manifest(path: Path) -> Manifest:
+    """
+    Raises:
+        InputError: the manifest contradicts itself; names its line.
+        InputMissingError: the manifest or a FASTA file cannot be opened.
+    """
+    digest = hashlib.sha256()
+    files = _read_files(path, digest.update)
+    return Manifest(path, digest.hexdigest(), files)
+
+
+def read_records(
+    manifest: Manifest,
+    on_file: Callable[[str], None] = lambda _: None,
+    on_block: OnBlock = lambda _: None,
+) -> Iterator[Labelled]:
+    """The records that a manifest names, with their sequences, each file in FASTA order.
+
+    Every file is read once; memory holds one sequence, and the ids. ``on_file`` is given the
+    sha256 of each file when it was read to its end, ``on_block`` its bytes.
 
     Raises:
-        InputError: the manifest contradicts itself or the files; names file and line.
-        InputMissingError: the manifest or a FASTA file cannot be read.
+        InputError: the files contradict the manifest, or one another; names file and line.
+        InputMissingError: a file cannot be read.
     """
-    known: dict[str, LabelledRecord] = {}
-    for fasta, named in _read_files(path).items():
-        of_all = named.rows.pop("", None)
-        n_before = len(known)
-        for record in read_fasta(fasta):
-            row = replace(of_all, id=record.id) if of_all else named.rows.get(record.id)
-            if row is not None:
-                _check(record, fasta, known)
-                known[record.id] = row
-        if of_all and len(known) == n_before:
+    places: dict[str, Path] = {}
+    for fasta, named in manifest.files.items():
+        digest = hashlib.sha256()
+        n_before = len(places)
+        for record in read_fasta(fasta, on_block=_each(digest.update, on_block)):
+            if (row := named.row_of(record.id)) is not None:
+                _check(record, fasta, places)
+                places[record.id] = fasta
+                yield row, record
+        if "" in named.rows and len(places) == n_before:
             raise InputError(
-                f"{printable(path)}:{named.lines['']}: {printable(fasta)} holds no record",
+                f"{printable(manifest.path)}:{named.lines['']}: {printable(fasta)} holds no record",
                 hint="give a FASTA file that is not empty, or leave the line out",
             )
-        lost = [record_id for record_id, row in named.rows.items() if known.get(record_id) != row]
-        if lost:
-            raise InputError(
-                f"{printable(path)}:{named.lines[lost[0]]}: {printable(fasta)} holds no record "
-                f"{printable(lost[0])} ({len(lost)} missing of this file)",
-                hint="an id is the first word behind the '>'; check the id and the path",
-            )
-    return list(known.values())
+        _check_complete(manifest.path, fasta, named, places)
+        on_file(digest.hexdigest())
+
+
+def _each(*hearers: OnBlock) -> OnBlock:
+    def hear(block: bytes | memoryview) -> None:
+        for hearer in hearers:
+            hearer(block)
+
+    return hear
+
+
+def _check_complete(manifest: Path, fasta: Path, named: _File, places: Mapping[str, Path]) -> None:
+    """
+    Raises:
+        InputError: the file lacks a record that the manifest names.
+    """
+    lost = [name for name in named.rows if name and places.get(name) != fasta]
+    if lost:
+        raise InputError(
+            f"{printable(manifest)}:{named.lines[lost[0]]}: {printable(fasta)} holds no record "
+            f"{printable(lost[0])} ({len(lost)} missing of this file)",
+            hint="an id is the first word behind the '>'; check the id and the path",
+        )
 
 
 def warn_of_mixed_groups(records: Iterable[LabelledRecord]) -> None:
@@ -108,16 +161,16 @@ def warn_of_mixed_groups(records: Iterable[LabelledRecord]) -> None:
         )
 
 
-def _check(record: FastaRecord, path: Path, known: Mapping[str, LabelledRecord]) -> None:
+def _check(record: FastaRecord, path: Path, places: Mapping[str, Path]) -> None:
     """
     Raises:
         InputError: the id was met before, or the sequence is none of nucleotides.
     """
     where = f"{printable(path)}:{record.line}"
-    if record.id in known:
+    if record.id in places:
         raise InputError(
             f"{where}: the id {printable(record.id)} occurs twice "
-            f"(first in {printable(known[record.id].path)})",
+            f"(first in {printable(places[record.id])})",
             hint="ids must be unique over the manifest: rename one of the records",
         )
     if problem := find_invalid(record, "nucleotide"):
@@ -127,54 +180,28 @@ def _check(record: FastaRecord, path: Path, known: Mapping[str, LabelledRecord])
         )
 
 
-def read_sequences(
-    records: Iterable[LabelledRecord],
-) -> Iterator[tuple[LabelledRecord, FastaRecord]]:
-    """Each record with its sequence: files as they are first named, each in FASTA order.
-
-    Every file is read once; memory holds one sequence.
-
-    Raises:
-        InputError: a file holds other records than when the manifest was read.
-        InputMissingError: a file cannot be read any more.
-    """
-    wanted: dict[Path, dict[str, LabelledRecord]] = {}
-    for labelled in records:
-        wanted.setdefault(labelled.path, {})[labelled.id] = labelled
-    for path, by_id in wanted.items():
-        for record in read_fasta(path):
-            if (found := by_id.pop(record.id, None)) is not None:
-                yield found, record
-        if by_id:
-            raise InputError(
-                f"{printable(path)} has lost the record {printable(next(iter(by_id)))} "
-                "since the manifest was read",
-                hint="let the file be written to its end, then start again",
-            )
-
-
-def _read_files(manifest: Path) -> dict[Path, _File]:
+def _read_files(manifest: Path, on_block: OnBlock) -> dict[Path, _File]:
     """The FASTA files of a manifest, in its order."""
     paths: dict[str, Path] = {}
     files: dict[Path, _File] = {}
-    for line, cells in read_cells(manifest, _NEEDED, _HINT):
+    for line, cells in read_cells(manifest, _NEEDED, _HINT, on_block):
         where = f"{printable(manifest)}:{line}"
         if cells["path"] not in paths:
             paths[cells["path"]] = _fasta_path(manifest, cells["path"], where)
-        row = _row(cells, paths[cells["path"]], where)
-        named = files.setdefault(row.path, _File())
+        path, row = paths[cells["path"]], _row(cells, where)
+        named = files.setdefault(path, _File())
         if row.id in named.rows or (named.rows and not row.id) or "" in named.rows:
             what = f"the record {printable(row.id)} of " if row.id else ""
             earlier = named.lines.get(row.id) or next(iter(named.lines.values()))
             raise InputError(
-                f"{where}: {what}{printable(row.path)} is named twice (first in line {earlier})",
+                f"{where}: {what}{printable(path)} is named twice (first in line {earlier})",
                 hint="keep one of the lines; a line without an id stands for the whole file",
             )
         named.rows[row.id], named.lines[row.id] = row, line
     return files
 
 
-def _row(cells: dict[str, str], path: Path, where: str) -> LabelledRecord:
+def _row(cells: dict[str, str], where: str) -> LabelledRecord:
     if cells["label"] not in _LABELS:
         raise InputError(
             f"{where}: the label is {printable(cells['label'])!r}",
@@ -187,7 +214,6 @@ def _row(cells: dict[str, str], path: Path, where: str) -> LabelledRecord:
         )
     return LabelledRecord(
         cells.get("id", ""),
-        path,
         _LABELS[cells["label"]],
         intern(cells["group"]),
         _weight(cells.get("weight", ""), where),
@@ -215,7 +241,7 @@ def _fasta_path(manifest: Path, cell: str, where: str) -> Path:
         )
     try:
         path = (manifest.parent / expanded(cell)).resolve()
-        open_plain(path).close()  # it is read several times, which a pipe cannot be
+        open_plain(path).close()  # a pipe could not be read again
     except UsageError as error:
         raise InputMissingError(f"{where}: {error}", hint=error.hint) from error
     except OSError as error:

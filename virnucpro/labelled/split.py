@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -120,11 +120,18 @@ def select(
     Raises:
         InputError: a group of the records is in no split.
     """
-    unknown = {record.group for record in records} - splits.keys()
-    if unknown:
+    check_groups({record.group for record in records}, splits)
+    return [record for record in records if splits[record.group] == part]
+
+
+def check_groups(groups: Set[str], splits: Mapping[str, Split]) -> None:
+    """
+    Raises:
+        InputError: a group is in no split.
+    """
+    if unknown := groups - splits.keys():
         raise InputError(
             f"the split says nothing of {len(unknown)} groups of the data, "
             f"for example {printable(min(unknown))}",
             hint="add them to the table of the split, or give the split that was made of this data",
         )
-    return [record for record in records if splits[record.group] == part]

@@ -7,25 +7,25 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from virnucpro.errors import InputError
-from virnucpro.files import open_binary
+from virnucpro.files import OnBlock, open_binary
 from virnucpro.log import printable
 from virnucpro.sequences.fasta import unpacking
 
 
 def read_cells(
-    path: Path, needed: Sequence[str], hint: str
+    path: Path, needed: Sequence[str], hint: str, on_block: OnBlock | None = None
 ) -> Iterator[tuple[int, dict[str, str]]]:
     """The number of each line below the header, and its cells by column, without outer blanks.
 
     Blank lines are skipped. ``hint`` says what the table should be if a ``needed`` column is not
-    there.
+    there. ``on_block`` is given the bytes of the file, as they lie on the disk.
 
     Raises:
         InputError: it is no table, or lacks a column; names file and line.
         InputMissingError: the file cannot be opened.
     """
     shown = printable(path)
-    lines = _read_lines(path)
+    lines = _read_lines(path, on_block)
     _, header = next(lines, (1, ""))
     columns = [name.strip() for name in header.split("\t")]
     for name in needed:
@@ -42,12 +42,12 @@ def read_cells(
         yield number, {name: cell.strip() for name, cell in zip(columns, cells, strict=True)}
 
 
-def _read_lines(path: Path) -> Iterator[tuple[int, str]]:
+def _read_lines(path: Path, on_block: OnBlock | None) -> Iterator[tuple[int, str]]:
     """The lines that are not blank, with their numbers."""
     try:
         with (
             unpacking(path, printable(path)),
-            io.TextIOWrapper(open_binary(path), encoding="utf-8-sig") as lines,
+            io.TextIOWrapper(open_binary(path, on_block), encoding="utf-8-sig") as lines,
         ):
             for number, line in enumerate(lines, start=1):
                 if line.strip():

@@ -1,4 +1,4 @@
-"""What a run came to: counted once, while its outputs are written, and told from here.
+"""What a run came to: counted once, from its plan, its batches and its records, and told from here.
 
 ``run.json``, the log and the console all have these figures.
 """
@@ -11,9 +11,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from virnucpro.encoders.base import estimate_tokens
 from virnucpro.log import printable
 from virnucpro.outputs.sinks import FailedFiles, FailedSequences
 from virnucpro.records import STATUSES, RecordResult, Status
+from virnucpro.run.manifest import Manifest
+from virnucpro.run.plan import Plan
 
 STAGES = ("reading", "embedding", "writing tables")
 STARTING = "starting workers"  # is part of embedding
@@ -36,6 +39,18 @@ class Summary:
     n_tokens_saved: int = 0  # those of the copies
     n_tokens_in_all: int = 0  # of the whole run, with those
     seconds: dict[str, float] = field(default_factory=dict)  # per stage
+
+    def count_plan(self, plan: Plan, manifest: Manifest) -> None:
+        """Count the files of a run, and what its copies save."""
+        encoders, counts, shards = manifest.recipe.encoders, plan.counts, plan.shards
+        self.n_refused = len(manifest.refused)
+        self.n_files = len(manifest.inputs) + self.n_refused
+        self.n_copies = counts.n_copies
+        self.n_tokens_saved = estimate_tokens(encoders, counts.n_copies, counts.n_copied_residues)
+        n_embedded = sum(shard.n_embedded for shard in shards)
+        n_residues = sum(shard.n_residues for shard in shards)
+        n_tokens = estimate_tokens(encoders, n_embedded, n_residues)
+        self.n_tokens_in_all = n_tokens + self.n_tokens_saved
 
     def start_counting(self) -> None:
         """Forget the records of a pass that was not ended."""

@@ -76,6 +76,10 @@ class FeatureStore:
             "shard_sha256": shard.sha256,
         }
 
+    def attributes_of_copies(self, shard: Shard) -> Attributes:
+        """What its file of copies says of itself."""
+        return {**self.attributes(shard), "copies": 1}
+
     def write(self, shard: Shard, embeddings: Embeddings) -> None:
         """Write the file of a shard, which appears when it is whole."""
         write_embeddings(self.path(shard), embeddings, self.attributes(shard))
@@ -139,12 +143,22 @@ class FeatureStore:
         if settled:
             with_copies = [shard for shard in shards if shard.n_orfs > shard.n_embedded]
             of_copies = [
-                _failed_records(self.path_of_copies(shard), self._attributes_of_copies(shard))
+                _failed_records(self.path_of_copies(shard), self.attributes_of_copies(shard))
                 for shard in with_copies
             ]
             if any(failed is None or not failed <= replaced for failed in of_copies):
                 pending = sorted([*pending, *settled], key=lambda shard: shard.index)
         return pending
+
+    def find_damaged(self, shards: Sequence[Shard]) -> list[FeatureFileError]:
+        """What is wrong with the files, read to the last bit; ``shards``: as far as known."""
+        errors = []
+        for path, attributes in self.files(shards):
+            try:
+                read_embeddings(path, attributes)
+            except FeatureFileError as error:
+                errors.append(error)
+        return errors
 
     def discard_damaged(self, shards: Sequence[Shard], on_shard: OnShard) -> None:
         """Delete the files that are not as they were written, to the last bit."""
@@ -156,9 +170,6 @@ class FeatureStore:
                     read_embeddings(path, self.attributes(shard), self.encoder.dim)
             except FeatureFileError as error:
                 _discard(path, error)
-
-    def _attributes_of_copies(self, shard: Shard) -> Attributes:
-        return {**self.attributes(shard), "copies": 1}
 
 
 def open_stores(
@@ -249,7 +260,7 @@ class FeatureReader:
             files.append((self._store.path(shard), self._read_embedded(shard, embedded)))
         if copies := [orf for orf in orfs if orf.copy_of is not None]:
             path, embeddings = self._store.path_of_copies(shard), self._copy_to(copies)
-            update_embeddings(path, embeddings, self._store._attributes_of_copies(shard))
+            update_embeddings(path, embeddings, self._store.attributes_of_copies(shard))
             files.append((path, embeddings))
         for _, embeddings in files:
             reasons |= {failure.orf_id: failure.reason for failure in embeddings.failures}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,8 +11,6 @@ from virnucpro.errors import FeatureFileError, InputMissingError, ResumeError
 from virnucpro.log import printable
 from virnucpro.outputs.features import check_index
 from virnucpro.outputs.sinks import FailedFiles
-from virnucpro.records import Shard
-from virnucpro.run.feature_file import read_embeddings
 from virnucpro.run.features import FeatureStore
 from virnucpro.run.folder import RunDir, stores_of
 from virnucpro.run.manifest import Manifest
@@ -63,8 +60,10 @@ def _verify(rundir: RunDir, manifest: Manifest) -> tuple[list[str], str]:
     plan = read_plan(rundir, manifest)
     damaged, n_files, has_index = [], 0, False
     for store in stores_of(rundir, manifest):
-        of_store, n_of_store = _verify_files(store, plan.shards if plan else ())
-        n_files += n_of_store
+        of_store = [
+            f"damaged   {error}" for error in store.find_damaged(plan.shards if plan else ())
+        ]
+        n_files += len(list(store.files()))
         if store.index.exists():
             has_index = True
             of_store += [] if of_store else _verify_index(store)
@@ -73,17 +72,6 @@ def _verify(rundir: RunDir, manifest: Manifest) -> tuple[list[str], str]:
     if plan is None and not has_index:
         verified += "; whether each is in its place was not checked: the plan is not here"
     return damaged, verified
-
-
-def _verify_files(store: FeatureStore, shards: Sequence[Shard]) -> tuple[list[str], int]:
-    damaged, n_files = [], 0
-    for path, attributes in store.files(shards):
-        n_files += 1
-        try:
-            read_embeddings(path, attributes)
-        except FeatureFileError as error:
-            damaged.append(f"damaged   {error}")
-    return damaged, n_files
 
 
 def _verify_index(store: FeatureStore) -> list[str]:

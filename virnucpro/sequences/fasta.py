@@ -18,7 +18,7 @@ from typing import BinaryIO, TextIO
 
 from virnucpro.config import InputType
 from virnucpro.errors import InputError, InputMissingError
-from virnucpro.files import ZstdError, open_binary
+from virnucpro.files import OnBlock, ZstdError, open_binary
 from virnucpro.log import printable
 from virnucpro.records import FastaRecord
 
@@ -127,10 +127,13 @@ def stem_of(name: str) -> str:
     return name[: len(name) - len(ending)]
 
 
-def read_fasta(path: Path, name: str = "") -> Iterator[FastaRecord]:
+def read_fasta(
+    path: Path, name: str = "", on_block: OnBlock | None = None
+) -> Iterator[FastaRecord]:
     """Yield the records of a plain or compressed FASTA file, in file order.
 
-    Errors call it by its path, or by another ``name``.
+    Errors call it by its path, or by another ``name``. ``on_block`` is given the bytes of the
+    file, as they lie on the disk.
 
     White space and gaps inside a sequence are dropped, and gaps are counted; bytes that are not
     UTF-8 pass through a header unharmed (``surrogateescape``), but not through an id.
@@ -140,7 +143,7 @@ def read_fasta(path: Path, name: str = "") -> Iterator[FastaRecord]:
         InputMissingError: the file cannot be opened.
     """
     shown = name or printable(path)
-    with unpacking(path, shown), _open(path, shown) as handle:
+    with unpacking(path, shown), _open(path, shown, on_block) as handle:
         yield from _parse(_lines(handle), shown)
 
 
@@ -169,8 +172,8 @@ def _damaged(shown: str, error: Exception) -> InputError:
     )
 
 
-def _open(path: Path, shown: str) -> BinaryIO:
-    handle = open_binary(path)
+def _open(path: Path, shown: str, on_block: OnBlock | None) -> BinaryIO:
+    handle = open_binary(path, on_block)
     start = handle.peek(_PEEK)[:_PEEK]  # type: ignore[attr-defined]
     for magic, (name, hint) in _WRONG_FORMATS.items():
         if start.removeprefix(b"\xef\xbb\xbf").lstrip(b"\r\n").startswith(magic):

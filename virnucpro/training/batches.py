@@ -8,13 +8,10 @@ from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import Any, Protocol, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from virnucpro.errors import VirnucproError
+from virnucpro.labelled.arrays import Rows
 from virnucpro.processes import Child, Pipe, Raised, interrupts_held, kill_all, start
 
-Rows = NDArray[np.int64]
 Part = tuple[int, Rows]  # of an epoch: its number, and the rows of one batch
 B = TypeVar("B")
 B_co = TypeVar("B_co", covariant=True)

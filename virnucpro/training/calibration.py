@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from virnucpro.evaluation.metrics import auroc
+from virnucpro.labelled.frames import LabelledFrames, balanced_weights
 from virnucpro.scoring.head import DECIMALS, FrameRule
-from virnucpro.training.frames import LabelledFrames, balanced_weights
 
 FALSE_POSITIVES = 0.05  # of the others in validation, at the threshold
 _CHUNKS = (1, 2, 6, 20)  # of one record; 500 to 10,000 bases where a chunk has 500

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from virnucpro.encoders.esm2.weights import Checkpoint
-from virnucpro.labelled.digests import group_digest, record_digest
+from virnucpro.labelled.digests import group_digest
+from virnucpro.labelled.store import Labels
 from virnucpro.scoring.head import (
     EncoderFacts,
     Head,
@@ -85,15 +85,13 @@ class TrainedOn:
     encoder_groups: frozenset[int] = frozenset()
 
 
-def digests_of(
-    sequences: Iterable[str], groups: Iterable[str], encoder: Path | None, is_finetuned: bool
-) -> TrainedOn:
+def digests_of(labels: Labels, encoder: Path | None, is_finetuned: bool) -> TrainedOn:
     """``encoder`` is the one that was started from, and ``is_finetuned`` if it was trained too.
 
     The head beside it, as ``train`` leaves one, knows what it had been trained on before.
     """
-    records = frozenset(map(record_digest, sequences))
-    names = frozenset(map(group_digest, groups))
+    records = frozenset(labels.digests)
+    names = frozenset(group_digest(record.group) for record in labels.records)
     encoder_records = records if is_finetuned else frozenset()
     encoder_groups = names if is_finetuned else frozenset()
     if encoder is not None and (before := encoder.with_name(HEAD_FILE)).is_file():

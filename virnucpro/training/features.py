@@ -6,49 +6,44 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.lib import format as npy
 
 from virnucpro.errors import FeatureFileError
-from virnucpro.files import atomic
-from virnucpro.labelled.records import read_manifest, read_sequences
+from virnucpro.files import atomic, open_named
 from virnucpro.log import printable
 from virnucpro.records import Embeddings
 from virnucpro.run.folder import RunDir, stores_of
-from virnucpro.sequences.fasta import write_record
 
 
-def write_fasta(path: Path, data: Path) -> None:
-    """All records of a manifest in one file, with their ids; the same bytes every time."""
-    with atomic(path) as temporary, temporary.open("w", encoding="utf-8") as out:
-        for _, record in read_sequences(read_manifest(data)):
-            write_record(out, record.id, record.sequence)
+def write_vectors(path: Path, folder: Path, ids: Sequence[str]) -> None:
+    """The vectors of these frames as one array, in their order, from a run folder of ``extract``.
 
-
-def read_vectors(folder: Path, ids: Sequence[str]) -> NDArray[np.float32]:
-    """The vectors of these frames, in their order, from a run folder of ``extract``. (n, dim)
-
-    Memory holds these, and one feature file.
+    Memory holds the ids, and the vectors of one feature file.
 
     Raises:
         FeatureFileError: one is not there, or a file is damaged.
+        OutputError, StorageError: as ``files.writing``.
     """
     place = {name: row for row, name in enumerate(ids)}
-    known = np.zeros(len(ids), dtype=np.bool_)
-    vectors = np.empty((len(ids), 0), dtype=np.float32)
-    for found in _read_files(folder):
-        if not found.ids:
-            continue
-        if not vectors.shape[1]:
-            vectors = np.empty((len(ids), found.vectors.shape[1]), dtype=np.float32)
-        rows = [row for row, name in enumerate(found.ids) if name in place]
-        places = [place[found.ids[row]] for row in rows]
-        vectors[places], known[places] = found.vectors[rows], True
-    if not known.all():
-        raise FeatureFileError(
-            f"{printable(folder)} holds no vector of {printable(ids[int(known.argmin())])}",
-            hint="delete the folder: its vectors are made again",
-        )
-    return vectors
+    is_there = np.zeros(len(ids), dtype=np.bool_)
+    begin = 0
+    with atomic(path) as temporary, open_named(temporary) as out:
+        for embeddings in _read_files(folder):
+            if embeddings.ids and not begin:
+                shape = (len(ids), embeddings.vectors.shape[1])
+                facts = {"descr": "<f4", "fortran_order": False, "shape": shape}
+                npy.write_array_header_1_0(out, facts)
+                begin = out.tell()
+            for name, vector in zip(embeddings.ids, embeddings.vectors, strict=True):
+                if (row := place.get(name)) is not None:
+                    out.seek(begin + row * vector.nbytes)
+                    out.write(vector.tobytes())
+                    is_there[row] = True
+        if not is_there.all():
+            raise FeatureFileError(
+                f"{printable(folder)} holds no vector of {printable(ids[int(is_there.argmin())])}",
+                hint="delete the folder: its vectors are made again",
+            )
 
 
 def _read_files(folder: Path) -> Iterator[Embeddings]:

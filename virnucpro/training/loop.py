@@ -22,8 +22,9 @@ from torch import Tensor, nn
 
 from virnucpro.engine.events import Progress, Telling
 from virnucpro.errors import ResumeError, UnavailableError, UsageError, VirnucproError
+from virnucpro.labelled.arrays import Rows
 from virnucpro.log import announce, printable
-from virnucpro.training.batches import MakesBatches, Part, Rows, batches_of
+from virnucpro.training.batches import MakesBatches, Part, batches_of
 from virnucpro.training.checkpoints import Checkpoints, Progressed
 from virnucpro.training.clock import CHECKPOINT, DATA, OPTIMIZER, STEP, VALIDATION, Clock, Speed
 from virnucpro.training.ranks import Ranks

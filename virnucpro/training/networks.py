@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,7 @@ from virnucpro.encoders.esm2.alphabet import N_TOKENS
 from virnucpro.encoders.esm2.attention import Kernel, attend_runs, attend_to_train
 from virnucpro.encoders.esm2.model import ESM2, ESM2Shape
 from virnucpro.encoders.esm2.packing import PackedBatch, StagedBatch
+from virnucpro.labelled.arrays import Table, Values
 from virnucpro.sequences.composition import N_FEATURES
 
 NETWORKS = ("protein", "nucleotide")  # of a classifier; without residues the second is alone
@@ -118,10 +120,11 @@ class Classifier(nn.Module):
         self.register_buffer("centre", torch.zeros(N_FEATURES))
         self.register_buffer("spread", torch.ones(N_FEATURES))
 
-    def standardise(self, composition: NDArray[np.float32]) -> None:
+    def standardise(self, composition: Table) -> None:
         """By these frames, (n, N_FEATURES)."""
-        self.centre.copy_(torch.from_numpy(composition.mean(axis=0)))
-        self.spread.copy_(torch.from_numpy(composition.std(axis=0)).clamp(min=_LEAST_SPREAD))
+        mean, deviation = mean_and_deviation(composition)
+        self.centre.copy_(torch.from_numpy(mean))
+        self.spread.copy_(torch.from_numpy(deviation).clamp(min=_LEAST_SPREAD))
 
     def forward(self, pooled: Tensor, composition: Tensor) -> Tensor:
         """(n, dim), (n, N_FEATURES) -> logits by network, (n_networks, n); the last knows all"""
@@ -131,6 +134,20 @@ class Classifier(nn.Module):
             logits.insert(0, self.protein(pooled))
         both = torch.stack(logits)
         return both[..., 1] - both[..., 0]
+
+
+def mean_and_deviation(table: Table) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Those of each column, to the bit as numpy has them of all rows at once. (width,) each"""
+
+    def mean_of(blocks: Iterable[Values]) -> NDArray[np.float32]:
+        total = np.zeros((1, table.width), dtype=np.float32)
+        for block in blocks:  # row by row, as numpy does it
+            total = np.add.reduce(np.vstack([total, block]), axis=0, keepdims=True)
+        mean: NDArray[np.float32] = (total[0] / np.int64(len(table))).astype(np.float32)
+        return mean
+
+    mean = mean_of(table.blocks())
+    return mean, np.sqrt(mean_of((block - mean) ** 2 for block in table.blocks()))
 
 
 def _mlp(n_inputs: int, hidden: int, dropout: float) -> nn.Sequential:

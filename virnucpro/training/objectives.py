@@ -13,8 +13,8 @@ from virnucpro.encoders.esm2.alphabet import MASK
 from virnucpro.encoders.esm2.model import TOKEN_DROPOUT_SCALE
 from virnucpro.encoders.esm2.packing import PackedBatch
 from virnucpro.evaluation.metrics import auroc
-from virnucpro.training.batches import Rows
-from virnucpro.training.frames import LabelledFrames
+from virnucpro.labelled.arrays import Rows, Texts
+from virnucpro.labelled.frames import LabelledFrames
 from virnucpro.training.masking import MASKED, mask_residues
 from virnucpro.training.networks import FrameBatch, FrameClassifier, MaskedBatch
 from virnucpro.training.ranks import Ranks
@@ -29,14 +29,13 @@ class MaskedResidues:
 
     def __init__(
         self,
-        proteins: Sequence[str],
-        held_out: Sequence[str],
+        proteins: Texts,
+        held_out: Texts,
         seed: int,
     ) -> None:
         self.proteins, self.held_out, self.seed = proteins, held_out, seed
         self.n_rows = len(proteins)
-        lengths = np.array([len(protein) for protein in proteins])
-        self._n_chosen = np.maximum(1, np.round(MASKED * lengths))
+        self._n_chosen = np.maximum(1, np.round(MASKED * proteins.lengths))
 
     def batch(self, rows: Rows, epoch: int) -> MaskedBatch:
         rows = longest_first(rows, self.proteins)
@@ -146,7 +145,6 @@ def frame_batch(frames: LabelledFrames, rows: Rows, weight: NDArray[np.float32])
     )
 
 
-def longest_first(rows: Rows, proteins: Sequence[str]) -> Rows:
+def longest_first(rows: Rows, proteins: Texts) -> Rows:
     """Neighbours of one length make few runs."""
-    lengths = np.array([-len(proteins[row]) for row in rows])
-    return rows[np.argsort(lengths, kind="stable")]
+    return rows[np.argsort(-proteins.take(rows).lengths, kind="stable")]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,24 @@ from virnucpro.encoders.published import EMBEDDED
 from virnucpro.engine.events import Progress, Telling
 from virnucpro.errors import InputError, OutputError, ResumeError, UsageError
 from virnucpro.files import atomic, open_plain, refuse_links, sha256
-from virnucpro.labelled.records import LabelledRecord, read_manifest, warn_of_mixed_groups
+from virnucpro.labelled.records import (
+    LabelledRecord,
+    Manifest,
+    read_manifest,
+    read_records,
+    warn_of_mixed_groups,
+)
 from virnucpro.labelled.split import SPLITS, Split, read_split, select, split_groups, write_split
+from virnucpro.labelled.store import (
+    VECTORS,
+    Source,
+    are_whole,
+    copying,
+    delete_frames,
+    read_labels,
+    write_frames,
+    write_label,
+)
 from virnucpro.log import announce, printable
 from virnucpro.options import LOOP_MAY_DIFFER, Mode, NetworkOptions, TrainOptions, carry
 from virnucpro.run.lock import OF_A_LOCK
@@ -27,9 +44,9 @@ from virnucpro.training.settings import Settings
 OnEvent = Callable[[Telling], None]
 _FACTS = "training.json"
 SPLIT, HELD_OUT, BOARD = "split.tsv", "held_out.tsv", "tensorboard"
-_FEATURES, _FASTA = "features", "records.fa"
+_FRAMES, _FEATURES, _FASTA = "frames", "features", "records.fa"
 # in the folder of a training
-_OURS = (_FACTS, SPLIT, HEAD_FILE, HELD_OUT, _FEATURES, _FASTA, BOARD, "checkpoints")
+_OURS = (_FACTS, SPLIT, HEAD_FILE, HELD_OUT, _FRAMES, _FEATURES, _FASTA, BOARD, "checkpoints")
 _OF_EVERY_FOLDER = {*OF_A_LOCK, "virnucpro.log"}
 _PLACES = ("data", "encoder")  # their contents count: data_sha256, encoder_id
 _USUAL = (6, 128, 4)  # layers, dimensions and heads of a new encoder
@@ -60,6 +77,16 @@ class Training:
     @property
     def head(self) -> Path:
         return self.output / HEAD_FILE
+
+    @property
+    def frames(self) -> Path:
+        """The frames of all records, which every process maps."""
+        return self.output / _FRAMES
+
+    @property
+    def vectors(self) -> Path:
+        """The vectors of these, for a head on vectors of the engine."""
+        return self.frames / VECTORS
 
     @property
     def features(self) -> Path:
@@ -188,10 +215,10 @@ def _encoder(
     return None, ESM2Shape(n_layers, dim, n_heads)
 
 
-def open_folder(training: Training) -> None:
-    """Split what is labelled, and write down what was asked for; or check that it is the same.
+def open_folder(training: Training, on_event: OnEvent) -> None:
+    """Read what is labelled, split it, and write down what was asked for; or check it is the same.
 
-    The folder is there, and locked.
+    The folder is there, and locked. It has all that the processes of the training read.
 
     Raises:
         OutputError: the folder is not empty, and this is no resume.
@@ -202,18 +229,59 @@ def open_folder(training: Training) -> None:
     path, options = training.output / _FACTS, training.options
     is_begun = path.exists()
     _check_free(training.output, is_begun, options.resume)
-    records = read_manifest(options.data)
-    warn_of_mixed_groups(records)
-    splits = _splits(training, records)
-    _check_split(records, splits, training.settings.mode)
+    manifest = read_manifest(options.data)
+    with nullcontext() if is_begun else _leaving_nothing(training):
+        source = _prepare_frames(training, manifest, on_event)
+        records = read_labels(training.frames).records
+        warn_of_mixed_groups(records)
+        splits = _splits(training, records)
+        _check_split(records, splits, training.settings.mode)
     if not training.split.exists():
         write_split(training.split, records, splits)
-    facts = _facts(training, records)
+    facts = _facts(training, source)
     if is_begun:
         _check_same(path, facts)
         announce(f"going on with the training in {printable(training.output)}")
     with atomic(path) as temporary:
         temporary.write_text(json.dumps(facts, indent=2) + "\n")
+
+
+def _prepare_frames(training: Training, manifest: Manifest, on_event: OnEvent) -> Source:
+    """Read the labelled FASTA, once, and leave its frames in the folder; or find them there.
+
+    -> what they are made of
+    """
+    beside = [training.fasta] if training.has_stored_vectors else []
+    sizes = tuple(training.options.chunk_size)
+    if training.frames.exists():
+        source = Source(manifest.sha256, tuple(map(sha256, manifest.files)), sizes)
+        if are_whole(training.frames, source, *beside):
+            return source
+    n_bytes, n_read = sum(path.stat().st_size for path in manifest.files), 0
+
+    def hear(block: bytes | memoryview) -> None:
+        nonlocal n_read
+        n_read += len(block)
+        on_event(Progress("reading the labelled sequences", n_read, n_bytes, "bytes"))
+
+    hashes: list[str] = []
+    pairs = read_records(manifest, hashes.append, hear)
+    for path in beside:
+        pairs = copying(pairs, path)
+    write_frames(training.frames, pairs, sizes)
+    source = Source(manifest.sha256, tuple(hashes), sizes)
+    write_label(training.frames, source, *beside)
+    return source
+
+
+@contextmanager
+def _leaving_nothing(training: Training) -> Iterator[None]:
+    """If the block fails, the folder is as free as before."""
+    try:
+        yield
+    except BaseException:
+        delete_frames(training.frames, training.fasta)
+        raise
 
 
 def describe(training: Training, choice: Choice) -> list[str]:
@@ -241,7 +309,7 @@ def _check_free(folder: Path, is_begun: bool, resume: bool) -> None:
             hint="go on with it with --resume, or give another --output-dir",
         )
     if resume:
-        found.discard(SPLIT)  # of a start that was ended before it had claimed the folder
+        found -= {SPLIT, _FRAMES, _FASTA}  # of a start that was killed before it claimed the folder
     if found and not is_begun:
         raise OutputError(
             f"{printable(folder)} is not empty, and holds no training: {printable(min(found))}",
@@ -288,7 +356,7 @@ def _check_split(
             )
 
 
-def _facts(training: Training, records: Sequence[LabelledRecord]) -> dict[str, Any]:
+def _facts(training: Training, source: Source) -> dict[str, Any]:
     """All that the weights depend on; files by their content."""
     options = training.options
     facts: dict[str, Any] = {
@@ -298,9 +366,8 @@ def _facts(training: Training, records: Sequence[LabelledRecord]) -> dict[str, A
         "shape": asdict(training.shape) if training.shape else None,
         **asdict(carry(options, NetworkOptions)),
     }
-    fasta = dict.fromkeys(record.path for record in records)
-    facts["data_sha256"] = sha256(options.data)
-    facts["fasta_sha256"] = [sha256(path) for path in fasta]
+    facts["data_sha256"] = source.manifest_sha256
+    facts["fasta_sha256"] = source.fasta_sha256
     facts["split_sha256"] = sha256(training.split)
     if training.encoder is not None:
         facts["encoder_id"] = inspect_checkpoint(training.encoder).encoder_id

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.labelled.records import LabelledRecord, read_sequences
+from virnucpro.labelled.records import Labelled, LabelledRecord
 from virnucpro.scorer.pieces import Counts, Digits, encode, reverse_complement
 
 BASES_POWER = 0.25
@@ -54,13 +54,10 @@ class Fragments:
         return len(self.record)
 
 
-def read_collection(records: Iterable[LabelledRecord]) -> Collection:
-    """
-    Raises:
-        InputError, InputMissingError: as ``read_sequences``.
-    """
+def collect(pairs: Iterable[Labelled]) -> Collection:
+    """Labelled records with all their bases."""
     labelled, parts = [], []
-    for row, record in read_sequences(records):
+    for row, record in pairs:
         labelled.append(row)
         parts.append(encode(record.sequence))
     lengths = np.array([len(part) for part in parts], dtype=np.int64)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -21,14 +20,14 @@ from virnucpro import __version__
 from virnucpro.devices import Choice
 from virnucpro.encoders.esm2.model import ESM2
 from virnucpro.encoders.esm2.weights import inspect_checkpoint, load_esm2, save_esm2
-from virnucpro.engine.events import Progress
 from virnucpro.engine.executor import Executor
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.errors import InputError, UsageError, VirnucproError
 from virnucpro.evaluation.metrics import CHANCE, auroc, auroc_interval
 from virnucpro.files import atomic
-from virnucpro.labelled.records import LabelledRecord, read_manifest, read_sequences
-from virnucpro.labelled.split import Split, read_split, select
+from virnucpro.labelled.frames import LabelledFrames, balanced_weights, given_weights
+from virnucpro.labelled.split import read_split
+from virnucpro.labelled.store import Frames, Labels
 from virnucpro.log import LOGGER, announce, printable
 from virnucpro.options import ExtractOptions, TrainOptions, carry
 from virnucpro.pipeline import OnEvent, extract
@@ -37,13 +36,7 @@ from virnucpro.training.board import board
 from virnucpro.training.calibration import Units, calibrate, chunks_of
 from virnucpro.training.clock import Clock, profile_lines, speed_lines
 from virnucpro.training.export import digests_of, facts_of, write_head
-from virnucpro.training.features import read_vectors, write_fasta
-from virnucpro.training.frames import (
-    LabelledFrames,
-    balanced_weights,
-    collect_frames,
-    given_weights,
-)
+from virnucpro.training.features import write_vectors
 from virnucpro.training.loop import B, Objective, Trainer, effective_batch, precision_of
 from virnucpro.training.networks import (
     NETWORKS,
@@ -94,7 +87,7 @@ def train(options: TrainOptions, on_event: OnEvent, started: Started | None = No
 def _prepared(training: Training, choice: Choice, on_event: OnEvent) -> Iterator[None]:
     """The folder is ours, and holds all that every process of the training reads."""
     with RunDir(training.output).in_use():
-        open_folder(training)
+        open_folder(training, on_event)
         for line in describe(training, choice):
             announce(line)
         if training.has_stored_vectors:
@@ -105,7 +98,6 @@ def _prepared(training: Training, choice: Choice, on_event: OnEvent) -> Iterator
 def _extract(training: Training, on_event: OnEvent) -> None:
     """Make the vectors that a head is trained on, as ``extract`` makes them; or go on with it."""
     options = training.options
-    write_fasta(training.fasta, options.data)
     asked = carry(
         options,
         ExtractOptions,
@@ -125,6 +117,7 @@ def _extract(training: Training, on_event: OnEvent) -> None:
             f"not every frame has a vector: see {training.features}",
             hint="run the same command again with --resume",
         )
+    write_vectors(training.vectors, training.features, Frames.open(training.frames).all.ids)
 
 
 def learn(training: Training, ranks: Ranks) -> None:
@@ -132,33 +125,19 @@ def learn(training: Training, ranks: Ranks) -> None:
     Raises:
         VirnucproError: see ``errors``; finished epochs are kept.
     """
-    records, splits = read_manifest(training.options.data), read_split(training.split)
-
-    def frames(split: Split, chunk_sizes: Sequence[int]) -> LabelledFrames:
-        rows = select(records, splits, split)
-        name = f"translating the {split} groups"
-        return collect_frames(
-            read_sequences(rows),
-            chunk_sizes,
-            lambda done: ranks.tell(Progress(name, done, len(rows), "records")),
-        )
-
-    train = frames("train", training.options.chunk_size)
-    held_out = frames("validation", training.options.chunk_size[:1])
+    frames, splits = Frames.open(training.frames), read_split(training.split)
+    chunk_sizes = training.options.chunk_size
+    train = frames.select(splits, "train", chunk_sizes)
+    held_out = frames.select(splits, "validation", chunk_sizes[:1])
     torch.manual_seed(training.settings.seed)
     if training.settings.mode == "pretrain":
         for split, part in (("train", train), ("validation", held_out)):
             _check_any(split, part)
         _pretrain(training, ranks, train, held_out)
         return
-    test = frames("test", training.options.chunk_size[:1])
+    test = frames.select(splits, "test", chunk_sizes[:1])
     for split, part in (("train", train), ("validation", held_out)):
         _check_labels(split, part)
-    if training.has_stored_vectors:
-        train, held_out, test = (
-            replace(part, vectors=read_vectors(training.features, part.ids))
-            for part in (train, held_out, test)
-        )
     module = _classify(training, ranks, train, held_out)
     figures = []
     for split, part in (("validation", held_out), ("test", test)):
@@ -169,8 +148,8 @@ def learn(training: Training, ranks: Ranks) -> None:
     if ranks.is_first:
         _write_figures(training, figures)
         if training.is_of_predict:
-            known = [*select(records, splits, "train"), *select(records, splits, "validation")]
-            _export(training, module, known, figures[0][1:])
+            labels = frames.labels.of_splits(splits, "train", "validation")
+            _export(training, module, labels, figures[0][1:])
         else:
             announce("predict cannot use this network; what was trained is in checkpoints/best.pt")
 
@@ -199,7 +178,7 @@ def _classify(
 ) -> FrameClassifier:
     settings = training.settings
     reader = _reader(training, ranks.device)
-    dim = reader.width + train.vectors.shape[1]
+    dim = reader.width + train.vectors.width
     classifier = Classifier(dim, training.options.hidden, training.options.dropout)
     classifier.standardise(train.composition)
     weigh = balanced_weights if settings.class_weights == "auto" else given_weights
@@ -304,7 +283,7 @@ def _count_lines(frames: LabelledFrames, weight: NDArray[np.float32]) -> list[st
     """What there is of each class, and how much it counts."""
     names = (("virus", frames.is_virus), ("other", ~frames.is_virus))
     return [
-        f"{name}: {int(rows.sum()):,} frames of {len(set(np.array(frames.group)[rows])):,} groups, "
+        f"{name}: {int(rows.sum()):,} frames of {len(np.unique(frames.group[rows])):,} groups, "
         f"mean weight {weight[rows].mean():.3f}"
         for name, rows in names
     ]
@@ -333,7 +312,7 @@ def _write_figures(
 def _warn_of_chance(chunks: Units, frames: LabelledFrames, seed: int) -> None:
     """Say of the network that knows most if it tells nothing: 0.5 is an AUROC of chance."""
     _, first = np.unique(frames.chunk, return_index=True)
-    groups = np.unique(np.array(frames.group), return_inverse=True)[1][first]
+    groups = frames.group[first]
     low, high = auroc_interval(chunks.odds, chunks.is_virus, groups, seed)
     if chunks.auroc() <= CHANCE or (low is not None and low <= CHANCE):
         interval = "" if low is None else f", 95 % interval {low:.3f} to {high:.3f}"
@@ -349,7 +328,7 @@ def _warn_of_chance(chunks: Units, frames: LabelledFrames, seed: int) -> None:
 def _export(
     training: Training,
     module: FrameClassifier,
-    records: Sequence[LabelledRecord],
+    labels: Labels,
     validation: tuple[LabelledFrames, NDArray[np.float64]],
 ) -> None:
     """Write the encoder, if it was trained, and the calibrated head."""
@@ -370,9 +349,7 @@ def _export(
     facts = facts_of(
         inspect_checkpoint(folder), calibration, training.options.chunk_size[0], _describe(training)
     )
-    known = [record.sequence for _, record in read_sequences(records)]
-    groups = (record.group for record in records)
-    trained_on = digests_of(known, groups, training.encoder, is_finetuned)
+    trained_on = digests_of(labels, training.encoder, is_finetuned)
     write_head(training.head, module.classifier, facts, calibration, trained_on)
     announce(
         f"head: {printable(training.head)}, a chunk is the {calibration.frames} of its frames, "

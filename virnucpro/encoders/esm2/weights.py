@@ -195,6 +195,22 @@ def load_esm2(path: Path, layer: int, dtype: torch.dtype, device: torch.device) 
     return model
 
 
+def fair_esm_state(path: Path) -> dict[str, Tensor]:
+    """The encoder's tensors by the names that fair-esm gives them, whatever the format.
+
+    Raises:
+        UnavailableError: the checkpoint cannot be used.
+    """
+    n_layers, tensors = inspect_checkpoint(path).shape.n_layers, _Tensors.open(path)
+    state = {}
+    for name, theirs in _FAIR_ESM.items():
+        kinds = {"inv_freq": (), "embedding": ("weight",)}.get(name, ("weight", "bias"))
+        for layer in range(n_layers if "{}" in theirs else 1):
+            for kind in kinds:
+                state[f"{theirs.format(layer)}.{kind}"] = tensors.get(name, kind, layer)
+    return state
+
+
 def save_esm2(folder: Path, model: ESM2, extra: Mapping[str, Tensor] = {}) -> None:
     """Write a whole model as a Hugging Face folder, from which ``load_esm2`` has every bit again.
 

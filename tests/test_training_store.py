@@ -1,0 +1,153 @@
+"""Labelled data are read once; their frames lie in one place, which every process maps."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from labelled import options, pairs_of, train_here, write_labelled
+
+from virnucpro.labelled.arrays import Mapped, Table, Texts, growing
+from virnucpro.labelled.store import Frames, Source, are_whole, write_frames, write_label
+from virnucpro.sequences.composition import N_FEATURES, frame_bases, frame_composition
+from virnucpro.sequences.translate import chunk_record, translate_six_frames
+from virnucpro.training.networks import mean_and_deviation
+
+SIZES = (300, 210)
+SOURCE = Source("0" * 64, ("1" * 64,), SIZES)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    (tmp_path / "data").mkdir()
+    return write_labelled(tmp_path / "data", n_groups=4, per_group=2)
+
+
+@pytest.fixture
+def folder(data: Path, tmp_path: Path) -> Path:
+    write_frames(tmp_path / "frames", pairs_of(data), SIZES)
+    write_label(tmp_path / "frames", SOURCE)
+    return tmp_path / "frames"
+
+
+_HEARERS: list[Callable[[str], None]] = []
+
+
+def _hear(event: str, arguments: tuple[object, ...]) -> None:
+    if event == "open":
+        for hearer in _HEARERS:
+            hearer(str(arguments[0]))
+
+
+sys.addaudithook(_hear)  # it cannot be taken away again
+
+
+@contextmanager
+def hearing() -> Iterator[list[str]]:
+    """The paths of the files that are opened in the block."""
+    opened: list[str] = []
+    _HEARERS.append(opened.append)
+    try:
+        yield opened
+    finally:
+        _HEARERS.clear()
+
+
+def test_a_training_reads_its_fasta_once(data, tmp_path):
+    with hearing() as opened_by_one_pass:
+        pairs_of(data)
+    with hearing() as opened:
+        train_here(options(data, tmp_path / "out", finetune=True, layers=1, dim=8, heads=2))
+    fasta = str(data.with_name("data.fa"))
+    assert opened.count(fasta) == opened_by_one_pass.count(fasta) > 0
+
+
+def test_frames_are_those_of_predict_with_their_bases_by_id_and_size(data, folder):
+    frames = Frames.open(folder)
+    found = {}
+    for i, (frame_id, size) in enumerate(zip(frames.all.ids, frames.size.tolist(), strict=True)):
+        labels = frames.labels.records[frames.all.record[i]]
+        composition = frames.all.composition[np.array([i])][0]
+        found[frame_id, size] = (labels, frames.all.proteins[i], composition.tolist())
+    expected = {}
+    for labelled, record in pairs_of(data):
+        for size in SIZES:
+            for orf in translate_six_frames(list(chunk_record(record, size))):
+                bases = frame_bases(orf, record.sequence)
+                composition = frame_composition([bases])[0].tolist()
+                expected[orf.id, size] = (labelled, orf.protein, composition)
+    assert found == expected
+    assert len(expected) > 50
+
+
+def test_ids_of_any_script_come_back(tmp_path):
+    words = ["", "\u00e9t\u00e9", "MKV", "\u6f22"]
+    texts = Texts.of(words)
+    assert list(texts) == words
+    assert list(texts.take(np.array([3, 1]))) == [words[3], words[1]]
+
+
+@pytest.mark.parametrize("n_rows", [1, 8191, 20_000])
+def test_mean_and_deviation_are_to_the_bit_those_of_all_rows_at_once(n_rows):
+    values = np.random.default_rng(n_rows).random((n_rows, N_FEATURES), dtype=np.float32)
+    mean, deviation = mean_and_deviation(Table.of(values))
+    assert np.array_equal(mean, values.mean(axis=0))
+    assert np.array_equal(deviation, values.std(axis=0))
+
+
+def test_what_goes_to_another_process_is_a_path_and_the_rows(folder):
+    frames = Frames.open(folder).all
+    few = frames.take(np.arange(3))
+    sent = pickle.dumps(few)
+    assert len(sent) < frames.composition[:].nbytes / 10
+    again = pickle.loads(sent)  # noqa: S301 - our own
+    assert list(again.proteins) == list(few.proteins)
+    assert np.array_equal(again.composition[:], few.composition[:])
+
+
+def test_frames_without_a_row_can_be_read(tmp_path):
+    with growing(tmp_path / "none.npy", "<f4", 7):
+        pass
+    assert Mapped(tmp_path / "none.npy").shape == (0, 7)
+
+
+@pytest.mark.parametrize("name", ["composition.npy", "records.json", "label.json", "id_ends.npy"])
+@pytest.mark.parametrize("damage", ["changed", "cut", "gone"])
+def test_frames_that_are_damaged_are_not_whole(folder, name, damage):
+    assert are_whole(folder, SOURCE)
+    content = bytearray((folder / name).read_bytes())
+    match damage:
+        case "changed":
+            content[-2] ^= 1
+            (folder / name).write_bytes(content)
+        case "cut":
+            (folder / name).write_bytes(content[:-3])
+        case "gone":
+            (folder / name).unlink()
+    assert not are_whole(folder, SOURCE)
+
+
+def test_frames_of_other_data_are_not_whole(folder):
+    assert not are_whole(folder, Source("2" * 64, SOURCE.fasta_sha256, SIZES))
+    assert not are_whole(folder, Source(SOURCE.manifest_sha256, SOURCE.fasta_sha256, (300,)))
+
+
+def test_a_resume_takes_the_frames_that_are_there_and_makes_damaged_ones_again(data, tmp_path):
+    asked = {"encoding": "composition", "epochs": 1}
+    out = train_here(options(data, tmp_path / "out", **asked)).output
+    column = out / "frames" / "composition.npy"
+    content, first = column.read_bytes(), column.stat().st_ino
+    figures = (out / "held_out.tsv").read_bytes()
+    train_here(options(data, out, resume=True, **asked))
+    assert column.stat().st_ino == first
+    column.write_bytes(content[:-1] + b"?")
+    train_here(options(data, out, resume=True, **asked))
+    assert column.read_bytes() == content
+    assert (out / "held_out.tsv").read_bytes() == figures
+    assert json.loads((out / "frames" / "label.json").read_text())["source"]["chunk_sizes"] == [300]

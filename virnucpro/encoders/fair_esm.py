@@ -1,0 +1,115 @@
+"""fair-esm's own ESM-2 as an encoder: what ours is held against, with the weights at hand.
+
+Its model, its tables of letters and its forward pass are used as published (fair-esm 2.0.0). Below
+float32 the frequencies of the rotary tables stay float32: rounded to 8 bits they give wrong angles,
+and vectors that are wrong beyond some 256 residues.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import esm
+import torch
+from torch import Tensor
+
+from virnucpro.config import EncoderSpec
+from virnucpro.encoders.base import HostCopy, Pending
+from virnucpro.encoders.esm2.model import DTYPES, ESM2Shape, rotary_frequencies
+from virnucpro.encoders.esm2.weights import fair_esm_state, inspect_checkpoint
+
+EXTRA_TOKENS = 2  # <cls> and <eos>
+
+
+def load(spec: EncoderSpec, weights: Path, device: torch.device) -> FairESMEncoder:
+    """fair-esm's model with the weights of a checkpoint.
+
+    Raises:
+        UnavailableError: the checkpoint cannot be used.
+    """
+    shape = inspect_checkpoint(weights).shape
+    model = load_model(weights, shape, DTYPES[spec.precision], device)
+    return FairESMEncoder(spec, model, shape, device)
+
+
+def load_model(
+    weights: Path, shape: ESM2Shape, dtype: torch.dtype, device: torch.device
+) -> esm.ESM2:
+    """fair-esm's module, in ``dtype`` but for the rotary frequencies."""
+    with torch.device(device):  # filling it at random is slow on a CPU
+        model = esm.ESM2(
+            shape.n_layers, shape.dim, shape.n_heads, token_dropout=shape.token_dropout
+        ).eval()
+    lacking = model.load_state_dict(fair_esm_state(weights), strict=False)
+    assert not lacking.unexpected_keys
+    assert all("head" in name or "inv_freq" in name for name in lacking.missing_keys)
+    model.to(dtype).requires_grad_(False)
+    frequencies = rotary_frequencies(shape.head_dim).to(device)
+    for layer in model.layers:
+        layer.self_attn.rot_emb.inv_freq = frequencies
+        if dtype != torch.float32:
+            layer.self_attn.rot_emb.register_forward_hook(_like_its_input)
+    return model
+
+
+class FairESMEncoder:
+    """As ``base.Encoder``."""
+
+    kernel = "fair-esm"
+
+    def __init__(
+        self, spec: EncoderSpec, model: esm.ESM2, shape: ESM2Shape, device: torch.device
+    ) -> None:
+        self.spec, self.model, self.shape, self.device = spec, model, shape, device
+        self.copy = HostCopy(device)
+
+    def count_tokens(self, lengths: Sequence[int]) -> int:
+        """With the padding, which the model computes as well."""
+        return len(lengths) * (max(lengths) + EXTRA_TOKENS)
+
+    def count_flop(self, lengths: Sequence[int]) -> float:
+        n_tokens, longest = self.count_tokens(lengths), max(lengths) + EXTRA_TOKENS
+        of_scores = 4.0 * longest * self.shape.dim * self.shape.n_layers
+        return n_tokens * (2.0 * self.shape.n_parameters + of_scores)
+
+    def plan(self, lengths: Sequence[int], tokens_per_batch: int) -> list[list[int]]:
+        """Longest first, of at most ``tokens_per_batch`` with the padding."""
+        order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+        batches = []
+        while order:
+            n = max(1, tokens_per_batch // (lengths[order[0]] + EXTRA_TOKENS))
+            batches.append(order[:n])
+            order = order[n:]
+        return batches
+
+    @torch.inference_mode()
+    def start(self, sequences: Sequence[str]) -> Pending:
+        tokens = tokens_of(self.model, sequences).to(self.device)
+        layer = self.spec.layer
+        hidden = self.model(tokens, repr_layers=[layer])["representations"][layer].float()
+        lengths = list(map(len, sequences))
+        match self.spec.pooling:
+            case "bos":
+                return self.copy.start(hidden[:, 0])
+            case "mean":
+                means = [hidden[i, 1 : n + 1].mean(dim=0) for i, n in enumerate(lengths)]
+                return self.copy.start(torch.stack(means))
+            case "none":
+                residues = [hidden[i, 1 : n + 1] for i, n in enumerate(lengths)]
+                return self.copy.start(torch.cat(residues))
+
+
+def tokens_of(model: esm.ESM2, sequences: Sequence[str]) -> Tensor:
+    """(n, longest + 2), padded behind; each letter is looked up: its ``encode`` fails on ``*``."""
+    longest = max(map(len, sequences)) + EXTRA_TOKENS
+    tokens = torch.full((len(sequences), longest), model.padding_idx)
+    for row, sequence in zip(tokens, sequences, strict=True):
+        letters = [model.alphabet.get_idx(letter) for letter in sequence.upper()]
+        row[: len(letters) + EXTRA_TOKENS] = torch.tensor([model.cls_idx, *letters, model.eos_idx])
+    return tokens
+
+
+def _like_its_input(_: object, before: tuple[Tensor, ...], out: tuple[Tensor, ...]) -> object:
+    """Rotated in float32, and handed on in the precision of what came in."""
+    return tuple(turned.to(old.dtype) for old, turned in zip(before, out, strict=True))

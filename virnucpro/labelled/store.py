@@ -1,0 +1,197 @@
+"""The frames of a training in a folder of their own: made once, mapped by every process.
+
+``proteins.npy``, ``ids.npy``       letters, one frame after another
+``protein_ends.npy``, ``id_ends.npy``  where each ends
+``composition.npy``                 (n, N_FEATURES)
+``places.npy``                      chunk, record and chunk size of each frame
+``records.json``                    what the manifest says of each record, and its digest
+``vectors.npy``                     (n, dim), only for a head on vectors of the engine
+``label.json``                      what all of it was made of, and the hash of each file; the last
+
+The files hold every record, cut at every chunk size: the split chooses among them. Without a
+label that fits they count as nothing, and are made again.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, astuple, dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from virnucpro.files import atomic, open_plain, open_table, sha256, sweep, writing
+from virnucpro.labelled.arrays import Mapped, Rows, Table, Texts, growing, growing_texts
+from virnucpro.labelled.digests import record_digest
+from virnucpro.labelled.frames import LabelledFrames, translate_records
+from virnucpro.labelled.records import Labelled, LabelledRecord
+from virnucpro.labelled.split import Split
+from virnucpro.records import FastaRecord
+from virnucpro.sequences.composition import N_FEATURES, frame_composition
+from virnucpro.sequences.fasta import write_record
+
+VECTORS = "vectors.npy"
+_LABEL, _RECORDS = "label.json", "records.json"
+_COLUMNS = (
+    "proteins.npy",
+    "protein_ends.npy",
+    "ids.npy",
+    "id_ends.npy",
+    "composition.npy",
+    "places.npy",
+)
+_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What frames are made of. It names their content."""
+
+    manifest_sha256: str
+    fasta_sha256: tuple[str, ...]  # in the order of the manifest
+    chunk_sizes: tuple[int, ...]
+    format: int = _FORMAT
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Labels:
+    """All records of a training, in the order of their numbers, and the digests of their bases."""
+
+    records: tuple[LabelledRecord, ...]
+    digests: tuple[int, ...]
+
+    def of_splits(self, splits: Mapping[str, Split], *parts: Split) -> Labels:
+        places = [i for i, r in enumerate(self.records) if splits[r.group] in parts]
+        return Labels(
+            tuple(self.records[i] for i in places), tuple(self.digests[i] for i in places)
+        )
+
+
+def copying(pairs: Iterable[Labelled], path: Path) -> Iterator[Labelled]:
+    """The same records; when all have passed, one FASTA file has them, with their ids."""
+    with atomic(path) as temporary, open_table(temporary) as out:
+        for labelled, record in pairs:
+            write_record(out, record.id, record.sequence)
+            yield labelled, record
+
+
+def write_frames(folder: Path, pairs: Iterable[Labelled], chunk_sizes: Sequence[int]) -> None:
+    """Translate the records, and write all but the label. Memory holds some thousand frames.
+
+    Raises:
+        OutputError, StorageError: as ``files.writing``.
+    """
+    with writing(folder):
+        folder.mkdir(exist_ok=True)
+        for name in (_LABEL, VECTORS):
+            (folder / name).unlink(missing_ok=True)
+    sweep(folder)
+    noted: list[tuple[object, ...]] = []
+
+    def noting() -> Iterator[FastaRecord]:
+        for labelled, record in pairs:
+            noted.append((*astuple(labelled), record_digest(record.sequence)))
+            yield record
+
+    proteins, protein_ends, ids, id_ends, composition, places = (folder / n for n in _COLUMNS)
+    with (
+        growing_texts(proteins, protein_ends) as add_proteins,
+        growing_texts(ids, id_ends) as add_ids,
+        growing(composition, "<f4", N_FEATURES) as add_composition,
+        growing(places, "<i8", 3) as add_places,
+    ):
+        for block in translate_records(noting(), chunk_sizes):
+            add_proteins(block.proteins)
+            add_ids(block.ids)
+            add_composition(frame_composition(block.bases))
+            add_places(np.array(block.places, dtype=np.int64).reshape(-1, 3))
+    with atomic(folder / _RECORDS) as temporary:
+        temporary.write_text(json.dumps(noted))
+
+
+def write_label(folder: Path, source: Source, *beside: Path) -> None:
+    """Say of the frames, and of files that were made with them, that they are whole."""
+    hashes = {str(path): digest for path, digest in _hashes(folder, beside).items()}
+    with atomic(folder / _LABEL) as temporary:
+        temporary.write_text(json.dumps({"source": asdict(source), "files": hashes}, indent=2))
+
+
+def are_whole(folder: Path, source: Source, *beside: Path) -> bool:
+    """Whether the folder holds just these frames, undamaged, and so do the files beside it."""
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        with open_plain(folder / _LABEL) as content:
+            label = json.load(content)
+        own = json.loads(json.dumps(asdict(source)))
+        return bool(label == {"source": own, "files": _hashes(folder, beside)})
+    return False
+
+
+def _hashes(folder: Path, beside: Iterable[Path]) -> dict[str, str]:
+    paths = [*(folder / name for name in (*_COLUMNS, _RECORDS)), *beside]
+    return {path.name: sha256(path) for path in paths}
+
+
+def delete_frames(folder: Path, *beside: Path) -> None:
+    with suppress(OSError):  # it is told what went wrong before
+        shutil.rmtree(folder)
+    for path in beside:
+        path.unlink(missing_ok=True)
+
+
+def read_labels(folder: Path) -> Labels:
+    """The records of frames that are whole."""
+    rows = json.loads((folder / _RECORDS).read_text())
+    records = tuple(LabelledRecord(*facts) for *facts, _ in rows)
+    return Labels(records, tuple(digest for *_, digest in rows))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Frames:
+    """All frames of a folder, with their labels."""
+
+    labels: Labels
+    all: LabelledFrames
+    size: Rows  # of the chunks
+
+    @classmethod
+    def open(cls, folder: Path) -> Frames:
+        """Map frames that are whole."""
+        proteins, protein_ends, ids, id_ends, composition, places = (
+            Mapped(folder / name) for name in _COLUMNS
+        )
+        labels = read_labels(folder)
+        rows = np.arange(len(places))
+        chunk, record, size = (places[:, column] for column in range(3))
+        groups = np.unique([r.group for r in labels.records], return_inverse=True)[1]
+        vectors = folder / VECTORS
+        return cls(
+            labels,
+            LabelledFrames(
+                Texts(ids, id_ends, rows),
+                Texts(proteins, protein_ends, rows),
+                Table(composition, rows),
+                chunk,
+                record,
+                np.array([r.is_virus for r in labels.records], dtype=np.bool_)[record],
+                np.array([r.weight for r in labels.records], dtype=np.float32)[record],
+                groups[record],
+                Table(Mapped(vectors) if vectors.exists() else _nothing(len(rows)), rows),
+            ),
+            size,
+        )
+
+    def select(
+        self, splits: Mapping[str, Split], part: Split, chunk_sizes: Sequence[int]
+    ) -> LabelledFrames:
+        """The frames of one split, cut at these sizes."""
+        is_chosen = np.array([splits[r.group] == part for r in self.labels.records], dtype=np.bool_)
+        rows = np.flatnonzero(is_chosen[self.all.record] & np.isin(self.size, chunk_sizes))
+        return self.all.take(rows)
+
+
+def _nothing(n_rows: int) -> NDArray[np.float32]:
+    return np.empty((n_rows, 0), dtype=np.float32)
