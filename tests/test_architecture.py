@@ -172,6 +172,54 @@ def test_only_the_store_and_the_index_know_what_a_feature_file_looks_like() -> N
     assert users == {"run.features", "outputs.features"}
 
 
+# Doors: all that a room gives away to others
+
+DOORS = {
+    "encoders": {
+        "base": {"Encoder", "Pending", "Rows", "estimate_tokens", "load_encoder"},
+        "models": {
+            *("Checkpoint", "ESM2Shape", "WORTH_CONVERTING", "check_published", "converted_folder"),
+            *("download_bytes", "embedded_head", "embedded_model", "embedded_scorer"),
+            *("find_checkpoint", "import_checkpoint", "imported_names", "inspect_checkpoint"),
+            *("locate", "prepare_weights", "shape_of", "verify_model"),
+        },
+        "published": {"EMBEDDED", "PUBLISHED"},
+    },
+    "engine": {
+        "events": {
+            *("BatchDone", "BudgetReduced", "EmbeddingStarted", "Memory", "Progress", "Refusal"),
+            *("ShardDone", "ShardFailed", "Telling", "WorkerLost", "WorkerReady"),
+        },
+        "executor": {"Executor", "InlineExecutor"},
+        "local": {"ProcessExecutor"},
+        "worker": {"Job"},
+    },
+}
+# they train and measure ESM-2 itself, not whatever encoder a run has
+KNOW_ESM2 = ("training.", "bench.")
+
+
+@pytest.mark.parametrize("room", DOORS)
+def test_a_room_gives_away_what_is_listed_and_nothing_else(room: str) -> None:
+    given: dict[str, set[str]] = {}
+    for name in ORDER:
+        knows_all = room == "encoders" and name.startswith(KNOW_ESM2)
+        if name.startswith(f"{room}.") or knows_all:
+            continue
+        for node in ast.walk(tree_of(name)):
+            module = getattr(node, "module", None) or ""
+            if isinstance(node, ast.ImportFrom) and module.startswith(f"virnucpro.{room}."):
+                names = {alias.name for alias in node.names}
+                given.setdefault(module.removeprefix(f"virnucpro.{room}."), set()).update(names)
+    assert given == DOORS[room]
+
+
+def test_the_engine_knows_no_family_of_encoders() -> None:
+    engine = [name for name in ORDER if name.startswith("engine.")]
+    used = {found for name in engine for found in used_by(name) if found.startswith("encoders.")}
+    assert used == {"encoders.base"}
+
+
 # Imports when the program runs
 
 

@@ -19,10 +19,8 @@ from virnucpro.devices import (
     choose_tokens,
     describe_compromises,
 )
-from virnucpro.encoders.esm2.converted import WORTH_CONVERTING, convert, find_converted
-from virnucpro.encoders.esm2.model import DTYPES
-from virnucpro.encoders.esm2.weights import Checkpoint
 from virnucpro.encoders.models import (
+    Checkpoint,
     check_published,
     converted_folder,
     embedded_head,
@@ -30,18 +28,17 @@ from virnucpro.encoders.models import (
     embedded_scorer,
     find_checkpoint,
     locate,
+    prepare_weights,
 )
 from virnucpro.encoders.published import EMBEDDED, PUBLISHED
 from virnucpro.engine.events import Progress, Telling
 from virnucpro.errors import (
     InputMissingError,
-    OutputError,
     ResumeError,
-    StorageError,
     UnavailableError,
     UsageError,
 )
-from virnucpro.log import LOGGER, printable
+from virnucpro.log import printable
 from virnucpro.options import ExtractOptions, PredictOptions, RunOptions
 from virnucpro.run.folder import RunDir
 from virnucpro.scorer.nets import load_scorer
@@ -135,7 +132,12 @@ def resolve(options: RunOptions, on_event: OnEvent) -> tuple[RunConfig, Head | N
     precision = choose_precision(asked, choice)
     is_auto = (asked == "auto", options.esm_batch_size == "auto")
     folder = options.converted or converted_folder()
-    weights, digest = _weights(checkpoint, precision, folder, on_event)
+    weights, digest = prepare_weights(
+        checkpoint,
+        precision,
+        folder,
+        lambda stage, done, total: on_event(Progress(stage, done, total, "bytes")),
+    )
     check_published(options.model_name, checkpoint, digest)
     recipe = _recipe(options, checkpoint, digest, head, precision)
     return RunConfig(
@@ -239,38 +241,6 @@ def _check_before_fetching(options: RunOptions) -> None:
             f"this folder holds a run with {printable(before.reader)}, not {model}",
             hint="use the old options, choose another --output-dir, or start again with --force",
         )
-
-
-def _weights(
-    checkpoint: Checkpoint, precision: Precision, folder: Path, on_event: OnEvent
-) -> tuple[Path, str]:
-    """What the workers load, and the hash of the checkpoint.
-
-    A large checkpoint is converted once, so that all workers share what they map.
-    """
-
-    def progress(stage: str) -> Callable[[int], None]:
-        return lambda done: on_event(Progress(stage, done, n_bytes, "bytes"))
-
-    n_bytes, dtype = checkpoint.n_bytes, DTYPES[precision]
-    if n_bytes < WORTH_CONVERTING:
-        return checkpoint.path, checkpoint.sha256(progress("hashing the model"))
-    converted = find_converted(checkpoint, dtype, folder, progress("checking the model"))
-    if converted is None:
-        digest = checkpoint.sha256(progress("hashing the model"))
-        on_event(Progress("converting the model, this once", 0, 0, "bytes"))
-        try:
-            converted = convert(checkpoint, digest, dtype, folder)
-        except (OSError, OutputError, StorageError) as error:
-            LOGGER.warning(
-                "the converted model cannot be kept in %s (%s): every worker reads all of %s",
-                printable(folder),
-                printable(error),
-                printable(checkpoint.path),
-            )
-            return checkpoint.path, digest
-        LOGGER.info("converted model: %s", printable(converted.path))
-    return converted.path, converted.source_sha256
 
 
 def _tokens_per_batch(options: RunOptions, choice: Choice, checkpoint: Checkpoint) -> int:
