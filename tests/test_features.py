@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from runs import assert_same_vectors, run_inline, vectors
 
-from virnucpro.config import EncoderSpec, RunConfig
+from virnucpro.config import EncoderSpec
 from virnucpro.errors import OutputError
 from virnucpro.records import Embeddings, Failure, Orf, Shard
+from virnucpro.resolve import RunConfig
 from virnucpro.run.features import FeatureStore, open_stores
 from virnucpro.run.folder import RunDir
 from virnucpro.run.status import inspect_run
