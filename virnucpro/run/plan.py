@@ -26,7 +26,7 @@ from virnucpro.errors import InputError
 from virnucpro.files import atomic, open_plain, open_table, sha256
 from virnucpro.log import printable
 from virnucpro.records import PROTEIN, Chunk, FastaRecord, Orf, Shard, check_counts
-from virnucpro.run.dedup import SeenProteins
+from virnucpro.run.dedup import SeenOrfs
 from virnucpro.run.folder import RunDir
 from virnucpro.run.manifest import Manifest
 from virnucpro.run.shards import ShardWriter
@@ -126,7 +126,7 @@ class _Planner:
                 )
                 known, seen = (
                     replaced if number else frozenset[str](),
-                    SeenProteins(reads=recipe.reads),
+                    SeenOrfs(reads=recipe.reads),
                 )
                 mended: set[str] = set()
                 for file in inputs:
@@ -183,7 +183,7 @@ class _Planner:
         self,
         records: Iterable[FastaRecord],
         writer: ShardWriter,
-        seen: SeenProteins,
+        seen: SeenOrfs,
         out: TextIO | None,
     ) -> None:
         size = self.manifest.recipe.chunk_size
@@ -198,7 +198,7 @@ class _Planner:
                 writer.add(orf)
 
     def write_proteins(
-        self, records: Iterable[FastaRecord], writer: ShardWriter, seen: SeenProteins
+        self, records: Iterable[FastaRecord], writer: ShardWriter, seen: SeenOrfs
     ) -> None:
         for block in _blocks(records):
             proteins = [(record.id, protein_of(record)) for record in block]

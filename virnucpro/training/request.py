@@ -48,7 +48,7 @@ _FRAMES, _FEATURES, _FASTA = "frames", "features", "records.fa"
 # in the folder of a training
 _OURS = (_FACTS, SPLIT, HEAD_FILE, HELD_OUT, _FRAMES, _FEATURES, _FASTA, BOARD, "checkpoints")
 _OF_EVERY_FOLDER = {*OF_A_LOCK, "virnucpro.log"}
-_PLACES = ("data", "encoder")  # their contents count: data_sha256, encoder_id
+_PLACES = ("manifest", "encoder")  # their contents count: data_sha256, encoder_id
 _USUAL = (6, 128, 4)  # layers, dimensions and heads of a new encoder
 _MORE_GROUPS = "label more groups, or move some in a table of the split and give it with --split"
 
@@ -360,7 +360,7 @@ def _facts(training: Training, source: Source) -> dict[str, Any]:
     """All that the weights depend on; files by their content."""
     options = training.options
     facts: dict[str, Any] = {
-        "data": options.data,
+        "manifest": options.data,
         "settings": asdict(training.settings),
         "encoder": training.encoder,
         "shape": asdict(training.shape) if training.shape else None,
