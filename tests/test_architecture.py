@@ -27,7 +27,7 @@ LAYERS = """
     run.feature_file run.features run.lock run.manifest run.folder run.shards run.dedup run.plan
     engine.events engine.recovery engine.batches engine.worker engine.executor engine.local
     devices resolve
-    scoring.batches scoring.pieces outputs.summary outputs.features outputs.write
+    scoring.batches scoring.regions scoring.pieces outputs.summary outputs.features outputs.write
     run.intake pipeline api
     run.status dashboard citation
     labelled.tables labelled.digests labelled.records labelled.split labelled.arrays
@@ -37,7 +37,7 @@ LAYERS = """
     training.settings training.masking training.readers training.networks
     training.ranks training.batches training.clock training.checkpoints training.loop
     training.objectives
-    training.sampling training.made training.piece_nets training.scorer_folds
+    training.sampling training.made training.piece_nets training.scorer_folds training.region_model
     training.board training.calibration training.export training.features
     training.request training.story training.config_file
     bench.synthetic bench.encoder bench.peers bench.layouts bench.limits bench.comparison

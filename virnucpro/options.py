@@ -282,7 +282,7 @@ FALSE_POSITIVES: Mapping[Preset, float] = {
 
 @dataclass(frozen=True, kw_only=True)
 class CutOptions:
-    """From where on a record is called viral. No score depends on it, so a resume may change it."""
+    """What is called viral, and where. No score depends on it, so a resume may change it."""
 
     threshold: Annotated[
         float | None,
@@ -309,6 +309,14 @@ class CutOptions:
             rich_help_panel=CALLS,
         ),
     ] = 0.05
+    regions: Annotated[
+        bool,
+        typer.Option(
+            help="Virus-like regions within records of 10,000 bases and more, such as prophages, "
+            "by the scorer: regions.tsv, .bed, .gff3 and .fasta.",
+            rich_help_panel=CALLS,
+        ),
+    ] = False
 
     def __post_init__(self) -> None:
         if self.threshold is not None and not 0 <= self.threshold <= 1:

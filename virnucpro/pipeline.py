@@ -148,6 +148,11 @@ def announce_choices(config: RunConfig, recipe: Recipe) -> Scorer | None:
             f"--preset {config.options.preset} is for the scorer: a head has no error rates",
             hint="give --threshold, or leave --model and --head out for nucleotides",
         )
+    if isinstance(config.options, PredictOptions) and config.options.regions:
+        raise UsageError(
+            "--regions is for the scorer: a head does not tell the regions of a record",
+            hint="leave --regions out, or --model and --head, for nucleotides",
+        )
     for announcement in config.announcements:
         announce(announcement)
     for compromise in config.compromises:

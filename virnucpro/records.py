@@ -178,12 +178,22 @@ class Call:
             raise ValueError(f"{self.record_id!r}: {self.status} with score {self.virus_score}")
 
 
+class Region(NamedTuple):
+    """A virus-like part of a record, or all of one that is called a virus."""
+
+    start: int
+    end: int
+    kind: Literal["provirus", "whole"]  # whole: of a record that is called a virus
+    posterior: float  # probability of being viral, the mean over its pieces
+
+
 class RecordResult(NamedTuple):
     """A record with its call, and what that was made of."""
 
     record: FastaRecord
     predictions: list[Prediction]  # of its frames, in their order
     call: Call
+    regions: tuple[Region, ...] | None = None  # in order and apart; None: not looked for
 
     @property
     def failures(self) -> list[Prediction]:
@@ -192,8 +202,7 @@ class RecordResult(NamedTuple):
 
     def in_place_of(self, record: FastaRecord) -> RecordResult:
         """The same result under the file and the id of another record."""
-        return RecordResult(
-            self.record._replace(sample=record.sample, own_id=record.own_id),
-            self.predictions,
-            replace(self.call, record_id=record.name, sample=record.sample),
+        return self._replace(
+            record=self.record._replace(sample=record.sample, own_id=record.own_id),
+            call=replace(self.call, record_id=record.name, sample=record.sample),
         )

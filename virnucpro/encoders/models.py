@@ -67,6 +67,11 @@ def embedded_scorer() -> Path:
     return EMBEDDED_FOLDER / "scorer.safetensors"
 
 
+def embedded_region_model() -> Path:
+    """What tells the virus-like regions of a record, by the scorer."""
+    return EMBEDDED_FOLDER / "regions.json"
+
+
 def embedded_head() -> Path:
     """Made for the embedded model."""
     return EMBEDDED_FOLDER / "head.safetensors"

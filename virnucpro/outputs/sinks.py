@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from io import StringIO
 from itertools import chain
 from pathlib import Path
 from typing import ClassVar, Literal, Protocol, TextIO
+from urllib.parse import quote
 
 from virnucpro.log import escaped
 from virnucpro.outputs.tables import SortedLines, optional_table, table
-from virnucpro.records import Call, Prediction, RecordResult, Status
+from virnucpro.records import Call, FastaRecord, Prediction, RecordResult, Region, Status
 from virnucpro.scoring.calls import FRAMES_FAILED, chunk_scores, scored_frames
 from virnucpro.scoring.head import DECIMALS
 from virnucpro.sequences.fasta import write_record
@@ -189,6 +191,82 @@ class FailedFiles(OptionalTable):
             self.opened().write(line)
 
 
+class RegionSink(OptionalTable):
+    """The virus-like regions, if they were looked for in any record; a line or more for each.
+
+    All files of regions are made of the same rows, and name a region alike.
+    """
+
+    per_file = True
+
+    def add(self, result: RecordResult) -> None:
+        if result.regions is not None:
+            self.opened().writelines(
+                self.row(result, region, region_name(result.record, region))
+                for region in result.regions
+            )
+
+    def row(self, result: RecordResult, region: Region, name: str) -> str:
+        """What is written of a region. Inside VirNucPro starts count from 0, and ends are open."""
+        raise NotImplementedError
+
+
+class RegionTable(RegionSink):
+    """Positions count from 1, and the end is the last base of the region."""
+
+    file = "regions.tsv"
+    columns = ("region", "record", "file", "kind", "start", "end", "length", "posterior")
+
+    def row(self, result: RecordResult, region: Region, name: str) -> str:
+        place = f"{region.start + 1}\t{region.end}\t{region.end - region.start}"
+        record = f"{result.record.name}\t{result.record.sample}"
+        return f"{name}\t{record}\t{region.kind}\t{place}\t{region.posterior:.4f}\n"
+
+
+class RegionBed(RegionSink):
+    """BED6: positions count from 0, the end is behind the region, and the score is in 1,000ths."""
+
+    file = "regions.bed"
+
+    def row(self, result: RecordResult, region: Region, name: str) -> str:
+        score = int(1000 * region.posterior)
+        return f"{result.record.id}\t{region.start}\t{region.end}\t{name}\t{score}\t.\n"
+
+
+class RegionGff(RegionSink):
+    """GFF3, with terms of the Sequence Ontology: SO:0000113, SO:0001041."""
+
+    file = "regions.gff3"
+    columns = ("##gff-version 3",)
+    terms: ClassVar = {"provirus": "proviral_region", "whole": "viral_sequence"}
+
+    def row(self, result: RecordResult, region: Region, name: str) -> str:
+        seqid = quote(result.record.id, safe=GFF3_SEQID, errors="surrogateescape")
+        place = f"{region.start + 1}\t{region.end}\t{region.posterior:.4f}\t.\t."
+        attributes = f"ID={quote(name, safe=GFF3_SEQID, errors='surrogateescape')}"
+        term = self.terms[region.kind]
+        return f"{seqid}\tvirnucpro\t{term}\t{place}\t{attributes}\n"
+
+
+class RegionFasta(RegionSink):
+    """The sequences of the regions, named as geNomad names proviruses."""
+
+    file = "regions.fasta"
+
+    def row(self, result: RecordResult, region: Region, name: str) -> str:
+        text = StringIO()
+        write_record(text, name, result.record.sequence[region.start : region.end])
+        return text.getvalue()
+
+
+GFF3_SEQID = ".:^*$@!+_?-|"  # what stands for itself in a sequence id, beside letters and digits
+
+
+def region_name(record: FastaRecord, region: Region) -> str:
+    """Positions count from 1, and the end is the last base."""
+    return f"{record.id}|{region.kind}_{region.start + 1}_{region.end}"
+
+
 @dataclass(slots=True)
 class _Failures:
     """How many frames of a file have no vector, and the first of them with its reason."""
@@ -200,7 +278,18 @@ class _Failures:
 
 # the table of the records comes first: it is opened first, and appears last
 SINKS: dict[Command, tuple[type[Sink], ...]] = {
-    "predict": (RecordTable, FrameTable, ChunkTable, ViralFasta, FailedSequences, FailedFiles),
+    "predict": (
+        RecordTable,
+        FrameTable,
+        ChunkTable,
+        ViralFasta,
+        RegionTable,
+        RegionBed,
+        RegionGff,
+        RegionFasta,
+        FailedSequences,
+        FailedFiles,
+    ),
     "extract": (EmbeddedTable, FailedSequences, FailedFiles),
 }
 

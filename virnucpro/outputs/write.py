@@ -103,16 +103,21 @@ class Results:
             yield RecordResult(record, predictions, self.call(record, predictions))
 
     def noted(self, result: RecordResult) -> RecordResult:
-        """The same result; its note says if the record looks as if it used another genetic code."""
+        """The same result; its note says what else was seen in the sequence."""
+        notes = [result.call.note, self.other_code(result), regions_note(result)]
+        note = "; ".join(filter(None, notes))
+        if note == result.call.note:
+            return result
+        return result._replace(call=replace(result.call, note=note))
+
+    def other_code(self, result: RecordResult) -> str:
+        """That the record looks as if it used another genetic code, if it does."""
         recipe, call = self.manifest.recipe, result.call
         is_standard = recipe.input_type == "nucleotide" and recipe.genetic_code in (1, 11)
         if not is_standard or call.note or call.status not in ("scored", "embedded", "no_orf"):
-            return result
+            return ""
         number = find_open_code(result.record.sequence)
-        if number is None:
-            return result
-        note = f"open in genetic code {number}, not in {recipe.genetic_code}"
-        return result._replace(call=replace(call, note=note))
+        return f"open in genetic code {number}, not in {recipe.genetic_code}" if number else ""
 
     def tell(self, stage: str, done: int, total: int, unit: str) -> None:
         self.on_event(Progress(stage, done, total, unit))
@@ -216,6 +221,14 @@ class Results:
             if embeddings.vectors.shape[1]:  # else these are copies, and no original has a vector
                 mask = np.array([orf_id not in hidden for orf_id in embeddings.ids], dtype=np.bool_)
                 index.add(path, mask)
+
+
+def regions_note(result: RecordResult) -> str:
+    """How many virus-like regions a record has that is not called a virus itself."""
+    n_regions = 0 if result.call.is_virus else len(result.regions or ())
+    if not n_regions:
+        return ""
+    return f"{n_regions} virus-like {'region' if n_regions == 1 else 'regions'}"
 
 
 _SYNCED_AT_ONCE = 4  # a disk takes a few syncs in the time of one

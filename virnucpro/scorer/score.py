@@ -150,22 +150,42 @@ def _by_size(
             is_inside &= lengths < nets.longest
         records = np.flatnonzero(is_inside)
         if len(records):
-            yield records, _score_pieces(digits, starts[records], lengths[records], nets, code)
+            owner, place, n_bases = cut(lengths[records], nets.size)
+            before = np.cumsum(lengths[records]) - lengths[records]
+            place += (starts[records] - before)[owner]
+            values = _score_pieces(digits, place, n_bases, nets, code)
+            yield records, PieceScores(owner, place, n_bases, values)
+
+
+def score_windows(
+    sequence: str, scorer: Scorer, size: int, step: int, code: GeneticCode = STANDARD
+) -> PieceScores:
+    """Overlapping pieces of one sequence, one every ``step`` bases, with calibrated log-odds.
+
+    Raises:
+        ValueError: the scorer has no nets for pieces of this size.
+    """
+    nets = next((nets for nets in scorer.pieces if nets.size == size), None)
+    if nets is None:
+        raise ValueError(f"no nets for pieces of {size} bases")
+    start = np.arange(0, len(sequence) - size + 1, step, dtype=np.int64)
+    n_bases = np.full(len(start), size)
+    values = _score_pieces(encode(sequence), start, n_bases, nets, code)
+    log_odds = scorer.calibrated(values, n_bases)
+    return PieceScores(np.zeros(len(start), dtype=np.int64), start, n_bases, log_odds)
 
 
 def _score_pieces(
-    digits: Digits, starts: Counts, lengths: Counts, nets: PieceNets, code: GeneticCode
-) -> PieceScores:
-    """The log-odds of each piece of this size, before calibration."""
-    owner, place, n_bases = cut(lengths, nets.size)
-    place += (starts - (np.cumsum(lengths) - lengths))[owner]
-    values = np.empty(len(owner))
+    digits: Digits, place: Counts, n_bases: Counts, nets: PieceNets, code: GeneticCode
+) -> Values:
+    """The log-odds of each piece of this size, before calibration; NaN for unknown bases alone."""
+    values = np.empty(len(place))
     n_at_once = max(1, _PIECE_BASES_AT_ONCE // nets.size)
-    for first in range(0, len(owner), n_at_once):
+    for first in range(0, len(place), n_at_once):
         block = slice(first, first + n_at_once)
         low, high = place[block][0], place[block][-1] + n_bases[block][-1]
         pieces = Pieces.of(digits[low:high], place[block] - low, n_bases[block])
         values[block] = nets.log_odds(piece_features(pieces, code))
         is_blank = (pieces.digits[:, 0] == UNKNOWN).all(axis=1)
         values[block][is_blank] = np.nan
-    return PieceScores(owner, place, n_bases, values)
+    return values

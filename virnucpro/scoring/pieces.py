@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numpy as np
 
 from virnucpro.config import Recipe
+from virnucpro.encoders.models import embedded_region_model
 from virnucpro.options import FALSE_POSITIVES, CutOptions
 from virnucpro.records import Call, FastaRecord, Orf, Prediction, RecordResult
 from virnucpro.scorer.nets import Scorer
 from virnucpro.scorer.score import BASES_AT_ONCE, PieceScores, RecordScore, score_block
 from virnucpro.scoring.calls import Decision, call_by_score, probability
+from virnucpro.scoring.regions import RegionFinder, load_region_model
 from virnucpro.sequences.genetic_code import genetic_code
 from virnucpro.sequences.screen import screen
 
@@ -29,11 +31,15 @@ def call_by_scorer(
     cut: CutOptions,
     on_letters: Callable[[int], None],
 ) -> Iterator[RecordResult]:
-    """Each record, in order, with a prediction for each of its pieces, and its call.
+    """Each record, in order, with a prediction for each of its pieces, its call and its regions.
 
     ``on_letters`` hears how many letters were done.
     """
     n_done = 0
+    code = genetic_code(recipe.genetic_code)
+    finder = None
+    if cut.regions:
+        finder = RegionFinder(scorer, load_region_model(embedded_region_model()), code)
     for block in _blocks(records):
         refusals = [screen(record, recipe) for record in block]
         sequences = [
@@ -41,7 +47,7 @@ def call_by_scorer(
             for record, (status, _) in zip(block, refusals, strict=True)
             if status is None
         ]
-        scores = score_block(sequences, scorer, genetic_code(recipe.genetic_code))
+        scores = score_block(sequences, scorer, code)
         decisions = iter(_decide(scores, sequences, scorer, cut))
         for record, (status, note) in zip(block, refusals, strict=True):
             length = len(record.sequence)
@@ -49,7 +55,11 @@ def call_by_scorer(
             if status is None:
                 score, decision = next(decisions)
                 predictions = list(_predictions(record.id, score.pieces))
-                yield RecordResult(record, predictions, call_by_score(record, score, decision))
+                regions = None
+                if finder is not None:
+                    regions = finder.find(record.sequence, is_virus=decision.is_virus)
+                call = call_by_score(record, score, decision)
+                yield RecordResult(record, predictions, call, regions)
             else:
                 call = Call(record.name, length, status, record.sample, note=note)
                 yield RecordResult(record, [], call)

@@ -1,0 +1,340 @@
+"""Virus-like regions: the chain, what bounds them, and the files that all say the same."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import replace
+from itertools import pairwise, product
+from math import exp, log, log1p
+from pathlib import Path
+from urllib.parse import unquote
+
+import numpy as np
+import pytest
+from conftest import open_dna, random_dna
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from runs import rows
+from test_scorer_run import predict, write
+
+from virnucpro.encoders.models import embedded_region_model, embedded_scorer
+from virnucpro.errors import UnavailableError, UsageError
+from virnucpro.outputs.sinks import (
+    Place,
+    RegionBed,
+    RegionFasta,
+    RegionGff,
+    RegionTable,
+    open_sinks,
+)
+from virnucpro.records import Call, FastaRecord, RecordResult, Region
+from virnucpro.scorer.nets import load_scorer
+from virnucpro.scorer.score import PieceScores, score_windows
+from virnucpro.scoring.regions import (
+    SHORTEST_RECORD,
+    RegionFinder,
+    RegionModel,
+    host_peptides,
+    load_region_model,
+    posteriors,
+    region_model_text,
+    regions_of_pieces,
+    viterbi,
+)
+from virnucpro.sequences.fasta import read_fasta
+from virnucpro.sequences.genetic_code import STANDARD
+
+SHARED = Path(__file__).parents[2] / "shared" / "data"
+FILES = ("regions.tsv", "regions.bed", "regions.gff3", "regions.fasta")
+MODEL = RegionModel(
+    size=1000,
+    step=500,
+    host_level=-3.0,
+    edges=(0.0, 2.0),
+    log_ratios=(-1.0, 0.1, 1.0),
+    host_bases=40_000.0,
+    virus_bases=8_000.0,
+    training="a test",
+)
+
+
+def log_joint(path: tuple[bool, ...], starts: np.ndarray, evidence: np.ndarray) -> float:
+    """Of a path and all evidence, by the definition of the chain."""
+    share = MODEL.virus_share
+    total = log(share) if path[0] else log1p(-share)
+    for (a, b), (start, end) in zip(pairwise(path), pairwise(starts.tolist()), strict=True):
+        total += MODEL.transition(end - start)[a][b]
+    return total + float(evidence[np.array(path)].sum())
+
+
+@pytest.fixture(params=range(12))
+def chain(request) -> tuple[np.ndarray, np.ndarray]:
+    """Nine items, some far from the next, as if those between were missing."""
+    rng = np.random.default_rng(request.param)
+    starts = np.cumsum(rng.choice([500, 1000, 4000, 30_000], 9))
+    return starts, rng.normal(0, 2.5, 9)
+
+
+def test_the_path_is_the_best_of_all_paths(chain):
+    best = max(product((False, True), repeat=9), key=lambda path: log_joint(path, *chain))
+    assert tuple(viterbi(*chain, MODEL).tolist()) == best
+
+
+def test_the_posterior_is_the_share_of_all_paths_that_are_viral_there(chain):
+    paths = list(product((False, True), repeat=9))
+    weights = np.array([exp(log_joint(path, *chain)) for path in paths])
+    expected = weights @ np.array(paths) / weights.sum()
+    # sums of 512 float64 terms
+    np.testing.assert_allclose(posteriors(*chain, MODEL), expected, rtol=1e-10)
+
+
+def test_items_without_evidence_may_as_well_be_missing(chain):
+    """Transitions count bases: an item between that says nothing changes nothing."""
+    starts, evidence = chain
+    silent = (starts[:-1] + starts[1:]) // 2
+    order = np.argsort(np.concatenate([starts, silent]))
+    both = np.concatenate([starts, silent])[order]
+    said = np.concatenate([evidence, np.zeros(len(silent))])[order]
+    with_silent = posteriors(both, said, MODEL)[np.isin(both, starts)]
+    np.testing.assert_allclose(with_silent, posteriors(starts, evidence, MODEL), rtol=1e-9)
+
+
+def pieces_of(log_odds: np.ndarray) -> PieceScores:
+    n = len(log_odds)
+    starts = MODEL.step * np.arange(n)
+    return PieceScores(np.zeros(n, np.int64), starts, np.full(n, MODEL.size), log_odds)
+
+
+log_odds_along = st.lists(
+    st.one_of(st.floats(-8, 8), st.just(float("nan"))), min_size=1, max_size=120
+)
+
+
+@settings(deadline=None, max_examples=150)
+@given(log_odds_along, st.booleans(), st.integers(0, 2**31))
+def test_regions_lie_within_the_record_and_apart(values, is_virus, seed):
+    n_bases = MODEL.step * (len(values) - 1) + MODEL.size
+    sequence = open_dna(n_bases, np.random.default_rng(seed))
+    regions = regions_of_pieces(
+        sequence, pieces_of(np.array(values)), MODEL, STANDARD, is_virus=is_virus
+    )
+    ends = [end for region in regions for end in (region.start, region.end)]
+    assert ends == sorted(set(ends))  # none is empty, and no two touch
+    assert not ends or (ends[0] >= 0 and ends[-1] <= n_bases)
+    assert all(0 <= region.posterior <= 1 for region in regions)
+    assert not is_virus or [region.kind for region in regions] == ["whole"]
+
+
+def test_the_level_of_the_host_does_not_matter():
+    rng = np.random.default_rng(3)
+    log_odds = rng.normal(-4, 1.5, 400)
+    log_odds[150:200] += 6
+    sequence = random_dna(500 * 400 + 500, rng)
+    model = load_region_model(embedded_region_model())
+    found = [
+        regions_of_pieces(sequence, pieces_of(log_odds + shift), model, STANDARD, is_virus=False)
+        for shift in (0, 3)
+    ]
+    assert found[0] == found[1]
+    assert len(found[0]) == 1
+    assert abs(found[0][0].start - 75_000) < 2_000
+    assert abs(found[0][0].end - 100_000) < 2_000
+
+
+@pytest.mark.parametrize("strand", ["forward", "reverse"])
+@pytest.mark.parametrize("frame", [0, 1, 2])
+def test_a_peptide_of_rna_polymerase_is_seen_in_every_frame(strand, frame):
+    bases = "GGTGATAAATTCGCTGGTCGTCACGGTCAGAAAGGT"  # GDKFAGRHGQKG
+    if strand == "reverse":
+        bases = bases.translate(str.maketrans("ACGT", "TGCA"))[::-1]
+    sequence = "CAC" * 40 + "C" * frame + bases + "CAC" * 30
+    [place] = host_peptides(sequence)
+    start = 120 + frame
+    assert place == (start if strand == "forward" else start + len(bases))
+
+
+def test_genes_of_rna_polymerase_are_the_hosts_though_they_look_viral():
+    rng = np.random.default_rng(4)
+    log_odds = rng.normal(-4, 1, 300)
+    log_odds[100:125] += 6
+    sequence = "CAC" * (150_500 // 3)
+    place = 56_001
+    guarded = sequence[:place] + "GGTGATAAATTCGCTGGTCGTCACGGTCAGAAAGGT" + sequence[place + 36 :]
+    model = load_region_model(embedded_region_model())
+    of = [
+        regions_of_pieces(one, pieces_of(log_odds), model, STANDARD, is_virus=False)
+        for one in (sequence, guarded)
+    ]
+    assert (len(of[0]), len(of[1])) == (1, 0)
+
+
+# The files
+
+
+def results(*regions_of: list[tuple[int, int, str]]) -> list[RecordResult]:
+    made = []
+    for number, regions in enumerate(regions_of):
+        sequence = random_dna(400, np.random.default_rng(number))
+        record = FastaRecord(f"in:r{number};=%,&|", "whatever", sequence, 1, 0, "in", f"r{number}")
+        call = Call(record.name, len(sequence), "scored", "in", virus_score=0.5)
+        found = tuple(Region(start, end, kind, 0.98765) for start, end, kind in regions)
+        made.append(RecordResult(record, [], call, found))
+    return made
+
+
+def written(folder: Path, made: list[RecordResult]) -> None:
+    with ExitStack() as stack:
+        place = Place(folder, folder)
+        sinks = (RegionTable, RegionBed, RegionGff, RegionFasta)
+        add = stack.enter_context(open_sinks(sinks, place))
+        for result in made:
+            add(result)
+
+
+@st.composite
+def apart(draw) -> list[tuple[int, int, str]]:
+    ends = sorted(draw(st.sets(st.integers(0, 400), max_size=8)))
+    kinds = st.sampled_from(["provirus", "whole"])
+    return [(a, b, draw(kinds)) for a, b in zip(ends[::2], ends[1::2], strict=False)]
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(apart(), min_size=1, max_size=4))
+def test_all_files_of_regions_say_the_same(tmp_path_factory, regions_of):
+    folder = tmp_path_factory.mktemp("files")
+    made = results(*regions_of)
+    written(folder, made)
+    expected = [
+        (result.record.id, region.start, region.end, region.kind)
+        for result in made
+        for region in result.regions
+    ]
+    names = [f"{record}|{kind}_{start + 1}_{end}" for record, start, end, kind in expected]
+    table = rows(folder / "regions.tsv")
+    assert [row["region"] for row in table] == names
+    assert [(int(row["start"]) - 1, int(row["end"])) for row in table] == [
+        place[1:3] for place in expected
+    ]
+    bed = [line.split("\t") for line in (folder / "regions.bed").read_text().splitlines()]
+    assert [(row[0], int(row[1]), int(row[2]), row[3]) for row in bed] == [
+        (*place[:3], name) for place, name in zip(expected, names, strict=True)
+    ]
+    first, *lines = (folder / "regions.gff3").read_text().splitlines()
+    assert first == "##gff-version 3"
+    terms = {"provirus": "proviral_region", "whole": "viral_sequence"}
+    assert [
+        (unquote(row[0]), row[2], int(row[3]) - 1, int(row[4]), unquote(row[8]))
+        for row in (line.split("\t") for line in lines)
+    ] == [
+        (record, terms[kind], start, end, f"ID={name}")
+        for (record, start, end, kind), name in zip(expected, names, strict=True)
+    ]
+    bases = {result.record.id: result.record.sequence for result in made}
+    assert [(one.id, one.sequence) for one in read_if_any(folder / "regions.fasta")] == [
+        (name, bases[record][start:end])
+        for (record, start, end, _), name in zip(expected, names, strict=True)
+    ]
+
+
+def read_if_any(path: Path) -> list[FastaRecord]:
+    return list(read_fasta(path)) if path.stat().st_size else []
+
+
+# Runs
+
+
+@pytest.fixture(scope="module")
+def chromosomes() -> dict[str, str]:
+    """Random bases, which look cellular, and open ones, which look viral, within."""
+    rng = np.random.default_rng(11)
+    host = random_dna(200_000, rng)
+    return {
+        "lysogen": host[:90_000] + open_dna(30_000, rng) + host[90_000:],
+        "host": random_dna(60_000, rng),
+        "short": open_dna(SHORTEST_RECORD - 1, rng),
+    }
+
+
+def test_a_region_is_found_and_noted_and_the_call_stays(tmp_path, chromosomes):
+    source = write(tmp_path / "in.fa", **chromosomes)
+    predict(source, to=tmp_path / "plain")
+    predict(source, to=tmp_path / "run", regions=True)
+    [row] = rows(tmp_path / "run/regions.tsv")
+    assert (row["record"], row["kind"]) == ("lysogen", "provirus")
+    assert abs(int(row["start"]) - 90_001) < 2_000
+    assert abs(int(row["end"]) - 120_000) < 2_000
+    plain, noted = (rows(tmp_path / name / "predictions.tsv") for name in ("plain", "run"))
+    assert [one["note"] for one in noted] == ["1 virus-like region", "", ""]
+    assert [{**one, "note": ""} for one in noted] == plain
+    assert not any((tmp_path / "plain" / name).exists() for name in FILES)
+
+
+def test_the_regions_of_a_record_do_not_depend_on_the_records_beside_it(tmp_path, chromosomes):
+    predict(write(tmp_path / "in.fa", **chromosomes), to=tmp_path / "all", regions=True)
+    alone = write(tmp_path / "alone.fa", lysogen=chromosomes["lysogen"])
+    predict(alone, to=tmp_path / "alone", regions=True)
+    for name in FILES[1:]:
+        assert (tmp_path / "all" / name).read_text() == (tmp_path / "alone" / name).read_text()
+
+
+def test_regions_of_a_finished_run_come_and_go_with_the_option(tmp_path, chromosomes):
+    source = write(tmp_path / "in.fa", **chromosomes)
+    predict(source, to=tmp_path / "once", regions=True)
+    predict(source, to=tmp_path / "run")
+    predict(source, to=tmp_path / "run", regions=True, resume=True)
+    for name in (*FILES, "predictions.tsv"):
+        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "once" / name).read_bytes()
+    predict(source, to=tmp_path / "run", resume=True)
+    assert not any((tmp_path / "run" / name).exists() for name in FILES)
+
+
+def test_a_record_that_is_called_a_virus_is_one_region(chromosomes):
+    model, scorer = load_region_model(embedded_region_model()), load_scorer(embedded_scorer())
+    virus = open_dna(20_000, np.random.default_rng(2))
+    finder = RegionFinder(scorer, model)
+    [region] = finder.find(virus, is_virus=True)
+    assert region[:3] == (0, 20_000, "whole")
+    flanked = chromosomes["host"] + virus
+    [region] = finder.find(flanked, is_virus=True)
+    assert abs(region.start - 60_000) < 2_000
+    assert region.end == 80_000
+    assert finder.find(virus[: SHORTEST_RECORD - 1], is_virus=True) is None
+
+
+def test_regions_are_refused_where_a_head_calls(tmp_path, chromosomes):
+    source = write(tmp_path / "in.fa", host=chromosomes["host"])
+    with pytest.raises(UsageError, match="--regions is for the scorer"):
+        predict(source, to=tmp_path / "run", regions=True, model="esm2_virnucpro")
+
+
+def test_a_region_model_is_read_as_it_was_written_or_refused(tmp_path):
+    path = tmp_path / "regions.json"
+    path.write_text(region_model_text(MODEL))
+    assert load_region_model(path) == MODEL
+    for damaged in ("", "[]", '{"format": 0}', path.read_text().replace("0.1", "NaN")):
+        path.write_text(damaged)
+        with pytest.raises(UnavailableError, match="is not a region model"):
+            load_region_model(path)
+
+
+def test_windows_of_a_size_that_the_scorer_does_not_know_are_refused():
+    with pytest.raises(ValueError, match="no nets for pieces of 77 bases"):
+        score_windows("ACGT" * 100, load_scorer(embedded_scorer()), 77, 10)
+
+
+def test_a_model_with_bins_that_do_not_fit_is_refused():
+    with pytest.raises(ValueError, match="3 bins with 1 edges"):
+        replace(MODEL, edges=(0.0,))
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="the shared real sequences are not here")
+def test_lambda_in_the_chromosome_of_its_host_is_found():
+    host = next(read_fasta(SHARED / "inputs/ecoli_K12_MG1655_GCF_000005845.2.fna.gz")).sequence
+    phage = next(read_fasta(SHARED / "inputs/lambda_virus.fa")).sequence
+    lysogen = host[600_000:807_342] + phage[27_738:] + phage[:27_723] + host[807_327:1_100_000]
+    start, end = 207_327, 255_829
+    model = load_region_model(embedded_region_model())
+    regions = RegionFinder(load_scorer(embedded_scorer()), model).find(lysogen, is_virus=False)
+    [region] = [one for one in regions if one.end > start - 20_000 and one.start < end + 20_000]
+    assert abs(region.start - start) < 2_000
+    assert abs(region.end - end) < 2_000
