@@ -179,7 +179,8 @@ DOORS = {
         "base": {"Encoder", "Pending", "Rows", "estimate_tokens", "load_encoder"},
         "models": {
             *("Checkpoint", "ESM2Shape", "WORTH_CONVERTING", "check_published", "converted_folder"),
-            *("download_bytes", "embedded_head", "embedded_model", "embedded_scorer"),
+            *("download_bytes", "embedded_head", "embedded_model", "embedded_region_model"),
+            *("embedded_scorer",),
             *("find_checkpoint", "import_checkpoint", "imported_names", "inspect_checkpoint"),
             *("locate", "prepare_weights", "shape_of", "verify_model"),
         },

@@ -312,8 +312,8 @@ class CutOptions:
     regions: Annotated[
         bool,
         typer.Option(
-            help="Virus-like regions within records of 10,000 bases and more, such as prophages, "
-            "by the scorer: regions.tsv, .bed, .gff3 and .fasta.",
+            help="Search for virus-like regions, such as prophages, in records of 10,000 bases and "
+            "more, by the scorer. Not sure enough to be the default.",
             rich_help_panel=CALLS,
         ),
     ] = False

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from virnucpro.encoders.base import estimate_tokens
 from virnucpro.log import printable
-from virnucpro.outputs.sinks import FailedFiles, FailedSequences
+from virnucpro.outputs.sinks import FailedFiles, FailedSequences, RegionTable
 from virnucpro.records import STATUSES, RecordResult, Status
 from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import Plan
@@ -30,6 +30,7 @@ class Summary:
     cut: str = ""  # from where on a record is called viral, for people
     statuses: dict[Status, int] = field(default_factory=lambda: dict.fromkeys(STATUSES, 0))
     n_viral: int = 0
+    n_regions: int | None = None  # None: they were looked for in no record
     n_frames: int = 0  # with a vector, or of the scorer: with a score
     n_failed_frames: int = 0
     n_files: int = 0
@@ -56,12 +57,15 @@ class Summary:
         """Forget the records of a pass that was not ended."""
         self.statuses = dict.fromkeys(STATUSES, 0)
         self.n_viral = self.n_frames = self.n_failed_frames = 0
+        self.n_regions = None
 
     def add(self, result: RecordResult) -> None:
         """Count one record."""
         call = result.call
         self.statuses[call.status] += 1
         self.n_viral += call.is_virus
+        if result.regions is not None:
+            self.n_regions = (self.n_regions or 0) + len(result.regions)
         self.n_frames += call.n_frames_scored
         self.n_failed_frames += len(result.failures)
 
@@ -108,6 +112,8 @@ class Summary:
             lines.insert(
                 1, f"called virus: {self.n_viral} of {self.statuses['scored']} ({self.cut})"
             )
+        if self.n_regions is not None:
+            lines.insert(2, f"virus-like regions: {self.n_regions}, see {RegionTable.file}")
         return lines + self._repair_lines(folder)
 
     def _repair_lines(self, folder: Path) -> list[str]:

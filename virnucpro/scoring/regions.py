@@ -102,7 +102,7 @@ def load_region_model(path: Path) -> RegionModel:
     except (OSError, LookupError, ValueError, TypeError, AttributeError) as error:
         raise UnavailableError(
             f"{printable(path)} is not a region model of VirNucPro: {printable(error)}",
-            hint="reinstall VirNucPro, or leave the regions out with --no-regions",
+            hint="reinstall VirNucPro, or leave --regions out",
         ) from error
 
 
