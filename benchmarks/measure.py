@@ -33,6 +33,7 @@ from virnucpro.bench.encoder import Setting
 from virnucpro.bench.report import describe_machine, describe_versions
 from virnucpro.bench.synthetic import MODELS, PROFILES, make_proteins, write_checkpoint
 from virnucpro.devices import choose_devices, choose_tokens, usable_cores
+from virnucpro.errors import VirnucproError
 
 Row = FileRow | FrontEndRow | CoordinatorRow | EncoderRow | PoisonRow
 _N_BATCHES = 15  # of a pass, on a GPU or on each core
@@ -148,4 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except VirnucproError as error:
+        sys.exit(f"error: {error}")

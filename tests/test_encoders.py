@@ -107,6 +107,10 @@ def pair(toy_config, make_config, tiny, contigs, tmp_path) -> tuple[RunConfig, H
     return replace(config, recipe=recipe, weights=(tiny.model, tiny.model)), Head(facts, network)
 
 
+def resumed(config: RunConfig) -> RunConfig:
+    return replace(config, options=replace(config.options, resume=True))
+
+
 def rows_of(config: RunConfig) -> list[dict[str, Rows]]:
     """The vectors of each encoder, by the ids of their frames."""
     recipe = config.recipe
@@ -141,7 +145,7 @@ def test_a_shard_is_done_when_the_last_of_its_encoders_is(pair):
     (lost,) = (config.output / "features").glob("toy-*/000001.h5")
     lost.unlink()
     events = []
-    run_inline(replace(config, resume=True), head, events.append)
+    run_inline(resumed(config), head, events.append)
     assert [event.shard.index for event in events if isinstance(event, ShardDone)] == [1]
     for one, other in zip(before, rows_of(config), strict=True):
         assert one.keys() == other.keys()
@@ -173,7 +177,7 @@ def test_another_encoder_in_a_run_is_refused_on_resume_by_name(pair, make_config
     finer = replace(TOY, layer=2)
     recipe = replace(config.recipe, encoders=(config.recipe.encoders[0], finer))
     with pytest.raises(ResumeError, match="layer of counts was 1, now 2"):
-        run_inline(replace(config, recipe=recipe, resume=True), head)
+        run_inline(replace(resumed(config), recipe=recipe), head)
 
 
 def test_an_encoder_of_bases_refuses_proteins(toy_config, tmp_path):

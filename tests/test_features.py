@@ -13,6 +13,7 @@ from runs import assert_same_vectors, run_inline, vectors
 from virnucpro.config import EncoderSpec
 from virnucpro.errors import OutputError
 from virnucpro.records import Embeddings, Failure, Orf, Shard
+from virnucpro.resolve import RunConfig
 from virnucpro.run.features import FeatureStore, open_stores
 from virnucpro.run.folder import RunDir
 from virnucpro.run.status import inspect_run
@@ -154,9 +155,15 @@ def test_a_run_of_two_encoders_has_the_vectors_of_each_and_resumes_what_either_o
         run_inline(config, None)
     encoders = tuple(config.recipe.encoders[0] for config in layers)
     recipe = replace(layers[0].recipe, encoders=encoders)
-    both = replace(
-        layers[0], recipe=recipe, weights=(tiny.model, tiny.model), output=tmp_path / "both"
-    )
+
+    def config_of_both(**changes: bool) -> RunConfig:
+        weights = (tiny.model, tiny.model)
+        config = make_config(
+            contigs, command="extract", weights=weights, output=tmp_path / "both", **changes
+        )
+        return replace(config, recipe=recipe)
+
+    both = config_of_both()
     run_inline(both, None)
     stores = open_stores(RunDir(both.output).features, recipe.encoders, recipe.fingerprint)
 
@@ -173,6 +180,6 @@ def test_a_run_of_two_encoders_has_the_vectors_of_each_and_resumes_what_either_o
     (stores[1].folder / "000001.h5").unlink()
     assert inspect_run(both.output, verify=True).n_damaged == 1
     assert f"shards    {n_shards - 1} done" in inspect_run(both.output, verify=False).lines
-    assert run_inline(replace(both, resume=True), None).n_tokens > 0
+    assert run_inline(config_of_both(resume=True), None).n_tokens > 0
     assert_whole()
-    assert run_inline(replace(both, resume=True), None).n_tokens == 0
+    assert run_inline(config_of_both(resume=True), None).n_tokens == 0

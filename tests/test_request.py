@@ -13,7 +13,6 @@ from conftest import TINY
 from oracle import make_fair_esm, save_fair_esm
 from runs import assert_same_vectors, vectors
 
-from virnucpro import resolve as request
 from virnucpro.encoders import models as download
 from virnucpro.encoders.esm2.weights import verify_checkpoint
 from virnucpro.encoders.models import embedded_head, embedded_model, embedded_scorer
@@ -54,7 +53,7 @@ def options(tmp_path, contigs):
 @pytest.fixture
 def kept(monkeypatch, tmp_path) -> Path:
     """Every model is large enough to be converted, and this is where it is kept."""
-    monkeypatch.setattr(request, "WORTH_CONVERTING", 0)
+    monkeypatch.setattr(download, "WORTH_CONVERTING", 0)
     return tmp_path / "kept"
 
 
@@ -236,7 +235,7 @@ def test_a_large_model_is_converted_once_and_gives_the_same_vectors(options, kep
     assert made.stat().st_mtime_ns == before
     run(second, None, ProcessExecutor(second.resources.devices), lambda _: None)
 
-    monkeypatch.setattr(request, "WORTH_CONVERTING", 1 << 40)
+    monkeypatch.setattr(download, "WORTH_CONVERTING", 1 << 40)
     plain, _ = resolve(options("plain"), lambda _: None)
     assert plain.weights == (plain.checkpoint,)
     run(plain, None, InlineExecutor(), lambda _: None)
@@ -245,7 +244,7 @@ def test_a_large_model_is_converted_once_and_gives_the_same_vectors(options, kep
 
 def test_the_converted_model_has_the_recipe_of_its_source(options, kept, monkeypatch):
     converted, _ = resolve(options(), lambda _: None)
-    monkeypatch.setattr(request, "WORTH_CONVERTING", 1 << 40)
+    monkeypatch.setattr(download, "WORTH_CONVERTING", 1 << 40)
     direct, _ = resolve(options(), lambda _: None)
     assert converted.recipe.fingerprint == direct.recipe.fingerprint
 

@@ -1,4 +1,4 @@
-"""An executor as anyone could write one: it is chosen by ``executor=BackwardExecutor()``."""
+"""An executor as anyone could write one: one class, and one line that gives it to a run."""
 
 from __future__ import annotations
 

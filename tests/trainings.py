@@ -66,7 +66,15 @@ def frames(n: int = N_ROWS, seed: int = 0) -> LabelledFrames:
 
 
 def settings(**changes: object) -> Settings:
-    chosen = {"mode": "finetune", "epochs": 3, "batch_size": 16, "lr": 1e-3, "seed": 5, **changes}
+    chosen = {
+        "mode": "finetune",
+        "precision": "fp32",
+        "epochs": 3,
+        "batch_size": 16,
+        "lr": 1e-3,
+        "seed": 5,
+        **changes,
+    }
     return Settings(**chosen)
 
 

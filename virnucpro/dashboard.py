@@ -1,6 +1,6 @@
 """The view of a run while it goes on: pure consumers of events.
 
-``Figures`` counts; ``EventLog`` writes them as plain lines into the log, every
+``Figures`` counts; ``EventLog`` writes the figures as plain lines into the log, every
 ten seconds; ``Dashboard`` draws them on a terminal, within its width and height. Every figure is a
 count, so those of the devices add up to the total's; colours repeat what words say.
 """

@@ -15,8 +15,7 @@ import pynvml
 import torch
 
 from virnucpro.config import Precision
-from virnucpro.encoders.esm2.converted import WORTH_CONVERTING
-from virnucpro.encoders.esm2.model import ESM2Shape
+from virnucpro.encoders.models import WORTH_CONVERTING, ESM2Shape
 from virnucpro.errors import UnavailableError, UsageError
 
 _GIB = 1 << 30

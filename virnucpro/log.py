@@ -96,6 +96,7 @@ def logging_to(handler: logging.Handler, level: int = logging.INFO) -> Iterator[
     """Send the log to ``handler`` for the time of the block, in its own format if it has one."""
     if handler.formatter is None:
         handler.setFormatter(logging.Formatter(_FORMAT))
+    before = LOGGER.level, LOGGER.propagate
     LOGGER.addHandler(handler)
     LOGGER.setLevel(level)
     LOGGER.propagate = False
@@ -103,6 +104,8 @@ def logging_to(handler: logging.Handler, level: int = logging.INFO) -> Iterator[
         yield
     finally:
         LOGGER.removeHandler(handler)
+        LOGGER.setLevel(before[0])
+        LOGGER.propagate = before[1]
         with suppress(OSError):  # a full disk is told once, by what needs it
             handler.close()
 

@@ -19,11 +19,9 @@ from virnucpro.devices import (
     choose_tokens,
     describe_compromises,
 )
-from virnucpro.encoders.esm2.converted import WORTH_CONVERTING, convert, find_converted
-from virnucpro.encoders.esm2.model import DTYPES
-from virnucpro.encoders.esm2.weights import Checkpoint
 from virnucpro.encoders.learned.file import LearnedCheckpoint, inspect_learned, is_learned
 from virnucpro.encoders.models import (
+    Checkpoint,
     check_published,
     converted_folder,
     embedded_head,
@@ -31,22 +29,22 @@ from virnucpro.encoders.models import (
     embedded_scorer,
     find_checkpoint,
     locate,
+    prepare_weights,
 )
 from virnucpro.encoders.published import EMBEDDED, PUBLISHED
 from virnucpro.engine.events import Progress, Telling
 from virnucpro.errors import (
     InputMissingError,
-    OutputError,
     ResumeError,
-    StorageError,
     UnavailableError,
     UsageError,
 )
-from virnucpro.log import LOGGER, printable
+from virnucpro.log import printable
 from virnucpro.options import ExtractOptions, PredictOptions, RunOptions
 from virnucpro.run.folder import RunDir
 from virnucpro.scorer.nets import load_scorer
 from virnucpro.scoring.head import Head, load_head
+from virnucpro.sequences.genetic_code import genetic_code
 from virnucpro.sequences.inputs import list_sources
 
 OnEvent = Callable[[Telling], None]
@@ -94,11 +92,12 @@ class RunConfig:
         return self.scorer if input_type == "nucleotide" else None
 
     def recipe_for(self, input_type: InputType) -> Recipe:
-        """Proteins are not cut, so a chunk size means nothing to them."""
+        """Proteins are neither cut nor translated, so chunk size and genetic code mean nothing."""
         if scorer := self.scorer_for(input_type):
             return scorer.recipe
-        chunk_size = self.recipe.chunk_size if input_type == "nucleotide" else 0
-        return replace(self.recipe, input_type=input_type, chunk_size=chunk_size)
+        if input_type == "nucleotide":
+            return self.recipe
+        return replace(self.recipe, input_type=input_type, chunk_size=0, genetic_code=11)
 
 
 def resolve(options: RunOptions, on_event: OnEvent) -> tuple[RunConfig, Head | None]:
@@ -113,10 +112,11 @@ def resolve(options: RunOptions, on_event: OnEvent) -> tuple[RunConfig, Head | N
             rundir.check_free(resume=options.resume, force=options.force)
     for path in options.input:
         list_sources(path)
+    genetic_code(options.genetic_code)
     _check_before_fetching(options)
     scorer = _scorer(options)
     checkpoint = _find_model(options.model_name, on_event)
-    head = _load_head(options, checkpoint)
+    head = _at_threshold(_load_head(options, checkpoint), options)
     choice = choose_devices(
         options.device,
         options.gpus,
@@ -137,7 +137,12 @@ def resolve(options: RunOptions, on_event: OnEvent) -> tuple[RunConfig, Head | N
         case LearnedCheckpoint():
             weights, digest = checkpoint.path, checkpoint.encoder_id
         case _:
-            weights, digest = _weights(checkpoint, precision, folder, on_event)
+            weights, digest = prepare_weights(
+                checkpoint,
+                precision,
+                folder,
+                lambda stage, done, total: on_event(Progress(stage, done, total, "bytes")),
+            )
             check_published(options.model_name, checkpoint, digest)
     recipe = _recipe(options, checkpoint, digest, head, precision)
     return RunConfig(
@@ -163,6 +168,13 @@ def _find_model(model: str, on_event: OnEvent) -> Checkpoint | LearnedCheckpoint
     return find_checkpoint(
         model, lambda n, total: on_event(Progress("fetching the model", n, total, "bytes"))
     )
+
+
+def _at_threshold(head: Head | None, options: RunOptions) -> Head | None:
+    """The head with the threshold that the user named, if any."""
+    if head is None or not isinstance(options, PredictOptions) or options.threshold is None:
+        return head
+    return replace(head, facts=replace(head.facts, threshold=options.threshold))
 
 
 def _recipe(
@@ -194,6 +206,7 @@ def _recipe(
         input_type="nucleotide",
         chunk_size=_chunk_size(options, head),
         min_length=options.min_length,
+        genetic_code=options.genetic_code,
         encoders=(
             EncoderSpec(
                 family=checkpoint.family,
@@ -234,6 +247,7 @@ def _scorer(options: RunOptions) -> ScorerConfig | None:
         input_type="nucleotide",
         chunk_size=scorer.piece_size,
         min_length=max(options.min_length, scorer.shortest),
+        genetic_code=options.genetic_code,
         encoders=(),
         scorer_sha256=scorer.sha256,
     )
@@ -261,38 +275,6 @@ def _check_before_fetching(options: RunOptions) -> None:
             f"this folder holds a run with {printable(before.reader)}, not {model}",
             hint="use the old options, choose another --output-dir, or start again with --force",
         )
-
-
-def _weights(
-    checkpoint: Checkpoint, precision: Precision, folder: Path, on_event: OnEvent
-) -> tuple[Path, str]:
-    """What the workers load, and the hash of the checkpoint.
-
-    A large checkpoint is converted once, so that all workers share what they map.
-    """
-
-    def progress(stage: str) -> Callable[[int], None]:
-        return lambda done: on_event(Progress(stage, done, n_bytes, "bytes"))
-
-    n_bytes, dtype = checkpoint.n_bytes, DTYPES[precision]
-    if n_bytes < WORTH_CONVERTING:
-        return checkpoint.path, checkpoint.sha256(progress("hashing the model"))
-    converted = find_converted(checkpoint, dtype, folder, progress("checking the model"))
-    if converted is None:
-        digest = checkpoint.sha256(progress("hashing the model"))
-        on_event(Progress("converting the model, this once", 0, 0, "bytes"))
-        try:
-            converted = convert(checkpoint, digest, dtype, folder)
-        except (OSError, OutputError, StorageError) as error:
-            LOGGER.warning(
-                "the converted model cannot be kept in %s (%s): every worker reads all of %s",
-                printable(folder),
-                printable(error),
-                printable(checkpoint.path),
-            )
-            return checkpoint.path, digest
-        LOGGER.info("converted model: %s", printable(converted.path))
-    return converted.path, converted.source_sha256
 
 
 def _tokens_per_batch(

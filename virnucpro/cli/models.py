@@ -48,8 +48,7 @@ def list_models() -> None:
     """
     with exits(kept=""):
         from virnucpro.devices import default_gpu_memory
-        from virnucpro.encoders.esm2.weights import inspect_checkpoint
-        from virnucpro.encoders.models import imported_names, locate, shape_of
+        from virnucpro.encoders.models import imported_names, inspect_checkpoint, locate, shape_of
         from virnucpro.encoders.published import EMBEDDED, PUBLISHED
 
         shapes = {EMBEDDED: inspect_checkpoint(locate(EMBEDDED)).shape}
@@ -73,8 +72,7 @@ def show_model(model: Model) -> None:
     """
     with exits(kept=""):
         from virnucpro.devices import describe_needs
-        from virnucpro.encoders.esm2.weights import inspect_checkpoint
-        from virnucpro.encoders.models import download_bytes, locate, shape_of
+        from virnucpro.encoders.models import download_bytes, inspect_checkpoint, locate, shape_of
         from virnucpro.encoders.published import PUBLISHED
 
         path = locate(model)

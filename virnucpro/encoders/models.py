@@ -21,12 +21,18 @@ from pathlib import Path
 
 import torch
 
-from virnucpro.encoders.esm2.model import ESM2Shape
-from virnucpro.encoders.esm2.weights import Checkpoint, inspect_checkpoint, verify_checkpoint
+from virnucpro.config import Precision
+from virnucpro.encoders.esm2.converted import WORTH_CONVERTING as WORTH_CONVERTING
+from virnucpro.encoders.esm2.converted import convert, find_converted
+from virnucpro.encoders.esm2.model import DTYPES
+from virnucpro.encoders.esm2.model import ESM2Shape as ESM2Shape
+from virnucpro.encoders.esm2.weights import Checkpoint as Checkpoint
+from virnucpro.encoders.esm2.weights import inspect_checkpoint as inspect_checkpoint
+from virnucpro.encoders.esm2.weights import verify_checkpoint
 from virnucpro.encoders.published import BASE_URL, EMBEDDED, PUBLISHED
 from virnucpro.errors import OutputError, StorageError, UnavailableError, UsageError
 from virnucpro.files import TEMPORARY, atomic, expanded, temporary_beside, writing
-from virnucpro.log import printable
+from virnucpro.log import LOGGER, printable
 
 EMBEDDED_FOLDER = Path(__file__).parents[1] / "embedded"
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
@@ -36,6 +42,7 @@ _SLOWEST = 50_000  # bytes per second, on average
 _MOST_BYTES_PER_PARAMETER = 5  # of a file whose size is not on record; float32 takes 4
 
 OnBytes = Callable[[int, int], None]  # bytes so far, bytes in all (0: unknown)
+OnStage = Callable[[str, int, int], None]  # what is done; bytes so far, bytes in all
 
 
 def hub_folder() -> Path:
@@ -186,6 +193,39 @@ def _other_weights(model: str, checkpoint: Checkpoint, why: str) -> UnavailableE
         hint="delete it, and it is fetched again; a model of your own is named by its path, "
         "or gets a name with `virnucpro models import PATH --name NAME`",
     )
+
+
+def prepare_weights(
+    checkpoint: Checkpoint, precision: Precision, folder: Path, on_stage: OnStage
+) -> tuple[Path, str]:
+    """The file or folder that the workers load, and the hash of the checkpoint.
+
+    A large checkpoint is converted once and kept in ``folder``, so that all workers share what they
+    map.
+    """
+
+    def progress(stage: str) -> Callable[[int], None]:
+        return lambda done: on_stage(stage, done, n_bytes)
+
+    n_bytes, dtype = checkpoint.n_bytes, DTYPES[precision]
+    if n_bytes < WORTH_CONVERTING:
+        return checkpoint.path, checkpoint.sha256(progress("hashing the model"))
+    converted = find_converted(checkpoint, dtype, folder, progress("checking the model"))
+    if converted is None:
+        digest = checkpoint.sha256(progress("hashing the model"))
+        on_stage("converting the model, this once", 0, 0)
+        try:
+            converted = convert(checkpoint, digest, dtype, folder)
+        except (OSError, OutputError, StorageError) as error:
+            LOGGER.warning(
+                "the converted model cannot be kept in %s (%s): every worker reads all of %s",
+                printable(folder),
+                printable(error),
+                printable(checkpoint.path),
+            )
+            return checkpoint.path, digest
+        LOGGER.info("converted model: %s", printable(converted.path))
+    return converted.path, converted.source_sha256
 
 
 def verify_model(model: str) -> tuple[Checkpoint, str]:

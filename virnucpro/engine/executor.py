@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import Protocol
 
+import torch
+
 from virnucpro.config import Resources
 from virnucpro.engine.events import Event, WorkerReady
 from virnucpro.engine.recovery import Task
@@ -28,7 +30,7 @@ class Executor(Protocol):
 
 
 class InlineExecutor:
-    """One device in this process: for tests and debuggers."""
+    """One device in this process: for users of Python, tests and debuggers."""
 
     def __init__(self, device: str = "cpu", worker: type[Worker] = Worker) -> None:
         self.device, self.worker = device, worker
@@ -36,9 +38,13 @@ class InlineExecutor:
     def run(
         self, shards: Sequence[Shard], job: Job, resources: Resources
     ) -> Generator[Event, None, None]:
-        worker = self.worker(job, resources, self.device, self.device)
-        with worker.writer:
-            yield WorkerReady(worker.name, worker.description, worker.memory())
-            for shard in shards:
-                yield from worker.run(Task(shard))
-            yield from worker.finish()
+        n_threads = torch.get_num_threads()
+        try:
+            worker = self.worker(job, resources, self.device, self.device)
+            with worker.writer:
+                yield WorkerReady(worker.name, worker.description, worker.memory())
+                for shard in shards:
+                    yield from worker.run(Task(shard))
+                yield from worker.finish()
+        finally:
+            torch.set_num_threads(n_threads)  # a worker takes one on a CPU

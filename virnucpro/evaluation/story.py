@@ -33,7 +33,7 @@ from virnucpro.labelled.records import (
 from virnucpro.labelled.split import Split, check_groups, read_split
 from virnucpro.log import printable
 from virnucpro.options import EvaluateOptions, PredictOptions, carry
-from virnucpro.outputs.sinks import FrameTable, read_frame_scores, read_record_rows
+from virnucpro.outputs.sinks import FrameTable, read_calls, read_frame_scores
 from virnucpro.pipeline import OnEvent, run
 from virnucpro.records import FastaRecord, Prediction
 from virnucpro.resolve import RunConfig, resolve
@@ -296,8 +296,8 @@ def read_scores(table: TextIO, fragments: Sequence[Fragment]) -> NDArray[np.floa
         VirnucproError: a fragment is not in the table, or could not be used.
     """
     known = {
-        row.record_id: np.nan if row.score is None else row.score
-        for row in read_record_rows(table)
+        row.record_id: np.nan if row.virus_score is None else row.virus_score
+        for row in read_calls(table)
         if row.status in ("scored", "no_orf")
     }
     missing = [fragment for fragment in fragments if fragment.id not in known]

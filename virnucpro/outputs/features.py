@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +18,8 @@ from virnucpro.errors import FeatureFileError
 from virnucpro.files import atomic
 from virnucpro.log import announce, printable
 from virnucpro.records import Embeddings
-from virnucpro.run.feature_file import DAMAGE, open_features, read_label, refusal
+from virnucpro.run.feature_file import DAMAGE, open_features, read_embeddings, read_label, refusal
+from virnucpro.run.features import FeatureStore
 
 # an index opens all its parts at once, and reads those over the limit of open files, which is
 # usually 1,024, as NaN and empty ids; HDF5 says nothing
@@ -130,6 +131,38 @@ def check_index(path: Path) -> None:
             raise FeatureFileError(f"{printable(path)} was written for other files")
     except DAMAGE as error:
         raise refusal(path, error) from error
+
+
+def read_shown(store: FeatureStore) -> Iterator[tuple[str, NDArray[np.float32]]]:
+    """Each id that the index of a store shows, with its rows; without an index, every id.
+
+    The files are read one by one: an index can open so many at once that HDF5 gives NaN instead.
+
+    Raises:
+        FeatureFileError: a file is not whole.
+    """
+    if store.index.exists():
+        check_index(store.index)
+        shown = _shown_rows(store.index)
+        for path, attributes in store.files():
+            if pieces := shown.get(path.name):
+                rows = split_rows(embeddings := read_embeddings(path, attributes))
+                for piece in pieces:
+                    yield from zip(embeddings.ids[piece], rows[piece], strict=True)
+        return
+    for embeddings in store.read_files():
+        yield from zip(embeddings.ids, split_rows(embeddings), strict=True)
+
+
+def _shown_rows(index: Path) -> dict[str, list[slice]]:
+    """The rows that an index shows of each file, by its name."""
+    shown: dict[str, list[slice]] = {}
+    with open_features(index) as h5:
+        ids = h5["ids"]
+        for source in ids.virtual_sources() if ids.is_virtual else []:
+            (first,), (last,) = source.src_space.get_select_bounds()
+            shown.setdefault(Path(source.file_name).name, []).append(slice(first, last + 1))
+    return shown
 
 
 def _hash_of_parts(folder: Path, parts: Sequence[str]) -> str:

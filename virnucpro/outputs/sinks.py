@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import ClassVar, Literal, NamedTuple, Protocol, TextIO
+from typing import ClassVar, Literal, Protocol, TextIO
 
 from virnucpro.log import escaped
 from virnucpro.outputs.tables import SortedLines, optional_table, table
@@ -85,6 +85,7 @@ class RecordTable(Table):
         "status",
         "call",
         "virus_score",
+        "fdr",
         "n_chunks",
         "n_chunks_scored",
         "n_frames_scored",
@@ -235,6 +236,7 @@ def open_sinks(sinks: Iterable[type[Sink]], place: Place) -> Iterator[Add]:
 def record_row(call: Call) -> str:
     label = "" if call.virus_score is None else "virus" if call.is_virus else "other"
     score = "" if call.virus_score is None else f"{call.virus_score:.6f}"
+    rate = "" if call.false_discovery_rate is None else f"{call.false_discovery_rate:.4f}"
     values = (
         call.record_id,
         call.sample,
@@ -242,6 +244,7 @@ def record_row(call: Call) -> str:
         call.status,
         label,
         score,
+        rate,
         call.n_chunks,
         call.n_chunks_scored,
         call.n_frames_scored,
@@ -269,30 +272,34 @@ def chunk_rows(predictions: Sequence[Prediction]) -> Iterator[str]:
         yield f"{chunk_id}\t{max(scores) >= others}\n"
 
 
-class RecordRow(NamedTuple):
-    """A line of a table of records, as far as it is read again."""
+def read_calls(lines: TextIO) -> Iterator[Call]:
+    """The rows of a table of records.
 
-    record_id: str  # within its file
-    sample: str
-    status: Status
-    score: float | None
-    note: str
-
-
-def read_record_rows(lines: TextIO) -> Iterator[RecordRow]:
-    """The rows of a table of records."""
+    Raises:
+        ValueError, KeyError: it is not as it was written.
+    """
     columns = next(lines, "").rstrip("\n").split("\t")
     for line in lines:
-        fields = line.rstrip("\n").split("\t", len(columns) - 1)
-        row = dict(zip(columns, fields, strict=True))
-        score = float(row["virus_score"]) if row["virus_score"] else None
+        values = line.rstrip("\n").split("\t", len(columns) - 1)
+        row = dict(zip(columns, values, strict=True))
         status: Status = row["status"]  # type: ignore[assignment]
-        yield RecordRow(row["record"], row.get("file", ""), status, score, row["note"])
+        yield Call(
+            row["record"],
+            int(row["length"]),
+            status,
+            row["file"],
+            virus_score=float(row["virus_score"]) if row["virus_score"] else None,
+            is_virus=row["call"] == "virus",
+            n_chunks=int(row["n_chunks"]),
+            n_chunks_scored=int(row["n_chunks_scored"]),
+            n_frames_scored=int(row["n_frames_scored"]),
+            note=row["note"],
+        )
 
 
 def read_mendable(lines: TextIO) -> Iterator[tuple[str, str]]:
     """Sample and id of each record that is invalid, or of which a frame failed."""
-    for row in read_record_rows(lines):
+    for row in read_calls(lines):
         if row.status == "invalid" or FRAMES_FAILED in row.note:
             yield row.sample, row.record_id
 

@@ -60,7 +60,7 @@ _OURS = (
     "checkpoints",
 )
 _OF_EVERY_FOLDER = {*OF_A_LOCK, "virnucpro.log"}
-_PLACES = ("data", "encoder")  # their contents count: data_sha256, encoder_id
+_PLACES = ("manifest", "encoder")  # their contents count: data_sha256, encoder_id
 _USUAL = (6, 128, 4)  # layers, dimensions and heads of a new encoder
 _MORE_GROUPS = "label more groups, or move some in a table of the split and give it with --split"
 
@@ -377,7 +377,7 @@ def _facts(training: Training, source: Source) -> dict[str, Any]:
     """All that the weights depend on; files by their content."""
     options = training.options
     facts: dict[str, Any] = {
-        "data": options.data,
+        "manifest": options.data,
         "settings": asdict(training.settings),
         "encoder": training.encoder,
         "shape": asdict(training.shape) if training.shape else None,

@@ -14,7 +14,7 @@ class Settings(LoopOptions):
     """The options of the loop, and what was chosen for it."""
 
     mode: Mode
-    precision: Literal["bf16", "fp32"] = "fp32"
+    precision: Literal["bf16", "fp32"]
 
     def scaled_lr(self, world_size: int) -> float:
         """The rate for the effective batch (Goyal et al. 2017; Krizhevsky 2014 for the root)."""

@@ -1,0 +1,224 @@
+"""What users of Python get: the same as on the command line, and nothing left behind."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from Bio.Seq import Seq
+from Bio.SeqRecord import SeqRecord
+from conftest import open_dna, random_dna
+from runs import again, run_inline, vectors
+from test_cli import EXAMPLE, ROOT
+from test_cli import virnucpro as command
+from test_repeats import copies_files
+from workers import POISON, RaisingWorker
+
+import virnucpro
+from virnucpro.engine.executor import InlineExecutor
+from virnucpro.outputs import features as index
+
+ON_ONE = {"device": "cpu", "workers": 1}
+PROTEINS = [("p1", "MKVLEFPQIL"), ("p2", "MSTNPKPQRK"), ("p3", "MKVLEFPQIL"), ("p0", "MA")]
+
+
+def traces() -> tuple[object, ...]:
+    """What a call could leave behind in this process."""
+    logger = logging.getLogger("virnucpro")
+    return (
+        torch.get_num_threads(),
+        (list(logger.handlers), logger.level, logger.propagate),
+        [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)],
+        len(psutil.Process().open_files()),
+        threading.active_count(),
+        dict(os.environ),
+    )
+
+
+def readme_example() -> str:
+    text = (ROOT / "README.md").read_text()
+    (example,) = re.findall(r"## From Python\n\n```python\n(.*?)```", text, flags=re.DOTALL)
+    return example
+
+
+@pytest.mark.parametrize("how", ["script", "standard input", "exec"])
+def test_the_example_of_the_readme_runs_in_a_fresh_process(tmp_path, how):
+    """Without a guard for ``__main__``; and as IPython runs what is typed."""
+    (tmp_path / "examples").symlink_to(EXAMPLE.parent)
+    (tmp_path / "example.py").write_text(readme_example())
+    program = {
+        "script": ["example.py"],
+        "standard input": ["-"],
+        "exec": ["-c", "exec(compile(open('example.py').read(), '<cell>', 'exec'), {})"],
+    }
+    answer = subprocess.run(
+        [sys.executable, *program[how]],
+        cwd=tmp_path,
+        input=readme_example() if how == "standard input" else "",
+        capture_output=True,
+        text=True,
+    )
+    assert answer.returncode == 0, answer.stderr
+    lines = answer.stdout.splitlines()
+    assert "('protein1', 'protein2') (2, 128)" in lines
+    assert any(line.startswith("example_virus_") for line in lines)
+    assert (tmp_path / "api-results" / "predictions.tsv").exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"examples", "example.py", "api-results"}
+
+
+def test_importing_the_package_imports_nothing_large():
+    code = "import sys, virnucpro; print({'torch', 'numpy', 'typer'} & set(sys.modules))"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert answer.stdout == "set()\n"
+    assert {"predict", "embed", "read_features", "read_predictions"} <= set(dir(virnucpro))
+    with pytest.raises(AttributeError):
+        _ = virnucpro.nothing
+
+
+def test_calls_are_those_of_the_command_line_by_id(tiny, tmp_path):
+    models = {"model": str(tiny.model), "head": tiny.head_file}
+    calls = list(virnucpro.predict(EXAMPLE, **models, **ON_ONE))
+    arguments = ("--model", tiny.model, "--head", tiny.head_file, "--device", "cpu")
+    command("predict", "-i", EXAMPLE, "-o", tmp_path / "run", *arguments, "--workers", "1")
+    assert calls == list(virnucpro.read_predictions(tmp_path / "run"))
+    assert len(calls) == EXAMPLE.read_text().count(">")
+
+
+def test_records_are_called_in_their_order_and_a_run_of_them_is_resumed(tmp_path):
+    rng = np.random.default_rng(2)
+    pairs = [("z:1", random_dna(400, rng)), ("a|2", random_dna(60, rng)), ("m", "")]
+    of_biopython = [SeqRecord(Seq(bases), id=name) for name, bases in pairs]
+    calls = list(virnucpro.predict(pairs, output_dir=tmp_path / "run"))
+    assert [call.record_id for call in calls] == ["z:1", "a|2", "m"]
+    assert [call.status for call in calls] == ["scored", "too_short", "invalid"]
+    assert list(virnucpro.predict(of_biopython)) == calls
+    assert list(virnucpro.predict(pairs, output_dir=tmp_path / "run", resume=True)) == calls
+    assert not list((tmp_path / "run").glob(".records*"))
+
+
+def test_vectors_come_in_input_order_by_id_and_leave_no_trace(tiny):
+    before = traces()
+    ids, rows = virnucpro.embed(PROTEINS, model=tiny.model, **ON_ONE)
+    assert traces() == before
+    assert ids == ("p1", "p2", "p3", "p0")
+    assert rows.shape == (4, 32) and rows.dtype == np.float32
+    alone = virnucpro.embed(PROTEINS[3:], model=tiny.model, **ON_ONE)
+    assert np.array_equal(rows[3], alone.vectors[0]) and np.array_equal(rows[0], rows[2])
+    several = virnucpro.embed(PROTEINS, model=tiny.model, device="cpu", workers=2)
+    assert np.array_equal(several.vectors, rows)
+
+
+def test_a_call_that_fails_leaves_no_trace_either(tiny, tmp_path):
+    before = traces()
+    with pytest.raises(virnucpro.VirnucproError, match=r"1 of 2 .* p9 is invalid") as caught:
+        virnucpro.embed([("p1", "MKV"), ("p9", "M1")], model=tiny.model, **ON_ONE)
+    assert caught.value.hint
+    assert traces() == before
+
+
+@pytest.mark.parametrize(
+    ("sequences", "options", "words"),
+    [
+        ("nowhere.fa", {}, "nowhere.fa"),
+        (EXAMPLE, {"device": "gpu"}, "--device is 'gpu'"),
+        (EXAMPLE, {"devise": "cpu"}, "there is no option devise"),
+        (EXAMPLE, {"input": "x"}, "there is no option input"),
+        (EXAMPLE, {"model": ""}, "--model is empty"),
+        (EXAMPLE, {"workers": 1.5}, "--workers is 1.5"),
+        (EXAMPLE, {"worker_timeout": 0}, "--worker-timeout is 0"),
+        ([("a b", "ACGT")], {}, "blanks in it"),
+        ([("a", "ACGT\n>b\nACGT")], {}, "blanks in it"),
+        ([3], {}, "3 is no record"),
+        ([EXAMPLE, EXAMPLE], {}, "occurs twice"),
+    ],
+)
+def test_a_mistake_is_an_error_with_a_hint_and_no_exit(sequences, options, words):
+    with pytest.raises(virnucpro.VirnucproError, match=words) as caught:
+        virnucpro.predict(sequences, **options)
+    assert caught.value.hint
+
+
+def test_a_file_that_cannot_be_read_does_not_vanish(tmp_path):
+    (tmp_path / "bad.fa").write_text("no FASTA")
+    with pytest.raises(virnucpro.VirnucproError, match=r"bad\.fa"):
+        virnucpro.predict([EXAMPLE, tmp_path / "bad.fa"])
+    calls = virnucpro.predict([EXAMPLE, tmp_path / "bad.fa"], strict=False)
+    assert {call.sample for call in calls} == {"contigs"}
+
+
+# Features
+
+
+@pytest.fixture
+def repeated(tmp_path) -> Path:
+    path = tmp_path / "proteins.faa"
+    rng = np.random.default_rng(4)
+    proteins = ["M" + "".join(rng.choice(list("DEFGHIKL"), 90)) for _ in range(60)]
+    path.write_text("".join(f">p{i}\n{proteins[i % 60]}\n" for i in range(90)))
+    return path
+
+
+def test_features_are_those_of_the_index_by_id_with_copies(make_config, repeated):
+    config = make_config(repeated, command="extract")
+    run_inline(config, None)
+    assert copies_files(config.output)
+    pairs = list(virnucpro.read_features(config.output))
+    expected = vectors(config.output)
+    assert len(pairs) == len(dict(pairs)) == len(expected) == 90
+    assert all(np.array_equal(vector, expected[name]) for name, vector in pairs)
+
+
+def test_more_files_than_an_index_takes_are_read_all_the_same(make_config, repeated, monkeypatch):
+    monkeypatch.setattr(index, "MAX_PARTS", 2)
+    config = make_config(repeated, command="extract")
+    run_inline(config, None)
+    assert not (config.output / "features.h5").exists()
+    assert {name for name, _ in virnucpro.read_features(config.output)} == {
+        f"p{i}" for i in range(90)
+    }
+
+
+def test_vectors_that_were_replaced_are_left_out(make_config, tiny, tmp_path):
+    rng = np.random.default_rng(6)
+    poison = "".join({"W": "TGG", "C": "TGC"}[residue] for residue in POISON)
+    start, others = open_dna(900, rng), open_dna(600, rng)
+    fasta, mended = tmp_path / "in.fa", tmp_path / "mended.fa"
+    fasta.write_text(f">bad\n{start}{poison}\n>good\n{others}\n")
+    mended.write_text(f">bad\n{start[300:]}\n")
+    config = make_config(fasta)
+    run_inline(config, tiny.head, executor=InlineExecutor(worker=RaisingWorker))
+    before = dict(virnucpro.read_features(config.output))
+    run_inline(again(config, input=(mended,), resume=True), tiny.head)
+    pairs, expected = list(virnucpro.read_features(config.output)), vectors(config.output)
+    assert len(pairs) == len(expected) and dict(pairs).keys() == expected.keys() != before.keys()
+    assert all(np.array_equal(vector, expected[name]) for name, vector in pairs)
+    (config.output / "features.h5").unlink()
+    with pytest.raises(virnucpro.VirnucproError, match="which vectors were replaced"):
+        virnucpro.read_features(config.output)
+
+
+def test_residues_come_as_rows(make_config, repeated):
+    config = make_config(repeated, command="extract", pooling="none")
+    run_inline(config, None)
+    assert {vector.shape for _, vector in virnucpro.read_features(config.output)} == {(91, 32)}
+
+
+def test_a_folder_without_vectors_is_refused_with_what_to_do(make_config, tmp_path):
+    with pytest.raises(virnucpro.VirnucproError, match="holds no run"):
+        virnucpro.read_features(tmp_path)
+    with pytest.raises(virnucpro.VirnucproError, match="is not there"):
+        virnucpro.read_predictions(tmp_path)
+    virnucpro.predict(EXAMPLE, output_dir=tmp_path / "run")
+    with pytest.raises(virnucpro.VirnucproError, match="the scorer called it") as caught:
+        virnucpro.read_features(tmp_path / "run")
+    assert "--model" in caught.value.hint

@@ -1,0 +1,129 @@
+"""An option stands in one place, and what is made of it is the same from wherever it comes."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal, get_type_hints
+
+import pytest
+import typer
+from test_architecture import tree_of
+from test_cli import virnucpro
+from typer.testing import CliRunner
+
+from virnucpro.cli.command import command
+from virnucpro.errors import UsageError
+from virnucpro.options import (
+    EvaluateOptions,
+    ExtractOptions,
+    PredictOptions,
+    TrainOptions,
+    carry,
+    make,
+    options_of,
+)
+
+# where options pass through on their way to where they are used
+PASSED = (
+    *("cli.command", "cli.predict", "cli.evaluate", "cli.train", "resolve", "run.intake"),
+    *("pipeline", "evaluation.story"),
+    *("training.request", "training.settings", "training.story"),
+)
+
+
+def defined(tree: ast.Module) -> Iterator[str]:
+    """Fields and parameters with a default, and names in lists and the like."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.ClassDef(body=body):
+                for line in body:
+                    if isinstance(line, ast.AnnAssign) and line.value is not None:
+                        yield ast.unparse(line.target)
+            case ast.arguments(args=args, defaults=defaults, kwonlyargs=named, kw_defaults=given):
+                yield from (arg.arg for arg in args[len(args) - len(defaults) :])
+                yield from (arg.arg for arg, value in zip(named, given, strict=True) if value)
+            case ast.List(elts=items) | ast.Tuple(elts=items) | ast.Dict(keys=items):
+                yield from (item.value for item in items if isinstance(item, ast.Constant))
+
+
+@pytest.mark.parametrize("name", PASSED)
+@pytest.mark.parametrize(
+    "options",
+    [PredictOptions, ExtractOptions, EvaluateOptions, TrainOptions],
+    ids=lambda o: o.__name__,
+)
+def test_an_option_is_defined_in_the_module_of_options_alone(name, options):
+    names = set(options_of(get_type_hints(options, include_extras=True)))
+    assert not names & set(defined(tree_of(name)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Toy:
+    """Options that no command has."""
+
+    place: Annotated[Path, typer.Option(help="A place.")]
+    places: Annotated[tuple[Path, ...], typer.Option()] = ()
+    kind: Annotated[Literal["a", "b"], typer.Option()] = "a"
+    number: Annotated[int | None, typer.Option(min=2)] = None
+    flagged: Annotated[bool, typer.Option(help="A flag.")] = False
+    argv: tuple[str, ...] = ()
+
+
+def run_toy(*arguments: str) -> tuple[int, Toy | None]:
+    seen: list[Toy] = []
+    app = typer.Typer()
+    app.command()(command(Toy)(seen.append))
+    result = CliRunner().invoke(app, list(arguments))
+    if isinstance(result.exception, UsageError):
+        raise result.exception
+    return result.exit_code, seen[0] if seen else None
+
+
+def test_a_field_of_a_class_is_an_option_of_its_command():
+    _, toy = run_toy("--place", "x", "--places", "y", "--places", "z", "--flagged")
+    assert toy is not None and toy.argv
+    assert toy == Toy(place=Path("x"), places=(Path("y"), Path("z")), flagged=True, argv=toy.argv)
+    assert run_toy()[0] == 2, "the place is required"
+    assert run_toy("--place", "x", "--argv", "y")[0] == 2, "argv is no option"
+    assert run_toy("--place", "x", "--no-flagged")[0] == 2
+    for empty in ("--place", "--places"):
+        with pytest.raises(UsageError, match=f"{empty} is empty"):
+            run_toy("--place", "x", empty, "")
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"place": ""}, "--place is empty"),
+        ({"place": 3}, "--place is 3"),
+        ({"kind": "c"}, "--kind is 'c'"),
+        ({"number": 1}, "--number is 1"),
+        ({"number": "3"}, "--number is '3'"),
+        ({"stranger": 1}, "there is no option stranger"),
+    ],
+)
+def test_a_value_of_no_use_is_refused_from_python_too(values, words):
+    with pytest.raises(UsageError, match=words) as caught:
+        make(Toy, {"place": "x", **values})
+    assert caught.value.hint
+
+
+def test_what_two_commands_share_is_carried_from_one_to_the_other():
+    train = TrainOptions(
+        data=Path("m.tsv"), output_dir=Path("out"), gpus="0,1", precision="fp32", workers=3
+    )
+    extract = carry(train, ExtractOptions, input=(), output_dir=Path("in"), chunk_size=300)
+    assert (extract.gpus, extract.precision, extract.workers) == ("0,1", "fp32", 3)
+    assert (extract.output_dir, extract.chunk_size) == (Path("in"), 300)
+
+
+@pytest.mark.parametrize("name", ["predict", "extract", "train", "evaluate", "bench"])
+def test_help_shows_terms_of_the_field_and_no_types_of_python(name):
+    text = virnucpro(name, "--help").stdout
+    lines = [line for line in text.splitlines() if "--help" not in line]
+    types = ("<int", "<float", "<list", "<str>", "<bool>", "<path>")
+    assert not [line for line in lines for kind in types if kind in line]
+    assert ("<cls>" in text) == (name == "extract")

@@ -1,0 +1,289 @@
+"""VirNucPro from Python: ``predict``, ``embed``, ``read_features`` and ``read_predictions``.
+
+They are attributes of ``virnucpro``, and stable: names, arguments and results stay as they are
+described here. Options have the names of the command line (``--min-length`` is ``min_length``).
+
+Every error is a ``VirnucproError``; its ``hint`` says what to do. Nothing is left behind in the
+process that calls: one device works in it, several in processes of their own.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from io import TextIOWrapper
+from itertools import chain
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, TextIO, TypeAlias, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from virnucpro import pipeline
+from virnucpro.config import Command
+from virnucpro.engine.events import Telling
+from virnucpro.engine.executor import Executor, InlineExecutor
+from virnucpro.engine.local import ProcessExecutor
+from virnucpro.errors import (
+    FeatureFileError,
+    InputError,
+    InputMissingError,
+    UnavailableError,
+    UsageError,
+)
+from virnucpro.files import disk_error, expanded, open_plain, writing
+from virnucpro.log import logging_to, printable
+from virnucpro.options import ExtractOptions, PredictOptions, RunOptions, make
+from virnucpro.outputs.features import read_shown
+from virnucpro.outputs.sinks import read_calls, record_table
+from virnucpro.records import Call
+from virnucpro.run.features import open_stores
+from virnucpro.run.folder import RunDir
+from virnucpro.run.manifest import Manifest
+from virnucpro.sequences.fasta import write_record
+
+Vector: TypeAlias = NDArray[np.float32]
+Record: TypeAlias = Any  # (id, sequence), or a SeqRecord of Biopython
+Sequences: TypeAlias = str | Path | Iterable[str | Path] | Iterable[Record]
+OnEvent = Callable[[Telling], None]
+T = TypeVar("T", bound=RunOptions)
+_FASTA = "records.fa"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Embedded:
+    """Proteins and their vectors; row ``i`` is that of ``ids[i]``."""
+
+    ids: tuple[str, ...]
+    vectors: NDArray[np.float32]  # (n_proteins, dim)
+
+    def __iter__(self) -> Iterator[Any]:
+        """For ``ids, vectors = embed(...)``."""
+        return iter((self.ids, self.vectors))
+
+
+def predict(
+    sequences: Sequences, *, output_dir: str | Path | None = None, **options: object
+) -> Iterator[Call]:
+    """Call viruses, as ``virnucpro predict`` does, and give the calls one by one, in input order.
+
+    ``sequences`` is a path (FASTA file, folder or sample sheet), several, or records: pairs of id
+    and sequence, or SeqRecords of Biopython. The work is done when the function returns. With
+    ``output_dir`` the run folder stays; without, nothing does.
+
+    A record that could not be scored is given too, with its status. A file that cannot be read
+    ends the run (``strict=False`` leaves it out).
+
+    Raises:
+        VirnucproError: see ``errors``.
+    """
+    with ExitStack() as stack:
+        folder = _start(stack, output_dir)
+        asked = _options(PredictOptions, sequences, folder, stack, options)
+        pipeline.predict(asked, _unheard, _executor_on)
+        return _open_calls(folder, "predict")
+
+
+def embed(sequences: Sequences, model: str | Path | None = None, **options: object) -> Embedded:
+    """Embed proteins, given as in ``predict``: one vector each, in input order.
+
+    ``model`` is a name or path, as of ``--model``; None is the model that is part of VirNucPro.
+
+    Raises:
+        VirnucproError: see ``errors``; or a protein has no vector. The message names it.
+    """
+    options = {"input_type": "protein", **options, "model": None if model is None else str(model)}
+    with ExitStack() as stack:
+        folder = _start(stack, None)
+        asked = _options(ExtractOptions, sequences, folder, stack, options)
+        if asked.pooling == "none":
+            raise UnavailableError(
+                "embed gives one vector per protein, not one per residue",
+                hint="use `virnucpro extract --pooling none` and read_features",
+            )
+        pipeline.extract(asked, _unheard, _executor_on)
+        calls = list(_open_calls(folder, "extract"))
+        if failed := [call for call in calls if call.status != "embedded"]:
+            first = failed[0]
+            raise InputError(
+                f"{len(failed)} of {len(calls)} proteins have no vector: "
+                f"{printable(first.record_id)} is {first.status} ({printable(first.note)})",
+                hint="leave them out, or mend them",
+            )
+        ids = _manifest(folder).ids
+        place = {ids.of(call.sample, call.record_id): row for row, call in enumerate(calls)}
+        vectors = np.empty((0, 0), dtype=np.float32)
+        for protein_id, vector in read_features(folder):
+            if not vectors.size:
+                vectors = np.full((len(calls), len(vector)), np.nan, dtype=np.float32)
+            vectors[place[protein_id]] = vector
+        assert np.isfinite(vectors).all(), "every protein that is embedded has a vector"
+        return Embedded(tuple(place), vectors)
+
+
+def read_features(folder: str | Path) -> Iterator[tuple[str, Vector]]:
+    """Each id of a run folder with its vector, however many feature files there are.
+
+    A vector is (dim,); of a run with ``--pooling none`` it is (residues, dim). Each id is given
+    once, copies too; what was replaced by a later input is left out, as in ``features.h5``. Memory
+    holds one feature file.
+
+    Raises:
+        VirnucproError: the folder holds no features, or they are not whole.
+    """
+    rundir = RunDir(expanded(folder))
+    manifest = _manifest(rundir.root)
+    recipe = manifest.recipe
+    if not recipe.has_encoder:
+        raise UnavailableError(
+            f"{printable(rundir.root)} holds a run without vectors: {recipe.reader} called it",
+            hint="make them with `virnucpro extract`, or predict with --model",
+        )
+    store = open_stores(rundir.features, recipe.encoders, recipe.fingerprint)[0]
+    if not (rundir.root / record_table(recipe.command).file).exists():
+        raise InputMissingError(
+            f"{printable(rundir.root)} holds a run that is not finished",
+            hint="go on with the same command and --resume",
+        )
+    if manifest.replaced and not store.index.exists():
+        raise FeatureFileError(
+            f"without {store.index.name} nothing tells which vectors were replaced",
+            hint="run it again with the mended sequences, in a new folder",
+        )
+    return read_shown(store)
+
+
+def read_predictions(folder: str | Path) -> Iterator[Call]:
+    """The rows of a run folder's ``predictions.tsv``, in input order.
+
+    Raises:
+        VirnucproError: there is none, or it cannot be read.
+    """
+    return _open_calls(expanded(folder), "predict")
+
+
+def _start(stack: ExitStack, output_dir: str | Path | None) -> Path:
+    """The run folder: the one that is named, or one that goes. Errors and warnings are told."""
+    stack.enter_context(_disk_errors())
+    stack.enter_context(logging_to(_Warnings()))
+    if output_dir is not None:
+        return expanded(output_dir)
+    temporary = TemporaryDirectory(prefix="virnucpro-", ignore_cleanup_errors=True)
+    return Path(stack.enter_context(temporary)) / "run"
+
+
+class _Warnings(logging.StreamHandler[TextIO]):
+    """Shows what the user should act on; the rest is in the log of the run folder."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setLevel(logging.WARNING)
+
+
+@contextmanager
+def _disk_errors() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise disk_error(error) from error
+
+
+def _options(
+    kind: Callable[..., T],
+    sequences: Sequences,
+    folder: Path,
+    stack: ExitStack,
+    options: dict[str, object],
+) -> T:
+    """What is asked for; records are written to a file first, which goes with the stack."""
+    if "input" in options:
+        raise UsageError("there is no option input", hint="the sequences are the first argument")
+    usual = {"strict": True, "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES")}
+    asked = make(kind, {"output_dir": folder, "input": (), **usual, **options})
+    return make(kind, {**vars(asked), "input": _paths(sequences, folder, stack)})
+
+
+def _paths(sequences: Sequences, folder: Path, stack: ExitStack) -> Sequence[str | Path]:
+    if isinstance(sequences, (str, Path)):
+        return [sequences]
+    items = iter(sequences)
+    first = next(items, None)
+    if isinstance(first, (str, Path)):
+        return [first, *(item for item in items if isinstance(item, (str, Path)))]
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    # in the run folder: from there it is copied, so that a resume finds the same content
+    path = Path(stack.enter_context(TemporaryDirectory(prefix=".records-", dir=folder))) / _FASTA
+    with path.open("w", encoding="utf-8", errors="surrogateescape", newline="\n") as out:
+        for item in chain([] if first is None else [first], items):
+            write_record(out, *_id_and_letters(item))
+    return [path]
+
+
+def _id_and_letters(record: Record) -> tuple[str, str]:
+    """
+    Raises:
+        InputError: it is no pair of an id and a sequence, or not one that FASTA could hold.
+    """
+    pair = (record.id, str(record.seq)) if hasattr(record, "seq") else record
+    if not isinstance(pair, (tuple, list)) or not [type(part) for part in pair] == [str, str]:
+        raise InputError(
+            f"{printable(repr(record))} is no record",
+            hint="give paths, pairs of id and sequence, or SeqRecords",
+        )
+    name, letters = pair
+    if not name or name.split() != [name] or letters.split() not in ([letters], []):
+        raise InputError(
+            f"the record {printable(repr(name))} has an id or a sequence with blanks in it",
+            hint="give an id of one word, and a sequence of letters alone",
+        )
+    return name, letters
+
+
+def _executor_on(devices: Sequence[str]) -> Executor:
+    return InlineExecutor(devices[0]) if len(devices) == 1 else ProcessExecutor(devices)
+
+
+def _unheard(event: Telling) -> None:
+    """What happens meanwhile is in the log."""
+
+
+def _manifest(folder: Path) -> Manifest:
+    """
+    Raises:
+        InputMissingError: the folder holds no run.
+    """
+    manifest = RunDir(folder).read_manifest()
+    if manifest is None:
+        raise InputMissingError(
+            f"{printable(folder)} holds no run of VirNucPro", hint="name a run folder"
+        )
+    return manifest
+
+
+def _open_calls(folder: Path, command: Command) -> Iterator[Call]:
+    """The rows of a table of records, which is open from now on: the folder may go."""
+    calls = _read_calls(folder, command)
+    next(calls)
+    return calls
+
+
+def _read_calls(folder: Path, command: Command) -> Iterator[Any]:
+    """Nothing, once the table is open; then its rows. It is closed at its end, or if left."""
+    path = folder / record_table(command).file
+    try:
+        table = open_plain(path)
+    except FileNotFoundError as error:
+        raise InputMissingError(
+            f"{printable(path)} is not there",
+            hint=f"name the folder of a finished `virnucpro {command}`",
+        ) from error
+    except OSError as error:
+        raise disk_error(error, path) from error
+    with TextIOWrapper(table, "utf-8", "surrogateescape", newline="\n") as lines:
+        yield None
+        yield from read_calls(lines)
