@@ -7,7 +7,7 @@
         scorer.safetensors locked
 
 The groups of the parts that are named train it. Folds over the same groups give its calibration
-and its thresholds; there the nets of one seed stand for those of all.
+and its error rates; there the nets of one seed stand for those of all.
 Seeds are fixed: the same data makes the same file on the same machine.
 
 Measuring writes a table: for each length all fragments of the parts, then each kind of virus
@@ -32,7 +32,14 @@ from numpy.typing import NDArray
 from virnucpro.evaluation.metrics import Samples, bootstrap, measure
 from virnucpro.labelled.records import Labelled, read_manifest, read_records
 from virnucpro.scorer.features import GC, fragment_features
-from virnucpro.scorer.nets import Knot, PieceNets, Scorer, Threshold, load_scorer, save_scorer
+from virnucpro.scorer.nets import (
+    ErrorRates,
+    Knot,
+    PieceNets,
+    Scorer,
+    load_scorer,
+    save_scorer,
+)
 from virnucpro.training import made
 from virnucpro.training.piece_nets import Fitting, Lessons, Range, fit_piece_nets
 from virnucpro.training.sampling import (
@@ -44,8 +51,8 @@ from virnucpro.training.sampling import (
 )
 from virnucpro.training.scorer_folds import (
     N_FOLDS,
+    fit_error_rates,
     fit_knot,
-    fit_threshold,
     fragment_log_odds,
     group_folds,
     held_out_log_odds,
@@ -77,7 +84,7 @@ N_SEEDS = 3
 N_FRAGMENTS = 20_000  # of each label, for each seed and size
 N_MADE = 500  # of each kind, for each seed and size
 MADE_WEIGHT = 2.0
-KNOTS = {150: 4000, 300: 4000, 500: 4000, 1000: 4000, 3000: 2000, 10_000: 1500}
+KNOTS = {150: 20_000, 300: 20_000, 500: 20_000, 1000: 20_000, 3000: 10_000, 10_000: 5000}
 PROKARYOTIC = ("phages", "bacteria", "archaea", "bins")
 Values = NDArray[np.float64]
 COLUMNS = (
@@ -86,7 +93,7 @@ COLUMNS = (
     *(f"{noun}_{kind}" for kind in ("viral", "cellular") for noun in ("n", "groups", "called")),
     *("auroc", "low", "high", "calibration_error"),
 )
-FALSE_POSITIVES = 0.03  # share of the cells' fragments above the threshold
+FALSE_POSITIVES = 0.03  # share of the cells' fragments that are called in the figures
 
 
 def lessons(collection: Collection, size: int, seed: int) -> Lessons:
@@ -122,15 +129,15 @@ def fit(collection: Collection, n_seeds: int) -> list[PieceNets]:
     ]
 
 
-def calibrate(collection: Collection) -> tuple[list[Knot], list[Threshold]]:
-    """Knots and thresholds from group folds, each with the nets of one seed; writes figures."""
+def calibrate(collection: Collection) -> tuple[list[Knot], list[ErrorRates]]:
+    """Knots and error rates from group folds, each with the nets of one seed; writes figures."""
     fold_of_group = group_folds(collection.records)
     fold_of_record = np.array([fold_of_group[record.group] for record in collection.records])
     nets = {}
     for fold in range(N_FOLDS):
         nets[fold] = fit(collection.where(fold_of_record != fold), 1)
         print(f"fold {fold + 1} of {N_FOLDS}", file=sys.stderr, flush=True)
-    knots, thresholds = [], []
+    knots, error_rates = [], []
     for n_bases, n_fragments in KNOTS.items():
         rng = np.random.default_rng([n_bases, N_SEEDS])
         fragments = draw(collection, n_bases, n_fragments, SHARES, rng)
@@ -139,11 +146,11 @@ def calibrate(collection: Collection) -> tuple[list[Knot], list[Threshold]]:
         is_known = ~np.isnan(log_odds)  # a window may hold unknown bases alone
         knot = fit_knot(n_bases, log_odds[is_known], is_virus[is_known])
         calibrated = knot.slope * log_odds + knot.offset
-        threshold = fit_threshold(calibrated[is_known], is_virus[is_known], FALSE_POSITIVES)
+        rates = fit_error_rates(n_bases, calibrated[is_known], is_virus[is_known])
         knots.append(knot)
-        thresholds.append((n_bases, threshold))
-        write_figures(collection, fragments, calibrated, threshold)
-    return knots, thresholds
+        error_rates.append(rates)
+        write_figures(collection, fragments, calibrated, rates.log_odds_at(FALSE_POSITIVES))
+    return knots, error_rates
 
 
 def records_of(manifest: Path, split: Path, parts: list[str]) -> Iterator[Labelled]:
@@ -159,9 +166,9 @@ def train(manifest: Path, split: Path, out: Path, parts: list[str]) -> None:
     collection = collect(records_of(manifest, split, parts))
     n_groups = len({record.group for record in collection.records})
     pieces = tuple(fit(collection, N_SEEDS))
-    knots, thresholds = calibrate(collection)
+    knots, error_rates = calibrate(collection)
     training = f"{len(collection.records):,} records of {n_groups:,} groups"
-    save_scorer(out, Scorer(pieces, tuple(knots), training, tuple(thresholds)))
+    save_scorer(out, Scorer(pieces, tuple(knots), training, tuple(error_rates)))
 
 
 def measure_parts(manifest: Path, split: Path, scorer_file: Path, parts: list[str]) -> None:
@@ -171,7 +178,8 @@ def measure_parts(manifest: Path, split: Path, scorer_file: Path, parts: list[st
         fragments = draw(collection, n_bases, n_fragments, SHARES, np.random.default_rng(n_bases))
         lengths = np.full(len(fragments), n_bases)
         log_odds = scorer.calibrated(fragment_log_odds(fragments.digits, scorer.pieces), lengths)
-        write_figures(collection, fragments, log_odds, float(scorer.threshold(lengths[:1])[0]))
+        threshold = scorer.threshold(lengths[:1], FALSE_POSITIVES).item()
+        write_figures(collection, fragments, log_odds, threshold)
 
 
 def write_figures(

@@ -199,12 +199,19 @@ def test_a_record_that_was_only_to_be_embedded_is_embedded() -> None:
 @pytest.mark.parametrize(
     ("found", "row"),
     [
-        (call(*frames("c", 0.75)), "r\t\t900\tscored\tvirus\t0.750000\t3\t1\t1\t\n"),
-        (call(*frames("c", 0.25)), "r\t\t900\tscored\tother\t0.250000\t3\t1\t1\t\n"),
-        (call(), "r\t\t900\tno_orf\t\t\t3\t0\t0\t\n"),
-        (Call("r", 9, "invalid", note="'1' is odd"), "r\t\t9\tinvalid\t\t\t0\t0\t0\t'1' is odd\n"),
+        (call(*frames("c", 0.75)), "r\t\t900\tscored\tvirus\t0.750000\t\t3\t1\t1\t\n"),
+        (call(*frames("c", 0.25)), "r\t\t900\tscored\tother\t0.250000\t\t3\t1\t1\t\n"),
+        (
+            replace(call(*frames("c", 0.75)), false_discovery_rate=0.03125),
+            "r\t\t900\tscored\tvirus\t0.750000\t0.0312\t3\t1\t1\t\n",
+        ),
+        (call(), "r\t\t900\tno_orf\t\t\t\t3\t0\t0\t\n"),
+        (
+            Call("r", 9, "invalid", note="is odd"),
+            "r\t\t9\tinvalid\t\t\t\t0\t0\t0\tis odd\n",
+        ),
     ],
-    ids=["virus", "other", "no_orf", "invalid"],
+    ids=["virus", "other", "virus of the scorer", "no_orf", "invalid"],
 )
 def test_a_record_is_one_row_with_an_empty_call_where_there_is_none(found: Call, row: str) -> None:
     assert record_row(found) == row
@@ -218,7 +225,7 @@ def test_what_is_to_be_mended_is_read_back_from_the_table(tmp_path: Path) -> Non
         call(),
         replace(call(*frames("c", 0.75), frame("x", "c", None, "a\ttab")), record_id="one frame"),
         replace(call(frame("x", "c", None, "NaN")), record_id="all frames"),
-        Call("odd", 9, "invalid", "file", note="'1' is odd"),
+        Call("odd", 9, "invalid", "file", note="is odd"),
     ]
     table.write_text("\t".join(RecordTable.columns) + "\n" + "".join(map(record_row, found)))
     with table.open() as handle:

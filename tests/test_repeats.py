@@ -27,7 +27,7 @@ from virnucpro.engine.executor import InlineExecutor
 from virnucpro.errors import FeatureFileError, ResumeError
 from virnucpro.records import Embeddings, Orf, Shard
 from virnucpro.run import plan
-from virnucpro.run.dedup import SeenProteins
+from virnucpro.run.dedup import SeenOrfs
 from virnucpro.run.features import open_stores
 from virnucpro.run.status import inspect_run
 
@@ -415,7 +415,7 @@ def test_a_feature_file_with_its_rows_in_another_order_is_refused(make_config, t
 def test_a_table_that_forgets_costs_time_and_changes_nothing(
     make_config, tiny, repeated, undisturbed, proteins, monkeypatch
 ):
-    monkeypatch.setattr(plan, "SeenProteins", partial(SeenProteins, n_slots=8, max_slots=8))
+    monkeypatch.setattr(plan, "SeenOrfs", partial(SeenOrfs, n_slots=8, max_slots=8))
     monkeypatch.setattr(plan, "_BLOCK_LETTERS", 300)
     config = make_config(repeated)
     events = []
@@ -434,7 +434,7 @@ def make_orfs(proteins: Sequence[str]) -> list[Orf]:
 def test_a_copy_always_has_the_protein_of_its_original(n_slots, n_letters):
     rng = np.random.default_rng(n_slots + n_letters)
     orfs = make_orfs(["".join(rng.choice(list("AC"), rng.integers(1, 9))) for _ in range(5000)])
-    seen = SeenProteins(n_slots, max_slots=max(64, n_slots))
+    seen = SeenOrfs(n_slots, max_slots=max(64, n_slots))
     embedded: list[str] = []
     for first in range(0, len(orfs), n_letters):
         block = orfs[first : first + n_letters]
@@ -457,7 +457,7 @@ def test_proteins_that_differ_in_one_residue_the_length_or_the_order_differ():
     prefixes = [text[:n] for n in range(1, len(text))]
     swapped = [text[:i] + text[i + 1] + text[i] + text[i + 2 :] for i in range(len(text) - 1)]
     different = list({*one_off, *prefixes, *swapped, text, text + "A", text + text})
-    seen = SeenProteins()
+    seen = SeenOrfs()
     assert all(orf.copy_of is None for orf in seen.mark(make_orfs(different)))
     again = seen.mark(make_orfs(different))
     assert [orf.copy_of for orf in again if orf.copy_of is not None] == [
@@ -468,7 +468,7 @@ def test_proteins_that_differ_in_one_residue_the_length_or_the_order_differ():
 
 def test_the_table_grows_to_its_limit_and_keeps_what_it_knew():
     proteins = [f"M{i}" for i in range(4000)]
-    seen = SeenProteins(n_slots=64, max_slots=2**16)
+    seen = SeenOrfs(n_slots=64, max_slots=2**16)
     for first in range(0, len(proteins), 100):
         seen.mark(make_orfs(proteins[first : first + 100]))
     assert len(seen._table) == 2**16
@@ -480,8 +480,8 @@ def test_the_table_grows_to_its_limit_and_keeps_what_it_knew():
 def test_what_is_found_is_the_same_in_every_process():
     """Python salts its own hashes anew in each."""
     code = (
-        "from virnucpro.records import Orf; from virnucpro.run.dedup import SeenProteins;"
-        "seen = SeenProteins(8, 64);"
+        "from virnucpro.records import Orf; from virnucpro.run.dedup import SeenOrfs;"
+        "seen = SeenOrfs(8, 64);"
         "orfs = [Orf('o', 'c', 'r', 0, 0, '+', f'M{i % 37}') for i in range(500)];"
         "print([o.copy_of for i in range(0, 500, 50) for o in seen.mark(orfs[i : i + 50])])"
     )

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from virnucpro.errors import UnavailableError
 from virnucpro.scorer.features import N_FEATURES, RATIOS, SHARES, piece_features
 from virnucpro.scorer.nets import (
+    ErrorRates,
     Knot,
     Layer,
     Nets,
@@ -22,8 +23,9 @@ from virnucpro.scorer.nets import (
 )
 from virnucpro.scorer.pieces import encode_pieces
 from virnucpro.scorer.score import score_sequences
-from virnucpro.scorer.stretches import STOPS, find_stretches
+from virnucpro.scorer.stretches import find_stretches
 from virnucpro.sequences.fasta import read_fasta
+from virnucpro.sequences.genetic_code import STANDARD
 
 GOLDEN = Path(__file__).parent / "golden" / "scorer"
 PAIRS = str.maketrans("ACGT", "TGCA")
@@ -52,10 +54,13 @@ def random_pieces(size: int, shortest: int, longest: int | None, seed: int) -> P
     return PieceNets(size, shortest, longest, mean, np.ones(N_FEATURES, np.float32), views)
 
 
+RATES = (ErrorRates(100, (0.0,), (0.1,), (0.5,)),)
+
+
 @pytest.fixture(scope="module")
 def scorer() -> Scorer:
     pieces = (random_pieces(60, 30, 200, 1), random_pieces(100, 200, None, 2))
-    return Scorer(pieces, (Knot(50, 0.5, 0.1), Knot(500, 2.0, -0.3)), "random")
+    return Scorer(pieces, (Knot(50, 0.5, 0.1), Knot(500, 2.0, -0.3)), "random", RATES)
 
 
 def stretches_of(sequence: str) -> list[tuple[int, int, int]]:
@@ -66,7 +71,7 @@ def stretches_of(sequence: str) -> list[tuple[int, int, int]]:
         for frame in range(3):
             start = frame
             for place in range(frame, len(bases) - 2, 3):
-                if bases[place : place + 3] in STOPS:
+                if bases[place : place + 3] in STANDARD.stops:
                     found.append(((place - start) // 3, strand, start))
                     start = place + 3
             found.append(((len(bases) - start) // 3, strand, start))
@@ -167,7 +172,7 @@ def test_a_record_has_the_mean_of_its_pieces_calibrated_by_its_length(scorer: Sc
 
 def test_pieces_of_unknown_bases_do_not_change_a_score(scorer: Scorer) -> None:
     known = random_sequence(1000, 5)
-    raw = Scorer(scorer.pieces, (Knot(100, 1.0, 0.0),), "not calibrated")
+    raw = Scorer(scorer.pieces, (Knot(100, 1.0, 0.0),), "not calibrated", RATES)
     scores = list(score_sequences([known, known + 300 * "N"], raw))
     assert scores[0] == pytest.approx(scores[1], abs=1e-12)
 

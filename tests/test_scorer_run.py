@@ -18,6 +18,7 @@ import pytest
 from conftest import open_dna, random_dna
 from runs import failures, hear_signals, leftovers, our_processes, rows, statuses
 from runs import tables as tables_of
+from test_genetic_code import gene
 
 from virnucpro import pipeline
 from virnucpro.config import EncoderSpec, Resources
@@ -105,9 +106,82 @@ def test_a_record_is_called_virus_above_the_threshold_of_its_length(tmp_path):
     scorer = load_scorer(embedded_scorer())
     log_odds = score_sequences(many().values(), scorer)
     for (name, bases), value in zip(many().items(), log_odds, strict=True):
-        is_virus = value > scorer.threshold(np.array([len(bases)]))[0]
+        is_virus = value > scorer.threshold(np.array([len(bases)]), 0.03)[0]
         assert calls[name] == ("virus" if is_virus else "other")
         assert (f">{name} of a test\n" in viral) == is_virus
+
+
+def called(folder: Path) -> set[str]:
+    return {row["record"] for row in rows(folder / "predictions.tsv") if row["call"] == "virus"}
+
+
+@pytest.mark.parametrize(("preset", "share"), [("sensitive", 0.1), ("conservative", 0.005)])
+def test_a_preset_is_a_share_of_false_positives_at_every_length(tmp_path, preset, share):
+    predict(write(tmp_path / "in.fa", **many()), to=tmp_path / "run", preset=preset)
+    scorer = load_scorer(embedded_scorer())
+    log_odds = list(score_sequences(many().values(), scorer))
+    lengths = np.array([len(bases) for bases in many().values()])
+    is_virus = np.array(log_odds) >= scorer.threshold(lengths, share)
+    assert called(tmp_path / "run") == {
+        name for name, viral in zip(many(), is_virus, strict=True) if viral
+    }
+
+
+def test_the_cut_of_a_finished_run_changes_and_its_scores_do_not(tmp_path):
+    source, folder = write(tmp_path / "in.fa", **many()), tmp_path / "run"
+    predict(source, to=folder)
+    before, usual = scores(folder), called(folder)
+    middle = sorted(before.values())[len(before) // 2]
+    summary = predict(source, to=folder, threshold=float(middle), resume=True)
+    assert scores(folder) == before
+    assert called(folder) == {name for name, score in before.items() if score >= middle}
+    assert f"scores of {float(middle)} and more" in summary.lines(folder)[1]
+    assert json.loads((folder / "run.json").read_text())["cut"]["threshold"] == float(middle)
+    predict(source, to=folder, resume=True)
+    assert called(folder) == usual
+
+
+def test_the_expected_share_of_false_calls_follows_the_prevalence(tmp_path):
+    source = write(tmp_path / "in.fa", **many(), short="ACGT" * 20)
+    scorer = load_scorer(embedded_scorer())
+    log_odds = np.array(list(score_sequences(many().values(), scorer)), dtype=np.float64)
+    lengths = np.array([len(bases) for bases in many().values()])
+    for prevalence in (0.05, 0.5):
+        predict(source, to=tmp_path / "run", prevalence=prevalence, force=True)
+        found = {row["record"]: row["fdr"] for row in rows(tmp_path / "run/predictions.tsv")}
+        assert found.pop("short") == ""
+        expected = scorer.false_discovery_rates(log_odds, lengths, prevalence)
+        assert list(found.values()) == [f"{rate:.4f}" for rate in expected]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"threshold": 1.5}, "--threshold is 1.5"),
+        ({"threshold": float("nan")}, "--threshold is nan"),
+        ({"prevalence": 0.0}, "--prevalence is 0.0"),
+        ({"threshold": 0.5, "preset": "sensitive"}, "contradict each other"),
+        ({"genetic_code": 7}, "--genetic-code is 7"),
+    ],
+)
+def test_a_cut_without_sense_is_refused(tmp_path, changes, reason):
+    source = write(tmp_path / "in.fa", **many())
+    with pytest.raises(UsageError, match=reason):
+        predict(source, to=tmp_path / "run", **changes)
+    assert not (tmp_path / "run").exists()
+
+
+def test_another_genetic_code_is_another_run_and_a_note_offers_it(tmp_path):
+    source, folder = write(tmp_path / "in.fa", g=gene(900, 5, code=4), **many()), tmp_path / "run"
+    predict(source, to=folder)
+    notes = {row["record"]: row["note"] for row in rows(folder / "predictions.tsv")}
+    assert notes.pop("g") == "open in genetic code 4, not in 11"
+    assert set(notes.values()) == {""}
+    with pytest.raises(ResumeError, match="genetic_code was 11, now 4"):
+        predict(source, to=folder, genetic_code=4, resume=True)
+    predict(source, to=tmp_path / "four", genetic_code=4)
+    assert {row["note"] for row in rows(tmp_path / "four/predictions.tsv")} == {""}
+    assert scores(tmp_path / "four")["g"] != scores(folder)["g"]
 
 
 def test_neither_the_order_of_records_nor_what_stands_beside_them_changes_a_score(tmp_path):

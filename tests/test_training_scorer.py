@@ -10,14 +10,14 @@ import pytest
 
 from virnucpro.labelled.records import LabelledRecord
 from virnucpro.scorer.features import N_FEATURES, fragment_features
-from virnucpro.scorer.nets import Knot, Scorer, load_scorer, save_scorer
+from virnucpro.scorer.nets import ErrorRates, Knot, Scorer, load_scorer, save_scorer
 from virnucpro.scorer.pieces import Digits, encode
 from virnucpro.training import made
 from virnucpro.training.piece_nets import Fitting, Lessons, Range, fit_piece_nets
 from virnucpro.training.sampling import Collection, draw, gc_matched_weights
 from virnucpro.training.scorer_folds import (
+    fit_error_rates,
     fit_knot,
-    fit_threshold,
     fragment_log_odds,
     group_folds,
 )
@@ -166,26 +166,65 @@ def test_a_knot_finds_the_slope_and_the_offset_that_made_the_labels() -> None:
     assert (knot.slope, knot.offset) == pytest.approx((0.5, 1 - prior), abs=0.04)
 
 
-def test_a_threshold_calls_the_share_of_cells_that_it_was_fitted_for() -> None:
+def test_error_rates_are_the_shares_of_both_labels_from_their_log_odds_on() -> None:
     rng = np.random.default_rng(8)
     is_virus = rng.random(40_000) < 0.3
     log_odds = rng.normal(np.where(is_virus, 3.0, -1.0), 1.0)
-    threshold = fit_threshold(log_odds, is_virus, 0.03)
-    assert (log_odds[~is_virus] > threshold).mean() == pytest.approx(0.03, abs=1e-4)
+    rates = fit_error_rates(500, log_odds, is_virus)
+    for cut, false, true in zip(
+        rates.log_odds, rates.false_positives, rates.true_positives, strict=True
+    ):
+        assert (log_odds[~is_virus] > cut).mean() == pytest.approx(false, abs=1e-4)
+        assert (log_odds[is_virus] > cut).mean() == pytest.approx(
+            true, abs=2e-4
+        )  # one more of 12,000
+    threshold = rates.log_odds_at(0.03)
     assert threshold == pytest.approx(-1 + 1.881, abs=0.06)  # the normal's; standard error 0.015
 
 
-def test_thresholds_lie_on_lines_over_the_logarithm_of_the_length(tmp_path: Path) -> None:
+def make_scorer(*rates: ErrorRates) -> Scorer:
     nets = fit_piece_nets(Range(150, 150), [coin_lessons()], Fitting(batch=50, epochs=1))
-    saved = Scorer((nets,), (Knot(150, 1.0, 0.0),), "coins", ((100, 2.0), (10_000, -1.0)))
+    return Scorer((nets,), (Knot(150, 1.0, 0.0),), "coins", rates)
+
+
+SHORT = ErrorRates(100, (1.0, 2.0, 3.0), (0.1, 0.01, 0.001), (0.8, 0.4, 0.01))
+LONG = ErrorRates(10_000, (-2.0, -1.0, 0.0), (0.1, 0.01, 0.001), (1.0, 0.9, 0.5))
+
+
+def test_thresholds_lie_on_lines_over_the_logarithms_of_length_and_share(tmp_path: Path) -> None:
+    saved = make_scorer(SHORT, LONG)
     save_scorer(tmp_path / "scorer.safetensors", saved)
     scorer = load_scorer(tmp_path / "scorer.safetensors")
-    assert scorer.thresholds == saved.thresholds
-    values = scorer.threshold(np.array([0, 50, 100, 1000, 10_000, 5_000_000]))
+    assert scorer.error_rates == saved.error_rates
+    lengths = np.array([0, 50, 100, 1000, 10_000, 5_000_000])
+    values = scorer.threshold(lengths, 0.01)
     np.testing.assert_allclose(values, [2, 2, 2, 0.5, -1, -1], rtol=0, atol=1e-12)
-    for unordered in (((100, 1.0), (100, 2.0)), ((300, 1.0), (100, 2.0)), ()):
+    between = scorer.threshold(lengths, 10**-1.5)
+    np.testing.assert_allclose(between, [1.5, 1.5, 1.5, 0, -1.5, -1.5], rtol=0, atol=1e-12)
+    for unordered in ((SHORT, SHORT), (LONG, SHORT), ()):
         with pytest.raises(ValueError, match="values at"):
-            Scorer((nets,), saved.knots, "coins", unordered)
+            make_scorer(*unordered)
+
+
+def test_the_false_discovery_rate_follows_from_prevalence_and_error_rates() -> None:
+    scorer = make_scorer(SHORT, LONG)
+    log_odds, lengths = np.array([1.0, 2.0, 1.5, 9.0]), np.array([100, 100, 10, 100])
+    found = scorer.false_discovery_rates(log_odds, lengths, 0.2)
+    # F / T is 1/8, 1/40 and 1/10, which does not count: it never rises
+    ratios = np.array([1 / 8, 1 / 40, np.sqrt(1 / 8 / 40), 1 / 40])
+    expected = 0.8 * ratios / (0.8 * ratios + 0.2)
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    (between,) = scorer.false_discovery_rates(np.array([0.0]), np.array([1000]), 0.5)
+    ratio = np.sqrt(1 / 8 * 0.001 / 0.5)  # halfway, over the logarithm of the length
+    assert between == pytest.approx(ratio / (1 + ratio))
+
+
+def test_a_higher_score_never_has_a_higher_false_discovery_rate() -> None:
+    scorer = make_scorer(SHORT, LONG)
+    for n_bases in (10, 100, 700, 3000, 10**6):
+        log_odds = np.linspace(-5, 5, 101)
+        rates = scorer.false_discovery_rates(log_odds, np.full(101, n_bases), 0.05)
+        assert (np.diff(rates) <= 0).all()
 
 
 def coin_lessons() -> Lessons:

@@ -53,6 +53,7 @@ class Recipe:
     min_length: int  # bases, or residues of a protein
     encoders: tuple[EncoderSpec, ...]  # none: the scorer reads the records
     head_sha256: str = ""
+    genetic_code: int = 11  # by NCBI's numbers; means nothing to proteins
     scorer_sha256: str = ""  # of what scores without an encoder
     residues_per_shard: int = RESIDUES_PER_SHARD
     shard_format: int = SHARD_FORMAT

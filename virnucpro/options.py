@@ -38,7 +38,8 @@ Architecture = Literal["mlp", "cnn", "lstm", "unet"]
 Mode = Literal["head", "finetune", "pretrain"]
 T = TypeVar("T")
 
-FILES, MODEL, SAMPLES, LOOP, DEVICES = "Files", "Model", "Samples", "Training", "Devices"
+FILES, MODEL, CALLS, DEVICES = "Files", "Model", "Calls", "Devices"
+SAMPLES, LOOP = "Samples", "Training"
 _SHEET = "columns path, label (virus or other) and group"
 
 
@@ -228,6 +229,10 @@ class SequenceOptions:
             rich_help_panel=FILES,
         ),
     ] = 0
+    genetic_code: Annotated[
+        int,
+        _count("Genetic code of the sequences, by NCBI's numbers; 11 reads like 1.", FILES),
+    ] = 11
     per_file: Annotated[
         bool,
         typer.Option(
@@ -266,6 +271,62 @@ class ModelOptions:
         return EMBEDDED if self.model is None else self.model
 
 
+Preset = Literal["sensitive", "default", "conservative"]
+# the share of cellular records, of every length, that a preset calls viral
+FALSE_POSITIVES: Mapping[Preset, float] = {
+    "sensitive": 0.10,
+    "default": 0.03,
+    "conservative": 0.005,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CutOptions:
+    """From where on a record is called viral. No score depends on it, so a resume may change it."""
+
+    threshold: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SCORE",
+            help="Lowest score of a record that is called a virus.",
+            rich_help_panel=CALLS,
+            show_default="by --preset, or the head's",
+        ),
+    ] = None
+    preset: Annotated[
+        Preset,
+        typer.Option(
+            help="Thresholds of the scorer by length, with 10, 3 or 0.5 % false positives among "
+            "unknown hosts.",
+            rich_help_panel=CALLS,
+        ),
+    ] = "default"
+    prevalence: Annotated[
+        float,
+        typer.Option(
+            metavar="SHARE",
+            help="Expected share of viral records in the sample, for the column fdr.",
+            rich_help_panel=CALLS,
+        ),
+    ] = 0.05
+
+    def __post_init__(self) -> None:
+        if self.threshold is not None and not 0 <= self.threshold <= 1:
+            raise UsageError(
+                f"--threshold is {self.threshold}; scores lie between 0 and 1",
+                hint="leave it out for the thresholds of --preset",
+            )
+        if self.threshold is not None and self.preset != "default":
+            raise UsageError(
+                "--threshold and --preset contradict each other", hint="give one of them"
+            )
+        if not 0 < self.prevalence < 1:
+            raise UsageError(
+                f"--prevalence is {self.prevalence}; it must lie between 0 and 1",
+                hint="give the share of viral records that you expect, for example 0.05",
+            )
+
+
 # Commands
 
 
@@ -277,7 +338,7 @@ class RunOptions(EngineOptions, ModelOptions, FolderOptions, SequenceOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PredictOptions(RunOptions):
+class PredictOptions(CutOptions, RunOptions):
     command: ClassVar[Command] = "predict"
 
     model: Annotated[

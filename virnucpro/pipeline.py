@@ -10,7 +10,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from itertools import chain
 from pathlib import Path
 
@@ -31,9 +31,15 @@ from virnucpro.engine.events import (
 from virnucpro.engine.executor import Executor
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.engine.worker import Job
-from virnucpro.errors import FeatureFileError, OutputError, StorageError
+from virnucpro.errors import FeatureFileError, OutputError, StorageError, UsageError
 from virnucpro.log import LOGGER, announce, printable
-from virnucpro.options import ExtractOptions, PredictOptions, RunOptions
+from virnucpro.options import (
+    FALSE_POSITIVES,
+    CutOptions,
+    ExtractOptions,
+    PredictOptions,
+    RunOptions,
+)
 from virnucpro.outputs.summary import STAGES, STARTING, Summary
 from virnucpro.outputs.write import Results
 from virnucpro.records import Shard
@@ -96,6 +102,7 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
             rundir.clear_copies(manifest)
             announce_input(plan, manifest)
             summary.count_plan(plan, manifest)
+            summary.cut = announce_cut(config, scorer, head)
         job = make_job(config, rundir, manifest)
         results = Results(
             rundir=rundir,
@@ -104,6 +111,7 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
             stores=job.stores,
             head=head,
             scorer=scorer,
+            cut=config.options if isinstance(config.options, PredictOptions) else CutOptions(),
             lost={},
             feature_format=_feature_format(config.options),
             per_file=config.options.per_file or (recorded is not None and rundir.samples.is_dir()),
@@ -135,11 +143,31 @@ def announce_choices(config: RunConfig, recipe: Recipe) -> Scorer | None:
     if choice is not None:
         announce(choice.announcement)
         return load_scorer(choice.path)
+    if isinstance(config.options, PredictOptions) and config.options.preset != "default":
+        raise UsageError(
+            f"--preset {config.options.preset} is for the scorer: a head has no error rates",
+            hint="give --threshold, or leave --model and --head out for nucleotides",
+        )
     for announcement in config.announcements:
         announce(announcement)
     for compromise in config.compromises:
         LOGGER.warning("%s", compromise)
     return None
+
+
+def announce_cut(config: RunConfig, scorer: Scorer | None, head: Head | None) -> str:
+    """Say which records are called viral; the same for the summary."""
+    if not isinstance(config.options, PredictOptions):
+        return ""
+    threshold = config.options.threshold
+    if scorer is None and head is not None:
+        threshold = head.facts.threshold
+    cut = f"scores of {threshold} and more"
+    if threshold is None:
+        share = FALSE_POSITIVES[config.options.preset]
+        cut = f"preset {config.options.preset}, {share:.1%} false positives among unknown hosts"
+    announce(f"called virus: {cut}")
+    return cut
 
 
 def plan_run(
@@ -270,6 +298,9 @@ def _facts(config: RunConfig, manifest: Manifest) -> dict[str, object]:
         "checkpoint": str(scorer.path if scorer else config.checkpoint),
         "announced": [scorer.announcement] if scorer else list(config.announcements),
         "resources": asdict(config.resources),
+        "cut": {f.name: getattr(config.options, f.name) for f in fields(CutOptions)}
+        if isinstance(config.options, CutOptions)
+        else {},
     }
 
 

@@ -167,6 +167,7 @@ class Call:
     sample: str = ""
     virus_score: float | None = None
     is_virus: bool = False
+    false_discovery_rate: float | None = None  # among records with this score and above
     n_chunks: int = 0
     n_chunks_scored: int = 0
     n_frames_scored: int = 0

@@ -104,6 +104,8 @@ def _outcome(training: Training) -> list[str]:
     if training.head.exists():
         is_trained = training.settings.mode == "finetune"
         model = str(training.trained_encoder) if is_trained else training.options.model
+        if training.learned_encoder.exists():
+            model = str(training.learned_encoder)
         words = ["virnucpro", "predict", "-i", "contigs.fa", "-o", "results"]
         words += [*(["--model", model] if model else []), "--head", str(training.head)]
         lines += as_command(words)

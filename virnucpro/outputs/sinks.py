@@ -85,6 +85,7 @@ class RecordTable(Table):
         "status",
         "call",
         "virus_score",
+        "fdr",
         "n_chunks",
         "n_chunks_scored",
         "n_frames_scored",
@@ -235,6 +236,7 @@ def open_sinks(sinks: Iterable[type[Sink]], place: Place) -> Iterator[Add]:
 def record_row(call: Call) -> str:
     label = "" if call.virus_score is None else "virus" if call.is_virus else "other"
     score = "" if call.virus_score is None else f"{call.virus_score:.6f}"
+    rate = "" if call.false_discovery_rate is None else f"{call.false_discovery_rate:.4f}"
     values = (
         call.record_id,
         call.sample,
@@ -242,6 +244,7 @@ def record_row(call: Call) -> str:
         call.status,
         label,
         score,
+        rate,
         call.n_chunks,
         call.n_chunks_scored,
         call.n_frames_scored,

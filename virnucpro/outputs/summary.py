@@ -27,6 +27,7 @@ class Summary:
     """What a run came to."""
 
     scorer: str = ""  # what made the calls without an encoder, for people
+    cut: str = ""  # from where on a record is called viral, for people
     statuses: dict[Status, int] = field(default_factory=lambda: dict.fromkeys(STATUSES, 0))
     n_viral: int = 0
     n_frames: int = 0  # with a vector, or of the scorer: with a score
@@ -104,7 +105,9 @@ class Summary:
                 f"{self.n_tokens_saved:,} tokens not embedded again ({share:.1%})",
             )
         if self.statuses.get("scored"):
-            lines.insert(1, f"called virus: {self.n_viral} of {self.statuses['scored']}")
+            lines.insert(
+                1, f"called virus: {self.n_viral} of {self.statuses['scored']} ({self.cut})"
+            )
         return lines + self._repair_lines(folder)
 
     def _repair_lines(self, folder: Path) -> list[str]:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, groupby
 
 import numpy as np
@@ -19,6 +19,7 @@ from virnucpro.config import FeatureFormat
 from virnucpro.engine.events import Progress, Telling
 from virnucpro.errors import InputError
 from virnucpro.files import writing
+from virnucpro.options import CutOptions
 from virnucpro.outputs.features import FeatureIndex, export
 from virnucpro.outputs.sinks import SINKS, Add, Place, Sink, open_sinks
 from virnucpro.outputs.summary import Summary
@@ -33,6 +34,7 @@ from virnucpro.scoring.batches import Frame, input_changed, predict_records
 from virnucpro.scoring.calls import call_record
 from virnucpro.scoring.head import Head
 from virnucpro.scoring.pieces import call_by_scorer
+from virnucpro.sequences.genetic_code import find_open_code
 from virnucpro.sequences.inputs import InputFile, generations
 from virnucpro.sequences.screen import screen
 
@@ -47,6 +49,7 @@ class Results:
     stores: tuple[FeatureStore, ...]  # one for each encoder
     head: Head | None
     scorer: Scorer | None  # in place of an encoder and its head
+    cut: CutOptions
     lost: Mapping[int, str]  # shards without a feature file -> why
     feature_format: FeatureFormat
     per_file: bool
@@ -92,11 +95,24 @@ class Results:
                 (record for record, _ in records),
                 self.manifest.recipe,
                 self.scorer,
+                self.cut,
                 lambda done: self.tell("scoring", done, self.plan.counts.n_letters, "letters"),
             )
             return
         for record, predictions in predict_records(records, self.head):
             yield RecordResult(record, predictions, self.call(record, predictions))
+
+    def noted(self, result: RecordResult) -> RecordResult:
+        """The same result; its note says if the record looks as if it used another genetic code."""
+        recipe, call = self.manifest.recipe, result.call
+        is_standard = recipe.input_type == "nucleotide" and recipe.genetic_code in (1, 11)
+        if not is_standard or call.note or call.status not in ("scored", "embedded", "no_orf"):
+            return result
+        number = find_open_code(result.record.sequence)
+        if number is None:
+            return result
+        note = f"open in genetic code {number}, not in {recipe.genetic_code}"
+        return result._replace(call=replace(call, note=note))
 
     def tell(self, stage: str, done: int, total: int, unit: str) -> None:
         self.on_event(Progress(stage, done, total, unit))
@@ -125,14 +141,14 @@ class Results:
         given: set[str] = set()
         for number in range(1, len(inputs) if replaced else 1):
             records = self.generation(number, inputs[number], self.new_indexes(), owners)
-            for result in self.called(records):
+            for result in map(self.noted, self.called(records)):
                 if result.record.id in replaced:
                     latest[result.record.id] = result
                     owners[result.record.id] = number
         n_read = 0
         for number, files in enumerate(inputs):
             records = self.generation(number, files, indexes, owners)
-            for result in self.called(records):
+            for result in map(self.noted, self.called(records)):
                 record = result.record
                 n_read += 1
                 if record.id not in replaced:

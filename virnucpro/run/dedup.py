@@ -1,12 +1,13 @@
-"""Identical proteins are embedded once: they are found while a run is planned.
+"""Identical ORFs are embedded once: they are found while a run is planned.
 
-``SeenProteins`` looks at every ORF before it goes into a shard. An ORF whose protein was met
-before becomes a copy: it names the original by its ordinal, its place among the embedded ORFs
-of its generation. The workers pass copies over; the feature store gives each, bit for bit, the
-rows of its original, or the reason why there are none.
+Two ORFs are identical if all that the encoders of the run read of them is: the protein, the bases,
+or both. ``SeenOrfs`` looks at every ORF before it goes into a shard. One that was met before
+becomes a copy: it names the original by its ordinal, its place among the embedded ORFs of its
+generation. The workers pass copies over; the feature store gives each, bit for bit, the rows of its
+original, or the reason why there are none.
 
-What is found depends on the ORFs and their order alone. A table that is full forgets, and the
-protein is embedded once more.
+What is found depends on the ORFs and their order alone. A table that is full forgets, and the ORF
+is embedded once more.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ MAX_SLOTS = 2**22  # 100 MB
 _SLOTS_PER_PROTEIN = 16  # with so many, 3 of 100 proteins lose their slot to another
 
 
-class SeenProteins:
-    """The proteins of a generation that were met lately. Memory is bounded.
+class SeenOrfs:
+    """The ORFs of a generation that were met lately. Memory is bounded.
 
     Each has one slot, chosen by its digest, which the newest takes: two words of the digest and
     the ordinal.

@@ -26,11 +26,12 @@ from virnucpro.errors import InputError
 from virnucpro.files import atomic, open_plain, open_table, sha256
 from virnucpro.log import printable
 from virnucpro.records import PROTEIN, Chunk, FastaRecord, Orf, Shard, check_counts
-from virnucpro.run.dedup import SeenProteins
+from virnucpro.run.dedup import SeenOrfs
 from virnucpro.run.folder import RunDir
 from virnucpro.run.manifest import Manifest
 from virnucpro.run.shards import ShardWriter
 from virnucpro.sequences.fasta import write_record
+from virnucpro.sequences.genetic_code import genetic_code
 from virnucpro.sequences.inputs import InputFile, generations
 from virnucpro.sequences.screen import protein_of, screen
 from virnucpro.sequences.survey import find_repeat, repeated
@@ -125,7 +126,7 @@ class _Planner:
                 )
                 known, seen = (
                     replaced if number else frozenset[str](),
-                    SeenProteins(reads=recipe.reads),
+                    SeenOrfs(reads=recipe.reads),
                 )
                 mended: set[str] = set()
                 for file in inputs:
@@ -182,13 +183,14 @@ class _Planner:
         self,
         records: Iterable[FastaRecord],
         writer: ShardWriter,
-        seen: SeenProteins,
+        seen: SeenOrfs,
         out: TextIO | None,
     ) -> None:
         size = self.manifest.recipe.chunk_size
+        code = genetic_code(self.manifest.recipe.genetic_code)
         chunks = chain.from_iterable(chunk_record(record, size) for record in records)
         for block in _blocks(chunks):
-            orfs = seen.mark(translate_six_frames(block))
+            orfs = seen.mark(translate_six_frames(block, code))
             if out is not None:
                 for chunk in block:
                     write_record(out, chunk.id, chunk.sequence)
@@ -196,7 +198,7 @@ class _Planner:
                 writer.add(orf)
 
     def write_proteins(
-        self, records: Iterable[FastaRecord], writer: ShardWriter, seen: SeenProteins
+        self, records: Iterable[FastaRecord], writer: ShardWriter, seen: SeenOrfs
     ) -> None:
         for block in _blocks(records):
             proteins = [(record.id, protein_of(record)) for record in block]

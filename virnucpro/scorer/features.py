@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from virnucpro.scorer.pieces import UNKNOWN, Counts, Digits, Pieces
-from virnucpro.scorer.stretches import N_CODES, STOPS, Frames, Stretches, code_of, find_stretches
+from virnucpro.scorer.stretches import N_CODES, Frames, Stretches, code_of, find_stretches
+from virnucpro.sequences.genetic_code import STANDARD, STOP, GeneticCode, standard_synonyms
 
 N_CODONS, N_PAIRS, N_FIGURES = 64, 400, 36
 N_FEATURES = 4 * N_CODONS + N_PAIRS + N_FIGURES
@@ -30,17 +31,14 @@ _PIECES_AT_ONCE = 512
 Values = NDArray[np.float64]
 Features = NDArray[np.float32]
 
-# amino acids of AAA, AAC, AAG, AAT, ACA ... in the standard code
-GENETIC_CODE = "KNKNTTTTRSRSIIMIQHQHPPPPRRRRLLLLEDEDAAAAGGGGVVVV*Y*YSSSS*CWCLFLF"
 _AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"
 _NO_RESIDUE = len(_AMINO_ACIDS)
-_CODONS = ["".join(bases) for bases in product("ACGT", repeat=3)]
-_CODE_OF_CODON = np.array([code_of(codon) for codon in _CODONS])
+_CODE_OF_CODON = np.array([code_of(codon) for codon in STANDARD.codons])
 _RESIDUE_OF_CODE = bytearray([_NO_RESIDUE]) * 256
-for _codon, _residue in zip(_CODONS, GENETIC_CODE, strict=True):
-    if _residue != "*":
+for _codon, _residue in zip(STANDARD.codons, STANDARD.letters, strict=True):
+    if _residue != STOP:
         _RESIDUE_OF_CODE[code_of(_codon)] = _AMINO_ACIDS.index(_residue)
-_GC_OF_CODON = np.array([sum(base in "GC" for base in codon) for codon in _CODONS])
+_GC_OF_CODON = np.array([sum(base in "GC" for base in codon) for codon in STANDARD.codons])
 # how often each code has each base at each position of the codon; unknown bases count nowhere
 _BASES_OF_CODE = np.array(
     [
@@ -69,16 +67,19 @@ def _canonical_words() -> tuple[NDArray[np.uint8], int]:
 _WORDS, _N_WORDS = _canonical_words()
 
 
-def piece_features(pieces: Pieces) -> Features:
-    """The features of each piece. n -> (n, 692)"""
-    frames = find_stretches(pieces)
+def piece_features(pieces: Pieces, code: GeneticCode = STANDARD) -> Features:
+    """The features of each piece. n -> (n, 692)
+
+    A codon that means something else than in the standard code counts as one that means it there.
+    """
+    frames = find_stretches(pieces, code)
     kept = frames.kept
     is_longest = kept.rank == 0
     is_long = ~is_longest & (kept.rank < MOST_STRETCHES) & (kept.n_codons >= LONG)
     n = len(pieces)
-    codes, piece = _codons_of(frames, kept.where(is_longest))
+    codes, piece = _codons_of(frames, kept.where(is_longest), code)
     of_longest = _count(codes, piece, n, N_CODES)
-    of_others = _count(*_codons_of(frames, kept.where(is_long)), n, N_CODES)
+    of_others = _count(*_codons_of(frames, kept.where(is_long), code), n, N_CODES)
     bases = _count_bases(pieces)
     figures = _Figures(pieces, frames, bases, of_longest).all()
     longest = of_longest[:, _CODE_OF_CODON]
@@ -109,14 +110,19 @@ def _feature_blocks(digits: Digits) -> Iterator[Features]:
         yield piece_features(Pieces.of(block.reshape(-1), np.cumsum(lengths) - lengths, lengths))
 
 
-def _codons_of(frames: Frames, stretches: Stretches) -> tuple[NDArray[np.uint8], Counts]:
+def _codons_of(
+    frames: Frames, stretches: Stretches, code: GeneticCode
+) -> tuple[NDArray[np.uint8], Counts]:
     """The codes of all codons of these stretches, one behind the other, and their pieces."""
     width = frames.codes.shape[2]
     starts = (2 * stretches.piece + stretches.strand) * width + stretches.start
     n_before = np.cumsum(stretches.n_codons) - stretches.n_codons
     places = np.repeat(starts - 3 * n_before, stretches.n_codons)
     places += 3 * np.arange(len(places))
-    return frames.codes.reshape(-1)[places], np.repeat(stretches.piece, stretches.n_codons)
+    codes = frames.codes.reshape(-1)[places]
+    for codon, synonym in standard_synonyms(code).items():
+        codes[codes == code_of(codon)] = code_of(synonym)
+    return codes, np.repeat(stretches.piece, stretches.n_codons)
 
 
 def _count(words: NDArray[np.uint8], rows: Counts, n_rows: int, n_words: int) -> Counts:
@@ -232,7 +238,7 @@ class _Figures:
         With stop probability e the longest of m stretches has about ln(m e) / e codons.
         """
         shares = self.bases / np.maximum(1, self.bases.sum(axis=1, keepdims=True))
-        digits = np.array([["ACGT".index(base) for base in stop] for stop in STOPS])
+        digits = np.array([["ACGT".index(base) for base in stop] for stop in STANDARD.stops])
         forward = shares[:, digits].prod(axis=2).sum(axis=1)
         reverse = shares[:, 3 - digits].prod(axis=2).sum(axis=1)
         chance = (forward + reverse) / 2

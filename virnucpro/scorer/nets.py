@@ -25,7 +25,7 @@ from virnucpro.files import atomic, sha256
 from virnucpro.log import printable
 from virnucpro.scorer.features import N_FEATURES, RATIOS, SHARES, Features
 
-FORMAT = 1
+FORMAT = 2  # 1: one threshold for each length
 VIEWS = {"shares": SHARES, "ratios": RATIOS}
 N_LAYERS = 3
 FARTHEST = 6.0  # deviations from the mean; what is farther is taken for this
@@ -33,7 +33,6 @@ FARTHEST = 6.0  # deviations from the mean; what is farther is taken for this
 Values = NDArray[np.float64]
 Weights = NDArray[np.float32]
 Layer = tuple[Weights, Weights]  # weights (n_nets, out, in), biases (n_nets, out)
-Threshold = tuple[int, float]  # bases, calibrated log-odds
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,25 +115,63 @@ class Knot:
             raise ValueError(f"a calibration of {self}")
 
 
+@dataclass(frozen=True, slots=True)
+class ErrorRates:
+    """At this length, the shares of cellular and of viral records from some log-odds on.
+
+    The calibrated log-odds rise, so the shares fall.
+    """
+
+    n_bases: int
+    log_odds: tuple[float, ...]
+    false_positives: tuple[float, ...]
+    true_positives: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if self.n_bases < 1 or not self.log_odds:
+            raise ValueError(f"error rates at {self.n_bases} bases, {len(self.log_odds)} of them")
+        columns = (self.log_odds, self.false_positives, self.true_positives)
+        if len({len(column) for column in columns}) > 1 or not np.isfinite(columns).all():
+            raise ValueError(f"error rates {self}")
+        if (np.diff(self.log_odds) < 0).any() or (np.diff(self.false_positives) >= 0).any():
+            raise ValueError("error rates that are not in the order of their log-odds")
+        shares = (*self.false_positives, *self.true_positives)
+        if not (min(shares) > 0 and max(shares) <= 1):
+            raise ValueError("error rates that are no shares above 0")
+
+    def log_odds_at(self, false_positives: float) -> float:
+        """The log-odds from which on this share of cellular records lies."""
+        return float(
+            np.interp(
+                -np.log(false_positives), -np.log(np.array(self.false_positives)), self.log_odds
+            )
+        )
+
+    def false_per_true(self, log_odds: Values) -> Values:
+        """False positives over true positives from each of these log-odds on. (n,) -> (n,)
+
+        It never rises; beyond the last of the rates it is theirs.
+        """
+        ratios = np.array(self.false_positives) / np.array(self.true_positives)
+        falling = np.minimum.accumulate(ratios)
+        return np.exp(np.interp(log_odds, self.log_odds, np.log(falling)))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Scorer:
-    """Everything that a score is made with. Knots and thresholds rise in length."""
+    """Everything that a score is made with. Knots and error rates rise in length."""
 
     pieces: tuple[PieceNets, ...]
     knots: tuple[Knot, ...]
     training: str  # how it was trained, in a sentence
-    thresholds: tuple[Threshold, ...] = ((1000, 0.0),)
+    error_rates: tuple[ErrorRates, ...]
     sha256: str = ""
 
     def __post_init__(self) -> None:
-        for lengths in (
-            [knot.n_bases for knot in self.knots],
-            [n_bases for n_bases, _ in self.thresholds],
-        ):
+        for at in (self.knots, self.error_rates):
+            lengths = [one.n_bases for one in at]
             if not lengths or lengths != sorted(set(lengths)) or not self.pieces:
                 raise ValueError(f"values at {lengths} bases, nets for {len(self.pieces)} sizes")
-        if not all(n_bases > 0 and isfinite(log_odds) for n_bases, log_odds in self.thresholds):
-            raise ValueError(f"thresholds {self.thresholds}")
 
     @property
     def shortest(self) -> int:
@@ -157,14 +194,33 @@ class Scorer:
         offsets = np.interp(at, places, [knot.offset for knot in self.knots])
         return np.asarray(slopes * log_odds + offsets)
 
-    def threshold(self, lengths: NDArray[np.int64]) -> Values:
-        """The calibrated log-odds from which on a record is called a virus. (n,) -> (n,)
+    def threshold(self, lengths: NDArray[np.int64], false_positives: float) -> Values:
+        """The calibrated log-odds from which on so many cellular records lie. (n,) -> (n,)
 
-        It lies on lines between ``thresholds``, over the logarithm of the length.
+        It lies on lines between ``error_rates``, over the logarithm of the length.
         """
-        places = np.log([n_bases for n_bases, _ in self.thresholds])
-        values = [log_odds for _, log_odds in self.thresholds]
+        places = np.log([rates.n_bases for rates in self.error_rates])
+        values = [rates.log_odds_at(false_positives) for rates in self.error_rates]
         return np.interp(np.log(np.maximum(1, lengths)), places, values)
+
+    def false_discovery_rates(
+        self, log_odds: Values, lengths: NDArray[np.int64], prevalence: float
+    ) -> Values:
+        """The share of cellular records among those of this length from these log-odds on.
+
+        ``log_odds`` are calibrated; ``prevalence`` is the share of viral records in the sample.
+        With P for it, F and T for the shares of cellular and of viral records that are called, it
+        is (1 - P) F / ((1 - P) F + P T). The logarithm of F / T lies on lines between
+        ``error_rates``, over the logarithm of the length. (n,), (n,) -> (n,)
+        """
+        places = np.log([rates.n_bases for rates in self.error_rates])
+        place = np.interp(np.log(np.maximum(1, lengths)), places, np.arange(len(places)))
+        left, right = np.floor(place).astype(np.int64), np.ceil(place).astype(np.int64)
+        logs = np.log([rates.false_per_true(log_odds) for rates in self.error_rates])
+        rows = np.arange(len(log_odds))
+        ratio = np.exp(logs[left, rows] + (place - left) * (logs[right, rows] - logs[left, rows]))
+        odds = ratio * (1 - prevalence) / prevalence
+        return np.asarray(odds / (1 + odds))
 
 
 def gelu(x: Values) -> Values:
@@ -197,7 +253,7 @@ def load_scorer(path: Path) -> Scorer:
             pieces=tuple(_piece_nets(of_size, tensors) for of_size in facts["pieces"]),
             knots=tuple(Knot(**knot) for knot in facts["knots"]),
             training=str(facts["training"]),
-            thresholds=tuple((int(n), float(value)) for n, value in facts["thresholds"]),
+            error_rates=tuple(_error_rates(rates) for rates in facts["error_rates"]),
             sha256=sha256(path),
         )
     except (OSError, SafetensorError, LookupError, ValueError, TypeError, AttributeError) as error:
@@ -205,6 +261,15 @@ def load_scorer(path: Path) -> Scorer:
             f"{printable(path)} is not a scorer of VirNucPro: {printable(error)}",
             hint="reinstall VirNucPro, whose own scorer is a safetensors file",
         ) from error
+
+
+def _error_rates(facts: Mapping[str, Any]) -> ErrorRates:
+    return ErrorRates(
+        facts["n_bases"],
+        tuple(facts["log_odds"]),
+        tuple(facts["false_positives"]),
+        tuple(facts["true_positives"]),
+    )
 
 
 def _piece_nets(facts: Mapping[str, Any], tensors: Mapping[str, Weights]) -> PieceNets:
@@ -252,7 +317,7 @@ def save_scorer(path: Path, scorer: Scorer) -> None:
             for nets in scorer.pieces
         ],
         "knots": [asdict(knot) for knot in scorer.knots],
-        "thresholds": scorer.thresholds,
+        "error_rates": [asdict(rates) for rates in scorer.error_rates],
         "training": scorer.training,
     }
     content = {name: np.ascontiguousarray(values) for name, values in tensors.items()}

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from virnucpro.scorer.features import piece_features
 from virnucpro.scorer.nets import PieceNets, Scorer
 from virnucpro.scorer.pieces import UNKNOWN, Counts, Digits, Pieces, cut, encode
+from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
 
 BASES_AT_ONCE = 2_000_000  # of records that are read before any is scored
 _PIECE_BASES_AT_ONCE = 250_000
@@ -61,7 +62,6 @@ class RecordScore:
     """
 
     log_odds: float | None
-    is_virus: bool
     pieces: PieceScores
 
 
@@ -81,7 +81,9 @@ def score_sequences(sequences: Iterable[str], scorer: Scorer) -> Iterator[float 
     yield from (score.log_odds for score in score_block(waiting, scorer))
 
 
-def score_block(sequences: Sequence[str], scorer: Scorer) -> list[RecordScore]:
+def score_block(
+    sequences: Sequence[str], scorer: Scorer, code: GeneticCode = STANDARD
+) -> list[RecordScore]:
     """Each sequence with its pieces, in order, read side by side."""
     lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int64)
     starts = np.cumsum(lengths) - lengths
@@ -89,7 +91,8 @@ def score_block(sequences: Sequence[str], scorer: Scorer) -> list[RecordScore]:
     pieces: dict[int, PieceScores] = {}
     nothing = np.empty(0, dtype=np.int64)
     no_pieces = PieceScores(nothing, nothing, nothing, np.empty(0))
-    for records, scores in _by_size(encode("".join(sequences)), lengths, scorer.pieces):
+    digits = encode("".join(sequences))
+    for records, scores in _by_size(digits, lengths, scorer.pieces, code):
         total.add(records, scores)
         calibrated = PieceScores(
             scores.record,
@@ -102,12 +105,9 @@ def score_block(sequences: Sequence[str], scorer: Scorer) -> list[RecordScore]:
             if record not in pieces:
                 pieces[record] = calibrated.of_record(bounds[i], bounds[i + 1], int(starts[record]))
     log_odds = scorer.calibrated(total.values, lengths)
-    is_virus = log_odds >= scorer.threshold(lengths)  # not where it is NaN
     return [
-        RecordScore(None if np.isnan(value) else value, call, pieces.get(record, no_pieces))
-        for record, (value, call) in enumerate(
-            zip(log_odds.tolist(), is_virus.tolist(), strict=True)
-        )
+        RecordScore(None if np.isnan(value) else value, pieces.get(record, no_pieces))
+        for record, value in enumerate(log_odds.tolist())
     ]
 
 
@@ -117,7 +117,7 @@ def record_log_odds(digits: Digits, lengths: Counts, pieces: Sequence[PieceNets]
     Records side by side, (n_bases,), and their lengths, (n,) -> (n,)
     """
     total = _Mean(len(lengths))
-    for records, scores in _by_size(digits, lengths, pieces):
+    for records, scores in _by_size(digits, lengths, pieces, STANDARD):
         total.add(records, scores)
     return total.values
 
@@ -140,7 +140,7 @@ class _Mean:
 
 
 def _by_size(
-    digits: Digits, lengths: Counts, pieces: Sequence[PieceNets]
+    digits: Digits, lengths: Counts, pieces: Sequence[PieceNets], code: GeneticCode
 ) -> Iterator[tuple[Counts, PieceScores]]:
     """For each size the records that are read in it, and their pieces, numbered among these."""
     starts = np.cumsum(lengths) - lengths
@@ -150,10 +150,12 @@ def _by_size(
             is_inside &= lengths < nets.longest
         records = np.flatnonzero(is_inside)
         if len(records):
-            yield records, _score_pieces(digits, starts[records], lengths[records], nets)
+            yield records, _score_pieces(digits, starts[records], lengths[records], nets, code)
 
 
-def _score_pieces(digits: Digits, starts: Counts, lengths: Counts, nets: PieceNets) -> PieceScores:
+def _score_pieces(
+    digits: Digits, starts: Counts, lengths: Counts, nets: PieceNets, code: GeneticCode
+) -> PieceScores:
     """The log-odds of each piece of this size, before calibration."""
     owner, place, n_bases = cut(lengths, nets.size)
     place += (starts - (np.cumsum(lengths) - lengths))[owner]
@@ -163,7 +165,7 @@ def _score_pieces(digits: Digits, starts: Counts, lengths: Counts, nets: PieceNe
         block = slice(first, first + n_at_once)
         low, high = place[block][0], place[block][-1] + n_bases[block][-1]
         pieces = Pieces.of(digits[low:high], place[block] - low, n_bases[block])
-        values[block] = nets.log_odds(piece_features(pieces))
+        values[block] = nets.log_odds(piece_features(pieces, code))
         is_blank = (pieces.digits[:, 0] == UNKNOWN).all(axis=1)
         values[block][is_blank] = np.nan
     return PieceScores(owner, place, n_bases, values)

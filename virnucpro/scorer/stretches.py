@@ -8,16 +8,17 @@ first, as far as they do not lie on others that are longer.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from virnucpro.scorer.pieces import Counts, Digits, Pieces
+from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
 
 N_CODES = 125  # of three digits, unknown ones among them: 25 a + 5 b + c
 SHORTEST = 5  # codons
 MOST_COVERED = 0.3 * 3  # bases of a codon that longer stretches may cover, on average
-STOPS = ("TAA", "TAG", "TGA")
 
 
 def code_of(codon: str) -> int:
@@ -29,9 +30,13 @@ def code_of(codon: str) -> int:
     return 25 * a + 5 * b + c
 
 
-_IS_STOP = bytearray(256)
-for _codon in STOPS:
-    _IS_STOP[code_of(_codon)] = 1
+@cache
+def _is_stop(code: GeneticCode) -> bytes:
+    """For ``bytes.translate``: 1 for the codes of stops."""
+    table = bytearray(256)
+    for codon in code.stops:
+        table[code_of(codon)] = 1
+    return bytes(table)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,7 +73,7 @@ class Frames:
     n_covered: Counts  # (n,) bases that the kept stretches lie on
 
 
-def find_stretches(pieces: Pieces) -> Frames:
+def find_stretches(pieces: Pieces, code: GeneticCode = STANDARD) -> Frames:
     """Find the stretches of all frames, and keep what is hardly covered by longer ones.
 
     Of equally long ones the first is taken first: forward strand, first frame, first place.
@@ -76,7 +81,7 @@ def find_stretches(pieces: Pieces) -> Frames:
     n, _, width = pieces.digits.shape
     codes = codon_codes(pieces.digits)
     n_places = width // 3
-    is_end = np.frombuffer(codes.tobytes().translate(bytes(_IS_STOP)), dtype=np.bool_)
+    is_end = np.frombuffer(codes.tobytes().translate(_is_stop(code)), dtype=np.bool_)
     is_end = is_end.reshape(n, 2, n_places, 3).swapaxes(2, 3).copy()
     n_whole = (pieces.lengths[:, None] - np.arange(3)) // 3  # codons of each frame
     frame = np.arange(3)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from math import fsum, log, tanh
 from statistics import fmean
+from typing import NamedTuple
 
 from virnucpro.records import Call, FastaRecord, Prediction, Status
 from virnucpro.scorer.score import RecordScore
@@ -92,7 +93,14 @@ def call_record(
     )
 
 
-def call_by_score(record: FastaRecord, score: RecordScore) -> Call:
+class Decision(NamedTuple):
+    """What a score leads to."""
+
+    is_virus: bool
+    false_discovery_rate: float  # expected among records with this score and above
+
+
+def call_by_score(record: FastaRecord, score: RecordScore, decision: Decision) -> Call:
     """Call one record that could be screened by the score of its sequence."""
     pieces, value = score.pieces, score.log_odds
     return Call(
@@ -101,7 +109,8 @@ def call_by_score(record: FastaRecord, score: RecordScore) -> Call:
         "no_orf" if value is None else "scored",
         record.sample,
         virus_score=None if value is None else probability(value),
-        is_virus=score.is_virus,
+        is_virus=decision.is_virus,
+        false_discovery_rate=None if value is None else decision.false_discovery_rate,
         n_chunks=len(pieces.start),
         n_chunks_scored=pieces.n_known,
         note="no known base" if value is None else "",

@@ -6,13 +6,17 @@ does not depend on the block that it is computed in.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import numpy as np
 
 from virnucpro.config import Recipe
+from virnucpro.options import FALSE_POSITIVES, CutOptions
 from virnucpro.records import Call, FastaRecord, Orf, Prediction, RecordResult
 from virnucpro.scorer.nets import Scorer
 from virnucpro.scorer.score import BASES_AT_ONCE, PieceScores, RecordScore, score_block
-from virnucpro.scoring.calls import call_by_score, probability
+from virnucpro.scoring.calls import Decision, call_by_score, probability
+from virnucpro.sequences.genetic_code import genetic_code
 from virnucpro.sequences.screen import screen
 
 _RECORDS_AT_ONCE = 20_000
@@ -22,6 +26,7 @@ def call_by_scorer(
     records: Iterable[FastaRecord],
     recipe: Recipe,
     scorer: Scorer,
+    cut: CutOptions,
     on_letters: Callable[[int], None],
 ) -> Iterator[RecordResult]:
     """Each record, in order, with a prediction for each of its pieces, and its call.
@@ -36,12 +41,15 @@ def call_by_scorer(
             for record, (status, _) in zip(block, refusals, strict=True)
             if status is None
         ]
-        scores = iter(score_block(sequences, scorer))
+        scores = score_block(sequences, scorer, genetic_code(recipe.genetic_code))
+        decisions = iter(_decide(scores, sequences, scorer, cut))
         for record, (status, note) in zip(block, refusals, strict=True):
             length = len(record.sequence)
             n_done += length
             if status is None:
-                yield _outcome(record, next(scores))
+                score, decision = next(decisions)
+                predictions = list(_predictions(record.id, score.pieces))
+                yield RecordResult(record, predictions, call_by_score(record, score, decision))
             else:
                 call = Call(record.name, length, status, record.sample, note=note)
                 yield RecordResult(record, [], call)
@@ -60,10 +68,18 @@ def _blocks(records: Iterable[FastaRecord]) -> Iterator[list[FastaRecord]]:
     yield block
 
 
-def _outcome(record: FastaRecord, score: RecordScore) -> RecordResult:
-    return RecordResult(
-        record, list(_predictions(record.id, score.pieces)), call_by_score(record, score)
-    )
+def _decide(
+    scores: Sequence[RecordScore], sequences: Sequence[str], scorer: Scorer, cut: CutOptions
+) -> Iterator[tuple[RecordScore, Decision]]:
+    """Each score with what follows of it."""
+    lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int64)
+    log_odds = np.array([score.log_odds for score in scores], dtype=np.float64)  # NaN for None
+    is_virus = log_odds >= scorer.threshold(lengths, FALSE_POSITIVES[cut.preset])
+    if cut.threshold is not None:
+        is_virus = np.array(list(map(probability, log_odds.tolist()))) >= cut.threshold
+    rates = scorer.false_discovery_rates(log_odds, lengths, cut.prevalence)
+    decisions = map(Decision, is_virus.tolist(), rates.tolist())
+    return zip(scores, decisions, strict=True)
 
 
 def _predictions(record_id: str, pieces: PieceScores) -> Iterator[Prediction]:

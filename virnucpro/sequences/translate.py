@@ -8,19 +8,21 @@ thing we differ: U is read as T, where VirNucPro loses the codon.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 
 import numpy as np
-from Bio.Data.CodonTable import unambiguous_dna_by_id
 from numpy.typing import NDArray
 
 from virnucpro.records import Chunk, FastaRecord, Orf
+from virnucpro.sequences.genetic_code import STANDARD, STOP, GeneticCode
 
 FRAMES = ("F1", "F2", "F3", "R1", "R2", "R3")
-_STOP = ord("*")
+_STOP = ord(STOP)
 _COMPLEMENT = str.maketrans("ACGTU", "TGCAA")
 
 
-def _codon_tables() -> tuple[bytes, bytes, bytes]:
+@cache
+def _codon_tables(code: GeneticCode) -> tuple[bytes, bytes, bytes]:
     """Bases to digits, and codons to letters of the forward and reverse strand, of 256 each.
 
     A codon is the number 25a + 5b + c of its digits; 4 is any letter but ACGTU. The letter of a
@@ -30,18 +32,13 @@ def _codon_tables() -> tuple[bytes, bytes, bytes]:
     for digit, base in enumerate("ACGT"):
         digits[[ord(base), ord(base.lower())]] = digit
     digits[[ord("U"), ord("u")]] = digits[ord("T")]
-    code = unambiguous_dna_by_id[1]
     forward = np.zeros(256, dtype=np.uint8)  # 125 are used; bytes.translate wants 256
     reverse = np.zeros(256, dtype=np.uint8)
-    letters = {**code.forward_table, **dict.fromkeys(code.stop_codons, "*")}
-    for codon, letter in letters.items():
+    for codon, letter in zip(code.codons, code.letters, strict=True):
         a, b, c = (int(digits[ord(base)]) for base in codon)
         forward[25 * a + 5 * b + c] = ord(letter)
         reverse[25 * (3 - c) + 5 * (3 - b) + (3 - a)] = ord(letter)
     return digits.tobytes(), forward.tobytes(), reverse.tobytes()
-
-
-_DIGITS, _FORWARD, _REVERSE = _codon_tables()
 
 
 def chunk_record(record: FastaRecord, size: int) -> Iterator[Chunk]:
@@ -61,7 +58,7 @@ def chunk_record(record: FastaRecord, size: int) -> Iterator[Chunk]:
         start += size - overlap - (1 if i < n_wider else 0)
 
 
-def translate_six_frames(chunks: Sequence[Chunk]) -> list[Orf]:
+def translate_six_frames(chunks: Sequence[Chunk], code: GeneticCode = STANDARD) -> list[Orf]:
     """Translate the six frames of each chunk; keep those without a stop, in chunk order.
 
     Codons with a letter that is not ACGTU add nothing; a frame that nothing is left of is not
@@ -72,12 +69,13 @@ def translate_six_frames(chunks: Sequence[Chunk]) -> list[Orf]:
     """
     if not chunks:
         return []
+    base_digits, forward, reverse = _codon_tables(code)
     text = "".join([chunk.sequence for chunk in chunks]).encode("ascii", "replace")
-    digits = np.frombuffer(text.translate(_DIGITS), dtype=np.uint8)
+    digits = np.frombuffer(text.translate(base_digits), dtype=np.uint8)
     codons = digits[:-2] * 25
     codons += digits[1:-1] * 5
     codons += digits[2:]
-    strands = tuple(codons.tobytes().translate(letters) for letters in (_FORWARD, _REVERSE))
+    strands = tuple(codons.tobytes().translate(letters) for letters in (forward, reverse))
 
     lengths = np.array([len(chunk.sequence) for chunk in chunks])
     ends = np.cumsum(lengths)

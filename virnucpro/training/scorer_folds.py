@@ -1,4 +1,4 @@
-"""Figures of a scorer on groups that it has not seen, from folds; calibration and thresholds.
+"""Figures of a scorer on groups that it has not seen, from folds; calibration and error rates.
 
 The nets of a fold are fitted without its groups and score fragments of these alone. What comes
 out says how a scorer that is fitted to all groups does on new ones.
@@ -14,12 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from virnucpro.labelled.records import LabelledRecord
-from virnucpro.scorer.nets import Knot, PieceNets
+from virnucpro.scorer.nets import ErrorRates, Knot, PieceNets
 from virnucpro.scorer.pieces import Counts, Digits
 from virnucpro.scorer.score import record_log_odds
 from virnucpro.training.sampling import Fragments
 
 N_FOLDS = 5
+FALSE_POSITIVES = (0.5, 0.3, 0.2, 0.1, 0.05, 0.03, 0.02, 0.01, 0.005, 0.002, 0.001)
 _STEPS = 50  # of Newton's method; a few are enough
 _RIDGE = 1e-6
 
@@ -74,6 +75,13 @@ def fit_knot(n_bases: int, log_odds: Values, is_virus: NDArray[np.bool_]) -> Kno
     return Knot(n_bases, slope, offset)
 
 
-def fit_threshold(log_odds: Values, is_virus: NDArray[np.bool_], share: float) -> float:
-    """The log-odds above which this share of the fragments of cells lies."""
-    return float(np.quantile(log_odds[~is_virus], 1 - share))
+def fit_error_rates(n_bases: int, log_odds: Values, is_virus: NDArray[np.bool_]) -> ErrorRates:
+    """The log-odds from which on each share of the cellular fragments lies, and of the viral ones.
+
+    A share counts one more fragment than there is, so that none is 0.
+    """
+    cut = np.quantile(log_odds[~is_virus], 1 - np.array(FALSE_POSITIVES))
+    viral = np.sort(log_odds[is_virus])
+    n_called = len(viral) - np.searchsorted(viral, cut)
+    true_positives = (n_called + 1) / (len(viral) + 1)
+    return ErrorRates(n_bases, tuple(cut.tolist()), FALSE_POSITIVES, tuple(true_positives.tolist()))

@@ -1,0 +1,107 @@
+"""Genetic codes: what a codon means, in frames, in the scorer, and in notes."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from virnucpro.encoders.models import embedded_scorer
+from virnucpro.errors import UsageError
+from virnucpro.records import Chunk
+from virnucpro.scorer.nets import load_scorer
+from virnucpro.scorer.score import score_block
+from virnucpro.sequences.genetic_code import (
+    GENETIC_CODES,
+    STANDARD,
+    find_open_code,
+    genetic_code,
+    standard_synonyms,
+)
+from virnucpro.sequences.translate import translate_six_frames
+
+SENSE = [c for c, x in zip(STANDARD.codons, STANDARD.letters, strict=True) if x != "*"]
+AT_RICH = [1 + 2 * sum(base in "AT" for base in codon) for codon in SENSE]
+
+
+def gene(n_codons: int, seed: int, *, code: int = 11) -> str:
+    """An open stretch of AT-rich codons; reassigned ones take their synonyms' places."""
+    rng = random.Random(seed)
+    codons = rng.choices(SENSE, AT_RICH, k=n_codons)
+    spelled = {same: codon for codon, same in standard_synonyms(genetic_code(code)).items()}
+    return "".join(spelled.get(codon, codon) for codon in codons)
+
+
+def noise(n_bases: int, seed: int) -> str:
+    return "".join(random.Random(seed).choices("ACGT", [3, 2, 2, 3], k=n_bases))
+
+
+def test_the_codes_of_today_are_there_and_those_with_two_meanings_are_not() -> None:
+    assert {1, 4, 5, 6, 11, 15, 25} <= set(GENETIC_CODES)
+    assert not {27, 28, 31} & set(GENETIC_CODES)
+    for number in (0, 7, 27, 99):
+        with pytest.raises(UsageError, match=f"--genetic-code is {number}") as refusal:
+            genetic_code(number)
+        assert "4, 5, 6" in str(refusal.value.hint)
+
+
+def test_the_bacterial_code_reads_as_the_standard_one() -> None:
+    assert genetic_code(11).letters == STANDARD.letters
+    assert standard_synonyms(genetic_code(11)) == {}
+
+
+def test_a_synonym_means_in_the_standard_code_what_the_codon_means_in_its_own() -> None:
+    meaning = dict(zip(STANDARD.codons, STANDARD.letters, strict=True))
+    for number in GENETIC_CODES:
+        code = genetic_code(number)
+        letters = dict(zip(code.codons, code.letters, strict=True))
+        for codon, synonym in standard_synonyms(code).items():
+            assert meaning[synonym] == letters[codon] != meaning[codon]
+
+
+@pytest.mark.parametrize(
+    ("code", "codon", "letter"), [(4, "TGA", "W"), (15, "TAG", "Q"), (25, "TGA", "G")]
+)
+def test_a_frame_is_open_and_translated_in_its_code(code: int, codon: str, letter: str) -> None:
+    chunk = Chunk("c", "r", 0, "ATGGCT" + codon + "AAACTG")
+    first = {orf.id: orf.protein for orf in translate_six_frames([chunk], genetic_code(code))}
+    assert first["cF1"] == f"MA{letter}KL"
+    assert "cF1" not in {orf.id for orf in translate_six_frames([chunk])}
+
+
+@pytest.mark.parametrize("code", [4, 6, 15, 25])
+def test_a_gene_in_its_code_has_the_stretches_of_its_standard_spelling(code: int) -> None:
+    """Its codons count as their synonyms; only the figures that count bases may tell them apart."""
+    scorer = load_scorer(embedded_scorer())
+    standard, recoded = gene(400, 3), gene(400, 3, code=code)
+    assert standard != recoded
+    (expected,) = score_block([standard], scorer)
+    (found,) = score_block([recoded], scorer, genetic_code(code))
+    (closed,) = score_block([recoded], scorer)
+    assert expected.log_odds is not None and found.log_odds is not None
+    assert closed.log_odds is not None
+    assert abs(found.log_odds - expected.log_odds) < abs(closed.log_odds - expected.log_odds)
+
+
+@pytest.mark.parametrize("code", [4, 15, 6])
+def test_a_genome_in_another_code_is_noted(code: int) -> None:
+    flanks = noise(300, 1), noise(300, 2)
+    recoded = gene(900, 5, code=code).join(flanks)
+    assert find_open_code(recoded) == code
+    reverse = recoded[::-1].translate(str.maketrans("ACGT", "TGCA"))
+    assert find_open_code(reverse) == code
+    assert find_open_code(recoded.replace("T", "u").lower()) == code
+    assert find_open_code(gene(900, 5).join(flanks)) is None
+
+
+def test_random_sequence_is_hardly_ever_noted() -> None:
+    rng = np.random.default_rng(4)
+    sequences = [noise(int(n), int(n)) for n in rng.integers(1, 20_000, 300)]
+    # 3 codes, a chance of 0.001 each
+    assert sum(find_open_code(sequence) is not None for sequence in sequences) <= 4
+
+
+@pytest.mark.parametrize("sequence", ["", "A", "ACG", "N" * 5000, "A" * 5000, "acgu" * 700])
+def test_sequences_without_sense_have_no_code(sequence: str) -> None:
+    assert find_open_code(sequence) is None
