@@ -21,7 +21,8 @@ LAYERS = """
     encoders.base encoders.published options
     encoders.esm2.alphabet encoders.esm2.packing encoders.esm2.attention encoders.esm2.model
     encoders.esm2.weights encoders.esm2.converted encoders.esm2.encoder
-    encoders.fair_esm encoders.models
+    encoders.fair_esm encoders.models encoders.composition encoders.learned.readers
+    encoders.learned.file encoders.learned.encoder
     scorer.pieces scorer.stretches scorer.features scorer.nets scorer.score
     scoring.head scoring.calls outputs.tables outputs.sinks
     run.feature_file run.features run.lock run.manifest run.folder run.shards run.dedup run.plan
@@ -34,7 +35,7 @@ LAYERS = """
     labelled.frames labelled.store
     evaluation.metrics evaluation.held_out evaluation.fragments evaluation.story
     evaluation.report evaluation.figure
-    training.settings training.masking training.readers training.networks
+    training.settings training.masking training.networks
     training.ranks training.batches training.clock training.checkpoints training.loop
     training.objectives
     training.sampling training.made training.piece_nets training.scorer_folds
@@ -177,6 +178,7 @@ def test_only_the_store_and_the_index_know_what_a_feature_file_looks_like() -> N
 DOORS = {
     "encoders": {
         "base": {"Encoder", "Pending", "Rows", "estimate_tokens", "load_encoder"},
+        "learned.file": {"LearnedCheckpoint", "inspect_learned", "is_learned"},
         "models": {
             *("Checkpoint", "ESM2Shape", "WORTH_CONVERTING", "check_published", "converted_folder"),
             *("download_bytes", "embedded_head", "embedded_model", "embedded_scorer"),

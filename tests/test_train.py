@@ -23,6 +23,7 @@ from test_cli import virnucpro
 from test_training_loop import distance, free_port, weights_limit
 
 from virnucpro.encoders.esm2.weights import inspect_checkpoint, load_esm2
+from virnucpro.encoders.learned.readers import MeanReader, NoReader
 from virnucpro.errors import InputError, OutputError, ResumeError
 from virnucpro.evaluation.held_out import HeldOut
 from virnucpro.events import Progress
@@ -35,7 +36,6 @@ from virnucpro.sequences.fasta import write_record
 from virnucpro.training.networks import Classifier, FrameClassifier, training_kernel
 from virnucpro.training.objectives import score_frames
 from virnucpro.training.ranks import Ranks
-from virnucpro.training.readers import MeanReader, NoReader
 
 CPU = Ranks(0, 1, torch.device("cpu"))
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}

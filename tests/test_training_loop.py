@@ -38,6 +38,7 @@ from trainings import (
 )
 
 from virnucpro.encoders.esm2.attention import attend_runs, attend_to_train
+from virnucpro.encoders.learned.readers import MeanReader
 from virnucpro.errors import (
     InputError,
     ResumeError,
@@ -51,7 +52,6 @@ from virnucpro.training.loop import share_of_lr
 from virnucpro.training.networks import Classifier, FrameClassifier, new_encoder
 from virnucpro.training.objectives import FrameLabels
 from virnucpro.training.ranks import Ranks, Started, started_by_torchrun
-from virnucpro.training.readers import MeanReader
 
 CPU = Ranks(0, 1, torch.device("cpu"))
 

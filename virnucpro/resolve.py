@@ -19,6 +19,7 @@ from virnucpro.devices import (
     choose_tokens,
     describe_compromises,
 )
+from virnucpro.encoders.learned.file import LearnedCheckpoint, inspect_learned, is_learned
 from virnucpro.encoders.models import (
     Checkpoint,
     check_published,
@@ -114,10 +115,7 @@ def resolve(options: RunOptions, on_event: OnEvent) -> tuple[RunConfig, Head | N
     genetic_code(options.genetic_code)
     _check_before_fetching(options)
     scorer = _scorer(options)
-    checkpoint = find_checkpoint(
-        options.model_name,
-        lambda n, total: on_event(Progress("fetching the model", n, total, "bytes")),
-    )
+    checkpoint = _find_model(options.model_name, on_event)
     head = _at_threshold(_load_head(options, checkpoint), options)
     choice = choose_devices(
         options.device,
@@ -135,13 +133,17 @@ def resolve(options: RunOptions, on_event: OnEvent) -> tuple[RunConfig, Head | N
     precision = choose_precision(asked, choice)
     is_auto = (asked == "auto", options.esm_batch_size == "auto")
     folder = options.converted or converted_folder()
-    weights, digest = prepare_weights(
-        checkpoint,
-        precision,
-        folder,
-        lambda stage, done, total: on_event(Progress(stage, done, total, "bytes")),
-    )
-    check_published(options.model_name, checkpoint, digest)
+    match checkpoint:
+        case LearnedCheckpoint():
+            weights, digest = checkpoint.path, checkpoint.encoder_id
+        case _:
+            weights, digest = prepare_weights(
+                checkpoint,
+                precision,
+                folder,
+                lambda stage, done, total: on_event(Progress(stage, done, total, "bytes")),
+            )
+            check_published(options.model_name, checkpoint, digest)
     recipe = _recipe(options, checkpoint, digest, head, precision)
     return RunConfig(
         options=options,
@@ -155,6 +157,19 @@ def resolve(options: RunOptions, on_event: OnEvent) -> tuple[RunConfig, Head | N
     ), head
 
 
+def _find_model(model: str, on_event: OnEvent) -> Checkpoint | LearnedCheckpoint:
+    """What the user names with ``--model``: an ESM-2, or an encoder that ``train`` has written.
+
+    Raises:
+        UnavailableError: there is no such thing.
+    """
+    if is_learned(Path(model)):
+        return inspect_learned(Path(model).absolute())
+    return find_checkpoint(
+        model, lambda n, total: on_event(Progress("fetching the model", n, total, "bytes"))
+    )
+
+
 def _at_threshold(head: Head | None, options: RunOptions) -> Head | None:
     """The head with the threshold that the user named, if any."""
     if head is None or not isinstance(options, PredictOptions) or options.threshold is None:
@@ -164,12 +179,12 @@ def _at_threshold(head: Head | None, options: RunOptions) -> Head | None:
 
 def _recipe(
     options: RunOptions,
-    checkpoint: Checkpoint,
+    checkpoint: Checkpoint | LearnedCheckpoint,
     digest: str,
     head: Head | None,
     precision: Precision,
 ) -> Recipe:
-    n_layers = checkpoint.shape.n_layers
+    n_layers = checkpoint.n_layers
     match options:
         case ExtractOptions(layer=layer, pooling=pooling):
             layer = n_layers if layer is None else layer
@@ -181,6 +196,11 @@ def _recipe(
         raise UsageError(
             f"layer {layer} of a model with {n_layers} layers", hint=f"--layer 1 to {n_layers}"
         )
+    if isinstance(checkpoint, LearnedCheckpoint) and pooling != "mean":
+        raise UsageError(
+            f"--pooling {pooling}: {checkpoint.name} makes one vector of a frame",
+            hint="leave --pooling out, or name an ESM-2 with --model",
+        )
     return Recipe(
         command=options.command,
         input_type="nucleotide",
@@ -189,12 +209,14 @@ def _recipe(
         genetic_code=options.genetic_code,
         encoders=(
             EncoderSpec(
+                family=checkpoint.family,
+                reads=checkpoint.reads,
                 model=checkpoint.name,
                 sha256=digest,
                 layer=layer,
                 pooling=pooling,
                 precision=precision,
-                dim=checkpoint.shape.dim,
+                dim=checkpoint.dim,
             ),
         ),
         head_sha256=head.sha256 if head else "",
@@ -255,7 +277,9 @@ def _check_before_fetching(options: RunOptions) -> None:
         )
 
 
-def _tokens_per_batch(options: RunOptions, choice: Choice, checkpoint: Checkpoint) -> int:
+def _tokens_per_batch(
+    options: RunOptions, choice: Choice, checkpoint: Checkpoint | LearnedCheckpoint
+) -> int:
     asked = options.esm_batch_size
     if asked == "auto":
         return choose_tokens(choice, checkpoint.shape)
@@ -276,7 +300,7 @@ def _asked_precision(options: RunOptions) -> str:
     return options.precision
 
 
-def _load_head(options: RunOptions, checkpoint: Checkpoint) -> Head | None:
+def _load_head(options: RunOptions, checkpoint: Checkpoint | LearnedCheckpoint) -> Head | None:
     if not isinstance(options, PredictOptions):
         return None
     path = options.head
@@ -290,7 +314,7 @@ def _load_head(options: RunOptions, checkpoint: Checkpoint) -> Head | None:
     if not path.is_file():
         raise InputMissingError(f"{printable(path)}: no such head file")
     head = load_head(path)
-    facts, shape = head.facts, checkpoint.shape
+    facts = head.facts
     encoder = facts.encoders[0]
     if [one.encoder_id for one in facts.encoders] != [checkpoint.encoder_id]:
         made_for = " and ".join(f"{one.name} ({one.encoder_id})" for one in facts.encoders)
@@ -299,11 +323,12 @@ def _load_head(options: RunOptions, checkpoint: Checkpoint) -> Head | None:
             f"not for {printable(checkpoint.name)} ({checkpoint.encoder_id})",
             hint="give with --model the encoder that the head was made for",
         )
-    has_layer = encoder.dim == shape.dim and 1 <= encoder.layer <= shape.n_layers
+    has_layer = encoder.dim == checkpoint.dim and 1 <= encoder.layer <= checkpoint.n_layers
     if not has_layer or not 30 <= facts.chunk_size <= _LONGEST_CHUNK:
         raise UnavailableError(
             f"the head asks for layer {encoder.layer} of {encoder.dim} dimensions and chunks of "
-            f"{facts.chunk_size} bases; the model has {shape.n_layers} layers of {shape.dim}",
+            f"{facts.chunk_size} bases; the model has {checkpoint.n_layers} layers of "
+            f"{checkpoint.dim}",
             hint="the head is damaged: get it again",
         )
     return head
@@ -322,13 +347,21 @@ def _chunk_size(options: RunOptions, head: Head | None) -> int:
 
 
 def _announcements(
-    checkpoint: Checkpoint, recipe: Recipe, resources: Resources, choice: Choice
+    checkpoint: Checkpoint | LearnedCheckpoint, recipe: Recipe, resources: Resources, choice: Choice
 ) -> tuple[str, ...]:
     shape, (encoder,) = checkpoint.shape, recipe.encoders
+    match checkpoint:
+        case LearnedCheckpoint(base=base):
+            on_base = f" on {printable(base.name)}" if base is not None else ""
+            what = f"{encoder.dim} dimensions{on_base}, {encoder.precision}"
+        case _:
+            what = (
+                f"{shape.n_layers} layers, {shape.dim} dimensions, "
+                f"{shape.n_parameters / 1e6:.1f} M parameters; layer {encoder.layer}, "
+                f"{encoder.pooling} pooling, {encoder.precision}"
+            )
     return (
-        f"model {printable(checkpoint.name)}: {shape.n_layers} layers, {shape.dim} dimensions, "
-        f"{shape.n_parameters / 1e6:.1f} M parameters; layer {encoder.layer}, "
-        f"{encoder.pooling} pooling, {encoder.precision}",
+        f"model {printable(checkpoint.name)}: {what}",
         *choice.descriptions,
         f"batches of {resources.tokens_per_batch} tokens",
     )

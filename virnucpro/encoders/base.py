@@ -71,6 +71,8 @@ class Family:
 FAMILIES = {
     "esm2": Family("virnucpro.encoders.esm2.encoder", reads="protein"),
     "fair-esm": Family("virnucpro.encoders.fair_esm", reads="protein"),
+    "learned": Family("virnucpro.encoders.learned.encoder", reads="protein"),
+    "composition": Family("virnucpro.encoders.composition", reads="dna", extra_tokens=0),
 }
 
 

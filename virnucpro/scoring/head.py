@@ -32,6 +32,7 @@ CLASSES = "others,virus"
 DECIMALS = 6
 _FACTS = "virnucpro_head"  # entry of the metadata
 _DAMAGE = (LookupError, ValueError, TypeError, AttributeError, RecursionError)
+_NETWORKS = ("protein", "nucleotide")
 _DIGESTS = ("trained_records", "trained_groups", "encoder_records", "encoder_groups")
 
 FrameRule = Literal["max", "mean"]
@@ -161,7 +162,7 @@ class Head:
     """
 
     facts: HeadFacts
-    protein: Network
+    protein: Network | None  # none where the vector is empty
     nucleotide: Network | None = None
     trained_records: NDArray[np.uint64] = field(default_factory=_no_digests)
     trained_groups: NDArray[np.uint64] = field(default_factory=_no_digests)
@@ -171,7 +172,9 @@ class Head:
 
     def __post_init__(self) -> None:
         dim = self.facts.dim
-        if self.protein.n_inputs != dim:
+        if self.protein is None and (dim or self.nucleotide is None):
+            raise ValueError("a head without a network")
+        if self.protein is not None and self.protein.n_inputs != dim:
             raise ValueError(f"a layer of {self.protein.n_inputs} inputs behind {dim} values")
         if self.nucleotide is not None and self.nucleotide.n_inputs != dim + N_FEATURES:
             raise ValueError(
@@ -185,6 +188,7 @@ class Head:
 
     def classify(self, vectors: NDArray[np.float32]) -> NDArray[np.float64]:
         """The probability that each protein is viral, 6 decimals. (n, dim) -> (n,)"""
+        assert self.protein is not None, "an encoder of empty vectors reads no proteins"
         return self.protein.classify(vectors.astype(np.float64))
 
     def classify_frames(
@@ -214,11 +218,15 @@ def load_head(path: Path) -> Head:
         facts = json.loads(metadata[_FACTS])
         temperatures = facts.pop("temperatures")
         encoders = tuple(EncoderFacts(**encoder) for encoder in facts.pop("encoders"))
-        has_nucleotide = any(name.startswith("nucleotide.") for name in tensors)
+        networks = {
+            name: _network(name, tensors, temperatures)
+            for name in _NETWORKS
+            if any(tensor.startswith(f"{name}.") for tensor in tensors)
+        }
         return Head(
             facts=HeadFacts(encoders=encoders, **facts),
-            protein=_network("protein", tensors, temperatures),
-            nucleotide=_network("nucleotide", tensors, temperatures) if has_nucleotide else None,
+            protein=networks.get("protein"),
+            nucleotide=networks.get("nucleotide"),
             **{name: tensors[name] for name in _DIGESTS if name in tensors},
             sha256=sha256(path),
         )
@@ -249,9 +257,8 @@ def _network(
 
 def save_head(path: Path, head: Head) -> None:
     """Write a head, but for the hash of its file: the same bytes every time."""
-    networks = {"protein": head.protein}
-    if head.nucleotide is not None:
-        networks["nucleotide"] = head.nucleotide
+    both = {name: getattr(head, name) for name in _NETWORKS}
+    networks: dict[str, Network] = {name: network for name, network in both.items() if network}
     temperatures = {name: network.temperature for name, network in networks.items()}
     facts = {**asdict(head.facts), "temperatures": temperatures}
     tensors: dict[str, Values] = {

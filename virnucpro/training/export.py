@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from virnucpro.encoders.esm2.weights import Checkpoint
+from virnucpro.encoders.learned.file import LearnedCheckpoint
 from virnucpro.labelled.digests import group_digest
 from virnucpro.labelled.store import Labels
 from virnucpro.scoring.head import (
@@ -40,10 +41,12 @@ def write_head(
     centre, spread = classifier.centre.double(), classifier.spread.double()
     shift = torch.cat([torch.zeros(n_before, dtype=torch.double), centre.cpu()])
     scale = torch.cat([torch.ones(n_before, dtype=torch.double), spread.cpu()])
-    assert classifier.protein is not None, "a head reads an embedding"
+    alone = None
+    if classifier.protein is not None:
+        alone = Network(_layers(classifier.protein), calibration.protein_temperature)
     head = Head(
         facts,
-        Network(_layers(classifier.protein), calibration.protein_temperature),
+        alone,
         Network(_layers(classifier.nucleotide, shift, scale), calibration.temperature),
         _sorted(trained_on.records),
         _sorted(trained_on.groups),
@@ -55,15 +58,18 @@ def write_head(
 
 
 def facts_of(
-    checkpoint: Checkpoint, calibration: Calibration, chunk_size: int, training: str
+    checkpoint: Checkpoint | LearnedCheckpoint,
+    calibration: Calibration,
+    chunk_size: int,
+    training: str,
 ) -> HeadFacts:
     encoder = EncoderFacts(
-        family="esm2",
+        family=checkpoint.family,
         name=checkpoint.name,
         encoder_id=checkpoint.encoder_id,
-        layer=checkpoint.shape.n_layers,
+        layer=checkpoint.n_layers,
         pooling="mean",
-        dim=checkpoint.shape.dim,
+        dim=checkpoint.dim,
     )
     return HeadFacts(
         encoders=(encoder,),

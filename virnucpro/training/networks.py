@@ -161,7 +161,7 @@ def _mlp(n_inputs: int, hidden: int, dropout: float) -> nn.Sequential:
 
 
 class FrameClassifier(nn.Module):
-    """A reader of residues (``training.readers``), and a classifier of what it read.
+    """A reader of residues (``encoders.learned.readers``), and a classifier of what it read.
 
     Vectors that were made before the training stand behind what the reader reads.
     """

@@ -12,6 +12,7 @@ from typing import Any
 from virnucpro.devices import Choice, choose_devices, choose_precision
 from virnucpro.encoders.esm2.model import ESM2Shape
 from virnucpro.encoders.esm2.weights import inspect_checkpoint
+from virnucpro.encoders.learned.file import ENCODER_FILE
 from virnucpro.encoders.models import check_published, find_checkpoint
 from virnucpro.encoders.published import EMBEDDED
 from virnucpro.errors import InputError, OutputError, ResumeError, UsageError
@@ -46,7 +47,18 @@ _FACTS = "training.json"
 SPLIT, HELD_OUT, BOARD = "split.tsv", "held_out.tsv", "tensorboard"
 _FRAMES, _FEATURES, _FASTA = "frames", "features", "records.fa"
 # in the folder of a training
-_OURS = (_FACTS, SPLIT, HEAD_FILE, HELD_OUT, _FRAMES, _FEATURES, _FASTA, BOARD, "checkpoints")
+_OURS = (
+    _FACTS,
+    SPLIT,
+    HEAD_FILE,
+    ENCODER_FILE,
+    HELD_OUT,
+    _FRAMES,
+    _FEATURES,
+    _FASTA,
+    BOARD,
+    "checkpoints",
+)
 _OF_EVERY_FOLDER = {*OF_A_LOCK, "virnucpro.log"}
 _PLACES = ("manifest", "encoder")  # their contents count: data_sha256, encoder_id
 _USUAL = (6, 128, 4)  # layers, dimensions and heads of a new encoder
@@ -99,14 +111,19 @@ class Training:
         return self.output / _FASTA
 
     @property
-    def is_of_predict(self) -> bool:
-        """Whether frames become vectors as ``predict`` makes them: ESM-2, and the mean."""
+    def learned_encoder(self) -> Path:
+        """What reads the residues, if that is no plain ESM-2."""
+        return self.output / ENCODER_FILE
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a frame's vector is the mean of an ESM-2: such an encoder needs no file."""
         return (self.options.encoding, self.options.architecture) == ("esm2", "mlp")
 
     @property
     def has_stored_vectors(self) -> bool:
         """Whether the engine makes the vectors, once, before the training."""
-        return self.settings.mode == "head" and self.is_of_predict
+        return self.settings.mode == "head" and self.is_plain
 
 
 def resolve(options: TrainOptions, on_event: OnEvent) -> tuple[Training, Choice]:

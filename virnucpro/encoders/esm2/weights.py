@@ -16,7 +16,7 @@ import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -93,6 +93,16 @@ class Checkpoint:
     path: Path
     shape: ESM2Shape
     encoder_id: str  # the same for the same weights in either format
+    family: ClassVar[str] = "esm2"
+    reads: ClassVar[Literal["protein"]] = "protein"
+
+    @property
+    def dim(self) -> int:
+        return self.shape.dim
+
+    @property
+    def n_layers(self) -> int:
+        return self.shape.n_layers
 
     @property
     def name(self) -> str:

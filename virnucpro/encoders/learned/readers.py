@@ -98,7 +98,9 @@ class PaddedReader(nn.Module):
 Reader = MeanReader | PaddedReader | NoReader
 
 
-def new_reader(encoder: nn.Module, n_channels: int, architecture: Architecture) -> Reader:
+def new_reader(
+    encoder: nn.Module, n_channels: int, architecture: Architecture
+) -> MeanReader | PaddedReader:
     """A reader with random weights of what ``encoder`` gives, (n_tokens, n_channels)."""
     match architecture:
         case "mlp":
