@@ -27,7 +27,7 @@ LAYERS = """
     scoring.head scoring.calls outputs.tables outputs.sinks
     run.feature_file run.features run.lock run.manifest run.folder run.shards run.dedup run.plan
     engine.recovery engine.batches engine.worker engine.executor engine.local
-    devices resolve
+    devices encoders.panel encoders.rounding encoders.check resolve
     scoring.batches scoring.pieces outputs.summary outputs.features outputs.write
     run.intake pipeline api
     run.status dashboard citation
@@ -178,6 +178,7 @@ def test_only_the_store_and_the_index_know_what_a_feature_file_looks_like() -> N
 DOORS = {
     "encoders": {
         "base": {"Encoder", "Pending", "Rows", "estimate_tokens", "load_encoder"},
+        "check": {"check", "report_lines"},
         "learned.file": {"LearnedCheckpoint", "inspect_learned", "is_learned"},
         "models": {
             *("Checkpoint", "ESM2Shape", "WORTH_CONVERTING", "check_published", "converted_folder"),
