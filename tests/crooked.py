@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 
 import torch
@@ -13,6 +14,7 @@ from virnucpro.encoders.base import FAMILIES, Family, Pending
 from virnucpro.encoders.esm2 import encoder as esm2
 from virnucpro.encoders.esm2.encoder import ESM2Encoder
 from virnucpro.encoders.esm2.model import bos_pool
+from virnucpro.encoders.esm2.packing import PackedBatch, StagedBatch
 
 Fault = Callable[[ESM2Encoder], None]
 
@@ -65,20 +67,17 @@ def take_an_earlier_layer(encoder: ESM2Encoder) -> None:
 
 
 def pool_the_start(encoder: ESM2Encoder) -> None:
-    encoder.pool = bos_pool
+    if encoder.spec.pooling == "mean":
+        encoder.pool = bos_pool
 
 
 def pool_all_tokens(encoder: ESM2Encoder) -> None:
-    encoder.pool = lambda hidden, batch: torch.stack(
-        [
-            hidden[first:last].mean(dim=0)
-            for first, last in zip(*ends(batch.cu_seqlens), strict=True)
-        ]
-    )
+    def pool(hidden: torch.Tensor, batch: PackedBatch) -> torch.Tensor:
+        sequences = hidden.split((batch.cu_seqlens[1:] - batch.cu_seqlens[:-1]).tolist())
+        return torch.stack([tokens.mean(dim=0) for tokens in sequences])
 
-
-def ends(offsets: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
-    return offsets[:-1], offsets[1:]
+    if encoder.spec.pooling == "mean":
+        encoder.pool = pool
 
 
 def read_j_as_leucine(encoder: ESM2Encoder) -> None:
@@ -111,3 +110,14 @@ def have_no_room(encoder: ESM2Encoder) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     encoder.model.attend = attend
+
+
+def take_bf16_angles(encoder: ESM2Encoder) -> None:
+    def forward(batch: PackedBatch) -> torch.Tensor:
+        staged = StagedBatch.of(batch, encoder.model.inv_freq)
+        positions = torch.from_numpy(batch.positions).bfloat16()
+        angles = positions[:, None] * encoder.model.inv_freq.bfloat16()
+        turned = replace(staged, cos=angles.cos().float().repeat(1, 2), sin=angles.sin().float())
+        return encoder.model.encode(turned)
+
+    encoder.model.forward = forward

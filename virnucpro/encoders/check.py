@@ -2,7 +2,9 @@
 
 Ours embeds the panel in the run's precision, in batches, as a run does. fair-esm embeds it in
 float32, one protein at a time: it is the oracle. A vector may be as far from the oracle's as the
-roundings of the precision explain, see ``rounding``.
+roundings of the precision explain, see ``rounding``. The mean over the residues is compared, which
+a run takes, and every residue: what goes wrong far from the start of a protein, such as rotary
+angles in bf16, nearly vanishes in a mean.
 """
 
 from __future__ import annotations
@@ -12,11 +14,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
 
-from virnucpro.config import EncoderSpec
+from virnucpro.config import EncoderSpec, Pooling
 from virnucpro.devices import choose_devices, choose_precision, choose_tokens
 from virnucpro.encoders import fair_esm
 from virnucpro.encoders.base import Encoder, Rows, load_encoder
@@ -34,24 +37,37 @@ from virnucpro.events import Progress, Telling
 from virnucpro.log import announce, printable
 from virnucpro.options import CheckOptions
 
-# Our roundings are other ones than those that the tolerance is measured with, of the same size:
-# the worst of some thirty vectors, of hundreds of numbers, is within twice the worst of these.
+# Our roundings are other ones than those that the tolerance is measured with, of the same size: the
+# worst of thirty proteins is as far in both, but for chance. It was 0.8 to 1.1 times as far in bf16
+# with 2, 6 and 12 layers, and twice as far is allowed.
 MARGIN = 2.0
 _N_SHOWN = 3  # proteins named in the verdict
 
-Vectors = Mapping[str, Rows]  # by the id of the protein
+Vectors = Mapping[str, Rows]  # by the id of the protein: (n_residues, dim), or (1, dim) if pooled
 OnEvent = Callable[[Telling], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Deviation:
-    """How far the vector of a protein is from the oracle's."""
+    """How far the vectors of a protein are from the oracle's, relative to their length."""
 
     protein: str
     n_residues: int
-    cosine: float  # distance: 1 - cos
-    distance: float  # L2, relative to the length of the oracle's vector
-    largest: float  # of a number of the vector, relative to their root mean square
+    cosine: float  # distance of the means over the residues: 1 - cos
+    mean: float  # L2 distance of these means
+    residue: float  # L2 distance of a residue, the largest
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """What roundings explain."""
+
+    mean: float
+    residue: float
+
+    def share(self, deviation: Deviation) -> float:
+        """How much of it a protein takes; more than 1 is too much."""
+        return max(deviation.mean / self.mean, deviation.residue / self.residue)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,22 +79,18 @@ class DeviceCheck:
     deviations: tuple[Deviation, ...]
     tokens_per_second: float
 
-    @property
-    def worst(self) -> Deviation:
-        return self.deviations[0]
-
 
 @dataclass(frozen=True, slots=True)
 class Check:
     """A model, checked on each of the devices."""
 
     spec: EncoderSpec
-    tolerance: float  # of ``Deviation.distance``
+    tolerance: Tolerance
     tokens_per_second: float  # of fair-esm
     devices: tuple[DeviceCheck, ...]
 
     def failures(self, device: DeviceCheck) -> list[Deviation]:
-        return [one for one in device.deviations if one.distance > self.tolerance]
+        return [one for one in device.deviations if self.tolerance.share(one) > 1]
 
     @property
     def has_passed(self) -> bool:
@@ -122,18 +134,44 @@ def check(options: CheckOptions, on_event: OnEvent) -> Check:
     oracle = _ask_oracle(spec, checkpoint, devices[0], on_event)
     checks = []
     for device in devices:
-        with _told(f"virnucpro in {precision}", device):
-            encoder = load_encoder(spec, weights, torch.device(device))
-            vectors, rate = _embed(encoder, n_tokens, f"virnucpro, {precision}, {device}", on_event)
-        deviations = compare(vectors, oracle.vectors)
-        checks.append(DeviceCheck(device, encoder.kernel, deviations, rate))
+        run = _Ours(spec, weights, device, n_tokens)
+        checks.append(_check_device(run, oracle, on_event))
     return Check(spec, oracle.tolerance, oracle.tokens_per_second, tuple(checks))
 
 
 @dataclass(frozen=True, slots=True)
+class _Ours:
+    """Our encoder as a run has it on a device."""
+
+    spec: EncoderSpec
+    weights: Path
+    device: str
+    tokens_per_batch: int
+
+    def load(self, pooling: Pooling) -> Encoder:
+        spec = replace(self.spec, pooling=pooling)
+        return load_encoder(spec, self.weights, torch.device(self.device))
+
+
+def _check_device(ours: _Ours, oracle: _Oracle, on_event: OnEvent) -> DeviceCheck:
+    """
+    Raises:
+        UnavailableError: our encoder does not run on the device.
+    """
+    stage, budget = f"virnucpro, {ours.spec.precision}, {ours.device}", ours.tokens_per_batch
+    with _told(f"virnucpro in {ours.spec.precision}", ours.device):
+        residues, _ = _embed(ours.load("none"), budget, f"{stage}, residues", on_event)
+        encoder = ours.load("mean")
+        means, rate = _embed(encoder, budget, stage, on_event)
+    deviations = compare(means, residues, oracle.residues)
+    deviations.sort(key=oracle.tolerance.share, reverse=True)
+    return DeviceCheck(ours.device, encoder.kernel, tuple(deviations), rate)
+
+
+@dataclass(frozen=True, slots=True)
 class _Oracle:
-    vectors: Vectors
-    tolerance: float
+    residues: Vectors
+    tolerance: Tolerance
     tokens_per_second: float
 
 
@@ -144,20 +182,31 @@ def _ask_oracle(
     Raises:
         UnavailableError: fair-esm does not run here, or the precision does not hold its numbers.
     """
-    spec, precision = replace(spec, family="fair-esm", precision="fp32"), spec.precision
+    precision = spec.precision
+    spec = replace(spec, family="fair-esm", pooling="none", precision="fp32")
     with _told("fair-esm in float32", device):
         encoder = fair_esm.load(spec, checkpoint.path, torch.device(device))
-        vectors, rate = _embed(encoder, 1, f"fair-esm, float32, {device}", on_event)
+        residues, rate = _embed(encoder, 1, f"fair-esm, float32, {device}", on_event)
         longest = max(map(encoder.count_tokens, ([len(text)] for text in make_panel().values())))
         add_roundings(encoder.model, precision, longest)
         rounded, _ = _embed(encoder, 1, f"what {precision} rounds off, {device}", on_event)
-    explained = compare(rounded, vectors)[0].distance
-    if not math.isfinite(explained):
+    explained = compare(_means(rounded), rounded, residues)
+    tolerance = Tolerance(
+        mean=MARGIN * max(one.mean for one in explained),
+        residue=MARGIN * max(one.residue for one in explained),
+    )
+    if not math.isfinite(tolerance.residue):
         raise UnavailableError(
             f"{precision} cannot hold the numbers of {printable(checkpoint.name)}",
             hint="give --precision bf16 or fp32, here and in every run with this model",
         )
-    return _Oracle(vectors, MARGIN * explained, rate)
+    return _Oracle(residues, tolerance, rate)
+
+
+def _means(residues: Vectors) -> Vectors:
+    return {
+        name: rows.mean(axis=0, keepdims=True, dtype=np.float64) for name, rows in residues.items()
+    }
 
 
 def _embed(
@@ -174,7 +223,9 @@ def _embed(
     started = time.perf_counter()
     for rows in encoder.plan(lengths, tokens_per_batch):
         batch = encoder.start([proteins[i] for i in rows]).rows()
-        vectors |= {ids[i]: row for i, row in zip(rows, batch, strict=True)}
+        n_rows = [lengths[i] if encoder.spec.per_residue else 1 for i in rows]
+        parts = np.split(batch, np.cumsum(n_rows)[:-1])
+        vectors |= {ids[i]: part for i, part in zip(rows, parts, strict=True)}
         n_done += _count_tokens(encoder, [lengths[i] for i in rows])
         on_event(Progress(stage, n_done, n_tokens, "tokens"))
     return vectors, n_tokens / (time.perf_counter() - started)
@@ -185,28 +236,30 @@ def _count_tokens(encoder: Encoder, lengths: Sequence[int]) -> int:
     return sum(encoder.count_tokens([length]) for length in lengths)
 
 
-def compare(vectors: Vectors, oracle: Vectors) -> tuple[Deviation, ...]:
-    """How far vectors are from the oracle's, by id; the worst first. What is no number is worst."""
-    assert vectors.keys() == oracle.keys() == make_panel().keys()
-    lengths = {name: len(protein) for name, protein in make_panel().items()}
-    deviations = [
-        _compare_one(name, lengths[name], vectors[name], oracle[name]) for name in vectors
-    ]
-    return tuple(sorted(deviations, key=lambda one: -one.distance))
+def compare(means: Vectors, residues: Vectors, oracle: Vectors) -> list[Deviation]:
+    """How far means and residues are from the oracle's residues, by id."""
+    deviations = []
+    exact = _means(oracle)
+    for name, protein in make_panel().items():
+        (a,), (b,) = means[name].astype(np.float64), exact[name]
+        cosine = 1 - a @ b / (np.linalg.norm(a) * np.linalg.norm(b))
+        deviations.append(
+            Deviation(
+                protein=name,
+                n_residues=len(protein),
+                cosine=max(0.0, float(cosine)),
+                mean=_distance(means[name], exact[name]),
+                residue=_distance(residues[name], oracle[name]),
+            )
+        )
+    return deviations
 
 
-def _compare_one(name: str, n_residues: int, vector: Rows, oracle: Rows) -> Deviation:
-    a, b = vector.astype(np.float64), oracle.astype(np.float64)
-    if not np.isfinite(a).all():
-        return Deviation(name, n_residues, math.inf, math.inf, math.inf)
-    length = np.linalg.norm(b)
-    return Deviation(
-        protein=name,
-        n_residues=n_residues,
-        cosine=max(0.0, float(1 - a @ b / (np.linalg.norm(a) * length))),
-        distance=float(np.linalg.norm(a - b) / length),
-        largest=float(np.abs(a - b).max() / (length / math.sqrt(len(b)))),
-    )
+def _distance(vectors: Rows, oracle: Rows) -> float:
+    """The largest L2 distance of a row, relative to the oracle's; infinite if it is no number."""
+    a, b = vectors.astype(np.float64), oracle.astype(np.float64)
+    largest = float((np.linalg.norm(a - b, axis=1) / np.linalg.norm(b, axis=1)).max())
+    return largest if math.isfinite(largest) else math.inf
 
 
 @contextmanager
@@ -239,10 +292,13 @@ def report_lines(check: Check) -> list[str]:
         f"{check.tokens_per_second:,.0f} tokens/s",
     ]
     for device in check.devices:
-        lines += ["", f"{'protein':<14}residues   cosine distance   distance   largest deviation"]
         lines += [
-            f"{one.protein:<14}{one.n_residues:>8,}{one.cosine:>18.1e}{one.distance:>11.1e}"
-            f"{one.largest:>20.1e}"
+            "",
+            "protein       residues  cosine distance  mean, L2  worst residue, L2  tolerance",
+        ]
+        lines += [
+            f"{one.protein:<14}{one.n_residues:>8,}{one.cosine:>17.1e}{one.mean:>10.1e}"
+            f"{one.residue:>19.1e}{check.tolerance.share(one):>11.0%}"
             for one in device.deviations
         ]
         lines += [
@@ -256,10 +312,16 @@ def report_lines(check: Check) -> list[str]:
 
 def verdict(check: Check, device: DeviceCheck) -> str:
     """One line on one device."""
-    limit = f"what roundings in {check.spec.precision} explain ({check.tolerance:.1e})"
-    failures, n = check.failures(device), len(device.deviations)
+    tolerance, failures = check.tolerance, check.failures(device)
+    named = ", ".join(
+        f"{one.protein} ({tolerance.share(one):.0%} of the tolerance)"
+        for one in (failures or device.deviations)[: _N_SHOWN if failures else 1]
+    )
+    limit = (
+        f"what roundings in {check.spec.precision} explain with these weights "
+        f"(mean {tolerance.mean:.1e}, residue {tolerance.residue:.1e})"
+    )
+    n = len(device.deviations)
     if failures:
-        worst = ", ".join(f"{one.protein} ({one.distance:.1e})" for one in failures[:_N_SHOWN])
-        return f"failed: {len(failures)} of {n} proteins are beyond {limit}; worst {worst}"
-    worst = f"{device.worst.protein} ({device.worst.distance:.1e})"
-    return f"passed: all {n} proteins are within {limit}; worst {worst}"
+        return f"failed: {len(failures)} of {n} proteins are beyond {limit}; worst {named}"
+    return f"passed: all {n} proteins are within {limit}; worst {named}"
