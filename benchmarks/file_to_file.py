@@ -17,9 +17,9 @@ from virnucpro.bench.encoder import Setting
 from virnucpro.bench.layouts import FAILURES, reason_of
 from virnucpro.bench.synthetic import count_tokens, lengths_of
 from virnucpro.config import RESIDUES_PER_SHARD
-from virnucpro.engine.events import BatchDone, BatchStarted, ShardDone, Telling, WorkerReady
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.errors import VirnucproError
+from virnucpro.events import BatchDone, BatchStarted, ShardDone, Telling, WorkerReady
 from virnucpro.options import ExtractOptions, make
 from virnucpro.outputs.summary import STARTING
 from virnucpro.pipeline import run

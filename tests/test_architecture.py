@@ -15,7 +15,7 @@ import virnucpro
 
 ROOT = Path(virnucpro.__file__).parent
 LAYERS = """
-    errors log records files processes config
+    errors log records files processes config events
     sequences.fasta sequences.sheet sequences.inputs sequences.samples sequences.survey
     sequences.genetic_code sequences.translate sequences.composition sequences.screen
     encoders.base encoders.published options
@@ -26,7 +26,7 @@ LAYERS = """
     scorer.pieces scorer.stretches scorer.features scorer.nets scorer.score
     scoring.head scoring.calls outputs.tables outputs.sinks
     run.feature_file run.features run.lock run.manifest run.folder run.shards run.dedup run.plan
-    engine.events engine.recovery engine.batches engine.worker engine.executor engine.local
+    engine.recovery engine.batches engine.worker engine.executor engine.local
     devices resolve
     scoring.batches scoring.pieces outputs.summary outputs.features outputs.write
     run.intake pipeline api
@@ -48,7 +48,7 @@ LAYERS = """
     cli.main
 """
 ORDER = LAYERS.split()
-VOCABULARY = ["errors", "records", "config", "files", "log"]
+VOCABULARY = ["errors", "records", "config", "events", "files", "log"]
 MODEL = [name for name in ORDER if name.startswith("encoders.esm2.")]
 MODEL_MAY_USE = {"errors", "log", "files", "config", "encoders.base"}  # tensors in, tensors out
 LONGEST_FUNCTION = 60
@@ -188,10 +188,6 @@ DOORS = {
         "published": {"EMBEDDED", "PUBLISHED"},
     },
     "engine": {
-        "events": {
-            *("BatchDone", "BudgetReduced", "EmbeddingStarted", "Memory", "Progress", "Refusal"),
-            *("ShardDone", "ShardFailed", "Telling", "WorkerLost", "WorkerReady"),
-        },
         "executor": {"Executor", "InlineExecutor"},
         "local": {"ProcessExecutor"},
         "worker": {"Job"},

@@ -15,10 +15,10 @@ from runs import run_inline, vectors
 
 from virnucpro.config import EncoderSpec
 from virnucpro.encoders.base import FAMILIES, Encoder, Family, Pending, Rows, load_encoder
-from virnucpro.engine.events import ShardDone
 from virnucpro.engine.executor import InlineExecutor
 from virnucpro.engine.worker import Worker
 from virnucpro.errors import ResumeError, UsageError
+from virnucpro.events import ShardDone
 from virnucpro.resolve import RunConfig
 from virnucpro.run.features import open_stores
 from virnucpro.scoring.head import EncoderFacts, Head, Network

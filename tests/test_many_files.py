@@ -23,9 +23,9 @@ from runs import (
 )
 
 from virnucpro.dashboard import DeviceState, Figures
-from virnucpro.engine.events import EmbeddingStarted, ShardDone
 from virnucpro.engine.executor import InlineExecutor
 from virnucpro.errors import InputError, InputMissingError
+from virnucpro.events import EmbeddingStarted, ShardDone
 from virnucpro.run.status import inspect_run
 from virnucpro.sequences.fasta import read_fasta
 

@@ -22,9 +22,9 @@ from runs import assert_same_run, assert_same_vectors, rows, run_inline, statuse
 from virnucpro.encoders.esm2.model import mean_pool, residues_only
 from virnucpro.encoders.esm2.packing import PackedBatch
 from virnucpro.encoders.esm2.weights import load_esm2
-from virnucpro.engine.events import BatchDone, Progress, ShardDone, ShardFailed
 from virnucpro.engine.executor import InlineExecutor
 from virnucpro.errors import FeatureFileError, ResumeError
+from virnucpro.events import BatchDone, Progress, ShardDone, ShardFailed
 from virnucpro.records import Embeddings, Orf, Shard
 from virnucpro.run import plan
 from virnucpro.run.dedup import SeenOrfs

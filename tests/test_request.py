@@ -17,10 +17,10 @@ from virnucpro.encoders import models as download
 from virnucpro.encoders.esm2.weights import verify_checkpoint
 from virnucpro.encoders.models import embedded_head, embedded_model, embedded_scorer
 from virnucpro.encoders.published import PUBLISHED, Published
-from virnucpro.engine.events import BatchDone
 from virnucpro.engine.executor import InlineExecutor
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.errors import ResumeError, UnavailableError, UsageError
+from virnucpro.events import BatchDone
 from virnucpro.files import sha256
 from virnucpro.options import ExtractOptions, PredictOptions, RunOptions
 from virnucpro.pipeline import run

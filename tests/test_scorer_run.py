@@ -23,9 +23,9 @@ from test_genetic_code import gene
 from virnucpro import pipeline
 from virnucpro.config import EncoderSpec, Resources
 from virnucpro.encoders.models import embedded_scorer
-from virnucpro.engine.events import Event, Progress, Telling
 from virnucpro.engine.worker import Job
 from virnucpro.errors import ResumeError, UsageError
+from virnucpro.events import Event, Progress, Telling
 from virnucpro.options import PredictOptions
 from virnucpro.outputs.summary import Summary
 from virnucpro.records import Shard

@@ -24,9 +24,9 @@ from test_training_loop import distance, free_port, weights_limit
 
 from virnucpro.encoders.esm2.weights import inspect_checkpoint, load_esm2
 from virnucpro.encoders.learned.readers import MeanReader, NoReader
-from virnucpro.engine.events import Progress
 from virnucpro.errors import InputError, OutputError, ResumeError
 from virnucpro.evaluation.held_out import HeldOut
+from virnucpro.events import Progress
 from virnucpro.labelled.digests import group_digest, record_digest
 from virnucpro.labelled.frames import LabelledFrames
 from virnucpro.labelled.split import read_split

@@ -17,7 +17,6 @@ from runs import run_inline, vectors, within
 
 from virnucpro.cli.main import app
 from virnucpro.devices import Choice
-from virnucpro.engine.events import Progress
 from virnucpro.errors import (
     FeatureFileError,
     InputError,
@@ -27,6 +26,7 @@ from virnucpro.errors import (
     UsageError,
     VirnucproError,
 )
+from virnucpro.events import Progress
 from virnucpro.labelled.split import read_split
 from virnucpro.options import TrainOptions
 from virnucpro.training.config_file import read_config

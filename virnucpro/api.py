@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 
 from virnucpro import pipeline
 from virnucpro.config import Command
-from virnucpro.engine.events import Telling
 from virnucpro.engine.executor import Executor, InlineExecutor
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.errors import (
@@ -35,6 +34,7 @@ from virnucpro.errors import (
     UnavailableError,
     UsageError,
 )
+from virnucpro.events import Telling
 from virnucpro.files import disk_error, expanded, open_plain, writing
 from virnucpro.log import logging_to, printable
 from virnucpro.options import ExtractOptions, PredictOptions, RunOptions, make

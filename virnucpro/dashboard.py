@@ -26,7 +26,7 @@ from rich.text import Text
 
 from virnucpro.config import EncoderSpec
 from virnucpro.encoders.base import estimate_tokens
-from virnucpro.engine.events import (
+from virnucpro.events import (
     BatchDone,
     BudgetReduced,
     EmbeddingStarted,

@@ -19,7 +19,11 @@ import torch
 
 from virnucpro import __version__
 from virnucpro.config import FeatureFormat, Recipe, Resources
-from virnucpro.engine.events import (
+from virnucpro.engine.executor import Executor
+from virnucpro.engine.local import ProcessExecutor
+from virnucpro.engine.worker import Job
+from virnucpro.errors import FeatureFileError, OutputError, StorageError, UsageError
+from virnucpro.events import (
     BatchDone,
     EmbeddingStarted,
     Progress,
@@ -28,10 +32,6 @@ from virnucpro.engine.events import (
     Telling,
     WorkerReady,
 )
-from virnucpro.engine.executor import Executor
-from virnucpro.engine.local import ProcessExecutor
-from virnucpro.engine.worker import Job
-from virnucpro.errors import FeatureFileError, OutputError, StorageError, UsageError
 from virnucpro.log import LOGGER, announce, printable
 from virnucpro.options import (
     FALSE_POSITIVES,

@@ -32,13 +32,13 @@ from virnucpro.encoders.models import (
     prepare_weights,
 )
 from virnucpro.encoders.published import EMBEDDED, PUBLISHED
-from virnucpro.engine.events import Progress, Telling
 from virnucpro.errors import (
     InputMissingError,
     ResumeError,
     UnavailableError,
     UsageError,
 )
+from virnucpro.events import Progress, Telling
 from virnucpro.log import printable
 from virnucpro.options import ExtractOptions, PredictOptions, RunOptions
 from virnucpro.run.folder import RunDir

@@ -35,9 +35,9 @@ from labelled import options, train_here, write_labelled
 from runs import again, assert_same_run, leftovers, run_inline, within
 from small_disk import Evaluation, Prediction, Training
 
-from virnucpro.engine.events import ShardDone
 from virnucpro.errors import InputError, OutputError, ResumeError, StorageError, VirnucproError
 from virnucpro.evaluation.story import understand
+from virnucpro.events import ShardDone
 from virnucpro.options import EvaluateOptions
 from virnucpro.resolve import RunConfig
 from virnucpro.run.folder import RunDir

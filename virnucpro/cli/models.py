@@ -112,7 +112,7 @@ def download_model(
 
         from virnucpro.dashboard import Dashboard, EventLog
         from virnucpro.encoders.models import find_checkpoint
-        from virnucpro.engine.events import Progress
+        from virnucpro.events import Progress
 
         end_cleanly()
         with ExitStack() as stack:

@@ -12,6 +12,7 @@ import typer
 from virnucpro.cli.command import command
 from virnucpro.cli.exits import exits, needing
 from virnucpro.cli.running import as_command, loading, report, watched
+from virnucpro.files import expanded
 from virnucpro.options import FILES, ConsoleOptions, TrainOptions
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def _read_config(context: typer.Context, text: str | None) -> str | None:
             from virnucpro.training.config_file import read_config
 
         options = {option.name: option for option in context.command.params if option.name}
-        values = read_config(Path(text), options.keys() - {"config"})
+        values = read_config(expanded(text), options.keys() - {"config"})
         context.default_map = {
             name: [value] if options[name].multiple and not isinstance(value, list) else value
             for name, value in values.items()

@@ -8,9 +8,9 @@ from typing import Protocol
 import torch
 
 from virnucpro.config import Resources
-from virnucpro.engine.events import Event, WorkerReady
 from virnucpro.engine.recovery import Task
 from virnucpro.engine.worker import Job, Worker
+from virnucpro.events import Event, WorkerReady
 from virnucpro.records import Shard
 
 

@@ -23,10 +23,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from virnucpro.config import Resources
-from virnucpro.engine.events import Event, WorkerReady
 from virnucpro.engine.recovery import Cause, Loss, Task, Workload
 from virnucpro.engine.worker import Job, Worker
 from virnucpro.errors import UnavailableError
+from virnucpro.events import Event, WorkerReady
 from virnucpro.log import LOGGER
 from virnucpro.processes import Child, Pipe, Raised, interrupts_held, start, with_news
 from virnucpro.records import Shard

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from virnucpro.engine.events import (
+from virnucpro.events import (
     BatchDone,
     BatchStarted,
     Event,

@@ -33,7 +33,9 @@ from virnucpro.engine.batches import (
     TooLarge,
     attempt,
 )
-from virnucpro.engine.events import (
+from virnucpro.engine.recovery import Task
+from virnucpro.errors import OutputError, StorageError
+from virnucpro.events import (
     BatchDone,
     BatchStarted,
     BudgetReduced,
@@ -43,8 +45,6 @@ from virnucpro.engine.events import (
     ShardDone,
     ShardFailed,
 )
-from virnucpro.engine.recovery import Task
-from virnucpro.errors import OutputError, StorageError
 from virnucpro.files import disk_error
 from virnucpro.log import printable
 from virnucpro.records import Embeddings, Orf, Shard

@@ -16,8 +16,8 @@ from itertools import chain, groupby
 import numpy as np
 
 from virnucpro.config import FeatureFormat
-from virnucpro.engine.events import Progress, Telling
 from virnucpro.errors import InputError
+from virnucpro.events import Progress, Telling
 from virnucpro.files import writing
 from virnucpro.options import CutOptions
 from virnucpro.outputs.features import FeatureIndex, export

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from virnucpro.engine.events import Progress, Telling
 from virnucpro.errors import ResumeError, UsageError
+from virnucpro.events import Progress, Telling
 from virnucpro.files import open_plain
 from virnucpro.log import LOGGER, announce, printable
 from virnucpro.outputs.sinks import FailedSequences, read_mendable

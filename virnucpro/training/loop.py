@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from virnucpro.engine.events import Progress, Telling
 from virnucpro.errors import ResumeError, UnavailableError, UsageError, VirnucproError
+from virnucpro.events import Progress, Telling
 from virnucpro.labelled.arrays import Rows
 from virnucpro.log import announce, printable
 from virnucpro.training.batches import MakesBatches, Part, batches_of

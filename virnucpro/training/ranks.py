@@ -20,8 +20,8 @@ from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
-from virnucpro.engine.events import Telling
 from virnucpro.errors import UnavailableError, UsageError, VirnucproError
+from virnucpro.events import Telling
 from virnucpro.files import disk_error
 from virnucpro.log import LOGGER, printable
 from virnucpro.processes import Child, Pipe, Raised, interrupts_held, kill_all, start, with_news

@@ -15,8 +15,8 @@ from virnucpro.encoders.esm2.weights import inspect_checkpoint
 from virnucpro.encoders.learned.file import ENCODER_FILE
 from virnucpro.encoders.models import check_published, find_checkpoint
 from virnucpro.encoders.published import EMBEDDED
-from virnucpro.engine.events import Progress, Telling
 from virnucpro.errors import InputError, OutputError, ResumeError, UsageError
+from virnucpro.events import Progress, Telling
 from virnucpro.files import atomic, open_plain, refuse_links, sha256
 from virnucpro.labelled.records import (
     LabelledRecord,
