@@ -112,7 +112,7 @@ def embed(sequences: Sequences, model: str | Path | None = None, **options: obje
             raise InputError(
                 f"{len(failed)} of {len(calls)} proteins have no vector: "
                 f"{printable(first.record_id)} is {first.status} ({printable(first.note)})",
-                hint="leave them out, or mend them",
+                hint="leave them out, or fix them",
             )
         ids = _manifest(folder).ids
         place = {ids.of(call.sample, call.record_id): row for row, call in enumerate(calls)}
@@ -152,7 +152,7 @@ def read_features(folder: str | Path) -> Iterator[tuple[str, Vector]]:
     if manifest.replaced and not store.index.exists():
         raise FeatureFileError(
             f"without {store.index.name} nothing tells which vectors were replaced",
-            hint="run it again with the mended sequences, in a new folder",
+            hint="run it again with the corrected sequences, in a new folder",
         )
     return read_shown(store)
 
@@ -227,12 +227,12 @@ def _paths(sequences: Sequences, folder: Path, stack: ExitStack) -> Sequence[str
 def _id_and_letters(record: Record) -> tuple[str, str]:
     """
     Raises:
-        InputError: it is no pair of an id and a sequence, or not one that FASTA could hold.
+        InputError: it is not a pair of an id and a sequence, or not one that FASTA could hold.
     """
     pair = (record.id, str(record.seq)) if hasattr(record, "seq") else record
     if not isinstance(pair, (tuple, list)) or not [type(part) for part in pair] == [str, str]:
         raise InputError(
-            f"{printable(repr(record))} is no record",
+            f"{printable(repr(record))} is not a record",
             hint="give paths, pairs of id and sequence, or SeqRecords",
         )
     name, letters = pair

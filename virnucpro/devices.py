@@ -132,7 +132,7 @@ def select_gpus(request: str, visible: Sequence[Gpu]) -> list[int]:
         if len(matches) != 1:
             names = ", ".join(f"{i}: {gpu.name} {gpu.uuid}" for i, gpu in enumerate(visible))
             raise UsageError(
-                f"--gpus {request}: {entry.strip()!a} is no visible GPU",
+                f"--gpus {request}: {entry.strip()!a} is not a visible GPU",
                 hint=f"visible: {names or 'none'}",
             )
         place = visible.index(matches[0])

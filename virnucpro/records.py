@@ -98,12 +98,12 @@ class Shard:
 
 
 def check_counts(*counts: object) -> None:
-    """Raise TypeError or ValueError for what is no count that 64 bits can hold."""
+    """Raise TypeError or ValueError for what is not a count that 64 bits can hold."""
     for count in counts:
         if type(count) is not int:  # a bool is none either
-            raise TypeError(f"{count!r} is no count")
+            raise TypeError(f"{count!r} is not a count")
         if not 0 <= count < 2**63:
-            raise ValueError(f"{count} is no count")
+            raise ValueError(f"{count} is not a count")
 
 
 @dataclass(frozen=True, slots=True)

@@ -266,7 +266,7 @@ def import_checkpoint(source: Path, name: str, *, force: bool) -> Checkpoint:
 
     Raises:
         UsageError: the name cannot be one.
-        UnavailableError: it is no ESM-2, is damaged, holds code, or is not the one of that name.
+        UnavailableError: it is not an ESM-2, damaged, holds code, or has another name.
         OutputError: another model has the name, and ``force`` was not given.
     """
     if not _NAME.fullmatch(name) or name == EMBEDDED or name.endswith(".pt"):

@@ -132,7 +132,7 @@ class Checkpoint:
 def inspect_checkpoint(path: Path) -> Checkpoint:
     """
     Raises:
-        UnavailableError: it is no ESM-2, is damaged, or holds more than tensors.
+        UnavailableError: it is not an ESM-2, is damaged, or holds more than tensors.
     """
     if not path.exists():
         raise UnavailableError(
@@ -451,5 +451,5 @@ def _weight_files(path: Path) -> list[Path]:
 
 def _not_esm2(path: Path, why: str) -> UnavailableError:
     return UnavailableError(
-        f"{printable(path)} is no ESM-2 checkpoint: {why}", hint="see `virnucpro models list`"
+        f"{printable(path)} is not an ESM-2 checkpoint: {why}", hint="see `virnucpro models list`"
     )
