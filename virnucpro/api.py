@@ -62,7 +62,7 @@ class Embedded:
     vectors: NDArray[np.float32]  # (n_proteins, dim)
 
     def __iter__(self) -> Iterator[Any]:
-        """For ``ids, vectors = embed(...)``."""
+        """Yield ids and vectors, for ``ids, vectors = embed(...)``."""
         return iter((self.ids, self.vectors))
 
 
@@ -83,8 +83,8 @@ def predict(
     """
     with ExitStack() as stack:
         folder = _start(stack, output_dir)
-        asked = _options(PredictOptions, sequences, folder, stack, options)
-        pipeline.predict(asked, _unheard, _executor_on)
+        parsed = _options(PredictOptions, sequences, folder, stack, options)
+        pipeline.predict(parsed, _unheard, _executor_on)
         return _open_calls(folder, "predict")
 
 
@@ -99,13 +99,13 @@ def embed(sequences: Sequences, model: str | Path | None = None, **options: obje
     options = {"input_type": "protein", **options, "model": None if model is None else str(model)}
     with ExitStack() as stack:
         folder = _start(stack, None)
-        asked = _options(ExtractOptions, sequences, folder, stack, options)
-        if asked.pooling == "none":
+        parsed = _options(ExtractOptions, sequences, folder, stack, options)
+        if parsed.pooling == "none":
             raise UnavailableError(
                 "embed gives one vector per protein, not one per residue",
                 hint="use `virnucpro extract --pooling none` and read_features",
             )
-        pipeline.extract(asked, _unheard, _executor_on)
+        pipeline.extract(parsed, _unheard, _executor_on)
         calls = list(_open_calls(folder, "extract"))
         if failed := [call for call in calls if call.status != "embedded"]:
             first = failed[0]
@@ -199,12 +199,12 @@ def _options(
     stack: ExitStack,
     options: dict[str, object],
 ) -> T:
-    """What is asked for; records are written to a file first, which goes with the stack."""
+    """The options of a call; records are written to a file that lasts as long as the stack."""
     if "input" in options:
         raise UsageError("there is no option input", hint="the sequences are the first argument")
     usual = {"strict": True, "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES")}
-    asked = make(kind, {"output_dir": folder, "input": (), **usual, **options})
-    return make(kind, {**vars(asked), "input": _paths(sequences, folder, stack)})
+    parsed = make(kind, {"output_dir": folder, "input": (), **usual, **options})
+    return make(kind, {**vars(parsed), "input": _paths(sequences, folder, stack)})
 
 
 def _paths(sequences: Sequences, folder: Path, stack: ExitStack) -> Sequence[str | Path]:
@@ -249,7 +249,7 @@ def _executor_on(devices: Sequence[str]) -> Executor:
 
 
 def _unheard(event: Telling) -> None:
-    """What happens meanwhile is in the log."""
+    """Ignore an event: it is in the log."""
 
 
 def _manifest(folder: Path) -> Manifest:
@@ -273,7 +273,7 @@ def _open_calls(folder: Path, command: Command) -> Iterator[Call]:
 
 
 def _read_calls(folder: Path, command: Command) -> Iterator[Any]:
-    """Nothing, once the table is open; then its rows. It is closed at its end, or if left."""
+    """Yield None once the table is open, then its rows. The table is closed at its end."""
     path = folder / record_table(command).file
     try:
         table = open_plain(path)

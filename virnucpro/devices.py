@@ -19,17 +19,17 @@ from virnucpro.encoders.models import WORTH_CONVERTING, ESM2Shape
 from virnucpro.errors import UnavailableError, UsageError
 
 _GIB = 1 << 30
-_CPU_TOKENS = 2048  # stays in the caches; up to 8,192 nothing is gained or lost
+_CPU_TOKENS = 2048  # tokens that stay in the caches; up to 8,192 the speed is the same
 _MPS_TOKENS = 8192
-_FEWEST_TOKENS = 2048  # on a GPU that has hardly any memory left
+_FEWEST_TOKENS = 2048  # tokens on a GPU that has hardly any memory left
 _MOST_WORKERS = 1024
 _BYTES_PER_TOKEN_AND_DIM = 64  # peak of all activations of a layer, with room to spare
-_MUCH_LESS = 0.75  # of the tokens that another GPU takes: worth a word
+_MUCH_LESS = 0.75  # share of another GPU's tokens below which a warning is due
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    index: int  # among all of the machine, by PCI bus
+    index: int  # index among all GPUs of the machine, by PCI bus
     uuid: str
     name: str
     memory_total: int  # bytes
@@ -42,7 +42,7 @@ class Gpu:
 
     @property
     def has_fast_fp16(self) -> bool:
-        """Tensor cores, from Volta on."""
+        """True for tensor cores, from Volta on."""
         return self.capability >= (7, 0)
 
 
@@ -54,7 +54,7 @@ class Choice:
     descriptions: tuple[str, ...]
     has_bf16: bool
     memory: int  # bytes free on the smallest device, or for each CPU worker
-    gpus: tuple[Gpu, ...] = ()  # of NVIDIA, as ``devices``
+    gpus: tuple[Gpu, ...] = ()  # NVIDIA GPUs, in the order of ``devices``
 
     @property
     def kind(self) -> str:
@@ -62,7 +62,7 @@ class Choice:
 
     @property
     def first(self) -> Choice:
-        """One device of them."""
+        """The first device alone."""
         return replace(
             self,
             devices=self.devices[:1],

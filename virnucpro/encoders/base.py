@@ -30,19 +30,19 @@ class Pending(Protocol):
 
 
 class Encoder(Protocol):
-    """From sequences to one vector each, on one device."""
+    """A model that turns sequences into one vector each, on one device."""
 
     spec: EncoderSpec
 
     @property
     def kernel(self) -> str:
-        """What computes its attention, for people."""
+        """Name of the attention kernel, for messages."""
 
     def count_tokens(self, lengths: Sequence[int]) -> int:
-        """How many tokens a batch of sequences of these lengths has."""
+        """Number of tokens in a batch of sequences of these lengths."""
 
     def count_flop(self, lengths: Sequence[int]) -> float:
-        """How many floating point operations such a batch takes."""
+        """Number of floating point operations that such a batch takes."""
 
     def plan(self, lengths: Sequence[int], tokens_per_batch: int) -> list[list[int]]:
         """Group the indices of ``lengths`` into batches. Every index occurs once.
@@ -65,7 +65,7 @@ class Family:
     module: str  # has ``load(spec, weights, device) -> Encoder``
     reads: Reads
     letters_per_token: float = 1.0
-    extra_tokens: int = 2  # of each sequence
+    extra_tokens: int = 2  # tokens added to each sequence
 
 
 FAMILIES = {
@@ -87,7 +87,7 @@ def load_encoder(spec: EncoderSpec, weights: Path, device: torch.device) -> Enco
 
 
 def estimate_tokens(encoders: Iterable[EncoderSpec], n_sequences: int, n_residues: int) -> int:
-    """How many tokens these encoders see of so many frames or proteins."""
+    """The number of tokens that these encoders see of so many frames or proteins."""
     total = 0.0
     for spec in encoders:
         family = FAMILIES[spec.family]
@@ -97,7 +97,7 @@ def estimate_tokens(encoders: Iterable[EncoderSpec], n_sequences: int, n_residue
 
 
 class HostCopy:
-    """Copies the results of a device to the host: beside the next batch's work, on a GPU."""
+    """Copy of results from a device to the host: on a GPU, beside the next batch's work."""
 
     def __init__(self, device: torch.device) -> None:
         self.copying: torch.cuda.Stream | None = None

@@ -27,7 +27,7 @@ def load(spec: EncoderSpec, weights: Path, device: torch.device) -> ESM2Encoder:
 
 
 class ESM2Encoder:
-    """As ``base.Encoder``."""
+    """Our ESM-2 on packed batches; see ``base.Encoder``."""
 
     def __init__(self, spec: EncoderSpec, model: ESM2, device: torch.device) -> None:
         self.spec, self.model = spec, model
