@@ -290,6 +290,7 @@ def read_calls(lines: TextIO) -> Iterator[Call]:
             row["file"],
             virus_score=float(row["virus_score"]) if row["virus_score"] else None,
             is_virus=row["call"] == "virus",
+            false_discovery_rate=float(row["fdr"]) if row["fdr"] else None,
             n_chunks=int(row["n_chunks"]),
             n_chunks_scored=int(row["n_chunks_scored"]),
             n_frames_scored=int(row["n_frames_scored"]),
