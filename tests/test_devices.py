@@ -68,15 +68,15 @@ def test_gpus_are_chosen_among_the_visible_by_place_or_uuid():
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ("4", "'4' is no visible GPU"),
+        ("4", "'4' is not a visible GPU"),
         ("0,0", "named twice"),
         ("0,GPU-a00", "named twice"),
-        ("GPU-", "is no visible GPU"),  # ambiguous
-        ("GPU-x", "is no visible GPU"),
-        ("", "is no visible GPU"),
-        ("0,", "is no visible GPU"),
-        ("-1", "is no visible GPU"),
-        ("one", "is no visible GPU"),
+        ("GPU-", "is not a visible GPU"),  # ambiguous
+        ("GPU-x", "is not a visible GPU"),
+        ("", "is not a visible GPU"),
+        ("0,", "is not a visible GPU"),
+        ("-1", "is not a visible GPU"),
+        ("one", "is not a visible GPU"),
     ],
 )
 def test_a_gpu_that_is_not_there_or_twice_is_refused_by_name(asked, message):

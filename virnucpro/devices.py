@@ -18,16 +18,16 @@ from virnucpro.config import Footprint, Precision
 from virnucpro.errors import UnavailableError, UsageError
 
 _GIB = 1 << 30
-_CPU_TOKENS = 2048  # stays in the caches; up to 8,192 nothing is gained or lost
+_CPU_TOKENS = 2048  # tokens that stay in the caches; up to 8,192 the speed is the same
 _MPS_TOKENS = 8192
-_FEWEST_TOKENS = 2048  # on a GPU that has hardly any memory left
+_FEWEST_TOKENS = 2048  # tokens on a GPU that has hardly any memory left
 _MOST_WORKERS = 1024
-_MUCH_LESS = 0.75  # of the tokens that another GPU takes: worth a word
+_MUCH_LESS = 0.75  # share of another GPU's tokens below which a warning is due
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    index: int  # among all of the machine, by PCI bus
+    index: int  # index among all GPUs of the machine, by PCI bus
     uuid: str
     name: str
     memory_total: int  # bytes
@@ -40,7 +40,7 @@ class Gpu:
 
     @property
     def has_fast_fp16(self) -> bool:
-        """Tensor cores, from Volta on."""
+        """True for tensor cores, from Volta on."""
         return self.capability >= (7, 0)
 
 
@@ -52,7 +52,7 @@ class Choice:
     descriptions: tuple[str, ...]
     has_bf16: bool
     memory: int  # bytes free on the smallest device, or for each CPU worker
-    gpus: tuple[Gpu, ...] = ()  # of NVIDIA, as ``devices``
+    gpus: tuple[Gpu, ...] = ()  # NVIDIA GPUs, in the order of ``devices``
 
     @property
     def kind(self) -> str:
@@ -60,7 +60,7 @@ class Choice:
 
     @property
     def first(self) -> Choice:
-        """One device of them."""
+        """The first device alone."""
         return replace(
             self,
             devices=self.devices[:1],
@@ -130,7 +130,7 @@ def select_gpus(request: str, visible: Sequence[Gpu]) -> list[int]:
         if len(matches) != 1:
             names = ", ".join(f"{i}: {gpu.name} {gpu.uuid}" for i, gpu in enumerate(visible))
             raise UsageError(
-                f"--gpus {request}: {entry.strip()!a} is no visible GPU",
+                f"--gpus {request}: {entry.strip()!a} is not a visible GPU",
                 hint=f"visible: {names or 'none'}",
             )
         place = visible.index(matches[0])

@@ -1,4 +1,4 @@
-"""From the user's options to a run that can begin: model, head, devices, precision, budget.
+"""Options become a run that can begin: model, head, devices, precision, budget.
 
 All that can be checked is checked here, before a file is read or a process is started.
 """
@@ -44,28 +44,28 @@ _LONGEST_CHUNK = 1_000_000_000  # bases
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScorerConfig:
-    """How nucleotides are scored without an encoder."""
+    """The scorer of nucleotides, used in place of an encoder."""
 
     path: Path
     recipe: Recipe
-    announcement: str  # for people
+    announcement: str  # line for the log and the summary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
-    """One ``predict`` or ``extract``: its options, and what was found out for them.
+    """One ``predict`` or ``extract``: its options, and what they resolve to.
 
     Complete and checked, but for what the inputs tell.
     """
 
     options: RunOptions
-    recipe: Recipe  # with an encoder, as for nucleotides; see ``recipe_for``
+    recipe: Recipe  # recipe of nucleotides with an encoder; see ``recipe_for``
     resources: Resources
     checkpoint: Path
-    weights: tuple[Path, ...]  # what the workers load: a checkpoint, or its converted form
-    scorer: ScorerConfig | None = None  # for nucleotides, in place of the encoder
-    announcements: tuple[str, ...] = ()  # the choices that were made for the encoder, for people
-    compromises: tuple[str, ...] = ()  # and what they cost
+    weights: tuple[Path, ...]  # checkpoints that the workers load, or their converted forms
+    scorer: ScorerConfig | None = None  # used for nucleotides in place of the encoder
+    announcements: tuple[str, ...] = ()  # lines about the choices for the encoder
+    compromises: tuple[str, ...] = ()  # warnings about their costs
 
     @property
     def output(self) -> Path:
@@ -73,16 +73,16 @@ class RunConfig:
 
     @property
     def input_type(self) -> InputType | None:
-        """None: by the letters of the input."""
-        asked = self.options.input_type
-        return None if asked == "auto" else asked
+        """The type that the user named; None if the letters of the input decide."""
+        input_type = self.options.input_type
+        return None if input_type == "auto" else input_type
 
     def scorer_for(self, input_type: InputType) -> ScorerConfig | None:
-        """What scores this input without an encoder, if it is to be scored so."""
+        """The scorer for an input of this type, if it is scored without an encoder."""
         return self.scorer if input_type == "nucleotide" else None
 
     def recipe_for(self, input_type: InputType) -> Recipe:
-        """Proteins are neither cut nor translated, so chunk size and genetic code mean nothing."""
+        """The recipe for this type. Proteins are neither cut nor translated."""
         if scorer := self.scorer_for(input_type):
             return scorer.recipe
         if input_type == "nucleotide":
@@ -91,7 +91,7 @@ class RunConfig:
 
 
 def resolve(options: RunOptions, on_event: OnEvent) -> tuple[RunConfig, Head | None]:
-    """Everything a run needs, or the first thing that stands in its way.
+    """Resolve all that a run needs, or raise the first error.
 
     Raises:
         VirnucproError: see ``errors``.
@@ -120,9 +120,9 @@ def resolve(options: RunOptions, on_event: OnEvent) -> tuple[RunConfig, Head | N
         tokens_per_batch=_tokens_per_batch(options, choice, model),
         silence_seconds=options.worker_timeout,
     )
-    asked = _asked_precision(options)
-    precision = choose_precision(asked, choice)
-    is_auto = (asked == "auto", options.esm_batch_size == "auto")
+    request = _asked_precision(options)
+    precision = choose_precision(request, choice)
+    is_auto = (request == "auto", options.esm_batch_size == "auto")
     weights, digest = model.prepare(precision, options.converted, on_event)
     recipe = _recipe(options, _spec(options, model, digest, head, precision), head)
     return RunConfig(
@@ -157,7 +157,7 @@ def _spec(
         case ExtractOptions(layer=layer, pooling=pooling):
             layer = n_layers if layer is None else layer
         case _:
-            assert head is not None, "what predicts has a head"
+            assert head is not None, "a prediction has a head"
             (facts,) = head.facts.encoders
             layer, pooling = facts.layer, facts.pooling
     if not 1 <= layer <= n_layers:
@@ -194,7 +194,7 @@ def _recipe(options: RunOptions, encoder: EncoderSpec, head: Head | None) -> Rec
 
 
 def _scorer(options: RunOptions) -> ScorerConfig | None:
-    """What scores nucleotides, if the user named nothing that does.
+    """The scorer of nucleotides, if the user named no model and no head.
 
     Raises:
         UnavailableError: its file is missing or damaged.
@@ -238,7 +238,7 @@ def _check_before_fetching(options: RunOptions, digests: frozenset[str]) -> None
     if recorded is None:
         return
     model, before = options.model_name, recorded.recipe
-    if not any(known.model == model or known.sha256 in digests for known in before.encoders):
+    if not any(encoder.model == model or encoder.sha256 in digests for encoder in before.encoders):
         raise ResumeError(
             f"this folder holds a run with {printable(before.reader)}, not {model}",
             hint="use the old options, choose another --output-dir, or start again with --force",
@@ -246,19 +246,19 @@ def _check_before_fetching(options: RunOptions, digests: frozenset[str]) -> None
 
 
 def _tokens_per_batch(options: RunOptions, choice: Choice, model: Model) -> int:
-    asked = options.esm_batch_size
-    if asked == "auto":
+    request = options.esm_batch_size
+    if request == "auto":
         return choose_tokens(choice, model.footprint)
-    if not re.fullmatch("[0-9]{1,18}", asked):
+    if not re.fullmatch("[0-9]{1,18}", request):
         raise UsageError(
-            f"--esm-batch-size is {printable(asked)!r}; it must be auto or a number of tokens",
+            f"--esm-batch-size is {printable(request)!r}; it must be auto or a number of tokens",
             hint="leave it out to have it sized to the device",
         )
-    return int(asked)
+    return int(request)
 
 
 def _asked_precision(options: RunOptions) -> str:
-    """On resume, ``auto`` is what the run began with, whatever this device likes best."""
+    """The precision to resolve; on resume, ``auto`` is the precision of the run."""
     if options.precision == "auto" and options.resume:
         recorded = RunDir(options.output_dir).read_manifest()
         if recorded is not None and recorded.recipe.encoders:

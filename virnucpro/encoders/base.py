@@ -26,14 +26,14 @@ OnEvent = Callable[[Telling], None]
 
 
 class Model(Protocol):
-    """A model that is there, and inspected, but not loaded."""
+    """A model on disk, inspected but not loaded."""
 
     @property
     def path(self) -> Path: ...
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Name for messages."""
 
     @property
     def family(self) -> str:
@@ -44,40 +44,40 @@ class Model(Protocol):
 
     @property
     def encoder_id(self) -> str:
-        """A hash that tells it from others, by which a head names it."""
+        """Hash of the weights, by which a head names its encoder."""
 
     @property
     def n_layers(self) -> int:
-        """Vectors can be taken behind each of them, from 1 on."""
+        """Number of layers; ``--layer`` is 1 to this."""
 
     @property
     def dim(self) -> int:
-        """Numbers in a vector."""
+        """Length of a vector."""
 
     @property
     def width(self) -> str:
-        """The same for people, with what else there is to say of it."""
+        """The dimensions for messages, with the heads where there are some."""
 
     @property
     def poolings(self) -> tuple[Pooling, ...]:
-        """The ways to make one vector of a sequence that it has."""
+        """Supported values of ``--pooling``."""
 
     @property
     def footprint(self) -> Footprint: ...
 
     @property
     def head(self) -> Path | None:
-        """The one that comes with it."""
+        """The head that comes with the model, if any."""
 
     def describe(self, spec: EncoderSpec) -> str:
-        """What it is, and how its vectors are made, in half a line."""
+        """The model and the choices for its vectors, for the announcement."""
 
     def prepare(
         self, precision: Precision, folder: Path | None, on_event: OnEvent
     ) -> tuple[Path, str]:
         """The file or folder that ``load`` is given, and the SHA-256 of the weights.
 
-        Whatever is made of the model beforehand is kept in ``folder``; None is the usual one.
+        A converted model is kept in ``folder``; None is the default folder.
 
         Raises:
             UnavailableError: it is not the model that its name says.
@@ -92,19 +92,19 @@ class Pending(Protocol):
 
 
 class Encoder(Protocol):
-    """From sequences to one vector each, on one device."""
+    """A model that turns sequences into one vector each, on one device."""
 
     spec: EncoderSpec
 
     @property
     def kernel(self) -> str:
-        """What computes its attention, for people."""
+        """Name of the attention kernel, for messages."""
 
     def count_tokens(self, lengths: Sequence[int]) -> int:
-        """How many tokens a batch of sequences of these lengths has."""
+        """Number of tokens in a batch of sequences of these lengths."""
 
     def count_flop(self, lengths: Sequence[int]) -> float:
-        """How many floating point operations such a batch takes."""
+        """Number of floating point operations that such a batch takes."""
 
     def plan(self, lengths: Sequence[int], tokens_per_batch: int) -> list[list[int]]:
         """Group the indices of ``lengths`` into batches. Every index occurs once.
@@ -124,11 +124,11 @@ class Encoder(Protocol):
 class Family:
     """A kind of encoder, as far as it is known without loading one."""
 
-    module: str  # has ``load(spec, weights, device) -> Encoder``, and perhaps ``inspect``
+    module: str  # has ``load(spec, weights, device) -> Encoder``
     reads: Reads
     letters_per_token: float = 1.0
-    extra_tokens: int = 2  # of each sequence
-    has_files: bool = False  # that its ``inspect`` recognises
+    extra_tokens: int = 2  # tokens added to each sequence
+    has_files: bool = False  # True if its module has ``inspect``
 
 
 FAMILIES = {
@@ -164,7 +164,7 @@ def load_encoder(spec: EncoderSpec, weights: Path, device: torch.device) -> Enco
 
 
 def estimate_tokens(encoders: Iterable[EncoderSpec], n_sequences: int, n_residues: int) -> int:
-    """How many tokens these encoders see of so many frames or proteins."""
+    """The number of tokens that these encoders see of so many frames or proteins."""
     total = 0.0
     for spec in encoders:
         family = FAMILIES[spec.family]
@@ -174,7 +174,7 @@ def estimate_tokens(encoders: Iterable[EncoderSpec], n_sequences: int, n_residue
 
 
 class HostCopy:
-    """Copies the results of a device to the host: beside the next batch's work, on a GPU."""
+    """Copy of results from a device to the host: on a GPU, beside the next batch's work."""
 
     def __init__(self, device: torch.device) -> None:
         self.copying: torch.cuda.Stream | None = None

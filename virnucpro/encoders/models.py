@@ -37,8 +37,8 @@ EMBEDDED_FOLDER = Path(__file__).parents[1] / "embedded"
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
 _BLOCK = 1 << 20
 _TIMEOUT = 30  # seconds without a byte
-_SLOWEST = 50_000  # bytes per second, on average
-_MOST_BYTES_PER_PARAMETER = 5  # of a file whose size is not on record; float32 takes 4
+_SLOWEST = 50_000  # least bytes per second, on average
+_MOST_BYTES_PER_PARAMETER = 5  # bound for a file whose size is not on record; float32 takes 4
 
 OnBytes = Callable[[int, int], None]  # bytes so far, bytes in all (0: unknown)
 OnDigests = Callable[[frozenset[str]], None]  # SHA-256 that a published model may have
@@ -57,7 +57,7 @@ def embedded_model() -> Path:
 
 
 def embedded_head() -> Path:
-    """Made for the embedded model."""
+    """The head for the embedded model."""
     return EMBEDDED_FOLDER / "head.safetensors"
 
 
@@ -73,10 +73,10 @@ def download_bytes(name: str) -> int:
 
 
 def locate(model: str) -> Path:
-    """Where the checkpoint lies that a user means by ``--model``, or, once fetched, would lie.
+    """The path of the checkpoint that ``--model`` names; it need not be there before the download.
 
-    A name, or a path with a separator in it: what is called ``esm2_t6_8M_UR50D`` in the current
-    folder is not taken for the model of that name.
+    ``model`` is a name, or a path with a separator in it. A file called ``esm2_t6_8M_UR50D`` in
+    the current folder is not taken for the model of that name.
 
     Raises:
         UnavailableError: there is no such path, or no model of that name.
@@ -97,8 +97,8 @@ def locate(model: str) -> Path:
         return hub_folder() / f"{model}.pt"
     hint = _suggestion(model)
     if Path(model).exists():
-        shown = printable(model)
-        hint = f"if you mean {shown} in the current folder, write ./{shown}"
+        name = printable(model)
+        hint = f"if you mean {name} in the current folder, write ./{name}"
     raise UnavailableError(f"there is no model named {printable(model)}", hint=hint)
 
 
@@ -119,7 +119,7 @@ def _suggestion(word: str) -> str:
     close = close if len(close) == 1 else difflib.get_close_matches(word, names, n=1)
     if close:
         return f"did you mean {names[close[0]]}? `virnucpro models list` shows all names"
-    return f"by name there are {', '.join(names.values())}; a path has a separator: ./model.pt"
+    return f"the names are {', '.join(names.values())}; a path has a separator: ./model.pt"
 
 
 def open_model(model: str, on_event: OnEvent, before_fetching: OnDigests = lambda _: None) -> Model:
@@ -160,7 +160,7 @@ def find_checkpoint(
 def check_published(model: str, checkpoint: ESM2Model, sha256: str) -> None:
     """Refuse other weights under the name of a published model.
 
-    Of a model without a SHA-256 on record only shape and size are compared.
+    Without a SHA-256 on record, only shape and size are compared.
 
     Raises:
         UnavailableError: these are other weights.
@@ -181,7 +181,7 @@ def _as_published(model: str, checkpoint: ESM2Model) -> ESM2Model:
 
 
 def _check_md5(model: str, checkpoint: ESM2Model) -> None:
-    """For models of which no SHA-256 is on record. It takes as long as reading the file."""
+    """Refuse other weights for a model without a SHA-256 on record; reads the whole file."""
     published = PUBLISHED.get(model)
     if published is None or not published.md5:
         return
@@ -233,7 +233,7 @@ def describe_model(model: str) -> Iterator[str]:
 
 
 def verify_model(model: str) -> tuple[ESM2Model, str]:
-    """Look at every number of a model, and whether it is the one of its name: it and its SHA-256.
+    """Read every number of a model, and compare it with the published one. -> it, its SHA-256
 
     Raises:
         UnavailableError: it is damaged, or not what its name says.
@@ -246,7 +246,7 @@ def verify_model(model: str) -> tuple[ESM2Model, str]:
 
 
 def imported_names() -> list[str]:
-    """Of the models that were brought by file and have no published name."""
+    """The names of imported models, without those of published ones."""
     folder = imported_folder()
     files = [path for path in folder.glob("*") if not path.name.startswith(".")]
     models = [path for path in files if path.is_dir() or path.suffix == ".pt"]
@@ -255,7 +255,7 @@ def imported_names() -> list[str]:
 
 
 def _places_in_use(name: str) -> list[Path]:
-    """Where a checkpoint of this name lies: a file, or a Hugging Face folder."""
+    """The places where a checkpoint of this name lies: a file, or a Hugging Face folder."""
     if not _NAME.fullmatch(name):
         return []
     folder = imported_folder()
@@ -271,13 +271,13 @@ def import_model(source: Path, name: str | None, *, force: bool) -> tuple[str, E
 
 
 def import_checkpoint(source: Path, name: str, *, force: bool) -> ESM2Model:
-    """Copy a checkpoint to where ``locate`` finds it by its name, once all of it was looked at.
+    """Verify a checkpoint, and copy it to where ``locate`` finds it by its name.
 
-    Of a folder the weights and ``config.json`` are taken.
+    From a folder, the weights and ``config.json`` are copied.
 
     Raises:
         UsageError: the name cannot be one.
-        UnavailableError: it is no ESM-2, is damaged, holds code, or is not the one of that name.
+        UnavailableError: it is not an ESM-2, damaged, holds code, or has another name.
         OutputError: another model has the name, and ``force`` was not given.
     """
     if not _NAME.fullmatch(name) or name == EMBEDDED or name.endswith(".pt"):
@@ -285,11 +285,11 @@ def import_checkpoint(source: Path, name: str, *, force: bool) -> ESM2Model:
             f"{printable(name)!r} cannot be the name of a model",
             hint="give another with --name: letters, digits, '_', '-' and '.'",
         )
-    found = ESM2Model.of(verify_checkpoint(source))
-    in_use, digest = _places_in_use(name), found.sha256()
+    checkpoint = ESM2Model.of(verify_checkpoint(source))
+    in_use, digest = _places_in_use(name), checkpoint.sha256()
     try:
-        check_published(name, found, digest)
-        _check_md5(name, found)
+        check_published(name, checkpoint, digest)
+        _check_md5(name, checkpoint)
     except UnavailableError as error:
         raise UnavailableError(str(error), hint="give it another name with --name") from error
     if in_use and not force:
@@ -306,10 +306,10 @@ def import_checkpoint(source: Path, name: str, *, force: bool) -> ESM2Model:
         folder.mkdir(parents=True, exist_ok=True)
         with atomic(target) as temporary:
             _copy_file(source, temporary, target)
-            _check_copy(replace(found, path=temporary), digest)
+            _check_copy(replace(checkpoint, path=temporary), digest)
     else:
         target = imported_folder() / name
-        _copy_folder(found, digest, target)
+        _copy_folder(checkpoint, digest, target)
     for path in in_use:
         if path != target:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -317,8 +317,8 @@ def import_checkpoint(source: Path, name: str, *, force: bool) -> ESM2Model:
 
 
 def _copy_folder(source: ESM2Model, digest: str, target: Path) -> None:
-    for left in target.parent.glob(f".{target.name}.*{TEMPORARY}"):
-        shutil.rmtree(left)  # of an import that was killed
+    for leftover in target.parent.glob(f".{target.name}.*{TEMPORARY}"):
+        shutil.rmtree(leftover)  # of an import that was killed
     copy, replaced = temporary_beside(target), temporary_beside(target)
     copy.mkdir(parents=True)
     try:
@@ -385,7 +385,7 @@ def _fetch(url: str, path: Path, model: str, on_bytes: OnBytes) -> None:
         UnavailableError: there is more than the model has, or less.
         OSError: the connection ended early, or is too slow to wait for.
     """
-    started, done = time.monotonic(), 0
+    start, n_bytes = time.monotonic(), 0
     with urllib.request.urlopen(url, timeout=_TIMEOUT) as answer, path.open("wb") as out:
         announced = answer.length or 0  # 0: not said, or not a number
         total = PUBLISHED[model].n_bytes or announced
@@ -394,12 +394,14 @@ def _fetch(url: str, path: Path, model: str, on_bytes: OnBytes) -> None:
         most = total or _MOST_BYTES_PER_PARAMETER * shape_of(model).n_parameters
         while block := answer.read1(_BLOCK):
             out.write(block)
-            done += len(block)
-            if done > most:
+            n_bytes += len(block)
+            if n_bytes > most:
                 raise UnavailableError(f"it goes on after {most} bytes")
-            seconds = time.monotonic() - started
-            if seconds > 2 * _TIMEOUT + done / _SLOWEST:
-                raise OSError(f"the connection is too slow: {done} bytes in {seconds:.0f} seconds")
-            on_bytes(done, total)
-    if done < total:
-        raise OSError(f"the connection ended after {done} of {total} bytes")
+            seconds = time.monotonic() - start
+            if seconds > 2 * _TIMEOUT + n_bytes / _SLOWEST:
+                raise OSError(
+                    f"the connection is too slow: {n_bytes} bytes in {seconds:.0f} seconds"
+                )
+            on_bytes(n_bytes, total)
+    if n_bytes < total:
+        raise OSError(f"the connection ended after {n_bytes} of {total} bytes")

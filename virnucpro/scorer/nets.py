@@ -240,7 +240,7 @@ def gelu(x: Values) -> Values:
 
 
 def embedded_scorer() -> Path:
-    """What scores nucleotides where no model is named; it reads no embedding."""
+    """The scorer of nucleotides, used where no model is named."""
     return EMBEDDED_FOLDER / "scorer.safetensors"
 
 

@@ -51,7 +51,7 @@ def footprint_of(shape: ESM2Shape, file_bytes: int = 0) -> Footprint:
 
 @dataclass(frozen=True, slots=True)
 class ESM2Model(Checkpoint):
-    """As ``base.Model``."""
+    """An ESM-2 on disk, inspected but not loaded; a ``base.Model``."""
 
     published: str = ""  # name of the published model that it must be
     accepted: frozenset[str] = frozenset()  # SHA-256 that this may have; none: not on record
@@ -124,8 +124,8 @@ class ESM2Model(Checkpoint):
     def other_weights(self, why: str) -> UnavailableError:
         return UnavailableError(
             f"{printable(self.path)} is not the published {self.published}: {why}",
-            hint="delete it, and it is fetched again; a model of your own is named by its path, "
-            "or gets a name with `virnucpro models import PATH --name NAME`",
+            hint="delete it to fetch it again; name a model of your own by its path, "
+            "or give it a name with `virnucpro models import PATH --name NAME`",
         )
 
 
@@ -148,7 +148,7 @@ def load(spec: EncoderSpec, weights: Path, device: torch.device) -> ESM2Encoder:
 
 
 class ESM2Encoder:
-    """As ``base.Encoder``."""
+    """Our ESM-2 on packed batches; see ``base.Encoder``."""
 
     def __init__(self, spec: EncoderSpec, model: ESM2, device: torch.device) -> None:
         self.spec, self.model = spec, model

@@ -1,8 +1,8 @@
 """The file of a learned encoder: a safetensors file that ``train`` writes beside the head.
 
 It holds the weights of the network over the residues; its facts, in JSON, are the one entry of
-its metadata. What the network reads ESM-2 through is not in it: the file names a checkpoint,
-which lies beside the file, or where it was when the encoder was trained.
+its metadata. The ESM-2 below it is not in the file, which names a checkpoint
+beside the file, or where it was when the encoder was trained.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ Weights = Mapping[str, NDArray[np.float32]]
 class Base:
     """The ESM-2 that a network reads residues through."""
 
-    model: str  # a name, or where it lay
+    model: str  # a name, or a path
     encoder_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnedFacts:
-    """What a learned encoder is, beside its weights."""
+    """The facts of a learned encoder, beside its weights."""
 
     encoding: Encoding
     architecture: Architecture
-    dim: int  # of a vector
+    dim: int  # length of a vector
     base: Base | None = None
 
     def __post_init__(self) -> None:
@@ -69,7 +69,7 @@ class LearnedFacts:
 
 @dataclass(frozen=True, slots=True)
 class LearnedCheckpoint:
-    """As ``base.Model``: a file that ``train`` wrote."""
+    """A learned encoder on disk, inspected but not loaded; a ``base.Model``."""
 
     path: Path
     facts: LearnedFacts
@@ -139,7 +139,7 @@ def save_learned(path: Path, facts: LearnedFacts, weights: Weights) -> None:
 
 
 def is_learned(path: Path) -> bool:
-    """Whether a file says that it is a learned encoder."""
+    """True for a file whose metadata say that it is a learned encoder."""
     try:
         with safe_open(path, framework="np") as handle:
             return _FACTS in (handle.metadata() or {})
@@ -177,7 +177,7 @@ def _read_facts(path: Path) -> tuple[LearnedFacts, int]:
 def read_weights(path: Path) -> dict[str, NDArray[np.float32]]:
     """
     Raises:
-        UnavailableError: the file is damaged, or holds what is no weight.
+        UnavailableError: the file is damaged, or holds more than weights.
     """
     try:
         with safe_open(path, framework="np") as handle:
