@@ -230,9 +230,9 @@ def test_what_was_pretrained_can_be_finetuned_and_its_weights_moved(pretrained, 
     [{"encoding": "composition"}, {"encoding": "onehot", "architecture": "cnn"}],
     ids=["composition", "cnn"],
 )
-def test_a_baseline_has_figures_and_no_head(data, tmp_path, changes):
+def test_a_baseline_has_figures_a_head_and_an_encoder(data, tmp_path, changes):
     training = train_here(options(data, tmp_path / "out", epochs=1, **changes))
-    assert not training.head.exists()
+    assert training.head.exists() and training.learned_encoder.exists()
     rows = (tmp_path / "out" / "held_out.tsv").read_text().splitlines()
     n_networks = 1 if changes["encoding"] == "composition" else 2
     assert len(rows) == 1 + 2 * n_networks

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,18 +22,12 @@ import torch
 from virnucpro.config import EncoderSpec, Pooling
 from virnucpro.devices import choose_devices, choose_precision, choose_tokens
 from virnucpro.encoders import fair_esm
-from virnucpro.encoders.base import Encoder, Rows, load_encoder
-from virnucpro.encoders.models import (
-    Checkpoint,
-    check_published,
-    converted_folder,
-    find_checkpoint,
-    prepare_weights,
-)
+from virnucpro.encoders.base import Encoder, Model, OnEvent, Rows, load_encoder
+from virnucpro.encoders.models import open_model
 from virnucpro.encoders.panel import make_panel
 from virnucpro.encoders.rounding import add_roundings
-from virnucpro.errors import UnavailableError
-from virnucpro.events import Progress, Telling
+from virnucpro.errors import UnavailableError, UsageError
+from virnucpro.events import Progress
 from virnucpro.log import announce, printable
 from virnucpro.options import CheckOptions
 
@@ -44,7 +38,6 @@ MARGIN = 2.0
 _N_SHOWN = 3  # proteins named in the verdict
 
 Vectors = Mapping[str, Rows]  # by the id of the protein: (n_residues, dim), or (1, dim) if pooled
-OnEvent = Callable[[Telling], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,30 +101,26 @@ def check(options: CheckOptions, on_event: OnEvent) -> Check:
         options.device, options.gpus, None, options.cuda_visible_devices, model_bytes=0
     )
     precision = choose_precision(options.precision, choice)
-    checkpoint = find_checkpoint(
-        options.model, lambda n, total: on_event(Progress("fetching the model", n, total, "bytes"))
-    )
-    weights, digest = prepare_weights(
-        checkpoint,
-        precision,
-        converted_folder(),
-        lambda stage, done, total: on_event(Progress(stage, done, total, "bytes")),
-    )
-    check_published(options.model, checkpoint, digest)
-    shape = checkpoint.shape
+    model = open_model(options.model, on_event)
+    if model.family != "esm2":
+        raise UsageError(
+            f"{printable(model.name)} is not an ESM-2: fair-esm has no vectors of it",
+            hint="check the ESM-2 that it reads, if it reads one",
+        )
+    weights, digest = model.prepare(precision, None, on_event)
     spec = EncoderSpec(
-        model=checkpoint.name,
+        model=model.name,
         sha256=digest,
-        layer=shape.n_layers,
+        layer=model.n_layers,
         pooling="mean",
         precision=precision,
-        dim=shape.dim,
+        dim=model.dim,
     )
     for description in choice.descriptions:
         announce(description)
     devices = tuple(dict.fromkeys(choice.devices))  # the workers of a CPU are one device
-    n_tokens = choose_tokens(choice, shape)
-    oracle = _ask_oracle(spec, checkpoint, devices[0], on_event)
+    n_tokens = choose_tokens(choice, model.footprint)
+    oracle = _ask_oracle(spec, model, devices[0], on_event)
     checks = []
     for device in devices:
         run = _Ours(spec, weights, device, n_tokens)
@@ -175,9 +164,7 @@ class _Oracle:
     tokens_per_second: float
 
 
-def _ask_oracle(
-    spec: EncoderSpec, checkpoint: Checkpoint, device: str, on_event: OnEvent
-) -> _Oracle:
+def _ask_oracle(spec: EncoderSpec, model: Model, device: str, on_event: OnEvent) -> _Oracle:
     """
     Raises:
         UnavailableError: fair-esm does not run here, or the precision does not hold its numbers.
@@ -185,7 +172,7 @@ def _ask_oracle(
     precision = spec.precision
     spec = replace(spec, family="fair-esm", pooling="none", precision="fp32")
     with _told("fair-esm in float32", device):
-        encoder = fair_esm.load(spec, checkpoint.path, torch.device(device))
+        encoder = fair_esm.load(spec, model.path, torch.device(device))
         residues, rate = _embed(encoder, 1, f"fair-esm, float32, {device}", on_event)
         longest = max(map(encoder.count_tokens, ([len(text)] for text in make_panel().values())))
         add_roundings(encoder.model, precision, longest)
@@ -197,7 +184,7 @@ def _ask_oracle(
     )
     if not math.isfinite(tolerance.residue):
         raise UnavailableError(
-            f"{precision} cannot hold the numbers of {printable(checkpoint.name)}",
+            f"{precision} cannot hold the numbers of {printable(model.name)}",
             hint="give --precision bf16 or fp32, here and in every run with this model",
         )
     return _Oracle(residues, tolerance, rate)

@@ -1,4 +1,4 @@
-"""fair-esm's own ESM-2 as an encoder: what ours is held against, with the weights at hand.
+"""fair-esm's own ESM-2 as an encoder: the reference for ours, on the same weights.
 
 Its model, its tables of letters and its forward pass are used as published (fair-esm 2.0.0). Below
 float32 the frequencies of the rotary tables stay float32: rounded to 8 bits they give wrong angles,
@@ -43,9 +43,9 @@ def load_model(
         ).eval()
     state = fair_esm_state(weights)
     frequencies = state.pop(ROTARY, rotary_frequencies(shape.head_dim)).float().to(device)
-    lacking = model.load_state_dict(state, strict=False)
-    assert not lacking.unexpected_keys
-    assert all("head" in name or "inv_freq" in name for name in lacking.missing_keys)
+    report = model.load_state_dict(state, strict=False)
+    assert not report.unexpected_keys
+    assert all("head" in name or "inv_freq" in name for name in report.missing_keys)
     model.to(dtype).requires_grad_(False)
     for layer in model.layers:
         layer.self_attn.rot_emb.inv_freq = frequencies
@@ -55,7 +55,7 @@ def load_model(
 
 
 class FairESMEncoder:
-    """As ``base.Encoder``."""
+    """fair-esm's ESM-2; see ``base.Encoder``."""
 
     kernel = "fair-esm"
 
@@ -66,7 +66,7 @@ class FairESMEncoder:
         self.copy = HostCopy(device)
 
     def count_tokens(self, lengths: Sequence[int]) -> int:
-        """With the padding, which the model computes as well."""
+        """Number of tokens with the padding, which the model computes as well."""
         return len(lengths) * (max(lengths) + EXTRA_TOKENS)
 
     def count_flop(self, lengths: Sequence[int]) -> float:
@@ -75,7 +75,7 @@ class FairESMEncoder:
         return n_tokens * (2.0 * self.shape.n_parameters + of_scores)
 
     def plan(self, lengths: Sequence[int], tokens_per_batch: int) -> list[list[int]]:
-        """Longest first, of at most ``tokens_per_batch`` with the padding."""
+        """Batches of at most ``tokens_per_batch`` tokens with the padding, longest first."""
         order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
         batches = []
         while order:
@@ -102,7 +102,7 @@ class FairESMEncoder:
 
 
 def tokens_of(model: esm.ESM2, sequences: Sequence[str]) -> Tensor:
-    """(n, longest + 2), padded behind; each letter is looked up: its ``encode`` fails on ``*``."""
+    """Tokens of the sequences, (n, longest + 2), padded behind."""
     longest = max(map(len, sequences)) + EXTRA_TOKENS
     tokens = torch.full((len(sequences), longest), model.padding_idx)
     for row, sequence in zip(tokens, sequences, strict=True):
@@ -112,5 +112,5 @@ def tokens_of(model: esm.ESM2, sequences: Sequence[str]) -> Tensor:
 
 
 def _like_its_input(_: object, before: tuple[Tensor, ...], out: tuple[Tensor, ...]) -> object:
-    """Rotated in float32, and handed on in the precision of what came in."""
+    """Return the rotated tensors in the precision of the input."""
     return tuple(turned.to(old.dtype) for old, turned in zip(before, out, strict=True))
