@@ -109,6 +109,22 @@ class Recipe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Footprint:
+    """The room that a model takes: by it devices, workers and batches are chosen."""
+
+    n_parameters: int
+    file_bytes: int
+    converted_bytes: int = 0  # on disk, beside the file; 0: it is used as it is
+    bytes_per_token: int  # peak of all activations on a device, with room to spare
+    filling_tokens: int  # in a batch that keeps a GPU busy
+
+    @property
+    def weight_bytes(self) -> int:
+        """In half precision."""
+        return 2 * self.n_parameters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
     devices: tuple[str, ...]  # of torch: "cuda:0", "cpu", "mps"; one worker each
     tokens_per_batch: int

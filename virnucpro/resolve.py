@@ -19,30 +19,20 @@ from virnucpro.devices import (
     choose_tokens,
     describe_compromises,
 )
-from virnucpro.encoders.learned.file import LearnedCheckpoint, inspect_learned, is_learned
-from virnucpro.encoders.models import (
-    Checkpoint,
-    check_published,
-    converted_folder,
-    embedded_head,
-    embedded_model,
-    embedded_scorer,
-    find_checkpoint,
-    locate,
-    prepare_weights,
-)
-from virnucpro.encoders.published import EMBEDDED, PUBLISHED
+from virnucpro.encoders.base import Model
+from virnucpro.encoders.models import open_model
+from virnucpro.encoders.published import EMBEDDED
 from virnucpro.errors import (
     InputMissingError,
     ResumeError,
     UnavailableError,
     UsageError,
 )
-from virnucpro.events import Progress, Telling
+from virnucpro.events import Telling
 from virnucpro.log import printable
 from virnucpro.options import ExtractOptions, PredictOptions, RunOptions
 from virnucpro.run.folder import RunDir
-from virnucpro.scorer.nets import load_scorer
+from virnucpro.scorer.nets import embedded_scorer, load_scorer
 from virnucpro.scoring.head import Head, load_head
 from virnucpro.sequences.genetic_code import genetic_code
 from virnucpro.sequences.inputs import list_sources
@@ -113,61 +103,38 @@ def resolve(options: RunOptions, on_event: OnEvent) -> tuple[RunConfig, Head | N
     for path in options.input:
         list_sources(path)
     genetic_code(options.genetic_code)
-    _check_before_fetching(options)
     scorer = _scorer(options)
-    checkpoint = _find_model(options.model_name, on_event)
-    head = _at_threshold(_load_head(options, checkpoint), options)
+    model = open_model(
+        options.model_name, on_event, lambda digests: _check_before_fetching(options, digests)
+    )
+    head = _at_threshold(_load_head(options, model), options)
     choice = choose_devices(
         options.device,
         options.gpus,
         options.workers,
         options.cuda_visible_devices,
-        model_bytes=2 * checkpoint.shape.n_parameters,
+        model_bytes=model.footprint.weight_bytes,
     )
     resources = Resources(
         devices=choice.devices,
-        tokens_per_batch=_tokens_per_batch(options, choice, checkpoint),
+        tokens_per_batch=_tokens_per_batch(options, choice, model),
         silence_seconds=options.worker_timeout,
     )
     request = _asked_precision(options)
     precision = choose_precision(request, choice)
     is_auto = (request == "auto", options.esm_batch_size == "auto")
-    folder = options.converted or converted_folder()
-    match checkpoint:
-        case LearnedCheckpoint():
-            weights, digest = checkpoint.path, checkpoint.encoder_id
-        case _:
-            weights, digest = prepare_weights(
-                checkpoint,
-                precision,
-                folder,
-                lambda stage, done, total: on_event(Progress(stage, done, total, "bytes")),
-            )
-            check_published(options.model_name, checkpoint, digest)
-    recipe = _recipe(options, checkpoint, digest, head, precision)
+    weights, digest = model.prepare(precision, options.converted, on_event)
+    recipe = _recipe(options, _spec(options, model, digest, head, precision), head)
     return RunConfig(
         options=options,
         recipe=recipe,
         resources=resources,
-        checkpoint=checkpoint.path.resolve(),
+        checkpoint=model.path.resolve(),
         weights=(weights.resolve(),),
         scorer=scorer,
-        announcements=_announcements(checkpoint, recipe, resources, choice),
-        compromises=tuple(describe_compromises(choice, checkpoint.shape, is_auto)),
+        announcements=_announcements(model, recipe, resources, choice),
+        compromises=tuple(describe_compromises(choice, model.footprint, is_auto)),
     ), head
-
-
-def _find_model(model: str, on_event: OnEvent) -> Checkpoint | LearnedCheckpoint:
-    """The checkpoint that ``--model`` names: an ESM-2, or an encoder that ``train`` has written.
-
-    Raises:
-        UnavailableError: there is no such thing.
-    """
-    if is_learned(Path(model)):
-        return inspect_learned(Path(model).absolute())
-    return find_checkpoint(
-        model, lambda n, total: on_event(Progress("fetching the model", n, total, "bytes"))
-    )
 
 
 def _at_threshold(head: Head | None, options: RunOptions) -> Head | None:
@@ -177,48 +144,51 @@ def _at_threshold(head: Head | None, options: RunOptions) -> Head | None:
     return replace(head, facts=replace(head.facts, threshold=options.threshold))
 
 
-def _recipe(
-    options: RunOptions,
-    checkpoint: Checkpoint | LearnedCheckpoint,
-    digest: str,
-    head: Head | None,
-    precision: Precision,
-) -> Recipe:
-    n_layers = checkpoint.n_layers
+def _spec(
+    options: RunOptions, model: Model, digest: str, head: Head | None, precision: Precision
+) -> EncoderSpec:
+    """The encoder of the run: as its head asks, or the user.
+
+    Raises:
+        UsageError: the model has no such layer, or makes no such vectors.
+    """
+    n_layers = model.n_layers
     match options:
         case ExtractOptions(layer=layer, pooling=pooling):
             layer = n_layers if layer is None else layer
         case _:
-            assert head is not None, "predict has a head"
+            assert head is not None, "a prediction has a head"
             (facts,) = head.facts.encoders
             layer, pooling = facts.layer, facts.pooling
     if not 1 <= layer <= n_layers:
         raise UsageError(
             f"layer {layer} of a model with {n_layers} layers", hint=f"--layer 1 to {n_layers}"
         )
-    if isinstance(checkpoint, LearnedCheckpoint) and pooling != "mean":
+    if pooling not in model.poolings:
         raise UsageError(
-            f"--pooling {pooling}: {checkpoint.name} makes one vector of a frame",
+            f"--pooling {pooling}: {printable(model.name)} makes one vector of a frame",
             hint="leave --pooling out, or name an ESM-2 with --model",
         )
+    return EncoderSpec(
+        family=model.family,
+        reads=model.reads,
+        model=model.name,
+        sha256=digest,
+        layer=layer,
+        pooling=pooling,
+        precision=precision,
+        dim=model.dim,
+    )
+
+
+def _recipe(options: RunOptions, encoder: EncoderSpec, head: Head | None) -> Recipe:
     return Recipe(
         command=options.command,
         input_type="nucleotide",
         chunk_size=_chunk_size(options, head),
         min_length=options.min_length,
         genetic_code=options.genetic_code,
-        encoders=(
-            EncoderSpec(
-                family=checkpoint.family,
-                reads=checkpoint.reads,
-                model=checkpoint.name,
-                sha256=digest,
-                layer=layer,
-                pooling=pooling,
-                precision=precision,
-                dim=checkpoint.dim,
-            ),
-        ),
+        encoders=(encoder,),
         head_sha256=head.sha256 if head else "",
     )
 
@@ -258,18 +228,16 @@ def _scorer(options: RunOptions) -> ScorerConfig | None:
     return ScorerConfig(path=path, recipe=recipe, announcement=announcement)
 
 
-def _check_before_fetching(options: RunOptions) -> None:
+def _check_before_fetching(options: RunOptions, digests: frozenset[str]) -> None:
     """Refuse to resume with another model before gigabytes of it are fetched.
 
     Raises:
         ResumeError: the run began with another one.
     """
-    model = options.model_name
     recorded = RunDir(options.output_dir).read_manifest() if options.resume else None
-    if recorded is None or model not in PUBLISHED or locate(model).exists():
+    if recorded is None:
         return
-    published, before = PUBLISHED[model], recorded.recipe
-    digests = {published.sha256, published.folder_sha256}
+    model, before = options.model_name, recorded.recipe
     if not any(encoder.model == model or encoder.sha256 in digests for encoder in before.encoders):
         raise ResumeError(
             f"this folder holds a run with {printable(before.reader)}, not {model}",
@@ -277,12 +245,10 @@ def _check_before_fetching(options: RunOptions) -> None:
         )
 
 
-def _tokens_per_batch(
-    options: RunOptions, choice: Choice, checkpoint: Checkpoint | LearnedCheckpoint
-) -> int:
+def _tokens_per_batch(options: RunOptions, choice: Choice, model: Model) -> int:
     request = options.esm_batch_size
     if request == "auto":
-        return choose_tokens(choice, checkpoint.shape)
+        return choose_tokens(choice, model.footprint)
     if not re.fullmatch("[0-9]{1,18}", request):
         raise UsageError(
             f"--esm-batch-size is {printable(request)!r}; it must be auto or a number of tokens",
@@ -300,15 +266,13 @@ def _asked_precision(options: RunOptions) -> str:
     return options.precision
 
 
-def _load_head(options: RunOptions, checkpoint: Checkpoint | LearnedCheckpoint) -> Head | None:
+def _load_head(options: RunOptions, model: Model) -> Head | None:
     if not isinstance(options, PredictOptions):
         return None
-    path = options.head
-    if path is None and checkpoint.path == embedded_model():
-        path = embedded_head()
+    path = model.head if options.head is None else options.head
     if path is None:
         raise UnavailableError(
-            f"no head comes with the model {printable(checkpoint.name)}",
+            f"no head comes with the model {printable(model.name)}",
             hint="name one with --head, or get features without calls: `virnucpro extract`",
         )
     if not path.is_file():
@@ -316,19 +280,19 @@ def _load_head(options: RunOptions, checkpoint: Checkpoint | LearnedCheckpoint) 
     head = load_head(path)
     facts = head.facts
     encoder = facts.encoders[0]
-    if [one.encoder_id for one in facts.encoders] != [checkpoint.encoder_id]:
+    if [one.encoder_id for one in facts.encoders] != [model.encoder_id]:
         made_for = " and ".join(f"{one.name} ({one.encoder_id})" for one in facts.encoders)
         raise UnavailableError(
             f"the head was made for the encoder {printable(made_for)}, "
-            f"not for {printable(checkpoint.name)} ({checkpoint.encoder_id})",
+            f"not for {printable(model.name)} ({model.encoder_id})",
             hint="give with --model the encoder that the head was made for",
         )
-    has_layer = encoder.dim == checkpoint.dim and 1 <= encoder.layer <= checkpoint.n_layers
+    has_layer = encoder.dim == model.dim and 1 <= encoder.layer <= model.n_layers
     if not has_layer or not 30 <= facts.chunk_size <= _LONGEST_CHUNK:
         raise UnavailableError(
             f"the head asks for layer {encoder.layer} of {encoder.dim} dimensions and chunks of "
-            f"{facts.chunk_size} bases; the model has {checkpoint.n_layers} layers of "
-            f"{checkpoint.dim}",
+            f"{facts.chunk_size} bases; the model has {model.n_layers} layers of "
+            f"{model.dim}",
             hint="the head is damaged: get it again",
         )
     return head
@@ -347,21 +311,11 @@ def _chunk_size(options: RunOptions, head: Head | None) -> int:
 
 
 def _announcements(
-    checkpoint: Checkpoint | LearnedCheckpoint, recipe: Recipe, resources: Resources, choice: Choice
+    model: Model, recipe: Recipe, resources: Resources, choice: Choice
 ) -> tuple[str, ...]:
-    shape, (encoder,) = checkpoint.shape, recipe.encoders
-    match checkpoint:
-        case LearnedCheckpoint(base=base):
-            on_base = f" on {printable(base.name)}" if base is not None else ""
-            what = f"{encoder.dim} dimensions{on_base}, {encoder.precision}"
-        case _:
-            what = (
-                f"{shape.n_layers} layers, {shape.dim} dimensions, "
-                f"{shape.n_parameters / 1e6:.1f} M parameters; layer {encoder.layer}, "
-                f"{encoder.pooling} pooling, {encoder.precision}"
-            )
+    (encoder,) = recipe.encoders
     return (
-        f"model {printable(checkpoint.name)}: {what}",
+        f"model {printable(model.name)}: {model.describe(encoder)}",
         *choice.descriptions,
         f"batches of {resources.tokens_per_batch} tokens",
     )

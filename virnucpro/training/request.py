@@ -13,7 +13,7 @@ from virnucpro.devices import Choice, choose_devices, choose_precision
 from virnucpro.encoders.esm2.model import ESM2Shape
 from virnucpro.encoders.esm2.weights import inspect_checkpoint
 from virnucpro.encoders.learned.file import ENCODER_FILE
-from virnucpro.encoders.models import check_published, find_checkpoint
+from virnucpro.encoders.models import find_checkpoint
 from virnucpro.encoders.published import EMBEDDED
 from virnucpro.errors import InputError, OutputError, ResumeError, UsageError
 from virnucpro.events import Progress, Telling
@@ -219,7 +219,7 @@ def _encoder(
             model,
             lambda n, total: on_event(Progress("fetching the model", n, total, "bytes")),
         )
-        check_published(model, checkpoint, checkpoint.sha256())
+        checkpoint.check(checkpoint.sha256())
         return checkpoint.path, checkpoint.shape
     asked = (options.layers, options.dim, options.heads)
     sizes = [usual if size is None else size for size, usual in zip(asked, _USUAL, strict=True)]

@@ -37,6 +37,11 @@ _DAMAGE = (OSError, ValueError, LookupError, TypeError, RecursionError, Safetens
 OnBytes = Callable[[int], None]
 
 
+def converted_folder() -> Path:
+    """The folder of converted large checkpoints; it may be deleted at any time."""
+    return Path(torch.hub.get_dir()) / "virnucpro"
+
+
 @dataclass(frozen=True, slots=True)
 class Converted:
     """A checkpoint in the form that workers map."""

@@ -43,6 +43,11 @@ class ESM2Shape:
         return self.dim // self.n_heads
 
     @property
+    def width(self) -> str:
+        """Dimensions and heads, for people."""
+        return f"{self.dim} in {self.n_heads} heads of {self.head_dim}"
+
+    @property
     def n_parameters(self) -> int:
         """Number of parameters of the encoder, without LM and contact heads."""
         per_layer = 12 * self.dim**2 + 13 * self.dim

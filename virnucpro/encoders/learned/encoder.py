@@ -9,11 +9,16 @@ import torch
 from torch import nn
 
 from virnucpro.config import EncoderSpec
-from virnucpro.encoders.base import HostCopy, Pending
+from virnucpro.encoders.base import HostCopy, OnEvent, Pending
 from virnucpro.encoders.esm2.model import DTYPES
 from virnucpro.encoders.esm2.packing import EXTRA_TOKENS, PackedBatch, plan_batches
 from virnucpro.encoders.esm2.weights import load_esm2
-from virnucpro.encoders.learned.file import LearnedCheckpoint, inspect_learned, read_weights
+from virnucpro.encoders.learned.file import (
+    LearnedCheckpoint,
+    inspect_learned,
+    is_learned,
+    read_weights,
+)
 from virnucpro.encoders.learned.readers import (
     MeanReader,
     PaddedReader,
@@ -25,6 +30,14 @@ from virnucpro.errors import UnavailableError
 from virnucpro.log import printable
 
 Network = MeanReader | PaddedReader
+
+
+def inspect(path: Path, on_event: OnEvent) -> LearnedCheckpoint | None:
+    """
+    Raises:
+        UnavailableError: it is damaged, or the ESM-2 that it was learned on is not to be found.
+    """
+    return inspect_learned(path, on_event) if is_learned(path) else None
 
 
 def load(spec: EncoderSpec, weights: Path, device: torch.device) -> LearnedEncoder:
