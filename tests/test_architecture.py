@@ -15,7 +15,7 @@ import virnucpro
 
 ROOT = Path(virnucpro.__file__).parent
 LAYERS = """
-    errors log records files processes config events
+    errors log records files processes config devices events
     sequences.fasta sequences.sheet sequences.inputs sequences.samples sequences.survey
     sequences.genetic_code sequences.translate sequences.composition sequences.screen
     encoders.base encoders.published options
@@ -27,7 +27,7 @@ LAYERS = """
     scoring.head scoring.calls outputs.tables outputs.sinks
     run.feature_file run.features run.lock run.manifest run.folder run.shards run.dedup run.plan
     engine.recovery engine.batches engine.worker engine.executor engine.local
-    devices resolve
+    resolve
     scoring.batches scoring.pieces outputs.summary outputs.features outputs.write
     run.intake pipeline api
     run.status dashboard citation
@@ -50,7 +50,8 @@ LAYERS = """
 ORDER = LAYERS.split()
 VOCABULARY = ["errors", "records", "config", "events", "files", "log"]
 MODEL = [name for name in ORDER if name.startswith("encoders.esm2.")]
-MODEL_MAY_USE = {"errors", "log", "files", "config", "encoders.base"}  # tensors in, tensors out
+# tensors in, tensors out
+MODEL_MAY_USE = {"errors", "log", "files", "config", "events", "encoders.base"}
 LONGEST_FUNCTION = 60
 COMMAND_LINE = [name for name in ORDER if name.startswith("cli.")]
 
@@ -177,13 +178,9 @@ def test_only_the_store_and_the_index_know_what_a_feature_file_looks_like() -> N
 
 DOORS = {
     "encoders": {
-        "base": {"Encoder", "Pending", "Rows", "estimate_tokens", "load_encoder"},
-        "learned.file": {"LearnedCheckpoint", "inspect_learned", "is_learned"},
+        "base": {"Encoder", "Model", "Pending", "Rows", "estimate_tokens", "load_encoder"},
         "models": {
-            *("Checkpoint", "ESM2Shape", "WORTH_CONVERTING", "check_published", "converted_folder"),
-            *("download_bytes", "embedded_head", "embedded_model", "embedded_scorer"),
-            *("find_checkpoint", "import_checkpoint", "imported_names", "inspect_checkpoint"),
-            *("locate", "prepare_weights", "shape_of", "verify_model"),
+            *("describe_model", "describe_models", "import_model", "open_model", "verify_model"),
         },
         "published": {"EMBEDDED", "PUBLISHED"},
     },

@@ -168,7 +168,7 @@ def test_a_damaged_file_of_an_encoder_is_told(damage, trained, tmp_path):
         save_learned(path, facts, {"network.nothing": np.ones(3, dtype=np.float32)})
         asked = on_cpu(tmp_path / "run", model=str(path), input=(tmp_path / "none.fa",))
         (tmp_path / "none.fa").write_text(">a\n" + "ACG" * 100 + "\n")
-        with pytest.raises(UnavailableError, match="holds another network than it says"):
+        with pytest.raises(UnavailableError, match="does not hold the network that it names"):
             extract(ExtractOptions(**asked), lambda _: None, lambda _: InlineExecutor())
 
 

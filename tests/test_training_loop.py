@@ -296,7 +296,7 @@ def test_a_training_does_not_go_on_with_another_network(undisturbed, tmp_path):
 def test_a_file_that_is_no_checkpoint_is_refused(undisturbed, tmp_path):
     shutil.copytree(undisturbed, tmp_path, dirs_exist_ok=True)
     torch.save({"weights": torch.zeros(3)}, tmp_path / "checkpoints" / "epoch_0009.pt")
-    with pytest.raises(ResumeError, match=r"epoch_0009\.pt is no checkpoint"):
+    with pytest.raises(ResumeError, match=r"epoch_0009\.pt is not a checkpoint"):
         run_here(Training(tmp_path, settings()))
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 
 class VirnucproError(Exception):
-    """Base class: ``except VirnucproError`` is all the command line ever catches."""
+    """Base class: ``except VirnucproError`` is the one class that the command line catches."""
 
     exit_code = 1
 

@@ -27,6 +27,7 @@ from virnucpro.bench.synthetic import (
 )
 from virnucpro.config import Precision
 from virnucpro.devices import Choice, choose_devices, choose_tokens, usable_cores
+from virnucpro.encoders.esm2.encoder import footprint_of
 from virnucpro.encoders.esm2.model import ESM2Shape
 from virnucpro.errors import UsageError
 from virnucpro.options import BenchOptions
@@ -124,7 +125,7 @@ def run(programme: Programme, record: Record, say: Say) -> None:
                 checkpoint=Path(folder) / f"{model}.pt",
                 shape=shape,
                 device=programme.device,
-                tokens_per_batch=choose_tokens(programme.choice, shape),
+                tokens_per_batch=choose_tokens(programme.choice, footprint_of(shape)),
             )
             _Model(programme, model, setting, record, say).run(limits)
 

@@ -1,6 +1,6 @@
-"""No encoder but in name: an empty vector for each frame, whose bases alone are looked at.
+"""The encoder without a model: an empty vector for each frame, so that a head sees bases alone.
 
-What a head knows of the bases beside a vector, their composition, it takes from the record.
+A head takes the composition of the bases, which it reads beside the vector, from the record.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from virnucpro.encoders.base import Pending, Rows
 
 
 def load(spec: EncoderSpec, weights: Path, device: torch.device) -> EmptyEncoder:
-    """There is nothing to load."""
+    """The encoder; no weights are read."""
     return EmptyEncoder(spec)
 
 
 @dataclass(frozen=True, slots=True)
 class EmptyEncoder:
-    """As ``base.Encoder``."""
+    """An encoder of empty vectors; see ``base.Encoder``."""
 
     spec: EncoderSpec
 

@@ -1,4 +1,4 @@
-"""fair-esm's own ESM-2 as an encoder: what ours is held against, with the weights at hand.
+"""fair-esm's own ESM-2 as an encoder: the reference for ours, on the same weights.
 
 Its model, its tables of letters and its forward pass are used as published (fair-esm 2.0.0). Below
 float32 the frequencies of the rotary tables stay float32: rounded to 8 bits they give wrong angles,
@@ -41,9 +41,9 @@ def load_model(
         model = esm.ESM2(
             shape.n_layers, shape.dim, shape.n_heads, token_dropout=shape.token_dropout
         ).eval()
-    lacking = model.load_state_dict(fair_esm_state(weights), strict=False)
-    assert not lacking.unexpected_keys
-    assert all("head" in name or "inv_freq" in name for name in lacking.missing_keys)
+    report = model.load_state_dict(fair_esm_state(weights), strict=False)
+    assert not report.unexpected_keys
+    assert all("head" in name or "inv_freq" in name for name in report.missing_keys)
     model.to(dtype).requires_grad_(False)
     frequencies = rotary_frequencies(shape.head_dim).to(device)
     for layer in model.layers:
@@ -54,7 +54,7 @@ def load_model(
 
 
 class FairESMEncoder:
-    """As ``base.Encoder``."""
+    """fair-esm's ESM-2; see ``base.Encoder``."""
 
     kernel = "fair-esm"
 
@@ -65,7 +65,7 @@ class FairESMEncoder:
         self.copy = HostCopy(device)
 
     def count_tokens(self, lengths: Sequence[int]) -> int:
-        """With the padding, which the model computes as well."""
+        """Number of tokens with the padding, which the model computes as well."""
         return len(lengths) * (max(lengths) + EXTRA_TOKENS)
 
     def count_flop(self, lengths: Sequence[int]) -> float:
@@ -74,7 +74,7 @@ class FairESMEncoder:
         return n_tokens * (2.0 * self.shape.n_parameters + of_scores)
 
     def plan(self, lengths: Sequence[int], tokens_per_batch: int) -> list[list[int]]:
-        """Longest first, of at most ``tokens_per_batch`` with the padding."""
+        """Batches of at most ``tokens_per_batch`` tokens with the padding, longest first."""
         order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
         batches = []
         while order:
@@ -101,7 +101,7 @@ class FairESMEncoder:
 
 
 def tokens_of(model: esm.ESM2, sequences: Sequence[str]) -> Tensor:
-    """(n, longest + 2), padded behind; each letter is looked up: its ``encode`` fails on ``*``."""
+    """Tokens of the sequences, (n, longest + 2), padded behind."""
     longest = max(map(len, sequences)) + EXTRA_TOKENS
     tokens = torch.full((len(sequences), longest), model.padding_idx)
     for row, sequence in zip(tokens, sequences, strict=True):
@@ -111,5 +111,5 @@ def tokens_of(model: esm.ESM2, sequences: Sequence[str]) -> Tensor:
 
 
 def _like_its_input(_: object, before: tuple[Tensor, ...], out: tuple[Tensor, ...]) -> object:
-    """Rotated in float32, and handed on in the precision of what came in."""
+    """Return the rotated tensors in the precision of the input."""
     return tuple(turned.to(old.dtype) for old, turned in zip(before, out, strict=True))

@@ -15,7 +15,7 @@ from virnucpro.records import Shard
 
 
 class Executor(Protocol):
-    """Where shards are run: in this process, in one process per device, on a cluster."""
+    """A way to run shards: in this process, in one process per device, on a cluster."""
 
     def run(
         self, shards: Sequence[Shard], job: Job, resources: Resources

@@ -176,7 +176,7 @@ def _check(record: FastaRecord, path: Path, places: Mapping[str, Path]) -> None:
     if problem := find_invalid(record, "nucleotide"):
         raise InputError(
             f"{where}: the record {printable(record.id)} cannot be used: {problem}",
-            hint="labelled records are nucleotides: mend the record or leave it out",
+            hint="labelled records are nucleotides: fix the record or leave it out",
         )
 
 

@@ -92,7 +92,7 @@ def read_split(path: Path) -> dict[str, Split]:
     """The split of each group, of a table with at least the columns ``group`` and ``split``.
 
     Raises:
-        InputError: it is no such table, or a group is in two splits; names file and line.
+        InputError: it is not such a table, or a group is in two splits; names file and line.
         InputMissingError: it cannot be read.
     """
     splits: dict[str, Split] = {}

@@ -21,7 +21,7 @@ def read_cells(
     there. ``on_block`` is given the bytes of the file, as they lie on the disk.
 
     Raises:
-        InputError: it is no table, or lacks a column; names file and line.
+        InputError: it is not a table, or lacks a column; names file and line.
         InputMissingError: the file cannot be opened.
     """
     shown = printable(path)
@@ -54,6 +54,6 @@ def _read_lines(path: Path, on_block: OnBlock | None) -> Iterator[tuple[int, str
                     yield number, line.rstrip("\n")
     except UnicodeDecodeError as error:
         raise InputError(
-            f"{printable(path)} is no text in UTF-8: {error.reason} at byte {error.start}",
+            f"{printable(path)} is not UTF-8 text: {error.reason} at byte {error.start}",
             hint="give a table of tab-separated columns",
         ) from error

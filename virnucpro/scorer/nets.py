@@ -25,6 +25,7 @@ from virnucpro.files import atomic, sha256
 from virnucpro.log import printable
 from virnucpro.scorer.features import N_FEATURES, RATIOS, SHARES, Features
 
+EMBEDDED_FOLDER = Path(__file__).parents[1] / "embedded"
 FORMAT = 2  # 1: one threshold for each length
 VIEWS = {"shares": SHARES, "ratios": RATIOS}
 N_LAYERS = 3
@@ -236,6 +237,11 @@ def gelu(x: Values) -> Values:
     inner *= single
     inner *= 0.5
     return inner.astype(np.float64)
+
+
+def embedded_scorer() -> Path:
+    """The scorer of nucleotides, used where no model is named."""
+    return EMBEDDED_FOLDER / "scorer.safetensors"
 
 
 def load_scorer(path: Path) -> Scorer:

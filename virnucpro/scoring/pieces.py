@@ -31,7 +31,7 @@ def call_by_scorer(
 ) -> Iterator[RecordResult]:
     """Each record, in order, with a prediction for each of its pieces, and its call.
 
-    ``on_letters`` hears how many letters were done.
+    ``on_letters`` hears the number of finished letters.
     """
     n_done = 0
     for block in _blocks(records):
@@ -71,7 +71,7 @@ def _blocks(records: Iterable[FastaRecord]) -> Iterator[list[FastaRecord]]:
 def _decide(
     scores: Sequence[RecordScore], sequences: Sequence[str], scorer: Scorer, cut: CutOptions
 ) -> Iterator[tuple[RecordScore, Decision]]:
-    """Each score with what follows of it."""
+    """Each score with the decision that follows from it."""
     lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int64)
     log_odds = np.array([score.log_odds for score in scores], dtype=np.float64)  # NaN for None
     is_virus = log_odds >= scorer.threshold(lengths, FALSE_POSITIVES[cut.preset])
@@ -83,7 +83,7 @@ def _decide(
 
 
 def _predictions(record_id: str, pieces: PieceScores) -> Iterator[Prediction]:
-    """One per piece with a known base. A piece is read on both strands, and is its own chunk."""
+    """A prediction per piece with a known base. A piece has both strands, and is its own chunk."""
     rows = zip(
         pieces.start.tolist(), pieces.n_bases.tolist(), pieces.log_odds.tolist(), strict=True
     )

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from virnucpro.errors import UsageError
 
 STOP = "*"
-# codes in which stops of the bacterial one are read on, and which; those that fewer are first
+# code -> stops of the bacterial code that are codons in it; codes with fewer come first
 READ_ON = {4: ("TGA",), 15: ("TAG",), 6: ("TAA", "TAG")}
-OPEN_CODONS = 100  # of the longest open stretch, at least
-OPEN_RATIO = 2.5  # of the longest open stretch to that in the bacterial code
+OPEN_CODONS = 100  # least length of the longest open stretch
+OPEN_RATIO = 2.5  # least ratio of the longest open stretch to that in the bacterial code
 SAME_LENGTH = 0.8  # of the longest stretch of all codes: reading on more stops adds no more
 MOST_GC = 0.45  # where bases C and G are common, wrong frames of genes are open too
 MOST_BY_CHANCE = 1e-3  # stretches so long in a random sequence with these bases
@@ -27,7 +27,7 @@ MOST_BY_CHANCE = 1e-3  # stretches so long in a random sequence with these bases
 
 @dataclass(frozen=True, slots=True)
 class GeneticCode:
-    """What each of the 64 codons means: ``letters`` are of AAA, AAC, AAG, AAT, ACA ..."""
+    """A genetic code: a letter for each of the 64 codons, in the order AAA, AAC, AAG, AAT ..."""
 
     number: int
     codons: tuple[str, ...]
@@ -71,7 +71,7 @@ STANDARD = genetic_code(1)  # the bacterial one, 11, differs in its starts only
 
 @cache
 def standard_synonyms(code: GeneticCode) -> dict[str, str]:
-    """For each codon that means something else in the standard code, one that means the same there.
+    """A standard codon of the same meaning for each codon whose meaning differs from the standard.
 
     It is the codon with the fewest other bases. Stops have none.
 
@@ -84,12 +84,12 @@ def standard_synonyms(code: GeneticCode) -> dict[str, str]:
             same = [
                 c for c, x in zip(STANDARD.codons, STANDARD.letters, strict=True) if x == letter
             ]
-            synonyms[codon] = min(same, key=lambda other: _n_changes(codon, other))
+            synonyms[codon] = min(same, key=lambda synonym: _n_changes(codon, synonym))
     return synonyms
 
 
-def _n_changes(codon: str, other: str) -> int:
-    return sum(a != b for a, b in zip(codon, other, strict=True))
+def _n_changes(codon: str, synonym: str) -> int:
+    return sum(a != b for a, b in zip(codon, synonym, strict=True))
 
 
 def find_open_code(sequence: str) -> int | None:

@@ -155,7 +155,7 @@ def _read(path: Path) -> dict[str, Any]:
         ) from error
     parts = ("module", "optimizer", "state", "settings")
     if not isinstance(content, dict) or not all(part in content for part in parts):
-        raise ResumeError(f"{printable(path)} is no checkpoint of a training", hint=_OTHER)
+        raise ResumeError(f"{printable(path)} is not a checkpoint of a training", hint=_OTHER)
     return content
 
 

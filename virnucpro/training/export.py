@@ -10,8 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from virnucpro.encoders.esm2.weights import Checkpoint
-from virnucpro.encoders.learned.file import LearnedCheckpoint
+from virnucpro.encoders.base import Model
 from virnucpro.labelled.digests import group_digest
 from virnucpro.labelled.store import Labels
 from virnucpro.scoring.head import (
@@ -58,18 +57,18 @@ def write_head(
 
 
 def facts_of(
-    checkpoint: Checkpoint | LearnedCheckpoint,
+    model: Model,
     calibration: Calibration,
     chunk_size: int,
     training: str,
 ) -> HeadFacts:
     encoder = EncoderFacts(
-        family=checkpoint.family,
-        name=checkpoint.name,
-        encoder_id=checkpoint.encoder_id,
-        layer=checkpoint.n_layers,
+        family=model.family,
+        name=model.name,
+        encoder_id=model.encoder_id,
+        layer=model.n_layers,
         pooling="mean",
-        dim=checkpoint.dim,
+        dim=model.dim,
     )
     return HeadFacts(
         encoders=(encoder,),

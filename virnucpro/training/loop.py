@@ -69,7 +69,7 @@ class Trainer(Generic[B]):
             UsageError: there are fewer rows than ranks and accumulated steps.
             ResumeError: the folder holds checkpoints of another training, or a damaged one.
             UnavailableError: a batch does not fit into the device's memory.
-            VirnucproError: the loss is no number any more.
+            VirnucproError: the loss is not a number any more.
         """
         settings, ranks = self.settings, self.ranks
         schedule = _Schedule(self.objective.n_rows, settings, ranks)

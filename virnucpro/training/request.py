@@ -13,7 +13,7 @@ from virnucpro.devices import Choice, choose_devices, choose_precision
 from virnucpro.encoders.esm2.model import ESM2Shape
 from virnucpro.encoders.esm2.weights import inspect_checkpoint
 from virnucpro.encoders.learned.file import ENCODER_FILE
-from virnucpro.encoders.models import check_published, find_checkpoint
+from virnucpro.encoders.models import find_checkpoint
 from virnucpro.encoders.published import EMBEDDED
 from virnucpro.errors import InputError, OutputError, ResumeError, UsageError
 from virnucpro.events import Progress, Telling
@@ -72,7 +72,7 @@ class Training:
     options: TrainOptions
     settings: Settings
     encoder: Path | None  # to start from; None: a new one of ``shape``
-    shape: ESM2Shape | None  # None: there is no ESM-2 in it
+    shape: ESM2Shape | None  # None: there is not an ESM-2 in it
 
     @property
     def output(self) -> Path:
@@ -219,7 +219,7 @@ def _encoder(
             model,
             lambda n, total: on_event(Progress("fetching the model", n, total, "bytes")),
         )
-        check_published(model, checkpoint, checkpoint.sha256())
+        checkpoint.check(checkpoint.sha256())
         return checkpoint.path, checkpoint.shape
     asked = (options.layers, options.dim, options.heads)
     sizes = [usual if size is None else size for size, usual in zip(asked, _USUAL, strict=True)]
@@ -238,7 +238,7 @@ def open_folder(training: Training, on_event: OnEvent) -> None:
     The folder is there, and locked. It has all that the processes of the training read.
 
     Raises:
-        OutputError: the folder is not empty, and this is no resume.
+        OutputError: the folder is not empty, and this is not a resume.
         ResumeError: it holds another training.
         InputError: manifest or split are wrong.
     """
@@ -317,7 +317,7 @@ def describe(training: Training, choice: Choice) -> list[str]:
 def _check_free(folder: Path, is_begun: bool, resume: bool) -> None:
     """
     Raises:
-        OutputError: the folder holds a training, and this is no resume; or something else.
+        OutputError: the folder holds a training, and this is not a resume; or something else.
     """
     found = {entry.name for entry in folder.iterdir()} - _OF_EVERY_FOLDER
     if is_begun and not resume:

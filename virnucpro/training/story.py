@@ -19,11 +19,12 @@ from torch import nn
 
 from virnucpro import __version__
 from virnucpro.devices import Choice
+from virnucpro.encoders.base import Model
+from virnucpro.encoders.esm2.encoder import inspect_esm2
 from virnucpro.encoders.esm2.model import ESM2
-from virnucpro.encoders.esm2.weights import Checkpoint, inspect_checkpoint, load_esm2, save_esm2
+from virnucpro.encoders.esm2.weights import inspect_checkpoint, load_esm2, save_esm2
 from virnucpro.encoders.learned.file import (
     Base,
-    LearnedCheckpoint,
     LearnedFacts,
     inspect_learned,
     save_learned,
@@ -365,7 +366,7 @@ def _export(
     )
 
 
-def _export_encoder(training: Training, module: FrameClassifier) -> Checkpoint | LearnedCheckpoint:
+def _export_encoder(training: Training, module: FrameClassifier) -> Model:
     """Write what of the encoder was trained. -> what makes the vectors of frames"""
     folder, reader = training.encoder, module.reader
     if training.settings.mode == "finetune":
@@ -374,7 +375,7 @@ def _export_encoder(training: Training, module: FrameClassifier) -> Checkpoint |
         save_esm2(folder, reader.encoder)
     if training.is_plain:
         assert folder is not None, "a head needs an encoder"
-        return inspect_checkpoint(folder)
+        return inspect_esm2(folder)
     assert isinstance(reader, MeanReader | PaddedReader | NoReader)
     base = None
     if folder is not None:

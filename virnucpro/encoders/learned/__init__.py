@@ -1,1 +1,1 @@
-"""What was trained on the residues of frames: encoders that ``train`` leaves for ``predict``."""
+"""Encoders that ``train`` makes of residues, for ``predict``."""

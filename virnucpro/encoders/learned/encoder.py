@@ -1,4 +1,4 @@
-"""What was learned on the residues of proteins, as an encoder: CNN, LSTM, U-Net, or their mean."""
+"""A learned encoder of proteins: a CNN, LSTM or U-Net over residues, or their mean."""
 
 from __future__ import annotations
 
@@ -9,11 +9,16 @@ import torch
 from torch import nn
 
 from virnucpro.config import EncoderSpec
-from virnucpro.encoders.base import HostCopy, Pending
+from virnucpro.encoders.base import HostCopy, OnEvent, Pending
 from virnucpro.encoders.esm2.model import DTYPES
 from virnucpro.encoders.esm2.packing import EXTRA_TOKENS, PackedBatch, plan_batches
 from virnucpro.encoders.esm2.weights import load_esm2
-from virnucpro.encoders.learned.file import LearnedCheckpoint, inspect_learned, read_weights
+from virnucpro.encoders.learned.file import (
+    LearnedCheckpoint,
+    inspect_learned,
+    is_learned,
+    read_weights,
+)
 from virnucpro.encoders.learned.readers import (
     MeanReader,
     PaddedReader,
@@ -27,6 +32,14 @@ from virnucpro.log import printable
 Network = MeanReader | PaddedReader
 
 
+def inspect(path: Path, on_event: OnEvent) -> LearnedCheckpoint | None:
+    """
+    Raises:
+        UnavailableError: it is damaged, or the ESM-2 that it was learned on is not to be found.
+    """
+    return inspect_learned(path, on_event) if is_learned(path) else None
+
+
 def load(spec: EncoderSpec, weights: Path, device: torch.device) -> LearnedEncoder:
     """
     Raises:
@@ -34,21 +47,23 @@ def load(spec: EncoderSpec, weights: Path, device: torch.device) -> LearnedEncod
     """
     checkpoint = inspect_learned(weights)
     reader = new_reader(*_residues(checkpoint, spec, device), checkpoint.facts.architecture)
-    learned = {name: torch.from_numpy(values) for name, values in read_weights(weights).items()}
+    weights_by_name = {
+        name: torch.from_numpy(values) for name, values in read_weights(weights).items()
+    }
     try:
-        result = reader.load_state_dict(learned, strict=False)
+        result = reader.load_state_dict(weights_by_name, strict=False)
     except RuntimeError as error:
         raise _other(weights, error) from error
-    missing = [name for name in result.missing_keys if name.startswith("network.")]
-    if missing or result.unexpected_keys or reader.width != spec.dim:
-        raise _other(weights, ", ".join(missing or result.unexpected_keys) or "its width")
+    names = [name for name in result.missing_keys if name.startswith("network.")]
+    if names or result.unexpected_keys or reader.width != spec.dim:
+        raise _other(weights, ", ".join(names or result.unexpected_keys) or "its width")
     return LearnedEncoder(spec, reader.to(device).eval(), device)
 
 
 def _residues(
     checkpoint: LearnedCheckpoint, spec: EncoderSpec, device: torch.device
 ) -> tuple[nn.Module, int]:
-    """What gives each residue its numbers, and how many."""
+    """The module that gives each residue its numbers, and how many these are."""
     if checkpoint.base is not None:
         shape = checkpoint.base.shape
         dtype = DTYPES[spec.precision]
@@ -59,13 +74,13 @@ def _residues(
 
 def _other(path: Path, why: object) -> UnavailableError:
     return UnavailableError(
-        f"{printable(path)} holds another network than it says: {printable(why)}",
+        f"{printable(path)} does not hold the network that it names: {printable(why)}",
         hint="the file is damaged: get it again, or train again",
     )
 
 
 class LearnedEncoder:
-    """As ``base.Encoder``. The network over the residues is in float32."""
+    """An encoder that was learned; see ``base.Encoder``. Its network is in float32."""
 
     def __init__(self, spec: EncoderSpec, reader: Network, device: torch.device) -> None:
         self.spec, self.reader = spec, reader

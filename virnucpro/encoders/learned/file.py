@@ -1,28 +1,30 @@
 """The file of a learned encoder: a safetensors file that ``train`` writes beside the head.
 
 It holds the weights of the network over the residues; its facts, in JSON, are the one entry of
-its metadata. What the network reads ESM-2 through is not in it: the file names a checkpoint,
-which lies beside the file, or where it was when the encoder was trained.
+its metadata. The ESM-2 below it is not in the file, which names a checkpoint
+beside the file, or where it was when the encoder was trained.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from math import prod
 from pathlib import Path
-from typing import get_args
+from typing import ClassVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from virnucpro.config import Reads
-from virnucpro.encoders.esm2.model import ESM2Shape
-from virnucpro.encoders.esm2.weights import Checkpoint, inspect_checkpoint
+from virnucpro.config import EncoderSpec, Footprint, Pooling, Precision, Reads
+from virnucpro.encoders.base import OnEvent
+from virnucpro.encoders.esm2.encoder import ESM2Model, inspect_esm2
 from virnucpro.encoders.models import find_checkpoint
 from virnucpro.errors import UnavailableError
+from virnucpro.events import Progress
 from virnucpro.files import atomic, sha256
 from virnucpro.log import printable
 from virnucpro.options import Architecture, Encoding
@@ -32,7 +34,8 @@ ENCODER_FILE = "encoder.safetensors"
 LEARNED, COMPOSITION = "learned", "composition"  # families
 _FACTS = "virnucpro_encoder"  # entry of the metadata
 _DAMAGE = (LookupError, ValueError, TypeError, AttributeError, RecursionError)
-_SMALL = ESM2Shape(n_layers=1, dim=128, n_heads=1)  # networks over residues take no more memory
+_BYTES_PER_TOKEN = 8192  # of an LSTM, which has the most: gates, states, copies, in float32
+_FILLING_TOKENS = 327_680  # in a batch for a GPU
 
 Weights = Mapping[str, NDArray[np.float32]]
 
@@ -41,17 +44,17 @@ Weights = Mapping[str, NDArray[np.float32]]
 class Base:
     """The ESM-2 that a network reads residues through."""
 
-    model: str  # a name, or where it lay
+    model: str  # a name, or a path
     encoder_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnedFacts:
-    """What a learned encoder is, beside its weights."""
+    """The facts of a learned encoder, beside its weights."""
 
     encoding: Encoding
     architecture: Architecture
-    dim: int  # of a vector
+    dim: int  # length of a vector
     base: Base | None = None
 
     def __post_init__(self) -> None:
@@ -66,12 +69,16 @@ class LearnedFacts:
 
 @dataclass(frozen=True, slots=True)
 class LearnedCheckpoint:
-    """A learned encoder on disk, inspected but not loaded. As ``Checkpoint`` of an ESM-2."""
+    """A learned encoder on disk, inspected but not loaded; a ``base.Model``."""
 
     path: Path
     facts: LearnedFacts
     encoder_id: str  # the hash of the file
-    base: Checkpoint | None
+    base: ESM2Model | None
+    n_parameters: int  # of the network over the residues
+    n_layers: ClassVar[int] = 1
+    poolings: ClassVar[tuple[Pooling, ...]] = ("mean",)
+    head: ClassVar[None] = None
 
     @property
     def name(self) -> str:
@@ -90,20 +97,37 @@ class LearnedCheckpoint:
         return self.facts.dim
 
     @property
-    def n_layers(self) -> int:
-        return 1
+    def width(self) -> str:
+        return str(self.dim)
 
     @property
-    def shape(self) -> ESM2Shape:
-        """By which memory and batches are sized."""
-        return self.base.shape if self.base is not None else _SMALL
+    def footprint(self) -> Footprint:
+        """An ESM-2 takes more for a token than a network over its residues."""
+        n_bytes = self.path.stat().st_size
+        if self.base is not None:
+            base = self.base.footprint
+            return replace(
+                base,
+                n_parameters=base.n_parameters + self.n_parameters,
+                file_bytes=base.file_bytes + n_bytes,
+                converted_bytes=0,
+            )
+        return Footprint(
+            n_parameters=self.n_parameters,
+            file_bytes=n_bytes,
+            bytes_per_token=_BYTES_PER_TOKEN,
+            filling_tokens=_FILLING_TOKENS,
+        )
 
-    @property
-    def n_bytes(self) -> int:
-        return self.path.stat().st_size
+    def describe(self, spec: EncoderSpec) -> str:
+        on_base = f" on {printable(self.base.name)}" if self.base is not None else ""
+        return f"{self.dim} dimensions{on_base}, {spec.precision}"
 
-    def sha256(self, on_bytes: Callable[[int], None] = lambda _: None) -> str:
-        return sha256(self.path, on_bytes)
+    def prepare(
+        self, precision: Precision, folder: Path | None, on_event: OnEvent
+    ) -> tuple[Path, str]:
+        """It is small, and used as it is."""
+        return self.path, self.encoder_id
 
 
 def save_learned(path: Path, facts: LearnedFacts, weights: Weights) -> None:
@@ -115,7 +139,7 @@ def save_learned(path: Path, facts: LearnedFacts, weights: Weights) -> None:
 
 
 def is_learned(path: Path) -> bool:
-    """Whether a file says that it is a learned encoder."""
+    """True for a file whose metadata say that it is a learned encoder."""
     try:
         with safe_open(path, framework="np") as handle:
             return _FACTS in (handle.metadata() or {})
@@ -123,26 +147,29 @@ def is_learned(path: Path) -> bool:
         return False
 
 
-def inspect_learned(path: Path) -> LearnedCheckpoint:
+def inspect_learned(path: Path, on_event: OnEvent = lambda _: None) -> LearnedCheckpoint:
     """
     Raises:
         UnavailableError: the file is damaged, or its base is not to be found.
     """
-    facts = read_facts(path)
-    base = _find_base(path, facts.base) if facts.base is not None else None
-    return LearnedCheckpoint(path, facts, sha256(path), base)
+    facts, n_parameters = _read_facts(path)
+    base = _find_base(path, facts.base, on_event) if facts.base is not None else None
+    return LearnedCheckpoint(path, facts, sha256(path), base, n_parameters)
 
 
-def read_facts(path: Path) -> LearnedFacts:
-    """
+def _read_facts(path: Path) -> tuple[LearnedFacts, int]:
+    """What an encoder is, and the number of its parameters.
+
     Raises:
         UnavailableError: the file is damaged.
     """
     try:
         with safe_open(path, framework="np") as handle:
             stored = json.loads(handle.metadata()[_FACTS])
+            shapes = [handle.get_slice(name).get_shape() for name in handle.keys()]  # noqa: SIM118
         base = stored.pop("base")
-        return LearnedFacts(**stored, base=Base(**base) if base is not None else None)
+        facts = LearnedFacts(**stored, base=Base(**base) if base is not None else None)
+        return facts, sum(map(prod, shapes))
     except (OSError, SafetensorError, *_DAMAGE) as error:
         raise _damaged(path, error) from error
 
@@ -150,7 +177,7 @@ def read_facts(path: Path) -> LearnedFacts:
 def read_weights(path: Path) -> dict[str, NDArray[np.float32]]:
     """
     Raises:
-        UnavailableError: the file is damaged, or holds what is no weight.
+        UnavailableError: the file is damaged, or holds more than weights.
     """
     try:
         with safe_open(path, framework="np") as handle:
@@ -170,14 +197,20 @@ def _damaged(path: Path, why: object) -> UnavailableError:
     )
 
 
-def _find_base(path: Path, base: Base) -> Checkpoint:
+def _find_base(path: Path, base: Base, on_event: OnEvent) -> ESM2Model:
     """The checkpoint of this name beside the file, or else where it was.
 
     Raises:
         UnavailableError: there is none, or it holds other weights.
     """
     beside = path.parent / Path(base.model).name
-    checkpoint = inspect_checkpoint(beside) if beside.exists() else find_checkpoint(base.model)
+    if beside.exists():
+        checkpoint = inspect_esm2(beside)
+    else:
+        checkpoint = find_checkpoint(
+            base.model,
+            lambda n, total: on_event(Progress("fetching the model", n, total, "bytes")),
+        )
     if checkpoint.encoder_id != base.encoder_id:
         raise UnavailableError(
             f"{printable(path)} was learned on {printable(base.model)} ({base.encoder_id}); "
