@@ -83,11 +83,11 @@ def _count(help: str, panel: str, **more: Any) -> Any:  # noqa: ANN401 - as type
 
 @dataclass(frozen=True, kw_only=True)
 class ConsoleOptions:
-    """What a command shows while it runs; of the command line alone."""
+    """The output of a command on the console; options of the command line alone."""
 
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="No dashboard: only warnings and the summary.")
-    ] = False
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Warnings and the summary only.")] = (
+        False
+    )
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="The whole log on the console.")
     ] = False
@@ -132,14 +132,16 @@ class FolderOptions(OutputOptions):
     ] = False
     keep_intermediate: Annotated[
         bool,
-        typer.Option(help="chunks.fa and shards/ are kept, too.", rich_help_panel=FILES),
+        typer.Option(
+            help="Retention of chunks.fa and shards/ after the run.", rich_help_panel=FILES
+        ),
     ] = False
     argv: tuple[str, ...] = ()  # the command, for run.json and the log
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceOptions:
-    """What to run on."""
+    """The devices of a run."""
 
     gpus: Annotated[
         str | None,
@@ -174,14 +176,14 @@ class DeviceOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions(DeviceOptions):
-    """How the engine makes vectors."""
+    """The engine that makes vectors."""
 
     esm_batch_size: Annotated[
         str,
         typer.Option(
             metavar="auto|TOKENS",
-            help="Tokens in one batch; a longer sequence goes through alone. auto: by model, "
-            "device and its free memory.",
+            help="Number of tokens per batch; a longer sequence gets a batch of its own. auto: "
+            "chosen by model, device and free memory.",
             rich_help_panel=DEVICES,
         ),
     ] = "auto"
@@ -191,7 +193,7 @@ class EngineOptions(DeviceOptions):
             metavar="SECONDS",
             min=1,
             max=86_400,
-            help="Silence of a worker, beyond what its work needs, after which it is replaced.",
+            help="Silence, beyond the time its work needs, after which a worker is replaced.",
             rich_help_panel=DEVICES,
         ),
     ] = 300.0
@@ -217,7 +219,7 @@ class SequenceOptions:
     input_type: Annotated[
         Literal["auto", "nucleotide", "protein"],
         typer.Option(
-            help="Kind of the sequences; auto: told by their letters.", rich_help_panel=FILES
+            help="Type of the sequences; auto: decided by their letters.", rich_help_panel=FILES
         ),
     ] = "auto"
     min_length: Annotated[
@@ -231,7 +233,7 @@ class SequenceOptions:
     ] = 0
     genetic_code: Annotated[
         int,
-        _count("Genetic code of the sequences, by NCBI's numbers; 11 reads like 1.", FILES),
+        _count("NCBI number of the genetic code; 1 and 11 translate alike.", FILES),
     ] = 11
     per_file: Annotated[
         bool,
@@ -259,7 +261,7 @@ class SequenceOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
-    """A language model, and what it is given."""
+    """A language model, and the chunks that it reads."""
 
     chunk_size: Annotated[int | None, _chunk_size("Length of a chunk.", "500, or the head's")] = (
         None
@@ -282,7 +284,7 @@ FALSE_POSITIVES: Mapping[Preset, float] = {
 
 @dataclass(frozen=True, kw_only=True)
 class CutOptions:
-    """From where on a record is called viral. No score depends on it, so a resume may change it."""
+    """The rule by which a record is called viral. Scores do not depend on it."""
 
     threshold: Annotated[
         float | None,
@@ -332,7 +334,7 @@ class CutOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(EngineOptions, ModelOptions, FolderOptions, SequenceOptions):
-    """Whatever ``predict`` and ``extract`` share."""
+    """The options that ``predict`` and ``extract`` share."""
 
     command: ClassVar[Command]
 
@@ -356,20 +358,22 @@ class ExtractOptions(RunOptions):
 
     layer: Annotated[
         int | None,
-        _count("Layer whose representation is taken.", MODEL, show_default="the last"),
+        _count(
+            "Number of the layer whose representation is taken.", MODEL, show_default="the last"
+        ),
     ] = None
     pooling: Annotated[
         Pooling,
         typer.Option(
-            help=r"mean: over the residues; bos: the vector of the start token, \<cls>; none: one "
-            "vector per residue.",
+            help=r"Pooling of residues into a vector. mean: their average; bos: the vector of the "
+            r"start token, \<cls>; none: one vector per residue.",
             rich_help_panel=MODEL,
         ),
     ] = "mean"
     format: Annotated[
         FeatureFormat,
         typer.Option(
-            help="Format beside the h5 files: npz; or pt, as VirNucPro's _ESM.pt.",
+            help="Format of feature files beside the h5 ones: npz, or pt as VirNucPro's _ESM.pt.",
             rich_help_panel=FILES,
         ),
     ] = "h5"
@@ -422,14 +426,15 @@ class EvaluatedOptions:
     held_out_only: Annotated[
         bool,
         typer.Option(
-            help="Only records whose sequence and group neither head nor encoder was trained on.",
+            help="Omission of records whose sequence or group head or encoder was trained on.",
             rich_help_panel=MODEL,
         ),
     ] = False
     allow_training_data: Annotated[
         bool,
         typer.Option(
-            help="Also records of the training; the report says so.", rich_help_panel=MODEL
+            help="Evaluation on training records too; the report counts them.",
+            rich_help_panel=MODEL,
         ),
     ] = False
 
@@ -467,7 +472,7 @@ class LabelledOptions(OutputOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class StartOptions:
-    """What is trained, and from what."""
+    """The start of a training: its mode and its encoder."""
 
     finetune: Annotated[
         bool,
@@ -501,7 +506,7 @@ class StartOptions:
             case True, True:
                 raise UsageError(
                     "--finetune and --pretrain contradict each other",
-                    hint="pretrain first, then fine-tune what comes of it: --finetune --model DIR",
+                    hint="pretrain first, then fine-tune the result: --finetune --model DIR",
                 )
             case True, False:
                 return "finetune"
@@ -529,15 +534,14 @@ class NetworkOptions:
     encoding: Annotated[
         Encoding,
         typer.Option(
-            help="Features of a residue; composition: those of the bases alone. predict reads esm2 "
-            "only.",
+            help="Features of a residue; composition: those of the bases alone.",
             rich_help_panel=MODEL,
         ),
     ] = "esm2"
     architecture: Annotated[
         Architecture,
         typer.Option(
-            help="Network from residues to one vector; mlp: their mean. predict reads mlp only.",
+            help="Network from residues to one vector; mlp: their mean.",
             rich_help_panel=MODEL,
         ),
     ] = "mlp"
@@ -587,8 +591,8 @@ class LoopOptions:
     class_weights: Annotated[
         Literal["auto", "none"],
         typer.Option(
-            help="Weights of frames. auto: the same for both labels, the square root of its frames "
-            "for a group; none: those of the manifest alone.",
+            help="Weights of frames. auto: equal for both labels; per group the square root of its "
+            "number of frames; none: those of the manifest.",
             rich_help_panel=LOOP,
         ),
     ] = "auto"
@@ -658,7 +662,7 @@ class TrainOptions(DeviceOptions, LoopOptions, NetworkOptions, StartOptions, Lab
     ] = False
     profile: Annotated[
         bool,
-        typer.Option(help="Table of where the time went, at the end.", rich_help_panel=DEVICES),
+        typer.Option(help="Table of the time per stage, at the end.", rich_help_panel=DEVICES),
     ] = False
     argv: tuple[str, ...] = ()  # the command, for run.json and the log
 
@@ -669,7 +673,7 @@ class BenchOptions:
         str | None,
         typer.Option(
             metavar="SIZE,...",
-            help="Sizes of ESM-2, in order: 8M, 35M, 150M, 650M, 3B, 15B; weights are made up.",
+            help="Sizes of ESM-2, in order: 8M, 35M, 150M, 650M, 3B, 15B; weights are random.",
             show_default="all but 15B on a GPU, else 8M,35M",
         ),
     ] = None
@@ -715,7 +719,7 @@ class BenchOptions:
         typer.Option(
             metavar="N",
             min=1,
-            help="Number of measurements after one to warm up; just one of what takes over 5 s.",
+            help="Number of measurements after a warm-up; only one if it takes over 5 s.",
             show_default="5",
         ),
     ] = None
@@ -725,13 +729,17 @@ class BenchOptions:
     json: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="File for every figure, as it comes.", show_default=False
+            metavar="FILE",
+            help="JSON file of all figures, written as they come.",
+            show_default=False,
         ),
     ] = None
-    quick: Annotated[bool, typer.Option(help="8M, one profile, 3 repeats: under a minute.")] = False
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Tables alone, without what is being done.")
-    ] = False
+    quick: Annotated[bool, typer.Option(help="Short measurement: 8M, one profile, 3 repeats.")] = (
+        False
+    )
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Tables only, without progress.")] = (
+        False
+    )
     cuda_visible_devices: str | None = None  # the variable of the environment
 
 
@@ -767,7 +775,7 @@ def make(options: Callable[..., T], values: Mapping[str, object]) -> T:
 
 
 def options_of(hints: Mapping[str, Any]) -> dict[str, OptionInfo]:
-    """What ``typer`` must know of each field that is an option, by its name."""
+    """The ``typer`` option of each field that is one, by its name."""
     return {
         name: get_args(hint)[1] for name, hint in hints.items() if get_origin(hint) is Annotated
     }

@@ -40,10 +40,10 @@ Model = Annotated[
 
 @models.command("list")
 def list_models() -> None:
-    """List the models that have names, what they need, and where they lie or would lie.
+    """List the named models: size, GPU memory, and path.
 
-    The first is part of this program, and what is used where a model is needed and none is named;
-    the last are those that were imported. The GPU memory is for the default batches;
+    The first model is part of this program; it is used where a model is needed and none is named.
+    Imported models come last. The GPU memory is for the default batches;
     `virnucpro models info NAME` says more.
     """
     with exits(kept=""):
@@ -55,7 +55,7 @@ def list_models() -> None:
 
 @models.command("info")
 def show_model(model: Model) -> None:
-    """Say what a checkpoint is, as told by its content, and what it needs.
+    """Describe a checkpoint by its content, with the disk and memory that it needs.
 
     Example: virnucpro models info esm2_virnucpro
     """
@@ -71,7 +71,7 @@ def download_model(
     name: Annotated[
         str,
         typer.Argument(
-            help="A published name.", callback=refuse_empty, autocompletion=complete_model
+            help="Published name of a model.", callback=refuse_empty, autocompletion=complete_model
         ),
     ],
 ) -> None:
@@ -107,11 +107,14 @@ def import_model(
         ),
     ],
     name: Annotated[
-        str | None, typer.Option(help="What to call it.", show_default="that of the file or folder")
+        str | None,
+        typer.Option(help="Name of the model.", show_default="that of the file or folder"),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a model of that name.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replacement of a model of that name.")
+    ] = False,
 ) -> None:
-    """Copy a checkpoint to where --model finds it by its name; nothing is fetched.
+    """Copy a checkpoint to where --model finds it by name; nothing is fetched.
 
     All of it is checked first, and no code in it is run.
 
@@ -131,7 +134,7 @@ def import_model(
 
 @models.command("verify")
 def verify(model: Model) -> None:
-    """Load every tensor of a checkpoint and look for what is missing or not finite.
+    """Load a checkpoint, and check that every tensor is there and finite.
 
     A model with a published name must be the published file.
     """

@@ -38,7 +38,7 @@ def _read_config(context: typer.Context, text: str | None) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Console(ConsoleOptions):
-    """What else is of the command line alone."""
+    """Console options, and those of the command line alone."""
 
     config: Annotated[
         Path | None,
@@ -97,7 +97,7 @@ def train(options: TrainOptions, console: Console) -> None:
 
 
 def _outcome(training: Training) -> list[str]:
-    """Where the results are, and how to use them."""
+    """Lines on where the results are, and how to use them."""
     from virnucpro.log import printable
 
     lines = [f"results: {printable(training.output)}"]
