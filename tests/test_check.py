@@ -17,8 +17,9 @@ from test_cli import virnucpro
 from virnucpro.config import Precision
 from virnucpro.encoders.check import Check, check, compare, report_lines
 from virnucpro.encoders.esm2.model import ESM2Shape
+from virnucpro.encoders.learned.file import LearnedFacts, save_learned
 from virnucpro.encoders.panel import ODD_LETTERS, make_panel
-from virnucpro.errors import UnavailableError
+from virnucpro.errors import UnavailableError, UsageError
 from virnucpro.events import Progress, Telling
 from virnucpro.options import CheckOptions
 
@@ -223,6 +224,14 @@ def test_numbers_that_the_precision_cannot_hold_are_told(tmp_path, monkeypatch):
 def test_what_cannot_be_checked_is_told(arguments, exit_code, words):
     answer = virnucpro("models", "check", *arguments)
     assert answer.returncode == exit_code and words in answer.stderr
+
+
+def test_a_model_that_fair_esm_does_not_have_is_refused(tmp_path):
+    facts = LearnedFacts(encoding="onehot", architecture="cnn", dim=8)
+    save_learned(tmp_path / "encoder.safetensors", facts, {"weight": np.ones(3, np.float32)})
+    with pytest.raises(UsageError, match="onehot-cnn is not an ESM-2") as caught:
+        run(tmp_path / "encoder.safetensors")
+    assert caught.value.hint
 
 
 # On the way

@@ -75,30 +75,38 @@ class FairESMEncoder:
         return n_tokens * (2.0 * self.shape.n_parameters + of_scores)
 
     def plan(self, lengths: Sequence[int], tokens_per_batch: int) -> list[list[int]]:
-        """Batches of at most ``tokens_per_batch`` tokens with the padding, longest first."""
-        order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
-        batches = []
-        while order:
-            n = max(1, tokens_per_batch // (lengths[order[0]] + EXTRA_TOKENS))
-            batches.append(order[:n])
-            order = order[n:]
-        return batches
+        return plan_padded(lengths, tokens_per_batch)
+
+    def start(self, sequences: Sequence[str]) -> Pending:
+        return self.copy.start(self.embed(sequences))
 
     @torch.inference_mode()
-    def start(self, sequences: Sequence[str]) -> Pending:
+    def embed(self, sequences: Sequence[str]) -> Tensor:
+        """The rows of a batch, on the device."""
         tokens = tokens_of(self.model, sequences).to(self.device)
         layer = self.spec.layer
-        hidden = self.model(tokens, repr_layers=[layer])["representations"][layer].float()
+        hidden: Tensor = self.model(tokens, repr_layers=[layer])["representations"][layer].float()
         lengths = list(map(len, sequences))
         match self.spec.pooling:
             case "bos":
-                return self.copy.start(hidden[:, 0])
+                return hidden[:, 0]
             case "mean":
                 means = [hidden[i, 1 : n + 1].mean(dim=0) for i, n in enumerate(lengths)]
-                return self.copy.start(torch.stack(means))
+                return torch.stack(means)
             case "none":
                 residues = [hidden[i, 1 : n + 1] for i, n in enumerate(lengths)]
-                return self.copy.start(torch.cat(residues))
+                return torch.cat(residues)
+
+
+def plan_padded(lengths: Sequence[int], tokens_per_batch: int) -> list[list[int]]:
+    """Batches of at most ``tokens_per_batch`` with the padding, the longest sequence first."""
+    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+    batches = []
+    while order:
+        n = max(1, tokens_per_batch // (lengths[order[0]] + EXTRA_TOKENS))
+        batches.append(order[:n])
+        order = order[n:]
+    return batches
 
 
 def tokens_of(model: esm.ESM2, sequences: Sequence[str]) -> Tensor:

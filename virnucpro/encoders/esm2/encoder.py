@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from virnucpro.config import EncoderSpec, Footprint, Pooling, Precision
 from virnucpro.encoders.base import HostCopy, OnEvent, Pending
@@ -170,7 +171,11 @@ class ESM2Encoder:
     def plan(self, lengths: Sequence[int], tokens_per_batch: int) -> list[list[int]]:
         return plan_batches(lengths, tokens_per_batch)
 
-    @torch.inference_mode()
     def start(self, sequences: Sequence[str]) -> Pending:
+        return self.copy.start(self.embed(sequences))
+
+    @torch.inference_mode()
+    def embed(self, sequences: Sequence[str]) -> Tensor:
+        """The rows of a batch, on the device."""
         batch = PackedBatch.of(sequences)
-        return self.copy.start(self.pool(self.model(batch), batch))
+        return self.pool(self.model(batch), batch)
