@@ -23,6 +23,7 @@ LAYERS = """
     encoders.esm2.weights encoders.esm2.converted encoders.esm2.encoder
     encoders.fair_esm encoders.models encoders.composition encoders.learned.readers
     encoders.learned.file encoders.learned.encoder
+    encoders.panel encoders.rounding encoders.check
     scorer.pieces scorer.stretches scorer.features scorer.nets scorer.score
     scoring.head scoring.calls outputs.tables outputs.sinks
     run.feature_file run.features run.lock run.manifest run.folder run.shards run.dedup run.plan
@@ -179,6 +180,7 @@ def test_only_the_store_and_the_index_know_what_a_feature_file_looks_like() -> N
 DOORS = {
     "encoders": {
         "base": {"Encoder", "Model", "Pending", "Rows", "estimate_tokens", "load_encoder"},
+        "check": {"check", "report_lines"},
         "models": {
             *("describe_model", "describe_models", "import_model", "open_model", "verify_model"),
         },

@@ -13,9 +13,12 @@ from runs import rows
 from safetensors.numpy import load_file
 
 from virnucpro.encoders.learned.file import ENCODER_FILE, inspect_learned, is_learned, save_learned
+from virnucpro.encoders.models import describe_model, open_model
+from virnucpro.encoders.published import EMBEDDED
 from virnucpro.engine.executor import InlineExecutor
 from virnucpro.errors import UnavailableError, UsageError
 from virnucpro.evaluation.story import evaluate
+from virnucpro.files import sha256
 from virnucpro.labelled.split import read_split
 from virnucpro.options import EvaluateOptions, ExtractOptions, PredictOptions
 from virnucpro.pipeline import extract, predict
@@ -154,6 +157,34 @@ def test_an_encoder_whose_base_was_trained_again_is_refused(trained, tiny, data,
     with pytest.raises(UnavailableError, match="holds other weights") as caught:
         inspect_learned(moved / ENCODER_FILE)
     assert "beside it" in caught.value.hint
+
+
+def test_an_encoder_in_the_current_folder_is_named_by_its_path_and_is_no_model_by_accident(
+    trained, tmp_path, monkeypatch
+):
+    """A file with the name of a model is not taken for that model, either."""
+    training = trained("onehot-cnn")
+    monkeypatch.chdir(tmp_path)
+    content = training.learned_encoder.read_bytes()
+    for name in ("encoder.safetensors", EMBEDDED):
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(UnavailableError, match="no model named encoder") as caught:
+        open_model("encoder.safetensors", lambda _: None)
+    assert "write ./encoder.safetensors" in caught.value.hint
+    assert open_model("./encoder.safetensors", lambda _: None).family == "learned"
+    assert open_model(EMBEDDED, lambda _: None).family == "esm2"
+
+
+@pytest.mark.parametrize("kind", ["composition", "onehot-cnn", "esm2-cnn"])
+def test_an_encoder_is_sized_and_described_by_what_it_is(kind, trained, tiny):
+    path = trained(kind).learned_encoder
+    model, base = open_model(str(path), lambda _: None), open_model(str(tiny.model), lambda _: None)
+    n_weights = sum(values.size for values in load_file(path).values())
+    on_esm2 = kind.startswith("esm2")
+    assert model.footprint.n_parameters == n_weights + on_esm2 * base.footprint.n_parameters
+    lines = list(describe_model(str(path)))
+    assert lines[0] == f"path        {path}"
+    assert f"dimensions  {model.dim}" in lines and f"encoder id  {sha256(path)}" in lines
 
 
 @pytest.mark.parametrize("damage", ["cut", "other weights"])

@@ -25,7 +25,7 @@ from typing import (
 )
 
 import typer
-from typer.models import OptionInfo
+from typer.models import ArgumentInfo, ParameterInfo
 
 from virnucpro.config import Command, FeatureFormat, Pooling
 from virnucpro.encoders.published import EMBEDDED, PUBLISHED
@@ -140,8 +140,8 @@ class FolderOptions(OutputOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeviceOptions:
-    """The devices of a run."""
+class ComputeOptions:
+    """A device, and the precision of matrix products on it."""
 
     gpus: Annotated[
         str | None,
@@ -156,14 +156,6 @@ class DeviceOptions:
         Literal["auto", "cuda", "cpu", "mps"],
         typer.Option(help="Kind of device.", rich_help_panel=DEVICES),
     ] = "auto"
-    workers: Annotated[
-        int | None,
-        _count(
-            "Number of processes with --device cpu, one core each.",
-            DEVICES,
-            show_default="as many as cores and memory allow",
-        ),
-    ] = None
     precision: Annotated[
         Literal["auto", "bf16", "fp16", "fp32"],
         typer.Option(
@@ -172,6 +164,20 @@ class DeviceOptions:
         ),
     ] = "auto"
     cuda_visible_devices: str | None = None  # the variable of the environment
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceOptions(ComputeOptions):
+    """The devices of a run."""
+
+    workers: Annotated[
+        int | None,
+        _count(
+            "Number of processes with --device cpu, one core each.",
+            DEVICES,
+            show_default="as many as cores and memory allow",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -743,6 +749,18 @@ class BenchOptions:
     cuda_visible_devices: str | None = None  # the variable of the environment
 
 
+@dataclass(frozen=True, kw_only=True)
+class CheckOptions(ComputeOptions):
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME|PATH",
+            help="Name, or path with a separator in it: ./model.pt.",
+            autocompletion=complete_model,
+        ),
+    ]
+
+
 # From values to options
 
 
@@ -766,7 +784,9 @@ def make(options: Callable[..., T], values: Mapping[str, object]) -> T:
             hint=f"there are {', '.join(sorted(on_command_line))}",
         )
     checked = {
-        name: _value(name, get_args(hints[name])[0], value) if name in on_command_line else value
+        name: _value(_word(name, on_command_line[name]), get_args(hints[name])[0], value)
+        if name in on_command_line
+        else value
         for name, value in values.items()
     }
     for name, info in on_command_line.items():
@@ -774,7 +794,7 @@ def make(options: Callable[..., T], values: Mapping[str, object]) -> T:
     return options(**checked)
 
 
-def options_of(hints: Mapping[str, Any]) -> dict[str, OptionInfo]:
+def options_of(hints: Mapping[str, Any]) -> dict[str, ParameterInfo]:
     """The ``typer`` option of each field that is one, by its name."""
     return {
         name: get_args(hint)[1] for name, hint in hints.items() if get_origin(hint) is Annotated
@@ -788,17 +808,22 @@ def carry(options: object, to: Callable[..., T], **changes: object) -> T:
     return to(**shared, **changes)
 
 
-def _value(name: str, hint: Any, value: object) -> object:  # noqa: ANN401 - a type
+def _word(name: str, info: ParameterInfo) -> str:
+    """What a field is called on the command line."""
+    return name.upper() if isinstance(info, ArgumentInfo) else flag(name)
+
+
+def _value(option: str, hint: Any, value: object) -> object:  # noqa: ANN401 - a type
     """The value in the type of its option.
 
     Raises:
         UsageError: it is empty, or of another type or choice.
     """
     if value == "":
-        raise UsageError(f"{flag(name)} is empty", hint="is the variable set that it came from?")
+        raise UsageError(f"{option} is empty", hint="is the variable set that it came from?")
     if get_origin(hint) is tuple:
         values = value if isinstance(value, (list, tuple)) else [value]
-        return tuple(_value(name, get_args(hint)[0], one) for one in values)
+        return tuple(_value(option, get_args(hint)[0], one) for one in values)
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     for kind in kinds:
         if kind is Path and isinstance(value, (str, Path)):
@@ -812,12 +837,12 @@ def _value(name: str, hint: Any, value: object) -> object:  # noqa: ANN401 - a t
             return value
     words = [word for kind in kinds for word in get_args(kind)]
     raise UsageError(
-        f"{flag(name)} is {printable(repr(value))}",
+        f"{option} is {printable(repr(value))}",
         hint=f"give {' or '.join(words or [kind.__name__ for kind in kinds])}",
     )
 
 
-def _check_range(name: str, info: OptionInfo, value: object) -> None:
+def _check_range(name: str, info: ParameterInfo, value: object) -> None:
     """
     Raises:
         UsageError: a number is not in the range of its option.

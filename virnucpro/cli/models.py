@@ -7,13 +7,19 @@ from typing import Annotated
 
 import typer
 
+from virnucpro.cli.command import command
 from virnucpro.cli.exits import end_cleanly, exits
-from virnucpro.cli.running import is_live
-from virnucpro.errors import UsageError
+from virnucpro.cli.running import is_live, loading, report, watched
+from virnucpro.errors import UsageError, VirnucproError
 from virnucpro.log import printable
-from virnucpro.options import complete_model
+from virnucpro.options import CheckOptions, ConsoleOptions, complete_model
 
-models = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown", help="ESM-2 checkpoints.")
+models = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    help="ESM-2 checkpoints. First on a new GPU, and with a new model: virnucpro models check "
+    "esm2_t33_650M_UR50D --gpus 0",
+)
 
 
 def refuse_empty(
@@ -143,3 +149,35 @@ def verify(model: Model) -> None:
 
         checkpoint, digest = verify_model(model)
         typer.echo(f"{printable(checkpoint.path)} is whole, sha256 {digest}")
+
+
+@models.command("check")
+@command(CheckOptions, ConsoleOptions)
+def check_model(options: CheckOptions, console: ConsoleOptions) -> None:
+    """Compare the vectors that a model has here with those of fair-esm in float32.
+
+    A fixed panel of proteins is embedded by both, with the same weights, on every GPU that is
+    asked for. The vectors may differ by as much as roundings explain, with these weights and in
+    this precision. Do this first on a new GPU, and with a new model. It needs room for the model
+    in float32.
+
+    Example: virnucpro models check esm2_t33_650M_UR50D --gpus 0
+
+    The sharpest test: virnucpro models check ./model.pt --precision fp32
+
+    Exit codes: 0 passed, 1 failed, 64 usage, 69 device or model unavailable.
+    """
+    with exits(kept=""):
+        with loading(console):
+            from virnucpro.encoders.check import check, report_lines
+        with watched(console) as events:
+            outcome = check(options, events)
+        report(report_lines(outcome))
+        if not outcome.has_passed:
+            raise VirnucproError(
+                "the vectors are not those of fair-esm: results with this model, device and "
+                "precision are not to be trusted",
+                hint="compare `--precision fp32` and `--device cpu` to see which of them passes, "
+                "and use that; where none does, look at the file with `virnucpro models verify`, "
+                "and send this output to whoever gave you the program",
+            )

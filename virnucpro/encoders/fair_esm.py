@@ -17,7 +17,7 @@ from torch import Tensor
 from virnucpro.config import EncoderSpec
 from virnucpro.encoders.base import HostCopy, Pending
 from virnucpro.encoders.esm2.model import DTYPES, ESM2Shape, rotary_frequencies
-from virnucpro.encoders.esm2.weights import fair_esm_state, inspect_checkpoint
+from virnucpro.encoders.esm2.weights import ROTARY, fair_esm_state, inspect_checkpoint
 
 EXTRA_TOKENS = 2  # <cls> and <eos>
 
@@ -36,16 +36,17 @@ def load(spec: EncoderSpec, weights: Path, device: torch.device) -> FairESMEncod
 def load_model(
     weights: Path, shape: ESM2Shape, dtype: torch.dtype, device: torch.device
 ) -> esm.ESM2:
-    """fair-esm's module, in ``dtype`` but for the rotary frequencies."""
+    """fair-esm's module, in ``dtype`` but for the rotary frequencies, which a file may have."""
     with torch.device(device):  # filling it at random is slow on a CPU
         model = esm.ESM2(
             shape.n_layers, shape.dim, shape.n_heads, token_dropout=shape.token_dropout
         ).eval()
-    report = model.load_state_dict(fair_esm_state(weights), strict=False)
+    state = fair_esm_state(weights)
+    frequencies = state.pop(ROTARY, rotary_frequencies(shape.head_dim)).float().to(device)
+    report = model.load_state_dict(state, strict=False)
     assert not report.unexpected_keys
     assert all("head" in name or "inv_freq" in name for name in report.missing_keys)
     model.to(dtype).requires_grad_(False)
-    frequencies = rotary_frequencies(shape.head_dim).to(device)
     for layer in model.layers:
         layer.self_attn.rot_emb.inv_freq = frequencies
         if dtype != torch.float32:

@@ -176,8 +176,11 @@ def _ending_together(store: Store, world_size: int) -> Iterator[None]:
         if store.add(_N_ERRORS, 1) > 1:
             raise SystemExit(told.exit_code) from error
         store.set(_EXIT_CODE, str(told.exit_code))
+        if dist.is_initialized():  # the others wait within torch: their waiting fails now
+            with suppress(RuntimeError):
+                dist.destroy_process_group()
         deadline = time.monotonic() + _GRACE_SECONDS
-        while not dist.is_initialized() and time.monotonic() < deadline:  # the others listen
+        while time.monotonic() < deadline:  # they ask the store, which may end with this process
             if store.add(_N_HEARD, 0) == world_size - 1:
                 break
             time.sleep(_LISTEN_SECONDS)
@@ -185,6 +188,7 @@ def _ending_together(store: Store, world_size: int) -> Iterator[None]:
     except RuntimeError as error:  # so torch says that another process has gone
         with suppress(dist.DistError):  # with the store, if it was the first
             if store.check([_EXIT_CODE]):
+                store.add(_N_HEARD, 1)
                 raise SystemExit(int(store.get(_EXIT_CODE))) from error
         raise
 

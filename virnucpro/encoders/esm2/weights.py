@@ -39,11 +39,12 @@ from virnucpro.log import printable
 _FAIRSEQ_PREFIX = re.compile(r"^(encoder\.sentence_encoder\.|encoder\.)")
 _LAYER_NUMBER = re.compile(r"(?:^|\.)layers?\.(\d+)\.")
 
+ROTARY = "layers.0.self_attn.rot_emb.inv_freq"  # in fair-esm; the same in every layer
 # our module's name -> what the two formats call it; {} is the number of the layer
 _FAIR_ESM = {
     "embedding": "embed_tokens",
     "final_norm": "emb_layer_norm_after",
-    "inv_freq": "layers.0.self_attn.rot_emb.inv_freq",
+    "inv_freq": ROTARY,
     "attention_norm": "layers.{}.self_attn_layer_norm",
     "q": "layers.{}.self_attn.q_proj",
     "k": "layers.{}.self_attn.k_proj",
@@ -213,6 +214,8 @@ def fair_esm_state(path: Path) -> dict[str, Tensor]:
     """
     n_layers, tensors = inspect_checkpoint(path).shape.n_layers, _Tensors.open(path)
     state = {}
+    if tensors.has("inv_freq"):
+        state[ROTARY] = tensors.get("inv_freq")
     for name, theirs in _FAIR_ESM.items():
         kinds = {"inv_freq": (), "embedding": ("weight",)}.get(name, ("weight", "bias"))
         for layer in range(n_layers if "{}" in theirs else 1):
