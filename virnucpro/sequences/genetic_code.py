@@ -122,8 +122,8 @@ def find_open_code(sequence: str) -> int | None:
     return next((number for number in lengths if lengths[number] >= SAME_LENGTH * longest), None)
 
 
-# Kinds of codons, for ``bytes.translate``: 0 is an end of the sequence; 1, 2 and 3 are the stops, 4, 5
-# and 6 those of the reverse strand; 7 is any other codon. A codon is 25a + 5b + c of its digits.
+# Kinds of codons, for ``bytes.translate``: 0 is an end of the sequence; 1, 2 and 3 are the stops,
+# 4, 5 and 6 those of the reverse strand; 7 is any other codon. A codon is 25a + 5b + c of digits.
 _BASES = bytes.maketrans(b"acgtuU", b"ACGTTT")
 _DIGITS = bytes(
     {ord(base): digit for digit, base in enumerate("ACGT")}.get(i, 4) for i in range(256)
