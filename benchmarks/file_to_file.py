@@ -159,6 +159,6 @@ class _Watch:
 
     @property
     def outside_batches(self) -> float:
-        """From the time that each worker is ready to the last shard's end."""
+        """The share of worker time outside batches, from readiness to the last shard."""
         there = sum(self._last_done - ready for ready in self._ready.values())
         return max(0.0, 1 - self._in_batches / there)

@@ -166,7 +166,7 @@ def announce_cut(config: RunConfig, scorer: Scorer | None, head: Head | None) ->
     if threshold is None:
         share = FALSE_POSITIVES[config.options.preset]
         cut = f"preset {config.options.preset}, {share:.1%} false positives among unknown hosts"
-    announce(f"called virus: {cut}")
+    announce(f"calls: {cut}")
     return cut
 
 

@@ -76,7 +76,7 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """What one pass over the proteins took."""
+    """The figures of one pass over the proteins."""
 
     seconds: float
     cpu_seconds: float

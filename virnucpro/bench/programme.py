@@ -1,4 +1,4 @@
-"""What ``virnucpro bench`` measures, in order, and the whole of it on one page."""
+"""The measurements of ``virnucpro bench``, in order, on one page."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Programme:
-    """What to measure. ``tokens`` of a pass are, where None, ``n_batches`` of ours per core."""
+    """The programme of a benchmark. If ``tokens`` is None, a pass has ``n_batches`` per core."""
 
     choice: Choice
     models: Mapping[str, ESM2Shape]

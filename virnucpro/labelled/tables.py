@@ -24,19 +24,19 @@ def read_cells(
         InputError: it is not a table, or lacks a column; names file and line.
         InputMissingError: the file cannot be opened.
     """
-    shown = printable(path)
+    label = printable(path)
     lines = _read_lines(path, on_block)
     _, header = next(lines, (1, ""))
     columns = [name.strip() for name in header.split("\t")]
     for name in needed:
         if columns.count(name) != 1:
             how_many = "no column" if name not in columns else "more than one column"
-            raise InputError(f"{shown}:1: {how_many} {name!r}", hint=hint)
+            raise InputError(f"{label}:1: {how_many} {name!r}", hint=hint)
     for number, line in lines:
         cells = line.split("\t")
         if len(cells) != len(columns):
             raise InputError(
-                f"{shown}:{number}: {len(cells)} cells for {len(columns)} columns",
+                f"{label}:{number}: {len(cells)} cells for {len(columns)} columns",
                 hint="there must be one tab between two cells, and none inside a cell",
             )
         yield number, {name: cell.strip() for name, cell in zip(columns, cells, strict=True)}

@@ -68,7 +68,7 @@ class Nets:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PieceNets:
-    """All nets for pieces of one size, of records from ``shortest`` to below ``longest`` bases."""
+    """The nets for pieces of one size, of records from ``shortest`` to below ``longest`` bases."""
 
     size: int
     shortest: int
@@ -105,7 +105,7 @@ class PieceNets:
 
 @dataclass(frozen=True, slots=True)
 class Knot:
-    """At this length a record's probability is the logistic function of slope * x + offset."""
+    """A calibration at one length: probability is the logistic function of slope * x + offset."""
 
     n_bases: int
     slope: float
@@ -118,7 +118,7 @@ class Knot:
 
 @dataclass(frozen=True, slots=True)
 class ErrorRates:
-    """At this length, the shares of cellular and of viral records from some log-odds on.
+    """Error rates at one length: shares of cellular and viral records from some log-odds on.
 
     The calibrated log-odds rise, so the shares fall.
     """

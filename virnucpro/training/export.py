@@ -1,4 +1,4 @@
-"""What a training leaves for ``predict``: an encoder folder and a head file."""
+"""The results of a training for ``predict``: an encoder folder and a head file."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _sorted(digests: frozenset[int]) -> NDArray[np.uint64]:
 def _layers(
     network: nn.Sequential, shift: Tensor | None = None, scale: Tensor | None = None
 ) -> tuple[Layer, ...]:
-    """Its linear layers; what standardises the input goes into the first, in float64."""
+    """The linear layers; the first one includes the standardisation of the input, in float64."""
     layers = []
     for i, module in enumerate(m for m in network if isinstance(m, nn.Linear)):
         weight, bias = module.weight.detach().double().cpu(), module.bias.detach().double().cpu()

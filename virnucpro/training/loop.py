@@ -37,14 +37,14 @@ B_co = TypeVar("B_co", covariant=True)
 
 
 class Objective(MakesBatches[B_co], Protocol[B_co]):
-    """What is learned, from which rows, and how well it is known. ``B_co`` is its kind of batch."""
+    """An objective: its rows, losses and evaluation. ``B_co`` is its kind of batch."""
 
     n_rows: int  # of an epoch
     unit: str
     best: str  # the name of the figure by which the best epoch is chosen; larger is better
 
     def weight(self, rows: Rows) -> float:
-        """What the losses of these rows are divided by."""
+        """The divisor of the losses of these rows."""
 
     def validate(self, module: nn.Module, ranks: Ranks) -> dict[str, float]: ...
 
@@ -90,7 +90,7 @@ class Trainer(Generic[B]):
         return self.state
 
     def speeds(self) -> list[Speed]:
-        """Of all ranks, in their order."""
+        """The speeds of all ranks, in their order."""
         mine = Speed(str(self.ranks.device), self.n_trained, self.clock.seconds)
         return self.ranks.gather(mine)
 

@@ -41,7 +41,7 @@ _KEPT = "the epochs that were finished are kept: go on with --resume when that i
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """This process among those of the training."""
+    """The rank of this process in the training."""
 
     rank: int
     world_size: int
@@ -85,7 +85,7 @@ class Ranks:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """What torchrun says to a process that it started."""
+    """The environment that torchrun gives to a process."""
 
     rank: int
     local_rank: int
@@ -221,7 +221,7 @@ def run_on(devices: Sequence[str], work: Callable[[Ranks], None], on_event: OnEv
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """What a process must know to find the others."""
+    """The devices, port and log level that the processes of a training share."""
 
     devices: tuple[str, ...]
     port: int

@@ -1,4 +1,4 @@
-"""From the options of ``virnucpro train`` to a training that can begin, and its devices."""
+"""Options of ``virnucpro train`` become a training that can begin, and its devices."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ _MORE_GROUPS = "label more groups, or move some in a table of the split and give
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """What ``virnucpro train`` was asked for, checked but for what the data tell."""
+    """A request for a training, checked but for the data."""
 
     options: TrainOptions
     settings: Settings
@@ -107,22 +107,22 @@ class Training:
 
     @property
     def fasta(self) -> Path:
-        """What these are made of."""
+        """The FASTA file of all records, from which the engine makes vectors."""
         return self.output / _FASTA
 
     @property
     def learned_encoder(self) -> Path:
-        """What reads the residues, if that is no plain ESM-2."""
+        """The file of the trained encoder, if it is not a plain ESM-2."""
         return self.output / ENCODER_FILE
 
     @property
     def is_plain(self) -> bool:
-        """Whether a frame's vector is the mean of an ESM-2: such an encoder needs no file."""
+        """True if a frame's vector is the mean of an ESM-2: such an encoder needs no file."""
         return (self.options.encoding, self.options.architecture) == ("esm2", "mlp")
 
     @property
     def has_stored_vectors(self) -> bool:
-        """Whether the engine makes the vectors, once, before the training."""
+        """True if the engine makes the vectors, once, before the training."""
         return self.settings.mode == "head" and self.is_plain
 
 
@@ -293,7 +293,7 @@ def _prepare_frames(training: Training, manifest: Manifest, on_event: OnEvent) -
 
 @contextmanager
 def _leaving_nothing(training: Training) -> Iterator[None]:
-    """If the block fails, the folder is as free as before."""
+    """Delete the frames if the block fails."""
     try:
         yield
     except BaseException:
@@ -302,7 +302,7 @@ def _leaving_nothing(training: Training) -> Iterator[None]:
 
 
 def describe(training: Training, choice: Choice) -> list[str]:
-    """What is trained, and on what."""
+    """Lines on mode, model, precision and devices."""
     shape, settings = training.shape, training.settings
     encoder = f"no ESM-2, {training.options.encoding}"
     if shape is not None:
@@ -374,7 +374,7 @@ def _check_split(
 
 
 def _facts(training: Training, source: Source) -> dict[str, Any]:
-    """All that the weights depend on; files by their content."""
+    """The facts that the weights depend on; files by their content."""
     options = training.options
     facts: dict[str, Any] = {
         "manifest": options.data,

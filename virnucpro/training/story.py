@@ -260,7 +260,7 @@ def new_reader_of(training: Training, device: torch.device) -> Reader:
 
 
 def _some(frames: LabelledFrames, seed: int) -> LabelledFrames:
-    """As many as are worth the time after each epoch."""
+    """The validation frames that are scored after each epoch."""
     order = np.random.default_rng([seed, len(frames)]).permutation(len(frames))
     return frames.take(np.sort(order[:_MOST_FRAMES]))
 
@@ -295,7 +295,7 @@ def _has_both(frames: LabelledFrames) -> bool:
 
 
 def _count_lines(frames: LabelledFrames, weight: NDArray[np.float32]) -> list[str]:
-    """What there is of each class, and how much it counts."""
+    """Lines with the number and the weight of the frames of each label."""
     names = (("virus", frames.is_virus), ("other", ~frames.is_virus))
     return [
         f"{name}: {int(rows.sum()):,} frames of {len(np.unique(frames.group[rows])):,} groups, "
@@ -396,7 +396,7 @@ def _export_encoder(training: Training, module: FrameClassifier) -> Model:
 
 
 def _name_of(training: Training, folder: Path) -> str:
-    """By which the checkpoint is found again: what was trained lies beside what reads it."""
+    """The name of the checkpoint for later runs; a trained one lies beside its reader."""
     if folder == training.trained_encoder:
         return folder.name
     model = training.options.model or EMBEDDED
