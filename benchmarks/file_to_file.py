@@ -17,9 +17,9 @@ from virnucpro.bench.encoder import Setting
 from virnucpro.bench.layouts import FAILURES, reason_of
 from virnucpro.bench.synthetic import count_tokens, lengths_of
 from virnucpro.config import RESIDUES_PER_SHARD
-from virnucpro.engine.events import BatchDone, BatchStarted, ShardDone, Telling, WorkerReady
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.errors import VirnucproError
+from virnucpro.events import BatchDone, BatchStarted, ShardDone, Telling, WorkerReady
 from virnucpro.options import ExtractOptions, make
 from virnucpro.outputs.summary import STARTING
 from virnucpro.pipeline import run
@@ -159,6 +159,6 @@ class _Watch:
 
     @property
     def outside_batches(self) -> float:
-        """From the time that each worker is ready to the last shard's end."""
+        """The share of worker time outside batches, from readiness to the last shard."""
         there = sum(self._last_done - ready for ready in self._ready.values())
         return max(0.0, 1 - self._in_batches / there)

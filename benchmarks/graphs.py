@@ -99,7 +99,7 @@ class GraphedESM2(nn.Module):
 
     @torch.inference_mode()
     def forward(self, batch: PackedBatch) -> Tensor:
-        """As ``ESM2.forward``; the result holds until the next call."""
+        """The same as ``ESM2.forward``; the result holds until the next call."""
         n_tokens = len(batch.tokens)
         offsets = pad_offsets(batch, self.n_tokens, self.n_offsets)
         if offsets is None:

@@ -85,7 +85,7 @@ class Groups:
 
 
 def names_of(row: Row) -> list[str]:
-    """What ties a sequence to others; at least one name."""
+    """The names that tie a sequence to others; at least one."""
     names = {name: value for name, value in row.items() if value not in NAMELESS}
     genus = names.get("genus")
     if row["label"] == "viral":

@@ -25,8 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
-from virnucpro.encoders.models import embedded_scorer
-from virnucpro.scorer.nets import load_scorer
+from virnucpro.scorer.nets import embedded_scorer, load_scorer
 from virnucpro.scorer.score import score_windows
 from virnucpro.scoring.regions import RegionModel, region_model_text, regions_of_pieces
 from virnucpro.sequences.fasta import read_fasta

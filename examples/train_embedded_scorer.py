@@ -97,7 +97,7 @@ FALSE_POSITIVES = 0.03  # share of the cells' fragments that are called in the f
 
 
 def lessons(collection: Collection, size: int, seed: int) -> Lessons:
-    """Fragments of the collection, and made ones that are no virus."""
+    """Fragments of the collection, and synthetic ones that are not viral."""
     rng = np.random.default_rng([size, seed])
     fragments = draw(collection, size, N_FRAGMENTS, SHARES, rng)
     is_virus = np.array([collection.records[record].is_virus for record in fragments.record])
@@ -220,7 +220,7 @@ def row_of(
     is_inside: NDArray[np.bool_],
     threshold: float,
 ) -> tuple[str, ...]:
-    """How many of the own samples are called; figures of those inside, half of them viral."""
+    """The number of own samples that are called, and figures on mixtures half viral."""
     own, inside = samples.where(is_own), samples.where(is_inside)
     n_of_label = np.bincount(inside.is_virus, minlength=2)
     inside = replace(inside, weights=1 / n_of_label[inside.is_virus.astype(np.int64)])

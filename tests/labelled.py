@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from virnucpro.engine.events import Telling
+from virnucpro.events import Telling
 from virnucpro.labelled.frames import LabelledFrames
 from virnucpro.labelled.records import Labelled, LabelledRecord, read_manifest, read_records
 from virnucpro.labelled.split import Split, read_split

@@ -16,8 +16,8 @@ import psutil
 import pytest
 from numpy.typing import NDArray
 
-from virnucpro.engine.events import Telling
 from virnucpro.engine.executor import Executor, InlineExecutor
+from virnucpro.events import Telling
 from virnucpro.outputs.summary import Summary
 from virnucpro.pipeline import run
 from virnucpro.resolve import RunConfig

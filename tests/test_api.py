@@ -138,7 +138,7 @@ def test_a_call_that_fails_leaves_no_trace_either(tiny, tmp_path):
         (EXAMPLE, {"worker_timeout": 0}, "--worker-timeout is 0"),
         ([("a b", "ACGT")], {}, "blanks in it"),
         ([("a", "ACGT\n>b\nACGT")], {}, "blanks in it"),
-        ([3], {}, "3 is no record"),
+        ([3], {}, "3 is not a record"),
         ([EXAMPLE, EXAMPLE], {}, "occurs twice"),
     ],
 )

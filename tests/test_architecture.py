@@ -15,18 +15,20 @@ import virnucpro
 
 ROOT = Path(virnucpro.__file__).parent
 LAYERS = """
-    errors log records files processes config
+    errors log records files processes config devices events
     sequences.fasta sequences.sheet sequences.inputs sequences.samples sequences.survey
     sequences.genetic_code sequences.translate sequences.composition sequences.screen
     encoders.base encoders.published options
     encoders.esm2.alphabet encoders.esm2.packing encoders.esm2.attention encoders.esm2.model
     encoders.esm2.weights encoders.esm2.converted encoders.esm2.encoder
-    encoders.fair_esm encoders.models
+    encoders.fair_esm encoders.models encoders.composition encoders.learned.readers
+    encoders.learned.file encoders.learned.encoder
+    encoders.panel encoders.rounding encoders.check
     scorer.pieces scorer.stretches scorer.features scorer.nets scorer.score
     scoring.head scoring.calls outputs.tables outputs.sinks
     run.feature_file run.features run.lock run.manifest run.folder run.shards run.dedup run.plan
-    engine.events engine.recovery engine.batches engine.worker engine.executor engine.local
-    devices resolve
+    engine.recovery engine.batches engine.worker engine.executor engine.local
+    resolve
     scoring.batches scoring.regions scoring.pieces outputs.summary outputs.features outputs.write
     run.intake pipeline api
     run.status dashboard citation
@@ -34,7 +36,7 @@ LAYERS = """
     labelled.frames labelled.store
     evaluation.metrics evaluation.held_out evaluation.fragments evaluation.story
     evaluation.report evaluation.figure
-    training.settings training.masking training.readers training.networks
+    training.settings training.masking training.networks
     training.ranks training.batches training.clock training.checkpoints training.loop
     training.objectives
     training.sampling training.made training.piece_nets training.scorer_folds training.region_model
@@ -47,9 +49,10 @@ LAYERS = """
     cli.main
 """
 ORDER = LAYERS.split()
-VOCABULARY = ["errors", "records", "config", "files", "log"]
+VOCABULARY = ["errors", "records", "config", "events", "files", "log"]
 MODEL = [name for name in ORDER if name.startswith("encoders.esm2.")]
-MODEL_MAY_USE = {"errors", "log", "files", "config", "encoders.base"}  # tensors in, tensors out
+# tensors in, tensors out
+MODEL_MAY_USE = {"errors", "log", "files", "config", "events", "encoders.base"}
 LONGEST_FUNCTION = 60
 COMMAND_LINE = [name for name in ORDER if name.startswith("cli.")]
 
@@ -176,21 +179,14 @@ def test_only_the_store_and_the_index_know_what_a_feature_file_looks_like() -> N
 
 DOORS = {
     "encoders": {
-        "base": {"Encoder", "Pending", "Rows", "estimate_tokens", "load_encoder"},
+        "base": {"Encoder", "Model", "Pending", "Rows", "estimate_tokens", "load_encoder"},
+        "check": {"check", "report_lines"},
         "models": {
-            *("Checkpoint", "ESM2Shape", "WORTH_CONVERTING", "check_published", "converted_folder"),
-            *("download_bytes", "embedded_head", "embedded_model", "embedded_region_model"),
-            *("embedded_scorer",),
-            *("find_checkpoint", "import_checkpoint", "imported_names", "inspect_checkpoint"),
-            *("locate", "prepare_weights", "shape_of", "verify_model"),
+            *("describe_model", "describe_models", "import_model", "open_model", "verify_model"),
         },
         "published": {"EMBEDDED", "PUBLISHED"},
     },
     "engine": {
-        "events": {
-            *("BatchDone", "BudgetReduced", "EmbeddingStarted", "Memory", "Progress", "Refusal"),
-            *("ShardDone", "ShardFailed", "Telling", "WorkerLost", "WorkerReady"),
-        },
         "executor": {"Executor", "InlineExecutor"},
         "local": {"ProcessExecutor"},
         "worker": {"Job"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from virnucpro.outputs.sinks import (
     RecordTable,
     chunk_rows,
     frame_rows,
+    read_calls,
     read_mendable,
     record_row,
 )
@@ -216,6 +218,9 @@ def test_a_record_that_was_only_to_be_embedded_is_embedded() -> None:
 def test_a_record_is_one_row_with_an_empty_call_where_there_is_none(found: Call, row: str) -> None:
     assert record_row(found) == row
     assert len(row.split("\t")) == len(RecordTable.columns)
+    rate = found.false_discovery_rate
+    again = replace(found, false_discovery_rate=None if rate is None else round(rate, 4))
+    assert list(read_calls(StringIO("\t".join(RecordTable.columns) + "\n" + row))) == [again]
 
 
 def test_what_is_to_be_mended_is_read_back_from_the_table(tmp_path: Path) -> None:

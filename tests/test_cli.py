@@ -133,8 +133,8 @@ def test_the_input_may_come_from_a_pipe(model, tmp_path):
         (["-i", "{example}", "-o", "x", "--model", "esm3"], 69, "there is no model named esm3"),
         (["-i", "{example}", "-o", "x", "--model", "~nosuchuser/x"], 64, "~nosuchuser"),
         (["-i", "{example}", "-o", "x", "--head", "~nosuchuser/x"], 64, "~nosuchuser"),
-        (["-i", "{example}", "-o", "x", "--model", "{example}"], 69, "is no ESM-2 checkpoint"),
-        (["-i", "{example}", "-o", "x", "--head", "{example}"], 69, "is no head"),
+        (["-i", "{example}", "-o", "x", "--model", "{example}"], 69, "is not an ESM-2 checkpoint"),
+        (["-i", "{example}", "-o", "x", "--head", "{example}"], 69, "is not a VirNucPro head"),
         (["-i", "{example}", "-o", "x", "--head", "nowhere"], 66, "no such head"),
     ],
 )

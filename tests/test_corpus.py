@@ -22,7 +22,7 @@ from runs import again, run_inline
 
 import virnucpro.sequences.fasta
 from virnucpro.cli.exits import Finished, exits
-from virnucpro.engine.events import EmbeddingStarted, Telling
+from virnucpro.events import EmbeddingStarted, Telling
 from virnucpro.files import open_binary
 from virnucpro.log import ConsoleFilter, logging_to
 

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from virnucpro.config import EncoderSpec
 from virnucpro.dashboard import ConsoleHandler, Dashboard, EventLog
-from virnucpro.engine.events import (
+from virnucpro.events import (
     BatchDone,
     EmbeddingStarted,
     Memory,

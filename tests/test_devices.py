@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from virnucpro import devices
+from virnucpro.config import Footprint
 from virnucpro.devices import (
     Choice,
     Gpu,
@@ -21,6 +22,7 @@ from virnucpro.devices import (
     select_gpus,
     visible_gpus,
 )
+from virnucpro.encoders.esm2.encoder import footprint_of
 from virnucpro.encoders.models import shape_of
 from virnucpro.encoders.published import PUBLISHED
 from virnucpro.errors import UnavailableError, UsageError
@@ -30,6 +32,12 @@ GPUS = [
     Gpu(i, f"GPU-{'abcd'[i]}0{i}", "NVIDIA H200", 140 * GIB, 139 * GIB, (9, 0)) for i in range(4)
 ]
 NO_GPU = not list_gpus()[0]
+
+
+def footprint(name: str) -> Footprint:
+    """The room for a published model."""
+    shape = shape_of(name)
+    return footprint_of(shape, PUBLISHED[name].n_bytes or 2 * shape.n_parameters)
 
 
 @pytest.mark.parametrize(
@@ -60,15 +68,15 @@ def test_gpus_are_chosen_among_the_visible_by_place_or_uuid():
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ("4", "'4' is no visible GPU"),
+        ("4", "'4' is not a visible GPU"),
         ("0,0", "named twice"),
         ("0,GPU-a00", "named twice"),
-        ("GPU-", "is no visible GPU"),  # ambiguous
-        ("GPU-x", "is no visible GPU"),
-        ("", "is no visible GPU"),
-        ("0,", "is no visible GPU"),
-        ("-1", "is no visible GPU"),
-        ("one", "is no visible GPU"),
+        ("GPU-", "is not a visible GPU"),  # ambiguous
+        ("GPU-x", "is not a visible GPU"),
+        ("", "is not a visible GPU"),
+        ("0,", "is not a visible GPU"),
+        ("-1", "is not a visible GPU"),
+        ("one", "is not a visible GPU"),
     ],
 )
 def test_a_gpu_that_is_not_there_or_twice_is_refused_by_name(asked, message):
@@ -142,14 +150,14 @@ def test_a_precision_that_the_device_lacks_is_refused(asked, choice):
 
 
 def test_the_token_budget_fits_the_device_and_the_model():
-    sizes = {name: choose_tokens(H200, shape_of(name)) for name in PUBLISHED}
+    sizes = {name: choose_tokens(H200, footprint(name)) for name in PUBLISHED}
     assert sizes["esm2_t33_650M_UR50D"] == 32_768
     assert sizes["esm2_t36_3B_UR50D"] == 16_384
     assert list(sizes.values()) == sorted(sizes.values(), reverse=True)
-    assert choose_tokens(CPU, shape_of("esm2_t6_8M_UR50D")) == 2048
+    assert choose_tokens(CPU, footprint("esm2_t6_8M_UR50D")) == 2048
     tight = dataclasses.replace(OLD, memory=2 * GIB)
-    assert choose_tokens(tight, shape_of("esm2_t36_3B_UR50D")) == 2048  # never below
-    assert choose_tokens(tight, shape_of("esm2_t33_650M_UR50D")) < 32_768
+    assert choose_tokens(tight, footprint("esm2_t36_3B_UR50D")) == 2048  # never below
+    assert choose_tokens(tight, footprint("esm2_t33_650M_UR50D")) < 32_768
 
 
 def test_the_machine_is_described_with_what_it_lacks():
@@ -164,7 +172,7 @@ A100 = Gpu(0, "GPU-a", "NVIDIA A100", 80 * GIB, 79 * GIB, (8, 0))
 A2 = Gpu(1, "GPU-b", "NVIDIA A2", 15 * GIB, 3 * GIB, (8, 6))
 T4 = Gpu(2, "GPU-c", "Tesla T4", 15 * GIB, 14 * GIB, (7, 5))
 GTX = Gpu(3, "GPU-d", "GTX 1080", 8 * GIB, 8 * GIB, (6, 1))
-SHAPE = shape_of("esm2_t33_650M_UR50D")
+MEDIUM = footprint("esm2_t33_650M_UR50D")
 AUTO = (True, True)
 
 
@@ -178,42 +186,42 @@ def chosen(monkeypatch, *gpus: Gpu) -> Choice:
 def test_the_card_that_sets_the_precision_of_all_is_named(monkeypatch):
     choice = chosen(monkeypatch, A100, A100, T4)
     assert choose_precision("auto", choice) == "fp32"
-    (line,) = describe_compromises(choice, SHAPE, AUTO)
+    (line,) = describe_compromises(choice, MEDIUM, AUTO)
     assert "cuda:2 (Tesla T4) cannot compute in bf16" in line and "fp32" in line
     assert line.endswith("leave it out with --gpus 0,1")
-    assert not describe_compromises(choice, SHAPE, (False, True)), "precision was asked for"
+    assert not describe_compromises(choice, MEDIUM, (False, True)), "precision was asked for"
 
 
 def test_the_card_that_sets_the_batches_of_all_is_named(monkeypatch):
     choice = chosen(monkeypatch, A2, A100, A100)
-    n_tokens = choose_tokens(choice, SHAPE)
-    (line,) = describe_compromises(choice, SHAPE, AUTO)
+    n_tokens = choose_tokens(choice, MEDIUM)
+    (line,) = describe_compromises(choice, MEDIUM, AUTO)
     assert "cuda:0 (NVIDIA A2)" in line and f"{n_tokens:,} tokens" in line and "32,768" in line
     assert line.endswith("leave it out with --gpus 1,2")
-    assert not describe_compromises(choice, SHAPE, (True, False)), "the budget was asked for"
+    assert not describe_compromises(choice, MEDIUM, (True, False)), "the budget was asked for"
 
 
 def test_gpus_that_are_alike_get_no_warning(monkeypatch):
-    assert not describe_compromises(chosen(monkeypatch, A100, A100), SHAPE, AUTO)
+    assert not describe_compromises(chosen(monkeypatch, A100, A100), MEDIUM, AUTO)
     used = dataclasses.replace(A100, memory_free=70 * GIB)
-    assert not describe_compromises(chosen(monkeypatch, A100, used), SHAPE, AUTO)
-    assert not describe_compromises(CPU, SHAPE, AUTO)
+    assert not describe_compromises(chosen(monkeypatch, A100, used), MEDIUM, AUTO)
+    assert not describe_compromises(CPU, MEDIUM, AUTO)
 
 
 def test_where_fp16_would_be_faster_it_is_said(monkeypatch):
-    (line,) = describe_compromises(chosen(monkeypatch, T4), SHAPE, AUTO)
+    (line,) = describe_compromises(chosen(monkeypatch, T4), MEDIUM, AUTO)
     assert "--precision fp16" in line
-    assert not describe_compromises(chosen(monkeypatch, T4), SHAPE, (False, True))
-    assert not describe_compromises(chosen(monkeypatch, GTX), SHAPE, AUTO), "it is slow there"
+    assert not describe_compromises(chosen(monkeypatch, T4), MEDIUM, (False, True))
+    assert not describe_compromises(chosen(monkeypatch, GTX), MEDIUM, AUTO), "it is slow there"
 
 
 def test_what_a_model_needs_is_what_its_batches_take():
-    for name, published in PUBLISHED.items():
-        shape = shape_of(name)
-        memory = default_gpu_memory(shape)
+    for name in PUBLISHED:
+        model = footprint(name)
+        memory = default_gpu_memory(model)
         just = dataclasses.replace(H200, memory=memory)
-        assert choose_tokens(just, shape) == choose_tokens(H200, shape)
+        assert choose_tokens(just, model) == choose_tokens(H200, model)
         less = dataclasses.replace(H200, memory=memory * 9 // 10)
-        assert choose_tokens(less, shape) < choose_tokens(H200, shape)
-        lines = describe_needs(shape, published.n_bytes or 10**10)
+        assert choose_tokens(less, model) < choose_tokens(H200, model)
+        lines = describe_needs(model)
         assert f"{memory / 1e9:.1f} GB for the default batches" in lines[1]

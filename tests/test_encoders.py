@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,17 +10,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import toy_encoder
 from conftest import TINY, random_layers
 from oracle import make_fair_esm, random_protein, save_fair_esm, tolerance, worst_row
 from runs import run_inline, vectors
 
 from virnucpro.config import EncoderSpec
 from virnucpro.encoders.base import FAMILIES, Encoder, Family, Pending, Rows, load_encoder
-from virnucpro.engine.events import ShardDone
+from virnucpro.encoders.models import describe_model
 from virnucpro.engine.executor import InlineExecutor
 from virnucpro.engine.worker import Worker
 from virnucpro.errors import ResumeError, UsageError
-from virnucpro.resolve import RunConfig
+from virnucpro.events import ShardDone
+from virnucpro.files import sha256
+from virnucpro.options import ExtractOptions
+from virnucpro.pipeline import extract
+from virnucpro.resolve import RunConfig, resolve
 from virnucpro.run.features import open_stores
 from virnucpro.scoring.head import EncoderFacts, Head, Network
 from virnucpro.sequences.fasta import read_fasta
@@ -40,7 +46,8 @@ TOY = EncoderSpec(
 @pytest.fixture
 def toy_config(make_config, monkeypatch) -> Callable[..., RunConfig]:
     """An extraction by the toy encoder alone."""
-    monkeypatch.setitem(FAMILIES, "toy", Family("toy_encoder", reads="dna", extra_tokens=0))
+    line = Family("toy_encoder", reads="dna", extra_tokens=0, has_files=True)
+    monkeypatch.setitem(FAMILIES, "toy", line)
 
     def make(*inputs: Path, **changes: object) -> RunConfig:
         config = make_config(*inputs, command="extract", **changes)
@@ -66,6 +73,27 @@ def test_an_encoder_of_bases_is_one_class_and_one_line(toy_config, contigs, tmp_
     assert len(counts) > 100
     found = {name: row.tolist() for name, row in vectors(config.output).items()}
     assert found == counts
+
+
+def test_a_model_of_another_family_is_named_by_its_path_as_any_other(toy_config, contigs, tmp_path):
+    """Named by ``--model``, described, sized, run, and told by its content from other models."""
+    path = tmp_path / "counts.toy"
+    path.write_bytes(toy_encoder.MAGIC)
+    options = ExtractOptions(
+        input=(contigs,), output_dir=tmp_path / "named", model=str(path), chunk_size=300
+    )
+    extract(options, lambda _: None, lambda _: InlineExecutor())
+    stored = json.loads((options.output_dir / "run.json").read_text())
+    assert "model counts: four counts" in stored["announced"]
+    (encoder,) = stored["recipe"]["encoders"]
+    assert (encoder["family"], encoder["sha256"]) == ("toy", sha256(path))
+    frames = bases_by_frame(contigs)
+    counts = {name: [bases.count(base) for base in "ACGT"] for name, bases in frames.items()}
+    rows = {name: row.tolist() for name, row in vectors(options.output_dir).items()}
+    assert rows == counts
+    with pytest.raises(UsageError, match="--pooling bos: counts makes one vector of a frame"):
+        resolve(replace(options, output_dir=tmp_path / "bos", pooling="bos"), lambda _: None)
+    assert f"path        {path}" in list(describe_model(str(path)))
 
 
 def test_a_run_of_another_family_is_resumed_where_it_ended(toy_config, contigs):

@@ -35,7 +35,12 @@ from toy_executor import BackwardExecutor
 
 from virnucpro.config import Resources
 from virnucpro.engine import local
-from virnucpro.engine.events import (
+from virnucpro.engine.executor import InlineExecutor
+from virnucpro.engine.local import ProcessExecutor, _Peer
+from virnucpro.engine.recovery import Task, Workload
+from virnucpro.engine.worker import Worker
+from virnucpro.errors import InputError, OutputError, UnavailableError
+from virnucpro.events import (
     BatchDone,
     BatchStarted,
     BudgetReduced,
@@ -45,11 +50,6 @@ from virnucpro.engine.events import (
     Telling,
     WorkerLost,
 )
-from virnucpro.engine.executor import InlineExecutor
-from virnucpro.engine.local import ProcessExecutor, _Peer
-from virnucpro.engine.recovery import Task, Workload
-from virnucpro.engine.worker import Worker
-from virnucpro.errors import InputError, OutputError, UnavailableError
 from virnucpro.processes import interrupts_held
 from virnucpro.records import Shard
 

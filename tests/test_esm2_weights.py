@@ -399,7 +399,7 @@ def refusal(path: Path) -> UnavailableError:
 def test_a_file_that_is_no_checkpoint_is_refused_as_such(tmp_path, content):
     path = tmp_path / "model.pt"
     path.write_bytes(content)
-    assert "is no ESM-2 checkpoint" in str(refusal(path))
+    assert "is not an ESM-2 checkpoint" in str(refusal(path))
 
 
 @pytest.mark.parametrize("zipped", [True, False], ids=["zip", "before torch 1.6"])
@@ -501,7 +501,7 @@ def test_a_missing_tensor_is_named(fair_esm, tmp_path, lost):
 def test_a_missing_layer_is_refused(fair_esm, tmp_path):
     folder = save_hub_folder(fair_esm, tmp_path / "model")
     rename_tensors(folder, {"esm.encoder.layer.0.": ""})
-    assert "is no ESM-2" in str(refusal(folder))
+    assert "is not an ESM-2" in str(refusal(folder))
 
 
 def test_a_tensor_of_another_shape_is_refused(fair_esm, tmp_path):
@@ -570,7 +570,7 @@ def test_a_checkpoint_with_absurd_content_is_refused_as_no_esm2(tmp_path, name, 
     path = tmp_path / "model.pt"
     cfg = {"model": argparse.Namespace(encoder_attention_heads=n_heads)}
     torch.save({"model": ABSURD[name], "cfg": cfg}, path)
-    with pytest.raises(UnavailableError, match="is no ESM-2 checkpoint"):
+    with pytest.raises(UnavailableError, match="is not an ESM-2 checkpoint"):
         inspect_checkpoint(path)
 
 
@@ -615,9 +615,9 @@ def test_a_file_that_stands_for_more_than_it_holds_is_refused_before_memory_is_t
     path = tmp_path / "model.pt"
     torch.save({"model": BOMBS[name]}, path, _use_new_zipfile_serialization=zipped)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(UnavailableError, match="is no ESM-2 checkpoint"):
+    with pytest.raises(UnavailableError, match="is not an ESM-2 checkpoint"):
         inspect_checkpoint(path)
-    with pytest.raises(UnavailableError, match="is no ESM-2 checkpoint"):
+    with pytest.raises(UnavailableError, match="is not an ESM-2 checkpoint"):
         load_esm2(path, 1, torch.float32, torch.device("cpu"))
     taken = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert taken < 100_000, "kB on Linux"
@@ -659,4 +659,4 @@ def test_a_folder_whose_header_promises_more_than_the_file_holds_is_refused(
 def test_a_folder_with_an_absurd_number_of_heads_is_refused(fair_esm, tmp_path, n_heads):
     folder = save_hub_folder(fair_esm, tmp_path / "model")
     change_config(folder, num_attention_heads=n_heads)
-    assert "is no ESM-2 checkpoint" in str(refusal(folder))
+    assert "is not an ESM-2 checkpoint" in str(refusal(folder))

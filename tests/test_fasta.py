@@ -441,11 +441,11 @@ def test_letters_that_fit_both_or_neither_are_refused_with_advice(write, letters
         ("ACDEFGHIKLMNPQRSTVWYXBZUOJ*mk", "protein", ""),
         ("", "nucleotide", "the record is empty"),
         ("", "protein", "the record is empty"),
-        ("ACGTE", "nucleotide", "'E' at position 5 is no nucleotide letter"),
-        ("AC1GT2", "nucleotide", "'1' at position 3 is no nucleotide letter"),
-        ("MKV>", "protein", "'>' at position 4 is no protein letter"),
-        ("AC\u00e9", "nucleotide", r"'\xe9' at position 3 is no nucleotide letter"),
-        ("AC\udce9", "protein", r"'\udce9' at position 3 is no protein letter"),
+        ("ACGTE", "nucleotide", "'E' at position 5 is not a nucleotide letter"),
+        ("AC1GT2", "nucleotide", "'1' at position 3 is not a nucleotide letter"),
+        ("MKV>", "protein", "'>' at position 4 is not a protein letter"),
+        ("AC\u00e9", "nucleotide", r"'\xe9' at position 3 is not a nucleotide letter"),
+        ("AC\udce9", "protein", r"'\udce9' at position 3 is not a protein letter"),
     ],
 )
 def test_the_first_letter_that_does_not_belong_is_named(sequence, input_type, note) -> None:

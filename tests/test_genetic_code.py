@@ -7,10 +7,9 @@ import random
 import numpy as np
 import pytest
 
-from virnucpro.encoders.models import embedded_scorer
 from virnucpro.errors import UsageError
 from virnucpro.records import Chunk
-from virnucpro.scorer.nets import load_scorer
+from virnucpro.scorer.nets import embedded_scorer, load_scorer
 from virnucpro.scorer.score import score_block
 from virnucpro.sequences.genetic_code import (
     GENETIC_CODES,

@@ -23,9 +23,9 @@ from runs import (
 )
 
 from virnucpro.dashboard import DeviceState, Figures
-from virnucpro.engine.events import EmbeddingStarted, ShardDone
 from virnucpro.engine.executor import InlineExecutor
 from virnucpro.errors import InputError, InputMissingError
+from virnucpro.events import EmbeddingStarted, ShardDone
 from virnucpro.run.status import inspect_run
 from virnucpro.sequences.fasta import read_fasta
 
@@ -148,7 +148,9 @@ def test_interleaved_pairs_are_taken_with_numbers_if_so_asked(make_config, tiny,
     assert run_inline(config, tiny.head).exit_code == 0
     found = [row["record"] for row in rows(config.output / "predictions.tsv")]
     assert found == [name for i in range(5) for name in (f"pair{i}", f"pair{i}_2")]
-    assert "5 records have an id that was there" in (config.output / "virnucpro.log").read_text()
+    assert (
+        "5 records have an id that occurs earlier" in (config.output / "virnucpro.log").read_text()
+    )
     before = tables(config.output)
     shutil.rmtree(config.output / "features")
     assert run_inline(make_config(reads, resume=True), tiny.head).exit_code == 0

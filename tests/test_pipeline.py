@@ -16,9 +16,9 @@ from conftest import open_dna
 from runs import assert_same_run, leftovers, rows, run_inline, statuses, tables, vectors
 
 from virnucpro import __version__
-from virnucpro.engine.events import EmbeddingStarted, ShardDone
 from virnucpro.engine.executor import InlineExecutor
 from virnucpro.errors import FeatureFileError, InputError, OutputError, ResumeError, UsageError
+from virnucpro.events import EmbeddingStarted, ShardDone
 from virnucpro.run.folder import RunDir
 from virnucpro.run.status import inspect_run
 from virnucpro.scoring import batches as scoring

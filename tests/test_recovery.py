@@ -6,15 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from virnucpro.engine.events import (
-    BatchDone,
-    BatchStarted,
-    Memory,
-    Refusal,
-    ShardDone,
-    ShardFailed,
-    WorkerReady,
-)
 from virnucpro.engine.recovery import (
     MAX_BLIND_LOSSES,
     MAX_IDLE_LOSSES,
@@ -24,6 +15,15 @@ from virnucpro.engine.recovery import (
     Task,
     Workload,
     next_attempt,
+)
+from virnucpro.events import (
+    BatchDone,
+    BatchStarted,
+    Memory,
+    Refusal,
+    ShardDone,
+    ShardFailed,
+    WorkerReady,
 )
 from virnucpro.records import Shard
 

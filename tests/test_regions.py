@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from runs import rows
 from test_scorer_run import predict, write
 
-from virnucpro.encoders.models import embedded_region_model, embedded_scorer
 from virnucpro.errors import UnavailableError, UsageError
 from virnucpro.outputs.sinks import (
     Place,
@@ -28,14 +27,16 @@ from virnucpro.outputs.sinks import (
     open_sinks,
 )
 from virnucpro.records import Call, FastaRecord, RecordResult, Region
-from virnucpro.scorer.nets import load_scorer
+from virnucpro.scorer.nets import embedded_scorer, load_scorer
 from virnucpro.scorer.score import PieceScores, score_windows
 from virnucpro.scoring.regions import (
     SHORTEST_RECORD,
     RegionFinder,
     RegionModel,
+    embedded_region_model,
     host_peptides,
     load_region_model,
+    move_ends,
     posteriors,
     region_model_text,
     regions_of_pieces,
@@ -139,6 +140,17 @@ def test_the_level_of_the_host_does_not_matter():
     assert len(found[0]) == 1
     assert abs(found[0][0].start - 75_000) < 2_000
     assert abs(found[0][0].end - 100_000) < 2_000
+
+
+def test_an_end_moves_to_an_open_stretch_but_not_past_the_middle_to_the_next_end():
+    stop = "TAATTAATTAATTAATTAA"  # closes all six frames
+    sequence = "CAC" * 1000 + stop + "CAC" * 1000
+    [(start, end)] = move_ends([(2_700, 5_000)], sequence)
+    assert abs(start - 3_000) <= len(stop)
+    assert end == 5_000
+    for runs in ([(1_000, 2_600), (2_650, 5_000)], [(3_400, 3_420)]):
+        moved = [end for run in move_ends(runs, sequence) for end in run]
+        assert moved == sorted(set(moved))
 
 
 @pytest.mark.parametrize("strand", ["forward", "reverse"])

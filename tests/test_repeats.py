@@ -22,9 +22,9 @@ from runs import assert_same_run, assert_same_vectors, rows, run_inline, statuse
 from virnucpro.encoders.esm2.model import mean_pool, residues_only
 from virnucpro.encoders.esm2.packing import PackedBatch
 from virnucpro.encoders.esm2.weights import load_esm2
-from virnucpro.engine.events import BatchDone, Progress, ShardDone, ShardFailed
 from virnucpro.engine.executor import InlineExecutor
 from virnucpro.errors import FeatureFileError, ResumeError
+from virnucpro.events import BatchDone, Progress, ShardDone, ShardFailed
 from virnucpro.records import Embeddings, Orf, Shard
 from virnucpro.run import plan
 from virnucpro.run.dedup import SeenOrfs
@@ -173,7 +173,7 @@ def test_the_summary_and_run_json_say_what_was_saved(make_config, tiny, repeated
     n_saved = n_all - sum(len(text) + 2 for text in unique)
     n_copies = len(proteins) - len(unique)
     line = (
-        f"repeats: {n_copies} frames had a protein met before: "
+        f"copies: {n_copies} frames have a protein that occurred before: "
         f"{n_saved:,} tokens not embedded again ({n_saved / n_all:.1%})"
     )
     assert line in summary.lines(config.output)
@@ -183,11 +183,11 @@ def test_the_summary_and_run_json_say_what_was_saved(make_config, tiny, repeated
     assert (counts["n_tokens"], counts["n_tokens_in_all"]) == (n_all - n_saved, n_all)
 
 
-def test_without_repeats_nothing_is_said_of_them(make_config, tiny, tmp_path):
+def test_without_copies_nothing_is_said_of_them(make_config, tiny, tmp_path):
     texts = dict(zip("abc", random_proteins(3), strict=True))
     config = make_config(write_fasta(tmp_path / "unique.faa", texts))
     summary = run_inline(config, tiny.head)
-    assert not any(line.startswith("repeats") for line in summary.lines(config.output))
+    assert not any(line.startswith("copies") for line in summary.lines(config.output))
     assert not copies_files(config.output)
 
 

@@ -14,17 +14,20 @@ from oracle import make_fair_esm, save_fair_esm
 from runs import assert_same_vectors, vectors
 
 from virnucpro.encoders import models as download
+from virnucpro.encoders.esm2 import encoder as esm2
 from virnucpro.encoders.esm2.weights import verify_checkpoint
-from virnucpro.encoders.models import embedded_head, embedded_model, embedded_scorer
+from virnucpro.encoders.models import embedded_head, embedded_model
 from virnucpro.encoders.published import PUBLISHED, Published
-from virnucpro.engine.events import BatchDone
 from virnucpro.engine.executor import InlineExecutor
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.errors import ResumeError, UnavailableError, UsageError
+from virnucpro.events import BatchDone
 from virnucpro.files import sha256
 from virnucpro.options import ExtractOptions, PredictOptions, RunOptions
 from virnucpro.pipeline import run
 from virnucpro.resolve import resolve
+from virnucpro.scorer import nets
+from virnucpro.scorer.nets import embedded_scorer
 from virnucpro.scoring.head import Head, load_head, save_head
 
 
@@ -53,7 +56,7 @@ def options(tmp_path, contigs):
 @pytest.fixture
 def kept(monkeypatch, tmp_path) -> Path:
     """Every model is large enough to be converted, and this is where it is kept."""
-    monkeypatch.setattr(download, "WORTH_CONVERTING", 0)
+    monkeypatch.setattr(esm2, "WORTH_CONVERTING", 0)
     return tmp_path / "kept"
 
 
@@ -67,6 +70,7 @@ def embedded(tiny, tmp_path, monkeypatch) -> Path:
     shutil.copytree(tiny.model, folder / "esm2_virnucpro")
     shutil.copy(tiny.head_file, folder / "head.safetensors")
     monkeypatch.setattr(download, "EMBEDDED_FOLDER", folder)
+    monkeypatch.setattr(nets, "EMBEDDED_FOLDER", folder)
     return folder
 
 
@@ -235,7 +239,7 @@ def test_a_large_model_is_converted_once_and_gives_the_same_vectors(options, kep
     assert made.stat().st_mtime_ns == before
     run(second, None, ProcessExecutor(second.resources.devices), lambda _: None)
 
-    monkeypatch.setattr(download, "WORTH_CONVERTING", 1 << 40)
+    monkeypatch.setattr(esm2, "WORTH_CONVERTING", 1 << 40)
     plain, _ = resolve(options("plain"), lambda _: None)
     assert plain.weights == (plain.checkpoint,)
     run(plain, None, InlineExecutor(), lambda _: None)
@@ -244,7 +248,7 @@ def test_a_large_model_is_converted_once_and_gives_the_same_vectors(options, kep
 
 def test_the_converted_model_has_the_recipe_of_its_source(options, kept, monkeypatch):
     converted, _ = resolve(options(), lambda _: None)
-    monkeypatch.setattr(download, "WORTH_CONVERTING", 1 << 40)
+    monkeypatch.setattr(esm2, "WORTH_CONVERTING", 1 << 40)
     direct, _ = resolve(options(), lambda _: None)
     assert converted.recipe.fingerprint == direct.recipe.fingerprint
 

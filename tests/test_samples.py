@@ -159,7 +159,7 @@ def test_a_sample_sheet_names_files_from_its_own_folder(tmp_path: Path, name, te
         ("sample,path\none,a.fa\none,b.fa\n", InputError, "s.csv:3: the sample one stands twice"),
         ("sample,path\none,gone.fa\n", InputMissingError, "s.csv:2: "),
         ("sample,path\n", InputError, "names no file"),
-        ('sample,path\n"one,a.fa\n', InputError, "is no sample sheet"),
+        ('sample,path\n"one,a.fa\n', InputError, "is not a sample sheet"),
         ("", InputError, "s.csv:1: expected '>' or the columns"),
     ],
 )

@@ -22,7 +22,7 @@ from conftest import TINY, Tiny
 from runs import again, run_inline, statuses
 
 from virnucpro.config import EncoderSpec, Recipe, Resources
-from virnucpro.engine.events import EmbeddingStarted, Progress
+from virnucpro.events import EmbeddingStarted, Progress
 from virnucpro.options import ExtractOptions
 from virnucpro.outputs.features import MAX_PARTS, write_index
 from virnucpro.pipeline import find_pending, make_job

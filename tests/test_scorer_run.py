@@ -22,15 +22,14 @@ from test_genetic_code import gene
 
 from virnucpro import pipeline
 from virnucpro.config import EncoderSpec, Resources
-from virnucpro.encoders.models import embedded_scorer
-from virnucpro.engine.events import Event, Progress, Telling
 from virnucpro.engine.worker import Job
 from virnucpro.errors import ResumeError, UsageError
+from virnucpro.events import Event, Progress, Telling
 from virnucpro.options import PredictOptions
 from virnucpro.outputs.summary import Summary
 from virnucpro.records import Shard
 from virnucpro.run.status import inspect_run
-from virnucpro.scorer.nets import Knot, load_scorer
+from virnucpro.scorer.nets import Knot, embedded_scorer, load_scorer
 from virnucpro.scorer.score import score_block, score_sequences
 
 Predict = Callable[..., Summary]

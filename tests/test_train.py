@@ -23,9 +23,10 @@ from test_cli import virnucpro
 from test_training_loop import distance, free_port, weights_limit
 
 from virnucpro.encoders.esm2.weights import inspect_checkpoint, load_esm2
-from virnucpro.engine.events import Progress
+from virnucpro.encoders.learned.readers import MeanReader, NoReader
 from virnucpro.errors import InputError, OutputError, ResumeError
 from virnucpro.evaluation.held_out import HeldOut
+from virnucpro.events import Progress
 from virnucpro.labelled.digests import group_digest, record_digest
 from virnucpro.labelled.frames import LabelledFrames
 from virnucpro.labelled.split import read_split
@@ -35,7 +36,6 @@ from virnucpro.sequences.fasta import write_record
 from virnucpro.training.networks import Classifier, FrameClassifier, training_kernel
 from virnucpro.training.objectives import score_frames
 from virnucpro.training.ranks import Ranks
-from virnucpro.training.readers import MeanReader, NoReader
 
 CPU = Ranks(0, 1, torch.device("cpu"))
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -230,9 +230,9 @@ def test_what_was_pretrained_can_be_finetuned_and_its_weights_moved(pretrained, 
     [{"encoding": "composition"}, {"encoding": "onehot", "architecture": "cnn"}],
     ids=["composition", "cnn"],
 )
-def test_a_baseline_has_figures_and_no_head(data, tmp_path, changes):
+def test_a_baseline_has_figures_a_head_and_an_encoder(data, tmp_path, changes):
     training = train_here(options(data, tmp_path / "out", epochs=1, **changes))
-    assert not training.head.exists()
+    assert training.head.exists() and training.learned_encoder.exists()
     rows = (tmp_path / "out" / "held_out.tsv").read_text().splitlines()
     n_networks = 1 if changes["encoding"] == "composition" else 2
     assert len(rows) == 1 + 2 * n_networks

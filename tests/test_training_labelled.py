@@ -180,7 +180,7 @@ def test_a_record_that_is_no_dna_is_refused_with_its_line(folder: Path) -> None:
 
 def test_a_manifest_that_is_no_text_is_refused(folder: Path) -> None:
     (folder / "manifest.tsv").write_bytes(b"\xff\xfe\x00binary")
-    assert "no text in UTF-8" in str(refusal_of(folder / "manifest.tsv"))
+    assert "not UTF-8 text" in str(refusal_of(folder / "manifest.tsv"))
     whole = gzip.compress(b"path\tlabel\tgroup\n" * 99)
     (folder / "manifest.tsv").write_bytes(whole[: len(whole) // 2])
     assert "cannot be decompressed" in str(refusal_of(folder / "manifest.tsv"))

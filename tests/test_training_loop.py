@@ -38,6 +38,7 @@ from trainings import (
 )
 
 from virnucpro.encoders.esm2.attention import attend_runs, attend_to_train
+from virnucpro.encoders.learned.readers import MeanReader
 from virnucpro.errors import (
     InputError,
     ResumeError,
@@ -51,7 +52,6 @@ from virnucpro.training.loop import share_of_lr
 from virnucpro.training.networks import Classifier, FrameClassifier, new_encoder
 from virnucpro.training.objectives import FrameLabels
 from virnucpro.training.ranks import Ranks, Started, started_by_torchrun
-from virnucpro.training.readers import MeanReader
 
 CPU = Ranks(0, 1, torch.device("cpu"))
 
@@ -296,7 +296,7 @@ def test_a_training_does_not_go_on_with_another_network(undisturbed, tmp_path):
 def test_a_file_that_is_no_checkpoint_is_refused(undisturbed, tmp_path):
     shutil.copytree(undisturbed, tmp_path, dirs_exist_ok=True)
     torch.save({"weights": torch.zeros(3)}, tmp_path / "checkpoints" / "epoch_0009.pt")
-    with pytest.raises(ResumeError, match=r"epoch_0009\.pt is no checkpoint"):
+    with pytest.raises(ResumeError, match=r"epoch_0009\.pt is not a checkpoint"):
         run_here(Training(tmp_path, settings()))
 
 

@@ -21,6 +21,7 @@ from virnucpro.encoders.esm2.alphabet import CLS, EOS, MASK
 from virnucpro.encoders.esm2.model import ESM2Shape
 from virnucpro.encoders.esm2.packing import PackedBatch
 from virnucpro.encoders.esm2.weights import load_esm2
+from virnucpro.labelled.arrays import Texts
 from virnucpro.training.masking import STANDARD, mask_residues
 from virnucpro.training.networks import MaskedLanguageModel
 from virnucpro.training.objectives import MaskedResidues, masked_batch
@@ -69,7 +70,7 @@ def test_of_the_chosen_four_fifths_are_masked_and_a_tenth_is_drawn_at_random():
 
 
 def test_the_mask_of_a_protein_does_not_depend_on_the_batch_but_on_the_epoch():
-    task = MaskedResidues(PROTEINS, [], seed=4)
+    task = MaskedResidues(Texts.of(PROTEINS), Texts.of([]), seed=4)
     row = LENGTHS.index(166)
 
     def masked(rows: list[int], epoch: int) -> list[int]:
@@ -85,7 +86,7 @@ def test_the_mask_of_a_protein_does_not_depend_on_the_batch_but_on_the_epoch():
 
 
 def test_the_weight_of_a_batch_is_the_number_of_its_chosen_residues():
-    task = MaskedResidues(PROTEINS, [], seed=4)
+    task = MaskedResidues(Texts.of(PROTEINS), Texts.of([]), seed=4)
     rows = np.array([4, 0, 8])
     assert task.weight(rows) == len(task.batch(rows, epoch=0).places) == 2 + 1 + 50
 

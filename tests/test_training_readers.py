@@ -10,12 +10,12 @@ from torch import nn
 from trainings import SHAPE, frames
 
 from virnucpro.encoders.esm2.packing import PackedBatch
+from virnucpro.encoders.learned.readers import NoReader, blosum62, new_reader, one_hot
 from virnucpro.labelled.arrays import Texts
 from virnucpro.labelled.frames import LabelledFrames, given_weights
 from virnucpro.training.networks import Classifier, FrameClassifier, new_encoder
 from virnucpro.training.objectives import FrameLabels, frame_batch
 from virnucpro.training.ranks import Ranks
-from virnucpro.training.readers import NoReader, blosum62, new_reader, one_hot
 
 ARCHITECTURES = ("mlp", "cnn", "lstm", "unet")
 ENCODERS = {

@@ -17,7 +17,6 @@ from runs import run_inline, vectors, within
 
 from virnucpro.cli.main import app
 from virnucpro.devices import Choice
-from virnucpro.engine.events import Progress
 from virnucpro.errors import (
     FeatureFileError,
     InputError,
@@ -27,6 +26,7 @@ from virnucpro.errors import (
     UsageError,
     VirnucproError,
 )
+from virnucpro.events import Progress
 from virnucpro.labelled.split import read_split
 from virnucpro.options import TrainOptions
 from virnucpro.training.config_file import read_config
@@ -94,15 +94,15 @@ def test_a_file_may_name_the_data_too(tmp_path):
     ("content", "message"),
     [
         ("epoch: 3", "yaml:1: there is no option epoch"),
-        ("- epochs\n- 3", "is no table of options"),
-        ("epochs: [3", "is no YAML"),
+        ("- epochs\n- 3", "is not a table of options"),
+        ("epochs: [3", "is not YAML"),
         ("config: other.yaml", "there is no option config"),
         (
             "epochs: 3\nbatch-size: 1\nbatch_size: 2",
             r"yaml:3: batch_size is given twice \(first in line 2",
         ),
         ("# a\nepochs: 3\n\nepochs: 4", r"yaml:4: epochs is given twice \(first in line 2"),
-        ("model: !!python/object/apply:os.getcwd []", "is no YAML"),
+        ("model: !!python/object/apply:os.getcwd []", "is not YAML"),
     ],
 )
 def test_a_file_that_is_no_table_of_options_is_refused_with_a_word(tmp_path, content, message):

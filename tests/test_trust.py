@@ -147,7 +147,7 @@ def test_a_head_that_carries_code_is_refused_and_runs_none(
     (tmp_path / name).write_bytes(as_pickle({"layers.0.weight": Payload(trap)}))
     given = options(tiny, tmp_path, head=tmp_path / name)
     exit_code, shown = ending_of(lambda: resolve(given, lambda _: None))
-    assert exit_code == 69 and f"{name} is no head" in shown
+    assert exit_code == 69 and f"{name} is not a VirNucPro head" in shown
     assert not trap.exists()
 
 

@@ -9,8 +9,43 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from virnucpro.config import EncoderSpec
-from virnucpro.encoders.base import Pending, Rows
+from virnucpro.config import EncoderSpec, Footprint, Pooling, Precision, Reads
+from virnucpro.encoders.base import OnEvent, Pending, Rows
+from virnucpro.files import sha256
+
+MAGIC = b"counts of bases\n"  # the file of such an encoder
+ROOM = Footprint(n_parameters=0, file_bytes=len(MAGIC), bytes_per_token=1, filling_tokens=4096)
+
+
+def inspect(path: Path, on_event: OnEvent) -> CountingModel | None:
+    if not path.is_file() or path.read_bytes() != MAGIC:
+        return None
+    return CountingModel(path, sha256(path))
+
+
+@dataclass(frozen=True)
+class CountingModel:
+    """The file, inspected but not loaded."""
+
+    path: Path
+    encoder_id: str
+    name: str = "counts"
+    family: str = "toy"
+    reads: Reads = "dna"
+    n_layers: int = 1
+    dim: int = 4
+    width: str = "4"
+    poolings: tuple[Pooling, ...] = ("mean",)
+    head: Path | None = None
+    footprint: Footprint = ROOM
+
+    def describe(self, spec: EncoderSpec) -> str:
+        return "four counts"
+
+    def prepare(
+        self, precision: Precision, folder: Path | None, on_event: OnEvent
+    ) -> tuple[Path, str]:
+        return self.path, self.encoder_id
 
 
 def load(spec: EncoderSpec, weights: Path, device: torch.device) -> CountingEncoder:

@@ -19,6 +19,7 @@ from oracle import AMINO_ACIDS
 from torch import Tensor
 
 from virnucpro.encoders.esm2.model import ESM2Shape
+from virnucpro.encoders.learned.readers import MeanReader
 from virnucpro.errors import InputError
 from virnucpro.labelled.arrays import Table, Texts
 from virnucpro.labelled.frames import LabelledFrames, given_weights
@@ -33,7 +34,6 @@ from virnucpro.training.networks import (
 )
 from virnucpro.training.objectives import FrameLabels, MaskedResidues
 from virnucpro.training.ranks import Ranks, run_on, run_under_torchrun, started_by_torchrun
-from virnucpro.training.readers import MeanReader
 from virnucpro.training.settings import Settings
 
 SHAPE = ESM2Shape(n_layers=2, dim=32, n_heads=2)

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from virnucpro.encoders.base import Encoder, Pending, Rows
-from virnucpro.engine.events import Event
 from virnucpro.engine.recovery import Task
 from virnucpro.engine.worker import Worker
+from virnucpro.events import Event
 from virnucpro.records import Embeddings, Shard
 
 

@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 
 from virnucpro import pipeline
 from virnucpro.config import Command
-from virnucpro.engine.events import Telling
 from virnucpro.engine.executor import Executor, InlineExecutor
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.errors import (
@@ -35,6 +34,7 @@ from virnucpro.errors import (
     UnavailableError,
     UsageError,
 )
+from virnucpro.events import Telling
 from virnucpro.files import disk_error, expanded, open_plain, writing
 from virnucpro.log import logging_to, printable
 from virnucpro.options import ExtractOptions, PredictOptions, RunOptions, make
@@ -62,7 +62,7 @@ class Embedded:
     vectors: NDArray[np.float32]  # (n_proteins, dim)
 
     def __iter__(self) -> Iterator[Any]:
-        """For ``ids, vectors = embed(...)``."""
+        """Yield ids and vectors, for ``ids, vectors = embed(...)``."""
         return iter((self.ids, self.vectors))
 
 
@@ -83,8 +83,8 @@ def predict(
     """
     with ExitStack() as stack:
         folder = _start(stack, output_dir)
-        asked = _options(PredictOptions, sequences, folder, stack, options)
-        pipeline.predict(asked, _unheard, _executor_on)
+        parsed = _options(PredictOptions, sequences, folder, stack, options)
+        pipeline.predict(parsed, _unheard, _executor_on)
         return _open_calls(folder, "predict")
 
 
@@ -99,20 +99,20 @@ def embed(sequences: Sequences, model: str | Path | None = None, **options: obje
     options = {"input_type": "protein", **options, "model": None if model is None else str(model)}
     with ExitStack() as stack:
         folder = _start(stack, None)
-        asked = _options(ExtractOptions, sequences, folder, stack, options)
-        if asked.pooling == "none":
+        parsed = _options(ExtractOptions, sequences, folder, stack, options)
+        if parsed.pooling == "none":
             raise UnavailableError(
                 "embed gives one vector per protein, not one per residue",
                 hint="use `virnucpro extract --pooling none` and read_features",
             )
-        pipeline.extract(asked, _unheard, _executor_on)
+        pipeline.extract(parsed, _unheard, _executor_on)
         calls = list(_open_calls(folder, "extract"))
         if failed := [call for call in calls if call.status != "embedded"]:
             first = failed[0]
             raise InputError(
                 f"{len(failed)} of {len(calls)} proteins have no vector: "
                 f"{printable(first.record_id)} is {first.status} ({printable(first.note)})",
-                hint="leave them out, or mend them",
+                hint="leave them out, or fix them",
             )
         ids = _manifest(folder).ids
         place = {ids.of(call.sample, call.record_id): row for row, call in enumerate(calls)}
@@ -152,7 +152,7 @@ def read_features(folder: str | Path) -> Iterator[tuple[str, Vector]]:
     if manifest.replaced and not store.index.exists():
         raise FeatureFileError(
             f"without {store.index.name} nothing tells which vectors were replaced",
-            hint="run it again with the mended sequences, in a new folder",
+            hint="run it again with the corrected sequences, in a new folder",
         )
     return read_shown(store)
 
@@ -199,12 +199,12 @@ def _options(
     stack: ExitStack,
     options: dict[str, object],
 ) -> T:
-    """What is asked for; records are written to a file first, which goes with the stack."""
+    """The options of a call; records are written to a file that lasts as long as the stack."""
     if "input" in options:
         raise UsageError("there is no option input", hint="the sequences are the first argument")
     usual = {"strict": True, "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES")}
-    asked = make(kind, {"output_dir": folder, "input": (), **usual, **options})
-    return make(kind, {**vars(asked), "input": _paths(sequences, folder, stack)})
+    parsed = make(kind, {"output_dir": folder, "input": (), **usual, **options})
+    return make(kind, {**vars(parsed), "input": _paths(sequences, folder, stack)})
 
 
 def _paths(sequences: Sequences, folder: Path, stack: ExitStack) -> Sequence[str | Path]:
@@ -227,12 +227,12 @@ def _paths(sequences: Sequences, folder: Path, stack: ExitStack) -> Sequence[str
 def _id_and_letters(record: Record) -> tuple[str, str]:
     """
     Raises:
-        InputError: it is no pair of an id and a sequence, or not one that FASTA could hold.
+        InputError: it is not a pair of an id and a sequence, or not one that FASTA could hold.
     """
     pair = (record.id, str(record.seq)) if hasattr(record, "seq") else record
     if not isinstance(pair, (tuple, list)) or not [type(part) for part in pair] == [str, str]:
         raise InputError(
-            f"{printable(repr(record))} is no record",
+            f"{printable(repr(record))} is not a record",
             hint="give paths, pairs of id and sequence, or SeqRecords",
         )
     name, letters = pair
@@ -249,7 +249,7 @@ def _executor_on(devices: Sequence[str]) -> Executor:
 
 
 def _unheard(event: Telling) -> None:
-    """What happens meanwhile is in the log."""
+    """Ignore an event: it is in the log."""
 
 
 def _manifest(folder: Path) -> Manifest:
@@ -273,7 +273,7 @@ def _open_calls(folder: Path, command: Command) -> Iterator[Call]:
 
 
 def _read_calls(folder: Path, command: Command) -> Iterator[Any]:
-    """Nothing, once the table is open; then its rows. It is closed at its end, or if left."""
+    """Yield None once the table is open, then its rows. The table is closed at its end."""
     path = folder / record_table(command).file
     try:
         table = open_plain(path)

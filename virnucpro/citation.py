@@ -11,8 +11,8 @@ from virnucpro import __version__
 class Work:
     """A paper, or with a version in place of a journal, a program."""
 
-    key: str  # in BibTeX
-    role: str  # what a result owes to it
+    key: str  # BibTeX key
+    role: str  # part of a result that comes from it
     title: str
     authors: tuple[str, ...]  # family name, comma, given names; or the name of a group
     year: int
@@ -100,8 +100,8 @@ def _short(author: str) -> str:
     >>> _short("dos Santos Costa, Allan")
     'dos Santos Costa A'
     """
-    family, _, given = author.partition(", ")
-    return f"{family} {''.join(name[0] for name in given.split())}".rstrip()
+    family, _, given_names = author.partition(", ")
+    return f"{family} {''.join(name[0] for name in given_names.split())}".rstrip()
 
 
 def as_bibtex(work: Work) -> str:

@@ -1,4 +1,4 @@
-"""What the user asked for.
+"""The configuration of a run: what changes its numbers, and what changes its speed.
 
 ``Recipe`` holds whatever changes the numbers; it makes the fingerprint, and a run is resumed
 only with the same. ``Resources`` holds whatever changes only the speed.
@@ -16,7 +16,7 @@ from virnucpro.errors import UsageError
 InputType = Literal["nucleotide", "protein"]
 Precision = Literal["fp32", "bf16", "fp16"]
 Pooling = Literal["mean", "bos", "none"]
-Reads = Literal["protein", "dna"]  # what an encoder is given of a frame
+Reads = Literal["protein", "dna"]  # the sequence of a frame that an encoder reads
 FeatureFormat = Literal["h5", "npz", "pt"]
 Command = Literal["predict", "extract"]
 
@@ -31,17 +31,17 @@ class EncoderSpec:
     """A model that makes vectors of sequences, and how its vectors are made."""
 
     family: str = "esm2"  # a name in ``encoders.base.FAMILIES``
-    model: str  # its name, for people
-    sha256: str  # of its weights
+    model: str  # name in messages
+    sha256: str  # hash of the weights
     layer: int
     pooling: Pooling
     precision: Precision
-    dim: int  # of a vector
+    dim: int  # length of a vector
     reads: Reads = "protein"
 
     @property
     def per_residue(self) -> bool:
-        """Whether a sequence has a row for each residue, and not one in all."""
+        """True if a sequence has a row for each residue, and not one in all."""
         return self.pooling == "none"
 
 
@@ -53,8 +53,8 @@ class Recipe:
     min_length: int  # bases, or residues of a protein
     encoders: tuple[EncoderSpec, ...]  # none: the scorer reads the records
     head_sha256: str = ""
-    genetic_code: int = 11  # by NCBI's numbers; means nothing to proteins
-    scorer_sha256: str = ""  # of what scores without an encoder
+    genetic_code: int = 11  # NCBI's number; unused for proteins
+    scorer_sha256: str = ""  # hash of the scorer, if no encoder is used
     residues_per_shard: int = RESIDUES_PER_SHARD
     shard_format: int = SHARD_FORMAT
 
@@ -83,23 +83,23 @@ class Recipe:
 
     @property
     def reads(self) -> frozenset[Reads]:
-        """All that the encoders are given of a frame."""
+        """The sequences of a frame that the encoders read."""
         return frozenset(encoder.reads for encoder in self.encoders)
 
     @property
     def has_frames(self) -> bool:
-        """Whether records are cut into chunks, and these translated."""
+        """True if records are cut into chunks, and these translated."""
         return self.has_encoder and self.input_type == "nucleotide"
 
     @property
     def reader(self) -> str:
-        """What reads the records, for people."""
+        """The encoders, or the scorer, by name."""
         models = " and ".join(encoder.model for encoder in self.encoders)
         return f"the model {models}" if models else "the scorer"
 
     @property
     def fingerprint(self) -> str:
-        """The same recipe gives the same fingerprint on every machine."""
+        """A hash of the recipe, the same on every machine."""
         fields = asdict(self)
         for encoder in fields["encoders"]:
             for name in FOLLOWS:
@@ -109,10 +109,26 @@ class Recipe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Footprint:
+    """The room that a model takes: by it devices, workers and batches are chosen."""
+
+    n_parameters: int
+    file_bytes: int
+    converted_bytes: int = 0  # on disk, beside the file; 0: it is used as it is
+    bytes_per_token: int  # peak of all activations on a device, with room to spare
+    filling_tokens: int  # in a batch that keeps a GPU busy
+
+    @property
+    def weight_bytes(self) -> int:
+        """In half precision."""
+        return 2 * self.n_parameters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
     devices: tuple[str, ...]  # of torch: "cuda:0", "cpu", "mps"; one worker each
     tokens_per_batch: int
-    silence_seconds: float = 300.0  # a worker that says nothing for longer is replaced
+    silence_seconds: float = 300.0  # a worker that is silent for longer is replaced
 
     def __post_init__(self) -> None:
         if self.tokens_per_batch < 1:

@@ -26,7 +26,7 @@ from rich.text import Text
 
 from virnucpro.config import EncoderSpec
 from virnucpro.encoders.base import estimate_tokens
-from virnucpro.engine.events import (
+from virnucpro.events import (
     BatchDone,
     BudgetReduced,
     EmbeddingStarted,
@@ -45,8 +45,8 @@ from virnucpro.run.plan import count_done
 EVERY_SECONDS = 10.0
 _GIB = 1 << 30
 _GAP = "   "  # between the figures of a line
-_SHORTEST_BAR = 12  # a shorter one tells nothing
-_LONGEST_BAR = 40  # of a device; that of the total is as wide as the terminal
+_SHORTEST_BAR = 12  # characters of the shortest bar
+_LONGEST_BAR = 40  # characters of a device's bar; the bar of the total fills the terminal
 _PADDING = 2  # between the columns of the table
 _BAR, _WARNING = "cyan", "yellow"  # told apart by those who do not see red or green
 _LINE, _TIME = "%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"
@@ -83,15 +83,15 @@ class Figures:
 
     stage: Progress | None = None
     devices: dict[str, DeviceState] = field(default_factory=dict)
-    n_shards: int = 0  # in all
-    n_before: int = 0  # done by an earlier start
+    n_shards: int = 0  # shards in all
+    n_before: int = 0  # shards finished by an earlier start
     encoders: tuple[EncoderSpec, ...] = ()
-    n_tokens: int = 0  # to do
-    n_failed: int = 0  # sequences
+    n_tokens: int = 0  # tokens to embed
+    n_failed: int = 0  # sequences that failed
     n_failed_shards: int = 0
-    n_settled_tokens: int = 0  # of the shards that are done or failed
-    in_work: dict[int, int] = field(default_factory=dict)  # tokens embedded of each shard in work
-    files: tuple[tuple[int, int], ...] = ()  # first shard of each, and one after its last
+    n_settled_tokens: int = 0  # tokens of the shards that are finished or failed
+    in_work: dict[int, int] = field(default_factory=dict)  # shard -> tokens that are embedded
+    files: tuple[tuple[int, int], ...] = ()  # (first shard, one after the last) of each input
     pending: set[int] = field(default_factory=set)  # shards
     started: float = field(default_factory=time.monotonic)
     embedding_since: float = 0.0
@@ -114,7 +114,7 @@ class Figures:
                 self.embedding_since = time.monotonic()
             case WorkerReady(worker=worker, memory=memory):
                 if not self.devices:
-                    self.embedding_since = time.monotonic()  # starting is no measure of speed
+                    self.embedding_since = time.monotonic()  # without the start of workers
                 self._device(worker).memory = memory
             case WorkerLost(worker=worker, shard=shard, is_final=is_final):
                 device = self._device(worker)
@@ -152,13 +152,13 @@ class Figures:
 
     @property
     def n_done(self) -> int:
-        """Shards that need nothing more."""
+        """Number of shards that are finished or failed."""
         done_now = sum(device.n_shards for device in self.devices.values())
         return self.n_before + self.n_failed_shards + done_now
 
     @property
     def n_files_done(self) -> int:
-        """Input files of which no shard is to be done."""
+        """Number of input files without a pending shard."""
         return count_done(self.files, sorted(self.pending))
 
     @property
@@ -196,7 +196,7 @@ class Figures:
 
     @property
     def counts(self) -> list[str]:
-        """Shards, and input files if there are several: how many are done, of how many."""
+        """The number of finished shards, and of input files if there are several."""
         shards = f"{self.n_done:,}/{self.n_shards:,} shards"
         if len(self.files) < 2:
             return [shards]

@@ -14,22 +14,20 @@ import psutil
 import pynvml
 import torch
 
-from virnucpro.config import Precision
-from virnucpro.encoders.models import WORTH_CONVERTING, ESM2Shape
+from virnucpro.config import Footprint, Precision
 from virnucpro.errors import UnavailableError, UsageError
 
 _GIB = 1 << 30
-_CPU_TOKENS = 2048  # stays in the caches; up to 8,192 nothing is gained or lost
+_CPU_TOKENS = 2048  # tokens that stay in the caches; up to 8,192 the speed is the same
 _MPS_TOKENS = 8192
-_FEWEST_TOKENS = 2048  # on a GPU that has hardly any memory left
+_FEWEST_TOKENS = 2048  # tokens on a GPU that has hardly any memory left
 _MOST_WORKERS = 1024
-_BYTES_PER_TOKEN_AND_DIM = 64  # peak of all activations of a layer, with room to spare
-_MUCH_LESS = 0.75  # of the tokens that another GPU takes: worth a word
+_MUCH_LESS = 0.75  # share of another GPU's tokens below which a warning is due
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    index: int  # among all of the machine, by PCI bus
+    index: int  # index among all GPUs of the machine, by PCI bus
     uuid: str
     name: str
     memory_total: int  # bytes
@@ -42,7 +40,7 @@ class Gpu:
 
     @property
     def has_fast_fp16(self) -> bool:
-        """Tensor cores, from Volta on."""
+        """True for tensor cores, from Volta on."""
         return self.capability >= (7, 0)
 
 
@@ -54,7 +52,7 @@ class Choice:
     descriptions: tuple[str, ...]
     has_bf16: bool
     memory: int  # bytes free on the smallest device, or for each CPU worker
-    gpus: tuple[Gpu, ...] = ()  # of NVIDIA, as ``devices``
+    gpus: tuple[Gpu, ...] = ()  # NVIDIA GPUs, in the order of ``devices``
 
     @property
     def kind(self) -> str:
@@ -62,7 +60,7 @@ class Choice:
 
     @property
     def first(self) -> Choice:
-        """One device of them."""
+        """The first device alone."""
         return replace(
             self,
             devices=self.devices[:1],
@@ -132,7 +130,7 @@ def select_gpus(request: str, visible: Sequence[Gpu]) -> list[int]:
         if len(matches) != 1:
             names = ", ".join(f"{i}: {gpu.name} {gpu.uuid}" for i, gpu in enumerate(visible))
             raise UsageError(
-                f"--gpus {request}: {entry.strip()!a} is no visible GPU",
+                f"--gpus {request}: {entry.strip()!a} is not a visible GPU",
                 hint=f"visible: {names or 'none'}",
             )
         place = visible.index(matches[0])
@@ -271,45 +269,35 @@ def choose_precision(request: str, choice: Choice) -> Precision:
     )
 
 
-def choose_tokens(choice: Choice, shape: ESM2Shape) -> int:
+def choose_tokens(choice: Choice, footprint: Footprint) -> int:
     """The token budget of a batch: enough to fill the device, and well within its memory."""
     if choice.kind == "cpu":
         return _CPU_TOKENS
     if choice.kind == "mps":
         return _MPS_TOKENS
-    weights = 2 * shape.n_parameters
-    fitting = (choice.memory - weights) // 2 // (_BYTES_PER_TOKEN_AND_DIM * shape.dim)
-    return max(_FEWEST_TOKENS, min(fitting, _filling_tokens(shape)))
+    fitting = (choice.memory - footprint.weight_bytes) // 2 // footprint.bytes_per_token
+    return max(_FEWEST_TOKENS, min(fitting, footprint.filling_tokens))
 
 
-def _filling_tokens(shape: ESM2Shape) -> int:
-    """Enough to keep a GPU busy. 650M: 32k, 3B: 16k, 8M: 131k"""
-    return 32_768 * 1280 // shape.dim
-
-
-def gpu_memory(shape: ESM2Shape, n_tokens: int) -> int:
+def gpu_memory(footprint: Footprint, n_tokens: int) -> int:
     """Bytes for the weights in half precision and two batches of so many tokens."""
-    return 2 * shape.n_parameters + 2 * n_tokens * _BYTES_PER_TOKEN_AND_DIM * shape.dim
+    return footprint.weight_bytes + 2 * n_tokens * footprint.bytes_per_token
 
 
-def default_gpu_memory(shape: ESM2Shape) -> int:
+def default_gpu_memory(footprint: Footprint) -> int:
     """Bytes for the weights and the default batches of a GPU that has them."""
-    return gpu_memory(shape, _filling_tokens(shape))
+    return gpu_memory(footprint, footprint.filling_tokens)
 
 
-def describe_needs(shape: ESM2Shape, n_bytes: int) -> list[str]:
-    """Lines about the disk and memory a model needs: arithmetic for half precision, not measured.
-
-    ``n_bytes`` are those of the checkpoint.
-    """
-    weights = 2 * shape.n_parameters
-    converted = weights if n_bytes >= WORTH_CONVERTING else 0
-    most, least = default_gpu_memory(shape), gpu_memory(shape, _FEWEST_TOKENS)
+def describe_needs(footprint: Footprint) -> list[str]:
+    """Lines about the disk and memory a model needs: calculated for half precision."""
+    most, least = default_gpu_memory(footprint), gpu_memory(footprint, _FEWEST_TOKENS)
+    converted = footprint.converted_bytes
     return [
-        f"disk        {_gb(n_bytes + converted)}"
+        f"disk        {_gb(footprint.file_bytes + converted)}"
         + (f", of which {_gb(converted)} are for the converted model" if converted else ""),
         f"GPU memory  {_gb(most)} for the default batches, {_gb(least)} at the least",
-        f"RAM         {_gb(weights + _GIB // 2)} for a CPU worker",
+        f"RAM         {_gb(footprint.weight_bytes + _GIB // 2)} for a CPU worker",
     ]
 
 
@@ -317,7 +305,9 @@ def _gb(n_bytes: int) -> str:
     return f"{n_bytes / 1e9:.1f} GB" if n_bytes >= 1e9 else f"{n_bytes / 1e6:.0f} MB"
 
 
-def describe_compromises(choice: Choice, shape: ESM2Shape, is_auto: tuple[bool, bool]) -> list[str]:
+def describe_compromises(
+    choice: Choice, footprint: Footprint, is_auto: tuple[bool, bool]
+) -> list[str]:
     """Lines about what unlike GPUs cost each other, and how to leave out the weaker ones.
 
     ``is_auto``: whether precision, and the budget of a batch, are chosen by the devices.
@@ -339,7 +329,7 @@ def describe_compromises(choice: Choice, shape: ESM2Shape, is_auto: tuple[bool, 
             "large for it fails"
         )
     alone = [replace(choice, memory=gpu.memory_free) for gpu in choice.gpus]
-    tokens = [choose_tokens(each, shape) for each in alone]
+    tokens = [choose_tokens(each, footprint) for each in alone]
     small = [place for place, n in enumerate(tokens) if n < _MUCH_LESS * max(tokens)]
     if auto_tokens and small:
         lines.append(

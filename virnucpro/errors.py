@@ -11,14 +11,14 @@ VirnucproError            exit 1    nothing usable came out, or an internal erro
 └── FeatureFileError      exit 1    a feature file is not whole (resume does it again)
 
 A message says what happened and where; ``hint`` says what to do next. Errors never cross
-a process boundary: workers send events (``engine.events``), which carry text.
+a process boundary: workers send events (``events``), which carry text.
 """
 
 from __future__ import annotations
 
 
 class VirnucproError(Exception):
-    """Base class: ``except VirnucproError`` is all the command line ever catches."""
+    """Base class: ``except VirnucproError`` is the one class that the command line catches."""
 
     exit_code = 1
 

@@ -69,16 +69,16 @@ _REMEDIES: dict[int, tuple[type[OutputError | StorageError], str]] = {
 
 
 def disk_error(error: OSError, path: object = "") -> OutputError | StorageError:
-    """What to tell of a file, and how to end: 73 if it cannot be made there, else 74."""
+    """The error for a file, with its exit code: 73 if it cannot be made there, else 74."""
     where = path or error.filename
-    told = error.strerror or str(error)
+    message = error.strerror or str(error)
     kind, hint = _REMEDIES.get(error.errno or 0, (StorageError, _UNKNOWN))
-    return kind(f"{printable(where)}: {told}" if where else told, hint)
+    return kind(f"{printable(where)}: {message}" if where else message, hint)
 
 
 @contextmanager
 def writing(path: Path, *also: Path) -> Iterator[None]:
-    """Around the writing of a file, or of what is in a folder; ``also`` are names of its own.
+    """Turn errors of writing a file or folder into ours; ``also`` are further names of it.
 
     Raises:
         OutputError: it cannot be made there.
@@ -189,7 +189,7 @@ def open_named(path: Path) -> BinaryIO:
 
 
 class _NamedFile(io.FileIO):
-    """Its errors name it when it is written, as those of every file do when it is opened."""
+    """A file whose errors of writing name it, as those of opening do."""
 
     def write(self, content: Any) -> int:  # noqa: ANN401 - all that has bytes
         try:
@@ -249,7 +249,7 @@ def _opened(path: Path, on_block: OnBlock | None) -> BinaryIO:
 
 
 class _Heard(io.FileIO):
-    """A file that tells what is read from it."""
+    """A file that reports the blocks that are read from it."""
 
     def __init__(self, path: Path, on_block: OnBlock) -> None:
         super().__init__(path)
@@ -326,7 +326,7 @@ class _Pieces(io.RawIOBase):
 
 
 def sha256(path: Path, on_bytes: Callable[[int], None] = lambda _: None) -> str:
-    """The hash of a plain file; ``on_bytes`` hears how many bytes were read so far."""
+    """The hash of a plain file; ``on_bytes`` gets the number of bytes read so far."""
     with open_plain(path) as handle:
         return sha256_of(handle, on_bytes)
 

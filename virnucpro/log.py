@@ -30,7 +30,7 @@ def printable(text: object) -> str:
 
 
 def escaped(text: object) -> str:
-    """All of a text, without control characters."""
+    """A whole text, without control characters."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(text))
 
 

@@ -25,7 +25,7 @@ from typing import (
 )
 
 import typer
-from typer.models import OptionInfo
+from typer.models import ArgumentInfo, ParameterInfo
 
 from virnucpro.config import Command, FeatureFormat, Pooling
 from virnucpro.encoders.published import EMBEDDED, PUBLISHED
@@ -83,11 +83,11 @@ def _count(help: str, panel: str, **more: Any) -> Any:  # noqa: ANN401 - as type
 
 @dataclass(frozen=True, kw_only=True)
 class ConsoleOptions:
-    """What a command shows while it runs; of the command line alone."""
+    """The output of a command on the console; options of the command line alone."""
 
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="No dashboard: only warnings and the summary.")
-    ] = False
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Warnings and the summary only.")] = (
+        False
+    )
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="The whole log on the console.")
     ] = False
@@ -132,14 +132,16 @@ class FolderOptions(OutputOptions):
     ] = False
     keep_intermediate: Annotated[
         bool,
-        typer.Option(help="chunks.fa and shards/ are kept, too.", rich_help_panel=FILES),
+        typer.Option(
+            help="Retention of chunks.fa and shards/ after the run.", rich_help_panel=FILES
+        ),
     ] = False
     argv: tuple[str, ...] = ()  # the command, for run.json and the log
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeviceOptions:
-    """What to run on."""
+class ComputeOptions:
+    """A device, and the precision of matrix products on it."""
 
     gpus: Annotated[
         str | None,
@@ -154,14 +156,6 @@ class DeviceOptions:
         Literal["auto", "cuda", "cpu", "mps"],
         typer.Option(help="Kind of device.", rich_help_panel=DEVICES),
     ] = "auto"
-    workers: Annotated[
-        int | None,
-        _count(
-            "Number of processes with --device cpu, one core each.",
-            DEVICES,
-            show_default="as many as cores and memory allow",
-        ),
-    ] = None
     precision: Annotated[
         Literal["auto", "bf16", "fp16", "fp32"],
         typer.Option(
@@ -173,15 +167,29 @@ class DeviceOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DeviceOptions(ComputeOptions):
+    """The devices of a run."""
+
+    workers: Annotated[
+        int | None,
+        _count(
+            "Number of processes with --device cpu, one core each.",
+            DEVICES,
+            show_default="as many as cores and memory allow",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class EngineOptions(DeviceOptions):
-    """How the engine makes vectors."""
+    """The engine that makes vectors."""
 
     esm_batch_size: Annotated[
         str,
         typer.Option(
             metavar="auto|TOKENS",
-            help="Tokens in one batch; a longer sequence goes through alone. auto: by model, "
-            "device and its free memory.",
+            help="Number of tokens per batch; a longer sequence gets a batch of its own. auto: "
+            "chosen by model, device and free memory.",
             rich_help_panel=DEVICES,
         ),
     ] = "auto"
@@ -191,7 +199,7 @@ class EngineOptions(DeviceOptions):
             metavar="SECONDS",
             min=1,
             max=86_400,
-            help="Silence of a worker, beyond what its work needs, after which it is replaced.",
+            help="Silence, beyond the time its work needs, after which a worker is replaced.",
             rich_help_panel=DEVICES,
         ),
     ] = 300.0
@@ -217,7 +225,7 @@ class SequenceOptions:
     input_type: Annotated[
         Literal["auto", "nucleotide", "protein"],
         typer.Option(
-            help="Kind of the sequences; auto: told by their letters.", rich_help_panel=FILES
+            help="Type of the sequences; auto: decided by their letters.", rich_help_panel=FILES
         ),
     ] = "auto"
     min_length: Annotated[
@@ -231,7 +239,7 @@ class SequenceOptions:
     ] = 0
     genetic_code: Annotated[
         int,
-        _count("Genetic code of the sequences, by NCBI's numbers; 11 reads like 1.", FILES),
+        _count("NCBI number of the genetic code; 1 and 11 translate alike.", FILES),
     ] = 11
     per_file: Annotated[
         bool,
@@ -259,7 +267,7 @@ class SequenceOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
-    """A language model, and what it is given."""
+    """A language model, and the chunks that it reads."""
 
     chunk_size: Annotated[int | None, _chunk_size("Length of a chunk.", "500, or the head's")] = (
         None
@@ -282,7 +290,7 @@ FALSE_POSITIVES: Mapping[Preset, float] = {
 
 @dataclass(frozen=True, kw_only=True)
 class CutOptions:
-    """What is called viral, and where. No score depends on it, so a resume may change it."""
+    """What is called viral, and where. Scores do not depend on it."""
 
     threshold: Annotated[
         float | None,
@@ -340,7 +348,7 @@ class CutOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(EngineOptions, ModelOptions, FolderOptions, SequenceOptions):
-    """Whatever ``predict`` and ``extract`` share."""
+    """The options that ``predict`` and ``extract`` share."""
 
     command: ClassVar[Command]
 
@@ -364,20 +372,22 @@ class ExtractOptions(RunOptions):
 
     layer: Annotated[
         int | None,
-        _count("Layer whose representation is taken.", MODEL, show_default="the last"),
+        _count(
+            "Number of the layer whose representation is taken.", MODEL, show_default="the last"
+        ),
     ] = None
     pooling: Annotated[
         Pooling,
         typer.Option(
-            help=r"mean: over the residues; bos: the vector of the start token, \<cls>; none: one "
-            "vector per residue.",
+            help=r"Pooling of residues into a vector. mean: their average; bos: the vector of the "
+            r"start token, \<cls>; none: one vector per residue.",
             rich_help_panel=MODEL,
         ),
     ] = "mean"
     format: Annotated[
         FeatureFormat,
         typer.Option(
-            help="Format beside the h5 files: npz; or pt, as VirNucPro's _ESM.pt.",
+            help="Format of feature files beside the h5 ones: npz, or pt as VirNucPro's _ESM.pt.",
             rich_help_panel=FILES,
         ),
     ] = "h5"
@@ -430,14 +440,15 @@ class EvaluatedOptions:
     held_out_only: Annotated[
         bool,
         typer.Option(
-            help="Only records whose sequence and group neither head nor encoder was trained on.",
+            help="Omission of records whose sequence or group head or encoder was trained on.",
             rich_help_panel=MODEL,
         ),
     ] = False
     allow_training_data: Annotated[
         bool,
         typer.Option(
-            help="Also records of the training; the report says so.", rich_help_panel=MODEL
+            help="Evaluation on training records too; the report counts them.",
+            rich_help_panel=MODEL,
         ),
     ] = False
 
@@ -475,7 +486,7 @@ class LabelledOptions(OutputOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class StartOptions:
-    """What is trained, and from what."""
+    """The start of a training: its mode and its encoder."""
 
     finetune: Annotated[
         bool,
@@ -509,7 +520,7 @@ class StartOptions:
             case True, True:
                 raise UsageError(
                     "--finetune and --pretrain contradict each other",
-                    hint="pretrain first, then fine-tune what comes of it: --finetune --model DIR",
+                    hint="pretrain first, then fine-tune the result: --finetune --model DIR",
                 )
             case True, False:
                 return "finetune"
@@ -537,15 +548,14 @@ class NetworkOptions:
     encoding: Annotated[
         Encoding,
         typer.Option(
-            help="Features of a residue; composition: those of the bases alone. predict reads esm2 "
-            "only.",
+            help="Features of a residue; composition: those of the bases alone.",
             rich_help_panel=MODEL,
         ),
     ] = "esm2"
     architecture: Annotated[
         Architecture,
         typer.Option(
-            help="Network from residues to one vector; mlp: their mean. predict reads mlp only.",
+            help="Network from residues to one vector; mlp: their mean.",
             rich_help_panel=MODEL,
         ),
     ] = "mlp"
@@ -595,8 +605,8 @@ class LoopOptions:
     class_weights: Annotated[
         Literal["auto", "none"],
         typer.Option(
-            help="Weights of frames. auto: the same for both labels, the square root of its frames "
-            "for a group; none: those of the manifest alone.",
+            help="Weights of frames. auto: equal for both labels; per group the square root of its "
+            "number of frames; none: those of the manifest.",
             rich_help_panel=LOOP,
         ),
     ] = "auto"
@@ -666,7 +676,7 @@ class TrainOptions(DeviceOptions, LoopOptions, NetworkOptions, StartOptions, Lab
     ] = False
     profile: Annotated[
         bool,
-        typer.Option(help="Table of where the time went, at the end.", rich_help_panel=DEVICES),
+        typer.Option(help="Table of the time per stage, at the end.", rich_help_panel=DEVICES),
     ] = False
     argv: tuple[str, ...] = ()  # the command, for run.json and the log
 
@@ -677,7 +687,7 @@ class BenchOptions:
         str | None,
         typer.Option(
             metavar="SIZE,...",
-            help="Sizes of ESM-2, in order: 8M, 35M, 150M, 650M, 3B, 15B; weights are made up.",
+            help="Sizes of ESM-2, in order: 8M, 35M, 150M, 650M, 3B, 15B; weights are random.",
             show_default="all but 15B on a GPU, else 8M,35M",
         ),
     ] = None
@@ -723,7 +733,7 @@ class BenchOptions:
         typer.Option(
             metavar="N",
             min=1,
-            help="Number of measurements after one to warm up; just one of what takes over 5 s.",
+            help="Number of measurements after a warm-up; only one if it takes over 5 s.",
             show_default="5",
         ),
     ] = None
@@ -733,14 +743,30 @@ class BenchOptions:
     json: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="File for every figure, as it comes.", show_default=False
+            metavar="FILE",
+            help="JSON file of all figures, written as they come.",
+            show_default=False,
         ),
     ] = None
-    quick: Annotated[bool, typer.Option(help="8M, one profile, 3 repeats: under a minute.")] = False
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Tables alone, without what is being done.")
-    ] = False
+    quick: Annotated[bool, typer.Option(help="Short measurement: 8M, one profile, 3 repeats.")] = (
+        False
+    )
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Tables only, without progress.")] = (
+        False
+    )
     cuda_visible_devices: str | None = None  # the variable of the environment
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckOptions(ComputeOptions):
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME|PATH",
+            help="Name, or path with a separator in it: ./model.pt.",
+            autocompletion=complete_model,
+        ),
+    ]
 
 
 # From values to options
@@ -766,7 +792,9 @@ def make(options: Callable[..., T], values: Mapping[str, object]) -> T:
             hint=f"there are {', '.join(sorted(on_command_line))}",
         )
     checked = {
-        name: _value(name, get_args(hints[name])[0], value) if name in on_command_line else value
+        name: _value(_word(name, on_command_line[name]), get_args(hints[name])[0], value)
+        if name in on_command_line
+        else value
         for name, value in values.items()
     }
     for name, info in on_command_line.items():
@@ -774,8 +802,8 @@ def make(options: Callable[..., T], values: Mapping[str, object]) -> T:
     return options(**checked)
 
 
-def options_of(hints: Mapping[str, Any]) -> dict[str, OptionInfo]:
-    """What ``typer`` must know of each field that is an option, by its name."""
+def options_of(hints: Mapping[str, Any]) -> dict[str, ParameterInfo]:
+    """The ``typer`` option of each field that is one, by its name."""
     return {
         name: get_args(hint)[1] for name, hint in hints.items() if get_origin(hint) is Annotated
     }
@@ -788,17 +816,22 @@ def carry(options: object, to: Callable[..., T], **changes: object) -> T:
     return to(**shared, **changes)
 
 
-def _value(name: str, hint: Any, value: object) -> object:  # noqa: ANN401 - a type
+def _word(name: str, info: ParameterInfo) -> str:
+    """What a field is called on the command line."""
+    return name.upper() if isinstance(info, ArgumentInfo) else flag(name)
+
+
+def _value(option: str, hint: Any, value: object) -> object:  # noqa: ANN401 - a type
     """The value in the type of its option.
 
     Raises:
         UsageError: it is empty, or of another type or choice.
     """
     if value == "":
-        raise UsageError(f"{flag(name)} is empty", hint="is the variable set that it came from?")
+        raise UsageError(f"{option} is empty", hint="is the variable set that it came from?")
     if get_origin(hint) is tuple:
         values = value if isinstance(value, (list, tuple)) else [value]
-        return tuple(_value(name, get_args(hint)[0], one) for one in values)
+        return tuple(_value(option, get_args(hint)[0], one) for one in values)
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     for kind in kinds:
         if kind is Path and isinstance(value, (str, Path)):
@@ -812,12 +845,12 @@ def _value(name: str, hint: Any, value: object) -> object:  # noqa: ANN401 - a t
             return value
     words = [word for kind in kinds for word in get_args(kind)]
     raise UsageError(
-        f"{flag(name)} is {printable(repr(value))}",
+        f"{option} is {printable(repr(value))}",
         hint=f"give {' or '.join(words or [kind.__name__ for kind in kinds])}",
     )
 
 
-def _check_range(name: str, info: OptionInfo, value: object) -> None:
+def _check_range(name: str, info: ParameterInfo, value: object) -> None:
     """
     Raises:
         UsageError: a number is not in the range of its option.

@@ -19,7 +19,11 @@ import torch
 
 from virnucpro import __version__
 from virnucpro.config import FeatureFormat, Recipe, Resources
-from virnucpro.engine.events import (
+from virnucpro.engine.executor import Executor
+from virnucpro.engine.local import ProcessExecutor
+from virnucpro.engine.worker import Job
+from virnucpro.errors import FeatureFileError, OutputError, StorageError, UsageError
+from virnucpro.events import (
     BatchDone,
     EmbeddingStarted,
     Progress,
@@ -28,10 +32,6 @@ from virnucpro.engine.events import (
     Telling,
     WorkerReady,
 )
-from virnucpro.engine.executor import Executor
-from virnucpro.engine.local import ProcessExecutor
-from virnucpro.engine.worker import Job
-from virnucpro.errors import FeatureFileError, OutputError, StorageError, UsageError
 from virnucpro.log import LOGGER, announce, printable
 from virnucpro.options import (
     FALSE_POSITIVES,
@@ -120,7 +120,7 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
         try:
             complete(results, job, executor, config.resources, summary)
         except FeatureFileError as error:
-            LOGGER.warning("%s; every feature file is read now, and made again if need be", error)
+            LOGGER.warning("%s; every feature file is read now; damaged ones are made again", error)
             for store in job.stores:
                 store.discard_damaged(
                     plan.shards, _on_shard(on_event, "reading every feature file")
@@ -133,12 +133,12 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
 
 
 def _feature_format(options: RunOptions) -> FeatureFormat:
-    """That of the files beside the h5 ones."""
+    """The format of the files beside the h5 ones."""
     return options.format if isinstance(options, ExtractOptions) else "h5"
 
 
 def announce_choices(config: RunConfig, recipe: Recipe) -> Scorer | None:
-    """Say what reads the records, and what was chosen for it; the scorer, if it is that."""
+    """Announce the scorer, or the choices for the encoder. Returns the scorer, if it is used."""
     choice = config.scorer_for(recipe.input_type)
     if choice is not None:
         announce(choice.announcement)
@@ -161,7 +161,7 @@ def announce_choices(config: RunConfig, recipe: Recipe) -> Scorer | None:
 
 
 def announce_cut(config: RunConfig, scorer: Scorer | None, head: Head | None) -> str:
-    """Say which records are called viral; the same for the summary."""
+    """Announce which records are called viral, and return the same for the summary."""
     if not isinstance(config.options, PredictOptions):
         return ""
     threshold = config.options.threshold
@@ -171,7 +171,7 @@ def announce_cut(config: RunConfig, scorer: Scorer | None, head: Head | None) ->
     if threshold is None:
         share = FALSE_POSITIVES[config.options.preset]
         cut = f"preset {config.options.preset}, {share:.1%} false positives among unknown hosts"
-    announce(f"called virus: {cut}")
+    announce(f"calls: {cut}")
     return cut
 
 
@@ -192,15 +192,15 @@ def plan_run(
         {**_facts(config, manifest), "state": "unfinished"},
     )
     if recorded is not None:
-        found = find_plan(
+        plan = find_plan(
             rundir,
             manifest,
             keep_intermediate=keep,
             on_shard=_on_shard(on_event, "checking shards"),
         )
-        if found is not None:
+        if plan is not None:
             rundir.write_manifest(manifest, facts)
-            return found
+            return plan
     stage = "reading and translating" if manifest.recipe.has_frames else "reading"
     on_letters = _progress(on_event, stage, manifest)
     plan = make_plan(rundir, manifest, keep_intermediate=keep, on_letters=on_letters)
@@ -241,7 +241,7 @@ def complete(
 def embed(
     results: Results, job: Job, executor: Executor, resources: Resources, summary: Summary
 ) -> dict[int, str]:
-    """Run what is not done yet. Returns why a shard has no feature file, by its index."""
+    """Embed the pending shards. Returns the reasons of shards without a feature file, by index."""
     plan, stores, on_event = results.plan, results.stores, results.on_event
     pending = find_pending(stores, plan, frozenset(results.manifest.replaced), on_event)
     lost: dict[int, str] = {}
@@ -252,13 +252,13 @@ def embed(
     on_event(
         EmbeddingStarted(tuple(pending), len(plan.shards) - len(pending), plan.files, job.encoders)
     )
-    started = time.monotonic()
+    start = time.monotonic()
     with closing(executor.run(pending, job, resources)) as events:
         for event in events:
             on_event(event)
             match event:
                 case WorkerReady() if STARTING not in summary.seconds:
-                    summary.seconds[STARTING] = round(time.monotonic() - started, 3)
+                    summary.seconds[STARTING] = round(time.monotonic() - start, 3)
                 case BatchDone(n_tokens=n_tokens):
                     summary.n_tokens += n_tokens
                 case ShardFailed(refusal=Refusal(hint=hint, is_place=is_place)):
@@ -274,8 +274,8 @@ def find_pending(
 ) -> list[Shard]:
     """The shards that any of the encoders still owes, but for records that were ``replaced``."""
     on_shard = _on_shard(on_event, "checking finished shards")
-    owed = [store.find_pending(plan.shards, replaced, on_shard) for store in stores]
-    return sorted(set(chain.from_iterable(owed)), key=lambda shard: shard.index)
+    by_store = [store.find_pending(plan.shards, replaced, on_shard) for store in stores]
+    return sorted(set(chain.from_iterable(by_store)), key=lambda shard: shard.index)
 
 
 def _on_shard(on_event: OnEvent, stage: str) -> OnShard:
@@ -283,7 +283,7 @@ def _on_shard(on_event: OnEvent, stage: str) -> OnShard:
 
 
 def close_run(config: RunConfig, rundir: RunDir, manifest: Manifest, summary: Summary) -> None:
-    """Write the last word into ``run.json``, and delete what only the run needed."""
+    """Write the outcome into ``run.json``, and delete intermediate files."""
     scorer = config.scorer_for(manifest.recipe.input_type)
     summary.scorer = scorer.announcement if scorer else ""
     state = "partial" if summary.exit_code else "complete"
@@ -311,8 +311,8 @@ def _facts(config: RunConfig, manifest: Manifest) -> dict[str, object]:
 
 def _progress(on_event: OnEvent, stage: str, manifest: Manifest) -> Callable[[int], None]:
     """Letters read, of about as many as there are bytes if nothing is compressed."""
-    plain = all(not Path(known.path).name.endswith(_PACKED) for known in manifest.inputs)
-    total = sum(known.n_bytes for known in manifest.inputs) if plain else 0
+    plain = all(not Path(file.path).name.endswith(_PACKED) for file in manifest.inputs)
+    total = sum(file.n_bytes for file in manifest.inputs) if plain else 0
     return lambda done: on_event(Progress(stage, done, total, "letters"))
 
 
@@ -320,7 +320,7 @@ _PACKED = (".gz", ".bz2", ".xz", ".zst")
 
 
 def announce_input(plan: Plan, manifest: Manifest) -> None:
-    """Say what the input is, and what to expect of it if the head was not made for such."""
+    """Announce the input, and warn of what makes weak calls."""
     counts, recipe = plan.counts, manifest.recipe
     shards = f"; {len(plan.shards)} shards" if recipe.has_encoder else ""
     announce(

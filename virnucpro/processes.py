@@ -48,7 +48,7 @@ class Raised:
 
     reason: str
     traceback: str
-    seconds: float  # when, by the monotonic clock, which all processes share
+    seconds: float  # time by the monotonic clock, which all processes share
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -168,7 +168,7 @@ def _wait_for_parents_end() -> None:
 
 
 def with_news(children: Sequence[Child], seconds: float | None = None) -> list[Child]:
-    """Wait for children that have said something or ended; an empty list when time is over."""
+    """Wait for children that have sent something or ended; an empty list when time is over."""
     ready = connection.wait([child.pipe for child in children], seconds)
     return [child for child in children if child.pipe in ready]
 
@@ -190,7 +190,7 @@ def interrupts_held() -> Iterator[None]:
     They inherit that by a mask. It holds nothing here, where other threads may take a signal for
     this one: so the handlers wait too.
     """
-    held: list[int] = []
+    blocked: list[int] = []
     here = threading.current_thread() is threading.main_thread()  # handlers run in that one only
     handlers = {
         number: handler
@@ -198,7 +198,7 @@ def interrupts_held() -> Iterator[None]:
         if here and callable(handler := signal.getsignal(number))
     }
     for number in handlers:
-        signal.signal(number, lambda number, _: held.append(number))
+        signal.signal(number, lambda number, _: blocked.append(number))
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     try:
         yield
@@ -206,5 +206,5 @@ def interrupts_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        if held:
-            signal.raise_signal(held[0])
+        if blocked:
+            signal.raise_signal(blocked[0])

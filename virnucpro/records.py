@@ -18,20 +18,20 @@ from numpy.typing import NDArray
 
 Status = Literal["scored", "embedded", "too_short", "no_orf", "invalid", "failed"]
 PROTEIN = "."  # the strand of an ORF that came as a protein
-# "embedded" is what extract says instead of "scored"
+# "embedded" is the status in extract instead of "scored"
 STATUSES: tuple[Status, ...] = ("scored", "embedded", "too_short", "no_orf", "invalid", "failed")
 
 
 class FastaRecord(NamedTuple):
     """One sequence of an input file."""
 
-    id: str  # of the run: no other record has it
+    id: str  # id in the run: no other record has it
     header: str  # the whole line after '>', as it stands in the file but for the id
     sequence: str  # no white space and no gaps; the case is kept
-    line: int = 0  # of the header, counted from 1
-    n_gaps: int = 0  # of an alignment, which were left out
+    line: int = 0  # line of the header, counted from 1
+    n_gaps: int = 0  # gaps of an alignment, left out
     sample: str = ""  # name of the file in the tables
-    own_id: str = ""  # within the file, where that differs
+    own_id: str = ""  # id in the file, where that differs
 
     @property
     def name(self) -> str:
@@ -66,8 +66,8 @@ class Orf(NamedTuple):
     end: int
     strand: str
     protein: str
-    bases: str = ""  # of its own strand, upper case, one more than its codons where there is one
-    copy_of: int | None = None  # an embedded ORF of the same sequence; see ``dedup``
+    bases: str = ""  # bases of its strand, upper case, and the next one where there is one
+    copy_of: int | None = None  # ordinal of the embedded ORF of the same sequence; see ``dedup``
 
     def text(self, what: Literal["protein", "dna"]) -> str:
         """The sequence that an encoder reads."""
@@ -81,9 +81,9 @@ class Shard:
     index: int
     path: Path
     n_orfs: int
-    n_embedded: int  # those that are no copies
-    n_residues: int  # of those that are embedded
-    sha256: str  # of the file
+    n_embedded: int  # ORFs that are not copies
+    n_residues: int  # residues of these
+    sha256: str  # hash of the file
 
     def __post_init__(self) -> None:
         check_counts(self.index, self.n_orfs, self.n_embedded, self.n_residues)
@@ -98,17 +98,17 @@ class Shard:
 
 
 def check_counts(*counts: object) -> None:
-    """Raise TypeError or ValueError for what is no count that 64 bits can hold."""
+    """Raise TypeError or ValueError for anything but counts that 64 bits can hold."""
     for count in counts:
-        if type(count) is not int:  # a bool is none either
-            raise TypeError(f"{count!r} is no count")
+        if type(count) is not int:  # a bool is not a count
+            raise TypeError(f"{count!r} is not a count")
         if not 0 <= count < 2**63:
-            raise ValueError(f"{count} is no count")
+            raise ValueError(f"{count} is not a count")
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An ORF without an embedding, and why."""
+    """An ORF without an embedding, and the reason."""
 
     orf_id: str
     record_id: str
@@ -144,13 +144,13 @@ class Embeddings:
 
     @property
     def n_orfs(self) -> int:
-        """The delivered and the failed."""
+        """Number of ORFs, delivered and failed."""
         return len(self.ids) + len(self.failures)
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """The head's answer for one ORF, or why there is none."""
+    """The score of one ORF, or the reason why it has none."""
 
     orf: Orf
     virus_score: float | None  # in [0, 1], 6 decimals
@@ -161,13 +161,13 @@ class Prediction:
 class Call:
     """The answer for one record."""
 
-    record_id: str  # within its file
+    record_id: str  # id in its file
     length: int  # bases, or residues of a protein
     status: Status
     sample: str = ""
     virus_score: float | None = None
     is_virus: bool = False
-    false_discovery_rate: float | None = None  # among records with this score and above
+    false_discovery_rate: float | None = None  # share of false calls at this score and above
     n_chunks: int = 0
     n_chunks_scored: int = 0
     n_frames_scored: int = 0
@@ -188,10 +188,10 @@ class Region(NamedTuple):
 
 
 class RecordResult(NamedTuple):
-    """A record with its call, and what that was made of."""
+    """A record with its call, and the predictions behind it."""
 
     record: FastaRecord
-    predictions: list[Prediction]  # of its frames, in their order
+    predictions: list[Prediction]  # predictions of its frames, in their order
     call: Call
     regions: tuple[Region, ...] | None = None  # in order and apart; None: not looked for
 

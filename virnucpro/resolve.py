@@ -1,4 +1,4 @@
-"""From the user's options to a run that can begin: model, head, devices, precision, budget.
+"""Options become a run that can begin: model, head, devices, precision, budget.
 
 All that can be checked is checked here, before a file is read or a process is started.
 """
@@ -19,29 +19,20 @@ from virnucpro.devices import (
     choose_tokens,
     describe_compromises,
 )
-from virnucpro.encoders.models import (
-    Checkpoint,
-    check_published,
-    converted_folder,
-    embedded_head,
-    embedded_model,
-    embedded_scorer,
-    find_checkpoint,
-    locate,
-    prepare_weights,
-)
-from virnucpro.encoders.published import EMBEDDED, PUBLISHED
-from virnucpro.engine.events import Progress, Telling
+from virnucpro.encoders.base import Model
+from virnucpro.encoders.models import open_model
+from virnucpro.encoders.published import EMBEDDED
 from virnucpro.errors import (
     InputMissingError,
     ResumeError,
     UnavailableError,
     UsageError,
 )
+from virnucpro.events import Telling
 from virnucpro.log import printable
 from virnucpro.options import ExtractOptions, PredictOptions, RunOptions
 from virnucpro.run.folder import RunDir
-from virnucpro.scorer.nets import load_scorer
+from virnucpro.scorer.nets import embedded_scorer, load_scorer
 from virnucpro.scoring.head import Head, load_head
 from virnucpro.sequences.genetic_code import genetic_code
 from virnucpro.sequences.inputs import list_sources
@@ -53,28 +44,28 @@ _LONGEST_CHUNK = 1_000_000_000  # bases
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScorerConfig:
-    """How nucleotides are scored without an encoder."""
+    """The scorer of nucleotides, used in place of an encoder."""
 
     path: Path
     recipe: Recipe
-    announcement: str  # for people
+    announcement: str  # line for the log and the summary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
-    """One ``predict`` or ``extract``: its options, and what was found out for them.
+    """One ``predict`` or ``extract``: its options, and what they resolve to.
 
     Complete and checked, but for what the inputs tell.
     """
 
     options: RunOptions
-    recipe: Recipe  # with an encoder, as for nucleotides; see ``recipe_for``
+    recipe: Recipe  # recipe of nucleotides with an encoder; see ``recipe_for``
     resources: Resources
     checkpoint: Path
-    weights: tuple[Path, ...]  # what the workers load: a checkpoint, or its converted form
-    scorer: ScorerConfig | None = None  # for nucleotides, in place of the encoder
-    announcements: tuple[str, ...] = ()  # the choices that were made for the encoder, for people
-    compromises: tuple[str, ...] = ()  # and what they cost
+    weights: tuple[Path, ...]  # checkpoints that the workers load, or their converted forms
+    scorer: ScorerConfig | None = None  # used for nucleotides in place of the encoder
+    announcements: tuple[str, ...] = ()  # lines about the choices for the encoder
+    compromises: tuple[str, ...] = ()  # warnings about their costs
 
     @property
     def output(self) -> Path:
@@ -82,16 +73,16 @@ class RunConfig:
 
     @property
     def input_type(self) -> InputType | None:
-        """None: by the letters of the input."""
-        asked = self.options.input_type
-        return None if asked == "auto" else asked
+        """The type that the user named; None if the letters of the input decide."""
+        input_type = self.options.input_type
+        return None if input_type == "auto" else input_type
 
     def scorer_for(self, input_type: InputType) -> ScorerConfig | None:
-        """What scores this input without an encoder, if it is to be scored so."""
+        """The scorer for an input of this type, if it is scored without an encoder."""
         return self.scorer if input_type == "nucleotide" else None
 
     def recipe_for(self, input_type: InputType) -> Recipe:
-        """Proteins are neither cut nor translated, so chunk size and genetic code mean nothing."""
+        """The recipe for this type. Proteins are neither cut nor translated."""
         if scorer := self.scorer_for(input_type):
             return scorer.recipe
         if input_type == "nucleotide":
@@ -100,7 +91,7 @@ class RunConfig:
 
 
 def resolve(options: RunOptions, on_event: OnEvent) -> tuple[RunConfig, Head | None]:
-    """Everything a run needs, or the first thing that stands in its way.
+    """Resolve all that a run needs, or raise the first error.
 
     Raises:
         VirnucproError: see ``errors``.
@@ -112,46 +103,37 @@ def resolve(options: RunOptions, on_event: OnEvent) -> tuple[RunConfig, Head | N
     for path in options.input:
         list_sources(path)
     genetic_code(options.genetic_code)
-    _check_before_fetching(options)
     scorer = _scorer(options)
-    checkpoint = find_checkpoint(
-        options.model_name,
-        lambda n, total: on_event(Progress("fetching the model", n, total, "bytes")),
+    model = open_model(
+        options.model_name, on_event, lambda digests: _check_before_fetching(options, digests)
     )
-    head = _at_threshold(_load_head(options, checkpoint), options)
+    head = _at_threshold(_load_head(options, model), options)
     choice = choose_devices(
         options.device,
         options.gpus,
         options.workers,
         options.cuda_visible_devices,
-        model_bytes=2 * checkpoint.shape.n_parameters,
+        model_bytes=model.footprint.weight_bytes,
     )
     resources = Resources(
         devices=choice.devices,
-        tokens_per_batch=_tokens_per_batch(options, choice, checkpoint),
+        tokens_per_batch=_tokens_per_batch(options, choice, model),
         silence_seconds=options.worker_timeout,
     )
-    asked = _asked_precision(options)
-    precision = choose_precision(asked, choice)
-    is_auto = (asked == "auto", options.esm_batch_size == "auto")
-    folder = options.converted or converted_folder()
-    weights, digest = prepare_weights(
-        checkpoint,
-        precision,
-        folder,
-        lambda stage, done, total: on_event(Progress(stage, done, total, "bytes")),
-    )
-    check_published(options.model_name, checkpoint, digest)
-    recipe = _recipe(options, checkpoint, digest, head, precision)
+    request = _asked_precision(options)
+    precision = choose_precision(request, choice)
+    is_auto = (request == "auto", options.esm_batch_size == "auto")
+    weights, digest = model.prepare(precision, options.converted, on_event)
+    recipe = _recipe(options, _spec(options, model, digest, head, precision), head)
     return RunConfig(
         options=options,
         recipe=recipe,
         resources=resources,
-        checkpoint=checkpoint.path.resolve(),
+        checkpoint=model.path.resolve(),
         weights=(weights.resolve(),),
         scorer=scorer,
-        announcements=_announcements(checkpoint, recipe, resources, choice),
-        compromises=tuple(describe_compromises(choice, checkpoint.shape, is_auto)),
+        announcements=_announcements(model, recipe, resources, choice),
+        compromises=tuple(describe_compromises(choice, model.footprint, is_auto)),
     ), head
 
 
@@ -162,47 +144,57 @@ def _at_threshold(head: Head | None, options: RunOptions) -> Head | None:
     return replace(head, facts=replace(head.facts, threshold=options.threshold))
 
 
-def _recipe(
-    options: RunOptions,
-    checkpoint: Checkpoint,
-    digest: str,
-    head: Head | None,
-    precision: Precision,
-) -> Recipe:
-    n_layers = checkpoint.shape.n_layers
+def _spec(
+    options: RunOptions, model: Model, digest: str, head: Head | None, precision: Precision
+) -> EncoderSpec:
+    """The encoder of the run: as its head asks, or the user.
+
+    Raises:
+        UsageError: the model has no such layer, or makes no such vectors.
+    """
+    n_layers = model.n_layers
     match options:
         case ExtractOptions(layer=layer, pooling=pooling):
             layer = n_layers if layer is None else layer
         case _:
-            assert head is not None, "what predicts has a head"
+            assert head is not None, "a prediction has a head"
             (facts,) = head.facts.encoders
             layer, pooling = facts.layer, facts.pooling
     if not 1 <= layer <= n_layers:
         raise UsageError(
             f"layer {layer} of a model with {n_layers} layers", hint=f"--layer 1 to {n_layers}"
         )
+    if pooling not in model.poolings:
+        raise UsageError(
+            f"--pooling {pooling}: {printable(model.name)} makes one vector of a frame",
+            hint="leave --pooling out, or name an ESM-2 with --model",
+        )
+    return EncoderSpec(
+        family=model.family,
+        reads=model.reads,
+        model=model.name,
+        sha256=digest,
+        layer=layer,
+        pooling=pooling,
+        precision=precision,
+        dim=model.dim,
+    )
+
+
+def _recipe(options: RunOptions, encoder: EncoderSpec, head: Head | None) -> Recipe:
     return Recipe(
         command=options.command,
         input_type="nucleotide",
         chunk_size=_chunk_size(options, head),
         min_length=options.min_length,
         genetic_code=options.genetic_code,
-        encoders=(
-            EncoderSpec(
-                model=checkpoint.name,
-                sha256=digest,
-                layer=layer,
-                pooling=pooling,
-                precision=precision,
-                dim=checkpoint.shape.dim,
-            ),
-        ),
+        encoders=(encoder,),
         head_sha256=head.sha256 if head else "",
     )
 
 
 def _scorer(options: RunOptions) -> ScorerConfig | None:
-    """What scores nucleotides, if the user named nothing that does.
+    """The scorer of nucleotides, if the user named no model and no head.
 
     Raises:
         UnavailableError: its file is missing or damaged.
@@ -236,39 +228,37 @@ def _scorer(options: RunOptions) -> ScorerConfig | None:
     return ScorerConfig(path=path, recipe=recipe, announcement=announcement)
 
 
-def _check_before_fetching(options: RunOptions) -> None:
+def _check_before_fetching(options: RunOptions, digests: frozenset[str]) -> None:
     """Refuse to resume with another model before gigabytes of it are fetched.
 
     Raises:
         ResumeError: the run began with another one.
     """
-    model = options.model_name
     recorded = RunDir(options.output_dir).read_manifest() if options.resume else None
-    if recorded is None or model not in PUBLISHED or locate(model).exists():
+    if recorded is None:
         return
-    published, before = PUBLISHED[model], recorded.recipe
-    digests = {published.sha256, published.folder_sha256}
-    if not any(known.model == model or known.sha256 in digests for known in before.encoders):
+    model, before = options.model_name, recorded.recipe
+    if not any(encoder.model == model or encoder.sha256 in digests for encoder in before.encoders):
         raise ResumeError(
             f"this folder holds a run with {printable(before.reader)}, not {model}",
             hint="use the old options, choose another --output-dir, or start again with --force",
         )
 
 
-def _tokens_per_batch(options: RunOptions, choice: Choice, checkpoint: Checkpoint) -> int:
-    asked = options.esm_batch_size
-    if asked == "auto":
-        return choose_tokens(choice, checkpoint.shape)
-    if not re.fullmatch("[0-9]{1,18}", asked):
+def _tokens_per_batch(options: RunOptions, choice: Choice, model: Model) -> int:
+    request = options.esm_batch_size
+    if request == "auto":
+        return choose_tokens(choice, model.footprint)
+    if not re.fullmatch("[0-9]{1,18}", request):
         raise UsageError(
-            f"--esm-batch-size is {printable(asked)!r}; it must be auto or a number of tokens",
+            f"--esm-batch-size is {printable(request)!r}; it must be auto or a number of tokens",
             hint="leave it out to have it sized to the device",
         )
-    return int(asked)
+    return int(request)
 
 
 def _asked_precision(options: RunOptions) -> str:
-    """On resume, ``auto`` is what the run began with, whatever this device likes best."""
+    """The precision to resolve; on resume, ``auto`` is the precision of the run."""
     if options.precision == "auto" and options.resume:
         recorded = RunDir(options.output_dir).read_manifest()
         if recorded is not None and recorded.recipe.encoders:
@@ -276,34 +266,33 @@ def _asked_precision(options: RunOptions) -> str:
     return options.precision
 
 
-def _load_head(options: RunOptions, checkpoint: Checkpoint) -> Head | None:
+def _load_head(options: RunOptions, model: Model) -> Head | None:
     if not isinstance(options, PredictOptions):
         return None
-    path = options.head
-    if path is None and checkpoint.path == embedded_model():
-        path = embedded_head()
+    path = model.head if options.head is None else options.head
     if path is None:
         raise UnavailableError(
-            f"no head comes with the model {printable(checkpoint.name)}",
+            f"no head comes with the model {printable(model.name)}",
             hint="name one with --head, or get features without calls: `virnucpro extract`",
         )
     if not path.is_file():
         raise InputMissingError(f"{printable(path)}: no such head file")
     head = load_head(path)
-    facts, shape = head.facts, checkpoint.shape
+    facts = head.facts
     encoder = facts.encoders[0]
-    if [one.encoder_id for one in facts.encoders] != [checkpoint.encoder_id]:
+    if [one.encoder_id for one in facts.encoders] != [model.encoder_id]:
         made_for = " and ".join(f"{one.name} ({one.encoder_id})" for one in facts.encoders)
         raise UnavailableError(
             f"the head was made for the encoder {printable(made_for)}, "
-            f"not for {printable(checkpoint.name)} ({checkpoint.encoder_id})",
+            f"not for {printable(model.name)} ({model.encoder_id})",
             hint="give with --model the encoder that the head was made for",
         )
-    has_layer = encoder.dim == shape.dim and 1 <= encoder.layer <= shape.n_layers
+    has_layer = encoder.dim == model.dim and 1 <= encoder.layer <= model.n_layers
     if not has_layer or not 30 <= facts.chunk_size <= _LONGEST_CHUNK:
         raise UnavailableError(
             f"the head asks for layer {encoder.layer} of {encoder.dim} dimensions and chunks of "
-            f"{facts.chunk_size} bases; the model has {shape.n_layers} layers of {shape.dim}",
+            f"{facts.chunk_size} bases; the model has {model.n_layers} layers of "
+            f"{model.dim}",
             hint="the head is damaged: get it again",
         )
     return head
@@ -322,13 +311,11 @@ def _chunk_size(options: RunOptions, head: Head | None) -> int:
 
 
 def _announcements(
-    checkpoint: Checkpoint, recipe: Recipe, resources: Resources, choice: Choice
+    model: Model, recipe: Recipe, resources: Resources, choice: Choice
 ) -> tuple[str, ...]:
-    shape, (encoder,) = checkpoint.shape, recipe.encoders
+    (encoder,) = recipe.encoders
     return (
-        f"model {printable(checkpoint.name)}: {shape.n_layers} layers, {shape.dim} dimensions, "
-        f"{shape.n_parameters / 1e6:.1f} M parameters; layer {encoder.layer}, "
-        f"{encoder.pooling} pooling, {encoder.precision}",
+        f"model {printable(model.name)}: {model.describe(encoder)}",
         *choice.descriptions,
         f"batches of {resources.tokens_per_batch} tokens",
     )

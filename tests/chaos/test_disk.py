@@ -35,9 +35,9 @@ from labelled import options, train_here, write_labelled
 from runs import again, assert_same_run, leftovers, run_inline, within
 from small_disk import Evaluation, Prediction, Training
 
-from virnucpro.engine.events import ShardDone
 from virnucpro.errors import InputError, OutputError, ResumeError, StorageError, VirnucproError
 from virnucpro.evaluation.story import understand
+from virnucpro.events import ShardDone
 from virnucpro.options import EvaluateOptions
 from virnucpro.resolve import RunConfig
 from virnucpro.run.folder import RunDir
@@ -326,7 +326,7 @@ def test_a_full_disk_of_the_workers_is_one_message_and_exit_code_74(few, tiny, t
     command = [*(sys.executable, "-m", "virnucpro", "predict", "--quiet", "--workers", "1"), "-i"]
     command += [few, "--device", "cpu", "--model", tiny.model, "--head", tiny.head_file]
     command += ["-o", tmp_path / "run"]
-    limit = (5000, resource.getrlimit(resource.RLIMIT_FSIZE)[1])
+    limit = (9000, resource.getrlimit(resource.RLIMIT_FSIZE)[1])
     answer = subprocess.run(
         list(map(str, command)),
         capture_output=True,

@@ -19,8 +19,8 @@ import pytest
 from runs import assert_same_run, run_inline, vectors
 
 from virnucpro import __version__
-from virnucpro.engine.events import ShardDone
 from virnucpro.errors import OutputError, ResumeError
+from virnucpro.events import ShardDone
 from virnucpro.run import lock
 from virnucpro.run.folder import RunDir
 from virnucpro.run.status import inspect_run

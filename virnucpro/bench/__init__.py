@@ -1,1 +1,1 @@
-"""What this machine gives: its limits, and how near VirNucPro and others come to them."""
+"""The benchmark of a machine: its limits, and how near VirNucPro and others come to them."""

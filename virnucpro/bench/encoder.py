@@ -19,11 +19,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from virnucpro.config import Precision
+from virnucpro.config import EncoderSpec, Precision
+from virnucpro.encoders.esm2 import encoder as esm2
 from virnucpro.encoders.esm2.attention import Kernel, attend_runs, choose_kernel
-from virnucpro.encoders.esm2.model import DTYPES, ESM2Shape, mean_pool
-from virnucpro.encoders.esm2.packing import PackedBatch, plan_batches
-from virnucpro.encoders.esm2.weights import load_esm2
+from virnucpro.encoders.esm2.model import DTYPES, ESM2Shape
 
 OURS = "virnucpro"
 Vectors = NDArray[np.float32]
@@ -38,6 +37,17 @@ class Setting:
     shape: ESM2Shape
     device: str
     tokens_per_batch: int  # what a run of ours would choose here
+
+    def spec(self, precision: Precision, family: str = "esm2") -> EncoderSpec:
+        return EncoderSpec(
+            family=family,
+            model=self.checkpoint.stem,
+            sha256="",
+            layer=self.shape.n_layers,
+            pooling="mean",
+            precision=precision,
+            dim=self.shape.dim,
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,7 +76,7 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """What one pass over the proteins took."""
+    """The figures of one pass over the proteins."""
 
     seconds: float
     cpu_seconds: float
@@ -155,20 +165,14 @@ def _n_bytes(model: nn.Module) -> int:
 
 
 def load_ours(setting: Setting, precision: Precision, kernel: Kernel) -> Encoder:
-    """Our model as a worker runs it, with this kernel."""
-    device = torch.device(setting.device)
-    model = load_esm2(setting.checkpoint, setting.shape.n_layers, DTYPES[precision], device)
-    model.attend = kernel
-
-    @torch.inference_mode()
-    def embed(proteins: list[str]) -> Tensor:
-        batch = PackedBatch.of(proteins)
-        return mean_pool(model(batch), batch)
+    """The encoder of a worker, with this kernel."""
+    ours = esm2.load(setting.spec(precision), setting.checkpoint, torch.device(setting.device))
+    ours.model.attend = kernel
 
     def plan(proteins: Sequence[str]) -> list[list[int]]:
-        return plan_batches([len(protein) for protein in proteins], setting.tokens_per_batch)
+        return ours.plan([len(protein) for protein in proteins], setting.tokens_per_batch)
 
-    return Encoder(model, setting, plan, embed)
+    return Encoder(ours.model, setting, plan, ours.embed)
 
 
 def our_ways(precisions: Sequence[Precision], setting: Setting) -> list[Way]:

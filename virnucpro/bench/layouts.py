@@ -1,4 +1,4 @@
-"""How a machine's cores are shared out: one process with all threads, or one process each.
+"""Layouts of a machine's cores: one process with all threads, or one process each.
 
 The processes are started once, before the clock runs, and hold the encoders they loaded. Each
 embeds the same share of the proteins; the time is that of the parent, from giving to having all.
@@ -175,7 +175,7 @@ def threads(n: int) -> Iterator[None]:
 
 @contextmanager
 def layouts(setting: Setting, n_threads: int, n_ways: int) -> Iterator[list[Layout]]:
-    """Those that make sense on the device; one process is the first."""
+    """The layouts that make sense on the device; one process is the first."""
     if not setting.device.startswith("cpu"):
         yield [OneProcess(f"1 process, {setting.device}", setting)]
         return

@@ -1,4 +1,4 @@
-"""What the device gives at most: a large matrix product and a copy of memory, on random data.
+"""The limits of the device: a large matrix product and a copy of memory, on random data.
 
 A limit is what was reached at best: the rate is that of the quickest repeat.
 """

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import importlib
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import esm
@@ -19,10 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from virnucpro.bench.encoder import Encoder, Setting, Way
+from virnucpro.encoders import fair_esm
 from virnucpro.encoders.esm2.alphabet import N_TOKENS, PAD, tokenize
 from virnucpro.encoders.esm2.model import rotary_frequencies
 from virnucpro.encoders.esm2.packing import EXTRA_TOKENS
-from virnucpro.encoders.fair_esm import load_model
 from virnucpro.errors import UnavailableError
 
 PUBLISHED_TOKENS = 4096  # per batch, in fair-esm's scripts/extract.py
@@ -55,12 +56,15 @@ def fair_esm_published(setting: Setting) -> Encoder:
 
     Logits and whole representations are copied to the CPU and averaged there, as it does.
     """
-    model = _fair_esm(setting, torch.float32)
+    device = torch.device(setting.device)
+    model = fair_esm.load_model(setting.checkpoint, setting.shape, torch.float32, device)
     convert = model.alphabet.get_batch_converter()
     layer = setting.shape.n_layers
 
     def plan(proteins: Sequence[str]) -> list[list[int]]:
-        return _fair_esm_batches(proteins, PUBLISHED_TOKENS)
+        data = esm.FastaBatchedDataset([str(i) for i in range(len(proteins))], proteins)
+        batches: list[list[int]] = data.get_batch_indices(PUBLISHED_TOKENS, extra_toks_per_seq=1)
+        return batches
 
     @torch.no_grad()
     def embed(proteins: list[str]) -> Tensor:
@@ -76,21 +80,10 @@ def fair_esm_published(setting: Setting) -> Encoder:
 
 
 def fair_esm_bf16(setting: Setting) -> Encoder:
-    """fair-esm's model and tokenizer in bf16, in batches that fill the device, pooled there."""
-    model = _fair_esm(setting, torch.bfloat16)
-    convert = model.alphabet.get_batch_converter()
-    last = setting.shape.n_layers
-
-    def plan(proteins: Sequence[str]) -> list[list[int]]:
-        return _fair_esm_batches(proteins, _tokens(setting))
-
-    @torch.inference_mode()
-    def embed(proteins: list[str]) -> Tensor:
-        _, _, tokens = convert([("", protein) for protein in proteins])
-        out = model(tokens.to(setting.device), repr_layers=[last], return_contacts=False)
-        return _mean_of_residues(out["representations"][last], proteins)
-
-    return Encoder(model, setting, plan, embed)
+    """fair-esm's model in bf16, in batches that fill the device, pooled there."""
+    spec = setting.spec("bf16", family="fair-esm")
+    encoder = fair_esm.load(spec, setting.checkpoint, torch.device(setting.device))
+    return Encoder(encoder.model, setting, partial(_plan, setting), encoder.embed)
 
 
 def transformers_bf16(setting: Setting) -> Encoder:
@@ -119,16 +112,13 @@ def transformers_bf16(setting: Setting) -> Encoder:
     assert all("inv_freq" in k or "contact" in k or "position" in k for k in lacking.missing_keys)
     _set_precision(model, setting, torch.bfloat16)
 
-    def plan(proteins: Sequence[str]) -> list[list[int]]:
-        return _padded_batches(proteins, _tokens(setting))
-
     @torch.inference_mode()
     def embed(proteins: list[str]) -> Tensor:
         tokens = _pad(proteins).to(setting.device, non_blocking=True)
         hidden = model(input_ids=tokens, attention_mask=tokens.ne(PAD)).last_hidden_state
         return _mean_of_residues(hidden, proteins)
 
-    return Encoder(model, setting, plan, embed)
+    return Encoder(model, setting, partial(_plan, setting), embed)
 
 
 def _import(module: str, package: str) -> Any:  # noqa: ANN401 - packages without types
@@ -139,11 +129,6 @@ def _import(module: str, package: str) -> Any:  # noqa: ANN401 - packages withou
             f"{package} is not installed; in the folder of the source: "
             f"pip install -c constraints.txt '.[oracle]' ({error})"
         ) from error
-
-
-def _fair_esm(setting: Setting, dtype: torch.dtype) -> esm.ESM2:
-    device = torch.device(setting.device)
-    return load_model(setting.checkpoint, setting.shape, dtype, device)
 
 
 def _weights(setting: Setting) -> Mapping[str, Tensor]:
@@ -166,22 +151,9 @@ def _tokens(setting: Setting) -> int:
     return max(PUBLISHED_TOKENS, setting.tokens_per_batch)
 
 
-def _fair_esm_batches(proteins: Sequence[str], tokens: int) -> list[list[int]]:
-    data = esm.FastaBatchedDataset([str(i) for i in range(len(proteins))], proteins)
-    batches: list[list[int]] = data.get_batch_indices(tokens, extra_toks_per_seq=1)
-    return batches
-
-
-def _padded_batches(proteins: Sequence[str], tokens: int) -> list[list[int]]:
-    """Sorted, longest first, of at most ``tokens`` with the padding."""
-    seqlens = [len(protein) + EXTRA_TOKENS for protein in proteins]
-    order = sorted(range(len(proteins)), key=lambda i: -seqlens[i])
-    batches = []
-    while order:
-        n = max(1, tokens // seqlens[order[0]])
-        batches.append(order[:n])
-        order = order[n:]
-    return batches
+def _plan(setting: Setting, proteins: Sequence[str]) -> list[list[int]]:
+    """Sorted, in padded batches that fill the device."""
+    return fair_esm.plan_padded([len(protein) for protein in proteins], _tokens(setting))
 
 
 def _pad(proteins: list[str]) -> Tensor:

@@ -1,4 +1,4 @@
-"""What ``virnucpro bench`` measures, in order, and the whole of it on one page."""
+"""The measurements of ``virnucpro bench``, in order, on one page."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from virnucpro.bench.synthetic import (
 )
 from virnucpro.config import Precision
 from virnucpro.devices import Choice, choose_devices, choose_tokens, usable_cores
+from virnucpro.encoders.esm2.encoder import footprint_of
 from virnucpro.encoders.esm2.model import ESM2Shape
 from virnucpro.errors import UsageError
 from virnucpro.options import BenchOptions
@@ -46,7 +47,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Programme:
-    """What to measure. ``tokens`` of a pass are, where None, ``n_batches`` of ours per core."""
+    """The programme of a benchmark. If ``tokens`` is None, a pass has ``n_batches`` per core."""
 
     choice: Choice
     models: Mapping[str, ESM2Shape]
@@ -124,7 +125,7 @@ def run(programme: Programme, record: Record, say: Say) -> None:
                 checkpoint=Path(folder) / f"{model}.pt",
                 shape=shape,
                 device=programme.device,
-                tokens_per_batch=choose_tokens(programme.choice, shape),
+                tokens_per_batch=choose_tokens(programme.choice, footprint_of(shape)),
             )
             _Model(programme, model, setting, record, say).run(limits)
 

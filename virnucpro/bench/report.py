@@ -1,4 +1,4 @@
-"""Where the figures go: a JSON that is whole after every row, and tables of plain text."""
+"""The report of the figures: a JSON that is whole after every row, and tables of plain text."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Report:
 
 
 def make_console(*, is_terminal: bool) -> Console:
-    """On a terminal as wide as it is; in a pipe plain text that is not wrapped."""
+    """A console as wide as the terminal; in a pipe, plain text that is not wrapped."""
     return Console() if is_terminal else Console(width=_PLAIN_WIDTH, no_color=True)
 
 

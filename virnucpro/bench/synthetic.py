@@ -1,4 +1,4 @@
-"""What is measured with: proteins of three length profiles and ESM-2 weights, from a seed alone.
+"""Synthetic data: proteins of three length profiles and ESM-2 weights, from a seed alone.
 
 The same seed gives the same letters and the same numbers on every machine.
 """
@@ -76,7 +76,7 @@ def lengths_of(proteins: Sequence[str]) -> Lengths:
 
 
 def flop_per_token(shape: ESM2Shape, lengths: Lengths) -> float:
-    """Of the matrix products and of attention, at the mean over these proteins' tokens."""
+    """FLOP per token of matrix products and attention, as the mean over these proteins."""
     seqlens = (lengths + EXTRA_TOKENS).astype(np.float64)
     keys = float((seqlens**2).sum() / seqlens.sum())  # that a token attends to
     return shape.n_layers * (2.0 * 12 * shape.dim**2 + 4.0 * keys * shape.dim)

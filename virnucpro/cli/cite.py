@@ -10,11 +10,9 @@ from virnucpro.citation import WORKS, as_bibtex, as_text
 
 
 def cite(
-    bibtex: Annotated[
-        bool, typer.Option("--bibtex", help="Only the BibTeX entries, for a file.")
-    ] = False,
+    bibtex: Annotated[bool, typer.Option("--bibtex", help="BibTeX entries only.")] = False,
 ) -> None:
-    """Say how to cite a result: this program, ESM-2, and the original VirNucPro.
+    """Print how to cite a result: this program, ESM-2, and the original VirNucPro.
 
     Example: virnucpro cite --bibtex >> references.bib
     """

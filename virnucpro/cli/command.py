@@ -1,4 +1,4 @@
-"""From a class of options to a command: its signature is made of the fields, its errors are told.
+"""Commands made of classes of options: fields become the signature, errors become messages.
 
 Also what a command says of a file that no option precedes.
 """
@@ -28,7 +28,7 @@ _SHOWN = 3  # files in a hint
 def command(*groups: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Have a function called with an object of each class of options, made of the command line.
 
-    What is no option, but of the process (its arguments, a variable), is filled here.
+    Fields of the process (its arguments, a variable) are no options, and are filled here.
     """
 
     def wrap(run: Callable[..., None]) -> Callable[..., None]:

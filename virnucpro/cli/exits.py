@@ -1,4 +1,4 @@
-"""How a command ends: with a message, a hint and an exit code, whatever happened in it."""
+"""The end of a command: a message, a hint and an exit code, whatever happened in it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Finished(Exception):  # noqa: N818 - an end, not an error
 
 
 class Terminated(SystemExit):
-    """By SIGTERM, or because the terminal was closed."""
+    """An end by SIGTERM, or because the terminal was closed."""
 
 
 @contextmanager

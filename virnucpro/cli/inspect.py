@@ -1,4 +1,4 @@
-"""What there is: this machine, and a run folder."""
+"""The commands ``devices`` and ``status``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from virnucpro.cli.exits import Finished, exits
 
 
 def devices() -> None:
-    """Say what a run would use here: GPUs by index and UUID, memory, precision, kernels."""
+    """List the devices that a run would use: GPUs, memory, precision, kernels."""
     with exits(kept=""):
         from virnucpro.devices import describe_machine
 
@@ -22,9 +22,11 @@ def devices() -> None:
 
 def status(
     folder: Annotated[Path, typer.Argument(help="Run folder.")],
-    verify: Annotated[bool, typer.Option("--verify", help="Read every feature file.")] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Verification of every feature file.")
+    ] = False,
 ) -> None:
-    """Say what a run folder holds: done, pending, failed, and whether it verifies.
+    """Describe a run folder: finished, pending and failed work.
 
     Example: virnucpro status results/ --verify
     """

@@ -78,7 +78,7 @@ def _open_standard_streams() -> None:
 
 
 def _forget_closed_streams() -> None:
-    """What nobody is there to read shall not become an exit code of Python's own (120)."""
+    """Keep output that nobody reads from becoming an exit code of Python's own (120)."""
     for number, stream in ((1, sys.stdout), (2, sys.stderr)):
         try:
             stream.flush()

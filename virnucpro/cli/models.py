@@ -7,13 +7,19 @@ from typing import Annotated
 
 import typer
 
+from virnucpro.cli.command import command
 from virnucpro.cli.exits import end_cleanly, exits
-from virnucpro.cli.running import is_live
-from virnucpro.errors import UsageError
+from virnucpro.cli.running import is_live, loading, report, watched
+from virnucpro.errors import UsageError, VirnucproError
 from virnucpro.log import printable
-from virnucpro.options import complete_model
+from virnucpro.options import CheckOptions, ConsoleOptions, complete_model
 
-models = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown", help="ESM-2 checkpoints.")
+models = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    help="ESM-2 checkpoints. First on a new GPU, and with a new model: virnucpro models check "
+    "esm2_t33_650M_UR50D --gpus 0",
+)
 
 
 def refuse_empty(
@@ -40,55 +46,29 @@ Model = Annotated[
 
 @models.command("list")
 def list_models() -> None:
-    """List the models that have names, what they need, and where they lie or would lie.
+    """List the named models: size, GPU memory, and path.
 
-    The first is part of this program, and what is used where a model is needed and none is named;
-    the last are those that were imported. The GPU memory is for the default batches;
+    The first model is part of this program; it is used where a model is needed and none is named.
+    Imported models come last. The GPU memory is for the default batches;
     `virnucpro models info NAME` says more.
     """
     with exits(kept=""):
-        from virnucpro.devices import default_gpu_memory
-        from virnucpro.encoders.models import imported_names, inspect_checkpoint, locate, shape_of
-        from virnucpro.encoders.published import EMBEDDED, PUBLISHED
+        from virnucpro.encoders.models import describe_models
 
-        shapes = {EMBEDDED: inspect_checkpoint(locate(EMBEDDED)).shape}
-        shapes |= {name: shape_of(name) for name in PUBLISHED}
-        shapes |= {name: inspect_checkpoint(locate(name)).shape for name in imported_names()}
-        for name, shape in shapes.items():
-            path = locate(name)
-            state = "here" if path.exists() else "not here"
-            size = f"{shape.n_parameters / 1e6:,.1f} M"
-            memory = f"{default_gpu_memory(shape) / 1e9:.1f} GB"
-            typer.echo(
-                f"{name:<22}{size:>10} parameters  {memory:>7} of a GPU  {state}: {printable(path)}"
-            )
+        for line in describe_models():
+            typer.echo(line)
 
 
 @models.command("info")
 def show_model(model: Model) -> None:
-    """Say what a checkpoint is, as told by its content, and what it needs.
+    """Describe a checkpoint by its content, with the disk and memory that it needs.
 
     Example: virnucpro models info esm2_virnucpro
     """
     with exits(kept=""):
-        from virnucpro.devices import describe_needs
-        from virnucpro.encoders.models import download_bytes, inspect_checkpoint, locate, shape_of
-        from virnucpro.encoders.published import PUBLISHED
+        from virnucpro.encoders.models import describe_model
 
-        path = locate(model)
-        if model in PUBLISHED and not path.exists():
-            n_bytes, shape, encoder_id = download_bytes(model), shape_of(model), ""
-            typer.echo(f"path        {printable(path)}, when it is fetched")
-        else:
-            checkpoint = inspect_checkpoint(path)
-            n_bytes, shape = checkpoint.n_bytes, checkpoint.shape
-            encoder_id = checkpoint.encoder_id
-            typer.echo(f"path        {printable(path)}")
-        typer.echo(f"layers      {shape.n_layers}")
-        typer.echo(f"dimensions  {shape.dim} in {shape.n_heads} heads of {shape.head_dim}")
-        typer.echo(f"parameters  {shape.n_parameters / 1e6:,.1f} M")
-        typer.echo(f"encoder id  {encoder_id or 'known when it is here'}")
-        for line in describe_needs(shape, n_bytes):
+        for line in describe_model(model):
             typer.echo(line)
 
 
@@ -97,7 +77,7 @@ def download_model(
     name: Annotated[
         str,
         typer.Argument(
-            help="A published name.", callback=refuse_empty, autocompletion=complete_model
+            help="Published name of a model.", callback=refuse_empty, autocompletion=complete_model
         ),
     ],
 ) -> None:
@@ -111,18 +91,15 @@ def download_model(
         from rich.console import Console
 
         from virnucpro.dashboard import Dashboard, EventLog
-        from virnucpro.encoders.models import find_checkpoint
-        from virnucpro.engine.events import Progress
+        from virnucpro.encoders.models import open_model
 
         end_cleanly()
         with ExitStack() as stack:
             events = stack.enter_context(EventLog())
             if is_live(quiet=False):
                 stack.enter_context(Dashboard(events.figures, Console(stderr=True)))
-            path = find_checkpoint(
-                name, lambda done, total: events(Progress("fetching", done, total, "bytes"))
-            ).path
-        typer.echo(f"{name} is at {printable(path)}")
+            model = open_model(name, events)
+        typer.echo(f"{name} is at {printable(model.path)}")
 
 
 @models.command("import")
@@ -136,11 +113,14 @@ def import_model(
         ),
     ],
     name: Annotated[
-        str | None, typer.Option(help="What to call it.", show_default="that of the file or folder")
+        str | None,
+        typer.Option(help="Name of the model.", show_default="that of the file or folder"),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a model of that name.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replacement of a model of that name.")
+    ] = False,
 ) -> None:
-    """Copy a checkpoint to where --model finds it by its name; nothing is fetched.
+    """Copy a checkpoint to where --model finds it by name; nothing is fetched.
 
     All of it is checked first, and no code in it is run.
 
@@ -149,21 +129,18 @@ def import_model(
     Example: virnucpro models import my_finetuned_folder/ --name my_esm2
     """
     with exits(kept=""):
-        from virnucpro.encoders.models import import_checkpoint
+        from virnucpro.encoders.models import import_model as copy_model
         from virnucpro.files import expanded
 
         end_cleanly()
-        source = expanded(path)
-        plain = source.name if source.is_dir() else source.stem
-        name = plain if name is None else name
-        checkpoint = import_checkpoint(source, name, force=force)
+        name, checkpoint = copy_model(expanded(path), name, force=force)
         typer.echo(f"{name} is at {printable(checkpoint.path)}, sha256 {checkpoint.sha256()}")
         typer.echo(f"use it with --model {name}")
 
 
 @models.command("verify")
 def verify(model: Model) -> None:
-    """Load every tensor of a checkpoint and look for what is missing or not finite.
+    """Load a checkpoint, and check that every tensor is there and finite.
 
     A model with a published name must be the published file.
     """
@@ -172,3 +149,35 @@ def verify(model: Model) -> None:
 
         checkpoint, digest = verify_model(model)
         typer.echo(f"{printable(checkpoint.path)} is whole, sha256 {digest}")
+
+
+@models.command("check")
+@command(CheckOptions, ConsoleOptions)
+def check_model(options: CheckOptions, console: ConsoleOptions) -> None:
+    """Compare the vectors that a model has here with those of fair-esm in float32.
+
+    A fixed panel of proteins is embedded by both, with the same weights, on every GPU that is
+    asked for. The vectors may differ by as much as roundings explain, with these weights and in
+    this precision. Do this first on a new GPU, and with a new model. It needs room for the model
+    in float32.
+
+    Example: virnucpro models check esm2_t33_650M_UR50D --gpus 0
+
+    The sharpest test: virnucpro models check ./model.pt --precision fp32
+
+    Exit codes: 0 passed, 1 failed, 64 usage, 69 device or model unavailable.
+    """
+    with exits(kept=""):
+        with loading(console):
+            from virnucpro.encoders.check import check, report_lines
+        with watched(console) as events:
+            outcome = check(options, events)
+        report(report_lines(outcome))
+        if not outcome.has_passed:
+            raise VirnucproError(
+                "the vectors are not those of fair-esm: results with this model, device and "
+                "precision are not to be trusted",
+                hint="compare `--precision fp32` and `--device cpu` to see which of them passes, "
+                "and use that; where none does, look at the file with `virnucpro models verify`, "
+                "and send this output to whoever gave you the program",
+            )

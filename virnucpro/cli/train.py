@@ -12,6 +12,7 @@ import typer
 from virnucpro.cli.command import command
 from virnucpro.cli.exits import exits, needing
 from virnucpro.cli.running import as_command, loading, report, watched
+from virnucpro.files import expanded
 from virnucpro.options import FILES, ConsoleOptions, TrainOptions
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def _read_config(context: typer.Context, text: str | None) -> str | None:
             from virnucpro.training.config_file import read_config
 
         options = {option.name: option for option in context.command.params if option.name}
-        values = read_config(Path(text), options.keys() - {"config"})
+        values = read_config(expanded(text), options.keys() - {"config"})
         context.default_map = {
             name: [value] if options[name].multiple and not isinstance(value, list) else value
             for name, value in values.items()
@@ -37,7 +38,7 @@ def _read_config(context: typer.Context, text: str | None) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Console(ConsoleOptions):
-    """What else is of the command line alone."""
+    """Console options, and those of the command line alone."""
 
     config: Annotated[
         Path | None,
@@ -96,13 +97,15 @@ def train(options: TrainOptions, console: Console) -> None:
 
 
 def _outcome(training: Training) -> list[str]:
-    """Where the results are, and how to use them."""
+    """Lines on where the results are, and how to use them."""
     from virnucpro.log import printable
 
     lines = [f"results: {printable(training.output)}"]
     if training.head.exists():
         is_trained = training.settings.mode == "finetune"
         model = str(training.trained_encoder) if is_trained else training.options.model
+        if training.learned_encoder.exists():
+            model = str(training.learned_encoder)
         words = ["virnucpro", "predict", "-i", "contigs.fa", "-o", "results"]
         words += [*(["--model", model] if model else []), "--head", str(training.head)]
         lines += as_command(words)

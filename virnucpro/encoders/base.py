@@ -1,12 +1,13 @@
 """The door of the encoders: what every model that makes vectors can do, and the families.
 
-A family is a module with ``load(spec, weights, device)``, and a line in ``FAMILIES``. It is
-imported when one of its encoders is loaded, and not before.
+A family is a module and a line in ``FAMILIES``. The module has ``load(spec, weights, device)``,
+and, if models of the family are named by their files, ``inspect(path, on_event)``: a ``Model``, or
+None if the path is of another family.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -17,9 +18,70 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from virnucpro.config import EncoderSpec, Reads
+from virnucpro.config import EncoderSpec, Footprint, Pooling, Precision, Reads
+from virnucpro.events import Telling
 
 Rows = NDArray[np.float32]
+OnEvent = Callable[[Telling], None]
+
+
+class Model(Protocol):
+    """A model on disk, inspected but not loaded."""
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def name(self) -> str:
+        """Name for messages."""
+
+    @property
+    def family(self) -> str:
+        """A name in ``FAMILIES``."""
+
+    @property
+    def reads(self) -> Reads: ...
+
+    @property
+    def encoder_id(self) -> str:
+        """Hash of the weights, by which a head names its encoder."""
+
+    @property
+    def n_layers(self) -> int:
+        """Number of layers; ``--layer`` is 1 to this."""
+
+    @property
+    def dim(self) -> int:
+        """Length of a vector."""
+
+    @property
+    def width(self) -> str:
+        """The dimensions for messages, with the heads where there are some."""
+
+    @property
+    def poolings(self) -> tuple[Pooling, ...]:
+        """Supported values of ``--pooling``."""
+
+    @property
+    def footprint(self) -> Footprint: ...
+
+    @property
+    def head(self) -> Path | None:
+        """The head that comes with the model, if any."""
+
+    def describe(self, spec: EncoderSpec) -> str:
+        """The model and the choices for its vectors, for the announcement."""
+
+    def prepare(
+        self, precision: Precision, folder: Path | None, on_event: OnEvent
+    ) -> tuple[Path, str]:
+        """The file or folder that ``load`` is given, and the SHA-256 of the weights.
+
+        A converted model is kept in ``folder``; None is the default folder.
+
+        Raises:
+            UnavailableError: it is not the model that its name says.
+        """
 
 
 class Pending(Protocol):
@@ -30,19 +92,19 @@ class Pending(Protocol):
 
 
 class Encoder(Protocol):
-    """From sequences to one vector each, on one device."""
+    """A model that turns sequences into one vector each, on one device."""
 
     spec: EncoderSpec
 
     @property
     def kernel(self) -> str:
-        """What computes its attention, for people."""
+        """Name of the attention kernel, for messages."""
 
     def count_tokens(self, lengths: Sequence[int]) -> int:
-        """How many tokens a batch of sequences of these lengths has."""
+        """Number of tokens in a batch of sequences of these lengths."""
 
     def count_flop(self, lengths: Sequence[int]) -> float:
-        """How many floating point operations such a batch takes."""
+        """Number of floating point operations that such a batch takes."""
 
     def plan(self, lengths: Sequence[int], tokens_per_batch: int) -> list[list[int]]:
         """Group the indices of ``lengths`` into batches. Every index occurs once.
@@ -65,13 +127,30 @@ class Family:
     module: str  # has ``load(spec, weights, device) -> Encoder``
     reads: Reads
     letters_per_token: float = 1.0
-    extra_tokens: int = 2  # of each sequence
+    extra_tokens: int = 2  # tokens added to each sequence
+    has_files: bool = False  # True if its module has ``inspect``
 
 
 FAMILIES = {
     "esm2": Family("virnucpro.encoders.esm2.encoder", reads="protein"),
     "fair-esm": Family("virnucpro.encoders.fair_esm", reads="protein"),
+    "learned": Family("virnucpro.encoders.learned.encoder", reads="protein", has_files=True),
+    "composition": Family("virnucpro.encoders.composition", reads="dna", extra_tokens=0),
 }
+
+
+def recognise(path: Path, on_event: OnEvent) -> Model | None:
+    """The model of a file or folder, if a family recognises it as its own.
+
+    Raises:
+        UnavailableError: it is recognised, and damaged.
+    """
+    for family in FAMILIES.values():
+        if family.has_files:
+            model: Model | None = import_module(family.module).inspect(path, on_event)
+            if model is not None:
+                return model
+    return None
 
 
 def load_encoder(spec: EncoderSpec, weights: Path, device: torch.device) -> Encoder:
@@ -85,7 +164,7 @@ def load_encoder(spec: EncoderSpec, weights: Path, device: torch.device) -> Enco
 
 
 def estimate_tokens(encoders: Iterable[EncoderSpec], n_sequences: int, n_residues: int) -> int:
-    """How many tokens these encoders see of so many frames or proteins."""
+    """The number of tokens that these encoders see of so many frames or proteins."""
     total = 0.0
     for spec in encoders:
         family = FAMILIES[spec.family]
@@ -95,7 +174,7 @@ def estimate_tokens(encoders: Iterable[EncoderSpec], n_sequences: int, n_residue
 
 
 class HostCopy:
-    """Copies the results of a device to the host: beside the next batch's work, on a GPU."""
+    """Copy of results from a device to the host: on a GPU, beside the next batch's work."""
 
     def __init__(self, device: torch.device) -> None:
         self.copying: torch.cuda.Stream | None = None

@@ -1,4 +1,4 @@
-"""fair-esm's own ESM-2 as an encoder: what ours is held against, with the weights at hand.
+"""fair-esm's own ESM-2 as an encoder: the reference for ours, on the same weights.
 
 Its model, its tables of letters and its forward pass are used as published (fair-esm 2.0.0). Below
 float32 the frequencies of the rotary tables stay float32: rounded to 8 bits they give wrong angles,
@@ -17,7 +17,7 @@ from torch import Tensor
 from virnucpro.config import EncoderSpec
 from virnucpro.encoders.base import HostCopy, Pending
 from virnucpro.encoders.esm2.model import DTYPES, ESM2Shape, rotary_frequencies
-from virnucpro.encoders.esm2.weights import fair_esm_state, inspect_checkpoint
+from virnucpro.encoders.esm2.weights import ROTARY, fair_esm_state, inspect_checkpoint
 
 EXTRA_TOKENS = 2  # <cls> and <eos>
 
@@ -36,16 +36,17 @@ def load(spec: EncoderSpec, weights: Path, device: torch.device) -> FairESMEncod
 def load_model(
     weights: Path, shape: ESM2Shape, dtype: torch.dtype, device: torch.device
 ) -> esm.ESM2:
-    """fair-esm's module, in ``dtype`` but for the rotary frequencies."""
+    """fair-esm's module, in ``dtype`` but for the rotary frequencies, which a file may have."""
     with torch.device(device):  # filling it at random is slow on a CPU
         model = esm.ESM2(
             shape.n_layers, shape.dim, shape.n_heads, token_dropout=shape.token_dropout
         ).eval()
-    lacking = model.load_state_dict(fair_esm_state(weights), strict=False)
-    assert not lacking.unexpected_keys
-    assert all("head" in name or "inv_freq" in name for name in lacking.missing_keys)
+    state = fair_esm_state(weights)
+    frequencies = state.pop(ROTARY, rotary_frequencies(shape.head_dim)).float().to(device)
+    report = model.load_state_dict(state, strict=False)
+    assert not report.unexpected_keys
+    assert all("head" in name or "inv_freq" in name for name in report.missing_keys)
     model.to(dtype).requires_grad_(False)
-    frequencies = rotary_frequencies(shape.head_dim).to(device)
     for layer in model.layers:
         layer.self_attn.rot_emb.inv_freq = frequencies
         if dtype != torch.float32:
@@ -54,7 +55,7 @@ def load_model(
 
 
 class FairESMEncoder:
-    """As ``base.Encoder``."""
+    """fair-esm's ESM-2; see ``base.Encoder``."""
 
     kernel = "fair-esm"
 
@@ -65,7 +66,7 @@ class FairESMEncoder:
         self.copy = HostCopy(device)
 
     def count_tokens(self, lengths: Sequence[int]) -> int:
-        """With the padding, which the model computes as well."""
+        """Number of tokens with the padding, which the model computes as well."""
         return len(lengths) * (max(lengths) + EXTRA_TOKENS)
 
     def count_flop(self, lengths: Sequence[int]) -> float:
@@ -74,34 +75,42 @@ class FairESMEncoder:
         return n_tokens * (2.0 * self.shape.n_parameters + of_scores)
 
     def plan(self, lengths: Sequence[int], tokens_per_batch: int) -> list[list[int]]:
-        """Longest first, of at most ``tokens_per_batch`` with the padding."""
-        order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
-        batches = []
-        while order:
-            n = max(1, tokens_per_batch // (lengths[order[0]] + EXTRA_TOKENS))
-            batches.append(order[:n])
-            order = order[n:]
-        return batches
+        return plan_padded(lengths, tokens_per_batch)
+
+    def start(self, sequences: Sequence[str]) -> Pending:
+        return self.copy.start(self.embed(sequences))
 
     @torch.inference_mode()
-    def start(self, sequences: Sequence[str]) -> Pending:
+    def embed(self, sequences: Sequence[str]) -> Tensor:
+        """The rows of a batch, on the device."""
         tokens = tokens_of(self.model, sequences).to(self.device)
         layer = self.spec.layer
-        hidden = self.model(tokens, repr_layers=[layer])["representations"][layer].float()
+        hidden: Tensor = self.model(tokens, repr_layers=[layer])["representations"][layer].float()
         lengths = list(map(len, sequences))
         match self.spec.pooling:
             case "bos":
-                return self.copy.start(hidden[:, 0])
+                return hidden[:, 0]
             case "mean":
                 means = [hidden[i, 1 : n + 1].mean(dim=0) for i, n in enumerate(lengths)]
-                return self.copy.start(torch.stack(means))
+                return torch.stack(means)
             case "none":
                 residues = [hidden[i, 1 : n + 1] for i, n in enumerate(lengths)]
-                return self.copy.start(torch.cat(residues))
+                return torch.cat(residues)
+
+
+def plan_padded(lengths: Sequence[int], tokens_per_batch: int) -> list[list[int]]:
+    """Batches of at most ``tokens_per_batch`` with the padding, the longest sequence first."""
+    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+    batches = []
+    while order:
+        n = max(1, tokens_per_batch // (lengths[order[0]] + EXTRA_TOKENS))
+        batches.append(order[:n])
+        order = order[n:]
+    return batches
 
 
 def tokens_of(model: esm.ESM2, sequences: Sequence[str]) -> Tensor:
-    """(n, longest + 2), padded behind; each letter is looked up: its ``encode`` fails on ``*``."""
+    """Tokens of the sequences, (n, longest + 2), padded behind."""
     longest = max(map(len, sequences)) + EXTRA_TOKENS
     tokens = torch.full((len(sequences), longest), model.padding_idx)
     for row, sequence in zip(tokens, sequences, strict=True):
@@ -111,5 +120,5 @@ def tokens_of(model: esm.ESM2, sequences: Sequence[str]) -> Tensor:
 
 
 def _like_its_input(_: object, before: tuple[Tensor, ...], out: tuple[Tensor, ...]) -> object:
-    """Rotated in float32, and handed on in the precision of what came in."""
+    """Return the rotated tensors in the precision of the input."""
     return tuple(turned.to(old.dtype) for old, turned in zip(before, out, strict=True))

@@ -15,34 +15,33 @@ import shutil
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from virnucpro.config import Precision
-from virnucpro.encoders.esm2.converted import WORTH_CONVERTING as WORTH_CONVERTING
-from virnucpro.encoders.esm2.converted import convert, find_converted
-from virnucpro.encoders.esm2.model import DTYPES
-from virnucpro.encoders.esm2.model import ESM2Shape as ESM2Shape
-from virnucpro.encoders.esm2.weights import Checkpoint as Checkpoint
-from virnucpro.encoders.esm2.weights import inspect_checkpoint as inspect_checkpoint
+from virnucpro.config import Footprint
+from virnucpro.devices import default_gpu_memory, describe_needs
+from virnucpro.encoders.base import Model, OnEvent, recognise
+from virnucpro.encoders.esm2.encoder import ESM2Model, footprint_of, inspect_esm2
+from virnucpro.encoders.esm2.model import ESM2Shape
 from virnucpro.encoders.esm2.weights import verify_checkpoint
 from virnucpro.encoders.published import BASE_URL, EMBEDDED, PUBLISHED
 from virnucpro.errors import OutputError, StorageError, UnavailableError, UsageError
+from virnucpro.events import Progress
 from virnucpro.files import TEMPORARY, atomic, expanded, temporary_beside, writing
-from virnucpro.log import LOGGER, printable
+from virnucpro.log import printable
 
 EMBEDDED_FOLDER = Path(__file__).parents[1] / "embedded"
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
 _BLOCK = 1 << 20
 _TIMEOUT = 30  # seconds without a byte
-_SLOWEST = 50_000  # bytes per second, on average
-_MOST_BYTES_PER_PARAMETER = 5  # of a file whose size is not on record; float32 takes 4
+_SLOWEST = 50_000  # least bytes per second, on average
+_MOST_BYTES_PER_PARAMETER = 5  # bound for a file whose size is not on record; float32 takes 4
 
 OnBytes = Callable[[int, int], None]  # bytes so far, bytes in all (0: unknown)
-OnStage = Callable[[str, int, int], None]  # what is done; bytes so far, bytes in all
+OnDigests = Callable[[frozenset[str]], None]  # SHA-256 that a published model may have
 
 
 def hub_folder() -> Path:
@@ -53,27 +52,12 @@ def imported_folder() -> Path:
     return Path(torch.hub.get_dir()) / "virnucpro_models"
 
 
-def converted_folder() -> Path:
-    """For what is made of large checkpoints; it may be deleted at any time."""
-    return Path(torch.hub.get_dir()) / "virnucpro"
-
-
 def embedded_model() -> Path:
     return EMBEDDED_FOLDER / EMBEDDED
 
 
-def embedded_scorer() -> Path:
-    """What scores nucleotides where no model is named; it reads no embedding."""
-    return EMBEDDED_FOLDER / "scorer.safetensors"
-
-
-def embedded_region_model() -> Path:
-    """What tells the virus-like regions of a record, by the scorer."""
-    return EMBEDDED_FOLDER / "regions.json"
-
-
 def embedded_head() -> Path:
-    """Made for the embedded model."""
+    """The head for the embedded model."""
     return EMBEDDED_FOLDER / "head.safetensors"
 
 
@@ -89,10 +73,10 @@ def download_bytes(name: str) -> int:
 
 
 def locate(model: str) -> Path:
-    """Where the checkpoint lies that a user means by ``--model``, or, once fetched, would lie.
+    """The path of the checkpoint that ``--model`` names; it need not be there before the download.
 
-    A name, or a path with a separator in it: what is called ``esm2_t6_8M_UR50D`` in the current
-    folder is not taken for the model of that name.
+    ``model`` is a name, or a path with a separator in it. A file called ``esm2_t6_8M_UR50D`` in
+    the current folder is not taken for the model of that name.
 
     Raises:
         UnavailableError: there is no such path, or no model of that name.
@@ -113,8 +97,8 @@ def locate(model: str) -> Path:
         return hub_folder() / f"{model}.pt"
     hint = _suggestion(model)
     if Path(model).exists():
-        shown = printable(model)
-        hint = f"if you mean {shown} in the current folder, write ./{shown}"
+        name = printable(model)
+        hint = f"if you mean {name} in the current folder, write ./{name}"
     raise UnavailableError(f"there is no model named {printable(model)}", hint=hint)
 
 
@@ -135,13 +119,33 @@ def _suggestion(word: str) -> str:
     close = close if len(close) == 1 else difflib.get_close_matches(word, names, n=1)
     if close:
         return f"did you mean {names[close[0]]}? `virnucpro models list` shows all names"
-    return f"by name there are {', '.join(names.values())}; a path has a separator: ./model.pt"
+    return f"the names are {', '.join(names.values())}; a path has a separator: ./model.pt"
+
+
+def open_model(model: str, on_event: OnEvent, before_fetching: OnDigests = lambda _: None) -> Model:
+    """The model a user means by ``--model``: any family's by its path, or an ESM-2 by its name.
+
+    One that is to be fetched is announced by the SHA-256 that it may have; whoever is told so can
+    stop it by an exception.
+
+    Raises:
+        UnavailableError: there is none, it cannot be fetched, or it is not what its name says.
+    """
+    path = locate(model)
+    if Path(model).name != model and (recognised := recognise(path, on_event)):
+        return recognised
+    if model in PUBLISHED and not path.exists():
+        before_fetching(PUBLISHED[model].digests)
+    checkpoint = find_checkpoint(
+        model, lambda n, total: on_event(Progress("fetching the model", n, total, "bytes"))
+    )
+    return replace(checkpoint, head=embedded_head()) if path == embedded_model() else checkpoint
 
 
 def find_checkpoint(
     model: str, on_bytes: OnBytes = lambda *_: None, base_url: str = BASE_URL
-) -> Checkpoint:
-    """The checkpoint a user means by ``--model``, fetched if need be.
+) -> ESM2Model:
+    """The ESM-2 a user means by ``--model``, fetched if need be.
 
     Raises:
         UnavailableError: there is none, it cannot be fetched, or it is not what its name says.
@@ -149,38 +153,35 @@ def find_checkpoint(
     path = locate(model)
     if model in PUBLISHED and not path.exists():
         download(model, path, on_bytes, base_url)
-    checkpoint = inspect_checkpoint(path)
-    if model in PUBLISHED:
-        _check_shape_and_size(model, checkpoint)
-    return checkpoint
+    checkpoint = inspect_esm2(path)
+    return _as_published(model, checkpoint) if model in PUBLISHED else checkpoint
 
 
-def check_published(model: str, checkpoint: Checkpoint, sha256: str) -> None:
+def check_published(model: str, checkpoint: ESM2Model, sha256: str) -> None:
     """Refuse other weights under the name of a published model.
 
-    Of a model without a SHA-256 on record only shape and size are compared.
+    Without a SHA-256 on record, only shape and size are compared.
 
     Raises:
         UnavailableError: these are other weights.
     """
-    published = PUBLISHED.get(model)
-    if published is None:
-        return
-    _check_shape_and_size(model, checkpoint)
-    if published.sha256 and sha256 not in (published.sha256, published.folder_sha256):
-        raise _other_weights(model, checkpoint, f"its SHA-256 is {sha256}")
+    if model in PUBLISHED:
+        _as_published(model, checkpoint).check(sha256)
 
 
-def _check_shape_and_size(model: str, checkpoint: Checkpoint) -> None:
+def _as_published(model: str, checkpoint: ESM2Model) -> ESM2Model:
+    """The checkpoint as the published model of that name, whose shape and size it has."""
     published, n_bytes = PUBLISHED[model], checkpoint.n_bytes
+    checkpoint = replace(checkpoint, published=model, accepted=published.digests)
     if checkpoint.shape != shape_of(model):
-        raise _other_weights(model, checkpoint, f"it has {checkpoint.shape}")
+        raise checkpoint.other_weights(f"it has {checkpoint.shape}")
     if checkpoint.path.is_file() and published.n_bytes not in (None, n_bytes):
-        raise _other_weights(model, checkpoint, f"it has {n_bytes} bytes, not {published.n_bytes}")
+        raise checkpoint.other_weights(f"it has {n_bytes} bytes, not {published.n_bytes}")
+    return checkpoint
 
 
-def _check_md5(model: str, checkpoint: Checkpoint) -> None:
-    """For models of which no SHA-256 is on record. It takes as long as reading the file."""
+def _check_md5(model: str, checkpoint: ESM2Model) -> None:
+    """Refuse other weights for a model without a SHA-256 on record; reads the whole file."""
     published = PUBLISHED.get(model)
     if published is None or not published.md5:
         return
@@ -189,57 +190,55 @@ def _check_md5(model: str, checkpoint: Checkpoint) -> None:
         while block := handle.read(_BLOCK):
             md5.update(block)
     if md5.hexdigest() != published.md5:
-        raise _other_weights(model, checkpoint, f"its MD5 is {md5.hexdigest()}")
+        checkpoint = replace(checkpoint, published=model)
+        raise checkpoint.other_weights(f"its MD5 is {md5.hexdigest()}")
 
 
-def _other_weights(model: str, checkpoint: Checkpoint, why: str) -> UnavailableError:
-    return UnavailableError(
-        f"{printable(checkpoint.path)} is not the published {model}: {why}",
-        hint="delete it, and it is fetched again; a model of your own is named by its path, "
-        "or gets a name with `virnucpro models import PATH --name NAME`",
-    )
+def describe_models() -> Iterator[str]:
+    """A line for each model that has a name: what it needs, and where it lies or would lie."""
+    footprints = {EMBEDDED: inspect_esm2(locate(EMBEDDED)).footprint}
+    footprints |= {name: footprint_of(shape_of(name)) for name in PUBLISHED}
+    footprints |= {name: inspect_esm2(locate(name)).footprint for name in imported_names()}
+    for name, footprint in footprints.items():
+        path = locate(name)
+        state = "here" if path.exists() else "not here"
+        size = f"{footprint.n_parameters / 1e6:,.1f} M"
+        memory = f"{default_gpu_memory(footprint) / 1e9:.1f} GB"
+        yield f"{name:<22}{size:>10} parameters  {memory:>7} of a GPU  {state}: {printable(path)}"
 
 
-def prepare_weights(
-    checkpoint: Checkpoint, precision: Precision, folder: Path, on_stage: OnStage
-) -> tuple[Path, str]:
-    """The file or folder that the workers load, and the hash of the checkpoint.
+def describe_model(model: str) -> Iterator[str]:
+    """Lines about a model, by its content, or by its name if it is yet to be fetched.
 
-    A large checkpoint is converted once and kept in ``folder``, so that all workers share what they
-    map.
+    Raises:
+        UnavailableError: there is none, or it is damaged.
     """
-
-    def progress(stage: str) -> Callable[[int], None]:
-        return lambda done: on_stage(stage, done, n_bytes)
-
-    n_bytes, dtype = checkpoint.n_bytes, DTYPES[precision]
-    if n_bytes < WORTH_CONVERTING:
-        return checkpoint.path, checkpoint.sha256(progress("hashing the model"))
-    converted = find_converted(checkpoint, dtype, folder, progress("checking the model"))
-    if converted is None:
-        digest = checkpoint.sha256(progress("hashing the model"))
-        on_stage("converting the model, this once", 0, 0)
-        try:
-            converted = convert(checkpoint, digest, dtype, folder)
-        except (OSError, OutputError, StorageError) as error:
-            LOGGER.warning(
-                "the converted model cannot be kept in %s (%s): every worker reads all of %s",
-                printable(folder),
-                printable(error),
-                printable(checkpoint.path),
-            )
-            return checkpoint.path, digest
-        LOGGER.info("converted model: %s", printable(converted.path))
-    return converted.path, converted.source_sha256
+    path = locate(model)
+    footprint: Footprint
+    if model in PUBLISHED and not path.exists():
+        shape = shape_of(model)
+        n_layers, width, encoder_id = shape.n_layers, shape.width, "known when it is here"
+        footprint = footprint_of(shape, download_bytes(model))
+        yield f"path        {printable(path)}, when it is fetched"
+    else:
+        there = open_model(model, lambda _: None)
+        n_layers, width, encoder_id = there.n_layers, there.width, there.encoder_id
+        footprint = there.footprint
+        yield f"path        {printable(path)}"
+    yield f"layers      {n_layers}"
+    yield f"dimensions  {width}"
+    yield f"parameters  {footprint.n_parameters / 1e6:,.1f} M"
+    yield f"encoder id  {encoder_id}"
+    yield from describe_needs(footprint)
 
 
-def verify_model(model: str) -> tuple[Checkpoint, str]:
-    """Look at every number of a model, and whether it is the one of its name: it and its SHA-256.
+def verify_model(model: str) -> tuple[ESM2Model, str]:
+    """Read every number of a model, and compare it with the published one. -> it, its SHA-256
 
     Raises:
         UnavailableError: it is damaged, or not what its name says.
     """
-    checkpoint = verify_checkpoint(locate(model))
+    checkpoint = ESM2Model.of(verify_checkpoint(locate(model)))
     digest = checkpoint.sha256()
     check_published(model, checkpoint, digest)
     _check_md5(model, checkpoint)
@@ -247,7 +246,7 @@ def verify_model(model: str) -> tuple[Checkpoint, str]:
 
 
 def imported_names() -> list[str]:
-    """Of the models that were brought by file and have no published name."""
+    """The names of imported models, without those of published ones."""
     folder = imported_folder()
     files = [path for path in folder.glob("*") if not path.name.startswith(".")]
     models = [path for path in files if path.is_dir() or path.suffix == ".pt"]
@@ -256,7 +255,7 @@ def imported_names() -> list[str]:
 
 
 def _places_in_use(name: str) -> list[Path]:
-    """Where a checkpoint of this name lies: a file, or a Hugging Face folder."""
+    """The places where a checkpoint of this name lies: a file, or a Hugging Face folder."""
     if not _NAME.fullmatch(name):
         return []
     folder = imported_folder()
@@ -264,14 +263,21 @@ def _places_in_use(name: str) -> list[Path]:
     return [path for path in (*places, folder / name) if path.exists()]
 
 
-def import_checkpoint(source: Path, name: str, *, force: bool) -> Checkpoint:
-    """Copy a checkpoint to where ``locate`` finds it by its name, once all of it was looked at.
+def import_model(source: Path, name: str | None, *, force: bool) -> tuple[str, ESM2Model]:
+    """As ``import_checkpoint``; without a name the model gets that of the file or folder."""
+    plain = source.name if source.is_dir() else source.stem
+    name = plain if name is None else name
+    return name, import_checkpoint(source, name, force=force)
 
-    Of a folder the weights and ``config.json`` are taken.
+
+def import_checkpoint(source: Path, name: str, *, force: bool) -> ESM2Model:
+    """Verify a checkpoint, and copy it to where ``locate`` finds it by its name.
+
+    From a folder, the weights and ``config.json`` are copied.
 
     Raises:
         UsageError: the name cannot be one.
-        UnavailableError: it is no ESM-2, is damaged, holds code, or is not the one of that name.
+        UnavailableError: it is not an ESM-2, damaged, holds code, or has another name.
         OutputError: another model has the name, and ``force`` was not given.
     """
     if not _NAME.fullmatch(name) or name == EMBEDDED or name.endswith(".pt"):
@@ -279,15 +285,15 @@ def import_checkpoint(source: Path, name: str, *, force: bool) -> Checkpoint:
             f"{printable(name)!r} cannot be the name of a model",
             hint="give another with --name: letters, digits, '_', '-' and '.'",
         )
-    found = verify_checkpoint(source)
-    in_use, digest = _places_in_use(name), found.sha256()
+    checkpoint = ESM2Model.of(verify_checkpoint(source))
+    in_use, digest = _places_in_use(name), checkpoint.sha256()
     try:
-        check_published(name, found, digest)
-        _check_md5(name, found)
+        check_published(name, checkpoint, digest)
+        _check_md5(name, checkpoint)
     except UnavailableError as error:
         raise UnavailableError(str(error), hint="give it another name with --name") from error
     if in_use and not force:
-        there = inspect_checkpoint(in_use[0])
+        there = inspect_esm2(in_use[0])
         if there.sha256() == digest:
             return there
         raise OutputError(
@@ -300,19 +306,19 @@ def import_checkpoint(source: Path, name: str, *, force: bool) -> Checkpoint:
         folder.mkdir(parents=True, exist_ok=True)
         with atomic(target) as temporary:
             _copy_file(source, temporary, target)
-            _check_copy(replace(found, path=temporary), digest)
+            _check_copy(replace(checkpoint, path=temporary), digest)
     else:
         target = imported_folder() / name
-        _copy_folder(found, digest, target)
+        _copy_folder(checkpoint, digest, target)
     for path in in_use:
         if path != target:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-    return inspect_checkpoint(target)
+    return inspect_esm2(target)
 
 
-def _copy_folder(source: Checkpoint, digest: str, target: Path) -> None:
-    for left in target.parent.glob(f".{target.name}.*{TEMPORARY}"):
-        shutil.rmtree(left)  # of an import that was killed
+def _copy_folder(source: ESM2Model, digest: str, target: Path) -> None:
+    for leftover in target.parent.glob(f".{target.name}.*{TEMPORARY}"):
+        shutil.rmtree(leftover)  # of an import that was killed
     copy, replaced = temporary_beside(target), temporary_beside(target)
     copy.mkdir(parents=True)
     try:
@@ -334,7 +340,7 @@ def _copy_file(source: Path, copy: Path, target: Path) -> None:
         shutil.copyfile(source, copy)
 
 
-def _check_copy(copy: Checkpoint, digest: str) -> None:
+def _check_copy(copy: ESM2Model, digest: str) -> None:
     if copy.sha256() != digest:
         raise StorageError(
             f"the copy in {printable(copy.path.parent)} is not what was copied",
@@ -368,7 +374,7 @@ def download(model: str, path: Path, on_bytes: OnBytes, base_url: str = BASE_URL
 
 
 def _check_content(model: str, path: Path) -> None:
-    fetched = inspect_checkpoint(path)
+    fetched = inspect_esm2(path)
     check_published(model, fetched, fetched.sha256())
     _check_md5(model, fetched)
 
@@ -379,7 +385,7 @@ def _fetch(url: str, path: Path, model: str, on_bytes: OnBytes) -> None:
         UnavailableError: there is more than the model has, or less.
         OSError: the connection ended early, or is too slow to wait for.
     """
-    started, done = time.monotonic(), 0
+    start, n_bytes = time.monotonic(), 0
     with urllib.request.urlopen(url, timeout=_TIMEOUT) as answer, path.open("wb") as out:
         announced = answer.length or 0  # 0: not said, or not a number
         total = PUBLISHED[model].n_bytes or announced
@@ -388,12 +394,14 @@ def _fetch(url: str, path: Path, model: str, on_bytes: OnBytes) -> None:
         most = total or _MOST_BYTES_PER_PARAMETER * shape_of(model).n_parameters
         while block := answer.read1(_BLOCK):
             out.write(block)
-            done += len(block)
-            if done > most:
+            n_bytes += len(block)
+            if n_bytes > most:
                 raise UnavailableError(f"it goes on after {most} bytes")
-            seconds = time.monotonic() - started
-            if seconds > 2 * _TIMEOUT + done / _SLOWEST:
-                raise OSError(f"the connection is too slow: {done} bytes in {seconds:.0f} seconds")
-            on_bytes(done, total)
-    if done < total:
-        raise OSError(f"the connection ended after {done} of {total} bytes")
+            seconds = time.monotonic() - start
+            if seconds > 2 * _TIMEOUT + n_bytes / _SLOWEST:
+                raise OSError(
+                    f"the connection is too slow: {n_bytes} bytes in {seconds:.0f} seconds"
+                )
+            on_bytes(n_bytes, total)
+    if n_bytes < total:
+        raise OSError(f"the connection ended after {n_bytes} of {total} bytes")

@@ -30,6 +30,11 @@ class Published:
     md5: str = ""  # where no SHA-256 is recorded
     folder_sha256: str = ""  # of model.safetensors in the Hugging Face folder facebook/NAME
 
+    @property
+    def digests(self) -> frozenset[str]:
+        """The SHA-256 that it may have, as a file or a folder; none if none is recorded."""
+        return frozenset({self.sha256, self.folder_sha256} - {""} if self.sha256 else ())
+
 
 PUBLISHED: Mapping[str, Published] = {
     "esm2_t6_8M_UR50D": Published(

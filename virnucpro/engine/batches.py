@@ -1,4 +1,4 @@
-"""One shard while an encoder reads it: what is still to be embedded, and what came of it."""
+"""A shard while an encoder reads it: the batches to embed, and the rows that are finished."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ Outcome = Embedded | TooLarge | Refused
 
 
 def attempt(work: Callable[[], _T]) -> _T | TooLarge | Refused:
-    """What comes of it, or why nothing does.
+    """The result of the work, or the error as an outcome.
 
     A device whose context is lost can do nothing more: that error ends the worker.
     """
@@ -67,7 +67,7 @@ class Flight:
     started: Pending | TooLarge | Refused
 
     def land(self) -> Outcome:
-        """Wait for it."""
+        """Wait for the batch, and return its outcome."""
         match self.started:
             case TooLarge() | Refused() as outcome:
                 return outcome
@@ -116,16 +116,16 @@ class Batches:
         return None
 
     def halve(self, batch: list[int]) -> None:
-        """Put a batch back in two parts: it was too large, or one of its rows is at fault."""
+        """Put a batch back in two parts: it was too large, or the encoder refused it."""
         middle = (len(batch) + 1) // 2
         self.waiting.extendleft([batch[middle:], batch[:middle]])
 
     def shrink(self, batch: list[int]) -> None:
-        """Let no batch be larger than half of this one, which did not fit."""
+        """Limit batches to half the tokens of this one, which did not fit."""
         self.tokens_per_batch = min(self.tokens_per_batch, self.n_tokens(batch) // 2)
 
     def try_again(self, batch: list[int]) -> bool:
-        """Put back a row that did not fit alone, for once: no batch may be beside it then."""
+        """Put back, once, a row that did not fit alone: the next time no batch is beside it."""
         if not self.tried_alone.isdisjoint(batch):
             return False
         self.tried_alone.update(batch)
@@ -151,7 +151,7 @@ class ShardRows:
         self._saved = np.dtype([("row", "<i8"), ("vector", "<f4", (dim,))])
 
     def condemn(self, reasons: Mapping[int, str]) -> None:
-        """Note why some ORFs have no vector."""
+        """Record the reasons of ORFs that get no vector."""
         self.reasons.update(reasons)
         self.done[list(reasons)] = True
 

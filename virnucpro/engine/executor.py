@@ -8,14 +8,14 @@ from typing import Protocol
 import torch
 
 from virnucpro.config import Resources
-from virnucpro.engine.events import Event, WorkerReady
 from virnucpro.engine.recovery import Task
 from virnucpro.engine.worker import Job, Worker
+from virnucpro.events import Event, WorkerReady
 from virnucpro.records import Shard
 
 
 class Executor(Protocol):
-    """Where shards are run: in this process, in one process per device, on a cluster."""
+    """A way to run shards: in this process, in one process per device, on a cluster."""
 
     def run(
         self, shards: Sequence[Shard], job: Job, resources: Resources

@@ -23,17 +23,17 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from virnucpro.config import Resources
-from virnucpro.engine.events import Event, WorkerReady
 from virnucpro.engine.recovery import Cause, Loss, Task, Workload
 from virnucpro.engine.worker import Job, Worker
 from virnucpro.errors import UnavailableError
+from virnucpro.events import Event, WorkerReady
 from virnucpro.log import LOGGER
 from virnucpro.processes import Child, Pipe, Raised, interrupts_held, start, with_news
 from virnucpro.records import Shard
 
 IN_FLIGHT = 2  # shards per worker, beside one that is being written
-TICK_SECONDS = 1.0  # between two looks at those that say nothing
-START_SECONDS = 900.0  # to import, load the model and say so
+TICK_SECONDS = 1.0  # between two checks for silent workers
+START_SECONDS = 900.0  # for a worker to import, load the model and report
 GRACE_SECONDS = 5.0  # for idle workers to end by themselves
 _KILLED = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGQUIT}  # from outside
 
@@ -74,11 +74,11 @@ class ProcessExecutor:
 def _names(devices: Sequence[str]) -> list[str]:
     """Names of workers: their device, numbered where several share one."""
     shared = Counter(devices)
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     names = []
     for device in devices:
-        names.append(f"{device}#{seen[device]}" if shared[device] > 1 else device)
-        seen[device] += 1
+        names.append(f"{device}#{counts[device]}" if shared[device] > 1 else device)
+        counts[device] += 1
     return names
 
 
@@ -120,9 +120,9 @@ class _Run:
                 starting = [late for late in starting if late.work.tasks]
 
     def peers_with_news(self) -> list[_Peer]:
-        """Wait until a worker has spoken, died, or been silent for too long.
+        """Wait until a worker has reported, died, or been silent for too long.
 
-        Time in which this process did not run (Ctrl-Z, a scheduler that suspends) is no silence:
+        Time in which this process did not run (Ctrl-Z, a scheduler that suspends) does not count:
         the workers did not run then either.
         """
         children = [peer.child for peer in self.peers]
@@ -187,7 +187,7 @@ class _Peer:
         self.sender.submit(self.child.pipe.send, task)
 
     def receive(self) -> Generator[Event, None, Loss | None]:
-        """Yield all that the worker has said; return how it was lost, if it was."""
+        """Yield the events of the worker; return its loss, if there was one."""
         try:
             while self.child.pipe.poll():
                 event: Event | Raised = self.child.pipe.recv()

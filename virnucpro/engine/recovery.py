@@ -1,4 +1,4 @@
-"""The policy after a loss: who is guilty, what the next attempt must know, who is given up.
+"""The policy after a loss: the shard to blame, its next attempt, and what is given up.
 
 It has no process, no file and no clock, so every executor can use it. An executor keeps a
 ``Workload`` for each of its workers, shows it all that the worker says, and, when the worker ends
@@ -19,7 +19,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from virnucpro.engine.events import (
+from virnucpro.events import (
     BatchDone,
     BatchStarted,
     Event,
@@ -31,7 +31,7 @@ from virnucpro.engine.events import (
 from virnucpro.records import Shard
 
 MAX_IDLE_LOSSES = 6  # workers a device may lose in a row without one batch done
-MAX_LOSSES = 100  # the same, with those that one ORF alone is to blame for
+MAX_LOSSES = 100  # the same, with losses that one ORF alone is to blame for
 MAX_BLIND_LOSSES = 4  # workers a shard may kill while no batch is in flight
 
 
@@ -41,7 +41,7 @@ class Task:
 
     shard: Shard
     n_losses: int = 0
-    n_blind_losses: int = 0  # those of them without a batch in flight
+    n_blind_losses: int = 0  # losses without a batch in flight
     suspects: frozenset[int] = frozenset()  # rows that run one by one
     killed_alone: frozenset[int] = frozenset()  # suspects with which one worker was killed
     condemned: Mapping[int, str] = field(default_factory=dict)  # row -> reason
@@ -53,7 +53,7 @@ class Cause(Enum):
     RAISED = "an exception ended it, and it could say so"
     CRASHED = "it ended by itself"
     KILLED = "it was killed from outside"
-    SILENT = "it said nothing for too long, and was stopped"
+    SILENT = "it was silent for too long, and was stopped"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,16 +82,16 @@ class Aftermath:
 
 @dataclass(slots=True)
 class Workload:
-    """The tasks of one worker, and the batches it has in flight, by what it has said."""
+    """The tasks of one worker, and the batches it has in flight, by its events."""
 
     worker: str
-    n_losses: int = 0  # of its device, in a row, without one batch done
-    n_idle_losses: int = 0  # those of them that no single ORF is to blame for
+    n_losses: int = 0  # losses of its device in a row, without one batch done
+    n_idle_losses: int = 0  # losses that no single ORF is to blame for
     is_ready: bool = False
     tasks: list[Task] = field(default_factory=list)  # in the order they were given
-    shard: Shard | None = None  # of the batches in flight
-    rows: set[int] = field(default_factory=set)  # of the batches in flight
-    batch_seconds: float = 0.0  # how long the last one of them may take
+    shard: Shard | None = None  # shard of the batches in flight
+    rows: set[int] = field(default_factory=set)  # rows of the batches in flight
+    batch_seconds: float = 0.0  # limit of the last of these batches
 
     def take(self, event: Event) -> None:
         """Note an event of the worker."""
@@ -144,16 +144,16 @@ class Workload:
             return Aftermath(lost, first=tuple(self.tasks))
         place = self.tasks.index(guilty)
         # those before it were being written: that may be what killed the worker
-        written = tuple(replace(task, n_losses=task.n_losses + 1) for task in self.tasks[:place])
+        in_writing = tuple(replace(task, n_losses=task.n_losses + 1) for task in self.tasks[:place])
         waiting = tuple(self.tasks[place + 1 :])
         again = next_attempt(guilty, self.rows, loss)
         if again is not None:
-            return Aftermath(lost, (again, *waiting), written)
+            return Aftermath(lost, (again, *waiting), in_writing)
         failed = ShardFailed(self.worker, guilty.shard, loss.reason, loss.traceback)
-        return Aftermath(lost, waiting, written, failed)
+        return Aftermath(lost, waiting, in_writing, failed)
 
     def _count(self, loss: Loss) -> bool:
-        """Count a loss of the device; whether it is given up, and the worker not replaced."""
+        """Count a loss of the device; True if the device is given up."""
         # a worker that was silent before would only take that long again
         is_hopeless = loss.cause is Cause.RAISED or (loss.cause is Cause.SILENT and self.n_losses)
         self.n_losses += 1

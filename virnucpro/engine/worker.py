@@ -1,9 +1,9 @@
-"""What one device does with shards. The same object runs inline or in a process.
+"""The work of one device on shards. The same object runs inline or in a process.
 
 Within a shard a GPU is given a batch before the one ahead of it is done, and a shard's file is
 written by a thread while the next shard is embedded.
 
-A shard that killed its worker comes back with what is known of it: ``suspects`` are embedded
+A shard that killed its worker comes back with the lessons of that: ``suspects`` are embedded
 one by one, ``condemned`` not at all, and every batch is kept in a partial file, so that the
 next attempt begins where this one died.
 """
@@ -33,7 +33,9 @@ from virnucpro.engine.batches import (
     TooLarge,
     attempt,
 )
-from virnucpro.engine.events import (
+from virnucpro.engine.recovery import Task
+from virnucpro.errors import OutputError, StorageError
+from virnucpro.events import (
     BatchDone,
     BatchStarted,
     BudgetReduced,
@@ -43,8 +45,6 @@ from virnucpro.engine.events import (
     ShardDone,
     ShardFailed,
 )
-from virnucpro.engine.recovery import Task
-from virnucpro.errors import OutputError, StorageError
 from virnucpro.files import disk_error
 from virnucpro.log import printable
 from virnucpro.records import Embeddings, Orf, Shard
@@ -53,22 +53,22 @@ from virnucpro.run.shards import read_shard
 
 _STORAGE_ERRORS = (OSError, OutputError, StorageError)
 _TRIAL = {"protein": "M", "dna": "ATG"}
-# a slow device of its kind, FLOP/s: what takes longer than this is no longer just slow
+# FLOP/s of a slow device of its kind: a batch that takes longer counts as hung
 _SLOWEST = {"cpu": 2e9, "mps": 1e11, "cuda": 1e12}
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a worker needs to know of a run, wherever it works: plain data, and no device."""
+    """The facts of a run that a worker needs: plain data, without a device."""
 
     features: Path  # folder
     encoders: tuple[EncoderSpec, ...]
-    weights: tuple[Path, ...]  # of each: a checkpoint, or its converted form
-    fingerprint: str  # of the recipe
+    weights: tuple[Path, ...]  # of each encoder: a checkpoint, or its converted form
+    fingerprint: str  # hash of the recipe
 
     @property
     def stores(self) -> tuple[FeatureStore, ...]:
-        """Where the vectors of each encoder go."""
+        """The feature stores of the encoders."""
         return open_stores(self.features, self.encoders, self.fingerprint)
 
 
@@ -79,7 +79,7 @@ class _Writing:
     shard: Shard
     started: float
     n_failed: int
-    written: Future[float]  # when it was there, by the monotonic clock
+    written: Future[float]  # time when the file was there, by the monotonic clock
 
 
 class Worker:
@@ -148,7 +148,7 @@ class Worker:
             yield self._not_stored(shard, error)
         else:
             yield from self.finish()
-            n_failed = len({f.orf_id for found in embedded for f in found.failures})
+            n_failed = len({f.orf_id for embeddings in embedded for f in embeddings.failures})
             written = self.writer.submit(self._write, shard, embedded)
             self.writing = _Writing(shard, started, n_failed, written)
             if task.n_losses:
@@ -160,11 +160,11 @@ class Worker:
         if writing is None:
             return
         try:
-            ended = writing.written.result()
+            end = writing.written.result()
         except _STORAGE_ERRORS as error:
             yield self._not_stored(writing.shard, error)
         else:
-            seconds = ended - writing.started
+            seconds = end - writing.started
             yield ShardDone(self.name, writing.shard, seconds, writing.n_failed)
 
     def _write(self, shard: Shard, embedded: Sequence[Embeddings]) -> float:
@@ -173,13 +173,13 @@ class Worker:
         return time.monotonic()
 
     def _not_stored(self, shard: Shard, error: OSError | OutputError | StorageError) -> ShardFailed:
-        told = disk_error(error) if isinstance(error, OSError) else error
+        failure = disk_error(error) if isinstance(error, OSError) else error
         lines = "".join(traceback.format_exception(error))
-        refusal = Refusal(told.hint, is_place=isinstance(told, OutputError))
-        return ShardFailed(self.name, shard, printable(told), lines, refusal)
+        refusal = Refusal(failure.hint, is_place=isinstance(failure, OutputError))
+        return ShardFailed(self.name, shard, printable(failure), lines, refusal)
 
     def allowed_seconds(self, encoder: Encoder, lengths: Sequence[int]) -> float:
-        """How long batches of sequences of these lengths may take on a device like this."""
+        """The limit for batches of sequences of these lengths on a slow device of this kind."""
         slowest = _SLOWEST.get(self.device.type, _SLOWEST["cpu"])
         return self.resources.silence_seconds + encoder.count_flop(lengths) / slowest
 
@@ -223,8 +223,8 @@ class _Embedding:
 
     def announced(self, batch: list[int]) -> BatchStarted:
         busy = [i for flight in self.in_flight for i in flight.batch] + batch
-        allowed = self.worker.allowed_seconds(self.encoder, self.batches.lengths_of(busy))
-        return BatchStarted(self.worker.name, self.task.shard, tuple(batch), allowed)
+        seconds = self.worker.allowed_seconds(self.encoder, self.batches.lengths_of(busy))
+        return BatchStarted(self.worker.name, self.task.shard, tuple(batch), seconds)
 
     def start(self, batch: list[int]) -> None:
         sequences = [self.sequences[i] for i in batch]

@@ -1,1 +1,1 @@
-"""What a head is worth on groups that it has not seen."""
+"""The evaluation of a head on groups that it has not seen."""

@@ -32,21 +32,21 @@ def draw(evaluation: Evaluation) -> Figure:
         for row in evaluation.rows
         if row.subset == "all" and row.scored.auroc is not None
     }
-    shown = [
+    kinds = [
         (kind, row)
         for kind in evaluation.kinds
         if (row := overall.get((kind.unit, kind.length))) is not None
     ]
     figure = Figure(figsize=(10, 9), layout="constrained")
     roc, calibration, of_records, of_chunks = figure.subplots(2, 2).flat
-    colours = colormaps["viridis"](np.linspace(0, 0.9, len(shown)))
-    for (kind, row), colour in zip(shown, colours, strict=True):
+    colours = colormaps["viridis"](np.linspace(0, 0.9, len(kinds)))
+    for (kind, row), colour in zip(kinds, colours, strict=True):
         _draw_roc(roc, kind, row, colour)
         _draw_reliability(calibration, kind, colour)
     _finish_roc(roc)
     _finish_reliability(calibration)
     threshold = evaluation.head.facts.threshold
-    for axes, (kind, _) in zip((of_records, of_chunks), shown[-2:], strict=False):
+    for axes, (kind, _) in zip((of_records, of_chunks), kinds[-2:], strict=False):
         _draw_scores(axes, kind, threshold)
     held_out = evaluation.held_out
     title = f"{len(held_out.records):,} labelled records"

@@ -1,4 +1,4 @@
-"""What an evaluation scores: pieces of the labelled records, as users would have them.
+"""Fragments for an evaluation: pieces of the labelled records, as users would have them.
 
 Of each length a record gives as many fragments as fit side by side, at most ``per_record``: one
 at a random place in each of so many equal parts of it, on a random strand. A record also stands
@@ -28,7 +28,7 @@ _COLUMNS = ("fragment", "record", "length", "start", "end", "strand", "label", "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cutting:
-    """How records are cut into fragments."""
+    """The options by which records are cut into fragments."""
 
     lengths: tuple[int, ...] = (150, 300, 500, 1000, 3000, 10_000)  # bases
     per_record: int = 3  # fragments of each length

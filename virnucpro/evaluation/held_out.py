@@ -1,4 +1,4 @@
-"""What a head was trained on is no test of it."""
+"""Held-out data: records that head and encoder were not trained on."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Trained:
         return self.of_head | self.of_encoder
 
     def describe(self, n_records: int) -> str:
-        """Who was trained on how many of so many records."""
+        """A clause on how many of these records head and encoder were trained on."""
         parts = (("the head", self.of_head), ("its encoder", self.of_encoder))
         counts = [f"{who} was trained on {len(ids):,}" for who, ids in parts if ids]
         return f"{', '.join(counts)} of {n_records:,} records, or on others of their groups"
@@ -55,7 +55,7 @@ def policy(held_out_only: bool, allow_training_data: bool) -> OfTraining:
 
 
 class HeldOut:
-    """Records to test a head on, and which of them it knows from training."""
+    """Records to test a head on, and those among them that it was trained on."""
 
     def __init__(self, head: Head, of_training: OfTraining) -> None:
         self._head = _Memory(head.trained_records, head.trained_groups)
@@ -112,11 +112,11 @@ class HeldOut:
 
 
 class _Memory:
-    """What a head, or an encoder, was trained on."""
+    """The digests of the records and groups that a head, or an encoder, was trained on."""
 
     def __init__(self, records: NDArray[np.uint64], groups: NDArray[np.uint64]) -> None:
         self._records, self._groups = set(records.tolist()), set(groups.tolist())
 
     def knows(self, group: int, record: int) -> bool:
-        """Whether it was trained on a record of this digest, or on others of its group."""
+        """True if it was trained on this record, or on others of its group."""
         return group in self._groups or record in self._records

@@ -1,4 +1,4 @@
-"""How well scores tell viruses from the rest. Pure functions of arrays.
+"""Measures of how well scores tell viruses from the rest. Pure functions of arrays.
 
 Every figure is of weighted samples, so that a resample is a new weighting and no copy. What is
 not defined, as any ranking of a single class, is None and never a number that looks like one.
@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-MAX_FALSE_POSITIVES = 0.01  # of what is not viral; where recall is read off
+MAX_FALSE_POSITIVES = 0.01  # share of what is not viral, at which recall is measured
 N_BINS = 15  # of the reliability curve, equally wide
 N_RESAMPLES = 200
 CHANCE = 0.5  # the AUROC of scores that tell nothing
@@ -21,7 +21,7 @@ _INTERVAL = (2.5, 97.5)  # percentiles
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Samples:
-    """What was scored, what it is, and what belongs together. Rows in step."""
+    """Scores with labels, groups and weights. Rows in step."""
 
     scores: NDArray[np.float64]  # (n,), in [0, 1]
     is_virus: NDArray[np.bool_]  # (n,)
@@ -38,9 +38,9 @@ class Samples:
     def __len__(self) -> int:
         return len(self.scores)
 
-    def where(self, kept: NDArray[np.bool_]) -> Samples:
+    def where(self, mask: NDArray[np.bool_]) -> Samples:
         return Samples(
-            self.scores[kept], self.is_virus[kept], self.groups[kept], self.weights[kept]
+            self.scores[mask], self.is_virus[mask], self.groups[mask], self.weights[mask]
         )
 
 
@@ -68,7 +68,7 @@ MEASURES = tuple(field.name for field in fields(Measures))
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Curve:
-    """What is called at each distinct score, from the highest down: weights, cumulated."""
+    """Cumulated weights of the calls at each distinct score, from the highest down."""
 
     thresholds: NDArray[np.float64]  # (n_distinct,), falling
     true_positives: NDArray[np.float64]  # (n_distinct,)
@@ -77,7 +77,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reliability:
-    """Per bin that is not empty: what was promised, and what was found."""
+    """Per bin that is not empty: the mean score, and the share of viruses."""
 
     mean_score: NDArray[np.float64]
     share_of_viruses: NDArray[np.float64]
@@ -99,12 +99,12 @@ def measure(samples: Samples, threshold: float) -> Measures:
 def auroc(
     odds: NDArray[np.float64], is_virus: NDArray[np.bool_], weights: NDArray[np.float64]
 ) -> float:
-    """Of log-odds; both classes are there. (n,) each"""
+    """The AUROC of log-odds; both classes must be there. (n,) each"""
     scores = 0.5 * (1 + np.tanh(odds / 2))
     groups = np.zeros(len(odds), dtype=np.int64)
-    found = measure(Samples(scores, is_virus, groups, weights), 0.5).auroc
-    assert found is not None, "one class has no ranking"
-    return found
+    area = measure(Samples(scores, is_virus, groups, weights), 0.5).auroc
+    assert area is not None, "one class has no ranking"
+    return area
 
 
 def auroc_interval(
@@ -130,22 +130,24 @@ def bootstrap(samples: Samples, threshold: float, seed: int) -> Interval:
     if min(map(len, members)) < 2:
         return Interval(Measures(), Measures())
     rng, ranked = np.random.default_rng(seed), _Ranked(samples)
-    drawn = []
+    resamples = []
     for _ in range(N_RESAMPLES):
         groups = np.concatenate([rng.choice(of_label, len(of_label)) for of_label in members])
         times = np.bincount(groups, minlength=len(labelled))
-        drawn.append(ranked.measures(samples.weights * times[own], threshold))
-    return Interval(*(_percentile(drawn, at) for at in _INTERVAL))
+        resamples.append(ranked.measures(samples.weights * times[own], threshold))
+    return Interval(*(_percentile(resamples, at) for at in _INTERVAL))
 
 
-def _percentile(drawn: Sequence[Measures], at: float) -> Measures:
-    found: dict[str, float | None] = {}
+def _percentile(resamples: Sequence[Measures], at: float) -> Measures:
+    percentiles: dict[str, float | None] = {}
     for name in MEASURES:
         if name == "calibration_error":
             continue
-        values = [value for one in drawn if (value := getattr(one, name)) is not None]
-        found[name] = float(np.percentile(values, at)) if len(values) == len(drawn) else None
-    return Measures(**found)
+        values = [value for one in resamples if (value := getattr(one, name)) is not None]
+        percentiles[name] = (
+            float(np.percentile(values, at)) if len(values) == len(resamples) else None
+        )
+    return Measures(**percentiles)
 
 
 def roc_curve(samples: Samples) -> Curve:
@@ -197,8 +199,8 @@ class _Ranked:
             )
         steps = np.diff(true, prepend=0.0)
         beaten = n_other - false + np.diff(false, prepend=0.0) / 2
-        found = self.reliability(weights)
-        gap = np.abs(found.mean_score - found.share_of_viruses)
+        curves = self.reliability(weights)
+        gap = np.abs(curves.mean_score - curves.share_of_viruses)
         n_allowed = int(np.searchsorted(false, MAX_FALSE_POSITIVES * n_other, side="right"))
         return Measures(
             auroc=float(steps @ beaten) / (n_virus * n_other),
@@ -210,5 +212,5 @@ class _Ranked:
             false_positives=wrongly / n_other,
             recall_at_1_percent=float(true[n_allowed - 1]) / n_virus if n_allowed else 0.0,
             threshold_at_1_percent=float(curve.thresholds[n_allowed - 1]) if n_allowed else None,
-            calibration_error=float(gap @ found.weight / found.weight.sum()),
+            calibration_error=float(gap @ curves.weight / curves.weight.sum()),
         )

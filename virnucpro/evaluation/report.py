@@ -41,7 +41,7 @@ def write_report(evaluation: Evaluation) -> None:
 
 
 def summary_lines(evaluation: Evaluation) -> list[str]:
-    """What to tell the user at the end."""
+    """The lines for the user at the end."""
     held_out, question = evaluation.held_out, evaluation.question
     threshold = evaluation.head.facts.threshold
     lines = [

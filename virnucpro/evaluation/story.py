@@ -50,7 +50,7 @@ _RUN = "run"  # the run folder of the fragments
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What is to be found out, and where the answer goes."""
+    """An evaluation before it runs: the data, the options, and the folders of the results."""
 
     options: EvaluateOptions
     manifest: Manifest
@@ -78,7 +78,7 @@ class Question:
         """The records that are asked for, one by one; at the end it is told if groups are mixed.
 
         Raises:
-            InputError: a FASTA file contradicts the manifest, or holds what is no nucleotide.
+            InputError: a FASTA file contradicts the manifest, or holds other letters.
         """
         part, splits, records = self.options.part or "test", self.splits, []
         for labelled, record in read_records(self.manifest):
@@ -106,27 +106,29 @@ class Sampled:
     def groups(self) -> NDArray[np.int64]:
         """(n,) numbers of groups."""
         numbers: dict[str, int] = {}
-        found = [numbers.setdefault(record.group, len(numbers)) for record in self.records]
-        return np.array(found, dtype=np.int64)
+        numbers_of_records = [
+            numbers.setdefault(record.group, len(numbers)) for record in self.records
+        ]
+        return np.array(numbers_of_records, dtype=np.int64)
 
     @property
     def samples(self) -> Samples:
-        """Those that were scored; each counts one."""
+        """The samples with a score, each of weight 1."""
         return self._samples(np.isfinite(self.scores))
 
     @property
     def samples_with_no_orf(self) -> Samples:
-        """All; without a frame there is the lowest score."""
+        """All samples, each of weight 1; without a frame, with the lowest score."""
         return self._samples(np.ones(len(self.scores), dtype=np.bool_))
 
-    def _samples(self, kept: NDArray[np.bool_]) -> Samples:
-        scores = np.nan_to_num(self.scores[kept], nan=0.0)
-        return Samples(scores, self.is_virus[kept], self.groups[kept], np.ones(len(scores)))
+    def _samples(self, mask: NDArray[np.bool_]) -> Samples:
+        scores = np.nan_to_num(self.scores[mask], nan=0.0)
+        return Samples(scores, self.is_virus[mask], self.groups[mask], np.ones(len(scores)))
 
-    def where(self, kept: NDArray[np.bool_]) -> Sampled:
-        records = tuple(self.records[i] for i in np.flatnonzero(kept))
+    def where(self, mask: NDArray[np.bool_]) -> Sampled:
+        records = tuple(self.records[i] for i in np.flatnonzero(mask))
         return replace(
-            self, scores=self.scores[kept], records=records, is_trained=self.is_trained[kept]
+            self, scores=self.scores[mask], records=records, is_trained=self.is_trained[mask]
         )
 
 
@@ -151,7 +153,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Evaluation:
-    """The answer."""
+    """The figures of an evaluation."""
 
     question: Question
     head: Head
@@ -167,14 +169,14 @@ def evaluate(options: EvaluateOptions, on_event: OnEvent) -> Evaluation:
         VirnucproError: see ``errors``; or something could not be scored.
     """
     question = understand(options)
-    asked = carry(
+    prediction = carry(
         options,
         PredictOptions,
         input=(),  # the fragments, when they are cut
         input_type="nucleotide",
         output_dir=question.run_folder,
     )
-    config, head = resolve(asked, on_event)
+    config, head = resolve(prediction, on_event)
     assert head is not None, "predict has a head"
     return answer(question, config, head, ProcessExecutor(config.resources.devices), on_event)
 
@@ -273,10 +275,10 @@ def read_kinds(
     for i, fragment in enumerate(fragments):
         of_length.setdefault(fragment.length, []).append(i)
 
-    def sampled(unit: Unit, length: str, owners: Sequence[int], found: object) -> Sampled:
+    def sampled(unit: Unit, length: str, owners: Sequence[int], values: object) -> Sampled:
         records = tuple(fragments[i].record for i in owners)
         is_trained = np.array([record.id in held_out.trained for record in records], dtype=np.bool_)
-        return Sampled(unit, length, np.array(found, dtype=np.float64), records, is_trained)
+        return Sampled(unit, length, np.array(values, dtype=np.float64), records, is_trained)
 
     for length in (*sorted(question.cutting.lengths), WHOLE):
         rows = of_length.get(length, [])
@@ -295,18 +297,18 @@ def read_scores(table: TextIO, fragments: Sequence[Fragment]) -> NDArray[np.floa
     Raises:
         VirnucproError: a fragment is not in the table, or could not be used.
     """
-    known = {
+    scores = {
         row.record_id: np.nan if row.virus_score is None else row.virus_score
         for row in read_calls(table)
         if row.status in ("scored", "no_orf")
     }
-    missing = [fragment for fragment in fragments if fragment.id not in known]
-    if missing:
+    unscored = [fragment for fragment in fragments if fragment.id not in scores]
+    if unscored:
         raise VirnucproError(
-            f"{printable(missing[0].id)}, of {printable(missing[0].record.id)}, has no score",
+            f"{printable(unscored[0].id)}, of {printable(unscored[0].record.id)}, has no score",
             hint="the run folder was changed by another program: start again with --force",
         )
-    return np.array([known[fragment.id] for fragment in fragments])
+    return np.array([scores[fragment.id] for fragment in fragments])
 
 
 def read_chunk_scores(
@@ -326,17 +328,17 @@ def read_chunk_scores(
         predictions = [
             Prediction(orf, _find(orf.id, scores)) for orf in translate_six_frames(chunks)
         ]
-        known = {
+        score_of = {
             chunk_id: score_record([frames], facts)
             for chunk_id, frames in chunk_scores(predictions)
         }
         for chunk in chunks:
-            yield record.id, known.get(chunk.id, np.nan)
+            yield record.id, score_of.get(chunk.id, np.nan)
 
 
 def _find(frame_id: str, scores: Iterator[tuple[str, float]]) -> float:
-    for found, score in scores:
-        if found == frame_id:
+    for next_id, score in scores:
+        if next_id == frame_id:
             return score
     raise VirnucproError(
         f"the frame {printable(frame_id)} has no score",

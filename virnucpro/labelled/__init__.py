@@ -1,1 +1,1 @@
-"""Labelled sequences: what a training or an evaluation is given."""
+"""Labelled sequences, for training and evaluation."""

@@ -66,11 +66,11 @@ class Table:
 
     def __getitem__(self, rows: Rows | slice) -> Values:
         """(k,) -> (k, width)"""
-        found: Values = self.column[self.rows[rows]]
-        return found
+        values: Values = self.column[self.rows[rows]]
+        return values
 
     def blocks(self, n_rows: int = 8192) -> Iterator[Values]:
-        """All rows, in order, few enough at once for the memory."""
+        """Blocks of rows, in order."""
         for first in range(0, len(self), n_rows):
             yield self[first : first + n_rows]
 
@@ -110,7 +110,7 @@ class Texts(Sequence[str]):
 
     @property
     def lengths(self) -> Rows:
-        """In bytes. (n,)"""
+        """The lengths of the words in bytes. (n,)"""
         lengths: Rows = self.ends[self.rows + 1] - self.ends[self.rows]
         return lengths
 
@@ -123,7 +123,7 @@ def _letters(words: Sequence[bytes]) -> NDArray[np.uint8]:
 
 
 def _ends(words: Sequence[bytes]) -> Rows:
-    """Where each word ends among the letters of all, behind a 0. (n + 1,)"""
+    """The ends of the words among the letters of all, behind a 0. (n + 1,)"""
     return np.cumsum([0, *map(len, words)], dtype=np.int64)
 
 
@@ -183,6 +183,6 @@ def _open(path: Path) -> Iterator[BinaryIO]:
 
 
 def _write_header(out: BinaryIO, dtype: str, shape: tuple[int, ...]) -> None:
-    """As numpy writes it, which leaves room in it for any number of rows."""
+    """Write numpy's header, which leaves room for any number of rows."""
     facts = {"descr": dtype, "fortran_order": False, "shape": shape}
     npy.write_array_header_1_0(out, facts)

@@ -1,4 +1,4 @@
-"""How a head remembers what it was trained on, without holding a sequence or a name of it."""
+"""Digests by which a head recognises its training data, without a sequence or a name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _N_BYTES = 8
 
 
 def record_digest(sequence: str) -> int:
-    """Of the bases, whatever their case. Fits into a uint64.
+    """A hash of the bases, whatever their case. Fits into a uint64.
 
     >>> record_digest("acgt") == record_digest("ACGT")
     True
@@ -17,7 +17,7 @@ def record_digest(sequence: str) -> int:
 
 
 def group_digest(name: str) -> int:
-    """Of a group's name, to the letter. Fits into a uint64."""
+    """A hash of a group's name, to the letter. Fits into a uint64."""
     return _digest(name)
 
 

@@ -14,12 +14,12 @@ from virnucpro.sequences.composition import frame_bases
 from virnucpro.sequences.translate import chunk_record, translate_six_frames
 
 _FRAMES_AT_ONCE = 4096
-MOST_WEIGHT = 10.0  # of a frame, where the mean is 1
+MOST_WEIGHT = 10.0  # largest weight of a frame, where the mean is 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LabelledFrames:
-    """Stop-free frames and what is known of each; all rows are in step.
+    """Stop-free frames with their labels and features; all rows are in step.
 
     A frame has its record's label. ``chunk`` and ``record`` number the chunks and the records.
     Ids are unique where there is one size of chunks. Groups are numbered in the order of their
@@ -93,7 +93,7 @@ def translate_records(
 
 
 def given_weights(frames: LabelledFrames) -> NDArray[np.float32]:
-    """Those of the manifest. (n,)"""
+    """The weights of the manifest. (n,)"""
     return frames.weight
 
 

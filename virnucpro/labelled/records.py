@@ -40,7 +40,7 @@ _LABELS = {"virus": True, "other": False}
 
 @dataclass(frozen=True, slots=True)
 class LabelledRecord:
-    """One record of a FASTA file, and what is known of it."""
+    """One record of a FASTA file, and its row of the manifest."""
 
     id: str
     is_virus: bool
@@ -58,10 +58,10 @@ Labelled = tuple[LabelledRecord, FastaRecord]
 
 @dataclass(slots=True)
 class _File:
-    """What the manifest says of one FASTA file; the id "" stands for all its records."""
+    """The rows of a manifest for one FASTA file; the id "" stands for all its records."""
 
     rows: dict[str, LabelledRecord] = field(default_factory=dict)
-    lines: dict[str, int] = field(default_factory=dict)  # of the manifest, by id
+    lines: dict[str, int] = field(default_factory=dict)  # line of the manifest, by id
 
     def row_of(self, record_id: str) -> LabelledRecord | None:
         if (of_all := self.rows.get("")) is not None:
@@ -71,7 +71,7 @@ class _File:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a manifest says, file by file as it names them. The FASTA files are not read yet."""
+    """A manifest, file by file in its order. The FASTA files are not read yet."""
 
     path: Path
     sha256: str
@@ -79,7 +79,7 @@ class Manifest:
 
     @property
     def groups(self) -> set[str]:
-        return {row.group for named in self.files.values() for row in named.rows.values()}
+        return {row.group for file in self.files.values() for row in file.rows.values()}
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -108,20 +108,20 @@ def read_records(
         InputMissingError: a file cannot be read.
     """
     places: dict[str, Path] = {}
-    for fasta, named in manifest.files.items():
+    for fasta, file in manifest.files.items():
         digest = hashlib.sha256()
         n_before = len(places)
         for record in read_fasta(fasta, on_block=_each(digest.update, on_block)):
-            if (row := named.row_of(record.id)) is not None:
+            if (row := file.row_of(record.id)) is not None:
                 _check(record, fasta, places)
                 places[record.id] = fasta
                 yield row, record
-        if "" in named.rows and len(places) == n_before:
+        if "" in file.rows and len(places) == n_before:
             raise InputError(
-                f"{printable(manifest.path)}:{named.lines['']}: {printable(fasta)} holds no record",
+                f"{printable(manifest.path)}:{file.lines['']}: {printable(fasta)} holds no record",
                 hint="give a FASTA file that is not empty, or leave the line out",
             )
-        _check_complete(manifest.path, fasta, named, places)
+        _check_complete(manifest.path, fasta, file, places)
         on_file(digest.hexdigest())
 
 
@@ -133,16 +133,16 @@ def _each(*hearers: OnBlock) -> OnBlock:
     return hear
 
 
-def _check_complete(manifest: Path, fasta: Path, named: _File, places: Mapping[str, Path]) -> None:
+def _check_complete(manifest: Path, fasta: Path, file: _File, places: Mapping[str, Path]) -> None:
     """
     Raises:
         InputError: the file lacks a record that the manifest names.
     """
-    lost = [name for name in named.rows if name and places.get(name) != fasta]
-    if lost:
+    absent = [name for name in file.rows if name and places.get(name) != fasta]
+    if absent:
         raise InputError(
-            f"{printable(manifest)}:{named.lines[lost[0]]}: {printable(fasta)} holds no record "
-            f"{printable(lost[0])} ({len(lost)} missing of this file)",
+            f"{printable(manifest)}:{file.lines[absent[0]]}: {printable(fasta)} holds no record "
+            f"{printable(absent[0])} ({len(absent)} missing of this file)",
             hint="an id is the first word behind the '>'; check the id and the path",
         )
 
@@ -164,7 +164,7 @@ def warn_of_mixed_groups(records: Iterable[LabelledRecord]) -> None:
 def _check(record: FastaRecord, path: Path, places: Mapping[str, Path]) -> None:
     """
     Raises:
-        InputError: the id was met before, or the sequence is none of nucleotides.
+        InputError: the id occurred before, or the sequence is not of nucleotides.
     """
     where = f"{printable(path)}:{record.line}"
     if record.id in places:
@@ -176,7 +176,7 @@ def _check(record: FastaRecord, path: Path, places: Mapping[str, Path]) -> None:
     if problem := find_invalid(record, "nucleotide"):
         raise InputError(
             f"{where}: the record {printable(record.id)} cannot be used: {problem}",
-            hint="labelled records are nucleotides: mend the record or leave it out",
+            hint="labelled records are nucleotides: fix the record or leave it out",
         )
 
 
@@ -189,15 +189,15 @@ def _read_files(manifest: Path, on_block: OnBlock) -> dict[Path, _File]:
         if cells["path"] not in paths:
             paths[cells["path"]] = _fasta_path(manifest, cells["path"], where)
         path, row = paths[cells["path"]], _row(cells, where)
-        named = files.setdefault(path, _File())
-        if row.id in named.rows or (named.rows and not row.id) or "" in named.rows:
+        file = files.setdefault(path, _File())
+        if row.id in file.rows or (file.rows and not row.id) or "" in file.rows:
             what = f"the record {printable(row.id)} of " if row.id else ""
-            earlier = named.lines.get(row.id) or next(iter(named.lines.values()))
+            earlier = file.lines.get(row.id) or next(iter(file.lines.values()))
             raise InputError(
                 f"{where}: {what}{printable(path)} is named twice (first in line {earlier})",
                 hint="keep one of the lines; a line without an id stands for the whole file",
             )
-        named.rows[row.id], named.lines[row.id] = row, line
+        file.rows[row.id], file.lines[row.id] = row, line
     return files
 
 
@@ -245,6 +245,6 @@ def _fasta_path(manifest: Path, cell: str, where: str) -> Path:
     except UsageError as error:
         raise InputMissingError(f"{where}: {error}", hint=error.hint) from error
     except OSError as error:
-        missing = cannot_open(path, error)
-        raise InputMissingError(f"{where}: {missing}", hint=missing.hint) from error
+        problem = cannot_open(path, error)
+        raise InputMissingError(f"{where}: {problem}", hint=problem.hint) from error
     return path

@@ -1,4 +1,4 @@
-"""Which groups are for training, which for validation, and which are held out for the test.
+"""The split: groups for training, for validation, and held out for the test.
 
 Whole groups only: pieces of one genome, or of near relatives, on both sides of a split flatter
 every figure. A split is a table that is written down, may be edited, and given back.
@@ -64,7 +64,7 @@ def _main_strata(records: Iterable[LabelledRecord]) -> dict[str, _Stratum]:
 
 
 def _allot(n_groups: int, shares: tuple[float, float, float]) -> tuple[int, int]:
-    """How many groups validation and test get; at least one is left for training."""
+    """The numbers of groups for validation and test; at least one is left for training."""
     _, for_validation, for_test = shares
     n_test = min(max(1, round(n_groups * for_test)), max(0, n_groups - 2)) if for_test else 0
     n_left = n_groups - n_test
@@ -92,7 +92,7 @@ def read_split(path: Path) -> dict[str, Split]:
     """The split of each group, of a table with at least the columns ``group`` and ``split``.
 
     Raises:
-        InputError: it is no such table, or a group is in two splits; names file and line.
+        InputError: it is not such a table, or a group is in two splits; names file and line.
         InputMissingError: it cannot be read.
     """
     splits: dict[str, Split] = {}

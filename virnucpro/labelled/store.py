@@ -49,7 +49,7 @@ _FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What frames are made of. It names their content."""
+    """The sources of frames, which determine their content."""
 
     manifest_sha256: str
     fasta_sha256: tuple[str, ...]  # in the order of the manifest
@@ -121,7 +121,7 @@ def write_label(folder: Path, source: Source, *beside: Path) -> None:
 
 
 def are_whole(folder: Path, source: Source, *beside: Path) -> bool:
-    """Whether the folder holds just these frames, undamaged, and so do the files beside it."""
+    """True if the folder holds just these frames, and all files are undamaged."""
     with suppress(OSError, ValueError, LookupError, TypeError):
         with open_plain(folder / _LABEL) as content:
             label = json.load(content)

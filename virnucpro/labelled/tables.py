@@ -21,22 +21,22 @@ def read_cells(
     there. ``on_block`` is given the bytes of the file, as they lie on the disk.
 
     Raises:
-        InputError: it is no table, or lacks a column; names file and line.
+        InputError: it is not a table, or lacks a column; names file and line.
         InputMissingError: the file cannot be opened.
     """
-    shown = printable(path)
+    label = printable(path)
     lines = _read_lines(path, on_block)
     _, header = next(lines, (1, ""))
     columns = [name.strip() for name in header.split("\t")]
     for name in needed:
         if columns.count(name) != 1:
             how_many = "no column" if name not in columns else "more than one column"
-            raise InputError(f"{shown}:1: {how_many} {name!r}", hint=hint)
+            raise InputError(f"{label}:1: {how_many} {name!r}", hint=hint)
     for number, line in lines:
         cells = line.split("\t")
         if len(cells) != len(columns):
             raise InputError(
-                f"{shown}:{number}: {len(cells)} cells for {len(columns)} columns",
+                f"{label}:{number}: {len(cells)} cells for {len(columns)} columns",
                 hint="there must be one tab between two cells, and none inside a cell",
             )
         yield number, {name: cell.strip() for name, cell in zip(columns, cells, strict=True)}
@@ -54,6 +54,6 @@ def _read_lines(path: Path, on_block: OnBlock | None) -> Iterator[tuple[int, str
                     yield number, line.rstrip("\n")
     except UnicodeDecodeError as error:
         raise InputError(
-            f"{printable(path)} is no text in UTF-8: {error.reason} at byte {error.start}",
+            f"{printable(path)} is not UTF-8 text: {error.reason} at byte {error.start}",
             hint="give a table of tab-separated columns",
         ) from error

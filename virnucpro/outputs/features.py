@@ -1,4 +1,4 @@
-"""All vectors of a run in one HDF5 file, and in the formats of others."""
+"""One HDF5 file over all vectors of a run, and feature files in other formats."""
 
 from __future__ import annotations
 
@@ -78,24 +78,24 @@ def write_index(
         "embeddings": ((0,), np.dtype(np.float32)),
     }
     attributes: dict[str, object] = {}
-    for part, shown in parts:
+    for part, mask in parts:
         name_of_part = part.relative_to(path.parent).as_posix()
         with open_features(part) as h5:
             attributes = attributes or dict(h5.attrs)
-            bounds = np.arange(len(shown) + 1)
+            bounds = np.arange(len(mask) + 1)
             rows = np.concatenate([[0], np.cumsum(h5["lengths"][:])]) if per_residue else bounds
-            for name, found in pieces.items():
+            for name, of_dataset in pieces.items():
                 kinds[name] = (h5[name].shape[1:], h5[name].dtype)
                 where = rows if name == "embeddings" else bounds
                 n_rows = int(where[-1])
-                found += [
+                of_dataset += [
                     _Piece(name_of_part, n_rows, slice(int(where[a]), int(where[b])))
-                    for a, b in _runs(shown)
+                    for a, b in _runs(mask)
                 ]
     for name in _OF_ONE_FILE:
         attributes.pop(name, None)
-    shown_parts = list(dict.fromkeys(piece.part for piece in pieces["ids"]))
-    attributes["parts_sha256"] = _hash_of_parts(path.parent, shown_parts)
+    part_names = list(dict.fromkeys(piece.part for piece in pieces["ids"]))
+    attributes["parts_sha256"] = _hash_of_parts(path.parent, part_names)
     with h5py.File("memory", "w", driver="core", backing_store=False, libver="v110") as h5:
         h5.attrs.update(attributes)
         for name, (row_shape, kind) in kinds.items():
@@ -122,10 +122,10 @@ def check_index(path: Path) -> None:
             raise FeatureFileError(
                 f"{printable(path)} names {printable(strangers[0])}, which is not of this run"
             )
-        missing = [part for part in parts if not (path.parent / part).exists()]
-        if missing:
+        absent_parts = [part for part in parts if not (path.parent / part).exists()]
+        if absent_parts:
             raise FeatureFileError(
-                f"{printable(path)} needs {printable(missing[0])}, which is missing"
+                f"{printable(path)} needs {printable(absent_parts[0])}, which is missing"
             )
         if _hash_of_parts(path.parent, parts) != written_for:
             raise FeatureFileError(f"{printable(path)} was written for other files")
@@ -143,9 +143,9 @@ def read_shown(store: FeatureStore) -> Iterator[tuple[str, NDArray[np.float32]]]
     """
     if store.index.exists():
         check_index(store.index)
-        shown = _shown_rows(store.index)
+        pieces_of = _shown_rows(store.index)
         for path, attributes in store.files():
-            if pieces := shown.get(path.name):
+            if pieces := pieces_of.get(path.name):
                 rows = split_rows(embeddings := read_embeddings(path, attributes))
                 for piece in pieces:
                     yield from zip(embeddings.ids[piece], rows[piece], strict=True)
@@ -156,17 +156,17 @@ def read_shown(store: FeatureStore) -> Iterator[tuple[str, NDArray[np.float32]]]
 
 def _shown_rows(index: Path) -> dict[str, list[slice]]:
     """The rows that an index shows of each file, by its name."""
-    shown: dict[str, list[slice]] = {}
+    rows_of: dict[str, list[slice]] = {}
     with open_features(index) as h5:
         ids = h5["ids"]
         for source in ids.virtual_sources() if ids.is_virtual else []:
             (first,), (last,) = source.src_space.get_select_bounds()
-            shown.setdefault(Path(source.file_name).name, []).append(slice(first, last + 1))
-    return shown
+            rows_of.setdefault(Path(source.file_name).name, []).append(slice(first, last + 1))
+    return rows_of
 
 
 def _hash_of_parts(folder: Path, parts: Sequence[str]) -> str:
-    """Of what each says of itself: its shard, and whether it holds copies."""
+    """The SHA-256 over the parts' shards, and over which parts hold copies."""
     digest = hashlib.sha256()
     for part in parts:
         attributes = read_label(folder / part, {}).attributes
@@ -192,9 +192,9 @@ def _lay_out(
     return layout
 
 
-def _runs(shown: NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """Where the mask is true, as (first, one after the last)."""
-    bounds = np.flatnonzero(np.diff(shown.astype(np.int8), prepend=0, append=0))
+def _runs(mask: NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """The stretches in which the mask is true, as (first, one after the last)."""
+    bounds = np.flatnonzero(np.diff(mask.astype(np.int8), prepend=0, append=0))
     return list(zip(bounds[::2].tolist(), bounds[1::2].tolist(), strict=True))
 
 

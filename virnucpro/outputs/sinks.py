@@ -29,7 +29,7 @@ Add = Callable[[RecordResult], None]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the outputs of a run, or of one of its files, are made."""
+    """The place of the outputs of a run, or of one of its files."""
 
     folder: Path
     aside: Path  # for lines that wait to be sorted: a folder on a disk that is large enough
@@ -73,7 +73,7 @@ class Table:
         raise NotImplementedError
 
     def finish(self) -> None:
-        """Nothing waits."""
+        """Write nothing: no line waits."""
 
 
 class RecordTable(Table):
@@ -99,7 +99,7 @@ class RecordTable(Table):
 
 
 class EmbeddedTable(RecordTable):
-    """The same of a run that calls nothing."""
+    """A row for every record of a run that calls nothing."""
 
     file = "records.tsv"
 
@@ -142,7 +142,7 @@ class ViralFasta(Table):
 
 
 class OptionalTable(Table):
-    """A text file that is made with its first line; without one, an old one is deleted."""
+    """A text file that appears with its first line. Without one, an old file is deleted."""
 
     per_file = False
 
@@ -151,7 +151,7 @@ class OptionalTable(Table):
 
 
 class FailedSequences(OptionalTable):
-    """The records with a failed frame, to be mended and run again."""
+    """The records with a failed frame, to be corrected and run again."""
 
     file = "failed_sequences.fa"
 
@@ -161,7 +161,7 @@ class FailedSequences(OptionalTable):
 
 
 class FailedFiles(OptionalTable):
-    """Path, stage and error of each file with a failure, by ``|``, which no path has."""
+    """Path, stage and error of each file with a failure, separated by ``|``, which no path has."""
 
     file = "failed_files.txt"
 
@@ -171,18 +171,18 @@ class FailedFiles(OptionalTable):
         self.failures: dict[str, _Failures] = {}  # by sample
 
     def add(self, result: RecordResult) -> None:
-        if failed := result.failures:
-            first = f"{failed[0].orf.id}: {failed[0].failure}"
+        if failures_of_record := result.failures:
+            first = f"{failures_of_record[0].orf.id}: {failures_of_record[0].failure}"
             failures = self.failures.setdefault(result.record.sample, _Failures(first))
             failures.n_records += 1
-            failures.n_frames += len(failed)
+            failures.n_frames += len(failures_of_record)
 
     def finish(self) -> None:
         rows = [(file, "read", file.error) for file in self.place.refused]
         for file in self.place.inputs:
-            if failed := self.failures.get(file.sample):
-                counts = f"{failed.n_frames} frames of {failed.n_records} records failed"
-                rows.append((file, "embed", f"{counts}; {failed.first}"))
+            if failures := self.failures.get(file.sample):
+                counts = f"{failures.n_frames} frames of {failures.n_records} records failed"
+                rows.append((file, "embed", f"{counts}; {failures.first}"))
         lines = []
         for file, stage, error in rows:
             path = escaped(file.name or file.path).replace("|", r"\x7c")
@@ -269,7 +269,7 @@ def region_name(record: FastaRecord, region: Region) -> str:
 
 @dataclass(slots=True)
 class _Failures:
-    """How many frames of a file have no vector, and the first of them with its reason."""
+    """The number of frames of a file without a vector, and the first of them with its reason."""
 
     first: str
     n_frames: int = 0
@@ -295,7 +295,7 @@ SINKS: dict[Command, tuple[type[Sink], ...]] = {
 
 
 def all_sinks() -> list[type[Sink]]:
-    """Those of every command, each once."""
+    """The sinks of all commands, each once."""
     return list(dict.fromkeys(chain.from_iterable(SINKS.values())))
 
 
@@ -306,16 +306,16 @@ def record_table(command: Command) -> type[Sink]:
 
 @contextmanager
 def open_sinks(sinks: Iterable[type[Sink]], place: Place) -> Iterator[Add]:
-    """What adds a result to each of the sinks, which appear when the block succeeds."""
+    """Yield a function that adds a result to each sink; files appear when the block succeeds."""
     with ExitStack() as stack:
-        opened = [sink(place, stack) for sink in sinks]
+        outputs = [sink(place, stack) for sink in sinks]
 
         def add(result: RecordResult) -> None:
-            for sink in opened:
+            for sink in outputs:
                 sink.add(result)
 
         yield add
-        for sink in opened:
+        for sink in outputs:
             sink.finish()
 
 
@@ -379,6 +379,7 @@ def read_calls(lines: TextIO) -> Iterator[Call]:
             row["file"],
             virus_score=float(row["virus_score"]) if row["virus_score"] else None,
             is_virus=row["call"] == "virus",
+            false_discovery_rate=float(row["fdr"]) if row["fdr"] else None,
             n_chunks=int(row["n_chunks"]),
             n_chunks_scored=int(row["n_chunks_scored"]),
             n_frames_scored=int(row["n_frames_scored"]),

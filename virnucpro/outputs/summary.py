@@ -1,4 +1,4 @@
-"""What a run came to: counted once, from its plan, its batches and its records, and told from here.
+"""The figures of a run, counted once from its plan, its batches and its records.
 
 ``run.json``, the log and the console all have these figures.
 """
@@ -19,26 +19,26 @@ from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import Plan
 
 STAGES = ("reading", "embedding", "writing tables")
-STARTING = "starting workers"  # is part of embedding
+STARTING = "starting workers"  # a part of embedding
 
 
 @dataclass(slots=True)
 class Summary:
-    """What a run came to."""
+    """The figures of a run."""
 
-    scorer: str = ""  # what made the calls without an encoder, for people
-    cut: str = ""  # from where on a record is called viral, for people
+    scorer: str = ""  # name of the scorer, if no encoder was used
+    cut: str = ""  # rule by which a record is called viral, in words
     statuses: dict[Status, int] = field(default_factory=lambda: dict.fromkeys(STATUSES, 0))
     n_viral: int = 0
-    n_regions: int | None = None  # None: they were looked for in no record
-    n_frames: int = 0  # with a vector, or of the scorer: with a score
+    n_regions: int | None = None  # None: no record was searched for regions
+    n_frames: int = 0  # frames with a vector; for the scorer, with a score
     n_failed_frames: int = 0
     n_files: int = 0
     n_refused: int = 0  # files that could not be read
-    n_tokens: int = 0  # embedded by this start, not by those before it
-    n_copies: int = 0  # frames whose protein was met before
-    n_tokens_saved: int = 0  # those of the copies
-    n_tokens_in_all: int = 0  # of the whole run, with those
+    n_tokens: int = 0  # embedded since this start
+    n_copies: int = 0  # frames whose protein occurred before
+    n_tokens_saved: int = 0  # tokens of the copies
+    n_tokens_in_all: int = 0  # tokens of the whole run, copies included
     seconds: dict[str, float] = field(default_factory=dict)  # per stage
 
     def count_plan(self, plan: Plan, manifest: Manifest) -> None:
@@ -75,13 +75,13 @@ class Summary:
 
     @property
     def exit_code(self) -> int:
-        """2 when something failed, 1 when frames did and no other is there."""
+        """2 if something failed, 1 if every frame did."""
         if not self.n_failed_frames:
             return 2 if self.n_refused else 0
         return 2 if self.n_frames else 1
 
     def lines(self, folder: Path) -> list[str]:
-        """What to tell the user at the end."""
+        """The lines for the user at the end."""
         parts = [f"{n} {status}" for status, n in self.statuses.items() if n]
         names = {name: name for name in STAGES}
         if self.scorer:  # nothing is embedded, and scores come with the tables
@@ -105,7 +105,7 @@ class Summary:
             share = self.n_tokens_saved / self.n_tokens_in_all
             lines.insert(
                 2,
-                f"repeats: {self.n_copies:,} frames had a protein met before: "
+                f"copies: {self.n_copies:,} frames have a protein that occurred before: "
                 f"{self.n_tokens_saved:,} tokens not embedded again ({share:.1%})",
             )
         if self.statuses.get("scored"):
@@ -121,19 +121,19 @@ class Summary:
         if self.n_refused:
             lines += [
                 f"files: {self.n_refused} of {self.n_files} could not be read: see {listing};",
-                "  mend them and run the same command with --resume, or leave them out of it",
+                "  fix them and run the same command with --resume, or leave them out of it",
             ]
         if self.n_failed_frames:
             lines += [
                 f"failed: {self.n_failed_frames} frames, see {listing}; to repair, run again with",
-                "  --resume to try the same sequences again, or mend them and run with",
+                "  --resume to try the same sequences again, or fix them and run with",
                 f"  --resume --input {printable(folder / FailedSequences.file)}",
             ]
         return lines
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        started = time.monotonic()
+        start = time.monotonic()
         yield
-        seconds = self.seconds.get(name, 0.0) + time.monotonic() - started
+        seconds = self.seconds.get(name, 0.0) + time.monotonic() - start
         self.seconds[name] = round(seconds, 3)

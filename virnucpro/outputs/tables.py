@@ -26,17 +26,17 @@ def table(path: Path, columns: Sequence[str] = ()) -> Iterator[TextIO]:
 
 @contextmanager
 def optional_table(path: Path, columns: Sequence[str] = ()) -> Iterator[Callable[[], TextIO]]:
-    """A table that is made when it is first asked for; if it is not, an old one is deleted."""
-    made: list[TextIO] = []
+    """A table that is made at its first use; without one, an old table is deleted."""
+    tables: list[TextIO] = []
     with ExitStack() as stack:
 
-        def opened() -> TextIO:
-            if not made:
-                made.append(stack.enter_context(table(path, columns)))
-            return made[0]
+        def open_once() -> TextIO:
+            if not tables:
+                tables.append(stack.enter_context(table(path, columns)))
+            return tables[0]
 
-        yield opened
-    if not made:
+        yield open_once
+    if not tables:
         path.unlink(missing_ok=True)
 
 

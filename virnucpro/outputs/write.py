@@ -16,8 +16,8 @@ from itertools import chain, groupby
 import numpy as np
 
 from virnucpro.config import FeatureFormat
-from virnucpro.engine.events import Progress, Telling
 from virnucpro.errors import InputError
+from virnucpro.events import Progress, Telling
 from virnucpro.files import writing
 from virnucpro.options import CutOptions
 from virnucpro.outputs.features import FeatureIndex, export
@@ -41,16 +41,16 @@ from virnucpro.sequences.screen import screen
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """All that the tables are made of."""
+    """The parts of a run that its outputs are made of."""
 
     rundir: RunDir
     manifest: Manifest
     plan: Plan
     stores: tuple[FeatureStore, ...]  # one for each encoder
     head: Head | None
-    scorer: Scorer | None  # in place of an encoder and its head
+    scorer: Scorer | None  # used in place of an encoder and its head
     cut: CutOptions
-    lost: Mapping[int, str]  # shards without a feature file -> why
+    lost: Mapping[int, str]  # shard index without a feature file -> reason
     feature_format: FeatureFormat
     per_file: bool
     on_event: Callable[[Telling], None]
@@ -77,7 +77,7 @@ class Results:
         return [FeatureIndex(store.index) for store in self.stores]
 
     def open_outputs(self, stack: ExitStack) -> Iterator[Add]:
-        """What adds a record to the outputs of the run and, if so asked, to those of its file."""
+        """The functions that add a record to the outputs of the run and, if asked, of its file."""
         rundir, sinks = self.rundir, SINKS[self.manifest.recipe.command]
         inputs = [file for file in self.manifest.inputs if not file.generation]
         place = Place(rundir.root, rundir.shards, self.manifest.inputs, self.manifest.refused)
@@ -143,7 +143,7 @@ class Results:
         inputs = list(generations(self.manifest.inputs))
         latest: dict[str, RecordResult] = {}
         owners: dict[str, int] = {}  # replaced id -> its last generation
-        given: set[str] = set()
+        read_ids: set[str] = set()
         for number in range(1, len(inputs) if replaced else 1):
             records = self.generation(number, inputs[number], self.new_indexes(), owners)
             for result in map(self.noted, self.called(records)):
@@ -158,8 +158,8 @@ class Results:
                 n_read += 1
                 if record.id not in replaced:
                     yield result
-                elif record.id not in given:
-                    given.add(record.id)
+                elif record.id not in read_ids:
+                    read_ids.add(record.id)
                     yield latest.get(record.id, result).in_place_of(record)
         if n_read != self.plan.counts.n_records:
             raise InputError(
@@ -238,14 +238,14 @@ _SYNCED_AT_ONCE = 4  # a disk takes a few syncs in the time of one
 def open_sinks_of_samples(
     rundir: RunDir, sinks: Iterable[type[Sink]], samples: Iterable[str]
 ) -> Iterator[Add]:
-    """What adds a record to the outputs of its sample, in a folder of its name.
+    """Yield a function that adds a record to the outputs of its sample, in a folder of its name.
 
     Records come in the order of their samples. Each of ``samples`` gets its outputs, with or
     without records, and so does every other that has any. One sample is written at a time, and a
     few are being synced to disk.
     """
     sinks = [sink for sink in sinks if sink.per_file]
-    waiting, closing = deque(samples), deque[Future[None]]()
+    queue, closing = deque(samples), deque[Future[None]]()
     current: str | None = None
     with ThreadPoolExecutor(_SYNCED_AT_ONCE) as pool, ExitStack() as stack:
         add_to: Add | None = None
@@ -267,12 +267,12 @@ def open_sinks_of_samples(
         def add(result: RecordResult) -> None:
             sample = result.record.sample
             while current != sample:
-                begin(waiting.popleft() if sample in waiting else sample)
+                begin(queue.popleft() if sample in queue else sample)
             assert add_to is not None
             add_to(result)
 
         yield add
-        for sample in waiting:
+        for sample in queue:
             begin(sample)
         close()
         for closed in closing:

@@ -1,1 +1,1 @@
-"""The run folder: what is planned, what is done, and whose it is."""
+"""The run folder: the plan, the finished work, and the lock."""

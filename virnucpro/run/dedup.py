@@ -1,7 +1,7 @@
 """Identical ORFs are embedded once: they are found while a run is planned.
 
 Two ORFs are identical if all that the encoders of the run read of them is: the protein, the bases,
-or both. ``SeenOrfs`` looks at every ORF before it goes into a shard. One that was met before
+or both. ``SeenOrfs`` looks at every ORF before it goes into a shard. One that occurred before
 becomes a copy: it names the original by its ordinal, its place among the embedded ORFs of its
 generation. The workers pass copies over; the feature store gives each, bit for bit, the rows of its
 original, or the reason why there are none.
@@ -27,7 +27,7 @@ _SLOTS_PER_PROTEIN = 16  # with so many, 3 of 100 proteins lose their slot to an
 
 
 class SeenOrfs:
-    """The ORFs of a generation that were met lately. Memory is bounded.
+    """The latest ORFs of a generation. Memory is bounded.
 
     Each has one slot, chosen by its digest, which the newest takes: two words of the digest and
     the ordinal.
@@ -45,19 +45,19 @@ class SeenOrfs:
         self._table = np.zeros((n_slots, 3), dtype=np.uint64)  # no digest is 0
 
     def mark(self, orfs: Sequence[Orf]) -> list[Orf]:
-        """The same ORFs, in order; those of which all that is read was met before are copies."""
+        """The same ORFs, in order; an ORF whose texts occurred before is a copy."""
         texts = [" ".join([orf.text(what) for what in self.reads]) for orf in orfs]
         distinct = list(dict.fromkeys(texts))
         ordinals = dict(zip(distinct, self._find_or_add(_digests(distinct)), strict=True))
-        marked = []
+        result = []
         for orf, text in zip(orfs, texts, strict=True):
             ordinal = ordinals[text]
             if ordinal == self.n_embedded:  # ordinals are given in the order of first meetings
                 self.n_embedded += 1
-                marked.append(orf)
+                result.append(orf)
             else:
-                marked.append(orf._replace(copy_of=ordinal))
-        return marked
+                result.append(orf._replace(copy_of=ordinal))
+        return result
 
     def _find_or_add(self, tags: NDArray[np.uint64]) -> list[int]:
         """The ordinal of each protein; the next ones for those that are new. (n, 2) -> n"""

@@ -31,7 +31,7 @@ from virnucpro.files import atomic, disk_error, sha256
 from virnucpro.log import printable
 from virnucpro.records import Embeddings, Failure
 
-_SEAL = struct.Struct("<32sI")  # of the label: its SHA-256 and its length
+_SEAL = struct.Struct("<32sI")  # SHA-256 and length of the label
 _BLOCK = 1 << 20
 _MAX_LABEL = 1 << 28  # bytes: a bound on what is read before its hash is known
 
@@ -45,12 +45,12 @@ Attributes = Mapping[str, str | int]
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """What a feature file says of itself."""
+    """The label of a feature file: which shard and recipe it is of."""
 
     attributes: Attributes
     failed_records: Sequence[str]
-    n_bytes: int  # of the HDF5 content
-    sha256: str  # of that
+    n_bytes: int  # size of the HDF5 content
+    sha256: str  # hash of the HDF5 content
 
     def __post_init__(self) -> None:
         if not isinstance(self.attributes, Mapping):
@@ -124,7 +124,7 @@ def open_features(path: Path) -> h5py.File:
 def _refuse_pipe(path: Path) -> None:
     """Raise ValueError for what is there but no plain file: a pipe would never end."""
     if not stat.S_ISREG(path.stat().st_mode):
-        raise ValueError("it is no file")
+        raise ValueError("it is not a plain file")
 
 
 def read_label(path: Path, attributes: Attributes) -> Label:
@@ -152,9 +152,9 @@ def read_label(path: Path, attributes: Attributes) -> Label:
         if label.n_bytes != start:
             raise ValueError(f"its content has {start} bytes of {label.n_bytes}")
         for name, value in attributes.items():
-            if (found := label.attributes.get(name)) != value:
+            if (actual := label.attributes.get(name)) != value:
                 raise FeatureFileError(
-                    f"{printable(path)} has {name} {printable(found)}, not {printable(value)}"
+                    f"{printable(path)} has {name} {printable(actual)}, not {printable(value)}"
                 )
     except DAMAGE as error:
         raise refusal(path, error) from error
@@ -246,10 +246,10 @@ def _check_content(path: Path, label: Label) -> None:
 
     HDF5 must not see a damaged file: on some flipped bits it loops for ever.
     """
-    digest, left = hashlib.sha256(), label.n_bytes
+    digest, n_left = hashlib.sha256(), label.n_bytes
     with path.open("rb") as handle:
-        while left > 0 and (block := handle.read(min(left, _BLOCK))):
+        while n_left > 0 and (block := handle.read(min(n_left, _BLOCK))):
             digest.update(block)
-            left -= len(block)
-    if left or digest.hexdigest() != label.sha256:
+            n_left -= len(block)
+    if n_left or digest.hexdigest() != label.sha256:
         raise ValueError("its content has another hash")

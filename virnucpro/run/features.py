@@ -46,7 +46,7 @@ class FeatureStore:
 
     folder: Path
     encoder: EncoderSpec
-    fingerprint: str  # of the recipe
+    fingerprint: str  # hash of the recipe
 
     def path(self, shard: Shard) -> Path:
         return self.folder / f"{shard.name}.h5"
@@ -55,7 +55,7 @@ class FeatureStore:
         return self.folder / f"{shard.name}{_COPIES}.h5"
 
     def partial(self, shard: Shard) -> Path:
-        """Where the rows of a shard that killed its worker are kept for the next attempt."""
+        """The partial file of a shard that killed its worker, kept for the next attempt."""
         return self.folder / f".{shard.name}.partial"
 
     @property
@@ -64,7 +64,7 @@ class FeatureStore:
         return index_of(self.folder)
 
     def attributes(self, shard: Shard) -> Attributes:
-        """What the file of a shard says of itself."""
+        """The attributes of the file of a shard."""
         encoder = self.encoder
         return {
             "model": encoder.model,
@@ -77,7 +77,7 @@ class FeatureStore:
         }
 
     def attributes_of_copies(self, shard: Shard) -> Attributes:
-        """What its file of copies says of itself."""
+        """The attributes of a shard's file of copies."""
         return {**self.attributes(shard), "copies": 1}
 
     def write(self, shard: Shard, embeddings: Embeddings) -> None:
@@ -94,11 +94,11 @@ class FeatureStore:
         return self.path(shard).exists()
 
     def reader(self, lost: Mapping[int, str]) -> FeatureReader:
-        """What reads the shards of a generation; ``lost`` tells why some have no file."""
+        """A reader of a generation's shards; ``lost`` has the reasons of those without a file."""
         return FeatureReader(self, lost)
 
     def files(self, shards: Sequence[Shard] = ()) -> Iterator[tuple[Path, Attributes]]:
-        """All files, those of copies too, with what they must say; ``shards``: as far as known."""
+        """All files, copies included, with the attributes that are known of them."""
         hashes = {shard.name: shard.sha256 for shard in shards}
         for path in sorted(self.folder.glob("*.h5")):
             if _FILE.fullmatch(path.name):
@@ -117,7 +117,7 @@ class FeatureStore:
             yield read_embeddings(path, attributes, self.encoder.dim)
 
     def count_files(self) -> int:
-        """How many shards have a file, as far as the folder tells."""
+        """The number of shards that have a file, by the names in the folder."""
         return sum(not path.stem.endswith(_COPIES) for path, _ in self.files())
 
     def failed_records(self, shard: Shard) -> set[str] | None:
@@ -133,8 +133,8 @@ class FeatureStore:
         replaced is still owed if a copy of it is.
         """
         pending, settled = [], []
-        for done, shard in enumerate(shards):
-            on_shard(done, len(shards))
+        for i, shard in enumerate(shards):
+            on_shard(i, len(shards))
             failed = self.failed_records(shard)
             if failed is None or not failed <= replaced:
                 pending.append(shard)
@@ -151,7 +151,7 @@ class FeatureStore:
         return pending
 
     def find_damaged(self, shards: Sequence[Shard]) -> list[FeatureFileError]:
-        """What is wrong with the files, read to the last bit; ``shards``: as far as known."""
+        """The errors of all files, read to the last bit, also against the shards if given."""
         errors = []
         for path, attributes in self.files(shards):
             try:
@@ -162,8 +162,8 @@ class FeatureStore:
 
     def discard_damaged(self, shards: Sequence[Shard], on_shard: OnShard) -> None:
         """Delete the files that are not as they were written, to the last bit."""
-        for done, shard in enumerate(shards):
-            on_shard(done, len(shards))
+        for i, shard in enumerate(shards):
+            on_shard(i, len(shards))
             path = self.path(shard)
             try:
                 if path.exists():
@@ -219,7 +219,7 @@ def _discard(path: Path, error: FeatureFileError) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShardFeatures:
-    """What the store has of the ORFs of a shard: a file's content each, and why the rest failed."""
+    """The content of a shard's files, and the reasons of the ORFs that have no vector."""
 
     files: tuple[tuple[Path, Embeddings], ...]
     reasons: Mapping[str, str]  # by the ids of the ORFs without a vector
@@ -290,15 +290,17 @@ class FeatureReader:
         reasons: dict[int, str] = {}
         ordinals = sorted({orf.copy_of for orf in copies if orf.copy_of is not None})
         for source, group in groupby(ordinals, key=self._source_of):
-            wanted = []
+            with_rows = []
             for ordinal in group:
                 if reason := source.reason(ordinal):
                     reasons[ordinal] = reason
                 else:
-                    wanted.append(ordinal)
-            if wanted and source.path:
-                places = [source.place(ordinal) for ordinal in wanted]
-                rows.update(zip(wanted, read_rows(source.path, places, per_residue), strict=True))
+                    with_rows.append(ordinal)
+            if with_rows and source.path:
+                places = [source.place(ordinal) for ordinal in with_rows]
+                rows.update(
+                    zip(with_rows, read_rows(source.path, places, per_residue), strict=True)
+                )
         delivered = [(orf.id, *rows[orf.copy_of]) for orf in copies if orf.copy_of in rows]
         return Embeddings(
             ids=tuple(orf_id for orf_id, _, _ in delivered),
@@ -318,18 +320,18 @@ class FeatureReader:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Source:
-    """What became of the embedded ORFs of one shard."""
+    """The place of a shard's embedded ORFs: a file with its failures, or a loss."""
 
-    first: int  # ordinal
+    first: int  # ordinal of the first ORF
     path: Path | None  # None: the shard was lost
-    reasons: dict[int, str]  # ordinal -> why it failed
+    reasons: dict[int, str]  # ordinal -> reason of the failure
     loss: str = ""
 
     def reason(self, ordinal: int) -> str:
         return self.loss or self.reasons.get(ordinal, "")
 
     def place(self, ordinal: int) -> int:
-        """In the feature file, which leaves out what failed."""
+        """The row in the feature file, which leaves out what failed."""
         return ordinal - self.first - sum(failed < ordinal for failed in self.reasons)
 
 

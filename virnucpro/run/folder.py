@@ -67,24 +67,24 @@ class RunDir:
         return self.root / "samples"
 
     def sample(self, name: str) -> Path:
-        """Where the outputs of one file are, by the names that those of the run have."""
+        """The folder of the outputs of one file, under the same names as those of the run."""
         return self.samples / name
 
     @property
     def planned(self) -> RunDir:
-        """Where a plan is made, aside: what it would replace stays until it is whole."""
+        """The folder in which a plan is made; the old plan stays until the new one is whole."""
         return RunDir(self.root / f".planned{TEMPORARY}")
 
     @property
     def copies(self) -> Path:
-        """Of inputs that cannot be read twice."""
+        """The copies of inputs that cannot be read twice."""
         return self.root / "inputs"
 
     def output(self, sink: type[Sink]) -> Path:
         return self.root / sink.file
 
     def record_table(self, command: Command) -> Path:
-        """What has a row for every record."""
+        """The table with a row for every record."""
         return self.output(record_table(command))
 
     @property
@@ -147,15 +147,15 @@ class RunDir:
                 "--resume and --force contradict each other",
                 hint="--resume goes on with what is there, --force throws it away",
             )
-        found = [path.name for path in self._results if path.exists()]
-        if set(found) <= {self.shards.name, self.copies.name} and not self._strangers():
+        names = [path.name for path in self._results if path.exists()]
+        if set(names) <= {self.shards.name, self.copies.name} and not self._strangers():
             return  # a start that was ended before it had claimed the folder
-        if found and self.manifest.name not in found:
+        if names and self.manifest.name not in names:
             raise OutputError(
-                f"{printable(self.root)} holds {', '.join(found)}, but no run of VirNucPro",
+                f"{printable(self.root)} holds {', '.join(names)}, but no run of VirNucPro",
                 hint="choose another --output-dir, or move these files away",
             )
-        if found and not resume and not force:
+        if names and not resume and not force:
             raise OutputError(
                 f"{printable(self.root)} holds a run already",
                 hint="add --resume to go on with it, or --force to throw it away and start again",
@@ -182,7 +182,7 @@ class RunDir:
                 _delete_ours(path)
 
     def feature_folders(self) -> list[Path]:
-        """Those of further encoders, and then that of the first, which they are in."""
+        """The folders of further encoders, and then that of the first, which contains them."""
         return [*(self.features / name for name in inner_names(self.features)), self.features]
 
     def clear_samples(self) -> None:
@@ -195,16 +195,16 @@ class RunDir:
         _delete_empty(self.samples)
 
     def sample_folders(self) -> list[Path]:
-        """No link is one of them: what it leads to is not of this run."""
+        """The folders of single samples. Links are left out: they lead out of the run."""
         if self.samples.is_symlink() or not self.samples.is_dir():
             return []
         return [path for path in self.samples.iterdir() if path.is_dir() and not path.is_symlink()]
 
     def clear_copies(self, manifest: Manifest) -> None:
         """Delete the copies of inputs that a run, whose manifest is written, does not need."""
-        paths = [Path(known.path) for known in (*manifest.inputs, *manifest.refused)]
-        needed = [path.name for path in paths if path.parent == self.copies.resolve()]
-        _delete_ours(self.copies, kept=needed)
+        paths = [Path(file.path) for file in (*manifest.inputs, *manifest.refused)]
+        names_in_use = [path.name for path in paths if path.parent == self.copies.resolve()]
+        _delete_ours(self.copies, kept=names_in_use)
 
     @contextmanager
     def planning(self) -> Iterator[None]:
@@ -240,7 +240,7 @@ class RunDir:
 
     @property
     def own_names(self) -> tuple[str, ...]:
-        """Of the files that a run writes into its folder."""
+        """The names of the files that a run writes into its folder."""
         return tuple(path.name for path in (*self._results, self.log))
 
     def would_clear(self, path: Path) -> bool:

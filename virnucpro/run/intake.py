@@ -1,4 +1,4 @@
-"""From what the user gave to the inputs of a run: found, named, hashed, read once, and agreed on.
+"""The inputs of a run: found, named, hashed, read once, and checked against each other.
 
 A file that cannot be read is left out and remembered, and tried again by each resume; it does not
 keep the others back. What was taken into a run stays in it, as it was.
@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from virnucpro.engine.events import Progress, Telling
 from virnucpro.errors import ResumeError, UsageError
+from virnucpro.events import Progress, Telling
 from virnucpro.files import open_plain
 from virnucpro.log import LOGGER, announce, printable
 from virnucpro.outputs.sinks import FailedSequences, read_mendable
@@ -53,11 +53,15 @@ def open_run(
     on_event(Progress("looking for the input", 0, 0, "bytes"))
     sources = find_inputs(config.options.input, rundir.root, rundir.copies, rundir.own_names)
     again = _refused_before(recorded, sources) if recorded else []
-    named = name_samples([*sources, *again], recorded.inputs if recorded else ())
+    sources_by_sample = name_samples([*sources, *again], recorded.inputs if recorded else ())
     sieve = Sieve(config.options.strict)
-    n_bytes = sum(source.path.stat().st_size for source in named if source.path.is_file())
-    given = hash_inputs(
-        named, lambda done: on_event(Progress("hashing the input", done, n_bytes, "bytes")), sieve
+    n_bytes = sum(
+        source.path.stat().st_size for source in sources_by_sample if source.path.is_file()
+    )
+    files = hash_inputs(
+        sources_by_sample,
+        lambda done: on_event(Progress("hashing the input", done, n_bytes, "bytes")),
+        sieve,
     )
     survey = Survey(
         sieve,
@@ -65,9 +69,9 @@ def open_run(
         lambda done: on_event(Progress("reading the input", done, 0, "letters")),
     )
     if recorded is None:
-        manifest = _begin(config, given, survey)
+        manifest = _begin(config, files, survey)
     else:
-        manifest = _go_on(config, rundir, recorded, given, survey)
+        manifest = _go_on(config, rundir, recorded, files, survey)
     if sources and {file.path for file, _ in sieve.refused} >= {str(s.path) for s in sources}:
         raise sieve.refused[0][1]
     return replace(manifest, refused=tuple(file for file, _ in sieve.refused))
@@ -75,10 +79,10 @@ def open_run(
 
 def _refused_before(recorded: Manifest, sources: Sequence[Source]) -> list[Source]:
     """The files that an earlier start could not read, if they are there and not given again."""
-    given = {text for source in sources for text in (str(source.path), source.name) if text}
+    names = {text for source in sources for text in (str(source.path), source.name) if text}
     again = []
     for file in recorded.refused:
-        if file.path in given or file.name in given:
+        if file.path in names or file.name in names:
             continue
         if any(map(os.path.lexists, (file.path, file.name))):
             again.append(Source(Path(file.path), file.name, file.sample))
@@ -87,22 +91,22 @@ def _refused_before(recorded: Manifest, sources: Sequence[Source]) -> list[Sourc
     return again
 
 
-def _begin(config: RunConfig, given: Sequence[InputFile], survey: Survey) -> Manifest:
+def _begin(config: RunConfig, files: Sequence[InputFile], survey: Survey) -> Manifest:
     is_qualified = False
-    if len(given) > 1 or survey.renames:  # a single file is read once, when it is planned
-        given = survey.run(given)
-        is_qualified = survey.share_ids(given)
+    if len(files) > 1 or survey.renames:  # a single file is read once, when it is planned
+        files = survey.run(files)
+        is_qualified = survey.share_ids(files)
     input_type = config.input_type
     if input_type is None:
-        input_type, given = agree_on_type(given, survey.sieve)
-    return Manifest(config.recipe_for(input_type), tuple(given), is_qualified=is_qualified)
+        input_type, files = agree_on_type(files, survey.sieve)
+    return Manifest(config.recipe_for(input_type), tuple(files), is_qualified=is_qualified)
 
 
 def _go_on(
     config: RunConfig,
     rundir: RunDir,
     recorded: Manifest,
-    given: Sequence[InputFile],
+    files: Sequence[InputFile],
     survey: Survey,
 ) -> Manifest:
     """The recorded run, with what is given now for the first time, or can be read at last."""
@@ -112,23 +116,23 @@ def _go_on(
     for file, error in sieve.refused:
         if file.path in paths:
             raise error
-    inputs = check_recorded(join_inputs(recorded.inputs, given))
-    known, added = inputs[: len(recorded.inputs)], inputs[len(recorded.inputs) :]
-    if added:
-        added = survey.run(added)
-    mendable = _mendable(rundir, recorded) if added else frozenset[str]()
+    inputs = check_recorded(join_inputs(recorded.inputs, files))
+    old, new = inputs[: len(recorded.inputs)], inputs[len(recorded.inputs) :]
+    if new:
+        new = survey.run(new)
+    mendable = _mendable(rundir, recorded) if new else frozenset[str]()
     anew = {
-        file.path: {record.id for record in file.read() if record.id in mendable} for file in added
+        file.path: {record.id for record in file.read() if record.id in mendable} for file in new
     }
     if config.input_type is None:
-        others = [file for file in added if not anew[file.path]]
-        _, others = agree_on_type(others, sieve, run_type)
-        added = [file for file in added if anew[file.path] or file in others]
-    for file in added:
+        ordinary = [file for file in new if not anew[file.path]]
+        _, ordinary = agree_on_type(ordinary, sieve, run_type)
+        new = [file for file in new if anew[file.path] or file in ordinary]
+    for file in new:
         LOGGER.warning("added to this run: %s", file.shown)
     announce(f"going on with the run in {printable(rundir.root)}")
-    replaced = set(recorded.replaced).union(*(anew[file.path] for file in added))
-    return replace(recorded, inputs=(*known, *added), replaced=tuple(sorted(replaced)))
+    replaced = set(recorded.replaced).union(*(anew[file.path] for file in new))
+    return replace(recorded, inputs=(*old, *new), replaced=tuple(sorted(replaced)))
 
 
 def _mendable(rundir: RunDir, recorded: Manifest) -> frozenset[str]:

@@ -25,7 +25,7 @@ from virnucpro.files import writing
 from virnucpro.log import printable
 
 LOCK = ".lock"
-_MARK = f"{LOCK}.held"  # where there is no flock
+_MARK = f"{LOCK}.held"  # the lock of a file system without flock
 OF_A_LOCK = (LOCK, _MARK)
 _PATIENCE, _MOMENT = 2.0, 0.02  # seconds for others to write their name, and between two looks
 _STALE_SECONDS = 0.2  # for filelock to take over what a dead process left
@@ -44,8 +44,8 @@ def locked(folder: Path) -> Iterator[None]:
     with ExitStack() as stack:
         with writing(path):
             handle = stack.enter_context(_open(path))
-            opened = os.open(folder, os.O_RDONLY)  # so that nothing else gets its number
-            stack.callback(os.close, opened)
+            descriptor = os.open(folder, os.O_RDONLY)  # so that nothing else gets its number
+            stack.callback(os.close, descriptor)
             if not _flock(handle, folder):
                 stack.enter_context(_marked(handle, folder / _MARK))
             handle.truncate(0)
@@ -54,7 +54,7 @@ def locked(folder: Path) -> Iterator[None]:
         try:
             yield
         except (OSError, VirnucproError) as error:
-            if _is_at(opened, folder):
+            if _is_at(descriptor, folder):
                 raise
             raise OutputError(
                 f"{printable(folder)} was moved or deleted while it was in use",
@@ -75,7 +75,7 @@ def _open(path: Path) -> FileIO:
         return handle
     handle.close()
     raise OutputError(
-        f"{printable(path)} is not the lock of a run: it is no plain file, or has another name too",
+        f"{printable(path)} is not the lock of a run: it is not a plain file, or has a second name",
         hint="look at it, and move it away",
     )
 
@@ -85,7 +85,7 @@ def _open_itself(path: str, flags: int) -> int:
 
 
 def _flock(handle: FileIO, folder: Path) -> bool:
-    """Whether the kernel gave its lock; False if the file system has none."""
+    """Take the kernel's lock; False if the file system has none."""
     try:
         is_ours = lock_descriptor(handle.fileno(), blocking=False)
     except OSError as error:
@@ -126,8 +126,8 @@ def _in_use(handle: FileIO, folder: Path, *hints: str) -> OutputError:
 
 
 def _name() -> bytes:
-    started = time.strftime("%Y-%m-%d %H:%M:%S")
-    return f"process {os.getpid()} on {socket.gethostname()} since {started}\n".encode()
+    start = time.strftime("%Y-%m-%d %H:%M:%S")
+    return f"process {os.getpid()} on {socket.gethostname()} since {start}\n".encode()
 
 
 def _await_name(handle: FileIO) -> str:
@@ -142,7 +142,7 @@ def _await_name(handle: FileIO) -> str:
 
 
 def _is_gone(name: str) -> bool:
-    """Whether a name is that of an earlier process of this machine, which was killed."""
+    """True for the name of an earlier process of this machine that was killed."""
     words = re.fullmatch(r"process (\d+) on (.+) since .+\n", name)
     return (
         words is not None

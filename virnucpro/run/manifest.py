@@ -1,4 +1,4 @@
-"""``run.json``: what a run was asked for and what it reads, to go on with it."""
+"""``run.json``: the recipe and the inputs of a run, so that it can be resumed."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from virnucpro.sequences.samples import RunIds
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What ``run.json`` must tell to go on with a run."""
+    """The content of ``run.json`` that a resume needs."""
 
     recipe: Recipe
     inputs: tuple[InputFile, ...]
     replaced: tuple[str, ...] = ()  # ids of failed records that a later input gives anew
-    is_qualified: bool = False  # ids of records are written with their file
+    is_qualified: bool = False  # ids are written as FILE:ID
     refused: tuple[InputFile, ...] = ()  # files that could not be read
-    version: str = __version__  # of the program that wrote it last
+    version: str = __version__  # version of the program that wrote it last
 
     def __post_init__(self) -> None:
         numbers = {file.generation for file in self.inputs}
@@ -51,7 +51,7 @@ def read_manifest(path: Path, copies: Path) -> Manifest | None:
     if not path.exists():
         return None
     if not path.is_file():  # a pipe would never end
-        raise _damaged(path, "it is no file")
+        raise _damaged(path, "it is not a plain file")
     version: object = __version__
     try:
         stored = json.loads(path.read_text())
@@ -74,7 +74,7 @@ def read_manifest(path: Path, copies: Path) -> Manifest | None:
 
 
 def write_manifest(path: Path, copies: Path, manifest: Manifest, facts: Mapping[str, Any]) -> None:
-    """Write it with other facts of the run, which nobody needs to go on."""
+    """Write the manifest, with facts of the run that a resume does not need."""
     content = {
         "virnucpro_version": __version__,
         "fingerprint": manifest.recipe.fingerprint,
@@ -118,35 +118,35 @@ def _of_another_version(folder: Path, version: object) -> ResumeError:
     )
 
 
-def check_same_recipe(recorded: Manifest, asked: Recipe) -> None:
+def check_same_recipe(recorded: Manifest, recipe: Recipe) -> None:
     """
     Raises:
         ResumeError: the recipes differ; the message says in what.
     """
-    if recorded.recipe.has_encoder != asked.has_encoder:
+    if recorded.recipe.has_encoder != recipe.has_encoder:
         raise ResumeError(
             f"this folder holds a run with {printable(recorded.recipe.reader)}, "
-            f"not with {printable(asked.reader)}",
+            f"not with {printable(recipe.reader)}",
             hint="use the old options (the scorer reads nucleotides where no --model is named), "
             "choose another --output-dir, or start again with --force",
         )
-    if changed := _changes(recorded.recipe, asked):
+    if changes := _changes(recorded.recipe, recipe):
         raise ResumeError(
-            f"this folder holds a run of another recipe: {'; '.join(changed)}",
+            f"this folder holds a run of another recipe: {'; '.join(changes)}",
             hint="use the old options, choose another --output-dir, or start again with --force",
         )
 
 
 def _changes(before: Recipe, now: Recipe) -> list[str]:
-    """What differs between two recipes: "layer was 6, now 3"."""
+    """The differences between two recipes: "layer was 6, now 3"."""
     families = [[encoder.family for encoder in recipe.encoders] for recipe in (before, now)]
     if families[0] != families[1]:
         return [f"encoders were {before.reader}, now {now.reader}"]
-    changed = _changed_fields(before, now, ("encoders",))
+    changes = _changed_fields(before, now, ("encoders",))
     for old, new in zip(before.encoders, now.encoders, strict=True):
         of_which = f" of {new.model}" if len(now.encoders) > 1 else ""
-        changed += _changed_fields(old, new, FOLLOWS, of_which)
-    return changed
+        changes += _changed_fields(old, new, FOLLOWS, of_which)
+    return changes
 
 
 def _changed_fields(

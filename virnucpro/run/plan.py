@@ -1,4 +1,4 @@
-"""From input files to shards on disk: what a run has to do.
+"""The plan of a run: which ORFs of the inputs stand in which shard.
 
 Records stream from the inputs through screening, chunking and translation into shards. The
 inputs of each generation are cut by themselves, so that inputs added later leave the shards of
@@ -37,21 +37,21 @@ from virnucpro.sequences.screen import protein_of, screen
 from virnucpro.sequences.survey import find_repeat, repeated
 from virnucpro.sequences.translate import chunk_record, translate_six_frames
 
-_BLOCK_LETTERS = 500_000  # are translated, or looked up, at once
-_SHARDS_AT_ONCE = 256  # are verified
-_STEP_BASES = 2_000_000  # between two reports
+_BLOCK_LETTERS = 500_000  # letters that are translated, or looked up, at once
+_SHARDS_AT_ONCE = 256  # shards that are verified at once
+_STEP_BASES = 2_000_000  # bases between two reports
 
 
 @dataclass(slots=True)
 class Counts:
-    """What went into a plan."""
+    """The counts of what went into a plan."""
 
     n_records: int = 0
     n_letters: int = 0
     n_short: int = 0  # records under half a chunk
     n_gapped: int = 0  # records with gaps
-    n_gaps: int = 0  # of these, left out
-    n_copies: int = 0  # ORFs whose protein was met before
+    n_gaps: int = 0  # gaps in them, left out
+    n_copies: int = 0  # ORFs whose protein occurred before
     n_copied_residues: int = 0
 
     def __post_init__(self) -> None:
@@ -64,7 +64,7 @@ class Plan:
 
     generations: tuple[tuple[Shard, ...], ...]
     counts: Counts = field(default_factory=Counts)
-    files: tuple[tuple[int, int], ...] = ()  # of each input: its first shard, one after its last
+    files: tuple[tuple[int, int], ...] = ()  # (first shard, one after the last) of each input
 
     @property
     def shards(self) -> list[Shard]:
@@ -72,7 +72,7 @@ class Plan:
 
 
 def count_done(files: Iterable[tuple[int, int]], missing: Sequence[int]) -> int:
-    """Of how many files no shard is among those that are missing, which are in order."""
+    """The number of files without a shard among ``missing``, which is sorted."""
     return sum(bisect_left(missing, first) == bisect_left(missing, end) for first, end in files)
 
 
@@ -90,7 +90,7 @@ def make_plan(
     """Write the shards, aside, in the time of ``RunDir.planning``.
 
     Raises:
-        InputError: an input is no FASTA, or an id occurs twice.
+        InputError: an input is not a FASTA file, or an id occurs twice.
     """
     plan = _Planner(rundir, manifest, keep_intermediate, on_letters).run()
     with atomic(rundir.planned.plan) as temporary:
@@ -124,14 +124,14 @@ class _Planner:
                     sum(map(len, shards)),
                     keep_bases=self.keep_intermediate,
                 )
-                known, seen = (
+                earlier, seen = (
                     replaced if number else frozenset[str](),
                     SeenOrfs(reads=recipe.reads),
                 )
-                mended: set[str] = set()
+                corrected: set[str] = set()
                 for file in inputs:
                     first = writer.next_index
-                    records = self.screened(file, hashes, known, mended)
+                    records = self.screened(file, hashes, earlier, corrected)
                     if recipe.has_frames:
                         self.write_frames(records, writer, seen, chunks)
                     elif recipe.has_encoder:
@@ -151,21 +151,21 @@ class _Planner:
         return replace(shard, path=self.rundir.shards / shard.path.name)
 
     def screened(
-        self, file: InputFile, hashes: array[int], replaced: frozenset[str], mended: set[str]
+        self, file: InputFile, hashes: array[int], replaced: frozenset[str], corrected: set[str]
     ) -> Iterator[FastaRecord]:
         """The records to embed. Those of ``replaced`` may have been there before."""
         recipe, reported = self.manifest.recipe, self.counts.n_letters
         for record in self.manifest.ids.read(file):
             if record.id not in replaced:
                 hashes.append(hash(record.id))
-            elif record.id in mended:
+            elif record.id in corrected:
                 raise InputError(
-                    f"{file.shown}:{record.line}: the mended record {printable(record.id)} "
+                    f"{file.shown}:{record.line}: the corrected record {printable(record.id)} "
                     "occurs twice",
                     hint="keep one of the two",
                 )
             else:
-                mended.add(record.id)
+                corrected.add(record.id)
             self.counts.n_records += 1
             self.counts.n_letters += len(record.sequence)
             self.counts.n_gapped += record.n_gaps > 0
@@ -243,7 +243,7 @@ def refuse_duplicates(hashes: array[int], manifest: Manifest) -> None:
 
 
 def _remedy(manifest: Manifest) -> str:
-    """Beside that of making ids unique."""
+    """The remedy beside making the ids unique."""
     if len(manifest.inputs) == 1:
         return "or add --rename-duplicates"
     return (
@@ -296,28 +296,28 @@ def find_plan(
 
 
 def read_plan(rundir: RunDir, manifest: Manifest) -> Plan | None:
-    """What ``plan.json`` tells, if it is of this run and as it was written."""
+    """The plan in ``plan.json``, if it is of this run and as it was written."""
     try:
         with open_plain(rundir.plan) as content:
             stored = dict(json.load(content))
         if stored.pop("sha256") != _digest(stored) or stored["key"] != _key(manifest):
             return None
-        index, found = 0, []
+        index, by_generation = 0, []
         for entries in stored["generations"]:
             shards = []
             for n_orfs, n_embedded, n_residues, digest in entries:
                 path = rundir.shards / f"{index:06d}.faa"
                 shards.append(Shard(index, path, n_orfs, n_embedded, n_residues, digest))
                 index += 1
-            found.append(tuple(shards))
+            by_generation.append(tuple(shards))
         files = tuple((int(first), int(end)) for first, end in stored["files"])
-        return Plan(tuple(found), Counts(**stored["counts"]), files)
+        return Plan(tuple(by_generation), Counts(**stored["counts"]), files)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
 def _are_whole(shards: Sequence[Shard], on_shard: Callable[[int, int], None]) -> bool:
-    """Whether the files are those that were written."""
+    """True if the shard files are those that were written."""
     with ThreadPoolExecutor() as pool:  # Python's lock is free while a block is hashed
         for first in range(0, len(shards), _SHARDS_AT_ONCE):
             on_shard(first, len(shards))

@@ -1,4 +1,4 @@
-"""What a run folder holds, told without changing it."""
+"""The content of a run folder, described without changing it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from virnucpro.run.folder import RunDir, stores_of
 from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import count_done, read_plan
 
-_LISTED = 8  # of many files
+_LISTED = 8  # number of files that are listed
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def inspect_run(folder: Path, *, verify: bool) -> Report:
 
 
 def _verify(rundir: RunDir, manifest: Manifest) -> tuple[list[str], str]:
-    """What is damaged, a line each, and what to say if nothing is."""
+    """A line for each damaged file, and the line to print if there is none."""
     if not manifest.recipe.has_encoder:
         return [], "verified  nothing to verify: there are no feature files"
     plan = read_plan(rundir, manifest)
@@ -113,24 +113,24 @@ def _how(recipe: Recipe) -> str:
 
 def _describe_shards(rundir: RunDir, manifest: Manifest) -> list[str]:
     stores = stores_of(rundir, manifest)
-    done = f"shards    {min(store.count_files() for store in stores)} done"
+    head = f"shards    {min(store.count_files() for store in stores)} done"
     if not rundir.plan.exists():
-        return [done]
+        return [head]
     plan = read_plan(rundir, manifest)
     if plan is None:
-        return [f"{done}, the plan is damaged, or of other inputs: --resume makes it again"]
-    missing = [
+        return [f"{head}, the plan is damaged, or of other inputs: --resume makes it again"]
+    pending = [
         shard.index for shard in plan.shards if not all(store.is_done(shard) for store in stores)
     ]
-    n_inputs = count_done(plan.files, missing)
+    n_inputs = count_done(plan.files, pending)
     return [
-        f"{done}, {len(missing)} pending",
+        f"{head}, {len(pending)} pending",
         f"files     {n_inputs:,} of {len(plan.files):,} done",
     ]
 
 
 def _folded(lines: list[str]) -> list[str]:
-    """The first few, and how many more there are."""
+    """The first few lines, and the number of the others."""
     if len(lines) <= _LISTED + 1:
         return lines
     return [*lines[:_LISTED], f"          + {len(lines) - _LISTED:,} more"]

@@ -126,7 +126,7 @@ def _codons_of(
 
 
 def _count(words: NDArray[np.uint8], rows: Counts, n_rows: int, n_words: int) -> Counts:
-    """How often each row has each word. -> (n_rows, n_words)"""
+    """The counts of words in each row. -> (n_rows, n_words)"""
     counts = np.bincount(rows * n_words + words, minlength=n_rows * n_words)
     return counts.reshape(n_rows, n_words)
 

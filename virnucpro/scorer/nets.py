@@ -25,6 +25,7 @@ from virnucpro.files import atomic, sha256
 from virnucpro.log import printable
 from virnucpro.scorer.features import N_FEATURES, RATIOS, SHARES, Features
 
+EMBEDDED_FOLDER = Path(__file__).parents[1] / "embedded"
 FORMAT = 2  # 1: one threshold for each length
 VIEWS = {"shares": SHARES, "ratios": RATIOS}
 N_LAYERS = 3
@@ -67,7 +68,7 @@ class Nets:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PieceNets:
-    """All nets for pieces of one size, of records from ``shortest`` to below ``longest`` bases."""
+    """The nets for pieces of one size, of records from ``shortest`` to below ``longest`` bases."""
 
     size: int
     shortest: int
@@ -104,7 +105,7 @@ class PieceNets:
 
 @dataclass(frozen=True, slots=True)
 class Knot:
-    """At this length a record's probability is the logistic function of slope * x + offset."""
+    """A calibration at one length: probability is the logistic function of slope * x + offset."""
 
     n_bases: int
     slope: float
@@ -117,7 +118,7 @@ class Knot:
 
 @dataclass(frozen=True, slots=True)
 class ErrorRates:
-    """At this length, the shares of cellular and of viral records from some log-odds on.
+    """Error rates at one length: shares of cellular and viral records from some log-odds on.
 
     The calibrated log-odds rise, so the shares fall.
     """
@@ -236,6 +237,11 @@ def gelu(x: Values) -> Values:
     inner *= single
     inner *= 0.5
     return inner.astype(np.float64)
+
+
+def embedded_scorer() -> Path:
+    """The scorer of nucleotides, used where no model is named."""
+    return EMBEDDED_FOLDER / "scorer.safetensors"
 
 
 def load_scorer(path: Path) -> Scorer:

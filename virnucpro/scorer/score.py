@@ -33,7 +33,7 @@ class PieceScores:
     log_odds: Values  # (n,)
 
     def means(self, n_records: int) -> Values:
-        """Of each record's pieces with a known base; NaN where there is none. (n_records,)"""
+        """The mean log-odds of each record's pieces; NaN without a known base. (n_records,)"""
         is_known = ~np.isnan(self.log_odds)
         owner = self.record[is_known]
         total = np.bincount(owner, self.log_odds[is_known], minlength=n_records)
@@ -46,7 +46,7 @@ class PieceScores:
         return int(np.count_nonzero(~np.isnan(self.log_odds)))
 
     def of_record(self, first: int, end: int, start: int) -> PieceScores:
-        """Those in these places, of one record; they start where they do in the record."""
+        """The scores of the pieces of one record, with their starts in the record."""
         some = slice(first, end)
         return PieceScores(
             self.record[some], self.start[some] - start, self.n_bases[some], self.log_odds[some]
@@ -142,7 +142,7 @@ class _Mean:
 def _by_size(
     digits: Digits, lengths: Counts, pieces: Sequence[PieceNets], code: GeneticCode
 ) -> Iterator[tuple[Counts, PieceScores]]:
-    """For each size the records that are read in it, and their pieces, numbered among these."""
+    """Records and their pieces for each piece size; pieces are numbered among these records."""
     starts = np.cumsum(lengths) - lengths
     for nets in pieces:
         is_inside = lengths >= nets.shortest

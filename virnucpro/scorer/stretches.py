@@ -32,7 +32,7 @@ def code_of(codon: str) -> int:
 
 @cache
 def _is_stop(code: GeneticCode) -> bytes:
-    """For ``bytes.translate``: 1 for the codes of stops."""
+    """A table for ``bytes.translate``: 1 for the codes of stops."""
     table = bytearray(256)
     for codon in code.stops:
         table[code_of(codon)] = 1
@@ -64,7 +64,7 @@ class Stretches:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Frames:
-    """What was found in the six frames of each piece."""
+    """The stretches of the six frames of each piece."""
 
     codes: Digits  # (n, 2, width): the codon that starts at each base
     n_stops: Counts  # (n, 6)
@@ -120,7 +120,7 @@ def codon_codes(digits: Digits) -> Digits:
 
 
 def _longest_first(piece: Counts, strand: Counts, start: Counts, n_codons: Counts) -> Stretches:
-    """All stretches by piece, then by falling length, then in the order in which they came."""
+    """Sort stretches by piece, then by falling length, then in their old order."""
     n_bits = max(1, len(piece).bit_length())
     longest = int(n_codons.max(initial=0))
     keys = ((piece * (longest + 1) + longest - n_codons) << n_bits) + np.arange(len(piece))
@@ -139,7 +139,7 @@ def _ranks(piece: Counts, n_pieces: int) -> Counts:
 
 
 def _choose(found: Stretches, lengths: Counts) -> tuple[NDArray[np.bool_], Counts]:
-    """Which stretches are kept, and how many bases of each piece these lie on.
+    """Choose stretches, and count the bases of each piece that they cover.
 
     The covered bases of a piece are bits of words of 64; rank by rank, all pieces at once.
     """

@@ -1,1 +1,1 @@
-"""From vectors to calls: the head, and the rules that join its scores."""
+"""Vectors to calls: the head, and the rules that join its scores."""

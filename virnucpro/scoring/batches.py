@@ -19,14 +19,14 @@ from virnucpro.scoring.head import Head
 from virnucpro.sequences.composition import frame_bases
 
 FRAMES_AT_ONCE = 2048
-_LETTERS_AT_ONCE = 1_000_000  # of records that wait for the scores of their frames
+_LETTERS_AT_ONCE = 1_000_000  # bases of the records that wait for the scores of their frames
 
 Predicted = tuple[FastaRecord, list[Prediction]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Frame:
-    """An ORF with its vector, (dim,), or without one: it failed, or nobody asked for a score."""
+    """An ORF with its vector, (dim,); without one, it failed or no score is needed."""
 
     orf: Orf
     vector: NDArray[np.float32] | None
@@ -41,20 +41,20 @@ def predict_records(
     The frames of a record are taken before the next record is.
     """
     block = _Block(head)
-    waiting: list[Predicted] = []
+    block_records: list[Predicted] = []
     n_letters = 0
     for record, frames in records:
         predictions: list[Prediction] = []
-        waiting.append((record, predictions))
+        block_records.append((record, predictions))
         n_letters += len(record.header) + len(record.sequence)
         for frame in frames:
             block.add(frame, record.sequence, predictions)
         if not block.n_frames or n_letters >= _LETTERS_AT_ONCE:
             block.score()
-            yield from waiting
-            waiting, n_letters = [], 0
+            yield from block_records
+            block_records, n_letters = [], 0
     block.score()
-    yield from waiting
+    yield from block_records
 
 
 def input_changed() -> InputError:
@@ -99,7 +99,7 @@ class _Block:
         self._frames, self._bases, self._targets = [], [], []
 
     def _scores(self) -> dict[int, float]:
-        """By the frames' places; those without a vector have none."""
+        """The score of each frame that has a vector, by its place in the block."""
         places, vectors = [], []
         for i, frame in enumerate(self._frames):
             if frame.vector is not None:

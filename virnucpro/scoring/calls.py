@@ -1,4 +1,4 @@
-"""The rules: from frame scores to calls of chunks and records."""
+"""Rules that turn the scores of frames into calls of chunks and records."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from virnucpro.records import Call, FastaRecord, Prediction, Status
 from virnucpro.scorer.score import RecordScore
 from virnucpro.scoring.head import DECIMALS, HeadFacts
 
-FRAMES_FAILED = "frames failed"  # in the note of a record that is to be mended
-SURE = 10.0**-DECIMALS  # log-odds are of scores between this and 1 minus this
+FRAMES_FAILED = "frames failed"  # in the note of a record that can be run again
+SURE = 10.0**-DECIMALS  # scores are clipped to [SURE, 1 - SURE] before log-odds are taken
 
 
 def scored_frames(predictions: Iterable[Prediction]) -> Iterator[tuple[Prediction, float]]:
@@ -47,12 +47,12 @@ def score_record(chunks: Iterable[Sequence[float]], facts: HeadFacts) -> float:
 
 
 def probability(log_odds: float) -> float:
-    """6 decimals."""
+    """The score for these log-odds, with 6 decimals."""
     return round(0.5 * (1 + tanh(log_odds / 2)), DECIMALS)
 
 
 def log_odds(score: float) -> float:
-    """Of being viral; a score has 6 decimals, so none is surer than the last of them."""
+    """The log-odds of being viral, within what 6 decimals can tell."""
     score = min(max(score, SURE), 1 - SURE)
     return log(score / (1 - score))
 
@@ -94,7 +94,7 @@ def call_record(
 
 
 class Decision(NamedTuple):
-    """What a score leads to."""
+    """The call at a score, and the false discovery rate there."""
 
     is_virus: bool
     false_discovery_rate: float  # expected among records with this score and above

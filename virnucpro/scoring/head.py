@@ -1,4 +1,4 @@
-"""The classifier head: small networks from what is known of a frame to "virus" or "others".
+"""The classifier head: small networks that call a frame "virus" or "others".
 
 A safetensors file: ``protein.layers.0.weight``, ``protein.layers.0.bias``,
 ``protein.layers.1.weight`` … of the network that sees an embedding; the same under
@@ -32,6 +32,7 @@ CLASSES = "others,virus"
 DECIMALS = 6
 _FACTS = "virnucpro_head"  # entry of the metadata
 _DAMAGE = (LookupError, ValueError, TypeError, AttributeError, RecursionError)
+_NETWORKS = ("protein", "nucleotide")
 _DIGESTS = ("trained_records", "trained_groups", "encoder_records", "encoder_groups")
 
 FrameRule = Literal["max", "mean"]
@@ -48,11 +49,11 @@ class EncoderFacts:
     """An encoder whose vectors a head was made for."""
 
     family: str
-    name: str  # for people
-    encoder_id: str  # of the weights, whatever the format of their file
+    name: str  # in messages
+    encoder_id: str  # hash of the weights, the same in every file format
     layer: int
     pooling: Pooling
-    dim: int  # of a vector
+    dim: int  # length of a vector
 
     def __post_init__(self) -> None:
         check_counts(self.layer, self.dim)
@@ -64,12 +65,12 @@ class EncoderFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadFacts:
-    """What a head was made for, and how. Stored with it."""
+    """The facts of a head: its encoders, its rules and its training. Stored with it."""
 
     encoders: tuple[EncoderFacts, ...]  # the vector of a frame has those of each, in this order
     chunk_size: int  # bases; the default of --chunk-size
     threshold: float  # a record is called virus from this score on
-    frame_rule: FrameRule  # which log-odds of its frames a chunk has: the largest, or the mean
+    frame_rule: FrameRule  # a chunk has the largest log-odds of its frames, or their mean
     exponent: float  # a record has the sum of its n chunks' log-odds over n ** exponent
     training: str  # how it was trained, in a sentence
     classes: str = CLASSES
@@ -127,7 +128,7 @@ class Network:
 
     @property
     def _largest_logit(self) -> float:
-        """A bound for inputs within float32, as ``classify`` computes."""
+        """A bound of the logits for inputs within float32, as ``classify`` computes them."""
         largest = float(np.finfo(np.float32).max)
         with np.errstate(over="ignore", invalid="ignore"):
             for weight, bias in self.layers:
@@ -154,14 +155,14 @@ class Network:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Head:
-    """Both networks have the same facts; one without the second scores every frame by its protein.
+    """A classifier of frames: facts, and a network for proteins, for nucleotides, or for both.
 
     The digests, sorted, are of the sequences and the groups of the records that it was trained and
     tuned on, and of those that its encoder was.
     """
 
     facts: HeadFacts
-    protein: Network
+    protein: Network | None  # None where the vector is empty
     nucleotide: Network | None = None
     trained_records: NDArray[np.uint64] = field(default_factory=_no_digests)
     trained_groups: NDArray[np.uint64] = field(default_factory=_no_digests)
@@ -171,7 +172,9 @@ class Head:
 
     def __post_init__(self) -> None:
         dim = self.facts.dim
-        if self.protein.n_inputs != dim:
+        if self.protein is None and (dim or self.nucleotide is None):
+            raise ValueError("a head without a network")
+        if self.protein is not None and self.protein.n_inputs != dim:
             raise ValueError(f"a layer of {self.protein.n_inputs} inputs behind {dim} values")
         if self.nucleotide is not None and self.nucleotide.n_inputs != dim + N_FEATURES:
             raise ValueError(
@@ -179,18 +182,19 @@ class Head:
             )
         for digests in (getattr(self, name) for name in _DIGESTS):
             if digests.dtype != np.uint64 or digests.ndim != 1:
-                raise ValueError("digests that are no row of uint64")
+                raise ValueError("digests that are not a row of uint64")
             if (digests[1:] <= digests[:-1]).any():
                 raise ValueError("digests that are not sorted, or one of them twice")
 
     def classify(self, vectors: NDArray[np.float32]) -> NDArray[np.float64]:
         """The probability that each protein is viral, 6 decimals. (n, dim) -> (n,)"""
+        assert self.protein is not None, "an encoder of empty vectors reads no proteins"
         return self.protein.classify(vectors.astype(np.float64))
 
     def classify_frames(
         self, vectors: NDArray[np.float32], frames: Sequence[str]
     ) -> NDArray[np.float64]:
-        """As ``classify``, of frames of nucleotides with their coding strands' bases.
+        """The probability that each frame is viral, 6 decimals, from vectors and coding strands.
 
         (n, dim), n strings as of ``composition.frame_bases`` -> (n,)
         """
@@ -203,7 +207,7 @@ class Head:
 def load_head(path: Path) -> Head:
     """
     Raises:
-        UnavailableError: the file is missing, damaged, of an older version, or no head.
+        UnavailableError: the file is missing, damaged, of an older version, or not a head.
     """
     try:
         with safe_open(path, framework="np") as handle:
@@ -214,11 +218,15 @@ def load_head(path: Path) -> Head:
         facts = json.loads(metadata[_FACTS])
         temperatures = facts.pop("temperatures")
         encoders = tuple(EncoderFacts(**encoder) for encoder in facts.pop("encoders"))
-        has_nucleotide = any(name.startswith("nucleotide.") for name in tensors)
+        networks = {
+            name: _network(name, tensors, temperatures)
+            for name in _NETWORKS
+            if any(tensor.startswith(f"{name}.") for tensor in tensors)
+        }
         return Head(
             facts=HeadFacts(encoders=encoders, **facts),
-            protein=_network("protein", tensors, temperatures),
-            nucleotide=_network("nucleotide", tensors, temperatures) if has_nucleotide else None,
+            protein=networks.get("protein"),
+            nucleotide=networks.get("nucleotide"),
             **{name: tensors[name] for name in _DIGESTS if name in tensors},
             sha256=sha256(path),
         )
@@ -249,9 +257,8 @@ def _network(
 
 def save_head(path: Path, head: Head) -> None:
     """Write a head, but for the hash of its file: the same bytes every time."""
-    networks = {"protein": head.protein}
-    if head.nucleotide is not None:
-        networks["nucleotide"] = head.nucleotide
+    both = {name: getattr(head, name) for name in _NETWORKS}
+    networks: dict[str, Network] = {name: network for name, network in both.items() if network}
     temperatures = {name: network.temperature for name, network in networks.items()}
     facts = {**asdict(head.facts), "temperatures": temperatures}
     tensors: dict[str, Values] = {

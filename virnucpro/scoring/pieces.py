@@ -11,13 +11,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numpy as np
 
 from virnucpro.config import Recipe
-from virnucpro.encoders.models import embedded_region_model
 from virnucpro.options import FALSE_POSITIVES, CutOptions
 from virnucpro.records import Call, FastaRecord, Orf, Prediction, RecordResult
 from virnucpro.scorer.nets import Scorer
 from virnucpro.scorer.score import BASES_AT_ONCE, PieceScores, RecordScore, score_block
 from virnucpro.scoring.calls import Decision, call_by_score, probability
-from virnucpro.scoring.regions import RegionFinder, load_region_model
+from virnucpro.scoring.regions import RegionFinder, embedded_region_model, load_region_model
 from virnucpro.sequences.genetic_code import genetic_code
 from virnucpro.sequences.screen import screen
 
@@ -33,7 +32,7 @@ def call_by_scorer(
 ) -> Iterator[RecordResult]:
     """Each record, in order, with a prediction for each of its pieces, its call and its regions.
 
-    ``on_letters`` hears how many letters were done.
+    ``on_letters`` hears the number of finished letters.
     """
     n_done = 0
     code = genetic_code(recipe.genetic_code)
@@ -81,7 +80,7 @@ def _blocks(records: Iterable[FastaRecord]) -> Iterator[list[FastaRecord]]:
 def _decide(
     scores: Sequence[RecordScore], sequences: Sequence[str], scorer: Scorer, cut: CutOptions
 ) -> Iterator[tuple[RecordScore, Decision]]:
-    """Each score with what follows of it."""
+    """Each score with the decision that follows from it."""
     lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int64)
     log_odds = np.array([score.log_odds for score in scores], dtype=np.float64)  # NaN for None
     is_virus = log_odds >= scorer.threshold(lengths, FALSE_POSITIVES[cut.preset])
@@ -93,7 +92,7 @@ def _decide(
 
 
 def _predictions(record_id: str, pieces: PieceScores) -> Iterator[Prediction]:
-    """One per piece with a known base. A piece is read on both strands, and is its own chunk."""
+    """A prediction per piece with a known base. A piece has both strands, and is its own chunk."""
     rows = zip(
         pieces.start.tolist(), pieces.n_bases.tolist(), pieces.log_odds.tolist(), strict=True
     )

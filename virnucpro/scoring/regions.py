@@ -27,7 +27,7 @@ from virnucpro.errors import UnavailableError
 from virnucpro.log import printable
 from virnucpro.records import Region
 from virnucpro.scorer.features import GENE_LIKE
-from virnucpro.scorer.nets import Scorer
+from virnucpro.scorer.nets import EMBEDDED_FOLDER, Scorer
 from virnucpro.scorer.pieces import Pieces, encode
 from virnucpro.scorer.score import PieceScores, score_windows
 from virnucpro.scorer.stretches import code_of, codon_codes, find_stretches
@@ -86,6 +86,11 @@ class RegionModel:
         mixed, virus = -np.expm1(-rate * n_bases), self.virus_share
         enter, leave = float(mixed * virus), float(mixed * (1 - virus))
         return (log1p(-enter), log(enter)), (log(leave), log1p(-leave))
+
+
+def embedded_region_model() -> Path:
+    """The region model that belongs to the embedded scorer."""
+    return EMBEDDED_FOLDER / "regions.json"
 
 
 def load_region_model(path: Path) -> RegionModel:

@@ -1,1 +1,1 @@
-"""FASTA files, their records, and what is cut and translated of them."""
+"""FASTA files and their records, chunks and frames."""

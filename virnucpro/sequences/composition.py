@@ -1,4 +1,4 @@
-"""The composition of a frame's coding strand: what a head may look at beside the embedding.
+"""The composition of a frame's coding strand: input of a head beside the embedding.
 
 Codons tell how a genome spells its amino acids, which the language model cannot see. Frames
 come as the bases of whole codons, in the order in which they are read.
@@ -32,7 +32,7 @@ def frame_bases(orf: Orf, sequence: str) -> str:
 
 
 def frame_composition(frames: Sequence[str]) -> NDArray[np.float32]:
-    """How often each frame has each codon, tetranucleotide and codon border. n -> (n, 336)
+    """The frequencies of each frame's codons, tetranucleotides and codon borders. n -> (n, 336)
 
     The fractions of the 64 codons in frame, of the 256 tetranucleotides at every position, and of
     the 16 pairs of a codon's last base and the next one's first, each in the order AAA, AAC, AAG,

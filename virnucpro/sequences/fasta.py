@@ -33,18 +33,18 @@ _BLOCK = 2**20  # bytes that are read at once
 # IUPAC codes, RNA's U, the mask X, and the stop that some tools write
 _NUCLEOTIDES = b"ACGTURYSWKMBDHVNXacgturyswkmbdhvnx*"
 _RESIDUES = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz*"
-_GAPS = "-.~"  # of an alignment: no letters
+_GAPS = "-.~"  # gaps of an alignment
 _ONLY_PROTEIN = frozenset("EFIJLOPQZefijlopqz")
 _PLAIN_BASES = frozenset("ACGTUNacgtun")
-_TELLING = 50  # letters of a record that are enough to tell
+_TELLING = 50  # letters of a record that suffice to tell its type
 _SAMPLE = 1_000_000  # letters that are read to tell nucleotides from proteins
-_MASKS = "Xx"  # any base, or any residue: they tell nothing
-_INNER_BLANKS = " \t\v\f"  # what may stand between letters; str.split() knows control codes too
+_MASKS = "Xx"  # any base, or any residue: they do not tell the type
+_INNER_BLANKS = " \t\v\f"  # blanks between letters; str.split() takes control codes too
 _BLANK = _INNER_BLANKS + "\r\n"
 _WIDTH = 60
-_WRITTEN = 4096 * _WIDTH  # letters that are written at once: all of a record would take thrice it
+_WRITTEN = 4096 * _WIDTH  # letters written at once: a whole record would take thrice its size
 _PEEK = 4096
-_SHOWN = 100  # characters of a header
+_SHOWN = 100  # characters of a header that a message shows
 
 # the first that fits counts
 _WRONG_FORMATS = {
@@ -97,7 +97,7 @@ def list_others(folder: Path) -> list[str]:
 
 
 def _files_in(folder: Path) -> list[Path]:
-    """Sorted by name, with links that lead nowhere, without what is hidden."""
+    """The files of a folder, sorted by name, with dangling links, without hidden files."""
     return sorted(
         entry
         for entry in folder.iterdir()
@@ -117,7 +117,7 @@ def _has_fasta_name(name: str) -> bool:
 
 
 def stem_of(name: str) -> str:
-    """The name of a file without what tells that it is FASTA, and packed.
+    """The name of a file without the suffixes of FASTA and compression.
 
     >>> stem_of("contigs.fna.gz")
     'contigs'
@@ -139,16 +139,16 @@ def read_fasta(
     UTF-8 pass through a header unharmed (``surrogateescape``), but not through an id.
 
     Raises:
-        InputError: the file is no FASTA, or is damaged; names file and line.
+        InputError: the file is not a FASTA file, or is damaged; names file and line.
         InputMissingError: the file cannot be opened.
     """
-    shown = name or printable(path)
-    with unpacking(path, shown), _open(path, shown, on_block) as handle:
-        yield from _parse(_lines(handle), shown)
+    label = name or printable(path)
+    with unpacking(path, label), _open(path, label, on_block) as handle:
+        yield from _parse(_lines(handle), label)
 
 
 @contextmanager
-def unpacking(path: Path, shown: str) -> Iterator[None]:
+def unpacking(path: Path, label: str) -> Iterator[None]:
     """Say in our words why a file, plain or compressed, cannot be read in the block.
 
     Raises:
@@ -158,31 +158,31 @@ def unpacking(path: Path, shown: str) -> Iterator[None]:
     try:
         yield
     except (EOFError, zlib.error, lzma.LZMAError, ZstdError) as error:
-        raise _damaged(shown, error) from error
+        raise _damaged(label, error) from error
     except OSError as error:
         if error.errno is None:  # gzip and bz2 report damage this way
-            raise _damaged(shown, error) from error
+            raise _damaged(label, error) from error
         raise cannot_open(path, error) from error
 
 
-def _damaged(shown: str, error: Exception) -> InputError:
+def _damaged(label: str, error: Exception) -> InputError:
     return InputError(
-        f"{shown}: cannot be decompressed: {error}",
+        f"{label}: cannot be decompressed: {error}",
         hint="the file is truncated or damaged: copy or download it again",
     )
 
 
-def _open(path: Path, shown: str, on_block: OnBlock | None) -> BinaryIO:
+def _open(path: Path, label: str, on_block: OnBlock | None) -> BinaryIO:
     handle = open_binary(path, on_block)
     start = handle.peek(_PEEK)[:_PEEK]  # type: ignore[attr-defined]
     for magic, (name, hint) in _WRONG_FORMATS.items():
         if start.removeprefix(b"\xef\xbb\xbf").lstrip(b"\r\n").startswith(magic):
             handle.close()
-            raise InputError(f"{shown}: this is {name}, not FASTA", hint=hint)
+            raise InputError(f"{label}: this is {name}, not FASTA", hint=hint)
     if b"\0" in start:
         handle.close()
         raise InputError(
-            f"{shown}: this is a binary file, not FASTA",
+            f"{label}: this is a binary file, not FASTA",
             hint="give plain FASTA, or FASTA packed with gzip, bzip2, xz or zstd",
         )
     return handle
@@ -193,17 +193,17 @@ def _lines(handle: BinaryIO) -> Iterator[str]:
     decoder = io.IncrementalNewlineDecoder(
         codecs.getincrementaldecoder("utf-8-sig")("surrogateescape"), translate=True
     )
-    held = "\n"
+    rest = "\n"
     while block := handle.read(_BLOCK):
-        text = held + decoder.decode(block)
+        text = rest + decoder.decode(block)
         last = text.rfind("\n")
         is_open = last >= 0 and text[last + 1 : last + 2] in (">", "")
-        held = text[last:] if is_open and len(text) - last <= MAX_HEADER + 2 else ""
-        yield text[: len(text) - len(held)]
-    yield held + decoder.decode(b"", final=True)
+        rest = text[last:] if is_open and len(text) - last <= MAX_HEADER + 2 else ""
+        yield text[: len(text) - len(rest)]
+    yield rest + decoder.decode(b"", final=True)
 
 
-def _parse(pieces: Iterable[str], shown: str) -> Iterator[FastaRecord]:
+def _parse(pieces: Iterable[str], label: str) -> Iterator[FastaRecord]:
     header, header_line, number = "", 0, 0
     parts: list[str] = []
     may_hold_nul = False
@@ -214,22 +214,22 @@ def _parse(pieces: Iterable[str], shown: str) -> Iterator[FastaRecord]:
         number += rest.count("\n")
         if header_line:
             parts.append(_without(blanks, rest.replace("\n", "")))
-            _check_length(parts, header, header_line, shown)
+            _check_length(parts, header, header_line, label)
         else:
-            _check_blank(rest, number, shown)
+            _check_blank(rest, number, label)
         for entry in entries:
             if header_line:
-                yield _record(header, header_line, "".join(parts), shown, may_hold_nul)
+                yield _record(header, header_line, "".join(parts), label, may_hold_nul)
             header, end, rest = entry.partition("\n")
             number += 1
             header_line = number
             if len(header) > MAX_HEADER:
-                raise _endless_header(number, shown)
+                raise _endless_header(number, label)
             letters = rest.replace("\n", "")
             number += len(end) + len(rest) - len(letters)
             parts = [_without(blanks, letters)]
     if header_line:
-        yield _record(header, header_line, "".join(parts), shown, may_hold_nul)
+        yield _record(header, header_line, "".join(parts), label, may_hold_nul)
 
 
 def _without(blanks: Iterable[str], letters: str) -> str:
@@ -239,47 +239,47 @@ def _without(blanks: Iterable[str], letters: str) -> str:
     return letters
 
 
-def _check_blank(text: str, number: int, shown: str) -> None:
-    """Before the first header, up to this line, there is nothing."""
-    found = text.lstrip(_BLANK)
-    if found:
-        line = number - found.count("\n")
+def _check_blank(text: str, number: int, label: str) -> None:
+    """Raise InputError if anything but white space precedes the first header."""
+    rest = text.lstrip(_BLANK)
+    if rest:
+        line = number - rest.count("\n")
         raise InputError(
-            f"{shown}:{line}: expected '>', found {found[:20].splitlines()[0]!a}",
+            f"{label}:{line}: expected '>', found {rest[:20].splitlines()[0]!a}",
             hint="a FASTA record begins with a line such as '>contig1'",
         )
 
 
-def _check_length(parts: Iterable[str], header: str, line: int, shown: str) -> None:
+def _check_length(parts: Iterable[str], header: str, line: int, label: str) -> None:
     if sum(map(len, parts)) > MAX_LETTERS:
         name = printable(header[:_SHOWN])
         raise InputError(
-            f"{shown}:{line}: the record {name} has more than {MAX_LETTERS:,} letters",
+            f"{label}:{line}: the record {name} has more than {MAX_LETTERS:,} letters",
             hint="cut it into several, for example with `seqkit sliding`",
         )
 
 
-def _endless_header(line: int, shown: str) -> InputError:
+def _endless_header(line: int, label: str) -> InputError:
     return InputError(
-        f"{shown}:{line}: a header of more than {MAX_HEADER:,} characters",
+        f"{label}:{line}: a header of more than {MAX_HEADER:,} characters",
         hint="shorten it, unless the file is damaged and has lost its line ends",
     )
 
 
-def _record(header: str, line: int, sequence: str, shown: str, may_hold_nul: bool) -> FastaRecord:
+def _record(header: str, line: int, sequence: str, label: str, may_hold_nul: bool) -> FastaRecord:
     words = header.split(maxsplit=1)
     if not words:
         raise InputError(
-            f"{shown}:{line}: a header without an id", hint="write an id behind the '>'"
+            f"{label}:{line}: a header without an id", hint="write an id behind the '>'"
         )
     if may_hold_nul and ("\0" in header or "\0" in sequence):
         raise InputError(
-            f"{shown}:{line}: a NUL byte in the record {printable(words[0])}",
+            f"{label}:{line}: a NUL byte in the record {printable(words[0])}",
             hint="the file is damaged or not text: write it again",
         )
     if not (words[0].isascii() or _is_utf8(words[0])):
         raise InputError(
-            f"{shown}:{line}: the id {printable(words[0])} is not UTF-8",
+            f"{label}:{line}: the id {printable(words[0])} is not UTF-8",
             hint="convert the file, for example with `iconv -f LATIN1 -t UTF-8`",
         )
     if "-" in sequence or "." in sequence or "~" in sequence:  # a loop would take thrice the time
@@ -306,21 +306,21 @@ def write_record(out: TextIO, header: str, sequence: str) -> None:
 
 
 def find_invalid(record: FastaRecord, input_type: InputType) -> str:
-    """Why this record cannot be used, or nothing."""
+    """The reason why a record cannot be used, or ""."""
     if not record.sequence:
         return "the record is empty"
-    allowed = _NUCLEOTIDES if input_type == "nucleotide" else _RESIDUES
+    letters_of_type = _NUCLEOTIDES if input_type == "nucleotide" else _RESIDUES
     letters = record.sequence.encode("ascii", "replace")  # "?" is allowed nowhere
-    if not letters.translate(None, delete=allowed):
+    if not letters.translate(None, delete=letters_of_type):
         return ""
-    first = min(set(record.sequence) - set(allowed.decode()), key=record.sequence.index)
-    return f"{first!a} at position {record.sequence.index(first) + 1} is no {input_type} letter"
+    first = min(set(record.sequence) - set(letters_of_type.decode()), key=record.sequence.index)
+    return f"{first!a} at position {record.sequence.index(first) + 1} is not a {input_type} letter"
 
 
 def guess_input_type(path: Path, name: str = "") -> InputType | None:
     """Tell nucleotides from proteins by the letters of the first records, but for masks.
 
-    Returns nothing for a file without any letter.
+    Returns None for a file without any letter.
 
     Raises:
         InputError: the letters fit neither, or both.
@@ -358,7 +358,7 @@ def guess_input_type(path: Path, name: str = "") -> InputType | None:
 
 
 def _is_of_bases(sequence: str) -> bool:
-    """Whether it holds all four bases in plenty, and nothing else: no protein does."""
+    """True for a text of the four bases alone, each in plenty: no protein is like that."""
     counts = Counter(sequence.upper().replace("U", "T"))
     n_rarest = min(counts[base] for base in "ACGT")
     is_plain = counts.keys() <= set("ACGTNX")

@@ -31,12 +31,12 @@ class Source(NamedTuple):
     """A file to read."""
 
     path: Path  # absolute
-    name: str = ""  # what the user calls it, if that differs: a link, or what was copied
-    sample: str = ""  # as a sample sheet, or an earlier start, has it
+    name: str = ""  # name that the user gave, if it differs: a link, or the original of a copy
+    sample: str = ""  # name in a sample sheet or in an earlier start
 
 
 class Stamp(NamedTuple):
-    """What the file system says of a file. Clocks do not matter: it is only compared."""
+    """The identity of a file for the file system: equal stamps mean an unchanged file."""
 
     device: int
     inode: int
@@ -54,17 +54,17 @@ class Stamp(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class InputFile:
-    """One input as ``run.json`` remembers it; its content, not its name, is what counts."""
+    """One input in ``run.json``. Its content, not its name, identifies it."""
 
     path: str  # absolute
     sha256: str
     n_bytes: int
     generation: int = 0  # 0: of the first run; later ones were added with --resume
-    name: str = ""  # as of a ``Source``
+    name: str = ""  # as in ``Source``
     sample: str = ""  # name in the tables; see ``samples``
-    n_renamed: int = 0  # records whose id was there before in the file
-    error: str = ""  # why it could not be read
-    stamp: Stamp | None = field(default=None, compare=False)  # when it was hashed, in this start
+    n_renamed: int = 0  # records whose id occurs earlier in the file
+    error: str = ""  # reason why it could not be read
+    stamp: Stamp | None = field(default=None, compare=False)  # as it was hashed in this start
 
     def __post_init__(self) -> None:
         texts = (self.path, self.sha256, self.name, self.sample, self.error)
@@ -76,11 +76,11 @@ class InputFile:
 
     @property
     def shown(self) -> str:
-        """What the user calls it."""
+        """The name of the file in messages, as the user gave it."""
         return self.name or printable(self.path)
 
     def read(self) -> Iterator[FastaRecord]:
-        """As ``read_fasta``.
+        """Yield the records, as ``read_fasta`` does.
 
         Raises:
             InputError: it is not the file that was hashed, before or after it was read.
@@ -97,10 +97,10 @@ class InputFile:
         """
         try:
             with Path(self.path).open("rb") as handle:
-                changed = Stamp.of(handle) != self.stamp and sha256_of(handle) != self.sha256
+                has_changed = Stamp.of(handle) != self.stamp and sha256_of(handle) != self.sha256
         except OSError as error:
             raise cannot_open(Path(self.path), error, self.name) from error
-        if changed:
+        if has_changed:
             raise InputError(
                 f"{self.shown} changed while the run went on",
                 hint="let it be written to its end, then start again with --force",
@@ -109,14 +109,14 @@ class InputFile:
 
 @dataclass(slots=True)
 class Sieve:
-    """Keeps what cannot be read out of a run, and remembers why."""
+    """A filter that keeps unreadable files out of a run, with the reasons."""
 
     is_strict: bool = False
     refused: list[tuple[InputFile, InputError | InputMissingError]] = field(default_factory=list)
 
     @contextmanager
     def refusing(self, file: InputFile) -> Iterator[None]:
-        """Around the reading of a file: an error in it ends the block, and no more if not strict.
+        """Catch an error in the reading of a file, which ends the block; a strict run ends as well.
 
         Raises:
             InputError, InputMissingError: what stands in the way of a strict run.
@@ -133,7 +133,7 @@ class Sieve:
 def find_inputs(
     paths: Sequence[Path], run_folder: Path, copies: Path, own_names: Collection[str] = ()
 ) -> list[Source]:
-    """All FASTA files that the user's ``paths`` stand for, in order.
+    """The FASTA files that the user's ``paths`` stand for, in order.
 
     Raises:
         InputError: a sample sheet makes no sense, or a file is named twice.
@@ -173,21 +173,21 @@ def list_sources(path: Path) -> list[Source]:
 
 
 def _source(path: Path, sample: str = "") -> Source:
-    given = Path(os.path.abspath(path))  # noqa: PTH100 - links are kept: the user named them
+    named_path = Path(os.path.abspath(path))  # noqa: PTH100 - links are kept: the user named them
     if path.exists() and not path.is_file():
-        return Source(given, "", sample)  # a pipe may have no other name that can be opened
+        return Source(named_path, "", sample)  # a pipe may have no other name that can be opened
     real = Path(os.path.realpath(path))  # ``resolve`` raises where links go round in circles
-    return Source(real, "" if real == given else printable(given), sample)
+    return Source(real, "" if real == named_path else printable(named_path), sample)
 
 
 def _tell_others(folder: Path, skipped: Collection[str]) -> None:
     """Name what was passed over in a folder, in one line."""
-    others = [name for name in list_others(folder) if name not in skipped]
-    if others:
-        more = f" + {len(others) - _NAMED:,} more" if len(others) > _NAMED else ""
+    names = [name for name in list_others(folder) if name not in skipped]
+    if names:
+        more = f" + {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
         announce(
-            f"passed over in {printable(folder)}, having no FASTA suffix: {len(others):,} files "
-            f"({', '.join(map(printable, others[:_NAMED]))}{more})"
+            f"passed over in {printable(folder)}, having no FASTA suffix: {len(names):,} files "
+            f"({', '.join(map(printable, names[:_NAMED]))}{more})"
         )
 
 
@@ -243,7 +243,7 @@ def hash_inputs(
     for path, name, sample in sources:
         file = InputFile(str(path), "", 0, name=name, sample=sample)
         with sieve.refusing(file):
-            inputs.append(_hashed(file, lambda done, before=before: on_bytes(before + done)))  # type: ignore[misc]
+            inputs.append(_hashed(file, lambda n_bytes, before=before: on_bytes(before + n_bytes)))  # type: ignore[misc]
             before += inputs[-1].n_bytes
     return inputs
 
@@ -266,7 +266,7 @@ def _hashed(file: InputFile, on_bytes: Callable[[int], None] = lambda _: None) -
     return replace(file, sha256=digest, n_bytes=stamp.n_bytes, stamp=stamp)
 
 
-def join_inputs(recorded: Sequence[InputFile], given: Sequence[InputFile]) -> list[InputFile]:
+def join_inputs(recorded: Sequence[InputFile], files: Sequence[InputFile]) -> list[InputFile]:
     """The inputs of a resumed run: all recorded ones, then those that are new.
 
     Raises:
@@ -274,8 +274,8 @@ def join_inputs(recorded: Sequence[InputFile], given: Sequence[InputFile]) -> li
     """
     by_path = {file.path: file for file in recorded}
     hashes = {file.sha256 for file in recorded}
-    added = []
-    for file in given:
+    new = []
+    for file in files:
         if file.sha256 in hashes:
             if file.path not in by_path:
                 LOGGER.warning("%s holds the same as an input of this run: no new one", file.shown)
@@ -286,17 +286,15 @@ def join_inputs(recorded: Sequence[InputFile], given: Sequence[InputFile]) -> li
                 f"its sha256 was {by_path[file.path].sha256[:12]}, now {file.sha256[:12]}",
                 hint="put the old file back, choose another --output-dir, or start again: --force",
             )
-        added.append(file)
+        new.append(file)
     generation = 1 + max((file.generation for file in recorded), default=-1)
-    return _where_they_are(recorded, given) + [
-        replace(file, generation=generation) for file in added
-    ]
+    return _where_they_are(recorded, files) + [replace(file, generation=generation) for file in new]
 
 
-def _where_they_are(recorded: Sequence[InputFile], given: Sequence[InputFile]) -> list[InputFile]:
+def _where_they_are(recorded: Sequence[InputFile], files: Sequence[InputFile]) -> list[InputFile]:
     """The recorded inputs, those that were given again with the place where they are now."""
-    exactly = {(file.path, file.sha256): file for file in given}
-    by_hash = {file.sha256: file for file in given}
+    exactly = {(file.path, file.sha256): file for file in files}
+    by_hash = {file.sha256: file for file in files}
     places = [
         exactly.get((file.path, file.sha256), by_hash.get(file.sha256, file)) for file in recorded
     ]

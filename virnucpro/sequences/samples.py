@@ -24,7 +24,7 @@ from virnucpro.records import FastaRecord
 from virnucpro.sequences.fasta import stem_of
 from virnucpro.sequences.inputs import InputFile, Source
 
-_LONGEST = 100  # bytes of a name
+_LONGEST = 100  # bytes of the longest name
 _ALLOWED = "._-+"
 _NO_NAME = "sample"
 
@@ -35,21 +35,21 @@ def name_samples(sources: Sequence[Source], recorded: Sequence[InputFile]) -> li
     A name is the stem of the file name. Where several files have the same, the name of the nearest
     parent folder that tells most of them apart stands before it, and then a number behind it.
     """
-    taken = {_key(file.sample) for file in recorded}
+    keys = {_key(file.sample) for file in recorded}
     by_path = {file.path: file.sample for file in recorded}
     groups: dict[str, set[PurePath]] = {}
     for path in (*map(_path_of, sources), *(PurePath(file.name or file.path) for file in recorded)):
         groups.setdefault(_key(_stem(path)), set()).add(path)
     levels = {stem: _telling_level(paths) for stem, paths in groups.items() if len(paths) > 1}
-    named = []
+    result = []
     for source in sources:
         sample = by_path.get(str(source.path), "")
         if not sample:
-            wanted = clean(source.sample) if source.sample else _name(_path_of(source), levels)
-            sample = _free(wanted, taken)
-            taken.add(_key(sample))
-        named.append(source._replace(sample=sample))
-    return named
+            name = clean(source.sample) if source.sample else _name(_path_of(source), levels)
+            sample = _free(name, keys)
+            keys.add(_key(sample))
+        result.append(source._replace(sample=sample))
+    return result
 
 
 def clean(text: str) -> str:
@@ -85,36 +85,36 @@ def _name(path: PurePath, levels: Mapping[str, int | None]) -> str:
 
 
 def _telling_level(paths: Collection[PurePath]) -> int | None:
-    """How far above the files the folders are whose names tell most of them apart."""
+    """The number of levels above the files at which the names of the folders differ most."""
     levels = range(min(len(path.parents) for path in paths))
     if not levels:
         return None
     return max(levels, key=lambda i: len({_key(clean(path.parents[i].name)) for path in paths}))
 
 
-def _free(wanted: str, taken: set[str]) -> str:
-    name, number = wanted, 1
-    while _key(name) in taken:
+def _free(stem: str, keys: set[str]) -> str:
+    name, number = stem, 1
+    while _key(name) in keys:
         number += 1
-        name = f"{wanted}_{number}"
+        name = f"{stem}_{number}"
     return name
 
 
 @dataclass(frozen=True, slots=True)
 class RunIds:
-    """Turns the id that a record has in its file into the one that it has in the run."""
+    """The rule that turns the id of a record in its file into its id in the run."""
 
     is_qualified: bool = False
-    replaced: frozenset[str] = frozenset()  # ids of the run that later inputs give anew
+    replaced: frozenset[str] = frozenset()  # ids in the run of records that later inputs replace
 
     def of(self, sample: str, own_id: str) -> str:
-        """The id in the run of a record that has this one in the file of this sample."""
+        """The id in the run of the record with ``own_id`` in the file of a sample."""
         return f"{sample}:{own_id}" if self.is_qualified else own_id
 
     def read(self, file: InputFile) -> Iterator[FastaRecord]:
         """The records of a file, by their ids in the run.
 
-        What was failed is given anew by the id that the run wrote for it.
+        A record that replaces a failed one has the id in the run already.
 
         Raises:
             InputError, InputMissingError: as ``InputFile.read``.
@@ -143,7 +143,7 @@ def with_id(record: FastaRecord, new_id: str) -> FastaRecord:
 
 
 def renamed(file: InputFile) -> Iterator[FastaRecord]:
-    """The records of a file; one whose id was there before gets a number: ``id_2``, ``id_3``.
+    """The records of a file; one whose id occurred before gets a number: ``id_2``, ``id_3``.
 
     A number is left out if a record of the file has that id already. Memory holds 8 bytes of each
     record (17 while they are sorted), and 12 of each id that occurs more than once.
@@ -155,7 +155,7 @@ def renamed(file: InputFile) -> Iterator[FastaRecord]:
 
 
 class _DuplicatedIds:
-    """The ids that occur more than once in a file, and how often they have been met."""
+    """The ids that occur more than once in a file, and how often they have occurred."""
 
     def __init__(self, file: InputFile) -> None:
         digests = array("Q", (_digest(record.id) for record in file.read()))
@@ -179,7 +179,7 @@ class _DuplicatedIds:
 
 
 def _digest(record_id: str) -> int:
-    """The same in every process, so that a resumed run renames as the first one did."""
+    """A hash that is the same in every process: a resumed run renames as the first one did."""
     return int.from_bytes(blake2b(record_id.encode(), digest_size=8).digest(), "little")
 
 

@@ -1,4 +1,4 @@
-"""Which records are embedded or scored, and the status of those that are not."""
+"""The screen before embedding and scoring: a status for each record that is left out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MAX_RESIDUES = 50_000  # longer than any protein known; attention grows with the
 
 
 def screen(record: FastaRecord, recipe: Recipe) -> tuple[Status | None, str]:
-    """Why a record is not embedded or scored: a status and a note, or nothing."""
+    """The status and the note of a record that is left out, or None and ""."""
     length = len(record.sequence)
     invalid = find_invalid(record, recipe.input_type)
     if invalid:
@@ -25,5 +25,5 @@ def screen(record: FastaRecord, recipe: Recipe) -> tuple[Status | None, str]:
 
 
 def protein_of(record: FastaRecord) -> str:
-    """Upper case, without the stop that gene callers write at the end."""
+    """The protein in upper case, without the stop that gene callers write at the end."""
     return record.sequence.upper().removesuffix("*")

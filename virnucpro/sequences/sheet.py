@@ -29,7 +29,7 @@ class Row(NamedTuple):
 
 
 def is_sheet(path: Path) -> bool:
-    """Whether a file has the name of a table, and does not begin as FASTA does.
+    """True for a file that has the name of a table, and does not begin as FASTA does.
 
     Raises:
         InputMissingError: it cannot be read.
@@ -55,7 +55,7 @@ def read_sheet(path: Path) -> list[Row]:
             reader = csv.reader(handle, delimiter=_SEPARATORS[path.suffix.lower()], strict=True)
             rows = list(_rows(path, reader))
     except (csv.Error, UnicodeDecodeError) as error:
-        raise InputError(f"{printable(path)} is no sample sheet: {error}", _EXAMPLE) from error
+        raise InputError(f"{printable(path)} is not a sample sheet: {error}", _EXAMPLE) from error
     if not rows:
         raise InputError(f"{printable(path)}: this sample sheet names no file", _EXAMPLE)
     first: dict[str, int] = {}
@@ -91,9 +91,9 @@ def _rows(path: Path, reader: Iterator[list[str]]) -> Iterator[Row]:
             continue
         sample, file = (fields[i].strip() if i < len(fields) else "" for i in places)
         if not sample or not file:
-            missing = "sample" if not sample else "path"
+            column = "sample" if not sample else "path"
             raise InputError(
-                f"{printable(path)}:{line}: no {missing} in this line",
+                f"{printable(path)}:{line}: no {column} in this line",
                 hint=f"columns are separated by {_separator_name(path)}",
             )
         yield Row(sample, path.parent / file, line)

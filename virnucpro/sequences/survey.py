@@ -1,6 +1,6 @@
-"""What must be known of all inputs before any of them is planned.
+"""The survey of all inputs, before any of them is planned.
 
-Which of them can be read to their end, what they hold, whether ids occur twice in one of them,
+It tells which inputs can be read to their end, what they hold, whether an id occurs twice in one,
 and whether two of them share an id. A run of one file learns all of that while it is planned.
 """
 
@@ -25,15 +25,15 @@ from virnucpro.sequences.inputs import InputFile, Sieve
 from virnucpro.sequences.samples import renamed
 
 _STEP_RECORDS = 10_000  # between two reports
-_TRIED = 1000  # hashes that two files share: one of so many is that of an id which they share
+_TRIED = 1000  # shared hashes that are tried; one of so many is of a shared id, not a collision
 
 
 def agree_on_type(
     inputs: Sequence[InputFile], sieve: Sieve, recorded: InputType | None = None
 ) -> tuple[InputType, list[InputFile]]:
-    """What a run holds, and its files without those that hold something else.
+    """The type of a run's sequences, and the files without those of the other type.
 
-    That is what is recorded, or else what most files hold, by their letters.
+    The type is the recorded one, or else that of most files, by their letters.
 
     Raises:
         InputError: there are as many files of nucleotides as of proteins.
@@ -43,7 +43,7 @@ def agree_on_type(
         with sieve.refusing(file):
             guesses.append((file, guess_input_type(Path(file.path), file.name)))
     agreed = recorded or _most(guesses)
-    kept = []
+    files = []
     for file, guess in guesses:
         with sieve.refusing(file):
             if guess not in (None, agreed):
@@ -52,16 +52,16 @@ def agree_on_type(
                     hint="move it to another folder and run it apart, or say what all are with "
                     "--input-type",
                 )
-            kept.append(file)
-    return agreed, kept
+            files.append(file)
+    return agreed, files
 
 
 def _most(guesses: Sequence[tuple[InputFile, InputType | None]]) -> InputType:
     ranks = Counter(guess for _, guess in guesses if guess is not None).most_common()
     if len(ranks) > 1 and ranks[0][1] == ranks[1][1]:
-        named = {guess: file.shown for file, guess in reversed(guesses)}
+        files = {guess: file.shown for file, guess in reversed(guesses)}
         raise InputError(
-            f"{named['nucleotide']} holds nucleotides, {named['protein']} proteins",
+            f"{files['nucleotide']} holds nucleotides, {files['protein']} proteins",
             hint="run them apart, or say what all are with --input-type",
         )
     return ranks[0][0] if ranks else "nucleotide"
@@ -72,30 +72,29 @@ class Survey:
     """One reading of files, each to its end. Memory holds 9 bytes per record at most."""
 
     sieve: Sieve
-    renames: bool  # what occurs twice in a file
+    renames: bool  # whether repeated ids in a file get numbers
     on_letters: Callable[[int], None]
     n_letters: int = 0
-    hashes: array[int] = field(default_factory=lambda: array("q"))  # of ids, each file's once
+    hashes: array[int] = field(default_factory=lambda: array("q"))  # hashes of ids, once per file
 
     def run(self, inputs: Sequence[InputFile]) -> list[InputFile]:
         """The files that can be read.
 
-        Ids count of files, too, that are refused for what comes behind them: mended, they would
-        bring them back.
+        The ids of refused files count as well: once a file is fixed, a resume brings them back.
         """
-        kept = []
+        files = []
         for file in inputs:
             first = len(self.hashes)
             with self.sieve.refusing(file):
-                kept.append(self.read(file))
+                files.append(self.read(file))
             self.keep_once(first)
-        return kept
+        return files
 
     def read(self, file: InputFile) -> InputFile:
         """Add the hashes of a file's ids, and count those that are to be renamed.
 
         Raises:
-            InputError: it is no FASTA, is damaged, or holds an id twice.
+            InputError: it is not a FASTA file, is damaged, or holds an id twice.
         """
         first = len(self.hashes)
         self.add(file.read())
@@ -107,7 +106,7 @@ class Survey:
             raise repeat.error("or add --rename-duplicates")
         n_renamed = self.keep_once(first)
         announce(
-            f"{file.shown}: {n_renamed:,} records have an id that was there before, and get a "
+            f"{file.shown}: {n_renamed:,} records have an id that occurs earlier, and get a "
             f"number: the second {printable(repeat.record_id)} is {printable(repeat.record_id)}_2"
         )
         del self.hashes[first:]
@@ -125,11 +124,11 @@ class Survey:
         self.hashes.frombytes(unique)
         return n_before - len(self.hashes)
 
-    def share_ids(self, kept: Sequence[InputFile]) -> bool:
-        """Whether any two of the files that were read share an id; says so, once."""
+    def share_ids(self, files: Sequence[InputFile]) -> bool:
+        """True if two files share an id; the first such id is announced."""
         suspects = frozenset(_sort_and_compare(self.hashes)[:_TRIED].tolist())
         owners: dict[str, InputFile] = {}
-        for file in (*kept, *(file for file, _ in self.sieve.refused)) if suspects else ():
+        for file in (*files, *(file for file, _ in self.sieve.refused)) if suspects else ():
             with suppress(InputError, InputMissingError):
                 for record in renamed(file) if file.n_renamed else file.read():
                     if hash(record.id) not in suspects:
@@ -169,12 +168,12 @@ class Repeat:
 
 
 def repeated(hashes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Those that occur more than once, each once."""
+    """The hashes that occur more than once, each once."""
     return _neighbours(np.sort(hashes))
 
 
 def _sort_and_compare(hashes: array[int], first: int = 0) -> NDArray[np.int64]:
-    """Sort the hashes from a place on; returns those that occur more than once, each once."""
+    """Sort the hashes from a place on; return those that occur more than once, each once."""
     ordered = np.frombuffer(hashes, dtype=np.int64)[first:]
     ordered.sort()
     return _neighbours(ordered)

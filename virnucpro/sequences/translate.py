@@ -1,4 +1,4 @@
-"""From a nucleotide record to the ORFs that the language model reads. Pure functions.
+"""Nucleotide records become the ORFs that the encoders read. Pure functions.
 
 The rules are those of VirNucPro (github.com/Li-Jing-1997/VirNucPro): how a record is cut into
 chunks, which frames are kept, and what they are called. Golden files hold them to the byte. In one
@@ -81,9 +81,9 @@ def translate_six_frames(chunks: Sequence[Chunk], code: GeneticCode = STANDARD) 
     ends = np.cumsum(lengths)
     offsets = np.arange(3)
     n_codons = np.maximum(0, lengths[:, None] - offsets) // 3  # (n_chunks, 3)
-    first_forward = (ends - lengths)[:, None] + offsets  # of the first codon's first base
-    first_reverse = ends[:, None] - offsets - 3 * n_codons  # of the last codon's, seen forward
-    kept = np.hstack(
+    first_forward = (ends - lengths)[:, None] + offsets  # place of the first codon's first base
+    first_reverse = ends[:, None] - offsets - 3 * n_codons  # place of the last codon's first base
+    mask = np.hstack(
         [
             (n_codons > 0) & ~_holds_stop(letters, first, n_codons)
             for letters, first in zip(strands, (first_forward, first_reverse), strict=True)
@@ -95,7 +95,7 @@ def translate_six_frames(chunks: Sequence[Chunk], code: GeneticCode = STANDARD) 
 
     orfs = []
     in_work, coding = (-1, -1), ""
-    for i, frame in np.argwhere(kept).tolist():
+    for i, frame in np.argwhere(mask).tolist():
         first, n = firsts[i][frame], counts[i][frame]
         letters = strands[frame // 3][first : first + 3 * n : 3].replace(b"\0", b"")
         if letters:
@@ -115,7 +115,7 @@ def translate_six_frames(chunks: Sequence[Chunk], code: GeneticCode = STANDARD) 
 def _holds_stop(
     letters: bytes, first: NDArray[np.int64], n_codons: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
-    """Whether any of the ``n_codons`` codons from ``first`` on, three apart, is a stop.
+    """True where any of the ``n_codons`` codons from ``first`` on, three apart, is a stop.
 
     (n_bases,), (n_chunks, 3), (n_chunks, 3) -> (n_chunks, 3)
     """
@@ -123,17 +123,17 @@ def _holds_stop(
     stride = len(letters) + 3  # the stops of one phase lie together and in order
     keys = np.sort((stops % 3) * stride + stops)
     lowest = (first % 3) * stride + first
-    found = np.searchsorted(keys, lowest)
-    holds: NDArray[np.bool_] = found != np.searchsorted(keys, lowest + 3 * n_codons - 2)
+    place = np.searchsorted(keys, lowest)
+    holds: NDArray[np.bool_] = place != np.searchsorted(keys, lowest + 3 * n_codons - 2)
     return holds
 
 
 def _coding_strand(chunk: Chunk, strand: str) -> str:
-    """Its bases in upper case, with T for U."""
+    """The bases of a chunk's strand in upper case, with T for U."""
     bases = reverse_complement(chunk.sequence) if strand == "-" else chunk.sequence.upper()
     return bases.replace("U", "T")
 
 
 def reverse_complement(bases: str) -> str:
-    """In upper case; only A, C, G, T and U are complemented."""
+    """The reverse complement in upper case; only A, C, G, T and U are complemented."""
     return bases.upper().translate(_COMPLEMENT)[::-1]

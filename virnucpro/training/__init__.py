@@ -1,1 +1,1 @@
-"""Labelled sequences, and what is learned and measured with them."""
+"""Heads, encoders and scorers are trained here."""

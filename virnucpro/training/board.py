@@ -14,7 +14,7 @@ from virnucpro.files import writing
 
 @dataclass(slots=True)
 class Board:
-    """For ``Trainer.on_epoch``, which the first rank alone calls.
+    """A callback for ``Trainer.on_epoch``, which the first rank alone calls.
 
     The first epoch that is told after a start takes the place of what an earlier start wrote from
     there on, so that a training that goes on has every point once.

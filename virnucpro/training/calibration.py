@@ -1,4 +1,4 @@
-"""From log-odds of frames to scores that mean what they say: chosen on validation groups.
+"""Calibration: log-odds of frames become probabilities, by parameters from validation groups.
 
 In this order: whether a chunk is its best frame or their mean (by AUROC of chunks); the
 temperature (by cross-entropy of chunks); the exponent of the number of chunks (by cross-entropy
@@ -45,7 +45,7 @@ class Units:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What a head gets beside its weights. The temperatures are the best between 1/20 and 20."""
+    """The calibration of a head. The temperatures are the best between 1/20 and 20."""
 
     frames: FrameRule
     temperature: float  # of the network with composition
@@ -55,7 +55,7 @@ class Calibration:
 
     @property
     def is_at_limit(self) -> bool:
-        """Whether a better temperature may lie beyond: scores tell nothing, or everything."""
+        """True if the best temperature may lie outside: scores tell nothing, or everything."""
         return self.temperature in (_TEMPERATURES[0], _TEMPERATURES[-1])
 
 
@@ -95,7 +95,7 @@ def chunks_of(odds: Values, frames: LabelledFrames, weight: Values, rule: FrameR
 
 
 def fit_temperature(units: Units) -> float:
-    """By which log-odds are divided so that the cross-entropy is least (Guo et al. 2017)."""
+    """The divisor of log-odds for the least cross-entropy (Guo et al. 2017)."""
     return min(_TEMPERATURES, key=lambda value: units.cross_entropy(1 / value))
 
 

@@ -1,4 +1,4 @@
-"""What is kept of a training after every epoch, so that it can go on after a kill.
+"""Checkpoints of a training after every epoch, so that it can go on after a kill.
 
 A checkpoint is written by the first rank and read by all. The best epoch is stored a second
 time, before its checkpoint: whatever moment a kill comes, the best is at least as new as what
@@ -31,7 +31,7 @@ _OTHER = "give the settings that it was started with, or another --output-dir"
 
 @dataclass(slots=True)
 class Progressed:
-    """How far a training is."""
+    """The progress of a training."""
 
     epoch: int = 0  # done
     step: int = 0
@@ -155,7 +155,7 @@ def _read(path: Path) -> dict[str, Any]:
         ) from error
     parts = ("module", "optimizer", "state", "settings")
     if not isinstance(content, dict) or not all(part in content for part in parts):
-        raise ResumeError(f"{printable(path)} is no checkpoint of a training", hint=_OTHER)
+        raise ResumeError(f"{printable(path)} is not a checkpoint of a training", hint=_OTHER)
     return content
 
 

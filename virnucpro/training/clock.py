@@ -1,4 +1,4 @@
-"""Where the time of a training goes, and how fast it was."""
+"""The clock of a training: time per stage, and speed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Clock:
     _since: float = field(default_factory=time.perf_counter)
 
     def restart(self) -> None:
-        """What was done until now is of no interest."""
+        """Forget the time until now."""
         self._since = time.perf_counter()
 
     def lap(self, part: str) -> None:
@@ -41,7 +41,7 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Of one rank, since it was started."""
+    """The times of one rank since its start."""
 
     device: str
     n_rows: int  # trained with, over all epochs

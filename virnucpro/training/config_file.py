@@ -17,7 +17,7 @@ def read_config(path: Path, names: Collection[str]) -> dict[str, Any]:
 
     Raises:
         InputMissingError: the file cannot be read.
-        UsageError: it is no table of options, gives one twice, or one that is not in ``names``.
+        UsageError: it is not a table of options, gives one twice, or one that is not in ``names``.
     """
     try:
         loader = yaml.SafeLoader(path.read_text(encoding="utf-8"))
@@ -26,12 +26,12 @@ def read_config(path: Path, names: Collection[str]) -> dict[str, Any]:
     except OSError as error:
         raise InputMissingError(f"{printable(path)}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"{printable(path)} is no YAML: {printable(error)}") from error
+        raise UsageError(f"{printable(path)} is not YAML: {printable(error)}") from error
     if content is None:
         return {}
     if not isinstance(table, yaml.MappingNode) or not isinstance(content, dict):
         raise UsageError(
-            f"{printable(path)} is no table of options", hint="for example: batch_size: 64"
+            f"{printable(path)} is not a table of options", hint="for example: batch_size: 64"
         )
     _check_keys(path, table, names)
     return {_name(key): value for key, value in content.items()}

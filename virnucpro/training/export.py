@@ -1,4 +1,4 @@
-"""What a training leaves for ``predict``: an encoder folder and a head file."""
+"""The results of a training for ``predict``: an encoder folder and a head file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from virnucpro.encoders.esm2.weights import Checkpoint
+from virnucpro.encoders.base import Model
 from virnucpro.labelled.digests import group_digest
 from virnucpro.labelled.store import Labels
 from virnucpro.scoring.head import (
@@ -40,10 +40,12 @@ def write_head(
     centre, spread = classifier.centre.double(), classifier.spread.double()
     shift = torch.cat([torch.zeros(n_before, dtype=torch.double), centre.cpu()])
     scale = torch.cat([torch.ones(n_before, dtype=torch.double), spread.cpu()])
-    assert classifier.protein is not None, "a head reads an embedding"
+    alone = None
+    if classifier.protein is not None:
+        alone = Network(_layers(classifier.protein), calibration.protein_temperature)
     head = Head(
         facts,
-        Network(_layers(classifier.protein), calibration.protein_temperature),
+        alone,
         Network(_layers(classifier.nucleotide, shift, scale), calibration.temperature),
         _sorted(trained_on.records),
         _sorted(trained_on.groups),
@@ -55,15 +57,18 @@ def write_head(
 
 
 def facts_of(
-    checkpoint: Checkpoint, calibration: Calibration, chunk_size: int, training: str
+    model: Model,
+    calibration: Calibration,
+    chunk_size: int,
+    training: str,
 ) -> HeadFacts:
     encoder = EncoderFacts(
-        family="esm2",
-        name=checkpoint.name,
-        encoder_id=checkpoint.encoder_id,
-        layer=checkpoint.shape.n_layers,
+        family=model.family,
+        name=model.name,
+        encoder_id=model.encoder_id,
+        layer=model.n_layers,
         pooling="mean",
-        dim=checkpoint.shape.dim,
+        dim=model.dim,
     )
     return HeadFacts(
         encoders=(encoder,),
@@ -108,7 +113,7 @@ def _sorted(digests: frozenset[int]) -> NDArray[np.uint64]:
 def _layers(
     network: nn.Sequential, shift: Tensor | None = None, scale: Tensor | None = None
 ) -> tuple[Layer, ...]:
-    """Its linear layers; what standardises the input goes into the first, in float64."""
+    """The linear layers; the first one includes the standardisation of the input, in float64."""
     layers = []
     for i, module in enumerate(m for m in network if isinstance(m, nn.Linear)):
         weight, bias = module.weight.detach().double().cpu(), module.bias.detach().double().cpu()

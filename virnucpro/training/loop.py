@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from virnucpro.engine.events import Progress, Telling
 from virnucpro.errors import ResumeError, UnavailableError, UsageError, VirnucproError
+from virnucpro.events import Progress, Telling
 from virnucpro.labelled.arrays import Rows
 from virnucpro.log import announce, printable
 from virnucpro.training.batches import MakesBatches, Part, batches_of
@@ -37,14 +37,14 @@ B_co = TypeVar("B_co", covariant=True)
 
 
 class Objective(MakesBatches[B_co], Protocol[B_co]):
-    """What is learned, from which rows, and how well it is known. ``B_co`` is its kind of batch."""
+    """An objective: its rows, losses and evaluation. ``B_co`` is its kind of batch."""
 
     n_rows: int  # of an epoch
     unit: str
     best: str  # the name of the figure by which the best epoch is chosen; larger is better
 
     def weight(self, rows: Rows) -> float:
-        """What the losses of these rows are divided by."""
+        """The divisor of the losses of these rows."""
 
     def validate(self, module: nn.Module, ranks: Ranks) -> dict[str, float]: ...
 
@@ -69,7 +69,7 @@ class Trainer(Generic[B]):
             UsageError: there are fewer rows than ranks and accumulated steps.
             ResumeError: the folder holds checkpoints of another training, or a damaged one.
             UnavailableError: a batch does not fit into the device's memory.
-            VirnucproError: the loss is no number any more.
+            VirnucproError: the loss is not a number any more.
         """
         settings, ranks = self.settings, self.ranks
         schedule = _Schedule(self.objective.n_rows, settings, ranks)
@@ -90,7 +90,7 @@ class Trainer(Generic[B]):
         return self.state
 
     def speeds(self) -> list[Speed]:
-        """Of all ranks, in their order."""
+        """The speeds of all ranks, in their order."""
         mine = Speed(str(self.ranks.device), self.n_trained, self.clock.seconds)
         return self.ranks.gather(mine)
 

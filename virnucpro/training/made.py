@@ -1,4 +1,4 @@
-"""Made sequences that are no virus: what no collection holds, and users have nevertheless.
+"""Synthetic negatives: sequences that no collection holds, and users have nevertheless.
 
 Homopolymers, tandem repeats, mixtures of both with random sequence, random sequence of any GC,
 and cells' sequences whose dinucleotides are shuffled.

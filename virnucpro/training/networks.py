@@ -1,4 +1,4 @@
-"""What is trained: the encoder with a head for masked residues, or with a classifier."""
+"""Networks to train: the encoder with a head for masked residues, or with a classifier."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class MaskedLanguageModel(nn.Module):
         self.bias = nn.Parameter(torch.zeros(N_TOKENS))
 
     def logits(self, batch: MaskedBatch) -> Tensor:
-        """What each chosen residue may be, (n_chosen, N_TOKENS)."""
+        """Logits of the tokens for each chosen residue, (n_chosen, N_TOKENS)."""
         staged = StagedBatch.of(batch.packed, self.encoder.inv_freq)
         device = staged.tokens.device
         scale = torch.from_numpy(batch.scale).to(device)
@@ -93,7 +93,7 @@ class MaskedLanguageModel(nn.Module):
         return F.cross_entropy(logits, targets, reduction="sum")
 
     def extra_tensors(self) -> dict[str, Tensor]:
-        """Those that are not the encoder's, as transformers names them."""
+        """The tensors beside the encoder's, as transformers names them."""
         return {
             "lm_head.dense.weight": self.dense.weight,
             "lm_head.dense.bias": self.dense.bias,
@@ -161,7 +161,7 @@ def _mlp(n_inputs: int, hidden: int, dropout: float) -> nn.Sequential:
 
 
 class FrameClassifier(nn.Module):
-    """A reader of residues (``training.readers``), and a classifier of what it read.
+    """A reader of residues (``encoders.learned.readers``), and a classifier of what it read.
 
     Vectors that were made before the training stand behind what the reader reads.
     """

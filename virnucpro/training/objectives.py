@@ -1,4 +1,4 @@
-"""What can be learned from frames: masked residues, or the labels."""
+"""The objectives of a training on frames: masked residues, or the labels."""
 
 from __future__ import annotations
 

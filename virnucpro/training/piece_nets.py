@@ -18,7 +18,7 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitting:
-    """How nets are fitted."""
+    """The settings by which nets are fitted."""
 
     hidden: tuple[int, int] = (128, 64)
     input_dropout: float = 0.4

@@ -20,8 +20,8 @@ from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
-from virnucpro.engine.events import Telling
 from virnucpro.errors import UnavailableError, UsageError, VirnucproError
+from virnucpro.events import Telling
 from virnucpro.files import disk_error
 from virnucpro.log import LOGGER, printable
 from virnucpro.processes import Child, Pipe, Raised, interrupts_held, kill_all, start, with_news
@@ -41,7 +41,7 @@ _KEPT = "the epochs that were finished are kept: go on with --resume when that i
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """This process among those of the training."""
+    """The rank of this process in the training."""
 
     rank: int
     world_size: int
@@ -85,7 +85,7 @@ class Ranks:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """What torchrun says to a process that it started."""
+    """The environment that torchrun gives to a process."""
 
     rank: int
     local_rank: int
@@ -176,8 +176,11 @@ def _ending_together(store: Store, world_size: int) -> Iterator[None]:
         if store.add(_N_ERRORS, 1) > 1:
             raise SystemExit(told.exit_code) from error
         store.set(_EXIT_CODE, str(told.exit_code))
+        if dist.is_initialized():  # the others wait within torch: their waiting fails now
+            with suppress(RuntimeError):
+                dist.destroy_process_group()
         deadline = time.monotonic() + _GRACE_SECONDS
-        while not dist.is_initialized() and time.monotonic() < deadline:  # the others listen
+        while time.monotonic() < deadline:  # they ask the store, which may end with this process
             if store.add(_N_HEARD, 0) == world_size - 1:
                 break
             time.sleep(_LISTEN_SECONDS)
@@ -185,6 +188,7 @@ def _ending_together(store: Store, world_size: int) -> Iterator[None]:
     except RuntimeError as error:  # so torch says that another process has gone
         with suppress(dist.DistError):  # with the store, if it was the first
             if store.check([_EXIT_CODE]):
+                store.add(_N_HEARD, 1)
                 raise SystemExit(int(store.get(_EXIT_CODE))) from error
         raise
 
@@ -217,7 +221,7 @@ def run_on(devices: Sequence[str], work: Callable[[Ranks], None], on_event: OnEv
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """What a process must know to find the others."""
+    """The devices, port and log level that the processes of a training share."""
 
     devices: tuple[str, ...]
     port: int

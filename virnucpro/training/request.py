@@ -1,4 +1,4 @@
-"""From the options of ``virnucpro train`` to a training that can begin, and its devices."""
+"""Options of ``virnucpro train`` become a training that can begin, and its devices."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from typing import Any
 from virnucpro.devices import Choice, choose_devices, choose_precision
 from virnucpro.encoders.esm2.model import ESM2Shape
 from virnucpro.encoders.esm2.weights import inspect_checkpoint
-from virnucpro.encoders.models import check_published, find_checkpoint
+from virnucpro.encoders.learned.file import ENCODER_FILE
+from virnucpro.encoders.models import find_checkpoint
 from virnucpro.encoders.published import EMBEDDED
-from virnucpro.engine.events import Progress, Telling
 from virnucpro.errors import InputError, OutputError, ResumeError, UsageError
+from virnucpro.events import Progress, Telling
 from virnucpro.files import atomic, open_plain, refuse_links, sha256
 from virnucpro.labelled.records import (
     LabelledRecord,
@@ -46,7 +47,18 @@ _FACTS = "training.json"
 SPLIT, HELD_OUT, BOARD = "split.tsv", "held_out.tsv", "tensorboard"
 _FRAMES, _FEATURES, _FASTA = "frames", "features", "records.fa"
 # in the folder of a training
-_OURS = (_FACTS, SPLIT, HEAD_FILE, HELD_OUT, _FRAMES, _FEATURES, _FASTA, BOARD, "checkpoints")
+_OURS = (
+    _FACTS,
+    SPLIT,
+    HEAD_FILE,
+    ENCODER_FILE,
+    HELD_OUT,
+    _FRAMES,
+    _FEATURES,
+    _FASTA,
+    BOARD,
+    "checkpoints",
+)
 _OF_EVERY_FOLDER = {*OF_A_LOCK, "virnucpro.log"}
 _PLACES = ("manifest", "encoder")  # their contents count: data_sha256, encoder_id
 _USUAL = (6, 128, 4)  # layers, dimensions and heads of a new encoder
@@ -55,12 +67,12 @@ _MORE_GROUPS = "label more groups, or move some in a table of the split and give
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """What ``virnucpro train`` was asked for, checked but for what the data tell."""
+    """A request for a training, checked but for the data."""
 
     options: TrainOptions
     settings: Settings
     encoder: Path | None  # to start from; None: a new one of ``shape``
-    shape: ESM2Shape | None  # None: there is no ESM-2 in it
+    shape: ESM2Shape | None  # None: there is not an ESM-2 in it
 
     @property
     def output(self) -> Path:
@@ -95,18 +107,23 @@ class Training:
 
     @property
     def fasta(self) -> Path:
-        """What these are made of."""
+        """The FASTA file of all records, from which the engine makes vectors."""
         return self.output / _FASTA
 
     @property
-    def is_of_predict(self) -> bool:
-        """Whether frames become vectors as ``predict`` makes them: ESM-2, and the mean."""
+    def learned_encoder(self) -> Path:
+        """The file of the trained encoder, if it is not a plain ESM-2."""
+        return self.output / ENCODER_FILE
+
+    @property
+    def is_plain(self) -> bool:
+        """True if a frame's vector is the mean of an ESM-2: such an encoder needs no file."""
         return (self.options.encoding, self.options.architecture) == ("esm2", "mlp")
 
     @property
     def has_stored_vectors(self) -> bool:
-        """Whether the engine makes the vectors, once, before the training."""
-        return self.settings.mode == "head" and self.is_of_predict
+        """True if the engine makes the vectors, once, before the training."""
+        return self.settings.mode == "head" and self.is_plain
 
 
 def resolve(options: TrainOptions, on_event: OnEvent) -> tuple[Training, Choice]:
@@ -202,7 +219,7 @@ def _encoder(
             model,
             lambda n, total: on_event(Progress("fetching the model", n, total, "bytes")),
         )
-        check_published(model, checkpoint, checkpoint.sha256())
+        checkpoint.check(checkpoint.sha256())
         return checkpoint.path, checkpoint.shape
     asked = (options.layers, options.dim, options.heads)
     sizes = [usual if size is None else size for size, usual in zip(asked, _USUAL, strict=True)]
@@ -221,7 +238,7 @@ def open_folder(training: Training, on_event: OnEvent) -> None:
     The folder is there, and locked. It has all that the processes of the training read.
 
     Raises:
-        OutputError: the folder is not empty, and this is no resume.
+        OutputError: the folder is not empty, and this is not a resume.
         ResumeError: it holds another training.
         InputError: manifest or split are wrong.
     """
@@ -276,7 +293,7 @@ def _prepare_frames(training: Training, manifest: Manifest, on_event: OnEvent) -
 
 @contextmanager
 def _leaving_nothing(training: Training) -> Iterator[None]:
-    """If the block fails, the folder is as free as before."""
+    """Delete the frames if the block fails."""
     try:
         yield
     except BaseException:
@@ -285,7 +302,7 @@ def _leaving_nothing(training: Training) -> Iterator[None]:
 
 
 def describe(training: Training, choice: Choice) -> list[str]:
-    """What is trained, and on what."""
+    """Lines on mode, model, precision and devices."""
     shape, settings = training.shape, training.settings
     encoder = f"no ESM-2, {training.options.encoding}"
     if shape is not None:
@@ -300,7 +317,7 @@ def describe(training: Training, choice: Choice) -> list[str]:
 def _check_free(folder: Path, is_begun: bool, resume: bool) -> None:
     """
     Raises:
-        OutputError: the folder holds a training, and this is no resume; or something else.
+        OutputError: the folder holds a training, and this is not a resume; or something else.
     """
     found = {entry.name for entry in folder.iterdir()} - _OF_EVERY_FOLDER
     if is_begun and not resume:
@@ -357,7 +374,7 @@ def _check_split(
 
 
 def _facts(training: Training, source: Source) -> dict[str, Any]:
-    """All that the weights depend on; files by their content."""
+    """The facts that the weights depend on; files by their content."""
     options = training.options
     facts: dict[str, Any] = {
         "manifest": options.data,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -18,8 +19,26 @@ from torch import nn
 
 from virnucpro import __version__
 from virnucpro.devices import Choice
+from virnucpro.encoders.base import Model
+from virnucpro.encoders.esm2.encoder import inspect_esm2
 from virnucpro.encoders.esm2.model import ESM2
 from virnucpro.encoders.esm2.weights import inspect_checkpoint, load_esm2, save_esm2
+from virnucpro.encoders.learned.file import (
+    Base,
+    LearnedFacts,
+    inspect_learned,
+    save_learned,
+)
+from virnucpro.encoders.learned.readers import (
+    MeanReader,
+    NoReader,
+    PaddedReader,
+    Reader,
+    blosum62,
+    new_reader,
+    one_hot,
+)
+from virnucpro.encoders.published import EMBEDDED, PUBLISHED
 from virnucpro.engine.executor import Executor
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.errors import InputError, UsageError, VirnucproError
@@ -48,7 +67,6 @@ from virnucpro.training.networks import (
 )
 from virnucpro.training.objectives import FrameLabels, MaskedResidues, score_frames
 from virnucpro.training.ranks import Ranks, Started, run_on, run_under_torchrun
-from virnucpro.training.readers import NoReader, Reader, blosum62, new_reader, one_hot
 from virnucpro.training.request import (
     BOARD,
     HELD_OUT,
@@ -147,11 +165,8 @@ def learn(training: Training, ranks: Ranks) -> None:
             figures.append((split, part, odds))
     if ranks.is_first:
         _write_figures(training, figures)
-        if training.is_of_predict:
-            labels = frames.labels.of_splits(splits, "train", "validation")
-            _export(training, module, labels, figures[0][1:])
-        else:
-            announce("predict cannot use this network; what was trained is in checkpoints/best.pt")
+        labels = frames.labels.of_splits(splits, "train", "validation")
+        _export(training, module, labels, figures[0][1:])
 
 
 def _pretrain(
@@ -177,7 +192,7 @@ def _classify(
     held_out: LabelledFrames,
 ) -> FrameClassifier:
     settings = training.settings
-    reader = _reader(training, ranks.device)
+    reader = new_reader_of(training, ranks.device)
     dim = reader.width + train.vectors.width
     classifier = Classifier(dim, training.options.hidden, training.options.dropout)
     classifier.standardise(train.composition)
@@ -230,7 +245,7 @@ def _encoder(training: Training, device: torch.device) -> ESM2:
     return encoder.requires_grad_(training.settings.mode != "head")
 
 
-def _reader(training: Training, device: torch.device) -> Reader:
+def new_reader_of(training: Training, device: torch.device) -> Reader:
     if training.has_stored_vectors or training.options.encoding == "composition":
         return NoReader()
     match training.options.encoding:
@@ -245,7 +260,7 @@ def _reader(training: Training, device: torch.device) -> Reader:
 
 
 def _some(frames: LabelledFrames, seed: int) -> LabelledFrames:
-    """As many as are worth the time after each epoch."""
+    """The validation frames that are scored after each epoch."""
     order = np.random.default_rng([seed, len(frames)]).permutation(len(frames))
     return frames.take(np.sort(order[:_MOST_FRAMES]))
 
@@ -280,7 +295,7 @@ def _has_both(frames: LabelledFrames) -> bool:
 
 
 def _count_lines(frames: LabelledFrames, weight: NDArray[np.float32]) -> list[str]:
-    """What there is of each class, and how much it counts."""
+    """Lines with the number and the weight of the frames of each label."""
     names = (("virus", frames.is_virus), ("other", ~frames.is_virus))
     return [
         f"{name}: {int(rows.sum()):,} frames of {len(np.unique(frames.group[rows])):,} groups, "
@@ -332,30 +347,60 @@ def _export(
     validation: tuple[LabelledFrames, NDArray[np.float64]],
 ) -> None:
     """Write the encoder, if it was trained, and the calibrated head."""
-    folder, is_finetuned = training.encoder, training.settings.mode == "finetune"
-    if is_finetuned:
-        folder = training.trained_encoder
-        encoder = module.reader.encoder
-        assert isinstance(encoder, ESM2)
-        save_esm2(folder, encoder)
-    assert folder is not None, "a head needs an encoder"
-    frames, (protein, nucleotide) = validation
-    calibration = calibrate(protein, nucleotide, frames)
+    encoder = _export_encoder(training, module)
+    frames, odds = validation
+    calibration = calibrate(odds[0], odds[-1], frames)
     if calibration.is_at_limit:
         LOGGER.warning(
             "the scores cannot be calibrated on the validation groups, which are told apart "
             "perfectly or not at all: label more groups"
         )
-    facts = facts_of(
-        inspect_checkpoint(folder), calibration, training.options.chunk_size[0], _describe(training)
-    )
-    trained_on = digests_of(labels, training.encoder, is_finetuned)
+    facts = facts_of(encoder, calibration, training.options.chunk_size[0], _describe(training))
+    is_trained = any(weight.requires_grad for weight in module.reader.parameters())
+    trained_on = digests_of(labels, training.encoder, is_trained)
     write_head(training.head, module.classifier, facts, calibration, trained_on)
     announce(
         f"head: {printable(training.head)}, a chunk is the {calibration.frames} of its frames, "
         f"temperature {calibration.temperature:.2f}, exponent {calibration.exponent:.2f}, "
         f"threshold {calibration.threshold:.3f}"
     )
+
+
+def _export_encoder(training: Training, module: FrameClassifier) -> Model:
+    """Write what of the encoder was trained. -> what makes the vectors of frames"""
+    folder, reader = training.encoder, module.reader
+    if training.settings.mode == "finetune":
+        folder = training.trained_encoder
+        assert isinstance(reader.encoder, ESM2)
+        save_esm2(folder, reader.encoder)
+    if training.is_plain:
+        assert folder is not None, "a head needs an encoder"
+        return inspect_esm2(folder)
+    assert isinstance(reader, MeanReader | PaddedReader | NoReader)
+    base = None
+    if folder is not None:
+        base = Base(
+            model=_name_of(training, folder), encoder_id=inspect_checkpoint(folder).encoder_id
+        )
+    network = reader.network.state_dict() if isinstance(reader, PaddedReader) else {}
+    facts = LearnedFacts(
+        encoding=training.options.encoding,
+        architecture=training.options.architecture,
+        dim=reader.width,
+        base=base,
+    )
+    weights = {f"network.{name}": tensor.float().cpu().numpy() for name, tensor in network.items()}
+    save_learned(training.learned_encoder, facts, weights)
+    announce(f"encoder: {printable(training.learned_encoder)}")
+    return inspect_learned(training.learned_encoder)
+
+
+def _name_of(training: Training, folder: Path) -> str:
+    """The name of the checkpoint for later runs; a trained one lies beside its reader."""
+    if folder == training.trained_encoder:
+        return folder.name
+    model = training.options.model or EMBEDDED
+    return model if model in (EMBEDDED, *PUBLISHED) else str(folder.absolute())
 
 
 def _describe(training: Training) -> str:

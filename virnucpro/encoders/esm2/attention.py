@@ -1,6 +1,6 @@
 """Attention within each protein of a packed batch: one signature, the kernels behind it.
 
-A kernel takes the projected queries, keys and values, (n_tokens, 3, n_heads, head_dim), turns
+A kernel takes the projected queries, keys and values, (n_tokens, 3, n_heads, head_dim), rotates
 queries and keys by their positions in float32, and gives (n_tokens, n_heads, head_dim) of the
 same type. It is chosen once, when the model is loaded.
 """
@@ -41,8 +41,8 @@ def attend_dense(qkv: Tensor, batch: StagedBatch) -> Tensor:
     n_heads = qkv.shape[2]
     for first, n, seqlen in batch.runs:
         at_once = max(1, _SCORES_AT_ONCE // (n_heads * seqlen**2))
-        for begun in range(0, n, at_once):
-            block = (first + begun * seqlen, min(at_once, n - begun), seqlen)
+        for i in range(0, n, at_once):
+            block = (first + i * seqlen, min(at_once, n - i), seqlen)
             q, k, v = _turned(qkv, batch, block)
             if seqlen > _LONGEST_DENSE:
                 attended = F.scaled_dot_product_attention(q, k, v)
@@ -113,7 +113,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def _turned(qkv: Tensor, batch: StagedBatch, run: tuple[int, int, int]) -> tuple[Tensor, ...]:
-    """Queries and keys, turned, and values: (n, n_heads, seqlen, head_dim) float32 each."""
+    """Rotated queries and keys, and values: (n, n_heads, seqlen, head_dim) float32 each."""
     first, n, seqlen = run
     part = qkv[first : first + n * seqlen].view(n, seqlen, *qkv.shape[1:]).permute(2, 0, 3, 1, 4)
     laid_out = torch.empty(part.shape, dtype=torch.float32, device=qkv.device).copy_(part)
@@ -123,7 +123,7 @@ def _turned(qkv: Tensor, batch: StagedBatch, run: tuple[int, int, int]) -> tuple
 
 
 def _put(out: Tensor, first: int, attended: Tensor) -> None:
-    """(n, n_heads, seqlen, head_dim) to its tokens' places."""
+    """Write (n, n_heads, seqlen, head_dim) to the places of its tokens."""
     n, _, seqlen, _ = attended.shape
     out[first : first + n * seqlen].view(n, seqlen, *out.shape[1:]).copy_(attended.transpose(1, 2))
 

@@ -31,10 +31,15 @@ from virnucpro.log import printable
 WORTH_CONVERTING = 256 << 20  # bytes; what is smaller loads in a second anyway
 _FORMAT = "1"
 _SUFFIX = ".virnucpro.safetensors"
-_STALE_SECONDS = 86_400  # what was half written then has no writer any more
+_STALE_SECONDS = 86_400  # age after which a half written file has no writer any more
 _DAMAGE = (OSError, ValueError, LookupError, TypeError, RecursionError, SafetensorError)
 
 OnBytes = Callable[[int], None]
+
+
+def converted_folder() -> Path:
+    """The folder of converted large checkpoints; it may be deleted at any time."""
+    return Path(torch.hub.get_dir()) / "virnucpro"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +73,15 @@ def convert(
         UnavailableError: the checkpoint cannot be used.
         OSError, OutputError, StorageError: the folder cannot be written.
     """
-    found = _find(checkpoint, source_sha256, dtype, folder, lambda _: None)
+    converted = _find(checkpoint, source_sha256, dtype, folder, lambda _: None)
     folder.mkdir(parents=True, exist_ok=True)
-    if found is None:
+    if converted is None:
         _sweep(folder)
         path = _path(source_sha256, dtype, folder)
         _write(checkpoint, source_sha256, dtype, path)
-        found = Converted(path, source_sha256)
+        converted = Converted(path, source_sha256)
     _write_json(_note(checkpoint, folder), {"source_sha256": source_sha256})
-    return found
+    return converted
 
 
 def is_converted(path: Path) -> bool:
@@ -92,14 +97,14 @@ def open_esm2(path: Path, layer: int, dtype: torch.dtype, device: torch.device) 
     if not is_converted(path):
         return load_esm2(path, layer, dtype, device)
     try:
-        with safe_open(path, framework="pt") as stored:
-            facts = stored.metadata()
+        with safe_open(path, framework="pt") as handle:
+            facts = handle.metadata()
             if facts["dtype"] != str(dtype):
                 raise ValueError(f"it holds {facts['dtype']}")
             shape = ESM2Shape(**json.loads(facts["shape"]))
             with torch.device("meta"):
                 model = ESM2(shape, layer, dtype, choose_kernel(device, dtype))
-            tensors = {name: stored.get_tensor(name) for name in model.state_dict()}
+            tensors = {name: handle.get_tensor(name) for name in model.state_dict()}
         model.load_state_dict(tensors, assign=True)
     except (*_DAMAGE, RuntimeError) as error:
         raise UnavailableError(
@@ -120,9 +125,9 @@ def _find(
         return None
     path = _path(source_sha256, dtype, folder)
     try:
-        with safe_open(path, framework="pt") as stored:
-            known = stored.metadata()
-        if known != _metadata(checkpoint, source_sha256, dtype):
+        with safe_open(path, framework="pt") as handle:
+            metadata = handle.metadata()
+        if metadata != _metadata(checkpoint, source_sha256, dtype):
             return None
         if json.loads(path.with_suffix(".json").read_text())["sha256"] != sha256(path, on_bytes):
             return None
@@ -162,13 +167,13 @@ def _path(source_sha256: str, dtype: torch.dtype, folder: Path) -> Path:
 
 
 def _note(checkpoint: Checkpoint, folder: Path) -> Path:
-    """Another place, size or time of the checkpoint has another note."""
-    known = hashlib.sha256()
+    """The note of a checkpoint; another place, size or time of it has another note."""
+    digest = hashlib.sha256()
     for file in checkpoint.files:
         stat = file.stat()
         where = (str(file.resolve()), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
-        known.update(repr(where).encode())
-    return folder / f"seen_{known.hexdigest()[:16]}.json"
+        digest.update(repr(where).encode())
+    return folder / f"seen_{digest.hexdigest()[:16]}.json"
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
@@ -177,7 +182,7 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def _sweep(folder: Path) -> None:
-    """Delete what killed conversions left, of us and of safetensors."""
+    """Delete temporary files of killed conversions, ours and those of safetensors."""
     for leftover in folder.glob(".*"):
         if leftover.is_file() and leftover.stat().st_mtime < time.time() - _STALE_SECONDS:
             leftover.unlink(missing_ok=True)

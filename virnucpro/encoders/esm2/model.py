@@ -31,7 +31,7 @@ TOKEN_DROPOUT_SCALE = 1 - 0.15 * 0.8
 
 @dataclass(frozen=True, slots=True)
 class ESM2Shape:
-    """What tells one ESM-2 from another."""
+    """The dimensions of an ESM-2."""
 
     n_layers: int
     dim: int
@@ -43,8 +43,13 @@ class ESM2Shape:
         return self.dim // self.n_heads
 
     @property
+    def width(self) -> str:
+        """Dimensions and heads, for people."""
+        return f"{self.dim} in {self.n_heads} heads of {self.head_dim}"
+
+    @property
     def n_parameters(self) -> int:
-        """Of the encoder, without LM and contact heads."""
+        """Number of parameters of the encoder, without LM and contact heads."""
         per_layer = 12 * self.dim**2 + 13 * self.dim
         return self.n_layers * per_layer + (N_TOKENS + 2) * self.dim
 
@@ -73,7 +78,7 @@ class Layer(nn.Module):
         return qkv.view(len(x), 3, self.n_heads, -1)
 
     def finish(self, x: Tensor, attended: Tensor) -> Tensor:
-        """What comes after attention, (n_tokens, n_heads, head_dim). -> (n_tokens, dim)"""
+        """Add attention and MLP to the stream. (n_tokens, n_heads, head_dim) -> (n_tokens, dim)"""
         x = x + self.attention_out(attended.flatten(1))
         hidden = self.linear_gelu(self.mlp_norm(x).to(self.dtype))
         out: Tensor = x + self.down(hidden)
@@ -89,7 +94,7 @@ class Layer(nn.Module):
 
 
 class ESM2(nn.Module):
-    """The encoder up to ``n_layers``; without LM and contact heads, which nobody asks for."""
+    """The encoder up to ``n_layers``; without LM and contact heads."""
 
     def __init__(
         self, shape: ESM2Shape, n_layers: int, dtype: torch.dtype, attend: Kernel = attend_runs
@@ -115,14 +120,14 @@ class ESM2(nn.Module):
         return self.encode(StagedBatch.of(batch, self.inv_freq))
 
     def encode(self, batch: StagedBatch) -> Tensor:
-        """As ``forward``, for a batch that is on the device already."""
+        """The same as ``forward``, for a batch that is on the device already."""
         x = self.embedding(batch.tokens)
         if self.shape.token_dropout:
             x = x * TOKEN_DROPOUT_SCALE
         return self.transform(x, batch)
 
     def transform(self, x: Tensor, batch: StagedBatch) -> Tensor:
-        """All layers, from embedded tokens on. (n_tokens, dim) -> the same"""
+        """Apply all layers to embedded tokens. (n_tokens, dim) -> the same"""
         for layer in self.layers:
             x = layer(x, batch, self.attend)
         normed: Tensor = self.final_norm(x)
@@ -136,7 +141,7 @@ def rotary_frequencies(head_dim: int) -> Tensor:
 
 
 def cpu_has_fused_gelu() -> bool:
-    """Whether oneDNN multiplies bf16 on this CPU (AVX-512 and newer), with GELU in one kernel."""
+    """True if oneDNN multiplies bf16 on this CPU (AVX-512 and newer), with GELU in one kernel."""
     ops = torch.ops.mkldnn
     return hasattr(ops, "_linear_pointwise") and bool(ops._is_mkldnn_bf16_supported())
 

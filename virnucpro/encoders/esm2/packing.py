@@ -80,7 +80,7 @@ class StagedBatch:
 
 
 def _send(array: NDArray[np.generic], device: torch.device) -> Tensor:
-    """A GPU takes pinned memory without making the host wait."""
+    """Send an array to a device; a GPU takes pinned memory without making the host wait."""
     tensor = torch.from_numpy(array)
     if device.type != "cuda":
         return tensor.to(device)
@@ -101,8 +101,8 @@ def plan_batches(
     batches: list[list[int]] = []
     first = 0
     while first < len(order):
-        used = int(ends[first - 1]) if first else 0
-        last = int(np.searchsorted(ends, used + tokens_per_batch, side="right"))
+        n_before = int(ends[first - 1]) if first else 0
+        last = int(np.searchsorted(ends, n_before + tokens_per_batch, side="right"))
         last = max(last, first + 1)
         batches.append(order[first:last].tolist())
         first = last

@@ -1,6 +1,6 @@
 """Find, inspect, load and save an ESM-2: fair-esm's ``.pt`` or a Hugging Face folder.
 
-A checkpoint says itself what it is; file names are not trusted. Nothing in it is ever run:
+The content of a checkpoint says what it is; file names are not trusted. Nothing in it is ever run:
 ``.pt`` files are read with ``weights_only=True``, and safetensors hold only tensors.
 """
 
@@ -16,7 +16,7 @@ import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -39,11 +39,12 @@ from virnucpro.log import printable
 _FAIRSEQ_PREFIX = re.compile(r"^(encoder\.sentence_encoder\.|encoder\.)")
 _LAYER_NUMBER = re.compile(r"(?:^|\.)layers?\.(\d+)\.")
 
+ROTARY = "layers.0.self_attn.rot_emb.inv_freq"  # in fair-esm; the same in every layer
 # our module's name -> what the two formats call it; {} is the number of the layer
 _FAIR_ESM = {
     "embedding": "embed_tokens",
     "final_norm": "emb_layer_norm_after",
-    "inv_freq": "layers.0.self_attn.rot_emb.inv_freq",
+    "inv_freq": ROTARY,
     "attention_norm": "layers.{}.self_attn_layer_norm",
     "q": "layers.{}.self_attn.q_proj",
     "k": "layers.{}.self_attn.k_proj",
@@ -67,7 +68,7 @@ _HUGGING_FACE = {
     "down": "encoder.layer.{}.output.dense",
 }
 _PT_MAGIC = (b"PK", b"\x80")  # a zip archive, or a bare pickle of old
-# what torch.load makes of a damaged file
+# errors of torch.load on a damaged file
 _DAMAGE = (
     OSError,
     RuntimeError,
@@ -80,7 +81,7 @@ _DAMAGE = (
     struct.error,
     zipfile.BadZipFile,
 )
-# what comes of tensors and figures that fit no model
+# errors where tensors and figures fit no model
 _NONSENSE = (TypeError, ValueError, IndexError, ArithmeticError, RuntimeError, SafetensorError)
 _MATRICES = ("q", "k", "v", "attention_out", "up", "down")
 _SAME_NAME = ("attention_norm", "attention_out", "mlp_norm", "up", "down")
@@ -93,6 +94,16 @@ class Checkpoint:
     path: Path
     shape: ESM2Shape
     encoder_id: str  # the same for the same weights in either format
+    family: ClassVar[str] = "esm2"
+    reads: ClassVar[Literal["protein"]] = "protein"
+
+    @property
+    def dim(self) -> int:
+        return self.shape.dim
+
+    @property
+    def n_layers(self) -> int:
+        return self.shape.n_layers
 
     @property
     def name(self) -> str:
@@ -100,7 +111,7 @@ class Checkpoint:
 
     @property
     def files(self) -> list[Path]:
-        """Those that hold weights."""
+        """The files that hold weights."""
         return _weight_files(self.path)
 
     @property
@@ -108,13 +119,13 @@ class Checkpoint:
         return sum(file.stat().st_size for file in self.files)
 
     def sha256(self, on_bytes: Callable[[int], None] = lambda _: None) -> str:
-        """Of the file, or of the hashes of a folder's weight files in order."""
+        """The SHA-256 of the file, or of the hashes of a folder's weight files in order."""
         files = self.files
         if len(files) == 1:
             return sha256(files[0], on_bytes)
         before, digests = 0, []
         for file in files:
-            digests.append(sha256(file, lambda done, before=before: on_bytes(before + done)))  # type: ignore[misc]
+            digests.append(sha256(file, lambda n, before=before: on_bytes(before + n)))  # type: ignore[misc]
             before += file.stat().st_size
         return hashlib.sha256("".join(digests).encode()).hexdigest()
 
@@ -122,7 +133,7 @@ class Checkpoint:
 def inspect_checkpoint(path: Path) -> Checkpoint:
     """
     Raises:
-        UnavailableError: it is no ESM-2, is damaged, or holds more than tensors.
+        UnavailableError: it is not an ESM-2, is damaged, or holds more than tensors.
     """
     if not path.exists():
         raise UnavailableError(
@@ -137,7 +148,7 @@ def inspect_checkpoint(path: Path) -> Checkpoint:
 
 def _inspect(path: Path) -> Checkpoint:
     tensors = _Tensors.open(path)
-    numbers = {int(found[1]) for name in tensors.names if (found := _LAYER_NUMBER.search(name))}
+    numbers = {int(match[1]) for name in tensors.names if (match := _LAYER_NUMBER.search(name))}
     embedding = tensors.get("embedding", "weight")
     if len(embedding) != N_TOKENS or numbers != set(range(len(numbers))) or not numbers:
         raise _not_esm2(path, f"{len(embedding)} tokens and {len(numbers)} layers")
@@ -203,6 +214,8 @@ def fair_esm_state(path: Path) -> dict[str, Tensor]:
     """
     n_layers, tensors = inspect_checkpoint(path).shape.n_layers, _Tensors.open(path)
     state = {}
+    if tensors.has("inv_freq"):
+        state[ROTARY] = tensors.get("inv_freq")
     for name, theirs in _FAIR_ESM.items():
         kinds = {"inv_freq": (), "embedding": ("weight",)}.get(name, ("weight", "bias"))
         for layer in range(n_layers if "{}" in theirs else 1):
@@ -240,7 +253,7 @@ def save_esm2(folder: Path, model: ESM2, extra: Mapping[str, Tensor] = {}) -> No
 
 
 def _config(shape: ESM2Shape, architecture: str) -> dict[str, object]:
-    """What transformers needs to know of a model."""
+    """The content of ``config.json``, for transformers."""
     return {
         "architectures": [architecture],
         "model_type": "esm",
@@ -315,10 +328,10 @@ class _Tensors:
         return self._scheme[name] in self.names
 
     def get(self, name: str, kind: str = "", layer: int = 0) -> Tensor:
-        stored = self._scheme[name].format(layer) + (f".{kind}" if kind else "")
-        if stored not in self.names:
-            raise _not_esm2(self.path, f"no tensor {stored}")
-        tensor = self._read(stored)
+        stored_name = self._scheme[name].format(layer) + (f".{kind}" if kind else "")
+        if stored_name not in self.names:
+            raise _not_esm2(self.path, f"no tensor {stored_name}")
+        tensor = self._read(stored_name)
         _check_stored(tensor, self.path)
         return tensor
 
@@ -354,7 +367,7 @@ def _open_pt(path: Path) -> _Tensors:
     except _DAMAGE as error:
         raise UnavailableError(
             f"{printable(path)} cannot be read: {printable(error)}",
-            hint="the file is damaged or no checkpoint: download it again",
+            hint="the file is damaged or not a checkpoint: download it again",
         ) from error
     if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
         raise _not_esm2(path, "no state dict under 'model'")
@@ -385,7 +398,7 @@ def _check_archive(path: Path) -> None:
 
 def _open_folder(path: Path) -> _Tensors:
     try:
-        stored = json.loads((path / "config.json").read_text())
+        settings = json.loads((path / "config.json").read_text())
         places = {}  # our name of a tensor -> its file and its name there
         for file in _weight_files(path):
             handle = safe_open(file, framework="pt")
@@ -396,17 +409,17 @@ def _open_folder(path: Path) -> _Tensors:
             f"{printable(path)} cannot be read: {printable(error)}",
             hint="a model folder holds config.json and *.safetensors files",
         ) from error
-    if not isinstance(stored, dict) or stored.get("model_type") != "esm":
+    if not isinstance(settings, dict) or settings.get("model_type") != "esm":
         raise _not_esm2(path, "config.json of another kind of model")
-    if stored.get("position_embedding_type") != "rotary" or stored.get("emb_layer_norm_before"):
+    if settings.get("position_embedding_type") != "rotary" or settings.get("emb_layer_norm_before"):
         raise _not_esm2(path, "config.json of an ESM-1 model")
-    if stored.get("rope_theta", ROPE_THETA) != ROPE_THETA:
-        raise _not_esm2(path, f"rope_theta is {stored['rope_theta']}")
-    if stored.get("layer_norm_eps", LAYER_NORM_EPS) != LAYER_NORM_EPS:
-        raise _not_esm2(path, f"layer_norm_eps is {stored['layer_norm_eps']}")
+    if settings.get("rope_theta", ROPE_THETA) != ROPE_THETA:
+        raise _not_esm2(path, f"rope_theta is {settings['rope_theta']}")
+    if settings.get("layer_norm_eps", LAYER_NORM_EPS) != LAYER_NORM_EPS:
+        raise _not_esm2(path, f"layer_norm_eps is {settings['layer_norm_eps']}")
     config = {
-        "n_heads": stored.get("num_attention_heads", 0),
-        "token_dropout": stored.get("token_dropout", True),
+        "n_heads": settings.get("num_attention_heads", 0),
+        "token_dropout": settings.get("token_dropout", True),
     }
 
     def read(name: str) -> Tensor:
@@ -417,9 +430,9 @@ def _open_folder(path: Path) -> _Tensors:
     return _Tensors(path, read, tuple(places), _HUGGING_FACE, config)
 
 
-def _usual_name(stored: str) -> str:
-    """One name for what the versions of transformers call differently."""
-    name = stored.removeprefix("esm.")
+def _usual_name(stored_name: str) -> str:
+    """The usual name of a tensor, whatever the version of transformers."""
+    name = stored_name.removeprefix("esm.")
     if name.endswith("rotary_embeddings.inv_freq"):  # of each layer, of "*", or of the model
         return _HUGGING_FACE["inv_freq"]
     for old, new in ((".gamma", ".weight"), (".beta", ".bias")):
@@ -441,5 +454,5 @@ def _weight_files(path: Path) -> list[Path]:
 
 def _not_esm2(path: Path, why: str) -> UnavailableError:
     return UnavailableError(
-        f"{printable(path)} is no ESM-2 checkpoint: {why}", hint="see `virnucpro models list`"
+        f"{printable(path)} is not an ESM-2 checkpoint: {why}", hint="see `virnucpro models list`"
     )

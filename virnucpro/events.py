@@ -30,7 +30,7 @@ class WorkerReady:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLost:
-    """A worker could not start, died, or fell silent; ``shard`` is what it was doing."""
+    """A worker could not start, died, or fell silent; ``shard`` is the one it worked on."""
 
     worker: str
     reason: str
@@ -49,12 +49,12 @@ class BatchStarted:
     worker: str
     shard: Shard
     rows: tuple[int, ...]
-    allowed_seconds: float  # how long the batch may take before the worker counts as hung
+    allowed_seconds: float  # limit after which the worker counts as hung
 
 
 @dataclass(frozen=True, slots=True)
 class BatchDone:
-    """The rows of a batch have vectors, or reasons why not."""
+    """The rows of a batch have vectors, or reasons for having none."""
 
     worker: str
     shard: Shard
@@ -115,11 +115,11 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingStarted:
-    """The shards are known, and which of them an earlier start has finished."""
+    """The plan is known, and the shards that an earlier start has finished."""
 
     pending: tuple[Shard, ...]
     n_done_before: int
-    files: tuple[tuple[int, int], ...] = ()  # of each: its first shard, one after its last
+    files: tuple[tuple[int, int], ...] = ()  # (first shard, one after the last) of each input
     encoders: tuple[EncoderSpec, ...] = ()
 
 

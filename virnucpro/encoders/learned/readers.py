@@ -1,4 +1,4 @@
-"""From the residues of a frame to one vector: what a classifier looks at beside composition.
+"""Readers turn the residues of a frame into one vector for a classifier.
 
 A reader is a module from a ``PackedBatch`` to (n_frames, ``width``) float32. It has an
 encoder, which gives each token a vector: ESM-2, or a table of fixed rows, which shows what the
@@ -25,7 +25,7 @@ AMINO_ACIDS = RESIDUES[:20]
 
 
 class ResidueTable(nn.Module):
-    """An encoder that knows of a residue only what it is: a row of numbers for each token."""
+    """An encoder without context: a fixed row of numbers for each token."""
 
     def __init__(self, rows: Tensor) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class MeanReader(nn.Module):
 
 
 class NoReader(nn.Module):
-    """Looks at no residue: composition is all that a classifier gets."""
+    """A reader of nothing: the classifier gets composition alone."""
 
     width = 0
 
@@ -98,8 +98,10 @@ class PaddedReader(nn.Module):
 Reader = MeanReader | PaddedReader | NoReader
 
 
-def new_reader(encoder: nn.Module, n_channels: int, architecture: Architecture) -> Reader:
-    """A reader with random weights of what ``encoder`` gives, (n_tokens, n_channels)."""
+def new_reader(
+    encoder: nn.Module, n_channels: int, architecture: Architecture
+) -> MeanReader | PaddedReader:
+    """A reader with random weights for the output of ``encoder``, (n_tokens, n_channels)."""
     match architecture:
         case "mlp":
             return MeanReader(encoder, n_channels)
@@ -170,7 +172,7 @@ class LSTM(nn.Module):
 
 
 class UNet(nn.Module):
-    """Down to a quarter of the length and up again, each level with what it knew on the way down.
+    """Down to a quarter of the length and up again, with a skip connection at each level.
 
     After Ronneberger et al. 2015 (doi:10.1007/978-3-319-24574-4_28), in one dimension.
     """
@@ -191,15 +193,15 @@ class UNet(nn.Module):
         x = F.pad(x, (0, 0, 0, -x.shape[1] % 2 ** len(self.downs)))  # so that it halves evenly
         mask = _mask(x, lengths)
         x = self.stem(x.mT) * mask
-        known = []
+        skips = []
         for block, down in zip(self.on_the_way_down, self.downs, strict=True):
             x = block(x, mask)
-            known.append((x, mask))
+            skips.append((x, mask))
             mask = mask[..., ::2]
             x = down(x) * mask
         x = self.bottom(x, mask)
         for up, block in zip(reversed(self.ups), reversed(self.on_the_way_up), strict=True):
-            beside, mask = known.pop()
+            beside, mask = skips.pop()
             x = up(torch.cat([x.repeat_interleave(2, dim=-1), beside], dim=1)) * mask
             x = block(x, mask)
         return pool(x, mask)

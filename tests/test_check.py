@@ -1,0 +1,259 @@
+"""What ``models check`` promises: it passes for the right vectors, and tells the wrong ones."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+from pathlib import Path
+
+import crooked as faults
+import numpy as np
+import pytest
+from conftest import TINY
+from oracle import make_fair_esm, save_fair_esm
+from test_cli import virnucpro
+
+from virnucpro.config import Precision
+from virnucpro.encoders.check import Check, check, compare, report_lines
+from virnucpro.encoders.esm2.model import ESM2Shape
+from virnucpro.encoders.learned.file import LearnedFacts, save_learned
+from virnucpro.encoders.panel import ODD_LETTERS, make_panel
+from virnucpro.errors import UnavailableError, UsageError
+from virnucpro.events import Progress, Telling
+from virnucpro.options import CheckOptions
+
+PANEL_SHA256 = "3b4a4a847851cec74aba954be386d06d7e323ca3876f7e529336cf1141a5db67"
+DEEP = ESM2Shape(n_layers=12, dim=32, n_heads=2)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return save_fair_esm(make_fair_esm(TINY), tmp_path_factory.mktemp("check") / "tiny.pt")
+
+
+def run(model: object, precision: Precision = "fp32", events: list[Telling] | None = None) -> Check:
+    options = CheckOptions(model=str(model), device="cpu", precision=precision)
+    return check(options, (events if events is not None else []).append)
+
+
+# The panel
+
+
+def test_the_panel_is_the_same_everywhere():
+    text = "".join(f">{name}\n{protein}\n" for name, protein in make_panel().items())
+    assert hashlib.sha256(text.encode()).hexdigest() == PANEL_SHA256
+
+
+def test_the_panel_has_proteins_of_1_to_1022_residues_and_every_odd_letter():
+    panel = make_panel()
+    assert {1, 2, 1022} <= {len(protein) for protein in panel.values()}
+    assert max(map(len, panel.values())) == 1022
+    assert set(ODD_LETTERS) >= set("XBZUOJ.-")
+    for letter in ODD_LETTERS:
+        assert letter in panel[f"odd_{letter}"]
+    assert any(protein.islower() for protein in panel.values())
+
+
+# It passes
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_model_passes_in_either_format_and_every_protein_is_told(model, tiny, precision):
+    for path in (model, tiny.model):
+        outcome = run(path, precision)
+        assert outcome.has_passed, report_lines(outcome)
+        (device,) = outcome.devices
+        assert {one.protein for one in device.deviations} == set(make_panel())
+        shares = [outcome.tolerance.share(one) for one in device.deviations]
+        assert shares[0] <= 1 and shares == sorted(shares, reverse=True)
+        assert all(one.mean > 0 and one.residue > 0 for one in device.deviations)
+        assert device.tokens_per_second > 0 and outcome.tokens_per_second > 0
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_deep_model_passes_by_a_tolerance_that_grows_with_its_layers(tmp_path, model, precision):
+    deep = run(save_fair_esm(make_fair_esm(DEEP), tmp_path / "deep.pt"), precision)
+    assert deep.has_passed, report_lines(deep)
+    assert deep.tolerance.residue > run(model, precision).tolerance.residue
+
+
+def test_the_tolerance_follows_the_precision(model):
+    """A rounding of bf16 is 2^16 times as large as one of float32, whose long sums have many."""
+    exact, coarse = run(model, "fp32"), run(model, "bf16")
+    assert exact.tolerance.residue < 1e-5 < 1e-3 < coarse.tolerance.residue < 2e-2
+    assert exact.tolerance.mean < 1e-5 < 1e-3 < coarse.tolerance.mean < 2e-2
+
+
+def test_the_command_checks_the_embedded_model():
+    answer = virnucpro("models", "check", "esm2_virnucpro", "--device", "cpu", "--quiet")
+    assert answer.returncode == 0, answer.stderr
+    assert "passed: all" in answer.stdout and "worst " in answer.stdout
+    assert answer.stdout.count("tokens/s") == 2
+    assert "random_1022" in answer.stdout and "odd_J" in answer.stdout
+
+
+def test_a_rotary_table_of_the_file_is_that_of_both(tmp_path):
+    """fair-esm reads it from the file, and so do we."""
+    fair_esm = make_fair_esm(TINY)
+    for layer in fair_esm.layers:
+        layer.self_attn.rot_emb.inv_freq.mul_(1.01)
+    outcome = run(save_fair_esm(fair_esm, tmp_path / "turned.pt"))
+    assert outcome.has_passed, report_lines(outcome)
+
+
+# It fails
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        faults.scale_a_norm,
+        faults.scale_rotary,
+        faults.round_rotary,
+        faults.change_a_weight,
+        faults.forget_the_last_norm,
+        faults.take_an_earlier_layer,
+        faults.pool_the_start,
+        faults.pool_all_tokens,
+        faults.read_j_as_leucine,
+        faults.exchange_two_rows,
+        faults.give_nan,
+    ],
+    ids=lambda fault: fault.__name__,
+)
+def test_a_fault_on_one_side_fails_in_float32(model, fault):
+    with faults.crooked(fault):
+        outcome = run(model)
+    assert not outcome.has_passed
+    (device,) = outcome.devices
+    assert f"worst {device.deviations[0].protein} (" in report_lines(outcome)[-1]
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        faults.scale_a_norm_much,
+        faults.take_bf16_angles,
+        faults.take_an_earlier_layer,
+        faults.pool_the_start,
+        faults.pool_all_tokens,
+        faults.read_j_as_leucine,
+    ],
+    ids=lambda fault: fault.__name__,
+)
+def test_a_fault_that_is_larger_than_roundings_fails_in_bf16(model, fault):
+    with faults.crooked(fault):
+        assert not run(model, "bf16").has_passed
+
+
+def test_what_is_wrong_with_one_letter_is_named_by_its_proteins(model):
+    with faults.crooked(faults.read_j_as_leucine):
+        outcome = run(model)
+    failed = {one.protein for one in outcome.failures(outcome.devices[0])}
+    assert failed == {"odd_J", "odd_all"}
+
+
+CROOKED = """
+import sys
+from crooked import crooked, {fault}
+from virnucpro.cli.main import main
+sys.argv = ["virnucpro", "models", "check", {model!r}, "--device", "cpu", "--precision", "fp32"]
+with crooked({fault}):
+    main()
+"""
+
+
+def check_crooked(model: Path, fault: str) -> subprocess.CompletedProcess[str]:
+    script = CROOKED.format(fault=fault, model=str(model))
+    command = [sys.executable, "-c", script]
+    return subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent)
+
+
+def test_a_failed_check_ends_with_1_and_says_what_to_do(model):
+    answer = check_crooked(model, "scale_rotary")
+    assert answer.returncode == 1
+    assert "failed: " in answer.stdout and "worst " in answer.stdout
+    assert "the vectors are not those of fair-esm" in answer.stderr
+    assert "hint:  compare `--precision fp32` and `--device cpu`" in answer.stderr
+
+
+# It cannot be made
+
+
+def test_a_precision_that_the_device_has_not_is_refused(tiny):
+    answer = virnucpro("models", "check", tiny.model, "--device", "cpu", "--precision", "fp16")
+    assert answer.returncode == 69
+    assert "--precision fp16 is not for CPU" in answer.stderr
+    assert "hint:  leave it out" in answer.stderr
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (faults.have_no_kernel, "virnucpro in fp32 does not run on cpu: no kernel image"),
+        (faults.have_no_room, "virnucpro in fp32 does not fit into the memory of cpu"),
+    ],
+    ids=["kernel", "room"],
+)
+def test_a_program_that_does_not_run_here_is_named_with_a_remedy(model, fault, words):
+    with faults.crooked(fault), pytest.raises(UnavailableError, match=words) as caught:
+        run(model)
+    assert "--device cpu" in caught.value.hint
+
+
+def test_numbers_that_the_precision_cannot_hold_are_told(tmp_path, monkeypatch):
+    """On a CPU fp16 is refused; what a GPU would be told is the same code with its rounding."""
+    monkeypatch.setattr("virnucpro.encoders.check.choose_precision", lambda *_: "fp16")
+    fair_esm = make_fair_esm(TINY)
+    fair_esm.layers[0].fc1.weight.mul_(1e6)
+    model = save_fair_esm(fair_esm, tmp_path / "large.pt")
+    with pytest.raises(UnavailableError, match="fp16 cannot hold the numbers of large"):
+        run(model)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "words"),
+    [
+        (["nonsense"], 69, "there is no model named nonsense"),
+        ([""], 64, "MODEL is empty"),
+        ([], 64, "Missing argument"),
+        (["esm2_virnucpro", "--gpus", "0", "--device", "cpu"], 64, "--gpus does not go with"),
+    ],
+)
+def test_what_cannot_be_checked_is_told(arguments, exit_code, words):
+    answer = virnucpro("models", "check", *arguments)
+    assert answer.returncode == exit_code and words in answer.stderr
+
+
+def test_a_model_that_fair_esm_does_not_have_is_refused(tmp_path):
+    facts = LearnedFacts(encoding="onehot", architecture="cnn", dim=8)
+    save_learned(tmp_path / "encoder.safetensors", facts, {"weight": np.ones(3, np.float32)})
+    with pytest.raises(UsageError, match="onehot-cnn is not an ESM-2") as caught:
+        run(tmp_path / "encoder.safetensors")
+    assert caught.value.hint
+
+
+# On the way
+
+
+def test_progress_is_told_in_tokens_to_the_end(model):
+    events: list[Telling] = []
+    run(model, "fp32", events)
+    stages = {event.stage: event for event in events if isinstance(event, Progress)}
+    n_tokens = sum(len(protein) + 2 for protein in make_panel().values())
+    told = [event for event in stages.values() if event.unit == "tokens"]
+    assert len(told) == 4
+    assert all(event.done == event.total == n_tokens for event in told)
+
+
+def test_help_has_an_example_of_it():
+    assert "virnucpro models check " in " ".join(virnucpro("models", "--help").stdout.split())
+
+
+def test_vectors_are_compared_by_id():
+    rng = np.random.default_rng(0)
+    residues = {name: rng.random((len(text), 8)) for name, text in make_panel().items()}
+    means = {name: rows.mean(axis=0, keepdims=True) for name, rows in residues.items()}
+    turned = [dict(reversed(vectors.items())) for vectors in (means, residues)]
+    assert all(one.mean == one.residue == 0 for one in compare(*turned, residues))

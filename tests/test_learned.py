@@ -1,0 +1,214 @@
+"""Whatever ``train`` makes, ``predict`` and ``evaluate`` take, with the scores of the training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import Tiny
+from labelled import frames_of, options, pairs_of, train_here, write_labelled
+from runs import rows
+from safetensors.numpy import load_file
+
+from virnucpro.encoders.learned.file import ENCODER_FILE, inspect_learned, is_learned, save_learned
+from virnucpro.encoders.models import describe_model, open_model
+from virnucpro.encoders.published import EMBEDDED
+from virnucpro.engine.executor import InlineExecutor
+from virnucpro.errors import UnavailableError, UsageError
+from virnucpro.evaluation.story import evaluate
+from virnucpro.files import sha256
+from virnucpro.labelled.split import read_split
+from virnucpro.options import EvaluateOptions, ExtractOptions, PredictOptions
+from virnucpro.pipeline import extract, predict
+from virnucpro.scoring.head import DECIMALS, load_head
+from virnucpro.sequences.fasta import write_record
+from virnucpro.training.networks import Classifier, FrameClassifier
+from virnucpro.training.objectives import score_frames
+from virnucpro.training.ranks import Ranks
+from virnucpro.training.request import Training
+from virnucpro.training.story import new_reader_of
+
+CPU = torch.device("cpu")
+KINDS = {
+    "composition": {"encoding": "composition"},
+    **{
+        f"{encoding}-{architecture}": {"encoding": encoding, "architecture": architecture}
+        for encoding in ("onehot", "blosum62")
+        for architecture in ("mlp", "cnn", "lstm", "unet")
+    },
+    **{
+        f"esm2-{architecture}": {"encoding": "esm2", "architecture": architecture}
+        for architecture in ("cnn", "lstm", "unet")
+    },
+    "finetuned esm2-cnn": {"encoding": "esm2", "architecture": "cnn", "finetune": True},
+}
+# a logit under 10 is off by half an eps of float32 for each of the roundings on its way, which
+# are fewer than a thousand one after another; a score is off by a quarter of that. Two
+# computations, and the decimals of a score
+LIMIT = 2 * 1000 * np.finfo(np.float32).eps / 2 * 10 / 4 + 0.5 * 10.0**-DECIMALS
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_labelled(tmp_path_factory.mktemp("labelled"))
+
+
+@pytest.fixture(scope="module")
+def trained(data: Path, tiny: Tiny, tmp_path_factory: pytest.TempPathFactory):
+    """A training of a kind; each is made once."""
+    made: dict[str, Training] = {}
+
+    def train(kind: str) -> Training:
+        if kind not in made:
+            out = tmp_path_factory.mktemp("trained") / "model"
+            model = {"model": str(tiny.model)} if "esm2" in kind else {}
+            made[kind] = train_here(options(data, out, epochs=1, **KINDS[kind], **model))
+        return made[kind]
+
+    return train
+
+
+def on_cpu(output: Path, **changes: object) -> dict[str, object]:
+    return {"output_dir": output, "device": "cpu", "precision": "fp32", **changes}
+
+
+def scores_of(training: Training, fasta: Path, output: Path) -> dict[str, float]:
+    """The score of each frame, by ``predict``."""
+    asked = on_cpu(output, model=str(training.learned_encoder), head=training.head, input=(fasta,))
+    predict(PredictOptions(**asked), lambda _: None, lambda _: InlineExecutor())
+    lines = (output / "prediction_results.txt").read_text().splitlines()[1:]
+    return {line.split("\t")[0]: float(line.split("\t")[3]) for line in lines}
+
+
+def scores_in_training(training: Training) -> dict[str, float]:
+    """Those that the network had of the test groups, in the best epoch."""
+    frames, reader = frames_of(training.output, "test"), new_reader_of(training, CPU)
+    classifier = Classifier(reader.width, training.options.hidden, training.options.dropout)
+    module = FrameClassifier(reader, classifier)
+    best = torch.load(training.output / "checkpoints" / "best.pt", weights_only=True)
+    module.load_state_dict(best["module"], strict=False)
+    odds = score_frames(module.eval(), frames, Ranks(0, 1, CPU))[-1].astype(np.float64)
+    head = load_head(training.head)
+    network = head.nucleotide
+    assert network is not None
+    scores = 0.5 * (1 + np.tanh(odds / network.temperature / 2))
+    return dict(zip(frames.ids, scores.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_predict_takes_what_train_made_and_gives_each_frame_its_score(
+    kind, trained, data, tmp_path
+):
+    training = trained(kind)
+    fasta = tmp_path / "test.fa"
+    with fasta.open("w") as out:
+        for _, record in pairs_of(data, read_split(training.split), "test"):
+            write_record(out, record.id, record.sequence)
+    expected = scores_in_training(training)
+    found = scores_of(training, fasta, tmp_path / "run")
+    assert found.keys() == expected.keys()
+    assert max(abs(found[name] - expected[name]) for name in expected) < LIMIT
+    assert len(set(found.values())) > 5, "scores that are all the same prove nothing"
+
+
+@pytest.mark.parametrize("kind", ["composition", "onehot-cnn", "finetuned esm2-cnn"])
+def test_evaluate_takes_what_train_made(kind, trained, data, tmp_path):
+    training = trained(kind)
+    asked = on_cpu(
+        tmp_path / "evaluation",
+        data=data,
+        split=training.split,
+        model=str(training.learned_encoder),
+        head=training.head,
+        lengths="300",
+    )
+    evaluation = evaluate(EvaluateOptions(**asked), lambda _: None)
+    whole = next(row for row in evaluation.rows if (row.length, row.unit) == ("whole", "record"))
+    assert whole.n and whole.scored.auroc is not None
+
+
+def test_the_file_of_an_encoder_is_named_by_its_content_in_the_head(trained, tmp_path):
+    training = trained("onehot-cnn")
+    checkpoint = inspect_learned(training.learned_encoder)
+    (facts,) = load_head(training.head).facts.encoders
+    assert (facts.family, facts.encoder_id) == ("learned", checkpoint.encoder_id)
+    again = tmp_path / ENCODER_FILE
+    save_learned(again, checkpoint.facts, load_file(training.learned_encoder))
+    assert again.read_bytes() == training.learned_encoder.read_bytes()
+
+
+def test_a_head_of_another_encoder_is_refused(trained, tmp_path):
+    one, other, fasta = trained("onehot-cnn"), trained("onehot-lstm"), tmp_path / "one.fa"
+    fasta.write_text(">a\nACGT\n")
+    model = str(one.learned_encoder)
+    asked = on_cpu(tmp_path / "run", model=model, head=other.head, input=(fasta,))
+    with pytest.raises(UnavailableError, match="the head was made for the encoder onehot-lstm"):
+        predict(PredictOptions(**asked), lambda _: None)
+
+
+def test_an_encoder_whose_base_was_trained_again_is_refused(trained, tiny, data, tmp_path):
+    training = trained("finetuned esm2-cnn")
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    (moved / ENCODER_FILE).write_bytes(training.learned_encoder.read_bytes())
+    (moved / "esm2_trained").symlink_to(tiny.model)
+    with pytest.raises(UnavailableError, match="holds other weights") as caught:
+        inspect_learned(moved / ENCODER_FILE)
+    assert "beside it" in caught.value.hint
+
+
+def test_an_encoder_in_the_current_folder_is_named_by_its_path_and_is_no_model_by_accident(
+    trained, tmp_path, monkeypatch
+):
+    """A file with the name of a model is not taken for that model, either."""
+    training = trained("onehot-cnn")
+    monkeypatch.chdir(tmp_path)
+    content = training.learned_encoder.read_bytes()
+    for name in ("encoder.safetensors", EMBEDDED):
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(UnavailableError, match="no model named encoder") as caught:
+        open_model("encoder.safetensors", lambda _: None)
+    assert "write ./encoder.safetensors" in caught.value.hint
+    assert open_model("./encoder.safetensors", lambda _: None).family == "learned"
+    assert open_model(EMBEDDED, lambda _: None).family == "esm2"
+
+
+@pytest.mark.parametrize("kind", ["composition", "onehot-cnn", "esm2-cnn"])
+def test_an_encoder_is_sized_and_described_by_what_it_is(kind, trained, tiny):
+    path = trained(kind).learned_encoder
+    model, base = open_model(str(path), lambda _: None), open_model(str(tiny.model), lambda _: None)
+    n_weights = sum(values.size for values in load_file(path).values())
+    on_esm2 = kind.startswith("esm2")
+    assert model.footprint.n_parameters == n_weights + on_esm2 * base.footprint.n_parameters
+    lines = list(describe_model(str(path)))
+    assert lines[0] == f"path        {path}"
+    assert f"dimensions  {model.dim}" in lines and f"encoder id  {sha256(path)}" in lines
+
+
+@pytest.mark.parametrize("damage", ["cut", "other weights"])
+def test_a_damaged_file_of_an_encoder_is_told(damage, trained, tmp_path):
+    training = trained("onehot-cnn")
+    path = tmp_path / ENCODER_FILE
+    if damage == "cut":
+        path.write_bytes(training.learned_encoder.read_bytes()[:-9])
+        assert not is_learned(path)
+    else:
+        facts = inspect_learned(training.learned_encoder).facts
+        save_learned(path, facts, {"network.nothing": np.ones(3, dtype=np.float32)})
+        asked = on_cpu(tmp_path / "run", model=str(path), input=(tmp_path / "none.fa",))
+        (tmp_path / "none.fa").write_text(">a\n" + "ACG" * 100 + "\n")
+        with pytest.raises(UnavailableError, match="does not hold the network that it names"):
+            extract(ExtractOptions(**asked), lambda _: None, lambda _: InlineExecutor())
+
+
+def test_extract_takes_it_as_well_but_no_other_pooling(trained, tmp_path):
+    training = trained("onehot-cnn")
+    fasta = tmp_path / "one.fa"
+    fasta.write_text(">a\n" + "ACG" * 100 + "\n")
+    asked = on_cpu(tmp_path / "run", model=str(training.learned_encoder), input=(fasta,))
+    with pytest.raises(UsageError, match="--pooling bos"):
+        extract(ExtractOptions(**asked, pooling="bos"), lambda _: None)
+    extract(ExtractOptions(**asked), lambda _: None, lambda _: InlineExecutor())
+    assert rows(tmp_path / "run" / "records.tsv")

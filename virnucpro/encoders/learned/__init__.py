@@ -1,0 +1,1 @@
+"""Encoders that ``train`` makes of residues, for ``predict``."""

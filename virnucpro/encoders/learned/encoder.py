@@ -1,0 +1,106 @@
+"""A learned encoder of proteins: a CNN, LSTM or U-Net over residues, or their mean."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from virnucpro.config import EncoderSpec
+from virnucpro.encoders.base import HostCopy, OnEvent, Pending
+from virnucpro.encoders.esm2.model import DTYPES
+from virnucpro.encoders.esm2.packing import EXTRA_TOKENS, PackedBatch, plan_batches
+from virnucpro.encoders.esm2.weights import load_esm2
+from virnucpro.encoders.learned.file import (
+    LearnedCheckpoint,
+    inspect_learned,
+    is_learned,
+    read_weights,
+)
+from virnucpro.encoders.learned.readers import (
+    MeanReader,
+    PaddedReader,
+    blosum62,
+    new_reader,
+    one_hot,
+)
+from virnucpro.errors import UnavailableError
+from virnucpro.log import printable
+
+Network = MeanReader | PaddedReader
+
+
+def inspect(path: Path, on_event: OnEvent) -> LearnedCheckpoint | None:
+    """
+    Raises:
+        UnavailableError: it is damaged, or the ESM-2 that it was learned on is not to be found.
+    """
+    return inspect_learned(path, on_event) if is_learned(path) else None
+
+
+def load(spec: EncoderSpec, weights: Path, device: torch.device) -> LearnedEncoder:
+    """
+    Raises:
+        UnavailableError: the file, or the ESM-2 that it was learned on, cannot be used.
+    """
+    checkpoint = inspect_learned(weights)
+    reader = new_reader(*_residues(checkpoint, spec, device), checkpoint.facts.architecture)
+    weights_by_name = {
+        name: torch.from_numpy(values) for name, values in read_weights(weights).items()
+    }
+    try:
+        result = reader.load_state_dict(weights_by_name, strict=False)
+    except RuntimeError as error:
+        raise _other(weights, error) from error
+    names = [name for name in result.missing_keys if name.startswith("network.")]
+    if names or result.unexpected_keys or reader.width != spec.dim:
+        raise _other(weights, ", ".join(names or result.unexpected_keys) or "its width")
+    return LearnedEncoder(spec, reader.to(device).eval(), device)
+
+
+def _residues(
+    checkpoint: LearnedCheckpoint, spec: EncoderSpec, device: torch.device
+) -> tuple[nn.Module, int]:
+    """The module that gives each residue its numbers, and how many these are."""
+    if checkpoint.base is not None:
+        shape = checkpoint.base.shape
+        dtype = DTYPES[spec.precision]
+        return load_esm2(checkpoint.base.path, shape.n_layers, dtype, device), shape.dim
+    table = one_hot() if checkpoint.facts.encoding == "onehot" else blosum62()
+    return table, table.rows.shape[1]
+
+
+def _other(path: Path, why: object) -> UnavailableError:
+    return UnavailableError(
+        f"{printable(path)} does not hold the network that it names: {printable(why)}",
+        hint="the file is damaged: get it again, or train again",
+    )
+
+
+class LearnedEncoder:
+    """An encoder that was learned; see ``base.Encoder``. Its network is in float32."""
+
+    def __init__(self, spec: EncoderSpec, reader: Network, device: torch.device) -> None:
+        self.spec, self.reader = spec, reader
+        self.copy = HostCopy(device)
+        self.n_parameters = sum(p.numel() for p in reader.parameters())
+
+    @property
+    def kernel(self) -> str:
+        return type(getattr(self.reader, "network", self.reader)).__name__
+
+    def count_tokens(self, lengths: Sequence[int]) -> int:
+        return sum(lengths) + EXTRA_TOKENS * len(lengths)
+
+    def count_flop(self, lengths: Sequence[int]) -> float:
+        return 2.0 * self.n_parameters * sum(lengths)
+
+    def plan(self, lengths: Sequence[int], tokens_per_batch: int) -> list[list[int]]:
+        return plan_batches(lengths, tokens_per_batch)
+
+    @torch.inference_mode()
+    def start(self, sequences: Sequence[str]) -> Pending:
+        vectors: torch.Tensor = self.reader(PackedBatch.of(sequences))
+        return self.copy.start(vectors)

@@ -1,0 +1,220 @@
+"""The file of a learned encoder: a safetensors file that ``train`` writes beside the head.
+
+It holds the weights of the network over the residues; its facts, in JSON, are the one entry of
+its metadata. The ESM-2 below it is not in the file, which names a checkpoint
+beside the file, or where it was when the encoder was trained.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import ClassVar, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from virnucpro.config import EncoderSpec, Footprint, Pooling, Precision, Reads
+from virnucpro.encoders.base import OnEvent
+from virnucpro.encoders.esm2.encoder import ESM2Model, inspect_esm2
+from virnucpro.encoders.models import find_checkpoint
+from virnucpro.errors import UnavailableError
+from virnucpro.events import Progress
+from virnucpro.files import atomic, sha256
+from virnucpro.log import printable
+from virnucpro.options import Architecture, Encoding
+from virnucpro.records import check_counts
+
+ENCODER_FILE = "encoder.safetensors"
+LEARNED, COMPOSITION = "learned", "composition"  # families
+_FACTS = "virnucpro_encoder"  # entry of the metadata
+_DAMAGE = (LookupError, ValueError, TypeError, AttributeError, RecursionError)
+_BYTES_PER_TOKEN = 8192  # of an LSTM, which has the most: gates, states, copies, in float32
+_FILLING_TOKENS = 327_680  # in a batch for a GPU
+
+Weights = Mapping[str, NDArray[np.float32]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Base:
+    """The ESM-2 that a network reads residues through."""
+
+    model: str  # a name, or a path
+    encoder_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnedFacts:
+    """The facts of a learned encoder, beside its weights."""
+
+    encoding: Encoding
+    architecture: Architecture
+    dim: int  # length of a vector
+    base: Base | None = None
+
+    def __post_init__(self) -> None:
+        check_counts(self.dim)
+        if self.encoding not in get_args(Encoding) or self.architecture not in get_args(
+            Architecture
+        ):
+            raise ValueError(f"{self.encoding!a} read by {self.architecture!a}")
+        if (self.base is not None) != (self.encoding == "esm2"):
+            raise ValueError(f"{self.encoding} with the checkpoint {self.base}")
+
+
+@dataclass(frozen=True, slots=True)
+class LearnedCheckpoint:
+    """A learned encoder on disk, inspected but not loaded; a ``base.Model``."""
+
+    path: Path
+    facts: LearnedFacts
+    encoder_id: str  # the hash of the file
+    base: ESM2Model | None
+    n_parameters: int  # of the network over the residues
+    n_layers: ClassVar[int] = 1
+    poolings: ClassVar[tuple[Pooling, ...]] = ("mean",)
+    head: ClassVar[None] = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.facts.encoding}-{self.facts.architecture}"
+
+    @property
+    def family(self) -> str:
+        return COMPOSITION if self.facts.encoding == "composition" else LEARNED
+
+    @property
+    def reads(self) -> Reads:
+        return "dna" if self.family == COMPOSITION else "protein"
+
+    @property
+    def dim(self) -> int:
+        return self.facts.dim
+
+    @property
+    def width(self) -> str:
+        return str(self.dim)
+
+    @property
+    def footprint(self) -> Footprint:
+        """An ESM-2 takes more for a token than a network over its residues."""
+        n_bytes = self.path.stat().st_size
+        if self.base is not None:
+            base = self.base.footprint
+            return replace(
+                base,
+                n_parameters=base.n_parameters + self.n_parameters,
+                file_bytes=base.file_bytes + n_bytes,
+                converted_bytes=0,
+            )
+        return Footprint(
+            n_parameters=self.n_parameters,
+            file_bytes=n_bytes,
+            bytes_per_token=_BYTES_PER_TOKEN,
+            filling_tokens=_FILLING_TOKENS,
+        )
+
+    def describe(self, spec: EncoderSpec) -> str:
+        on_base = f" on {printable(self.base.name)}" if self.base is not None else ""
+        return f"{self.dim} dimensions{on_base}, {spec.precision}"
+
+    def prepare(
+        self, precision: Precision, folder: Path | None, on_event: OnEvent
+    ) -> tuple[Path, str]:
+        """It is small, and used as it is."""
+        return self.path, self.encoder_id
+
+
+def save_learned(path: Path, facts: LearnedFacts, weights: Weights) -> None:
+    """Write the file of an encoder; the same bytes for the same weights."""
+    content = {name: np.ascontiguousarray(values) for name, values in weights.items()}
+    metadata = {_FACTS: json.dumps(asdict(facts), sort_keys=True)}
+    with atomic(path) as temporary:
+        temporary.write_bytes(save(content, metadata=metadata))
+
+
+def is_learned(path: Path) -> bool:
+    """True for a file whose metadata say that it is a learned encoder."""
+    try:
+        with safe_open(path, framework="np") as handle:
+            return _FACTS in (handle.metadata() or {})
+    except (OSError, SafetensorError):
+        return False
+
+
+def inspect_learned(path: Path, on_event: OnEvent = lambda _: None) -> LearnedCheckpoint:
+    """
+    Raises:
+        UnavailableError: the file is damaged, or its base is not to be found.
+    """
+    facts, n_parameters = _read_facts(path)
+    base = _find_base(path, facts.base, on_event) if facts.base is not None else None
+    return LearnedCheckpoint(path, facts, sha256(path), base, n_parameters)
+
+
+def _read_facts(path: Path) -> tuple[LearnedFacts, int]:
+    """What an encoder is, and the number of its parameters.
+
+    Raises:
+        UnavailableError: the file is damaged.
+    """
+    try:
+        with safe_open(path, framework="np") as handle:
+            stored = json.loads(handle.metadata()[_FACTS])
+            shapes = [handle.get_slice(name).get_shape() for name in handle.keys()]  # noqa: SIM118
+        base = stored.pop("base")
+        facts = LearnedFacts(**stored, base=Base(**base) if base is not None else None)
+        return facts, sum(map(prod, shapes))
+    except (OSError, SafetensorError, *_DAMAGE) as error:
+        raise _damaged(path, error) from error
+
+
+def read_weights(path: Path) -> dict[str, NDArray[np.float32]]:
+    """
+    Raises:
+        UnavailableError: the file is damaged, or holds more than weights.
+    """
+    try:
+        with safe_open(path, framework="np") as handle:
+            weights = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError, *_DAMAGE) as error:
+        raise _damaged(path, error) from error
+    for name, values in weights.items():
+        if values.dtype != np.float32 or not np.isfinite(values).all():
+            raise _damaged(path, f"{name} is not of finite float32")
+    return weights
+
+
+def _damaged(path: Path, why: object) -> UnavailableError:
+    return UnavailableError(
+        f"{printable(path)} is not an encoder of VirNucPro: {printable(why)}",
+        hint="`virnucpro train` writes an encoder beside its head: name that file",
+    )
+
+
+def _find_base(path: Path, base: Base, on_event: OnEvent) -> ESM2Model:
+    """The checkpoint of this name beside the file, or else where it was.
+
+    Raises:
+        UnavailableError: there is none, or it holds other weights.
+    """
+    beside = path.parent / Path(base.model).name
+    if beside.exists():
+        checkpoint = inspect_esm2(beside)
+    else:
+        checkpoint = find_checkpoint(
+            base.model,
+            lambda n, total: on_event(Progress("fetching the model", n, total, "bytes")),
+        )
+    if checkpoint.encoder_id != base.encoder_id:
+        raise UnavailableError(
+            f"{printable(path)} was learned on {printable(base.model)} ({base.encoder_id}); "
+            f"{printable(checkpoint.path)} holds other weights ({checkpoint.encoder_id})",
+            hint=f"put the checkpoint that it was learned on beside it, as {printable(beside)}",
+        )
+    return checkpoint
