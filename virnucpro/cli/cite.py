@@ -10,7 +10,9 @@ from virnucpro.citation import WORKS, as_bibtex, as_text
 
 
 def cite(
-    bibtex: Annotated[bool, typer.Option("--bibtex", help="BibTeX entries only.")] = False,
+    bibtex: Annotated[
+        bool, typer.Option("--bibtex", metavar="", help="BibTeX entries only.")
+    ] = False,
 ) -> None:
     """Print how to cite a result: this program, ESM-2, and the original VirNucPro.
 

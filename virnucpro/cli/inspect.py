@@ -21,9 +21,10 @@ def devices() -> None:
 
 
 def status(
-    folder: Annotated[Path, typer.Argument(help="Run folder.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Run folder.")],
     verify: Annotated[
-        bool, typer.Option("--verify", help="Verification of every feature file.")
+        bool,
+        typer.Option("--verify", metavar="", help="Verification of every feature file."),
     ] = False,
 ) -> None:
     """Describe a run folder: finished, pending and failed work.

@@ -77,7 +77,10 @@ def download_model(
     name: Annotated[
         str,
         typer.Argument(
-            help="Published name of a model.", callback=refuse_empty, autocompletion=complete_model
+            metavar="NAME",
+            help="Published name of a model.",
+            callback=refuse_empty,
+            autocompletion=complete_model,
         ),
     ],
 ) -> None:
@@ -114,10 +117,12 @@ def import_model(
     ],
     name: Annotated[
         str | None,
-        typer.Option(help="Name of the model.", show_default="that of the file or folder"),
+        typer.Option(
+            metavar="NAME", help="Name of the model.", show_default="that of the file or folder"
+        ),
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Replacement of a model of that name.")
+        bool, typer.Option("--force", metavar="", help="Replacement of a model of that name.")
     ] = False,
 ) -> None:
     """Copy a checkpoint to where --model finds it by name; nothing is fetched.

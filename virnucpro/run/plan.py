@@ -124,10 +124,8 @@ class _Planner:
                     sum(map(len, shards)),
                     keep_bases=self.keep_intermediate,
                 )
-                earlier, seen = (
-                    replaced if number else frozenset[str](),
-                    SeenOrfs(reads=recipe.reads),
-                )
+                earlier = replaced if number else frozenset[str]()
+                seen = SeenOrfs(reads=recipe.reads)
                 corrected: set[str] = set()
                 for file in inputs:
                     first = writer.next_index
