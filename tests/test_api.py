@@ -136,8 +136,15 @@ def test_a_call_that_fails_leaves_no_trace_either(tiny, tmp_path):
         (EXAMPLE, {"model": ""}, "--model is empty"),
         (EXAMPLE, {"workers": 1.5}, "--workers is 1.5"),
         (EXAMPLE, {"worker_timeout": 0}, "--worker-timeout is 0"),
-        ([("a b", "ACGT")], {}, "blanks in it"),
-        ([("a", "ACGT\n>b\nACGT")], {}, "blanks in it"),
+        ([("a b", "ACGT")], {}, "blanks in its id"),
+        ([("a", "ACGT\n>b\nACGT")], {}, "or > in its sequence"),
+        ([("a", ">evil")], {}, "or > in its sequence"),
+        ([str(EXAMPLE), ("a", "ACGT")], {}, "stands among paths"),
+        ([str(EXAMPLE), None], {}, "stands among paths"),
+        (None, {}, "neither a path nor a list"),
+        (SeqRecord(Seq("ACGT"), id="a"), {}, "neither a path nor a list"),
+        ([("a", "ACGT")], {"output_dir": ""}, "output_dir is empty"),
+        ([("a", "ACGT")], {"threshold": True}, "--threshold is True"),
         ([3], {}, "3 is not a record"),
         ([EXAMPLE, EXAMPLE], {}, "occurs twice"),
     ],
@@ -146,6 +153,44 @@ def test_a_mistake_is_an_error_with_a_hint_and_no_exit(sequences, options, words
     with pytest.raises(virnucpro.VirnucproError, match=words) as caught:
         virnucpro.predict(sequences, **options)
     assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"output_dir": "here"}, "no option output_dir"),
+        ({"input": "a.fa"}, "no option input"),
+        ({"input_type": "nucleotide"}, "proteins alone"),
+    ],
+)
+def test_embed_refuses_what_it_cannot_do_and_leaves_nothing(tmp_path, monkeypatch, options, words):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(virnucpro.VirnucproError, match=words):
+        virnucpro.embed([("a", "MKVLEFPQIL")], **options)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: "<html>\n" + text,
+        lambda text: text.replace("fdr\t", ""),
+        lambda text: text.replace("\n", "\r\n"),
+        lambda text: text.replace("scored", "lost", 1),
+        lambda text: text.replace("\t0.9", "\tnan", 1),
+        lambda text: text.replace("virus\t", "VIRUS\t", 1) if "\tvirus\t" in text else "x",
+        lambda text: text[: text.rindex("\t")][: text.rindex("\t") - 4],
+    ],
+)
+def test_a_table_that_is_not_as_it_was_written_is_an_error_with_a_hint(tmp_path, damage):
+    list(virnucpro.predict(EXAMPLE, output_dir=tmp_path / "run"))
+    table = tmp_path / "run/predictions.tsv"
+    before = table.read_text()
+    table.write_bytes(damage(before).encode())
+    assert table.read_text() != before or "\r" in table.read_bytes().decode()
+    with pytest.raises(virnucpro.VirnucproError, match="not as this version") as error:
+        list(virnucpro.read_predictions(tmp_path / "run"))
+    assert "--resume" in str(error.value.hint)
 
 
 def test_a_file_that_cannot_be_read_does_not_vanish(tmp_path):

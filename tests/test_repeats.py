@@ -377,7 +377,7 @@ def test_a_run_from_before_proteins_were_embedded_once_is_refused(make_config, t
     stored = json.loads((config.output / "run.json").read_text())
     del stored["recipe"]["shard_format"]
     (config.output / "run.json").write_text(json.dumps(stored))
-    with pytest.raises(ResumeError, match="of another version of virnucpro"):
+    with pytest.raises(ResumeError, match="of an earlier state of virnucpro"):
         run_inline(make_config(repeated, resume=True), tiny.head)
 
 

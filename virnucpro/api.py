@@ -96,7 +96,12 @@ def embed(sequences: Sequences, model: str | Path | None = None, **options: obje
     Raises:
         VirnucproError: see ``errors``; or a protein has no vector. The message names it.
     """
-    options = {"input_type": "protein", **options, "model": None if model is None else str(model)}
+    if options.setdefault("input_type", "protein") != "protein":
+        raise UsageError(
+            "embed takes proteins alone",
+            hint="for nucleotides use `virnucpro extract` and read_features",
+        )
+    options["model"] = None if model is None else str(model)
     with ExitStack() as stack:
         folder = _start(stack, None)
         parsed = _options(ExtractOptions, sequences, folder, stack, options)
@@ -170,6 +175,8 @@ def _start(stack: ExitStack, output_dir: str | Path | None) -> Path:
     """The run folder: the one that is named, or one that goes. Errors and warnings are told."""
     stack.enter_context(_disk_errors())
     stack.enter_context(logging_to(_Warnings()))
+    if output_dir == "":
+        raise UsageError("output_dir is empty", hint="is the variable set that it came from?")
     if output_dir is not None:
         return expanded(output_dir)
     temporary = TemporaryDirectory(prefix="virnucpro-", ignore_cleanup_errors=True)
@@ -200,8 +207,11 @@ def _options(
     options: dict[str, object],
 ) -> T:
     """The options of a call; records are written to a file that lasts as long as the stack."""
-    if "input" in options:
-        raise UsageError("there is no option input", hint="the sequences are the first argument")
+    for name in options.keys() & {"input", "output_dir"}:
+        raise UsageError(
+            f"there is no option {name}",
+            hint="the sequences are the first argument; a run folder is made by predict alone",
+        )
     usual = {"strict": True, "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES")}
     parsed = make(kind, {"output_dir": folder, "input": (), **usual, **options})
     return make(kind, {**vars(parsed), "input": _paths(sequences, folder, stack)})
@@ -210,10 +220,21 @@ def _options(
 def _paths(sequences: Sequences, folder: Path, stack: ExitStack) -> Sequence[str | Path]:
     if isinstance(sequences, (str, Path)):
         return [sequences]
+    if hasattr(sequences, "seq") or not isinstance(sequences, Iterable):
+        raise InputError(
+            f"{printable(repr(sequences))} is neither a path nor a list",
+            hint="give paths, or a list of records: pairs of id and sequence, or SeqRecords",
+        )
     items = iter(sequences)
     first = next(items, None)
     if isinstance(first, (str, Path)):
-        return [first, *(item for item in items if isinstance(item, (str, Path)))]
+        paths = [first, *items]
+        if strangers := [item for item in paths if not isinstance(item, (str, Path))]:
+            raise InputError(
+                f"{printable(repr(strangers[0]))} stands among paths, and is not one",
+                hint="give paths alone, or records alone",
+            )
+        return paths
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     # in the run folder: from there it is copied, so that a resume finds the same content
@@ -236,9 +257,11 @@ def _id_and_letters(record: Record) -> tuple[str, str]:
             hint="give paths, pairs of id and sequence, or SeqRecords",
         )
     name, letters = pair
-    if not name or name.split() != [name] or letters.split() not in ([letters], []):
+    is_sequence = letters.split() in ([letters], []) and ">" not in letters
+    if not name or name.split() != [name] or not is_sequence:
         raise InputError(
-            f"the record {printable(repr(name))} has an id or a sequence with blanks in it",
+            f"the record {printable(repr(name))} has blanks in its id, or blanks or > in its "
+            "sequence",
             hint="give an id of one word, and a sequence of letters alone",
         )
     return name, letters
@@ -286,4 +309,11 @@ def _read_calls(folder: Path, command: Command) -> Iterator[Any]:
         raise disk_error(error, path) from error
     with TextIOWrapper(table, "utf-8", "surrogateescape", newline="\n") as lines:
         yield None
-        yield from read_calls(lines)
+        try:
+            yield from read_calls(lines)
+        except (ValueError, KeyError) as error:
+            raise InputError(
+                f"{printable(path)} is not as this version of VirNucPro writes it: "
+                f"{printable(error)}",
+                hint="write it again: run the same command with --resume",
+            ) from error

@@ -93,7 +93,7 @@ class ConsoleOptions:
     ] = False
     log_file: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="A second log file.", show_default="DIR/virnucpro.log"),
+        typer.Option(metavar="FILE", help="A second log file.", show_default=False),
     ] = None
 
 
@@ -455,7 +455,7 @@ class EvaluatedOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions(EngineOptions, FolderOptions, EvaluatedOptions):
-    model: Annotated[str | None, _model("")] = EMBEDDED
+    model: Annotated[str | None, _model(EMBEDDED)] = EMBEDDED
     head: Head = None
 
 
@@ -834,6 +834,8 @@ def _value(option: str, hint: Any, value: object) -> object:  # noqa: ANN401 - a
         return tuple(_value(option, get_args(hint)[0], one) for one in values)
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     for kind in kinds:
+        if isinstance(value, bool) and kind is not bool:  # to Python it is a number
+            continue
         if kind is Path and isinstance(value, (str, Path)):
             return expanded(value)
         if kind is str and isinstance(value, int):  # a number where a word is possible, too

@@ -176,6 +176,8 @@ class Call:
     def __post_init__(self) -> None:
         if (self.status == "scored") != (self.virus_score is not None):
             raise ValueError(f"{self.record_id!r}: {self.status} with score {self.virus_score}")
+        if self.virus_score is not None and not 0 <= self.virus_score <= 1:
+            raise ValueError(f"{self.record_id!r}: a score of {self.virus_score}")
 
 
 class Region(NamedTuple):

@@ -17,7 +17,15 @@ from urllib.parse import quote
 
 from virnucpro.log import escaped
 from virnucpro.outputs.tables import SortedLines, optional_table, table
-from virnucpro.records import Call, FastaRecord, Prediction, RecordResult, Region, Status
+from virnucpro.records import (
+    STATUSES,
+    Call,
+    FastaRecord,
+    Prediction,
+    RecordResult,
+    Region,
+    Status,
+)
 from virnucpro.scoring.calls import FRAMES_FAILED, chunk_scores, scored_frames
 from virnucpro.scoring.head import DECIMALS
 from virnucpro.sequences.fasta import write_record
@@ -367,11 +375,15 @@ def read_calls(lines: TextIO) -> Iterator[Call]:
     Raises:
         ValueError, KeyError: it is not as it was written.
     """
-    columns = next(lines, "").rstrip("\n").split("\t")
+    columns = tuple(next(lines, "").rstrip("\n").split("\t"))
+    if columns != RecordTable.columns:
+        raise ValueError("its columns have other names")
     for line in lines:
         values = line.rstrip("\n").split("\t", len(columns) - 1)
         row = dict(zip(columns, values, strict=True))
-        status: Status = row["status"]  # type: ignore[assignment]
+        if row["status"] not in STATUSES or row["call"] not in ("virus", "other", ""):
+            raise ValueError(f"{row['status']} with the call {row['call']}")
+        status: Status = row["status"]
         yield Call(
             row["record"],
             int(row["length"]),

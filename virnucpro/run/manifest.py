@@ -111,10 +111,13 @@ def _damaged(manifest: Path, why: object) -> ResumeError:
 
 
 def _of_another_version(folder: Path, version: object) -> ResumeError:
+    other = f"another version of virnucpro, {printable(version)}"
+    if version == __version__:
+        other = f"an earlier state of virnucpro {__version__}"
     return ResumeError(
-        f"{printable(folder)} holds a run of another version of virnucpro, {printable(version)}: "
-        f"this one, {__version__}, cannot go on with it",
-        hint="finish it with that version, choose another --output-dir, or start with --force",
+        f"{printable(folder)} holds a run of {other}; this one, {__version__}, cannot go on with "
+        "it",
+        hint="finish it with that one, choose another --output-dir, or start with --force",
     )
 
 
