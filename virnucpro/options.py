@@ -290,7 +290,7 @@ FALSE_POSITIVES: Mapping[Preset, float] = {
 
 @dataclass(frozen=True, kw_only=True)
 class CutOptions:
-    """What is called viral, and where. Scores do not depend on it."""
+    """The cut between viral records and others, and regions. Scores do not depend on it."""
 
     threshold: Annotated[
         float | None,
@@ -817,7 +817,7 @@ def carry(options: object, to: Callable[..., T], **changes: object) -> T:
 
 
 def _word(name: str, info: ParameterInfo) -> str:
-    """What a field is called on the command line."""
+    """The name of a field on the command line."""
     return name.upper() if isinstance(info, ArgumentInfo) else flag(name)
 
 

@@ -53,7 +53,7 @@ class Deviation:
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """What roundings explain."""
+    """The largest distances that roundings explain."""
 
     mean: float
     residue: float
@@ -65,7 +65,7 @@ class Tolerance:
 
 @dataclass(frozen=True, slots=True)
 class DeviceCheck:
-    """What our encoder gave on one device; the worst protein first."""
+    """The vectors of our encoder on one device beside fair-esm's; the worst protein first."""
 
     device: str
     kernel: str

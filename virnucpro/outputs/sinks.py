@@ -215,7 +215,7 @@ class RegionSink(OptionalTable):
             )
 
     def row(self, result: RecordResult, region: Region, name: str) -> str:
-        """What is written of a region. Inside VirNucPro starts count from 0, and ends are open."""
+        """A region as it is written. Inside VirNucPro starts count from 0, and ends are open."""
         raise NotImplementedError
 
 

@@ -51,7 +51,7 @@ Transition = tuple[tuple[float, float], tuple[float, float]]  # log-probabilitie
 
 @dataclass(frozen=True, slots=True)
 class RegionModel:
-    """What regions are told by, learned from chromosomes with known prophages."""
+    """The evidence for regions, learned from chromosomes with known prophages."""
 
     size: int  # bases of a piece
     step: int  # bases from one piece to the next
@@ -77,7 +77,7 @@ class RegionModel:
 
     @property
     def virus_share(self) -> float:
-        """Of all bases."""
+        """Share of bases that lie in regions."""
         return self.virus_bases / (self.host_bases + self.virus_bases)
 
     def transition(self, n_bases: int) -> Transition:

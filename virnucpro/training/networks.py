@@ -137,7 +137,7 @@ class Classifier(nn.Module):
 
 
 def mean_and_deviation(table: Table) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Those of each column, to the bit as numpy has them of all rows at once. (width,) each"""
+    """Mean and deviation of each column, bit for bit as numpy computes them. (width,) each"""
 
     def mean_of(blocks: Iterable[Values]) -> NDArray[np.float32]:
         total = np.zeros((1, table.width), dtype=np.float32)

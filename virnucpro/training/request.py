@@ -335,7 +335,7 @@ def _check_free(folder: Path, is_begun: bool, resume: bool) -> None:
 
 
 def _splits(training: Training, records: Sequence[LabelledRecord]) -> dict[str, Split]:
-    """Those of an earlier start, or those given, or new ones.
+    """The splits of an earlier start, those that the user gives, or new ones.
 
     Raises:
         ResumeError: those given are not those of the earlier start.

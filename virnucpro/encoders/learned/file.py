@@ -158,7 +158,7 @@ def inspect_learned(path: Path, on_event: OnEvent = lambda _: None) -> LearnedCh
 
 
 def _read_facts(path: Path) -> tuple[LearnedFacts, int]:
-    """What an encoder is, and the number of its parameters.
+    """The description of an encoder, with the number of its parameters.
 
     Raises:
         UnavailableError: the file is damaged.
