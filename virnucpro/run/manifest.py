@@ -117,7 +117,7 @@ def _of_another_version(folder: Path, version: object) -> ResumeError:
     return ResumeError(
         f"{printable(folder)} holds a run of {other}; this one, {__version__}, cannot go on with "
         "it",
-        hint="finish it with that one, choose another --output-dir, or start with --force",
+        hint="finish it with that version, choose another --output-dir, or start with --force",
     )
 
 
