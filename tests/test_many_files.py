@@ -177,6 +177,15 @@ def test_files_that_cannot_be_read_are_listed_and_the_others_done(make_config, t
     assert_same_vectors(vectors(config.output), vectors(good.output))
 
 
+def test_what_to_do_about_a_file_that_is_left_out_is_told_with_it(make_config, tiny, bad):
+    (bad / "repeats.fa").write_text(f">a\n{'ACG' * 60}\n>a\n{'ACC' * 60}\n")
+    config = make_config(bad)
+    run_inline(config, tiny.head)
+    log = (config.output / "virnucpro.log").read_text().splitlines()
+    (warning,) = [line for line in log if "repeats.fa:3: the id a occurs twice" in line]
+    assert "left out" in warning and "add --rename-duplicates" in warning
+
+
 def test_a_strict_run_ends_at_the_first_file_that_cannot_be_read(make_config, tiny, bad):
     config = make_config(bad, strict=True)
     with pytest.raises((InputError, InputMissingError)):

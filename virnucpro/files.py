@@ -32,6 +32,7 @@ else:
 
 OnBlock = Callable[[bytes | memoryview], object]
 ZstdError = zstd.ZstdError
+EMBEDDED_FOLDER = Path(__file__).parent / "embedded"  # the models that are part of the package
 TEMPORARY = ".tmp"  # ends the name of every temporary file
 _BLOCK = 1 << 20
 _PACKED_BLOCK = 1 << 16  # what is left of it is copied at the end of each stream

@@ -323,9 +323,9 @@ def announce_input(plan: Plan, manifest: Manifest) -> None:
     """Announce the input, and warn of what makes weak calls."""
     counts, recipe = plan.counts, manifest.recipe
     shards = f"; {len(plan.shards)} shards" if recipe.has_encoder else ""
-    announce(
-        f"{counts.n_records:,} records of {len(manifest.inputs)} files, {recipe.input_type}{shards}"
-    )
+    n_files = len(manifest.inputs)
+    files = "1 file" if n_files == 1 else f"{n_files:,} files"
+    announce(f"{counts.n_records:,} records of {files}, {recipe.input_type}{shards}")
     if not counts.n_records:
         LOGGER.warning("the input holds no record: the tables hold a header only")
     elif recipe.has_encoder and not plan.shards:

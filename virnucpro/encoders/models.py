@@ -30,10 +30,9 @@ from virnucpro.encoders.esm2.weights import verify_checkpoint
 from virnucpro.encoders.published import BASE_URL, EMBEDDED, PUBLISHED
 from virnucpro.errors import OutputError, StorageError, UnavailableError, UsageError
 from virnucpro.events import Progress
-from virnucpro.files import TEMPORARY, atomic, expanded, temporary_beside, writing
+from virnucpro.files import EMBEDDED_FOLDER, TEMPORARY, atomic, expanded, temporary_beside, writing
 from virnucpro.log import printable
 
-EMBEDDED_FOLDER = Path(__file__).parents[1] / "embedded"
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
 _BLOCK = 1 << 20
 _TIMEOUT = 30  # seconds without a byte

@@ -176,10 +176,9 @@ def open_stores(
     features: Path, encoders: Sequence[EncoderSpec], fingerprint: str
 ) -> tuple[FeatureStore, ...]:
     """A store for each encoder: the first in the folder itself, the others in folders in it."""
-    folders = [features, *(features / _name(encoder) for encoder in encoders[1:])]
     return tuple(
-        FeatureStore(folder, encoder, fingerprint)
-        for folder, encoder in zip(folders, encoders, strict=False)
+        FeatureStore(features / _name(encoder) if i else features, encoder, fingerprint)
+        for i, encoder in enumerate(encoders)
     )
 
 

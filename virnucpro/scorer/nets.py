@@ -21,11 +21,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from virnucpro.errors import UnavailableError
-from virnucpro.files import atomic, sha256
+from virnucpro.files import EMBEDDED_FOLDER, atomic, sha256
 from virnucpro.log import printable
 from virnucpro.scorer.features import N_FEATURES, RATIOS, SHARES, Features
 
-EMBEDDED_FOLDER = Path(__file__).parents[1] / "embedded"
 FORMAT = 2  # 1: one threshold for each length
 VIEWS = {"shares": SHARES, "ratios": RATIOS}
 N_LAYERS = 3

@@ -24,10 +24,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from virnucpro.errors import UnavailableError
+from virnucpro.files import EMBEDDED_FOLDER
 from virnucpro.log import printable
 from virnucpro.records import Region
 from virnucpro.scorer.features import GENE_LIKE
-from virnucpro.scorer.nets import EMBEDDED_FOLDER, Scorer
+from virnucpro.scorer.nets import Scorer
 from virnucpro.scorer.pieces import Pieces, encode
 from virnucpro.scorer.score import PieceScores, score_windows
 from virnucpro.scorer.stretches import code_of, codon_codes, find_stretches

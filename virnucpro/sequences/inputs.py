@@ -126,7 +126,8 @@ class Sieve:
         except (InputError, InputMissingError) as error:
             if self.is_strict:
                 raise
-            LOGGER.warning("left out, since it cannot be read: %s", error)
+            remedy = f" (hint: {error.hint})" if error.hint else ""
+            LOGGER.warning("left out, since it cannot be read: %s%s", error, remedy)
             self.refused.append((replace(file, error=str(error)), error))
 
 
