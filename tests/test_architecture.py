@@ -19,8 +19,9 @@ LAYERS = """
     sequences.fasta sequences.sheet sequences.inputs sequences.samples sequences.survey
     sequences.genetic_code sequences.translate sequences.composition sequences.screen
     encoders.base encoders.published options
-    encoders.esm2.alphabet encoders.esm2.packing encoders.esm2.attention encoders.esm2.model
-    encoders.esm2.weights encoders.esm2.converted encoders.esm2.encoder
+    encoders.esm2.alphabet encoders.esm2.packing encoders.esm2.rotary_triton
+    encoders.esm2.attention encoders.esm2.model encoders.esm2.weights
+    encoders.esm2.converted encoders.esm2.encoder
     encoders.fair_esm encoders.models encoders.composition encoders.learned.readers
     encoders.learned.file encoders.learned.encoder
     encoders.panel encoders.rounding encoders.check

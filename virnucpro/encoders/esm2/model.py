@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from virnucpro.encoders.esm2.alphabet import N_TOKENS
 from virnucpro.encoders.esm2.attention import Kernel, attend_runs
-from virnucpro.encoders.esm2.packing import PackedBatch, StagedBatch
+from virnucpro.encoders.esm2.packing import EXTRA_TOKENS, PackedBatch, StagedBatch, send
 
 DTYPES: Mapping[str, torch.dtype] = {  # of matrix products, by the name of the precision
     "fp32": torch.float32,
@@ -151,6 +152,8 @@ def mean_pool(hidden: Tensor, batch: PackedBatch) -> Tensor:
 
     (n_tokens, dim) -> (n_proteins, dim) float32
     """
+    if hidden.device.type == "cuda":
+        return mean_of_bags(hidden, batch)
     pooled = [
         hidden[first : first + n * seqlen].view(n, seqlen, -1)[:, 1:-1].mean(dim=1)
         for first, n, seqlen in batch.runs
@@ -158,15 +161,20 @@ def mean_pool(hidden: Tensor, batch: PackedBatch) -> Tensor:
     return torch.cat(pooled)
 
 
+def mean_of_bags(hidden: Tensor, batch: PackedBatch) -> Tensor:
+    """The means of ``mean_pool`` from one kernel, not one for each length of a protein."""
+    n_before = batch.cu_seqlens[:-1].astype("int64") - EXTRA_TOKENS * np.arange(
+        len(batch.cu_seqlens) - 1
+    )
+    places, offsets = (send(array, hidden.device) for array in (batch.residues, n_before))
+    return F.embedding_bag(places, hidden, offsets, mode="mean")
+
+
 def bos_pool(hidden: Tensor, batch: PackedBatch) -> Tensor:
     """The vector of each ``<cls>``. (n_tokens, dim) -> (n_proteins, dim)"""
-    return hidden[torch.from_numpy(batch.cu_seqlens[:-1].astype("int64")).to(hidden.device)]
+    return hidden[send(batch.cu_seqlens[:-1].astype("int64"), hidden.device)]
 
 
 def residues_only(hidden: Tensor, batch: PackedBatch) -> Tensor:
     """Drop ``<cls>`` and ``<eos>``. (n_tokens, dim) -> (n_residues, dim), in order"""
-    keep = torch.ones(len(hidden), dtype=torch.bool)
-    starts = torch.from_numpy(batch.cu_seqlens.astype("int64"))
-    keep[starts[:-1]] = False
-    keep[starts[1:] - 1] = False
-    return hidden[keep.to(hidden.device)]
+    return hidden[send(batch.residues, hidden.device)]
