@@ -118,10 +118,8 @@ class Footprint:
     bytes_per_token: int  # peak of all activations on a device, with room to spare
     filling_tokens: int  # in a batch that keeps a GPU busy
 
-    @property
-    def weight_bytes(self) -> int:
-        """In half precision."""
-        return 2 * self.n_parameters
+    def weight_bytes(self, precision: Precision) -> int:
+        return (4 if precision == "fp32" else 2) * self.n_parameters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -113,15 +113,15 @@ def resolve(options: RunOptions, on_event: OnEvent) -> tuple[RunConfig, Head | N
         options.gpus,
         options.workers,
         options.cuda_visible_devices,
-        model_bytes=model.footprint.weight_bytes,
-    )
-    resources = Resources(
-        devices=choice.devices,
-        tokens_per_batch=_tokens_per_batch(options, choice, model),
-        silence_seconds=options.worker_timeout,
+        model_bytes=model.footprint.weight_bytes("bf16"),
     )
     request = _asked_precision(options)
     precision = choose_precision(request, choice)
+    resources = Resources(
+        devices=choice.devices,
+        tokens_per_batch=_tokens_per_batch(options, choice, model, precision),
+        silence_seconds=options.worker_timeout,
+    )
     is_auto = (request == "auto", options.esm_batch_size == "auto")
     weights, digest = model.prepare(precision, options.converted, on_event)
     recipe = _recipe(options, _spec(options, model, digest, head, precision), head)
@@ -133,7 +133,7 @@ def resolve(options: RunOptions, on_event: OnEvent) -> tuple[RunConfig, Head | N
         weights=(weights.resolve(),),
         scorer=scorer,
         announcements=_announcements(model, recipe, resources, choice),
-        compromises=tuple(describe_compromises(choice, model.footprint, is_auto)),
+        compromises=tuple(describe_compromises(choice, model.footprint, precision, is_auto)),
     ), head
 
 
@@ -245,10 +245,12 @@ def _check_before_fetching(options: RunOptions, digests: frozenset[str]) -> None
         )
 
 
-def _tokens_per_batch(options: RunOptions, choice: Choice, model: Model) -> int:
+def _tokens_per_batch(
+    options: RunOptions, choice: Choice, model: Model, precision: Precision
+) -> int:
     request = options.esm_batch_size
     if request == "auto":
-        return choose_tokens(choice, model.footprint)
+        return choose_tokens(choice, model.footprint, precision)
     if not re.fullmatch("[0-9]{1,18}", request):
         raise UsageError(
             f"--esm-batch-size is {printable(request)!r}; it must be auto or a number of tokens",

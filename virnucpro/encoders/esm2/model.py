@@ -7,7 +7,9 @@ rotary tables and pooling are float32 always, since a rotary table in bf16 gives
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from virnucpro.encoders.esm2.alphabet import N_TOKENS
-from virnucpro.encoders.esm2.attention import Kernel, attend_runs
+from virnucpro.encoders.esm2.attention import Kernel, attend_runs, choose_kernel
 from virnucpro.encoders.esm2.packing import EXTRA_TOKENS, PackedBatch, StagedBatch, send
 
 DTYPES: Mapping[str, torch.dtype] = {  # of matrix products, by the name of the precision
@@ -73,6 +75,12 @@ class Layer(nn.Module):
     def forward(self, x: Tensor, batch: StagedBatch, attend: Kernel) -> Tensor:
         return self.finish(x, attend(self.project(x), batch))
 
+    def in_float32(self) -> Layer:
+        """The same layer, products in float32 of the weights as they are."""
+        layer = copy.deepcopy(self).float()
+        layer.dtype, layer.has_fused_gelu = torch.float32, False
+        return layer
+
     def project(self, x: Tensor) -> Tensor:
         """Queries, keys and values. (n_tokens, dim) -> (n_tokens, 3, n_heads, head_dim)"""
         qkv: Tensor = self.qkv(self.attention_norm(x).to(self.dtype))
@@ -101,7 +109,7 @@ class ESM2(nn.Module):
         self, shape: ESM2Shape, n_layers: int, dtype: torch.dtype, attend: Kernel = attend_runs
     ) -> None:
         super().__init__()
-        self.shape, self.attend = shape, attend
+        self.shape, self.attend, self.is_exact = shape, attend, False
         # random weights would have torch import its compiler on "meta", which takes a second
         self.embedding = nn.Embedding(N_TOKENS, shape.dim, _weight=torch.empty(N_TOKENS, shape.dim))
         self.layers = nn.ModuleList(Layer(shape, dtype) for _ in range(n_layers))
@@ -127,10 +135,24 @@ class ESM2(nn.Module):
             x = x * TOKEN_DROPOUT_SCALE
         return self.transform(x, batch)
 
+    @contextmanager
+    def in_float32(self) -> Iterator[None]:
+        """Take products in float32 within the block, of the weights as they are.
+
+        Layers are converted one by one, each time: there is no room needed but for one of them.
+        """
+        attend = self.attend
+        self.attend, self.is_exact = choose_kernel(self.inv_freq.device, torch.float32), True
+        try:
+            yield
+        finally:
+            self.attend, self.is_exact = attend, False
+
     def transform(self, x: Tensor, batch: StagedBatch) -> Tensor:
         """Apply all layers to embedded tokens. (n_tokens, dim) -> the same"""
         for layer in self.layers:
-            x = layer(x, batch, self.attend)
+            assert isinstance(layer, Layer)
+            x = (layer.in_float32() if self.is_exact else layer)(x, batch, self.attend)
         normed: Tensor = self.final_norm(x)
         return normed
 
