@@ -27,7 +27,7 @@ LAYERS = """
     encoders.learned.file encoders.learned.encoder
     encoders.panel encoders.rounding encoders.check
     scorer.pieces scorer.stretches scorer.features scorer.nets scorer.score
-    scoring.head scoring.calls outputs.tables outputs.sinks
+    scoring.join scoring.head scoring.calls outputs.tables outputs.sinks
     run.feature_file run.features run.lock run.manifest run.folder run.shards run.dedup run.plan
     engine.recovery engine.batches engine.worker engine.executor engine.local
     resolve
