@@ -32,6 +32,7 @@ LAYERS = """
     engine.recovery engine.batches engine.worker engine.executor engine.local
     resolve
     scoring.batches scoring.regions scoring.pieces outputs.summary outputs.features outputs.write
+    outputs.compare
     run.intake pipeline api
     run.status dashboard citation
     labelled.tables labelled.digests labelled.records labelled.split labelled.arrays
@@ -47,7 +48,7 @@ LAYERS = """
     bench.synthetic bench.encoder bench.peers bench.layouts bench.limits bench.comparison
     bench.report bench.programme
     cli.exits cli.command cli.running cli.predict cli.train cli.evaluate
-    cli.bench cli.inspect cli.models cli.cite
+    cli.bench cli.compare cli.inspect cli.models cli.cite
     cli.main
 """
 ORDER = LAYERS.split()
