@@ -166,6 +166,7 @@ class Call:
     status: Status
     sample: str = ""
     virus_score: float | None = None
+    base_score: float | None = None  # the scorer's; virus_score is that, or what a head makes of it
     is_virus: bool = False
     false_discovery_rate: float | None = None  # share of false calls at this score and above
     n_chunks: int = 0

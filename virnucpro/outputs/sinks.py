@@ -100,6 +100,7 @@ class RecordTable(Table):
         "n_chunks",
         "n_chunks_scored",
         "n_frames_scored",
+        "base_score",
         "note",
     )
 
@@ -376,7 +377,9 @@ def open_sinks(sinks: Iterable[type[Sink]], place: Place) -> Iterator[Add]:
 
 def record_row(call: Call) -> str:
     label = "" if call.virus_score is None else "virus" if call.is_virus else "other"
-    score = "" if call.virus_score is None else f"{call.virus_score:.6f}"
+    score, base = (
+        "" if value is None else f"{value:.6f}" for value in (call.virus_score, call.base_score)
+    )
     rate = "" if call.false_discovery_rate is None else f"{call.false_discovery_rate:.4f}"
     values = (
         call.record_id,
@@ -389,6 +392,7 @@ def record_row(call: Call) -> str:
         call.n_chunks,
         call.n_chunks_scored,
         call.n_frames_scored,
+        base,
         call.note,
     )
     return "\t".join(map(str, values)) + "\n"
@@ -434,6 +438,7 @@ def read_calls(lines: TextIO) -> Iterator[Call]:
             status,
             row["file"],
             virus_score=float(row["virus_score"]) if row["virus_score"] else None,
+            base_score=float(row["base_score"]) if row["base_score"] else None,
             is_virus=row["call"] == "virus",
             false_discovery_rate=float(row["fdr"]) if row["fdr"] else None,
             n_chunks=int(row["n_chunks"]),

@@ -33,9 +33,9 @@ from virnucpro.scorer.nets import Scorer
 from virnucpro.scoring.batches import Frame, input_changed, predict_records
 from virnucpro.scoring.calls import call_record
 from virnucpro.scoring.head import Head
-from virnucpro.scoring.pieces import call_by_scorer
+from virnucpro.scoring.pieces import call_by_scorer, join_calls
 from virnucpro.scoring.regions import RegionFinder
-from virnucpro.sequences.genetic_code import find_open_code
+from virnucpro.sequences.genetic_code import find_open_code, genetic_code
 from virnucpro.sequences.inputs import InputFile, generations
 from virnucpro.sequences.screen import screen
 
@@ -49,7 +49,7 @@ class Results:
     plan: Plan
     stores: tuple[FeatureStore, ...]  # one for each encoder
     head: Head | None
-    scorer: Scorer | None  # used in place of an encoder and its head
+    scorer: Scorer | None  # of nucleotides, by itself or joined with the head
     cut: CutOptions
     finder: RegionFinder | None  # None: regions are not looked for
     lost: Mapping[int, str]  # shard index without a feature file -> reason
@@ -92,17 +92,24 @@ class Results:
         self, records: Iterable[tuple[FastaRecord, Iterable[Frame]]]
     ) -> Iterator[RecordResult]:
         """Each record, in order, with its predictions and its call."""
-        if self.scorer is not None:
+        recipe = self.manifest.recipe
+        if self.scorer is not None and not recipe.has_encoder:
             yield from call_by_scorer(
                 (record for record, _ in records),
-                self.manifest.recipe,
+                recipe,
                 self.scorer,
                 self.cut,
                 lambda done: self.tell("scoring", done, self.plan.counts.n_letters, "letters"),
             )
             return
-        for record, predictions in predict_records(records, self.head):
-            yield RecordResult(record, predictions, self.call(record, predictions))
+        results: Iterator[RecordResult] = (
+            RecordResult(record, predictions, self.call(record, predictions))
+            for record, predictions in predict_records(records, self.head)
+        )
+        if self.scorer is not None and self.head is not None:
+            code = genetic_code(recipe.genetic_code)
+            results = join_calls(results, self.head.facts, self.scorer, self.cut, code)
+        yield from results
 
     def noted(self, result: RecordResult) -> RecordResult:
         """The same result; its note says what else was seen in the sequence, regions last."""
