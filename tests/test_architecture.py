@@ -31,9 +31,9 @@ LAYERS = """
     run.feature_file run.features run.lock run.manifest run.folder run.shards run.dedup run.plan
     engine.recovery engine.batches engine.worker engine.executor engine.local
     resolve
-    scoring.batches scoring.regions scoring.pieces outputs.summary outputs.features outputs.write
-    outputs.compare
-    run.intake pipeline api
+    scoring.batches scoring.chain scoring.landmarks scoring.regions scoring.pieces
+    outputs.summary outputs.features outputs.write run.intake pipeline outputs.regions
+    outputs.compare api
     run.status dashboard citation
     labelled.tables labelled.digests labelled.records labelled.split labelled.arrays
     labelled.frames labelled.store
@@ -47,7 +47,7 @@ LAYERS = """
     training.request training.story training.config_file
     bench.synthetic bench.encoder bench.peers bench.layouts bench.limits bench.comparison
     bench.report bench.programme
-    cli.exits cli.command cli.running cli.predict cli.train cli.evaluate
+    cli.exits cli.command cli.running cli.predict cli.regions cli.train cli.evaluate
     cli.bench cli.compare cli.inspect cli.models cli.cite
     cli.main
 """

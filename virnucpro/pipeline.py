@@ -58,6 +58,7 @@ from virnucpro.run.plan import Plan, find_plan, make_plan
 from virnucpro.scorer.nets import Scorer, embedded_scorer, load_scorer
 from virnucpro.scoring.head import Head
 from virnucpro.scoring.join import Join
+from virnucpro.scoring.regions import RegionFinder, embedded_finder
 
 OnEvent = Callable[[Telling], None]
 ExecutorOn = Callable[[Sequence[str]], Executor]  # given the devices
@@ -119,6 +120,7 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
             head=head,
             scorer=scorer,
             cut=config.options if isinstance(config.options, PredictOptions) else CutOptions(),
+            finder=make_finder(config.options, manifest.recipe, scorer),
             lost={},
             feature_format=_feature_format(config.options),
             per_file=config.options.per_file or (recorded is not None and rundir.samples.is_dir()),
@@ -161,11 +163,6 @@ def announce_choices(config: RunConfig, recipe: Recipe, head: Head | None) -> Sc
             "has no error rates",
             hint="give --threshold, or leave --model and --head out for nucleotides",
         )
-    if cut.regions:
-        raise UsageError(
-            "--regions is for the scorer: a head does not tell the regions of a record",
-            hint="leave --regions out, or --model and --head, for nucleotides",
-        )
     for announcement in config.announcements:
         announce(announcement)
     for compromise in config.compromises:
@@ -189,6 +186,15 @@ def scorer_of(join: Join) -> Scorer:
     weights = ", ".join(f"{knot.head:.2f} at {knot.n_bases:,}" for knot in join.knots)
     announce(f"joined with the scorer; weight of the head by bases: {weights}")
     return scorer
+
+
+def make_finder(options: RunOptions, recipe: Recipe, scorer: Scorer | None) -> RegionFinder | None:
+    """What looks for regions in nucleotides; they are told by the scorer, whatever calls."""
+    if not isinstance(options, PredictOptions) or not options.regions:
+        return None
+    if recipe.input_type != "nucleotide":
+        return None
+    return embedded_finder(recipe.genetic_code, scorer)
 
 
 def announce_cut(config: RunConfig, scorer: Scorer | None, head: Head | None) -> str:
