@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from virnucpro.encoders.base import send
 from virnucpro.encoders.esm2.alphabet import tokenize
 
 EXTRA_TOKENS = 2  # <cls> and <eos> of each protein
@@ -85,14 +85,6 @@ class StagedBatch:
             runs=batch.runs,
             max_seqlen=batch.max_seqlen,
         )
-
-
-def send(array: NDArray[np.generic], device: torch.device) -> Tensor:
-    """An array on a device; a GPU takes pinned memory without making the host wait."""
-    tensor = torch.from_numpy(array)
-    if device.type != "cuda":
-        return tensor.to(device)
-    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def plan_batches(
