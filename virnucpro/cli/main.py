@@ -22,6 +22,7 @@ from virnucpro.cli.inspect import devices, status
 from virnucpro.cli.models import models
 from virnucpro.cli.predict import extract, predict
 from virnucpro.cli.train import train
+from virnucpro.cli.work import work
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -31,7 +32,7 @@ app = typer.Typer(
 )
 app.command(cls=CommandOnInput)(predict)
 app.command(cls=CommandOnInput)(extract)
-for command in (train, evaluate, devices, status, bench, cite):
+for command in (work, train, evaluate, devices, status, bench, cite):
     app.command()(command)
 app.add_typer(models, name="models")
 
