@@ -345,11 +345,12 @@ class CutOptions:
     regions: Annotated[
         bool,
         typer.Option(
-            help="Search for virus-like regions, such as prophages, in records of 10,000 bases and "
-            "more, by the scorer. Not sure enough to be the default.",
+            "--regions/--no-regions",
+            help="Search for virus-like regions, such as prophages, in nucleotide records of "
+            "10,000 bases and more.",
             rich_help_panel=CALLS,
         ),
-    ] = False
+    ] = True
 
     def __post_init__(self) -> None:
         if self.threshold is not None and not 0 <= self.threshold <= 1:
@@ -798,6 +799,13 @@ class BenchOptions:
         False
     )
     cuda_visible_devices: str | None = None  # the variable of the environment
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegionsOptions:
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Run folder of a finished `virnucpro predict`.")
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)

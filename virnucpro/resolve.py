@@ -6,7 +6,7 @@ All that can be checked is checked here, before a file is read or a process is s
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
@@ -119,7 +119,11 @@ def resolve(options: RunOptions, on_event: OnEvent) -> tuple[RunConfig, Head | N
     precision = _precision(options, request, choice)
     is_auto = (request == "auto", options.esm_batch_size == "auto")
     weights, digest = model.prepare(precision, options.converted, on_event)
-    recipe = _recipe(options, _spec(options, model, digest, head, precision), head)
+    recipe = _recipe(
+        options,
+        _spec(options, model, digest, head, model.precision_on(choice.kind, precision)),
+        head,
+    )
     return RunConfig(
         options=options,
         recipe=recipe,
@@ -376,8 +380,15 @@ def _asked_precision(options: RunOptions) -> str:
     if options.precision == "auto" and options.resume:
         recorded = RunDir(options.output_dir).read_manifest()
         if recorded is not None and recorded.recipe.encoders:
-            return recorded.recipe.encoders[0].precision
+            return _precision_behind({one.precision for one in recorded.recipe.encoders})
     return options.precision
+
+
+def _precision_behind(precisions: Set[Precision]) -> Precision:
+    """The precision of a run whose encoders have these; see ``Model.precision_on``."""
+    if coarse := precisions & {"bf16", "fp16"}:
+        return min(coarse)
+    return "bf16" if "bf16x2" in precisions else "fp32"
 
 
 def _load_head(options: RunOptions, model: Model) -> Head | None:

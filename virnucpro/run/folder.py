@@ -21,6 +21,7 @@ from virnucpro.outputs.sinks import Command, Sink, all_sinks, record_table
 from virnucpro.run.features import FeatureStore, index_of, inner_names, open_stores
 from virnucpro.run.lock import OF_A_LOCK, locked, own_name, shared
 from virnucpro.run.manifest import Manifest, read_manifest, write_manifest
+from virnucpro.sequences.inputs import RUN_FILE
 
 # files that a run makes in its sub-folders
 _OURS = re.compile(
@@ -35,7 +36,7 @@ class RunDir:
 
     @property
     def manifest(self) -> Path:
-        return self.root / "run.json"
+        return self.root / RUN_FILE
 
     @property
     def log(self) -> Path:

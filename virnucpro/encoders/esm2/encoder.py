@@ -71,6 +71,9 @@ class ESM2Model(Checkpoint):
     def footprint(self) -> Footprint:
         return footprint_of(self.shape, self.n_bytes)
 
+    def precision_on(self, kind: str, precision: Precision) -> Precision:
+        return precision
+
     def describe(self, spec: EncoderSpec) -> str:
         shape = self.shape
         return (
