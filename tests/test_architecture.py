@@ -29,11 +29,12 @@ LAYERS = """
     encoders.panel encoders.rounding encoders.check
     scorer.pieces scorer.stretches scorer.features scorer.nets scorer.score
     scoring.join scoring.head scoring.calls outputs.tables outputs.sinks
-    run.feature_file run.features run.lock run.manifest run.folder run.shards run.dedup run.plan
+    run.feature_file run.features run.lock run.work_log run.manifest run.folder run.shards run.dedup
+    run.plan
     engine.recovery engine.batches engine.worker engine.executor engine.local
     resolve
     scoring.batches scoring.chain scoring.landmarks scoring.regions scoring.pieces
-    outputs.summary outputs.features outputs.write run.intake pipeline outputs.regions
+    outputs.summary outputs.features outputs.write run.intake pipeline work outputs.regions
     outputs.compare api
     run.status dashboard citation
     labelled.tables labelled.digests labelled.records labelled.split labelled.arrays
@@ -49,7 +50,7 @@ LAYERS = """
     bench.synthetic bench.encoder bench.peers bench.layouts bench.limits bench.comparison
     bench.report bench.programme
     cli.exits cli.command cli.running cli.predict cli.regions cli.train cli.evaluate
-    cli.bench cli.compare cli.inspect cli.models cli.cite
+    cli.work cli.bench cli.compare cli.inspect cli.models cli.cite
     cli.main
 """
 ORDER = LAYERS.split()
@@ -191,7 +192,7 @@ DOORS = {
         "published": {"EMBEDDED", "PUBLISHED"},
     },
     "engine": {
-        "executor": {"Executor", "InlineExecutor"},
+        "executor": {"Executor", "InlineExecutor", "NoExecutor"},
         "local": {"ProcessExecutor"},
         "worker": {"Job"},
     },

@@ -19,7 +19,7 @@ import torch
 
 from virnucpro import __version__
 from virnucpro.config import FeatureFormat, Recipe, Resources
-from virnucpro.engine.executor import Executor
+from virnucpro.engine.executor import Executor, NoExecutor
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.engine.worker import Job
 from virnucpro.errors import (
@@ -51,8 +51,9 @@ from virnucpro.outputs.write import Results
 from virnucpro.records import Shard
 from virnucpro.resolve import RunConfig, resolve
 from virnucpro.run.features import FeatureStore, OnShard
-from virnucpro.run.folder import RunDir
+from virnucpro.run.folder import RunDir, stores_of
 from virnucpro.run.intake import open_run
+from virnucpro.run.lock import own_name
 from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import Plan, find_plan, make_plan
 from virnucpro.scorer.nets import Scorer, embedded_scorer, load_scorer
@@ -88,7 +89,8 @@ def extract(
 
 def _resolve_and_run(options: RunOptions, on_event: OnEvent, executor_on: ExecutorOn) -> Summary:
     config, head = resolve(options, on_event)
-    return run(config, head, executor_on(config.resources.devices), on_event)
+    executor = NoExecutor() if options.no_embed else executor_on(config.resources.devices)
+    return run(config, head, executor, on_event)
 
 
 def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEvent) -> Summary:
@@ -104,14 +106,16 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
         rundir.sweep()
         with summary.stage(STAGES[0]), rundir.planning():
             recorded = None if config.options.force else rundir.read_manifest()
-            manifest = open_run(config, rundir, recorded, on_event)
+            manifest = replace(open_run(config, rundir, recorded, on_event), models=config.models)
             scorer = announce_choices(config, manifest.recipe, head)
             plan = plan_run(config, rundir, recorded, manifest, on_event)
             rundir.clear_copies(manifest)
             announce_input(plan, manifest)
             summary.count_plan(plan, manifest)
             summary.cut = announce_cut(config, scorer, head)
-        job = make_job(config, rundir, manifest)
+        job = make_job(rundir, manifest.recipe, config.weights)
+        if config.options.plan_only:
+            return close_plan(config, rundir, manifest, plan, summary)
         results = Results(
             rundir=rundir,
             manifest=manifest,
@@ -248,14 +252,27 @@ def plan_run(
     return plan
 
 
-def make_job(config: RunConfig, rundir: RunDir, manifest: Manifest) -> Job:
-    recipe = manifest.recipe
+def make_job(rundir: RunDir, recipe: Recipe, weights: tuple[Path, ...]) -> Job:
     return Job(
         features=rundir.features,
         encoders=recipe.encoders,
-        weights=config.weights if recipe.encoders else (),
+        weights=weights if recipe.encoders else (),
         fingerprint=recipe.fingerprint,
+        owner=own_name(),
     )
+
+
+def close_plan(
+    config: RunConfig, rundir: RunDir, manifest: Manifest, plan: Plan, summary: Summary
+) -> Summary:
+    """Leave a planned run to others, with the folders that they need."""
+    for store in stores_of(rundir, manifest):
+        store.make_folder()
+    rundir.write_manifest(manifest, {**_facts(config, manifest), "state": "planned"})
+    summary.n_shards = len(plan.shards)
+    for line in summary.lines(config.output):
+        LOGGER.info("%s", line)
+    return summary
 
 
 def complete(
@@ -298,12 +315,20 @@ def embed(
                     summary.seconds[STARTING] = round(time.monotonic() - start, 3)
                 case BatchDone(n_tokens=n_tokens):
                     summary.n_tokens += n_tokens
-                case ShardFailed(refusal=Refusal(hint=hint, is_place=is_place)):
-                    kind = OutputError if is_place else StorageError
-                    raise kind(event.reason, hint)
                 case ShardFailed():
+                    check_stored(event)
                     lost[event.shard.index] = event.reason
     return lost
+
+
+def check_stored(event: ShardFailed) -> None:
+    """
+    Raises:
+        OutputError, StorageError: the disk is to blame, and will not take others either.
+    """
+    match event.refusal:
+        case Refusal(hint=hint, is_place=is_place):
+            raise (OutputError if is_place else StorageError)(event.reason, hint)
 
 
 def find_pending(

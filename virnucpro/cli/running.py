@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from virnucpro.dashboard import EventLog
 
 _BY_BUS = "PCI_BUS_ID"
+_TASKS = 16  # at most, in the array that is offered
 _ERASE_LINE = "\r\x1b[2K"
 
 
@@ -138,6 +139,19 @@ def next_step(table: Path, argv: Sequence[str], failed: bool) -> list[str]:
         return as_command(["virnucpro", *again, "--resume"])
     name = f"./{table}" if str(table).startswith("-") else str(table)
     return as_command(["head", name], " | column -t -s $'\\t'")
+
+
+def planned_steps(folder: Path, n_shards: int, argv: Sequence[str]) -> list[str]:
+    """The lines for what to type after a plan: the work, and then the same command to its end."""
+    again = [word for word in argv if word not in ("--force", "--resume", "--plan-only")]
+    rest = as_command(["virnucpro", *again, "--resume"])
+    if not n_shards:
+        return rest
+    work, n = shlex.join(["virnucpro", "work", str(folder.absolute())]), min(_TASKS, n_shards)
+    return [
+        *as_command(["sbatch", f"--array=1-{n}", "--gres=gpu:1", "--wrap", work]),
+        *(f"then: {line.removeprefix('next: ')}" for line in rest),
+    ]
 
 
 def as_command(words: Sequence[str], rest: str = "") -> list[str]:
