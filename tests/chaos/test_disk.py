@@ -687,7 +687,7 @@ def test_a_shard_that_is_damaged_while_the_run_goes_on_is_told_and_made_again(
 def test_a_feature_file_that_is_damaged_while_the_run_goes_on_is_made_again_in_the_same_run(
     make, tiny, undisturbed, harm
 ):
-    config, name = make(), "features/000000.h5"
+    config, name = make(), "features/000001.h5"
     run_inline(config, tiny.head, harm_after_shard_1(config, name, harm))
     assert f"{name} is not whole" in (config.output / "virnucpro.log").read_text()
     assert_same_run(config.output, undisturbed)
