@@ -41,7 +41,8 @@ LAYERS = """
     training.objectives
     training.sampling training.made training.piece_nets training.scorer_folds training.region_model
     training.board training.calibration training.export training.features
-    training.request training.story training.config_file
+    training.joining training.runs training.gain
+    training.request training.results training.story training.config_file
     bench.synthetic bench.encoder bench.peers bench.layouts bench.limits bench.comparison
     bench.report bench.programme
     cli.exits cli.command cli.running cli.predict cli.train cli.evaluate

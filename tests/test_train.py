@@ -178,8 +178,9 @@ def names_in(folder: Path) -> set[str]:
 
 
 def test_the_command_leaves_what_its_help_says(head_only, finetuned, pretrained):
-    of_labels = {*OF_ALL, "held_out.tsv", "head.safetensors"}
-    assert names_in(head_only) == {*of_labels, "features", "records.fa"}
+    tables = {"held_out.tsv", "gain.tsv", "epochs.tsv"}
+    of_labels = {*OF_ALL, *tables, "records.fa", "head.safetensors"}
+    assert names_in(head_only) == {*of_labels, "features"}
     assert names_in(finetuned) == {*of_labels, "esm2_trained"}
     assert names_in(pretrained) == {*OF_ALL, "esm2_mine"}
     for out in (head_only, finetuned, pretrained):
