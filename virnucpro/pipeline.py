@@ -19,7 +19,7 @@ import torch
 
 from virnucpro import __version__
 from virnucpro.config import FeatureFormat, Recipe, Resources
-from virnucpro.engine.executor import Executor
+from virnucpro.engine.executor import Executor, NoExecutor
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.engine.worker import Job
 from virnucpro.errors import (
@@ -51,13 +51,15 @@ from virnucpro.outputs.write import Results
 from virnucpro.records import Shard
 from virnucpro.resolve import RunConfig, resolve
 from virnucpro.run.features import FeatureStore, OnShard
-from virnucpro.run.folder import RunDir
+from virnucpro.run.folder import RunDir, stores_of
 from virnucpro.run.intake import open_run
+from virnucpro.run.lock import own_name
 from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import Plan, find_plan, make_plan
 from virnucpro.scorer.nets import Scorer, embedded_scorer, load_scorer
 from virnucpro.scoring.head import Head
 from virnucpro.scoring.join import Join
+from virnucpro.scoring.regions import RegionFinder, embedded_finder
 
 OnEvent = Callable[[Telling], None]
 ExecutorOn = Callable[[Sequence[str]], Executor]  # given the devices
@@ -87,7 +89,8 @@ def extract(
 
 def _resolve_and_run(options: RunOptions, on_event: OnEvent, executor_on: ExecutorOn) -> Summary:
     config, head = resolve(options, on_event)
-    return run(config, head, executor_on(config.resources.devices), on_event)
+    executor = NoExecutor() if options.no_embed else executor_on(config.resources.devices)
+    return run(config, head, executor, on_event)
 
 
 def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEvent) -> Summary:
@@ -103,14 +106,16 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
         rundir.sweep()
         with summary.stage(STAGES[0]), rundir.planning():
             recorded = None if config.options.force else rundir.read_manifest()
-            manifest = open_run(config, rundir, recorded, on_event)
+            manifest = replace(open_run(config, rundir, recorded, on_event), models=config.models)
             scorer = announce_choices(config, manifest.recipe, head)
             plan = plan_run(config, rundir, recorded, manifest, on_event)
             rundir.clear_copies(manifest)
             announce_input(plan, manifest)
             summary.count_plan(plan, manifest)
             summary.cut = announce_cut(config, scorer, head)
-        job = make_job(config, rundir, manifest)
+        job = make_job(rundir, manifest.recipe, config.weights)
+        if config.options.plan_only:
+            return close_plan(config, rundir, manifest, plan, summary)
         results = Results(
             rundir=rundir,
             manifest=manifest,
@@ -119,6 +124,7 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
             head=head,
             scorer=scorer,
             cut=config.options if isinstance(config.options, PredictOptions) else CutOptions(),
+            finder=make_finder(config.options, manifest.recipe, scorer),
             lost={},
             feature_format=_feature_format(config.options),
             per_file=config.options.per_file or (recorded is not None and rundir.samples.is_dir()),
@@ -161,11 +167,6 @@ def announce_choices(config: RunConfig, recipe: Recipe, head: Head | None) -> Sc
             "has no error rates",
             hint="give --threshold, or leave --model and --head out for nucleotides",
         )
-    if cut.regions:
-        raise UsageError(
-            "--regions is for the scorer: a head does not tell the regions of a record",
-            hint="leave --regions out, or --model and --head, for nucleotides",
-        )
     for announcement in config.announcements:
         announce(announcement)
     for compromise in config.compromises:
@@ -189,6 +190,15 @@ def scorer_of(join: Join) -> Scorer:
     weights = ", ".join(f"{knot.head:.2f} at {knot.n_bases:,}" for knot in join.knots)
     announce(f"joined with the scorer; weight of the head by bases: {weights}")
     return scorer
+
+
+def make_finder(options: RunOptions, recipe: Recipe, scorer: Scorer | None) -> RegionFinder | None:
+    """What looks for regions in nucleotides; they are told by the scorer, whatever calls."""
+    if not isinstance(options, PredictOptions) or not options.regions:
+        return None
+    if recipe.input_type != "nucleotide":
+        return None
+    return embedded_finder(recipe.genetic_code, scorer)
 
 
 def announce_cut(config: RunConfig, scorer: Scorer | None, head: Head | None) -> str:
@@ -242,14 +252,27 @@ def plan_run(
     return plan
 
 
-def make_job(config: RunConfig, rundir: RunDir, manifest: Manifest) -> Job:
-    recipe = manifest.recipe
+def make_job(rundir: RunDir, recipe: Recipe, weights: tuple[Path, ...]) -> Job:
     return Job(
         features=rundir.features,
         encoders=recipe.encoders,
-        weights=config.weights if recipe.encoders else (),
+        weights=weights if recipe.encoders else (),
         fingerprint=recipe.fingerprint,
+        owner=own_name(),
     )
+
+
+def close_plan(
+    config: RunConfig, rundir: RunDir, manifest: Manifest, plan: Plan, summary: Summary
+) -> Summary:
+    """Leave a planned run to others, with the folders that they need."""
+    for store in stores_of(rundir, manifest):
+        store.make_folder()
+    rundir.write_manifest(manifest, {**_facts(config, manifest), "state": "planned"})
+    summary.n_shards = len(plan.shards)
+    for line in summary.lines(config.output):
+        LOGGER.info("%s", line)
+    return summary
 
 
 def complete(
@@ -292,12 +315,20 @@ def embed(
                     summary.seconds[STARTING] = round(time.monotonic() - start, 3)
                 case BatchDone(n_tokens=n_tokens):
                     summary.n_tokens += n_tokens
-                case ShardFailed(refusal=Refusal(hint=hint, is_place=is_place)):
-                    kind = OutputError if is_place else StorageError
-                    raise kind(event.reason, hint)
                 case ShardFailed():
+                    check_stored(event)
                     lost[event.shard.index] = event.reason
     return lost
+
+
+def check_stored(event: ShardFailed) -> None:
+    """
+    Raises:
+        OutputError, StorageError: the disk is to blame, and will not take others either.
+    """
+    match event.refusal:
+        case Refusal(hint=hint, is_place=is_place):
+            raise (OutputError if is_place else StorageError)(event.reason, hint)
 
 
 def find_pending(

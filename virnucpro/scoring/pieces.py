@@ -28,7 +28,6 @@ from virnucpro.scoring.calls import (
 )
 from virnucpro.scoring.head import HeadFacts
 from virnucpro.scoring.join import join_log_odds
-from virnucpro.scoring.regions import RegionFinder, embedded_region_model, load_region_model
 from virnucpro.sequences.genetic_code import GeneticCode, genetic_code
 from virnucpro.sequences.screen import screen
 
@@ -45,15 +44,12 @@ def call_by_scorer(
     cut: CutOptions,
     on_letters: Callable[[int], None],
 ) -> Iterator[RecordResult]:
-    """Each record, in order, with a prediction for each of its pieces, its call and its regions.
+    """Each record, in order, with a prediction for each of its pieces, and its call.
 
     ``on_letters`` hears the number of finished letters.
     """
     n_done = 0
     code = genetic_code(recipe.genetic_code)
-    finder = None
-    if cut.regions:
-        finder = RegionFinder(scorer, load_region_model(embedded_region_model()), code)
     for block in _blocks(records, lambda record: record):
         refusals = [screen(record, recipe) for record in block]
         sequences = [
@@ -69,11 +65,7 @@ def call_by_scorer(
             if status is None:
                 score, decision = next(decisions)
                 predictions = list(_predictions(record.id, score.pieces))
-                regions = None
-                if finder is not None:
-                    regions = finder.find(record.sequence, is_virus=decision.is_virus)
-                call = call_by_score(record, score, decision)
-                yield RecordResult(record, predictions, call, regions)
+                yield RecordResult(record, predictions, call_by_score(record, score, decision))
             else:
                 call = Call(record.name, length, status, record.sample, note=note)
                 yield RecordResult(record, [], call)

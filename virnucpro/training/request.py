@@ -165,7 +165,8 @@ def resolve(options: TrainOptions, on_event: OnEvent) -> tuple[Training, Choice]
     if options.no_multi_gpu or (choice.kind == "cpu" and options.workers is None):
         choice = choice.first
     precision = choose_precision(options.precision, choice)
-    assert precision != "fp16", "is never chosen, and cannot be asked for"
+    if precision == "fp16":  # auto, on a GPU without bf16: gradients in fp16 would underflow
+        precision = "fp32"
     settings = carry(options, Settings, mode=mode, precision=precision)
     return Training(options=options, settings=settings, encoder=encoder, shape=shape), choice
 
