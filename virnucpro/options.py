@@ -483,6 +483,7 @@ class EvaluatedOptions:
         ),
     ] = 3
     seed: Annotated[int, _count("Seed of the fragments and of the intervals.", SAMPLES, min=0)] = 0
+    genetic_code: GeneticCode = 11
     held_out_only: Annotated[
         bool,
         typer.Option(
@@ -501,7 +502,9 @@ class EvaluatedOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions(EngineOptions, FolderOptions, EvaluatedOptions):
-    model: Annotated[str | None, _model(EMBEDDED)] = EMBEDDED
+    model: Annotated[
+        str | None, _model("none: the scorer is evaluated; esm2_virnucpro with --head")
+    ] = None
     head: Head = None
 
 
