@@ -26,12 +26,14 @@ LAYERS = """
     encoders.panel encoders.rounding encoders.check
     scorer.pieces scorer.stretches scorer.features scorer.nets scorer.score
     scoring.head scoring.calls outputs.tables outputs.sinks
-    run.feature_file run.features run.lock run.manifest run.folder run.shards run.dedup run.plan
+    run.feature_file run.features run.lock run.machine run.manifest run.folder run.shards run.dedup
+    run.plan
     engine.recovery engine.batches engine.worker engine.executor engine.local
     resolve
     scoring.batches scoring.regions scoring.pieces outputs.summary outputs.features outputs.write
+    citation report.counts report.facts report.charts report.page report.run
     run.intake pipeline api
-    run.status dashboard citation
+    run.status dashboard
     labelled.tables labelled.digests labelled.records labelled.split labelled.arrays
     labelled.frames labelled.store
     evaluation.metrics evaluation.held_out evaluation.fragments evaluation.story
@@ -45,7 +47,7 @@ LAYERS = """
     bench.synthetic bench.encoder bench.peers bench.layouts bench.limits bench.comparison
     bench.report bench.programme
     cli.exits cli.command cli.running cli.predict cli.train cli.evaluate
-    cli.bench cli.inspect cli.models cli.cite
+    cli.bench cli.inspect cli.report cli.models cli.cite
     cli.main
 """
 ORDER = LAYERS.split()

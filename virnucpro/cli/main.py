@@ -21,6 +21,7 @@ from virnucpro.cli.exits import GONE, USAGE_EXIT, Finished, exits
 from virnucpro.cli.inspect import devices, status
 from virnucpro.cli.models import models
 from virnucpro.cli.predict import extract, predict
+from virnucpro.cli.report import report
 from virnucpro.cli.train import train
 
 app = typer.Typer(
@@ -31,7 +32,7 @@ app = typer.Typer(
 )
 app.command(cls=CommandOnInput)(predict)
 app.command(cls=CommandOnInput)(extract)
-for command in (train, evaluate, devices, status, bench, cite):
+for command in (train, evaluate, report, devices, status, bench, cite):
     app.command()(command)
 app.add_typer(models, name="models")
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from math import isfinite
+from math import exp, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +202,13 @@ class Scorer:
         places = np.log([rates.n_bases for rates in self.error_rates])
         values = [rates.log_odds_at(false_positives) for rates in self.error_rates]
         return np.interp(np.log(np.maximum(1, lengths)), places, values)
+
+    def cut_scores(self, false_positives: float) -> list[tuple[int, float]]:
+        """The thresholds at the lengths of ``error_rates``, as scores."""
+        return [
+            (rates.n_bases, round(1 / (1 + exp(-rates.log_odds_at(false_positives))), 6))
+            for rates in self.error_rates
+        ]
 
     def false_discovery_rates(
         self, log_odds: Values, lengths: NDArray[np.int64], prevalence: float
