@@ -22,7 +22,7 @@ test: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/pytest
+	$(BIN)/pytest -n logical --maxprocesses 4 --dist worksteal
 
 # On Linux the PyTorch of the package index brings CUDA along, which is of no use without a GPU.
 $(VENV)/installed: pyproject.toml constraints.txt

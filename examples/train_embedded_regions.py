@@ -27,7 +27,8 @@ import numpy as np
 
 from virnucpro.scorer.nets import embedded_scorer, load_scorer
 from virnucpro.scorer.score import score_windows
-from virnucpro.scoring.regions import RegionModel, region_model_text, regions_of_pieces
+from virnucpro.scoring.chain import RegionModel, region_model_text
+from virnucpro.scoring.regions import regions_of_pieces
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.genetic_code import STANDARD
 from virnucpro.training.region_model import SIZE, STEP, Chromosome, learn_region_model
@@ -138,8 +139,9 @@ def leave_one_out(chromosomes: Sequence[Chromosome], weight: float, rarity: floa
 
 
 def measure(chromosome: Chromosome, model: RegionModel) -> Figures:
-    regions = regions_of_pieces(
-        chromosome.sequence, chromosome.pieces, model, STANDARD, is_virus=False
+    pieces = chromosome.pieces
+    regions, _ = regions_of_pieces(
+        chromosome.sequence, pieces.start, pieces.log_odds, model, STANDARD, is_virus=False
     )
     intervals = [(region.start, region.end) for region in regions]
     is_virus = chromosome.bases(chromosome.prophages)

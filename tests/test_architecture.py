@@ -15,24 +15,29 @@ import virnucpro
 
 ROOT = Path(virnucpro.__file__).parent
 LAYERS = """
-    errors log records files processes config devices events
+    errors log records files tensors processes config devices events
     sequences.fasta sequences.sheet sequences.inputs sequences.samples sequences.survey
     sequences.genetic_code sequences.translate sequences.composition sequences.screen
     encoders.base encoders.published options
-    encoders.esm2.alphabet encoders.esm2.packing encoders.esm2.attention encoders.esm2.model
-    encoders.esm2.weights encoders.esm2.converted encoders.esm2.encoder
+    encoders.esm2.alphabet encoders.esm2.packing encoders.esm2.rotary_triton
+    encoders.esm2.attention encoders.esm2.model encoders.esm2.weights
+    encoders.esm2.converted encoders.esm2.encoder
+    encoders.dnabert_s.tokenizer encoders.dnabert_s.model encoders.dnabert_s.weights
+    encoders.dnabert_s.encoder
     encoders.fair_esm encoders.models encoders.composition encoders.learned.readers
     encoders.learned.file encoders.learned.encoder
     encoders.panel encoders.rounding encoders.check
     scorer.pieces scorer.stretches scorer.features scorer.nets scorer.score
-    scoring.head scoring.calls outputs.tables outputs.sinks
-    run.feature_file run.features run.lock run.machine run.manifest run.folder run.shards run.dedup
-    run.plan
+    scoring.join scoring.head scoring.calls outputs.tables outputs.sinks
+    run.feature_file run.features run.lock run.machine run.work_log run.manifest run.folder
+    run.shards run.dedup run.plan
     engine.recovery engine.batches engine.worker engine.executor engine.local
     resolve
-    scoring.batches scoring.regions scoring.pieces outputs.summary outputs.features outputs.write
+    scoring.batches scoring.chain scoring.landmarks scoring.regions scoring.pieces
+    outputs.summary outputs.features outputs.write
     citation report.counts report.facts report.charts report.page report.run
-    run.intake pipeline api
+    run.intake pipeline work outputs.regions
+    outputs.compare api
     run.status dashboard
     labelled.tables labelled.digests labelled.records labelled.split labelled.arrays
     labelled.frames labelled.store
@@ -43,18 +48,19 @@ LAYERS = """
     training.objectives
     training.sampling training.made training.piece_nets training.scorer_folds training.region_model
     training.board training.calibration training.export training.features
-    training.request training.story training.config_file
+    training.joining training.runs training.gain
+    training.request training.results training.story training.config_file
     bench.synthetic bench.encoder bench.peers bench.layouts bench.limits bench.comparison
     bench.report bench.programme
-    cli.exits cli.command cli.running cli.predict cli.train cli.evaluate
-    cli.bench cli.inspect cli.report cli.models cli.cite
+    cli.exits cli.command cli.running cli.predict cli.regions cli.train cli.evaluate
+    cli.work cli.bench cli.compare cli.inspect cli.report cli.models cli.cite
     cli.main
 """
 ORDER = LAYERS.split()
 VOCABULARY = ["errors", "records", "config", "events", "files", "log"]
-MODEL = [name for name in ORDER if name.startswith("encoders.esm2.")]
+MODEL = [name for name in ORDER if name.startswith(("encoders.esm2.", "encoders.dnabert_s."))]
 # tensors in, tensors out
-MODEL_MAY_USE = {"errors", "log", "files", "config", "events", "encoders.base"}
+MODEL_MAY_USE = {"errors", "log", "files", "tensors", "config", "events", "encoders.base"}
 LONGEST_FUNCTION = 60
 COMMAND_LINE = [name for name in ORDER if name.startswith("cli.")]
 
@@ -189,7 +195,7 @@ DOORS = {
         "published": {"EMBEDDED", "PUBLISHED"},
     },
     "engine": {
-        "executor": {"Executor", "InlineExecutor"},
+        "executor": {"Executor", "InlineExecutor", "NoExecutor"},
         "local": {"ProcessExecutor"},
         "worker": {"Job"},
     },

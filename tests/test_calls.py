@@ -201,16 +201,16 @@ def test_a_record_that_was_only_to_be_embedded_is_embedded() -> None:
 @pytest.mark.parametrize(
     ("found", "row"),
     [
-        (call(*frames("c", 0.75)), "r\t\t900\tscored\tvirus\t0.750000\t\t3\t1\t1\t\n"),
-        (call(*frames("c", 0.25)), "r\t\t900\tscored\tother\t0.250000\t\t3\t1\t1\t\n"),
+        (call(*frames("c", 0.75)), "r\t\t900\tscored\tvirus\t0.750000\t\t3\t1\t1\t\t\n"),
+        (call(*frames("c", 0.25)), "r\t\t900\tscored\tother\t0.250000\t\t3\t1\t1\t\t\n"),
         (
-            replace(call(*frames("c", 0.75)), false_discovery_rate=0.03125),
-            "r\t\t900\tscored\tvirus\t0.750000\t0.0312\t3\t1\t1\t\n",
+            replace(call(*frames("c", 0.75)), base_score=0.75, false_discovery_rate=0.03125),
+            "r\t\t900\tscored\tvirus\t0.750000\t0.0312\t3\t1\t1\t0.750000\t\n",
         ),
-        (call(), "r\t\t900\tno_orf\t\t\t\t3\t0\t0\t\n"),
+        (call(), "r\t\t900\tno_orf\t\t\t\t3\t0\t0\t\t\n"),
         (
             Call("r", 9, "invalid", note="is odd"),
-            "r\t\t9\tinvalid\t\t\t\t0\t0\t0\tis odd\n",
+            "r\t\t9\tinvalid\t\t\t\t0\t0\t0\t\tis odd\n",
         ),
     ],
     ids=["virus", "other", "virus of the scorer", "no_orf", "invalid"],

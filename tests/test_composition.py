@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from itertools import pairwise, product
 
@@ -106,13 +105,3 @@ def test_a_frame_on_either_strand_is_read_as_it_is_translated() -> None:
 def test_a_frame_of_the_reverse_strand_is_complemented() -> None:
     orf = Orf("r_chunk_1R1", "r_chunk_1", "r", 2, 8, "-", "MK")
     assert frame_bases(orf, "GGttNCATGG") == "ATGNAA"
-
-
-def test_composition_is_no_bottleneck() -> None:
-    """20 Mbp per second and more on one core: a tenth of it here, where others work beside it."""
-    rng = np.random.default_rng(1)
-    block = ["".join(rng.choice(list("ACGT"), 498)) for _ in range(1000)]
-    frame_composition(block[:10])
-    started = time.process_time()
-    frame_composition(block)
-    assert 498_000 / (time.process_time() - started) > 2e6

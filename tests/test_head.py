@@ -223,8 +223,8 @@ def test_a_truncated_head_is_refused_wherever_it_ends(stored: Path) -> None:
 
 @pytest.mark.parametrize("name", [*HeadFacts.__slots__, *EncoderFacts.__slots__, "temperatures"])
 def test_a_head_that_does_not_say_what_it_was_made_for_is_refused(stored: Path, name: str) -> None:
-    if name == "classes":
-        pytest.skip("a head that names no classes has the two of every head")
+    if name in ("classes", "join"):
+        pytest.skip("a head that names no classes has the two of every head; few are joined")
     facts = json.loads(metadata()["virnucpro_head"])
     del (facts if name in facts else facts["encoders"][0])[name]
     save_file(load_file(stored), stored, metadata={"virnucpro_head": json.dumps(facts)})

@@ -286,6 +286,16 @@ def test_files_of_a_folder_that_are_passed_over_are_named_in_one_line(make_confi
     assert f"passed over in {folder}" in line and "9 files" in line and "+ 4 more" in line
 
 
+def test_the_results_of_another_run_are_no_input_of_a_folder(make_config, tiny, folder):
+    before = make_config(folder)
+    run_inline(before, tiny.head)
+    (folder / "viral.fasta").write_bytes((before.output / "viral.fasta").read_bytes())
+    (folder / "run.json").write_bytes((before.output / "run.json").read_bytes())
+    config = make_config(folder, output=folder.parent / "second")
+    run_inline(config, tiny.head)
+    assert keys(config.output) == keys(before.output)
+
+
 # Tables of each file
 
 

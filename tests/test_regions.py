@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import pairwise, product
@@ -17,7 +19,8 @@ from hypothesis import strategies as st
 from runs import rows
 from test_scorer_run import predict, write
 
-from virnucpro.errors import UnavailableError, UsageError
+from virnucpro.errors import InputError, InputMissingError, ResumeError, UnavailableError
+from virnucpro.outputs.regions import find_regions
 from virnucpro.outputs.sinks import (
     Place,
     RegionBed,
@@ -28,25 +31,29 @@ from virnucpro.outputs.sinks import (
 )
 from virnucpro.records import Call, FastaRecord, RecordResult, Region
 from virnucpro.scorer.nets import embedded_scorer, load_scorer
-from virnucpro.scorer.score import PieceScores, score_windows
+from virnucpro.scorer.score import score_windows
+from virnucpro.scoring.chain import (
+    RegionModel,
+    embedded_region_model,
+    load_region_model,
+    posteriors,
+    region_model_text,
+    viterbi,
+)
+from virnucpro.scoring.landmarks import host_peptides
 from virnucpro.scoring.regions import (
     SHORTEST_RECORD,
     RegionFinder,
-    RegionModel,
-    embedded_region_model,
-    host_peptides,
-    load_region_model,
+    embedded_finder,
+    is_circular,
     move_ends,
-    posteriors,
-    region_model_text,
     regions_of_pieces,
-    viterbi,
 )
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.genetic_code import STANDARD
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
-FILES = ("regions.tsv", "regions.bed", "regions.gff3", "regions.fasta")
+FILES = ("regions.tsv", "regions.bed", "regions.gff3", "regions.fasta", "tracks.tsv.gz")
 MODEL = RegionModel(
     size=1000,
     step=500,
@@ -100,10 +107,10 @@ def test_items_without_evidence_may_as_well_be_missing(chain):
     np.testing.assert_allclose(with_silent, posteriors(starts, evidence, MODEL), rtol=1e-9)
 
 
-def pieces_of(log_odds: np.ndarray) -> PieceScores:
-    n = len(log_odds)
-    starts = MODEL.step * np.arange(n)
-    return PieceScores(np.zeros(n, np.int64), starts, np.full(n, MODEL.size), log_odds)
+def regions_of(sequence, log_odds, model=MODEL, *, is_virus=False):
+    """The regions of a sequence whose pieces have these log-odds."""
+    starts = model.step * np.arange(len(log_odds))
+    return regions_of_pieces(sequence, starts, log_odds, model, STANDARD, is_virus=is_virus)[0]
 
 
 log_odds_along = st.lists(
@@ -116,9 +123,7 @@ log_odds_along = st.lists(
 def test_regions_lie_within_the_record_and_apart(values, is_virus, seed):
     n_bases = MODEL.step * (len(values) - 1) + MODEL.size
     sequence = open_dna(n_bases, np.random.default_rng(seed))
-    regions = regions_of_pieces(
-        sequence, pieces_of(np.array(values)), MODEL, STANDARD, is_virus=is_virus
-    )
+    regions = regions_of(sequence, np.array(values), is_virus=is_virus)
     ends = [end for region in regions for end in (region.start, region.end)]
     assert ends == sorted(set(ends))  # none is empty, and no two touch
     assert not ends or (ends[0] >= 0 and ends[-1] <= n_bases)
@@ -132,10 +137,7 @@ def test_the_level_of_the_host_does_not_matter():
     log_odds[150:200] += 6
     sequence = random_dna(500 * 400 + 500, rng)
     model = load_region_model(embedded_region_model())
-    found = [
-        regions_of_pieces(sequence, pieces_of(log_odds + shift), model, STANDARD, is_virus=False)
-        for shift in (0, 3)
-    ]
+    found = [regions_of(sequence, log_odds + shift, model) for shift in (0, 3)]
     assert found[0] == found[1]
     assert len(found[0]) == 1
     assert abs(found[0][0].start - 75_000) < 2_000
@@ -145,11 +147,12 @@ def test_the_level_of_the_host_does_not_matter():
 def test_an_end_moves_to_an_open_stretch_but_not_past_the_middle_to_the_next_end():
     stop = "TAATTAATTAATTAATTAA"  # closes all six frames
     sequence = "CAC" * 1000 + stop + "CAC" * 1000
-    [(start, end)] = move_ends([(2_700, 5_000)], sequence)
+    [(start, end, att)] = move_ends([(2_700, 5_000)], sequence)
+    assert att == ""
     assert abs(start - 3_000) <= len(stop)
     assert end == 5_000
     for runs in ([(1_000, 2_600), (2_650, 5_000)], [(3_400, 3_420)]):
-        moved = [end for run in move_ends(runs, sequence) for end in run]
+        moved = [end for run in move_ends(runs, sequence) for end in run[:2]]
         assert moved == sorted(set(moved))
 
 
@@ -173,10 +176,7 @@ def test_genes_of_rna_polymerase_are_the_hosts_though_they_look_viral():
     place = 56_001
     guarded = sequence[:place] + "GGTGATAAATTCGCTGGTCGTCACGGTCAGAAAGGT" + sequence[place + 36 :]
     model = load_region_model(embedded_region_model())
-    of = [
-        regions_of_pieces(one, pieces_of(log_odds), model, STANDARD, is_virus=False)
-        for one in (sequence, guarded)
-    ]
+    of = [regions_of(one, log_odds, model) for one in (sequence, guarded)]
     assert (len(of[0]), len(of[1])) == (1, 0)
 
 
@@ -189,7 +189,9 @@ def results(*regions_of: list[tuple[int, int, str]]) -> list[RecordResult]:
         sequence = random_dna(400, np.random.default_rng(number))
         record = FastaRecord(f"in:r{number};=%,&|", "whatever", sequence, 1, 0, "in", f"r{number}")
         call = Call(record.name, len(sequence), "scored", "in", virus_score=0.5)
-        found = tuple(Region(start, end, kind, 0.98765) for start, end, kind in regions)
+        found = tuple(
+            Region(start, end, kind, 0.98765, "ACGTTGCAACGT") for start, end, kind in regions
+        )
         made.append(RecordResult(record, [], call, found))
     return made
 
@@ -238,7 +240,7 @@ def test_all_files_of_regions_say_the_same(tmp_path_factory, regions_of):
         (unquote(row[0]), row[2], int(row[3]) - 1, int(row[4]), unquote(row[8]))
         for row in (line.split("\t") for line in lines)
     ] == [
-        (record, terms[kind], start, end, f"ID={name}")
+        (record, terms[kind], start, end, f"ID={name};att=ACGTTGCAACGT")
         for (record, start, end, kind), name in zip(expected, names, strict=True)
     ]
     bases = {result.record.id: result.record.sequence for result in made}
@@ -269,8 +271,8 @@ def chromosomes() -> dict[str, str]:
 
 def test_a_region_is_found_and_noted_and_the_call_stays(tmp_path, chromosomes):
     source = write(tmp_path / "in.fa", **chromosomes)
-    predict(source, to=tmp_path / "plain")
-    predict(source, to=tmp_path / "run", regions=True)
+    predict(source, to=tmp_path / "plain", regions=False)
+    predict(source, to=tmp_path / "run")
     [row] = rows(tmp_path / "run/regions.tsv")
     assert (row["record"], row["kind"]) == ("lysogen", "provirus")
     assert abs(int(row["start"]) - 90_001) < 2_000
@@ -282,41 +284,151 @@ def test_a_region_is_found_and_noted_and_the_call_stays(tmp_path, chromosomes):
 
 
 def test_the_regions_of_a_record_do_not_depend_on_the_records_beside_it(tmp_path, chromosomes):
-    predict(write(tmp_path / "in.fa", **chromosomes), to=tmp_path / "all", regions=True)
+    predict(write(tmp_path / "in.fa", **chromosomes), to=tmp_path / "all")
     alone = write(tmp_path / "alone.fa", lysogen=chromosomes["lysogen"])
-    predict(alone, to=tmp_path / "alone", regions=True)
-    for name in FILES[1:]:
+    predict(alone, to=tmp_path / "alone")
+    for name in FILES[1:4]:
         assert (tmp_path / "all" / name).read_text() == (tmp_path / "alone" / name).read_text()
 
 
 def test_regions_of_a_finished_run_come_and_go_with_the_option(tmp_path, chromosomes):
     source = write(tmp_path / "in.fa", **chromosomes)
-    predict(source, to=tmp_path / "once", regions=True)
-    predict(source, to=tmp_path / "run")
-    predict(source, to=tmp_path / "run", regions=True, resume=True)
+    predict(source, to=tmp_path / "once")
+    predict(source, to=tmp_path / "run", regions=False)
+    predict(source, to=tmp_path / "run", resume=True)
     for name in (*FILES, "predictions.tsv"):
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "once" / name).read_bytes()
-    predict(source, to=tmp_path / "run", resume=True)
+    predict(source, to=tmp_path / "run", regions=False, resume=True)
     assert not any((tmp_path / "run" / name).exists() for name in FILES)
 
 
+def test_regions_of_a_finished_run_are_those_of_predict_to_the_byte(tmp_path, chromosomes):
+    """Of one run in two files with the same ids and tables of each, and again when repeated."""
+    sources = [write(tmp_path / name, **chromosomes) for name in ("a.fa", "b.fa")]
+    once, later = tmp_path / "once", tmp_path / "later"
+    predict(*sources, to=once, per_file=True)
+    predict(*sources, to=later, per_file=True, regions=False)
+    assert not any((later / name).exists() for name in FILES)
+    for _ in range(2):
+        assert find_regions(later, lambda _: None) == 2
+        tables = [path.relative_to(once) for path in once.rglob("*.*") if path.is_file()]
+        compared = [path for path in tables if path.suffix not in (".json", ".log")]
+        assert {*FILES, "predictions.tsv"} <= {path.name for path in compared}
+        for path in compared:
+            assert (later / path).read_bytes() == (once / path).read_bytes(), path
+    manifests = [json.loads((folder / "run.json").read_text()) for folder in (once, later)]
+    for key in ("recipe", "inputs", "cut"):
+        assert manifests[0][key] == manifests[1][key]
+    assert manifests[1]["counts"]["n_regions"] == 2
+
+
+def test_regions_are_refused_where_there_is_no_run_or_another_table(tmp_path, chromosomes):
+    with pytest.raises(InputMissingError, match="holds no run"):
+        find_regions(tmp_path / "nothing", lambda _: None)
+    source = write(tmp_path / "in.fa", host=chromosomes["host"])
+    predict(source, to=tmp_path / "run")
+    table = tmp_path / "run/predictions.tsv"
+    before = table.read_text()
+    table.write_text(before.replace("host", "guest"))
+    with pytest.raises(InputError, match="is not the table of this run"):
+        find_regions(tmp_path / "run", lambda _: None)
+    table.write_text(before)
+    source.write_text(source.read_text().replace("A", "C", 1))
+    with pytest.raises(ResumeError, match="is gone or has changed"):
+        find_regions(tmp_path / "run", lambda _: None)
+    assert table.read_text() == before
+
+
+def test_tracks_hold_the_pieces_of_every_record_that_was_searched(tmp_path, chromosomes):
+    predict(write(tmp_path / "in.fa", **chromosomes), to=tmp_path / "run")
+    with gzip.open(tmp_path / "run/tracks.tsv.gz", "rt") as text:
+        columns, *lines = [line.rstrip("\n").split("\t") for line in text]
+    assert columns == ["record", "start", "end", "log_odds", "posterior"]
+    finder = embedded_finder(11)
+    for name in ("lysogen", "host"):
+        bases = chromosomes[name]
+        pieces = score_windows(bases, finder.scorer, finder.model.size, finder.model.step)
+        of_record = [line[1:] for line in lines if line[0] == name]
+        starts = [int(start) - 1 for start, _, _, _ in of_record]
+        assert starts == pieces.start.tolist()
+        assert [f"{value:.3f}" for value in pieces.log_odds] == [row[2] for row in of_record]
+    assert {line[0] for line in lines} == {"lysogen", "host"}
+    viral = [line for line in lines if float(line[4]) > 0.5]
+    assert all(88_000 < int(line[1]) < 122_000 for line in viral)
+    assert len(viral) > 50
+
+
+def test_a_region_over_the_origin_of_a_circle_is_told_on_both_sides(chromosomes):
+    """However the circle was cut open, the same bases are told."""
+    finder, bases = embedded_finder(11), chromosomes["lysogen"]
+    spans = {}
+    for first in (0, 20_000, 105_000, 120_500):
+        turned = FastaRecord("x", "x circular=true", bases[first:] + bases[:first])
+        regions, track = finder.find(turned, is_virus=False)
+        assert (np.diff(track.start) > 0).all()
+        spans[first] = sorted(
+            ((region.start + first) % len(bases), (region.end + first - 1) % len(bases) + 1)
+            for region in regions
+        )
+        assert [region.over_origin for region in regions] == [first == 105_000] * len(regions)
+        if first == 105_000:
+            assert [regions[0].start, regions[-1].end] == [0, len(bases)]
+    [(start, end)] = spans[0]
+    assert spans[20_000] == [(start, end)]
+    assert spans[105_000] == [(start, 105_000), (105_000, end)]
+    assert abs(start - 90_000) < 2_000
+    assert abs(end - 120_000) < 2_000
+    cut = FastaRecord("x", "x", bases[105_000:] + bases[:105_000])
+    assert not any(region.over_origin for region in finder.find(cut, is_virus=False)[0])
+
+
+@pytest.mark.parametrize(
+    ("header", "expected"),
+    [
+        ("1 length=5 depth=1.00x circular=true", True),
+        ("1 [organism=x] [topology=circular]", True),
+        ("ctg1 length=5 circular=yes", True),
+        ("ctg1 circular=no", False),
+        ("circular=true", False),  # an id
+        ("x semicircular=true", False),
+        ("x a circular=truest phage", False),
+    ],
+)
+def test_a_header_tells_a_circle(header, expected):
+    assert is_circular(header) == expected
+
+
+def test_direct_repeats_at_both_ends_are_named_and_are_the_ends():
+    rng = np.random.default_rng(8)
+    bases, att = random_dna(60_000, rng), "GCTTTTTTATACTAA"
+    sequence = bases[:20_000] + att + bases[20_000:45_000] + att + bases[45_000:]
+    log_odds = rng.normal(-4, 1, 119)
+    log_odds[40:90] += 7
+    model = load_region_model(embedded_region_model())
+    [region] = regions_of(sequence, log_odds, model)
+    assert region[:2] == (20_000, 45_030)
+    assert region.att == att
+    [region] = regions_of(bases + att * 2, log_odds, model)
+    assert region.att == ""
+
+
+def find(finder: RegionFinder, bases: str, *, is_virus: bool = False) -> tuple[Region, ...]:
+    found = finder.find(FastaRecord("x", "x", bases), is_virus=is_virus)
+    assert found is not None
+    return found[0]
+
+
 def test_a_record_that_is_called_a_virus_is_one_region(chromosomes):
-    model, scorer = load_region_model(embedded_region_model()), load_scorer(embedded_scorer())
     virus = open_dna(20_000, np.random.default_rng(2))
-    finder = RegionFinder(scorer, model)
-    [region] = finder.find(virus, is_virus=True)
+    finder = embedded_finder(11)
+    [region] = find(finder, virus, is_virus=True)
     assert region[:3] == (0, 20_000, "whole")
     flanked = chromosomes["host"] + virus
-    [region] = finder.find(flanked, is_virus=True)
+    [region] = find(finder, flanked, is_virus=True)
     assert abs(region.start - 60_000) < 2_000
     assert region.end == 80_000
-    assert finder.find(virus[: SHORTEST_RECORD - 1], is_virus=True) is None
-
-
-def test_regions_are_refused_where_a_head_calls(tmp_path, chromosomes):
-    source = write(tmp_path / "in.fa", host=chromosomes["host"])
-    with pytest.raises(UsageError, match="--regions is for the scorer"):
-        predict(source, to=tmp_path / "run", regions=True, model="esm2_virnucpro")
+    short = FastaRecord("x", "x", virus[: SHORTEST_RECORD - 1])
+    assert finder.find(short, is_virus=True) is None
 
 
 def test_a_region_model_is_read_as_it_was_written_or_refused(tmp_path):
@@ -345,8 +457,7 @@ def test_lambda_in_the_chromosome_of_its_host_is_found():
     phage = next(read_fasta(SHARED / "inputs/lambda_virus.fa")).sequence
     lysogen = host[600_000:807_342] + phage[27_738:] + phage[:27_723] + host[807_327:1_100_000]
     start, end = 207_327, 255_829
-    model = load_region_model(embedded_region_model())
-    regions = RegionFinder(load_scorer(embedded_scorer()), model).find(lysogen, is_virus=False)
+    regions = find(embedded_finder(11), lysogen)
     [region] = [one for one in regions if one.end > start - 20_000 and one.start < end + 20_000]
     assert abs(region.start - start) < 2_000
     assert abs(region.end - end) < 2_000

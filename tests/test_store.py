@@ -327,6 +327,17 @@ def test_a_write_that_finds_no_room_leaves_nothing(path: Path) -> None:
     assert list(path.parent.iterdir()) == []
 
 
+def test_a_disk_that_gives_another_bit_than_it_was_given_is_told(path, monkeypatch) -> None:
+    def write_bytes(self: Path, content: bytes) -> None:
+        with self.open("wb") as out:
+            out.write(content[:-1] + bytes([content[-1] ^ 1]))
+
+    monkeypatch.setattr(Path, "write_bytes", write_bytes)
+    with pytest.raises(StorageError, match="reads back otherwise"):
+        write_embeddings(path, make_embeddings(5), ATTRIBUTES)
+    assert not list(path.parent.iterdir())
+
+
 def test_a_write_that_fails_leaves_the_file_that_was_there(path: Path) -> None:
     before, after = make_embeddings(5), make_embeddings(9)
     write_embeddings(path, before, ATTRIBUTES)

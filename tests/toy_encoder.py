@@ -39,6 +39,9 @@ class CountingModel:
     head: Path | None = None
     footprint: Footprint = ROOM
 
+    def precision_on(self, kind: str, precision: Precision) -> Precision:
+        return precision
+
     def describe(self, spec: EncoderSpec) -> str:
         return "four counts"
 

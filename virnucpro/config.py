@@ -14,7 +14,7 @@ from typing import Literal
 from virnucpro.errors import UsageError
 
 InputType = Literal["nucleotide", "protein"]
-Precision = Literal["fp32", "bf16", "fp16"]
+Precision = Literal["fp32", "bf16", "fp16", "bf16x2"]  # bf16x2: numbers in two bf16 parts
 Pooling = Literal["mean", "bos", "none"]
 Reads = Literal["protein", "dna"]  # the sequence of a frame that an encoder reads
 FeatureFormat = Literal["h5", "npz", "pt"]
@@ -115,13 +115,14 @@ class Footprint:
     n_parameters: int
     file_bytes: int
     converted_bytes: int = 0  # on disk, beside the file; 0: it is used as it is
+    bytes_per_parameter: float = 2  # on a device; half precision
     bytes_per_token: int  # peak of all activations on a device, with room to spare
     filling_tokens: int  # in a batch that keeps a GPU busy
 
-    @property
-    def weight_bytes(self) -> int:
-        """In half precision."""
-        return 2 * self.n_parameters
+    def weight_bytes(self, precision: Precision) -> int:
+        """On a device."""
+        least = 4 if precision == "fp32" else 0
+        return round(max(least, self.bytes_per_parameter) * self.n_parameters)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

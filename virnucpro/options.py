@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import UnionType
 from typing import (
@@ -39,6 +39,7 @@ Mode = Literal["head", "finetune", "pretrain"]
 T = TypeVar("T")
 
 FILES, MODEL, CALLS, DEVICES = "Files", "Model", "Calls", "Devices"
+CLUSTER = "Several machines"
 SAMPLES, LOOP = "Samples", "Training"
 _SHEET = "columns path, label (virus or other) and group"
 
@@ -76,6 +77,11 @@ def _chunk_size(help: str, default: str) -> Any:  # noqa: ANN401 - as typer has 
 
 def _count(help: str, panel: str, **more: Any) -> Any:  # noqa: ANN401 - as typer has it
     return typer.Option(metavar="N", help=help, rich_help_panel=panel, **more)
+
+
+GeneticCode = Annotated[
+    int, _count("NCBI number of the genetic code; 1 and 11 translate alike.", FILES)
+]
 
 
 # Shared by commands
@@ -207,6 +213,30 @@ class EngineOptions(DeviceOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PlaceOptions:
+    """The machines that embed the shards of a run."""
+
+    plan_only: Annotated[
+        bool,
+        typer.Option(
+            help="End after the plan; `virnucpro work DIR` embeds, on any number of machines.",
+            rich_help_panel=CLUSTER,
+        ),
+    ] = False
+    no_embed: Annotated[
+        bool,
+        typer.Option(
+            help="With --resume, an error where vectors are missing, instead of embedding here.",
+            rich_help_panel=CLUSTER,
+        ),
+    ] = False
+
+    @property
+    def embeds_here(self) -> bool:
+        return not (self.plan_only or self.no_embed)
+
+
+@dataclass(frozen=True, kw_only=True)
 class SequenceOptions:
     """Sequences of the user's, and how they are read."""
 
@@ -237,10 +267,7 @@ class SequenceOptions:
             rich_help_panel=FILES,
         ),
     ] = 0
-    genetic_code: Annotated[
-        int,
-        _count("NCBI number of the genetic code; 1 and 11 translate alike.", FILES),
-    ] = 11
+    genetic_code: GeneticCode = 11
     per_file: Annotated[
         bool,
         typer.Option(
@@ -320,11 +347,12 @@ class CutOptions:
     regions: Annotated[
         bool,
         typer.Option(
-            help="Search for virus-like regions, such as prophages, in records of 10,000 bases and "
-            "more, by the scorer. Not sure enough to be the default.",
+            "--regions/--no-regions",
+            help="Search for virus-like regions, such as prophages, in nucleotide records of "
+            "10,000 bases and more.",
             rich_help_panel=CALLS,
         ),
-    ] = False
+    ] = True
 
     def __post_init__(self) -> None:
         if self.threshold is not None and not 0 <= self.threshold <= 1:
@@ -347,7 +375,7 @@ class CutOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions(EngineOptions, ModelOptions, FolderOptions, SequenceOptions):
+class RunOptions(PlaceOptions, EngineOptions, ModelOptions, FolderOptions, SequenceOptions):
     """The options that ``predict`` and ``extract`` share."""
 
     command: ClassVar[Command]
@@ -400,6 +428,24 @@ class ExtractOptions(RunOptions):
             rich_help_panel=FILES,
         ),
     ] = "h5"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkOptions(EngineOptions):
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Run folder, planned with --plan-only.")
+    ]
+    part: Annotated[
+        str | None,
+        typer.Option(
+            metavar="I/N",
+            help="Part I of N of the shards. N alone: I is the number of this task in its array.",
+            show_default="by SLURM's array, else all",
+            rich_help_panel=CLUSTER,
+        ),
+    ] = None
+    precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto"  # that of the run; no option
+    array: Mapping[str, str] = field(default_factory=dict)  # variables of a task in a job array
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -572,6 +618,7 @@ class NetworkOptions:
         tuple[int, ...],
         _chunk_size("Length of a chunk; repeatable, the head is for the first.", "500"),
     ] = (500,)
+    genetic_code: GeneticCode = 11
     hidden: Annotated[int, _count("Number of hidden units of the classifier.", MODEL)] = 128
     dropout: Annotated[
         float,
@@ -680,6 +727,14 @@ class TrainOptions(DeviceOptions, LoopOptions, NetworkOptions, StartOptions, Lab
             rich_help_panel=DEVICES,
         ),
     ] = "auto"
+    seeds: Annotated[
+        int,
+        _count(
+            "Number of trainings, with --seed and the seeds after it, for the spread of the gain "
+            "(gain.tsv); the head is that of --seed.",
+            LOOP,
+        ),
+    ] = 1
     no_multi_gpu: Annotated[
         bool, typer.Option(help="Training on the first GPU alone.", rich_help_panel=DEVICES)
     ] = False
@@ -764,6 +819,13 @@ class BenchOptions:
         False
     )
     cuda_visible_devices: str | None = None  # the variable of the environment
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegionsOptions:
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Run folder of a finished `virnucpro predict`.")
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)

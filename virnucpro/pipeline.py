@@ -19,10 +19,16 @@ import torch
 
 from virnucpro import __version__
 from virnucpro.config import FeatureFormat, Recipe, Resources
-from virnucpro.engine.executor import Executor
+from virnucpro.engine.executor import Executor, NoExecutor
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.engine.worker import Job
-from virnucpro.errors import FeatureFileError, OutputError, StorageError, UsageError
+from virnucpro.errors import (
+    FeatureFileError,
+    OutputError,
+    StorageError,
+    UnavailableError,
+    UsageError,
+)
 from virnucpro.events import (
     BatchDone,
     EmbeddingStarted,
@@ -46,13 +52,16 @@ from virnucpro.records import Shard
 from virnucpro.report.run import write_run_page
 from virnucpro.resolve import RunConfig, resolve
 from virnucpro.run.features import FeatureStore, OnShard
-from virnucpro.run.folder import RunDir
+from virnucpro.run.folder import RunDir, stores_of
 from virnucpro.run.intake import open_run
+from virnucpro.run.lock import own_name
 from virnucpro.run.machine import MachineLog
 from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import Plan, find_plan, make_plan
-from virnucpro.scorer.nets import Scorer, load_scorer
+from virnucpro.scorer.nets import Scorer, embedded_scorer, load_scorer
 from virnucpro.scoring.head import Head
+from virnucpro.scoring.join import Join
+from virnucpro.scoring.regions import RegionFinder, embedded_finder
 
 OnEvent = Callable[[Telling], None]
 ExecutorOn = Callable[[Sequence[str]], Executor]  # given the devices
@@ -82,7 +91,8 @@ def extract(
 
 def _resolve_and_run(options: RunOptions, on_event: OnEvent, executor_on: ExecutorOn) -> Summary:
     config, head = resolve(options, on_event)
-    return run(config, head, executor_on(config.resources.devices), on_event)
+    executor = NoExecutor() if options.no_embed else executor_on(config.resources.devices)
+    return run(config, head, executor, on_event)
 
 
 def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEvent) -> Summary:
@@ -98,8 +108,8 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
         rundir.sweep()
         with summary.stage(STAGES[0]), rundir.planning():
             recorded = None if config.options.force else rundir.read_manifest()
-            manifest = open_run(config, rundir, recorded, on_event)
-            scorer = announce_choices(config, manifest.recipe)
+            manifest = replace(open_run(config, rundir, recorded, on_event), models=config.models)
+            scorer = announce_choices(config, manifest.recipe, head)
             plan = plan_run(config, rundir, recorded, manifest, on_event)
             rundir.clear_copies(manifest)
             announce_input(plan, manifest)
@@ -107,7 +117,9 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
             summary.cut = announce_cut(config, scorer, head)
             summary.cut_scores = cut_scores(config, scorer, head)
             rundir.clear_report()
-        job = make_job(config, rundir, manifest)
+        job = make_job(rundir, manifest.recipe, config.weights)
+        if config.options.plan_only:
+            return close_plan(config, rundir, manifest, plan, summary)
         results = Results(
             rundir=rundir,
             manifest=manifest,
@@ -116,6 +128,7 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
             head=head,
             scorer=scorer,
             cut=config.options if isinstance(config.options, PredictOptions) else CutOptions(),
+            finder=make_finder(config.options, manifest.recipe, scorer),
             lost={},
             feature_format=_feature_format(config.options),
             per_file=config.options.per_file or (recorded is not None and rundir.samples.is_dir()),
@@ -143,27 +156,55 @@ def _feature_format(options: RunOptions) -> FeatureFormat:
     return options.format if isinstance(options, ExtractOptions) else "h5"
 
 
-def announce_choices(config: RunConfig, recipe: Recipe) -> Scorer | None:
-    """Announce the scorer, or the choices for the encoder. Returns the scorer, if it is used."""
+def announce_choices(config: RunConfig, recipe: Recipe, head: Head | None) -> Scorer | None:
+    """Announce the scorer, or the choices for the encoder.
+
+    Returns the scorer, if it calls the records, by itself or joined with the head.
+    """
     choice = config.scorer_for(recipe.input_type)
     if choice is not None:
         announce(choice.announcement)
         return load_scorer(choice.path)
-    if isinstance(config.options, PredictOptions) and config.options.preset != "default":
+    join = head.facts.join if head and recipe.input_type == "nucleotide" else None
+    cut = config.options if isinstance(config.options, CutOptions) else CutOptions()
+    if cut.preset != "default" and join is None:
         raise UsageError(
-            f"--preset {config.options.preset} is for the scorer: a head has no error rates",
+            f"--preset {cut.preset} is for the scorer, or a head that is joined with it: this head "
+            "has no error rates",
             hint="give --threshold, or leave --model and --head out for nucleotides",
-        )
-    if isinstance(config.options, PredictOptions) and config.options.regions:
-        raise UsageError(
-            "--regions is for the scorer: a head does not tell the regions of a record",
-            hint="leave --regions out, or --model and --head, for nucleotides",
         )
     for announcement in config.announcements:
         announce(announcement)
     for compromise in config.compromises:
         LOGGER.warning("%s", compromise)
-    return None
+    return None if join is None else scorer_of(join)
+
+
+def scorer_of(join: Join) -> Scorer:
+    """The scorer that a head is joined with.
+
+    Raises:
+        UnavailableError: this version has another one.
+    """
+    scorer = load_scorer(embedded_scorer())
+    if scorer.sha256 != join.scorer_sha256:
+        raise UnavailableError(
+            f"the head is joined with another scorer ({join.scorer_sha256[:12]}) than that of "
+            f"VirNucPro {__version__} ({scorer.sha256[:12]})",
+            hint="train the head again with `virnucpro train`, or use the version that made it",
+        )
+    weights = ", ".join(f"{knot.head:.2f} at {knot.n_bases:,}" for knot in join.knots)
+    announce(f"joined with the scorer; weight of the head by bases: {weights}")
+    return scorer
+
+
+def make_finder(options: RunOptions, recipe: Recipe, scorer: Scorer | None) -> RegionFinder | None:
+    """What looks for regions in nucleotides; they are told by the scorer, whatever calls."""
+    if not isinstance(options, PredictOptions) or not options.regions:
+        return None
+    if recipe.input_type != "nucleotide":
+        return None
+    return embedded_finder(recipe.genetic_code, scorer)
 
 
 def announce_cut(config: RunConfig, scorer: Scorer | None, head: Head | None) -> str:
@@ -231,14 +272,27 @@ def plan_run(
     return plan
 
 
-def make_job(config: RunConfig, rundir: RunDir, manifest: Manifest) -> Job:
-    recipe = manifest.recipe
+def make_job(rundir: RunDir, recipe: Recipe, weights: tuple[Path, ...]) -> Job:
     return Job(
         features=rundir.features,
         encoders=recipe.encoders,
-        weights=config.weights if recipe.encoders else (),
+        weights=weights if recipe.encoders else (),
         fingerprint=recipe.fingerprint,
+        owner=own_name(),
     )
+
+
+def close_plan(
+    config: RunConfig, rundir: RunDir, manifest: Manifest, plan: Plan, summary: Summary
+) -> Summary:
+    """Leave a planned run to others, with the folders that they need."""
+    for store in stores_of(rundir, manifest):
+        store.make_folder()
+    rundir.write_manifest(manifest, {**_facts(config, manifest), "state": "planned"})
+    summary.n_shards = len(plan.shards)
+    for line in summary.lines(config.output):
+        LOGGER.info("%s", line)
+    return summary
 
 
 def complete(
@@ -286,12 +340,20 @@ def embed(
                     summary.seconds[STARTING] = round(time.monotonic() - start, 3)
                 case BatchDone(n_tokens=n_tokens):
                     summary.n_tokens += n_tokens
-                case ShardFailed(refusal=Refusal(hint=hint, is_place=is_place)):
-                    kind = OutputError if is_place else StorageError
-                    raise kind(event.reason, hint)
                 case ShardFailed():
+                    check_stored(event)
                     lost[event.shard.index] = event.reason
     return lost
+
+
+def check_stored(event: ShardFailed) -> None:
+    """
+    Raises:
+        OutputError, StorageError: the disk is to blame, and will not take others either.
+    """
+    match event.refusal:
+        case Refusal(hint=hint, is_place=is_place):
+            raise (OutputError if is_place else StorageError)(event.reason, hint)
 
 
 def find_pending(

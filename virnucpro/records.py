@@ -166,6 +166,7 @@ class Call:
     status: Status
     sample: str = ""
     virus_score: float | None = None
+    base_score: float | None = None  # the scorer's; virus_score is that, or what a head makes of it
     is_virus: bool = False
     false_discovery_rate: float | None = None  # share of false calls at this score and above
     n_chunks: int = 0
@@ -187,6 +188,17 @@ class Region(NamedTuple):
     end: int
     kind: Literal["provirus", "whole"]  # whole: of a record that is called a virus
     posterior: float  # probability of being viral, the mean over its pieces
+    att: str = ""  # bases of the direct repeat at both ends
+    over_origin: bool = False  # it goes on at the other end of a circular record
+
+
+class Track(NamedTuple):
+    """The pieces that the regions of a record are told by. Columns in step, (n_pieces,)."""
+
+    start: NDArray[np.int64]
+    end: NDArray[np.int64]  # before the start where a piece goes over the origin of a circle
+    log_odds: NDArray[np.float64]  # NaN for one of unknown bases alone
+    posterior: NDArray[np.float64]  # probability of being viral, by all pieces of the record
 
 
 class RecordResult(NamedTuple):
@@ -196,6 +208,7 @@ class RecordResult(NamedTuple):
     predictions: list[Prediction]  # predictions of its frames, in their order
     call: Call
     regions: tuple[Region, ...] | None = None  # in order and apart; None: not looked for
+    track: Track | None = None  # pieces that the regions were told by
 
     @property
     def failures(self) -> list[Prediction]:

@@ -6,9 +6,10 @@ All that can be checked is checked here, before a file is read or a process is s
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 from virnucpro import __version__
 from virnucpro.config import EncoderSpec, InputType, Precision, Recipe, Resources
@@ -29,9 +30,11 @@ from virnucpro.errors import (
     UsageError,
 )
 from virnucpro.events import Telling
+from virnucpro.files import expanded
 from virnucpro.log import printable
-from virnucpro.options import ExtractOptions, PredictOptions, RunOptions
+from virnucpro.options import EngineOptions, ExtractOptions, PredictOptions, RunOptions, WorkOptions
 from virnucpro.run.folder import RunDir
+from virnucpro.run.manifest import Manifest
 from virnucpro.scorer.nets import embedded_scorer, load_scorer
 from virnucpro.scoring.head import Head, load_head
 from virnucpro.sequences.genetic_code import genetic_code
@@ -66,6 +69,7 @@ class RunConfig:
     scorer: ScorerConfig | None = None  # used for nucleotides in place of the encoder
     announcements: tuple[str, ...] = ()  # lines about the choices for the encoder
     compromises: tuple[str, ...] = ()  # warnings about their costs
+    models: tuple[str, ...] = ()  # what other machines open the encoders by
 
     @property
     def output(self) -> Path:
@@ -104,27 +108,22 @@ def resolve(options: RunOptions, on_event: OnEvent) -> tuple[RunConfig, Head | N
         list_sources(path)
     genetic_code(options.genetic_code)
     scorer = _scorer(options)
+    _check_place(options, scorer)
     model = open_model(
         options.model_name, on_event, lambda digests: _check_before_fetching(options, digests)
     )
     head = _at_threshold(_load_head(options, model), options)
-    choice = choose_devices(
-        options.device,
-        options.gpus,
-        options.workers,
-        options.cuda_visible_devices,
-        model_bytes=model.footprint.weight_bytes,
-    )
-    resources = Resources(
-        devices=choice.devices,
-        tokens_per_batch=_tokens_per_batch(options, choice, model),
-        silence_seconds=options.worker_timeout,
-    )
+    choice = _choose_devices(options if options.embeds_here else _on_cpu(options), model)
     request = _asked_precision(options)
-    precision = choose_precision(request, choice)
+    precision = _precision(options, request, choice)
+    resources = _resources(options, choice, model, precision)
     is_auto = (request == "auto", options.esm_batch_size == "auto")
     weights, digest = model.prepare(precision, options.converted, on_event)
-    recipe = _recipe(options, _spec(options, model, digest, head, precision), head)
+    recipe = _recipe(
+        options,
+        _spec(options, model, digest, head, model.precision_on(choice.kind, precision)),
+        head,
+    )
     return RunConfig(
         options=options,
         recipe=recipe,
@@ -132,9 +131,130 @@ def resolve(options: RunOptions, on_event: OnEvent) -> tuple[RunConfig, Head | N
         checkpoint=model.path.resolve(),
         weights=(weights.resolve(),),
         scorer=scorer,
-        announcements=_announcements(model, recipe, resources, choice),
-        compromises=tuple(describe_compromises(choice, model.footprint, is_auto)),
+        announcements=_announcements(options, model, recipe, resources, choice),
+        compromises=tuple(describe_compromises(choice, model.footprint, precision, is_auto)),
+        models=(_name_anywhere(options.model_name),),
     ), head
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkConfig:
+    """The devices of one ``work``, and what they load."""
+
+    resources: Resources
+    weights: tuple[Path, ...]  # of each encoder
+    announcements: tuple[str, ...]
+
+
+def resolve_work(options: WorkOptions, recorded: Manifest, on_event: OnEvent) -> WorkConfig:
+    """Resolve all that a part of a recorded run needs on this machine.
+
+    Raises:
+        UnavailableError: its model is not here, or no device computes in its precision.
+    """
+    weights, announcements = [], []
+    for name, encoder in zip(recorded.models, recorded.recipe.encoders, strict=True):
+        model = open_model(name, on_event)
+        choice = _choose_devices(options, model)
+        resources = _resources(options, choice, model, encoder.precision)
+        _check_precision(encoder.precision, choice)
+        path, digest = model.prepare(encoder.precision, options.converted, on_event)
+        if (model.family, digest) != (encoder.family, encoder.sha256):
+            raise UnavailableError(
+                f"{printable(model.path)} is not the model of this run: its SHA-256 is {digest}, "
+                f"that of the run {printable(encoder.sha256)}",
+                hint="put the model of the run there, as on the machine that planned",
+            )
+        weights.append(path.resolve())
+        announcements += [f"model {printable(model.name)}: {model.describe(encoder)}"]
+    announcements += _announce_devices(resources, choice)
+    return WorkConfig(
+        resources=resources, weights=tuple(weights), announcements=tuple(announcements)
+    )
+
+
+def _check_precision(precision: Precision, choice: Choice) -> None:
+    """
+    Raises:
+        UnavailableError: the devices do not compute in the precision of the run.
+    """
+    try:
+        choose_precision(precision, choice)
+    except UnavailableError as error:
+        raise UnavailableError(
+            f"the run computes in {precision}, and {choice.descriptions[0]} does not",
+            hint="use devices that do; or plan again, with --force and another --precision",
+        ) from error
+
+
+def _check_place(options: RunOptions, scorer: ScorerConfig | None) -> None:
+    """
+    Raises:
+        UsageError: what others are to do, or have done, makes no sense.
+    """
+    if options.plan_only and options.no_embed:
+        raise UsageError(
+            "--plan-only and --no-embed contradict each other",
+            hint="plan first; when all is embedded, the same with --resume --no-embed",
+        )
+    if options.no_embed and not options.resume:
+        raise UsageError(
+            "--no-embed goes with --resume: a new run has no vectors yet",
+            hint="begin with --plan-only, then `virnucpro work DIR`",
+        )
+    if options.plan_only and scorer is not None:
+        raise UsageError(
+            "--plan-only is for runs with a model: the scorer embeds nothing, on one core",
+            hint=f"leave it out, or name a model, for example --model {EMBEDDED}",
+        )
+
+
+def _on_cpu(options: RunOptions) -> RunOptions:
+    """The same options for a machine that does not embed, and need not have a GPU."""
+    return replace(options, device="cpu", gpus=None, workers=1)
+
+
+def _name_anywhere(model: str) -> str:
+    """A model as ``--model`` names it, from whatever folder it is opened."""
+    return model if Path(model).name == model else str(expanded(model).absolute())
+
+
+def _choose_devices(options: EngineOptions, model: Model) -> Choice:
+    return choose_devices(
+        options.device,
+        options.gpus,
+        options.workers,
+        options.cuda_visible_devices,
+        model_bytes=model.footprint.weight_bytes("bf16"),
+    )
+
+
+def _resources(
+    options: EngineOptions, choice: Choice, model: Model, precision: Precision
+) -> Resources:
+    return Resources(
+        devices=choice.devices,
+        tokens_per_batch=_tokens_per_batch(options, choice, model, precision),
+        silence_seconds=options.worker_timeout,
+    )
+
+
+def _precision(options: RunOptions, request: str, choice: Choice) -> Precision:
+    """The precision of the run: by the devices here, unless others embed.
+
+    Raises:
+        UnavailableError: the devices cannot do what was asked for.
+        UsageError: others embed, and nobody said in what.
+    """
+    if not options.embeds_here and request in ("bf16", "fp16", "fp32"):
+        return cast(Precision, request)
+    if options.plan_only and options.device != "cpu":
+        raise UsageError(
+            "--plan-only fixes the precision, and the devices that embed are elsewhere",
+            hint="add --precision bf16 (GPUs from Ampere on, such as A100 or H100), --precision "
+            "fp16 (older ones), or --precision fp32 (CPUs)",
+        )
+    return choose_precision(request, choice)
 
 
 def _at_threshold(head: Head | None, options: RunOptions) -> Head | None:
@@ -245,10 +365,12 @@ def _check_before_fetching(options: RunOptions, digests: frozenset[str]) -> None
         )
 
 
-def _tokens_per_batch(options: RunOptions, choice: Choice, model: Model) -> int:
+def _tokens_per_batch(
+    options: EngineOptions, choice: Choice, model: Model, precision: Precision
+) -> int:
     request = options.esm_batch_size
     if request == "auto":
-        return choose_tokens(choice, model.footprint)
+        return choose_tokens(choice, model.footprint, precision)
     if not re.fullmatch("[0-9]{1,18}", request):
         raise UsageError(
             f"--esm-batch-size is {printable(request)!r}; it must be auto or a number of tokens",
@@ -262,8 +384,15 @@ def _asked_precision(options: RunOptions) -> str:
     if options.precision == "auto" and options.resume:
         recorded = RunDir(options.output_dir).read_manifest()
         if recorded is not None and recorded.recipe.encoders:
-            return recorded.recipe.encoders[0].precision
+            return _precision_behind({one.precision for one in recorded.recipe.encoders})
     return options.precision
+
+
+def _precision_behind(precisions: Set[Precision]) -> Precision:
+    """The precision of a run whose encoders have these; see ``Model.precision_on``."""
+    if coarse := precisions & {"bf16", "fp16"}:
+        return min(coarse)
+    return "bf16" if "bf16x2" in precisions else "fp32"
 
 
 def _load_head(options: RunOptions, model: Model) -> Head | None:
@@ -311,11 +440,12 @@ def _chunk_size(options: RunOptions, head: Head | None) -> int:
 
 
 def _announcements(
-    model: Model, recipe: Recipe, resources: Resources, choice: Choice
+    options: RunOptions, model: Model, recipe: Recipe, resources: Resources, choice: Choice
 ) -> tuple[str, ...]:
     (encoder,) = recipe.encoders
-    return (
-        f"model {printable(model.name)}: {model.describe(encoder)}",
-        *choice.descriptions,
-        f"batches of {resources.tokens_per_batch} tokens",
-    )
+    devices = _announce_devices(resources, choice) if options.embeds_here else ()
+    return (f"model {printable(model.name)}: {model.describe(encoder)}", *devices)
+
+
+def _announce_devices(resources: Resources, choice: Choice) -> tuple[str, ...]:
+    return (*choice.descriptions, f"batches of {resources.tokens_per_batch} tokens")

@@ -16,13 +16,16 @@ from virnucpro import __version__
 from virnucpro.cli.bench import bench
 from virnucpro.cli.cite import cite
 from virnucpro.cli.command import CommandOnInput
+from virnucpro.cli.compare import compare
 from virnucpro.cli.evaluate import evaluate
 from virnucpro.cli.exits import GONE, USAGE_EXIT, Finished, exits
 from virnucpro.cli.inspect import devices, status
 from virnucpro.cli.models import models
 from virnucpro.cli.predict import extract, predict
+from virnucpro.cli.regions import regions
 from virnucpro.cli.report import report
 from virnucpro.cli.train import train
+from virnucpro.cli.work import work
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -32,7 +35,7 @@ app = typer.Typer(
 )
 app.command(cls=CommandOnInput)(predict)
 app.command(cls=CommandOnInput)(extract)
-for command in (train, evaluate, report, devices, status, bench, cite):
+for command in (work, regions, report, train, evaluate, compare, devices, status, bench, cite):
     app.command()(command)
 app.add_typer(models, name="models")
 

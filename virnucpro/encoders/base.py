@@ -69,6 +69,9 @@ class Model(Protocol):
     def head(self) -> Path | None:
         """The head that comes with the model, if any."""
 
+    def precision_on(self, kind: str, precision: Precision) -> Precision:
+        """Its own precision on a kind of device ("cuda", "cpu"), in a run in ``precision``."""
+
     def describe(self, spec: EncoderSpec) -> str:
         """The model and the choices for its vectors, for the announcement."""
 
@@ -135,6 +138,9 @@ FAMILIES = {
     "esm2": Family("virnucpro.encoders.esm2.encoder", reads="protein"),
     "fair-esm": Family("virnucpro.encoders.fair_esm", reads="protein"),
     "learned": Family("virnucpro.encoders.learned.encoder", reads="protein", has_files=True),
+    "dnabert-s": Family(
+        "virnucpro.encoders.dnabert_s.encoder", reads="dna", letters_per_token=4.6, has_files=True
+    ),
     "composition": Family("virnucpro.encoders.composition", reads="dna", extra_tokens=0),
 }
 
@@ -171,6 +177,14 @@ def estimate_tokens(encoders: Iterable[EncoderSpec], n_sequences: int, n_residue
         n_letters = 3 * n_residues if family.reads == "dna" else n_residues
         total += n_letters / family.letters_per_token + family.extra_tokens * n_sequences
     return round(total)
+
+
+def send(array: NDArray[np.generic], device: torch.device) -> Tensor:
+    """Send an array to a device; a GPU takes pinned memory without making the host wait."""
+    tensor = torch.from_numpy(array)
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 class HostCopy:

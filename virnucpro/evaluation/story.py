@@ -175,6 +175,7 @@ def evaluate(options: EvaluateOptions, on_event: OnEvent) -> Evaluation:
         input=(),  # the fragments, when they are cut
         input_type="nucleotide",
         output_dir=question.run_folder,
+        regions=False,
         report=False,
     )
     config, head = resolve(prediction, on_event)

@@ -11,12 +11,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from io import StringIO
 from itertools import chain
+from math import isnan
 from pathlib import Path
 from typing import ClassVar, Literal, Protocol, TextIO
 from urllib.parse import quote
 
 from virnucpro.log import escaped
-from virnucpro.outputs.tables import SortedLines, optional_table, table
+from virnucpro.outputs.tables import SortedLines, optional_table, packed_table, table
 from virnucpro.records import (
     STATUSES,
     Call,
@@ -99,6 +100,7 @@ class RecordTable(Table):
         "n_chunks",
         "n_chunks_scored",
         "n_frames_scored",
+        "base_score",
         "note",
     )
 
@@ -223,12 +225,25 @@ class RegionTable(RegionSink):
     """Positions count from 1, and the end is the last base of the region."""
 
     file = "regions.tsv"
-    columns = ("region", "record", "file", "kind", "start", "end", "length", "posterior")
+    columns = (
+        "region",
+        "record",
+        "file",
+        "kind",
+        "start",
+        "end",
+        "length",
+        "posterior",
+        "att",
+        "note",
+    )
 
     def row(self, result: RecordResult, region: Region, name: str) -> str:
         place = f"{region.start + 1}\t{region.end}\t{region.end - region.start}"
         record = f"{result.record.name}\t{result.record.sample}"
-        return f"{name}\t{record}\t{region.kind}\t{place}\t{region.posterior:.4f}\n"
+        note = OVER_ORIGIN if region.over_origin else ""
+        words = f"{region.posterior:.4f}\t{region.att}\t{note}"
+        return f"{name}\t{record}\t{region.kind}\t{place}\t{words}\n"
 
 
 class RegionBed(RegionSink):
@@ -252,6 +267,10 @@ class RegionGff(RegionSink):
         seqid = quote(result.record.id, safe=GFF3_SEQID, errors="surrogateescape")
         place = f"{region.start + 1}\t{region.end}\t{region.posterior:.4f}\t.\t."
         attributes = f"ID={quote(name, safe=GFF3_SEQID, errors='surrogateescape')}"
+        if region.att:
+            attributes += f";att={region.att}"
+        if region.over_origin:
+            attributes += f";Note={OVER_ORIGIN}"
         term = self.terms[region.kind]
         return f"{seqid}\tvirnucpro\t{term}\t{place}\t{attributes}\n"
 
@@ -267,6 +286,28 @@ class RegionFasta(RegionSink):
         return text.getvalue()
 
 
+class RegionTracks(OptionalTable):
+    """The pieces that regions are told by, of each record that was searched, packed by gzip."""
+
+    file = "tracks.tsv.gz"
+    columns = ("record", "start", "end", "log_odds", "posterior")
+    per_file = True
+
+    def __init__(self, place: Place, stack: ExitStack) -> None:
+        path = place.folder / self.file
+        self.opened = stack.enter_context(optional_table(path, self.columns, packed_table))
+
+    def add(self, result: RecordResult) -> None:
+        if result.track is not None:
+            columns = (column.tolist() for column in result.track)
+            self.opened().writelines(
+                f"{result.record.id}\t{start + 1}\t{end}\t"
+                f"{'' if isnan(log_odds) else f'{log_odds:.3f}'}\t{posterior:.4f}\n"
+                for start, end, log_odds, posterior in zip(*columns, strict=True)
+            )
+
+
+OVER_ORIGIN = "goes on over the origin"
 GFF3_SEQID = ".:^*$@!+_?-|"  # what stands for itself in a sequence id, beside letters and digits
 
 
@@ -284,6 +325,13 @@ class _Failures:
     n_records: int = 0
 
 
+REGION_SINKS: tuple[type[Sink], ...] = (
+    RegionTable,
+    RegionBed,
+    RegionGff,
+    RegionFasta,
+    RegionTracks,
+)
 # the table of the records comes first: it is opened first, and appears last
 SINKS: dict[Command, tuple[type[Sink], ...]] = {
     "predict": (
@@ -291,10 +339,7 @@ SINKS: dict[Command, tuple[type[Sink], ...]] = {
         FrameTable,
         ChunkTable,
         ViralFasta,
-        RegionTable,
-        RegionBed,
-        RegionGff,
-        RegionFasta,
+        *REGION_SINKS,
         FailedSequences,
         FailedFiles,
     ),
@@ -332,7 +377,9 @@ def open_sinks(sinks: Iterable[type[Sink]], place: Place) -> Iterator[Add]:
 
 def record_row(call: Call) -> str:
     label = "" if call.virus_score is None else "virus" if call.is_virus else "other"
-    score = "" if call.virus_score is None else f"{call.virus_score:.6f}"
+    score, base = (
+        "" if value is None else f"{value:.6f}" for value in (call.virus_score, call.base_score)
+    )
     rate = "" if call.false_discovery_rate is None else f"{call.false_discovery_rate:.4f}"
     values = (
         call.record_id,
@@ -345,6 +392,7 @@ def record_row(call: Call) -> str:
         call.n_chunks,
         call.n_chunks_scored,
         call.n_frames_scored,
+        base,
         call.note,
     )
     return "\t".join(map(str, values)) + "\n"
@@ -390,6 +438,7 @@ def read_calls(lines: TextIO) -> Iterator[Call]:
             status,
             row["file"],
             virus_score=float(row["virus_score"]) if row["virus_score"] else None,
+            base_score=float(row["base_score"]) if row["base_score"] else None,
             is_virus=row["call"] == "virus",
             false_discovery_rate=float(row["fdr"]) if row["fdr"] else None,
             n_chunks=int(row["n_chunks"]),

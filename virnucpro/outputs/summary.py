@@ -37,6 +37,7 @@ class Summary:
     n_frames: int = 0  # frames with a vector; for the scorer, with a score
     n_failed_frames: int = 0
     n_files: int = 0
+    n_shards: int | None = None  # shards of a run that others embed; None: it came to its end
     n_refused: int = 0  # files that could not be read
     n_tokens: int = 0  # embedded since this start
     n_copies: int = 0  # frames whose protein occurred before
@@ -85,6 +86,13 @@ class Summary:
 
     def lines(self, folder: Path) -> list[str]:
         """The lines for the user at the end."""
+        if self.n_shards is not None:
+            n_tokens = self.n_tokens_in_all - self.n_tokens_saved
+            return [
+                f"planned: {self.n_shards:,} shards, {n_tokens:,} tokens",
+                f"results: {printable(folder)}",
+                *self._repair_lines(folder),
+            ]
         parts = [f"{n} {status}" for status, n in self.statuses.items() if n]
         names = {name: name for name in STAGES}
         if self.scorer:  # nothing is embedded, and scores come with the tables

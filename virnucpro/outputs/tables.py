@@ -5,12 +5,15 @@ from __future__ import annotations
 import heapq
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from gzip import GzipFile
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TextIO
 
-from virnucpro.files import atomic, open_table, writing
+from virnucpro.files import atomic, open_named, open_table, writing
 
+TableKind = Callable[[Path, Sequence[str]], AbstractContextManager[TextIO]]
 _LINES_IN_MEMORY = 500_000
 _FILES_AT_ONCE = 100  # that are open while lines are sorted
 
@@ -25,14 +28,30 @@ def table(path: Path, columns: Sequence[str] = ()) -> Iterator[TextIO]:
 
 
 @contextmanager
-def optional_table(path: Path, columns: Sequence[str] = ()) -> Iterator[Callable[[], TextIO]]:
+def packed_table(path: Path, columns: Sequence[str] = ()) -> Iterator[TextIO]:
+    """The same, packed by gzip, without a name and a time: equal tables have equal bytes."""
+    with (
+        atomic(path) as temporary,
+        closing(open_named(temporary)) as handle,
+        GzipFile("", "wb", 6, handle, mtime=0) as packed,
+        TextIOWrapper(packed, "utf-8", "surrogateescape", newline="\n") as out,
+    ):
+        if columns:
+            out.write("\t".join(columns) + "\n")
+        yield out
+
+
+@contextmanager
+def optional_table(
+    path: Path, columns: Sequence[str] = (), kind: TableKind = table
+) -> Iterator[Callable[[], TextIO]]:
     """A table that is made at its first use; without one, an old table is deleted."""
     tables: list[TextIO] = []
     with ExitStack() as stack:
 
         def open_once() -> TextIO:
             if not tables:
-                tables.append(stack.enter_context(table(path, columns)))
+                tables.append(stack.enter_context(kind(path, columns)))
             return tables[0]
 
         yield open_once

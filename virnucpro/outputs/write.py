@@ -33,8 +33,9 @@ from virnucpro.scorer.nets import Scorer
 from virnucpro.scoring.batches import Frame, input_changed, predict_records
 from virnucpro.scoring.calls import call_record
 from virnucpro.scoring.head import Head
-from virnucpro.scoring.pieces import call_by_scorer
-from virnucpro.sequences.genetic_code import find_open_code
+from virnucpro.scoring.pieces import call_by_scorer, join_calls
+from virnucpro.scoring.regions import RegionFinder
+from virnucpro.sequences.genetic_code import find_open_code, genetic_code
 from virnucpro.sequences.inputs import InputFile, generations
 from virnucpro.sequences.screen import screen
 
@@ -48,8 +49,9 @@ class Results:
     plan: Plan
     stores: tuple[FeatureStore, ...]  # one for each encoder
     head: Head | None
-    scorer: Scorer | None  # used in place of an encoder and its head
+    scorer: Scorer | None  # of nucleotides, by itself or joined with the head
     cut: CutOptions
+    finder: RegionFinder | None  # None: regions are not looked for
     lost: Mapping[int, str]  # shard index without a feature file -> reason
     feature_format: FeatureFormat
     per_file: bool
@@ -90,25 +92,30 @@ class Results:
         self, records: Iterable[tuple[FastaRecord, Iterable[Frame]]]
     ) -> Iterator[RecordResult]:
         """Each record, in order, with its predictions and its call."""
-        if self.scorer is not None:
+        recipe = self.manifest.recipe
+        if self.scorer is not None and not recipe.has_encoder:
             yield from call_by_scorer(
                 (record for record, _ in records),
-                self.manifest.recipe,
+                recipe,
                 self.scorer,
                 self.cut,
                 lambda done: self.tell("scoring", done, self.plan.counts.n_letters, "letters"),
             )
             return
-        for record, predictions in predict_records(records, self.head):
-            yield RecordResult(record, predictions, self.call(record, predictions))
+        results: Iterator[RecordResult] = (
+            RecordResult(record, predictions, self.call(record, predictions))
+            for record, predictions in predict_records(records, self.head)
+        )
+        if self.scorer is not None and self.head is not None:
+            code = genetic_code(recipe.genetic_code)
+            results = join_calls(results, self.head.facts, self.scorer, self.cut, code)
+        yield from results
 
     def noted(self, result: RecordResult) -> RecordResult:
-        """The same result; its note says what else was seen in the sequence."""
-        notes = [result.call.note, self.other_code(result), regions_note(result)]
-        note = "; ".join(filter(None, notes))
-        if note == result.call.note:
-            return result
-        return result._replace(call=replace(result.call, note=note))
+        """The same result; its note says what else was seen in the sequence, regions last."""
+        if other_code := self.other_code(result):
+            result = result._replace(call=replace(result.call, note=other_code))
+        return self.finder.add_to(result) if self.finder else result
 
     def other_code(self, result: RecordResult) -> str:
         """That the record looks as if it used another genetic code, if it does."""
@@ -221,14 +228,6 @@ class Results:
             if embeddings.vectors.shape[1]:  # else these are copies, and no original has a vector
                 mask = np.array([orf_id not in hidden for orf_id in embeddings.ids], dtype=np.bool_)
                 index.add(path, mask)
-
-
-def regions_note(result: RecordResult) -> str:
-    """How many virus-like regions a record has that is not called a virus itself."""
-    n_regions = 0 if result.call.is_virus else len(result.regions or ())
-    if not n_regions:
-        return ""
-    return f"{n_regions} virus-like {'region' if n_regions == 1 else 'regions'}"
 
 
 _SYNCED_AT_ONCE = 4  # a disk takes a few syncs in the time of one

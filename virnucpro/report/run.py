@@ -178,7 +178,12 @@ def _heading(found: Found) -> dict[str, object]:
     name = inputs[0].sample if len(inputs) == 1 else f"{len(inputs):,} files"
     state = stored.text("state")
     n_failed, n_refused = _failures(stored)
-    if state not in ("complete", "partial"):
+    if state == "planned":
+        label, text = (
+            "unfinished",
+            "The run is planned: see virnucpro work, and go on with --resume.",
+        )
+    elif state not in ("complete", "partial"):
         label, text = "unfinished", "The run was not ended: go on with --resume."
         if counts is not None:
             text += " The figures are those of the tables of an earlier state."

@@ -66,26 +66,24 @@ def write_embeddings(path: Path, embeddings: Embeddings, attributes: Attributes)
     Beside its attributes stands the version of the program, which no reader asks for: what counts
     for the numbers is the recipe.
     """
-    _write(path, _labelled(embeddings, attributes), attributes)
+    _write(path, _labelled(embeddings, attributes))
 
 
 def update_embeddings(path: Path, embeddings: Embeddings, attributes: Attributes) -> None:
     """Write one file, unless it is there with the same content, to the last bit."""
     content = _labelled(embeddings, attributes)
     if not path.is_file() or sha256(path) != hashlib.sha256(content).hexdigest():
-        _write(path, content, attributes)
+        _write(path, content)
 
 
-def _write(path: Path, content: bytes, attributes: Attributes) -> None:
+def _write(path: Path, content: bytes) -> None:
     with atomic(path) as temporary:
         temporary.write_bytes(content)
-        try:
-            read_embeddings(temporary, attributes)
-        except FeatureFileError as error:
+        if temporary.read_bytes() != content:
             raise StorageError(
-                f"{printable(path)} was written, but reads back otherwise: {error.__cause__}",
+                f"{printable(path)} was written, but reads back otherwise",
                 hint="the disk has a fault: see the system's log",
-            ) from error
+            )
 
 
 def _labelled(embeddings: Embeddings, attributes: Attributes) -> bytes:

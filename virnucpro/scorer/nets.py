@@ -9,7 +9,7 @@ The facts, JSON, lie beside them.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import exp, isfinite
 from pathlib import Path
@@ -139,6 +139,15 @@ class ErrorRates:
         if not (min(shares) > 0 and max(shares) <= 1):
             raise ValueError("error rates that are no shares above 0")
 
+    @classmethod
+    def of(cls, facts: Mapping[str, Any]) -> ErrorRates:
+        """
+        Raises:
+            LookupError, TypeError, ValueError: these are not the facts of error rates.
+        """
+        names = ("log_odds", "false_positives", "true_positives")
+        return cls(facts["n_bases"], *(tuple(facts[name]) for name in names))
+
     def log_odds_at(self, false_positives: float) -> float:
         """The log-odds from which on this share of cellular records lies."""
         return float(
@@ -195,13 +204,8 @@ class Scorer:
         return np.asarray(slopes * log_odds + offsets)
 
     def threshold(self, lengths: NDArray[np.int64], false_positives: float) -> Values:
-        """The calibrated log-odds from which on so many cellular records lie. (n,) -> (n,)
-
-        It lies on lines between ``error_rates``, over the logarithm of the length.
-        """
-        places = np.log([rates.n_bases for rates in self.error_rates])
-        values = [rates.log_odds_at(false_positives) for rates in self.error_rates]
-        return np.interp(np.log(np.maximum(1, lengths)), places, values)
+        """The calibrated log-odds from which on so many cellular records lie. (n,) -> (n,)"""
+        return threshold(self.error_rates, lengths, false_positives)
 
     def cut_scores(self, false_positives: float) -> list[tuple[int, float]]:
         """The thresholds at the lengths of ``error_rates``, as scores."""
@@ -213,21 +217,43 @@ class Scorer:
     def false_discovery_rates(
         self, log_odds: Values, lengths: NDArray[np.int64], prevalence: float
     ) -> Values:
-        """The share of cellular records among those of this length from these log-odds on.
+        """The share of cellular records from these calibrated log-odds on. (n,), (n,) -> (n,)"""
+        return false_discovery_rates(self.error_rates, log_odds, lengths, prevalence)
 
-        ``log_odds`` are calibrated; ``prevalence`` is the share of viral records in the sample.
-        With P for it, F and T for the shares of cellular and of viral records that are called, it
-        is (1 - P) F / ((1 - P) F + P T). The logarithm of F / T lies on lines between
-        ``error_rates``, over the logarithm of the length. (n,), (n,) -> (n,)
-        """
-        places = np.log([rates.n_bases for rates in self.error_rates])
-        place = np.interp(np.log(np.maximum(1, lengths)), places, np.arange(len(places)))
-        left, right = np.floor(place).astype(np.int64), np.ceil(place).astype(np.int64)
-        logs = np.log([rates.false_per_true(log_odds) for rates in self.error_rates])
-        rows = np.arange(len(log_odds))
-        ratio = np.exp(logs[left, rows] + (place - left) * (logs[right, rows] - logs[left, rows]))
-        odds = ratio * (1 - prevalence) / prevalence
-        return np.asarray(odds / (1 + odds))
+
+def threshold(
+    error_rates: Sequence[ErrorRates], lengths: NDArray[np.int64], false_positives: float
+) -> Values:
+    """The log-odds from which on so many cellular records of each length lie. (n,) -> (n,)
+
+    It lies on lines between the error rates, over the logarithm of the length.
+    """
+    places = np.log([rates.n_bases for rates in error_rates])
+    values = [rates.log_odds_at(false_positives) for rates in error_rates]
+    return np.interp(np.log(np.maximum(1, lengths)), places, values)
+
+
+def false_discovery_rates(
+    error_rates: Sequence[ErrorRates],
+    log_odds: Values,
+    lengths: NDArray[np.int64],
+    prevalence: float,
+) -> Values:
+    """The share of cellular records among those of this length from these log-odds on.
+
+    ``prevalence`` is the share of viral records in the sample. With P for it, F and T for the
+    shares of cellular and of viral records that are called, it is (1 - P) F / ((1 - P) F + P T).
+    The logarithm of F / T lies on lines between the error rates, over the logarithm of the
+    length. (n,), (n,) -> (n,)
+    """
+    places = np.log([rates.n_bases for rates in error_rates])
+    place = np.interp(np.log(np.maximum(1, lengths)), places, np.arange(len(places)))
+    left, right = np.floor(place).astype(np.int64), np.ceil(place).astype(np.int64)
+    logs = np.log([rates.false_per_true(log_odds) for rates in error_rates])
+    rows = np.arange(len(log_odds))
+    ratio = np.exp(logs[left, rows] + (place - left) * (logs[right, rows] - logs[left, rows]))
+    odds = ratio * (1 - prevalence) / prevalence
+    return np.asarray(odds / (1 + odds))
 
 
 def gelu(x: Values) -> Values:
@@ -265,7 +291,7 @@ def load_scorer(path: Path) -> Scorer:
             pieces=tuple(_piece_nets(of_size, tensors) for of_size in facts["pieces"]),
             knots=tuple(Knot(**knot) for knot in facts["knots"]),
             training=str(facts["training"]),
-            error_rates=tuple(_error_rates(rates) for rates in facts["error_rates"]),
+            error_rates=tuple(ErrorRates.of(rates) for rates in facts["error_rates"]),
             sha256=sha256(path),
         )
     except (OSError, SafetensorError, LookupError, ValueError, TypeError, AttributeError) as error:
@@ -273,15 +299,6 @@ def load_scorer(path: Path) -> Scorer:
             f"{printable(path)} is not a scorer of VirNucPro: {printable(error)}",
             hint="reinstall VirNucPro, whose own scorer is a safetensors file",
         ) from error
-
-
-def _error_rates(facts: Mapping[str, Any]) -> ErrorRates:
-    return ErrorRates(
-        facts["n_bases"],
-        tuple(facts["log_odds"]),
-        tuple(facts["false_positives"]),
-        tuple(facts["true_positives"]),
-    )
 
 
 def _piece_nets(facts: Mapping[str, Any], tensors: Mapping[str, Weights]) -> PieceNets:

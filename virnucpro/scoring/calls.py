@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
 from math import fsum, log, tanh
 from statistics import fmean
@@ -37,13 +38,16 @@ def chunk_scores(predictions: Sequence[Prediction]) -> list[tuple[str, list[floa
 def score_record(chunks: Iterable[Sequence[float]], facts: HeadFacts) -> float:
     """The score of a record, 6 decimals, from those of each chunk's frames; one chunk at least.
 
-    In log-odds: a chunk has the largest of its frames', or their mean; the record has the sum of
-    its n chunks' over ``n ** exponent``.
+    In log-odds the record has the sum of its n chunks' over ``n ** exponent``.
     """
+    odds = chunk_log_odds(chunks, facts)
+    return probability(fsum(odds) / len(odds) ** facts.exponent)
+
+
+def chunk_log_odds(chunks: Iterable[Sequence[float]], facts: HeadFacts) -> list[float]:
+    """The log-odds of each chunk from the scores of its frames: the largest, or their mean."""
     pick = max if facts.frame_rule == "max" else fmean
-    odds = [pick([log_odds(score) for score in scores]) for scores in chunks]
-    total = fsum(odds) / len(odds) ** facts.exponent
-    return probability(total)
+    return [pick([log_odds(score) for score in scores]) for scores in chunks]
 
 
 def probability(log_odds: float) -> float:
@@ -103,15 +107,36 @@ class Decision(NamedTuple):
 def call_by_score(record: FastaRecord, score: RecordScore, decision: Decision) -> Call:
     """Call one record that could be screened by the score of its sequence."""
     pieces, value = score.pieces, score.log_odds
+    virus_score = None if value is None else probability(value)
     return Call(
         record.name,
         len(record.sequence),
         "no_orf" if value is None else "scored",
         record.sample,
-        virus_score=None if value is None else probability(value),
+        virus_score=virus_score,
+        base_score=virus_score,
         is_virus=decision.is_virus,
         false_discovery_rate=None if value is None else decision.false_discovery_rate,
         n_chunks=len(pieces.start),
         n_chunks_scored=pieces.n_known,
         note="no known base" if value is None else "",
+    )
+
+
+def join_call(alone: Call, base: float | None, joined: float | None, decision: Decision) -> Call:
+    """The call of a record by scorer and head, from that of the head alone.
+
+    ``base`` is the scorer's log-odds, None where it reads nothing, and ``joined`` those of both,
+    None where the head has none; the decision is of the joined ones, or else of the base. A record
+    of which every frame failed stays so: it can be run again.
+    """
+    if base is None or alone.status == "failed":
+        return alone
+    return replace(
+        alone,
+        status="scored",
+        virus_score=probability(base if joined is None else joined),
+        base_score=probability(base),
+        is_virus=decision.is_virus,
+        false_discovery_rate=decision.false_discovery_rate,
     )

@@ -26,6 +26,7 @@ from virnucpro.errors import UnavailableError
 from virnucpro.files import atomic, sha256
 from virnucpro.log import printable
 from virnucpro.records import check_counts
+from virnucpro.scoring.join import Join
 from virnucpro.sequences.composition import N_FEATURES, frame_composition
 
 CLASSES = "others,virus"
@@ -74,6 +75,7 @@ class HeadFacts:
     exponent: float  # a record has the sum of its n chunks' log-odds over n ** exponent
     training: str  # how it was trained, in a sentence
     classes: str = CLASSES
+    join: Join | None = None  # with the scorer; None: nucleotides are called by the head alone
 
     def __post_init__(self) -> None:
         check_counts(self.chunk_size)
@@ -218,13 +220,14 @@ def load_head(path: Path) -> Head:
         facts = json.loads(metadata[_FACTS])
         temperatures = facts.pop("temperatures")
         encoders = tuple(EncoderFacts(**encoder) for encoder in facts.pop("encoders"))
+        join = facts.pop("join", None)  # heads before 1.0 have none
         networks = {
             name: _network(name, tensors, temperatures)
             for name in _NETWORKS
             if any(tensor.startswith(f"{name}.") for tensor in tensors)
         }
         return Head(
-            facts=HeadFacts(encoders=encoders, **facts),
+            facts=HeadFacts(encoders=encoders, join=join and Join.of(join), **facts),
             protein=networks.get("protein"),
             nucleotide=networks.get("nucleotide"),
             **{name: tensors[name] for name in _DIGESTS if name in tensors},

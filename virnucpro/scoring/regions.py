@@ -1,9 +1,8 @@
 """Virus-like regions of a record, from the log-odds of pieces along it.
 
 Hosts differ in the log-odds of their own pieces, so these are taken relative to the host's level,
-and binned; each bin has a learned log-ratio of virus over host. A chain of two states, host and
-virus, whose learned rates count bases, gives the most probable path (Viterbi) and the posterior of
-each item (forward-backward). Items may be missing: those at hand carry their places.
+and each has a learned log-ratio of virus over host. A chain of two states gives the most probable
+path through them (``chain``).
 
 The genes of ribosomal proteins and of RNA polymerase look viral by their spelling. Peptides that
 every bacterium has in them, and no phage, tell them.
@@ -11,168 +10,45 @@ every bacterium has in them, and no phage, tell them.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from itertools import pairwise
-from math import exp, isfinite, log, log1p
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from virnucpro.errors import UnavailableError
-from virnucpro.files import EMBEDDED_FOLDER
-from virnucpro.log import printable
-from virnucpro.records import Region
-from virnucpro.scorer.features import GENE_LIKE
-from virnucpro.scorer.nets import Scorer
-from virnucpro.scorer.pieces import Pieces, encode
-from virnucpro.scorer.score import PieceScores, score_windows
-from virnucpro.scorer.stretches import code_of, codon_codes, find_stretches
-from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
-
-FORMAT = 1
-SHORTEST_RECORD = 10_000  # bases; in a shorter one no regions are looked for
-MOST_MOVED = 1_000  # bases, of an end to an open stretch
-# of RpoB, RpoC, S19, L2, S11 and S12, aligned over bacteria of several phyla
-HOST_PEPTIDES = re.compile(
-    rb"GDK[FLM]A[GSN]RHG[QN]KG|NADFDGDQM|GH[KM][LI][GA]EF[AS][PL]TR|NP[VI]DHPHGGGEG"
-    rb"|PHNGCRPPK[KR]R|KPNSA[LM]RK"
+from virnucpro.records import FastaRecord, RecordResult, Region, Track
+from virnucpro.scorer.nets import Scorer, embedded_scorer, load_scorer
+from virnucpro.scorer.score import score_windows
+from virnucpro.scoring.chain import (
+    Counts,
+    Mask,
+    RegionModel,
+    Values,
+    embedded_region_model,
+    load_region_model,
+    posteriors,
+    viterbi,
 )
+from virnucpro.scoring.landmarks import REACH, direct_repeat, host_peptides, open_edges
+from virnucpro.sequences.genetic_code import STANDARD, GeneticCode, genetic_code
+
+SHORTEST_RECORD = 10_000  # bases; in a shorter one no regions are looked for
 HOST_REACH = 10_000  # bases on either side of a host's peptide that are taken for the host's
-
-Values = NDArray[np.float64]
-Counts = NDArray[np.int64]
-Mask = NDArray[np.bool_]
-Transition = tuple[tuple[float, float], tuple[float, float]]  # log-probabilities, from and to
-
-
-@dataclass(frozen=True, slots=True)
-class RegionModel:
-    """The evidence for regions, learned from chromosomes with known prophages."""
-
-    size: int  # bases of a piece
-    step: int  # bases from one piece to the next
-    host_level: float  # the median log-odds of a host's pieces, the mean over hosts
-    edges: tuple[float, ...]  # between bins of log-odds above the host's level
-    log_ratios: tuple[float, ...]  # of each bin, virus over host, as a piece counts among others
-    host_bases: float  # between two regions, on average
-    virus_bases: float  # of a region, on average
-    training: str  # what it was learned from, in a sentence
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.step <= self.size or min(self.host_bases, self.virus_bases) <= 0:
-            raise ValueError(f"pieces of {self.size} bases, one every {self.step}")
-        if len(self.log_ratios) != len(self.edges) + 1 or list(self.edges) != sorted(self.edges):
-            raise ValueError(f"{len(self.log_ratios)} bins with {len(self.edges)} edges")
-        if not all(map(isfinite, (self.host_level, *self.edges, *self.log_ratios))):
-            raise ValueError("a value that is not finite")
-
-    def evidence(self, log_odds: Values, level: float) -> Values:
-        """Log-ratio of virus over host of each piece; 0 of one without log-odds. (n,) -> (n,)"""
-        bins = np.searchsorted(self.edges, log_odds - level)
-        return np.where(np.isnan(log_odds), 0.0, np.array(self.log_ratios)[bins])
-
-    @property
-    def virus_share(self) -> float:
-        """Share of bases that lie in regions."""
-        return self.virus_bases / (self.host_bases + self.virus_bases)
-
-    def transition(self, n_bases: int) -> Transition:
-        """Log-probabilities of the states so many bases on, of a chain in continuous time."""
-        rate = 1 / self.host_bases + 1 / self.virus_bases
-        mixed, virus = -np.expm1(-rate * n_bases), self.virus_share
-        enter, leave = float(mixed * virus), float(mixed * (1 - virus))
-        return (log1p(-enter), log(enter)), (log(leave), log1p(-leave))
+# how assemblers (Unicycler, metaMDBG) and NCBI write it behind the id
+_CIRCULAR = re.compile(
+    r"[\s\[;,|](circular\s*=\s*(true|yes|y|1)|topology\s*=\s*circular)\b", re.IGNORECASE
+)
+_NOTE = re.compile(r"(^|; )\d+ virus-like regions?$")  # that ``add_to`` adds
 
 
-def embedded_region_model() -> Path:
-    """The region model that belongs to the embedded scorer."""
-    return EMBEDDED_FOLDER / "regions.json"
+def is_circular(header: str) -> bool:
+    """Whether the header of a record says that its sequence is a circle.
 
-
-def load_region_model(path: Path) -> RegionModel:
+    >>> is_circular("1 length=5000 depth=1.00x circular=true"), is_circular("1 circular=no")
+    (True, False)
     """
-    Raises:
-        UnavailableError: the file is missing, damaged, or of another format.
-    """
-    try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
-        if facts.pop("format") != FORMAT:
-            raise ValueError("another format")
-        edges, log_ratios = tuple(facts.pop("edges")), tuple(facts.pop("log_ratios"))
-        return RegionModel(edges=edges, log_ratios=log_ratios, **facts)
-    except (OSError, LookupError, ValueError, TypeError, AttributeError) as error:
-        raise UnavailableError(
-            f"{printable(path)} is not a region model of VirNucPro: {printable(error)}",
-            hint="reinstall VirNucPro, or leave --regions out",
-        ) from error
-
-
-def region_model_text(model: RegionModel) -> str:
-    """The content of the file that ``load_region_model`` reads."""
-    return json.dumps({"format": FORMAT, **asdict(model)}, indent=1) + "\n"
-
-
-# The chain
-
-
-def viterbi(starts: Counts, evidence: Values, model: RegionModel) -> Mask:
-    """Whether each item is viral on the most probable path; of two equals the host's. (n,) -> (n,)
-
-    ``starts`` are the places of the items, in bases and rising.
-    """
-    if not len(starts):
-        return np.zeros(0, dtype=np.bool_)
-    values, steps = evidence.tolist(), _steps(starts, model)
-    host, virus = log1p(-model.virus_share), log(model.virus_share) + values[0]
-    before: list[tuple[bool, bool]] = []  # of host and of virus: whether a virus came before it
-    for value, ((stay, enter), (leave, last)) in zip(values[1:], steps, strict=True):
-        before.append((virus + leave > host + stay, virus + last > host + enter))
-        host, virus = max(host + stay, virus + leave), max(host + enter, virus + last) + value
-    state = virus > host
-    path = [state]
-    for of_host, of_virus in reversed(before):
-        state = of_virus if state else of_host
-        path.append(state)
-    return np.array(path[::-1], dtype=np.bool_)
-
-
-def posteriors(starts: Counts, evidence: Values, model: RegionModel) -> Values:
-    """The probability of each item to be viral, by all items. (n,) -> (n,)"""
-    if not len(starts):
-        return np.zeros(0)
-    values, steps = evidence.tolist(), _steps(starts, model)
-    forward = [log(model.virus_share) - log1p(-model.virus_share) + values[0]]
-    for value, step in zip(values[1:], steps, strict=True):
-        (stay, enter), (leave, last) = step
-        odds = forward[-1]
-        forward.append(_log_sum(enter, odds + last) - _log_sum(stay, odds + leave) + value)
-    backward = [0.0]
-    for value, step in zip(values[:0:-1], reversed(steps), strict=True):
-        (stay, enter), (leave, last) = step
-        odds = backward[-1] + value
-        backward.append(_log_sum(leave, odds + last) - _log_sum(stay, odds + enter))
-    odds_of_all = np.array(forward) + np.array(backward[::-1])
-    return np.asarray(0.5 * (1 + np.tanh(odds_of_all / 2)))
-
-
-def _steps(starts: Counts, model: RegionModel) -> list[Transition]:
-    known: dict[int, Transition] = {}
-    for n_bases in set(np.diff(starts).tolist()):
-        known[n_bases] = model.transition(n_bases)
-    return [known[b - a] for a, b in pairwise(starts.tolist())]
-
-
-def _log_sum(a: float, b: float) -> float:
-    """log(exp(a) + exp(b))"""
-    return max(a, b) + log1p(exp(-abs(a - b)))
-
-
-# From pieces to regions
+    return _CIRCULAR.search(header) is not None
 
 
 class Run(NamedTuple):
@@ -192,25 +68,108 @@ class RegionFinder:
     model: RegionModel
     code: GeneticCode = STANDARD
 
-    def find(self, sequence: str, *, is_virus: bool) -> tuple[Region, ...] | None:
-        """The virus-like regions of a record; None for one that is too short to look.
+    def add_to(self, result: RecordResult) -> RecordResult:
+        """The same result with the regions of its record; its note counts them."""
+        call = result.call
+        found = None
+        if call.status == "scored":
+            found = self.find(result.record, is_virus=call.is_virus)
+        if found is None:
+            return result
+        regions, track = found
+        notes = [_NOTE.sub("", call.note)]
+        if regions and not call.is_virus:
+            notes.append(
+                f"{len(regions)} virus-like {'region' if len(regions) == 1 else 'regions'}"
+            )
+        call = replace(call, note="; ".join(filter(None, notes)))
+        return result._replace(call=call, regions=regions, track=track)
+
+    def find(
+        self, record: FastaRecord, *, is_virus: bool
+    ) -> tuple[tuple[Region, ...], Track] | None:
+        """The virus-like regions of a record, and what they are told by; None for a short record.
 
         A record that is called a virus is one region, without a host's flanks.
         """
+        sequence = record.sequence
         if len(sequence) < SHORTEST_RECORD:
             return None
+        if not is_virus and is_circular(record.header):
+            return self._around(sequence)
+        starts, log_odds = self._score(sequence)
+        return regions_of_pieces(
+            sequence, starts, log_odds, self.model, self.code, is_virus=is_virus
+        )
+
+    def _score(self, sequence: str) -> tuple[Counts, Values]:
         size, step = self.model.size, self.model.step
         pieces = score_windows(sequence, self.scorer, size, step, self.code)
-        return regions_of_pieces(sequence, pieces, self.model, self.code, is_virus=is_virus)
+        return pieces.start, pieces.log_odds
+
+    def _around(self, circle: str) -> tuple[tuple[Region, ...], Track]:
+        """The regions of a circle, which is cut open where it looks least viral."""
+        size, n_bases = self.model.size, len(circle)
+        starts, log_odds = self._score(circle + circle[: size - 1])
+        turn = quietest(log_odds, self.model)
+        first = int(starts[turn])
+        places = np.roll((starts - first) % n_bases, -turn)
+        inside = places + size <= n_bases
+        regions, track = regions_of_pieces(
+            circle[first:] + circle[:first],
+            places[inside],
+            np.roll(log_odds, -turn)[inside],
+            self.model,
+            self.code,
+            is_virus=False,
+        )
+        placed = [part for region in regions for part in _turned(region, first, n_bases)]
+        starts = (track.start + first) % n_bases
+        order = np.argsort(starts)
+        ends = (track.end + first - 1) % n_bases + 1
+        turned = Track(starts[order], ends[order], track.log_odds[order], track.posterior[order])
+        return tuple(sorted(placed)), turned
+
+
+def embedded_finder(code: int, scorer: Scorer | None = None) -> RegionFinder:
+    """The finder that comes with VirNucPro, for a genetic code by its number."""
+    model = load_region_model(embedded_region_model())
+    return RegionFinder(scorer or load_scorer(embedded_scorer()), model, genetic_code(code))
+
+
+def quietest(log_odds: Values, model: RegionModel) -> int:
+    """The item of a circle around which ``virus_bases`` on either side look least viral."""
+    reach = min(len(log_odds) // 2, round(model.virus_bases / model.step))
+    values = np.nan_to_num(log_odds, nan=model.host_level)
+    sums = np.cumsum(np.concatenate([values, values[: 2 * reach], [0.0]]))
+    window = sums[2 * reach : 2 * reach + len(values)] - sums[: len(values)]
+    return int((np.argmin(window) + reach) % len(values))
+
+
+def _turned(region: Region, first: int, n_bases: int) -> list[Region]:
+    """A region of a circle that was cut open at ``first``, in two parts if it has the origin."""
+    start, end = region.start + first, region.end + first
+    if start >= n_bases:
+        start, end = start - n_bases, end - n_bases
+    if end <= n_bases:
+        return [region._replace(start=start, end=end)]
+    joined = region._replace(over_origin=True)
+    return [joined._replace(start=start, end=n_bases), joined._replace(start=0, end=end - n_bases)]
 
 
 def regions_of_pieces(
-    sequence: str, pieces: PieceScores, model: RegionModel, code: GeneticCode, *, is_virus: bool
-) -> tuple[Region, ...]:
-    """The regions of a record, of its overlapping pieces."""
-    starts, n_bases = pieces.start, len(sequence)
-    level = model.host_level if is_virus else median_level(pieces.log_odds, model.host_level)
-    evidence = model.evidence(pieces.log_odds, level)
+    sequence: str,
+    starts: Counts,
+    log_odds: Values,
+    model: RegionModel,
+    code: GeneticCode,
+    *,
+    is_virus: bool,
+) -> tuple[tuple[Region, ...], Track]:
+    """The regions of a record, of its overlapping pieces, which start where ``starts`` says."""
+    n_bases = len(sequence)
+    level = model.host_level if is_virus else median_level(log_odds, model.host_level)
+    evidence = model.evidence(log_odds, level)
     runs = viral_runs(starts, evidence, n_bases, model)
     guarded = near_host_peptides(sequence, starts + model.size // 2, runs, code)
     if guarded.any():
@@ -220,15 +179,17 @@ def regions_of_pieces(
     if is_virus:
         runs = [_hull(runs) if runs else Run(0, len(posterior), 0, n_bases)]
     ends = move_ends([(run.start_base, run.end_base) for run in runs], sequence, code)
-    return tuple(
+    regions = tuple(
         Region(
             start,
             end,
             "whole" if is_virus else "provirus",
             float(posterior[run.first : run.end].mean()),
+            att,
         )
-        for run, (start, end) in zip(runs, ends, strict=True)
+        for run, (start, end, att) in zip(runs, ends, strict=True)
     )
+    return regions, Track(starts, starts + model.size, log_odds, posterior)
 
 
 def median_level(log_odds: Values, otherwise: float) -> float:
@@ -264,55 +225,37 @@ def _hull(runs: Sequence[Run]) -> Run:
     return Run(runs[0].first, runs[-1].end, runs[0].start_base, runs[-1].end_base)
 
 
-def host_peptides(sequence: str, code: GeneticCode = STANDARD) -> list[int]:
-    """Where, in bases, translations of the six frames hold a peptide that is a host's."""
-    if not sequence:
-        return []
-    length = len(sequence)
-    pieces = Pieces.of(encode(sequence), np.array([0]), np.array([length]))
-    letters = bytearray(b"X" * 256)
-    for codon, letter in zip(code.codons, code.letters, strict=True):
-        letters[code_of(codon)] = ord(letter)
-    places = []
-    for strand, codes in enumerate(codon_codes(pieces.digits)[0]):
-        translation = codes.tobytes().translate(bytes(letters))
-        for frame in range(3):
-            for match in HOST_PEPTIDES.finditer(translation[frame::3]):
-                place = frame + 3 * match.start()
-                places.append(place if strand == 0 else length - place)
-    return sorted(places)
-
-
 def move_ends(
     runs: Sequence[tuple[int, int]], sequence: str, code: GeneticCode = STANDARD
-) -> list[tuple[int, int]]:
-    """Move each end within the record to the nearest edge of an open stretch, where one is near.
+) -> list[tuple[int, int, str]]:
+    """Move the ends of each run within the record to landmarks near them.
 
-    No end passes the middle between it and the next, so what was apart stays apart.
+    These are a direct repeat around both, which is named beside them, or for each by itself the
+    nearest edge of an open stretch. No end passes the middle between it and the next, so what was
+    apart stays apart.
     """
-    ends = [end for run in runs for end in run]
+    n_bases = len(sequence)
     moved = []
-    for i, end in enumerate(ends):
-        if 0 < end < len(sequence):
-            low = max(end - MOST_MOVED, (ends[i - 1] + end) // 2 + 1 if i else 0)
-            high = (
-                min(end + MOST_MOVED, (end + ends[i + 1]) // 2)
-                if i + 1 < len(ends)
-                else (min(end + MOST_MOVED, len(sequence)))
-            )
-            edges = [edge for edge in open_edges(sequence, end, code) if low <= edge <= high]
-            end = min(edges, key=lambda edge: (abs(edge - ends[i]), edge), default=end)
-        moved.append(end)
-    return list(zip(moved[::2], moved[1::2], strict=True))
+    for i, (start, end) in enumerate(runs):
+        low = (runs[i - 1][1] + start) // 2 + 1 if i else 0
+        middle = (start + end) // 2
+        high = (end + runs[i + 1][0]) // 2 if i + 1 < len(runs) else n_bases
+        repeat = direct_repeat(sequence, start, end) if start > 0 and end < n_bases else None
+        if repeat is not None:
+            left, right = repeat.left, repeat.right + len(repeat.bases)
+            if low <= left and left + len(repeat.bases) <= middle <= right <= high:
+                moved.append((left, right, repeat.bases))
+                continue
+        left = _to_edge(start, low, middle, sequence, code)
+        right = _to_edge(end, middle + 1, high, sequence, code)
+        moved.append((left, right, ""))
+    return moved
 
 
-def open_edges(sequence: str, place: int, code: GeneticCode = STANDARD) -> list[int]:
-    """Both edges of each gene-like open stretch near a place, but for those that are cut off."""
-    first = max(0, place - 2 * MOST_MOVED)
-    part = sequence[first : place + 2 * MOST_MOVED]
-    kept = find_stretches(Pieces.of(encode(part), np.array([0]), np.array([len(part)])), code).kept
-    long = kept.where(kept.n_codons >= GENE_LIKE)
-    left = np.where(long.strand == 0, long.start, len(part) - long.start - 3 * long.n_codons)
-    edges = np.concatenate([left, left + 3 * long.n_codons])
-    whole: list[int] = (first + edges[(edges > 2) & (edges < len(part) - 2)]).tolist()
-    return whole
+def _to_edge(place: int, low: int, high: int, sequence: str, code: GeneticCode) -> int:
+    """The nearest edge of an open stretch within these bounds, or the place itself."""
+    if not 0 < place < len(sequence):
+        return place
+    low, high = max(low, place - REACH), min(high, place + REACH)
+    edges = [edge for edge in open_edges(sequence, place, code) if low <= edge <= high]
+    return min(edges, key=lambda edge: (abs(edge - place), edge), default=place)

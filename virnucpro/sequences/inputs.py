@@ -24,6 +24,7 @@ from virnucpro.sequences.fasta import cannot_open, list_fasta, list_others, read
 from virnucpro.sequences.sheet import is_sheet, read_sheet
 
 STDIN = Path("-")
+RUN_FILE = "run.json"  # a folder with it holds a run
 _NAMED = 5  # files that a message names
 
 
@@ -136,6 +137,8 @@ def find_inputs(
 ) -> list[Source]:
     """The FASTA files that the user's ``paths`` stand for, in order.
 
+    What a run wrote into a folder, under one of ``own_names``, is none of them.
+
     Raises:
         InputError: a sample sheet makes no sense, or a file is named twice.
         InputMissingError: one is missing, or a pipe cannot be read.
@@ -145,10 +148,15 @@ def find_inputs(
     for path in paths:
         files = list_sources(path)
         if path.is_dir():
-            inside = run_folder.resolve() == path.resolve()
-            skipped = own_names if inside else ()
+            is_run = run_folder.resolve() == path.resolve() or (path / RUN_FILE).exists()
+            skipped = own_names if is_run else ()
             files = [file for file in files if file.path.name not in skipped]
             _tell_others(path, skipped)
+            if is_run and not files:
+                raise InputMissingError(
+                    f"{printable(path)}: no FASTA file in this folder but the results of a run",
+                    hint="name the files that the run was made of; a result counts if named itself",
+                )
         for file in files:
             if file.path in sources:
                 raise InputError(

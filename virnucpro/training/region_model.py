@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from virnucpro.scorer.score import PieceScores
-from virnucpro.scoring.regions import Mask, RegionModel, Values, median_level
+from virnucpro.scoring.chain import Mask, RegionModel, Values
+from virnucpro.scoring.regions import median_level
 
 SIZE, STEP = 1_000, 500
 EDGES = tuple(np.arange(-4, 7.5, 0.5).tolist())  # log-odds above the host's level

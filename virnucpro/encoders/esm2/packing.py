@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from virnucpro.encoders.base import send
 from virnucpro.encoders.esm2.alphabet import tokenize
 
 EXTRA_TOKENS = 2  # <cls> and <eos> of each protein
@@ -49,6 +49,14 @@ class PackedBatch:
         )
 
     @property
+    def residues(self) -> NDArray[np.int64]:
+        """The places of the residues: all but ``<cls>`` and ``<eos>``. (n_residues,)"""
+        is_residue = np.ones(len(self.tokens), dtype=np.bool_)
+        is_residue[self.cu_seqlens[:-1]] = False
+        is_residue[self.cu_seqlens[1:] - 1] = False
+        return np.flatnonzero(is_residue)
+
+    @property
     def max_seqlen(self) -> int:
         return max(seqlen for _, _, seqlen in self.runs)
 
@@ -68,23 +76,15 @@ class StagedBatch:
     def of(cls, batch: PackedBatch, inv_freq: Tensor) -> StagedBatch:
         """Send the batch to the device of ``inv_freq``: radians per position, (head_dim / 2,)."""
         device = inv_freq.device
-        angles = _send(batch.positions, device)[:, None].float() * inv_freq
+        angles = send(batch.positions, device)[:, None].float() * inv_freq
         return cls(
-            tokens=_send(batch.tokens, device),
-            cu_seqlens=_send(batch.cu_seqlens, device),
+            tokens=send(batch.tokens, device),
+            cu_seqlens=send(batch.cu_seqlens, device),
             cos=angles.cos().repeat(1, 2),
             sin=angles.sin(),
             runs=batch.runs,
             max_seqlen=batch.max_seqlen,
         )
-
-
-def _send(array: NDArray[np.generic], device: torch.device) -> Tensor:
-    """Send an array to a device; a GPU takes pinned memory without making the host wait."""
-    tensor = torch.from_numpy(array)
-    if device.type != "cuda":
-        return tensor.to(device)
-    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def plan_batches(

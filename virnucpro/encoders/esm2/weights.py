@@ -9,10 +9,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import pickle
 import re
-import struct
-import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +32,9 @@ from virnucpro.encoders.esm2.model import (
 from virnucpro.errors import UnavailableError
 from virnucpro.files import atomic, sha256
 from virnucpro.log import printable
+from virnucpro.tensors import check_stored, read_pt
 
+_KIND = "an ESM-2 checkpoint"
 _FAIRSEQ_PREFIX = re.compile(r"^(encoder\.sentence_encoder\.|encoder\.)")
 _LAYER_NUMBER = re.compile(r"(?:^|\.)layers?\.(\d+)\.")
 
@@ -67,20 +66,6 @@ _HUGGING_FACE = {
     "up": "encoder.layer.{}.intermediate.dense",
     "down": "encoder.layer.{}.output.dense",
 }
-_PT_MAGIC = (b"PK", b"\x80")  # a zip archive, or a bare pickle of old
-# errors of torch.load on a damaged file
-_DAMAGE = (
-    OSError,
-    RuntimeError,
-    EOFError,
-    ValueError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    AssertionError,
-    struct.error,
-    zipfile.BadZipFile,
-)
 # errors where tensors and figures fit no model
 _NONSENSE = (TypeError, ValueError, IndexError, ArithmeticError, RuntimeError, SafetensorError)
 _MATRICES = ("q", "k", "v", "attention_out", "up", "down")
@@ -332,43 +317,15 @@ class _Tensors:
         if stored_name not in self.names:
             raise _not_esm2(self.path, f"no tensor {stored_name}")
         tensor = self._read(stored_name)
-        _check_stored(tensor, self.path)
+        try:
+            check_stored(tensor)
+        except ValueError as error:
+            raise _not_esm2(self.path, printable(error)) from error
         return tensor
 
 
-def _check_stored(tensor: Tensor, path: Path) -> None:
-    """Refuse what is not numbers in a file, one after the other: a few bytes can stand for more.
-
-    Raises:
-        UnavailableError: the tensor repeats its numbers, or has none.
-    """
-    is_plain = tensor.layout == torch.strided and tensor.device.type == "cpu"
-    if not is_plain or not tensor.is_floating_point():
-        raise _not_esm2(path, f"a tensor of {tensor.layout}, {tensor.dtype} on {tensor.device}")
-    if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
-        raise _not_esm2(path, f"a tensor of shape {tuple(tensor.shape)} repeats what is stored")
-
-
 def _open_pt(path: Path) -> _Tensors:
-    try:
-        with path.open("rb") as handle:
-            if not handle.read(2).startswith(_PT_MAGIC):
-                raise _not_esm2(path, "neither a .pt file nor a model folder")
-        is_archive = zipfile.is_zipfile(path)
-        if is_archive:
-            _check_archive(path)
-        with torch.serialization.safe_globals([argparse.Namespace]):
-            content = torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)
-    except pickle.UnpicklingError as error:
-        raise UnavailableError(
-            f"{printable(path)} holds more than tensors, or is damaged: it was not loaded",
-            hint="use fair-esm's own checkpoint, or a Hugging Face folder with safetensors",
-        ) from error
-    except _DAMAGE as error:
-        raise UnavailableError(
-            f"{printable(path)} cannot be read: {printable(error)}",
-            hint="the file is damaged or not a checkpoint: download it again",
-        ) from error
+    content = read_pt(path, _KIND, [argparse.Namespace])
     if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
         raise _not_esm2(path, "no state dict under 'model'")
     tensors = {
@@ -383,17 +340,6 @@ def _open_pt(path: Path) -> _Tensors:
         "token_dropout": getattr(namespace, "token_dropout", True),
     }
     return _Tensors(path, tensors.__getitem__, tuple(tensors), _FAIR_ESM, config)
-
-
-def _check_archive(path: Path) -> None:
-    """Refuse an archive with compressed members, as torch writes none: they can be of any size.
-
-    Raises:
-        UnavailableError: there are such.
-    """
-    with zipfile.ZipFile(path) as archive:
-        if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
-            raise _not_esm2(path, "it is compressed")
 
 
 def _open_folder(path: Path) -> _Tensors:
@@ -454,5 +400,5 @@ def _weight_files(path: Path) -> list[Path]:
 
 def _not_esm2(path: Path, why: str) -> UnavailableError:
     return UnavailableError(
-        f"{printable(path)} is not an ESM-2 checkpoint: {why}", hint="see `virnucpro models list`"
+        f"{printable(path)} is not {_KIND}: {why}", hint="see `virnucpro models list`"
     )

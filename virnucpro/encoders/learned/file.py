@@ -119,6 +119,9 @@ class LearnedCheckpoint:
             filling_tokens=_FILLING_TOKENS,
         )
 
+    def precision_on(self, kind: str, precision: Precision) -> Precision:
+        return precision
+
     def describe(self, spec: EncoderSpec) -> str:
         on_base = f" on {printable(self.base.name)}" if self.base is not None else ""
         return f"{self.dim} dimensions{on_base}, {spec.precision}"

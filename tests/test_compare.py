@@ -1,0 +1,138 @@
+"""``virnucpro compare``: two results, ours or the original's, joined by id."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from virnucpro.cli.main import app
+from virnucpro.errors import InputError, InputMissingError
+from virnucpro.outputs.compare import Comparison, compare, report_lines
+
+FRAMES = """Sequence_ID\tPrediction\tscore1\tscore2
+a_chunk_1F1\tvirus\t0.12100612\t0.8789939
+a_chunk_1R2\tothers\t0.5501341\t0.44986594
+b_chunk_1F3\tvirus\t0.0011595711\t0.9988405
+"""
+CHUNKS = "Modified_ID\tIs_Virus\na_chunk_1\tTrue\nb_chunk_1\tTrue\n"
+
+
+@pytest.fixture
+def result(tmp_path) -> Path:
+    """A result of the original: two tables, scores as of numpy."""
+    return write(tmp_path / "original", FRAMES, CHUNKS)
+
+
+def write(folder: Path, frames: str, chunks: str) -> Path:
+    folder.mkdir()
+    (folder / "prediction_results.txt").write_text(frames)
+    (folder / "prediction_results_highestscore.csv").write_text(chunks)
+    return folder
+
+
+def only(comparisons: list[Comparison], table: str) -> Comparison:
+    return next(one for one in comparisons if one.table == table)
+
+
+def exit_code(*words: object) -> int:
+    return invoke(*words)[0]
+
+
+def invoke(*words: object) -> tuple[int, str]:
+    outcome = CliRunner().invoke(app, ["compare", *map(str, words)])
+    return getattr(outcome.exception, "exit_code", 0), outcome.output
+
+
+def test_a_result_is_equal_to_itself_in_any_order_of_rows(result, tmp_path):
+    head, *rows = FRAMES.splitlines(keepends=True)
+    other = write(tmp_path / "other", head + "".join(rows[::-1]), CHUNKS)
+    for comparison in compare(result, other):
+        assert comparison.agrees(0.0)
+    assert [(one.table, one.n_both) for one in compare(result, other)] == [
+        ("frames", 3),
+        ("chunks", 2),
+    ]
+    assert exit_code(result, other, "--tolerance", "0") == 0
+
+
+def test_missing_rows_other_labels_and_distances_are_told_by_id(result, tmp_path):
+    frames = FRAMES.replace("0.8789939", "0.878984").replace("b_chunk_1F3", "c_chunk_1F3")
+    frames = frames.replace("others", "virus").replace("0.44986594", "0.500001")
+    other = write(tmp_path / "other", frames, CHUNKS.replace("b_chunk_1\tTrue", "b_chunk_1\tFalse"))
+    of_frames = only(compare(result, other), "frames")
+    assert of_frames.only_in_a == ["b_chunk_1F3"] and of_frames.only_in_b == ["c_chunk_1F3"]
+    assert of_frames.relabelled == ["a_chunk_1R2 (others, virus)"]
+    assert sorted(of_frames.differences) == pytest.approx([9.9e-6, 0.05013506])
+    assert only(compare(result, other), "chunks").relabelled == ["b_chunk_1 (True, False)"]
+    assert report_lines(compare(result, other)) == [
+        "table   in both  only in A  only in B  labels differ  largest  median",
+        "frames        2          1          1              1     0.05   0.025",
+        "chunks        2          0          0              1",
+        "frames, only in A: b_chunk_1F3",
+        "frames, only in B: c_chunk_1F3",
+        "frames, labels differ: a_chunk_1R2 (others, virus)",
+        "chunks, labels differ: b_chunk_1 (True, False)",
+    ]
+    assert exit_code(result, other) == 1
+
+
+def test_scores_pass_within_a_tolerance(result, tmp_path):
+    other = write(tmp_path / "other", FRAMES.replace("0.8789939", "0.878984"), CHUNKS)
+    assert exit_code(result, other) == 0
+    assert exit_code(result, other, "--tolerance", "0.00002") == 0
+    assert exit_code(result, other, "--tolerance", "0.000009") == 1
+
+
+def test_two_runs_are_compared_by_their_records_too(tmp_path):
+    fasta = tmp_path / "in.fa"
+    fasta.write_text(">a\n" + "GATTACAGC" * 60 + "\n>b\n" + "ACGTTGCAC" * 60 + "\n")
+    run = tmp_path / "run"
+    CliRunner().invoke(app, ["predict", "-i", str(fasta), "-o", str(run), "-q"])
+    other = tmp_path / "other"
+    shutil.copytree(run, other)
+    table = (other / "predictions.tsv").read_text()
+    label = table.splitlines()[1].split("\t")[4]
+    changed = table.replace(f"\t{label}\t", "\tvirus\t" if label == "other" else "\tother\t", 1)
+    (other / "predictions.tsv").write_text(changed)
+    records = only(compare(run, other), "records")
+    assert records.n_both == 2 and len(records.relabelled) == 1
+    assert records.relabelled[0].startswith("a (") or records.relabelled[0].startswith("in: a (")
+    assert exit_code(run, run) == 0
+
+
+def test_one_table_is_told_by_its_first_line(result, tmp_path):
+    table = tmp_path / "renamed.txt"
+    shutil.copyfile(result / "prediction_results.txt", table)
+    assert [one.table for one in compare(table, result)] == ["frames"]
+
+
+def test_nothing_to_compare_is_told(result, tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputMissingError, match=r"has none of prediction_results\.txt"):
+        compare(result, tmp_path / "empty")
+    with pytest.raises(InputMissingError, match="no table in common"):
+        compare(result / "prediction_results.txt", result / "prediction_results_highestscore.csv")
+    with pytest.raises(InputMissingError, match="no such file"):
+        compare(result, tmp_path / "nowhere")
+    (tmp_path / "notes.txt").write_text("hello\n")
+    with pytest.raises(InputError, match="is no table of results"):
+        compare(result, tmp_path / "notes.txt")
+
+
+@pytest.mark.parametrize(
+    ("frames", "why"),
+    [
+        (FRAMES + FRAMES.splitlines()[1] + "\n", "a_chunk_1F1 occurs twice"),
+        (FRAMES + "half a row\n", "line 5 is not of the columns"),
+        (FRAMES.replace("0.9988405", "high"), "could not convert"),
+    ],
+)
+def test_a_damaged_table_is_told(result, tmp_path, frames, why):
+    other = write(tmp_path / "other", frames, CHUNKS)
+    with pytest.raises(InputError, match=f"is not as VirNucPro writes it: .*{why}"):
+        compare(result, other)
+    code, shown = invoke(result, other)
+    assert code == 65 and why in shown.replace("\n", " ")

@@ -1,0 +1,167 @@
+"""What a head adds to the scorer: the rule by which both call a record, in the file and in runs."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import replace
+from math import log
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+import pytest
+from conftest import open_dna, random_dna
+from runs import again, run_inline
+
+from virnucpro.errors import UnavailableError, UsageError
+from virnucpro.records import Call
+from virnucpro.scorer.nets import (
+    ErrorRates,
+    Scorer,
+    embedded_scorer,
+    load_scorer,
+)
+from virnucpro.scorer.score import score_sequences
+from virnucpro.scoring.calls import (
+    Decision,
+    chunk_log_odds,
+    join_call,
+    log_odds,
+    probability,
+)
+from virnucpro.scoring.head import Head, load_head, save_head
+from virnucpro.scoring.join import Join, JoinKnot, join_log_odds
+
+RATES = ErrorRates(500, (-1.0, 0.5, 2.0), (0.5, 0.03, 0.005), (0.9, 0.5, 0.2))
+CLOSED = "TAAATAAATAACTTAATTAGTTAGCTAGCTAACTAGTCATCACTATTA" * 4  # no frame without a stop
+
+
+@pytest.fixture(scope="module")
+def scorer() -> Scorer:
+    return load_scorer(embedded_scorer())
+
+
+@pytest.fixture
+def joined(tiny, scorer) -> Head:
+    """The tiny head, with weights that make both of them count."""
+    knots = (JoinKnot(500, 0.8, 0.5, 0.1), JoinKnot(1000, 0.6, 1.0, -0.3))
+    join = Join(scorer.sha256, knots, (RATES,))
+    return replace(tiny.head, facts=replace(tiny.head.facts, join=join))
+
+
+def rows(folder: Path) -> dict[str, dict[str, str]]:
+    with (folder / "predictions.tsv").open(newline="") as table:
+        return {row["record"]: row for row in csv.DictReader(table, delimiter="\t")}
+
+
+def test_joined_log_odds_are_weighed_by_length_on_lines_over_its_logarithm():
+    knots = (JoinKnot(500, 1.0, 0.0, 0.0), JoinKnot(2000, 0.5, 2.0, 1.0))
+    lengths = np.array([10, 500, 1000, 2000, 9000])
+    both = join_log_odds(knots, np.full(5, 2.0), np.full(5, 3.0), lengths)
+    # half way between 500 and 2,000 on a logarithmic scale: weights of 0.75 and 1, offset of 0.5
+    assert both.tolist() == pytest.approx([2.0, 2.0, 5.0, 8.0, 8.0])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"head": -0.1}, {"base": -1.0}, {"offset": float("nan")}, {"head": float("inf")}],
+)
+def test_weights_are_numbers_and_none_turns_a_score_round(wrong):
+    with pytest.raises(ValueError):
+        JoinKnot(**{"n_bases": 500, "base": 1.0, "head": 1.0, "offset": 0.0, **wrong})
+
+
+def test_a_head_remembers_its_join_in_its_file(joined, tmp_path):
+    save_head(tmp_path / "head.safetensors", joined)
+    assert load_head(tmp_path / "head.safetensors").facts.join == joined.facts.join
+
+
+def test_a_record_has_the_joined_score_or_the_scorers_or_the_heads_whichever_there_is():
+    alone = Call("r", 900, "scored", virus_score=0.2, is_virus=False, n_frames_scored=3)
+    decision = Decision(True, 0.25)
+    both = join_call(alone, log(3), log(4), decision)
+    assert (both.virus_score, both.base_score, both.is_virus) == (0.8, 0.75, True)
+    assert (both.false_discovery_rate, both.n_frames_scored) == (0.25, 3)
+    no_frame = Call("r", 900, "no_orf", n_chunks=2)
+    base = join_call(no_frame, log(3), None, decision)
+    assert (base.status, base.virus_score, base.base_score) == ("scored", 0.75, 0.75)
+    assert base.is_virus and base.n_chunks == 2
+    assert join_call(alone, None, None, decision) == alone
+    failed = Call("r", 900, "failed", note="1 of 1 frames failed: NaN")
+    assert join_call(failed, log(3), None, decision) == failed
+
+
+def test_a_run_calls_by_scorer_and_head_together(joined, scorer, make_config, tmp_path):
+    rng = np.random.default_rng(5)
+    sequences = {
+        "open": open_dna(700, rng),
+        "long": open_dna(1500, rng),
+        "closed": CLOSED,
+        "short": open_dna(120, rng),
+        "unknown": "N" * 400,
+        "random": random_dna(5000, rng),
+    }
+    source = tmp_path / "in.fa"
+    source.write_text("".join(f">{name}\n{bases}\n" for name, bases in sequences.items()))
+    config = make_config(source)
+    run_inline(config, joined)
+    found = rows(config.output)
+    frames: dict[str, dict[str, list[float]]] = {name: {} for name in sequences}
+    for line in (config.output / "prediction_results.txt").read_text().splitlines()[1:]:
+        frame_id, _, _, score = line.split("\t")
+        record, _, chunk = frame_id.rpartition("_chunk_")
+        frames[record].setdefault(chunk[:-2], []).append(float(score))
+    base = dict(zip(sequences, score_sequences(sequences.values(), scorer), strict=True))
+    for name, bases in sequences.items():
+        row, of_frames = found[name], list(frames[name].values())
+        value = base[name]
+        if value is None:
+            assert row["base_score"] == row["fdr"] == "", name
+            continue
+        assert float(row["base_score"]) == probability(value), name
+        if of_frames:
+            head = fmean(chunk_log_odds(of_frames, joined.facts))
+            ask = (np.array([value]), np.array([head]), np.array([len(bases)]))
+            value = join_log_odds(joined.facts.join.knots, *ask).item()
+        # scores have six decimals
+        assert float(row["virus_score"]) == pytest.approx(probability(value), abs=1e-6), name
+        assert row["status"] == "scored" and row["fdr"], name
+        cut = RATES.log_odds_at(0.03) if of_frames else None
+        if cut is not None:
+            assert (row["call"] == "virus") == (value >= cut), name
+    assert found["short"]["status"] == "scored" and float(found["short"]["n_frames_scored"]) > 0
+    assert found["closed"]["n_frames_scored"] == "0"
+    assert found["unknown"]["status"] == "no_orf"
+    assert any(frames.values()) and len(frames["long"]) > 1
+
+
+def test_the_cut_of_a_joined_head_is_the_users_on_a_finished_run(joined, make_config, contigs):
+    config = make_config(contigs)
+    run_inline(config, joined)
+    default = rows(config.output)
+    run_inline(again(config, resume=True, preset="sensitive"), joined)
+    sensitive = rows(config.output)
+    run_inline(again(config, resume=True, threshold=0.0), joined)
+    everything = rows(config.output)
+    called = [
+        {name for name, row in found.items() if row["call"] == "virus"}
+        for found in (default, sensitive, everything)
+    ]
+    assert called[0] < called[1] < called[2]
+    assert called[2] == {name for name, row in default.items() if row["status"] == "scored"}
+    odds = {name: log_odds(float(default[name]["virus_score"])) for name in called[2]}
+    joint = [name for name in called[2] if default[name]["n_frames_scored"] != "0"]
+    assert {name for name in joint if odds[name] >= RATES.log_odds_at(0.1)} == called[1] & {*joint}
+
+
+def test_a_head_that_is_not_joined_has_no_presets(tiny, make_config, contigs):
+    with pytest.raises(UsageError, match="this head has no error rates"):
+        run_inline(make_config(contigs, preset="sensitive"), tiny.head)
+
+
+def test_a_head_that_is_joined_with_another_scorer_is_refused(joined, make_config, contigs):
+    join = replace(joined.facts.join, scorer_sha256="f" * 64)
+    other = replace(joined, facts=replace(joined.facts, join=join))
+    with pytest.raises(UnavailableError, match=r"joined with another scorer \(ffffffffffff\)"):
+        run_inline(make_config(contigs), other)
+    assert not (make_config(contigs).output / "run.json").exists()

@@ -1,0 +1,37 @@
+"""``virnucpro regions``."""
+
+from __future__ import annotations
+
+import os
+
+from virnucpro.cli.command import command
+from virnucpro.cli.exits import exits
+from virnucpro.cli.running import as_command, loading, report, watched
+from virnucpro.options import ConsoleOptions, RegionsOptions
+
+_KEPT = "the folder is as it was: run the same command again"
+
+
+@command(RegionsOptions, ConsoleOptions)
+def regions(options: RegionsOptions, console: ConsoleOptions) -> None:
+    """Find virus-like regions, such as prophages, in the records of a finished run.
+
+    DIR gets the files that predict makes of them unless it has --no-regions: regions.tsv, .bed,
+    .gff3 and .fasta, tracks.tsv.gz, and the notes in predictions.tsv. Nothing is embedded, and no
+    call changes. The inputs must be where they were.
+
+    Example: virnucpro regions results/
+
+    Exit codes are those of predict.
+    """
+    # numpy's matrices are small here: its threads would wait for each other, and take the cores
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    with exits(_KEPT):
+        with loading(console):
+            from virnucpro.outputs.regions import find_regions
+            from virnucpro.outputs.sinks import RegionTable
+
+        with watched(console) as events:
+            n_regions = find_regions(options.folder, events)
+        table = str(options.folder / RegionTable.file)
+        report([f"virus-like regions: {n_regions}", *as_command(["head", table])], console.quiet)

@@ -1,0 +1,1 @@
+"""DNABERT-S: tokenizer, network, weights, and the encoder that joins them."""

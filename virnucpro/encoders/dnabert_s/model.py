@@ -1,0 +1,201 @@
+"""DNABERT-S's forward pass on packed texts (Zhou et al. 2025, doi:10.1093/bioinformatics/btaf188).
+
+A MosaicBERT (Portes et al. 2023, arXiv:2312.17482): norms behind each sub-layer, a gated MLP, and
+in the place of positions a penalty on the scores that grows with the distance of two tokens (ALiBi,
+Press et al. 2022, arXiv:2108.12409). All is float32; on tensor cores a product may be of numbers in
+two bf16 parts each, which keeps 16 of the 24 bits of a factor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+LAYER_NORM_EPS = 1e-12
+_GELU = "none"  # exact, by erf
+
+
+@dataclass(frozen=True, slots=True)
+class DNABERTShape:
+    """The dimensions of a DNABERT-S."""
+
+    n_layers: int
+    dim: int
+    n_heads: int
+    inner: int  # width of the MLP, behind its gate
+    n_words: int  # words of the tokenizer
+
+    @property
+    def width(self) -> str:
+        """Dimensions and heads, for people."""
+        return f"{self.dim} in {self.n_heads} heads of {self.dim // self.n_heads}"
+
+    @property
+    def layer_products(self) -> int:
+        """Weights of the matrix products of a layer."""
+        return 4 * self.dim**2 + 3 * self.inner * self.dim
+
+    @property
+    def n_parameters(self) -> int:
+        """Number of parameters, without the pooler."""
+        per_layer = self.layer_products + 9 * self.dim
+        return self.n_layers * per_layer + (self.n_words + 4) * self.dim
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenBatch:
+    """The tokens of texts laid end to end, the texts sorted by their number of tokens.
+
+    ``runs`` are texts of one length: (first token, number of texts, tokens of each). A run is a
+    rectangle that needs no mask. ``places`` are the rows of the texts, in the order they came in.
+    """
+
+    tokens: NDArray[np.int64]  # (n_tokens,)
+    runs: tuple[tuple[int, int, int], ...]
+    places: NDArray[np.int64]  # (n_texts,)
+
+    @classmethod
+    def of(cls, rows: Sequence[Sequence[int]]) -> TokenBatch:
+        seqlens = np.array(list(map(len, rows)))
+        order = np.argsort(seqlens, kind="stable")
+        places = np.empty_like(order)
+        places[order] = np.arange(len(order))
+        seqlens = seqlens[order]
+        starts = np.cumsum(seqlens) - seqlens
+        bounds = np.flatnonzero(np.diff(seqlens, prepend=0, append=0))
+        return cls(
+            tokens=np.concatenate([rows[i] for i in order]),
+            runs=tuple((int(starts[a]), int(b - a), int(seqlens[a])) for a, b in pairwise(bounds)),
+            places=places,
+        )
+
+    @property
+    def max_seqlen(self) -> int:
+        return max(seqlen for _, _, seqlen in self.runs)
+
+
+class SplitLinear(nn.Module):
+    """A linear layer of float32 numbers, as a product of bf16 numbers three times as long.
+
+    A factor is the sum of two bf16 numbers, high and low; of the four products of two factors the
+    smallest, low by low, is left out. Sums are float32.
+    """
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        high, low = _in_two_parts(linear.weight.detach())
+        self.weight = nn.Parameter(torch.cat([high, high, low], dim=1), requires_grad=False)
+        self.bias = linear.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        high, low = _in_two_parts(x)
+        product = _multiply(torch.cat([high, low, high], dim=1), self.weight.mT)
+        return product if self.bias is None else product.add_(self.bias)
+
+
+def _in_two_parts(x: Tensor) -> tuple[Tensor, Tensor]:
+    high = x.to(torch.bfloat16)
+    return high, (x - high).to(torch.bfloat16)
+
+
+def _multiply(a: Tensor, b: Tensor) -> Tensor:
+    """The product of bf16 matrices, in float32, which holds each product of two numbers exactly."""
+    if a.is_cuda:
+        return torch.mm(a, b, out_dtype=torch.float32)
+    return a.float() @ b.float()
+
+
+class Layer(nn.Module):
+    """One transformer layer. (n_tokens, dim) -> the same."""
+
+    def __init__(self, shape: DNABERTShape) -> None:
+        super().__init__()
+        self.n_heads = shape.n_heads
+        self.qkv: nn.Module = nn.Linear(shape.dim, 3 * shape.dim)
+        self.attention_out: nn.Module = nn.Linear(shape.dim, shape.dim)
+        self.attention_norm = nn.LayerNorm(shape.dim, eps=LAYER_NORM_EPS)
+        self.gate_and_up: nn.Module = nn.Linear(shape.dim, 2 * shape.inner, bias=False)
+        self.down: nn.Module = nn.Linear(shape.inner, shape.dim)
+        self.mlp_norm = nn.LayerNorm(shape.dim, eps=LAYER_NORM_EPS)
+
+    def forward(self, x: Tensor, batch: TokenBatch, penalties: Tensor) -> Tensor:
+        attended = self.attention_out(self.attend(self.qkv(x), batch, penalties))
+        x = self.attention_norm(x + attended)
+        gate, up = self.gate_and_up(x).chunk(2, dim=1)
+        normed: Tensor = self.mlp_norm(x + self.down(F.gelu(gate, approximate=_GELU) * up))
+        return normed
+
+    def attend(self, qkv: Tensor, batch: TokenBatch, penalties: Tensor) -> Tensor:
+        """Attention within each text. (n_tokens, 3 * dim), (n_heads, L, L) -> (n_tokens, dim)"""
+        out = torch.empty(len(qkv), qkv.shape[1] // 3, dtype=qkv.dtype, device=qkv.device)
+        for first, n, seqlen in batch.runs:
+            part = slice(first, first + n * seqlen)
+            q, k, v = qkv[part].view(n, seqlen, 3, self.n_heads, -1).permute(2, 0, 3, 1, 4)
+            mask = penalties[None, :, :seqlen, :seqlen]
+            attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+            out[part].view(n, seqlen, -1).copy_(attended.transpose(1, 2).flatten(2))
+        return out
+
+
+class DNABERT(nn.Module):
+    """The encoder up to ``n_layers``, without its pooler."""
+
+    def __init__(self, shape: DNABERTShape, n_layers: int) -> None:
+        super().__init__()
+        self.shape = shape
+        self.embedding = nn.Embedding(shape.n_words, shape.dim)
+        self.token_types = nn.Embedding(2, shape.dim)  # of which the first is added to every token
+        self.embedding_norm = nn.LayerNorm(shape.dim, eps=LAYER_NORM_EPS)
+        self.layers = nn.ModuleList(Layer(shape) for _ in range(n_layers))
+
+    def forward(self, tokens: Tensor, batch: TokenBatch) -> Tensor:
+        """The representation after the last layer of this model. (n_tokens,) -> (n_tokens, dim)"""
+        x: Tensor = self.embedding_norm(self.embedding(tokens) + self.token_types.weight[0])
+        penalties = distance_penalties(self.shape.n_heads, batch.max_seqlen, x.device)
+        for layer in self.layers:
+            x = layer(x, batch, penalties)
+        return x
+
+    def split_products(self) -> None:
+        """Have matrix products made of numbers in two bf16 parts, from weights that are loaded."""
+        for layer in self.layers:
+            for name, linear in list(layer.named_children()):
+                if isinstance(linear, nn.Linear):
+                    setattr(layer, name, SplitLinear(linear))
+
+
+def distance_penalties(n_heads: int, seqlen: int, device: torch.device) -> Tensor:
+    """The numbers added to the scores of two tokens, (n_heads, seqlen, seqlen) float32."""
+    place = torch.arange(seqlen, dtype=torch.float32, device=device)
+    slopes = torch.tensor(alibi_slopes(n_heads), dtype=torch.float32, device=device)
+    return -slopes[:, None, None] * (place[:, None] - place).abs()
+
+
+def alibi_slopes(n_heads: int) -> list[float]:
+    """The penalty of each head for a distance of one token, in the order of the heads.
+
+    A geometric series down to 2^-8 for a power of two; for other numbers, the series of the power
+    of two below, then every second of the series of the one above.
+    """
+    below = 1 << (n_heads.bit_length() - 1)
+    slopes = [2 ** (-8 * i / below) for i in range(1, below + 1)]
+    return slopes + [2 ** (-8 * i / (2 * below)) for i in range(1, 2 * (n_heads - below), 2)]
+
+
+def mean_pool(hidden: Tensor, batch: TokenBatch) -> Tensor:
+    """Average all tokens of each text, [CLS] and [SEP] among them, in the order the texts came in.
+
+    (n_tokens, dim) -> (n_texts, dim)
+    """
+    pooled = [
+        hidden[first : first + n * seqlen].view(n, seqlen, -1).mean(dim=1)
+        for first, n, seqlen in batch.runs
+    ]
+    return torch.cat(pooled)[torch.from_numpy(batch.places).to(hidden.device)]

@@ -1,0 +1,222 @@
+"""DNABERT-S's tokenizer: byte-pair encoding over A, C, G and T, read from ``tokenizer.json``.
+
+A word is the merge of two others, and its id is the rank of that merge. Encoding replaces, again
+and again, the two neighbours whose word has the smallest id, the leftmost first. The result is the
+one row of words of which no two neighbours would have merged otherwise; so a text is read from left
+to right: each next word is the longest that keeps apart from the one before it, and where none
+does, the one before it was wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from virnucpro.errors import UnavailableError
+from virnucpro.log import printable
+
+UNKNOWN, FIRST, LAST = 0, 1, 2  # ids of [UNK], [CLS], [SEP]
+_SPECIAL = ("[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]")
+_BASES = "ACGT"
+_PIECES = re.compile(r"[ACGT]+|\S")  # any other letter is unknown, each by itself
+_OTHER = len(_BASES)  # code of such a letter
+_UNASKED, _APART, _MERGED = 0, 1, 2
+_DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
+
+
+class Tokenizer:
+    """Words by their ids, and how texts are made of them."""
+
+    def __init__(self, words: Sequence[str], merges: Sequence[tuple[str, str]]) -> None:
+        """``words`` in the order of their ids: special ones, bases, and a word for each merge.
+
+        Raises:
+            ValueError: they are not.
+        """
+        n_letters = len(_SPECIAL) + len(_BASES)
+        if tuple(words[:n_letters]) != (*_SPECIAL, *_BASES):
+            raise ValueError("its first words are not the special ones and the bases")
+        if [left + right for left, right in merges] != list(words[n_letters:]):
+            raise ValueError("its words are not those of its merges, in their order")
+        ids = {word: number for number, word in enumerate(words)}
+        if len(ids) != len(words):
+            raise ValueError("a word occurs twice")
+        self._n_letters, self.n_words, self.merges = n_letters, len(words), tuple(merges)
+        self._lengths = list(map(len, words))
+        self._parts = [(number, number) for number in range(n_letters)]
+        self._parts += [(ids[left], ids[right]) for left, right in merges]
+        self._word_of = {parts: n for n, parts in enumerate(self._parts) if n >= n_letters}
+        used = self._used_words(words)
+        self._shorter = [_longest_prefix(word, used) for word in words]
+        self._child, self._word_at = _make_trie(used)
+        self._codes = np.full(256, _OTHER, dtype=np.uint8)
+        self._codes[list(_BASES.encode())] = range(len(_BASES))
+        self._relations = bytearray(self.n_words**2)  # of two neighbours, once they were asked for
+
+    def _used_words(self, words: Sequence[str]) -> dict[str, int]:
+        """The ids of bases, and of the words that their letters become: an earlier merge of letters
+        across the border of its two parts keeps a word from ever being made."""
+        used = dict.fromkeys(range(len(_SPECIAL), self._n_letters))
+        for word in range(self._n_letters, self.n_words):
+            left, right = self._parts[word]
+            if left in used and right in used and self._keep_apart(left, right, until=word):
+                used[word] = None
+        return {words[number]: number for number in used}
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of each text between those of [CLS] and [SEP]; white space vanishes."""
+        longest = self._longest_words("\0".join(texts))
+        rows, first = [], 0
+        for text in texts:
+            ids = [FIRST]
+            for piece in _PIECES.finditer(text):
+                if text[piece.start()] in _BASES:
+                    ids += self._read(longest[first + piece.start() : first + piece.end()])
+                else:
+                    ids.append(UNKNOWN)
+            ids.append(LAST)
+            rows.append(ids)
+            first += len(text) + 1
+        return rows
+
+    def _longest_words(self, text: str) -> list[int]:
+        """The longest word that begins at each letter; 0 where there is none."""
+        codes = self._codes[np.frombuffer(text.encode("latin-1", "replace"), dtype=np.uint8)]
+        codes = np.append(codes, np.uint8(_OTHER))
+        longest = np.zeros(len(codes), dtype=np.int64)
+        place = np.arange(len(codes))
+        node, depth = np.zeros(len(codes), dtype=np.int64), 0
+        while len(place):
+            node = self._child[node, codes.take(place + depth, mode="clip")]
+            is_word = node > 0
+            place, node = place[is_word], node[is_word]
+            words = self._word_at[node]
+            longest[place[words > 0]] = words[words > 0]
+            depth += 1
+        ids: list[int] = longest.tolist()
+        return ids
+
+    def _read(self, longest: Sequence[int]) -> list[int]:
+        """The words of a text of bases, of which the longest word at each place is known."""
+        lengths, shorter, n_words = self._lengths, self._shorter, self.n_words
+        relations, end = self._relations, len(longest)
+        ids: list[int] = []
+        dead: set[int] = set()  # places behind which no words fit
+        place, before, word = 0, FIRST, longest[0]
+        while place < end:
+            while word:
+                pair = before * n_words + word
+                relation = relations[pair] or self._relate(pair)
+                if relation == _APART and place + lengths[word] not in dead:
+                    break
+                word = shorter[word]
+            if word:
+                ids.append(word)
+                place += lengths[word]
+                before, word = word, longest[place] if place < end else 0
+            else:
+                dead.add(place)
+                wrong = ids.pop()
+                place -= lengths[wrong]
+                before, word = ids[-1] if ids else FIRST, shorter[wrong]
+        return ids
+
+    def _relate(self, pair: int) -> int:
+        """Whether two neighbours, numbered as in ``_relations``, keep apart; remembered."""
+        left, right = divmod(pair, self.n_words)
+        relation = _APART if self._keep_apart(left, right, until=self.n_words) else _MERGED
+        self._relations[pair] = relation
+        return relation
+
+    def _keep_apart(self, left: int, right: int, until: int) -> bool:
+        """Whether no merge below ``until`` joins two words across the border between them.
+
+        Merges are undone from the last to the first: those that made the words at the border. Two
+        that stand there together merge if that comes before each becomes a part of something
+        longer; of equal merges, the left one comes first.
+        """
+        ends = [until, until - 1]  # merges that use up what stands at the border
+        while True:
+            merge = self._word_of.get((left, right))
+            if merge is not None and merge < ends[0] and merge <= ends[1]:
+                return False
+            if max(left, right) < self._n_letters:
+                return True
+            if left > right:
+                ends[0], left = left, self._parts[left][1]
+            else:
+                ends[1], right = right, self._parts[right][0]
+
+
+def read_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer of a ``tokenizer.json``; what it says of padding and truncation is not for us.
+
+    Raises:
+        UnavailableError: it is missing, damaged, or of another kind.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        _check_settings(content)
+        vocabulary = content["model"]["vocab"]
+        words = sorted(vocabulary, key=vocabulary.__getitem__)
+        if list(map(vocabulary.__getitem__, words)) != list(range(len(words))):
+            raise ValueError("its ids are not counted from 0")
+        return Tokenizer(words, [_parts(merge) for merge in content["model"]["merges"]])
+    except _DAMAGE as error:
+        raise UnavailableError(
+            f"{printable(path)} is not the tokenizer of DNABERT-S: {printable(error)}",
+            hint="fetch it again: `virnucpro models download dnabert-s`",
+        ) from error
+
+
+def _check_settings(content: Mapping[str, Any]) -> None:
+    """
+    Raises:
+        ValueError, LookupError: it splits texts in another way.
+    """
+    model = content["model"]
+    expected = {"type": "BPE", "dropout": None, "unk_token": _SPECIAL[UNKNOWN]}
+    for name, value in expected.items():
+        if model[name] != value:
+            raise ValueError(f"its {name} is {model[name]!a}")
+    for name in ("fuse_unk", "byte_fallback", "continuing_subword_prefix", "end_of_word_suffix"):
+        if model.get(name):
+            raise ValueError(f"its {name} is {model[name]!a}")
+    if content["normalizer"] is not None or content["pre_tokenizer"] != {"type": "Whitespace"}:
+        raise ValueError("it changes texts first")
+
+
+def _parts(merge: str | Sequence[str]) -> tuple[str, str]:
+    """The two words of a merge, of either version of the format."""
+    left, right = merge.split(" ") if isinstance(merge, str) else merge
+    return left, right
+
+
+def _longest_prefix(word: str, used: Mapping[str, int]) -> int:
+    """The id of the longest used word that ``word`` begins with; 0 if there is none."""
+    prefixes = (word[:n] for n in range(len(word) - 1, 0, -1))
+    return next((used[prefix] for prefix in prefixes if prefix in used), 0)
+
+
+def _make_trie(used: Mapping[str, int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Nodes of all beginnings of words: the nodes behind a node, and the id of the word there.
+
+    Node 0 is the beginning, and where there is no way on; id 0 is no word.
+    """
+    child, word_at = [[0] * (_OTHER + 1)], [0]
+    for word, number in used.items():
+        node = 0
+        for base in map(_BASES.index, word):
+            if not child[node][base]:
+                child[node][base] = len(child)
+                child.append([0] * (_OTHER + 1))
+                word_at.append(0)
+            node = child[node][base]
+        word_at[node] = number
+    return np.array(child), np.array(word_at)

@@ -1,0 +1,222 @@
+"""Two results beside each other: which rows are in one alone, which labels differ, how far scores.
+
+A result is a run folder, a folder of the original VirNucPro, or a ``prediction_results.txt`` of
+either. Rows are joined by id. One of the two is held in memory, the other is read past it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple, TextIO
+
+from virnucpro.errors import InputError, InputMissingError
+from virnucpro.files import disk_error, open_plain
+from virnucpro.log import printable
+from virnucpro.outputs.sinks import ChunkTable, FrameTable, RecordTable, read_calls
+
+_N_SHOWN = 3  # ids of each kind of difference
+_HEADINGS = ("table", "in both", "only in A", "only in B", "labels differ", "largest", "median")
+
+
+class Row(NamedTuple):
+    """What a table says of a frame, a chunk or a record."""
+
+    id: str
+    label: str
+    score: float | None  # that of the class virus
+
+
+@dataclass(slots=True)
+class Comparison:
+    """One table of two results."""
+
+    table: str
+    n_both: int = 0
+    only_in_a: list[str] = field(default_factory=list)  # ids
+    only_in_b: list[str] = field(default_factory=list)
+    relabelled: list[str] = field(default_factory=list)  # ids with their two labels
+    differences: array[float] = field(default_factory=lambda: array("d"))  # of scores, absolute
+
+    def agrees(self, tolerance: float | None) -> bool:
+        """No row is missing, no label differs, and no score by more than the tolerance."""
+        is_near = tolerance is None or max(self.differences, default=0.0) <= tolerance
+        return is_near and not (self.only_in_a or self.only_in_b or self.relabelled)
+
+    def columns(self) -> tuple[str, ...]:
+        """The texts of the comparison, as under ``_HEADINGS``."""
+        counts = (self.n_both, *map(len, (self.only_in_a, self.only_in_b, self.relabelled)))
+        scores = ("", "")
+        if self.differences:
+            scores = (f"{max(self.differences):.2g}", f"{median(self.differences):.2g}")
+        return (self.table, *(f"{count:,}" for count in counts), *scores)
+
+    def examples(self) -> Iterator[str]:
+        """Lines with the first ids of each kind of difference."""
+        kinds = {
+            "only in A": self.only_in_a,
+            "only in B": self.only_in_b,
+            "labels differ": self.relabelled,
+        }
+        for kind, ids in kinds.items():
+            if ids:
+                more = ", ..." if len(ids) > _N_SHOWN else ""
+                shown = ", ".join(map(printable, islice(ids, _N_SHOWN)))
+                yield f"{self.table}, {kind}: {shown}{more}"
+
+
+def compare(a: Path, b: Path) -> list[Comparison]:
+    """Every table that both results have: frames, chunks, records.
+
+    Raises:
+        InputMissingError: a result is not there, or the two have no table in common.
+        InputError: a table is not as VirNucPro writes it.
+    """
+    tables_of_a, tables_of_b = _find_tables(a), _find_tables(b)
+    names = [name for name in _READERS if name in tables_of_a and name in tables_of_b]
+    if not names:
+        raise InputMissingError(
+            f"{printable(a)} has {' and '.join(tables_of_a)}, "
+            f"{printable(b)} has {' and '.join(tables_of_b)}: no table in common",
+            hint="name two folders, or two files of one kind",
+        )
+    return [_compare_table(name, tables_of_a[name], tables_of_b[name]) for name in names]
+
+
+def report_lines(comparisons: list[Comparison]) -> list[str]:
+    """The comparison as a table, and the first of what differs."""
+    rows = [_HEADINGS, *(comparison.columns() for comparison in comparisons)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        name, *texts = (text.rjust(width) for text, width in zip(row, widths, strict=True))
+        lines.append("  ".join([name.strip().ljust(widths[0]), *texts]).rstrip())
+    for comparison in comparisons:
+        lines += comparison.examples()
+    return lines
+
+
+def _find_tables(path: Path) -> dict[str, Path]:
+    """The tables of a result that can be compared, by their kind."""
+    if path.is_dir():
+        files = {name: path / reader.file for name, reader in _READERS.items()}
+        tables = {name: file for name, file in files.items() if file.is_file()}
+        if tables:
+            return tables
+        names = ", ".join(file.name for file in files.values())
+        raise InputMissingError(
+            f"{printable(path)} has none of {names}",
+            hint="name a folder with the results of `virnucpro predict`, or of VirNucPro",
+        )
+    if not path.exists():
+        raise InputMissingError(f"{printable(path)}: no such file or folder")
+    for name, reader in _READERS.items():
+        with _opened(path) as lines:
+            if next(lines, "").rstrip("\r\n") == reader.header:
+                return {name: path}
+    raise InputError(
+        f"{printable(path)} is no table of results",
+        hint=f"name a folder, or a file such as {FrameTable.file}",
+    )
+
+
+def _compare_table(name: str, a: Path, b: Path) -> Comparison:
+    comparison, rows_of_a = Comparison(name), {}
+    for row in _read(name, a):
+        rows_of_a[row.id] = row
+    for row in _read(name, b):
+        other = rows_of_a.pop(row.id, None)
+        if other is None:
+            comparison.only_in_b.append(row.id)
+            continue
+        comparison.n_both += 1
+        if other.label != row.label:
+            comparison.relabelled.append(f"{row.id} ({other.label}, {row.label})")
+        if other.score is not None and row.score is not None:
+            comparison.differences.append(abs(other.score - row.score))
+    comparison.only_in_a += rows_of_a
+    return comparison
+
+
+def _read(name: str, path: Path) -> Iterator[Row]:
+    """The rows of a table.
+
+    Raises:
+        InputError: it is damaged, or an id occurs twice.
+    """
+    seen: set[str] = set()
+    with _opened(path) as lines:
+        try:
+            for row in _READERS[name].read(lines):
+                if row.id in seen:
+                    raise ValueError(f"{row.id} occurs twice")
+                seen.add(row.id)
+                yield row
+        except (ValueError, LookupError) as error:
+            raise InputError(
+                f"{printable(path)} is not as VirNucPro writes it: {printable(error)}",
+                hint="make it again with the version of the program that is used here",
+            ) from error
+
+
+def _opened(path: Path) -> TextIO:
+    """
+    Raises:
+        OutputError, StorageError: it cannot be opened.
+    """
+    try:
+        open_plain(path).close()  # a pipe would wait for its other end
+        return path.open(encoding="utf-8", errors="surrogateescape", newline="\n")
+    except OSError as error:
+        raise disk_error(error, path) from error
+
+
+def _read_frames(lines: TextIO) -> Iterator[Row]:
+    for frame_id, label, _, score in _split(lines, FrameTable.columns):
+        yield Row(frame_id, label, float(score))
+
+
+def _read_chunks(lines: TextIO) -> Iterator[Row]:
+    for chunk_id, label in _split(lines, ChunkTable.columns):
+        yield Row(chunk_id, label, None)
+
+
+def _read_records(lines: TextIO) -> Iterator[Row]:
+    for call in read_calls(lines):
+        label: str = call.status
+        if call.virus_score is not None:
+            label = "virus" if call.is_virus else "other"
+        record_id = f"{call.sample}: {call.record_id}" if call.sample else call.record_id
+        yield Row(record_id, label, call.virus_score)
+
+
+def _split(lines: TextIO, columns: tuple[str, ...]) -> Iterator[list[str]]:
+    """The values of each row below the line of columns."""
+    for number, line in enumerate(lines):
+        values = line.rstrip("\r\n").split("\t")
+        if len(values) != len(columns) or (number == 0 and tuple(values) != columns):
+            raise ValueError(f"line {number + 1} is not of the columns {', '.join(columns)}")
+        if number:
+            yield values
+
+
+class _Reader(NamedTuple):
+    """A table that can be compared."""
+
+    file: str
+    header: str
+    read: Callable[[TextIO], Iterator[Row]]
+
+
+_READERS = {
+    name: _Reader(sink.file, "\t".join(sink.columns), read)
+    for name, sink, read in (
+        ("frames", FrameTable, _read_frames),
+        ("chunks", ChunkTable, _read_chunks),
+        ("records", RecordTable, _read_records),
+    )
+}

@@ -1,0 +1,157 @@
+"""``virnucpro regions``: the regions of a finished run, in the files of ``predict``.
+
+Nothing is embedded and no call is made: records are read from the inputs, their calls from the
+table of records, which is written again for its notes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from io import TextIOWrapper
+from itertools import chain, zip_longest
+from pathlib import Path
+
+from virnucpro.errors import InputError, InputMissingError, UsageError
+from virnucpro.events import Progress, Telling
+from virnucpro.files import open_plain
+from virnucpro.log import announce, printable
+from virnucpro.outputs.sinks import (
+    REGION_SINKS,
+    Place,
+    RecordTable,
+    Sink,
+    open_sinks,
+    read_calls,
+)
+from virnucpro.outputs.write import open_sinks_of_samples
+from virnucpro.records import Call, FastaRecord, RecordResult
+from virnucpro.report.run import write_run_page
+from virnucpro.run.folder import RunDir
+from virnucpro.run.manifest import Manifest
+from virnucpro.scoring.regions import embedded_finder
+from virnucpro.sequences.inputs import InputFile, check_recorded, generations
+
+
+def find_regions(folder: Path, on_event: Callable[[Telling], None]) -> int:
+    """Look for regions in the records of a finished run. Returns their number.
+
+    Raises:
+        VirnucproError: the folder holds no finished ``predict`` of nucleotides, or an input is
+            gone or has changed; see ``errors``.
+    """
+    rundir = RunDir(folder)
+    manifest = _finished_run(rundir)
+    with rundir.in_use():
+        inputs = check_recorded(manifest.inputs)
+        finder = embedded_finder(manifest.recipe.genetic_code)
+        announce(f"regions: learned from {finder.model.training}")
+        n_regions = n_letters = 0
+        total = sum(file.n_bytes for file in inputs)
+        with ExitStack() as stack:
+            sinks: tuple[type[Sink], ...] = (RecordTable, *REGION_SINKS)
+            adds = [stack.enter_context(open_sinks(sinks, Place(rundir.root, rundir.shards)))]
+            if rundir.samples.is_dir():
+                samples = [file.sample for file in inputs if not file.generation]
+                adds.append(stack.enter_context(open_sinks_of_samples(rundir, sinks, samples)))
+            for record, call in _called(rundir, manifest, inputs):
+                result = finder.add_to(RecordResult(record, [], call))
+                for add in adds:
+                    add(result)
+                n_regions += len(result.regions or ())
+                n_letters += len(record.sequence)
+                on_event(Progress("looking for regions", n_letters, total, "letters"))
+        _note_in_manifest(rundir, manifest, n_regions)
+        if rundir.report.exists():
+            write_run_page(rundir)
+        announce(f"virus-like regions: {n_regions}")
+    return n_regions
+
+
+def _finished_run(rundir: RunDir) -> Manifest:
+    manifest = rundir.read_manifest() if rundir.root.is_dir() else None
+    if manifest is None:
+        raise InputMissingError(
+            f"{printable(rundir.root)} holds no run of VirNucPro",
+            hint="name the --output-dir of a finished `virnucpro predict`",
+        )
+    recipe = manifest.recipe
+    if recipe.command != "predict" or recipe.input_type != "nucleotide":
+        raise UsageError(
+            f"{printable(rundir.root)} holds {recipe.command} of {recipe.input_type}s: regions "
+            "are looked for in nucleotides that were called",
+            hint="run `virnucpro predict` on nucleotides",
+        )
+    if not rundir.output(RecordTable).exists():
+        raise InputMissingError(
+            f"{printable(rundir.root)} holds a run that is not finished",
+            hint="go on with the same command and --resume",
+        )
+    return manifest
+
+
+def _called(
+    rundir: RunDir, manifest: Manifest, inputs: Sequence[InputFile]
+) -> Iterator[tuple[FastaRecord, Call]]:
+    """Each record beside its call, which is found by place and checked by name.
+
+    Raises:
+        InputError: the table is not of these records.
+    """
+    path = rundir.output(RecordTable)
+    with TextIOWrapper(open_plain(path), "utf-8", "surrogateescape", newline="\n") as lines:
+        try:
+            for record, call in zip_longest(_shown(manifest, inputs), read_calls(lines)):
+                if (
+                    not record
+                    or not call
+                    or (record.sample, record.name, len(record.sequence))
+                    != (
+                        call.sample,
+                        call.record_id,
+                        call.length,
+                    )
+                ):
+                    name = record.name if record else call.record_id
+                    raise ValueError(f"{name} is in the inputs or in the table alone")
+                yield record, call
+        except (ValueError, KeyError) as error:
+            raise InputError(
+                f"{printable(path)} is not the table of this run: {printable(error)}",
+                hint="write it again: run the same `virnucpro predict` with --resume",
+            ) from error
+
+
+def _shown(manifest: Manifest, inputs: Sequence[InputFile]) -> Iterator[FastaRecord]:
+    """The records in the order of the table; those given anew have their latest sequence."""
+    replaced = frozenset(manifest.replaced)
+    by_generation = [
+        chain.from_iterable(map(manifest.ids.read, files)) for files in generations(inputs)
+    ]
+    latest = {}
+    if replaced:
+        for files in list(generations(inputs))[1:]:
+            for record in chain.from_iterable(map(manifest.ids.read, files)):
+                if record.id in replaced:
+                    latest[record.id] = record
+    read_ids: set[str] = set()
+    for record in chain.from_iterable(by_generation):
+        if record.id not in replaced:
+            yield record
+        elif record.id not in read_ids:
+            read_ids.add(record.id)
+            newest = latest.get(record.id, record)
+            yield newest._replace(sample=record.sample, own_id=record.own_id)
+
+
+def _note_in_manifest(rundir: RunDir, manifest: Manifest, n_regions: int) -> None:
+    """Write into ``run.json`` that regions were looked for, as ``predict`` does."""
+    stored = json.loads(rundir.manifest.read_text())
+    cut, counts = ({**stored.get(name, {})} for name in ("cut", "counts"))
+    facts = {
+        **stored,
+        "cut": {**cut, "regions": True},
+        "counts": {**counts, "n_regions": n_regions},
+    }
+    rundir.write_manifest(manifest, facts)

@@ -1,0 +1,148 @@
+"""The chain of two states, host and virus, that tells virus-like regions, and what it learned.
+
+Items stand along a record, each with its evidence: the log-ratio of virus over host. Rates count
+bases, so items may be missing, or stand at any distance. ``viterbi`` gives the most probable path,
+``posteriors`` the probability of each item to be viral (Durbin et al. 1998, Biological sequence
+analysis, chapter 3).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from math import exp, isfinite, log, log1p
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from virnucpro.errors import UnavailableError
+from virnucpro.files import EMBEDDED_FOLDER
+from virnucpro.log import printable
+
+FORMAT = 1
+
+Values = NDArray[np.float64]
+Counts = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+Transition = tuple[tuple[float, float], tuple[float, float]]  # log-probabilities, from and to
+
+
+@dataclass(frozen=True, slots=True)
+class RegionModel:
+    """The evidence for regions, learned from chromosomes with known prophages."""
+
+    size: int  # bases of a piece
+    step: int  # bases from one piece to the next
+    host_level: float  # the median log-odds of a host's pieces, the mean over hosts
+    edges: tuple[float, ...]  # between bins of log-odds above the host's level
+    log_ratios: tuple[float, ...]  # of each bin, virus over host, as a piece counts among others
+    host_bases: float  # between two regions, on average
+    virus_bases: float  # of a region, on average
+    training: str  # what it was learned from, in a sentence
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.step <= self.size or min(self.host_bases, self.virus_bases) <= 0:
+            raise ValueError(f"pieces of {self.size} bases, one every {self.step}")
+        if len(self.log_ratios) != len(self.edges) + 1 or list(self.edges) != sorted(self.edges):
+            raise ValueError(f"{len(self.log_ratios)} bins with {len(self.edges)} edges")
+        if not all(map(isfinite, (self.host_level, *self.edges, *self.log_ratios))):
+            raise ValueError("a value that is not finite")
+
+    def evidence(self, log_odds: Values, level: float) -> Values:
+        """Log-ratio of virus over host of each piece; 0 of one without log-odds. (n,) -> (n,)"""
+        bins = np.searchsorted(self.edges, log_odds - level)
+        return np.where(np.isnan(log_odds), 0.0, np.array(self.log_ratios)[bins])
+
+    @property
+    def virus_share(self) -> float:
+        """Share of bases that lie in regions."""
+        return self.virus_bases / (self.host_bases + self.virus_bases)
+
+    def transition(self, n_bases: int) -> Transition:
+        """Log-probabilities of the states so many bases on, of a chain in continuous time."""
+        rate = 1 / self.host_bases + 1 / self.virus_bases
+        mixed, virus = -np.expm1(-rate * n_bases), self.virus_share
+        enter, leave = float(mixed * virus), float(mixed * (1 - virus))
+        return (log1p(-enter), log(enter)), (log(leave), log1p(-leave))
+
+
+def embedded_region_model() -> Path:
+    """The region model that belongs to the embedded scorer."""
+    return EMBEDDED_FOLDER / "regions.json"
+
+
+def load_region_model(path: Path) -> RegionModel:
+    """
+    Raises:
+        UnavailableError: the file is missing, damaged, or of another format.
+    """
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        if facts.pop("format") != FORMAT:
+            raise ValueError("another format")
+        edges, log_ratios = tuple(facts.pop("edges")), tuple(facts.pop("log_ratios"))
+        return RegionModel(edges=edges, log_ratios=log_ratios, **facts)
+    except (OSError, LookupError, ValueError, TypeError, AttributeError) as error:
+        raise UnavailableError(
+            f"{printable(path)} is not a region model of VirNucPro: {printable(error)}",
+            hint="reinstall VirNucPro, or leave --regions out",
+        ) from error
+
+
+def region_model_text(model: RegionModel) -> str:
+    """The content of the file that ``load_region_model`` reads."""
+    return json.dumps({"format": FORMAT, **asdict(model)}, indent=1) + "\n"
+
+
+def viterbi(starts: Counts, evidence: Values, model: RegionModel) -> Mask:
+    """Whether each item is viral on the most probable path; of two equals the host's. (n,) -> (n,)
+
+    ``starts`` are the places of the items, in bases and rising.
+    """
+    if not len(starts):
+        return np.zeros(0, dtype=np.bool_)
+    values, steps = evidence.tolist(), _steps(starts, model)
+    host, virus = log1p(-model.virus_share), log(model.virus_share) + values[0]
+    before: list[tuple[bool, bool]] = []  # of host and of virus: whether a virus came before it
+    for value, ((stay, enter), (leave, last)) in zip(values[1:], steps, strict=True):
+        before.append((virus + leave > host + stay, virus + last > host + enter))
+        host, virus = max(host + stay, virus + leave), max(host + enter, virus + last) + value
+    state = virus > host
+    path = [state]
+    for of_host, of_virus in reversed(before):
+        state = of_virus if state else of_host
+        path.append(state)
+    return np.array(path[::-1], dtype=np.bool_)
+
+
+def posteriors(starts: Counts, evidence: Values, model: RegionModel) -> Values:
+    """The probability of each item to be viral, by all items. (n,) -> (n,)"""
+    if not len(starts):
+        return np.zeros(0)
+    values, steps = evidence.tolist(), _steps(starts, model)
+    forward = [log(model.virus_share) - log1p(-model.virus_share) + values[0]]
+    for value, step in zip(values[1:], steps, strict=True):
+        (stay, enter), (leave, last) = step
+        odds = forward[-1]
+        forward.append(_log_sum(enter, odds + last) - _log_sum(stay, odds + leave) + value)
+    backward = [0.0]
+    for value, step in zip(values[:0:-1], reversed(steps), strict=True):
+        (stay, enter), (leave, last) = step
+        odds = backward[-1] + value
+        backward.append(_log_sum(leave, odds + last) - _log_sum(stay, odds + enter))
+    odds_of_all = np.array(forward) + np.array(backward[::-1])
+    return np.asarray(0.5 * (1 + np.tanh(odds_of_all / 2)))
+
+
+def _steps(starts: Counts, model: RegionModel) -> list[Transition]:
+    known: dict[int, Transition] = {}
+    for n_bases in set(np.diff(starts).tolist()):
+        known[n_bases] = model.transition(n_bases)
+    return [known[b - a] for a, b in pairwise(starts.tolist())]
+
+
+def _log_sum(a: float, b: float) -> float:
+    """log(exp(a) + exp(b))"""
+    return max(a, b) + log1p(exp(-abs(a - b)))
