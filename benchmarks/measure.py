@@ -32,7 +32,7 @@ from virnucpro.bench.comparison import EncoderRow
 from virnucpro.bench.encoder import Setting
 from virnucpro.bench.report import describe_machine, describe_versions
 from virnucpro.bench.synthetic import MODELS, PROFILES, make_proteins, write_checkpoint
-from virnucpro.devices import choose_devices, choose_tokens, usable_cores
+from virnucpro.devices import choose_devices, choose_precision, choose_tokens, usable_cores
 from virnucpro.encoders.esm2.encoder import footprint_of
 from virnucpro.errors import VirnucproError
 
@@ -50,7 +50,9 @@ def made_up(model: str, device: str, seed: int) -> Iterator[Setting]:
             checkpoint=Path(folder) / f"{model}.pt",
             shape=shape,
             device=choice.devices[0],
-            tokens_per_batch=choose_tokens(choice, footprint_of(shape)),
+            tokens_per_batch=choose_tokens(
+                choice, footprint_of(shape), choose_precision("auto", choice)
+            ),
         )
         write_checkpoint(setting.checkpoint, shape, seed)
         yield setting

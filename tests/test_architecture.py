@@ -19,8 +19,9 @@ LAYERS = """
     sequences.fasta sequences.sheet sequences.inputs sequences.samples sequences.survey
     sequences.genetic_code sequences.translate sequences.composition sequences.screen
     encoders.base encoders.published options
-    encoders.esm2.alphabet encoders.esm2.packing encoders.esm2.attention encoders.esm2.model
-    encoders.esm2.weights encoders.esm2.converted encoders.esm2.encoder
+    encoders.esm2.alphabet encoders.esm2.packing encoders.esm2.rotary_triton
+    encoders.esm2.attention encoders.esm2.model encoders.esm2.weights
+    encoders.esm2.converted encoders.esm2.encoder
     encoders.dnabert_s.tokenizer encoders.dnabert_s.model encoders.dnabert_s.weights
     encoders.dnabert_s.encoder
     encoders.fair_esm encoders.models encoders.composition encoders.learned.readers
@@ -45,7 +46,8 @@ LAYERS = """
     training.objectives
     training.sampling training.made training.piece_nets training.scorer_folds training.region_model
     training.board training.calibration training.export training.features
-    training.request training.story training.config_file
+    training.joining training.runs training.gain
+    training.request training.results training.story training.config_file
     bench.synthetic bench.encoder bench.peers bench.layouts bench.limits bench.comparison
     bench.report bench.programme
     cli.exits cli.command cli.running cli.predict cli.regions cli.train cli.evaluate

@@ -119,10 +119,10 @@ class Footprint:
     bytes_per_token: int  # peak of all activations on a device, with room to spare
     filling_tokens: int  # in a batch that keeps a GPU busy
 
-    @property
-    def weight_bytes(self) -> int:
+    def weight_bytes(self, precision: Precision) -> int:
         """On a device."""
-        return round(self.bytes_per_parameter * self.n_parameters)
+        least = 4 if precision == "fp32" else 0
+        return round(max(least, self.bytes_per_parameter) * self.n_parameters)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -114,9 +114,9 @@ def resolve(options: RunOptions, on_event: OnEvent) -> tuple[RunConfig, Head | N
     )
     head = _at_threshold(_load_head(options, model), options)
     choice = _choose_devices(options if options.embeds_here else _on_cpu(options), model)
-    resources = _resources(options, choice, model)
     request = _asked_precision(options)
     precision = _precision(options, request, choice)
+    resources = _resources(options, choice, model, precision)
     is_auto = (request == "auto", options.esm_batch_size == "auto")
     weights, digest = model.prepare(precision, options.converted, on_event)
     recipe = _recipe(
@@ -132,7 +132,7 @@ def resolve(options: RunOptions, on_event: OnEvent) -> tuple[RunConfig, Head | N
         weights=(weights.resolve(),),
         scorer=scorer,
         announcements=_announcements(options, model, recipe, resources, choice),
-        compromises=tuple(describe_compromises(choice, model.footprint, is_auto)),
+        compromises=tuple(describe_compromises(choice, model.footprint, precision, is_auto)),
         models=(_name_anywhere(options.model_name),),
     ), head
 
@@ -156,7 +156,7 @@ def resolve_work(options: WorkOptions, recorded: Manifest, on_event: OnEvent) ->
     for name, encoder in zip(recorded.models, recorded.recipe.encoders, strict=True):
         model = open_model(name, on_event)
         choice = _choose_devices(options, model)
-        resources = _resources(options, choice, model)
+        resources = _resources(options, choice, model, encoder.precision)
         _check_precision(encoder.precision, choice)
         path, digest = model.prepare(encoder.precision, options.converted, on_event)
         if (model.family, digest) != (encoder.family, encoder.sha256):
@@ -225,14 +225,16 @@ def _choose_devices(options: EngineOptions, model: Model) -> Choice:
         options.gpus,
         options.workers,
         options.cuda_visible_devices,
-        model_bytes=model.footprint.weight_bytes,
+        model_bytes=model.footprint.weight_bytes("bf16"),
     )
 
 
-def _resources(options: EngineOptions, choice: Choice, model: Model) -> Resources:
+def _resources(
+    options: EngineOptions, choice: Choice, model: Model, precision: Precision
+) -> Resources:
     return Resources(
         devices=choice.devices,
-        tokens_per_batch=_tokens_per_batch(options, choice, model),
+        tokens_per_batch=_tokens_per_batch(options, choice, model, precision),
         silence_seconds=options.worker_timeout,
     )
 
@@ -363,10 +365,12 @@ def _check_before_fetching(options: RunOptions, digests: frozenset[str]) -> None
         )
 
 
-def _tokens_per_batch(options: EngineOptions, choice: Choice, model: Model) -> int:
+def _tokens_per_batch(
+    options: EngineOptions, choice: Choice, model: Model, precision: Precision
+) -> int:
     request = options.esm_batch_size
     if request == "auto":
-        return choose_tokens(choice, model.footprint)
+        return choose_tokens(choice, model.footprint, precision)
     if not re.fullmatch("[0-9]{1,18}", request):
         raise UsageError(
             f"--esm-batch-size is {printable(request)!r}; it must be auto or a number of tokens",

@@ -26,7 +26,7 @@ from virnucpro.bench.synthetic import (
     write_checkpoint,
 )
 from virnucpro.config import Precision
-from virnucpro.devices import Choice, choose_devices, choose_tokens, usable_cores
+from virnucpro.devices import Choice, choose_devices, choose_precision, choose_tokens, usable_cores
 from virnucpro.encoders.esm2.encoder import footprint_of
 from virnucpro.encoders.esm2.model import ESM2Shape
 from virnucpro.errors import UsageError
@@ -125,7 +125,11 @@ def run(programme: Programme, record: Record, say: Say) -> None:
                 checkpoint=Path(folder) / f"{model}.pt",
                 shape=shape,
                 device=programme.device,
-                tokens_per_batch=choose_tokens(programme.choice, footprint_of(shape)),
+                tokens_per_batch=choose_tokens(
+                    programme.choice,
+                    footprint_of(shape),
+                    choose_precision("auto", programme.choice),
+                ),
             )
             _Model(programme, model, setting, record, say).run(limits)
 
