@@ -51,7 +51,7 @@ SchedulerParameters=sched_interval=1,batch_sched_delay=0
 SlurmdParameters=config_overrides
 KillWait=5
 MinJobAge=3600
-NodeName={host} CPUs=4 RealMemory=8000 State=UNKNOWN
+NodeName={host} CPUs=8 RealMemory=100000 State=UNKNOWN
 PartitionName=all Nodes={host} Default=YES MaxTime=INFINITE State=UP
 """
 

@@ -36,9 +36,9 @@ def snakemake(folder: Path, tiny, environment: dict[str, str], *how: str) -> Pat
         "parts": 2,
     }
     ours = f"{Path(sys.executable).parent}:{environment['PATH']}"
+    words = [f"{name}={value}" for name, value in config.items()]
     answer = subprocess.run(
-        [SNAKEMAKE, "--snakefile", SNAKEFILE, "--directory", folder, *how]
-        + ["--config", *(f"{name}={value}" for name, value in config.items())],
+        [SNAKEMAKE, "--snakefile", SNAKEFILE, "--directory", folder, *how, "--config", *words],
         env={**environment, "PATH": ours},
         capture_output=True,
         text=True,
