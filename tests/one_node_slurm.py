@@ -109,7 +109,7 @@ def _daemons(root: Path) -> Iterator[Slurm]:
         (root / name).mkdir()
     conf = root / "slurm.conf"
     conf.write_text(CONF.format(host=host, root=root, ports=_free_ports(2)))
-    path = f"{os.environ['PATH']}:/usr/sbin"
+    path = f"{_step_starter(root / 'bin', conf)}:{os.environ['PATH']}:/usr/sbin"
     environment = {**os.environ, "PATH": path, "SLURM_CONF": str(conf)}
     slurm = Slurm(root, environment)
     with ExitStack() as stack:
@@ -121,6 +121,16 @@ def _daemons(root: Path) -> Iterator[Slurm]:
         stack.callback(_end_jobs, slurm)
         _await(lambda: "idle" in slurm.call("sinfo", "--noheader", "--format=%T"), root)
         yield slurm
+
+
+def _step_starter(folder: Path, conf: Path) -> Path:
+    """A folder with an ``srun`` that knows this SLURM, where a job lost its variables."""
+    folder.mkdir()
+    starter = folder / "srun"
+    srun = shutil.which("srun")
+    starter.write_text(f'#!/bin/sh\nSLURM_CONF={conf} exec {srun} "$@"\n')
+    starter.chmod(0o755)
+    return folder
 
 
 def _munged(folder: Path) -> list[str]:

@@ -47,11 +47,11 @@ LAYERS = """
     training.sampling training.made training.piece_nets training.scorer_folds training.region_model
     training.board training.calibration training.export training.features
     training.joining training.runs training.gain
-    training.request training.results training.story training.config_file
+    training.request training.results training.story training.config_file cluster
     bench.synthetic bench.encoder bench.peers bench.layouts bench.limits bench.comparison
     bench.report bench.programme
-    cli.exits cli.command cli.running cli.predict cli.regions cli.train cli.evaluate
-    cli.work cli.bench cli.compare cli.inspect cli.models cli.cite
+    cli.exits cli.command cli.running cli.work cli.predict cli.regions cli.train cli.evaluate
+    cli.bench cli.compare cli.inspect cli.models cli.cite
     cli.main
 """
 ORDER = LAYERS.split()

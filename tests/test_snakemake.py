@@ -43,7 +43,8 @@ def snakemake(folder: Path, tiny, environment: dict[str, str], *how: str) -> Pat
         capture_output=True,
         text=True,
     )
-    assert answer.returncode == 0, answer.stdout + answer.stderr
+    logs = [path.read_text() for path in folder.glob(".snakemake/slurm_logs/*/*.log")]
+    assert answer.returncode == 0, "\n".join([answer.stdout, answer.stderr, *logs])
     options = PredictOptions(
         input=(proteins,),
         output_dir=folder / "one_machine",

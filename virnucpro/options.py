@@ -231,9 +231,27 @@ class PlaceOptions:
         ),
     ] = False
 
+    executor: Annotated[
+        Literal["local", "parsl"],
+        typer.Option(
+            help="Executor of the shards: the devices of this machine, or nodes that Parsl asks a "
+            "scheduler for.",
+            rich_help_panel=CLUSTER,
+        ),
+    ] = "local"
+    executor_config: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="YAML file of Parsl's nodes: provider (local, slurm), max_blocks, walltime, ...",
+            rich_help_panel=CLUSTER,
+            show_default="one block on this machine",
+        ),
+    ] = None
+
     @property
     def embeds_here(self) -> bool:
-        return not (self.plan_only or self.no_embed)
+        return not (self.plan_only or self.no_embed) and self.executor == "local"
 
 
 @dataclass(frozen=True, kw_only=True)
