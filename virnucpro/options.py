@@ -398,6 +398,15 @@ class RunOptions(PlaceOptions, EngineOptions, ModelOptions, FolderOptions, Seque
 
     command: ClassVar[Command]
 
+    report: Annotated[
+        bool,
+        typer.Option(
+            "--report/--no-report",
+            help="The run on one page, DIR/report.html, which needs no network.",
+            rich_help_panel=FILES,
+        ),
+    ] = True
+
 
 @dataclass(frozen=True, kw_only=True)
 class PredictOptions(CutOptions, RunOptions):
