@@ -499,6 +499,25 @@ class EvaluatedOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions(EngineOptions, FolderOptions, EvaluatedOptions):
+    regions: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="TRUTH",
+            help="Table of known prophages (seq_id, start, end, kind) to evaluate regions on, in "
+            "place of a head; --data then names the FASTA files.",
+            rich_help_panel=FILES,
+            show_default=False,
+        ),
+    ] = None
+    genes: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="GFF",
+            help="GFF3 file of the sequences, for figures over genes beside those over bases.",
+            rich_help_panel=FILES,
+            show_default=False,
+        ),
+    ] = None
     model: Annotated[str | None, _model(EMBEDDED)] = EMBEDDED
     head: Head = None
 
@@ -694,6 +713,16 @@ LOOP_MAY_DIFFER = ("num_workers", "early_stopping", "keep_checkpoints")  # on re
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions(DeviceOptions, LoopOptions, NetworkOptions, StartOptions, LabelledOptions):
+    regions: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="TRUTH",
+            help="Table of known prophages (seq_id, start, end, kind) to learn regions from, in "
+            "place of a head; --data then names the FASTA files.",
+            rich_help_panel=FILES,
+            show_default=False,
+        ),
+    ] = None
     output_dir: Annotated[
         Path,
         typer.Option(
