@@ -751,6 +751,15 @@ class BenchOptions:
             show_default="all",
         ),
     ] = None
+    precisions: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME,...",
+            help="Precisions of the encoders, in order: bf16, fp16, fp32. "
+            "fair-esm as published is measured in fp32 always.",
+            show_default="what the device has; on a GPU without fp32",
+        ),
+    ] = None
     device: Annotated[
         Literal["auto", "cuda", "cpu", "mps"], typer.Option(help="Kind of device.")
     ] = "auto"
@@ -777,7 +786,8 @@ class BenchOptions:
         typer.Option(
             metavar="N",
             min=1,
-            help="Number of measurements after a warm-up; only one if it takes over 5 s.",
+            help="Number of measurements after a warm-up, of 5 s or more each on a GPU; only one "
+            "if a pass takes over 5 s.",
             show_default="5",
         ),
     ] = None
