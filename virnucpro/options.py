@@ -160,7 +160,8 @@ class ComputeOptions:
     precision: Annotated[
         Literal["auto", "bf16", "fp16", "fp32"],
         typer.Option(
-            help="Precision of matrix products; auto: bf16 where the device has it.",
+            help="Precision of matrix products; auto: bf16 where the device has it, fp16 on "
+            "older GPUs with tensor cores, else fp32.",
             rich_help_panel=DEVICES,
         ),
     ] = "auto"
@@ -711,7 +712,8 @@ class TrainOptions(DeviceOptions, LoopOptions, NetworkOptions, StartOptions, Lab
     precision: Annotated[
         Literal["auto", "bf16", "fp32"],
         typer.Option(
-            help="Precision of matrix products; auto: bf16 where the device has it.",
+            help="Precision of matrix products; auto: bf16 where the device has it, fp16 on "
+            "older GPUs with tensor cores, else fp32.",
             rich_help_panel=DEVICES,
         ),
     ] = "auto"
