@@ -29,14 +29,16 @@ LAYERS = """
     encoders.panel encoders.rounding encoders.check
     scorer.pieces scorer.stretches scorer.features scorer.nets scorer.score
     scoring.join scoring.head scoring.calls outputs.tables outputs.sinks
-    run.feature_file run.features run.lock run.work_log run.manifest run.folder run.shards run.dedup
-    run.plan
+    run.feature_file run.features run.lock run.machine run.work_log run.manifest run.folder
+    run.shards run.dedup run.plan
     engine.recovery engine.batches engine.worker engine.executor engine.local
     resolve
     scoring.batches scoring.chain scoring.landmarks scoring.regions scoring.pieces
-    outputs.summary outputs.features outputs.write run.intake pipeline work outputs.regions
+    outputs.summary outputs.features outputs.write
+    citation report.counts report.facts report.charts report.page report.run
+    run.intake pipeline work outputs.regions
     outputs.compare api
-    run.status dashboard citation
+    run.status dashboard
     labelled.tables labelled.digests labelled.records labelled.split labelled.arrays
     labelled.frames labelled.store
     evaluation.metrics evaluation.held_out evaluation.fragments evaluation.story
@@ -46,11 +48,12 @@ LAYERS = """
     training.objectives
     training.sampling training.made training.piece_nets training.scorer_folds training.region_model
     training.board training.calibration training.export training.features
-    training.request training.story training.config_file
+    training.joining training.runs training.gain
+    training.request training.results training.story training.config_file
     bench.synthetic bench.encoder bench.peers bench.layouts bench.limits bench.comparison
     bench.report bench.programme
     cli.exits cli.command cli.running cli.predict cli.regions cli.train cli.evaluate
-    cli.work cli.bench cli.compare cli.inspect cli.models cli.cite
+    cli.work cli.bench cli.compare cli.inspect cli.report cli.models cli.cite
     cli.main
 """
 ORDER = LAYERS.split()

@@ -79,6 +79,11 @@ def _count(help: str, panel: str, **more: Any) -> Any:  # noqa: ANN401 - as type
     return typer.Option(metavar="N", help=help, rich_help_panel=panel, **more)
 
 
+GeneticCode = Annotated[
+    int, _count("NCBI number of the genetic code; 1 and 11 translate alike.", FILES)
+]
+
+
 # Shared by commands
 
 
@@ -263,10 +268,7 @@ class SequenceOptions:
             rich_help_panel=FILES,
         ),
     ] = 0
-    genetic_code: Annotated[
-        int,
-        _count("NCBI number of the genetic code; 1 and 11 translate alike.", FILES),
-    ] = 11
+    genetic_code: GeneticCode = 11
     per_file: Annotated[
         bool,
         typer.Option(
@@ -378,6 +380,15 @@ class RunOptions(PlaceOptions, EngineOptions, ModelOptions, FolderOptions, Seque
     """The options that ``predict`` and ``extract`` share."""
 
     command: ClassVar[Command]
+
+    report: Annotated[
+        bool,
+        typer.Option(
+            "--report/--no-report",
+            help="The run on one page, DIR/report.html, which needs no network.",
+            rich_help_panel=FILES,
+        ),
+    ] = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -608,6 +619,7 @@ class NetworkOptions:
         tuple[int, ...],
         _chunk_size("Length of a chunk; repeatable, the head is for the first.", "500"),
     ] = (500,)
+    genetic_code: GeneticCode = 11
     hidden: Annotated[int, _count("Number of hidden units of the classifier.", MODEL)] = 128
     dropout: Annotated[
         float,
@@ -717,6 +729,14 @@ class TrainOptions(DeviceOptions, LoopOptions, NetworkOptions, StartOptions, Lab
             rich_help_panel=DEVICES,
         ),
     ] = "auto"
+    seeds: Annotated[
+        int,
+        _count(
+            "Number of trainings, with --seed and the seeds after it, for the spread of the gain "
+            "(gain.tsv); the head is that of --seed.",
+            LOOP,
+        ),
+    ] = 1
     no_multi_gpu: Annotated[
         bool, typer.Option(help="Training on the first GPU alone.", rich_help_panel=DEVICES)
     ] = False

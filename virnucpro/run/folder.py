@@ -43,6 +43,16 @@ class RunDir:
         return self.root / "virnucpro.log"
 
     @property
+    def report(self) -> Path:
+        """The run on one page."""
+        return self.root / "report.html"
+
+    @property
+    def machine(self) -> Path:
+        """The work of the devices over time."""
+        return self.root / "machine.json"
+
+    @property
     def logs(self) -> Path:
         """The logs of ``work``, one of each process."""
         return self.root / "logs"
@@ -103,6 +113,8 @@ class RunDir:
             self.chunks,
             self.copies,
             self.samples,
+            self.report,
+            self.machine,
             *map(self.output, all_sinks()),
         )
 
@@ -219,6 +231,10 @@ class RunDir:
         if self.samples.is_symlink() or not self.samples.is_dir():
             return []
         return [path for path in self.samples.iterdir() if path.is_dir() and not path.is_symlink()]
+
+    def clear_report(self) -> None:
+        """Delete the page of the run, which is of another state."""
+        self.report.unlink(missing_ok=True)
 
     def clear_copies(self, manifest: Manifest) -> None:
         """Delete the copies of inputs that a run, whose manifest is written, does not need."""
