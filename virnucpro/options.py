@@ -165,7 +165,8 @@ class ComputeOptions:
     precision: Annotated[
         Literal["auto", "bf16", "fp16", "fp32"],
         typer.Option(
-            help="Precision of matrix products; auto: bf16 where the device has it.",
+            help="Precision of matrix products; auto: bf16 where the device has it, fp16 on "
+            "older GPUs with tensor cores, else fp32.",
             rich_help_panel=DEVICES,
         ),
     ] = "auto"
@@ -752,7 +753,8 @@ class TrainOptions(DeviceOptions, LoopOptions, NetworkOptions, StartOptions, Lab
     precision: Annotated[
         Literal["auto", "bf16", "fp32"],
         typer.Option(
-            help="Precision of matrix products; auto: bf16 where the device has it.",
+            help="Precision of matrix products; auto: bf16 where the device has it, fp16 on "
+            "older GPUs with tensor cores, else fp32.",
             rich_help_panel=DEVICES,
         ),
     ] = "auto"
@@ -800,6 +802,15 @@ class BenchOptions:
             show_default="all",
         ),
     ] = None
+    precisions: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME,...",
+            help="Precisions of the encoders, in order: bf16, fp16, fp32. "
+            "fair-esm as published is measured in fp32 always.",
+            show_default="what the device has; on a GPU without fp32",
+        ),
+    ] = None
     device: Annotated[
         Literal["auto", "cuda", "cpu", "mps"], typer.Option(help="Kind of device.")
     ] = "auto"
@@ -826,7 +837,8 @@ class BenchOptions:
         typer.Option(
             metavar="N",
             min=1,
-            help="Number of measurements after a warm-up; only one if it takes over 5 s.",
+            help="Number of measurements after a warm-up, of 5 s or more each on a GPU; only one "
+            "if a pass takes over 5 s.",
             show_default="5",
         ),
     ] = None
