@@ -71,6 +71,17 @@ Head = Annotated[
 ]
 
 
+RegionModel = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="PATH",
+        help="Model of regions (regions.json) that `virnucpro train --regions` made.",
+        rich_help_panel=CALLS,
+        show_default="that of VirNucPro",
+    ),
+]
+
+
 def _chunk_size(help: str, default: str) -> Any:  # noqa: ANN401 - as typer has it
     return typer.Option(metavar="BASES", help=help, rich_help_panel=MODEL, show_default=default)
 
@@ -354,6 +365,7 @@ class CutOptions:
             rich_help_panel=CALLS,
         ),
     ] = True
+    region_model: RegionModel = None
 
     def __post_init__(self) -> None:
         if self.threshold is not None and not 0 <= self.threshold <= 1:
@@ -521,6 +533,7 @@ class EvaluateOptions(EngineOptions, FolderOptions, EvaluatedOptions):
             show_default=False,
         ),
     ] = None
+    region_model: RegionModel = None
     genes: Annotated[
         Path | None,
         typer.Option(
@@ -867,6 +880,7 @@ class RegionsOptions:
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", help="Run folder of a finished `virnucpro predict`.")
     ]
+    region_model: RegionModel = None
 
 
 @dataclass(frozen=True, kw_only=True)
