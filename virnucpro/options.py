@@ -165,7 +165,8 @@ class ComputeOptions:
     precision: Annotated[
         Literal["auto", "bf16", "fp16", "fp32"],
         typer.Option(
-            help="Precision of matrix products; auto: bf16 where the device has it.",
+            help="Precision of matrix products; auto: bf16 where the device has it, fp16 on "
+            "older GPUs with tensor cores, else fp32.",
             rich_help_panel=DEVICES,
         ),
     ] = "auto"
@@ -231,9 +232,27 @@ class PlaceOptions:
         ),
     ] = False
 
+    executor: Annotated[
+        Literal["local", "parsl"],
+        typer.Option(
+            help="Executor of the shards: the devices of this machine, or nodes that Parsl asks a "
+            "scheduler for.",
+            rich_help_panel=CLUSTER,
+        ),
+    ] = "local"
+    executor_config: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="YAML file of Parsl's nodes: provider (local, slurm), max_blocks, walltime, ...",
+            rich_help_panel=CLUSTER,
+            show_default="one block on this machine",
+        ),
+    ] = None
+
     @property
     def embeds_here(self) -> bool:
-        return not (self.plan_only or self.no_embed)
+        return not (self.plan_only or self.no_embed) and self.executor == "local"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -510,6 +529,25 @@ class EvaluatedOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions(EngineOptions, FolderOptions, EvaluatedOptions):
+    regions: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="TRUTH",
+            help="Table of known prophages (seq_id, start, end, kind) to evaluate regions on, in "
+            "place of a head; --data then names the FASTA files.",
+            rich_help_panel=FILES,
+            show_default=False,
+        ),
+    ] = None
+    genes: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="GFF",
+            help="GFF3 file of the sequences, for figures over genes beside those over bases.",
+            rich_help_panel=FILES,
+            show_default=False,
+        ),
+    ] = None
     model: Annotated[str | None, _model(EMBEDDED)] = EMBEDDED
     head: Head = None
 
@@ -706,6 +744,16 @@ LOOP_MAY_DIFFER = ("num_workers", "early_stopping", "keep_checkpoints")  # on re
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions(DeviceOptions, LoopOptions, NetworkOptions, StartOptions, LabelledOptions):
+    regions: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="TRUTH",
+            help="Table of known prophages (seq_id, start, end, kind) to learn regions from, in "
+            "place of a head; --data then names the FASTA files.",
+            rich_help_panel=FILES,
+            show_default=False,
+        ),
+    ] = None
     output_dir: Annotated[
         Path,
         typer.Option(
@@ -723,7 +771,8 @@ class TrainOptions(DeviceOptions, LoopOptions, NetworkOptions, StartOptions, Lab
     precision: Annotated[
         Literal["auto", "bf16", "fp32"],
         typer.Option(
-            help="Precision of matrix products; auto: bf16 where the device has it.",
+            help="Precision of matrix products; auto: bf16 where the device has it, fp16 on "
+            "older GPUs with tensor cores, else fp32.",
             rich_help_panel=DEVICES,
         ),
     ] = "auto"
@@ -771,6 +820,15 @@ class BenchOptions:
             show_default="all",
         ),
     ] = None
+    precisions: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME,...",
+            help="Precisions of the encoders, in order: bf16, fp16, fp32. "
+            "fair-esm as published is measured in fp32 always.",
+            show_default="what the device has; on a GPU without fp32",
+        ),
+    ] = None
     device: Annotated[
         Literal["auto", "cuda", "cpu", "mps"], typer.Option(help="Kind of device.")
     ] = "auto"
@@ -797,7 +855,8 @@ class BenchOptions:
         typer.Option(
             metavar="N",
             min=1,
-            help="Number of measurements after a warm-up; only one if it takes over 5 s.",
+            help="Number of measurements after a warm-up, of 5 s or more each on a GPU; only one "
+            "if a pass takes over 5 s.",
             show_default="5",
         ),
     ] = None
