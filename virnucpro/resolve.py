@@ -8,10 +8,19 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from virnucpro import __version__
-from virnucpro.config import EncoderSpec, InputType, Precision, Recipe, Resources
+from virnucpro.config import (
+    EncoderSpec,
+    Footprint,
+    InputType,
+    Precision,
+    Recipe,
+    Resources,
+    join_footprints,
+)
 from virnucpro.devices import (
     Choice,
     choose_devices,
@@ -20,7 +29,7 @@ from virnucpro.devices import (
     describe_compromises,
 )
 from virnucpro.encoders.base import Model
-from virnucpro.encoders.models import open_model
+from virnucpro.encoders.bundles import open_models
 from virnucpro.encoders.published import EMBEDDED
 from virnucpro.errors import (
     InputMissingError,
@@ -33,7 +42,8 @@ from virnucpro.log import printable
 from virnucpro.options import ExtractOptions, PredictOptions, RunOptions
 from virnucpro.run.folder import RunDir
 from virnucpro.scorer.nets import embedded_scorer, load_scorer
-from virnucpro.scoring.head import Head, load_head
+from virnucpro.scoring.head import EncoderFacts, Head, load_head
+from virnucpro.scoring.original_head import find_head
 from virnucpro.sequences.genetic_code import genetic_code
 from virnucpro.sequences.inputs import list_sources
 
@@ -61,7 +71,7 @@ class RunConfig:
     options: RunOptions
     recipe: Recipe  # recipe of nucleotides with an encoder; see ``recipe_for``
     resources: Resources
-    checkpoint: Path
+    checkpoints: tuple[Path, ...]
     weights: tuple[Path, ...]  # checkpoints that the workers load, or their converted forms
     scorer: ScorerConfig | None = None  # used for nucleotides in place of the encoder
     announcements: tuple[str, ...] = ()  # lines about the choices for the encoder
@@ -104,40 +114,40 @@ def resolve(options: RunOptions, on_event: OnEvent) -> tuple[RunConfig, Head | N
         list_sources(path)
     genetic_code(options.genetic_code)
     scorer = _scorer(options)
-    model = open_model(
-        options.model_name, on_event, lambda digests: _check_before_fetching(options, digests)
-    )
-    head = _at_threshold(_load_head(options, model), options)
+    models = open_models(options.model_name, on_event, partial(_check_before_fetching, options))
+    footprint = join_footprints([model.footprint for model in models])
+    head = _at_threshold(_load_head(options, models, on_event), options)
     choice = choose_devices(
         options.device,
         options.gpus,
         options.workers,
         options.cuda_visible_devices,
-        model_bytes=model.footprint.weight_bytes,
+        model_bytes=footprint.weight_bytes,
     )
     resources = Resources(
         devices=choice.devices,
-        tokens_per_batch=_tokens_per_batch(options, choice, model),
+        tokens_per_batch=_tokens_per_batch(options, choice, footprint),
         silence_seconds=options.worker_timeout,
     )
     request = _asked_precision(options)
     precision = choose_precision(request, choice)
     is_auto = (request == "auto", options.esm_batch_size == "auto")
-    weights, digest = model.prepare(precision, options.converted, on_event)
-    recipe = _recipe(
-        options,
-        _spec(options, model, digest, head, model.precision_on(choice.kind, precision)),
-        head,
+    prepared = [model.prepare(precision, options.converted, on_event) for model in models]
+    made_for = head.facts.encoders if head else [None] * len(models)
+    encoders = tuple(
+        _spec(options, model, digest, facts, model.precision_on(choice.kind, precision))
+        for model, (_, digest), facts in zip(models, prepared, made_for, strict=True)
     )
+    recipe = _recipe(options, encoders, head)
     return RunConfig(
         options=options,
         recipe=recipe,
         resources=resources,
-        checkpoint=model.path.resolve(),
-        weights=(weights.resolve(),),
+        checkpoints=tuple(model.path.resolve() for model in models),
+        weights=tuple(weights.resolve() for weights, _ in prepared),
         scorer=scorer,
-        announcements=_announcements(model, recipe, resources, choice),
-        compromises=tuple(describe_compromises(choice, model.footprint, is_auto)),
+        announcements=_announcements(models, recipe, resources, choice),
+        compromises=tuple(describe_compromises(choice, footprint, is_auto)),
     ), head
 
 
@@ -149,9 +159,13 @@ def _at_threshold(head: Head | None, options: RunOptions) -> Head | None:
 
 
 def _spec(
-    options: RunOptions, model: Model, digest: str, head: Head | None, precision: Precision
+    options: RunOptions,
+    model: Model,
+    digest: str,
+    facts: EncoderFacts | None,
+    precision: Precision,
 ) -> EncoderSpec:
-    """The encoder of the run: as its head asks, or the user.
+    """An encoder of the run: as its head asks, or the user.
 
     Raises:
         UsageError: the model has no such layer, or makes no such vectors.
@@ -161,8 +175,7 @@ def _spec(
         case ExtractOptions(layer=layer, pooling=pooling):
             layer = n_layers if layer is None else layer
         case _:
-            assert head is not None, "a prediction has a head"
-            (facts,) = head.facts.encoders
+            assert facts is not None, "a prediction has a head"
             layer, pooling = facts.layer, facts.pooling
     if not 1 <= layer <= n_layers:
         raise UsageError(
@@ -185,14 +198,14 @@ def _spec(
     )
 
 
-def _recipe(options: RunOptions, encoder: EncoderSpec, head: Head | None) -> Recipe:
+def _recipe(options: RunOptions, encoders: tuple[EncoderSpec, ...], head: Head | None) -> Recipe:
     return Recipe(
         command=options.command,
         input_type="nucleotide",
         chunk_size=_chunk_size(options, head),
         min_length=options.min_length,
         genetic_code=options.genetic_code,
-        encoders=(encoder,),
+        encoders=encoders,
         head_sha256=head.sha256 if head else "",
     )
 
@@ -232,7 +245,7 @@ def _scorer(options: RunOptions) -> ScorerConfig | None:
     return ScorerConfig(path=path, recipe=recipe, announcement=announcement)
 
 
-def _check_before_fetching(options: RunOptions, digests: frozenset[str]) -> None:
+def _check_before_fetching(options: RunOptions, model: str, digests: frozenset[str]) -> None:
     """Refuse to resume with another model before gigabytes of it are fetched.
 
     Raises:
@@ -241,7 +254,7 @@ def _check_before_fetching(options: RunOptions, digests: frozenset[str]) -> None
     recorded = RunDir(options.output_dir).read_manifest() if options.resume else None
     if recorded is None:
         return
-    model, before = options.model_name, recorded.recipe
+    before = recorded.recipe
     if not any(encoder.model == model or encoder.sha256 in digests for encoder in before.encoders):
         raise ResumeError(
             f"this folder holds a run with {printable(before.reader)}, not {model}",
@@ -249,10 +262,10 @@ def _check_before_fetching(options: RunOptions, digests: frozenset[str]) -> None
         )
 
 
-def _tokens_per_batch(options: RunOptions, choice: Choice, model: Model) -> int:
+def _tokens_per_batch(options: RunOptions, choice: Choice, footprint: Footprint) -> int:
     request = options.esm_batch_size
     if request == "auto":
-        return choose_tokens(choice, model.footprint)
+        return choose_tokens(choice, footprint)
     if not re.fullmatch("[0-9]{1,18}", request):
         raise UsageError(
             f"--esm-batch-size is {printable(request)!r}; it must be auto or a number of tokens",
@@ -277,35 +290,38 @@ def _precision_behind(precisions: Set[Precision]) -> Precision:
     return "bf16" if "bf16x2" in precisions else "fp32"
 
 
-def _load_head(options: RunOptions, model: Model) -> Head | None:
+def _load_head(options: RunOptions, models: tuple[Model, ...], on_event: OnEvent) -> Head | None:
     if not isinstance(options, PredictOptions):
         return None
-    path = model.head if options.head is None else options.head
+    names = printable(" and ".join(model.name for model in models))
+    path = options.head
+    if path is None:
+        path = find_head(options.model_name, models, on_event)
     if path is None:
         raise UnavailableError(
-            f"no head comes with the model {printable(model.name)}",
+            f"no head comes with the model {names}",
             hint="name one with --head, or get features without calls: `virnucpro extract`",
         )
     if not path.is_file():
         raise InputMissingError(f"{printable(path)}: no such head file")
     head = load_head(path)
     facts = head.facts
-    encoder = facts.encoders[0]
-    if [one.encoder_id for one in facts.encoders] != [model.encoder_id]:
+    if [one.encoder_id for one in facts.encoders] != [model.encoder_id for model in models]:
         made_for = " and ".join(f"{one.name} ({one.encoder_id})" for one in facts.encoders)
+        ids = " and ".join(model.encoder_id for model in models)
         raise UnavailableError(
-            f"the head was made for the encoder {printable(made_for)}, "
-            f"not for {printable(model.name)} ({model.encoder_id})",
+            f"the head was made for the encoder {printable(made_for)}, not for {names} ({ids})",
             hint="give with --model the encoder that the head was made for",
         )
-    has_layer = encoder.dim == model.dim and 1 <= encoder.layer <= model.n_layers
-    if not has_layer or not 30 <= facts.chunk_size <= _LONGEST_CHUNK:
-        raise UnavailableError(
-            f"the head asks for layer {encoder.layer} of {encoder.dim} dimensions and chunks of "
-            f"{facts.chunk_size} bases; the model has {model.n_layers} layers of "
-            f"{model.dim}",
-            hint="the head is damaged: get it again",
-        )
+    for encoder, model in zip(facts.encoders, models, strict=True):
+        has_layer = encoder.dim == model.dim and 1 <= encoder.layer <= model.n_layers
+        if not has_layer or not 30 <= facts.chunk_size <= _LONGEST_CHUNK:
+            raise UnavailableError(
+                f"the head asks for layer {encoder.layer} of {encoder.dim} dimensions and chunks "
+                f"of {facts.chunk_size} bases; the model has {model.n_layers} layers of "
+                f"{model.dim}",
+                hint="the head is damaged: get it again",
+            )
     return head
 
 
@@ -322,11 +338,13 @@ def _chunk_size(options: RunOptions, head: Head | None) -> int:
 
 
 def _announcements(
-    model: Model, recipe: Recipe, resources: Resources, choice: Choice
+    models: tuple[Model, ...], recipe: Recipe, resources: Resources, choice: Choice
 ) -> tuple[str, ...]:
-    (encoder,) = recipe.encoders
     return (
-        f"model {printable(model.name)}: {model.describe(encoder)}",
+        *(
+            f"model {printable(model.name)}: {model.describe(encoder)}"
+            for model, encoder in zip(models, recipe.encoders, strict=True)
+        ),
         *choice.descriptions,
         f"batches of {resources.tokens_per_batch} tokens",
     )
