@@ -115,7 +115,7 @@ def read_original_head(path: Path, encoders: tuple[EncoderFacts, ...], chunk_siz
 
 
 def _part(module: object, layer: str) -> nn.Module:
-    part = module._modules[layer] if isinstance(module, _Module) else None
+    part = module._modules.get(layer) if isinstance(module, _Module) else None
     if not isinstance(part, nn.Module):
         raise TypeError(f"it has no {layer}")
     return part
@@ -124,7 +124,7 @@ def _part(module: object, layer: str) -> nn.Module:
 def _numbers(module: object, layer: str, name: str) -> NDArray[np.float64]:
     """A tensor of a layer, in float64."""
     part = _part(module, layer)
-    tensor = (part._parameters | part._buffers)[name]
+    tensor = (part._parameters | part._buffers).get(name)
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{layer}.{name} is no tensor")
     check_stored(tensor)
