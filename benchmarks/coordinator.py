@@ -112,7 +112,7 @@ def _time(row: CoordinatorRow, folder: Path) -> CoordinatorRow:
         Shard(index, folder / f"{index}.faa", 1, 1, 1, "")
         for index in range(first_nap + N_NAPS * n_workers)
     ]
-    job = NappingJob(folder, (), (), "", n_workers, first_nap)  # of no model
+    job = NappingJob(folder, (), (), "", "", n_workers, first_nap)  # of no model
     done: list[float] = []  # when the empty shards came
     idle: list[float] = []
     napped: set[str] = set()  # workers; what came before a first nap is of the empty shards

@@ -1,4 +1,4 @@
-"""Fewer launches of kernels, which no run uses: compiled layers and CUDA graphs.
+"""Fewer kernels, which no run uses yet: compiled layers and CUDA graphs.
 
 A CUDA graph is a forward pass recorded once and replayed, for models that launches hold back. It
 has one shape: every batch is laid into the same buffers of ``n_tokens``; what is left over is
@@ -7,63 +7,30 @@ filled with proteins of ``<pad>`` that nobody looks at.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from itertools import pairwise
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from virnucpro.bench.comparison import Comparison, EncoderRow, compare
-from virnucpro.bench.encoder import OURS, Encoder, Setting, Way, load_ours
-from virnucpro.bench.layouts import layouts
-from virnucpro.config import Precision
+from virnucpro.bench.encoder import Encoder, Setting, load_ours
 from virnucpro.encoders.esm2.alphabet import PAD
-from virnucpro.encoders.esm2.attention import attend_varlen
+from virnucpro.encoders.esm2.attention import attend_varlen, flash_attention
 from virnucpro.encoders.esm2.model import ESM2, Layer, mean_pool
 from virnucpro.encoders.esm2.packing import PackedBatch, StagedBatch
 
+# turned queries and keys, and values, (n_tokens, n_heads, head_dim), -> the same
+Attend = Callable[[Tensor, Tensor, Tensor, StagedBatch], Tensor]
 _TOKENS_PER_PROTEIN = 16  # on average, at the least
 _N_WARM_UP = 3
 
 
-def compare_launches(
-    setting: Setting, model: str, profile: str, proteins: Sequence[str], repeats: int
-) -> Iterator[EncoderRow]:
-    """One row for the model as a run has it, one with compiled layers, one with CUDA graphs."""
-    comparison = Comparison(
-        model=model,
-        shape=setting.shape,
-        profile=profile,
-        proteins=proteins,
-        repeats=repeats,
-        limits={},
-    )
-    loads = {"as in a run": load_plain, "compiled": load_compiled, "graphs": load_graphed}
-    precision: Precision = "bf16"
-    ways = [Way(OURS, precision, name, load) for name, load in loads.items()]
-    with layouts(setting, 1, len(ways)) as places:
-        yield from compare(comparison, ways, places)
-
-
-def load_plain(setting: Setting) -> Encoder:
-    return load_ours(setting, "bf16", attend_varlen)
-
-
-def load_compiled(setting: Setting) -> Encoder:
-    """Load the model with compiled layers; the compiler runs before the clock does."""
-    encoder = load_plain(setting)
-    assert isinstance(encoder.model, ESM2)
-    compile_layers(encoder.model)
-    encoder.embed(["M" * 100])
-    return encoder
-
-
 def load_graphed(setting: Setting) -> Encoder:
     """Load the model to replay CUDA graphs."""
-    encoder = load_plain(setting)
+    encoder = load_ours(setting, "bf16", attend_varlen)
     assert isinstance(encoder.model, ESM2)
     graphed = GraphedESM2(encoder.model, setting.tokens_per_batch)
 
@@ -75,16 +42,52 @@ def load_graphed(setting: Setting) -> Encoder:
     return replace(encoder, model=graphed, embed=embed)
 
 
-def compile_layers(model: ESM2, backend: str | Callable[..., object] = "inductor") -> None:
-    """Fuse what lies around the attention of each layer into few kernels.
+def compile_layers(
+    model: ESM2, attend: Attend = flash_attention, backend: str | Callable[..., object] = "inductor"
+) -> None:
+    """Fuse all that lies between one attention and the next, across the border of two layers.
 
-    All layers share one graph, which takes any number of tokens.
+    All layers share three graphs, which take any number of tokens: what comes before the first
+    attention, between two, and after the last.
     """
-    project = torch.compile(Layer.project, dynamic=True, backend=backend)
-    finish = torch.compile(Layer.finish, dynamic=True, backend=backend)
-    for layer in model.layers:
-        assert isinstance(layer, Layer)
-        layer.__dict__.update(project=partial(project, layer), finish=partial(finish, layer))
+    head = torch.compile(_head, dynamic=True, fullgraph=True, backend=backend)
+    tail_head = torch.compile(_tail_head, dynamic=True, fullgraph=True, backend=backend)
+    tail = torch.compile(_tail, dynamic=True, fullgraph=True, backend=backend)
+    layers = [layer for layer in model.layers if isinstance(layer, Layer)]
+
+    def transform(x: Tensor, batch: StagedBatch) -> Tensor:
+        turned = head(layers[0], x, batch.cos, batch.sin)
+        for layer, following in pairwise(layers):
+            attended = attend(*turned, batch)
+            x, turned = tail_head(layer, following, x, attended, batch.cos, batch.sin)
+        return tail(layers[-1], model.final_norm, x, attend(*turned, batch))
+
+    model.transform = transform  # type: ignore[method-assign]
+
+
+Turned = tuple[Tensor, Tensor, Tensor]  # queries, keys, and values, which do not turn
+
+
+def _head(layer: Layer, x: Tensor, cos: Tensor, sin: Tensor) -> Turned:
+    """What attention is given, (n_tokens, n_heads, head_dim) each."""
+    qkv = layer.project(x)
+    a, b = qkv[:, :2].float().chunk(2, dim=-1)
+    c, s = cos[:, None, None, : a.shape[-1]], sin[:, None, None]
+    # no writing into slices, as ``rotate`` has it: so it becomes a single kernel
+    turned = torch.cat([a * c - b * s, b * c + a * s], dim=-1).to(qkv.dtype)
+    return turned[:, 0], turned[:, 1], qkv[:, 2]
+
+
+def _tail_head(
+    layer: Layer, following: Layer, x: Tensor, attended: Tensor, cos: Tensor, sin: Tensor
+) -> tuple[Tensor, Turned]:
+    x = layer.finish(x, attended)
+    return x, _head(following, x, cos, sin)
+
+
+def _tail(layer: Layer, norm: nn.Module, x: Tensor, attended: Tensor) -> Tensor:
+    hidden: Tensor = norm(layer.finish(x, attended))
+    return hidden
 
 
 class GraphedESM2(nn.Module):

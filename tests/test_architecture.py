@@ -19,8 +19,9 @@ LAYERS = """
     sequences.fasta sequences.sheet sequences.inputs sequences.samples sequences.survey
     sequences.genetic_code sequences.translate sequences.composition sequences.screen
     encoders.base encoders.published encoders.fetch options
-    encoders.esm2.alphabet encoders.esm2.packing encoders.esm2.attention encoders.esm2.model
-    encoders.esm2.weights encoders.esm2.converted encoders.esm2.encoder
+    encoders.esm2.alphabet encoders.esm2.packing encoders.esm2.rotary_triton
+    encoders.esm2.attention encoders.esm2.model encoders.esm2.weights
+    encoders.esm2.converted encoders.esm2.encoder
     encoders.dnabert_s.tokenizer encoders.dnabert_s.model encoders.dnabert_s.weights
     encoders.dnabert_s.encoder
     encoders.fair_esm encoders.models encoders.bundles encoders.composition encoders.learned.readers
@@ -28,13 +29,16 @@ LAYERS = """
     encoders.panel encoders.rounding encoders.check
     scorer.pieces scorer.stretches scorer.features scorer.nets scorer.score
     scoring.join scoring.head scoring.original_head scoring.calls outputs.tables outputs.sinks
-    run.feature_file run.features run.lock run.manifest run.folder run.shards run.dedup run.plan
+    run.feature_file run.features run.lock run.machine run.work_log run.manifest run.folder
+    run.shards run.dedup run.plan
     engine.recovery engine.batches engine.worker engine.executor engine.local
     resolve
     scoring.batches scoring.chain scoring.landmarks scoring.regions scoring.pieces
-    outputs.summary outputs.features outputs.write run.intake pipeline outputs.regions
+    outputs.summary outputs.features outputs.write
+    citation report.counts report.facts report.charts report.page report.run
+    run.intake pipeline work outputs.regions
     outputs.compare api
-    run.status dashboard citation
+    run.status dashboard
     labelled.tables labelled.digests labelled.records labelled.split labelled.arrays
     labelled.frames labelled.store
     evaluation.metrics evaluation.held_out evaluation.fragments evaluation.story
@@ -44,11 +48,12 @@ LAYERS = """
     training.objectives
     training.sampling training.made training.piece_nets training.scorer_folds training.region_model
     training.board training.calibration training.export training.features
-    training.request training.story training.config_file
+    training.joining training.runs training.gain
+    training.request training.results training.story training.config_file
     bench.synthetic bench.encoder bench.peers bench.layouts bench.limits bench.comparison
     bench.report bench.programme
     cli.exits cli.command cli.running cli.predict cli.regions cli.train cli.evaluate
-    cli.bench cli.compare cli.inspect cli.models cli.cite
+    cli.work cli.bench cli.compare cli.inspect cli.report cli.models cli.cite
     cli.main
 """
 ORDER = LAYERS.split()
@@ -183,13 +188,15 @@ def test_only_the_store_and_the_index_know_what_a_feature_file_looks_like() -> N
 DOORS = {
     "encoders": {
         "base": {"Encoder", "Model", "Pending", "Rows", "estimate_tokens", "load_encoder"},
-        "bundles": {"fetch_head", "import_files", "open_models"},
+        "bundles": {"fetch_head", "import_files", "model_names"},
         "check": {"check", "report_lines"},
-        "models": {"describe_model", "describe_models", "import_model", "verify_model"},
+        "models": {
+            *("describe_model", "describe_models", "import_model", "open_model", "verify_model"),
+        },
         "published": {"EMBEDDED", "NAMES"},
     },
     "engine": {
-        "executor": {"Executor", "InlineExecutor"},
+        "executor": {"Executor", "InlineExecutor", "NoExecutor"},
         "local": {"ProcessExecutor"},
         "worker": {"Job"},
     },

@@ -13,7 +13,7 @@ import pytest
 from conftest import make_tiny
 from runs import rows, statuses
 
-from virnucpro.cli.running import next_step
+from virnucpro.cli.running import next_step, number_gpus_by_bus
 from virnucpro.encoders.esm2.weights import inspect_checkpoint
 from virnucpro.encoders.published import NAMES
 
@@ -70,6 +70,16 @@ def test_help_says_what_a_command_does(command):
         assert "Usage" in answer.stdout
     if command in (["predict"], ["extract"], ["evaluate"]):
         assert f"Example: virnucpro {command[0]}" in " ".join(answer.stdout.split())
+
+
+def test_gpus_are_numbered_by_their_place_on_the_bus_whatever_was_set(monkeypatch, capsys):
+    """As NVML numbers them, which lists them: else --gpus 0 would be another one."""
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
+    number_gpus_by_bus()
+    assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert "CUDA_DEVICE_ORDER='FASTEST_FIRST' is not followed" in capsys.readouterr().err
+    number_gpus_by_bus()
+    assert capsys.readouterr().err == ""
 
 
 def test_the_command_line_answers_without_torch_numpy_or_h5py():

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
+import pynvml
 import pytest
 
 from virnucpro import devices
@@ -56,6 +58,94 @@ def footprint(name: str) -> Footprint:
 )
 def test_the_visible_gpus_are_those_that_cuda_shows(variable, expected):
     assert [gpu.index for gpu in visible_gpus(GPUS, variable)] == expected
+
+
+class Nvml:
+    """A driver with cards that are whole (None), or cut into slices of so many GiB."""
+
+    NVMLError = pynvml.NVMLError
+    NVML_DEVICE_MIG_ENABLE = pynvml.NVML_DEVICE_MIG_ENABLE
+
+    def __init__(self, *cards: list[int] | None, first_place: int = 0) -> None:
+        self.cards, self.first_place = cards, first_place
+
+    def nvmlInit(self):  # noqa: N802
+        pass
+
+    nvmlShutdown = nvmlInit  # noqa: N815
+
+    def nvmlDeviceGetCount(self):  # noqa: N802
+        return len(self.cards)
+
+    def nvmlDeviceGetHandleByIndex(self, index):  # noqa: N802
+        return (index,)
+
+    def nvmlDeviceGetMigMode(self, card):  # noqa: N802
+        if self.cards[card[0]] is None:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return [pynvml.NVML_DEVICE_MIG_ENABLE] * 2
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, _):  # noqa: N802
+        return 7
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, card, place):  # noqa: N802
+        if not 0 <= place - self.first_place < len(self.cards[card[0]]):
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        return (*card, place - self.first_place)
+
+    def nvmlDeviceGetUUID(self, handle):  # noqa: N802
+        return ("GPU-c" if len(handle) == 1 else "MIG-5") + "".join(map(str, handle))
+
+    def nvmlDeviceGetName(self, handle):  # noqa: N802
+        return "NVIDIA A100" + " MIG" * (len(handle) - 1)
+
+    def nvmlDeviceGetMemoryInfo(self, handle):  # noqa: N802
+        size = 80 if len(handle) == 1 else self.cards[handle[0]][handle[1]]
+        return SimpleNamespace(total=size * GIB, free=(size - 1) * GIB)
+
+    def nvmlDeviceGetCudaComputeCapability(self, _):  # noqa: N802
+        return (8, 0)
+
+
+CUT = Nvml(None, [20, 10], [10], first_place=2)
+
+
+@pytest.mark.parametrize(
+    ("nvml", "variable", "expected"),
+    [
+        (CUT, None, ["GPU-c0"]),
+        (CUT, "MIG-511", ["MIG-511"]),
+        (CUT, "MIG-511,MIG-520", ["MIG-511"]),  # CUDA shows one to a process
+        (CUT, "MIG-51", []),  # ambiguous
+        (CUT, "1", ["MIG-510"]),
+        (CUT, "GPU-c1", ["MIG-510"]),
+        (CUT, "2", ["MIG-520"]),
+        (CUT, "0,1", ["GPU-c0"]),
+        (Nvml([20, 10]), None, ["MIG-500"]),
+        (Nvml([20, 10]), "MIG-777", []),
+    ],
+)
+def test_a_slice_of_a_card_is_what_cuda_shows_of_it(monkeypatch, nvml, variable, expected):
+    monkeypatch.setattr(devices, "pynvml", nvml)
+    gpus, reason = list_gpus()
+    assert reason == ""
+    assert [gpu.uuid for gpu in visible_gpus(gpus, variable)] == expected
+
+
+def test_a_slice_has_batches_of_its_own_memory_and_not_of_the_cards(monkeypatch):
+    monkeypatch.setattr(devices, "pynvml", CUT)
+    monkeypatch.setattr(devices.torch.version, "cuda", "13.0")
+    choice = choose_devices("auto", None, None, "MIG-511", model_bytes=1)
+    assert choice.devices == ("cuda:0",) and choice.memory == 9 * GIB
+    assert choice.descriptions == ("cuda:0 NVIDIA A100 MIG, 9 of 10 GiB free",)
+    assert choose_precision("auto", choice) == "bf16"
+
+
+def test_a_card_that_is_to_be_cut_and_is_not_is_told(monkeypatch):
+    monkeypatch.setattr(devices, "pynvml", Nvml([], []))
+    monkeypatch.setattr(devices.torch.version, "cuda", "13.0")
+    with pytest.raises(UnavailableError, match="2 cards are in MIG mode, and have no instance"):
+        choose_devices("cuda", None, None, None, model_bytes=1)
 
 
 def test_gpus_are_chosen_among_the_visible_by_place_or_uuid():
@@ -150,14 +240,14 @@ def test_a_precision_that_the_device_lacks_is_refused(asked, choice):
 
 
 def test_the_token_budget_fits_the_device_and_the_model():
-    sizes = {name: choose_tokens(H200, footprint(name)) for name in PUBLISHED}
+    sizes = {name: choose_tokens(H200, footprint(name), "bf16") for name in PUBLISHED}
     assert sizes["esm2_t33_650M_UR50D"] == 32_768
     assert sizes["esm2_t36_3B_UR50D"] == 16_384
     assert list(sizes.values()) == sorted(sizes.values(), reverse=True)
-    assert choose_tokens(CPU, footprint("esm2_t6_8M_UR50D")) == 2048
+    assert choose_tokens(CPU, footprint("esm2_t6_8M_UR50D"), "bf16") == 2048
     tight = dataclasses.replace(OLD, memory=2 * GIB)
-    assert choose_tokens(tight, footprint("esm2_t36_3B_UR50D")) == 2048  # never below
-    assert choose_tokens(tight, footprint("esm2_t33_650M_UR50D")) < 32_768
+    assert choose_tokens(tight, footprint("esm2_t36_3B_UR50D"), "bf16") == 2048  # never below
+    assert choose_tokens(tight, footprint("esm2_t33_650M_UR50D"), "bf16") < 32_768
 
 
 def test_the_machine_is_described_with_what_it_lacks():
@@ -184,35 +274,48 @@ def chosen(monkeypatch, *gpus: Gpu) -> Choice:
 
 
 def test_the_card_that_sets_the_precision_of_all_is_named(monkeypatch):
-    choice = chosen(monkeypatch, A100, A100, T4)
+    choice = chosen(monkeypatch, A100, A100, GTX)
     assert choose_precision("auto", choice) == "fp32"
-    (line,) = describe_compromises(choice, MEDIUM, AUTO)
-    assert "cuda:2 (Tesla T4) cannot compute in bf16" in line and "fp32" in line
+    (line,) = describe_compromises(choice, MEDIUM, "bf16", AUTO)
+    assert "cuda:2 (GTX 1080) is slow in 16 bits" in line and "fp32" in line
     assert line.endswith("leave it out with --gpus 0,1")
-    assert not describe_compromises(choice, MEDIUM, (False, True)), "precision was asked for"
+    assert not describe_compromises(choice, MEDIUM, "bf16", (False, True)), (
+        "precision was asked for"
+    )
 
 
 def test_the_card_that_sets_the_batches_of_all_is_named(monkeypatch):
     choice = chosen(monkeypatch, A2, A100, A100)
-    n_tokens = choose_tokens(choice, MEDIUM)
-    (line,) = describe_compromises(choice, MEDIUM, AUTO)
+    n_tokens = choose_tokens(choice, MEDIUM, "bf16")
+    (line,) = describe_compromises(choice, MEDIUM, "bf16", AUTO)
     assert "cuda:0 (NVIDIA A2)" in line and f"{n_tokens:,} tokens" in line and "32,768" in line
     assert line.endswith("leave it out with --gpus 1,2")
-    assert not describe_compromises(choice, MEDIUM, (True, False)), "the budget was asked for"
+    assert not describe_compromises(choice, MEDIUM, "bf16", (True, False)), (
+        "the budget was asked for"
+    )
 
 
 def test_gpus_that_are_alike_get_no_warning(monkeypatch):
-    assert not describe_compromises(chosen(monkeypatch, A100, A100), MEDIUM, AUTO)
+    assert not describe_compromises(chosen(monkeypatch, A100, A100), MEDIUM, "bf16", AUTO)
     used = dataclasses.replace(A100, memory_free=70 * GIB)
-    assert not describe_compromises(chosen(monkeypatch, A100, used), MEDIUM, AUTO)
-    assert not describe_compromises(CPU, MEDIUM, AUTO)
+    assert not describe_compromises(chosen(monkeypatch, A100, used), MEDIUM, "bf16", AUTO)
+    assert not describe_compromises(CPU, MEDIUM, "bf16", AUTO)
 
 
-def test_where_fp16_would_be_faster_it_is_said(monkeypatch):
-    (line,) = describe_compromises(chosen(monkeypatch, T4), MEDIUM, AUTO)
-    assert "--precision fp16" in line
-    assert not describe_compromises(chosen(monkeypatch, T4), MEDIUM, (False, True))
-    assert not describe_compromises(chosen(monkeypatch, GTX), MEDIUM, AUTO), "it is slow there"
+def test_auto_is_fp16_on_gpus_that_have_no_bf16_but_are_fast_in_fp16(monkeypatch):
+    for gpus in ([T4], [A100, T4]):
+        choice = chosen(monkeypatch, *gpus)
+        assert choose_precision("auto", choice) == "fp16"
+        assert choose_precision("fp32", choice) == "fp32"
+        assert not describe_compromises(choice, MEDIUM, "fp16", (True, False))
+    assert choose_precision("auto", chosen(monkeypatch, GTX)) == "fp32", "it is slow there"
+
+
+def test_weights_in_float32_leave_less_room_for_batches():
+    tight = dataclasses.replace(OLD, memory=5 * GIB)
+    half, full = (choose_tokens(tight, MEDIUM, precision) for precision in ("fp16", "fp32"))
+    # two more bytes for each parameter, and two batches in flight
+    assert half - full == pytest.approx(2 * MEDIUM.n_parameters / 2 / MEDIUM.bytes_per_token, abs=1)
 
 
 def test_what_a_model_needs_is_what_its_batches_take():
@@ -220,8 +323,8 @@ def test_what_a_model_needs_is_what_its_batches_take():
         model = footprint(name)
         memory = default_gpu_memory(model)
         just = dataclasses.replace(H200, memory=memory)
-        assert choose_tokens(just, model) == choose_tokens(H200, model)
+        assert choose_tokens(just, model, "bf16") == choose_tokens(H200, model, "bf16")
         less = dataclasses.replace(H200, memory=memory * 9 // 10)
-        assert choose_tokens(less, model) < choose_tokens(H200, model)
+        assert choose_tokens(less, model, "bf16") < choose_tokens(H200, model, "bf16")
         lines = describe_needs(model)
         assert f"{memory / 1e9:.1f} GB for the default batches" in lines[1]

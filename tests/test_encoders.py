@@ -12,7 +12,14 @@ import pytest
 import torch
 import toy_encoder
 from conftest import TINY, random_layers
-from oracle import make_fair_esm, random_protein, save_fair_esm, tolerance, worst_row
+from oracle import (
+    fair_esm_hidden,
+    make_fair_esm,
+    random_protein,
+    save_fair_esm,
+    tolerance,
+    worst_row,
+)
 from runs import run_inline, vectors
 
 from virnucpro.config import EncoderSpec
@@ -274,3 +281,60 @@ def test_fair_esm_plans_every_protein_once_and_pads_within_the_budget(tiny):
     for batch in batches:
         n_tokens = encoder.count_tokens([lengths[i] for i in batch])
         assert n_tokens <= 200 or len(batch) == 1
+
+
+# fp16
+
+
+@pytest.fixture
+def overflowing(tmp_path: Path) -> Path:
+    """A model whose first MLP gives half of the proteins numbers that fp16 cannot hold."""
+    model = make_fair_esm(TINY)
+    largest = []
+    mlp = model.layers[0].fc2
+    handle = mlp.register_forward_hook(lambda *call: largest.append(call[-1].abs().max().item()))
+    for protein in MIXED:
+        fair_esm_hidden(model, [protein], TINY.n_layers)
+    handle.remove()
+    low, high = sorted(largest)[len(MIXED) // 2 - 1 :][:2]
+    assert high > 1.01 * low, "far more than what fp16 rounds off"
+    factor = torch.finfo(torch.float16).max / (low * high) ** 0.5
+    mlp.weight *= factor
+    mlp.bias *= factor
+    return save_fair_esm(model, tmp_path / "model.pt")
+
+
+MIXED = [random_protein(length, seed) for seed, length in enumerate((30, 41, 8, 60, 25, 50))]
+
+
+@pytest.mark.parametrize("pooling", ["mean", "none"])
+def test_what_fp16_cannot_hold_is_embedded_in_float32_with_the_same_bits_in_every_batch(
+    overflowing, pooling
+):
+    spec = EncoderSpec(
+        model="m", sha256="", layer=2, pooling=pooling, precision="fp16", dim=TINY.dim
+    )
+    device = torch.device("cpu")
+    encoder = load_encoder(spec, overflowing, device)
+    exact = load_encoder(replace(spec, precision="fp32"), overflowing, device)
+    for layer in exact.model.layers:
+        for linear in (layer.qkv, layer.attention_out, layer.up, layer.down):
+            linear.half().float()  # the weights that the encoder in fp16 has
+    n_rows = [len(protein) if pooling == "none" else 1 for protein in MIXED]
+
+    def by_protein(order: list[int]) -> dict[int, np.ndarray]:
+        rows = encoder.start([MIXED[i] for i in order]).rows()
+        parts = np.split(rows, np.cumsum([n_rows[i] for i in order])[:-1])
+        return dict(zip(order, parts, strict=True))
+
+    plain = encoder.embed(MIXED).split(n_rows)
+    overflows = [not part.isfinite().all() for part in plain]
+    assert sum(overflows) == len(MIXED) // 2
+    for order in ([0, 1, 2, 3, 4, 5], [5, 3, 1, 0], [4, 2]):
+        for i, rows in by_protein(order).items():
+            assert np.isfinite(rows).all()
+            if overflows[i]:
+                assert np.array_equal(rows, exact.start([MIXED[i]]).rows())
+            else:
+                alone = encoder.embed([MIXED[i]])
+                assert worst_row(torch.from_numpy(rows), alone) < tolerance(2, torch.float16)

@@ -35,6 +35,7 @@ from toy_executor import BackwardExecutor
 
 from virnucpro.config import Resources
 from virnucpro.engine import local
+from virnucpro.engine.batches import TooLarge, attempt
 from virnucpro.engine.executor import InlineExecutor
 from virnucpro.engine.local import ProcessExecutor, _Peer
 from virnucpro.engine.recovery import Task, Workload
@@ -356,6 +357,36 @@ def test_a_batch_that_does_not_fit_is_halved_and_the_budget_remembered(
     sizes = [event.n_tokens for event in events[last:] if isinstance(event, BatchDone)]
     in_flight_then = 500 if worker is workers.OverlappingSmallWorker else 0
     assert len(reduced) < 5 and max(sizes) <= max(reduced[-1], in_flight_then)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+    ],
+)
+def test_a_library_without_room_on_the_device_is_out_of_memory(message):
+    def work() -> None:
+        raise RuntimeError(message)
+
+    assert isinstance(attempt(work), TooLarge)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx(...)`",
+        "cuDNN error: CUDNN_STATUS_EXECUTION_FAILED",
+    ],
+)
+def test_a_library_that_fails_on_the_device_ends_the_worker(message):
+    def work() -> None:
+        raise RuntimeError(message)
+
+    with pytest.raises(torch.AcceleratorError, match="EXECUTION_FAILED"):
+        attempt(work)
 
 
 def test_a_sequence_too_large_for_the_device_fails_alone(make_config, tiny, tmp_path):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import esm
 import pytest
@@ -27,23 +30,30 @@ from oracle import (
     worst_row,
 )
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from virnucpro.encoders.esm2 import rotary_triton
 from virnucpro.encoders.esm2.alphabet import PAD
 from virnucpro.encoders.esm2.attention import (
     Kernel,
     attend_dense,
+    attend_efficient,
     attend_runs,
     attend_to_train,
     attend_varlen,
+    attend_varlen_triton,
     choose_kernel,
+    flash_attention,
     rotate,
 )
 from virnucpro.encoders.esm2.model import (
     ESM2,
     ESM2Shape,
     bos_pool,
+    mean_of_bags,
     mean_pool,
     residues_only,
+    rotary_frequencies,
 )
 from virnucpro.encoders.esm2.packing import PackedBatch, StagedBatch
 from virnucpro.encoders.esm2.weights import load_esm2
@@ -100,9 +110,13 @@ CASES = [
         (Case("cpu", torch.float16, attend_runs), ()),
         (Case("cuda", torch.float32, attend_runs), on_cuda),
         (Case("cuda", torch.float16, attend_runs), on_cuda),
+        (Case("cuda", torch.float32, attend_efficient), on_cuda),
+        (Case("cuda", torch.float16, attend_efficient), on_cuda),
         (Case("cuda", torch.bfloat16, attend_runs), on_ampere),
         (Case("cuda", torch.float16, attend_varlen), on_ampere),
         (Case("cuda", torch.bfloat16, attend_varlen), on_ampere),
+        (Case("cuda", torch.float16, attend_varlen_triton), on_ampere),
+        (Case("cuda", torch.bfloat16, attend_varlen_triton), on_ampere),
     )
 ]
 
@@ -392,10 +406,29 @@ def test_a_gradient_is_the_slope_of_the_result(oracle):
     assert (above - below) / (2 * step) == pytest.approx(slope, abs=limit)
 
 
+def attend_offsets(q: Tensor, k: Tensor, v: Tensor, batch: StagedBatch) -> Tensor:
+    """What ``flash_attention`` computes, by its offsets alone."""
+    out = torch.full_like(v, torch.nan)
+    for first, last in pairwise(batch.cu_seqlens.tolist()):
+        assert last - first <= batch.max_seqlen
+        protein = (x[first:last].transpose(0, 1) for x in (q, k, v))
+        out[first:last] = F.scaled_dot_product_attention(*protein).transpose(0, 1)
+    return out
+
+
+def attend_turned_offsets(qkv: Tensor, batch: StagedBatch) -> Tensor:
+    """What ``attend_varlen`` computes."""
+    turned = rotate(qkv[:, :2].float(), batch.cos[:, None, None], batch.sin[:, None, None])
+    return attend_offsets(*turned.to(qkv.dtype).unbind(1), qkv[:, 2], batch)
+
+
+# Inductor says on every compilation that products could be in TF32, which we do not want
+@pytest.mark.filterwarnings("default:TensorFloat32 tensor cores")
 @pytest.mark.parametrize("oracle", [24], indirect=True)
-@pytest.mark.parametrize("case", CASES)
-def test_compiled_layers_give_fair_esm_s_vectors_for_any_number_of_tokens_from_one_graph(
-    oracle, case
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=on_ampere)])
+def test_compiled_layers_give_fair_esm_s_vectors_for_any_number_of_tokens_from_three_graphs(
+    oracle, device, dtype
 ):
     graphs = []
 
@@ -404,27 +437,17 @@ def test_compiled_layers_give_fair_esm_s_vectors_for_any_number_of_tokens_from_o
         return graph.forward
 
     torch.compiler.reset()
-    model = case.load(oracle.path, oracle.shape.n_layers)
+    model = Case(device, dtype, attend_runs).load(oracle.path, oracle.shape.n_layers)
+    has_flash = device == "cuda" and dtype != torch.float32
     # a GPU is what it is for; without one, all but the making of kernels is tested
-    compile_layers(model, "inductor" if case.device == "cuda" else run_as_traced)
-    limit = tolerance(oracle.shape.n_layers, case.dtype)
+    backend = "inductor" if device == "cuda" else run_as_traced
+    compile_layers(model, flash_attention if has_flash else attend_offsets, backend)
+    limit = tolerance(oracle.shape.n_layers, dtype)
     for proteins in (PROTEINS, PROTEINS[:3], PROTEINS[4:]):
         references = [oracle.hidden[PROTEINS.index(protein)] for protein in proteins]
         found = torch.cat(embed(model, proteins))
         assert worst_row(found, torch.cat(references)) < limit
-    assert case.device == "cuda" or len(graphs) == 2, "one before attention, one after it"
-
-
-def attend_offsets(qkv: Tensor, batch: StagedBatch) -> Tensor:
-    """What ``attend_varlen`` computes, by its offsets alone."""
-    turned = rotate(qkv[:, :2].float(), batch.cos[:, None, None], batch.sin[:, None, None])
-    out = torch.full_like(qkv[:, 0], torch.nan)
-    for first, last in pairwise(batch.cu_seqlens.tolist()):
-        assert last - first <= batch.max_seqlen
-        q, k = turned[first:last].permute(1, 2, 0, 3)
-        attended = F.scaled_dot_product_attention(q, k, qkv[first:last, 2].transpose(0, 1))
-        out[first:last] = attended.transpose(0, 1)
-    return out
+    assert device == "cuda" or len(graphs) == 3, "before, between and after the attentions"
 
 
 @pytest.mark.parametrize("oracle", [24], indirect=True)
@@ -434,7 +457,7 @@ def test_a_batch_padded_to_a_fixed_size_keeps_its_vectors(oracle, n_tokens):
     batch = PackedBatch.of([random_protein(length) for length in (166, 166, 100, 60)])
     expected = model(batch)
     assert len(expected) == 500
-    model.attend = attend_offsets
+    model.attend = attend_turned_offsets
     offsets = pad_offsets(batch, n_tokens, 64)
     staged = StagedBatch.of(replace(batch, cu_seqlens=offsets), model.inv_freq)
     n_more = n_tokens - 500
@@ -480,9 +503,106 @@ def test_in_bf16_a_vector_has_the_same_bits_in_every_batch_on_a_cpu(oracle, n_ot
 @on_ampere
 def test_a_cuda_device_attends_with_flash_attention_but_in_float32():
     device = torch.device("cuda")
-    assert choose_kernel(device, torch.float32) is attend_runs
-    assert choose_kernel(device, torch.float16) is attend_varlen
-    assert choose_kernel(device, torch.bfloat16) is attend_varlen
+    assert choose_kernel(device, torch.float32) is attend_efficient
+    flash = attend_varlen_triton if rotary_triton.can_rotate(device) else attend_varlen
+    assert choose_kernel(device, torch.float16) is flash
+    assert choose_kernel(device, torch.bfloat16) is flash
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "kernel"),
+    [
+        ((7, 5), torch.float16, attend_efficient),
+        ((7, 0), torch.float32, attend_efficient),
+        ((8, 0), torch.float32, attend_efficient),
+        ((8, 0), torch.float16, attend_varlen),
+        ((12, 0), torch.bfloat16, attend_varlen),
+    ],
+)
+def test_the_kernel_of_a_gpu_goes_by_its_age_and_the_precision(
+    monkeypatch, capability, dtype, kernel
+):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(rotary_triton, "triton", None)
+    assert choose_kernel(torch.device("cuda"), dtype) is kernel
+
+
+class Operators(TorchDispatchMode):
+    """Records the names of the operators that run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, operator, _, args=(), kwargs=None):
+        self.names[operator.overloadpacket.__name__] += 1
+        return operator(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "dtype", "operator"),
+    [
+        (attend_varlen, torch.bfloat16, "_flash_attention_forward"),
+        (attend_efficient, torch.float32, "_efficient_attention_forward"),
+    ],
+)
+@pytest.mark.parametrize("pool", [mean_of_bags, bos_pool, residues_only])
+def test_a_gpu_attends_in_one_launch_per_layer_and_never_waits_for_the_host(
+    kernel, dtype, operator, pool
+):
+    """Tensors without numbers: whatever would have to look at one is an error."""
+    shape = SHAPES[64]
+    with torch.device("meta"):
+        model = ESM2(shape, shape.n_layers, dtype, kernel).to("meta")
+    batch = PackedBatch.of(PROTEINS)
+    with torch.inference_mode(), Operators() as operators:
+        rows = pool(model(batch), batch)
+    n_rows = sum(map(len, PROTEINS)) if pool is residues_only else len(PROTEINS)
+    assert rows.shape == (n_rows, shape.dim) and rows.dtype == torch.float32
+    assert operators.names[operator] == shape.n_layers
+    attention = {name for name in operators.names if "attention" in name}
+    assert attention == {operator}, "and no other kernel, whatever this torch prefers"
+
+
+@pytest.mark.parametrize("oracle", [24], indirect=True)
+def test_one_kernel_pools_as_the_kernels_of_each_length_do(oracle):
+    batch = PackedBatch.of(PROTEINS)
+    hidden = torch.cat(oracle.hidden)
+    exact = torch.stack([rows[1:-1].double().mean(dim=0) for rows in oracle.hidden])
+    # a sum of n terms is rounded n times, by u of its size at most, and the mean once more
+    limit = (LONGEST + 1) * torch.finfo(torch.float32).eps / 2
+    size = torch.stack([rows[1:-1].double().abs().mean(dim=0) for rows in oracle.hidden])
+    for pool in (mean_of_bags, mean_pool):
+        assert ((pool(hidden, batch) - exact).abs() <= limit * size).all()
+
+
+@pytest.mark.parametrize("head_dim", SHAPES)
+def test_the_rotation_in_triton_turns_queries_and_keys_and_leaves_the_values(monkeypatch, head_dim):
+    pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")  # on a CPU, as it stands
+    kernel = importlib.reload(rotary_triton)
+    shape = SHAPES[head_dim]
+    batch = StagedBatch.of(PackedBatch.of(["MKV", ODD_LETTERS]), rotary_frequencies(head_dim))
+    qkv = torch.randn(len(batch.tokens), 3, shape.n_heads, head_dim).bfloat16()
+    before = qkv.clone()
+    expected = rotate(qkv[:, :2].float(), batch.cos[:, None, None], batch.sin[:, None, None])
+    kernel.rotate_in_place(qkv, batch.cos, batch.sin)
+    assert torch.equal(qkv[:, 2], before[:, 2])
+    # both round the same sum of two products to bf16; where these nearly cancel each other, what
+    # float32 rounds off them is left
+    eps, size = torch.finfo(torch.bfloat16).eps, before[:, :2].float().abs().max()
+    slack = 4 * torch.finfo(torch.float32).eps * size
+    torch.testing.assert_close(qkv[:, :2].float(), expected, rtol=eps, atol=float(slack))
+
+
+def test_without_triton_or_a_compiler_for_it_the_rotation_is_torchs(monkeypatch):
+    def no_compiler(*_: object, **__: object) -> None:
+        raise RuntimeError("Failed to find C compiler (a test)")
+
+    monkeypatch.setattr(rotary_triton, "triton", None)
+    assert not rotary_triton.can_rotate(torch.device("cpu"))
+    monkeypatch.setattr(rotary_triton, "triton", SimpleNamespace(next_power_of_2=no_compiler))
+    assert not rotary_triton.can_rotate(torch.device("cpu"))
 
 
 def test_the_number_of_parameters_is_that_of_the_model(oracle):

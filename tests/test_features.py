@@ -101,7 +101,7 @@ def test_each_encoder_has_a_store_of_its_own_in_the_features_of_the_run(rundir, 
     assert stores[0].index == rundir.feature_index
     for i, store in enumerate(stores):
         store.write(shard, embed("a", first=i))
-        assert store.count_files() == 1
+        assert len(store.names_done()) == 1
     for i, store in enumerate(stores):
         (content,) = store.read_files()
         assert (content.vectors == i).all()
@@ -119,7 +119,7 @@ def test_a_shard_is_owed_by_each_encoder_by_itself(stores):
 
     assert [owed(store) for store in stores] == [[], [0, 1], [0, 1]]
     assert owed(stores[1], "record of b") == [0]
-    assert [store.is_done(shards[1]) for store in stores] == [True, True, False]
+    assert [shards[1].name in store.names_done() for store in stores] == [True, True, False]
 
 
 def test_the_store_of_a_further_encoder_is_cleared_swept_and_refused_as_a_link(
@@ -129,12 +129,12 @@ def test_the_store_of_a_further_encoder_is_cleared_swept_and_refused_as_a_link(
     for store in stores:
         store.write(shard, embed("a"))
         store.index.write_bytes(b"an index")
-        store.partial(shard).write_bytes(b"rows")
+        store.partial(shard, "me").write_bytes(b"rows")
     mine = stores[1].folder / "mine.txt"
     mine.write_text("mine")
     rundir.sweep()
-    assert not any(store.partial(shard).exists() for store in stores)
-    assert all(store.is_done(shard) for store in stores)
+    assert not any(store.partial(shard, "me").exists() for store in stores)
+    assert all(shard.name in store.names_done() for store in stores)
     rundir.clear()
     left = [path for path in rundir.root.rglob("*") if path.is_file()]
     assert left == [mine]
@@ -174,7 +174,7 @@ def test_a_run_of_two_encoders_has_the_vectors_of_each_and_resumes_what_either_o
             assert_same_vectors(found, vectors(alone.output))
 
     assert_whole()
-    n_shards = stores[0].count_files()
+    n_shards = len(stores[0].names_done())
     lines = inspect_run(both.output, verify=True).lines
     assert f"shards    {n_shards} done" in lines
     (stores[1].folder / "000001.h5").unlink()

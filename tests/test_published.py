@@ -25,11 +25,12 @@ from typer.testing import CliRunner
 
 from virnucpro.cli.main import app
 from virnucpro.config import EncoderSpec
-from virnucpro.encoders.bundles import fetch_head, import_files, open_models
+from virnucpro.encoders.base import Model
+from virnucpro.encoders.bundles import fetch_head, import_files, model_names
 from virnucpro.encoders.dnabert_s.encoder import DNABERTModel
 from virnucpro.encoders.dnabert_s.model import DNABERTShape
 from virnucpro.encoders.fetch import git_blob
-from virnucpro.encoders.models import locate, published_folder
+from virnucpro.encoders.models import locate, open_model, published_folder
 from virnucpro.encoders.published import BUNDLES, FOLDERS, PUBLISHED, Bundle, Published, RemoteFile
 from virnucpro.engine.executor import InlineExecutor
 from virnucpro.engine.local import ProcessExecutor
@@ -209,6 +210,10 @@ def brought(classifier, tmp_path, monkeypatch) -> Path:
     return folder
 
 
+def open_bundle() -> tuple[Model, ...]:
+    return tuple(open_model(name, lambda _: None) for name in model_names("virnucpro-500"))
+
+
 def test_the_figures_of_dnabert_s_are_those_of_its_shape(tmp_path):
     shape = DNABERTShape(n_layers=12, dim=768, n_heads=12, inner=3072, n_words=4096)
     folder = dnabert.write_dnabert(tmp_path / "m")
@@ -232,7 +237,7 @@ def test_a_bundle_is_imported_from_a_folder_and_used_without_network(brought, tm
     lines = CliRunner().invoke(app, ["models", "list"]).output.splitlines()
     (line,) = (line for line in lines if line.startswith("virnucpro-500"))
     assert " here: " in line
-    models = open_models("virnucpro-500", lambda _: None)
+    models = open_bundle()
     assert [model.name for model in models] == list(BUNDLES["virnucpro-500"].encoders)
     head = find_head("virnucpro-500", models, lambda _: None)
     ids = [one.encoder_id for one in load_head(head).facts.encoders]
@@ -263,7 +268,7 @@ def test_another_file_under_a_published_name_is_refused(brought, name):
     place = next(published_folder().rglob(name))
     place.write_bytes(content)
     with pytest.raises(UnavailableError, match=r"is not (that of )?the published .* its (SHA|id)"):
-        models = open_models("virnucpro-500", lambda _: None)
+        models = open_bundle()
         find_head("virnucpro-500", models, lambda _: None)
 
 
@@ -336,7 +341,7 @@ def test_a_run_that_is_killed_and_resumed_with_other_workers_has_the_same_bytes(
 ):
     def small(chosen: PredictOptions):
         config, head = resolve(chosen, lambda _: None)
-        return replace(config, recipe=replace(config.recipe, residues_per_shard=1000)), head
+        return replace(config, recipe=replace(config.recipe, residues_per_shard=600)), head
 
     (fasta,) = options.input
     fasta.write_text("".join(fasta.read_text().splitlines(keepends=True)[:30]))

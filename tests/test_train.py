@@ -15,7 +15,7 @@ import psutil
 import pytest
 import torch
 from conftest import TINY, Tiny
-from labelled import coding, frames_of, options, pairs_of, records_of, train_here, write_labelled
+from labelled import frames_of, options, pairs_of, relabelled, train_here, write_labelled
 from oracle import tolerance
 from runs import hear_signals, leftovers, run_inline, vectors
 from safetensors.torch import load_file
@@ -104,7 +104,7 @@ def predicted(data: Path, out: Path, encoder: Path, make_config, folder: Path) -
     with (folder / "test.fa").open("w") as fasta:
         for _, record in pairs_of(data, splits, "test"):
             write_record(fasta, record.id, record.sequence)
-    config = make_config(folder / "test.fa", checkpoint=encoder, weights=(encoder,))
+    config = make_config(folder / "test.fa", checkpoints=(encoder,), weights=(encoder,))
     run_inline(config, load_head(out / "head.safetensors"))
     rows = (config.output / "prediction_results.txt").read_text().splitlines()[1:]
     return {row.split("\t")[0]: float(row.split("\t")[3]) for row in rows}
@@ -178,8 +178,9 @@ def names_in(folder: Path) -> set[str]:
 
 
 def test_the_command_leaves_what_its_help_says(head_only, finetuned, pretrained):
-    of_labels = {*OF_ALL, "held_out.tsv", "head.safetensors"}
-    assert names_in(head_only) == {*of_labels, "features", "records.fa"}
+    tables = {"held_out.tsv", "gain.tsv", "epochs.tsv"}
+    of_labels = {*OF_ALL, *tables, "records.fa", "head.safetensors"}
+    assert names_in(head_only) == {*of_labels, "features"}
     assert names_in(finetuned) == {*of_labels, "esm2_trained"}
     assert names_in(pretrained) == {*OF_ALL, "esm2_mine"}
     for out in (head_only, finetuned, pretrained):
@@ -315,16 +316,6 @@ def test_records_weigh_what_the_manifest_says_and_labels_the_same_if_asked(data,
     half = len(frames) / 2
     for line, rows in zip(said["auto"], sides.values(), strict=True):
         assert float(line.rpartition(" ")[2]) == pytest.approx(half / rows.sum(), abs=6e-4)
-
-
-def relabelled(folder: Path, codons_of: dict[str, str]) -> Path:
-    """Records whose bases are those of the label that ``codons_of`` says."""
-    path, rng = write_labelled(folder, n_groups=16, per_group=3), np.random.default_rng(8)
-    records = records_of(path)
-    with (folder / "data.fa").open("w") as out:
-        for record in records:
-            out.write(f">{record.id}\n{coding(codons_of[record.label], 400, rng)}\n")
-    return path
 
 
 @pytest.mark.parametrize("is_learnable", [True, False])

@@ -12,6 +12,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from itertools import count
 from pathlib import Path
 
@@ -407,6 +408,22 @@ def test_processes_that_torchrun_started_train_together(trained, tmp_path):
     processes = [start(tmp_path, "torchrun", **known, RANK=rank, LOCAL_RANK=rank) for rank in "01"]
     assert [process.wait(timeout=120) for process in processes] == [0, 0]
     assert_same_bits(weights(tmp_path), weights(trained / "labels" / str(Cut(2, 1))))
+
+
+@pytest.mark.parametrize(
+    ("device", "backend", "told"), [("cuda:1", "nccl", "cuda:1"), ("cpu", "gloo", None)]
+)
+def test_processes_wait_as_long_for_the_first_as_it_may_take(monkeypatch, device, backend, told):
+    """NCCL asks the store for its address, with the store's patience, and guesses no device."""
+    joined = {}
+    monkeypatch.setattr(
+        ranks.dist, "init_process_group", lambda *words, **facts: joined.update(facts, to=words)
+    )
+    store = ranks.open_store(0, is_master=True)
+    ranks.join_group(store, 0, 1, torch.device(device))
+    assert store.timeout == joined["timeout"] == timedelta(hours=6)
+    assert joined["to"] == (backend,)
+    assert joined["device_id"] == (torch.device(told) if told else None)
 
 
 def test_torchrun_is_known_by_its_environment():

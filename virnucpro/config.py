@@ -120,16 +120,16 @@ class Footprint:
     bytes_per_token: int  # peak of all activations on a device, with room to spare
     filling_tokens: int  # in a batch that keeps a GPU busy
 
-    @property
-    def weight_bytes(self) -> int:
+    def weight_bytes(self, precision: Precision) -> int:
         """On a device."""
-        return round(self.bytes_per_parameter * self.n_parameters)
+        least = 4 if precision == "fp32" else 0
+        return round(max(least, self.bytes_per_parameter) * self.n_parameters)
 
 
 def join_footprints(footprints: Sequence[Footprint]) -> Footprint:
     """The room for models that are loaded together, and are at work one after the other."""
     n_parameters = sum(each.n_parameters for each in footprints)
-    weight_bytes = sum(each.weight_bytes for each in footprints)
+    weight_bytes = sum(each.weight_bytes("bf16") for each in footprints)
     return Footprint(
         n_parameters=n_parameters,
         file_bytes=sum(each.file_bytes for each in footprints),

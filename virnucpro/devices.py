@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import psutil
@@ -27,12 +28,13 @@ _MUCH_LESS = 0.75  # share of another GPU's tokens below which a warning is due
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    index: int  # index among all GPUs of the machine, by PCI bus
+    index: int  # index of the card among all of the machine, by PCI bus
     uuid: str
     name: str
     memory_total: int  # bytes
     memory_free: int
     capability: tuple[int, int]
+    card: str = ""  # UUID of the card that this is a slice (MIG) of
 
     @property
     def has_bf16(self) -> bool:
@@ -59,6 +61,10 @@ class Choice:
         return self.devices[0].partition(":")[0]
 
     @property
+    def has_fast_fp16(self) -> bool:
+        return bool(self.gpus) and all(gpu.has_fast_fp16 for gpu in self.gpus)
+
+    @property
     def first(self) -> Choice:
         """The first device alone."""
         return replace(
@@ -76,44 +82,81 @@ def list_gpus() -> tuple[list[Gpu], str]:
     except pynvml.NVMLError as error:
         return [], f"no NVIDIA driver answers ({error})"
     try:
-        return [_describe(index) for index in range(pynvml.nvmlDeviceGetCount())], ""
+        n_cards = pynvml.nvmlDeviceGetCount()
+        gpus = [gpu for index in range(n_cards) for gpu in _describe(index)]
     except pynvml.NVMLError as error:
         return [], f"the NVIDIA driver does not answer ({error})"
     finally:
         pynvml.nvmlShutdown()
+    return gpus, "" if gpus else f"{n_cards} cards are in MIG mode, and have no instance"
 
 
-def _describe(index: int) -> Gpu:
-    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-    capability = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
-    return Gpu(
-        index=index,
-        uuid=pynvml.nvmlDeviceGetUUID(handle),
-        name=pynvml.nvmlDeviceGetName(handle),
-        memory_total=int(memory.total),
-        memory_free=int(memory.free),
-        capability=(int(capability[0]), int(capability[1])),
-    )
+def _describe(index: int) -> list[Gpu]:
+    """A card, or its slices if it is cut into some."""
+    card = pynvml.nvmlDeviceGetHandleByIndex(index)
+    slices = _slices(card)
+    capability = pynvml.nvmlDeviceGetCudaComputeCapability(card)
+    gpus = []
+    for handle in [card] if slices is None else slices:
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+        gpu = Gpu(
+            index=index,
+            uuid=pynvml.nvmlDeviceGetUUID(handle),
+            name=pynvml.nvmlDeviceGetName(handle),
+            memory_total=int(memory.total),
+            memory_free=int(memory.free),
+            capability=(int(capability[0]), int(capability[1])),
+            card="" if slices is None else pynvml.nvmlDeviceGetUUID(card),
+        )
+        gpus.append(gpu)
+    return gpus
+
+
+def _slices(card: object) -> list[object] | None:
+    """NVML's handles of the MIG instances of a card; None if it is not in MIG mode."""
+    try:
+        is_cut = pynvml.nvmlDeviceGetMigMode(card)[0] == pynvml.NVML_DEVICE_MIG_ENABLE
+    except pynvml.NVMLError:  # it has no such mode
+        return None
+    if not is_cut:
+        return None
+    handles = []
+    for place in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(card)):
+        with suppress(pynvml.NVMLError):  # a place without an instance, or not ours
+            handles.append(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(card, place))
+    return handles
 
 
 def visible_gpus(gpus: Sequence[Gpu], cuda_visible_devices: str | None) -> list[Gpu]:
-    """The GPUs that CUDA shows, in its order: a wrong entry hides itself and all behind it."""
+    """The GPUs that CUDA shows, in its order: a wrong entry hides itself and all behind it.
+
+    Of slices (MIG) it shows one to a process, and that only without a whole card beside it.
+    """
     if cuda_visible_devices is None:
-        return list(gpus)
+        return [gpu for gpu in gpus if not gpu.card] or list(gpus[:1])
     visible: list[Gpu] = []
-    for entry in cuda_visible_devices.split(","):
-        matches = _matching(gpus, entry.strip())
+    for entry in map(str.strip, cuda_visible_devices.split(",")):
+        matches = _named_to_cuda(gpus, entry)
         if len(matches) != 1 or matches[0] in visible:
             break
+        if matches[0].card:
+            return visible or matches
         visible += matches
     return visible
 
 
-def _matching(gpus: Sequence[Gpu], entry: str) -> list[Gpu]:
+def _named_to_cuda(gpus: Sequence[Gpu], entry: str) -> list[Gpu]:
+    """The GPUs that an entry may mean; the number or UUID of a card means its first slice."""
     if entry.isdigit():
-        return list(gpus[int(entry) : int(entry) + 1])
-    return [gpu for gpu in gpus if entry and gpu.uuid.startswith(entry)]
+        return [gpu for gpu in gpus if gpu.index == int(entry)][:1]
+    cards = {gpu.card: gpu for gpu in reversed(gpus) if entry and gpu.card.startswith(entry)}
+    return [gpu for gpu in gpus if entry and gpu.uuid.startswith(entry)] + list(cards.values())
+
+
+def _matching(visible: Sequence[Gpu], entry: str) -> list[Gpu]:
+    if entry.isdigit():
+        return list(visible[int(entry) : int(entry) + 1])
+    return [gpu for gpu in visible if entry and gpu.uuid.startswith(entry)]
 
 
 def select_gpus(request: str, visible: Sequence[Gpu]) -> list[int]:
@@ -256,32 +299,34 @@ def choose_precision(request: str, choice: Choice) -> Precision:
     """
     match request:
         case "auto":
-            return "bf16" if choice.has_bf16 else "fp32"
+            if choice.has_bf16:
+                return "bf16"
+            return "fp16" if choice.has_fast_fp16 else "fp32"
         case "fp32":
             return "fp32"
         case "fp16" if choice.kind != "cpu":
             return "fp16"
-        case "bf16" if choice.has_bf16 or choice.kind == "cpu":
-            return "bf16"
+        case "bf16" | "bf16x2" if choice.has_bf16 or choice.kind == "cpu":
+            return request
     raise UnavailableError(
         f"--precision {request} is not for {choice.descriptions[0]}",
         hint="leave it out for the best that the device has",
     )
 
 
-def choose_tokens(choice: Choice, footprint: Footprint) -> int:
+def choose_tokens(choice: Choice, footprint: Footprint, precision: Precision) -> int:
     """The token budget of a batch: enough to fill the device, and well within its memory."""
     if choice.kind == "cpu":
         return _CPU_TOKENS
     if choice.kind == "mps":
         return _MPS_TOKENS
-    fitting = (choice.memory - footprint.weight_bytes) // 2 // footprint.bytes_per_token
+    fitting = (choice.memory - footprint.weight_bytes(precision)) // 2 // footprint.bytes_per_token
     return max(_FEWEST_TOKENS, min(fitting, footprint.filling_tokens))
 
 
 def gpu_memory(footprint: Footprint, n_tokens: int) -> int:
     """Bytes for the weights in half precision and two batches of so many tokens."""
-    return footprint.weight_bytes + 2 * n_tokens * footprint.bytes_per_token
+    return footprint.weight_bytes("bf16") + 2 * n_tokens * footprint.bytes_per_token
 
 
 def default_gpu_memory(footprint: Footprint) -> int:
@@ -297,7 +342,7 @@ def describe_needs(footprint: Footprint) -> list[str]:
         f"disk        {as_size(footprint.file_bytes + converted)}"
         + (f", of which {as_size(converted)} are for the converted model" if converted else ""),
         f"GPU memory  {as_size(most)} for the default batches, {as_size(least)} at the least",
-        f"RAM         {as_size(footprint.weight_bytes + _GIB // 2)} for a CPU worker",
+        f"RAM         {as_size(footprint.weight_bytes('bf16') + _GIB // 2)} for a CPU worker",
     ]
 
 
@@ -307,7 +352,7 @@ def as_size(n_bytes: int) -> str:
 
 
 def describe_compromises(
-    choice: Choice, footprint: Footprint, is_auto: tuple[bool, bool]
+    choice: Choice, footprint: Footprint, precision: Precision, is_auto: tuple[bool, bool]
 ) -> list[str]:
     """Lines about what unlike GPUs cost each other, and how to leave out the weaker ones.
 
@@ -317,20 +362,14 @@ def describe_compromises(
     lines: list[str] = []
     if not choice.gpus:
         return lines
-    old = [place for place, gpu in enumerate(choice.gpus) if not gpu.has_bf16]
+    old = [place for place, gpu in enumerate(choice.gpus) if not gpu.has_fast_fp16]
     if auto_precision and old and len(old) < len(choice.gpus):
         lines.append(
-            f"{_named(choice, old)} cannot compute in bf16, so every GPU runs in fp32: "
+            f"{_named(choice, old)} is slow in 16 bits, so every GPU runs in fp32: "
             f"leave it out with {_without(choice, old)}"
         )
-    elif auto_precision and old and all(gpu.has_fast_fp16 for gpu in choice.gpus):
-        lines.append(
-            f"{_named(choice, old)} cannot compute in bf16, so this run is in fp32: "
-            "--precision fp16 is several times faster, but a sequence whose numbers are too "
-            "large for it fails"
-        )
     alone = [replace(choice, memory=gpu.memory_free) for gpu in choice.gpus]
-    tokens = [choose_tokens(each, footprint) for each in alone]
+    tokens = [choose_tokens(each, footprint, precision) for each in alone]
     small = [place for place, n in enumerate(tokens) if n < _MUCH_LESS * max(tokens)]
     if auto_tokens and small:
         lines.append(
@@ -358,7 +397,8 @@ def describe_machine(cuda_visible_devices: str | None) -> list[str]:
     for gpu in gpus:
         place = f"cuda:{visible.index(gpu)}" if gpu in visible else "hidden"
         memory = f"{gpu.memory_free / _GIB:.1f} of {gpu.memory_total / _GIB:.1f} GiB free"
-        precision = "bf16, FlashAttention" if gpu.has_bf16 else "fp32, SDPA"
+        precision = "fp16" if gpu.has_fast_fp16 else "fp32"
+        precision = "bf16, FlashAttention" if gpu.has_bf16 else f"{precision}, SDPA"
         lines.append(f"{place:<8}{gpu.name}  {gpu.uuid}  {memory}  {precision}")
     if not gpus:
         lines.append(f"no GPU: {reason}")

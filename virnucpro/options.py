@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import UnionType
 from typing import (
@@ -39,6 +39,7 @@ Mode = Literal["head", "finetune", "pretrain"]
 T = TypeVar("T")
 
 FILES, MODEL, CALLS, DEVICES = "Files", "Model", "Calls", "Devices"
+CLUSTER = "Several machines"
 SAMPLES, LOOP = "Samples", "Training"
 _SHEET = "columns path, label (virus or other) and group"
 
@@ -76,6 +77,11 @@ def _chunk_size(help: str, default: str) -> Any:  # noqa: ANN401 - as typer has 
 
 def _count(help: str, panel: str, **more: Any) -> Any:  # noqa: ANN401 - as typer has it
     return typer.Option(metavar="N", help=help, rich_help_panel=panel, **more)
+
+
+GeneticCode = Annotated[
+    int, _count("NCBI number of the genetic code; 1 and 11 translate alike.", FILES)
+]
 
 
 # Shared by commands
@@ -159,7 +165,8 @@ class ComputeOptions:
     precision: Annotated[
         Literal["auto", "bf16", "fp16", "fp32"],
         typer.Option(
-            help="Precision of matrix products; auto: bf16 where the device has it.",
+            help="Precision of matrix products; auto: bf16 where the device has it, fp16 on "
+            "older GPUs with tensor cores, else fp32.",
             rich_help_panel=DEVICES,
         ),
     ] = "auto"
@@ -207,6 +214,30 @@ class EngineOptions(DeviceOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PlaceOptions:
+    """The machines that embed the shards of a run."""
+
+    plan_only: Annotated[
+        bool,
+        typer.Option(
+            help="End after the plan; `virnucpro work DIR` embeds, on any number of machines.",
+            rich_help_panel=CLUSTER,
+        ),
+    ] = False
+    no_embed: Annotated[
+        bool,
+        typer.Option(
+            help="With --resume, an error where vectors are missing, instead of embedding here.",
+            rich_help_panel=CLUSTER,
+        ),
+    ] = False
+
+    @property
+    def embeds_here(self) -> bool:
+        return not (self.plan_only or self.no_embed)
+
+
+@dataclass(frozen=True, kw_only=True)
 class SequenceOptions:
     """Sequences of the user's, and how they are read."""
 
@@ -237,10 +268,7 @@ class SequenceOptions:
             rich_help_panel=FILES,
         ),
     ] = 0
-    genetic_code: Annotated[
-        int,
-        _count("NCBI number of the genetic code; 1 and 11 translate alike.", FILES),
-    ] = 11
+    genetic_code: GeneticCode = 11
     per_file: Annotated[
         bool,
         typer.Option(
@@ -348,10 +376,19 @@ class CutOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions(EngineOptions, ModelOptions, FolderOptions, SequenceOptions):
+class RunOptions(PlaceOptions, EngineOptions, ModelOptions, FolderOptions, SequenceOptions):
     """The options that ``predict`` and ``extract`` share."""
 
     command: ClassVar[Command]
+
+    report: Annotated[
+        bool,
+        typer.Option(
+            "--report/--no-report",
+            help="The run on one page, DIR/report.html, which needs no network.",
+            rich_help_panel=FILES,
+        ),
+    ] = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -393,6 +430,24 @@ class ExtractOptions(RunOptions):
             rich_help_panel=FILES,
         ),
     ] = "h5"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkOptions(EngineOptions):
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Run folder, planned with --plan-only.")
+    ]
+    part: Annotated[
+        str | None,
+        typer.Option(
+            metavar="I/N",
+            help="Part I of N of the shards. N alone: I is the number of this task in its array.",
+            show_default="by SLURM's array, else all",
+            rich_help_panel=CLUSTER,
+        ),
+    ] = None
+    precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto"  # that of the run; no option
+    array: Mapping[str, str] = field(default_factory=dict)  # variables of a task in a job array
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -565,6 +620,7 @@ class NetworkOptions:
         tuple[int, ...],
         _chunk_size("Length of a chunk; repeatable, the head is for the first.", "500"),
     ] = (500,)
+    genetic_code: GeneticCode = 11
     hidden: Annotated[int, _count("Number of hidden units of the classifier.", MODEL)] = 128
     dropout: Annotated[
         float,
@@ -669,10 +725,19 @@ class TrainOptions(DeviceOptions, LoopOptions, NetworkOptions, StartOptions, Lab
     precision: Annotated[
         Literal["auto", "bf16", "fp32"],
         typer.Option(
-            help="Precision of matrix products; auto: bf16 where the device has it.",
+            help="Precision of matrix products; auto: bf16 where the device has it, fp16 on "
+            "older GPUs with tensor cores, else fp32.",
             rich_help_panel=DEVICES,
         ),
     ] = "auto"
+    seeds: Annotated[
+        int,
+        _count(
+            "Number of trainings, with --seed and the seeds after it, for the spread of the gain "
+            "(gain.tsv); the head is that of --seed.",
+            LOOP,
+        ),
+    ] = 1
     no_multi_gpu: Annotated[
         bool, typer.Option(help="Training on the first GPU alone.", rich_help_panel=DEVICES)
     ] = False
@@ -709,6 +774,15 @@ class BenchOptions:
             show_default="all",
         ),
     ] = None
+    precisions: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME,...",
+            help="Precisions of the encoders, in order: bf16, fp16, fp32. "
+            "fair-esm as published is measured in fp32 always.",
+            show_default="what the device has; on a GPU without fp32",
+        ),
+    ] = None
     device: Annotated[
         Literal["auto", "cuda", "cpu", "mps"], typer.Option(help="Kind of device.")
     ] = "auto"
@@ -735,7 +809,8 @@ class BenchOptions:
         typer.Option(
             metavar="N",
             min=1,
-            help="Number of measurements after a warm-up; only one if it takes over 5 s.",
+            help="Number of measurements after a warm-up, of 5 s or more each on a GPU; only one "
+            "if a pass takes over 5 s.",
             show_default="5",
         ),
     ] = None

@@ -19,7 +19,7 @@ import torch
 
 from virnucpro import __version__
 from virnucpro.config import FeatureFormat, Recipe, Resources
-from virnucpro.engine.executor import Executor
+from virnucpro.engine.executor import Executor, NoExecutor
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.engine.worker import Job
 from virnucpro.errors import (
@@ -49,10 +49,13 @@ from virnucpro.options import (
 from virnucpro.outputs.summary import STAGES, STARTING, Summary
 from virnucpro.outputs.write import Results
 from virnucpro.records import Shard
+from virnucpro.report.run import write_run_page
 from virnucpro.resolve import RunConfig, resolve
 from virnucpro.run.features import FeatureStore, OnShard
-from virnucpro.run.folder import RunDir
+from virnucpro.run.folder import RunDir, stores_of
 from virnucpro.run.intake import open_run
+from virnucpro.run.lock import own_name
+from virnucpro.run.machine import MachineLog
 from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import Plan, find_plan, make_plan
 from virnucpro.scorer.nets import Scorer, embedded_scorer, load_scorer
@@ -88,7 +91,8 @@ def extract(
 
 def _resolve_and_run(options: RunOptions, on_event: OnEvent, executor_on: ExecutorOn) -> Summary:
     config, head = resolve(options, on_event)
-    return run(config, head, executor_on(config.resources.devices), on_event)
+    executor = NoExecutor() if options.no_embed else executor_on(config.resources.devices)
+    return run(config, head, executor, on_event)
 
 
 def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEvent) -> Summary:
@@ -104,14 +108,18 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
         rundir.sweep()
         with summary.stage(STAGES[0]), rundir.planning():
             recorded = None if config.options.force else rundir.read_manifest()
-            manifest = open_run(config, rundir, recorded, on_event)
+            manifest = replace(open_run(config, rundir, recorded, on_event), models=config.models)
             scorer = announce_choices(config, manifest.recipe, head)
             plan = plan_run(config, rundir, recorded, manifest, on_event)
             rundir.clear_copies(manifest)
             announce_input(plan, manifest)
             summary.count_plan(plan, manifest)
             summary.cut = announce_cut(config, scorer, head)
-        job = make_job(config, rundir, manifest)
+            summary.cut_scores = cut_scores(config, scorer, head)
+            rundir.clear_report()
+        job = make_job(rundir, manifest.recipe, config.weights)
+        if config.options.plan_only:
+            return close_plan(config, rundir, manifest, plan, summary)
         results = Results(
             rundir=rundir,
             manifest=manifest,
@@ -136,6 +144,8 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
                 )
             complete(results, job, executor, config.resources, summary)
         close_run(config, rundir, manifest, summary)
+        if config.options.report:
+            write_run_page(rundir)
         for line in summary.lines(config.output):
             LOGGER.info("%s", line)
     return summary
@@ -212,6 +222,20 @@ def announce_cut(config: RunConfig, scorer: Scorer | None, head: Head | None) ->
     return cut
 
 
+def cut_scores(
+    config: RunConfig, scorer: Scorer | None, head: Head | None
+) -> list[tuple[int, float]]:
+    """The lowest score of a viral record at some lengths, for whoever draws the cut."""
+    options = config.options
+    if not isinstance(options, PredictOptions):
+        return []
+    if options.threshold is not None:
+        return [(1, options.threshold)]
+    if scorer is not None:
+        return scorer.cut_scores(FALSE_POSITIVES[options.preset])
+    return [(1, head.facts.threshold)] if head else []
+
+
 def plan_run(
     config: RunConfig,
     rundir: RunDir,
@@ -248,14 +272,27 @@ def plan_run(
     return plan
 
 
-def make_job(config: RunConfig, rundir: RunDir, manifest: Manifest) -> Job:
-    recipe = manifest.recipe
+def make_job(rundir: RunDir, recipe: Recipe, weights: tuple[Path, ...]) -> Job:
     return Job(
         features=rundir.features,
         encoders=recipe.encoders,
-        weights=config.weights if recipe.encoders else (),
+        weights=weights if recipe.encoders else (),
         fingerprint=recipe.fingerprint,
+        owner=own_name(),
     )
+
+
+def close_plan(
+    config: RunConfig, rundir: RunDir, manifest: Manifest, plan: Plan, summary: Summary
+) -> Summary:
+    """Leave a planned run to others, with the folders that they need."""
+    for store in stores_of(rundir, manifest):
+        store.make_folder()
+    rundir.write_manifest(manifest, {**_facts(config, manifest), "state": "planned"})
+    summary.n_shards = len(plan.shards)
+    for line in summary.lines(config.output):
+        LOGGER.info("%s", line)
+    return summary
 
 
 def complete(
@@ -289,21 +326,34 @@ def embed(
     on_event(
         EmbeddingStarted(tuple(pending), len(plan.shards) - len(pending), plan.files, job.encoders)
     )
+    machine = MachineLog()
     start = time.monotonic()
-    with closing(executor.run(pending, job, resources)) as events:
+    with (
+        machine.kept(results.rundir.machine),
+        closing(executor.run(pending, job, resources)) as events,
+    ):
         for event in events:
             on_event(event)
+            machine.take(event)
             match event:
                 case WorkerReady() if STARTING not in summary.seconds:
                     summary.seconds[STARTING] = round(time.monotonic() - start, 3)
                 case BatchDone(n_tokens=n_tokens):
                     summary.n_tokens += n_tokens
-                case ShardFailed(refusal=Refusal(hint=hint, is_place=is_place)):
-                    kind = OutputError if is_place else StorageError
-                    raise kind(event.reason, hint)
                 case ShardFailed():
+                    check_stored(event)
                     lost[event.shard.index] = event.reason
     return lost
+
+
+def check_stored(event: ShardFailed) -> None:
+    """
+    Raises:
+        OutputError, StorageError: the disk is to blame, and will not take others either.
+    """
+    match event.refusal:
+        case Refusal(hint=hint, is_place=is_place):
+            raise (OutputError if is_place else StorageError)(event.reason, hint)
 
 
 def find_pending(

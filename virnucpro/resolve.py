@@ -10,6 +10,7 @@ from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 from virnucpro import __version__
 from virnucpro.config import (
@@ -29,7 +30,8 @@ from virnucpro.devices import (
     describe_compromises,
 )
 from virnucpro.encoders.base import Model
-from virnucpro.encoders.bundles import open_models
+from virnucpro.encoders.bundles import model_names
+from virnucpro.encoders.models import open_model
 from virnucpro.encoders.published import EMBEDDED
 from virnucpro.errors import (
     InputMissingError,
@@ -38,9 +40,11 @@ from virnucpro.errors import (
     UsageError,
 )
 from virnucpro.events import Telling
+from virnucpro.files import expanded
 from virnucpro.log import printable
-from virnucpro.options import ExtractOptions, PredictOptions, RunOptions
+from virnucpro.options import EngineOptions, ExtractOptions, PredictOptions, RunOptions, WorkOptions
 from virnucpro.run.folder import RunDir
+from virnucpro.run.manifest import Manifest
 from virnucpro.scorer.nets import embedded_scorer, load_scorer
 from virnucpro.scoring.head import EncoderFacts, Head, load_head
 from virnucpro.scoring.original_head import find_head
@@ -76,6 +80,7 @@ class RunConfig:
     scorer: ScorerConfig | None = None  # used for nucleotides in place of the encoder
     announcements: tuple[str, ...] = ()  # lines about the choices for the encoder
     compromises: tuple[str, ...] = ()  # warnings about their costs
+    models: tuple[str, ...] = ()  # what other machines open the encoders by
 
     @property
     def output(self) -> Path:
@@ -114,28 +119,22 @@ def resolve(options: RunOptions, on_event: OnEvent) -> tuple[RunConfig, Head | N
         list_sources(path)
     genetic_code(options.genetic_code)
     scorer = _scorer(options)
-    models = open_models(options.model_name, on_event, partial(_check_before_fetching, options))
+    _check_place(options, scorer)
+    names = model_names(options.model_name)
+    before_fetching = partial(_check_before_fetching, options)
+    models = tuple(open_model(name, on_event, before_fetching) for name in names)
     footprint = join_footprints([model.footprint for model in models])
     head = _at_threshold(_load_head(options, models, on_event), options)
-    choice = choose_devices(
-        options.device,
-        options.gpus,
-        options.workers,
-        options.cuda_visible_devices,
-        model_bytes=footprint.weight_bytes,
-    )
-    resources = Resources(
-        devices=choice.devices,
-        tokens_per_batch=_tokens_per_batch(options, choice, footprint),
-        silence_seconds=options.worker_timeout,
-    )
+    choice = _choose_devices(options if options.embeds_here else _on_cpu(options), footprint)
     request = _asked_precision(options)
-    precision = choose_precision(request, choice)
+    precision = _precision(options, request, choice)
+    resources = _resources(options, choice, footprint, precision)
     is_auto = (request == "auto", options.esm_batch_size == "auto")
     prepared = [model.prepare(precision, options.converted, on_event) for model in models]
+    kind = choice.kind if options.embeds_here else "cuda"
     made_for = head.facts.encoders if head else [None] * len(models)
     encoders = tuple(
-        _spec(options, model, digest, facts, model.precision_on(choice.kind, precision))
+        _spec(options, model, digest, facts, model.precision_on(kind, precision))
         for model, (_, digest), facts in zip(models, prepared, made_for, strict=True)
     )
     recipe = _recipe(options, encoders, head)
@@ -146,9 +145,133 @@ def resolve(options: RunOptions, on_event: OnEvent) -> tuple[RunConfig, Head | N
         checkpoints=tuple(model.path.resolve() for model in models),
         weights=tuple(weights.resolve() for weights, _ in prepared),
         scorer=scorer,
-        announcements=_announcements(models, recipe, resources, choice),
-        compromises=tuple(describe_compromises(choice, footprint, is_auto)),
+        announcements=_announcements(options, models, recipe, resources, choice),
+        compromises=tuple(describe_compromises(choice, footprint, precision, is_auto)),
+        models=tuple(map(_name_anywhere, names)),
     ), head
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkConfig:
+    """The devices of one ``work``, and what they load."""
+
+    resources: Resources
+    weights: tuple[Path, ...]  # of each encoder
+    announcements: tuple[str, ...]
+
+
+def resolve_work(options: WorkOptions, recorded: Manifest, on_event: OnEvent) -> WorkConfig:
+    """Resolve all that a part of a recorded run needs on this machine.
+
+    Raises:
+        UnavailableError: its model is not here, or no device computes in its precision.
+    """
+    encoders = recorded.recipe.encoders
+    models = [open_model(name, on_event) for name in recorded.models]
+    footprint = join_footprints([model.footprint for model in models])
+    choice = _choose_devices(options, footprint)
+    precision = _precision_behind({encoder.precision for encoder in encoders})
+    resources = _resources(options, choice, footprint, precision)
+    weights, announcements = [], []
+    for model, encoder in zip(models, encoders, strict=True):
+        _check_precision(encoder.precision, choice)
+        path, digest = model.prepare(encoder.precision, options.converted, on_event)
+        if (model.family, digest) != (encoder.family, encoder.sha256):
+            raise UnavailableError(
+                f"{printable(model.path)} is not the model of this run: its SHA-256 is {digest}, "
+                f"that of the run {printable(encoder.sha256)}",
+                hint="put the model of the run there, as on the machine that planned",
+            )
+        weights.append(path.resolve())
+        announcements += [f"model {printable(model.name)}: {model.describe(encoder)}"]
+    announcements += _announce_devices(resources, choice)
+    return WorkConfig(
+        resources=resources, weights=tuple(weights), announcements=tuple(announcements)
+    )
+
+
+def _check_precision(precision: Precision, choice: Choice) -> None:
+    """
+    Raises:
+        UnavailableError: the devices do not compute in the precision of the run.
+    """
+    try:
+        choose_precision(precision, choice)
+    except UnavailableError as error:
+        raise UnavailableError(
+            f"the run computes in {precision}, and {choice.descriptions[0]} does not",
+            hint="use devices that do; or plan again, with --force and another --precision",
+        ) from error
+
+
+def _check_place(options: RunOptions, scorer: ScorerConfig | None) -> None:
+    """
+    Raises:
+        UsageError: what others are to do, or have done, makes no sense.
+    """
+    if options.plan_only and options.no_embed:
+        raise UsageError(
+            "--plan-only and --no-embed contradict each other",
+            hint="plan first; when all is embedded, the same with --resume --no-embed",
+        )
+    if options.no_embed and not options.resume:
+        raise UsageError(
+            "--no-embed goes with --resume: a new run has no vectors yet",
+            hint="begin with --plan-only, then `virnucpro work DIR`",
+        )
+    if options.plan_only and scorer is not None:
+        raise UsageError(
+            "--plan-only is for runs with a model: the scorer embeds nothing, on one core",
+            hint=f"leave it out, or name a model, for example --model {EMBEDDED}",
+        )
+
+
+def _on_cpu(options: RunOptions) -> RunOptions:
+    """The same options for a machine that does not embed, and need not have a GPU."""
+    return replace(options, device="cpu", gpus=None, workers=1)
+
+
+def _name_anywhere(model: str) -> str:
+    """A model as ``--model`` names it, from whatever folder it is opened."""
+    return model if Path(model).name == model else str(expanded(model).absolute())
+
+
+def _choose_devices(options: EngineOptions, footprint: Footprint) -> Choice:
+    return choose_devices(
+        options.device,
+        options.gpus,
+        options.workers,
+        options.cuda_visible_devices,
+        model_bytes=footprint.weight_bytes("bf16"),
+    )
+
+
+def _resources(
+    options: EngineOptions, choice: Choice, footprint: Footprint, precision: Precision
+) -> Resources:
+    return Resources(
+        devices=choice.devices,
+        tokens_per_batch=_tokens_per_batch(options, choice, footprint, precision),
+        silence_seconds=options.worker_timeout,
+    )
+
+
+def _precision(options: RunOptions, request: str, choice: Choice) -> Precision:
+    """The precision of the run: by the devices here, unless others embed.
+
+    Raises:
+        UnavailableError: the devices cannot do what was asked for.
+        UsageError: others embed, and nobody said in what.
+    """
+    if not options.embeds_here and request in ("bf16", "fp16", "fp32"):
+        return cast(Precision, request)
+    if options.plan_only and options.device != "cpu":
+        raise UsageError(
+            "--plan-only fixes the precision, and the devices that embed are elsewhere",
+            hint="add --precision bf16 (GPUs from Ampere on, such as A100 or H100), --precision "
+            "fp16 (older ones), or --precision fp32 (CPUs)",
+        )
+    return choose_precision(request, choice)
 
 
 def _at_threshold(head: Head | None, options: RunOptions) -> Head | None:
@@ -262,10 +385,12 @@ def _check_before_fetching(options: RunOptions, model: str, digests: frozenset[s
         )
 
 
-def _tokens_per_batch(options: RunOptions, choice: Choice, footprint: Footprint) -> int:
+def _tokens_per_batch(
+    options: EngineOptions, choice: Choice, footprint: Footprint, precision: Precision
+) -> int:
     request = options.esm_batch_size
     if request == "auto":
-        return choose_tokens(choice, footprint)
+        return choose_tokens(choice, footprint, precision)
     if not re.fullmatch("[0-9]{1,18}", request):
         raise UsageError(
             f"--esm-batch-size is {printable(request)!r}; it must be auto or a number of tokens",
@@ -338,13 +463,18 @@ def _chunk_size(options: RunOptions, head: Head | None) -> int:
 
 
 def _announcements(
-    models: tuple[Model, ...], recipe: Recipe, resources: Resources, choice: Choice
+    options: RunOptions,
+    models: tuple[Model, ...],
+    recipe: Recipe,
+    resources: Resources,
+    choice: Choice,
 ) -> tuple[str, ...]:
-    return (
-        *(
-            f"model {printable(model.name)}: {model.describe(encoder)}"
-            for model, encoder in zip(models, recipe.encoders, strict=True)
-        ),
-        *choice.descriptions,
-        f"batches of {resources.tokens_per_batch} tokens",
+    encoders = (
+        f"model {printable(model.name)}: {model.describe(encoder)}"
+        for model, encoder in zip(models, recipe.encoders, strict=True)
     )
+    return (*encoders, *(_announce_devices(resources, choice) if options.embeds_here else ()))
+
+
+def _announce_devices(resources: Resources, choice: Choice) -> tuple[str, ...]:
+    return (*choice.descriptions, f"batches of {resources.tokens_per_batch} tokens")

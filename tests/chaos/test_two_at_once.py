@@ -25,7 +25,8 @@ from virnucpro.run import lock
 from virnucpro.run.folder import RunDir
 from virnucpro.run.status import inspect_run
 
-# Wants each folder that it is told, says whether it got it, and keeps it until it is told so.
+# Wants each folder that it is told, alone or to work there beside others, says whether it got it,
+# and keeps it until it is told so.
 CONTENDER = """
 import sys
 from pathlib import Path
@@ -33,10 +34,13 @@ from virnucpro.run import lock
 from virnucpro.errors import OutputError
 from virnucpro.run.folder import RunDir
 lock._PATIENCE = 60.0  # a busy machine may keep a holder from writing its name
+lock._QUEUE_SECONDS = 1.0
 print("ready", flush=True)
 for line in sys.stdin:
+    how, _, folder = line.strip().partition(" ")
+    rundir = RunDir(Path(folder))
     try:
-        with RunDir(Path(line.strip())).locked():
+        with rundir.locked() if how == "alone" else rundir.shared():
             print("in", flush=True)
             sys.stdin.readline()
     except OutputError as error:
@@ -98,11 +102,11 @@ def no_flock(*_: object) -> None:
 
 
 @contextmanager
-def held(folder: Path, contend: Callable[[], Contender]) -> Iterator[Contender]:
+def held(folder: Path, contend: Callable[[], Contender], how: str = "alone") -> Iterator[Contender]:
     """Another process has the folder; after the block it is killed."""
     contender = contend()
     assert contender.hear() == "ready"
-    contender.tell(folder)
+    contender.tell(f"{how} {folder}")
     assert contender.hear() == "in"
     try:
         yield contender
@@ -131,7 +135,7 @@ def test_of_many_that_start_at_once_exactly_one_gets_in(contend, tmp_path, chaos
         elif number % 3 == 2:
             shutil.copytree(tmp_path / "killed", folder)
         for contender in contenders:
-            contender.tell(folder)
+            contender.tell(f"alone {folder}")
         answers = [contender.hear() for contender in contenders]
         assert answers.count("in") == 1, (chaos_seed, number, answers)
         winner = contenders[answers.index("in")].process.pid
@@ -167,6 +171,47 @@ def test_a_lock_is_free_at_once_when_its_process_was_killed(contend, tmp_path):
         with RunDir(tmp_path).locked():
             assert refusal_of(tmp_path)
     assert not (tmp_path / MARK).exists()
+
+
+def test_any_number_work_in_a_folder_and_keep_runs_out_which_keep_them_out(
+    contend, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(lock, "_QUEUE_SECONDS", 0.5)
+    with ExitStack() as stack:
+        for _ in range(2):
+            one = stack.enter_context(held(tmp_path, contend, "work"))
+            with RunDir(tmp_path).shared():
+                error = refusal_of(tmp_path)
+        assert f"`virnucpro work` is using {tmp_path}: " in str(error)
+        for pid in (one.process.pid, os.getpid()):
+            assert f"process {pid} on {socket.gethostname()}" in str(error)
+        assert "finished shards are kept" in error.hint
+        assert f"process {os.getpid()}" not in str(refusal_of(tmp_path)), "it has ended"
+    with held(tmp_path, contend) as run:
+        with pytest.raises(OutputError) as caught, RunDir(tmp_path).shared():
+            pass
+        assert f"another run is using {tmp_path}: process {run.process.pid} on" in str(caught.value)
+    with RunDir(tmp_path).shared(), RunDir(tmp_path).logs.joinpath("other.txt").open("w"):
+        pass
+    with RunDir(tmp_path).locked():
+        assert not list(tmp_path.rglob("*.held")) or (tmp_path / MARK).exists()
+
+
+def test_work_that_begins_while_runs_come_and_go_never_meets_one(contend, tmp_path, chaos_seed):
+    """Whoever is in, all who are in at once work, or it is one run alone."""
+    contenders = [contend() for _ in range(5)]
+    assert {contender.hear() for contender in contenders} == {"ready"}
+    kinds = ["alone", "work", "work", "alone", "work"]
+    for number in range(6):
+        folder = tmp_path / f"run{number}"
+        folder.mkdir()
+        for contender, kind in zip(contenders, kinds, strict=True):
+            contender.tell(f"{kind} {folder}")
+        answers = [contender.hear() for contender in contenders]
+        inside = [kind for kind, told in zip(kinds, answers, strict=True) if told == "in"]
+        assert inside in (["alone"], ["work"] * len(inside)) and inside, (chaos_seed, answers)
+        for contender in contenders:
+            contender.tell()
 
 
 @pytest.mark.parametrize("record", ["1\nanother-machine\n", ""])

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
 import typer
 
 from virnucpro.cli.command import command
 from virnucpro.cli.exits import end_cleanly, exits
-from virnucpro.cli.running import spare_the_collector
+from virnucpro.cli.running import number_gpus_by_bus, spare_the_collector
 from virnucpro.options import BenchOptions
 
 _MEASURED = "the tables, and the file of --json, hold what was measured"
@@ -28,7 +27,7 @@ def bench(options: BenchOptions) -> None:
         from virnucpro.bench.programme import resolve, run
         from virnucpro.bench.report import Report, make_console
 
-        os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+        number_gpus_by_bus()
         end_cleanly()
         programme = resolve(options)
         report = Report(sys.argv, options.seed, options.json)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Annotated
@@ -9,6 +10,7 @@ from typing import Annotated
 import typer
 
 from virnucpro.cli.exits import Finished, exits
+from virnucpro.errors import UsageError
 
 
 def devices() -> None:
@@ -26,14 +28,28 @@ def status(
         bool,
         typer.Option("--verify", metavar="", help="Verification of every feature file."),
     ] = False,
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json",
+            metavar="",
+            help="Figures for programs: shards done and pending, tokens/s of each host, "
+            "remaining time.",
+        ),
+    ] = False,
 ) -> None:
-    """Describe a run folder: finished, pending and failed work.
+    """Describe a run folder: finished, pending and failed work, and who is at it.
 
     Example: virnucpro status results/ --verify
     """
     with exits(kept=""):
-        from virnucpro.run.status import inspect_run
+        from virnucpro.run.status import inspect_run, measure_run
 
+        if as_json and verify:
+            raise UsageError("--json and --verify contradict each other", hint="give one of them")
+        if as_json:
+            typer.echo(json.dumps(measure_run(folder), indent=2))
+            raise Finished(0)
         report = inspect_run(folder, verify=verify)
         for line in report.lines:
             typer.echo(line)

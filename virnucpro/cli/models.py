@@ -97,7 +97,8 @@ def download_model(
         from rich.console import Console
 
         from virnucpro.dashboard import Dashboard, EventLog
-        from virnucpro.encoders.bundles import open_models
+        from virnucpro.encoders.bundles import model_names
+        from virnucpro.encoders.models import open_model
         from virnucpro.scoring.original_head import find_head
 
         end_cleanly()
@@ -105,7 +106,7 @@ def download_model(
             events = stack.enter_context(EventLog())
             if is_live(quiet=False):
                 stack.enter_context(Dashboard(events.figures, Console(stderr=True)))
-            found = open_models(name, events)
+            found = tuple(open_model(each, events) for each in model_names(name))
             head = find_head(name, found, events)
         for model in found:
             typer.echo(f"{printable(model.name)} is at {printable(model.path)}")

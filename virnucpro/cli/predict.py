@@ -7,7 +7,7 @@ import sys
 
 from virnucpro.cli.command import command
 from virnucpro.cli.exits import Finished, exits
-from virnucpro.cli.running import loading, next_step, report, watched
+from virnucpro.cli.running import loading, next_step, planned_steps, report, watched
 from virnucpro.options import ConsoleOptions, ExtractOptions, PredictOptions, RunOptions
 
 
@@ -65,7 +65,10 @@ def _run(options: RunOptions, console: ConsoleOptions) -> None:
                 case ExtractOptions():
                     summary = pipeline.extract(options, events)
     with exits():
-        table = RunDir(options.output_dir).record_table(options.command)
-        step = next_step(table, sys.argv[1:], failed=summary.exit_code != 0)
+        if summary.n_shards is None:
+            table = RunDir(options.output_dir).record_table(options.command)
+            step = next_step(table, sys.argv[1:], failed=summary.exit_code != 0)
+        else:
+            step = planned_steps(options.output_dir, summary.n_shards, sys.argv[1:])
         report([*summary.lines(options.output_dir), *step], console.quiet)
     raise Finished(summary.exit_code)

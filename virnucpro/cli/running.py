@@ -20,6 +20,8 @@ from virnucpro.options import ConsoleOptions
 if TYPE_CHECKING:
     from virnucpro.dashboard import EventLog
 
+_BY_BUS = "PCI_BUS_ID"
+_TASKS = 16  # at most, in the array that is offered
 _ERASE_LINE = "\r\x1b[2K"
 
 
@@ -55,8 +57,7 @@ def watched(options: ConsoleOptions) -> Iterator[EventLog]:
     from virnucpro.dashboard import ConsoleHandler, Dashboard, EventLog
     from virnucpro.log import ConsoleFilter, logging_to, logging_to_file
 
-    # GPUs are numbered as NVML numbers them, by their place on the bus
-    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    number_gpus_by_bus()
     end_cleanly()
     console, live = Console(stderr=True), is_live(options.quiet)
     handler = ConsoleHandler(console) if live else logging.StreamHandler()
@@ -73,6 +74,18 @@ def watched(options: ConsoleOptions) -> Iterator[EventLog]:
             stack.enter_context(Dashboard(events.figures, console))
         spare_the_collector()
         yield events
+
+
+def number_gpus_by_bus() -> None:
+    """Have CUDA number the GPUs as NVML does, by their place on the bus, whatever is set."""
+    order = os.environ.get("CUDA_DEVICE_ORDER", _BY_BUS)
+    os.environ["CUDA_DEVICE_ORDER"] = _BY_BUS
+    if order != _BY_BUS:
+        typer.echo(
+            f"note: GPUs are numbered by their place on the bus, as nvidia-smi does; "
+            f"CUDA_DEVICE_ORDER={order!a} is not followed",
+            err=True,
+        )
 
 
 def is_live(quiet: bool) -> bool:
@@ -126,6 +139,19 @@ def next_step(table: Path, argv: Sequence[str], failed: bool) -> list[str]:
         return as_command(["virnucpro", *again, "--resume"])
     name = f"./{table}" if str(table).startswith("-") else str(table)
     return as_command(["head", name], " | column -t -s $'\\t'")
+
+
+def planned_steps(folder: Path, n_shards: int, argv: Sequence[str]) -> list[str]:
+    """The lines for what to type after a plan: the work, and then the same command to its end."""
+    again = [word for word in argv if word not in ("--force", "--resume", "--plan-only")]
+    rest = as_command(["virnucpro", *again, "--resume"])
+    if not n_shards:
+        return rest
+    work, n = shlex.join(["virnucpro", "work", str(folder.absolute())]), min(_TASKS, n_shards)
+    return [
+        *as_command(["sbatch", f"--array=1-{n}", "--gres=gpu:1", "--wrap", work]),
+        *(f"then: {line.removeprefix('next: ')}" for line in rest),
+    ]
 
 
 def as_command(words: Sequence[str], rest: str = "") -> list[str]:

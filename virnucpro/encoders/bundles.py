@@ -9,32 +9,23 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from virnucpro.encoders.base import Model, OnEvent
+from virnucpro.encoders.base import OnEvent
 from virnucpro.encoders.models import (
-    BeforeFetching,
     bundled_head,
     check_file,
     fetch_file,
     import_checkpoint,
     import_file,
     locate,
-    open_model,
 )
 from virnucpro.encoders.published import BUNDLES, FOLDERS
 from virnucpro.errors import InputMissingError, UnavailableError, UsageError
 from virnucpro.log import printable
 
 
-def open_models(
-    name: str, on_event: OnEvent, before_fetching: BeforeFetching = lambda *_: None
-) -> tuple[Model, ...]:
-    """The encoders a user means by ``--model``, in the order of their vectors.
-
-    Raises:
-        UnavailableError: one is not there, cannot be fetched, or is not what its name says.
-    """
-    names = BUNDLES[name].encoders if name in BUNDLES else (name,)
-    return tuple(open_model(encoder, on_event, before_fetching) for encoder in names)
+def model_names(name: str) -> tuple[str, ...]:
+    """The models that ``--model`` means by a name or path, in the order of their vectors."""
+    return BUNDLES[name].encoders if name in BUNDLES else (name,)
 
 
 def fetch_head(name: str, on_event: OnEvent) -> tuple[Path, int] | None:
@@ -86,7 +77,7 @@ def import_files(name: str, folder: Path) -> list[Path]:
 
 def _parts(name: str) -> Iterator[tuple[str, Path, Callable[[Path], Path]]]:
     """Each file of a model or bundle: its name, its place, and what brings it there from a path."""
-    for encoder in BUNDLES[name].encoders if name in BUNDLES else (name,):
+    for encoder in model_names(name):
         if encoder in FOLDERS:
             for file in FOLDERS[encoder].files:
                 yield (

@@ -119,7 +119,7 @@ def check(options: CheckOptions, on_event: OnEvent) -> Check:
     for description in choice.descriptions:
         announce(description)
     devices = tuple(dict.fromkeys(choice.devices))  # the workers of a CPU are one device
-    n_tokens = choose_tokens(choice, model.footprint)
+    n_tokens = choose_tokens(choice, model.footprint, precision)
     oracle = _ask_oracle(spec, model, devices[0], on_event)
     checks = []
     for device in devices:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -44,6 +45,12 @@ class Refused:
 Outcome = Embedded | TooLarge | Refused
 
 
+# cuBLAS and cuDNN have no errors of their own: torch raises RuntimeError with the name of their
+# status. Without room for their handle or workspace they say one of the first two.
+_NO_ROOM = re.compile("CUBLAS_STATUS_(ALLOC_FAILED|NOT_INITIALIZED)|CUDNN_STATUS_ALLOC_FAILED")
+_LIBRARY = re.compile("CU(BLAS|DNN)_STATUS_")
+
+
 def attempt(work: Callable[[], _T]) -> _T | TooLarge | Refused:
     """The result of the work, or the error as an outcome.
 
@@ -55,8 +62,18 @@ def attempt(work: Callable[[], _T]) -> _T | TooLarge | Refused:
         return TooLarge()
     except torch.AcceleratorError:
         raise
+    except RuntimeError as error:
+        if _NO_ROOM.search(str(error)):
+            return TooLarge()
+        if _LIBRARY.search(str(error)):
+            raise torch.AcceleratorError(str(error)) from error
+        return _refused(error)
     except Exception as error:  # a worker outlives a bad sequence
-        return Refused(f"{type(error).__name__}: {printable(error)}")
+        return _refused(error)
+
+
+def _refused(error: Exception) -> Refused:
+    return Refused(f"{type(error).__name__}: {printable(error)}")
 
 
 @dataclass(frozen=True, slots=True)

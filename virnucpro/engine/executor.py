@@ -10,8 +10,11 @@ import torch
 from virnucpro.config import Resources
 from virnucpro.engine.recovery import Task
 from virnucpro.engine.worker import Job, Worker
+from virnucpro.errors import UnavailableError
 from virnucpro.events import Event, WorkerReady
 from virnucpro.records import Shard
+
+_NAMED = 8  # shards in a message
 
 
 class Executor(Protocol):
@@ -27,6 +30,26 @@ class Executor(Protocol):
         Raises:
             UnavailableError: no worker is left that could go on.
         """
+
+
+class NoExecutor:
+    """A machine that must not embed."""
+
+    def run(
+        self, shards: Sequence[Shard], job: Job, resources: Resources
+    ) -> Generator[Event, None, None]:
+        """
+        Raises:
+            UnavailableError: always; names the shards.
+        """
+        names = ", ".join(shard.name for shard in shards[:_NAMED])
+        more = f" and {len(shards) - _NAMED:,} more" if len(shards) > _NAMED else ""
+        raise UnavailableError(
+            f"{len(shards):,} shards have no vectors yet: {names}{more}",
+            hint=f"`virnucpro work {job.features.parent}` where there are devices, then this "
+            "again; or this without --no-embed, which makes them here",
+        )
+        yield
 
 
 class InlineExecutor:

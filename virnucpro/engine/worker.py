@@ -65,6 +65,7 @@ class Job:
     encoders: tuple[EncoderSpec, ...]
     weights: tuple[Path, ...]  # of each encoder: a checkpoint, or its converted form
     fingerprint: str  # hash of the recipe
+    owner: str  # name of the process that has the job: no two write the same partial file
 
     @property
     def stores(self) -> tuple[FeatureStore, ...]:
@@ -138,7 +139,8 @@ class Worker:
             orfs = [orf for orf in read_shard(shard) if orf.copy_of is None]
             embedded = []
             for encoder, store in zip(self.encoders, self.job.stores, strict=True):
-                embedding = _Embedding(self, encoder, task, orfs, store.partial(shard))
+                partial = store.partial(shard, self.job.owner)
+                embedding = _Embedding(self, encoder, task, orfs, partial)
                 for event in embedding.events():
                     yield event
                     if self.writing and self.writing.written.done():
@@ -170,6 +172,7 @@ class Worker:
     def _write(self, shard: Shard, embedded: Sequence[Embeddings]) -> float:
         for store, embeddings in zip(self.job.stores, embedded, strict=True):
             store.write(shard, embeddings)
+            store.partial(shard, self.job.owner).unlink(missing_ok=True)
         return time.monotonic()
 
     def _not_stored(self, shard: Shard, error: OSError | OutputError | StorageError) -> ShardFailed:

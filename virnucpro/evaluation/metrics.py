@@ -6,7 +6,7 @@ not defined, as any ranking of a single class, is None and never a number that l
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -124,18 +124,37 @@ def bootstrap(samples: Samples, threshold: float, seed: int) -> Interval:
     calibration error one: noise can only widen the gaps that it adds up, so that resamples lie
     above it.
     """
+    ranked = _Ranked(samples)
+    resamples = [ranked.measures(weights, threshold) for weights in _resamples(samples, seed)]
+    if not resamples:
+        return Interval(Measures(), Measures())
+    return Interval(*(_percentile(resamples, at) for at in _INTERVAL))
+
+
+def auroc_gain(
+    before: Samples, after: Samples, seed: int
+) -> tuple[float, float | None, float | None]:
+    """The AUROC of other scores of the same samples less that of the first, and its 95 % interval.
+
+    Both classes must be there. Resamples are those of ``bootstrap``, the same for both.
+    """
+    first, second = _Ranked(before), _Ranked(after)
+    gains = [second.auroc(weights) - first.auroc(weights) for weights in _resamples(before, seed)]
+    low, high = np.percentile(gains, _INTERVAL).tolist() if gains else (None, None)
+    return second.auroc(after.weights) - first.auroc(before.weights), low, high
+
+
+def _resamples(samples: Samples, seed: int) -> Iterator[NDArray[np.float64]]:
+    """Weights of each resample of whole groups; none if a label has fewer than two."""
     # the groups of either label by themselves: one group may hold both
     labelled, own = np.unique(2 * samples.groups + samples.is_virus, return_inverse=True)
     members = [np.flatnonzero(labelled % 2 == label) for label in (0, 1)]
     if min(map(len, members)) < 2:
-        return Interval(Measures(), Measures())
-    rng, ranked = np.random.default_rng(seed), _Ranked(samples)
-    resamples = []
+        return
+    rng = np.random.default_rng(seed)
     for _ in range(N_RESAMPLES):
         groups = np.concatenate([rng.choice(of_label, len(of_label)) for of_label in members])
-        times = np.bincount(groups, minlength=len(labelled))
-        resamples.append(ranked.measures(samples.weights * times[own], threshold))
-    return Interval(*(_percentile(resamples, at) for at in _INTERVAL))
+        yield samples.weights * np.bincount(groups, minlength=len(labelled))[own]
 
 
 def _percentile(resamples: Sequence[Measures], at: float) -> Measures:
@@ -176,6 +195,11 @@ class _Ranked:
         false = np.cumsum(np.where(self.is_virus, 0.0, sorted_weights))
         return Curve(self.thresholds, true[self.last_of_ties], false[self.last_of_ties])
 
+    def auroc(self, weights: NDArray[np.float64]) -> float:
+        """Both classes must have a weight."""
+        curve = self.curve(weights)
+        return _auroc(curve.true_positives, curve.false_positives)
+
     def reliability(self, weights: NDArray[np.float64]) -> Reliability:
         w = weights[self.order]
         total, score, virus = (
@@ -198,12 +222,11 @@ class _Ranked:
                 false_positives=wrongly / n_other if n_other else None,
             )
         steps = np.diff(true, prepend=0.0)
-        beaten = n_other - false + np.diff(false, prepend=0.0) / 2
         curves = self.reliability(weights)
         gap = np.abs(curves.mean_score - curves.share_of_viruses)
         n_allowed = int(np.searchsorted(false, MAX_FALSE_POSITIVES * n_other, side="right"))
         return Measures(
-            auroc=float(steps @ beaten) / (n_virus * n_other),
+            auroc=_auroc(true, false),
             auprc=float(steps @ (true / np.maximum(true + false, np.finfo(float).tiny))) / n_virus,
             accuracy=(called + n_other - wrongly) / (n_virus + n_other),
             precision=called / (called + wrongly) if called + wrongly else None,
@@ -214,3 +237,9 @@ class _Ranked:
             threshold_at_1_percent=float(curve.thresholds[n_allowed - 1]) if n_allowed else None,
             calibration_error=float(gap @ curves.weight / curves.weight.sum()),
         )
+
+
+def _auroc(true: NDArray[np.float64], false: NDArray[np.float64]) -> float:
+    """The area from cumulated weights of the viruses and of the rest; ties count half."""
+    beaten = false[-1] - false + np.diff(false, prepend=0.0) / 2
+    return float(np.diff(true, prepend=0.0) @ beaten) / float(true[-1] * false[-1])

@@ -176,6 +176,7 @@ def evaluate(options: EvaluateOptions, on_event: OnEvent) -> Evaluation:
         input_type="nucleotide",
         output_dir=question.run_folder,
         regions=False,
+        report=False,
     )
     config, head = resolve(prediction, on_event)
     assert head is not None, "predict has a head"

@@ -15,6 +15,7 @@ from virnucpro.encoders.base import estimate_tokens
 from virnucpro.log import printable
 from virnucpro.outputs.sinks import FailedFiles, FailedSequences, RegionTable
 from virnucpro.records import STATUSES, RecordResult, Status
+from virnucpro.run.folder import RunDir
 from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import Plan
 
@@ -28,12 +29,15 @@ class Summary:
 
     scorer: str = ""  # name of the scorer, if no encoder was used
     cut: str = ""  # rule by which a record is called viral, in words
+    # the same in numbers: length, and the lowest score of a viral record of that length
+    cut_scores: list[tuple[int, float]] = field(default_factory=list)
     statuses: dict[Status, int] = field(default_factory=lambda: dict.fromkeys(STATUSES, 0))
     n_viral: int = 0
     n_regions: int | None = None  # None: no record was searched for regions
     n_frames: int = 0  # frames with a vector; for the scorer, with a score
     n_failed_frames: int = 0
     n_files: int = 0
+    n_shards: int | None = None  # shards of a run that others embed; None: it came to its end
     n_refused: int = 0  # files that could not be read
     n_tokens: int = 0  # embedded since this start
     n_copies: int = 0  # frames whose protein occurred before
@@ -82,6 +86,13 @@ class Summary:
 
     def lines(self, folder: Path) -> list[str]:
         """The lines for the user at the end."""
+        if self.n_shards is not None:
+            n_tokens = self.n_tokens_in_all - self.n_tokens_saved
+            return [
+                f"planned: {self.n_shards:,} shards, {n_tokens:,} tokens",
+                f"results: {printable(folder)}",
+                *self._repair_lines(folder),
+            ]
         parts = [f"{n} {status}" for status, n in self.statuses.items() if n]
         names = {name: name for name in STAGES}
         if self.scorer:  # nothing is embedded, and scores come with the tables
@@ -95,6 +106,9 @@ class Summary:
             f"time: {stages}",
             f"results: {printable(folder)}",
         ]
+        report = RunDir(folder).report
+        if report.exists():
+            lines.append(f"report: {printable(report)}")
         if self.n_tokens:
             lines.insert(
                 3,

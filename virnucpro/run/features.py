@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -54,9 +55,9 @@ class FeatureStore:
     def path_of_copies(self, shard: Shard) -> Path:
         return self.folder / f"{shard.name}{_COPIES}.h5"
 
-    def partial(self, shard: Shard) -> Path:
-        """The partial file of a shard that killed its worker, kept for the next attempt."""
-        return self.folder / f".{shard.name}.partial"
+    def partial(self, shard: Shard, owner: str) -> Path:
+        """The partial file of a shard that killed its worker, kept for the owner's next attempt."""
+        return self.folder / f".{shard.name}.{owner}.partial"
 
     @property
     def index(self) -> Path:
@@ -83,15 +84,10 @@ class FeatureStore:
     def write(self, shard: Shard, embeddings: Embeddings) -> None:
         """Write the file of a shard, which appears when it is whole."""
         write_embeddings(self.path(shard), embeddings, self.attributes(shard))
-        self.partial(shard).unlink(missing_ok=True)
 
     def make_folder(self) -> None:
         """Make the folder that the files go to, in the run folder, which must be there."""
         self.folder.mkdir(exist_ok=True)
-
-    def is_done(self, shard: Shard) -> bool:
-        """Whether a shard has a file; one that exists was whole when it was written."""
-        return self.path(shard).exists()
 
     def reader(self, lost: Mapping[int, str]) -> FeatureReader:
         """A reader of a generation's shards; ``lost`` has the reasons of those without a file."""
@@ -116,9 +112,16 @@ class FeatureStore:
         for path, attributes in self.files():
             yield read_embeddings(path, attributes, self.encoder.dim)
 
-    def count_files(self) -> int:
-        """The number of shards that have a file, by the names in the folder."""
-        return sum(not path.stem.endswith(_COPIES) for path, _ in self.files())
+    def names_done(self) -> set[str]:
+        """The names of the shards that have a file, by one look at the folder.
+
+        A file that exists was whole when it was written.
+        """
+        if not self.folder.is_dir():
+            return set()
+        with os.scandir(self.folder) as entries:
+            names = [entry.name for entry in entries if _FILE.fullmatch(entry.name)]
+        return {name.removesuffix(".h5") for name in names if not name.endswith(f"{_COPIES}.h5")}
 
     def failed_records(self, shard: Shard) -> set[str] | None:
         """The records of which a shard's file holds failures; None without a complete file."""
@@ -149,6 +152,17 @@ class FeatureStore:
             if any(failed is None or not failed <= replaced for failed in of_copies):
                 pending = sorted([*pending, *settled], key=lambda shard: shard.index)
         return pending
+
+    def owes(self, shard: Shard, replaced: frozenset[str]) -> bool:
+        """Whether a shard has no complete file, or one with failures that were not ``replaced``.
+
+        Nothing is deleted: somebody else may be about to write the file.
+        """
+        try:
+            label = read_label(self.path(shard), self.attributes(shard))
+        except FeatureFileError:
+            return True
+        return not replaced.issuperset(label.failed_records)
 
     def find_damaged(self, shards: Sequence[Shard]) -> list[FeatureFileError]:
         """The errors of all files, read to the last bit, also against the shards if given."""

@@ -19,14 +19,14 @@ from virnucpro.files import TEMPORARY, disk_error, refuse_links, sweep, writing
 from virnucpro.log import announce, logging_to_file, printable
 from virnucpro.outputs.sinks import Command, Sink, all_sinks, record_table
 from virnucpro.run.features import FeatureStore, index_of, inner_names, open_stores
-from virnucpro.run.lock import OF_A_LOCK, locked
+from virnucpro.run.lock import OF_A_LOCK, locked, own_name, shared
 from virnucpro.run.manifest import Manifest, read_manifest, write_manifest
 from virnucpro.sequences.inputs import RUN_FILE
 
 # files that a run makes in its sub-folders
 _OURS = re.compile(
     r"\d{6}(_copies)?\.(h5|npz|pt|faa|fna)|\w+-[0-9a-f]{16}\.h5|[0-9a-f]{16}\.fa|plan\.json"
-    r"|\..*\.(tmp|partial)"
+    r"|work-[\w.-]+-\d+\.log|\..*\.(tmp|partial)"
 )
 
 
@@ -41,6 +41,21 @@ class RunDir:
     @property
     def log(self) -> Path:
         return self.root / "virnucpro.log"
+
+    @property
+    def report(self) -> Path:
+        """The run on one page."""
+        return self.root / "report.html"
+
+    @property
+    def machine(self) -> Path:
+        """The work of the devices over time."""
+        return self.root / "machine.json"
+
+    @property
+    def logs(self) -> Path:
+        """The logs of ``work``, one of each process."""
+        return self.root / "logs"
 
     @property
     def features(self) -> Path:
@@ -98,6 +113,8 @@ class RunDir:
             self.chunks,
             self.copies,
             self.samples,
+            self.report,
+            self.machine,
             *map(self.output, all_sinks()),
         )
 
@@ -112,17 +129,30 @@ class RunDir:
                 away since; or a file of a run in it is a link.
             StorageError: its disk is full.
         """
-        try:
+        with _told():
             self.root.mkdir(parents=True, exist_ok=True)
-            ours = (self.log, *self._results)
-            refuse_links(self.root, (*OF_A_LOCK, *(path.name for path in ours)))
-            refuse_links(self.features, inner_names(self.features))
-            with locked(self.root):
+            self._refuse_links()
+            with locked(self.root, self.logs):
                 yield
-        except BrokenPipeError:  # of standard output
-            raise
-        except OSError as error:
-            raise disk_error(error) from error
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        """Work in this folder beside others that do so, with a log of this process; keep runs out.
+
+        Raises:
+            OutputError, StorageError: as ``locked``.
+        """
+        with _told():
+            self._refuse_links()
+            self.logs.mkdir(exist_ok=True)
+            log = self.logs / f"work-{own_name()}.log"
+            with shared(self.root, log), logging_to_file(log, os.O_NOFOLLOW):
+                yield
+
+    def _refuse_links(self) -> None:
+        ours = (self.log, self.logs, *self._results)
+        refuse_links(self.root, (*OF_A_LOCK, *(path.name for path in ours)))
+        refuse_links(self.features, inner_names(self.features))
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
@@ -181,6 +211,7 @@ class RunDir:
                     _delete_ours(folder)
             elif path != self.copies:
                 _delete_ours(path)
+        _delete_ours(self.logs)
 
     def feature_folders(self) -> list[Path]:
         """The folders of further encoders, and then that of the first, which contains them."""
@@ -200,6 +231,10 @@ class RunDir:
         if self.samples.is_symlink() or not self.samples.is_dir():
             return []
         return [path for path in self.samples.iterdir() if path.is_dir() and not path.is_symlink()]
+
+    def clear_report(self) -> None:
+        """Delete the page of the run, which is of another state."""
+        self.report.unlink(missing_ok=True)
 
     def clear_copies(self, manifest: Manifest) -> None:
         """Delete the copies of inputs that a run, whose manifest is written, does not need."""
@@ -271,6 +306,17 @@ class RunDir:
 
     def write_manifest(self, manifest: Manifest, facts: Mapping[str, Any]) -> None:
         write_manifest(self.manifest, self.copies, manifest, facts)
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Turn errors of the disk into ours, but for those of standard output."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise disk_error(error) from error
 
 
 def _delete_ours(path: Path, kept: Collection[str] = ()) -> None:

@@ -1,24 +1,29 @@
-"""One run at a time in a folder, and the name of the one that is there.
+"""One run at a time in a folder, or any number of ``work``, and the names of those that are there.
 
 The kernel's lock (``flock``) ends with its process, however that ends. On a file system without
 it, a file that exists is the lock, and filelock looks whether the process that made it still runs.
+
+A run has the lock alone, and writes its name into it. Each ``work`` shares it, and has a tag of its
+own, its log, locked as well: so whoever asks can tell which of them are there.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import re
 import socket
 import stat
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from functools import partial
 from io import FileIO
 from pathlib import Path
 
 import psutil
-from filelock import SoftFileLock, Timeout, lock_descriptor
+from filelock import SoftFileLock, Timeout
 
 from virnucpro.errors import OutputError, VirnucproError
 from virnucpro.files import writing
@@ -29,28 +34,80 @@ _MARK = f"{LOCK}.held"  # the lock of a file system without flock
 OF_A_LOCK = (LOCK, _MARK)
 _PATIENCE, _MOMENT = 2.0, 0.02  # seconds for others to write their name, and between two looks
 _STALE_SECONDS = 0.2  # for filelock to take over what a dead process left
+_QUEUE_SECONDS = 10.0  # for all that begin to work at once, without flock, one after the other
+_TAG = re.compile(r"work-(?P<host>[\w.-]+)-(?P<pid>\d+)\.log", re.ASCII)
+_NAMED = 3  # holders in a message
 _NO_FLOCK = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL)
 
 
+# takes an open lock, and yields when it is held
+_Take = Callable[[FileIO, Path], AbstractContextManager[None]]
+
+
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Keep others out of a folder for the time of the block.
+def locked(folder: Path, tags: Path) -> Iterator[None]:
+    """Keep all others out of a folder for the time of the block; ``tags`` is the folder of tags.
 
     Raises:
         OutputError: another process has it; or it cannot be written, or was taken away since.
         StorageError: its disk is full.
     """
+    with _holding(folder, partial(_alone, tags=tags)):
+        yield
+
+
+@contextmanager
+def shared(folder: Path, tag: Path) -> Iterator[None]:
+    """Work in a folder beside others that do so; ``tag`` is the file that stands for this process.
+
+    Raises:
+        OutputError, StorageError: as ``locked``.
+    """
+    with _holding(folder, partial(_beside_others, tag=tag)):
+        yield
+
+
+def own_name() -> str:
+    """The name of this process among those of all machines, as part of a file name."""
+    host = re.sub(r"[^\w.-]", "_", socket.gethostname(), flags=re.ASCII)
+    return f"{host}-{os.getpid()}"
+
+
+def holder_of(tag: Path) -> tuple[str, int] | None:
+    """The host and process that a tag is named after; None for any other file."""
+    words = _TAG.fullmatch(tag.name)
+    return (words["host"], int(words["pid"])) if words else None
+
+
+def is_held(path: Path) -> bool:
+    """Whether a process has this tag, or the lock of a run, now."""
+    try:
+        with path.open("rb") as handle:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return False
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    except OSError as error:
+        if error.errno not in _NO_FLOCK:
+            raise
+        return _mark_of(path).exists()
+
+
+def _mark_of(path: Path) -> Path:
+    return path.with_name(f"{path.name if path.name == LOCK else f'.{path.name}'}.held")
+
+
+@contextmanager
+def _holding(folder: Path, take: _Take) -> Iterator[None]:
     path = folder / LOCK
     with ExitStack() as stack:
         with writing(path):
             handle = stack.enter_context(_open(path))
             descriptor = os.open(folder, os.O_RDONLY)  # so that nothing else gets its number
             stack.callback(os.close, descriptor)
-            if not _flock(handle, folder):
-                stack.enter_context(_marked(handle, folder / _MARK))
-            handle.truncate(0)
-            handle.write(_name())
-            stack.callback(_forget, handle)
+            stack.enter_context(take(handle, folder))
         try:
             yield
         except (OSError, VirnucproError) as error:
@@ -60,6 +117,38 @@ def locked(folder: Path) -> Iterator[None]:
                 f"{printable(folder)} was moved or deleted while it was in use",
                 hint="if it was moved, go on there with --resume; leave it alone until the end",
             ) from error
+
+
+@contextmanager
+def _alone(handle: FileIO, folder: Path, tags: Path) -> Iterator[None]:
+    """Have the lock of a folder, and one's name in it."""
+    with ExitStack() as stack:
+        match _flock(handle, fcntl.LOCK_EX):
+            case False:
+                raise _in_use(handle, folder, tags)
+            case None:
+                stack.enter_context(_marked(handle, folder, tags))
+        handle.truncate(0)
+        handle.write(_name())
+        stack.callback(_forget, handle)
+        yield
+
+
+@contextmanager
+def _beside_others(handle: FileIO, folder: Path, tag: Path) -> Iterator[None]:
+    """Share the lock of a folder, and have a tag."""
+    with ExitStack() as stack:
+        own = stack.enter_context(_open(tag))
+        match _flock(handle, fcntl.LOCK_SH):
+            case False:
+                raise _in_use(handle, folder, tag.parent)
+            case None:
+                stack.enter_context(_tagged(handle, folder, tag))
+            case True:
+                _forget(handle)  # whoever left a name there was killed
+                if not _flock(own, fcntl.LOCK_EX):
+                    raise _in_use(own, folder, tag.parent)
+        yield
 
 
 def _open(path: Path) -> FileIO:
@@ -84,28 +173,49 @@ def _open_itself(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
 
-def _flock(handle: FileIO, folder: Path) -> bool:
-    """Take the kernel's lock; False if the file system has none."""
+def _flock(handle: FileIO, kind: int) -> bool | None:
+    """Take the kernel's lock; False if others are in the way, None if the file system has none."""
     try:
-        is_ours = lock_descriptor(handle.fileno(), blocking=False)
+        fcntl.flock(handle, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
     except OSError as error:
         if error.errno not in _NO_FLOCK:
             raise
-        return False
-    if not is_ours:
-        raise _in_use(handle, folder)
+        return None
     return True
 
 
 @contextmanager
-def _marked(handle: FileIO, mark: Path) -> Iterator[None]:
-    """Hold a folder by a file that only one process can make."""
-    lock = SoftFileLock(mark, timeout=_STALE_SECONDS, thread_local=False)
+def _marked(handle: FileIO, folder: Path, tags: Path) -> Iterator[None]:
+    """Hold a folder by a file that only one process can make, when no tag is marked."""
+    mark = folder / _MARK
+    with _soft(handle, mark, tags, _STALE_SECONDS):
+        for tag in _tags(tags):
+            if _mark_of(tag).exists():
+                with _soft(handle, _mark_of(tag), tags, _STALE_SECONDS):
+                    pass  # it was left by a process that was killed
+        yield
+
+
+@contextmanager
+def _tagged(handle: FileIO, folder: Path, tag: Path) -> Iterator[None]:
+    """Mark a tag while no run has the folder, whose own mark is held for that moment."""
+    with ExitStack() as stack:
+        with _soft(handle, folder / _MARK, tag.parent, _QUEUE_SECONDS):
+            stack.enter_context(_soft(handle, _mark_of(tag), tag.parent, _STALE_SECONDS))
+        yield
+
+
+@contextmanager
+def _soft(handle: FileIO, mark: Path, tags: Path, seconds: float) -> Iterator[None]:
+    """Hold a file that only one process can make."""
+    lock = SoftFileLock(mark, timeout=seconds, thread_local=False)
     try:
         lock.acquire()
     except Timeout as error:
         hint = f"if it is over (which cannot be seen from here), delete {printable(mark)}"
-        raise _in_use(handle, mark.parent, hint) from error
+        raise _in_use(handle, tags.parent, tags, hint) from error
     try:
         yield
     finally:
@@ -117,10 +227,18 @@ def _forget(handle: FileIO) -> None:
         handle.truncate(0)
 
 
-def _in_use(handle: FileIO, folder: Path, *hints: str) -> OutputError:
-    holder = _await_name(handle) or "a process that did not say its name"
+def _in_use(handle: FileIO, folder: Path, tags: Path, *hints: str) -> OutputError:
+    name, working = _await_name(handle, tags)
+    if working:
+        names = [f"process {pid} on {host}" for host, pid in working[:_NAMED]]
+        more = f" and {len(working) - _NAMED} more" if len(working) > _NAMED else ""
+        return OutputError(
+            f"`virnucpro work` is using {printable(folder)}: {', '.join(names)}{more}",
+            hint="; ".join(("wait for its end, or stop it: finished shards are kept", *hints)),
+        )
     return OutputError(
-        f"another run is using {printable(folder)}: {printable(holder)}",
+        f"another run is using {printable(folder)}: "
+        f"{printable(name or 'a process that did not say its name')}",
         hint="; ".join(("wait for it, or choose another --output-dir", *hints)),
     )
 
@@ -130,15 +248,23 @@ def _name() -> bytes:
     return f"process {os.getpid()} on {socket.gethostname()} since {start}\n".encode()
 
 
-def _await_name(handle: FileIO) -> str:
-    """The name of a process that has the folder, and may have got it just now."""
+def _await_name(handle: FileIO, tags: Path) -> tuple[str, Sequence[tuple[str, int]]]:
+    """The name of the run that has the folder, and may have got it just now; or those who work."""
     deadline = time.monotonic() + _PATIENCE
     while True:
         handle.seek(0)
         name = handle.read().decode(errors="replace")
-        if (name.endswith("\n") and not _is_gone(name)) or time.monotonic() > deadline:
-            return name.strip()
+        if name.endswith("\n") and not _is_gone(name):
+            return name.strip(), ()
+        working = [holder for tag in _tags(tags) if (holder := holder_of(tag)) and is_held(tag)]
+        if working or time.monotonic() > deadline:
+            return name.strip(), working
         time.sleep(_MOMENT)
+
+
+def _tags(folder: Path) -> list[Path]:
+    """The tags in a folder, also of processes that have ended."""
+    return sorted(folder.glob("work-*.log"))
 
 
 def _is_gone(name: str) -> bool:

@@ -26,6 +26,7 @@ class Manifest:
     replaced: tuple[str, ...] = ()  # ids of failed records that a later input gives anew
     is_qualified: bool = False  # ids are written as FILE:ID
     refused: tuple[InputFile, ...] = ()  # files that could not be read
+    models: tuple[str, ...] = ()  # what to open the encoders by: a name, or an absolute path
     version: str = __version__  # version of the program that wrote it last
 
     def __post_init__(self) -> None:
@@ -65,6 +66,7 @@ def read_manifest(path: Path, copies: Path) -> Manifest | None:
             replaced=tuple(stored["replaced"]),
             is_qualified=stored.get("qualified", False),
             refused=tuple(_from_json(file, copies) for file in stored.get("refused", ())),
+            models=tuple(map(str, stored.get("models", ()))),
             version=str(version),
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -84,6 +86,7 @@ def write_manifest(path: Path, copies: Path, manifest: Manifest, facts: Mapping[
         "replaced": manifest.replaced,
         "qualified": manifest.is_qualified,
         "refused": [_to_json(file, copies) for file in manifest.refused],
+        "models": manifest.models,
     }
     with atomic(path) as temporary:
         temporary.write_text(json.dumps(content, indent=2) + "\n")

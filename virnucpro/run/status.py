@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from virnucpro.config import Recipe
+from virnucpro.config import EncoderSpec, Recipe
+from virnucpro.encoders.base import estimate_tokens
 from virnucpro.errors import FeatureFileError, InputMissingError, ResumeError
 from virnucpro.log import printable
 from virnucpro.outputs.features import check_index
 from virnucpro.outputs.sinks import FailedFiles
+from virnucpro.records import Shard
 from virnucpro.run.features import FeatureStore
 from virnucpro.run.folder import RunDir, stores_of
 from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import count_done, read_plan
+from virnucpro.run.work_log import HostFigures, read_hosts
 
 _LISTED = 8  # number of files that are listed
 
@@ -33,11 +38,7 @@ def inspect_run(folder: Path, *, verify: bool) -> Report:
         ResumeError: ``run.json`` is damaged.
     """
     rundir = RunDir(folder)
-    manifest = rundir.read_manifest()
-    if manifest is None:
-        raise InputMissingError(
-            f"{printable(folder)} holds no run", hint="give the --output-dir of a run"
-        )
+    manifest = _read(rundir)
     try:
         lines = _describe(rundir, manifest)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
@@ -51,6 +52,20 @@ def inspect_run(folder: Path, *, verify: bool) -> Report:
         n_damaged = len(damaged)
         lines += damaged or [verified]
     return Report(tuple(lines), n_damaged)
+
+
+def _read(rundir: RunDir) -> Manifest:
+    """
+    Raises:
+        InputMissingError: there is no run in this folder.
+        ResumeError: ``run.json`` is damaged.
+    """
+    manifest = rundir.read_manifest()
+    if manifest is None:
+        raise InputMissingError(
+            f"{printable(rundir.root)} holds no run", hint="give the --output-dir of a run"
+        )
+    return manifest
 
 
 def _verify(rundir: RunDir, manifest: Manifest) -> tuple[list[str], str]:
@@ -112,21 +127,70 @@ def _how(recipe: Recipe) -> str:
 
 
 def _describe_shards(rundir: RunDir, manifest: Manifest) -> list[str]:
-    stores = stores_of(rundir, manifest)
-    head = f"shards    {min(store.count_files() for store in stores)} done"
+    done = _names_done(rundir, manifest)
+    head = f"shards    {len(done)} done"
     if not rundir.plan.exists():
         return [head]
     plan = read_plan(rundir, manifest)
     if plan is None:
         return [f"{head}, the plan is damaged, or of other inputs: --resume makes it again"]
-    pending = [
-        shard.index for shard in plan.shards if not all(store.is_done(shard) for store in stores)
-    ]
+    pending = [shard.index for shard in plan.shards if shard.name not in done]
     n_inputs = count_done(plan.files, pending)
     return [
         f"{head}, {len(pending)} pending",
         f"files     {n_inputs:,} of {len(plan.files):,} done",
+        *_folded([_host_line(figures) for figures in read_hosts(rundir.logs)]),
     ]
+
+
+def _names_done(rundir: RunDir, manifest: Manifest) -> set[str]:
+    """The names of the shards that have a file of every encoder."""
+    return set.intersection(*(store.names_done() for store in stores_of(rundir, manifest)))
+
+
+def _host_line(figures: HostFigures) -> str:
+    now = f"{figures.n_working} at work" if figures.n_working else "ended"
+    lost = f", {figures.n_lost:,} shards given up" if figures.n_lost else ""
+    return (
+        f"host      {figures.host}: {now}, {figures.n_shards:,} shards done, "
+        f"{figures.tokens_per_second:,.0f} tokens/s, {figures.n_failed:,} sequences failed{lost}"
+    )
+
+
+def measure_run(folder: Path) -> dict[str, Any]:
+    """The figures of a run for programs: shards, tokens, hosts, and the time that is left.
+
+    Raises:
+        InputMissingError, ResumeError: as ``inspect_run``.
+    """
+    rundir = RunDir(folder)
+    manifest = _read(rundir)
+    plan = read_plan(rundir, manifest)
+    shards, encoders = plan.shards if plan else [], manifest.recipe.encoders
+    done = _names_done(rundir, manifest) if encoders else set()
+    pending = [shard for shard in shards if shard.name not in done]
+    hosts = read_hosts(rundir.logs)
+    rate = sum(host.tokens_per_second for host in hosts if host.n_working)
+    n_tokens, n_pending_tokens = _tokens(encoders, shards), _tokens(encoders, pending)
+    return {
+        "state": json.loads(rundir.manifest.read_text()).get("state"),
+        "shards": {
+            "total": len(shards) if plan else None,
+            "done": len(done),
+            "pending": len(pending) if plan else None,
+            "given_up": sum(host.n_lost for host in hosts),
+        },
+        "sequences_failed": sum(host.n_failed for host in hosts),
+        "tokens": {"total": n_tokens, "pending": n_pending_tokens},
+        "tokens_per_second": round(rate, 1),
+        "remaining_seconds": round(n_pending_tokens / rate) if rate else None,
+        "hosts": [asdict(host) for host in hosts],
+    }
+
+
+def _tokens(encoders: Sequence[EncoderSpec], shards: Sequence[Shard]) -> int:
+    n_embedded = sum(shard.n_embedded for shard in shards)
+    return estimate_tokens(encoders, n_embedded, sum(shard.n_residues for shard in shards))
 
 
 def _folded(lines: list[str]) -> list[str]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from math import isfinite
+from math import exp, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -206,6 +206,13 @@ class Scorer:
     def threshold(self, lengths: NDArray[np.int64], false_positives: float) -> Values:
         """The calibrated log-odds from which on so many cellular records lie. (n,) -> (n,)"""
         return threshold(self.error_rates, lengths, false_positives)
+
+    def cut_scores(self, false_positives: float) -> list[tuple[int, float]]:
+        """The thresholds at the lengths of ``error_rates``, as scores."""
+        return [
+            (rates.n_bases, round(1 / (1 + exp(-rates.log_odds_at(false_positives))), 6))
+            for rates in self.error_rates
+        ]
 
     def false_discovery_rates(
         self, log_odds: Values, lengths: NDArray[np.int64], prevalence: float

@@ -65,7 +65,9 @@ class RecordScore:
     pieces: PieceScores
 
 
-def score_sequences(sequences: Iterable[str], scorer: Scorer) -> Iterator[float | None]:
+def score_sequences(
+    sequences: Iterable[str], scorer: Scorer, code: GeneticCode = STANDARD
+) -> Iterator[float | None]:
     """The calibrated log-odds of each sequence, in order; None where there is nothing to read.
 
     That is a sequence shorter than ``scorer.shortest`` bases, or one of unknown bases alone.
@@ -76,9 +78,9 @@ def score_sequences(sequences: Iterable[str], scorer: Scorer) -> Iterator[float 
         waiting.append(sequence)
         n_bases += len(sequence)
         if n_bases >= BASES_AT_ONCE:
-            yield from (score.log_odds for score in score_block(waiting, scorer))
+            yield from (score.log_odds for score in score_block(waiting, scorer, code))
             waiting, n_bases = [], 0
-    yield from (score.log_odds for score in score_block(waiting, scorer))
+    yield from (score.log_odds for score in score_block(waiting, scorer, code))
 
 
 def score_block(

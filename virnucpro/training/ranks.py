@@ -142,9 +142,7 @@ def run_under_torchrun(
                 store.add(_N_HEARD, 1)
                 raise SystemExit(int(store.get(_EXIT_CODE)))
             time.sleep(_LISTEN_SECONDS)
-        dist.init_process_group(
-            _backend(kind), store=store, rank=rank, world_size=world_size, timeout=_TIMEOUT
-        )
+        join_group(store, rank, world_size, used)
         work(Ranks(rank, world_size, used, on_event))
         dist.destroy_process_group()
 
@@ -205,9 +203,7 @@ def run_on(devices: Sequence[str], work: Callable[[Ranks], None], on_event: OnEv
     if len(devices) == 1:
         work(Ranks(0, 1, _use(devices[0]), on_event))
         return
-    store = dist.TCPStore(  # type: ignore[attr-defined]
-        _LOCALHOST, 0, is_master=True, wait_for_workers=False
-    )
+    store = open_store(0, is_master=True)
     group = _Group(tuple(devices), store.port, LOGGER.level)
     children: list[Child] = []
     try:
@@ -236,12 +232,7 @@ def _run_rank(pipe: Pipe, rank: int, group: _Group, work: Callable[[Ranks], None
         torch.set_num_threads(max(1, torch.get_num_threads() // world_size))
     try:
         used = _use(device)
-        store = dist.TCPStore(  # type: ignore[attr-defined]
-            _LOCALHOST, group.port, is_master=False
-        )
-        dist.init_process_group(
-            _backend(device), store=store, rank=rank, world_size=world_size, timeout=_TIMEOUT
-        )
+        join_group(open_store(group.port, is_master=False), rank, world_size, used)
         work(Ranks(rank, world_size, used, pipe.send))
     except VirnucproError as error:
         pipe.send((type(error), str(error), error.hint))
@@ -337,5 +328,21 @@ def _use(name: str) -> torch.device:
     return device
 
 
-def _backend(device: str) -> str:
-    return "nccl" if device.startswith("cuda") else "gloo"
+def open_store(port: int, *, is_master: bool) -> dist.TCPStore:  # type: ignore[name-defined]
+    """What the processes started here share. NCCL asks it too, with the time-out that it has."""
+    return dist.TCPStore(  # type: ignore[attr-defined]
+        _LOCALHOST, port, is_master=is_master, wait_for_workers=False, timeout=_TIMEOUT
+    )
+
+
+def join_group(store: Store, rank: int, world_size: int, device: torch.device) -> None:
+    """Be one of the group; NCCL is told the device, which it guesses else."""
+    is_gpu = device.type == "cuda"
+    dist.init_process_group(
+        "nccl" if is_gpu else "gloo",
+        store=store,
+        rank=rank,
+        world_size=world_size,
+        timeout=_TIMEOUT,
+        device_id=device if is_gpu else None,
+    )

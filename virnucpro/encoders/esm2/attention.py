@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import ModuleType
 
 import torch
 import torch.nn.functional as F
@@ -75,14 +76,41 @@ def attend_to_train(qkv: Tensor, batch: StagedBatch) -> Tensor:
 
 def attend_varlen(qkv: Tensor, batch: StagedBatch) -> Tensor:
     """FlashAttention over the packed row in one launch (CUDA, fp16 or bf16)."""
-    # its import brings torch's compiler, which takes a second: no other device pays for it
-    from torch.nn.attention.varlen import varlen_attn
+    turned = rotate(qkv[:, :2].float(), batch.cos[:, None, None], batch.sin[:, None, None])
+    q, k = turned.to(qkv.dtype).unbind(1)
+    return flash_attention(q, k, qkv[:, 2], batch)
 
+
+def attend_varlen_triton(qkv: Tensor, batch: StagedBatch) -> Tensor:
+    """``attend_varlen`` with the rotation in one kernel, which overwrites queries and keys."""
+    _rotary_triton().rotate_in_place(qkv, batch.cos, batch.sin)
+    q, k, v = qkv.unbind(1)
+    return flash_attention(q, k, v, batch)
+
+
+def attend_efficient(qkv: Tensor, batch: StagedBatch) -> Tensor:
+    """Memory-efficient attention over the packed row in one launch (CUDA, fp32 or fp16).
+
+    The kernel is the one that SDPA takes for float32; as there, nothing waits for the device.
+    """
     turned = rotate(qkv[:, :2].float(), batch.cos[:, None, None], batch.sin[:, None, None])
     q, k = turned.to(qkv.dtype).unbind(1)
     offsets, longest = batch.cu_seqlens, batch.max_seqlen
-    out = varlen_attn(q, k, qkv[:, 2], offsets, offsets, longest, longest)
-    assert isinstance(out, Tensor)
+    forward = torch.ops.aten._efficient_attention_forward
+    rows = (x[None] for x in (q, k, qkv[:, 2]))
+    out: Tensor = forward(*rows, None, offsets, offsets, longest, longest, 0.0, 0)[0]
+    return out[0]
+
+
+def flash_attention(q: Tensor, k: Tensor, v: Tensor, batch: StagedBatch) -> Tensor:
+    """FlashAttention on turned queries and keys. (n_tokens, n_heads, head_dim) -> the same
+
+    The operator is called by its name: ``varlen_attn``, which stands for it, takes cuDNN on some
+    GPUs from torch 2.14 on, and that plans anew, in some 50 ms, for each new shape of a batch.
+    """
+    offsets, longest = batch.cu_seqlens, batch.max_seqlen
+    forward = torch.ops.aten._flash_attention_forward
+    out: Tensor = forward(q, k, v, offsets, offsets, longest, longest, 0.0, False, False)[0]
     return out
 
 
@@ -91,13 +119,19 @@ def choose_kernel(device: torch.device, dtype: torch.dtype) -> Kernel:
 
     FlashAttention takes fp16 and bf16 on CUDA devices of compute capability 8.0 and newer.
     """
-    if device.type == "cpu" and dtype == torch.bfloat16:
-        return attend_dense
-    if device.type == "cuda" and dtype != torch.float32:
-        major, _ = torch.cuda.get_device_capability(device)
-        if major >= 8:
-            return attend_varlen
-    return attend_runs
+    if device.type == "cuda":
+        has_flash = torch.cuda.get_device_capability(device) >= (8, 0)
+        if dtype == torch.float32 or not has_flash:
+            return attend_efficient
+        return attend_varlen_triton if _rotary_triton().can_rotate(device) else attend_varlen
+    return attend_dense if device.type == "cpu" and dtype == torch.bfloat16 else attend_runs
+
+
+def _rotary_triton() -> ModuleType:
+    """Imported for a GPU alone: it imports Triton, if that is there."""
+    from virnucpro.encoders.esm2 import rotary_triton
+
+    return rotary_triton
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

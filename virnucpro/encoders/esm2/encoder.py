@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from virnucpro.config import EncoderSpec, Footprint, Pooling, Precision
-from virnucpro.encoders.base import HostCopy, OnEvent, Pending
+from virnucpro.encoders.base import HostCopy, OnEvent, Pending, Rows
 from virnucpro.encoders.esm2.converted import (
     WORTH_CONVERTING,
     convert,
@@ -80,6 +82,8 @@ class ESM2Model(Checkpoint):
             f"{shape.n_layers} layers, {shape.dim} dimensions, "
             f"{shape.n_parameters / 1e6:.1f} M parameters; layer {spec.layer}, "
             f"{spec.pooling} pooling, {spec.precision}"
+            + ", fp32 for proteins whose numbers it cannot hold"
+            * (spec.precision == "fp16")
         )
 
     def prepare(
@@ -175,10 +179,41 @@ class ESM2Encoder:
         return plan_batches(lengths, tokens_per_batch)
 
     def start(self, sequences: Sequence[str]) -> Pending:
-        return self.copy.start(self.embed(sequences))
+        pending = self.copy.start(self.embed(sequences))
+        if self.spec.precision != "fp16":
+            return pending
+        return Fp16Batch(sequences, pending, self.model, self.embed)
 
     @torch.inference_mode()
     def embed(self, sequences: Sequence[str]) -> Tensor:
         """The rows of a batch, on the device."""
         batch = PackedBatch.of(sequences)
         return self.pool(self.model(batch), batch)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fp16Batch:
+    """A batch in fp16; a protein whose numbers are too large for that is embedded in float32.
+
+    It is embedded alone then, so that its vector does not depend on the batch.
+    """
+
+    sequences: Sequence[str]
+    pending: Pending
+    model: ESM2
+    embed: Callable[[Sequence[str]], Tensor]
+
+    def rows(self) -> Rows:
+        rows = self.pending.rows()
+        parts = np.split(rows, self.ends(len(rows))[:-1])  # views
+        for sequence, part in zip(self.sequences, parts, strict=True):
+            if not np.isfinite(part).all():
+                with self.model.in_float32():
+                    part[:] = self.embed([sequence]).cpu().numpy()
+        return rows
+
+    def ends(self, n_rows: int) -> NDArray[np.int64]:
+        """The end of each protein among the rows, of which it has one, or one per residue."""
+        if n_rows == len(self.sequences):
+            return np.arange(1, n_rows + 1)
+        return np.cumsum([len(sequence) for sequence in self.sequences])

@@ -7,16 +7,20 @@ rotary tables and pooling are float32 always, since a rotary table in bf16 gives
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from virnucpro.encoders.base import send
 from virnucpro.encoders.esm2.alphabet import N_TOKENS
-from virnucpro.encoders.esm2.attention import Kernel, attend_runs
-from virnucpro.encoders.esm2.packing import PackedBatch, StagedBatch
+from virnucpro.encoders.esm2.attention import Kernel, attend_runs, choose_kernel
+from virnucpro.encoders.esm2.packing import EXTRA_TOKENS, PackedBatch, StagedBatch
 
 DTYPES: Mapping[str, torch.dtype] = {  # of matrix products, by the name of the precision
     "fp32": torch.float32,
@@ -72,6 +76,12 @@ class Layer(nn.Module):
     def forward(self, x: Tensor, batch: StagedBatch, attend: Kernel) -> Tensor:
         return self.finish(x, attend(self.project(x), batch))
 
+    def in_float32(self) -> Layer:
+        """The same layer, products in float32 of the weights as they are."""
+        layer = copy.deepcopy(self).float()
+        layer.dtype, layer.has_fused_gelu = torch.float32, False
+        return layer
+
     def project(self, x: Tensor) -> Tensor:
         """Queries, keys and values. (n_tokens, dim) -> (n_tokens, 3, n_heads, head_dim)"""
         qkv: Tensor = self.qkv(self.attention_norm(x).to(self.dtype))
@@ -100,7 +110,7 @@ class ESM2(nn.Module):
         self, shape: ESM2Shape, n_layers: int, dtype: torch.dtype, attend: Kernel = attend_runs
     ) -> None:
         super().__init__()
-        self.shape, self.attend = shape, attend
+        self.shape, self.attend, self.is_exact = shape, attend, False
         # random weights would have torch import its compiler on "meta", which takes a second
         self.embedding = nn.Embedding(N_TOKENS, shape.dim, _weight=torch.empty(N_TOKENS, shape.dim))
         self.layers = nn.ModuleList(Layer(shape, dtype) for _ in range(n_layers))
@@ -126,10 +136,24 @@ class ESM2(nn.Module):
             x = x * TOKEN_DROPOUT_SCALE
         return self.transform(x, batch)
 
+    @contextmanager
+    def in_float32(self) -> Iterator[None]:
+        """Take products in float32 within the block, of the weights as they are.
+
+        Layers are converted one by one, each time: there is no room needed but for one of them.
+        """
+        attend = self.attend
+        self.attend, self.is_exact = choose_kernel(self.inv_freq.device, torch.float32), True
+        try:
+            yield
+        finally:
+            self.attend, self.is_exact = attend, False
+
     def transform(self, x: Tensor, batch: StagedBatch) -> Tensor:
         """Apply all layers to embedded tokens. (n_tokens, dim) -> the same"""
         for layer in self.layers:
-            x = layer(x, batch, self.attend)
+            assert isinstance(layer, Layer)
+            x = (layer.in_float32() if self.is_exact else layer)(x, batch, self.attend)
         normed: Tensor = self.final_norm(x)
         return normed
 
@@ -151,6 +175,8 @@ def mean_pool(hidden: Tensor, batch: PackedBatch) -> Tensor:
 
     (n_tokens, dim) -> (n_proteins, dim) float32
     """
+    if hidden.device.type == "cuda":
+        return mean_of_bags(hidden, batch)
     pooled = [
         hidden[first : first + n * seqlen].view(n, seqlen, -1)[:, 1:-1].mean(dim=1)
         for first, n, seqlen in batch.runs
@@ -158,15 +184,20 @@ def mean_pool(hidden: Tensor, batch: PackedBatch) -> Tensor:
     return torch.cat(pooled)
 
 
+def mean_of_bags(hidden: Tensor, batch: PackedBatch) -> Tensor:
+    """The means of ``mean_pool`` from one kernel, not one for each length of a protein."""
+    n_before = batch.cu_seqlens[:-1].astype("int64") - EXTRA_TOKENS * np.arange(
+        len(batch.cu_seqlens) - 1
+    )
+    places, offsets = (send(array, hidden.device) for array in (batch.residues, n_before))
+    return F.embedding_bag(places, hidden, offsets, mode="mean")
+
+
 def bos_pool(hidden: Tensor, batch: PackedBatch) -> Tensor:
     """The vector of each ``<cls>``. (n_tokens, dim) -> (n_proteins, dim)"""
-    return hidden[torch.from_numpy(batch.cu_seqlens[:-1].astype("int64")).to(hidden.device)]
+    return hidden[send(batch.cu_seqlens[:-1].astype("int64"), hidden.device)]
 
 
 def residues_only(hidden: Tensor, batch: PackedBatch) -> Tensor:
     """Drop ``<cls>`` and ``<eos>``. (n_tokens, dim) -> (n_residues, dim), in order"""
-    keep = torch.ones(len(hidden), dtype=torch.bool)
-    starts = torch.from_numpy(batch.cu_seqlens.astype("int64"))
-    keep[starts[:-1]] = False
-    keep[starts[1:] - 1] = False
-    return hidden[keep.to(hidden.device)]
+    return hidden[send(batch.residues, hidden.device)]

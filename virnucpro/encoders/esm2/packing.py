@@ -49,6 +49,14 @@ class PackedBatch:
         )
 
     @property
+    def residues(self) -> NDArray[np.int64]:
+        """The places of the residues: all but ``<cls>`` and ``<eos>``. (n_residues,)"""
+        is_residue = np.ones(len(self.tokens), dtype=np.bool_)
+        is_residue[self.cu_seqlens[:-1]] = False
+        is_residue[self.cu_seqlens[1:] - 1] = False
+        return np.flatnonzero(is_residue)
+
+    @property
     def max_seqlen(self) -> int:
         return max(seqlen for _, _, seqlen in self.runs)
 

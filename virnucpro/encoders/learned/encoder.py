@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from virnucpro.config import EncoderSpec
 from virnucpro.encoders.base import HostCopy, OnEvent, Pending
-from virnucpro.encoders.esm2.model import DTYPES
+from virnucpro.encoders.esm2.encoder import Fp16Batch
+from virnucpro.encoders.esm2.model import DTYPES, ESM2
 from virnucpro.encoders.esm2.packing import EXTRA_TOKENS, PackedBatch, plan_batches
 from virnucpro.encoders.esm2.weights import load_esm2
 from virnucpro.encoders.learned.file import (
@@ -100,7 +101,14 @@ class LearnedEncoder:
     def plan(self, lengths: Sequence[int], tokens_per_batch: int) -> list[list[int]]:
         return plan_batches(lengths, tokens_per_batch)
 
-    @torch.inference_mode()
     def start(self, sequences: Sequence[str]) -> Pending:
-        vectors: torch.Tensor = self.reader(PackedBatch.of(sequences))
-        return self.copy.start(vectors)
+        pending, base = self.copy.start(self.embed(sequences)), self.reader.encoder
+        if self.spec.precision != "fp16" or not isinstance(base, ESM2):
+            return pending
+        return Fp16Batch(sequences, pending, base, self.embed)
+
+    @torch.inference_mode()
+    def embed(self, sequences: Sequence[str]) -> Tensor:
+        """The vectors of a batch, on the device."""
+        vectors: Tensor = self.reader(PackedBatch.of(sequences))
+        return vectors

@@ -1,0 +1,371 @@
+"""A run on several machines: planned by one, embedded by any number, brought to its end by one."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from runs import assert_same_run, leftovers, run_inline
+from test_cli import virnucpro
+from workers import CrashingWorker
+
+from virnucpro.encoders.models import open_model
+from virnucpro.engine.executor import InlineExecutor, NoExecutor
+from virnucpro.errors import (
+    InputMissingError,
+    OutputError,
+    ResumeError,
+    UnavailableError,
+    UsageError,
+)
+from virnucpro.events import ShardDone, Telling
+from virnucpro.options import PredictOptions, WorkOptions
+from virnucpro.records import Shard
+from virnucpro.resolve import resolve
+from virnucpro.run.folder import RunDir
+from virnucpro.run.status import inspect_run, measure_run
+from virnucpro.work import Part, choose_part, work
+
+FORK = multiprocessing.get_context("fork")
+
+
+@pytest.fixture
+def undisturbed(make_config, tiny, contigs, tmp_path) -> Path:
+    run_inline(make_config(contigs, output=tmp_path / "undisturbed"), tiny.head)
+    return tmp_path / "undisturbed"
+
+
+@pytest.fixture
+def plan(make_config, tiny, contigs, tmp_path) -> Callable[..., Path]:
+    """Plans a run of a dozen shards; the model is the one that ``work`` finds by its path."""
+    _, digest = open_model(str(tiny.model), lambda _: None).prepare("fp32", None, lambda _: None)
+
+    def make(**changes: object) -> Path:
+        config = make_config(contigs, **{"sha256": digest, "plan_only": True, **changes})
+        run_inline(replace(config, models=(str(tiny.model),)), tiny.head)
+        return config.output
+
+    return make
+
+
+@pytest.fixture
+def merge(make_config, tiny, contigs) -> Callable[..., None]:
+    """Brings a planned run to its end, where nothing may be embedded."""
+    _, digest = open_model(str(tiny.model), lambda _: None).prepare("fp32", None, lambda _: None)
+
+    def run(**changes: object) -> None:
+        config = make_config(contigs, resume=True, sha256=digest)
+        config = replace(config, models=(str(tiny.model),))
+        run_inline(config, tiny.head, executor=changes.get("executor", NoExecutor()))
+
+    return run
+
+
+def work_inline(
+    folder: Path, part: str | None = None, on_event: Callable[[Telling], None] = lambda _: None
+) -> int:
+    options = WorkOptions(folder=folder, part=part, device="cpu", workers=1)
+    return work(options, on_event, lambda _: InlineExecutor()).n_shards
+
+
+def test_a_plan_ends_before_anything_is_embedded(plan):
+    folder = plan()
+    assert json.loads((folder / "run.json").read_text())["state"] == "planned"
+    assert not list((folder / "features").iterdir())
+    assert not (folder / "predictions.tsv").exists()
+
+
+def test_parts_in_any_order_give_the_run_of_one_machine(plan, merge, undisturbed):
+    folder = plan()
+    n_shards = len(list((folder / "shards").glob("*.faa")))
+    done = [work_inline(folder, part) for part in ("3/3", "1/3", "2/3")]
+    assert sum(done) == n_shards > 6 and min(done) >= n_shards // 3
+    assert work_inline(folder) == 0
+    merge()
+    assert_same_run(folder, undisturbed)
+
+
+def test_work_writes_vectors_and_its_own_log_and_nothing_else(plan):
+    folder = plan()
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    work_inline(folder, "1/2")
+    after = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert before.items() <= after.items()
+    new = {str(path.relative_to(folder)) for path in after.keys() - before.keys()}
+    (log,) = {name for name in new if not name.startswith("features/")}
+    assert log.startswith("logs/work-") and log.endswith(f"-{os.getpid()}.log")
+
+
+def test_many_at_once_over_the_same_parts_lose_nothing(plan, merge, undisturbed):
+    folder = plan()
+    processes = [
+        FORK.Process(target=work_inline, args=(folder, part)) for part in ("1/2", "2/2", "2/2")
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0, 0]
+    assert not leftovers(folder)
+    merge()
+    assert_same_run(folder, undisturbed)
+
+
+def killed_at_its_second_shard(folder: Path) -> None:
+    done = []
+
+    def count(event: Telling) -> None:
+        done.extend([event] if isinstance(event, ShardDone) else [])
+        if len(done) == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    work_inline(folder, "1/1", count)
+
+
+def test_a_work_that_was_killed_costs_its_open_shard_and_the_merge_does_the_rest(
+    plan, merge, undisturbed
+):
+    folder = plan()
+    process = FORK.Process(target=killed_at_its_second_shard, args=(folder,))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert len(list((folder / "features").glob("*.h5"))) >= 2
+    (folder / "features" / ".000005.h5.00000000.tmp").write_bytes(b"half a file")
+    merge(executor=InlineExecutor())
+    assert not leftovers(folder)
+    assert_same_run(folder, undisturbed)
+
+
+def test_nobody_sweeps_the_temporary_files_of_another(plan, tiny, contigs, make_config):
+    """Not even a work that crashes and has partial files of its own."""
+    folder = plan()
+    others = [
+        folder / "features" / name
+        for name in (".000001.h5.00000000.tmp", ".000001.elsewhere-7.partial")
+    ]
+    for path in others:
+        path.write_bytes(b"of another")
+    options = WorkOptions(folder=folder, device="cpu", workers=1)
+    work(options, lambda _: None, lambda _: InlineExecutor(worker=CrashingWorker))
+    assert [path.read_bytes() for path in others] == [b"of another"] * 2
+    with pytest.raises(OutputError, match="virnucpro work"), RunDir(folder).shared():
+        run_inline(make_config(contigs, resume=True), tiny.head)
+    assert [path.read_bytes() for path in others] == [b"of another"] * 2
+
+
+def test_a_damaged_vector_file_is_replaced_and_not_deleted_before(plan, merge, undisturbed):
+    folder = plan()
+    work_inline(folder)
+    path = folder / "features" / "000003.h5"
+    path.write_bytes(path.read_bytes()[:-1])
+
+    def is_there_still(_: Telling) -> None:
+        assert path.exists()
+
+    assert work_inline(folder, "1/1", is_there_still) == 1
+    merge()
+    assert_same_run(folder, undisturbed)
+
+
+def test_without_vectors_the_merge_names_what_is_missing_and_embeds_nothing(plan, merge):
+    folder = plan()
+    work_inline(folder, "1/4")
+    with pytest.raises(UnavailableError, match="000001, 000002, 000003, 000005") as caught:
+        merge()
+    assert f"`virnucpro work {folder}`" in caught.value.hint
+    assert not (folder / "predictions.tsv").exists()
+
+
+def test_a_finished_run_leaves_nothing_to_a_late_task(plan, merge):
+    folder = plan()
+    work_inline(folder)
+    merge()
+    assert work_inline(folder) == 0
+
+
+def test_figures_of_each_host_are_read_from_the_logs(plan):
+    folder = plan()
+    total = measure_run(folder)["shards"]["total"]
+    assert measure_run(folder)["hosts"] == []
+    seen = []
+    work_inline(folder, "1/2", lambda event: seen.append((event, measure_run(folder))))
+    during = [figures for event, figures in seen if isinstance(event, ShardDone)][-1]
+    (host,) = during["hosts"]
+    assert host["n_working"] == 1 and during["remaining_seconds"] is not None
+    after = measure_run(folder)
+    (host,) = after["hosts"]
+    assert host["n_working"] == 0 and host["tokens_per_second"] > 0
+    assert host["n_shards"] == after["shards"]["done"] == (total + 1) // 2
+    assert after["shards"]["pending"] == total // 2 and after["remaining_seconds"] is None
+    assert after["tokens"]["total"] > after["tokens"]["pending"] > 0
+    assert f"ended, {host['n_shards']} shards done" in "\n".join(
+        inspect_run(folder, verify=False).lines
+    )
+
+
+def test_figures_that_are_damaged_or_of_somebody_else_are_left_out(plan):
+    folder = plan()
+    work_inline(folder, "1/4")
+    before = measure_run(folder)
+    (log,) = (folder / "logs").iterdir()
+    with log.open("a") as lines:
+        for text in ("{", "[]", '{"shard": 1}', '{"shard": "x"}', "[" * 100_000):
+            lines.write(f"2026 INFO figures {text}\n")
+    (folder / "logs" / "slurm-12.out").write_text('a figures {"shard": 1}\n')
+    assert measure_run(folder) == before
+
+
+# Who may, and with what
+
+
+def test_what_is_no_run_has_no_part_and_nothing_is_written_there(tmp_path):
+    with pytest.raises(InputMissingError, match="holds no run"):
+        work_inline(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_that_was_not_planned_for_others_is_refused(make_config, tiny, contigs):
+    config = make_config(contigs, plan_only=True)
+    run_inline(config, tiny.head)
+    with pytest.raises(ResumeError, match="not planned for several machines"):
+        work_inline(config.output)
+
+
+def test_another_model_in_the_place_of_the_runs_is_refused(plan, tmp_path):
+    folder = plan(sha256="1" * 64)
+    with pytest.raises(UnavailableError, match="is not the model of this run"):
+        work_inline(folder)
+
+
+def test_a_device_that_has_not_the_precision_of_the_run_is_refused(plan):
+    folder = plan(precision="fp16")
+    with pytest.raises(UnavailableError, match="computes in fp16, and CPU") as caught:
+        work_inline(folder)
+    assert caught.value.exit_code == 69
+
+
+def test_a_lost_plan_is_named(plan):
+    folder = plan()
+    shutil.rmtree(folder / "shards")
+    with pytest.raises(ResumeError, match="no plan") as caught:
+        work_inline(folder)
+    assert "--resume --plan-only" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"plan_only": True, "model": None, "head": None}, "the scorer embeds nothing"),
+        ({"plan_only": True}, "--plan-only fixes the precision"),
+        ({"no_embed": True}, "--no-embed goes with --resume"),
+        ({"no_embed": True, "plan_only": True}, "contradict each other"),
+    ],
+)
+def test_options_for_others_that_make_no_sense_are_refused(tiny, contigs, tmp_path, changes, words):
+    options = {"model": str(tiny.model), "head": tiny.head_file, **changes}
+    with pytest.raises(UsageError, match=words) as caught:
+        resolve(
+            PredictOptions(input=(contigs,), output_dir=tmp_path / "run", **options),
+            lambda _: None,
+        )
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_a_plan_may_be_for_devices_that_are_not_here(tiny, contigs, tmp_path, precision):
+    config, _ = resolve(
+        PredictOptions(
+            input=(contigs,),
+            output_dir=tmp_path / "run",
+            model=str(tiny.model),
+            head=tiny.head_file,
+            plan_only=True,
+            precision=precision,
+            gpus="0,1,2,3,4,5,6,7",
+        ),
+        lambda _: None,
+    )
+    assert config.recipe.encoders[0].precision == precision
+    assert not any("CPU" in line for line in config.announcements)
+
+
+SLURM = {
+    "SLURM_ARRAY_TASK_ID": "5",
+    "SLURM_ARRAY_TASK_MIN": "1",
+    "SLURM_ARRAY_TASK_MAX": "7",
+    "SLURM_ARRAY_TASK_STEP": "2",
+    "SLURM_ARRAY_TASK_COUNT": "4",
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "array", "part"),
+    [
+        (None, {}, Part(0, 1)),
+        ("3/16", {}, Part(2, 16)),
+        ("3/16", SLURM, Part(2, 16)),
+        (None, SLURM, Part(2, 4)),
+        ("4", SLURM, Part(1, 4)),
+        ("16", {"PBS_ARRAY_INDEX": "16"}, Part(0, 16)),
+        ("16", {"PBS_ARRAYID": "3"}, Part(3, 16)),
+    ],
+)
+def test_a_part_is_what_was_said_or_that_of_the_task_in_its_array(text, array, part):
+    assert choose_part(text, array) == part
+
+
+@pytest.mark.parametrize(
+    ("text", "array", "words"),
+    [
+        ("0/3", {}, "counted from 1 to 3"),
+        ("4/3", {}, "counted from 1 to 3"),
+        ("1/0", {}, "counted from 1 to 0"),
+        ("half", {}, "is no part"),
+        ("0", SLURM, "is no part"),
+        ("16", {}, "no task of a job array"),
+        (None, {"PBS_ARRAY_INDEX": "1"}, "PBS does not tell"),
+        (None, {**SLURM, "SLURM_ARRAY_TASK_MAX": "8"}, "have gaps"),
+        (None, {"SLURM_ARRAY_TASK_ID": "1"}, "have gaps"),
+    ],
+)
+def test_a_part_that_nobody_can_tell_is_refused(text, array, words):
+    with pytest.raises(UsageError, match=words) as caught:
+        choose_part(text, array)
+    assert caught.value.hint or "counted" in words
+
+
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_parts_are_disjoint_and_together_all_shards(n):
+    shards = [Shard(i, Path(), 1, 1, 1, "") for i in range(13)]
+    parts = [Part(number, n).of(shards) for number in range(n)]
+    assert sorted(shard.index for part in parts for shard in part) == list(range(13))
+
+
+# The command line
+
+
+def test_the_three_commands_say_what_comes_next(tiny, contigs, tmp_path):
+    run = ("-i", contigs, "-o", tmp_path / "run", "--model", tiny.model, "--head", tiny.head_file)
+    planned = virnucpro("predict", *run, "--plan-only", "--precision", "fp32")
+    assert planned.returncode == 0, planned.stderr
+    assert "planned: 1 shards, " in planned.stdout
+    assert f"--wrap 'virnucpro work {tmp_path / 'run'}'" in planned.stdout
+    (then,) = [line for line in planned.stdout.splitlines() if line.startswith("then: ")]
+    assert then.endswith("--resume") and "--plan-only" not in then
+    on_cpu = ("--device", "cpu", "--workers", "1")
+    array = {**os.environ, **SLURM, "SLURM_ARRAY_TASK_ID": "1"}
+    worked = virnucpro("work", tmp_path / "run", *on_cpu, env=array)
+    assert worked.returncode == 0, worked.stderr
+    assert "part 1/4: 1 of 1 pending shards done" in worked.stdout
+    merged = virnucpro("predict", *run, "--resume", "--no-embed")
+    assert merged.returncode == 0, merged.stderr
+    figures = json.loads(virnucpro("status", tmp_path / "run", "--json").stdout)
+    assert figures["state"] == "complete" and figures["shards"]["done"] == 1

@@ -1,0 +1,41 @@
+"""``virnucpro work``."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+from virnucpro.cli.command import command
+from virnucpro.cli.exits import Finished, exits
+from virnucpro.cli.running import loading, report, watched
+from virnucpro.options import ConsoleOptions, WorkOptions
+
+_KEPT = "finished shards are kept: the same command again does the rest"
+
+
+@command(WorkOptions, ConsoleOptions)
+def work(options: WorkOptions, console: ConsoleOptions) -> None:
+    """Embed a part of a planned run: on as many machines, and as often at once, as you like.
+
+    DIR was planned with --plan-only and lies where all machines see it. Nothing is written there
+    but vectors and logs/work-HOST-PID.log; the tables come from the planned command with --resume.
+
+    Example: virnucpro work results/ --part 3/16
+
+    In a SLURM array each task finds its part: sbatch --array=1-16 --gres=gpu:1
+    --wrap "virnucpro work results/"
+
+    In a PBS array: virnucpro work results/ --part 16
+
+    Exit codes are those of predict.
+    """
+    with exits(_KEPT):
+        with loading(console):
+            from virnucpro import work as story
+
+        array = {name: os.environ[name] for name in story.ARRAY_VARIABLES if name in os.environ}
+        with watched(console) as events:
+            tally = story.work(replace(options, array=array), events)
+    with exits():
+        report(tally.lines, console.quiet)
+    raise Finished(tally.exit_code)
