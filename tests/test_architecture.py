@@ -33,7 +33,7 @@ LAYERS = """
     run.shards run.dedup run.plan
     engine.recovery engine.batches engine.worker engine.executor engine.local
     resolve
-    scoring.batches scoring.chain scoring.landmarks scoring.regions scoring.pieces
+    scoring.batches scoring.contrast scoring.chain scoring.landmarks scoring.regions scoring.pieces
     outputs.summary outputs.features outputs.write
     citation report.counts report.facts report.charts report.page report.run
     run.intake pipeline work outputs.regions
@@ -41,19 +41,20 @@ LAYERS = """
     run.status dashboard
     labelled.tables labelled.digests labelled.records labelled.split labelled.arrays
     labelled.frames labelled.store
-    evaluation.metrics evaluation.held_out evaluation.fragments evaluation.story
-    evaluation.report evaluation.figure
+    evaluation.metrics evaluation.regions evaluation.region_story
+    evaluation.held_out evaluation.fragments evaluation.story evaluation.report evaluation.figure
     training.settings training.masking training.networks
     training.ranks training.batches training.clock training.checkpoints training.loop
     training.objectives
-    training.sampling training.made training.piece_nets training.scorer_folds training.region_model
+    training.sampling training.made training.piece_nets training.scorer_folds
+    training.region_model training.region_story
     training.board training.calibration training.export training.features
     training.joining training.runs training.gain
-    training.request training.results training.story training.config_file
+    training.request training.results training.story training.config_file cluster
     bench.synthetic bench.encoder bench.peers bench.layouts bench.limits bench.comparison
     bench.report bench.programme
-    cli.exits cli.command cli.running cli.predict cli.regions cli.train cli.evaluate
-    cli.work cli.bench cli.compare cli.inspect cli.report cli.models cli.cite
+    cli.exits cli.command cli.running cli.work cli.predict cli.regions cli.train cli.evaluate
+    cli.bench cli.compare cli.inspect cli.report cli.models cli.cite
     cli.main
 """
 ORDER = LAYERS.split()
@@ -198,6 +199,7 @@ DOORS = {
     "engine": {
         "executor": {"Executor", "InlineExecutor", "NoExecutor"},
         "local": {"ProcessExecutor"},
+        "recovery": {"MAX_BLIND_LOSSES"},
         "worker": {"Job"},
     },
 }

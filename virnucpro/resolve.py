@@ -214,14 +214,16 @@ def _check_place(options: RunOptions, scorer: ScorerConfig | None) -> None:
             "--plan-only and --no-embed contradict each other",
             hint="plan first; when all is embedded, the same with --resume --no-embed",
         )
+    if options.executor_config is not None and options.executor == "local":
+        raise UsageError("--executor-config is for --executor parsl", hint="give both, or none")
     if options.no_embed and not options.resume:
         raise UsageError(
             "--no-embed goes with --resume: a new run has no vectors yet",
             hint="begin with --plan-only, then `virnucpro work DIR`",
         )
-    if options.plan_only and scorer is not None:
+    if (options.plan_only or options.executor != "local") and scorer is not None:
         raise UsageError(
-            "--plan-only is for runs with a model: the scorer embeds nothing, on one core",
+            "--plan-only and --executor are for runs with a model: the scorer embeds nothing",
             hint=f"leave it out, or name a model, for example --model {EMBEDDED}",
         )
 
@@ -265,9 +267,9 @@ def _precision(options: RunOptions, request: str, choice: Choice) -> Precision:
     """
     if not options.embeds_here and request in ("bf16", "fp16", "fp32"):
         return cast(Precision, request)
-    if options.plan_only and options.device != "cpu":
+    if not (options.embeds_here or options.no_embed) and options.device != "cpu":
         raise UsageError(
-            "--plan-only fixes the precision, and the devices that embed are elsewhere",
+            "the precision of the run is fixed now, and the devices that embed are elsewhere",
             hint="add --precision bf16 (GPUs from Ampere on, such as A100 or H100), --precision "
             "fp16 (older ones), or --precision fp32 (CPUs)",
         )
