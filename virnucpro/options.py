@@ -28,7 +28,7 @@ import typer
 from typer.models import ArgumentInfo, ParameterInfo
 
 from virnucpro.config import Command, FeatureFormat, Pooling
-from virnucpro.encoders.published import EMBEDDED, PUBLISHED
+from virnucpro.encoders.published import EMBEDDED, NAMES
 from virnucpro.errors import UsageError
 from virnucpro.files import expanded
 from virnucpro.log import printable
@@ -46,14 +46,14 @@ _SHEET = "columns path, label (virus or other) and group"
 
 def complete_model(incomplete: str) -> list[str]:
     """The names of models that begin so."""
-    return [name for name in (EMBEDDED, *PUBLISHED) if name.startswith(incomplete)]
+    return [name for name in NAMES if name.startswith(incomplete)]
 
 
 def _model(default: str) -> Any:  # noqa: ANN401 - as typer has it
     return typer.Option(
         metavar="NAME|PATH",
-        help="Name of an ESM-2 (see `virnucpro models list`); or path, with a separator in it, of "
-        "a fair-esm .pt file or Hugging Face folder: ./model.pt.",
+        help="Name of a model or bundle (see `virnucpro models list`); or path, with a separator "
+        "in it, of a fair-esm .pt file or Hugging Face folder: ./model.pt.",
         rich_help_panel=MODEL,
         show_default=default,
         autocompletion=complete_model,
@@ -243,9 +243,27 @@ class PlaceOptions:
         ),
     ] = False
 
+    executor: Annotated[
+        Literal["local", "parsl"],
+        typer.Option(
+            help="Executor of the shards: the devices of this machine, or nodes that Parsl asks a "
+            "scheduler for.",
+            rich_help_panel=CLUSTER,
+        ),
+    ] = "local"
+    executor_config: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="YAML file of Parsl's nodes: provider (local, slurm), max_blocks, walltime, ...",
+            rich_help_panel=CLUSTER,
+            show_default="one block on this machine",
+        ),
+    ] = None
+
     @property
     def embeds_here(self) -> bool:
-        return not (self.plan_only or self.no_embed)
+        return not (self.plan_only or self.no_embed) and self.executor == "local"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -437,7 +455,8 @@ class ExtractOptions(RunOptions):
     format: Annotated[
         FeatureFormat,
         typer.Option(
-            help="Format of feature files beside the h5 ones: npz, or pt as VirNucPro's _ESM.pt.",
+            help="Format of feature files beside the h5 ones: npz, or pt as VirNucPro's _ESM.pt "
+            "and _DNABERT_S.pt.",
             rich_help_panel=FILES,
         ),
     ] = "h5"
@@ -505,6 +524,7 @@ class EvaluatedOptions:
         ),
     ] = 3
     seed: Annotated[int, _count("Seed of the fragments and of the intervals.", SAMPLES, min=0)] = 0
+    genetic_code: GeneticCode = 11
     held_out_only: Annotated[
         bool,
         typer.Option(
@@ -543,7 +563,9 @@ class EvaluateOptions(EngineOptions, FolderOptions, EvaluatedOptions):
             show_default=False,
         ),
     ] = None
-    model: Annotated[str | None, _model(EMBEDDED)] = EMBEDDED
+    model: Annotated[
+        str | None, _model("none: the scorer is evaluated; esm2_virnucpro with --head")
+    ] = None
     head: Head = None
 
 

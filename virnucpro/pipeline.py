@@ -388,7 +388,7 @@ def _facts(config: RunConfig, manifest: Manifest) -> dict[str, object]:
         "versions": {"torch": torch.__version__, "numpy": np.__version__},
         "host": socket.gethostname(),
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "checkpoint": str(scorer.path if scorer else config.checkpoint),
+        "checkpoints": list(map(str, [scorer.path] if scorer else config.checkpoints)),
         "announced": [scorer.announcement] if scorer else list(config.announcements),
         "resources": asdict(config.resources),
         "cut": _cut_facts(config.options) if isinstance(config.options, CutOptions) else {},
