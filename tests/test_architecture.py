@@ -18,17 +18,17 @@ LAYERS = """
     errors log records files tensors processes config devices events
     sequences.fasta sequences.sheet sequences.inputs sequences.samples sequences.survey
     sequences.genetic_code sequences.translate sequences.composition sequences.screen
-    encoders.base encoders.published options
+    encoders.base encoders.published encoders.fetch options
     encoders.esm2.alphabet encoders.esm2.packing encoders.esm2.rotary_triton
     encoders.esm2.attention encoders.esm2.model encoders.esm2.weights
     encoders.esm2.converted encoders.esm2.encoder
     encoders.dnabert_s.tokenizer encoders.dnabert_s.model encoders.dnabert_s.weights
     encoders.dnabert_s.encoder
-    encoders.fair_esm encoders.models encoders.composition encoders.learned.readers
+    encoders.fair_esm encoders.models encoders.bundles encoders.composition encoders.learned.readers
     encoders.learned.file encoders.learned.encoder
     encoders.panel encoders.rounding encoders.check
     scorer.pieces scorer.stretches scorer.features scorer.nets scorer.score
-    scoring.join scoring.head scoring.calls outputs.tables outputs.sinks
+    scoring.join scoring.head scoring.original_head scoring.calls outputs.tables outputs.sinks
     run.feature_file run.features run.lock run.machine run.work_log run.manifest run.folder
     run.shards run.dedup run.plan
     engine.recovery engine.batches engine.worker engine.executor engine.local
@@ -189,11 +189,12 @@ def test_only_the_store_and_the_index_know_what_a_feature_file_looks_like() -> N
 DOORS = {
     "encoders": {
         "base": {"Encoder", "Model", "Pending", "Rows", "estimate_tokens", "load_encoder"},
+        "bundles": {"fetch_head", "import_files", "model_names"},
         "check": {"check", "report_lines"},
         "models": {
             *("describe_model", "describe_models", "import_model", "open_model", "verify_model"),
         },
-        "published": {"EMBEDDED", "PUBLISHED"},
+        "published": {"EMBEDDED", "NAMES"},
     },
     "engine": {
         "executor": {"Executor", "InlineExecutor", "NoExecutor"},

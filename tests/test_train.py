@@ -104,7 +104,7 @@ def predicted(data: Path, out: Path, encoder: Path, make_config, folder: Path) -
     with (folder / "test.fa").open("w") as fasta:
         for _, record in pairs_of(data, splits, "test"):
             write_record(fasta, record.id, record.sequence)
-    config = make_config(folder / "test.fa", checkpoint=encoder, weights=(encoder,))
+    config = make_config(folder / "test.fa", checkpoints=(encoder,), weights=(encoder,))
     run_inline(config, load_head(out / "head.safetensors"))
     rows = (config.output / "prediction_results.txt").read_text().splitlines()[1:]
     return {row.split("\t")[0]: float(row.split("\t")[3]) for row in rows}
