@@ -47,6 +47,16 @@ def write_labelled(folder: Path, n_groups: int = 6, per_group: int = 2) -> Path:
     return path
 
 
+def relabelled(folder: Path, codons_of: dict[str, str], n_groups: int = 16) -> Path:
+    """Records whose bases are those of the label that ``codons_of`` says."""
+    path, rng = write_labelled(folder, n_groups, per_group=3), np.random.default_rng(8)
+    records = records_of(path)
+    with (folder / "data.fa").open("w") as out:
+        for record in records:
+            out.write(f">{record.id}\n{coding(codons_of[record.label], 400, rng)}\n")
+    return path
+
+
 def pairs_of(data: Path, splits: dict[str, Split] | None = None, *parts: Split) -> list[Labelled]:
     """The records of a manifest with their sequences; of these parts of a split, if any."""
     pairs = read_records(read_manifest(data))

@@ -30,7 +30,7 @@ from virnucpro.scoring.calls import (
     probability,
 )
 from virnucpro.scoring.head import Head, load_head, save_head
-from virnucpro.scoring.join import Join, JoinKnot
+from virnucpro.scoring.join import Join, JoinKnot, join_log_odds
 
 RATES = ErrorRates(500, (-1.0, 0.5, 2.0), (0.5, 0.03, 0.005), (0.9, 0.5, 0.2))
 CLOSED = "TAAATAAATAACTTAATTAGTTAGCTAGCTAACTAGTCATCACTATTA" * 4  # no frame without a stop
@@ -55,8 +55,9 @@ def rows(folder: Path) -> dict[str, dict[str, str]]:
 
 
 def test_joined_log_odds_are_weighed_by_length_on_lines_over_its_logarithm():
-    join = Join("x", (JoinKnot(500, 1.0, 0.0, 0.0), JoinKnot(2000, 0.5, 2.0, 1.0)), (RATES,))
-    both = join.log_odds(np.full(5, 2.0), np.full(5, 3.0), np.array([10, 500, 1000, 2000, 9000]))
+    knots = (JoinKnot(500, 1.0, 0.0, 0.0), JoinKnot(2000, 0.5, 2.0, 1.0))
+    lengths = np.array([10, 500, 1000, 2000, 9000])
+    both = join_log_odds(knots, np.full(5, 2.0), np.full(5, 3.0), lengths)
     # half way between 500 and 2,000 on a logarithmic scale: weights of 0.75 and 1, offset of 0.5
     assert both.tolist() == pytest.approx([2.0, 2.0, 5.0, 8.0, 8.0])
 
@@ -121,7 +122,7 @@ def test_a_run_calls_by_scorer_and_head_together(joined, scorer, make_config, tm
         if of_frames:
             head = fmean(chunk_log_odds(of_frames, joined.facts))
             ask = (np.array([value]), np.array([head]), np.array([len(bases)]))
-            value = joined.facts.join.log_odds(*ask).item()
+            value = join_log_odds(joined.facts.join.knots, *ask).item()
         # scores have six decimals
         assert float(row["virus_score"]) == pytest.approx(probability(value), abs=1e-6), name
         assert row["status"] == "scored" and row["fdr"], name

@@ -28,7 +28,7 @@ import typer
 from typer.models import ArgumentInfo, ParameterInfo
 
 from virnucpro.config import Command, FeatureFormat, Pooling
-from virnucpro.encoders.published import EMBEDDED, PUBLISHED
+from virnucpro.encoders.published import EMBEDDED, NAMES
 from virnucpro.errors import UsageError
 from virnucpro.files import expanded
 from virnucpro.log import printable
@@ -46,14 +46,14 @@ _SHEET = "columns path, label (virus or other) and group"
 
 def complete_model(incomplete: str) -> list[str]:
     """The names of models that begin so."""
-    return [name for name in (EMBEDDED, *PUBLISHED) if name.startswith(incomplete)]
+    return [name for name in NAMES if name.startswith(incomplete)]
 
 
 def _model(default: str) -> Any:  # noqa: ANN401 - as typer has it
     return typer.Option(
         metavar="NAME|PATH",
-        help="Name of an ESM-2 (see `virnucpro models list`); or path, with a separator in it, of "
-        "a fair-esm .pt file or Hugging Face folder: ./model.pt.",
+        help="Name of a model or bundle (see `virnucpro models list`); or path, with a separator "
+        "in it, of a fair-esm .pt file or Hugging Face folder: ./model.pt.",
         rich_help_panel=MODEL,
         show_default=default,
         autocompletion=complete_model,
@@ -71,12 +71,28 @@ Head = Annotated[
 ]
 
 
+RegionModel = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="PATH",
+        help="Model of regions (regions.json) that `virnucpro train --regions` made.",
+        rich_help_panel=CALLS,
+        show_default="that of VirNucPro",
+    ),
+]
+
+
 def _chunk_size(help: str, default: str) -> Any:  # noqa: ANN401 - as typer has it
     return typer.Option(metavar="BASES", help=help, rich_help_panel=MODEL, show_default=default)
 
 
 def _count(help: str, panel: str, **more: Any) -> Any:  # noqa: ANN401 - as typer has it
     return typer.Option(metavar="N", help=help, rich_help_panel=panel, **more)
+
+
+GeneticCode = Annotated[
+    int, _count("NCBI number of the genetic code; 1 and 11 translate alike.", FILES)
+]
 
 
 # Shared by commands
@@ -160,7 +176,8 @@ class ComputeOptions:
     precision: Annotated[
         Literal["auto", "bf16", "fp16", "fp32"],
         typer.Option(
-            help="Precision of matrix products; auto: bf16 where the device has it.",
+            help="Precision of matrix products; auto: bf16 where the device has it, fp16 on "
+            "older GPUs with tensor cores, else fp32.",
             rich_help_panel=DEVICES,
         ),
     ] = "auto"
@@ -226,9 +243,27 @@ class PlaceOptions:
         ),
     ] = False
 
+    executor: Annotated[
+        Literal["local", "parsl"],
+        typer.Option(
+            help="Executor of the shards: the devices of this machine, or nodes that Parsl asks a "
+            "scheduler for.",
+            rich_help_panel=CLUSTER,
+        ),
+    ] = "local"
+    executor_config: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="YAML file of Parsl's nodes: provider (local, slurm), max_blocks, walltime, ...",
+            rich_help_panel=CLUSTER,
+            show_default="one block on this machine",
+        ),
+    ] = None
+
     @property
     def embeds_here(self) -> bool:
-        return not (self.plan_only or self.no_embed)
+        return not (self.plan_only or self.no_embed) and self.executor == "local"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,10 +297,7 @@ class SequenceOptions:
             rich_help_panel=FILES,
         ),
     ] = 0
-    genetic_code: Annotated[
-        int,
-        _count("NCBI number of the genetic code; 1 and 11 translate alike.", FILES),
-    ] = 11
+    genetic_code: GeneticCode = 11
     per_file: Annotated[
         bool,
         typer.Option(
@@ -351,6 +383,7 @@ class CutOptions:
             rich_help_panel=CALLS,
         ),
     ] = True
+    region_model: RegionModel = None
 
     def __post_init__(self) -> None:
         if self.threshold is not None and not 0 <= self.threshold <= 1:
@@ -377,6 +410,15 @@ class RunOptions(PlaceOptions, EngineOptions, ModelOptions, FolderOptions, Seque
     """The options that ``predict`` and ``extract`` share."""
 
     command: ClassVar[Command]
+
+    report: Annotated[
+        bool,
+        typer.Option(
+            "--report/--no-report",
+            help="The run on one page, DIR/report.html, which needs no network.",
+            rich_help_panel=FILES,
+        ),
+    ] = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -413,7 +455,8 @@ class ExtractOptions(RunOptions):
     format: Annotated[
         FeatureFormat,
         typer.Option(
-            help="Format of feature files beside the h5 ones: npz, or pt as VirNucPro's _ESM.pt.",
+            help="Format of feature files beside the h5 ones: npz, or pt as VirNucPro's _ESM.pt "
+            "and _DNABERT_S.pt.",
             rich_help_panel=FILES,
         ),
     ] = "h5"
@@ -481,6 +524,7 @@ class EvaluatedOptions:
         ),
     ] = 3
     seed: Annotated[int, _count("Seed of the fragments and of the intervals.", SAMPLES, min=0)] = 0
+    genetic_code: GeneticCode = 11
     held_out_only: Annotated[
         bool,
         typer.Option(
@@ -499,7 +543,29 @@ class EvaluatedOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions(EngineOptions, FolderOptions, EvaluatedOptions):
-    model: Annotated[str | None, _model(EMBEDDED)] = EMBEDDED
+    regions: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="TRUTH",
+            help="Table of known prophages (seq_id, start, end, kind) to evaluate regions on, in "
+            "place of a head; --data then names the FASTA files.",
+            rich_help_panel=FILES,
+            show_default=False,
+        ),
+    ] = None
+    region_model: RegionModel = None
+    genes: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="GFF",
+            help="GFF3 file of the sequences, for figures over genes beside those over bases.",
+            rich_help_panel=FILES,
+            show_default=False,
+        ),
+    ] = None
+    model: Annotated[
+        str | None, _model("none: the scorer is evaluated; esm2_virnucpro with --head")
+    ] = None
     head: Head = None
 
 
@@ -607,6 +673,7 @@ class NetworkOptions:
         tuple[int, ...],
         _chunk_size("Length of a chunk; repeatable, the head is for the first.", "500"),
     ] = (500,)
+    genetic_code: GeneticCode = 11
     hidden: Annotated[int, _count("Number of hidden units of the classifier.", MODEL)] = 128
     dropout: Annotated[
         float,
@@ -647,10 +714,11 @@ class LoopOptions:
         float, typer.Option(metavar="RATE", help="Weight decay of AdamW.", rich_help_panel=LOOP)
     ] = 0.01
     class_weights: Annotated[
-        Literal["auto", "none"],
+        Literal["auto", "recipe", "none"],
         typer.Option(
             help="Weights of frames. auto: equal for both labels; per group the square root of its "
-            "number of frames; none: those of the manifest.",
+            "number of frames; recipe: groups nearly evenly, both labels equal at each GC, as the "
+            "scorer was trained; none: those of the manifest.",
             rich_help_panel=LOOP,
         ),
     ] = "auto"
@@ -694,6 +762,16 @@ LOOP_MAY_DIFFER = ("num_workers", "early_stopping", "keep_checkpoints")  # on re
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions(DeviceOptions, LoopOptions, NetworkOptions, StartOptions, LabelledOptions):
+    regions: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="TRUTH",
+            help="Table of known prophages (seq_id, start, end, kind) to learn regions from, in "
+            "place of a head; --data then names the FASTA files.",
+            rich_help_panel=FILES,
+            show_default=False,
+        ),
+    ] = None
     output_dir: Annotated[
         Path,
         typer.Option(
@@ -711,10 +789,19 @@ class TrainOptions(DeviceOptions, LoopOptions, NetworkOptions, StartOptions, Lab
     precision: Annotated[
         Literal["auto", "bf16", "fp32"],
         typer.Option(
-            help="Precision of matrix products; auto: bf16 where the device has it.",
+            help="Precision of matrix products; auto: bf16 where the device has it, fp16 on "
+            "older GPUs with tensor cores, else fp32.",
             rich_help_panel=DEVICES,
         ),
     ] = "auto"
+    seeds: Annotated[
+        int,
+        _count(
+            "Number of trainings, with --seed and the seeds after it, for the spread of the gain "
+            "(gain.tsv); the head is that of --seed.",
+            LOOP,
+        ),
+    ] = 1
     no_multi_gpu: Annotated[
         bool, typer.Option(help="Training on the first GPU alone.", rich_help_panel=DEVICES)
     ] = False
@@ -751,6 +838,15 @@ class BenchOptions:
             show_default="all",
         ),
     ] = None
+    precisions: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME,...",
+            help="Precisions of the encoders, in order: bf16, fp16, fp32. "
+            "fair-esm as published is measured in fp32 always.",
+            show_default="what the device has; on a GPU without fp32",
+        ),
+    ] = None
     device: Annotated[
         Literal["auto", "cuda", "cpu", "mps"], typer.Option(help="Kind of device.")
     ] = "auto"
@@ -777,7 +873,8 @@ class BenchOptions:
         typer.Option(
             metavar="N",
             min=1,
-            help="Number of measurements after a warm-up; only one if it takes over 5 s.",
+            help="Number of measurements after a warm-up, of 5 s or more each on a GPU; only one "
+            "if a pass takes over 5 s.",
             show_default="5",
         ),
     ] = None
@@ -806,6 +903,7 @@ class RegionsOptions:
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", help="Run folder of a finished `virnucpro predict`.")
     ]
+    region_model: RegionModel = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,12 +52,14 @@ from virnucpro.options import (
 from virnucpro.outputs.summary import STAGES, STARTING, Summary
 from virnucpro.outputs.write import Results
 from virnucpro.records import Shard
+from virnucpro.report.run import write_run_page
 from virnucpro.resolve import RunConfig, resolve
 from virnucpro.run.backlog import Backlog
 from virnucpro.run.features import FeatureStore, OnShard
 from virnucpro.run.folder import RunDir, stores_of
 from virnucpro.run.intake import open_run
 from virnucpro.run.lock import own_name
+from virnucpro.run.machine import MachineLog
 from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import Plan, find_plan, make_plan
 from virnucpro.scorer.nets import Scorer, embedded_scorer, load_scorer
@@ -112,11 +114,14 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
             recorded = None if config.options.force else rundir.read_manifest()
             manifest = replace(open_run(config, rundir, recorded, on_event), models=config.models)
             scorer = announce_choices(config, manifest.recipe, head)
+            finder = make_finder(config.options, manifest.recipe, scorer)
             plan = plan_run(config, rundir, recorded, manifest, on_event)
             rundir.clear_copies(manifest)
             announce_input(plan, manifest)
             summary.count_plan(plan, manifest)
             summary.cut = announce_cut(config, scorer, head)
+            summary.cut_scores = cut_scores(config, scorer, head)
+            rundir.clear_report()
         job = make_job(rundir, manifest.recipe, config.weights)
         if config.options.plan_only:
             return close_plan(config, rundir, manifest, plan, summary)
@@ -128,8 +133,13 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
             head=head,
             scorer=scorer,
             cut=config.options if isinstance(config.options, PredictOptions) else CutOptions(),
+<<<<<<< HEAD
             finder=make_finder(config.options, manifest.recipe, scorer),
             backlog=Backlog(),
+=======
+            finder=finder,
+            lost={},
+>>>>>>> integ
             feature_format=_feature_format(config.options),
             per_file=config.options.per_file or (recorded is not None and rundir.samples.is_dir()),
             on_event=on_event,
@@ -144,6 +154,8 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
                 )
             complete(results, job, executor, config.resources, summary)
         close_run(config, rundir, manifest, summary)
+        if config.options.report:
+            write_run_page(rundir)
         for line in summary.lines(config.output):
             LOGGER.info("%s", line)
     return summary
@@ -202,7 +214,7 @@ def make_finder(options: RunOptions, recipe: Recipe, scorer: Scorer | None) -> R
         return None
     if recipe.input_type != "nucleotide":
         return None
-    return embedded_finder(recipe.genetic_code, scorer)
+    return embedded_finder(recipe.genetic_code, scorer, options.region_model)
 
 
 def announce_cut(config: RunConfig, scorer: Scorer | None, head: Head | None) -> str:
@@ -218,6 +230,20 @@ def announce_cut(config: RunConfig, scorer: Scorer | None, head: Head | None) ->
         cut = f"preset {config.options.preset}, {share:.1%} false positives among unknown hosts"
     announce(f"calls: {cut}")
     return cut
+
+
+def cut_scores(
+    config: RunConfig, scorer: Scorer | None, head: Head | None
+) -> list[tuple[int, float]]:
+    """The lowest score of a viral record at some lengths, for whoever draws the cut."""
+    options = config.options
+    if not isinstance(options, PredictOptions):
+        return []
+    if options.threshold is not None:
+        return [(1, options.threshold)]
+    if scorer is not None:
+        return scorer.cut_scores(FALSE_POSITIVES[options.preset])
+    return [(1, head.facts.threshold)] if head else []
 
 
 def plan_run(
@@ -319,6 +345,7 @@ def writing_beside(results: Results, summary: Summary) -> Iterator[Future[None]]
 
 
 def embed(
+<<<<<<< HEAD
     events: Generator[Event, None, None],
     results: Results,
     summary: Summary,
@@ -329,6 +356,30 @@ def embed(
     with closing(events):
         for event in events:
             results.on_event(event)
+=======
+    results: Results, job: Job, executor: Executor, resources: Resources, summary: Summary
+) -> dict[int, str]:
+    """Embed the pending shards. Returns the reasons of shards without a feature file, by index."""
+    plan, stores, on_event = results.plan, results.stores, results.on_event
+    pending = find_pending(stores, plan, frozenset(results.manifest.replaced), on_event)
+    lost: dict[int, str] = {}
+    if not pending:
+        return lost
+    for store in stores:
+        store.make_folder()
+    on_event(
+        EmbeddingStarted(tuple(pending), len(plan.shards) - len(pending), plan.files, job.encoders)
+    )
+    machine = MachineLog()
+    start = time.monotonic()
+    with (
+        machine.kept(results.rundir.machine),
+        closing(executor.run(pending, job, resources)) as events,
+    ):
+        for event in events:
+            on_event(event)
+            machine.take(event)
+>>>>>>> integ
             match event:
                 case WorkerReady() if STARTING not in summary.seconds:
                     summary.seconds[STARTING] = round(time.monotonic() - start, 3)
@@ -384,13 +435,16 @@ def _facts(config: RunConfig, manifest: Manifest) -> dict[str, object]:
         "versions": {"torch": torch.__version__, "numpy": np.__version__},
         "host": socket.gethostname(),
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "checkpoint": str(scorer.path if scorer else config.checkpoint),
+        "checkpoints": list(map(str, [scorer.path] if scorer else config.checkpoints)),
         "announced": [scorer.announcement] if scorer else list(config.announcements),
         "resources": asdict(config.resources),
-        "cut": {f.name: getattr(config.options, f.name) for f in fields(CutOptions)}
-        if isinstance(config.options, CutOptions)
-        else {},
+        "cut": _cut_facts(config.options) if isinstance(config.options, CutOptions) else {},
     }
+
+
+def _cut_facts(options: CutOptions) -> dict[str, object]:
+    values = {field.name: getattr(options, field.name) for field in fields(CutOptions)}
+    return {name: str(one) if isinstance(one, Path) else one for name, one in values.items()}
 
 
 def _progress(on_event: OnEvent, stage: str, manifest: Manifest) -> Callable[[int], None]:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from virnucpro.labelled.arrays import Rows, Table, Texts
 from virnucpro.records import FastaRecord
 from virnucpro.sequences.composition import frame_bases
+from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
 from virnucpro.sequences.translate import chunk_record, translate_six_frames
 
 _FRAMES_AT_ONCE = 4096
@@ -72,7 +73,7 @@ class FrameBlock:
 
 
 def translate_records(
-    records: Iterable[FastaRecord], chunk_sizes: Sequence[int]
+    records: Iterable[FastaRecord], chunk_sizes: Sequence[int], code: GeneticCode = STANDARD
 ) -> Iterator[FrameBlock]:
     """Every frame of the records, cut at each of the chunk sizes, record by record."""
     block, n_chunks = FrameBlock.empty(), 0
@@ -81,7 +82,7 @@ def translate_records(
             chunks = list(chunk_record(record, size))
             place = {chunk.id: n_chunks + i for i, chunk in enumerate(chunks)}
             n_chunks += len(chunks)
-            for orf in translate_six_frames(chunks):
+            for orf in translate_six_frames(chunks, code):
                 block.ids.append(orf.id)
                 block.proteins.append(orf.protein)
                 block.bases.append(frame_bases(orf, record.sequence))

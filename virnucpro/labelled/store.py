@@ -33,6 +33,7 @@ from virnucpro.labelled.split import Split
 from virnucpro.records import FastaRecord
 from virnucpro.sequences.composition import N_FEATURES, frame_composition
 from virnucpro.sequences.fasta import write_record
+from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
 
 VECTORS = "vectors.npy"
 _LABEL, _RECORDS = "label.json", "records.json"
@@ -54,6 +55,7 @@ class Source:
     manifest_sha256: str
     fasta_sha256: tuple[str, ...]  # in the order of the manifest
     chunk_sizes: tuple[int, ...]
+    genetic_code: int = 11
     format: int = _FORMAT
 
 
@@ -79,7 +81,12 @@ def copying(pairs: Iterable[Labelled], path: Path) -> Iterator[Labelled]:
             yield labelled, record
 
 
-def write_frames(folder: Path, pairs: Iterable[Labelled], chunk_sizes: Sequence[int]) -> None:
+def write_frames(
+    folder: Path,
+    pairs: Iterable[Labelled],
+    chunk_sizes: Sequence[int],
+    code: GeneticCode = STANDARD,
+) -> None:
     """Translate the records, and write all but the label. Memory holds some thousand frames.
 
     Raises:
@@ -104,7 +111,7 @@ def write_frames(folder: Path, pairs: Iterable[Labelled], chunk_sizes: Sequence[
         growing(composition, "<f4", N_FEATURES) as add_composition,
         growing(places, "<i8", 3) as add_places,
     ):
-        for block in translate_records(noting(), chunk_sizes):
+        for block in translate_records(noting(), chunk_sizes, code):
             add_proteins(block.proteins)
             add_ids(block.ids)
             add_composition(frame_composition(block.bases))

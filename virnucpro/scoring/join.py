@@ -7,7 +7,7 @@ adds nothing at that length.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any
@@ -63,17 +63,20 @@ class Join:
             tuple(ErrorRates.of(rates) for rates in facts["error_rates"]),
         )
 
-    def log_odds(self, base: Values, head: Values, lengths: NDArray[np.int64]) -> Values:
-        """The joined log-odds of records. (n,) each -> (n,)
 
-        ``base`` is the scorer's, calibrated; ``head`` the mean over a record's chunks; NaN where
-        either says nothing, and so is the result. Weights and offset lie on lines between the
-        knots, over the logarithm of the length.
-        """
-        places = np.log([knot.n_bases for knot in self.knots])
-        at = np.log(np.maximum(1, lengths))
-        of_base, of_head, offset = (
-            np.interp(at, places, [getattr(knot, name) for knot in self.knots])
-            for name in ("base", "head", "offset")
-        )
-        return np.asarray(of_base * base + of_head * head + offset)
+def join_log_odds(
+    knots: Sequence[JoinKnot], base: Values, head: Values, lengths: NDArray[np.int64]
+) -> Values:
+    """The joined log-odds of records. (n,) each -> (n,)
+
+    ``base`` is the scorer's, calibrated; ``head`` the mean over a record's chunks; NaN where
+    either says nothing, and so is the result. Weights and offset lie on lines between the knots,
+    over the logarithm of the length.
+    """
+    places = np.log([knot.n_bases for knot in knots])
+    at = np.log(np.maximum(1, lengths))
+    of_base, of_head, offset = (
+        np.interp(at, places, [getattr(knot, name) for knot in knots])
+        for name in ("base", "head", "offset")
+    )
+    return np.asarray(of_base * base + of_head * head + offset)

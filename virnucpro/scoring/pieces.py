@@ -27,6 +27,7 @@ from virnucpro.scoring.calls import (
     probability,
 )
 from virnucpro.scoring.head import HeadFacts
+from virnucpro.scoring.join import join_log_odds
 from virnucpro.sequences.genetic_code import GeneticCode, genetic_code
 from virnucpro.sequences.screen import screen
 
@@ -91,7 +92,7 @@ def join_calls(
         scores = score_block(sequences, scorer, code)
         base = np.array([score.log_odds for score in scores], dtype=np.float64)  # NaN for None
         head = np.array([_head_log_odds(result, facts) for result in readable], dtype=np.float64)
-        joined = facts.join.log_odds(base, head, lengths)
+        joined = join_log_odds(facts.join.knots, base, head, lengths)
         calls = iter(
             map(
                 join_call,

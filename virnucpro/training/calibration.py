@@ -18,7 +18,7 @@ from virnucpro.labelled.frames import LabelledFrames, balanced_weights
 from virnucpro.scoring.head import DECIMALS, FrameRule
 
 FALSE_POSITIVES = 0.05  # of the others in validation, at the threshold
-_CHUNKS = (1, 2, 6, 20)  # of one record; 500 to 10,000 bases where a chunk has 500
+N_CHUNKS = (1, 2, 6, 20)  # of one record; 500 to 10,000 bases where a chunk has 500
 _TEMPERATURES: list[float] = np.geomspace(1 / 20, 20, 601).round(4).tolist()  # 1 % apart
 _RULES: tuple[FrameRule, ...] = ("max", "mean")
 
@@ -66,12 +66,12 @@ def calibrate(protein: Values, nucleotide: Values, frames: LabelledFrames) -> Ca
     rule = max(_RULES, key=lambda rule: chunks[rule].auroc())
     temperature = fit_temperature(chunks[rule])
     whole = len(chunks[rule].odds)  # no record has more chunks
-    fragments = [_runs(chunks[rule], n, temperature) for n in (*_CHUNKS, whole)]
+    fragments = [_runs(chunks[rule], n, temperature) for n in (*N_CHUNKS, whole)]
     exponent = min(
         np.linspace(0, 1, 21).round(2).tolist(),
         key=lambda exponent: sum(_joined(part, exponent).cross_entropy() for part in fragments),
     )
-    others = [_joined(part, exponent) for part in fragments[: len(_CHUNKS)]]
+    others = [_joined(part, exponent) for part in fragments[: len(N_CHUNKS)]]
     return Calibration(
         frames=rule,
         temperature=temperature,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +39,15 @@ from virnucpro.labelled.store import (
 from virnucpro.log import announce, printable
 from virnucpro.options import LOOP_MAY_DIFFER, Mode, NetworkOptions, TrainOptions, carry
 from virnucpro.run.lock import OF_A_LOCK
+from virnucpro.sequences.genetic_code import genetic_code
 from virnucpro.training.export import HEAD_FILE
 from virnucpro.training.settings import Settings
 
 OnEvent = Callable[[Telling], None]
 _FACTS = "training.json"
 SPLIT, HELD_OUT, BOARD = "split.tsv", "held_out.tsv", "tensorboard"
+GAIN, EPOCHS = "gain.tsv", "epochs.tsv"
+_SEEDS = "seeds"
 _FRAMES, _FEATURES, _FASTA = "frames", "features", "records.fa"
 # in the folder of a training
 _OURS = (
@@ -53,6 +56,9 @@ _OURS = (
     HEAD_FILE,
     ENCODER_FILE,
     HELD_OUT,
+    GAIN,
+    EPOCHS,
+    _SEEDS,
     _FRAMES,
     _FEATURES,
     _FASTA,
@@ -73,6 +79,18 @@ class Training:
     settings: Settings
     encoder: Path | None  # to start from; None: a new one of ``shape``
     shape: ESM2Shape | None  # None: there is not an ESM-2 in it
+    is_repeat: bool = False  # with a further seed, only to be measured
+
+    def repeat(self, number: int) -> Training:
+        """The same training with a later seed; number 0 is this one."""
+        settings = replace(self.settings, seed=self.settings.seed + number)
+        return replace(self, settings=settings, is_repeat=number > 0)
+
+    @property
+    def place(self) -> Path:
+        """The folder of checkpoints and of what TensorBoard reads."""
+        seed = str(self.settings.seed)
+        return self.output / _SEEDS / seed if self.is_repeat else self.output
 
     @property
     def output(self) -> Path:
@@ -107,7 +125,7 @@ class Training:
 
     @property
     def fasta(self) -> Path:
-        """The FASTA file of all records, from which the engine makes vectors."""
+        """The FASTA file of all records, which the engine and the scorer read."""
         return self.output / _FASTA
 
     @property
@@ -198,6 +216,12 @@ def _check_others(options: TrainOptions, mode: Mode) -> None:
             "a head on vectors of the engine has one --chunk-size",
             hint="train it with --finetune for several",
         )
+    genetic_code(options.genetic_code)
+    if options.seeds < 1 or (options.seeds > 1 and mode == "pretrain"):
+        raise UsageError(
+            f"--seeds is {options.seeds}",
+            hint="give 1 or more; --pretrain has one, as nothing is measured on labels",
+        )
     if options.no_multi_gpu and options.gpus is not None:
         raise UsageError("--no-multi-gpu and --gpus contradict each other", hint="give one of them")
     if Path(name).name != name or name.startswith(".") or name in _OURS:
@@ -269,10 +293,10 @@ def _prepare_frames(training: Training, manifest: Manifest, on_event: OnEvent) -
 
     -> what they are made of
     """
-    beside = [training.fasta] if training.has_stored_vectors else []
-    sizes = tuple(training.options.chunk_size)
+    beside = [] if training.settings.mode == "pretrain" else [training.fasta]
+    sizes, number = tuple(training.options.chunk_size), training.options.genetic_code
     if training.frames.exists():
-        source = Source(manifest.sha256, tuple(map(sha256, manifest.files)), sizes)
+        source = Source(manifest.sha256, tuple(map(sha256, manifest.files)), sizes, number)
         if are_whole(training.frames, source, *beside):
             return source
     n_bytes, n_read = sum(path.stat().st_size for path in manifest.files), 0
@@ -286,8 +310,8 @@ def _prepare_frames(training: Training, manifest: Manifest, on_event: OnEvent) -
     pairs = read_records(manifest, hashes.append, hear)
     for path in beside:
         pairs = copying(pairs, path)
-    write_frames(training.frames, pairs, sizes)
-    source = Source(manifest.sha256, tuple(hashes), sizes)
+    write_frames(training.frames, pairs, sizes, genetic_code(number))
+    source = Source(manifest.sha256, tuple(hashes), sizes, number)
     write_label(training.frames, source, *beside)
     return source
 

@@ -10,55 +10,37 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from virnucpro import __version__
 from virnucpro.devices import Choice
-from virnucpro.encoders.base import Model
-from virnucpro.encoders.esm2.encoder import inspect_esm2
 from virnucpro.encoders.esm2.model import ESM2
-from virnucpro.encoders.esm2.weights import inspect_checkpoint, load_esm2, save_esm2
-from virnucpro.encoders.learned.file import (
-    Base,
-    LearnedFacts,
-    inspect_learned,
-    save_learned,
-)
+from virnucpro.encoders.esm2.weights import load_esm2, save_esm2
 from virnucpro.encoders.learned.readers import (
-    MeanReader,
     NoReader,
-    PaddedReader,
     Reader,
     blosum62,
     new_reader,
     one_hot,
 )
-from virnucpro.encoders.published import EMBEDDED, PUBLISHED
 from virnucpro.engine.executor import Executor
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.errors import InputError, UsageError, VirnucproError
-from virnucpro.evaluation.metrics import CHANCE, auroc, auroc_interval
-from virnucpro.files import atomic
 from virnucpro.labelled.frames import LabelledFrames, balanced_weights, given_weights
-from virnucpro.labelled.split import read_split
-from virnucpro.labelled.store import Frames, Labels
-from virnucpro.log import LOGGER, announce, printable
+from virnucpro.labelled.split import Split, read_split
+from virnucpro.labelled.store import Frames
+from virnucpro.log import announce, printable
 from virnucpro.options import ExtractOptions, TrainOptions, carry
 from virnucpro.pipeline import OnEvent, extract
 from virnucpro.run.folder import RunDir
 from virnucpro.training.board import board
-from virnucpro.training.calibration import Units, calibrate, chunks_of
 from virnucpro.training.clock import Clock, profile_lines, speed_lines
-from virnucpro.training.export import digests_of, facts_of, write_head
 from virnucpro.training.features import write_vectors
 from virnucpro.training.loop import B, Objective, Trainer, effective_batch, precision_of
 from virnucpro.training.networks import (
-    NETWORKS,
     Classifier,
     FrameClassifier,
     MaskedLanguageModel,
@@ -69,14 +51,16 @@ from virnucpro.training.objectives import FrameLabels, MaskedResidues, score_fra
 from virnucpro.training.ranks import Ranks, Started, run_on, run_under_torchrun
 from virnucpro.training.request import (
     BOARD,
-    HELD_OUT,
     Training,
     describe,
     open_folder,
     resolve,
 )
+from virnucpro.training.results import Outcome, Scored
+from virnucpro.training.sampling import recipe_weights
 
 _MOST_FRAMES = 20_000  # that are scored after each epoch
+_WEIGHTS = {"auto": balanced_weights, "recipe": recipe_weights, "none": given_weights}
 
 
 def train(options: TrainOptions, on_event: OnEvent, started: Started | None = None) -> Training:
@@ -122,6 +106,7 @@ def _extract(training: Training, on_event: OnEvent) -> None:
         input=(training.fasta,),
         input_type="nucleotide",
         output_dir=training.features,
+        report=False,
         chunk_size=options.chunk_size[0],
         model=str(training.encoder),
         resume=RunDir(training.features).read_manifest() is not None,
@@ -156,17 +141,20 @@ def learn(training: Training, ranks: Ranks) -> None:
     test = frames.select(splits, "test", chunk_sizes[:1])
     for split, part in (("train", train), ("validation", held_out)):
         _check_labels(split, part)
-    module = _classify(training, ranks, train, held_out)
-    figures = []
-    for split, part in (("validation", held_out), ("test", test)):
-        if _has_both(part):
-            with precision_of(training.settings, ranks.device):
-                odds = score_frames(module, part, ranks).astype(np.float64)
-            figures.append((split, part, odds))
-    if ranks.is_first:
-        _write_figures(training, figures)
-        labels = frames.labels.of_splits(splits, "train", "validation")
-        _export(training, module, labels, figures[0][1:])
+    parts: dict[Split, LabelledFrames] = {"validation": held_out, "test": test}
+    outcome = Outcome(training, frames, splits) if ranks.is_first else None
+    for number in range(training.options.seeds):
+        repeated = training.repeat(number)
+        torch.manual_seed(repeated.settings.seed)
+        module, history = _classify(repeated, ranks, train, held_out)
+        odds = {}
+        for split, part in parts.items():
+            if _has_both(part):
+                with precision_of(training.settings, ranks.device):
+                    odds[split] = score_frames(module, part, ranks).astype(np.float64)
+        if outcome is not None:
+            scored = [Scored(split, parts[split], odds[split]) for split in odds]
+            outcome.add(repeated, module, scored, history)
 
 
 def _pretrain(
@@ -190,20 +178,21 @@ def _classify(
     ranks: Ranks,
     train: LabelledFrames,
     held_out: LabelledFrames,
-) -> FrameClassifier:
+) -> tuple[FrameClassifier, list[dict[str, float]]]:
+    """Train, and return the network in eval mode with the figures of its epochs."""
     settings = training.settings
     reader = new_reader_of(training, ranks.device)
     dim = reader.width + train.vectors.width
     classifier = Classifier(dim, training.options.hidden, training.options.dropout)
     classifier.standardise(train.composition)
-    weigh = balanced_weights if settings.class_weights == "auto" else given_weights
+    weigh = _WEIGHTS[settings.class_weights]
     objective = FrameLabels(train, _some(held_out, settings.seed), weigh)
     if ranks.is_first:
         for line in _count_lines(train, objective.weights):
             announce(line)
     module = FrameClassifier(reader, classifier)
-    _train(training, ranks, module, objective)
-    return module.eval()
+    history = _train(training, ranks, module, objective)
+    return module.eval(), history
 
 
 def _train(
@@ -211,9 +200,12 @@ def _train(
     ranks: Ranks,
     module: nn.Module,
     objective: Objective[B],
-) -> None:
+) -> list[dict[str, float]]:
+    """Train the module, and return the figures of its epochs."""
     settings = training.settings
     if ranks.is_first:
+        if training.is_repeat:
+            announce(f"once more, with seed {settings.seed}")
         n = effective_batch(settings, ranks.world_size)
         announce(
             f"{objective.n_rows:,} {objective.unit} in an epoch; effective batch {n}: "
@@ -221,9 +213,9 @@ def _train(
             f"{settings.grad_accum_steps} steps added up"
         )
     clock = Clock(ranks.device if training.options.profile else None)
-    with board(training.output / BOARD) as on_epoch:
+    with board(training.place / BOARD) as on_epoch:
         trainer = Trainer(
-            module, objective, settings, ranks, training.output, ranks.tell, on_epoch, clock=clock
+            module, objective, settings, ranks, training.place, ranks.tell, on_epoch, clock=clock
         )
         state = trainer.run()
     speeds = trainer.speeds()
@@ -231,6 +223,7 @@ def _train(
         lines = [f"best epoch: {state.best_epoch}", *speed_lines(speeds, objective.unit)]
         for line in (*lines, *(profile_lines(speeds) if training.options.profile else ())):
             announce(line)
+    return state.history
 
 
 def _encoder(training: Training, device: torch.device) -> ESM2:
@@ -302,110 +295,3 @@ def _count_lines(frames: LabelledFrames, weight: NDArray[np.float32]) -> list[st
         f"mean weight {weight[rows].mean():.3f}"
         for name, rows in names
     ]
-
-
-def _write_figures(
-    training: Training, figures: Sequence[tuple[str, LabelledFrames, NDArray[np.float64]]]
-) -> None:
-    """AUROC of frames and of chunks (by their best frame), for each held-out split."""
-    with atomic(training.output / HELD_OUT) as temporary, temporary.open("w") as out:
-        out.write("split\tnetwork\tn_frames\tauroc_frames\tn_chunks\tauroc_chunks\n")
-        for split, frames, odds in figures:
-            for name, row in zip(NETWORKS[-len(odds) :], odds, strict=True):
-                chunks = chunks_of(row, frames, np.ones(len(frames)), "max")
-                of_frames = auroc(row, frames.is_virus, np.ones(len(frames)))
-                out.write(
-                    f"{split}\t{name}\t{len(frames)}\t{of_frames:.4f}\t{len(chunks.odds)}\t"
-                    f"{chunks.auroc():.4f}\n"
-                )
-                if split == "validation":  # the test is not for choosing between trainings
-                    announce(f"{split}, {name}: AUROC of chunks {chunks.auroc():.3f}")
-            if split == "validation":
-                _warn_of_chance(chunks, frames, training.settings.seed)
-
-
-def _warn_of_chance(chunks: Units, frames: LabelledFrames, seed: int) -> None:
-    """Say of the network that knows most if it tells nothing: 0.5 is an AUROC of chance."""
-    _, first = np.unique(frames.chunk, return_index=True)
-    groups = frames.group[first]
-    low, high = auroc_interval(chunks.odds, chunks.is_virus, groups, seed)
-    if chunks.auroc() <= CHANCE or (low is not None and low <= CHANCE):
-        interval = "" if low is None else f", 95 % interval {low:.3f} to {high:.3f}"
-        LOGGER.warning(
-            "the classifier is no better than chance on the validation groups (AUROC of chunks "
-            "%.3f%s): "
-            "label more groups, train for more --epochs, or start from another --model",
-            chunks.auroc(),
-            interval,
-        )
-
-
-def _export(
-    training: Training,
-    module: FrameClassifier,
-    labels: Labels,
-    validation: tuple[LabelledFrames, NDArray[np.float64]],
-) -> None:
-    """Write the encoder, if it was trained, and the calibrated head."""
-    encoder = _export_encoder(training, module)
-    frames, odds = validation
-    calibration = calibrate(odds[0], odds[-1], frames)
-    if calibration.is_at_limit:
-        LOGGER.warning(
-            "the scores cannot be calibrated on the validation groups, which are told apart "
-            "perfectly or not at all: label more groups"
-        )
-    facts = facts_of(encoder, calibration, training.options.chunk_size[0], _describe(training))
-    is_trained = any(weight.requires_grad for weight in module.reader.parameters())
-    trained_on = digests_of(labels, training.encoder, is_trained)
-    write_head(training.head, module.classifier, facts, calibration, trained_on)
-    announce(
-        f"head: {printable(training.head)}, a chunk is the {calibration.frames} of its frames, "
-        f"temperature {calibration.temperature:.2f}, exponent {calibration.exponent:.2f}, "
-        f"threshold {calibration.threshold:.3f}"
-    )
-
-
-def _export_encoder(training: Training, module: FrameClassifier) -> Model:
-    """Write what of the encoder was trained. -> what makes the vectors of frames"""
-    folder, reader = training.encoder, module.reader
-    if training.settings.mode == "finetune":
-        folder = training.trained_encoder
-        assert isinstance(reader.encoder, ESM2)
-        save_esm2(folder, reader.encoder)
-    if training.is_plain:
-        assert folder is not None, "a head needs an encoder"
-        return inspect_esm2(folder)
-    assert isinstance(reader, MeanReader | PaddedReader | NoReader)
-    base = None
-    if folder is not None:
-        base = Base(
-            model=_name_of(training, folder), encoder_id=inspect_checkpoint(folder).encoder_id
-        )
-    network = reader.network.state_dict() if isinstance(reader, PaddedReader) else {}
-    facts = LearnedFacts(
-        encoding=training.options.encoding,
-        architecture=training.options.architecture,
-        dim=reader.width,
-        base=base,
-    )
-    weights = {f"network.{name}": tensor.float().cpu().numpy() for name, tensor in network.items()}
-    save_learned(training.learned_encoder, facts, weights)
-    announce(f"encoder: {printable(training.learned_encoder)}")
-    return inspect_learned(training.learned_encoder)
-
-
-def _name_of(training: Training, folder: Path) -> str:
-    """The name of the checkpoint for later runs; a trained one lies beside its reader."""
-    if folder == training.trained_encoder:
-        return folder.name
-    model = training.options.model or EMBEDDED
-    return model if model in (EMBEDDED, *PUBLISHED) else str(folder.absolute())
-
-
-def _describe(training: Training) -> str:
-    settings = training.settings
-    return (
-        f"{settings.mode}, {settings.epochs} epochs, seed {settings.seed}, chunks of "
-        f"{' and '.join(map(str, training.options.chunk_size))} bases, by virnucpro {__version__}"
-    )

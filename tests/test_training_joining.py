@@ -1,0 +1,267 @@
+"""The weights of a head beside the scorer, what they are fitted to, and the gain that is told."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import random_dna
+from labelled import options, relabelled, train_here
+
+from virnucpro.evaluation.metrics import auroc
+from virnucpro.labelled.digests import group_digest
+from virnucpro.labelled.split import read_split
+from virnucpro.labelled.store import Frames
+from virnucpro.records import FastaRecord
+from virnucpro.scorer.nets import embedded_scorer, load_scorer
+from virnucpro.scorer.score import score_sequences
+from virnucpro.scoring.head import load_head
+from virnucpro.scoring.join import Join, JoinKnot
+from virnucpro.sequences.fasta import write_record
+from virnucpro.sequences.genetic_code import STANDARD
+from virnucpro.sequences.translate import chunk_record
+from virnucpro.training.gain import measure_gain, write_gains
+from virnucpro.training.joining import (
+    N_FOLDS,
+    Fragments,
+    _folds,
+    choose_knot,
+    fit_join,
+    fit_knot,
+    fold_log_odds,
+)
+from virnucpro.training.request import resolve
+from virnucpro.training.results import Outcome
+from virnucpro.training.runs import Runs, read_runs
+
+
+def fragments(n: int = 600, informs: float = 1.0, seed: int = 1) -> Fragments:
+    """Log-odds of a scorer, and of a head that says as much more as ``informs``."""
+    rng = np.random.default_rng(seed)
+    is_virus = np.arange(n) % 2 == 0
+    side = np.where(is_virus, 1.0, -1.0)
+    base = side + rng.normal(size=n)
+    head = informs * side + rng.normal(size=n)
+    head[::3] = np.nan  # no frame
+    return Fragments(500, base, head, is_virus, np.arange(n) % 40 * 2 + is_virus)
+
+
+def cross_entropy(data: Fragments, base: float, head: float, offset: float) -> float:
+    both = data.where(data.has_both)
+    odds = base * both.base + head * both.head + offset
+    losses = np.logaddexp(0, np.where(both.is_virus, -odds, odds))
+    return float(both.weights @ losses)
+
+
+def test_the_weights_have_the_least_cross_entropy_beside_a_pull_towards_the_scorer():
+    data = fragments()
+
+    def cost(base: float, head: float, offset: float) -> float:
+        pull = 0.5e-3 * ((base - 1) ** 2 + head**2 + offset**2)
+        return cross_entropy(data, base, head, offset) + pull
+
+    knot = fit_knot(data)
+    best = np.array([knot.base, knot.head, knot.offset])
+    for step in [*np.eye(3), *-np.eye(3)]:
+        assert cost(*(best + 0.01 * step).tolist()) > cost(*best.tolist())
+
+
+def test_weights_do_not_grow_without_end_where_all_is_told_apart():
+    data = fragments()
+    certain = replace(data, base=np.where(data.is_virus, 3.0, -3.0))
+    assert 0 < fit_knot(certain).base < 20
+
+
+def test_a_head_that_adds_something_has_a_weight_and_every_fragment_gains_or_keeps_its_score():
+    data = fragments()
+    knot = choose_knot(data)
+    assert knot.head > 0.5
+    joined = data.joined([knot])
+    no_frame = np.isnan(data.head)
+    assert joined[no_frame].tolist() == data.base[no_frame].tolist()
+    assert data.auroc(joined) > data.auroc(data.base) + 0.02
+    assert data.auroc(fold_log_odds(data)) > data.auroc(data.base) + 0.02
+
+
+def test_a_head_that_adds_nothing_has_no_weight_and_scores_are_the_scorers():
+    data = fragments(informs=0.0, seed=3)
+    knot = choose_knot(data)
+    assert knot == JoinKnot(500, 1.0, 0.0, 0.0)
+    both = data.has_both
+    assert data.joined([knot])[both].tolist() == data.base[both].tolist()
+
+
+@pytest.mark.parametrize("name", ["base", "head"])
+def test_log_odds_that_are_the_wrong_way_round_have_no_weight(name):
+    data = fragments()
+    knot = fit_knot(replace(data, **{name: -getattr(data, name)}))
+    assert getattr(knot, name) == 0 < knot.base + knot.head
+
+
+def test_groups_count_nearly_evenly_and_both_labels_the_same():
+    data = fragments(40)
+    large = replace(data, group=np.where(data.is_virus & (np.arange(40) < 30), 0, data.group))
+    of_virus = large.weights[data.is_virus]
+    assert of_virus.sum() == pytest.approx(0.5) == large.weights[~data.is_virus].sum()
+    n_large = int((large.group[data.is_virus] == 0).sum())
+    share = of_virus[large.group[data.is_virus] == 0].sum() / of_virus[-1]
+    assert share == pytest.approx(n_large**0.25)
+
+
+def test_folds_hold_whole_groups_and_leave_both_labels_to_fit_to():
+    data = fragments(60)
+    few = replace(data, group=np.arange(60) // 2 % 2 * 2 + data.is_virus)  # two of each label
+    for one in (data, few):
+        fold = _folds(one)
+        assert all(len(set(fold[one.group == group])) == 1 for group in set(one.group))
+        for number in set(fold.tolist()):
+            rest = one.where(fold != number)
+            assert set(rest.is_virus[rest.has_both]) == {True, False}
+    assert set(_folds(data).tolist()) == set(range(N_FOLDS))
+
+
+def test_without_groups_to_measure_on_there_is_no_join():
+    data = fragments()
+    one_group = replace(data, group=data.is_virus.astype(np.int64))
+    assert fit_join([one_group], "x") is None
+    join = fit_join([one_group, replace(data, n_bases=1000)], "x")
+    assert join is not None and [knot.n_bases for knot in join.knots] == [1000]
+    assert join.scorer_sha256 == "x"
+
+
+def test_error_rates_of_a_join_are_those_of_the_joined_log_odds():
+    data = fragments()
+    join = fit_join([data], "x")
+    assert join is not None
+    both = data.where(data.has_both)
+    called = both.joined(join.knots) >= join.error_rates[0].log_odds_at(0.1)
+    # a quantile of 200 values lies between two of them
+    assert called[~both.is_virus].mean() == pytest.approx(0.1, abs=1 / 200)
+
+
+# Runs of chunks
+
+
+def test_a_run_has_the_mean_of_its_scored_chunks():
+    runs = Runs(1000, 2, np.array([0, 4, 8]), np.array([0, 1, 1]), np.zeros(3))
+    chunk, odds = np.array([0, 1, 5, 7]), np.array([1.0, 2.0, 4.0, 8.0])
+    found = runs.with_head(chunk, odds, np.array([True, False]), np.array([3, 9]))
+    assert found.head[:2].tolist() == [1.5, 4.0] and np.isnan(found.head[2])
+    assert found.is_virus.tolist() == [True, False, False]
+    assert found.group.tolist() == [3, 9, 9]
+
+
+def test_runs_are_scored_on_the_bases_of_their_chunks_and_numbered_as_the_frames(tmp_path):
+    rng, scorer = np.random.default_rng(4), load_scorer(embedded_scorer())
+    sequences = [random_dna(n, rng) for n in (700, 3100, 900, 2000)]
+    with (tmp_path / "records.fa").open("w") as out:
+        for i, bases in enumerate(sequences):
+            write_record(out, f"r{i}", bases)
+    splits = ["train", "validation", "test", "validation"]
+    found = read_runs(tmp_path / "records.fa", splits, (300, 200), scorer, STANDARD)
+    first_of, n_before = [], 0
+    for bases in sequences:
+        first_of.append(n_before)
+        n_before += -(-len(bases) // 300) - (-len(bases) // 200)
+    seen = set()
+    for split, of_lengths in found.items():
+        for runs in of_lengths:
+            assert runs.n_bases == 300 * runs.n_chunks
+            for first, record, base in zip(runs.first, runs.record, runs.base, strict=True):
+                assert splits[record] == split
+                whole = FastaRecord("r", "r", sequences[record])
+                own = list(chunk_record(whole, 300))[first - first_of[record] :][: runs.n_chunks]
+                bases = sequences[record][own[0].start : own[-1].end]
+                assert len(own) == runs.n_chunks and len(bases) >= 0.9 * runs.n_bases
+                # sums of other blocks are rounded otherwise
+                assert base == pytest.approx(next(score_sequences([bases], scorer)), abs=1e-12)
+                seen.add((split, runs.n_chunks))
+    assert {("validation", n) for n in (1, 2, 6)} | {("test", 1)} <= seen
+
+
+# The gain
+
+
+def test_the_gain_is_the_difference_of_the_aurocs_with_an_interval_over_groups():
+    data = fragments()
+    join = Join("x", (fit_knot(data),), fit_join([data], "x").error_rates)
+    gain = measure_gain(7, "test", data, join)
+    joined = data.joined(join.knots)
+    assert gain.joined == pytest.approx(auroc(joined, data.is_virus, data.weights))
+    assert gain.base == pytest.approx(auroc(data.base, data.is_virus, data.weights))
+    assert gain.gain == pytest.approx(gain.joined - gain.base)
+    assert gain.gain_low < gain.gain < gain.gain_high
+    # the head alone has no score for a third of the fragments: they are the lowest
+    assert gain.head == data.auroc(data.head) < gain.base
+    held_out = measure_gain(7, "validation", data, join)
+    assert held_out.joined == pytest.approx(data.auroc(fold_log_odds(data)))
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as table:
+        return list(csv.DictReader(table, delimiter="\t"))
+
+
+def test_several_seeds_have_their_mean_and_deviation_below_them(tmp_path):
+    data = fragments()
+    join = fit_join([data], "x")
+    gains = [measure_gain(seed, "test", data, join) for seed in (3, 4)]
+    gains[1] = replace(gains[1], head=gains[0].head + 0.02)
+    write_gains(tmp_path / "gain.tsv", gains)
+    table = rows(tmp_path / "gain.tsv")
+    assert [row["seed"] for row in table] == ["3", "4", "mean", "deviation"]
+    assert float(table[2]["head"]) == pytest.approx(gains[0].head + 0.01, abs=5e-5)
+    assert float(table[3]["head"]) == pytest.approx(0.02 / 2**0.5, abs=5e-5)
+    write_gains(tmp_path / "gain.tsv", gains[:1])
+    assert [row["seed"] for row in rows(tmp_path / "gain.tsv")] == ["3"]
+
+
+def test_more_seeds_are_measured_and_the_head_is_that_of_the_first(tmp_path):
+    data = relabelled(tmp_path, {"virus": "virus", "other": "other"})
+    asked = {"encoding": "composition", "epochs": 1}
+    train_here(options(data, tmp_path / "one", **asked))
+    out = tmp_path / "two"
+    train_here(options(data, out, **asked, seeds=2))
+    names = ("head.safetensors", "held_out.tsv", "split.tsv")
+    for name in names:
+        assert (out / name).read_bytes() == (tmp_path / "one" / name).read_bytes(), name
+    gains, epochs = rows(out / "gain.tsv"), rows(out / "epochs.tsv")
+    kinds = {(row["split"], row["n_bases"]) for row in gains}
+    assert ("validation", "300") in kinds and ("test", "300") in kinds
+    for seed in ("0", "1", "mean", "deviation"):
+        assert {(r["split"], r["n_bases"]) for r in gains if r["seed"] == seed} == kinds
+    assert [(row["seed"], row["epoch"]) for row in epochs] == [("0", "1"), ("1", "1")]
+    assert epochs[0]["loss"] != epochs[1]["loss"]
+    first = rows(tmp_path / "one" / "gain.tsv")
+    assert first == [row for row in gains if row["seed"] == "0"]
+    join = load_head(out / "head.safetensors").facts.join
+    assert join is not None and join.scorer_sha256 == load_scorer(embedded_scorer()).sha256
+    train_here(options(data, tmp_path / "one", **asked, seeds=2, resume=True))
+    assert rows(tmp_path / "one" / "gain.tsv") == gains
+
+
+def test_groups_that_the_scorer_was_trained_on_are_left_out_of_the_join(tmp_path):
+    data = relabelled(tmp_path, {"virus": "virus", "other": "other"}, n_groups=24)
+    train_here(options(data, tmp_path / "out", encoding="composition", epochs=1))
+    training, _ = resolve(
+        options(data, tmp_path / "out", encoding="composition", epochs=1), lambda _: None
+    )
+    frames, splits = Frames.open(training.frames), read_split(training.split)
+    groups = sorted(name for name, split in splits.items() if split == "validation")
+    of_label = [[g for g in groups if g.startswith(label)] for label in ("virus", "other")]
+    assert min(map(len, of_label)) >= 3
+    data_of = Fragments(
+        300,
+        np.zeros(len(groups)),
+        np.zeros(len(groups)),
+        np.array([name.startswith("virus") for name in groups]),
+        np.array([sorted(splits).index(name) for name in groups]),
+    )
+    scorer = load_scorer(embedded_scorer())
+    for known, n_left in (([], len(groups)), (groups[:1], len(groups) - 1), (groups, len(groups))):
+        digests = np.unique(np.array([group_digest(name) for name in known], dtype=np.uint64))
+        outcome = Outcome(training, frames, splits, replace(scorer, trained_groups=digests))
+        assert [len(part) for part in outcome._unseen("validation", [data_of])] == [n_left]

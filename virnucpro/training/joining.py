@@ -1,0 +1,163 @@
+"""The join of a head with the scorer, fitted to fragments of held-out groups, and its gain.
+
+At each length the weights are fitted by themselves: a logistic regression of the two log-odds,
+drawn a little towards the scorer alone. Folds over the groups say whether the head adds anything;
+where it does not, its weight is 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from virnucpro.evaluation.metrics import auroc
+from virnucpro.labelled.arrays import Rows
+from virnucpro.scoring.join import Join, JoinKnot, join_log_odds
+from virnucpro.training.sampling import BASES_POWER
+from virnucpro.training.scorer_folds import fit_error_rates
+
+N_FOLDS = 5
+_FEWEST_GROUPS = 2  # of each label, to fit on some and measure on others
+_STEPS = 50  # of Newton's method; a few are enough
+_RIDGE = 1e-3  # pull towards the scorer alone, where the weights of all fragments add up to 1
+
+Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fragments:
+    """Fragments of about one length, and what scorer and head say of them. Rows in step."""
+
+    n_bases: int
+    base: Values  # calibrated log-odds of the scorer; NaN where it reads nothing
+    head: Values  # mean log-odds of the scored chunks; NaN without one
+    is_virus: NDArray[np.bool_]
+    group: Rows
+
+    def __len__(self) -> int:
+        return len(self.base)
+
+    def where(self, mask: NDArray[np.bool_]) -> Fragments:
+        return Fragments(
+            self.n_bases,
+            self.base[mask],
+            self.head[mask],
+            self.is_virus[mask],
+            self.group[mask],
+        )
+
+    @property
+    def has_both(self) -> NDArray[np.bool_]:
+        """True for fragments that scorer and head have read."""
+        return ~np.isnan(self.base + self.head)
+
+    @property
+    def weights(self) -> Values:
+        """Weights that let groups count nearly evenly, and both labels the same. They sum to 1."""
+        weights = np.empty(len(self))
+        for label in (False, True):
+            rows = self.is_virus == label
+            _, group, sizes = np.unique(self.group[rows], return_inverse=True, return_counts=True)
+            even = sizes[group] ** (BASES_POWER - 1)
+            weights[rows] = 0.5 * even / even.sum()
+        return weights
+
+    def joined(self, knots: Sequence[JoinKnot]) -> Values:
+        """Log-odds by these weights; the scorer's or the head's alone where the other has none."""
+        lengths = np.full(len(self), self.n_bases)
+        both = join_log_odds(knots, self.base, self.head, lengths)
+        either = np.where(np.isnan(self.base), self.head, self.base)
+        return np.where(np.isnan(both), either, both)
+
+    def auroc(self, log_odds: Values) -> float:
+        """Every fragment counts; one without log-odds has the lowest."""
+        return auroc(np.nan_to_num(log_odds, nan=-np.inf), self.is_virus, self.weights)
+
+
+def is_enough(fragments: Fragments) -> bool:
+    """True if each label has groups to fit on, and others to measure on."""
+    both = fragments.where(fragments.has_both)
+    n_groups = [len(set(both.group[both.is_virus == label].tolist())) for label in (False, True)]
+    return min(n_groups) >= _FEWEST_GROUPS
+
+
+def fit_join(of_lengths: Sequence[Fragments], scorer_sha256: str) -> Join | None:
+    """The join from fragments of each length; None if there are groups for none of them."""
+    fitted = [fragments for fragments in of_lengths if is_enough(fragments)]
+    knots = [choose_knot(fragments) for fragments in fitted]
+    rates = []
+    for fragments, knot in zip(fitted, knots, strict=True):
+        both = fragments.where(fragments.has_both)
+        rates.append(fit_error_rates(both.n_bases, both.joined([knot]), both.is_virus))
+    return Join(scorer_sha256, tuple(knots), tuple(rates)) if knots else None
+
+
+def choose_knot(fragments: Fragments) -> JoinKnot:
+    """The weights at a length, or those of the scorer alone if the head adds nothing in folds."""
+    held_out = fold_log_odds(fragments)
+    if fragments.auroc(held_out) > fragments.auroc(fragments.joined([_alone(fragments.n_bases)])):
+        return fit_knot(fragments)
+    return _alone(fragments.n_bases)
+
+
+def _alone(n_bases: int) -> JoinKnot:
+    """The scorer's log-odds as they are."""
+    return JoinKnot(n_bases, 1.0, 0.0, 0.0)
+
+
+def fold_log_odds(fragments: Fragments) -> Values:
+    """The joined log-odds of each fragment, by weights fitted without the groups of its fold."""
+    fold = _folds(fragments)
+    log_odds = np.empty(len(fragments))
+    for number in np.unique(fold).tolist():
+        inside = fold == number
+        knot = fit_knot(fragments.where(~inside))
+        log_odds[inside] = fragments.where(inside).joined([knot])
+    return log_odds
+
+
+def _folds(fragments: Fragments) -> Rows:
+    """The fold of each fragment: whole groups, those that can be fitted to spread evenly. (n,)"""
+    fold = np.zeros(len(fragments), dtype=np.int64)
+    for label in (False, True):
+        rows = fragments.is_virus == label
+        groups = fragments.group[rows]
+        fitted = set(groups[fragments.has_both[rows]].tolist())
+        in_order = sorted(set(groups.tolist()), key=lambda group: (group not in fitted, group))
+        fold_of = {group: place % N_FOLDS for place, group in enumerate(in_order)}
+        fold[rows] = [fold_of[group] for group in groups.tolist()]
+    return fold
+
+
+def fit_knot(fragments: Fragments) -> JoinKnot:
+    """The weights of the least cross-entropy, none below 0.
+
+    Newton's method; ``_RIDGE`` keeps the weights finite where a label is told apart perfectly.
+    """
+    both = fragments.where(fragments.has_both)
+    inputs = np.stack([both.base, both.head, np.ones(len(both))], axis=1)
+    is_used = np.ones(3, dtype=np.bool_)
+    values = _fit(inputs, both, is_used)
+    for column in (1, 0):
+        if values[column] < 0:
+            is_used[column] = False
+            values = _fit(inputs, both, is_used)
+    base, head, offset = values.tolist()
+    return JoinKnot(fragments.n_bases, max(base, 0.0), max(head, 0.0), offset)
+
+
+def _fit(inputs: Values, fragments: Fragments, is_used: NDArray[np.bool_]) -> Values:
+    """Logistic regression on some of the columns; the weights of the others are 0. -> (3,)"""
+    weights, start = fragments.weights, np.array([1.0, 0.0, 0.0])[is_used]
+    x, fitted = inputs[:, is_used], start.copy()
+    for _ in range(_STEPS):
+        chances = 0.5 * (1 + np.tanh(x @ fitted / 2))
+        gradient = x.T @ (weights * (fragments.is_virus - chances)) - _RIDGE * (fitted - start)
+        curvature = (x * (weights * chances * (1 - chances))[:, None]).T @ x
+        fitted += np.linalg.solve(curvature + _RIDGE * np.eye(len(fitted)), gradient)
+    values = np.zeros(3)
+    values[is_used] = fitted
+    return values
