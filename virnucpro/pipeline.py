@@ -133,13 +133,8 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
             head=head,
             scorer=scorer,
             cut=config.options if isinstance(config.options, PredictOptions) else CutOptions(),
-<<<<<<< HEAD
-            finder=make_finder(config.options, manifest.recipe, scorer),
-            backlog=Backlog(),
-=======
             finder=finder,
-            lost={},
->>>>>>> integ
+            backlog=Backlog(),
             feature_format=_feature_format(config.options),
             per_file=config.options.per_file or (recorded is not None and rundir.samples.is_dir()),
             on_event=on_event,
@@ -345,41 +340,18 @@ def writing_beside(results: Results, summary: Summary) -> Iterator[Future[None]]
 
 
 def embed(
-<<<<<<< HEAD
     events: Generator[Event, None, None],
     results: Results,
     summary: Summary,
     tables: Future[None],
 ) -> None:
     """Follow the events of an executor to their end, or until the tables met with an error."""
-    start = time.monotonic()
-    with closing(events):
-        for event in events:
-            results.on_event(event)
-=======
-    results: Results, job: Job, executor: Executor, resources: Resources, summary: Summary
-) -> dict[int, str]:
-    """Embed the pending shards. Returns the reasons of shards without a feature file, by index."""
-    plan, stores, on_event = results.plan, results.stores, results.on_event
-    pending = find_pending(stores, plan, frozenset(results.manifest.replaced), on_event)
-    lost: dict[int, str] = {}
-    if not pending:
-        return lost
-    for store in stores:
-        store.make_folder()
-    on_event(
-        EmbeddingStarted(tuple(pending), len(plan.shards) - len(pending), plan.files, job.encoders)
-    )
     machine = MachineLog()
     start = time.monotonic()
-    with (
-        machine.kept(results.rundir.machine),
-        closing(executor.run(pending, job, resources)) as events,
-    ):
+    with machine.kept(results.rundir.machine), closing(events):
         for event in events:
-            on_event(event)
+            results.on_event(event)
             machine.take(event)
->>>>>>> integ
             match event:
                 case WorkerReady() if STARTING not in summary.seconds:
                     summary.seconds[STARTING] = round(time.monotonic() - start, 3)
