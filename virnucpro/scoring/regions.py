@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -121,10 +122,16 @@ class RegionFinder:
         return tuple(sorted(placed)), Track(*columns)
 
 
-def embedded_finder(code: int, scorer: Scorer | None = None) -> RegionFinder:
-    """The finder that comes with VirNucPro, for a genetic code by its number."""
-    model = load_region_model(embedded_region_model())
-    return RegionFinder(scorer or load_scorer(embedded_scorer()), model, genetic_code(code))
+def embedded_finder(
+    code: int, scorer: Scorer | None = None, model: Path | None = None
+) -> RegionFinder:
+    """The finder that comes with VirNucPro, or with another model, for a genetic code by number.
+
+    Raises:
+        UnavailableError: the model is missing, damaged, or of another format.
+    """
+    region_model = load_region_model(model or embedded_region_model())
+    return RegionFinder(scorer or load_scorer(embedded_scorer()), region_model, genetic_code(code))
 
 
 def quietest(log_odds: Values, model: RegionModel) -> int:
