@@ -28,7 +28,7 @@ import typer
 from typer.models import ArgumentInfo, ParameterInfo
 
 from virnucpro.config import Command, FeatureFormat, Pooling
-from virnucpro.encoders.published import EMBEDDED, PUBLISHED
+from virnucpro.encoders.published import EMBEDDED, NAMES
 from virnucpro.errors import UsageError
 from virnucpro.files import expanded
 from virnucpro.log import printable
@@ -46,14 +46,14 @@ _SHEET = "columns path, label (virus or other) and group"
 
 def complete_model(incomplete: str) -> list[str]:
     """The names of models that begin so."""
-    return [name for name in (EMBEDDED, *PUBLISHED) if name.startswith(incomplete)]
+    return [name for name in NAMES if name.startswith(incomplete)]
 
 
 def _model(default: str) -> Any:  # noqa: ANN401 - as typer has it
     return typer.Option(
         metavar="NAME|PATH",
-        help="Name of an ESM-2 (see `virnucpro models list`); or path, with a separator in it, of "
-        "a fair-esm .pt file or Hugging Face folder: ./model.pt.",
+        help="Name of a model or bundle (see `virnucpro models list`); or path, with a separator "
+        "in it, of a fair-esm .pt file or Hugging Face folder: ./model.pt.",
         rich_help_panel=MODEL,
         show_default=default,
         autocompletion=complete_model,
@@ -67,6 +67,17 @@ Head = Annotated[
         help="Classifier head (safetensors) made for the model.",
         rich_help_panel=MODEL,
         show_default="that of esm2_virnucpro; other models need one",
+    ),
+]
+
+
+RegionModel = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="PATH",
+        help="Model of regions (regions.json) that `virnucpro train --regions` made.",
+        rich_help_panel=CALLS,
+        show_default="that of VirNucPro",
     ),
 ]
 
@@ -232,9 +243,27 @@ class PlaceOptions:
         ),
     ] = False
 
+    executor: Annotated[
+        Literal["local", "parsl"],
+        typer.Option(
+            help="Executor of the shards: the devices of this machine, or nodes that Parsl asks a "
+            "scheduler for.",
+            rich_help_panel=CLUSTER,
+        ),
+    ] = "local"
+    executor_config: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="YAML file of Parsl's nodes: provider (local, slurm), max_blocks, walltime, ...",
+            rich_help_panel=CLUSTER,
+            show_default="one block on this machine",
+        ),
+    ] = None
+
     @property
     def embeds_here(self) -> bool:
-        return not (self.plan_only or self.no_embed)
+        return not (self.plan_only or self.no_embed) and self.executor == "local"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -354,6 +383,7 @@ class CutOptions:
             rich_help_panel=CALLS,
         ),
     ] = True
+    region_model: RegionModel = None
 
     def __post_init__(self) -> None:
         if self.threshold is not None and not 0 <= self.threshold <= 1:
@@ -425,7 +455,8 @@ class ExtractOptions(RunOptions):
     format: Annotated[
         FeatureFormat,
         typer.Option(
-            help="Format of feature files beside the h5 ones: npz, or pt as VirNucPro's _ESM.pt.",
+            help="Format of feature files beside the h5 ones: npz, or pt as VirNucPro's _ESM.pt "
+            "and _DNABERT_S.pt.",
             rich_help_panel=FILES,
         ),
     ] = "h5"
@@ -493,6 +524,7 @@ class EvaluatedOptions:
         ),
     ] = 3
     seed: Annotated[int, _count("Seed of the fragments and of the intervals.", SAMPLES, min=0)] = 0
+    genetic_code: GeneticCode = 11
     held_out_only: Annotated[
         bool,
         typer.Option(
@@ -511,7 +543,29 @@ class EvaluatedOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions(EngineOptions, FolderOptions, EvaluatedOptions):
-    model: Annotated[str | None, _model(EMBEDDED)] = EMBEDDED
+    regions: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="TRUTH",
+            help="Table of known prophages (seq_id, start, end, kind) to evaluate regions on, in "
+            "place of a head; --data then names the FASTA files.",
+            rich_help_panel=FILES,
+            show_default=False,
+        ),
+    ] = None
+    region_model: RegionModel = None
+    genes: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="GFF",
+            help="GFF3 file of the sequences, for figures over genes beside those over bases.",
+            rich_help_panel=FILES,
+            show_default=False,
+        ),
+    ] = None
+    model: Annotated[
+        str | None, _model("none: the scorer is evaluated; esm2_virnucpro with --head")
+    ] = None
     head: Head = None
 
 
@@ -707,6 +761,16 @@ LOOP_MAY_DIFFER = ("num_workers", "early_stopping", "keep_checkpoints")  # on re
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions(DeviceOptions, LoopOptions, NetworkOptions, StartOptions, LabelledOptions):
+    regions: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="TRUTH",
+            help="Table of known prophages (seq_id, start, end, kind) to learn regions from, in "
+            "place of a head; --data then names the FASTA files.",
+            rich_help_panel=FILES,
+            show_default=False,
+        ),
+    ] = None
     output_dir: Annotated[
         Path,
         typer.Option(
@@ -838,6 +902,7 @@ class RegionsOptions:
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", help="Run folder of a finished `virnucpro predict`.")
     ]
+    region_model: RegionModel = None
 
 
 @dataclass(frozen=True, kw_only=True)

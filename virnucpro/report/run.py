@@ -477,8 +477,8 @@ def _charts_of(number: int, start: Start) -> list[Chart]:
     speed, memory = [], []
     for name, device in devices:
         times = [round(width * (i + 0.5), 3) for i in range(len(device.tokens))]
-        # the last bin has not gone by
-        lasts = [min(width, max(1e-3, start.seconds - width * i)) for i in range(len(times))]
+        # the last bin has not gone by; a short rest of one says little, so it counts as half of one
+        lasts = [min(width, max(width / 2, start.seconds - width * i)) for i in range(len(times))]
         rates = [n / last for n, last in zip(device.tokens, lasts, strict=True)]
         speed.append((name, times, [round(rate, 1) for rate in rates]))
         memory.append((name, times, [round(n / _GIB, 3) if n else None for n in device.memory]))
