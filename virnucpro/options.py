@@ -714,10 +714,11 @@ class LoopOptions:
         float, typer.Option(metavar="RATE", help="Weight decay of AdamW.", rich_help_panel=LOOP)
     ] = 0.01
     class_weights: Annotated[
-        Literal["auto", "none"],
+        Literal["auto", "recipe", "none"],
         typer.Option(
             help="Weights of frames. auto: equal for both labels; per group the square root of its "
-            "number of frames; none: those of the manifest.",
+            "number of frames; recipe: groups nearly evenly, both labels equal at each GC, as the "
+            "scorer was trained; none: those of the manifest.",
             rich_help_panel=LOOP,
         ),
     ] = "auto"
