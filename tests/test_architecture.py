@@ -43,6 +43,7 @@ LAYERS = """
     labelled.frames labelled.store
     evaluation.metrics evaluation.regions evaluation.region_story
     evaluation.held_out evaluation.fragments evaluation.story evaluation.report evaluation.figure
+    report.evaluation
     training.settings training.masking training.networks
     training.ranks training.batches training.clock training.checkpoints training.loop
     training.objectives
@@ -50,7 +51,8 @@ LAYERS = """
     training.region_model training.region_story
     training.board training.calibration training.export training.features
     training.joining training.runs training.gain
-    training.request training.results training.story training.config_file cluster
+    training.request report.training training.results training.story training.config_file
+    report.story cluster
     bench.synthetic bench.encoder bench.peers bench.layouts bench.limits bench.comparison
     bench.report bench.programme
     cli.exits cli.command cli.running cli.work cli.predict cli.regions cli.train cli.evaluate
