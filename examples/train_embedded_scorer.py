@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import csv
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,6 +30,7 @@ import torch
 from numpy.typing import NDArray
 
 from virnucpro.evaluation.metrics import Samples, bootstrap, measure
+from virnucpro.labelled.digests import group_digest, record_digest
 from virnucpro.labelled.records import Labelled, read_manifest, read_records
 from virnucpro.scorer.features import GC, fragment_features
 from virnucpro.scorer.nets import (
@@ -163,12 +164,33 @@ def records_of(manifest: Path, split: Path, parts: list[str]) -> Iterator[Labell
 
 
 def train(manifest: Path, split: Path, out: Path, parts: list[str]) -> None:
-    collection = collect(records_of(manifest, split, parts))
+    digests: list[int] = []
+    collection = collect(noting(records_of(manifest, split, parts), digests))
     n_groups = len({record.group for record in collection.records})
     pieces = tuple(fit(collection, N_SEEDS))
     knots, error_rates = calibrate(collection)
     training = f"{len(collection.records):,} records of {n_groups:,} groups"
-    save_scorer(out, Scorer(pieces, tuple(knots), training, tuple(error_rates)))
+    scorer = Scorer(
+        pieces,
+        tuple(knots),
+        training,
+        tuple(error_rates),
+        trained_records=np.unique(np.array(digests, dtype=np.uint64)),
+        trained_groups=group_digests(collection),
+    )
+    save_scorer(out, scorer)
+
+
+def noting(pairs: Iterable[Labelled], digests: list[int]) -> Iterator[Labelled]:
+    """The same records; their digests are added to the list."""
+    for labelled, record in pairs:
+        digests.append(record_digest(record.sequence))
+        yield labelled, record
+
+
+def group_digests(collection: Collection) -> NDArray[np.uint64]:
+    names = {record.group for record in collection.records}
+    return np.unique(np.array([group_digest(name) for name in names], dtype=np.uint64))
 
 
 def measure_parts(manifest: Path, split: Path, scorer_file: Path, parts: list[str]) -> None:
@@ -224,8 +246,8 @@ def row_of(
     own, inside = samples.where(is_own), samples.where(is_inside)
     n_of_label = np.bincount(inside.is_virus, minlength=2)
     inside = replace(inside, weights=1 / n_of_label[inside.is_virus.astype(np.int64)])
-    figures = measure(inside, threshold)
-    interval = bootstrap(inside, threshold, seed=0)
+    figures = measure(inside, inside.scores >= threshold)
+    interval = bootstrap(inside, inside.scores >= threshold, seed=0)
     is_called = own.scores >= threshold
     cells = [name]
     for label in (True, False):

@@ -28,7 +28,7 @@ import typer
 from typer.models import ArgumentInfo, ParameterInfo
 
 from virnucpro.config import Command, FeatureFormat, Pooling
-from virnucpro.encoders.published import EMBEDDED, PUBLISHED
+from virnucpro.encoders.published import EMBEDDED, NAMES
 from virnucpro.errors import UsageError
 from virnucpro.files import expanded
 from virnucpro.log import printable
@@ -46,14 +46,14 @@ _SHEET = "columns path, label (virus or other) and group"
 
 def complete_model(incomplete: str) -> list[str]:
     """The names of models that begin so."""
-    return [name for name in (EMBEDDED, *PUBLISHED) if name.startswith(incomplete)]
+    return [name for name in NAMES if name.startswith(incomplete)]
 
 
 def _model(default: str) -> Any:  # noqa: ANN401 - as typer has it
     return typer.Option(
         metavar="NAME|PATH",
-        help="Name of an ESM-2 (see `virnucpro models list`); or path, with a separator in it, of "
-        "a fair-esm .pt file or Hugging Face folder: ./model.pt.",
+        help="Name of a model or bundle (see `virnucpro models list`); or path, with a separator "
+        "in it, of a fair-esm .pt file or Hugging Face folder: ./model.pt.",
         rich_help_panel=MODEL,
         show_default=default,
         autocompletion=complete_model,
@@ -67,6 +67,17 @@ Head = Annotated[
         help="Classifier head (safetensors) made for the model.",
         rich_help_panel=MODEL,
         show_default="that of esm2_virnucpro; other models need one",
+    ),
+]
+
+
+RegionModel = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="PATH",
+        help="Model of regions (regions.json) that `virnucpro train --regions` made.",
+        rich_help_panel=CALLS,
+        show_default="that of VirNucPro",
     ),
 ]
 
@@ -372,6 +383,7 @@ class CutOptions:
             rich_help_panel=CALLS,
         ),
     ] = True
+    region_model: RegionModel = None
 
     def __post_init__(self) -> None:
         if self.threshold is not None and not 0 <= self.threshold <= 1:
@@ -443,7 +455,8 @@ class ExtractOptions(RunOptions):
     format: Annotated[
         FeatureFormat,
         typer.Option(
-            help="Format of feature files beside the h5 ones: npz, or pt as VirNucPro's _ESM.pt.",
+            help="Format of feature files beside the h5 ones: npz, or pt as VirNucPro's _ESM.pt "
+            "and _DNABERT_S.pt.",
             rich_help_panel=FILES,
         ),
     ] = "h5"
@@ -511,6 +524,7 @@ class EvaluatedOptions:
         ),
     ] = 3
     seed: Annotated[int, _count("Seed of the fragments and of the intervals.", SAMPLES, min=0)] = 0
+    genetic_code: GeneticCode = 11
     held_out_only: Annotated[
         bool,
         typer.Option(
@@ -539,6 +553,7 @@ class EvaluateOptions(EngineOptions, FolderOptions, EvaluatedOptions):
             show_default=False,
         ),
     ] = None
+    region_model: RegionModel = None
     genes: Annotated[
         Path | None,
         typer.Option(
@@ -548,7 +563,9 @@ class EvaluateOptions(EngineOptions, FolderOptions, EvaluatedOptions):
             show_default=False,
         ),
     ] = None
-    model: Annotated[str | None, _model(EMBEDDED)] = EMBEDDED
+    model: Annotated[
+        str | None, _model("none: the scorer is evaluated; esm2_virnucpro with --head")
+    ] = None
     head: Head = None
 
 
@@ -697,10 +714,11 @@ class LoopOptions:
         float, typer.Option(metavar="RATE", help="Weight decay of AdamW.", rich_help_panel=LOOP)
     ] = 0.01
     class_weights: Annotated[
-        Literal["auto", "none"],
+        Literal["auto", "recipe", "none"],
         typer.Option(
             help="Weights of frames. auto: equal for both labels; per group the square root of its "
-            "number of frames; none: those of the manifest.",
+            "number of frames; recipe: groups nearly evenly, both labels equal at each GC, as the "
+            "scorer was trained; none: those of the manifest.",
             rich_help_panel=LOOP,
         ),
     ] = "auto"
@@ -885,6 +903,7 @@ class RegionsOptions:
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", help="Run folder of a finished `virnucpro predict`.")
     ]
+    region_model: RegionModel = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,14 +12,17 @@ from virnucpro.options import ConsoleOptions, EvaluateOptions
 
 @command(EvaluateOptions, ConsoleOptions)
 def evaluate(options: EvaluateOptions, console: ConsoleOptions) -> None:
-    """Measure a head on labelled sequences that it was not trained on.
+    """Measure the scorer, or a head, on labelled sequences that it was not trained on.
 
-    Fragments of each length, the whole records and their chunks are scored as predict scores
-    them, in the run folder DIR/run. evaluation.tsv, .json, .pdf and .png tell AUROC (with
-    intervals over groups), AUPRC, accuracy, precision, recall, F1 and false positives at the
-    head's threshold, recall at 1 % false positives, and calibration; overall and by kingdom.
+    Fragments of each length and the whole records are called as predict calls them, in the run
+    folder DIR/run. evaluation.tsv, .json, .pdf and .png tell AUROC (with intervals over groups),
+    AUPRC, accuracy, precision, recall, F1 and false positives of the calls, precision where 1, 5
+    and 20 % are viral, recall at 1 % false positives, and calibration; overall and by kingdom, of
+    all fragments and of those with a score.
 
-    Example: virnucpro evaluate --data manifest.tsv --split split.tsv --output-dir evaluation/
+    The scorer: virnucpro evaluate --data manifest.tsv --output-dir evaluation/
+
+    A head: virnucpro evaluate --data manifest.tsv --split split.tsv --output-dir evaluation/
     --model esm2_t12_35M_UR50D --head head.safetensors
 
     Known prophages beside the regions that predict finds, in regions_evaluation.tsv: precision and
@@ -38,11 +41,13 @@ def evaluate(options: EvaluateOptions, console: ConsoleOptions) -> None:
                 from virnucpro.evaluation.figure import write_figure
             from virnucpro.evaluation import story
             from virnucpro.evaluation.report import summary_lines, write_report
+            from virnucpro.report.evaluation import write_evaluation_page
 
         with watched(console) as events:
             evaluation = story.evaluate(options, events)
             write_report(evaluation)
             write_figure(evaluation)
+            write_evaluation_page(options.output_dir)
     with exits():
         report(summary_lines(evaluation), console.quiet)
 

@@ -10,7 +10,6 @@ import math
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -84,20 +83,6 @@ class Found(NamedTuple):
     @property
     def letters(self) -> str:
         return "residues" if self.is_protein else "bases"
-
-
-def report_run(folder: Path) -> Path:
-    """Write the page of a run that nobody is working on. -> its file
-
-    Raises:
-        OutputError: another run is using the folder.
-        VirnucproError: as ``write_run_page``.
-    """
-    rundir = RunDir(folder)
-    read_facts(rundir.manifest)  # else the lock would make a folder
-    with rundir.locked():
-        write_run_page(rundir)
-    return rundir.report
 
 
 def write_run_page(rundir: RunDir) -> None:
@@ -477,8 +462,8 @@ def _charts_of(number: int, start: Start) -> list[Chart]:
     speed, memory = [], []
     for name, device in devices:
         times = [round(width * (i + 0.5), 3) for i in range(len(device.tokens))]
-        # the last bin has not gone by
-        lasts = [min(width, max(1e-3, start.seconds - width * i)) for i in range(len(times))]
+        # the last bin has not gone by; a short rest of one says little, so it counts as half of one
+        lasts = [min(width, max(width / 2, start.seconds - width * i)) for i in range(len(times))]
         rates = [n / last for n, last in zip(device.tokens, lasts, strict=True)]
         speed.append((name, times, [round(rate, 1) for rate in rates]))
         memory.append((name, times, [round(n / _GIB, 3) if n else None for n in device.memory]))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from math import exp, isfinite
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,10 @@ VIEWS = {"shares": SHARES, "ratios": RATIOS}
 N_LAYERS = 3
 FARTHEST = 6.0  # deviations from the mean; what is farther is taken for this
 
+_DIGESTS = ("trained_records", "trained_groups")
+
 Values = NDArray[np.float64]
+Digests = NDArray[np.uint64]
 Weights = NDArray[np.float32]
 Layer = tuple[Weights, Weights]  # weights (n_nets, out, in), biases (n_nets, out)
 
@@ -168,13 +171,18 @@ class ErrorRates:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scorer:
-    """Everything that a score is made with. Knots and error rates rise in length."""
+    """Everything that a score is made with. Knots and error rates rise in length.
+
+    The digests are of the sequences and the groups of the records that it was trained on.
+    """
 
     pieces: tuple[PieceNets, ...]
     knots: tuple[Knot, ...]
     training: str  # how it was trained, in a sentence
     error_rates: tuple[ErrorRates, ...]
     sha256: str = ""
+    trained_records: Digests = field(default_factory=lambda: np.empty(0, dtype=np.uint64))
+    trained_groups: Digests = field(default_factory=lambda: np.empty(0, dtype=np.uint64))
 
     def __post_init__(self) -> None:
         for at in (self.knots, self.error_rates):
@@ -293,6 +301,7 @@ def load_scorer(path: Path) -> Scorer:
             training=str(facts["training"]),
             error_rates=tuple(ErrorRates.of(rates) for rates in facts["error_rates"]),
             sha256=sha256(path),
+            **{name: tensors[name] for name in _DIGESTS if name in tensors},
         )
     except (OSError, SafetensorError, LookupError, ValueError, TypeError, AttributeError) as error:
         raise UnavailableError(
@@ -326,7 +335,7 @@ def _piece_nets(facts: Mapping[str, Any], tensors: Mapping[str, Weights]) -> Pie
 
 def save_scorer(path: Path, scorer: Scorer) -> None:
     """Write a scorer, but for the hash of its file; the same bytes for the same scorer."""
-    tensors: dict[str, Weights] = {}
+    tensors: dict[str, Weights | Digests] = {}
     for nets in scorer.pieces:
         tensors[f"{nets.size}.mean"] = nets.mean
         tensors[f"{nets.size}.deviation"] = nets.deviation
@@ -334,6 +343,7 @@ def save_scorer(path: Path, scorer: Scorer) -> None:
             for i, (weight, bias) in enumerate(of_view.layers):
                 tensors[f"{nets.size}.{view}.{i}.weight"] = weight
                 tensors[f"{nets.size}.{view}.{i}.bias"] = bias
+    tensors |= {name: getattr(scorer, name) for name in _DIGESTS}
     facts = {
         "format": FORMAT,
         "pieces": [

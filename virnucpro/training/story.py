@@ -35,6 +35,7 @@ from virnucpro.labelled.store import Frames
 from virnucpro.log import announce, printable
 from virnucpro.options import ExtractOptions, TrainOptions, carry
 from virnucpro.pipeline import OnEvent, extract
+from virnucpro.report.training import write_training_page
 from virnucpro.run.folder import RunDir
 from virnucpro.training.board import board
 from virnucpro.training.clock import Clock, profile_lines, speed_lines
@@ -57,8 +58,10 @@ from virnucpro.training.request import (
     resolve,
 )
 from virnucpro.training.results import Outcome, Scored
+from virnucpro.training.sampling import recipe_weights
 
 _MOST_FRAMES = 20_000  # that are scored after each epoch
+_WEIGHTS = {"auto": balanced_weights, "recipe": recipe_weights, "none": given_weights}
 
 
 def train(options: TrainOptions, on_event: OnEvent, started: Started | None = None) -> Training:
@@ -93,6 +96,7 @@ def _prepared(training: Training, choice: Choice, on_event: OnEvent) -> Iterator
         if training.has_stored_vectors:
             _extract(training, on_event)
         yield
+        write_training_page(training.output)
 
 
 def _extract(training: Training, on_event: OnEvent) -> None:
@@ -183,7 +187,7 @@ def _classify(
     dim = reader.width + train.vectors.width
     classifier = Classifier(dim, training.options.hidden, training.options.dropout)
     classifier.standardise(train.composition)
-    weigh = balanced_weights if settings.class_weights == "auto" else given_weights
+    weigh = _WEIGHTS[settings.class_weights]
     objective = FrameLabels(train, _some(held_out, settings.seed), weigh)
     if ranks.is_first:
         for line in _count_lines(train, objective.weights):

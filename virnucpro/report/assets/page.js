@@ -16,6 +16,7 @@
   if (table && data.columns) showTable(table, data);
   showCharts(data);
   document.documentElement.dataset.ready = "true";
+  performance.mark("ready");
 
   async function unpack(text) {
     if (!text || !("DecompressionStream" in window)) return null;
@@ -141,7 +142,9 @@
       below.style.height = `${(rows.length - end) * ROW}px`;
       const made = [];
       for (let place = start; place < end; place++) made.push(line(place));
+      const hadFocus = body.contains(document.activeElement);
       body.replaceChildren(first, ...made, last);
+      if (hadFocus) (body.querySelector("tr.active button") ?? scroller).focus({ preventScroll: true });
     }
 
     function line(place) {
