@@ -51,8 +51,6 @@ def find_regions(
         inputs = check_recorded(manifest.inputs)
         finder = embedded_finder(manifest.recipe.genetic_code, model=region_model)
         announce(f"regions: learned from {finder.model.training}")
-        has_page = rundir.report.exists()
-        rundir.clear_report()
         n_regions = n_letters = 0
         total = sum(file.n_bytes for file in inputs)
         with ExitStack() as stack:
@@ -69,8 +67,6 @@ def find_regions(
                 n_letters += len(record.sequence)
                 on_event(Progress("looking for regions", n_letters, total, "letters"))
         _note_in_manifest(rundir, manifest, n_regions, region_model)
-        if has_page:
-            write_run_page(rundir)
         if rundir.report.exists():
             write_run_page(rundir)
         announce(f"virus-like regions: {n_regions}")
