@@ -187,7 +187,7 @@ def _score_pieces(
         block = slice(first, first + n_at_once)
         low, high = place[block][0], place[block][-1] + n_bases[block][-1]
         pieces = Pieces.of(digits[low:high], place[block] - low, n_bases[block])
-        values[block] = nets.log_odds(piece_features(pieces, code))
+        values[block] = nets.log_odds(piece_features(pieces, nets.words, code))
         is_blank = (pieces.digits[:, 0] == UNKNOWN).all(axis=1)
         values[block][is_blank] = np.nan
     return values
