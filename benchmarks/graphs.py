@@ -1,4 +1,4 @@
-"""Fewer launches of kernels, which no run uses: compiled layers and CUDA graphs.
+"""Fewer kernels, which no run uses yet: compiled layers and CUDA graphs.
 
 A CUDA graph is a forward pass recorded once and replayed, for models that launches hold back. It
 has one shape: every batch is laid into the same buffers of ``n_tokens``; what is left over is
@@ -7,7 +7,7 @@ filled with proteins of ``<pad>`` that nobody looks at.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 
@@ -16,12 +16,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from virnucpro.bench.comparison import Comparison, EncoderRow, compare
-from virnucpro.bench.encoder import OURS, Encoder, Setting, Way, load_ours
-from virnucpro.bench.layouts import layouts
-from virnucpro.config import Precision
+from virnucpro.bench.encoder import Encoder, Setting, load_ours
 from virnucpro.encoders.esm2.alphabet import PAD
-from virnucpro.encoders.esm2.attention import choose_kernel, flash_attention
+from virnucpro.encoders.esm2.attention import attend_varlen, flash_attention
 from virnucpro.encoders.esm2.model import ESM2, Layer, mean_pool
 from virnucpro.encoders.esm2.packing import PackedBatch, StagedBatch
 
@@ -31,42 +28,9 @@ _TOKENS_PER_PROTEIN = 16  # on average, at the least
 _N_WARM_UP = 3
 
 
-def compare_launches(
-    setting: Setting, model: str, profile: str, proteins: Sequence[str], repeats: int
-) -> Iterator[EncoderRow]:
-    """One row for the model as a run has it, one with compiled layers, one with CUDA graphs."""
-    comparison = Comparison(
-        model=model,
-        shape=setting.shape,
-        profile=profile,
-        proteins=proteins,
-        repeats=repeats,
-        limits={},
-    )
-    loads = {"as in a run": load_plain, "compiled": load_compiled, "graphs": load_graphed}
-    precision: Precision = "bf16"
-    ways = [Way(OURS, precision, name, load) for name, load in loads.items()]
-    with layouts(setting, 1, len(ways)) as places:
-        yield from compare(comparison, ways, places)
-
-
-def load_plain(setting: Setting) -> Encoder:
-    kernel = choose_kernel(torch.device(setting.device), torch.bfloat16)
-    return load_ours(setting, "bf16", kernel)
-
-
-def load_compiled(setting: Setting) -> Encoder:
-    """Load the model with compiled layers; the compiler runs before the clock does."""
-    encoder = load_plain(setting)
-    assert isinstance(encoder.model, ESM2)
-    compile_layers(encoder.model)
-    encoder.embed(["M" * 100])
-    return encoder
-
-
 def load_graphed(setting: Setting) -> Encoder:
     """Load the model to replay CUDA graphs."""
-    encoder = load_plain(setting)
+    encoder = load_ours(setting, "bf16", attend_varlen)
     assert isinstance(encoder.model, ESM2)
     graphed = GraphedESM2(encoder.model, setting.tokens_per_batch)
 

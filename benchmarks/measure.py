@@ -1,10 +1,10 @@
-"""Measure a part of VirNucPro, and print the figures as JSON. For developers; users have
-``virnucpro bench``.
+"""Measure a part of VirNucPro, and print the figures as JSON: a line for what was measured where,
+and a line for each row, as it comes. For developers; users have ``virnucpro bench``.
 
     python benchmarks/measure.py files --models 8M,35M
     python benchmarks/measure.py front-end
     python benchmarks/measure.py coordinator --workers 1,4,16,64
-    python benchmarks/measure.py graphs --models 8M          (needs a GPU)
+    python benchmarks/measure.py variants --models 650M,3B   (NVIDIA GPU with bf16)
     python benchmarks/measure.py poison
 """
 
@@ -16,7 +16,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -25,8 +25,8 @@ from tempfile import TemporaryDirectory
 from coordinator import CoordinatorRow, time_coordinator
 from file_to_file import FileRow, FileRun, time_extract
 from front_end import FrontEndRow, measure_front_end
-from graphs import compare_launches
 from poison import PoisonRow, measure_poison
+from variants import BudgetRow, KernelRow, compare_variants, profile_kernels, try_budgets
 
 from virnucpro.bench.comparison import EncoderRow
 from virnucpro.bench.encoder import Setting
@@ -36,8 +36,9 @@ from virnucpro.devices import choose_devices, choose_precision, choose_tokens, u
 from virnucpro.encoders.esm2.encoder import footprint_of
 from virnucpro.errors import VirnucproError
 
-Row = FileRow | FrontEndRow | CoordinatorRow | EncoderRow | PoisonRow
-_N_BATCHES = 15  # of a pass, on a GPU or on each core
+Row = FileRow | FrontEndRow | CoordinatorRow | EncoderRow | PoisonRow | KernelRow | BudgetRow
+_N_BATCHES = 15  # of a run, on a GPU or on each core
+_N_BATCHES_OF_VARIANTS = 3.9
 
 
 @contextmanager
@@ -75,12 +76,16 @@ def files(options: argparse.Namespace) -> Iterator[Row]:
             )
 
 
-def graphs(options: argparse.Namespace) -> Iterator[Row]:
+def variants(options: argparse.Namespace) -> Iterator[Row]:
     for model in options.models:
-        with made_up(model, "cuda", options.seed) as setting:
-            n_tokens = options.tokens or _N_BATCHES * setting.tokens_per_batch
-            proteins = make_proteins(options.profile, n_tokens, options.seed)
-            yield from compare_launches(setting, model, options.profile, proteins, options.repeats)
+        with made_up(model, options.device, options.seed) as setting:
+            n_tokens = options.tokens or _N_BATCHES_OF_VARIANTS * setting.tokens_per_batch
+            proteins = make_proteins(options.profile, int(n_tokens), options.seed)
+            rows = compare_variants(setting, model, options.profile, proteins, options.seconds)
+            yield next(rows)
+            yield profile_kernels(setting, model, options.profile, proteins)
+            yield from rows
+            yield from try_budgets(setting, model, options.budgets)
 
 
 def front_end(options: argparse.Namespace) -> Iterator[Row]:
@@ -109,18 +114,21 @@ def numbers(text: str) -> list[int]:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parts = parser.add_subparsers(required=True)
-    for name, measure in (("files", files), ("graphs", graphs)):
+    for name, measure in (("files", files), ("variants", variants)):
         part = parts.add_parser(name)
         part.set_defaults(measure=measure)
         part.add_argument("--models", type=model_names, default=["8M"])
         part.add_argument("--profile", choices=PROFILES, default="six-frame-500")
         part.add_argument("--tokens", type=int, help="tokens of one run or pass")
         part.add_argument("--seed", type=int, default=1)
+        part.add_argument("--device", choices=["auto", "cuda", "mps", "cpu"], default="auto")
         if measure is files:
-            part.add_argument("--device", choices=["auto", "cuda", "mps", "cpu"], default="auto")
             part.add_argument("--workers", type=int, default=usable_cores())
         else:
-            part.add_argument("--repeats", type=int, default=5)
+            part.add_argument("--seconds", type=float, default=3.0, help="seconds for each way")
+            part.add_argument(
+                "--budgets", type=numbers, default=[8192, 16384, 32768, 65536], help="tokens"
+            )
     part = parts.add_parser("front-end")
     part.set_defaults(measure=front_end)
     part.add_argument("--bases", type=int, default=4_000_000)
@@ -140,15 +148,20 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
-    report = {
+    facts = {
         "command": shlex.join(["benchmarks/measure.py", *(arguments or sys.argv[1:])]),
         "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "machine": describe_machine(),  # its load before anything is measured
         "versions": describe_versions(),
-        "rows": [asdict(row) for row in options.measure(options)],
     }
-    json.dump(report, sys.stdout, indent=1)
-    sys.stdout.write("\n")
+    _tell(facts)
+    for row in options.measure(options):
+        _tell(asdict(row))
+
+
+def _tell(content: Mapping[str, object]) -> None:
+    sys.stdout.write(json.dumps(content) + "\n")
+    sys.stdout.flush()  # what comes after it may be killed
 
 
 if __name__ == "__main__":

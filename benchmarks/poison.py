@@ -101,6 +101,6 @@ def configure(proteins: Path, folder: Path, n_workers: int) -> RunConfig:
             ),
         ),
         resources=Resources(devices=("cpu",) * n_workers, tokens_per_batch=4096),
-        checkpoint=checkpoint.path,
+        checkpoints=(checkpoint.path,),
         weights=(checkpoint.path,),
     )

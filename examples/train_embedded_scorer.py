@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import csv
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -31,6 +31,7 @@ import torch
 from numpy.typing import NDArray
 
 from virnucpro.evaluation.metrics import Samples, bootstrap, measure
+from virnucpro.labelled.digests import group_digest, record_digest
 from virnucpro.labelled.records import Labelled, read_manifest, read_records
 from virnucpro.scorer.features import GC, fragment_features
 from virnucpro.scorer.nets import (
@@ -179,14 +180,30 @@ def records_of(manifest: Path, split: Path, parts: list[str]) -> Iterator[Labell
 
 
 def train(manifest: Path, split: Path, out: Path, parts: list[str]) -> None:
-    collection = collect(records_of(manifest, split, parts))
+    digests: list[int] = []
+    collection = collect(noting(records_of(manifest, split, parts), digests))
     fold_of_group = group_folds(collection.records)
     fold_of_record = np.array([fold_of_group[record.group] for record in collection.records])
     counts = count_words(collection, fold_of_record)
     pieces = tuple(fit(Course(collection, fold_of_record, Words.of(counts)), N_SEEDS))
     knots, error_rates = calibrate(collection, fold_of_record, counts)
     training = f"{len(collection.records):,} records of {len(fold_of_group):,} groups"
-    save_scorer(out, Scorer(pieces, tuple(knots), training, tuple(error_rates)))
+    scorer = Scorer(
+        pieces,
+        tuple(knots),
+        training,
+        tuple(error_rates),
+        trained_records=np.unique(np.array(digests, dtype=np.uint64)),
+        trained_groups=np.unique(np.array([*map(group_digest, fold_of_group)], dtype=np.uint64)),
+    )
+    save_scorer(out, scorer)
+
+
+def noting(pairs: Iterable[Labelled], digests: list[int]) -> Iterator[Labelled]:
+    """The same records; their digests are added to the list."""
+    for labelled, record in pairs:
+        digests.append(record_digest(record.sequence))
+        yield labelled, record
 
 
 def measure_parts(manifest: Path, split: Path, scorer_file: Path, parts: list[str]) -> None:
@@ -242,8 +259,8 @@ def row_of(
     own, inside = samples.where(is_own), samples.where(is_inside)
     n_of_label = np.bincount(inside.is_virus, minlength=2)
     inside = replace(inside, weights=1 / n_of_label[inside.is_virus.astype(np.int64)])
-    figures = measure(inside, threshold)
-    interval = bootstrap(inside, threshold, seed=0)
+    figures = measure(inside, inside.scores >= threshold)
+    interval = bootstrap(inside, inside.scores >= threshold, seed=0)
     is_called = own.scores >= threshold
     cells = [name]
     for label in (True, False):

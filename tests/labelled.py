@@ -47,9 +47,9 @@ def write_labelled(folder: Path, n_groups: int = 6, per_group: int = 2) -> Path:
     return path
 
 
-def relabelled(folder: Path, codons_of: dict[str, str]) -> Path:
+def relabelled(folder: Path, codons_of: dict[str, str], n_groups: int = 16) -> Path:
     """Records whose bases are those of the label that ``codons_of`` says."""
-    path, rng = write_labelled(folder, n_groups=16, per_group=3), np.random.default_rng(8)
+    path, rng = write_labelled(folder, n_groups, per_group=3), np.random.default_rng(8)
     records = records_of(path)
     with (folder / "data.fa").open("w") as out:
         for record in records:

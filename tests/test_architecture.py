@@ -18,41 +18,43 @@ LAYERS = """
     errors log records files tensors processes config devices events
     sequences.fasta sequences.sheet sequences.inputs sequences.samples sequences.survey
     sequences.genetic_code sequences.translate sequences.composition sequences.screen
-    encoders.base encoders.published options
+    encoders.base encoders.published encoders.fetch options
     encoders.esm2.alphabet encoders.esm2.packing encoders.esm2.rotary_triton
     encoders.esm2.attention encoders.esm2.model encoders.esm2.weights
     encoders.esm2.converted encoders.esm2.encoder
     encoders.dnabert_s.tokenizer encoders.dnabert_s.model encoders.dnabert_s.weights
     encoders.dnabert_s.encoder
-    encoders.fair_esm encoders.models encoders.composition encoders.learned.readers
+    encoders.fair_esm encoders.models encoders.bundles encoders.composition encoders.learned.readers
     encoders.learned.file encoders.learned.encoder
     encoders.panel encoders.rounding encoders.check
     scorer.pieces scorer.stretches scorer.words scorer.features scorer.nets scorer.score
-    scoring.join scoring.head scoring.calls outputs.tables outputs.sinks
-    run.feature_file run.features run.lock run.work_log run.manifest run.folder run.shards run.dedup
-    run.plan
+    scoring.join scoring.head scoring.original_head scoring.calls outputs.tables outputs.sinks
+    run.feature_file run.features run.lock run.machine run.work_log run.manifest run.folder
+    run.shards run.dedup run.plan
     engine.recovery engine.batches engine.worker engine.executor engine.local
     resolve
-    scoring.batches scoring.chain scoring.landmarks scoring.regions scoring.pieces
-    outputs.summary outputs.features outputs.write run.intake pipeline work outputs.regions
+    scoring.batches scoring.contrast scoring.chain scoring.landmarks scoring.regions scoring.pieces
+    outputs.summary outputs.features outputs.write
+    citation report.counts report.facts report.charts report.page report.run
+    run.intake pipeline work outputs.regions
     outputs.compare api
-    run.status dashboard citation
+    run.status dashboard
     labelled.tables labelled.digests labelled.records labelled.split labelled.arrays
     labelled.frames labelled.store
-    evaluation.metrics evaluation.held_out evaluation.fragments evaluation.story
-    evaluation.report evaluation.figure
+    evaluation.metrics evaluation.regions evaluation.region_story
+    evaluation.held_out evaluation.fragments evaluation.story evaluation.report evaluation.figure
     training.settings training.masking training.networks
     training.ranks training.batches training.clock training.checkpoints training.loop
     training.objectives
-    training.sampling training.made training.scorer_words training.piece_nets training.scorer_folds
-    training.region_model
+    training.sampling training.made training.scorer_words training.piece_nets
+    training.scorer_folds training.region_model training.region_story
     training.board training.calibration training.export training.features
     training.joining training.runs training.gain
-    training.request training.results training.story training.config_file
+    training.request training.results training.story training.config_file cluster
     bench.synthetic bench.encoder bench.peers bench.layouts bench.limits bench.comparison
     bench.report bench.programme
-    cli.exits cli.command cli.running cli.predict cli.regions cli.train cli.evaluate
-    cli.work cli.bench cli.compare cli.inspect cli.models cli.cite
+    cli.exits cli.command cli.running cli.work cli.predict cli.regions cli.train cli.evaluate
+    cli.bench cli.compare cli.inspect cli.report cli.models cli.cite
     cli.main
 """
 ORDER = LAYERS.split()
@@ -187,15 +189,17 @@ def test_only_the_store_and_the_index_know_what_a_feature_file_looks_like() -> N
 DOORS = {
     "encoders": {
         "base": {"Encoder", "Model", "Pending", "Rows", "estimate_tokens", "load_encoder"},
+        "bundles": {"fetch_head", "import_files", "model_names"},
         "check": {"check", "report_lines"},
         "models": {
             *("describe_model", "describe_models", "import_model", "open_model", "verify_model"),
         },
-        "published": {"EMBEDDED", "PUBLISHED"},
+        "published": {"EMBEDDED", "NAMES"},
     },
     "engine": {
         "executor": {"Executor", "InlineExecutor", "NoExecutor"},
         "local": {"ProcessExecutor"},
+        "recovery": {"MAX_BLIND_LOSSES"},
         "worker": {"Job"},
     },
 }

@@ -24,9 +24,10 @@ from virnucpro.bench.peers import peer_ways
 from virnucpro.bench.programme import Programme, resolve, run
 from virnucpro.bench.report import Report, make_console
 from virnucpro.bench.synthetic import PROFILES, make_proteins, write_checkpoint
+from virnucpro.devices import Choice, Gpu
 from virnucpro.encoders.esm2.attention import attend_runs
 from virnucpro.encoders.esm2.model import DTYPES
-from virnucpro.errors import UsageError
+from virnucpro.errors import UnavailableError, UsageError
 from virnucpro.options import BenchOptions
 
 ESCAPE = "\x1b"
@@ -131,7 +132,7 @@ def test_all_ways_are_right_beyond_the_positions_that_bf16_can_count(setting):
     assert max(map(len, proteins)) > 900
     ways = [*peer_ways(setting, has_bf16=True), *our_ways(("fp32", "bf16"), setting)]
     with layouts(setting, 1, len(ways)) as places:
-        rows = compare(comparison(proteins=proteins, repeats=1), ways, places)
+        rows = list(compare(comparison(proteins=proteins, repeats=1), ways, places))
     for row in rows:
         assert row.largest_error <= tolerance(TINY.n_layers, DTYPES[row.precision]), row
 
@@ -168,7 +169,8 @@ def test_tables_are_plain_text_in_a_pipe_whatever_a_reason_holds(report, setting
 
 def replace_rows(report: Report, rows: list) -> Report:
     other = Report([], 0, None)
-    other.rows = rows
+    for row in rows:
+        other.add(row)
     return other
 
 
@@ -225,7 +227,7 @@ def test_vectors_that_are_not_finite_are_no_figure(setting):
 def test_a_way_that_raises_gives_a_row_with_the_reason_and_the_others_still_run(setting):
     ways = [FAILING, *our_ways(("fp32",), setting), FULL]
     with layouts(setting, 2, len(ways)) as places:
-        rows = compare(comparison(), ways, places)
+        rows = list(compare(comparison(), ways, places))
     assert [bool(row.reason) for row in rows] == [True, True, False, False, True, True]
     assert all("no kernel image" in row.reason for row in rows[:2])
     assert all("out of memory" in row.reason for row in rows[4:])
@@ -258,7 +260,7 @@ def test_weights_that_find_no_room_are_a_row_and_not_the_end(programme, monkeypa
 
 
 def test_unknown_names_are_refused_before_anything_is_measured():
-    for name in ("models", "profiles", "parts"):
+    for name in ("models", "profiles", "parts", "precisions"):
         with pytest.raises(UsageError, match=f"--{name}: 'nonsense' is unknown"):
             resolve(replace(QUICK, **{name: "nonsense"}))
 
@@ -281,6 +283,43 @@ def test_processes_that_the_memory_does_not_hold_are_not_started(setting):
         (row,) = compare(comparison(), ways, [many])
     assert "1000000 processes would need" in row.reason
     assert not our_processes()
+
+
+def test_on_a_gpu_one_model_is_loaded_at_a_time_and_every_row_comes_when_it_is_measured(setting):
+    """The second and the third kind of row are ours; the reference is in between."""
+    ours, reference = our_ways(("fp32",), setting), peer_ways(setting, has_bf16=False)
+    n_loaded, report = [], Report([], 0, None)
+    with layouts(setting, 1, 3) as (one,):
+        broken_one = replace(FAILING, program="virnucpro")
+        ways = [*ours, broken_one, *reference, replace(ours[0], how="once more")]
+        for row in compare(comparison(one_by_one=True, repeats=1), ways, [one]):
+            n_loaded.append(len(one.encoders))
+            report.add(row)
+    assert n_loaded == [1, 0, 1, 1, 0, 0], "four rows, and twice what came before the reference"
+    assert [row.how for row in report.rows] == [way.how for way in ways]
+    first, broken, exact, last = report.rows
+    assert exact.ratio == 1 and broken.reason and first.ratio and last.ratio
+    assert first.largest_error == pytest.approx(last.largest_error)
+
+
+def test_a_repeat_fills_its_least_time(setting):
+    slow = comparison(repeats=2, least_seconds=0.2)
+    with layouts(setting, 1, 1) as places:
+        (row,) = compare(slow, our_ways(("fp32",), setting), places)
+    assert len(row.seconds) == 2 and max(row.seconds) < 0.2, "per pass"
+    assert sum(row.cpu_seconds) < 0.4
+
+
+def test_precisions_are_those_asked_for_and_on_a_gpu_not_float32(monkeypatch):
+    gpu = Gpu(0, "GPU-a", "NVIDIA H200", 140 << 30, 139 << 30, (9, 0))
+    choice = Choice(("cuda:0",), ("H200",), has_bf16=True, memory=139 << 30, gpus=(gpu,))
+    monkeypatch.setattr("virnucpro.bench.programme.choose_devices", lambda *_: choice)
+    assert resolve(BenchOptions()).precisions == ("bf16", "fp16")
+    assert resolve(BenchOptions(precisions="bf16,fp32")).precisions == ("bf16", "fp32")
+    assert resolve(BenchOptions()).least_seconds == 5
+    monkeypatch.undo()
+    with pytest.raises(UnavailableError, match="--precision fp16 is not for CPU"):
+        resolve(replace(QUICK, precisions="fp16"))
 
 
 def test_a_pass_that_takes_long_is_repeated_once(setting, monkeypatch):

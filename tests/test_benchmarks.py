@@ -10,11 +10,13 @@ from random import Random
 
 import front_end
 import pytest
+import variants
 from conftest import TINY
 from coordinator import time_coordinator
 from file_to_file import FileRun, time_extract
 from front_end import check_agreement, make_contigs, make_reads
 from runs import our_processes
+from variants import compare_variants, profile_kernels, try_budgets
 
 from virnucpro.bench.encoder import Setting
 from virnucpro.bench.synthetic import make_proteins, write_checkpoint
@@ -64,6 +66,22 @@ def test_the_coordinator_is_measured_with_workers_that_do_nothing_and_leaves_non
     assert not our_processes()
 
 
+def test_variants_that_do_not_run_here_say_why_and_the_others_are_measured(tmp_path, monkeypatch):
+    for name in list(variants.WAYS):  # compiling takes long
+        if "compiled" in name and "FlashAttention-3" not in name:
+            monkeypatch.delitem(variants.WAYS, name)
+    write_checkpoint(tmp_path / "tiny.pt", TINY, seed=3)
+    setting = Setting(tmp_path / "tiny.pt", TINY, "cpu", 600)
+    proteins = make_proteins("reads-150", 1000, seed=3)
+    rows = {row.how: row for row in compare_variants(setting, "tiny", "reads-150", proteins, 0.0)}
+    assert len(rows) == len(variants.WAYS) == 4
+    assert not rows["as in a run"].reason and rows["as in a run"].ratio == 1
+    assert rows["CUDA graphs"].reason and rows["compiled, FlashAttention-3"].reason
+    assert not profile_kernels(setting, "tiny", "reads-150", proteins).reason
+    small, large = try_budgets(setting, "tiny", [200, 1000])
+    assert small.n_other_bits == large.n_other_bits == 0, "on a CPU bits do not depend on the batch"
+
+
 @pytest.mark.parametrize(
     ("arguments", "facts"),
     [
@@ -80,7 +98,7 @@ def test_the_script_runs_from_any_folder_and_prints_json(tmp_path, arguments, fa
         [sys.executable, str(MEASURE), *arguments], capture_output=True, text=True, cwd=tmp_path
     )
     assert answer.returncode == 0, answer.stderr
-    report = json.loads(answer.stdout)
+    report, *rows = map(json.loads, answer.stdout.splitlines())
     assert report["machine"]["cores"] >= 1 and arguments[0] in report["command"]
     for name, value in facts:
-        assert value in [row[name] for row in report["rows"]]
+        assert value in [row[name] for row in rows]

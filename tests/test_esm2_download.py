@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import os
 import shutil
@@ -20,7 +21,7 @@ import torch
 from conftest import random_esm2
 from oracle import make_fair_esm, save_fair_esm
 
-from virnucpro.encoders import models as download
+from virnucpro.encoders import fetch
 from virnucpro.encoders.esm2.model import ESM2Shape
 from virnucpro.encoders.esm2.weights import inspect_checkpoint, save_esm2
 from virnucpro.encoders.models import (
@@ -35,9 +36,10 @@ from virnucpro.encoders.models import (
     verify_model,
 )
 from virnucpro.encoders.published import BASE_URL, EMBEDDED, PUBLISHED, Published
-from virnucpro.errors import OutputError, UnavailableError, UsageError
+from virnucpro.errors import OutputError, StorageError, UnavailableError, UsageError
 
 NAME = "esm2_t6_8M_UR50D"
+PARTIAL = f".{NAME}.pt.part"
 SHAPE = ESM2Shape(n_layers=2, dim=160, n_heads=4)  # more than one block of the download
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
@@ -147,14 +149,16 @@ def files() -> list[str]:
     return [path.name for path in hub_folder().iterdir()]
 
 
-def refusal(base_url: str) -> UnavailableError:
-    """The error, which names the address and the folder; nothing lies in the folder."""
+def refusal(base_url: str, kept: int = 0) -> UnavailableError:
+    """The error, which names the address and the folder; no model lies in the folder, and only what
+    came before the connection was lost, so many bytes."""
     with pytest.raises(UnavailableError) as caught:
         find_checkpoint(NAME, base_url=base_url)
     said = f"{caught.value}\n{caught.value.hint}"
     assert f"{base_url}/{NAME}.pt" in said
     assert str(hub_folder()) in said
-    assert files() == []
+    assert files() == ([PARTIAL] if kept else [])
+    assert not kept or (hub_folder() / PARTIAL).stat().st_size == kept
     return caught.value
 
 
@@ -265,12 +269,15 @@ def test_a_name_that_is_nearly_right_brings_the_right_one(by_file, given, meant)
 
 def test_an_answer_that_ends_early_is_refused(checkpoint):
     with serving(part(checkpoint, 2_000_000)) as (base_url, _):
-        assert f"after 2000000 of {len(checkpoint)} bytes" in str(refusal(base_url))
+        assert f"after 2000000 of {len(checkpoint)} bytes" in str(refusal(base_url, 2_000_000))
 
 
 def test_chunks_that_end_early_are_refused(checkpoint):
     with serving(in_chunks(checkpoint, to_the_end=False)) as (base_url, _):
-        refusal(base_url)
+        refusal(base_url, kept=len(checkpoint))
+    with serving(whole(checkpoint)) as (base_url, asked):
+        assert find_checkpoint(NAME, base_url=base_url).path.read_bytes() == checkpoint
+    assert not asked, "it was all there"
 
 
 def test_an_address_where_nothing_lies_is_refused():
@@ -351,7 +358,7 @@ def test_an_answer_without_end_is_refused(checkpoint, publish, is_recorded):
 
 def test_an_answer_that_trickles_is_not_waited_for(checkpoint, monkeypatch):
     """Each byte comes well within the time that a silent connection is given."""
-    monkeypatch.setattr(download, "_TIMEOUT", 1.0)
+    monkeypatch.setattr(fetch, "_TIMEOUT", 1.0)
 
     def trickling(request: BaseHTTPRequestHandler) -> None:
         request.send_response(200)
@@ -362,8 +369,8 @@ def test_an_answer_that_trickles_is_not_waited_for(checkpoint, monkeypatch):
                 request.wfile.write(checkpoint[place : place + 1])
                 time.sleep(0.05)
 
-    with serving(trickling) as (base_url, _):
-        assert "too slow" in str(refusal(base_url))
+    with serving(trickling) as (base_url, _), pytest.raises(UnavailableError, match="too slow"):
+        find_checkpoint(NAME, base_url=base_url)
 
 
 @pytest.mark.parametrize("how", ["longer", "other weights"])
@@ -388,13 +395,77 @@ def test_a_page_in_place_of_the_model_is_refused():
         refusal(base_url)
 
 
-def test_nothing_is_left_of_a_download_that_the_user_stops(checkpoint):
+def ranges(content: bytes, starts: list[str | None]) -> Answer:
+    """A server that sends the part that it is asked for; the range of each request is noted."""
+
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        wanted = request.headers["Range"]
+        starts.append(wanted)
+        first = int(wanted.removeprefix("bytes=").removesuffix("-")) if wanted else 0
+        request.send_response(206 if first else 200)
+        if first:
+            place = f"bytes {first}-{len(content) - 1}/{len(content)}"
+            request.send_header("Content-Range", place)
+        request.send_header("Content-Length", str(len(content) - first))
+        request.end_headers()
+        request.wfile.write(content[first:])
+
+    return answer
+
+
+def test_a_download_that_was_cut_off_goes_on_where_it_was(checkpoint):
     def stop(done: int, total: int) -> None:
         raise KeyboardInterrupt
 
     with serving(whole(checkpoint)) as (base_url, _), pytest.raises(KeyboardInterrupt):
         find_checkpoint(NAME, stop, base_url)
-    assert files() == []
+    n_bytes = (hub_folder() / PARTIAL).stat().st_size
+    assert files() == [PARTIAL] and 0 < n_bytes < len(checkpoint)
+    starts: list[str | None] = []
+    told: list[tuple[int, int]] = []
+    with serving(ranges(checkpoint, starts)) as (base_url, _):
+        found = find_checkpoint(NAME, lambda *counts: told.append(counts), base_url)
+    assert starts == [f"bytes={n_bytes}-"]
+    assert told[0][0] > n_bytes and told[-1] == (len(checkpoint), len(checkpoint))
+    assert found.path.read_bytes() == checkpoint and files() == [f"{NAME}.pt"]
+
+
+def test_a_server_that_knows_no_ranges_sends_all_of_it_again(checkpoint):
+    hub_folder().mkdir(parents=True)
+    (hub_folder() / PARTIAL).write_bytes(checkpoint[:1000])
+    with serving(whole(checkpoint)) as (base_url, _):
+        assert find_checkpoint(NAME, base_url=base_url).path.read_bytes() == checkpoint
+
+
+def test_a_wrong_beginning_is_not_kept(checkpoint):
+    """What lay there belongs to another file: it is refused, and the next attempt begins anew."""
+    hub_folder().mkdir(parents=True)
+    (hub_folder() / PARTIAL).write_bytes(bytes(1000))
+    with serving(ranges(checkpoint, [])) as (base_url, _):
+        refusal(base_url)
+        assert find_checkpoint(NAME, base_url=base_url).path.read_bytes() == checkpoint
+
+
+def test_a_file_that_another_process_fetches_is_left_to_it(checkpoint):
+    hub_folder().mkdir(parents=True)
+    with (hub_folder() / PARTIAL).open("ab") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with (
+            serving(whole(checkpoint)) as (base_url, asked),
+            pytest.raises(OutputError, match="another process fetches"),
+        ):
+            find_checkpoint(NAME, base_url=base_url)
+    assert not asked and files() == [PARTIAL]
+
+
+def test_room_on_the_disk_is_asked_for_before_a_byte_is_fetched(checkpoint, publish):
+    publish(n_bytes=10**18)
+    with (
+        serving(whole(checkpoint)) as (base_url, asked),
+        pytest.raises(StorageError, match="are to come") as caught,
+    ):
+        find_checkpoint(NAME, base_url=base_url)
+    assert not asked and not files() and "TORCH_HOME" in caught.value.hint
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

@@ -25,11 +25,13 @@ from virnucpro.engine.executor import InlineExecutor
 from virnucpro.errors import InputError, ResumeError, UsageError, VirnucproError
 from virnucpro.evaluation.figure import draw, write_figure
 from virnucpro.evaluation.fragments import Cutting, Fragment, cut, write_fragments
+from virnucpro.evaluation.held_out import HeldOut, memories
 from virnucpro.evaluation.report import summary_lines, write_report
-from virnucpro.evaluation.story import answer, read_kinds, understand
+from virnucpro.evaluation.story import Caller, answer, caller_of, evaluate, read_chunks, understand
 from virnucpro.labelled.digests import group_digest, record_digest
 from virnucpro.labelled.records import LabelledRecord
 from virnucpro.options import EvaluateOptions
+from virnucpro.scorer.nets import embedded_scorer, load_scorer, save_scorer
 from virnucpro.scoring.head import load_head, save_head
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.translate import chunk_record, translate_six_frames
@@ -65,7 +67,8 @@ def ask(tiny, make_config, manifest, tmp_path):
         given = {"data": manifest, "output_dir": tmp_path / "evaluation", **SAMPLES}
         question = understand(EvaluateOptions(**(given | changes)))
         config = make_config(output=question.run_folder, input_type="nucleotide", **(run or {}))
-        return answer(question, config, head, executor or InlineExecutor(), lambda _: None)
+        caller = caller_of(config, head)
+        return answer(question, config, caller, executor or InlineExecutor(), lambda _: None)
 
     return asked
 
@@ -154,7 +157,7 @@ def test_the_figures_of_records_are_those_of_the_table_of_the_run_by_id(ask, tmp
         scores = np.array([float(value or "nan") for value in text])
         scored = np.isfinite(scores)
         assert [predictions[name]["status"] == "scored" for name in chosen] == scored.tolist()
-        called = scores >= evaluation.head.facts.threshold
+        called = scores >= evaluation.caller.head.facts.threshold
         assert int(row["n"]) == len(chosen) and int(row["n_virus"]) == labels.sum()
         assert float(row["no_orf"]) == pytest.approx(1 - scored.mean(), abs=5e-7)
         # six decimals are written
@@ -222,7 +225,7 @@ def test_the_report_holds_no_number_that_is_none(ask, tmp_path):
     write_report(evaluation)
     stored = json.loads((tmp_path / "evaluation" / "evaluation.json").read_text())
     assert len(stored["rows"]) == len(evaluation.rows)
-    assert stored["head"]["threshold"] == evaluation.head.facts.threshold
+    assert stored["head"]["threshold"] == evaluation.caller.head.facts.threshold
     assert "nan" not in (tmp_path / "evaluation" / "evaluation.tsv").read_text().lower()
     assert any("records, 150" in line for line in summary_lines(evaluation))
 
@@ -268,6 +271,38 @@ def test_only_the_part_of_the_split_that_is_asked_for_is_scored(ask, manifest, t
     assert {record.group for record in ask(split=split).held_out.records} == expected
     with pytest.raises(UsageError, match="--part without --split"):
         ask(part="test")
+
+
+def test_without_a_model_the_scorer_is_measured_as_it_calls(manifest, tmp_path):
+    asked = {"data": manifest, "output_dir": tmp_path / "evaluation", **SAMPLES, "device": "cpu"}
+    evaluation = evaluate(EvaluateOptions(**asked), lambda _: None)
+    write_report(evaluation)
+    folder = tmp_path / "evaluation"
+    of = records_by_fragment(folder)
+    calls = rows_of(folder / "run" / "predictions.tsv")
+    for row in evaluation.rows:
+        assert row.unit == "record"
+        if row.subset == "all":
+            own = [call for call in calls if of[call["record"]]["length"] == row.length]
+            labels = np.array([of[call["record"]]["label"] == "virus" for call in own])
+            called = np.array([call["call"] == "virus" for call in own])
+            assert row.no_orf_as_0.recall == pytest.approx(called[labels].mean())
+            assert row.no_orf_as_0.false_positives == pytest.approx(called[~labels].mean())
+    assert {row.length for row in evaluation.rows} == {"150", "400", "whole"}
+    stored = json.loads((folder / "evaluation.json").read_text())
+    assert stored["head"] is None and stored["scorer"]["sha256"] == evaluation.caller.scorer.sha256
+    assert "preset default" in stored["cut"]
+    assert stored["roc"][0]["true_positives"][-1] == 1.0
+    write_figure(evaluation)
+
+
+def test_the_scorer_remembers_what_it_was_trained_on(manifest, tmp_path):
+    records = records_of(manifest)
+    scorer = trained_on(load_scorer(embedded_scorer()), groups=[records[0].group])
+    save_scorer(tmp_path / "scorer.safetensors", scorer)
+    caller = Caller(None, load_scorer(tmp_path / "scorer.safetensors"))
+    with pytest.raises(InputError, match="the scorer was trained on 2 of 24 records"):
+        list(HeldOut(memories(None, caller.scorer), "refuse").select(pairs_of(manifest)))
 
 
 # Held-out data
@@ -387,7 +422,7 @@ def test_where_something_could_not_be_scored_there_are_no_figures(ask, tmp_path)
     assert ask(run={"resume": True}).rows
 
 
-def test_a_table_that_lost_a_frame_since_is_not_measured(ask, manifest, tmp_path):
+def test_a_table_that_lost_a_frame_since_is_not_measured(ask, make_config, manifest, tmp_path):
     evaluation = ask()
     table = tmp_path / "evaluation" / "run" / "prediction_results.txt"
     table.write_text("".join(table.read_text().splitlines(keepends=True)[:-1]))
@@ -395,8 +430,8 @@ def test_a_table_that_lost_a_frame_since_is_not_measured(ask, manifest, tmp_path
         pairs_of(manifest), CUTTING, tmp_path / "again.fa", tmp_path / "again.tsv"
     )
     with pytest.raises(VirnucproError, match=r"the frame .* has no score"):
-        facts = evaluation.head.facts
-        list(read_kinds(evaluation.question, fragments, evaluation.held_out, 300, facts))
+        recipe, facts = make_config().recipe, evaluation.caller.head.facts
+        read_chunks(evaluation.question, fragments, evaluation.held_out, recipe, facts)
 
 
 # The command
@@ -408,7 +443,7 @@ def test_the_command_evaluates_resumes_and_tells_mistakes(tiny, manifest, tmp_pa
     command = ("evaluate", "--data", manifest, "-o", out, *model, "--lengths", "150,400", "--quiet")
     answer = virnucpro(*command)
     assert answer.returncode == 0, answer.stderr
-    assert "AUROC (95 % interval)" in answer.stdout and "recall at 1 %" in answer.stdout
+    assert "AUROC of all (95 % interval)" in answer.stdout and "precision at 5 %" in answer.stdout
     files = {path.name for path in out.iterdir()}
     assert files == {"fragments.fa", "fragments.tsv", "run"} | {
         f"evaluation.{ending}" for ending in ("tsv", "json", "pdf", "png")

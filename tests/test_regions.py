@@ -40,6 +40,7 @@ from virnucpro.scoring.chain import (
     region_model_text,
     viterbi,
 )
+from virnucpro.scoring.contrast import Hosts, Items, contrast
 from virnucpro.scoring.landmarks import host_peptides
 from virnucpro.scoring.regions import (
     SHORTEST_RECORD,
@@ -47,7 +48,7 @@ from virnucpro.scoring.regions import (
     embedded_finder,
     is_circular,
     move_ends,
-    regions_of_pieces,
+    regions_of_items,
 )
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.genetic_code import STANDARD
@@ -57,7 +58,12 @@ FILES = ("regions.tsv", "regions.bed", "regions.gff3", "regions.fasta", "tracks.
 MODEL = RegionModel(
     size=1000,
     step=500,
-    host_level=-3.0,
+    host=Hosts(
+        log_odds=-3.0, gc=0.5, slope=-10.0, shape=(5.0, 1.0, 2.0), deviation=(0.3, 0.3, 1.0)
+    ),
+    gc_weight=0.5,
+    shape_weight=1.5,
+    shape_bases=2_500,
     edges=(0.0, 2.0),
     log_ratios=(-1.0, 0.1, 1.0),
     host_bases=40_000.0,
@@ -107,10 +113,17 @@ def test_items_without_evidence_may_as_well_be_missing(chain):
     np.testing.assert_allclose(with_silent, posteriors(starts, evidence, MODEL), rtol=1e-9)
 
 
+def items_of(log_odds: np.ndarray, model: RegionModel = MODEL) -> Items:
+    """Pieces with these log-odds, all else being as in a host."""
+    starts = model.step * np.arange(len(log_odds))
+    gc = np.full(len(log_odds), model.host.gc)
+    return Items(starts, log_odds, gc, np.tile(model.host.shape, (len(log_odds), 1)))
+
+
 def regions_of(sequence, log_odds, model=MODEL, *, is_virus=False):
     """The regions of a sequence whose pieces have these log-odds."""
-    starts = model.step * np.arange(len(log_odds))
-    return regions_of_pieces(sequence, starts, log_odds, model, STANDARD, is_virus=is_virus)[0]
+    items = items_of(log_odds, model)
+    return regions_of_items(sequence, items, model, STANDARD, is_virus=is_virus)[0]
 
 
 log_odds_along = st.lists(
@@ -131,17 +144,48 @@ def test_regions_lie_within_the_record_and_apart(values, is_virus, seed):
     assert not is_virus or [region.kind for region in regions] == ["whole"]
 
 
-def test_the_level_of_the_host_does_not_matter():
+def test_the_level_of_a_long_host_hardly_matters():
     rng = np.random.default_rng(3)
-    log_odds = rng.normal(-4, 1.5, 400)
-    log_odds[150:200] += 6
-    sequence = random_dna(500 * 400 + 500, rng)
+    log_odds = rng.normal(-4, 1.5, 3000)
+    log_odds[1500:1550] += 6
+    sequence = random_dna(500 * 3000 + 500, rng)
     model = load_region_model(embedded_region_model())
-    found = [regions_of(sequence, log_odds + shift, model) for shift in (0, 3)]
-    assert found[0] == found[1]
-    assert len(found[0]) == 1
-    assert abs(found[0][0].start - 75_000) < 2_000
-    assert abs(found[0][0].end - 100_000) < 2_000
+    for shift in (0, 3):
+        [region] = regions_of(sequence, log_odds + shift, model)
+        assert abs(region.start - 750_000) < 2_000
+        assert abs(region.end - 775_000) < 2_000
+
+
+def test_a_short_record_that_is_viral_throughout_is_not_its_own_host():
+    rng = np.random.default_rng(6)
+    sequence = random_dna(40_000, rng)
+    model = load_region_model(embedded_region_model())
+    log_odds = rng.normal(model.host.log_odds + 5, 1.5, 79)
+    [region] = regions_of(sequence, log_odds, model)
+    assert region[:3] == (0, 40_000, "whole")
+    assert regions_of(sequence, log_odds - 5, model) == ()
+
+
+def test_what_gc_alone_explains_is_partly_taken_out():
+    rng = np.random.default_rng(7)
+    items = items_of(rng.normal(-3, 1, 4000))
+    gc = np.repeat(rng.uniform(0.3, 0.7, 200), 20)
+    items = replace(items, gc=gc, log_odds=items.log_odds - 12 * (gc - 0.5))
+    host = MODEL.host.at(items, is_virus=False)
+    assert host.slope == pytest.approx(-12, abs=1)
+    for weight in (0.0, 0.5, 1.0):
+        left = np.polyfit(gc, contrast(items, host, weight, 0.0, 1), 1)[0]
+        assert left == pytest.approx(-12 * (1 - weight), abs=1)
+
+
+def test_short_dense_genes_around_a_piece_speak_for_a_virus():
+    items = items_of(np.full(200, -3.0))
+    shape = items.shape.copy()
+    shape[100:110] += [-0.3, -0.3, 1.0]  # a standard deviation each
+    values = contrast(replace(items, shape=shape), MODEL.host, 0.0, 1.5, 5)
+    np.testing.assert_allclose(values[102:108], 1.5)
+    np.testing.assert_allclose(values[[99, 110]], 1.5 * 2 / 5)
+    np.testing.assert_allclose(np.delete(values, range(98, 112)), 0.0, atol=1e-12)
 
 
 def test_an_end_moves_to_an_open_stretch_but_not_past_the_middle_to_the_next_end():
@@ -257,14 +301,40 @@ def read_if_any(path: Path) -> list[FastaRecord]:
 # Runs
 
 
+# codons per thousand of E. coli K-12, rounded; the others count 3
+USUAL = {
+    **{"CTG": 52, "GCG": 33, "GGC": 29, "GAA": 39, "GAT": 32, "ATT": 30, "GTG": 26, "AAA": 33},
+    **{"ACC": 23, "CAG": 28, "CCG": 23, "CGC": 22, "CGT": 21, "TTT": 22, "TTC": 16, "ATC": 25},
+    **{"GGT": 24, "GCC": 25, "AAC": 21, "AAT": 17, "ATG": 27, "TAT": 16, "TAC": 12, "CAT": 13},
+    **{"AGC": 16, "GAC": 19, "GAG": 17, "TGG": 15, "GCA": 20, "GCT": 15, "GTT": 18, "GTC": 15},
+    **{"TCG": 9, "TCC": 9, "TCT": 8, "CAA": 15, "TTG": 13, "TTA": 13},
+}
+
+
+def host_dna(n_bases: int, rng: np.random.Generator) -> str:
+    """Genes of 300 codons as E. coli has them, on either strand; they look cellular."""
+    stops = ("TAA", "TAG", "TGA")
+    codons = [codon for codon in map("".join, product("ACGT", repeat=3)) if codon not in stops]
+    weights = np.array([USUAL.get(codon, 3) for codon in codons], dtype=np.float64)
+    n_genes = n_bases // 900
+    drawn = rng.choice(codons, (n_genes, 300), p=weights / weights.sum())
+    genes = []
+    for row in drawn:
+        gene = "ATG" + "".join(row) + "TAA"
+        if rng.random() < 0.5:
+            gene = gene[::-1].translate(str.maketrans("ACGT", "TGCA"))
+        genes.append(gene + "TTAGTTAACTAACTTAG" + random_dna(40, rng))
+    return "".join(genes)[:n_bases]
+
+
 @pytest.fixture(scope="module")
 def chromosomes() -> dict[str, str]:
-    """Random bases, which look cellular, and open ones, which look viral, within."""
+    """Genes of a host, and open bases, which look viral, within."""
     rng = np.random.default_rng(11)
-    host = random_dna(200_000, rng)
+    host = host_dna(200_000, rng)
     return {
         "lysogen": host[:90_000] + open_dna(30_000, rng) + host[90_000:],
-        "host": random_dna(60_000, rng),
+        "host": host_dna(60_000, rng),
         "short": open_dna(SHORTEST_RECORD - 1, rng),
     }
 
@@ -347,7 +417,7 @@ def test_tracks_hold_the_pieces_of_every_record_that_was_searched(tmp_path, chro
     finder = embedded_finder(11)
     for name in ("lysogen", "host"):
         bases = chromosomes[name]
-        pieces = score_windows(bases, finder.scorer, finder.model.size, finder.model.step)
+        pieces, _ = score_windows(bases, finder.scorer, finder.model.size, finder.model.step)
         of_record = [line[1:] for line in lines if line[0] == name]
         starts = [int(start) - 1 for start, _, _, _ in of_record]
         assert starts == pieces.start.tolist()

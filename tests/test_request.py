@@ -77,7 +77,7 @@ def embedded(tiny, tmp_path, monkeypatch) -> Path:
 def test_the_model_of_the_package_comes_with_its_head(options, embedded, tiny):
     config, head = resolve(options(command="predict", model="esm2_virnucpro"), lambda _: None)
     assert config.scorer is None
-    assert config.checkpoint == (embedded / "esm2_virnucpro").resolve()
+    assert config.checkpoints == ((embedded / "esm2_virnucpro").resolve(),)
     assert config.recipe.encoders[0].model == "esm2_virnucpro"
     assert config.recipe.encoders[0].sha256 == sha256(
         embedded / "esm2_virnucpro" / "model.safetensors"
@@ -227,7 +227,7 @@ def test_a_batch_size_of_auto_is_what_stands_without_one_and_a_number_is_taken(o
 
 def test_a_small_model_is_not_converted(options):
     config, _ = resolve(options(), lambda _: None)
-    assert config.weights == (config.checkpoint,)
+    assert config.weights == config.checkpoints
 
 
 def test_a_large_model_is_converted_once_and_gives_the_same_vectors(options, kept, monkeypatch):
@@ -235,13 +235,13 @@ def test_a_large_model_is_converted_once_and_gives_the_same_vectors(options, kep
     (made,) = kept.glob("*.safetensors")
     before = made.stat().st_mtime_ns
     second, _ = resolve(options("second"), lambda _: None)
-    assert first.weights == second.weights == (made.resolve(),) != (first.checkpoint,)
+    assert first.weights == second.weights == (made.resolve(),) != first.checkpoints
     assert made.stat().st_mtime_ns == before
     run(second, None, ProcessExecutor(second.resources.devices), lambda _: None)
 
     monkeypatch.setattr(esm2, "WORTH_CONVERTING", 1 << 40)
     plain, _ = resolve(options("plain"), lambda _: None)
-    assert plain.weights == (plain.checkpoint,)
+    assert plain.weights == plain.checkpoints
     run(plain, None, InlineExecutor(), lambda _: None)
     assert_same_vectors(vectors(second.output), vectors(plain.output))
 
@@ -257,5 +257,5 @@ def test_where_nothing_can_be_kept_the_run_goes_on_with_the_model_itself(options
     kept.write_text("a file where the folder would be")
     with caplog.at_level(logging.WARNING):
         config, _ = resolve(options(), lambda _: None)
-    assert config.weights == (config.checkpoint,)
+    assert config.weights == config.checkpoints
     assert "cannot be kept" in caplog.text

@@ -203,7 +203,7 @@ def finished(tmp_path_factory, tiny: Tiny, request) -> FinishedRun:
         options=ExtractOptions(input=(fasta,), output_dir=folder / "run"),
         recipe=replace(RECIPE, residues_per_shard=N_RESIDUES),
         resources=Resources(devices=("cpu",), tokens_per_batch=2048),
-        checkpoint=tiny.model,
+        checkpoints=(tiny.model,),
         weights=(tiny.model,),
     )
     rundir = RunDir(config.output)

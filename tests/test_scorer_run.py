@@ -273,7 +273,7 @@ def test_no_process_is_started_and_no_feature_is_written(tmp_path, monkeypatch):
     assert stored["state"] == "complete"
     assert stored["recipe"]["scorer_sha256"] == load_scorer(embedded_scorer()).sha256
     assert "scorer" in stored["announced"][0]
-    assert stored["checkpoint"].endswith("scorer.safetensors")
+    assert stored["checkpoints"][0].endswith("scorer.safetensors")
 
 
 def test_empty_input_leaves_tables_with_a_header_only(tmp_path):

@@ -171,7 +171,7 @@ def test_a_chunk_is_the_best_or_the_mean_of_its_own_frames():
 
 def calibration_error(scores: Values, is_virus: NDArray[np.bool_]) -> float:
     samples = Samples(scores, is_virus, np.arange(len(scores)), np.ones(len(scores)))
-    error = measure(samples, 0.5).calibration_error
+    error = measure(samples, scores >= 0.5).calibration_error
     assert error is not None
     return error
 

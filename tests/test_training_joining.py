@@ -12,6 +12,9 @@ from conftest import random_dna
 from labelled import options, relabelled, train_here
 
 from virnucpro.evaluation.metrics import auroc
+from virnucpro.labelled.digests import group_digest
+from virnucpro.labelled.split import read_split
+from virnucpro.labelled.store import Frames
 from virnucpro.records import FastaRecord
 from virnucpro.scorer.nets import embedded_scorer, load_scorer
 from virnucpro.scorer.score import score_sequences
@@ -30,6 +33,8 @@ from virnucpro.training.joining import (
     fit_knot,
     fold_log_odds,
 )
+from virnucpro.training.request import resolve
+from virnucpro.training.results import Outcome
 from virnucpro.training.runs import Runs, read_runs
 
 
@@ -236,3 +241,27 @@ def test_more_seeds_are_measured_and_the_head_is_that_of_the_first(tmp_path):
     assert join is not None and join.scorer_sha256 == load_scorer(embedded_scorer()).sha256
     train_here(options(data, tmp_path / "one", **asked, seeds=2, resume=True))
     assert rows(tmp_path / "one" / "gain.tsv") == gains
+
+
+def test_groups_that_the_scorer_was_trained_on_are_left_out_of_the_join(tmp_path):
+    data = relabelled(tmp_path, {"virus": "virus", "other": "other"}, n_groups=24)
+    train_here(options(data, tmp_path / "out", encoding="composition", epochs=1))
+    training, _ = resolve(
+        options(data, tmp_path / "out", encoding="composition", epochs=1), lambda _: None
+    )
+    frames, splits = Frames.open(training.frames), read_split(training.split)
+    groups = sorted(name for name, split in splits.items() if split == "validation")
+    of_label = [[g for g in groups if g.startswith(label)] for label in ("virus", "other")]
+    assert min(map(len, of_label)) >= 3
+    data_of = Fragments(
+        300,
+        np.zeros(len(groups)),
+        np.zeros(len(groups)),
+        np.array([name.startswith("virus") for name in groups]),
+        np.array([sorted(splits).index(name) for name in groups]),
+    )
+    scorer = load_scorer(embedded_scorer())
+    for known, n_left in (([], len(groups)), (groups[:1], len(groups) - 1), (groups, len(groups))):
+        digests = np.unique(np.array([group_digest(name) for name in known], dtype=np.uint64))
+        outcome = Outcome(training, frames, splits, replace(scorer, trained_groups=digests))
+        assert [len(part) for part in outcome._unseen("validation", [data_of])] == [n_left]

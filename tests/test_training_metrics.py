@@ -8,6 +8,7 @@ from sklearn import metrics as oracle
 
 from virnucpro.evaluation.metrics import (
     MEASURES,
+    Interval,
     Measures,
     Samples,
     bootstrap,
@@ -15,6 +16,14 @@ from virnucpro.evaluation.metrics import (
     reliability,
     roc_curve,
 )
+
+
+def measured(samples: Samples, threshold: float) -> Measures:
+    return measure(samples, samples.scores >= threshold)
+
+
+def resampled(samples: Samples, threshold: float, seed: int) -> Interval:
+    return bootstrap(samples, samples.scores >= threshold, seed)
 
 
 def make_samples(n: int, rng: np.random.Generator, decimals: int = 2, n_groups: int = 40):
@@ -39,7 +48,7 @@ def of(scores: list[float], labels: list[int], weights: list[float] | None = Non
 @pytest.mark.parametrize("seed", range(5))
 def test_the_figures_are_those_of_scikit_learn(seed: int) -> None:
     samples = make_samples(500, np.random.default_rng(seed))
-    found, threshold = measure(samples, 0.6), 0.6
+    found, threshold = measured(samples, 0.6), 0.6
     labels, scores, weights = samples.is_virus, samples.scores, samples.weights
     called = scores >= threshold
     false, true, thresholds = oracle.roc_curve(
@@ -80,7 +89,7 @@ def test_the_curve_is_that_of_scikit_learn() -> None:
 def test_a_weight_of_two_is_two_of_the_same() -> None:
     twice = of([0.9, 0.4, 0.4, 0.6, 0.1], [1, 1, 1, 0, 0])
     once = of([0.9, 0.4, 0.6, 0.1], [1, 1, 0, 0], [1, 2, 1, 1])
-    assert measure(once, 0.5) == measure(twice, 0.5)
+    assert measured(once, 0.5) == measured(twice, 0.5)
 
 
 def test_calibration_is_the_gap_between_promise_and_finding() -> None:
@@ -89,28 +98,54 @@ def test_calibration_is_the_gap_between_promise_and_finding() -> None:
     curve = reliability(samples)
     np.testing.assert_allclose(curve.mean_score, [0.11, 0.90])
     np.testing.assert_allclose(curve.share_of_viruses, [1 / 3, 1.0])
-    assert curve.weight.tolist() == [3, 1]
+    assert curve.n.tolist() == [3, 1]
     expected = (3 * (1 / 3 - 0.11) + 1 * 0.1) / 4
-    assert measure(samples, 0.5).calibration_error == pytest.approx(expected)
-    assert measure(of([1.0, 0.0], [1, 0]), 0.5).calibration_error == 0
+    assert measured(samples, 0.5).calibration_error == pytest.approx(expected)
+    assert measured(of([1.0, 0.0], [1, 0]), 0.5).calibration_error == 0
+
+
+def test_both_labels_weigh_the_same_in_the_calibration_as_scores_are_meant() -> None:
+    scores, labels = [0.2] * 4 + [0.8], [0, 0, 0, 0, 1]
+    one_each = of([0.2, 0.8], [0, 1])
+    assert measured(of(scores, labels), 0.5).calibration_error == pytest.approx(0.2)
+    assert measured(one_each, 0.5).calibration_error == pytest.approx(0.2)
+    assert reliability(of(scores, labels)).weight.tolist() == pytest.approx([0.5, 0.5])
+    mixed = of([0.8] * 3 + [0.8], [0, 0, 0, 1])  # half of 0.8 are viral when labels weigh the same
+    assert measured(mixed, 0.5).calibration_error == pytest.approx(0.3)
+
+
+def test_precision_is_told_for_samples_of_few_viruses() -> None:
+    # 3 of 4 viruses are called, and 1 of 5 others
+    samples = of([0.9] * 3 + [0.1] + [0.9] + [0.1] * 4, [1] * 4 + [0] * 5)
+    found = measured(samples, 0.5)
+    for name, share in (("1", 0.01), ("5", 0.05), ("20", 0.2)):
+        expected = share * 0.75 / (share * 0.75 + (1 - share) * 0.2)
+        assert getattr(found, f"precision_if_{name}_percent_viral") == pytest.approx(expected)
+    assert measured(samples, 1.0).precision_if_5_percent_viral is None
+
+
+def test_what_is_called_need_not_follow_one_threshold() -> None:
+    samples = of([0.9, 0.4, 0.8, 0.3], [1, 1, 0, 0])
+    found = measure(samples, np.array([False, True, False, True]))
+    assert (found.recall, found.false_positives, found.precision) == (0.5, 0.5, 0.5)
 
 
 def test_what_one_class_cannot_tell_is_not_made_up() -> None:
-    viruses = measure(of([0.9, 0.2], [1, 1]), 0.5)
+    viruses = measured(of([0.9, 0.2], [1, 1]), 0.5)
     assert viruses == Measures(recall=0.5)
-    assert measure(of([0.9, 0.2], [0, 0]), 0.5) == Measures(false_positives=0.5)
-    assert measure(of([], []), 0.5) == Measures()
-    assert bootstrap(of([0.9, 0.2], [1, 1]), 0.5, seed=1).low == Measures()
+    assert measured(of([0.9, 0.2], [0, 0]), 0.5) == Measures(false_positives=0.5)
+    assert measured(of([], []), 0.5) == Measures()
+    assert resampled(of([0.9, 0.2], [1, 1]), 0.5, seed=1).low == Measures()
 
 
 def test_where_nothing_is_called_there_is_no_precision() -> None:
-    found = measure(of([0.3, 0.2], [1, 0]), 0.5)
+    found = measured(of([0.3, 0.2], [1, 0]), 0.5)
     assert found.precision is None
     assert (found.recall, found.f1, found.accuracy) == (0, 0, 0.5)
 
 
 def test_no_threshold_stands_where_the_best_score_is_a_false_positive() -> None:
-    found = measure(of([0.3, 0.9, 0.3], [1, 0, 0]), 0.5)
+    found = measured(of([0.3, 0.9, 0.3], [1, 0, 0]), 0.5)
     assert (found.recall_at_1_percent, found.threshold_at_1_percent) == (0, None)
 
 
@@ -120,11 +155,11 @@ def test_an_interval_is_of_groups_and_not_of_their_pieces() -> None:
     one_each = Samples(few.scores, np.arange(40) % 2 == 0, np.arange(40), np.ones(40))
     many = Samples(*(np.repeat(v, 100) for v in (few.scores, one_each.is_virus, one_each.groups)),
                    np.ones(4000))  # fmt: skip
-    narrow, wide = bootstrap(one_each, 0.5, seed=1), bootstrap(many, 0.5, seed=1)
+    narrow, wide = resampled(one_each, 0.5, seed=1), resampled(many, 0.5, seed=1)
     assert narrow.low.auroc == pytest.approx(wide.low.auroc, abs=1e-12)
     assert narrow.high.auroc == pytest.approx(wide.high.auroc, abs=1e-12)
     single = Samples(many.scores, many.is_virus, np.arange(4000), many.weights)
-    as_pieces = bootstrap(single, 0.5, seed=1)
+    as_pieces = resampled(single, 0.5, seed=1)
     assert as_pieces.high.auroc - as_pieces.low.auroc < (wide.high.auroc - wide.low.auroc) / 3
 
 
@@ -138,11 +173,11 @@ def test_an_interval_holds_the_truth_about_as_often_as_it_says() -> None:
         logits = rng.normal(np.where(is_virus, 1.0, 0.0)) + shift
         return Samples(1 / (1 + np.exp(-logits)), is_virus, groups, np.ones(len(groups)))
 
-    truth = measure(draw(np.random.default_rng(0), 20_000, 1), 0.5).auroc
+    truth = measured(draw(np.random.default_rng(0), 20_000, 1), 0.5).auroc
     assert truth is not None
     hits = 0
     for seed in range(60):
-        interval = bootstrap(draw(np.random.default_rng(seed + 1), 80, 5), 0.5, seed)
+        interval = resampled(draw(np.random.default_rng(seed + 1), 80, 5), 0.5, seed)
         low, high = interval.low.auroc, interval.high.auroc
         assert low is not None and high is not None
         hits += low <= truth <= high
@@ -153,10 +188,10 @@ def test_an_interval_holds_the_truth_about_as_often_as_it_says() -> None:
 
 def test_a_seed_gives_the_same_interval_around_the_figure() -> None:
     samples = make_samples(400, np.random.default_rng(5))
-    one, other = bootstrap(samples, 0.5, seed=7), bootstrap(samples, 0.5, seed=7)
+    one, other = resampled(samples, 0.5, seed=7), resampled(samples, 0.5, seed=7)
     assert (one.low, one.high) == (other.low, other.high)
-    assert bootstrap(samples, 0.5, seed=8).low != one.low
-    value = measure(samples, 0.5)
+    assert resampled(samples, 0.5, seed=8).low != one.low
+    value = measured(samples, 0.5)
     assert one.low.calibration_error is None  # resamples lie above it
     for name in MEASURES[:-1]:
         assert getattr(one.low, name) <= getattr(value, name) <= getattr(one.high, name), name
@@ -164,6 +199,6 @@ def test_a_seed_gives_the_same_interval_around_the_figure() -> None:
 
 def test_a_group_of_both_labels_is_drawn_within_each() -> None:
     samples = Samples(np.linspace(0, 1, 12), np.arange(12) % 3 == 0, np.arange(12) % 4, np.ones(12))
-    assert bootstrap(samples, 0.5, seed=1).low.auroc is not None
+    assert resampled(samples, 0.5, seed=1).low.auroc is not None
     one_group = Samples(samples.scores, samples.is_virus, np.zeros(12, int), samples.weights)
-    assert bootstrap(one_group, 0.5, seed=1).low.auroc is None
+    assert resampled(one_group, 0.5, seed=1).low.auroc is None

@@ -81,6 +81,7 @@ def predict(
     Raises:
         VirnucproError: see ``errors``.
     """
+    options.setdefault("report", output_dir is not None)
     with ExitStack() as stack:
         folder = _start(stack, output_dir)
         parsed = _options(PredictOptions, sequences, folder, stack, options)
@@ -102,6 +103,7 @@ def embed(sequences: Sequences, model: str | Path | None = None, **options: obje
             hint="for nucleotides use `virnucpro extract` and read_features",
         )
     options["model"] = None if model is None else str(model)
+    options.setdefault("report", False)
     with ExitStack() as stack:
         folder = _start(stack, None)
         parsed = _options(ExtractOptions, sequences, folder, stack, options)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
@@ -123,6 +124,20 @@ class Footprint:
         """On a device."""
         least = 4 if precision == "fp32" else 0
         return round(max(least, self.bytes_per_parameter) * self.n_parameters)
+
+
+def join_footprints(footprints: Sequence[Footprint]) -> Footprint:
+    """The room for models that are loaded together, and are at work one after the other."""
+    n_parameters = sum(each.n_parameters for each in footprints)
+    weight_bytes = sum(each.weight_bytes("bf16") for each in footprints)
+    return Footprint(
+        n_parameters=n_parameters,
+        file_bytes=sum(each.file_bytes for each in footprints),
+        converted_bytes=sum(each.converted_bytes for each in footprints),
+        bytes_per_parameter=weight_bytes / max(n_parameters, 1),
+        bytes_per_token=max(each.bytes_per_token for each in footprints),
+        filling_tokens=min(each.filling_tokens for each in footprints),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -306,8 +306,8 @@ def choose_precision(request: str, choice: Choice) -> Precision:
             return "fp32"
         case "fp16" if choice.kind != "cpu":
             return "fp16"
-        case "bf16" if choice.has_bf16 or choice.kind == "cpu":
-            return "bf16"
+        case "bf16" | "bf16x2" if choice.has_bf16 or choice.kind == "cpu":
+            return request
     raise UnavailableError(
         f"--precision {request} is not for {choice.descriptions[0]}",
         hint="leave it out for the best that the device has",
@@ -339,14 +339,15 @@ def describe_needs(footprint: Footprint) -> list[str]:
     most, least = default_gpu_memory(footprint), gpu_memory(footprint, _FEWEST_TOKENS)
     converted = footprint.converted_bytes
     return [
-        f"disk        {_gb(footprint.file_bytes + converted)}"
-        + (f", of which {_gb(converted)} are for the converted model" if converted else ""),
-        f"GPU memory  {_gb(most)} for the default batches, {_gb(least)} at the least",
-        f"RAM         {_gb(footprint.weight_bytes('bf16') + _GIB // 2)} for a CPU worker",
+        f"disk        {as_size(footprint.file_bytes + converted)}"
+        + (f", of which {as_size(converted)} are for the converted model" if converted else ""),
+        f"GPU memory  {as_size(most)} for the default batches, {as_size(least)} at the least",
+        f"RAM         {as_size(footprint.weight_bytes('bf16') + _GIB // 2)} for a CPU worker",
     ]
 
 
-def _gb(n_bytes: int) -> str:
+def as_size(n_bytes: int) -> str:
+    """A number of bytes for people."""
     return f"{n_bytes / 1e9:.1f} GB" if n_bytes >= 1e9 else f"{n_bytes / 1e6:.0f} MB"
 
 

@@ -156,12 +156,17 @@ def atomic(path: Path) -> Iterator[Path]:
     try:
         with writing(path, temporary, path.parent):
             yield temporary
-            _sync(temporary)
-            temporary.replace(path)
-            _sync(path.parent)
+            put_in_place(temporary, path)
     finally:
         with suppress(OSError):  # it is swept away later
             temporary.unlink()
+
+
+def put_in_place(temporary: Path, path: Path) -> None:
+    """Replace ``path`` by its whole temporary sibling, synced to disk."""
+    _sync(temporary)
+    temporary.replace(path)
+    _sync(path.parent)
 
 
 def temporary_beside(path: Path) -> Path:

@@ -31,7 +31,10 @@ def printable(text: object) -> str:
 
 def escaped(text: object) -> str:
     """A whole text, without control characters."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(text))
+    text = str(text)
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def announce(message: str) -> None:

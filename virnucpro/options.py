@@ -28,7 +28,7 @@ import typer
 from typer.models import ArgumentInfo, ParameterInfo
 
 from virnucpro.config import Command, FeatureFormat, Pooling
-from virnucpro.encoders.published import EMBEDDED, PUBLISHED
+from virnucpro.encoders.published import EMBEDDED, NAMES
 from virnucpro.errors import UsageError
 from virnucpro.files import expanded
 from virnucpro.log import printable
@@ -46,14 +46,14 @@ _SHEET = "columns path, label (virus or other) and group"
 
 def complete_model(incomplete: str) -> list[str]:
     """The names of models that begin so."""
-    return [name for name in (EMBEDDED, *PUBLISHED) if name.startswith(incomplete)]
+    return [name for name in NAMES if name.startswith(incomplete)]
 
 
 def _model(default: str) -> Any:  # noqa: ANN401 - as typer has it
     return typer.Option(
         metavar="NAME|PATH",
-        help="Name of an ESM-2 (see `virnucpro models list`); or path, with a separator in it, of "
-        "a fair-esm .pt file or Hugging Face folder: ./model.pt.",
+        help="Name of a model or bundle (see `virnucpro models list`); or path, with a separator "
+        "in it, of a fair-esm .pt file or Hugging Face folder: ./model.pt.",
         rich_help_panel=MODEL,
         show_default=default,
         autocompletion=complete_model,
@@ -165,7 +165,8 @@ class ComputeOptions:
     precision: Annotated[
         Literal["auto", "bf16", "fp16", "fp32"],
         typer.Option(
-            help="Precision of matrix products; auto: bf16 where the device has it.",
+            help="Precision of matrix products; auto: bf16 where the device has it, fp16 on "
+            "older GPUs with tensor cores, else fp32.",
             rich_help_panel=DEVICES,
         ),
     ] = "auto"
@@ -231,9 +232,27 @@ class PlaceOptions:
         ),
     ] = False
 
+    executor: Annotated[
+        Literal["local", "parsl"],
+        typer.Option(
+            help="Executor of the shards: the devices of this machine, or nodes that Parsl asks a "
+            "scheduler for.",
+            rich_help_panel=CLUSTER,
+        ),
+    ] = "local"
+    executor_config: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="YAML file of Parsl's nodes: provider (local, slurm), max_blocks, walltime, ...",
+            rich_help_panel=CLUSTER,
+            show_default="one block on this machine",
+        ),
+    ] = None
+
     @property
     def embeds_here(self) -> bool:
-        return not (self.plan_only or self.no_embed)
+        return not (self.plan_only or self.no_embed) and self.executor == "local"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -380,6 +399,15 @@ class RunOptions(PlaceOptions, EngineOptions, ModelOptions, FolderOptions, Seque
 
     command: ClassVar[Command]
 
+    report: Annotated[
+        bool,
+        typer.Option(
+            "--report/--no-report",
+            help="The run on one page, DIR/report.html, which needs no network.",
+            rich_help_panel=FILES,
+        ),
+    ] = True
+
 
 @dataclass(frozen=True, kw_only=True)
 class PredictOptions(CutOptions, RunOptions):
@@ -415,7 +443,8 @@ class ExtractOptions(RunOptions):
     format: Annotated[
         FeatureFormat,
         typer.Option(
-            help="Format of feature files beside the h5 ones: npz, or pt as VirNucPro's _ESM.pt.",
+            help="Format of feature files beside the h5 ones: npz, or pt as VirNucPro's _ESM.pt "
+            "and _DNABERT_S.pt.",
             rich_help_panel=FILES,
         ),
     ] = "h5"
@@ -483,6 +512,7 @@ class EvaluatedOptions:
         ),
     ] = 3
     seed: Annotated[int, _count("Seed of the fragments and of the intervals.", SAMPLES, min=0)] = 0
+    genetic_code: GeneticCode = 11
     held_out_only: Annotated[
         bool,
         typer.Option(
@@ -501,7 +531,28 @@ class EvaluatedOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions(EngineOptions, FolderOptions, EvaluatedOptions):
-    model: Annotated[str | None, _model(EMBEDDED)] = EMBEDDED
+    regions: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="TRUTH",
+            help="Table of known prophages (seq_id, start, end, kind) to evaluate regions on, in "
+            "place of a head; --data then names the FASTA files.",
+            rich_help_panel=FILES,
+            show_default=False,
+        ),
+    ] = None
+    genes: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="GFF",
+            help="GFF3 file of the sequences, for figures over genes beside those over bases.",
+            rich_help_panel=FILES,
+            show_default=False,
+        ),
+    ] = None
+    model: Annotated[
+        str | None, _model("none: the scorer is evaluated; esm2_virnucpro with --head")
+    ] = None
     head: Head = None
 
 
@@ -697,6 +748,16 @@ LOOP_MAY_DIFFER = ("num_workers", "early_stopping", "keep_checkpoints")  # on re
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions(DeviceOptions, LoopOptions, NetworkOptions, StartOptions, LabelledOptions):
+    regions: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="TRUTH",
+            help="Table of known prophages (seq_id, start, end, kind) to learn regions from, in "
+            "place of a head; --data then names the FASTA files.",
+            rich_help_panel=FILES,
+            show_default=False,
+        ),
+    ] = None
     output_dir: Annotated[
         Path,
         typer.Option(
@@ -714,7 +775,8 @@ class TrainOptions(DeviceOptions, LoopOptions, NetworkOptions, StartOptions, Lab
     precision: Annotated[
         Literal["auto", "bf16", "fp32"],
         typer.Option(
-            help="Precision of matrix products; auto: bf16 where the device has it.",
+            help="Precision of matrix products; auto: bf16 where the device has it, fp16 on "
+            "older GPUs with tensor cores, else fp32.",
             rich_help_panel=DEVICES,
         ),
     ] = "auto"
@@ -762,6 +824,15 @@ class BenchOptions:
             show_default="all",
         ),
     ] = None
+    precisions: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME,...",
+            help="Precisions of the encoders, in order: bf16, fp16, fp32. "
+            "fair-esm as published is measured in fp32 always.",
+            show_default="what the device has; on a GPU without fp32",
+        ),
+    ] = None
     device: Annotated[
         Literal["auto", "cuda", "cpu", "mps"], typer.Option(help="Kind of device.")
     ] = "auto"
@@ -788,7 +859,8 @@ class BenchOptions:
         typer.Option(
             metavar="N",
             min=1,
-            help="Number of measurements after a warm-up; only one if it takes over 5 s.",
+            help="Number of measurements after a warm-up, of 5 s or more each on a GPU; only one "
+            "if a pass takes over 5 s.",
             show_default="5",
         ),
     ] = None

@@ -49,11 +49,13 @@ from virnucpro.options import (
 from virnucpro.outputs.summary import STAGES, STARTING, Summary
 from virnucpro.outputs.write import Results
 from virnucpro.records import Shard
+from virnucpro.report.run import write_run_page
 from virnucpro.resolve import RunConfig, resolve
 from virnucpro.run.features import FeatureStore, OnShard
 from virnucpro.run.folder import RunDir, stores_of
 from virnucpro.run.intake import open_run
 from virnucpro.run.lock import own_name
+from virnucpro.run.machine import MachineLog
 from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import Plan, find_plan, make_plan
 from virnucpro.scorer.nets import Scorer, embedded_scorer, load_scorer
@@ -113,6 +115,8 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
             announce_input(plan, manifest)
             summary.count_plan(plan, manifest)
             summary.cut = announce_cut(config, scorer, head)
+            summary.cut_scores = cut_scores(config, scorer, head)
+            rundir.clear_report()
         job = make_job(rundir, manifest.recipe, config.weights)
         if config.options.plan_only:
             return close_plan(config, rundir, manifest, plan, summary)
@@ -140,6 +144,8 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
                 )
             complete(results, job, executor, config.resources, summary)
         close_run(config, rundir, manifest, summary)
+        if config.options.report:
+            write_run_page(rundir)
         for line in summary.lines(config.output):
             LOGGER.info("%s", line)
     return summary
@@ -214,6 +220,20 @@ def announce_cut(config: RunConfig, scorer: Scorer | None, head: Head | None) ->
         cut = f"preset {config.options.preset}, {share:.1%} false positives among unknown hosts"
     announce(f"calls: {cut}")
     return cut
+
+
+def cut_scores(
+    config: RunConfig, scorer: Scorer | None, head: Head | None
+) -> list[tuple[int, float]]:
+    """The lowest score of a viral record at some lengths, for whoever draws the cut."""
+    options = config.options
+    if not isinstance(options, PredictOptions):
+        return []
+    if options.threshold is not None:
+        return [(1, options.threshold)]
+    if scorer is not None:
+        return scorer.cut_scores(FALSE_POSITIVES[options.preset])
+    return [(1, head.facts.threshold)] if head else []
 
 
 def plan_run(
@@ -306,10 +326,15 @@ def embed(
     on_event(
         EmbeddingStarted(tuple(pending), len(plan.shards) - len(pending), plan.files, job.encoders)
     )
+    machine = MachineLog()
     start = time.monotonic()
-    with closing(executor.run(pending, job, resources)) as events:
+    with (
+        machine.kept(results.rundir.machine),
+        closing(executor.run(pending, job, resources)) as events,
+    ):
         for event in events:
             on_event(event)
+            machine.take(event)
             match event:
                 case WorkerReady() if STARTING not in summary.seconds:
                     summary.seconds[STARTING] = round(time.monotonic() - start, 3)
@@ -362,7 +387,7 @@ def _facts(config: RunConfig, manifest: Manifest) -> dict[str, object]:
         "versions": {"torch": torch.__version__, "numpy": np.__version__},
         "host": socket.gethostname(),
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "checkpoint": str(scorer.path if scorer else config.checkpoint),
+        "checkpoints": list(map(str, [scorer.path] if scorer else config.checkpoints)),
         "announced": [scorer.announcement] if scorer else list(config.announcements),
         "resources": asdict(config.resources),
         "cut": {f.name: getattr(config.options, f.name) for f in fields(CutOptions)}

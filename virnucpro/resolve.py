@@ -8,11 +8,20 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import cast
 
 from virnucpro import __version__
-from virnucpro.config import EncoderSpec, InputType, Precision, Recipe, Resources
+from virnucpro.config import (
+    EncoderSpec,
+    Footprint,
+    InputType,
+    Precision,
+    Recipe,
+    Resources,
+    join_footprints,
+)
 from virnucpro.devices import (
     Choice,
     choose_devices,
@@ -21,6 +30,7 @@ from virnucpro.devices import (
     describe_compromises,
 )
 from virnucpro.encoders.base import Model
+from virnucpro.encoders.bundles import model_names
 from virnucpro.encoders.models import open_model
 from virnucpro.encoders.published import EMBEDDED
 from virnucpro.errors import (
@@ -36,7 +46,8 @@ from virnucpro.options import EngineOptions, ExtractOptions, PredictOptions, Run
 from virnucpro.run.folder import RunDir
 from virnucpro.run.manifest import Manifest
 from virnucpro.scorer.nets import embedded_scorer, load_scorer
-from virnucpro.scoring.head import Head, load_head
+from virnucpro.scoring.head import EncoderFacts, Head, load_head
+from virnucpro.scoring.original_head import find_head
 from virnucpro.sequences.genetic_code import genetic_code
 from virnucpro.sequences.inputs import list_sources
 
@@ -64,7 +75,7 @@ class RunConfig:
     options: RunOptions
     recipe: Recipe  # recipe of nucleotides with an encoder; see ``recipe_for``
     resources: Resources
-    checkpoint: Path
+    checkpoints: tuple[Path, ...]
     weights: tuple[Path, ...]  # checkpoints that the workers load, or their converted forms
     scorer: ScorerConfig | None = None  # used for nucleotides in place of the encoder
     announcements: tuple[str, ...] = ()  # lines about the choices for the encoder
@@ -109,31 +120,34 @@ def resolve(options: RunOptions, on_event: OnEvent) -> tuple[RunConfig, Head | N
     genetic_code(options.genetic_code)
     scorer = _scorer(options)
     _check_place(options, scorer)
-    model = open_model(
-        options.model_name, on_event, lambda digests: _check_before_fetching(options, digests)
-    )
-    head = _at_threshold(_load_head(options, model), options)
-    choice = _choose_devices(options if options.embeds_here else _on_cpu(options), model)
+    names = model_names(options.model_name)
+    before_fetching = partial(_check_before_fetching, options)
+    models = tuple(open_model(name, on_event, before_fetching) for name in names)
+    footprint = join_footprints([model.footprint for model in models])
+    head = _at_threshold(_load_head(options, models, on_event), options)
+    choice = _choose_devices(options if options.embeds_here else _on_cpu(options), footprint)
     request = _asked_precision(options)
     precision = _precision(options, request, choice)
-    resources = _resources(options, choice, model, precision)
+    resources = _resources(options, choice, footprint, precision)
     is_auto = (request == "auto", options.esm_batch_size == "auto")
-    weights, digest = model.prepare(precision, options.converted, on_event)
-    recipe = _recipe(
-        options,
-        _spec(options, model, digest, head, model.precision_on(choice.kind, precision)),
-        head,
+    prepared = [model.prepare(precision, options.converted, on_event) for model in models]
+    kind = choice.kind if options.embeds_here else "cuda"
+    made_for = head.facts.encoders if head else [None] * len(models)
+    encoders = tuple(
+        _spec(options, model, digest, facts, model.precision_on(kind, precision))
+        for model, (_, digest), facts in zip(models, prepared, made_for, strict=True)
     )
+    recipe = _recipe(options, encoders, head)
     return RunConfig(
         options=options,
         recipe=recipe,
         resources=resources,
-        checkpoint=model.path.resolve(),
-        weights=(weights.resolve(),),
+        checkpoints=tuple(model.path.resolve() for model in models),
+        weights=tuple(weights.resolve() for weights, _ in prepared),
         scorer=scorer,
-        announcements=_announcements(options, model, recipe, resources, choice),
-        compromises=tuple(describe_compromises(choice, model.footprint, precision, is_auto)),
-        models=(_name_anywhere(options.model_name),),
+        announcements=_announcements(options, models, recipe, resources, choice),
+        compromises=tuple(describe_compromises(choice, footprint, precision, is_auto)),
+        models=tuple(map(_name_anywhere, names)),
     ), head
 
 
@@ -152,11 +166,14 @@ def resolve_work(options: WorkOptions, recorded: Manifest, on_event: OnEvent) ->
     Raises:
         UnavailableError: its model is not here, or no device computes in its precision.
     """
+    encoders = recorded.recipe.encoders
+    models = [open_model(name, on_event) for name in recorded.models]
+    footprint = join_footprints([model.footprint for model in models])
+    choice = _choose_devices(options, footprint)
+    precision = _precision_behind({encoder.precision for encoder in encoders})
+    resources = _resources(options, choice, footprint, precision)
     weights, announcements = [], []
-    for name, encoder in zip(recorded.models, recorded.recipe.encoders, strict=True):
-        model = open_model(name, on_event)
-        choice = _choose_devices(options, model)
-        resources = _resources(options, choice, model, encoder.precision)
+    for model, encoder in zip(models, encoders, strict=True):
         _check_precision(encoder.precision, choice)
         path, digest = model.prepare(encoder.precision, options.converted, on_event)
         if (model.family, digest) != (encoder.family, encoder.sha256):
@@ -197,14 +214,16 @@ def _check_place(options: RunOptions, scorer: ScorerConfig | None) -> None:
             "--plan-only and --no-embed contradict each other",
             hint="plan first; when all is embedded, the same with --resume --no-embed",
         )
+    if options.executor_config is not None and options.executor == "local":
+        raise UsageError("--executor-config is for --executor parsl", hint="give both, or none")
     if options.no_embed and not options.resume:
         raise UsageError(
             "--no-embed goes with --resume: a new run has no vectors yet",
             hint="begin with --plan-only, then `virnucpro work DIR`",
         )
-    if options.plan_only and scorer is not None:
+    if (options.plan_only or options.executor != "local") and scorer is not None:
         raise UsageError(
-            "--plan-only is for runs with a model: the scorer embeds nothing, on one core",
+            "--plan-only and --executor are for runs with a model: the scorer embeds nothing",
             hint=f"leave it out, or name a model, for example --model {EMBEDDED}",
         )
 
@@ -219,22 +238,22 @@ def _name_anywhere(model: str) -> str:
     return model if Path(model).name == model else str(expanded(model).absolute())
 
 
-def _choose_devices(options: EngineOptions, model: Model) -> Choice:
+def _choose_devices(options: EngineOptions, footprint: Footprint) -> Choice:
     return choose_devices(
         options.device,
         options.gpus,
         options.workers,
         options.cuda_visible_devices,
-        model_bytes=model.footprint.weight_bytes("bf16"),
+        model_bytes=footprint.weight_bytes("bf16"),
     )
 
 
 def _resources(
-    options: EngineOptions, choice: Choice, model: Model, precision: Precision
+    options: EngineOptions, choice: Choice, footprint: Footprint, precision: Precision
 ) -> Resources:
     return Resources(
         devices=choice.devices,
-        tokens_per_batch=_tokens_per_batch(options, choice, model, precision),
+        tokens_per_batch=_tokens_per_batch(options, choice, footprint, precision),
         silence_seconds=options.worker_timeout,
     )
 
@@ -248,9 +267,9 @@ def _precision(options: RunOptions, request: str, choice: Choice) -> Precision:
     """
     if not options.embeds_here and request in ("bf16", "fp16", "fp32"):
         return cast(Precision, request)
-    if options.plan_only and options.device != "cpu":
+    if not (options.embeds_here or options.no_embed) and options.device != "cpu":
         raise UsageError(
-            "--plan-only fixes the precision, and the devices that embed are elsewhere",
+            "the precision of the run is fixed now, and the devices that embed are elsewhere",
             hint="add --precision bf16 (GPUs from Ampere on, such as A100 or H100), --precision "
             "fp16 (older ones), or --precision fp32 (CPUs)",
         )
@@ -265,9 +284,13 @@ def _at_threshold(head: Head | None, options: RunOptions) -> Head | None:
 
 
 def _spec(
-    options: RunOptions, model: Model, digest: str, head: Head | None, precision: Precision
+    options: RunOptions,
+    model: Model,
+    digest: str,
+    facts: EncoderFacts | None,
+    precision: Precision,
 ) -> EncoderSpec:
-    """The encoder of the run: as its head asks, or the user.
+    """An encoder of the run: as its head asks, or the user.
 
     Raises:
         UsageError: the model has no such layer, or makes no such vectors.
@@ -277,8 +300,7 @@ def _spec(
         case ExtractOptions(layer=layer, pooling=pooling):
             layer = n_layers if layer is None else layer
         case _:
-            assert head is not None, "a prediction has a head"
-            (facts,) = head.facts.encoders
+            assert facts is not None, "a prediction has a head"
             layer, pooling = facts.layer, facts.pooling
     if not 1 <= layer <= n_layers:
         raise UsageError(
@@ -301,14 +323,14 @@ def _spec(
     )
 
 
-def _recipe(options: RunOptions, encoder: EncoderSpec, head: Head | None) -> Recipe:
+def _recipe(options: RunOptions, encoders: tuple[EncoderSpec, ...], head: Head | None) -> Recipe:
     return Recipe(
         command=options.command,
         input_type="nucleotide",
         chunk_size=_chunk_size(options, head),
         min_length=options.min_length,
         genetic_code=options.genetic_code,
-        encoders=(encoder,),
+        encoders=encoders,
         head_sha256=head.sha256 if head else "",
     )
 
@@ -348,7 +370,7 @@ def _scorer(options: RunOptions) -> ScorerConfig | None:
     return ScorerConfig(path=path, recipe=recipe, announcement=announcement)
 
 
-def _check_before_fetching(options: RunOptions, digests: frozenset[str]) -> None:
+def _check_before_fetching(options: RunOptions, model: str, digests: frozenset[str]) -> None:
     """Refuse to resume with another model before gigabytes of it are fetched.
 
     Raises:
@@ -357,7 +379,7 @@ def _check_before_fetching(options: RunOptions, digests: frozenset[str]) -> None
     recorded = RunDir(options.output_dir).read_manifest() if options.resume else None
     if recorded is None:
         return
-    model, before = options.model_name, recorded.recipe
+    before = recorded.recipe
     if not any(encoder.model == model or encoder.sha256 in digests for encoder in before.encoders):
         raise ResumeError(
             f"this folder holds a run with {printable(before.reader)}, not {model}",
@@ -366,11 +388,11 @@ def _check_before_fetching(options: RunOptions, digests: frozenset[str]) -> None
 
 
 def _tokens_per_batch(
-    options: EngineOptions, choice: Choice, model: Model, precision: Precision
+    options: EngineOptions, choice: Choice, footprint: Footprint, precision: Precision
 ) -> int:
     request = options.esm_batch_size
     if request == "auto":
-        return choose_tokens(choice, model.footprint, precision)
+        return choose_tokens(choice, footprint, precision)
     if not re.fullmatch("[0-9]{1,18}", request):
         raise UsageError(
             f"--esm-batch-size is {printable(request)!r}; it must be auto or a number of tokens",
@@ -395,35 +417,38 @@ def _precision_behind(precisions: Set[Precision]) -> Precision:
     return "bf16" if "bf16x2" in precisions else "fp32"
 
 
-def _load_head(options: RunOptions, model: Model) -> Head | None:
+def _load_head(options: RunOptions, models: tuple[Model, ...], on_event: OnEvent) -> Head | None:
     if not isinstance(options, PredictOptions):
         return None
-    path = model.head if options.head is None else options.head
+    names = printable(" and ".join(model.name for model in models))
+    path = options.head
+    if path is None:
+        path = find_head(options.model_name, models, on_event)
     if path is None:
         raise UnavailableError(
-            f"no head comes with the model {printable(model.name)}",
+            f"no head comes with the model {names}",
             hint="name one with --head, or get features without calls: `virnucpro extract`",
         )
     if not path.is_file():
         raise InputMissingError(f"{printable(path)}: no such head file")
     head = load_head(path)
     facts = head.facts
-    encoder = facts.encoders[0]
-    if [one.encoder_id for one in facts.encoders] != [model.encoder_id]:
+    if [one.encoder_id for one in facts.encoders] != [model.encoder_id for model in models]:
         made_for = " and ".join(f"{one.name} ({one.encoder_id})" for one in facts.encoders)
+        ids = " and ".join(model.encoder_id for model in models)
         raise UnavailableError(
-            f"the head was made for the encoder {printable(made_for)}, "
-            f"not for {printable(model.name)} ({model.encoder_id})",
+            f"the head was made for the encoder {printable(made_for)}, not for {names} ({ids})",
             hint="give with --model the encoder that the head was made for",
         )
-    has_layer = encoder.dim == model.dim and 1 <= encoder.layer <= model.n_layers
-    if not has_layer or not 30 <= facts.chunk_size <= _LONGEST_CHUNK:
-        raise UnavailableError(
-            f"the head asks for layer {encoder.layer} of {encoder.dim} dimensions and chunks of "
-            f"{facts.chunk_size} bases; the model has {model.n_layers} layers of "
-            f"{model.dim}",
-            hint="the head is damaged: get it again",
-        )
+    for encoder, model in zip(facts.encoders, models, strict=True):
+        has_layer = encoder.dim == model.dim and 1 <= encoder.layer <= model.n_layers
+        if not has_layer or not 30 <= facts.chunk_size <= _LONGEST_CHUNK:
+            raise UnavailableError(
+                f"the head asks for layer {encoder.layer} of {encoder.dim} dimensions and chunks "
+                f"of {facts.chunk_size} bases; the model has {model.n_layers} layers of "
+                f"{model.dim}",
+                hint="the head is damaged: get it again",
+            )
     return head
 
 
@@ -440,11 +465,17 @@ def _chunk_size(options: RunOptions, head: Head | None) -> int:
 
 
 def _announcements(
-    options: RunOptions, model: Model, recipe: Recipe, resources: Resources, choice: Choice
+    options: RunOptions,
+    models: tuple[Model, ...],
+    recipe: Recipe,
+    resources: Resources,
+    choice: Choice,
 ) -> tuple[str, ...]:
-    (encoder,) = recipe.encoders
-    devices = _announce_devices(resources, choice) if options.embeds_here else ()
-    return (f"model {printable(model.name)}: {model.describe(encoder)}", *devices)
+    encoders = (
+        f"model {printable(model.name)}: {model.describe(encoder)}"
+        for model, encoder in zip(models, recipe.encoders, strict=True)
+    )
+    return (*encoders, *(_announce_devices(resources, choice) if options.embeds_here else ()))
 
 
 def _announce_devices(resources: Resources, choice: Choice) -> tuple[str, ...]:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.engine.worker import Job
-from virnucpro.errors import InputMissingError, ResumeError, UsageError
+from virnucpro.errors import InputMissingError, OutputError, ResumeError, UsageError
 from virnucpro.events import (
     BatchDone,
     EmbeddingStarted,
@@ -29,11 +29,13 @@ from virnucpro.log import announce, printable
 from virnucpro.options import WorkOptions
 from virnucpro.pipeline import ExecutorOn, OnEvent, check_stored, make_job
 from virnucpro.records import Shard
-from virnucpro.resolve import resolve_work
+from virnucpro.resolve import WorkConfig, resolve_work
 from virnucpro.run.folder import RunDir, stores_of
 from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import read_plan
 from virnucpro.run.work_log import ShardFigures, note_shard
+
+_LOOK_SECONDS = 2.0  # between two looks at a run that is helped
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,7 @@ class Tally:
     n_tokens: int = 0
     ready: float = field(default_factory=time.monotonic)  # time when the first worker was
     tokens: dict[int, int] = field(default_factory=dict)  # of shards in work
+    ended: list[ShardFigures] = field(default_factory=list)
 
     @property
     def exit_code(self) -> int:
@@ -105,16 +108,16 @@ class Tally:
                 self._note(event, 0)
 
     def _note(self, event: ShardDone | ShardFailed, n_failed: int) -> None:
-        note_shard(
-            ShardFigures(
-                shard=event.shard.index,
-                device=event.worker,
-                n_tokens=self.tokens.pop(event.shard.index, 0),
-                n_failed=n_failed,
-                is_lost=isinstance(event, ShardFailed),
-                elapsed=round(time.monotonic() - self.ready, 3),
-            )
+        figures = ShardFigures(
+            shard=event.shard.index,
+            device=event.worker,
+            n_tokens=self.tokens.pop(event.shard.index, 0),
+            n_failed=n_failed,
+            is_lost=isinstance(event, ShardFailed),
+            elapsed=round(time.monotonic() - self.ready, 3),
         )
+        note_shard(figures)
+        self.ended.append(figures)
 
 
 def work(
@@ -134,10 +137,7 @@ def work(
             if rundir.record_table(manifest.recipe.command).exists():
                 announce("nothing is left to embed: the tables of this run are written")
                 return tally
-            raise ResumeError(
-                f"{printable(rundir.root)} holds no plan, or a damaged one",
-                hint="make it with --resume --plan-only, and the options of the run",
-            )
+            raise _no_plan(rundir)
         shards = part.of(plan.shards)
         pending = find_owed(rundir, manifest, shards, on_event)
         tally.n_pending = len(pending)
@@ -145,17 +145,70 @@ def work(
         if not pending:
             return tally
         config = resolve_work(options, manifest, on_event)
-        for announcement in config.announcements:
-            announce(announcement)
         job = make_job(rundir, manifest.recipe, config.weights)
         n_before = len(shards) - len(pending)
         on_event(EmbeddingStarted(tuple(pending), n_before, encoders=job.encoders))
-        executor = executor_on(config.resources.devices)
-        with cleared(job), closing(executor.run(pending, job, config.resources)) as events:
+        with closing(embed(pending, job, config, executor_on)) as events:
             for event in events:
                 on_event(event)
                 tally.take(event)
     return tally
+
+
+def work_for_run(
+    options: WorkOptions, indices: Sequence[int], executor_on: ExecutorOn = ProcessExecutor
+) -> list[ShardFigures]:
+    """Embed some shards for the run that has the folder, until they are done or it is over.
+
+    Raises:
+        OutputError: it is over.
+        VirnucproError: see ``errors``.
+    """
+    rundir, tally = RunDir(options.folder), Tally(Part())
+    with rundir.helped(), closing(_watched(rundir)) as watch:
+        manifest = find_run(rundir)
+        plan = read_plan(rundir, manifest)
+        if plan is None:
+            raise _no_plan(rundir)
+        config = resolve_work(options, manifest, lambda _: None)
+        job = make_job(rundir, manifest.recipe, config.weights)
+        shards = [plan.shards[index] for index in indices]
+        with closing(embed(shards, job, config, executor_on)) as events:
+            for event in events:
+                tally.take(event)
+                next(watch)
+    return tally.ended
+
+
+def _watched(rundir: RunDir) -> Generator[None, None, None]:
+    """Look now and then, when asked, whether the run still has its folder.
+
+    Where that cannot be seen from this machine it is not looked for.
+
+    Raises:
+        OutputError: it has not.
+    """
+    can_see, last = rundir.has_run, time.monotonic()
+    while True:
+        yield
+        if can_see and time.monotonic() - last > _LOOK_SECONDS:
+            last = time.monotonic()
+            if not rundir.has_run:
+                raise OutputError(
+                    f"the run in {printable(rundir.root)} that this work was for is over",
+                    hint="go on with --resume",
+                )
+
+
+def embed(
+    shards: Sequence[Shard], job: Job, config: WorkConfig, executor_on: ExecutorOn
+) -> Generator[Event, None, None]:
+    """The events of shards that are embedded here."""
+    for announcement in config.announcements:
+        announce(announcement)
+    executor = executor_on(config.resources.devices)
+    with cleared(job), closing(executor.run(shards, job, config.resources)) as events:
+        yield from events
 
 
 def find_run(rundir: RunDir) -> Manifest:
@@ -178,6 +231,13 @@ def find_run(rundir: RunDir) -> Manifest:
             hint="plan it with a --model and --plan-only; with --resume, if it has one",
         )
     return manifest
+
+
+def _no_plan(rundir: RunDir) -> ResumeError:
+    return ResumeError(
+        f"{printable(rundir.root)} holds no plan, or a damaged one",
+        hint="make it with --resume --plan-only, and the options of the run",
+    )
 
 
 def choose_part(text: str | None, array: Mapping[str, str]) -> Part:

@@ -458,7 +458,7 @@ def test_a_feature_file_that_is_not_as_it_was_is_made_again(
     config, second = make(resume=True), make_tiny(tmp_path / "second", seed=1).model
     shutil.copytree(undisturbed, config.output)
     if harm == "of another recipe":
-        about = {"sha256": "1" * 64, "checkpoint": second, "weights": (second,)}
+        about = {"sha256": "1" * 64, "checkpoints": (second,), "weights": (second,)}
         run_inline(make(output=tmp_path / "other", **about), tiny.head)
     (path,) = (config.output / "features").glob(name)
     damage(path, harm, tmp_path / "other")

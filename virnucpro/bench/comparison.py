@@ -1,20 +1,19 @@
-"""The encoders side by side: the same weights and proteins, in turn, in the same process.
+"""The encoders side by side: the same weights and proteins, in the same process.
 
 Every way is run once to warm up and to have its vectors, and then in turn, so that what else the
-machine does falls on all alike. The figures come from the medians of the wall clock.
+machine does falls on all alike; on a GPU, which may hold one model alone, one way after the other.
+The figures come from the medians of the wall clock.
 """
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
 import numpy as np
-import torch
 
-from virnucpro.bench.encoder import OURS, Pass, Vectors, Way
+from virnucpro.bench.encoder import OURS, Pass, Vectors, Way, mean_pass
 from virnucpro.bench.layouts import FAILURES, Layout, reason_of
 from virnucpro.bench.synthetic import count_tokens, flop_per_token, lengths_of
 from virnucpro.config import Precision
@@ -37,8 +36,8 @@ class EncoderRow:
     n_tokens: int
     reason: str = ""
     tokens_per_second: float | None = None
-    ratio: float | None = None  # to the first row
-    largest_error: float | None = None  # relative L2 distance of a vector from the first row's
+    ratio: float | None = None  # to the reference: the first row of another program
+    largest_error: float | None = None  # relative L2 distance of a vector from the reference's
     n_batches: int | None = None
     seconds_per_batch: float | None = None
     limit_share: float | None = None  # of what the matrix products alone would allow
@@ -46,6 +45,12 @@ class EncoderRow:
     peak_bytes: int | None = None
     seconds: tuple[float, ...] = ()
     cpu_seconds: tuple[float, ...] = ()
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """What was measured."""
+        way = (self.program, self.precision, self.how, self.layout)
+        return (self.model, self.profile, *way)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +61,8 @@ class Comparison:
     proteins: Sequence[str]
     repeats: int
     limits: Mapping[Precision, float]  # FLOP/s of a matrix product, where it was measured
+    least_seconds: float = 0.0  # of a repeat, which is as many passes as that takes
+    one_by_one: bool = False  # one model at a time is loaded
 
 
 @dataclass(slots=True, eq=False)
@@ -81,10 +88,18 @@ class _Lane:
             self.fail("its vectors are not finite")
         except FAILURES as error:
             self.fail(reason_of(error))
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
         return None
+
+    def repeat(self, comparison: Comparison) -> None:
+        """One measurement: a pass, or the mean of as many as fill the least time."""
+        passes: list[Pass] = []
+        while not passes or sum(one.seconds for one in passes) < comparison.least_seconds:
+            outcome = self.run(comparison.proteins)
+            if outcome is None:
+                return
+            passes.append(outcome[0])
+        self.passes.append(mean_pass(passes))
+        self.n_due -= 1
 
     def fail(self, reason: str) -> None:
         self.reason, self.n_due, self.vectors = reason, 0, None
@@ -92,26 +107,45 @@ class _Lane:
 
 def compare(
     comparison: Comparison, ways: Sequence[Way], layouts: Sequence[Layout]
-) -> list[EncoderRow]:
-    """One row for each way in each layout; the first one's first."""
+) -> Iterator[EncoderRow]:
+    """A row for each way in each layout, as soon as it is known.
+
+    A row that comes before that of the reference comes once more at the end, with its ratio and
+    its error.
+    """
     lanes = [_Lane(way, layout) for way in ways for layout in layouts]
+    done: list[_Lane] = []
+    early: list[_Lane] = []
+    reference = None
+    for together in [[lane] for lane in lanes] if comparison.one_by_one else [lanes]:
+        _measure(comparison, together)
+        done += together
+        reference = _reference(done, is_all=len(done) == len(lanes))
+        for lane in together:
+            yield _row(comparison, lane, reference)
+            if comparison.one_by_one:
+                lane.layout.release(lane.way)
+        early += together if reference is None else []
+    for lane in early if reference is not None else []:
+        yield _row(comparison, lane, reference)
+
+
+def _reference(lanes: Sequence[_Lane], *, is_all: bool) -> _Lane | None:
+    """The first lane of another program if it has figures, else, of all, the first of ours."""
+    others = [lane for lane in lanes if lane.way.program != OURS][:1]
+    ours = [lane for lane in lanes if lane.way.program == OURS and is_all]
+    return next((lane for lane in others + ours if not lane.reason), None)
+
+
+def _measure(comparison: Comparison, lanes: Sequence[_Lane]) -> None:
     for lane in lanes:  # the warm-up
         if outcome := lane.run(comparison.proteins):
             first, lane.vectors = outcome
             lane.n_due = comparison.repeats if first.seconds < LONG_SECONDS else 1
     while any(lane.n_due for lane in lanes):
         for lane in lanes:
-            if lane.n_due and (outcome := lane.run(comparison.proteins)):
-                lane.passes.append(outcome[0])
-                lane.n_due -= 1
-    reference = _reference(lanes)
-    return [_row(comparison, lane, reference) for lane in lanes]
-
-
-def _reference(lanes: Sequence[_Lane]) -> _Lane | None:
-    """The first lane if it has figures, or the first of ours that has."""
-    candidates = [*lanes[:1], *(lane for lane in lanes if lane.way.program == OURS)]
-    return next((lane for lane in candidates if not lane.reason), None)
+            if lane.n_due:
+                lane.repeat(comparison)
 
 
 def _row(comparison: Comparison, lane: _Lane, reference: _Lane | None) -> EncoderRow:

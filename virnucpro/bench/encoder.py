@@ -85,6 +85,19 @@ class Pass:
     peak_bytes: int | None  # of the device: the weights and the most that came on top
 
 
+def mean_pass(passes: Sequence[Pass]) -> Pass:
+    """The mean of passes over the same proteins, and the most that one of them took."""
+    n = len(passes)
+    peaks = [one.peak_bytes for one in passes if one.peak_bytes is not None]
+    return Pass(
+        seconds=sum(one.seconds for one in passes) / n,
+        cpu_seconds=sum(one.cpu_seconds for one in passes) / n,
+        forward_seconds=sum(one.forward_seconds for one in passes) / n,
+        n_batches=passes[0].n_batches,
+        peak_bytes=max(peaks, default=None),
+    )
+
+
 def time_pass(encoder: Encoder, proteins: Sequence[str]) -> tuple[Pass, Vectors]:
     """Embed them all. Returns (n_proteins, dim) beside the times."""
     device = torch.device(encoder.setting.device)

@@ -6,6 +6,7 @@ embeds the same share of the proteins; the time is that of the parent, from givi
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -48,6 +49,9 @@ class Layout(Protocol):
     def time(self, way: Way, proteins: Sequence[str]) -> tuple[Pass, Vectors]:
         """One pass; what is not yet loaded is loaded before the clock runs."""
 
+    def release(self, way: Way) -> None:
+        """Give back the room of what is loaded; the next pass loads it again."""
+
 
 @dataclass(slots=True, eq=False)
 class OneProcess:
@@ -64,8 +68,14 @@ class OneProcess:
         try:
             return time_pass(self.encoders[way.name], proteins)
         except FAILURES:
-            del self.encoders[way.name]  # the next one needs its room
+            self.release(way)  # the next one needs its room
             raise
+
+    def release(self, way: Way) -> None:
+        self.encoders.pop(way.name, None)
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
 
 
 @dataclass(slots=True, eq=False)
@@ -102,6 +112,9 @@ class ManyProcesses:
             n_batches=sum(found.n_batches for found in passes),
             peak_bytes=None,
         ), vectors
+
+    def release(self, way: Way) -> None:
+        """They end together, with what they have loaded."""
 
     def ask(self, requests: Sequence[_Request]) -> list[tuple[Pass, Vectors]]:
         """

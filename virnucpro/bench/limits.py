@@ -34,6 +34,11 @@ class LimitRow:
     seconds: tuple[float, ...] = ()  # of one product or copy, for each repeat
     reason: str = ""
 
+    @property
+    def key(self) -> tuple[str, ...]:
+        """What was measured."""
+        return (self.what, self.precision, self.layout)
+
 
 def measure_limits(
     device: torch.device,

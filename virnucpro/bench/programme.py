@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +38,7 @@ _QUICK_MODELS = ("8M",)
 # of ours in a pass, on a GPU or on each core of a CPU: a little less than fills the last
 _N_BATCHES = {"cuda": 3.9, "mps": 3.9, "cpu": 1.9}
 _QUICK_BATCHES = 0.95
+_LEAST_SECONDS = 5.0  # of a repeat on a GPU: what it holds, and not what it begins with
 _LISTEN_SECONDS, _QUIET_SHARE = 0.5, 0.1  # of all cores, before anything is measured
 
 Record = Callable[[Row], None]
@@ -58,16 +58,12 @@ class Programme:
     repeats: int
     seed: int
     n_batches: float
+    least_seconds: float
+    precisions: tuple[Precision, ...]  # of ours, and of the peers but for the reference
 
     @property
     def device(self) -> str:
         return self.choice.devices[0]
-
-    @property
-    def precisions(self) -> tuple[Precision, ...]:
-        if self.choice.kind == "cpu":
-            return ("fp32", "bf16") if self.choice.has_bf16 else ("fp32",)
-        return ("fp32", "bf16", "fp16") if self.choice.has_bf16 else ("fp32", "fp16")
 
 
 def resolve(options: BenchOptions) -> Programme:
@@ -94,7 +90,24 @@ def resolve(options: BenchOptions) -> Programme:
         repeats=options.repeats or (3 if is_quick else 5),
         seed=options.seed,
         n_batches=_QUICK_BATCHES if is_quick else _N_BATCHES[choice.kind],
+        least_seconds=_LEAST_SECONDS if choice.kind == "cuda" and not is_quick else 0.0,
+        precisions=_precisions(options, choice),
     )
+
+
+def _precisions(options: BenchOptions, choice: Choice) -> tuple[Precision, ...]:
+    """float32 takes most of the time on a GPU, and is measured only if it is asked for.
+
+    Raises:
+        UnavailableError: the device does not compute in one of them.
+    """
+    defaults = ["bf16"] if choice.has_bf16 else []
+    if choice.kind == "cpu":
+        defaults = ["fp32", *defaults]
+    else:
+        defaults += ["fp16"]
+    names = _names("--precisions", options.precisions, defaults, ("bf16", "fp16", "fp32"))
+    return tuple(choose_precision(name, choice) for name in names)
 
 
 def _names(
@@ -179,12 +192,11 @@ class _Model:
                     proteins=make_proteins(profile, self.tokens, self.programme.seed),
                     repeats=self.programme.repeats,
                     limits=limits,
+                    least_seconds=self.programme.least_seconds,
+                    one_by_one=self.programme.choice.kind != "cpu",
                 )
                 for row in compare(comparison, ways, places):
                     self.record(row)
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()  # the next model needs the room
 
     def without_weights(self, reason: str) -> EncoderRow:
         return EncoderRow(
@@ -200,11 +212,12 @@ class _Model:
         )
 
     def ways(self) -> list[Way]:
+        """On a GPU ours in the first precision comes first: time may run out."""
         has_bf16 = "bf16" in self.programme.precisions
-        return [
-            *peer_ways(self.setting, has_bf16=has_bf16),
-            *our_ways(self.programme.precisions, self.setting),
-        ]
+        peers = peer_ways(self.setting, has_bf16=has_bf16)
+        ours = our_ways(self.programme.precisions, self.setting)
+        n_first = 0 if self.programme.choice.kind == "cpu" else 1
+        return [*ours[:n_first], *peers, *ours[n_first:]]
 
     @property
     def tokens(self) -> int:

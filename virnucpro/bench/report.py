@@ -44,7 +44,7 @@ class Report:
         self.path = path
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
-        self.rows: list[Row] = []
+        self.by_key: dict[tuple[str, ...], Row] = {}
         self.facts: dict[str, object] = {
             "command": shlex.join(["virnucpro", *argv[1:]]),
             "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -55,8 +55,13 @@ class Report:
         self.write()
 
     def add(self, row: Row) -> None:
-        self.rows.append(row)
+        """Keep a row, in the place of one of the same way that came before it."""
+        self.by_key[row.key] = row
         self.write()
+
+    @property
+    def rows(self) -> list[Row]:
+        return list(self.by_key.values())
 
     def write(self) -> None:
         if self.path is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from virnucpro.cli.command import command
 from virnucpro.cli.exits import exits, needing
 from virnucpro.cli.running import loading, report, watched
@@ -10,18 +12,29 @@ from virnucpro.options import ConsoleOptions, EvaluateOptions
 
 @command(EvaluateOptions, ConsoleOptions)
 def evaluate(options: EvaluateOptions, console: ConsoleOptions) -> None:
-    """Measure a head on labelled sequences that it was not trained on.
+    """Measure the scorer, or a head, on labelled sequences that it was not trained on.
 
-    Fragments of each length, the whole records and their chunks are scored as predict scores
-    them, in the run folder DIR/run. evaluation.tsv, .json, .pdf and .png tell AUROC (with
-    intervals over groups), AUPRC, accuracy, precision, recall, F1 and false positives at the
-    head's threshold, recall at 1 % false positives, and calibration; overall and by kingdom.
+    Fragments of each length and the whole records are called as predict calls them, in the run
+    folder DIR/run. evaluation.tsv, .json, .pdf and .png tell AUROC (with intervals over groups),
+    AUPRC, accuracy, precision, recall, F1 and false positives of the calls, precision where 1, 5
+    and 20 % are viral, recall at 1 % false positives, and calibration; overall and by kingdom, of
+    all fragments and of those with a score.
 
-    Example: virnucpro evaluate --data manifest.tsv --split split.tsv --output-dir evaluation/
+    The scorer: virnucpro evaluate --data manifest.tsv --output-dir evaluation/
+
+    A head: virnucpro evaluate --data manifest.tsv --split split.tsv --output-dir evaluation/
     --model esm2_t12_35M_UR50D --head head.safetensors
+
+    Known prophages beside the regions that predict finds, in regions_evaluation.tsv: precision and
+    recall of bases, and of genes with a GFF; found and false regions; the error of their ends:
+
+    virnucpro evaluate --data genomes/ --regions prophages.tsv --genes genes.gff -o evaluation/
 
     Exit codes are those of predict.
     """
+    if options.regions is not None:
+        _evaluate_regions(options, options.regions, console)
+        return
     with exits():
         with loading(console):
             with needing("train"):
@@ -35,3 +48,14 @@ def evaluate(options: EvaluateOptions, console: ConsoleOptions) -> None:
             write_figure(evaluation)
     with exits():
         report(summary_lines(evaluation), console.quiet)
+
+
+def _evaluate_regions(options: EvaluateOptions, truth: Path, console: ConsoleOptions) -> None:
+    with exits():
+        with loading(console):
+            from virnucpro.evaluation.region_story import evaluate_regions
+
+        with watched(console) as events:
+            lines = evaluate_regions(options, truth, events)
+    with exits():
+        report(lines, console.quiet)

@@ -23,6 +23,7 @@ from virnucpro.cli.inspect import devices, status
 from virnucpro.cli.models import models
 from virnucpro.cli.predict import extract, predict
 from virnucpro.cli.regions import regions
+from virnucpro.cli.report import report
 from virnucpro.cli.train import train
 from virnucpro.cli.work import work
 
@@ -34,7 +35,7 @@ app = typer.Typer(
 )
 app.command(cls=CommandOnInput)(predict)
 app.command(cls=CommandOnInput)(extract)
-for command in (work, regions, train, evaluate, compare, devices, status, bench, cite):
+for command in (work, regions, report, train, evaluate, compare, devices, status, bench, cite):
     app.command()(command)
 app.add_typer(models, name="models")
 

@@ -1,4 +1,4 @@
-"""``virnucpro models``: ESM-2 checkpoints."""
+"""``virnucpro models``: checkpoints, and bundles of them with a head."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from virnucpro.options import CheckOptions, ConsoleOptions, complete_model
 models = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    help="ESM-2 checkpoints. First on a new GPU, and with a new model: virnucpro models check "
-    "esm2_t33_650M_UR50D --gpus 0",
+    help="Checkpoints, and bundles of them with a head. First on a new GPU, and with a new model: "
+    "virnucpro models check esm2_t33_650M_UR50D --gpus 0",
 )
 
 
@@ -84,25 +84,34 @@ def download_model(
         ),
     ],
 ) -> None:
-    """Fetch a published checkpoint into the folder that torch hub uses.
+    """Fetch a published checkpoint, or all files of a bundle, into folders of torch hub.
 
-    It must be the published file: its size and hash are known.
+    They must be the published files: their hashes are known. A download that broke off goes on
+    where it was.
 
     Example: virnucpro models download esm2_t33_650M_UR50D
+
+    The encoders and the head of the original VirNucPro: virnucpro models download virnucpro-500
     """
     with exits(kept=""):
         from rich.console import Console
 
         from virnucpro.dashboard import Dashboard, EventLog
+        from virnucpro.encoders.bundles import model_names
         from virnucpro.encoders.models import open_model
+        from virnucpro.scoring.original_head import find_head
 
         end_cleanly()
         with ExitStack() as stack:
             events = stack.enter_context(EventLog())
             if is_live(quiet=False):
                 stack.enter_context(Dashboard(events.figures, Console(stderr=True)))
-            model = open_model(name, events)
-        typer.echo(f"{name} is at {printable(model.path)}")
+            found = tuple(open_model(each, events) for each in model_names(name))
+            head = find_head(name, found, events)
+        for model in found:
+            typer.echo(f"{printable(model.name)} is at {printable(model.path)}")
+        if len(found) > 1:
+            typer.echo(f"its head is at {printable(head)}")
 
 
 @models.command("import")
@@ -110,8 +119,8 @@ def import_model(
     path: Annotated[
         str,
         typer.Argument(
-            metavar="PATH",
-            help="fair-esm .pt file, or Hugging Face folder.",
+            metavar="PATH|NAME",
+            help="fair-esm .pt file, or Hugging Face folder; with --from the name of a bundle.",
             callback=refuse_empty,
         ),
     ],
@@ -124,6 +133,15 @@ def import_model(
     force: Annotated[
         bool, typer.Option("--force", metavar="", help="Replacement of a model of that name.")
     ] = False,
+    folder: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="FOLDER",
+            help="Folder with the files of a bundle, or of dnabert-s, under their published names.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Copy a checkpoint to where --model finds it by name; nothing is fetched.
 
@@ -132,8 +150,15 @@ def import_model(
     Example: virnucpro models import esm2_t33_650M_UR50D.pt
 
     Example: virnucpro models import my_finetuned_folder/ --name my_esm2
+
+    All files of a bundle, from another machine: virnucpro models import virnucpro-500 --from usb/
     """
     with exits(kept=""):
+        if folder is not None:
+            if name is not None or force:
+                raise UsageError("--name and --force do not go with --from")
+            import_bundle(path, folder)
+            return
         from virnucpro.encoders.models import import_model as copy_model
         from virnucpro.files import expanded
 
@@ -141,6 +166,17 @@ def import_model(
         name, checkpoint = copy_model(expanded(path), name, force=force)
         typer.echo(f"{name} is at {printable(checkpoint.path)}, sha256 {checkpoint.sha256()}")
         typer.echo(f"use it with --model {name}")
+
+
+def import_bundle(name: str, folder: str) -> None:
+    """Copy the files of a bundle, or of a model of several files, to where they are found."""
+    from virnucpro.encoders.bundles import import_files
+    from virnucpro.files import expanded
+
+    end_cleanly()
+    for path in import_files(name, expanded(folder)):
+        typer.echo(f"{printable(path.name)} is at {printable(path)}")
+    typer.echo(f"use it with --model {name}")
 
 
 @models.command("verify")

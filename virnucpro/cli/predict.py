@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import TYPE_CHECKING
 
 from virnucpro.cli.command import command
-from virnucpro.cli.exits import Finished, exits
+from virnucpro.cli.exits import Finished, exits, needing
 from virnucpro.cli.running import loading, next_step, planned_steps, report, watched
-from virnucpro.options import ConsoleOptions, ExtractOptions, PredictOptions, RunOptions
+from virnucpro.cli.work import work_in_block
+from virnucpro.options import (
+    ConsoleOptions,
+    ExtractOptions,
+    PredictOptions,
+    RunOptions,
+    WorkOptions,
+    carry,
+)
+
+if TYPE_CHECKING:
+    from virnucpro.pipeline import ExecutorOn
 
 
 @command(PredictOptions, ConsoleOptions)
@@ -50,6 +62,19 @@ def extract(options: ExtractOptions, console: ConsoleOptions) -> None:
     _run(options, console)
 
 
+def _executor_on(options: RunOptions) -> ExecutorOn:
+    """The executor that was asked for, by the devices of this machine."""
+    if options.executor == "local":
+        from virnucpro.engine.local import ProcessExecutor
+
+        return ProcessExecutor
+    with needing("cluster"):
+        from virnucpro.cluster import ParslExecutor, read_blocks
+    blocks = read_blocks(options.executor_config)
+    work = carry(options, WorkOptions, folder=options.output_dir.absolute())
+    return lambda _: ParslExecutor(blocks, work, work_in_block)
+
+
 def _run(options: RunOptions, console: ConsoleOptions) -> None:
     # numpy's matrices are small here: its threads would wait for each other, and take the cores
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -58,12 +83,13 @@ def _run(options: RunOptions, console: ConsoleOptions) -> None:
             from virnucpro import pipeline
             from virnucpro.run.folder import RunDir
 
+            executor_on = _executor_on(options)
         with watched(console) as events:
             match options:
                 case PredictOptions():
-                    summary = pipeline.predict(options, events)
+                    summary = pipeline.predict(options, events, executor_on)
                 case ExtractOptions():
-                    summary = pipeline.extract(options, events)
+                    summary = pipeline.extract(options, events, executor_on)
     with exits():
         if summary.n_shards is None:
             table = RunDir(options.output_dir).record_table(options.command)

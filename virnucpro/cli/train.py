@@ -74,10 +74,17 @@ def train(options: TrainOptions, console: Console) -> None:
     - virnucpro predict -i contigs.fa -o results/ --model model/esm2_trained
     --head model/head.safetensors
 
+    How virus-like regions are told, in DIR/regions.json, from chromosomes with known prophages:
+
+    - virnucpro train --data genomes/ --regions prophages.tsv -o model/
+
     All GPUs of this machine are used, with a process for each; for several machines:
 
     - torchrun --nnodes 2 --nproc-per-node 8 ... --no-python virnucpro train ...
     """
+    if options.regions is not None:
+        _train_regions(options, options.regions, console)
+        return
     parent = os.getppid()  # before the imports, which take long
     with exits(_KEPT):
         with loading(console), needing("train"):
@@ -94,6 +101,16 @@ def train(options: TrainOptions, console: Console) -> None:
             training = story.train(options, events, started)
         if started is None:
             report(_outcome(training), console.quiet)
+
+
+def _train_regions(options: TrainOptions, truth: Path, console: Console) -> None:
+    with exits(""):
+        with loading(console):
+            from virnucpro.training.region_story import train_regions
+
+        with watched(console):
+            lines = train_regions(options, truth)
+        report(lines, console.quiet)
 
 
 def _outcome(training: Training) -> list[str]:

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from virnucpro.cli.command import command
 from virnucpro.cli.exits import Finished, exits
 from virnucpro.cli.running import loading, report, watched
 from virnucpro.options import ConsoleOptions, WorkOptions
 
+if TYPE_CHECKING:
+    from virnucpro.run.work_log import ShardFigures
+
 _KEPT = "finished shards are kept: the same command again does the rest"
+
+
+def work_in_block(options: WorkOptions, indices: tuple[int, ...]) -> list[ShardFigures]:
+    """Some shards of a run, in a process that a scheduler placed on another machine."""
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    from virnucpro.work import work_for_run
+
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return work_for_run(replace(options, cuda_visible_devices=visible), indices)
 
 
 @command(WorkOptions, ConsoleOptions)

@@ -1,46 +1,60 @@
 """Named checkpoints: where they lie, and how they get there.
 
 One lies in this package, with a head for it. The published ones are fair-esm's, kept in the folder
-that torch hub uses, so that one download serves every program. Others are brought by file, and
-lie in a folder of ours beside it. Nothing is fetched unless a name was asked for and is not there.
+that torch hub uses, so that one download serves every program; those of other families are folders,
+which lie beside it. Others are brought by file, and lie in a folder of ours there. Nothing is
+fetched unless a name was asked for and is not there.
 """
 
 from __future__ import annotations
 
 import difflib
 import hashlib
-import http.client
 import re
 import shutil
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from virnucpro.config import Footprint
-from virnucpro.devices import default_gpu_memory, describe_needs
+from virnucpro.config import Footprint, join_footprints
+from virnucpro.devices import as_size, default_gpu_memory, describe_needs
 from virnucpro.encoders.base import Model, OnEvent, recognise
 from virnucpro.encoders.esm2.encoder import ESM2Model, footprint_of, inspect_esm2
 from virnucpro.encoders.esm2.model import ESM2Shape
 from virnucpro.encoders.esm2.weights import verify_checkpoint
-from virnucpro.encoders.published import BASE_URL, EMBEDDED, PUBLISHED
+from virnucpro.encoders.fetch import OnBytes, download, git_blob
+from virnucpro.encoders.published import (
+    BASE_URL,
+    BUNDLES,
+    EMBEDDED,
+    FOLDERS,
+    NAMES,
+    PUBLISHED,
+    RemoteFile,
+)
 from virnucpro.errors import OutputError, StorageError, UnavailableError, UsageError
 from virnucpro.events import Progress
-from virnucpro.files import EMBEDDED_FOLDER, TEMPORARY, atomic, expanded, temporary_beside, writing
+from virnucpro.files import (
+    EMBEDDED_FOLDER,
+    TEMPORARY,
+    atomic,
+    expanded,
+    sha256,
+    temporary_beside,
+    writing,
+)
 from virnucpro.log import printable
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
 _BLOCK = 1 << 20
-_TIMEOUT = 30  # seconds without a byte
-_SLOWEST = 50_000  # least bytes per second, on average
 _MOST_BYTES_PER_PARAMETER = 5  # bound for a file whose size is not on record; float32 takes 4
+_MOST_BYTES = 1 << 28  # the same for a file that is no checkpoint
+_HEAD_BYTES = 6_800_000  # of a published head, about
 
-OnBytes = Callable[[int, int], None]  # bytes so far, bytes in all (0: unknown)
-OnDigests = Callable[[frozenset[str]], None]  # SHA-256 that a published model may have
+BeforeFetching = Callable[[str, frozenset[str]], None]  # given the name, and SHA-256 it may have
 
 
 def hub_folder() -> Path:
@@ -49,6 +63,11 @@ def hub_folder() -> Path:
 
 def imported_folder() -> Path:
     return Path(torch.hub.get_dir()) / "virnucpro_models"
+
+
+def published_folder() -> Path:
+    """The folder of published models that are folders, and of bundles."""
+    return Path(torch.hub.get_dir()) / "virnucpro_published"
 
 
 def embedded_model() -> Path:
@@ -90,6 +109,14 @@ def locate(model: str) -> Path:
                 hint="install virnucpro again, or name another model with --model",
             )
         return embedded_model()
+    if model in FOLDERS:
+        return published_folder() / model
+    if model in BUNDLES:
+        names = " and ".join(BUNDLES[model].encoders)
+        raise UsageError(
+            f"{model} is not one model, but {names} with a head",
+            hint="it is for predict, extract and evaluate; here name one of these models",
+        )
     if here := _places_in_use(model):
         return here[0]
     if model in PUBLISHED:
@@ -112,7 +139,7 @@ def _existing_path(model: str) -> Path:
 
 def _suggestion(word: str) -> str:
     """The names that a user may have meant, or all."""
-    names = {name.lower(): name for name in (EMBEDDED, *PUBLISHED, *imported_names())}
+    names = {name.lower(): name for name in (*NAMES, *imported_names())}
     word = word.lower().removesuffix(".pt")
     close = [name for name in names if word in name] if word else []
     close = close if len(close) == 1 else difflib.get_close_matches(word, names, n=1)
@@ -121,8 +148,10 @@ def _suggestion(word: str) -> str:
     return f"the names are {', '.join(names.values())}; a path has a separator: ./model.pt"
 
 
-def open_model(model: str, on_event: OnEvent, before_fetching: OnDigests = lambda _: None) -> Model:
-    """The model a user means by ``--model``: any family's by its path, or an ESM-2 by its name.
+def open_model(
+    model: str, on_event: OnEvent, before_fetching: BeforeFetching = lambda *_: None
+) -> Model:
+    """The model a user means by ``--model``: any family's by its path or published name.
 
     One that is to be fetched is announced by the SHA-256 that it may have; whoever is told so can
     stop it by an exception.
@@ -131,10 +160,15 @@ def open_model(model: str, on_event: OnEvent, before_fetching: OnDigests = lambd
         UnavailableError: there is none, it cannot be fetched, or it is not what its name says.
     """
     path = locate(model)
-    if Path(model).name != model and (recognised := recognise(path, on_event)):
+    if model in FOLDERS:
+        if missing_files(model):
+            before_fetching(model, frozenset())
+        complete_folder(model, on_event)
+    has_family = Path(model).name != model or model in FOLDERS
+    if has_family and (recognised := recognise(path, on_event)):
         return recognised
     if model in PUBLISHED and not path.exists():
-        before_fetching(PUBLISHED[model].digests)
+        before_fetching(model, PUBLISHED[model].digests)
     checkpoint = find_checkpoint(
         model, lambda n, total: on_event(Progress("fetching the model", n, total, "bytes"))
     )
@@ -151,9 +185,63 @@ def find_checkpoint(
     """
     path = locate(model)
     if model in PUBLISHED and not path.exists():
-        download(model, path, on_bytes, base_url)
+        _download_esm2(model, path, on_bytes, base_url)
     checkpoint = inspect_esm2(path)
     return _as_published(model, checkpoint) if model in PUBLISHED else checkpoint
+
+
+def missing_files(model: str) -> list[RemoteFile]:
+    """The files of a published folder that are not there."""
+    return [file for file in FOLDERS[model].files if not (locate(model) / file.name).is_file()]
+
+
+def complete_folder(model: str, on_event: OnEvent) -> None:
+    """Fetch what is missing of a published folder, and check what is there.
+
+    Raises:
+        UnavailableError: a file cannot be fetched, or is not the published one.
+    """
+    for file in missing_files(model):
+        fetch_file(file, locate(model), on_event)
+    for file in FOLDERS[model].files:
+        path = locate(model) / file.name
+        try:
+            check_file(file, path)
+        except UnavailableError as error:
+            raise UnavailableError(
+                f"{printable(path)} is not that of the published {model}: {error}",
+                hint="delete it to fetch it again; name a model of your own by its path",
+            ) from error
+
+
+def fetch_file(file: RemoteFile, folder: Path, on_event: OnEvent) -> Path:
+    """Fetch a published file into a folder.
+
+    Raises:
+        UnavailableError: it cannot be fetched, or is not the published one.
+    """
+
+    def on_bytes(n_bytes: int, total: int) -> None:
+        on_event(Progress(f"fetching {file.name}", n_bytes, total, "bytes"))
+
+    path = folder / file.name
+    download(file.url, path, file.n_bytes, _MOST_BYTES, partial(check_file, file), on_bytes)
+    return path
+
+
+def check_file(file: RemoteFile, path: Path) -> None:
+    """Refuse another file than the published one; all of it is read.
+
+    Raises:
+        UnavailableError: it is another one.
+    """
+    n_bytes = path.stat().st_size
+    if file.n_bytes not in (None, n_bytes):
+        raise UnavailableError(f"it has {n_bytes} bytes, not {file.n_bytes}")
+    if file.sha256 and (digest := sha256(path)) != file.sha256:
+        raise UnavailableError(f"its SHA-256 is {digest}")
+    if file.git_blob and (digest := git_blob(path)) != file.git_blob:
+        raise UnavailableError(f"its id in git is {digest}")
 
 
 def check_published(model: str, checkpoint: ESM2Model, sha256: str) -> None:
@@ -197,13 +285,35 @@ def describe_models() -> Iterator[str]:
     """A line for each model that has a name: what it needs, and where it lies or would lie."""
     footprints = {EMBEDDED: inspect_esm2(locate(EMBEDDED)).footprint}
     footprints |= {name: footprint_of(shape_of(name)) for name in PUBLISHED}
+    footprints |= {name: folder.footprint for name, folder in FOLDERS.items()}
+    footprints |= {
+        name: join_footprints([footprints[encoder] for encoder in bundle.encoders])
+        for name, bundle in BUNDLES.items()
+    }
     footprints |= {name: inspect_esm2(locate(name)).footprint for name in imported_names()}
     for name, footprint in footprints.items():
-        path = locate(name)
-        state = "here" if path.exists() else "not here"
+        path = bundled_head(name) if name in BUNDLES else locate(name)
+        n_bytes = bytes_to_fetch(name)
+        state = f"not here, {as_size(n_bytes)} to fetch" if n_bytes else "here"
         size = f"{footprint.n_parameters / 1e6:,.1f} M"
         memory = f"{default_gpu_memory(footprint) / 1e9:.1f} GB"
         yield f"{name:<22}{size:>10} parameters  {memory:>7} of a GPU  {state}: {printable(path)}"
+
+
+def bundled_head(bundle: str) -> Path:
+    """The place of the published head of a bundle."""
+    return published_folder() / bundle / BUNDLES[bundle].head.name
+
+
+def bytes_to_fetch(model: str) -> int:
+    """Bytes of a named model, or of a bundle, that are to be fetched before it can be used."""
+    if model in BUNDLES:
+        has_head = bundled_head(model).exists()
+        encoders = sum(map(bytes_to_fetch, BUNDLES[model].encoders))
+        return encoders + (0 if has_head else BUNDLES[model].head.n_bytes or _HEAD_BYTES)
+    if model in FOLDERS:
+        return sum(file.n_bytes or 0 for file in missing_files(model))
+    return 0 if locate(model).exists() else download_bytes(model)
 
 
 def describe_model(model: str) -> Iterator[str]:
@@ -212,12 +322,20 @@ def describe_model(model: str) -> Iterator[str]:
     Raises:
         UnavailableError: there is none, or it is damaged.
     """
-    path = locate(model)
     footprint: Footprint
+    if model in BUNDLES:
+        yield from _describe_bundle(model)
+        return
+    path = locate(model)
     if model in PUBLISHED and not path.exists():
         shape = shape_of(model)
         n_layers, width, encoder_id = shape.n_layers, shape.width, "known when it is here"
         footprint = footprint_of(shape, download_bytes(model))
+        yield f"path        {printable(path)}, when it is fetched"
+    elif model in FOLDERS and missing_files(model):
+        folder = FOLDERS[model]
+        n_layers, width, encoder_id = folder.n_layers, folder.width, "known when it is here"
+        footprint = folder.footprint
         yield f"path        {printable(path)}, when it is fetched"
     else:
         there = open_model(model, lambda _: None)
@@ -229,6 +347,27 @@ def describe_model(model: str) -> Iterator[str]:
     yield f"parameters  {footprint.n_parameters / 1e6:,.1f} M"
     yield f"encoder id  {encoder_id}"
     yield from describe_needs(footprint)
+
+
+def _describe_bundle(model: str) -> Iterator[str]:
+    bundle = BUNDLES[model]
+    n_bytes = bytes_to_fetch(model)
+    yield f"encoders    {' and '.join(bundle.encoders)}"
+    yield f"head        {printable(bundled_head(model))}, for chunks of {bundle.chunk_size} bases"
+    yield f"to fetch    {as_size(n_bytes) if n_bytes else 'nothing: all of it is here'}"
+    for encoder in bundle.encoders:
+        if encoder in FOLDERS:
+            yield from (f"file        {file.url}" for file in FOLDERS[encoder].files)
+        else:
+            yield f"file        {BASE_URL}/{encoder}.pt"
+    yield f"file        {bundle.head.url}"
+    footprints = [
+        FOLDERS[name].footprint
+        if name in FOLDERS
+        else footprint_of(shape_of(name), download_bytes(name))
+        for name in bundle.encoders
+    ]
+    yield from describe_needs(join_footprints(footprints))
 
 
 def verify_model(model: str) -> tuple[ESM2Model, str]:
@@ -279,7 +418,8 @@ def import_checkpoint(source: Path, name: str, *, force: bool) -> ESM2Model:
         UnavailableError: it is not an ESM-2, damaged, holds code, or has another name.
         OutputError: another model has the name, and ``force`` was not given.
     """
-    if not _NAME.fullmatch(name) or name == EMBEDDED or name.endswith(".pt"):
+    is_taken = name == EMBEDDED or name in FOLDERS or name in BUNDLES
+    if not _NAME.fullmatch(name) or is_taken or name.endswith(".pt"):
         raise UsageError(
             f"{printable(name)!r} cannot be the name of a model",
             hint="give another with --name: letters, digits, '_', '-' and '.'",
@@ -315,6 +455,29 @@ def import_checkpoint(source: Path, name: str, *, force: bool) -> ESM2Model:
     return inspect_esm2(target)
 
 
+def import_file(file: RemoteFile, folder: Path, source: Path) -> Path:
+    """Copy a published file that the user brought to its folder.
+
+    Raises:
+        UnavailableError: it is another file.
+        OutputError, StorageError: it cannot be written.
+    """
+    target = folder / file.name
+    try:
+        check_file(file, source)
+    except UnavailableError as error:
+        raise UnavailableError(
+            f"{printable(source)} is not the published {file.name}: {error}",
+            hint=f"fetch it from {file.url}",
+        ) from error
+    with writing(target, folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    with atomic(target) as temporary:
+        _copy_file(source, temporary, target)
+        check_file(file, temporary)
+    return target
+
+
 def _copy_folder(source: ESM2Model, digest: str, target: Path) -> None:
     for leftover in target.parent.glob(f".{target.name}.*{TEMPORARY}"):
         shutil.rmtree(leftover)  # of an import that was killed
@@ -347,60 +510,12 @@ def _check_copy(copy: ESM2Model, digest: str) -> None:
         )
 
 
-def download(model: str, path: Path, on_bytes: OnBytes, base_url: str = BASE_URL) -> None:
-    """Fetch a published checkpoint; ``path`` appears only when it is whole and what it says.
+def _download_esm2(model: str, path: Path, on_bytes: OnBytes, base_url: str) -> None:
+    most = _MOST_BYTES_PER_PARAMETER * shape_of(model).n_parameters
 
-    Raises:
-        UnavailableError: it cannot be fetched, or is not the model of that name.
-    """
-    url = f"{base_url}/{model}.pt"
-    hint = (
-        f"on a machine without network, fetch {url} elsewhere; `virnucpro models import` "
-        f"puts it in {path.parent}"
-    )
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic(path) as temporary:
-            _fetch(url, temporary, model, on_bytes)
-            _check_content(model, temporary)
-    except UnavailableError as error:
-        raise UnavailableError(f"what {url} gave is not {model}: {error}", hint=hint) from error
-    except (OSError, http.client.HTTPException) as error:
-        if isinstance(error, urllib.error.HTTPError):
-            error.close()
-        reason = getattr(error, "reason", None) or error
-        raise UnavailableError(f"cannot fetch {url}: {printable(reason)}", hint=hint) from error
+    def check(fetched: Path) -> None:
+        checkpoint = inspect_esm2(fetched)
+        check_published(model, checkpoint, checkpoint.sha256())
+        _check_md5(model, checkpoint)
 
-
-def _check_content(model: str, path: Path) -> None:
-    fetched = inspect_esm2(path)
-    check_published(model, fetched, fetched.sha256())
-    _check_md5(model, fetched)
-
-
-def _fetch(url: str, path: Path, model: str, on_bytes: OnBytes) -> None:
-    """
-    Raises:
-        UnavailableError: there is more than the model has, or less.
-        OSError: the connection ended early, or is too slow to wait for.
-    """
-    start, n_bytes = time.monotonic(), 0
-    with urllib.request.urlopen(url, timeout=_TIMEOUT) as answer, path.open("wb") as out:
-        announced = answer.length or 0  # 0: not said, or not a number
-        total = PUBLISHED[model].n_bytes or announced
-        if announced not in (0, total):
-            raise UnavailableError(f"it has {announced} bytes, not {total}")
-        most = total or _MOST_BYTES_PER_PARAMETER * shape_of(model).n_parameters
-        while block := answer.read1(_BLOCK):
-            out.write(block)
-            n_bytes += len(block)
-            if n_bytes > most:
-                raise UnavailableError(f"it goes on after {most} bytes")
-            seconds = time.monotonic() - start
-            if seconds > 2 * _TIMEOUT + n_bytes / _SLOWEST:
-                raise OSError(
-                    f"the connection is too slow: {n_bytes} bytes in {seconds:.0f} seconds"
-                )
-            on_bytes(n_bytes, total)
-    if n_bytes < total:
-        raise OSError(f"the connection ended after {n_bytes} of {total} bytes")
+    download(f"{base_url}/{model}.pt", path, PUBLISHED[model].n_bytes, most, check, on_bytes)

@@ -1,4 +1,5 @@
-"""The models that have names for everybody: the embedded one, and the checkpoints of fair-esm.
+"""The models that have names for everybody: the embedded one, the checkpoints of fair-esm, models
+of other families, and bundles of encoders with a head.
 
 Knows names and figures only, so that shell completion need not wait for torch.
 
@@ -7,12 +8,20 @@ those of github.com/Synthyra/FastPLMs @ 077c176 (``src/fastplms/models.toml``); 
 a second project records the same SHA-256 (650M: github.com/haddocking/DeepRank-Ab). Of 15B only an
 MD5 is on record, in a list that several projects share; that list's MD5 of 8M is also the one of
 github.com/uci-cbcl/esm-efficient (``tests/conftest.py``).
+
+The hash and the size of DNABERT-S's weights are recorded alike by three public projects; those of
+its other files are of the files themselves (zhihan1996/DNABERT-S of the Hugging Face Hub @ 00e47f9,
+Apache-2.0). The heads are known by their ids in git (github.com/Li-Jing-1997/VirNucPro @ 0f93f27,
+MIT).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from virnucpro.config import Footprint
 
 EMBEDDED = "esm2_virnucpro"
 BASE_URL = "https://dl.fbaipublicfiles.com/fair-esm/models"
@@ -83,3 +92,89 @@ PUBLISHED: Mapping[str, Published] = {
         md5="af61a9c0b792ae50e244cde443b7f4ac",
     ),
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteFile:
+    """A file that others publish: its address, and what it must be."""
+
+    url: str
+    n_bytes: int | None = None  # None: not recorded
+    sha256: str = ""
+    git_blob: str = ""  # where no SHA-256 is recorded: its id in git
+
+    @property
+    def name(self) -> str:
+        return PurePosixPath(self.url).name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedFolder:
+    """A model in a folder of several files; its family tells it by its content."""
+
+    n_layers: int
+    width: str  # of a vector, for people
+    footprint: Footprint
+    files: tuple[RemoteFile, ...]
+
+
+_DNABERT_S = (
+    "https://huggingface.co/zhihan1996/DNABERT-S/resolve/00e47f96cdea35e4b6f5df89e5419cbe47d490c6"
+)
+FOLDERS: Mapping[str, PublishedFolder] = {
+    "dnabert-s": PublishedFolder(
+        n_layers=12,
+        width="768 in 12 heads of 64",
+        footprint=Footprint(
+            n_parameters=116_477_952,
+            file_bytes=468_320_053,
+            bytes_per_parameter=6,
+            bytes_per_token=98_304,
+            filling_tokens=65_536,
+        ),
+        files=(
+            RemoteFile(
+                url=f"{_DNABERT_S}/pytorch_model.bin",
+                n_bytes=468_320_053,
+                sha256="f3cfc3d0541859df64759e758cc4bc40fe1d5760799a7d098a9f9f09501c1e5f",
+            ),
+            RemoteFile(
+                url=f"{_DNABERT_S}/tokenizer.json",
+                n_bytes=168_203,
+                sha256="667f5a0e6e9630f7052b004784dda7c7aeba395cc4ca3c01b11b02e6aa29d7b1",
+            ),
+            RemoteFile(
+                url=f"{_DNABERT_S}/config.json",
+                n_bytes=1_025,
+                sha256="d54c142114563aa34ef7c2b54ccc921d08e50cd7c3cd69c439d5e0d2bbcfcdee",
+            ),
+        ),
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bundle:
+    """Encoders whose vectors of a frame stand side by side, and the head that reads them."""
+
+    encoders: tuple[str, ...]  # names, in the order of the vectors
+    head: RemoteFile
+    chunk_size: int  # bases
+
+
+_HEADS = (
+    "https://raw.githubusercontent.com/Li-Jing-1997/VirNucPro/"
+    "0f93f2755a7ea1acd3ff1bcf182892f960ef3326"
+)
+BUNDLES: Mapping[str, Bundle] = {
+    f"virnucpro-{chunk_size}": Bundle(
+        encoders=("dnabert-s", "esm2_t36_3B_UR50D"),
+        head=RemoteFile(url=f"{_HEADS}/{chunk_size}_model.pth", git_blob=git_blob),
+        chunk_size=chunk_size,
+    )
+    for chunk_size, git_blob in (
+        (500, "fc35d5ef9f1f4564eea7036f34f4f8ec6000d33d"),
+        (300, "a0b5b85e7c1e44f00cde146d091beb82b2c8e855"),
+    )
+}
+NAMES = (EMBEDDED, *PUBLISHED, *FOLDERS, *BUNDLES)

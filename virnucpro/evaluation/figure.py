@@ -45,9 +45,8 @@ def draw(evaluation: Evaluation) -> Figure:
         _draw_reliability(calibration, kind, colour)
     _finish_roc(roc)
     _finish_reliability(calibration)
-    threshold = evaluation.head.facts.threshold
     for axes, (kind, _) in zip((of_records, of_chunks), kinds[-2:], strict=False):
-        _draw_scores(axes, kind, threshold)
+        _draw_scores(axes, kind)
     held_out = evaluation.held_out
     title = f"{len(held_out.records):,} labelled records"
     if held_out.trained:
@@ -63,7 +62,7 @@ def _name(kind: Sampled) -> str:
 
 
 def _draw_roc(axes: Axes, kind: Sampled, row: Row, colour: NDArray[np.float64]) -> None:
-    curve = roc_curve(kind.samples)
+    curve = roc_curve(kind.scored.samples)
     false, true = curve.false_positives, curve.true_positives
     axes.plot(
         np.concatenate([[0.0], false / false[-1]]),
@@ -81,7 +80,7 @@ def _finish_roc(axes: Axes) -> None:
 
 
 def _draw_reliability(axes: Axes, kind: Sampled, colour: NDArray[np.float64]) -> None:
-    curve = reliability(kind.samples)
+    curve = reliability(kind.scored.samples)
     axes.plot(curve.mean_score, curve.share_of_viruses, color=colour, marker=".", label=_name(kind))
 
 
@@ -91,13 +90,15 @@ def _finish_reliability(axes: Axes) -> None:
     axes.set_title("Reliability")
 
 
-def _draw_scores(axes: Axes, kind: Sampled, threshold: float) -> None:
-    samples = kind.samples
+def _draw_scores(axes: Axes, kind: Sampled) -> None:
+    scored = kind.scored
+    samples, called = scored.samples, scored.scores[scored.is_called]
     bars = np.linspace(0, 1, _N_BARS + 1)
     for label, is_virus in (("other", False), ("virus", True)):
         scores = samples.scores[samples.is_virus == is_virus]
         axes.hist(scores, bins=bars.tolist(), alpha=0.6, label=f"{label} ({len(scores):,})")
-    axes.axvline(threshold, color="black", linewidth=0.8, linestyle="--")
+    if len(called):
+        axes.axvline(float(called.min()), color="black", linewidth=0.8, linestyle="--")
     axes.set(xlabel="score", ylabel="samples")
     axes.set_title(f"Scores of {_name(kind)}")
     axes.legend(fontsize="small")

@@ -1,8 +1,8 @@
-"""Held-out data: records that head and encoder were not trained on."""
+"""Held-out data: records that head, encoder and scorer were not trained on."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,26 +13,49 @@ from virnucpro.errors import InputError, UsageError
 from virnucpro.labelled.digests import group_digest, record_digest
 from virnucpro.labelled.records import Labelled, LabelledRecord
 from virnucpro.log import LOGGER, announce
+from virnucpro.scorer.nets import Scorer
 from virnucpro.scoring.head import Head
 
 OfTraining = Literal["refuse", "leave out", "keep"]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Memory:
+    """Digests of the records and of the groups that something was trained on."""
+
+    owner: str  # "the head", say
+    records: NDArray[np.uint64]
+    groups: NDArray[np.uint64]
+
+
+def memories(head: Head | None, scorer: Scorer | None) -> list[Memory]:
+    """The memories of what calls the records: a head, its encoder, the scorer."""
+    memories = []
+    if head is not None:
+        memories += [
+            Memory("the head", head.trained_records, head.trained_groups),
+            Memory("its encoder", head.encoder_records, head.encoder_groups),
+        ]
+    if scorer is not None:
+        memories.append(Memory("the scorer", scorer.trained_records, scorer.trained_groups))
+    return memories
+
+
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """The ids of records that were trained on, themselves or others of their groups."""
+    """The ids of records that were trained on, themselves or others of their groups, by owner."""
 
-    of_head: frozenset[str]
-    of_encoder: frozenset[str]
+    by_owner: Mapping[str, frozenset[str]]
 
     @property
     def ids(self) -> frozenset[str]:
-        return self.of_head | self.of_encoder
+        return frozenset[str]().union(*self.by_owner.values())
 
     def describe(self, n_records: int) -> str:
-        """A clause on how many of these records head and encoder were trained on."""
-        parts = (("the head", self.of_head), ("its encoder", self.of_encoder))
-        counts = [f"{who} was trained on {len(ids):,}" for who, ids in parts if ids]
+        """A clause on how many of these records each of them was trained on."""
+        counts = [
+            f"{owner} was trained on {len(ids):,}" for owner, ids in self.by_owner.items() if ids
+        ]
         return f"{', '.join(counts)} of {n_records:,} records, or on others of their groups"
 
 
@@ -45,7 +68,7 @@ def policy(held_out_only: bool, allow_training_data: bool) -> OfTraining:
         case True, True:
             raise UsageError(
                 "--held-out-only and --allow-training-data contradict each other",
-                hint="the first leaves out what the head was trained on, the second keeps it",
+                hint="the first leaves out what was trained on, the second keeps it",
             )
         case True, False:
             return "leave out"
@@ -55,37 +78,43 @@ def policy(held_out_only: bool, allow_training_data: bool) -> OfTraining:
 
 
 class HeldOut:
-    """Records to test a head on, and those among them that it was trained on."""
+    """Records to test a head or the scorer on, and those among them that it was trained on."""
 
-    def __init__(self, head: Head, of_training: OfTraining) -> None:
-        self._head = _Memory(head.trained_records, head.trained_groups)
-        self._encoder = _Memory(head.encoder_records, head.encoder_groups)
+    def __init__(self, memories: Sequence[Memory], of_training: OfTraining) -> None:
+        self._memories = {
+            memory.owner: (set(memory.groups.tolist()), set(memory.records.tolist()))
+            for memory in memories
+        }
         self._of_training = of_training
         self.records: list[LabelledRecord] = []  # those that passed ``select``
         self.trained: frozenset[str] = frozenset()  # ids; empty unless they were to be kept
-        if not len(head.trained_records) and not len(head.trained_groups):
-            LOGGER.warning("the head does not say what it was trained on: nothing can be held out")
+        for owner, digests in self._memories.items():
+            if owner != "its encoder" and not any(digests):  # few encoders were trained on labels
+                LOGGER.warning(
+                    "%s does not say what it was trained on: nothing can be held out", owner
+                )
 
     def select(self, pairs: Iterable[Labelled]) -> Iterator[Labelled]:
         """Pass on the records that are to be tested, one by one.
 
         Raises:
-            InputError: at the end: head or encoder were trained on some of the data, which is to
-                be refused; or nothing is left.
+            InputError: at the end: some of the data was trained on, which is to be refused; or
+                nothing is left.
         """
         n_records = 0
-        of_head, of_encoder = set[str](), set[str]()
+        known: dict[str, set[str]] = {owner: set() for owner in self._memories}
         for labelled, record in pairs:
             n_records += 1
-            digests = group_digest(labelled.group), record_digest(record.sequence)
-            for ids, memory in ((of_head, self._head), (of_encoder, self._encoder)):
-                if memory.knows(*digests):
-                    ids.add(labelled.id)
-            is_trained = labelled.id in of_head or labelled.id in of_encoder
+            group, digest = group_digest(labelled.group), record_digest(record.sequence)
+            is_trained = False
+            for owner, (groups, records) in self._memories.items():
+                if group in groups or digest in records:
+                    known[owner].add(labelled.id)
+                    is_trained = True
             if not is_trained or self._of_training != "leave out":
                 self.records.append(labelled)
                 yield labelled, record
-        self._tell(Trained(frozenset(of_head), frozenset(of_encoder)), n_records)
+        self._tell(Trained({owner: frozenset(ids) for owner, ids in known.items()}), n_records)
 
     def _tell(self, trained: Trained, n_records: int) -> None:
         """
@@ -101,22 +130,10 @@ class HeldOut:
         if {record.is_virus for record in self.records} != {True, False}:
             raise InputError(
                 "the data to evaluate on holds no virus, or nothing else",
-                hint="give labelled records of both kinds that head and encoder were not trained "
-                "on",
+                hint="give labelled records of both kinds that were not trained on",
             )
         if trained.ids and self._of_training == "keep":
             LOGGER.warning("%s: the figures are too good", trained.describe(n_records))
             self.trained = trained.ids
         elif trained.ids:
             announce(f"{trained.describe(n_records)}: they are left out")
-
-
-class _Memory:
-    """The digests of the records and groups that a head, or an encoder, was trained on."""
-
-    def __init__(self, records: NDArray[np.uint64], groups: NDArray[np.uint64]) -> None:
-        self._records, self._groups = set(records.tolist()), set(groups.tolist())
-
-    def knows(self, group: int, record: int) -> bool:
-        """True if it was trained on this record, or on others of its group."""
-        return group in self._groups or record in self._records

@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
+PREVALENCES = (0.01, 0.05, 0.2)  # shares of viruses in a sample, at which precision is told
 MAX_FALSE_POSITIVES = 0.01  # share of what is not viral, at which recall is measured
 N_BINS = 15  # of the reliability curve, equally wide
 N_RESAMPLES = 200
@@ -48,7 +49,8 @@ class Samples:
 class Measures:
     """Figures of one set of samples; None where one is not defined.
 
-    From ``accuracy`` to ``false_positives`` at the threshold: a sample is called from it on.
+    From ``accuracy`` to ``false_positives`` they are of the calls; so is the precision that recall
+    and false positives would have in a sample of which a share is viral.
     """
 
     auroc: float | None = None  # a virus scores higher than the rest; ties count half
@@ -58,9 +60,12 @@ class Measures:
     recall: float | None = None
     f1: float | None = None
     false_positives: float | None = None  # share of what is not viral that is called
+    precision_if_1_percent_viral: float | None = None
+    precision_if_5_percent_viral: float | None = None
+    precision_if_20_percent_viral: float | None = None
     recall_at_1_percent: float | None = None  # where at most 1 % of what is not viral is called
     threshold_at_1_percent: float | None = None  # the lowest such; None if none calls anything
-    calibration_error: float | None = None  # expected calibration error
+    calibration_error: float | None = None  # expected; both labels weigh the same
 
 
 MEASURES = tuple(field.name for field in fields(Measures))
@@ -77,11 +82,15 @@ class Curve:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reliability:
-    """Per bin that is not empty: the mean score, and the share of viruses."""
+    """Per bin that is not empty: the mean score, and the share of viruses.
+
+    Both labels weigh the same, as a score is a probability where half of all is viral.
+    """
 
     mean_score: NDArray[np.float64]
     share_of_viruses: NDArray[np.float64]
-    weight: NDArray[np.float64]
+    weight: NDArray[np.float64]  # of the bin; they add up to 1
+    n: NDArray[np.float64]  # sum of the weights of the samples
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,31 +101,40 @@ class Interval:
     high: Measures
 
 
-def measure(samples: Samples, threshold: float) -> Measures:
-    return _Ranked(samples).measures(samples.weights, threshold)
+def measure(samples: Samples, is_called: NDArray[np.bool_]) -> Measures:
+    """The figures of samples, of which some are called. (n,) calls"""
+    return _Ranked(samples).measures(samples.weights, is_called)
 
 
 def auroc(
     odds: NDArray[np.float64], is_virus: NDArray[np.bool_], weights: NDArray[np.float64]
 ) -> float:
     """The AUROC of log-odds; both classes must be there. (n,) each"""
-    scores = 0.5 * (1 + np.tanh(odds / 2))
     groups = np.zeros(len(odds), dtype=np.int64)
-    area = measure(Samples(scores, is_virus, groups, weights), 0.5).auroc
-    assert area is not None, "one class has no ranking"
-    return area
+    return _Ranked(_samples(odds, is_virus, groups, weights)).auroc(weights)
 
 
 def auroc_interval(
     odds: NDArray[np.float64], is_virus: NDArray[np.bool_], groups: NDArray[np.int64], seed: int
 ) -> tuple[float | None, float | None]:
     """The 95 % interval of ``auroc``, as ``bootstrap`` has it; each sample weighs the same."""
-    scores = 0.5 * (1 + np.tanh(odds / 2))
-    interval = bootstrap(Samples(scores, is_virus, groups, np.ones(len(odds))), 0.5, seed)
-    return interval.low.auroc, interval.high.auroc
+    samples = _samples(odds, is_virus, groups, np.ones(len(odds)))
+    ranked = _Ranked(samples)
+    values = [ranked.auroc(weights) for weights in _resamples(samples, seed)]
+    low, high = np.percentile(values, _INTERVAL).tolist() if values else (None, None)
+    return low, high
 
 
-def bootstrap(samples: Samples, threshold: float, seed: int) -> Interval:
+def _samples(
+    odds: NDArray[np.float64],
+    is_virus: NDArray[np.bool_],
+    groups: NDArray[np.int64],
+    weights: NDArray[np.float64],
+) -> Samples:
+    return Samples(0.5 * (1 + np.tanh(odds / 2)), is_virus, groups, weights)
+
+
+def bootstrap(samples: Samples, is_called: NDArray[np.bool_], seed: int) -> Interval:
     """95 % intervals by resampling whole groups, with replacement, within each label.
 
     What is drawn is a group, as the pieces of one genome, or of relatives, stand and fall
@@ -125,7 +143,7 @@ def bootstrap(samples: Samples, threshold: float, seed: int) -> Interval:
     above it.
     """
     ranked = _Ranked(samples)
-    resamples = [ranked.measures(weights, threshold) for weights in _resamples(samples, seed)]
+    resamples = [ranked.measures(weights, is_called) for weights in _resamples(samples, seed)]
     if not resamples:
         return Interval(Measures(), Measures())
     return Interval(*(_percentile(resamples, at) for at in _INTERVAL))
@@ -201,21 +219,26 @@ class _Ranked:
         return _auroc(curve.true_positives, curve.false_positives)
 
     def reliability(self, weights: NDArray[np.float64]) -> Reliability:
-        w = weights[self.order]
-        total, score, virus = (
+        n = weights[self.order].astype(np.float64)
+        w = n.copy()
+        for side in (self.is_virus, ~self.is_virus):
+            w[side] /= max(2 * float(w[side].sum()), np.finfo(float).tiny)
+        total, score, virus, count = (
             np.bincount(self.bins, weights=values, minlength=N_BINS).astype(np.float64)
-            for values in (w, w * self.scores, w * self.is_virus)
+            for values in (w, w * self.scores, w * self.is_virus, n)
         )
         full = total > 0
-        return Reliability(score[full] / total[full], virus[full] / total[full], total[full])
+        return Reliability(
+            score[full] / total[full], virus[full] / total[full], total[full], count[full]
+        )
 
-    def measures(self, weights: NDArray[np.float64], threshold: float) -> Measures:
-        """(n,) weights, 0 for what was not drawn."""
+    def measures(self, weights: NDArray[np.float64], is_called: NDArray[np.bool_]) -> Measures:
+        """(n,) weights, 0 for what was not drawn, and calls, both in the order of the samples."""
         curve = self.curve(weights)
         true, false = curve.true_positives, curve.false_positives
         n_virus, n_other = (float(side[-1]) if len(side) else 0.0 for side in (true, false))
-        n_called = int(np.count_nonzero(self.thresholds >= threshold))
-        called, wrongly = (float(side[n_called - 1]) if n_called else 0.0 for side in (true, false))
+        of_calls = np.where(is_called, weights, 0.0)[self.order]
+        called, wrongly = (float(of_calls[side].sum()) for side in (self.is_virus, ~self.is_virus))
         if not n_virus or not n_other:
             return Measures(
                 recall=called / n_virus if n_virus else None,
@@ -233,9 +256,10 @@ class _Ranked:
             recall=called / n_virus,
             f1=2 * called / (called + wrongly + n_virus),
             false_positives=wrongly / n_other,
+            **_precisions(called / n_virus, wrongly / n_other),
             recall_at_1_percent=float(true[n_allowed - 1]) / n_virus if n_allowed else 0.0,
             threshold_at_1_percent=float(curve.thresholds[n_allowed - 1]) if n_allowed else None,
-            calibration_error=float(gap @ curves.weight / curves.weight.sum()),
+            calibration_error=float(gap @ curves.weight),
         )
 
 
@@ -243,3 +267,14 @@ def _auroc(true: NDArray[np.float64], false: NDArray[np.float64]) -> float:
     """The area from cumulated weights of the viruses and of the rest; ties count half."""
     beaten = false[-1] - false + np.diff(false, prepend=0.0) / 2
     return float(np.diff(true, prepend=0.0) @ beaten) / float(true[-1] * false[-1])
+
+
+def _precisions(recall: float, false_positives: float) -> dict[str, float | None]:
+    """The precision at each of ``PREVALENCES``; None where nothing is called."""
+    precisions: dict[str, float | None] = {}
+    for share in PREVALENCES:
+        rightly, wrongly = share * recall, (1 - share) * false_positives
+        n_called = rightly + wrongly
+        name = f"precision_if_{share * 100:.0f}_percent_viral"
+        precisions[name] = rightly / n_called if n_called else None
+    return precisions

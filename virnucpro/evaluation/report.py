@@ -7,13 +7,16 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
+
 from virnucpro import __version__
-from virnucpro.evaluation.metrics import MEASURES, Measures, reliability
+from virnucpro.evaluation.metrics import MEASURES, Measures, reliability, roc_curve
 from virnucpro.evaluation.story import Evaluation, Row, Sampled
 from virnucpro.files import atomic, sha256
 from virnucpro.log import printable
 
 NOT_DEFINED = "n/a"
+_ROC_POINTS = 200
 _FACTS = ("unit", "length", "subset", "kingdom", "n", "n_virus", "n_groups")
 _COLUMNS = (
     *_FACTS,
@@ -25,7 +28,10 @@ _COLUMNS = (
     *MEASURES[1:],
     *(f"{name}_equal_groups" for name in MEASURES),
     "auroc_no_orf_as_0",
+    "auroc_no_orf_as_0_low",
+    "auroc_no_orf_as_0_high",
     "recall_no_orf_as_0",
+    "false_positives_no_orf_as_0",
 )
 
 
@@ -43,32 +49,34 @@ def write_report(evaluation: Evaluation) -> None:
 def summary_lines(evaluation: Evaluation) -> list[str]:
     """The lines for the user at the end."""
     held_out, question = evaluation.held_out, evaluation.question
-    threshold = evaluation.head.facts.threshold
     lines = [
         f"evaluated on {len(held_out.records):,} records of "
-        f"{len({record.group for record in held_out.records}):,} groups; called virus from a "
-        f"score of {threshold:g} on",
-        f"{'':16}{'n':>8}{'no_orf':>9}  {'AUROC (95 % interval)':<24}{'recall':>8}{'false +':>9}"
-        f"{'recall at 1 % false +':>24}",
+        f"{len({record.group for record in held_out.records}):,} groups; called virus: "
+        f"{evaluation.cut}",
+        f"{'':16}{'n':>8}{'no score':>10}  {'AUROC of all (95 % interval)':<30}{'recall':>8}"
+        f"{'false +':>9}{'precision at 5 % viruses':>26}",
         *(_line(row) for row in evaluation.rows if row.subset == "all"),
         f"by kingdom, and more: {printable(question.output / 'evaluation.tsv')}, .json, .pdf, .png",
     ]
     if held_out.trained:
         lines.append(
             f"WITH TRAINING DATA: {len(held_out.trained):,} of the records, or their groups, "
-            "the head was trained on; the figures are too good"
+            "were trained on; the figures are too good"
         )
     return lines
 
 
 def _line(row: Row) -> str:
-    low, high = row.interval.low.auroc, row.interval.high.auroc
-    auroc = f"{_short(row.scored.auroc)} ({_short(low)} to {_short(high)})"
+    """The figures of all samples; one without a score counts as the lowest."""
+    figures, interval = row.no_orf_as_0, row.interval_no_orf_as_0
+    auroc = (
+        f"{_short(figures.auroc)} ({_short(interval.low.auroc)} to {_short(interval.high.auroc)})"
+    )
     name = f"{row.unit}s, {row.length}" if row.unit == "record" else "chunks"
     return (
-        f"  {name:<14}{row.n:>8}{row.n_no_orf / row.n:>9.1%}  {auroc:<24}"
-        f"{_short(row.scored.recall):>8}{_short(row.scored.false_positives):>9}"
-        f"{_short(row.scored.recall_at_1_percent):>24}"
+        f"  {name:<14}{row.n:>8}{row.n_no_orf / row.n:>10.1%}  {auroc:<30}"
+        f"{_short(figures.recall):>8}{_short(figures.false_positives):>9}"
+        f"{_short(figures.precision_if_5_percent_viral):>26}"
     )
 
 
@@ -86,7 +94,10 @@ def _cells(row: Row) -> Iterator[str]:
     yield from (_cell(getattr(row.scored, name)) for name in MEASURES[1:])
     yield from (_cell(getattr(row.equal_groups, name)) for name in MEASURES)
     yield _cell(row.no_orf_as_0.auroc)
+    yield _cell(row.interval_no_orf_as_0.low.auroc)
+    yield _cell(row.interval_no_orf_as_0.high.auroc)
     yield _cell(row.no_orf_as_0.recall)
+    yield _cell(row.no_orf_as_0.false_positives)
 
 
 def _cell(value: float | None) -> str:
@@ -94,7 +105,8 @@ def _cell(value: float | None) -> str:
 
 
 def _to_json(evaluation: Evaluation) -> dict[str, object]:
-    question, head, held_out = evaluation.question, evaluation.head, evaluation.held_out
+    question, held_out = evaluation.question, evaluation.held_out
+    head, scorer = evaluation.caller.head, evaluation.caller.scorer
     options = question.options
     return {
         "virnucpro_version": __version__,
@@ -102,10 +114,13 @@ def _to_json(evaluation: Evaluation) -> dict[str, object]:
         "split": _split_to_json(options.split, options.part or "test"),
         "n_records": len(held_out.records),
         "n_trained_records": len(held_out.trained),
-        "head": {"sha256": head.sha256, **asdict(head.facts)},
+        "head": head and {"sha256": head.sha256, **asdict(head.facts)},
+        "scorer": scorer and {"sha256": scorer.sha256, "training": scorer.training},
+        "cut": evaluation.cut,
         "cutting": asdict(question.cutting),
         "rows": [_row_to_json(row) for row in evaluation.rows],
         "reliability": [_reliability_to_json(kind) for kind in evaluation.kinds if kind.records],
+        "roc": [_roc_to_json(kind) for kind in evaluation.kinds if kind.records],
     }
 
 
@@ -127,15 +142,31 @@ def _row_to_json(row: Row) -> dict[str, object]:
         "high": rounded(row.interval.high),
         "equal_groups": rounded(row.equal_groups),
         "no_orf_as_0": rounded(row.no_orf_as_0),
+        "no_orf_as_0_low": rounded(row.interval_no_orf_as_0.low),
+        "no_orf_as_0_high": rounded(row.interval_no_orf_as_0.high),
     }
 
 
 def _reliability_to_json(kind: Sampled) -> dict[str, object]:
-    curve = reliability(kind.samples)
+    curve = reliability(kind.scored.samples)
     return {
         "unit": kind.unit,
         "length": kind.length,
         "mean_score": curve.mean_score.round(6).tolist(),
         "share_of_viruses": curve.share_of_viruses.round(6).tolist(),
-        "n": curve.weight.tolist(),
+        "n": curve.n.tolist(),
+    }
+
+
+def _roc_to_json(kind: Sampled) -> dict[str, object]:
+    """Some hundred points of the ROC curve of all samples; empty for a single label."""
+    curve = roc_curve(kind.samples)
+    true, false = curve.true_positives, curve.false_positives
+    points = np.unique(np.linspace(0, len(true) - 1, min(len(true), _ROC_POINTS)).astype(np.int64))
+    has_both = true[-1] > 0 and false[-1] > 0
+    return {
+        "unit": kind.unit,
+        "length": kind.length,
+        "true_positives": (true[points] / true[-1]).round(6).tolist() if has_both else [],
+        "false_positives": (false[points] / false[-1]).round(6).tolist() if has_both else [],
     }

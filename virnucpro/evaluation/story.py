@@ -1,4 +1,4 @@
-"""``virnucpro evaluate``: labelled records, scored as users have theirs scored, and measured.
+"""``virnucpro evaluate``: labelled records, called as users have theirs called, and measured.
 
 Fragments of the records go through the same ``pipeline.run`` as any input of ``predict``; what
 is measured is read from the tables that it leaves, and joined by id.
@@ -15,11 +15,12 @@ from typing import Literal, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
+from virnucpro.config import Recipe
 from virnucpro.engine.executor import Executor
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.errors import UsageError, VirnucproError
 from virnucpro.evaluation.fragments import WHOLE, Cutting, Fragment, length_name, write_fragments
-from virnucpro.evaluation.held_out import HeldOut, OfTraining, policy
+from virnucpro.evaluation.held_out import HeldOut, OfTraining, memories, policy
 from virnucpro.evaluation.metrics import Interval, Measures, Samples, bootstrap, measure
 from virnucpro.files import refuse_links, writing
 from virnucpro.labelled.records import (
@@ -35,12 +36,14 @@ from virnucpro.log import printable
 from virnucpro.options import EvaluateOptions, PredictOptions, carry
 from virnucpro.outputs.sinks import FrameTable, read_calls, read_frame_scores
 from virnucpro.pipeline import OnEvent, run
-from virnucpro.records import FastaRecord, Prediction
+from virnucpro.records import Call, FastaRecord, Prediction
 from virnucpro.resolve import RunConfig, resolve
 from virnucpro.run.folder import RunDir
+from virnucpro.scorer.nets import Scorer, embedded_scorer, load_scorer
 from virnucpro.scoring.calls import chunk_scores, score_record
 from virnucpro.scoring.head import Head, HeadFacts
 from virnucpro.sequences.fasta import read_fasta
+from virnucpro.sequences.genetic_code import GeneticCode, genetic_code
 from virnucpro.sequences.translate import chunk_record, translate_six_frames
 
 Unit = Literal["record", "chunk"]
@@ -94,7 +97,8 @@ class Sampled:
 
     unit: Unit
     length: str
-    scores: NDArray[np.float64]  # (n,), NaN where there was no frame to be scored: no_orf
+    scores: NDArray[np.float64]  # (n,), NaN where there was nothing to be scored: no_orf
+    is_called: NDArray[np.bool_]  # (n,)
     records: tuple[LabelledRecord, ...]  # (n,), what each is of
     is_trained: NDArray[np.bool_]  # (n,), the head was trained on it
 
@@ -112,23 +116,23 @@ class Sampled:
         return np.array(numbers_of_records, dtype=np.int64)
 
     @property
-    def samples(self) -> Samples:
-        """The samples with a score, each of weight 1."""
-        return self._samples(np.isfinite(self.scores))
+    def scored(self) -> Sampled:
+        """The samples with a score."""
+        return self.where(np.isfinite(self.scores))
 
     @property
-    def samples_with_no_orf(self) -> Samples:
-        """All samples, each of weight 1; without a frame, with the lowest score."""
-        return self._samples(np.ones(len(self.scores), dtype=np.bool_))
-
-    def _samples(self, mask: NDArray[np.bool_]) -> Samples:
-        scores = np.nan_to_num(self.scores[mask], nan=0.0)
-        return Samples(scores, self.is_virus[mask], self.groups[mask], np.ones(len(scores)))
+    def samples(self) -> Samples:
+        """All samples, each of weight 1; one without a score has the lowest."""
+        scores = np.nan_to_num(self.scores, nan=0.0)
+        return Samples(scores, self.is_virus, self.groups, np.ones(len(scores)))
 
     def where(self, mask: NDArray[np.bool_]) -> Sampled:
-        records = tuple(self.records[i] for i in np.flatnonzero(mask))
         return replace(
-            self, scores=self.scores[mask], records=records, is_trained=self.is_trained[mask]
+            self,
+            scores=self.scores[mask],
+            is_called=self.is_called[mask],
+            records=tuple(self.records[i] for i in np.flatnonzero(mask)),
+            is_trained=self.is_trained[mask],
         )
 
 
@@ -149,6 +153,15 @@ class Row:
     interval: Interval  # of ``scored``
     equal_groups: Measures  # of what was scored, each group of a label counting one
     no_orf_as_0: Measures  # of everything
+    interval_no_orf_as_0: Interval
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Caller:
+    """What calls the records: the scorer, a head, or a head that is joined with the scorer."""
+
+    head: Head | None
+    scorer: Scorer | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -156,14 +169,15 @@ class Evaluation:
     """The figures of an evaluation."""
 
     question: Question
-    head: Head
+    caller: Caller
     held_out: HeldOut
     kinds: tuple[Sampled, ...]
     rows: tuple[Row, ...]
+    cut: str  # rule by which a record is called viral, in words
 
 
 def evaluate(options: EvaluateOptions, on_event: OnEvent) -> Evaluation:
-    """Measure a head on labelled sequences, as the options say.
+    """Measure a head, or the scorer, on labelled sequences, as the options say.
 
     Raises:
         VirnucproError: see ``errors``; or something could not be scored.
@@ -176,10 +190,19 @@ def evaluate(options: EvaluateOptions, on_event: OnEvent) -> Evaluation:
         input_type="nucleotide",
         output_dir=question.run_folder,
         regions=False,
+        report=False,
     )
     config, head = resolve(prediction, on_event)
-    assert head is not None, "predict has a head"
-    return answer(question, config, head, ProcessExecutor(config.resources.devices), on_event)
+    executor = ProcessExecutor(config.resources.devices)
+    return answer(question, config, caller_of(config, head), executor, on_event)
+
+
+def caller_of(config: RunConfig, head: Head | None) -> Caller:
+    """What calls nucleotides in this run."""
+    if (choice := config.scorer_for("nucleotide")) is not None:
+        return Caller(None, load_scorer(choice.path))
+    is_joined = head is not None and head.facts.join is not None
+    return Caller(head, load_scorer(embedded_scorer()) if is_joined else None)
 
 
 def understand(options: EvaluateOptions) -> Question:
@@ -222,28 +245,29 @@ def _lengths(text: str) -> tuple[int, ...]:
 
 
 def answer(
-    question: Question, config: RunConfig, head: Head, executor: Executor, on_event: OnEvent
+    question: Question, config: RunConfig, caller: Caller, executor: Executor, on_event: OnEvent
 ) -> Evaluation:
     """Cut, score and measure; ``config`` is of a run without inputs in ``run_folder``.
 
     Raises:
         VirnucproError: see ``errors``; or something could not be scored.
     """
-    held_out = HeldOut(head, question.of_training)
+    held_out = HeldOut(memories(caller.head, caller.scorer), question.of_training)
     with _folder(question.output):
         pairs = held_out.select(question.read_records())
         fragments = write_fragments(pairs, question.cutting, question.fasta, question.table)
     config = replace(config, options=replace(config.options, input=(question.fasta,)))
-    summary = run(config, head, executor, on_event)
+    summary = run(config, caller.head, executor, on_event)
     if summary.exit_code:
         raise VirnucproError(
             f"not everything was scored: see {printable(question.run_folder)}",
             hint="figures of a part would mislead: run the same command with --resume",
         )
-    kinds = tuple(read_kinds(question, fragments, held_out, config.recipe.chunk_size, head.facts))
-    threshold, seed = head.facts.threshold, question.cutting.seed
-    rows = tuple(row for kind in kinds for row in measure_kind(kind, threshold, seed))
-    return Evaluation(question, head, held_out, kinds, rows)
+    kinds = read_records_of(question, fragments, held_out)
+    if caller.head is not None:  # the scorer's pieces are as good as fragments of that length
+        kinds.append(read_chunks(question, fragments, held_out, config.recipe, caller.head.facts))
+    rows = tuple(row for kind in kinds for row in measure_kind(kind, question.cutting.seed))
+    return Evaluation(question, caller, held_out, tuple(kinds), rows, summary.cut)
 
 
 @contextmanager
@@ -261,59 +285,74 @@ def _folder(path: Path) -> Iterator[None]:
         raise
 
 
-def read_kinds(
+def read_records_of(
+    question: Question, fragments: Sequence[Fragment], held_out: HeldOut
+) -> list[Sampled]:
+    """The fragments by rising length, and the whole records, with the calls of the run."""
+    with RunDir(question.run_folder).record_table("predict").open(encoding="utf-8") as table:
+        calls = read_answers(table, fragments)
+    scores = np.array([call.virus_score for call in calls], dtype=np.float64)  # NaN for None
+    is_called = np.array([call.is_virus for call in calls], dtype=np.bool_)
+    lengths = np.array([fragment.length for fragment in fragments], dtype=np.int64)
+    kinds = []
+    for length in (*sorted(question.cutting.lengths), WHOLE):
+        rows = np.flatnonzero(lengths == length)
+        records = tuple(fragments[i].record for i in rows.tolist())
+        is_trained = _is_trained(records, held_out)
+        name = length_name(length)
+        kinds.append(Sampled("record", name, scores[rows], is_called[rows], records, is_trained))
+    return kinds
+
+
+def read_chunks(
     question: Question,
     fragments: Sequence[Fragment],
     held_out: HeldOut,
-    chunk_size: int,
+    recipe: Recipe,
     facts: HeadFacts,
-) -> Iterator[Sampled]:
-    """Records by rising length, the whole ones, and the chunks of these."""
-    rundir = RunDir(question.run_folder)
-    with rundir.record_table("predict").open(encoding="utf-8") as table:
-        scores = read_scores(table, fragments)
-    of_length: dict[int, list[int]] = {}
-    for i, fragment in enumerate(fragments):
-        of_length.setdefault(fragment.length, []).append(i)
-
-    def sampled(unit: Unit, length: str, owners: Sequence[int], values: object) -> Sampled:
-        records = tuple(fragments[i].record for i in owners)
-        is_trained = np.array([record.id in held_out.trained for record in records], dtype=np.bool_)
-        return Sampled(unit, length, np.array(values, dtype=np.float64), records, is_trained)
-
-    for length in (*sorted(question.cutting.lengths), WHOLE):
-        rows = of_length.get(length, [])
-        yield sampled("record", length_name(length), rows, scores[rows])
-    whole = {fragments[i].id: i for i in of_length.get(WHOLE, [])}
+) -> Sampled:
+    """The chunks of the whole records, as the head alone scores and calls them."""
+    whole = {fragment.id: fragment.record for fragment in fragments if fragment.length == WHOLE}
+    rundir, code = RunDir(question.run_folder), genetic_code(recipe.genetic_code)
     with rundir.output(FrameTable).open(encoding="utf-8") as table:
         pieces = (record for record in read_fasta(question.fasta) if record.id in whole)
-        chunks = list(read_chunk_scores(table, pieces, chunk_size, facts))
-    owners = [whole[record_id] for record_id, _ in chunks]
-    yield sampled("chunk", length_name(WHOLE), owners, [score for _, score in chunks])
+        chunks = list(read_chunk_scores(table, pieces, recipe.chunk_size, facts, code))
+    scores = np.array([score for _, score in chunks], dtype=np.float64)
+    records = tuple(whole[record_id] for record_id, _ in chunks)
+    is_called, is_trained = scores >= facts.threshold, _is_trained(records, held_out)
+    return Sampled("chunk", length_name(WHOLE), scores, is_called, records, is_trained)
 
 
-def read_scores(table: TextIO, fragments: Sequence[Fragment]) -> NDArray[np.float64]:
-    """(n_fragments,) scores of a table of records, by id; NaN for ``no_orf``.
+def _is_trained(records: Sequence[LabelledRecord], held_out: HeldOut) -> NDArray[np.bool_]:
+    return np.array([record.id in held_out.trained for record in records], dtype=np.bool_)
+
+
+def read_answers(table: TextIO, fragments: Sequence[Fragment]) -> list[Call]:
+    """The call of each fragment in a table of records, by id.
 
     Raises:
         VirnucproError: a fragment is not in the table, or could not be used.
     """
-    scores = {
-        row.record_id: np.nan if row.virus_score is None else row.virus_score
-        for row in read_calls(table)
-        if row.status in ("scored", "no_orf")
+    calls = {
+        call.record_id: call
+        for call in read_calls(table)
+        if call.status in ("scored", "no_orf", "too_short")
     }
-    unscored = [fragment for fragment in fragments if fragment.id not in scores]
+    unscored = [fragment for fragment in fragments if fragment.id not in calls]
     if unscored:
         raise VirnucproError(
             f"{printable(unscored[0].id)}, of {printable(unscored[0].record.id)}, has no score",
             hint="the run folder was changed by another program: start again with --force",
         )
-    return np.array([scores[fragment.id] for fragment in fragments])
+    return [calls[fragment.id] for fragment in fragments]
 
 
 def read_chunk_scores(
-    table: TextIO, records: Iterator[FastaRecord], chunk_size: int, facts: HeadFacts
+    table: TextIO,
+    records: Iterator[FastaRecord],
+    chunk_size: int,
+    facts: HeadFacts,
+    code: GeneticCode,
 ) -> Iterator[tuple[str, float]]:
     """Each chunk's record and its score, or NaN if it has no stop-free frame.
 
@@ -327,7 +366,7 @@ def read_chunk_scores(
     for record in records:
         chunks = list(chunk_record(record, chunk_size))
         predictions = [
-            Prediction(orf, _find(orf.id, scores)) for orf in translate_six_frames(chunks)
+            Prediction(orf, _find(orf.id, scores)) for orf in translate_six_frames(chunks, code)
         ]
         score_of = {
             chunk_id: score_record([frames], facts)
@@ -347,21 +386,22 @@ def _find(frame_id: str, scores: Iterator[tuple[str, float]]) -> float:
     )
 
 
-def measure_kind(kind: Sampled, threshold: float, seed: int) -> Iterator[Row]:
+def measure_kind(kind: Sampled, seed: int) -> Iterator[Row]:
     """The samples as a whole, then each kingdom of either label against all of the other."""
     if not kind.records:
         return
-    yield measure_subset(kind, "all", "", threshold, seed)
+    yield measure_subset(kind, "all", "", seed)
     is_virus = kind.is_virus
     kingdoms = np.array([record.kingdom for record in kind.records])
     for subset, own_side in (("virus", is_virus), ("other", ~is_virus)):
         for kingdom in sorted(set(kingdoms[own_side].tolist()) - {""}):
             part = kind.where(~own_side | (kingdoms == kingdom))
-            yield measure_subset(part, subset, kingdom, threshold, seed)  # type: ignore[arg-type]
+            yield measure_subset(part, subset, kingdom, seed)  # type: ignore[arg-type]
 
 
-def measure_subset(kind: Sampled, subset: Subset, kingdom: str, threshold: float, seed: int) -> Row:
-    samples = kind.samples
+def measure_subset(kind: Sampled, subset: Subset, kingdom: str, seed: int) -> Row:
+    scored, everything = kind.scored, kind.samples
+    samples, is_called = scored.samples, scored.is_called
     return Row(
         unit=kind.unit,
         length=kind.length,
@@ -372,10 +412,11 @@ def measure_subset(kind: Sampled, subset: Subset, kingdom: str, threshold: float
         n_groups=len({record.group for record in kind.records}),
         n_no_orf=len(kind.records) - len(samples),
         n_trained=int(kind.is_trained.sum()),
-        scored=measure(samples, threshold),
-        interval=bootstrap(samples, threshold, seed),
-        equal_groups=measure(_with_equal_groups(samples), threshold),
-        no_orf_as_0=measure(kind.samples_with_no_orf, threshold),
+        scored=measure(samples, is_called),
+        interval=bootstrap(samples, is_called, seed),
+        equal_groups=measure(_with_equal_groups(samples), is_called),
+        no_orf_as_0=measure(everything, kind.is_called),
+        interval_no_orf_as_0=bootstrap(everything, kind.is_called, seed),
     )
 
 

@@ -25,7 +25,7 @@ def read_cells(
         InputMissingError: the file cannot be opened.
     """
     label = printable(path)
-    lines = _read_lines(path, on_block)
+    lines = read_lines(path, on_block)
     _, header = next(lines, (1, ""))
     columns = [name.strip() for name in header.split("\t")]
     for name in needed:
@@ -42,7 +42,7 @@ def read_cells(
         yield number, {name: cell.strip() for name, cell in zip(columns, cells, strict=True)}
 
 
-def _read_lines(path: Path, on_block: OnBlock | None) -> Iterator[tuple[int, str]]:
+def read_lines(path: Path, on_block: OnBlock | None) -> Iterator[tuple[int, str]]:
     """The lines that are not blank, with their numbers."""
     try:
         with (

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from virnucpro.config import FeatureFormat
+from virnucpro.config import FeatureFormat, Reads
 from virnucpro.errors import FeatureFileError
 from virnucpro.files import atomic
 from virnucpro.log import announce, printable
@@ -198,11 +198,13 @@ def _runs(mask: NDArray[np.bool_]) -> list[tuple[int, int]]:
     return list(zip(bounds[::2].tolist(), bounds[1::2].tolist(), strict=True))
 
 
-def export(path: Path, embeddings: Embeddings, layout: FeatureFormat) -> None:
+def export(path: Path, embeddings: Embeddings, layout: FeatureFormat, reads: Reads) -> None:
     """Write the content of a feature file beside it, in another format."""
     match layout:
         case "npz":
             save_npz(path.with_suffix(".npz"), embeddings)
+        case "pt" if reads == "dna":
+            save_pt_of_bases(path.with_suffix(".pt"), embeddings)
         case "pt":
             save_pt(path.with_suffix(".pt"), embeddings)
 
@@ -221,10 +223,24 @@ def save_npz(path: Path, embeddings: Embeddings) -> None:
 def save_pt(path: Path, embeddings: Embeddings) -> None:
     """The layout of VirNucPro's ``_ESM.pt``: ``proteins`` (ids) and ``data`` (a tensor each)."""
     data = [torch.from_numpy(rows.copy()) for rows in split_rows(embeddings)]
-    content = io.BytesIO()  # a path would be written into the archive
-    torch.save({"proteins": list(embeddings.ids), "data": data}, content)
+    _save(path, {"proteins": list(embeddings.ids), "data": data})
+
+
+def save_pt_of_bases(path: Path, embeddings: Embeddings) -> None:
+    """The layout of VirNucPro's ``_DNABERT_S.pt``: ``nucleotide`` (ids) and ``data``, of which each
+    entry has an id and a list of numbers, which torch makes into the same float32 again."""
+    data = [
+        {"label": frame, "mean_representation": row.tolist()}
+        for frame, row in zip(embeddings.ids, embeddings.vectors, strict=True)
+    ]
+    _save(path, {"nucleotide": list(embeddings.ids), "data": data})
+
+
+def _save(path: Path, content: object) -> None:
+    image = io.BytesIO()  # a path would be written into the archive
+    torch.save(content, image)
     with atomic(path) as temporary:
-        temporary.write_bytes(content.getbuffer())
+        temporary.write_bytes(image.getbuffer())
 
 
 def split_rows(embeddings: Embeddings) -> list[NDArray[np.float32]]:

@@ -27,6 +27,7 @@ from virnucpro.outputs.sinks import (
 )
 from virnucpro.outputs.write import open_sinks_of_samples
 from virnucpro.records import Call, FastaRecord, RecordResult
+from virnucpro.report.run import write_run_page
 from virnucpro.run.folder import RunDir
 from virnucpro.run.manifest import Manifest
 from virnucpro.scoring.regions import embedded_finder
@@ -62,6 +63,8 @@ def find_regions(folder: Path, on_event: Callable[[Telling], None]) -> int:
                 n_letters += len(record.sequence)
                 on_event(Progress("looking for regions", n_letters, total, "letters"))
         _note_in_manifest(rundir, manifest, n_regions)
+        if rundir.report.exists():
+            write_run_page(rundir)
         announce(f"virus-like regions: {n_regions}")
     return n_regions
 

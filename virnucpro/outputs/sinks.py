@@ -448,6 +448,20 @@ def read_calls(lines: TextIO) -> Iterator[Call]:
         )
 
 
+def read_regions(lines: TextIO) -> Iterator[tuple[str, tuple[int, int]]]:
+    """The regions of a table of them: the id of the record in its file, start and end as inside.
+
+    Raises:
+        ValueError: it is not as it was written.
+    """
+    columns = tuple(next(lines, "").rstrip("\n").split("\t"))
+    if columns != RegionTable.columns:
+        raise ValueError("its columns have other names")
+    for line in lines:
+        row = dict(zip(columns, line.rstrip("\n").split("\t"), strict=True))
+        yield row["record"], (int(row["start"]) - 1, int(row["end"]))
+
+
 def read_mendable(lines: TextIO) -> Iterator[tuple[str, str]]:
     """Sample and id of each record that is invalid, or of which a frame failed."""
     for row in read_calls(lines):

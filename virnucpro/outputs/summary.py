@@ -15,6 +15,7 @@ from virnucpro.encoders.base import estimate_tokens
 from virnucpro.log import printable
 from virnucpro.outputs.sinks import FailedFiles, FailedSequences, RegionTable
 from virnucpro.records import STATUSES, RecordResult, Status
+from virnucpro.run.folder import RunDir
 from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import Plan
 
@@ -28,6 +29,8 @@ class Summary:
 
     scorer: str = ""  # name of the scorer, if no encoder was used
     cut: str = ""  # rule by which a record is called viral, in words
+    # the same in numbers: length, and the lowest score of a viral record of that length
+    cut_scores: list[tuple[int, float]] = field(default_factory=list)
     statuses: dict[Status, int] = field(default_factory=lambda: dict.fromkeys(STATUSES, 0))
     n_viral: int = 0
     n_regions: int | None = None  # None: no record was searched for regions
@@ -103,6 +106,9 @@ class Summary:
             f"time: {stages}",
             f"results: {printable(folder)}",
         ]
+        report = RunDir(folder).report
+        if report.exists():
+            lines.append(f"report: {printable(report)}")
         if self.n_tokens:
             lines.insert(
                 3,

@@ -212,8 +212,10 @@ class Results:
             orfs = read_shard(shard)
             unseen = {orf.id for orf in orfs if orf.record_id in hidden}
             of_encoders = [reader.read(shard, orfs) for reader in readers]
-            for index, features in zip(indexes, of_encoders, strict=True):
-                self.show(features, index, unseen)
+            for store, index, features in zip(self.stores, indexes, of_encoders, strict=True):
+                for path, embeddings in features.files:
+                    export(path, embeddings, self.feature_format, store.encoder.reads)
+                show(features, index, unseen)
             rows = [features.vectors for features in of_encoders] if self.head else []
             for orf in orfs:
                 reason = next(filter(None, (f.reasons.get(orf.id) for f in of_encoders)), "")
@@ -221,13 +223,13 @@ class Results:
                 vector = np.concatenate([row[orf.id] for row in rows]) if is_scored else None
                 yield Frame(orf, vector, reason)
 
-    def show(self, features: ShardFeatures, index: FeatureIndex, hidden: Set[str]) -> None:
-        """Add what is in the files of a shard to the index, but for some ORFs, and export it."""
-        for path, embeddings in features.files:
-            export(path, embeddings, self.feature_format)
-            if embeddings.vectors.shape[1]:  # else these are copies, and no original has a vector
-                mask = np.array([orf_id not in hidden for orf_id in embeddings.ids], dtype=np.bool_)
-                index.add(path, mask)
+
+def show(features: ShardFeatures, index: FeatureIndex, hidden: Set[str]) -> None:
+    """Add what is in the files of a shard to the index, but for some ORFs."""
+    for path, embeddings in features.files:
+        if embeddings.vectors.shape[1]:  # else these are copies, and no original has a vector
+            mask = np.array([orf_id not in hidden for orf_id in embeddings.ids], dtype=np.bool_)
+            index.add(path, mask)
 
 
 _SYNCED_AT_ONCE = 4  # a disk takes a few syncs in the time of one

@@ -19,7 +19,7 @@ from virnucpro.files import TEMPORARY, disk_error, refuse_links, sweep, writing
 from virnucpro.log import announce, logging_to_file, printable
 from virnucpro.outputs.sinks import Command, Sink, all_sinks, record_table
 from virnucpro.run.features import FeatureStore, index_of, inner_names, open_stores
-from virnucpro.run.lock import OF_A_LOCK, locked, own_name, shared
+from virnucpro.run.lock import LOCK, OF_A_LOCK, is_held, locked, own_name, shared, tagged
 from virnucpro.run.manifest import Manifest, read_manifest, write_manifest
 from virnucpro.sequences.inputs import RUN_FILE
 
@@ -43,9 +43,24 @@ class RunDir:
         return self.root / "virnucpro.log"
 
     @property
+    def report(self) -> Path:
+        """The run on one page."""
+        return self.root / "report.html"
+
+    @property
+    def machine(self) -> Path:
+        """The work of the devices over time."""
+        return self.root / "machine.json"
+
+    @property
     def logs(self) -> Path:
         """The logs of ``work``, one of each process."""
         return self.root / "logs"
+
+    @property
+    def parsl(self) -> Path:
+        """The files of Parsl, while it runs."""
+        return self.root / f".parsl{TEMPORARY}"
 
     @property
     def features(self) -> Path:
@@ -103,6 +118,8 @@ class RunDir:
             self.chunks,
             self.copies,
             self.samples,
+            self.report,
+            self.machine,
             *map(self.output, all_sinks()),
         )
 
@@ -136,6 +153,25 @@ class RunDir:
             log = self.logs / f"work-{own_name()}.log"
             with shared(self.root, log), logging_to_file(log, os.O_NOFOLLOW):
                 yield
+
+    @contextmanager
+    def helped(self) -> Iterator[None]:
+        """Work in this folder for the run that has it, with a log of this process.
+
+        Raises:
+            OutputError, StorageError: as ``locked``.
+        """
+        with _told():
+            self._refuse_links()
+            self.logs.mkdir(exist_ok=True)
+            log = self.logs / f"work-{own_name()}.log"
+            with tagged(log), logging_to_file(log, os.O_NOFOLLOW):
+                yield
+
+    @property
+    def has_run(self) -> bool:
+        """Whether a process has this folder alone now."""
+        return is_held(self.root / LOCK)
 
     def _refuse_links(self) -> None:
         ours = (self.log, self.logs, *self._results)
@@ -220,6 +256,10 @@ class RunDir:
             return []
         return [path for path in self.samples.iterdir() if path.is_dir() and not path.is_symlink()]
 
+    def clear_report(self) -> None:
+        """Delete the page of the run, which is of another state."""
+        self.report.unlink(missing_ok=True)
+
     def clear_copies(self, manifest: Manifest) -> None:
         """Delete the copies of inputs that a run, whose manifest is written, does not need."""
         paths = [Path(file.path) for file in (*manifest.inputs, *manifest.refused)]
@@ -270,7 +310,8 @@ class RunDir:
 
     def sweep(self) -> None:
         """Delete what a killed run left half done."""
-        shutil.rmtree(self.planned.root, ignore_errors=True)
+        for folder in (self.planned.root, self.parsl):
+            shutil.rmtree(folder, ignore_errors=True)
         for folder in (
             *(self.root, self.shards, self.copies),
             *self.feature_folders(),

@@ -67,6 +67,21 @@ def shared(folder: Path, tag: Path) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def tagged(tag: Path) -> Iterator[None]:
+    """Have a tag in a folder, for the run that has that.
+
+    Raises:
+        OutputError, StorageError: as ``locked``.
+    """
+    with ExitStack() as stack:
+        with writing(tag):
+            own = stack.enter_context(_open(tag))
+            if _flock(own, fcntl.LOCK_EX) is None:
+                stack.enter_context(_soft(own, _mark_of(tag), tag.parent, _STALE_SECONDS))
+        yield
+
+
 def own_name() -> str:
     """The name of this process among those of all machines, as part of a file name."""
     host = re.sub(r"[^\w.-]", "_", socket.gethostname(), flags=re.ASCII)

@@ -31,6 +31,7 @@ N_FEATURES = 4 * N_CODONS + N_PAIRS + N_FIGURES + N_WORD_FIGURES
 SHARES = slice(0, N_FEATURES - 2 * N_CODONS)  # codons by shares, and all else
 RATIOS = slice(2 * N_CODONS, N_FEATURES)  # all else, and codons by ratios
 GC = 2 * N_CODONS + N_PAIRS  # the column of the first figure
+FIGURES = slice(GC, GC + N_FIGURES)
 MOST_STRETCHES = 6  # of a piece, that codons are counted of
 LONG = 20  # codons from which on a stretch counts beside the longest
 GENE_LIKE = 30  # codons

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from math import isfinite
+from dataclasses import asdict, dataclass, field
+from math import exp, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,10 @@ VIEWS = {"shares": SHARES, "ratios": RATIOS}
 N_LAYERS = 3
 FARTHEST = 6.0  # deviations from the mean; what is farther is taken for this
 
+_DIGESTS = ("trained_records", "trained_groups")
+
 Values = NDArray[np.float64]
+Digests = NDArray[np.uint64]
 Weights = NDArray[np.float32]
 Layer = tuple[Weights, Weights]  # weights (n_nets, out, in), biases (n_nets, out)
 
@@ -170,13 +173,18 @@ class ErrorRates:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scorer:
-    """Everything that a score is made with. Knots and error rates rise in length."""
+    """Everything that a score is made with. Knots and error rates rise in length.
+
+    The digests are of the sequences and the groups of the records that it was trained on.
+    """
 
     pieces: tuple[PieceNets, ...]
     knots: tuple[Knot, ...]
     training: str  # how it was trained, in a sentence
     error_rates: tuple[ErrorRates, ...]
     sha256: str = ""
+    trained_records: Digests = field(default_factory=lambda: np.empty(0, dtype=np.uint64))
+    trained_groups: Digests = field(default_factory=lambda: np.empty(0, dtype=np.uint64))
 
     def __post_init__(self) -> None:
         for at in (self.knots, self.error_rates):
@@ -210,6 +218,13 @@ class Scorer:
     def threshold(self, lengths: NDArray[np.int64], false_positives: float) -> Values:
         """The calibrated log-odds from which on so many cellular records lie. (n,) -> (n,)"""
         return threshold(self.error_rates, lengths, false_positives)
+
+    def cut_scores(self, false_positives: float) -> list[tuple[int, float]]:
+        """The thresholds at the lengths of ``error_rates``, as scores."""
+        return [
+            (rates.n_bases, round(1 / (1 + exp(-rates.log_odds_at(false_positives))), 6))
+            for rates in self.error_rates
+        ]
 
     def false_discovery_rates(
         self, log_odds: Values, lengths: NDArray[np.int64], prevalence: float
@@ -291,6 +306,7 @@ def load_scorer(path: Path) -> Scorer:
             training=str(facts["training"]),
             error_rates=tuple(ErrorRates.of(rates) for rates in facts["error_rates"]),
             sha256=sha256(path),
+            **{name: tensors[name] for name in _DIGESTS if name in tensors},
         )
     except (OSError, SafetensorError, LookupError, ValueError, TypeError, AttributeError) as error:
         raise UnavailableError(
@@ -338,6 +354,7 @@ def save_scorer(path: Path, scorer: Scorer) -> None:
             for i, (weight, bias) in enumerate(of_view.layers):
                 tensors[f"{nets.size}.{view}.{i}.weight"] = weight
                 tensors[f"{nets.size}.{view}.{i}.bias"] = bias
+    tensors |= {name: getattr(scorer, name) for name in _DIGESTS}
     facts = {
         "format": FORMAT,
         "pieces": [

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.scorer.features import piece_features
+from virnucpro.scorer.features import FIGURES, N_FIGURES, Features, piece_features
 from virnucpro.scorer.nets import PieceNets, Scorer
 from virnucpro.scorer.pieces import UNKNOWN, Counts, Digits, Pieces, cut, encode
 from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
@@ -161,8 +161,10 @@ def _by_size(
 
 def score_windows(
     sequence: str, scorer: Scorer, size: int, step: int, code: GeneticCode = STANDARD
-) -> PieceScores:
+) -> tuple[PieceScores, Features]:
     """Overlapping pieces of one sequence, one every ``step`` bases, with calibrated log-odds.
+
+    Beside them the plain figures of each piece, (n, 36): see ``features``.
 
     Raises:
         ValueError: the scorer has no nets for pieces of this size.
@@ -172,22 +174,34 @@ def score_windows(
         raise ValueError(f"no nets for pieces of {size} bases")
     start = np.arange(0, len(sequence) - size + 1, step, dtype=np.int64)
     n_bases = np.full(len(start), size)
-    values = _score_pieces(encode(sequence), start, n_bases, nets, code)
+    figures = np.full((len(start), N_FIGURES), np.nan, dtype=np.float32)
+    values = _score_pieces(encode(sequence), start, n_bases, nets, code, figures)
     log_odds = scorer.calibrated(values, n_bases)
-    return PieceScores(np.zeros(len(start), dtype=np.int64), start, n_bases, log_odds)
+    return PieceScores(np.zeros(len(start), dtype=np.int64), start, n_bases, log_odds), figures
 
 
 def _score_pieces(
-    digits: Digits, place: Counts, n_bases: Counts, nets: PieceNets, code: GeneticCode
+    digits: Digits,
+    place: Counts,
+    n_bases: Counts,
+    nets: PieceNets,
+    code: GeneticCode,
+    figures: Features | None = None,
 ) -> Values:
-    """The log-odds of each piece of this size, before calibration; NaN for unknown bases alone."""
+    """The log-odds of each piece of this size, before calibration; NaN for unknown bases alone.
+
+    Its plain figures are written into ``figures``, if that is there.
+    """
     values = np.empty(len(place))
     n_at_once = max(1, _PIECE_BASES_AT_ONCE // nets.size)
     for first in range(0, len(place), n_at_once):
         block = slice(first, first + n_at_once)
         low, high = place[block][0], place[block][-1] + n_bases[block][-1]
         pieces = Pieces.of(digits[low:high], place[block] - low, n_bases[block])
-        values[block] = nets.log_odds(piece_features(pieces, nets.words, code))
+        features = piece_features(pieces, nets.words, code)
+        values[block] = nets.log_odds(features)
+        if figures is not None:
+            figures[block] = features[:, FIGURES]
         is_blank = (pieces.digits[:, 0] == UNKNOWN).all(axis=1)
         values[block][is_blank] = np.nan
     return values

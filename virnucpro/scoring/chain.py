@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from virnucpro.errors import UnavailableError
 from virnucpro.files import EMBEDDED_FOLDER
 from virnucpro.log import printable
+from virnucpro.scoring.contrast import Hosts, Items, contrast
 
-FORMAT = 1
+FORMAT = 2
 
 Values = NDArray[np.float64]
 Counts = NDArray[np.int64]
@@ -35,8 +36,11 @@ class RegionModel:
 
     size: int  # bases of a piece
     step: int  # bases from one piece to the next
-    host_level: float  # the median log-odds of a host's pieces, the mean over hosts
-    edges: tuple[float, ...]  # between bins of log-odds above the host's level
+    host: Hosts  # what is usual in hosts
+    gc_weight: float  # share of the slope over GC that is taken out of log-odds
+    shape_weight: float  # log-odds for a standard deviation of the shape of genes
+    shape_bases: int  # around a piece that its shape is the mean over
+    edges: tuple[float, ...]  # between bins of the contrast to the host
     log_ratios: tuple[float, ...]  # of each bin, virus over host, as a piece counts among others
     host_bases: float  # between two regions, on average
     virus_bases: float  # of a region, on average
@@ -47,13 +51,20 @@ class RegionModel:
             raise ValueError(f"pieces of {self.size} bases, one every {self.step}")
         if len(self.log_ratios) != len(self.edges) + 1 or list(self.edges) != sorted(self.edges):
             raise ValueError(f"{len(self.log_ratios)} bins with {len(self.edges)} edges")
-        if not all(map(isfinite, (self.host_level, *self.edges, *self.log_ratios))):
+        numbers = (*self.edges, *self.log_ratios, self.gc_weight, self.shape_weight)
+        if not all(map(isfinite, numbers)):
             raise ValueError("a value that is not finite")
 
-    def evidence(self, log_odds: Values, level: float) -> Values:
+    def contrast(self, items: Items, *, is_virus: bool) -> Values:
+        """How far each piece stands out from the host of its record. (n,)"""
+        host = self.host.at(items, is_virus=is_virus)
+        n_items = self.shape_bases // self.step
+        return contrast(items, host, self.gc_weight, self.shape_weight, n_items)
+
+    def evidence(self, contrasts: Values) -> Values:
         """Log-ratio of virus over host of each piece; 0 of one without log-odds. (n,) -> (n,)"""
-        bins = np.searchsorted(self.edges, log_odds - level)
-        return np.where(np.isnan(log_odds), 0.0, np.array(self.log_ratios)[bins])
+        bins = np.searchsorted(self.edges, contrasts)
+        return np.where(np.isnan(contrasts), 0.0, np.array(self.log_ratios)[bins])
 
     @property
     def virus_share(self) -> float:
@@ -83,11 +94,14 @@ def load_region_model(path: Path) -> RegionModel:
         if facts.pop("format") != FORMAT:
             raise ValueError("another format")
         edges, log_ratios = tuple(facts.pop("edges")), tuple(facts.pop("log_ratios"))
-        return RegionModel(edges=edges, log_ratios=log_ratios, **facts)
+        host = facts.pop("host")
+        shape, deviation = tuple(host.pop("shape")), tuple(host.pop("deviation"))
+        usual = Hosts(shape=shape, deviation=deviation, **host)
+        return RegionModel(host=usual, edges=edges, log_ratios=log_ratios, **facts)
     except (OSError, LookupError, ValueError, TypeError, AttributeError) as error:
         raise UnavailableError(
             f"{printable(path)} is not a region model of VirNucPro: {printable(error)}",
-            hint="reinstall VirNucPro, or leave --regions out",
+            hint="reinstall VirNucPro, or give --no-regions",
         ) from error
 
 

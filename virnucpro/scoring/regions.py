@@ -1,8 +1,7 @@
 """Virus-like regions of a record, from the log-odds of pieces along it.
 
-Hosts differ in the log-odds of their own pieces, so these are taken relative to the host's level,
-and each has a learned log-ratio of virus over host. A chain of two states gives the most probable
-path through them (``chain``).
+How far a piece stands out from its host (``contrast``) has a learned log-ratio of virus over host.
+A chain of two states gives the most probable path through these (``chain``).
 
 The genes of ribosomal proteins and of RNA polymerase look viral by their spelling. Peptides that
 every bacterium has in them, and no phage, tell them.
@@ -19,7 +18,6 @@ import numpy as np
 
 from virnucpro.records import FastaRecord, RecordResult, Region, Track
 from virnucpro.scorer.nets import Scorer, embedded_scorer, load_scorer
-from virnucpro.scorer.score import score_windows
 from virnucpro.scoring.chain import (
     Counts,
     Mask,
@@ -30,6 +28,7 @@ from virnucpro.scoring.chain import (
     posteriors,
     viterbi,
 )
+from virnucpro.scoring.contrast import Items
 from virnucpro.scoring.landmarks import REACH, direct_repeat, host_peptides, open_edges
 from virnucpro.sequences.genetic_code import STANDARD, GeneticCode, genetic_code
 
@@ -97,38 +96,29 @@ class RegionFinder:
             return None
         if not is_virus and is_circular(record.header):
             return self._around(sequence)
-        starts, log_odds = self._score(sequence)
-        return regions_of_pieces(
-            sequence, starts, log_odds, self.model, self.code, is_virus=is_virus
-        )
+        items = self._items(sequence)
+        return regions_of_items(sequence, items, self.model, self.code, is_virus=is_virus)
 
-    def _score(self, sequence: str) -> tuple[Counts, Values]:
-        size, step = self.model.size, self.model.step
-        pieces = score_windows(sequence, self.scorer, size, step, self.code)
-        return pieces.start, pieces.log_odds
+    def _items(self, sequence: str) -> Items:
+        return Items.of(sequence, self.scorer, self.model.size, self.model.step, self.code)
 
     def _around(self, circle: str) -> tuple[tuple[Region, ...], Track]:
         """The regions of a circle, which is cut open where it looks least viral."""
         size, n_bases = self.model.size, len(circle)
-        starts, log_odds = self._score(circle + circle[: size - 1])
-        turn = quietest(log_odds, self.model)
-        first = int(starts[turn])
-        places = np.roll((starts - first) % n_bases, -turn)
-        inside = places + size <= n_bases
-        regions, track = regions_of_pieces(
-            circle[first:] + circle[:first],
-            places[inside],
-            np.roll(log_odds, -turn)[inside],
-            self.model,
-            self.code,
-            is_virus=False,
-        )
+        items = self._items(circle + circle[: size - 1])
+        turn = quietest(items.log_odds, self.model)
+        first = int(items.start[turn])
+        turned = items.take(np.roll(np.arange(len(items.start)), -turn))
+        turned = replace(turned, start=(turned.start - first) % n_bases)
+        turned = turned.take(turned.start + size <= n_bases)
+        sequence = circle[first:] + circle[:first]
+        regions, track = regions_of_items(sequence, turned, self.model, self.code, is_virus=False)
         placed = [part for region in regions for part in _turned(region, first, n_bases)]
         starts = (track.start + first) % n_bases
         order = np.argsort(starts)
         ends = (track.end + first - 1) % n_bases + 1
-        turned = Track(starts[order], ends[order], track.log_odds[order], track.posterior[order])
-        return tuple(sorted(placed)), turned
+        columns = (starts[order], ends[order], track.log_odds[order], track.posterior[order])
+        return tuple(sorted(placed)), Track(*columns)
 
 
 def embedded_finder(code: int, scorer: Scorer | None = None) -> RegionFinder:
@@ -140,7 +130,7 @@ def embedded_finder(code: int, scorer: Scorer | None = None) -> RegionFinder:
 def quietest(log_odds: Values, model: RegionModel) -> int:
     """The item of a circle around which ``virus_bases`` on either side look least viral."""
     reach = min(len(log_odds) // 2, round(model.virus_bases / model.step))
-    values = np.nan_to_num(log_odds, nan=model.host_level)
+    values = np.nan_to_num(log_odds, nan=model.host.log_odds)
     sums = np.cumsum(np.concatenate([values, values[: 2 * reach], [0.0]]))
     window = sums[2 * reach : 2 * reach + len(values)] - sums[: len(values)]
     return int((np.argmin(window) + reach) % len(values))
@@ -157,19 +147,12 @@ def _turned(region: Region, first: int, n_bases: int) -> list[Region]:
     return [joined._replace(start=start, end=n_bases), joined._replace(start=0, end=end - n_bases)]
 
 
-def regions_of_pieces(
-    sequence: str,
-    starts: Counts,
-    log_odds: Values,
-    model: RegionModel,
-    code: GeneticCode,
-    *,
-    is_virus: bool,
+def regions_of_items(
+    sequence: str, items: Items, model: RegionModel, code: GeneticCode, *, is_virus: bool
 ) -> tuple[tuple[Region, ...], Track]:
-    """The regions of a record, of its overlapping pieces, which start where ``starts`` says."""
-    n_bases = len(sequence)
-    level = model.host_level if is_virus else median_level(log_odds, model.host_level)
-    evidence = model.evidence(log_odds, level)
+    """The regions of a record, of its overlapping pieces."""
+    starts, n_bases = items.start, len(sequence)
+    evidence = model.evidence(model.contrast(items, is_virus=is_virus))
     runs = viral_runs(starts, evidence, n_bases, model)
     guarded = near_host_peptides(sequence, starts + model.size // 2, runs, code)
     if guarded.any():
@@ -183,19 +166,13 @@ def regions_of_pieces(
         Region(
             start,
             end,
-            "whole" if is_virus else "provirus",
+            "whole" if is_virus or (start, end) == (0, n_bases) else "provirus",
             float(posterior[run.first : run.end].mean()),
             att,
         )
         for run, (start, end, att) in zip(runs, ends, strict=True)
     )
-    return regions, Track(starts, starts + model.size, log_odds, posterior)
-
-
-def median_level(log_odds: Values, otherwise: float) -> float:
-    """The log-odds that a host's own pieces have in this record, which is mostly host."""
-    known = log_odds[~np.isnan(log_odds)]
-    return float(np.median(known)) if len(known) else otherwise
+    return regions, Track(starts, starts + model.size, items.log_odds, posterior)
 
 
 def viral_runs(starts: Counts, evidence: Values, n_bases: int, model: RegionModel) -> list[Run]:

@@ -8,67 +8,68 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.scorer.score import PieceScores
-from virnucpro.scoring.chain import Mask, RegionModel, Values
-from virnucpro.scoring.regions import median_level
+from virnucpro.evaluation.regions import Truth, mask
+from virnucpro.scoring.chain import RegionModel, Values
+from virnucpro.scoring.contrast import Hosts, Items, contrast
 
 SIZE, STEP = 1_000, 500
-EDGES = tuple(np.arange(-4, 7.5, 0.5).tolist())  # log-odds above the host's level
+EDGES = tuple(np.arange(-4, 7.5, 0.5).tolist())  # contrast to the host
+GC_WEIGHT, SHAPE_WEIGHT, SHAPE_BASES = 0.5, 1.5, 9_500
 _KERNEL = np.exp(-0.5 * np.arange(-3, 4) ** 2)  # over bins
 _LEAST = 0.02  # of all, spread evenly over the bins
 
 
+class Choice(NamedTuple):
+    """What is chosen by leaving chromosomes out; all else is counted."""
+
+    weight: float  # how much a piece counts of its own bases: neighbours overlap and are alike
+    rarity: float  # regions are taken to be so many times as rare as in the chromosomes
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Chromosome:
-    """A chromosome and what is known of it. Intervals are bases, 0-based and half-open."""
+    """A chromosome and what is known of it."""
 
     name: str
     sequence: str
-    pieces: PieceScores
-    prophages: tuple[tuple[int, int], ...]
-    unclear: tuple[tuple[int, int], ...]  # neither virus nor host
-
-    def bases(self, intervals: Sequence[tuple[int, int]]) -> Mask:
-        """Which of its bases lie in these intervals. (n_bases,)"""
-        mask = np.zeros(len(self.sequence), dtype=np.bool_)
-        for start, end in intervals:
-            mask[start:end] = True
-        return mask
+    items: Items
+    truth: Truth
 
 
 def learn_region_model(
-    chromosomes: Sequence[Chromosome], weight: float, rarity: float, training: str
+    chromosomes: Sequence[Chromosome], choice: Choice, training: str
 ) -> RegionModel:
-    """
-    ``weight`` is how much a piece counts of its own bases: pieces overlap, and neighbours are
-    alike. Regions are taken to be ``rarity`` times as rare as in these chromosomes.
-    """
     virus, host = np.zeros(len(EDGES) + 1), np.zeros(len(EDGES) + 1)
-    levels, n_virus = [], 0
+    usual = Hosts.mean([Hosts.of(one.items) for one in chromosomes])
+    n_virus = 0
     for one in chromosomes:
-        level = median_level(one.pieces.log_odds, 0.0)
-        bins = np.searchsorted(EDGES, one.pieces.log_odds - level)
-        middles = one.pieces.start + SIZE // 2
-        is_virus = one.bases(one.prophages)[middles]
-        is_host = ~is_virus & ~one.bases(one.unclear)[middles]
+        own = usual.at(one.items, is_virus=False)
+        values = contrast(one.items, own, GC_WEIGHT, SHAPE_WEIGHT, SHAPE_BASES // STEP)
+        bins = np.searchsorted(EDGES, values)
+        n, middles = len(one.sequence), one.items.start + SIZE // 2
+        is_virus = mask(one.truth.prophages, n)[middles] & one.items.is_known
+        is_host = ~is_virus & ~mask(one.truth.unclear, n)[middles] & one.items.is_known
         virus += _counts(bins[is_virus]) / max(1.0, float(is_virus.sum())) ** 0.5
         host += _counts(bins[is_host]) / max(1.0, float(is_host.sum()))
-        levels.append(level)
-        n_virus += int(np.count_nonzero(one.bases(one.prophages)))
+        n_virus += int(np.count_nonzero(mask(one.truth.prophages, n)))
     n_bases = sum(len(one.sequence) for one in chromosomes)
-    n_regions = sum(len(one.prophages) for one in chromosomes)
-    ratios = np.log(_shares(virus) / _shares(host)) * (weight * STEP / SIZE)
+    n_regions = sum(len(one.truth.prophages) for one in chromosomes)
+    ratios = np.log(_shares(virus) / _shares(host)) * (choice.weight * STEP / SIZE)
     return RegionModel(
         size=SIZE,
         step=STEP,
-        host_level=round(float(np.mean(levels)), 4),
+        host=usual,
+        gc_weight=GC_WEIGHT,
+        shape_weight=SHAPE_WEIGHT,
+        shape_bases=SHAPE_BASES,
         edges=EDGES,
         log_ratios=tuple(np.round(ratios, 4).tolist()),
-        host_bases=round(rarity * (n_bases - n_virus) / n_regions),
+        host_bases=round(choice.rarity * (n_bases - n_virus) / n_regions),
         virus_bases=round(n_virus / n_regions),
         training=training,
     )

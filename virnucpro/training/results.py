@@ -22,6 +22,7 @@ from virnucpro.encoders.learned.readers import MeanReader, NoReader, PaddedReade
 from virnucpro.encoders.published import EMBEDDED, PUBLISHED
 from virnucpro.evaluation.metrics import CHANCE, auroc, auroc_interval
 from virnucpro.files import atomic
+from virnucpro.labelled.digests import group_digest
 from virnucpro.labelled.frames import LabelledFrames
 from virnucpro.labelled.split import Split
 from virnucpro.labelled.store import Frames, Labels
@@ -33,7 +34,7 @@ from virnucpro.sequences.genetic_code import genetic_code
 from virnucpro.training.calibration import Calibration, Units, calibrate, chunks_of
 from virnucpro.training.export import digests_of, facts_of, write_head
 from virnucpro.training.gain import Gain, measure_gain, write_gains
-from virnucpro.training.joining import Fragments, fit_join
+from virnucpro.training.joining import Fragments, fit_join, is_enough
 from virnucpro.training.networks import NETWORKS, FrameClassifier
 from virnucpro.training.request import EPOCHS, GAIN, HELD_OUT, Training
 from virnucpro.training.runs import Runs, read_runs
@@ -97,7 +98,10 @@ class Outcome:
                 self.scorer,
                 genetic_code(options.genetic_code),
             )
-        fragments = {part.split: self._fragments(part, calibration) for part in scored}
+        fragments = {
+            part.split: self._unseen(part.split, self._fragments(part, calibration))
+            for part in scored
+        }
         join = fit_join(fragments["validation"], self.scorer.sha256)
         if join is None:
             LOGGER.warning(
@@ -112,6 +116,32 @@ class Outcome:
                     if split == "validation":  # the test is not for choosing between trainings
                         announce(gain.line)
         return join
+
+    def _unseen(self, split: Split, of_lengths: list[Fragments]) -> list[Fragments]:
+        """The fragments of groups that the scorer was not trained on, if these are enough."""
+        labels, scorer = self.frames.labels, self.scorer
+        records, groups = set(scorer.trained_records.tolist()), set(scorer.trained_groups.tolist())
+        names = sorted({record.group for record in labels.records})  # as they are numbered
+        seen = {
+            record.group
+            for record, digest in zip(labels.records, labels.digests, strict=True)
+            if digest in records or group_digest(record.group) in groups
+        }
+        numbers = [number for number, name in enumerate(names) if name in seen]
+        unseen = [part.where(~np.isin(part.group, numbers)) for part in of_lengths]
+        n_seen = len(seen & {name for name in names if self.splits[name] == split})
+        if not n_seen:
+            return of_lengths
+        if any(map(is_enough, unseen)):
+            announce(f"{split}: {n_seen} groups are left out, as the scorer was trained on them")
+            return unseen
+        LOGGER.warning(
+            "the scorer was trained on %d of the %s groups: its AUROC is too good there, and the "
+            "weight of the head too small",
+            n_seen,
+            split,
+        )
+        return of_lengths
 
     def _fragments(self, scored: Scored, calibration: Calibration) -> list[Fragments]:
         """Runs of chunks with what scorer and head say of them, by length."""

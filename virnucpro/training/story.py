@@ -104,6 +104,7 @@ def _extract(training: Training, on_event: OnEvent) -> None:
         input=(training.fasta,),
         input_type="nucleotide",
         output_dir=training.features,
+        report=False,
         chunk_size=options.chunk_size[0],
         model=str(training.encoder),
         resume=RunDir(training.features).read_manifest() is not None,

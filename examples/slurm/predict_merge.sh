@@ -1,9 +1,12 @@
 #!/usr/bin/env bash
-# Find viral contigs as a SLURM job that survives its time limit.
+# Bring a planned run to its end, as a SLURM job: the third of three, see predict_plan.sh. Or do a whole run in
+# one job: the same without the other two.
 #
-#   sbatch examples/slurm_predict.sh INPUT OUTPUT_DIR [more options of virnucpro predict]
+#   sbatch examples/slurm/predict_merge.sh INPUT DIR [OPTION ...]
 #
-# GPUs are for --model; without it nothing is embedded, and one core scores millions of bases a second.
+# What is not embedded yet is embedded here, then the tables are written. OPTIONs go to `virnucpro predict`:
+# --no-embed, with --gres=none before the script, refuses to embed, for a node without a GPU.
+# Without --model nothing is embedded, and one core scores millions of bases a second.
 # Compute nodes are often offline: give --model and --head, if any, as paths on a shared file system.
 
 # the name shown by squeue
@@ -32,7 +35,7 @@
 set -euo pipefail
 
 if (($# < 2)); then
-    echo "usage: sbatch $0 INPUT OUTPUT_DIR [more options of virnucpro predict]" >&2
+    echo "usage: sbatch $0 INPUT DIR [OPTION ...]" >&2
     exit 64
 fi
 
@@ -41,9 +44,8 @@ max_restarts=20
 
 # --quiet: a log file is no place for a live dashboard
 # --resume: goes on with a run folder, and starts afresh where there is none yet
-# --gpus all: all that SLURM gave this job, not all of the node
 # in the background: bash runs a trap only once its foreground command has ended
-virnucpro predict --quiet --resume --gpus all \
+virnucpro predict --quiet --resume \
     --input "$1" \
     --output-dir "$2" \
     "${@:3}" &

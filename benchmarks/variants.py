@@ -1,0 +1,225 @@
+"""Where a batch spends its time on one GPU, and what each change of the encoder would gain.
+
+Ways that no run uses: the rotation in PyTorch, compiled layers, CUDA graphs, GELU by tanh in the
+epilogue of a product, FlashAttention-3 (``pip install fa3-fwd``), products in fp8. What does not
+run here is a row that says why.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from graphs import Attend, compile_layers, load_graphed
+from torch import Tensor, nn
+
+from virnucpro.bench.comparison import Comparison, EncoderRow, compare
+from virnucpro.bench.encoder import OURS, Encoder, Setting, Way, load_ours, synchronize, time_pass
+from virnucpro.bench.layouts import FAILURES, layouts, reason_of
+from virnucpro.bench.synthetic import make_proteins
+from virnucpro.encoders.esm2.attention import attend_varlen, choose_kernel, flash_attention
+from virnucpro.encoders.esm2.model import ESM2, Layer
+from virnucpro.encoders.esm2.packing import StagedBatch
+
+_N_KERNELS = 25
+_LARGEST_FP8 = 448.0  # of e4m3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelRow:
+    """The kernels of a pass by their time on the device, in milliseconds."""
+
+    model: str
+    profile: str
+    milliseconds: dict[str, float]
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetRow:
+    """A batch of so many tokens; whether bits of vectors depend on it."""
+
+    model: str
+    tokens_per_batch: int
+    tokens_per_second: float | None = None
+    n_other_bits: int | None = None  # vectors that differ from those of the first row
+    largest_distance: float | None = None  # relative L2, from those of the first row
+    reason: str = ""
+
+
+def compare_variants(
+    setting: Setting, model: str, profile: str, proteins: Sequence[str], seconds: float
+) -> Iterator[EncoderRow]:
+    """A row for each way; the first is what a run has, and what the others are compared to."""
+    comparison = Comparison(
+        model=model,
+        shape=setting.shape,
+        profile=profile,
+        proteins=proteins,
+        repeats=3,
+        limits={},
+        least_seconds=seconds / 3,
+        one_by_one=True,
+    )
+    ways = [Way(OURS, "bf16", name, load) for name, load in WAYS.items()]
+    with layouts(setting, 1, len(ways)) as places:
+        yield from compare(comparison, ways, places[:1])
+
+
+def load_plain(setting: Setting) -> Encoder:
+    kernel = choose_kernel(torch.device(setting.device), torch.bfloat16)
+    return load_ours(setting, "bf16", kernel)
+
+
+def load_torch_rotation(setting: Setting) -> Encoder:
+    return load_ours(setting, "bf16", attend_varlen)
+
+
+def load_compiled(setting: Setting) -> Encoder:
+    return _compiled(setting)
+
+
+def load_tanh(setting: Setting) -> Encoder:
+    def change(model: ESM2) -> None:
+        for layer in model.layers:
+            assert isinstance(layer, Layer)
+            layer.linear_gelu = TanhGelu(layer.up)  # type: ignore[method-assign]
+
+    return _compiled(setting, change)
+
+
+def load_flash_3(setting: Setting) -> Encoder:
+    flash: Callable[..., Tensor] = importlib.import_module(
+        "fa3_fwd_interface"
+    ).flash_attn_varlen_func
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, batch: StagedBatch) -> Tensor:
+        offsets, longest = batch.cu_seqlens, batch.max_seqlen
+        out = flash(q, k, v, offsets, offsets, longest, longest)
+        return out[0] if isinstance(out, tuple) else out
+
+    return _compiled(setting, attend=attend)
+
+
+def load_fp8(setting: Setting) -> Encoder:
+    def change(model: ESM2) -> None:
+        for layer in list(model.layers)[1:-1]:  # the first and the last are the most sensitive
+            for name in ("qkv", "up", "down"):
+                setattr(layer, name, Fp8Linear(getattr(layer, name)))
+
+    return _compiled(setting, change)
+
+
+WAYS = {
+    "as in a run": load_plain,
+    "rotation by PyTorch": load_torch_rotation,
+    "compiled": load_compiled,
+    "compiled, FlashAttention-3": load_flash_3,
+    "compiled, GELU by tanh": load_tanh,
+    "compiled, fp8": load_fp8,
+    "CUDA graphs": load_graphed,
+}
+
+
+def _compiled(
+    setting: Setting,
+    change: Callable[[ESM2], None] = lambda _: None,
+    attend: Attend = flash_attention,
+) -> Encoder:
+    """Load the model with compiled layers; the compiler runs before the clock does."""
+    encoder = load_plain(setting)
+    assert isinstance(encoder.model, ESM2)
+    change(encoder.model)
+    torch.compiler.reset()  # else what was compiled before counts against a limit
+    compile_layers(encoder.model, attend)
+    encoder.embed(["M" * 100])
+    return encoder
+
+
+class TanhGelu(nn.Module):
+    """The wider linear layer with its GELU, by tanh, in the epilogue of the product."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.linear = linear
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.linear.weight.t()
+        return torch._addmm_activation(self.linear.bias, x, weight, use_gelu=True)
+
+
+class Fp8Linear(nn.Module):
+    """A linear layer in e4m3, with a scale for each row of the input and of the weights."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        weight, scale = self.scaled(linear.weight)
+        self.weight, self.scale, self.bias = weight, scale.t().contiguous(), linear.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        scaled, scale = self.scaled(x)
+        return torch._scaled_mm(
+            scaled,
+            self.weight.t(),
+            scale_a=scale,
+            scale_b=self.scale,
+            bias=self.bias,
+            out_dtype=torch.bfloat16,
+            use_fast_accum=True,
+        )
+
+    @staticmethod
+    def scaled(x: Tensor) -> tuple[Tensor, Tensor]:
+        scale = x.float().abs().amax(dim=1, keepdim=True).clamp(min=1e-12) / _LARGEST_FP8
+        return (x.float() / scale).to(torch.float8_e4m3fn), scale
+
+
+def profile_kernels(
+    setting: Setting, model: str, profile: str, proteins: Sequence[str]
+) -> KernelRow:
+    """What a pass of a run's encoder spends its time on."""
+    device = torch.device(setting.device)
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if device.type == "cuda":
+        activities = [torch.profiler.ProfilerActivity.CUDA]
+    try:
+        encoder = load_plain(setting)
+        encoder.embed(["M" * 100])
+        with torch.profiler.profile(activities=activities) as recorded:
+            time_pass(encoder, proteins)
+            synchronize(device)
+    except FAILURES as error:
+        return KernelRow(model=model, profile=profile, milliseconds={}, reason=reason_of(error))
+    of_device = device.type == "cuda"
+    times = {
+        event.key: (event.self_device_time_total if of_device else event.self_cpu_time_total) / 1e3
+        for event in recorded.key_averages()
+    }
+    largest = sorted(times.items(), key=lambda item: -item[1])[:_N_KERNELS]
+    return KernelRow(model=model, profile=profile, milliseconds=dict(largest))
+
+
+def try_budgets(setting: Setting, model: str, budgets: Sequence[int]) -> Iterator[BudgetRow]:
+    """The same proteins in batches of each size."""
+    proteins = make_proteins("six-frame-500", 2 * max(budgets), seed=3)
+    first = None
+    for tokens in budgets:
+        row = BudgetRow(model=model, tokens_per_batch=tokens)
+        try:
+            encoder = load_plain(replace(setting, tokens_per_batch=tokens))
+            time_pass(encoder, proteins)
+            timed, vectors = time_pass(encoder, proteins)
+        except FAILURES as error:
+            yield replace(row, reason=reason_of(error))
+            continue
+        first = vectors if first is None else first
+        distance = np.linalg.norm(vectors - first, axis=1) / np.linalg.norm(first, axis=1)
+        yield replace(
+            row,
+            tokens_per_second=sum(len(protein) + 2 for protein in proteins) / timed.seconds,
+            n_other_bits=int((vectors != first).any(axis=1).sum()),
+            largest_distance=float(distance.max()),
+        )

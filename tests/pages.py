@@ -1,0 +1,84 @@
+"""Pages for the tests: the data in one, its text, and tables to make one of."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import zlib
+from collections.abc import Iterable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+from virnucpro.outputs.sinks import RecordTable, record_row
+from virnucpro.records import Call
+
+EVIL = "<img/src=x/onerror=document.title='bad'>"
+EXAMPLE = Path(__file__).parents[1] / "examples" / "contigs.fa"
+
+
+class Page(HTMLParser):
+    """What a parser makes of a page: its elements, its text, and its title."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text = self.title = ""
+        self._open = ""
+        self.source = path.read_text(encoding="utf-8")
+        self.feed(self.source)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        self._open = tag
+        self.text += " "
+
+    def handle_endtag(self, tag: str) -> None:
+        self._open = ""
+        self.text += " "
+
+    def handle_data(self, data: str) -> None:
+        if self._open == "title" and not self.title:
+            self.title = data
+        if self._open not in ("script", "style"):
+            self.text += data
+
+    @property
+    def words(self) -> str:
+        """The text with single blanks."""
+        return " ".join(self.text.split())
+
+    @property
+    def data(self) -> Any:
+        (packed,) = re.findall(r'type="application/octet-stream">([^<]*)<', self.source)
+        return json.loads(zlib.decompress(base64.b64decode(packed)))
+
+    @property
+    def ids(self) -> list[str]:
+        """The ids of the table of records."""
+        return self.data["columns"]["record"].split("\n")
+
+
+def write_table(folder: Path, calls: Iterable[Call], **facts: object) -> Path:
+    """A run folder with a table of these calls and a ``run.json`` of these facts."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / RecordTable.file).open("w", encoding="utf-8", newline="\n") as out:
+        out.write("\t".join(RecordTable.columns) + "\n")
+        out.writelines(map(record_row, calls))
+    content = {"state": "complete", "recipe": {"command": "predict"}, **facts}
+    (folder / "run.json").write_text(json.dumps(content))
+    return folder
+
+
+def call(name: str, score: float, length: int = 700, **more: Any) -> Call:
+    """A scored record, viral from 0.9 on."""
+    return Call(
+        name,
+        length,
+        "scored",
+        more.pop("sample", "contigs"),
+        virus_score=score,
+        is_virus=score >= 0.9,
+        **more,
+    )

@@ -1,0 +1,157 @@
+"""What regions are worth, and how they are learned: figures by hand, and the two commands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import open_dna
+from runs import rows
+from test_regions import host_dna
+from test_scorer_run import write
+
+from virnucpro.errors import InputError
+from virnucpro.evaluation.region_story import evaluate_regions
+from virnucpro.evaluation.regions import (
+    Figures,
+    Truth,
+    f1_interval,
+    measure,
+    read_genes,
+    read_truth,
+)
+from virnucpro.options import EvaluateOptions, TrainOptions
+from virnucpro.scoring.chain import load_region_model
+from virnucpro.training.region_story import train_regions
+
+TRUTH = Truth(prophages=((100, 200), (300, 400), (600, 700)), unclear=((500, 520),))
+
+
+def test_figures_are_those_counted_by_hand():
+    """One region spans two prophages, one prophage has two regions, one region is unclear."""
+    regions = [(90, 390), (500, 520), (600, 660), (670, 700), (900, 1000)]
+    genes = [(100, 150), (210, 250), (600, 690), (905, 995), (650, 690), (661, 669), (505, 515)]
+    figures = measure(regions, TRUTH, 1000, genes)
+    assert figures == Figures(
+        bases_right=100 + 90 + 90,
+        bases_false=10 + 100 + 100,
+        bases_missed=10 + 10,
+        prophages=3,
+        found=3,
+        regions=4,
+        false=1,
+        n_bases=1000,
+        split=1,
+        merged=1,
+        genes_right=3,  # by their middles: 125, 645, 670
+        genes_false=2,  # 230, 950
+        genes_missed=1,  # 665
+        ends=(10, 190, 210, 10, 0, 0),
+    )
+    row = dict(zip(("precision", "recall", "f1"), figures.row(), strict=False))
+    assert row == {"precision": "0.571", "recall": "0.933", "f1": "0.709"}
+
+
+def test_where_nothing_is_known_or_told_there_is_no_figure():
+    nothing = measure([], Truth(), 1000)
+    assert nothing.row()[:3] == ["", "", ""]
+    assert measure([(0, 10)], Truth(), 1000).row()[:3] == ["0.000", "", "0.000"]
+
+
+def test_sums_over_sequences_and_their_interval():
+    good = measure([(100, 200)], Truth(((100, 200),)), 1000)
+    bad = measure([(300, 400)], Truth(((100, 200),)), 1000)
+    assert Figures.sum([good, bad]).f1 == pytest.approx(0.5)
+    assert Figures.sum([good, bad]).ends == (0, 0)
+    assert f1_interval([good, good], 0) == (1.0, 1.0)
+    assert f1_interval([good, bad], 0) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("seq_id\tstart\tend\na\t1\t5\n", "no column 'kind'"),
+        ("seq_id\tstart\tend\tkind\na\t5\t5\tprophage\n", ":2: no interval from 5 to 5"),
+        ("seq_id\tstart\tend\tkind\na\t-1\t5\tprophage\n", ":2: no interval from -1 to 5"),
+        ("seq_id\tstart\tend\tkind\na\t1\t5\tother\n", "no row of the kind prophage"),
+    ],
+)
+def test_a_truth_of_no_use_is_refused(tmp_path, text, words):
+    path = tmp_path / "truth.tsv"
+    path.write_text(text)
+    with pytest.raises(InputError, match=words) as caught:
+        read_truth(path)
+    assert caught.value.hint
+
+
+def test_genes_are_the_cds_of_a_gff3_file(tmp_path):
+    path = tmp_path / "genes.gff"
+    path.write_text(
+        "##gff-version 3\nseq%201\tx\tgene\t1\t9\t.\t+\t.\tID=a\n"
+        "seq%201\tx\tCDS\t1\t9\t.\t+\t0\tID=b\n##FASTA\n>seq 1\nACGT\n"
+    )
+    assert read_genes(path) == {"seq 1": [(0, 9)]}
+    path.write_text("seq\tCDS\n")
+    with pytest.raises(InputError, match=":1 is not a line of GFF3"):
+        read_genes(path)
+
+
+@pytest.fixture(scope="module")
+def truth(tmp_path_factory) -> tuple[Path, Path]:
+    """Three chromosomes with a virus each, and the table of these."""
+    folder = tmp_path_factory.mktemp("truth")
+    lines, records = ["seq_id\tstart\tend\tkind\tname"], {}
+    for number in range(3):
+        rng = np.random.default_rng(number)
+        host, start = host_dna(90_000, rng), 30_000 + 900 * number
+        records[f"c{number}"] = host[:start] + open_dna(20_000, rng) + host[start:]
+        lines.append(f"c{number}\t{start}\t{start + 20_000}\tprophage\tp{number}")
+    table = folder / "truth.tsv"
+    table.write_text("\n".join([*lines, ""]))
+    return write(folder / "genomes.fa", **records), table
+
+
+def test_regions_are_learned_and_measured_on_chromosomes_that_were_left_out(truth, tmp_path):
+    data, table = truth
+    lines = train_regions(TrainOptions(data=data, output_dir=tmp_path / "model"), table)
+    figures = rows(tmp_path / "model/regions_left_out.tsv")
+    assert lines == (tmp_path / "model/regions_left_out.tsv").read_text().splitlines()
+    assert [row["seq_id"] for row in figures] == ["c0", "c1", "c2", "all"]
+    assert figures[-1]["found"] == "3"
+    assert float(figures[-1]["f1"]) > 0.9
+    model = load_region_model(tmp_path / "model/regions.json")
+    assert model.training == "3 prophages of 3 chromosomes"
+    assert model.virus_bases == 20_000
+    train_regions(TrainOptions(data=data, output_dir=tmp_path / "again"), table)
+    for name in ("regions.json", "regions_left_out.tsv"):
+        again = (tmp_path / "again" / name).read_bytes()
+        assert (tmp_path / "model" / name).read_bytes() == again
+
+
+def test_regions_of_predict_are_measured_on_known_prophages(truth, tmp_path):
+    data, table = truth
+    options = EvaluateOptions(data=data, output_dir=tmp_path / "e", device="cpu")
+    lines = evaluate_regions(options, table, lambda _: None)
+    assert lines == (tmp_path / "e/regions_evaluation.tsv").read_text().splitlines()
+    figures = rows(tmp_path / "e/regions_evaluation.tsv")
+    assert [row["found"] for row in figures] == ["1", "1", "1", "3"]
+    assert (tmp_path / "e/run/regions.tsv").exists()
+    elsewhere = tmp_path / "elsewhere.tsv"
+    elsewhere.write_text(table.read_text().replace("c0", "guest"))
+    again = EvaluateOptions(data=data, output_dir=tmp_path / "f", device="cpu")
+    with pytest.raises(InputError, match="have no guest of the truth"):
+        evaluate_regions(again, elsewhere, lambda _: None)
+
+
+def test_too_few_chromosomes_and_another_sequence_are_refused(truth, tmp_path):
+    data, table = truth
+    columns, *lines = table.read_text().splitlines()
+    options = TrainOptions(data=data, output_dir=tmp_path / "model")
+    few = tmp_path / "few.tsv"
+    few.write_text("\n".join([columns, *lines[:2], ""]))
+    with pytest.raises(InputError, match="2 chromosomes with prophages; 3 are needed"):
+        train_regions(options, few)
+    few.write_text("\n".join([columns, "c1\t5\t999999\tprophage\tx", ""]))
+    with pytest.raises(InputError, match="an interval of the truth up to 999,999"):
+        train_regions(options, few)

@@ -1,0 +1,340 @@
+"""The page of a run: what it says, that it is the run's own, and that nothing in it is code."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+import pytest
+import workers
+from pages import EVIL, EXAMPLE, Page, call, write_table
+from runs import again, run_inline
+
+from virnucpro import pipeline
+from virnucpro.engine.executor import InlineExecutor
+from virnucpro.errors import InputError, InputMissingError, ResumeError
+from virnucpro.events import BatchDone, Memory, WorkerLost, WorkerReady
+from virnucpro.options import PredictOptions
+from virnucpro.records import Call, Shard
+from virnucpro.report.page import MOST_BYTES
+from virnucpro.report.run import report_run
+from virnucpro.run.folder import RunDir
+from virnucpro.run.machine import MachineLog, read_starts
+
+ASSETS = files("virnucpro.report") / "assets"
+
+
+def predict(to: Path, *inputs: Path, **changes: object) -> Path:
+    options = PredictOptions(input=inputs, output_dir=to, device="cpu", **changes)
+    pipeline.predict(options, lambda _: None, lambda _: InlineExecutor())
+    return RunDir(to).report
+
+
+# What it says
+
+
+def test_predict_writes_the_page_and_report_writes_the_same_bytes_again(tmp_path):
+    path = predict(tmp_path / "run", EXAMPLE)
+    before = path.read_bytes()
+    assert report_run(tmp_path / "run") == path
+    assert path.read_bytes() == before
+
+
+def test_the_page_has_every_record_with_its_values(tmp_path):
+    page = Page(predict(tmp_path / "run", EXAMPLE))
+    columns = page.data["columns"]
+    table = [
+        line.split("\t") for line in (tmp_path / "run/predictions.tsv").read_text().split("\n")
+    ]
+    assert len(table) == 18  # names, 16 records, and the end
+    for i, row in enumerate(table[1:-1]):
+        assert page.ids[i] == row[0]
+        assert columns["length"][i] == int(row[2])
+        assert columns["viral"][i] == (row[4] == "virus")
+        assert columns["score"][i] == round(1e6 * float(row[5]))
+        assert columns["fdr"][i] == round(1e4 * float(row[6]))
+    assert "16 in = 16 scored it does" in page.words
+    assert "8 records called virus, of 16 with a score (50 %)" in page.words
+
+
+def test_the_page_tells_a_table_that_does_not_add_up(tmp_path):
+    predict(tmp_path / "run", EXAMPLE)
+    table = tmp_path / "run/predictions.tsv"
+    table.write_text("".join(table.read_text().splitlines(keepends=True)[:-1]))
+    page = Page(report_run(tmp_path / "run"))
+    assert "15 in = 15 scored it does not" in page.words
+    assert "The table has 15 records, and the run counted 16" in page.words
+
+
+def test_a_partial_run_says_so_in_its_title(make_config, tiny, contigs):
+    poison = ">poison\n" + "TGG" * 4 + "TGC" + "TGG" * 4 + "\n"
+    contigs.write_text(contigs.read_text() + poison)
+    config = make_config(contigs)
+    executor = InlineExecutor(worker=workers.NanWorker)
+    assert run_inline(config, tiny.head, executor=executor).exit_code == 2
+    page = Page(RunDir(config.output).report)
+    assert page.title.startswith("PARTIAL: contigs")
+    assert "frames have no vector: see failed_files.txt" in page.words
+    assert ("a", {"href": "failed_sequences.fa"}) in page.elements
+
+
+def test_a_run_that_failed_altogether_says_so_in_its_title(make_config, tiny, tmp_path):
+    (tmp_path / "in.faa").write_text(">poison\nMKVLEFPQILWWWWCWWWW\n")
+    config = make_config(tmp_path / "in.faa", input_type="protein")
+    executor = InlineExecutor(worker=workers.NanWorker)
+    assert run_inline(config, tiny.head, executor=executor).exit_code == 1
+    assert Page(RunDir(config.output).report).title.startswith("FAILED: ")
+
+
+def test_a_run_that_was_not_ended_says_so_in_its_title_and_why(tmp_path):
+    folder = write_table(tmp_path / "run", [], state="unfinished")
+    (folder / "predictions.tsv").unlink()
+    (folder / "virnucpro.log").write_text(
+        "2026-01-01 10:00:00,000 INFO    virnucpro 0.1.0: predict\n"
+        "2026-01-01 10:00:01,000 WARNING an old one\n"
+        "2026-01-01 11:00:00,000 INFO    virnucpro 0.1.0: predict --resume\n"
+        "2026-01-01 11:00:01,000 ERROR   the run ended: StorageError /data: <b>full</b>\n"
+    )
+    page = Page(report_run(folder))
+    assert page.title.startswith("UNFINISHED: ")
+    assert "the run ended: StorageError /data: <b>full</b>" in page.words
+    assert "an old one" not in page.words
+
+
+def test_a_run_of_an_older_version_has_a_page_too(tmp_path):
+    """Without the columns and the facts that came later."""
+    (tmp_path / "run.json").write_text(json.dumps({"state": "complete", "recipe": 3, "inputs": 0}))
+    (tmp_path / "predictions.tsv").write_text(
+        "record\tlength\tstatus\tcall\tvirus_score\na\t700\tscored\tvirus\t0.990000\n"
+    )
+    page = Page(report_run(tmp_path))
+    assert page.ids == ["a"]
+    assert "1 record called virus, of 1 with a score" in page.words
+
+
+def test_a_run_without_a_record_has_a_page(tmp_path):
+    page = Page(report_run(write_table(tmp_path / "run", [])))
+    assert "0 in = 0 scored it does" in page.words
+    assert "The input holds no record." in page.words
+
+
+def test_numbers_by_file_and_by_length_add_up(tmp_path):
+    calls = [
+        call("a", 0.95, 250, sample="one", false_discovery_rate=0.4),
+        call("b", 0.93, 4000, sample="one", false_discovery_rate=0.1),
+        call("c", 0.2, 4000, sample="two", false_discovery_rate=0.9),
+        Call("d", 10, "too_short", "two"),
+    ]
+    page = Page(report_run(write_table(tmp_path / "run", calls)))
+    assert "4 in = 3 scored + 1 too_short it does" in page.words
+    assert "one 2 2 0 2 two 2 1 1 0" in page.words
+    assert "0 to 299 2 1 1 250 0.9500 40 % weak" in page.words
+    assert "3,000 to 9,999 2 2 1 4,000 0.9300 10 %" in page.words
+
+
+# More records than a page can hold
+
+
+def test_of_many_records_the_page_has_the_viral_ones_and_a_sample_and_says_so(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("virnucpro.report.run.MOST_ROWS", 1_000)
+    calls = (call(f"contig{i}", 0.95 if i % 100 == 0 else 0.1) for i in range(45_000))
+    page = Page(report_run(write_table(tmp_path / "run", calls)))
+    places = np.array([int(name.removeprefix("contig")) for name in page.ids])
+    assert len(set(places.tolist())) == len(places) == 1_000
+    assert set(range(0, 45_000, 100)) <= set(places.tolist())
+    others = places[places % 100 > 0]
+    assert len(others) == 550
+    gaps = np.diff(others)
+    assert gaps.min() > 40 and gaps.max() < 170  # 81 on average, by steps of 32
+    assert np.cumsum(page.data["columns"]["gap"]).tolist() == (places + 1).tolist()
+    shown = "1,000 of 45,000 records are in this page: all 450 viral ones, and an even sample"
+    assert shown in page.words
+    assert "45,000 in = 45,000 scored" in page.words
+
+
+def test_of_too_many_viral_records_the_page_has_the_best(tmp_path, monkeypatch):
+    monkeypatch.setattr("virnucpro.report.run.MOST_ROWS", 500)
+    scores = np.random.default_rng(1).permutation(2_000) / 100_000 + 0.95
+    calls = (call(f"contig{i}", score) for i, score in enumerate(scores.tolist()))
+    page = Page(report_run(write_table(tmp_path / "run", calls)))
+    best = np.sort(np.argsort(-scores)[:500])
+    assert page.ids == [f"contig{i}" for i in best.tolist()]
+    assert "500 of 2,000 records are in this page: the 500 best viral ones" in page.words
+
+
+def test_a_page_has_no_more_bytes_than_it_may_whatever_the_ids(tmp_path, monkeypatch):
+    assert MOST_BYTES == 3_000_000
+    monkeypatch.setattr("virnucpro.report.run.MOST_BYTES", 400_000)
+    rng = np.random.default_rng(1)
+    names = (rng.bytes(140).hex() for _ in range(2_000))
+    path = report_run(write_table(tmp_path / "run", (call(name, 0.5) for name in names)))
+    assert 0.8 * 400_000 < path.stat().st_size <= 400_000
+    assert re.search(r"[\d,]+ of 2,000 records are in this page", Page(path).words)
+
+
+# Text of the user's
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        EVIL,
+        "</script><script>bad()</script>",
+        "x" * 5_000,
+        "küssen-噬菌体",
+        "a\u202eb",
+        "{{ 7*7 }}",
+    ],
+)
+def test_an_id_is_text_and_never_markup(tmp_path, name):
+    folder = write_table(tmp_path / "run", [call(name, 0.99, note=name, sample=name)])
+    page, plain = Page(report_run(folder)), Page(report_run(write_table(tmp_path / "plain", [])))
+    tags = {tag for tag, _ in page.elements}
+    assert "img" not in tags
+    assert sum(tag == "script" for tag, _ in page.elements) == 2
+    assert page.source.count("<script") == plain.source.count("<script")
+    (shown,) = page.ids
+    assert shown == (name if len(name) < 200 and name.isprintable() else shown)
+    assert shown in page.text
+    assert len(shown) <= 310 and shown.isprintable()
+
+
+def test_an_id_that_is_no_utf_8_is_in_the_page(tmp_path):
+    folder = write_table(tmp_path / "run", [call("a", 0.99)])
+    table = folder / "predictions.tsv"
+    table.write_bytes(table.read_bytes().replace(b"\na\t", b"\na\xff\t"))
+    assert Page(report_run(folder)).ids == [r"a\udcff"]
+
+
+def test_the_policy_of_the_page_allows_its_own_script_and_style_and_nothing_else(tmp_path):
+    page = Page(report_run(write_table(tmp_path / "run", [call("a", 0.99)])))
+    (policy,) = (
+        attributes["content"]
+        for tag, attributes in page.elements
+        if tag == "meta" and attributes.get("http-equiv") == "Content-Security-Policy"
+    )
+    (script,) = re.findall(r"<script>(.*?)</script>", page.source, re.DOTALL)
+    (style,) = re.findall(r"<style>(.*?)</style>", page.source, re.DOTALL)
+    hashes = [
+        base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        for text in (script, style)
+    ]
+    assert policy.split("; ") == [
+        "default-src 'none'",
+        f"script-src 'sha256-{hashes[0]}'",
+        f"style-src 'sha256-{hashes[1]}'",
+        "base-uri 'none'",
+        "form-action 'none'",
+    ]
+    for tag, attributes in page.elements:
+        assert not attributes.keys() & {"src", "style", "onclick"}, tag
+        assert not (attributes.get("href") or "").startswith(("http", "/")), tag
+
+
+def test_the_charts_are_drawn_by_the_uplot_that_was_published(tmp_path):
+    for line in (ASSETS / "uPlot.SHA256SUMS").read_text().splitlines():
+        digest, name = line.split()
+        assert hashlib.sha256((ASSETS / name).read_bytes()).hexdigest() == digest, name
+    page = Page(report_run(write_table(tmp_path / "run", [])))
+    assert "Copyright (c) 2022 Leon Sorokin" in page.text
+
+
+# It is the run's own
+
+
+def test_no_report_leaves_none_not_even_an_old_one(tmp_path):
+    path = predict(tmp_path / "run", EXAMPLE)
+    assert path.exists()
+    predict(tmp_path / "run", EXAMPLE, resume=True, report=False)
+    assert not path.exists()
+
+
+def test_the_page_and_the_record_of_the_devices_are_the_runs_own(make_config, tiny, contigs):
+    config = make_config(contigs)
+    run_inline(config, tiny.head)
+    rundir = RunDir(config.output)
+    assert {rundir.report.name, rundir.machine.name} <= set(rundir.own_names)
+    assert rundir.report.exists() and rundir.machine.exists()
+    rundir.clear()
+    assert not rundir.report.exists() and not rundir.machine.exists()
+
+
+def test_a_folder_without_a_run_stays_as_it_is(tmp_path):
+    with pytest.raises(InputMissingError, match="holds no run"):
+        report_run(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "[" * 100_000])
+def test_a_damaged_run_json_is_told(tmp_path, text):
+    (tmp_path / "run.json").write_text(text)
+    with pytest.raises(ResumeError, match=r"run\.json is damaged"):
+        report_run(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "row", ["b", "b\tc\tmany\tscored\t\t\t\t\t\t\t", "b\tc\t7\tgood\t\t\t\t\t\t\t"]
+)
+def test_a_damaged_table_is_told(tmp_path, row):
+    folder = write_table(tmp_path / "run", [call("a", 0.99)])
+    with (folder / "predictions.tsv").open("a") as out:
+        out.write(row + "\n")
+    with pytest.raises(InputError, match=r"predictions\.tsv is damaged"):
+        report_run(folder)
+
+
+# The record of the devices
+
+
+def test_the_work_of_a_device_is_kept_in_bins_that_grow_and_lose_nothing(tmp_path):
+    seconds = iter(np.arange(0, 5_000, 0.5).tolist())
+    machine = MachineLog(lambda: next(seconds))
+    shard = Shard(0, tmp_path, 1, 1, 10, "")
+    machine.take(WorkerReady("cuda:0", "a GPU", Memory(10, 80)))
+    for i in range(9_000):
+        machine.take(BatchDone("cuda:0", shard, (i,), 7, Memory(20 + i % 3, 80)))
+    machine.take(WorkerLost("cuda:0", "it \x1b[31mdied", shard))
+    with machine.kept(tmp_path / "machine.json"):
+        pass
+    (start,) = read_starts(tmp_path / "machine.json")
+    assert start.seconds_per_bin == 32  # 4,500 seconds in 240 bins at most
+    series = start.devices["cuda:0"]
+    assert sum(series.tokens) == 63_000
+    assert set(series.tokens[1:-1]) == {64 * 7}
+    assert max(series.memory) == 22 and series.memory_total == 80
+    assert start.n_losses == 1
+    assert start.incidents == [(start.seconds, "cuda:0", r"lost: it \x1b[31mdied; replaced")]
+
+
+def test_every_start_of_a_run_is_kept_and_the_page_shows_each(make_config, tiny, contigs):
+    config = make_config(contigs)
+    run_inline(config, tiny.head)
+    rundir = RunDir(config.output)
+    for path in rundir.features.iterdir():
+        path.unlink()
+    run_inline(again(config, resume=True), tiny.head)
+    starts = read_starts(rundir.machine)
+    assert len(starts) == 2
+    n_tokens = json.loads(rundir.manifest.read_text())["counts"]["n_tokens"]
+    assert [sum(start.devices["cpu"].tokens) for start in starts] == [n_tokens] * 2
+    assert {"speed0", "memory0", "speed1", "memory1"} == Page(rundir.report).data["charts"].keys()
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"starts": [{"seconds_per_bin": 0}]}', '{"starts": 1}']
+)
+def test_a_damaged_record_of_the_devices_is_none(tmp_path, text):
+    folder = write_table(
+        tmp_path / "run",
+        [call("a", 0.99)],
+        recipe={"command": "predict", "encoders": [{"model": "esm2"}]},
+    )
+    (folder / "machine.json").write_text(text)
+    assert "This run kept no record of its devices." in Page(report_run(folder)).words

@@ -1,0 +1,117 @@
+"""The scripts of ``examples/slurm``, on a real SLURM of one node."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from one_node_slurm import NEEDS_SLURM, Slurm, one_node_slurm
+from oracle import random_protein
+from runs import assert_same_run, leftovers
+
+from virnucpro.engine.executor import InlineExecutor
+from virnucpro.options import PredictOptions
+from virnucpro.pipeline import predict
+from virnucpro.run.work_log import read_figures
+
+pytestmark = [pytest.mark.slurm, NEEDS_SLURM]
+SCRIPTS = Path(__file__).parents[1] / "examples" / "slurm"
+N_SHARDS = 12
+
+
+@pytest.fixture(scope="module")
+def slurm() -> Iterator[Slurm]:
+    with pytest.MonkeyPatch.context() as patch, one_node_slurm() as slurm:
+        ours = str(Path(sys.executable).parent)  # where `virnucpro` is
+        patch.setitem(slurm.environment, "PATH", f"{ours}:{slurm.environment['PATH']}")
+        yield slurm
+
+
+@pytest.fixture(scope="module")
+def proteins(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dozen shards of proteins; the last one is not full."""
+    path = tmp_path_factory.mktemp("input") / "proteins.faa"
+    proteins = [random_protein(500, i) for i in range(N_SHARDS * 250 - 100)]
+    path.write_text("".join(f">p{i}\n{protein}\n" for i, protein in enumerate(proteins)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def one_machine(proteins, tiny, tmp_path_factory) -> Path:
+    """The same run without SLURM."""
+    folder = tmp_path_factory.mktemp("one_machine") / "run"
+    options = PredictOptions(
+        input=(proteins,),
+        output_dir=folder,
+        model=str(tiny.model),
+        head=tiny.head_file,
+        device="cpu",
+        precision="fp32",
+    )
+    predict(options, lambda _: None, lambda _: InlineExecutor())
+    return folder
+
+
+def await_(what: Callable[[], object], slurm: Slurm, seconds: float = 120.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline, slurm.logs()
+        time.sleep(0.02)
+
+
+def log_of(folder: Path, part: str) -> Path | None:
+    """The log of the process that does a part now, once it has ended a shard."""
+    for path in sorted((folder / "logs").glob("work-*.log")):
+        if f"part {part}:" in path.read_text() and any(read_figures(path)):
+            return path
+    return None
+
+
+def test_an_array_that_is_cancelled_killed_and_requeued_ends_as_one_machine_does(
+    slurm, proteins, tiny, one_machine
+):
+    folder = slurm.root / "run"
+    run = (proteins, folder, "--model", tiny.model, "--head", tiny.head_file, "--precision", "fp32")
+    on_cpu = ("--device", "cpu", "--workers", "1")
+    plan = slurm.submit(SCRIPTS / "predict_plan.sh", *run)
+    array = slurm.submit(
+        "--array=1-4", f"--dependency=afterok:{plan}", SCRIPTS / "predict_array.sh", folder, *on_cpu
+    )
+    merge = slurm.submit(
+        f"--dependency=afterany:{array}", SCRIPTS / "predict_merge.sh", *run, *on_cpu
+    )
+    slurm.wait(plan)
+
+    harm = {
+        1: lambda _: slurm.call("scancel", "--batch", "--signal=TERM", f"{array}_1"),
+        2: lambda log: os.kill(int(re.findall(r"\d+", log.name)[-1]), signal.SIGKILL),
+        3: lambda _: slurm.call("scancel", f"{array}_3"),
+    }
+    while harm:
+        await_(lambda: any(log_of(folder, f"{task}/4") for task in harm), slurm)
+        for task in list(harm):
+            if log := log_of(folder, f"{task}/4"):
+                harm.pop(task)(log)
+
+    states = slurm.wait(plan, array, merge)
+    assert states == {
+        plan: "COMPLETED",
+        f"{array}_1": "COMPLETED",
+        f"{array}_2": "FAILED",
+        f"{array}_3": "CANCELLED",
+        f"{array}_4": "COMPLETED",
+        merge: "COMPLETED",
+    }, slurm.logs()
+    assert "Restarts=1" in slurm.call("scontrol", "show", "job", f"{array}_1")
+    logs = [path.read_text() for path in (folder / "logs").glob("work-*.log")]
+    assert sum("part 1/4:" in text for text in logs) == 2
+    n_before_merge = len({f.shard for p in (folder / "logs").iterdir() for f in read_figures(p)})
+    assert 6 <= n_before_merge < N_SHARDS
+    assert not leftovers(folder)
+    assert_same_run(folder, one_machine)

@@ -1,0 +1,174 @@
+"""A file from the network: resumed where it broke off, bounded, checked, and there when whole.
+
+What came so far lies beside the place of the file, as ``.NAME.part``, which the next attempt goes
+on with.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import http.client
+import os
+import re
+import shutil
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from virnucpro.devices import as_size
+from virnucpro.errors import OutputError, StorageError, UnavailableError
+from virnucpro.files import put_in_place, writing
+from virnucpro.log import printable
+
+_BLOCK = 1 << 20
+_TIMEOUT = 30  # seconds without a byte
+_SLOWEST = 50_000  # least bytes per second, on average
+_RANGE = re.compile(r"bytes (\d+)-\d+/(?:\d+|\*)", re.ASCII)
+
+OnBytes = Callable[[int, int], None]  # bytes so far, bytes in all (0: unknown)
+Check = Callable[[Path], None]  # raises UnavailableError for another file
+
+
+def fetch(url: str, path: Path, n_bytes: int | None, most: int, on_bytes: OnBytes) -> None:
+    """Bring a file to ``path``, going on with what is there; the file may have ``most`` bytes.
+
+    Raises:
+        UnavailableError: there is more than ``n_bytes``, or less.
+        OutputError: another process fetches it.
+        StorageError: there is no room for it.
+        OSError, HTTPException: the connection ended early, or is too slow to wait for.
+    """
+    with _appending(path) as out:
+        start = out.tell()
+        if n_bytes is not None:
+            if start == n_bytes:
+                return
+            _ask_for_room(path, n_bytes - start)
+        request = urllib.request.Request(url)
+        if start:
+            request.add_header("Range", f"bytes={start}-")
+        with urllib.request.urlopen(request, timeout=_TIMEOUT) as answer:
+            if not _goes_on(answer, start):
+                start = 0
+                out.truncate(0)
+            _receive(answer, out, start, _total(answer, start, n_bytes), most, on_bytes)
+
+
+@contextmanager
+def _appending(path: Path) -> Iterator[BinaryIO]:
+    """A file to append to, by one process at a time."""
+    with writing(path), path.open("ab") as out:
+        try:
+            fcntl.flock(out, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise OutputError(
+                f"another process fetches {printable(path)}", hint="wait until it is done"
+            ) from error
+        out.seek(0, os.SEEK_END)
+        try:
+            yield out
+        finally:
+            if not out.tell():
+                path.unlink(missing_ok=True)
+
+
+def _goes_on(answer: http.client.HTTPResponse, start: int) -> bool:
+    """True if the answer begins behind what is there, and not with the first byte."""
+    match = _RANGE.fullmatch(answer.headers.get("Content-Range") or "")
+    is_part = answer.status == http.client.PARTIAL_CONTENT
+    return is_part and match is not None and int(match[1]) == start
+
+
+def _total(answer: http.client.HTTPResponse, start: int, n_bytes: int | None) -> int:
+    """Bytes of the whole file; 0 if nobody says how many.
+
+    Raises:
+        UnavailableError: the server has another file.
+    """
+    announced = start + answer.length if answer.length else 0  # 0: not said, or not a number
+    total = n_bytes or announced
+    if announced not in (0, total):
+        raise UnavailableError(f"it has {announced} bytes, not {total}")
+    return total
+
+
+def _receive(
+    answer: http.client.HTTPResponse,
+    out: BinaryIO,
+    n_bytes: int,
+    total: int,
+    most: int,
+    on_bytes: OnBytes,
+) -> None:
+    began, first = time.monotonic(), n_bytes
+    while block := answer.read1(_BLOCK):
+        out.write(block)
+        n_bytes += len(block)
+        if n_bytes > (total or most):
+            raise UnavailableError(f"it goes on after {total or most} bytes")
+        seconds = time.monotonic() - began
+        if seconds > 2 * _TIMEOUT + (n_bytes - first) / _SLOWEST:
+            raise OSError(
+                f"the connection is too slow: {n_bytes - first} bytes in {seconds:.0f} seconds"
+            )
+        on_bytes(n_bytes, total)
+    if n_bytes < total:
+        raise OSError(f"the connection ended after {n_bytes} of {total} bytes")
+
+
+def _ask_for_room(path: Path, n_bytes: int) -> None:
+    """
+    Raises:
+        StorageError: the disk has not so many bytes left.
+    """
+    free = shutil.disk_usage(path.parent).free
+    if free < n_bytes:
+        raise StorageError(
+            f"{printable(path.parent)} has room for {as_size(free)}, "
+            f"and {as_size(n_bytes)} are to come",
+            hint="make room there, or set TORCH_HOME to a folder on another disk",
+        )
+
+
+def download(
+    url: str, path: Path, n_bytes: int | None, most: int, check: Check, on_bytes: OnBytes
+) -> None:
+    """Fetch a file; ``path`` appears only when it is whole and ``check`` has no objection.
+
+    Raises:
+        UnavailableError: it cannot be fetched, or is another file.
+        OutputError, StorageError: it cannot be written.
+    """
+    name, partial = path.name, path.with_name(f".{path.name}.part")
+    hint = (
+        f"run the command again to go on; or, on a machine without network, fetch {url} "
+        f"elsewhere, and `virnucpro models import` puts it in {path.parent}"
+    )
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fetch(url, partial, n_bytes, most, on_bytes)
+        check(partial)
+    except UnavailableError as error:
+        partial.unlink(missing_ok=True)
+        raise UnavailableError(f"what {url} gave is not {name}: {error}", hint=hint) from error
+    except (OSError, http.client.HTTPException) as error:
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()
+        reason = getattr(error, "reason", None) or error
+        raise UnavailableError(f"cannot fetch {url}: {printable(reason)}", hint=hint) from error
+    with writing(path, partial):
+        put_in_place(partial, path)
+
+
+def git_blob(path: Path) -> str:
+    """The id that git gives a file: the SHA-1 of its kind, its size and its content."""
+    digest = hashlib.sha1(f"blob {path.stat().st_size}\0".encode(), usedforsecurity=False)
+    with path.open("rb") as handle:
+        while block := handle.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,100 @@
+"""``virnucpro evaluate --regions``: known prophages beside the regions that predict finds.
+
+The sequences go through ``pipeline.predict`` as any input; what is measured is read from its
+tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from virnucpro.errors import InputError, VirnucproError
+from virnucpro.evaluation.regions import (
+    COLUMNS,
+    Figures,
+    Interval,
+    Truth,
+    check_truth,
+    f1_interval,
+    measure,
+    read_genes,
+    read_truth,
+)
+from virnucpro.files import atomic, refuse_links
+from virnucpro.log import printable
+from virnucpro.options import EvaluateOptions, PredictOptions, carry
+from virnucpro.outputs.sinks import RecordTable, RegionTable, read_calls, read_regions
+from virnucpro.pipeline import OnEvent, predict
+from virnucpro.run.folder import RunDir
+
+TABLE = "regions_evaluation.tsv"
+ALL = "all"
+_RUN = "run"
+
+
+def evaluate_regions(options: EvaluateOptions, truth_table: Path, on_event: OnEvent) -> list[str]:
+    """Find regions in the sequences, write how they agree with the truth, and return its lines.
+
+    Raises:
+        VirnucproError: see ``errors``; or a sequence of the truth was not called.
+    """
+    truths = read_truth(truth_table)
+    genes = read_genes(options.genes) if options.genes is not None else {}
+    refuse_links(options.output_dir, [_RUN, TABLE])
+    run_folder = options.output_dir / _RUN
+    asked = carry(
+        options,
+        PredictOptions,
+        input=(options.data,),
+        input_type="nucleotide",
+        output_dir=run_folder,
+        model=None,
+        head=None,
+        regions=True,
+    )
+    if predict(asked, on_event).exit_code:
+        raise VirnucproError(
+            f"not everything was read: see {printable(run_folder)}",
+            hint="figures of a part would mislead: run the same command with --resume",
+        )
+    each = dict(_measure(RunDir(run_folder), truths, genes))
+    lines = region_lines(each, options.seed)
+    with atomic(options.output_dir / TABLE) as temporary:
+        temporary.write_text("\n".join([*lines, ""]), encoding="utf-8")
+    return lines
+
+
+def _measure(
+    rundir: RunDir, truths: dict[str, Truth], genes: dict[str, list[Interval]]
+) -> list[tuple[str, Figures]]:
+    """Each sequence of the run with its figures; one without a row of the truth has no prophage."""
+    with rundir.output(RecordTable).open(encoding="utf-8") as table:
+        lengths = {call.record_id: call.length for call in read_calls(table)}
+    if missing := sorted(truths.keys() - lengths.keys()):
+        raise InputError(
+            f"the sequences have no {', '.join(map(printable, missing[:8]))} of the truth",
+            hint="name the FASTA files of all sequences of the truth with --data",
+        )
+    regions: dict[str, list[Interval]] = {}
+    if rundir.output(RegionTable).exists():
+        with rundir.output(RegionTable).open(encoding="utf-8") as table:
+            for name, region in read_regions(table):
+                regions.setdefault(name, []).append(region)
+    figures = []
+    for name, n_bases in lengths.items():
+        truth = truths.get(name, Truth())
+        check_truth(name, truth, n_bases)
+        of_record = sorted(regions.get(name, []))
+        figures.append((name, measure(of_record, truth, n_bases, genes.get(name, ()))))
+    return figures
+
+
+def region_lines(each: dict[str, Figures], seed: int) -> list[str]:
+    """A table: a row for each sequence, and one for all, with the interval of its F1."""
+    columns = ("seq_id", *COLUMNS, "f1_low", "f1_high")
+    rows: list[Sequence[str]] = [(name, *one.row(), "", "") for name, one in each.items()]
+    figures = list(each.values())
+    interval = (f"{value:.3f}" for value in f1_interval(figures, seed))
+    rows.append((ALL, *Figures.sum(figures).row(), *interval))
+    return ["\t".join(row) for row in (columns, *rows)]

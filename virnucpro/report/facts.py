@@ -1,0 +1,211 @@
+"""The files of a run folder beside the table of records: what the run says of itself.
+
+Runs of any version are read: a fact that a file lacks, or that is of another kind than it should
+be, is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from virnucpro.errors import InputMissingError, ResumeError
+from virnucpro.log import escaped, printable
+from virnucpro.outputs.sinks import RegionTable
+from virnucpro.report.counts import damaged, read_blocks
+
+_MOST_OF_LOG = 1 << 20  # bytes at its end
+_MESSAGE = re.compile(r"\S+ \S+ (INFO|WARNING|ERROR) +(.*)")
+_START = re.compile(r"virnucpro \S+: ")
+_MOST_TRACKS = 24  # records whose regions are drawn
+
+
+class InputFact(NamedTuple):
+    """An input file of the run."""
+
+    sample: str  # its name in the tables
+    path: str
+    sha256: str
+    n_bytes: int
+    n_renamed: int
+    error: str  # why it could not be read
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """The content of ``run.json``, of which nothing is taken for granted."""
+
+    content: Mapping[str, Any]
+
+    def part(self, *names: str) -> Mapping[str, Any]:
+        """An object within it; an empty one if it is not there."""
+        found: object = self.content
+        for name in names:
+            found = found.get(name) if isinstance(found, Mapping) else None
+        return found if isinstance(found, Mapping) else {}
+
+    def text(self, *names: str) -> str:
+        found = self.part(*names[:-1]).get(names[-1])
+        return escaped(found) if isinstance(found, str) else ""
+
+    def number(self, *names: str) -> int:
+        found = self.part(*names[:-1]).get(names[-1])
+        return found if isinstance(found, int) and not isinstance(found, bool) else 0
+
+    def share(self, *names: str) -> float:
+        found = self.part(*names[:-1]).get(names[-1])
+        return float(found) if isinstance(found, float) else 0.0
+
+    def sequence(self, *names: str) -> Sequence[Any]:
+        found = self.part(*names[:-1]).get(names[-1])
+        return found if isinstance(found, list) else ()
+
+    @property
+    def inputs(self) -> list[InputFact]:
+        """The input files, and those that could not be read."""
+        return [
+            InputFact(
+                sample=escaped(file.get("sample", "")),
+                path=escaped(file.get("name") or file.get("path", "")),
+                sha256=escaped(file.get("sha256", "")),
+                n_bytes=_count(file.get("n_bytes")),
+                n_renamed=_count(file.get("n_renamed")),
+                error=escaped(file.get("error", "")),
+            )
+            for file in (*self.sequence("inputs"), *self.sequence("refused"))
+            if isinstance(file, Mapping)
+        ]
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """The seconds of each stage, by name."""
+        return {
+            escaped(name): float(value)
+            for name, value in self.part("counts", "seconds").items()
+            if isinstance(value, int | float)
+        }
+
+    @property
+    def cut(self) -> list[tuple[float, float]]:
+        """The lowest viral score at some lengths, by rising length."""
+        pairs = [
+            (float(pair[0]), float(pair[1]))
+            for pair in self.sequence("counts", "cut_scores")
+            if isinstance(pair, list) and len(pair) == 2 and all(map(_is_number, pair))
+        ]
+        return sorted((n, score) for n, score in pairs if n >= 1 and 0 <= score <= 1)
+
+    @property
+    def n_counted(self) -> int | None:
+        """Number of records that the run counted when it wrote its tables."""
+        numbers = self.part("counts", "statuses").values()
+        return sum(map(_count, numbers)) if numbers else None
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+
+
+def read_facts(path: Path) -> Stored:
+    """
+    Raises:
+        InputMissingError: there is no such file.
+        ResumeError: it is damaged.
+    """
+    if not path.is_file():
+        raise InputMissingError(
+            f"{printable(path.parent)} holds no run", hint="give the --output-dir of a run"
+        )
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        content, why = None, error
+    else:
+        why = ValueError("it is no object")
+    if not isinstance(content, dict):
+        raise ResumeError(
+            f"{printable(path)} is damaged: {printable(why)}", hint="put a copy of it back"
+        )
+    return Stored(content)
+
+
+def read_complaints(log: Path) -> Counter[str]:
+    """Warnings and errors of the last start, each with how often it came; none without a log."""
+    try:
+        with log.open("rb") as handle:
+            handle.seek(max(0, handle.seek(0, os.SEEK_END) - _MOST_OF_LOG))
+            text = handle.read().decode("utf-8", "backslashreplace")
+    except OSError:
+        return Counter()
+    complaints: Counter[str] = Counter()
+    for line in text.splitlines():
+        match = _MESSAGE.fullmatch(line)
+        if match is None:
+            continue
+        level, message = match.groups()
+        if level == "INFO" and _START.match(message):
+            complaints.clear()
+        elif level != "INFO":
+            complaints[printable(message)] += 1
+    return complaints
+
+
+@dataclass(slots=True)
+class Regions:
+    """The regions of a run: how many there are, and the records whose regions are drawn."""
+
+    kinds: Counter[str] = field(default_factory=Counter)
+    n_letters: Counter[str] = field(default_factory=Counter)  # by kind
+    of_records: Counter[tuple[str, str]] = field(default_factory=Counter)  # file and id
+    # file and id -> start and end (bases, 0-based and half-open), kind, posterior
+    drawn: dict[tuple[str, str], list[tuple[int, int, str, float]]] = field(default_factory=dict)
+
+
+def read_regions(table: Path) -> Regions | None:
+    """The regions in a table; None if there is none. Parts of records are drawn before whole ones.
+
+    Raises:
+        InputError: the table is damaged.
+    """
+    if not table.is_file():
+        return None
+    regions = Regions()
+    rank: dict[tuple[str, str], tuple[bool, int]] = {}
+    lines: dict[tuple[str, str], list[tuple[int, int, str, float]]] = {}
+    for block in read_blocks(table, RegionTable.columns):
+        columns = [block[name] for name in ("file", "record", "kind", "start", "end", "posterior")]
+        for file, record, kind, start, end, posterior in zip(*columns, strict=True):
+            try:
+                line = (int(start) - 1, int(end), kind, float(posterior or "nan"))
+            except ValueError as error:
+                raise damaged(table, error) from error
+            key = (file, record)
+            regions.kinds[kind] += 1
+            regions.n_letters[kind] += line[1] - line[0]
+            regions.of_records[key] += 1
+            is_part, n_letters = rank.get(key, (False, 0))
+            rank[key] = (is_part or kind != "whole", n_letters + line[1] - line[0])
+            lines.setdefault(key, []).append(line)
+        if len(rank) > 20 * _MOST_TRACKS:
+            rank, lines = _best(rank, lines)
+    regions.drawn = _best(rank, lines)[1]
+    return regions
+
+
+R = dict[tuple[str, str], tuple[bool, int]]
+L = dict[tuple[str, str], list[tuple[int, int, str, float]]]
+
+
+def _best(rank: R, lines: L) -> tuple[R, L]:
+    keys = sorted(rank, key=lambda key: (rank[key], key), reverse=True)[:_MOST_TRACKS]
+    return {key: rank[key] for key in keys}, {key: lines[key] for key in keys}

@@ -1,0 +1,539 @@
+"""``report.html`` of a run: what its files say, in the order in which a reader asks.
+
+Only files of the run folder are read, so a page can be made of a run of any age, and is the same
+each time.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from virnucpro.citation import WORKS, as_bibtex, as_text
+from virnucpro.files import atomic
+from virnucpro.log import escaped, printable
+from virnucpro.outputs.sinks import (
+    EmbeddedTable,
+    FailedFiles,
+    FailedSequences,
+    RecordTable,
+    RegionTable,
+    ViralFasta,
+)
+from virnucpro.outputs.summary import STAGES, STARTING
+from virnucpro.records import STATUSES
+from virnucpro.report.charts import Chart, Drawing, scores_by_length
+from virnucpro.report.counts import Row, RunCounts, Shown, count_records
+from virnucpro.report.facts import (
+    InputFact,
+    Regions,
+    Stored,
+    read_complaints,
+    read_facts,
+    read_regions,
+)
+from virnucpro.report.page import MOST_BYTES, pack, render
+from virnucpro.run.folder import RunDir
+from virnucpro.run.machine import Start, read_starts
+
+MOST_ROWS = 100_000  # records in the table of the page
+_MOST_FILES = 60  # input files in the table of files
+_MOST_HASHES = 1_000
+_MOST_COMPLAINTS = 20
+_MOST_LINES = 8  # devices of a chart, starts of a run
+_SHORT = {"nucleotide": 500, "protein": 100}  # letters; shorter records have weak calls
+_HIGH_FDR = 0.2  # share of false calls from which a class of length is called weak
+_GIB = 1 << 30
+_SAFE_LETTERS = 200  # of a text that ``printable`` leaves as it is, if no letter is a control one
+_ROOM = 40_000  # bytes of the page that are not counted when rows are chosen
+# what became of the records with each status
+_MEANINGS = {
+    "scored": "have a score and a call",
+    "embedded": "have vectors",
+    "too_short": "are shorter than the minimum length",
+    "no_orf": "have nothing that can be scored: no frame without a stop, or no known base",
+    "invalid": "are empty, or hold letters that are no sequence",
+    "failed": "could not be embedded",
+}
+
+
+class Found(NamedTuple):
+    """All that is read of a run folder."""
+
+    rundir: RunDir
+    stored: Stored
+    counts: RunCounts | None  # None: there is no table yet
+    regions: Regions | None
+    starts: list[Start]
+    complaints: Mapping[str, int]
+
+    @property
+    def command(self) -> str:
+        return self.stored.text("recipe", "command") or "predict"
+
+    @property
+    def is_protein(self) -> bool:
+        return self.stored.text("recipe", "input_type") == "protein"
+
+    @property
+    def letters(self) -> str:
+        return "residues" if self.is_protein else "bases"
+
+
+def report_run(folder: Path) -> Path:
+    """Write the page of a run that nobody is working on. -> its file
+
+    Raises:
+        OutputError: another run is using the folder.
+        VirnucproError: as ``write_run_page``.
+    """
+    rundir = RunDir(folder)
+    read_facts(rundir.manifest)  # else the lock would make a folder
+    with rundir.locked():
+        write_run_page(rundir)
+    return rundir.report
+
+
+def write_run_page(rundir: RunDir) -> None:
+    """Write the page of a run into its folder.
+
+    Raises:
+        InputMissingError: there is no run in this folder.
+        ResumeError: ``run.json`` is damaged.
+        InputError: a table is damaged.
+        OutputError, StorageError: as ``files.writing``.
+    """
+    found = read_run(rundir)
+    content = {
+        **_heading(found),
+        "adds_up": _adds_up(found),
+        "answer": _answer(found),
+        "warnings": list(_warnings(found)),
+        "complaints": list(found.complaints.items())[:_MOST_COMPLAINTS],
+        "classes": _classes(found),
+        "prevalence": found.stored.share("cut", "prevalence"),
+        "scores": _scores(found),
+        "tracks": list(_tracks(found)),
+        "machine": _machine(found),
+        "provenance": list(_provenance(found)),
+        "hashes": [(file.path, file.sha256) for file in found.stored.inputs[:_MOST_HASHES]],
+        "references": [(work.role, as_text(work)) for work in WORKS],
+        "bibtex": "\n\n".join(map(as_bibtex, WORKS)),
+    }
+    frame = render("run.html", {**content, "table": _table(found.counts, ())}, "")
+    packed, rows = _pack(found, MOST_BYTES - len(frame) - _ROOM)
+    page = render("run.html", {**content, "table": _table(found.counts, rows)}, packed)
+    with atomic(rundir.report) as temporary:
+        temporary.write_bytes(page)
+
+
+def _pack(found: Found, most_bytes: int) -> tuple[str, Sequence[Row]]:
+    """The data of the page with as many rows as fit, and these rows."""
+    charts = {chart.name: chart.as_data() for start in _charts(found) for chart in start}
+    shown = found.counts.shown if found.counts else Shown(0)
+    rows = shown.rows(MOST_ROWS)
+    while True:
+        packed = pack({"charts": charts, **_columns(found, rows)})
+        if len(packed) <= most_bytes or not rows:
+            return packed, rows
+        rows = shown.rows(max(0, int(0.95 * len(rows) * most_bytes / len(packed))))
+
+
+def read_run(rundir: RunDir) -> Found:
+    """
+    Raises:
+        InputMissingError, ResumeError, InputError: as ``write_run_page``.
+    """
+    stored = read_facts(rundir.manifest)
+    is_extract = stored.text("recipe", "command") == "extract"
+    table = rundir.output(EmbeddedTable if is_extract else RecordTable)
+    regions = None if is_extract else read_regions(rundir.output(RegionTable))
+    counts = None
+    if table.is_file():
+        counts = count_records(
+            table,
+            stored.text("recipe", "input_type"),
+            MOST_ROWS,
+            regions.drawn if regions else (),
+        )
+    return Found(
+        rundir,
+        stored,
+        counts,
+        regions,
+        read_starts(rundir.machine),
+        read_complaints(rundir.log),
+    )
+
+
+def _heading(found: Found) -> dict[str, object]:
+    stored, counts = found.stored, found.counts
+    inputs = stored.inputs
+    name = inputs[0].sample if len(inputs) == 1 else f"{len(inputs):,} files"
+    state = stored.text("state")
+    n_failed, n_refused = _failures(stored)
+    if state == "planned":
+        label, text = (
+            "unfinished",
+            "The run is planned: see virnucpro work, and go on with --resume.",
+        )
+    elif state not in ("complete", "partial"):
+        label, text = "unfinished", "The run was not ended: go on with --resume."
+        if counts is not None:
+            text += " The figures are those of the tables of an earlier state."
+    elif stored.part("counts") and n_failed and not stored.number("counts", "n_frames"):
+        label, text = "failed", "Every frame failed: no record has a score."
+    elif state == "partial":
+        words = [f"{n_failed:,} frames failed"] if n_failed else []
+        words += [f"{n_refused:,} files could not be read"] if n_refused else []
+        label, text = "partial", f"{' and '.join(words)}: everything else is complete."
+    else:
+        label, text = "complete", "Every record of the input is accounted for."
+    return {
+        "name": name,
+        "state": label,
+        "state_text": text,
+        "command": found.command,
+        "letters": found.letters,
+        "is_predict": found.command == "predict",
+        "when": stored.text("time"),
+        "made_by": stored.text("virnucpro_version"),
+        "n_inputs": len(inputs),
+    }
+
+
+def _failures(stored: Stored) -> tuple[int, int]:
+    """Numbers of frames without a vector, and of files that could not be read."""
+    return stored.number("counts", "n_failed_frames"), len(stored.sequence("refused"))
+
+
+def _adds_up(found: Found) -> dict[str, object] | None:
+    counts, stored = found.counts, found.stored
+    if counts is None:
+        return None
+    parts = [(status, counts.statuses[status], _MEANINGS[status]) for status in STATUSES]
+    inputs = {file.sample: file for file in stored.inputs}
+    names = dict.fromkeys([*inputs, *counts.files])
+    rows = [_file_row(name, counts, inputs.get(name)) for name in names]
+    rows.sort(key=lambda row: not row["error"])  # files that could not be read come first
+    return {
+        "n": counts.n_records,
+        "n_letters": counts.n_letters,
+        "parts": [part for part in parts if part[1]] or parts[:1],
+        "n_counted": stored.n_counted,
+        "is_right": stored.n_counted in (None, counts.n_records),
+        "statuses": [status for status in STATUSES if counts.statuses[status]],
+        "files": rows[:_MOST_FILES],
+        "n_more_files": max(0, len(rows) - _MOST_FILES),
+    }
+
+
+def _file_row(name: str, counts: RunCounts, file: InputFact | None) -> dict[str, object]:
+    of_file = counts.files.get(name, Counter())
+    numbers = {status: of_file[status] for status in STATUSES}
+    return {
+        "name": printable(name),
+        "path": printable(file.path) if file else "",
+        "n": sum(numbers.values()),
+        "numbers": numbers,
+        "n_viral": of_file["viral"],
+        "error": printable(file.error) if file else "",
+    }
+
+
+def _answer(found: Found) -> dict[str, object] | None:
+    counts, regions = found.counts, found.regions
+    if counts is None:
+        return None
+    files = [
+        (RecordTable, "every record, with its status, call and score"),
+        (EmbeddedTable, "every record, with its status"),
+        (ViralFasta, "the sequences of the records called virus"),
+        (RegionTable, "virus-like regions, also as .bed, .gff3 and .fasta"),
+        (FailedFiles, "what failed, by file"),
+        (FailedSequences, "the sequences that failed, to be corrected and run again"),
+    ]
+    names = [(sink.file, what) for sink, what in files if found.rundir.output(sink).is_file()]
+    if found.rundir.feature_index.is_file():
+        names.append((found.rundir.feature_index.name, "all vectors, with their ids"))
+    return {
+        "n_viral": counts.n_viral,
+        "n_scored": counts.statuses["scored"],
+        "n_embedded": counts.statuses["embedded"],
+        "n_letters_viral": counts.n_letters_viral,
+        "n_letters": counts.n_letters,
+        "cut": found.stored.text("counts", "cut"),
+        "regions": sorted(regions.kinds.items()) if regions else [],
+        "n_letters_in_regions": sum(regions.n_letters.values()) if regions else 0,
+        "asked_for_regions": found.stored.part("cut").get("regions") is True,
+        "top": [
+            {
+                **row._asdict(),
+                "record": printable(row.record),
+                "file": printable(row.file),
+                "note": printable(row.note),
+                "has_fdr": not math.isnan(row.fdr),
+            }
+            for row in counts.top
+        ],
+        "has_fdr": any(not math.isnan(row.fdr) for row in counts.top),
+        "files": names,
+    }
+
+
+def _warnings(found: Found) -> Iterator[tuple[str, str]]:
+    """Kind (``bad`` or ``mind``) and text of what a reader should know before the figures."""
+    stored, counts = found.stored, found.counts
+    n_failed, n_refused = _failures(stored)
+    if counts is None:
+        yield "bad", "There are no tables yet: the run was ended before it wrote them."
+        return
+    if stored.n_counted not in (None, counts.n_records):
+        yield (
+            "bad",
+            f"The table has {counts.n_records:,} records, and the run counted "
+            f"{stored.n_counted:,}: one of the files was changed since.",
+        )
+    if n_refused:
+        yield "bad", f"{n_refused:,} input files could not be read: see {FailedFiles.file}."
+    if n_failed:
+        yield (
+            "bad",
+            f"{n_failed:,} frames have no vector: see {FailedFiles.file}, correct "
+            f"{FailedSequences.file}, and go on with --resume.",
+        )
+    if not counts.n_records:
+        yield "mind", "The input holds no record."
+    short = _SHORT["protein" if found.is_protein else "nucleotide"]
+    n_short = sum(one.n for one in counts.classes if one.end is not None and one.end <= short)
+    if 2 * n_short > counts.n_records:
+        yield (
+            "mind",
+            f"{n_short:,} of {counts.n_records:,} records are shorter than {short:,} "
+            f"{found.letters}: their calls are weak.",
+        )
+    n_renamed = sum(file.n_renamed for file in stored.inputs)
+    if n_renamed:
+        yield "mind", f"{n_renamed:,} ids occurred twice in a file and were numbered."
+    for note, n in counts.notes.most_common(_MOST_LINES):
+        yield (
+            "note",
+            f"{n:,} {'record has' if n == 1 else 'records have'} the note: {escaped(note)}",
+        )
+
+
+def _classes(found: Found) -> list[dict[str, object]]:
+    """The classes of length that have records, and what a call means there."""
+    if found.counts is None:
+        return []
+    return [
+        {
+            "name": f"{one.start:,} to {one.end - 1:,}" if one.end else f"{one.start:,} and more",
+            "n": one.n,
+            "n_scored": one.n_scored,
+            "n_viral": one.n_viral,
+            "n_letters_viral": one.n_letters_viral,
+            "lowest": one.lowest,
+            "fdr": None if math.isnan(one.fdr) else one.fdr,
+            "is_weak": one.fdr >= _HIGH_FDR,  # not a number: false
+        }
+        for one in found.counts.classes
+        if one.n
+    ]
+
+
+def _scores(found: Found) -> Drawing | None:
+    if found.counts is None:
+        return None
+    return scores_by_length(found.counts, found.stored.cut, found.letters)
+
+
+def _tracks(found: Found) -> Iterator[dict[str, object]]:
+    """The records whose regions are drawn, each with its regions as shares of its length."""
+    if found.regions is None or found.counts is None:
+        return
+    for (file, record), regions in found.regions.drawn.items():
+        length = max(found.counts.measured[file, record], *(end for _, end, *_ in regions))
+        yield {
+            "record": printable(record),
+            "file": printable(file),
+            "length": length,
+            "regions": [
+                {
+                    "kind": escaped(kind),
+                    "start": start + 1,
+                    "end": end,
+                    "x": 1000 * start / length,
+                    "width": max(2.0, 1000 * (end - start) / length),
+                    "posterior": posterior,
+                }
+                for start, end, kind, posterior in regions
+            ],
+        }
+
+
+def _table(counts: RunCounts | None, rows: Sequence[Row]) -> dict[str, int]:
+    """How many of the records are in the table of the page."""
+    return {
+        "n_rows": len(rows),
+        "n_viral_rows": sum(row.is_viral for row in rows),
+        "n_records": counts.n_records if counts else 0,
+        "n_viral": counts.n_viral if counts else 0,
+    }
+
+
+def _columns(found: Found, rows: Sequence[Row]) -> dict[str, object]:
+    """The rows of the table as columns: scores in millionths, rates in ten-thousandths."""
+    files = {file: i for i, file in enumerate(dict.fromkeys(row.file for row in rows))}
+    of_records = found.regions.of_records if found.regions else {}
+    return {
+        "cut": found.stored.cut,
+        "letters": found.letters,
+        "files": list(map(printable, files)),
+        "statuses": STATUSES,
+        "columns": {
+            "gap": np.diff([row.place for row in rows], prepend=-1).tolist(),
+            "record": _lines([row.record for row in rows]),
+            "file": [files[row.file] for row in rows],
+            "length": [row.length for row in rows],
+            "status": [STATUSES.index(row.status) for row in rows],
+            "viral": [int(row.is_viral) for row in rows],
+            "score": [_scaled(row.score, 1_000_000) for row in rows],
+            "fdr": [_scaled(row.fdr, 10_000) for row in rows],
+            "chunks": [_whole(row.n_chunks) for row in rows],
+            "regions": [of_records.get((row.file, row.record), 0) for row in rows],
+            "note": _lines([row.note for row in rows]),
+        },
+    }
+
+
+def _lines(texts: Sequence[str]) -> str:
+    """Each text on a line of its own, as ``printable`` gives it."""
+    joined = "".join(texts)
+    is_safe = joined.isprintable() and max(map(len, texts), default=0) <= _SAFE_LETTERS
+    return "\n".join(texts if is_safe else map(printable, texts))
+
+
+def _scaled(value: float, scale: int) -> int | None:
+    return None if math.isnan(value) else round(value * scale)
+
+
+def _whole(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdigit() else None
+
+
+def _machine(found: Found) -> dict[str, object]:
+    stored = found.stored
+    names = {STAGES[0]: "reading", STAGES[1]: "embedding", STAGES[2]: "tables"}
+    if stored.text("counts", "scorer"):
+        names = {STAGES[0]: "reading", STAGES[2]: "scoring and tables"}
+    seconds = stored.seconds
+    stages = [(label, seconds[name]) for name, label in names.items() if name in seconds]
+    charts = _charts(found)
+    return {
+        "stages": stages,
+        "longest": max((value for _, value in stages), default=0.0) or 1.0,
+        "starting": seconds.get(STARTING, 0.0),
+        "has_encoder": bool(stored.sequence("recipe", "encoders")),
+        "n_tokens": stored.number("counts", "n_tokens"),
+        "n_tokens_in_all": stored.number("counts", "n_tokens_in_all"),
+        "n_copies": stored.number("counts", "n_copies"),
+        "n_tokens_saved": stored.number("counts", "n_tokens_saved"),
+        "n_starts": len(found.starts),
+        "n_losses": sum(start.n_losses for start in found.starts),
+        "n_reductions": sum(start.n_reductions for start in found.starts),
+        "n_failed_shards": sum(start.n_failed_shards for start in found.starts),
+        "starts": [
+            {
+                "seconds": start.seconds,
+                "devices": [
+                    (name, device, sum(device.tokens), max(device.memory, default=0) / _GIB)
+                    for name, device in sorted(start.devices.items())
+                ],
+                "charts": [(chart.name, chart.drawn()) for chart in of_start],
+                "incidents": start.incidents,
+            }
+            for start, of_start in zip(found.starts[-_MOST_LINES:], charts, strict=True)
+        ],
+    }
+
+
+def _charts(found: Found) -> list[list[Chart]]:
+    """Tokens per second and memory of each device, for each of the latest starts."""
+    return [_charts_of(number, start) for number, start in enumerate(found.starts[-_MOST_LINES:])]
+
+
+def _charts_of(number: int, start: Start) -> list[Chart]:
+    width = start.seconds_per_bin
+    devices = sorted(start.devices.items())
+    if not any(device.tokens for _, device in devices):
+        return []
+    speed, memory = [], []
+    for name, device in devices:
+        times = [round(width * (i + 0.5), 3) for i in range(len(device.tokens))]
+        # the last bin has not gone by; a short rest of one says little, so it counts as half of one
+        lasts = [min(width, max(width / 2, start.seconds - width * i)) for i in range(len(times))]
+        rates = [n / last for n, last in zip(device.tokens, lasts, strict=True)]
+        speed.append((name, times, [round(rate, 1) for rate in rates]))
+        memory.append((name, times, [round(n / _GIB, 3) if n else None for n in device.memory]))
+    n_tokens = sum(sum(device.tokens) for _, device in devices)
+    return [
+        Chart(
+            f"speed{number}",
+            "Tokens per second of each device",
+            f"{n_tokens:,} tokens on {len(devices)} devices in {start.seconds:,.1f} seconds.",
+            "seconds since the start of the workers",
+            "tokens per second",
+            speed,
+            kind="step",
+        ),
+        Chart(
+            f"memory{number}",
+            "Memory of each device",
+            "Largest use: "
+            + ", ".join(
+                f"{name} {max(of, default=0) / _GIB:.1f} GiB"
+                for name, of in ((name, device.memory) for name, device in devices)
+            )
+            + ".",
+            "seconds since the start of the workers",
+            "memory in GiB",
+            memory,
+            kind="step",
+        ),
+    ]
+
+
+def _provenance(found: Found) -> Iterator[tuple[str, str]]:
+    stored = found.stored
+    words = [word for word in stored.sequence("argv") if isinstance(word, str)]
+    yield "Command", escaped(shlex.join(words))
+    yield "VirNucPro", stored.text("virnucpro_version")
+    yield "Run", " on ".join(filter(None, [stored.text("time"), stored.text("host")]))
+    for text in _texts(stored.sequence("announced")):
+        yield "Announced", text
+    yield "Calls", stored.text("counts", "cut")
+    for encoder in stored.sequence("recipe", "encoders"):
+        if isinstance(encoder, dict):
+            words = [f"{name} {value}" for name, value in encoder.items()]
+            yield "Encoder", escaped(", ".join(words))
+    for label, name in (("Head", "head_sha256"), ("Scorer", "scorer_sha256")):
+        digest = stored.text("recipe", name)
+        yield label, f"SHA-256 {digest}" if digest else ""
+    recipe = ("input_type", "chunk_size", "min_length", "genetic_code")
+    shown = {name: stored.part("recipe").get(name) for name in recipe}
+    yield "Recipe", escaped(", ".join(f"{name} {value}" for name, value in shown.items()))
+    yield "Fingerprint of the recipe", stored.text("fingerprint")
+    yield "Devices", ", ".join(_texts(stored.sequence("resources", "devices")))
+    versions = stored.part("versions")
+    yield "Versions", escaped(", ".join(f"{name} {text}" for name, text in versions.items()))
+
+
+def _texts(values: Sequence[object]) -> list[str]:
+    return [escaped(value) for value in values if isinstance(value, str)]

@@ -1,0 +1,175 @@
+"""``machine.json``: the work of each device over time, and what was lost, for each start of a run.
+
+Only the report reads it: no result depends on it, and a run goes on without it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from virnucpro.errors import VirnucproError
+from virnucpro.events import (
+    BatchDone,
+    BudgetReduced,
+    Event,
+    ShardDone,
+    ShardFailed,
+    WorkerLost,
+    WorkerReady,
+)
+from virnucpro.files import atomic
+from virnucpro.log import LOGGER, escaped
+
+_FIRST_WIDTH = 1.0  # seconds of a bin at first
+_MOST_BINS = 240  # then neighbours are joined, and bins are twice as wide
+_MOST_STARTS = 20  # the latest ones are kept
+_MOST_INCIDENTS = 100  # that are told of a start; all are counted
+_LONGEST_TEXT = 300  # letters of a reason
+
+
+@dataclass(slots=True)
+class DeviceSeries:
+    """The work of one device in bins of time."""
+
+    description: str = ""
+    n_shards: int = 0
+    memory_total: int = 0  # bytes
+    tokens: list[int] = field(default_factory=list)  # embedded in each bin
+    memory: list[int] = field(default_factory=list)  # largest number of bytes used in each bin
+
+    def add(self, place: int, n_tokens: int, memory: int) -> None:
+        missing = place + 1 - len(self.tokens)
+        self.tokens += [0] * missing
+        self.memory += [0] * missing
+        self.tokens[place] += n_tokens
+        self.memory[place] = max(self.memory[place], memory)
+
+    def join_bins(self) -> None:
+        """Make one bin of each two neighbours."""
+        self.tokens = [sum(self.tokens[i : i + 2]) for i in range(0, len(self.tokens), 2)]
+        self.memory = [max(self.memory[i : i + 2]) for i in range(0, len(self.memory), 2)]
+
+
+@dataclass(slots=True)
+class Start:
+    """One start of a run, from the first worker on; it takes the events of the executor."""
+
+    seconds_per_bin: float = _FIRST_WIDTH
+    seconds: float = 0.0  # until the last event
+    devices: dict[str, DeviceSeries] = field(default_factory=dict)
+    n_losses: int = 0  # workers that were lost, replaced or not
+    n_reductions: int = 0  # batches that did not fit into the memory of a device
+    n_failed_shards: int = 0
+    # the first ones: seconds since the start, device, what happened
+    incidents: list[tuple[float, str, str]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class MachineLog:
+    """Takes the events of one start; ``clock`` gives seconds."""
+
+    clock: Callable[[], float] = time.monotonic
+    start: Start = field(default_factory=Start)
+    began: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.began = self.clock()
+
+    def take(self, event: Event) -> None:
+        start = self.start
+        start.seconds = round(self.clock() - self.began, 3)
+        match event:
+            case WorkerReady(worker, description, memory):
+                device = start.devices.setdefault(worker, DeviceSeries())
+                device.description, device.memory_total = description, memory.total
+                device.add(self._place(), 0, memory.used)
+            case BatchDone(worker=worker, n_tokens=n_tokens, memory=memory):
+                device = start.devices.setdefault(worker, DeviceSeries())
+                device.add(self._place(), n_tokens, memory.used)
+            case ShardDone(worker=worker):
+                start.devices.setdefault(worker, DeviceSeries()).n_shards += 1
+            case WorkerLost(worker=worker, reason=reason, is_final=is_final):
+                start.n_losses += 1
+                self._tell(worker, f"lost: {reason}; {'given up' if is_final else 'replaced'}")
+            case BudgetReduced(worker, tokens):
+                start.n_reductions += 1
+                self._tell(worker, f"out of memory: batches of {tokens:,} tokens from then on")
+            case ShardFailed(worker=worker, shard=shard, reason=reason):
+                start.n_failed_shards += 1
+                self._tell(worker, f"shard {shard.name} failed: {reason}")
+
+    def _place(self) -> int:
+        """The bin of this moment."""
+        start = self.start
+        while start.seconds >= _MOST_BINS * start.seconds_per_bin:
+            start.seconds_per_bin *= 2
+            for device in start.devices.values():
+                device.join_bins()
+        return int(start.seconds / start.seconds_per_bin)
+
+    def _tell(self, device: str, text: str) -> None:
+        if len(self.start.incidents) < _MOST_INCIDENTS:
+            incident = (self.start.seconds, device, escaped(text)[:_LONGEST_TEXT])
+            self.start.incidents.append(incident)
+
+    @contextmanager
+    def kept(self, path: Path) -> Iterator[None]:
+        """Write this start behind the earlier ones of a file, however the block ends.
+
+        That it cannot be written is a warning: no result depends on it.
+        """
+        try:
+            yield
+        finally:
+            starts = [*read_starts(path), self.start][-_MOST_STARTS:]
+            try:
+                with atomic(path) as temporary:
+                    temporary.write_text(json.dumps({"starts": list(map(asdict, starts))}) + "\n")
+            except VirnucproError as error:
+                LOGGER.warning("the work of the devices over time is not kept: %s", error)
+
+
+def read_starts(path: Path) -> list[Start]:
+    """The starts in a file; none if there is no such file, or it is damaged."""
+    try:
+        return [_from_json(start) for start in json.loads(path.read_text())["starts"]]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return []
+
+
+def _from_json(stored: dict[str, Any]) -> Start:
+    """
+    Raises:
+        ValueError, LookupError, TypeError, AttributeError: it is not as it was written.
+    """
+    devices = {
+        str(name): DeviceSeries(
+            description=str(device["description"]),
+            n_shards=int(device["n_shards"]),
+            memory_total=int(device["memory_total"]),
+            tokens=[int(n) for n in device["tokens"][:_MOST_BINS]],
+            memory=[int(n) for n in device["memory"][:_MOST_BINS]],
+        )
+        for name, device in stored["devices"].items()
+    }
+    seconds_per_bin = float(stored["seconds_per_bin"])
+    if not seconds_per_bin > 0:
+        raise ValueError(f"bins of {seconds_per_bin} seconds")
+    return Start(
+        seconds_per_bin=seconds_per_bin,
+        seconds=float(stored["seconds"]),
+        devices=devices,
+        n_losses=int(stored["n_losses"]),
+        n_reductions=int(stored["n_reductions"]),
+        n_failed_shards=int(stored["n_failed_shards"]),
+        incidents=[
+            (float(seconds), str(device), str(text))
+            for seconds, device, text in stored["incidents"][:_MOST_INCIDENTS]
+        ],
+    )
