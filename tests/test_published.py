@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 from virnucpro.cli.main import app
-from virnucpro.config import EncoderSpec
+from virnucpro.config import EncoderSpec, Footprint, join_footprints
 from virnucpro.encoders.base import Model
 from virnucpro.encoders.bundles import fetch_head, import_files, model_names
 from virnucpro.encoders.dnabert_s.encoder import DNABERTModel
@@ -237,6 +237,8 @@ def test_a_bundle_is_imported_from_a_folder_and_used_without_network(brought, tm
     lines = CliRunner().invoke(app, ["models", "list"]).output.splitlines()
     (line,) = (line for line in lines if line.startswith("virnucpro-500"))
     assert " here: " in line
+    verified = CliRunner().invoke(app, ["models", "verify", "dnabert-s"])
+    assert "is whole" in verified.output, verified.output
     models = open_bundle()
     assert [model.name for model in models] == list(BUNDLES["virnucpro-500"].encoders)
     head = find_head("virnucpro-500", models, lambda _: None)
@@ -306,6 +308,27 @@ def options(brought, contigs, tmp_path) -> PredictOptions:
         precision="fp32",
         input_type="nucleotide",
     )
+
+
+def test_a_resumed_run_keeps_the_precision_of_each_encoder(options):
+    """That of the run: DNABERT-S has its own, which tells nothing of ESM-2's."""
+    first = replace(options, precision="bf16")
+    config, head = resolve(first, lambda _: None)
+    assert [one.precision for one in config.recipe.encoders] == ["fp32", "bf16"]
+    assert "layer 2, mean pooling of bases, fp32" in config.announcements[0]
+    run_inline(config, head)
+    again, _ = resolve(replace(first, precision="auto", resume=True), lambda _: None)
+    assert again.recipe == config.recipe
+
+
+def test_two_models_on_a_device_take_the_room_of_both():
+    esm2 = Footprint(n_parameters=100, file_bytes=7, bytes_per_token=9, filling_tokens=50)
+    bases = Footprint(
+        n_parameters=10, file_bytes=3, bytes_per_parameter=6, bytes_per_token=4, filling_tokens=80
+    )
+    both = join_footprints([bases, esm2])
+    assert both.weight_bytes("bf16") == 100 * 2 + 10 * 6
+    assert (both.file_bytes, both.bytes_per_token, both.filling_tokens) == (10, 9, 50)
 
 
 def vectors_of(folder: Path, encoders: tuple[EncoderSpec, ...], fingerprint: str) -> Iterator[dict]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +10,9 @@ import pytest
 from conftest import open_dna
 from runs import rows
 from test_regions import host_dna
-from test_scorer_run import write
+from test_scorer_run import predict, write
 
-from virnucpro.errors import InputError
+from virnucpro.errors import InputError, UnavailableError
 from virnucpro.evaluation.region_story import evaluate_regions
 from virnucpro.evaluation.regions import (
     Figures,
@@ -123,6 +124,12 @@ def test_regions_are_learned_and_measured_on_chromosomes_that_were_left_out(trut
     model = load_region_model(tmp_path / "model/regions.json")
     assert model.training == "3 prophages of 3 chromosomes"
     assert model.virus_bases == 20_000
+    predict(data, to=tmp_path / "run", region_model=tmp_path / "model/regions.json")
+    assert [row["record"] for row in rows(tmp_path / "run/regions.tsv")] == ["c0", "c1", "c2"]
+    recorded = json.loads((tmp_path / "run/run.json").read_text())["cut"]["region_model"]
+    assert recorded == str(tmp_path / "model/regions.json")
+    with pytest.raises(UnavailableError, match="is not a region model"):
+        predict(data, to=tmp_path / "none", region_model=table)
     train_regions(TrainOptions(data=data, output_dir=tmp_path / "again"), table)
     for name in ("regions.json", "regions_left_out.tsv"):
         again = (tmp_path / "again" / name).read_bytes()

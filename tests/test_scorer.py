@@ -37,6 +37,7 @@ from virnucpro.scorer.words import (
     CELLULAR_OFTEN,
     LENGTH,
     N_WORD_FIGURES,
+    NO_WORDS,
     VIRAL,
     VIRAL_OFTEN,
     WordTable,
@@ -48,7 +49,6 @@ GOLDEN = Path(__file__).parent / "golden" / "scorer"
 PAIRS = str.maketrans("ACGT", "TGCA")
 DNA = st.text("ACGTN", min_size=1, max_size=400)
 WORD_COLUMNS = range(GC + N_FIGURES, GC + N_FIGURES + N_WORD_FIGURES)
-NO_WORDS = WordTable(np.empty(0, np.int64), np.empty(0, np.uint8))
 
 
 def random_sequence(n_bases: int, seed: int) -> str:

@@ -9,8 +9,11 @@ import pytest
 import torch
 from trainings import Training, frames, settings
 
+from virnucpro.labelled.arrays import Table
 from virnucpro.labelled.frames import balanced_weights
+from virnucpro.sequences.composition import N_FEATURES
 from virnucpro.training.ranks import Ranks
+from virnucpro.training.sampling import recipe_weights
 
 CPU = Ranks(0, 1, torch.device("cpu"))
 
@@ -51,6 +54,42 @@ def test_a_frame_weighs_more_if_the_manifest_says_so():
 
 def test_frames_of_one_class_alone_have_a_weight():
     assert balanced_weights(grouped("aab", viral="ab")).sum() == pytest.approx(1.5, rel=1e-5)
+
+
+def with_gc(weighed, gc: list[float]):
+    """The same frames, of codons AAA and GCG alone, so that each has this GC."""
+    composition = np.zeros((len(weighed), N_FEATURES), dtype=np.float32)
+    composition[:, 0] = 1 - np.array(gc)
+    composition[:, 38] = gc  # GCG: 16 * 2 + 4 * 1 + 2
+    return replace(weighed, composition=Table.of(composition))
+
+
+def test_by_the_recipe_groups_count_nearly_evenly():
+    weighed = with_gc(grouped("a" * 16 + "b" + "c" * 16 + "d", viral="ab"), [0.5] * 34)
+    weight = recipe_weights(weighed)
+    of = {name: weight[weighed.group == ord(name)].sum() for name in "abcd"}
+    assert of["a"] / of["b"] == pytest.approx(16**0.25, rel=1e-5)
+    assert of["c"] / of["d"] == pytest.approx(16**0.25, rel=1e-5)
+    assert weight.mean() == pytest.approx(1, rel=1e-5)
+
+
+def test_by_the_recipe_both_labels_weigh_the_same_at_each_gc_and_none_more_than_it_should():
+    weighed = grouped("aabbbbbbccdd", viral="ab")
+    gc = [0.3, 0.3] + [0.6] * 6 + [0.3, 0.3, 0.6, 0.6]
+    weighed = with_gc(weighed, gc)
+    weight = recipe_weights(weighed)
+    for value in set(gc):
+        inside = np.array(gc) == value
+        viral = weight[inside & weighed.is_virus].sum()
+        assert viral == pytest.approx(weight[inside & ~weighed.is_virus].sum(), rel=1e-5)
+
+
+def test_by_the_recipe_few_frames_at_a_gc_of_the_other_label_do_not_stand_for_all():
+    weighed = grouped("a" + "b" * 99 + "c" * 100, viral="ab")
+    gc = [0.3] + [0.6] * 99 + [0.3] * 100
+    apart, even = (recipe_weights(with_gc(weighed, values)) for values in (gc, [0.5] * 200))
+    # four times the weight where others are many, half of it where there are viruses alone
+    assert apart[0] / apart[1] == pytest.approx(4 / 0.5 * even[0] / even[1], rel=1e-5)
 
 
 @pytest.mark.parametrize("task", ["labels", "residues"])

@@ -14,11 +14,11 @@ from virnucpro.scorer.nets import ErrorRates, Knot, Scorer, load_scorer, save_sc
 from virnucpro.scorer.pieces import Digits, encode
 from virnucpro.scorer.words import (
     N_WORD_FIGURES,
+    NO_WORDS,
     RATHER_CELLULAR,
     RATHER_VIRAL,
     VIRAL,
     VIRAL_OFTEN,
-    WordTable,
 )
 from virnucpro.training import made
 from virnucpro.training.piece_nets import Fitting, Lessons, Range, fit_piece_nets
@@ -31,7 +31,6 @@ from virnucpro.training.scorer_folds import (
 )
 from virnucpro.training.scorer_words import Words, count_words
 
-NO_WORDS = WordTable(np.empty(0, np.int64), np.empty(0, np.uint8))
 SHARES = {"phages": 0.75, "RNA viruses": 0.25, "bacteria": 1.0}
 
 

@@ -291,6 +291,12 @@ def _describe(event: Telling) -> tuple[int, str]:
             detail = f"\n{event.traceback.rstrip()}" if event.traceback else ""
             LOGGER.debug("%s%s", worker, detail)
             return logging.WARNING, f"{worker} was lost{work}: {reason}; {fate}"
+        case BatchDone(worker=worker, shard=shard, n_repeated=n) if n:
+            return (
+                logging.INFO,
+                f"{worker}: {n} sequences of shard {shard.name} were too large for fp16, and were "
+                "embedded in fp32",
+            )
         case BudgetReduced(worker=worker, tokens_per_batch=tokens):
             return logging.WARNING, f"{worker}: out of memory; batches of {tokens} tokens from now"
         case ShardDone(worker=worker, shard=shard, seconds=seconds, n_failed=n_failed):

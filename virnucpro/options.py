@@ -71,6 +71,17 @@ Head = Annotated[
 ]
 
 
+RegionModel = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="PATH",
+        help="Model of regions (regions.json) that `virnucpro train --regions` made.",
+        rich_help_panel=CALLS,
+        show_default="that of VirNucPro",
+    ),
+]
+
+
 def _chunk_size(help: str, default: str) -> Any:  # noqa: ANN401 - as typer has it
     return typer.Option(metavar="BASES", help=help, rich_help_panel=MODEL, show_default=default)
 
@@ -372,6 +383,7 @@ class CutOptions:
             rich_help_panel=CALLS,
         ),
     ] = True
+    region_model: RegionModel = None
 
     def __post_init__(self) -> None:
         if self.threshold is not None and not 0 <= self.threshold <= 1:
@@ -541,6 +553,7 @@ class EvaluateOptions(EngineOptions, FolderOptions, EvaluatedOptions):
             show_default=False,
         ),
     ] = None
+    region_model: RegionModel = None
     genes: Annotated[
         Path | None,
         typer.Option(
@@ -701,10 +714,11 @@ class LoopOptions:
         float, typer.Option(metavar="RATE", help="Weight decay of AdamW.", rich_help_panel=LOOP)
     ] = 0.01
     class_weights: Annotated[
-        Literal["auto", "none"],
+        Literal["auto", "recipe", "none"],
         typer.Option(
             help="Weights of frames. auto: equal for both labels; per group the square root of its "
-            "number of frames; none: those of the manifest.",
+            "number of frames; recipe: groups nearly evenly, both labels equal at each GC, as the "
+            "scorer was trained; none: those of the manifest.",
             rich_help_panel=LOOP,
         ),
     ] = "auto"
@@ -889,6 +903,7 @@ class RegionsOptions:
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", help="Run folder of a finished `virnucpro predict`.")
     ]
+    region_model: RegionModel = None
 
 
 @dataclass(frozen=True, kw_only=True)

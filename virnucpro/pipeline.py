@@ -110,6 +110,7 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
             recorded = None if config.options.force else rundir.read_manifest()
             manifest = replace(open_run(config, rundir, recorded, on_event), models=config.models)
             scorer = announce_choices(config, manifest.recipe, head)
+            finder = make_finder(config.options, manifest.recipe, scorer)
             plan = plan_run(config, rundir, recorded, manifest, on_event)
             rundir.clear_copies(manifest)
             announce_input(plan, manifest)
@@ -128,7 +129,7 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
             head=head,
             scorer=scorer,
             cut=config.options if isinstance(config.options, PredictOptions) else CutOptions(),
-            finder=make_finder(config.options, manifest.recipe, scorer),
+            finder=finder,
             lost={},
             feature_format=_feature_format(config.options),
             per_file=config.options.per_file or (recorded is not None and rundir.samples.is_dir()),
@@ -204,7 +205,7 @@ def make_finder(options: RunOptions, recipe: Recipe, scorer: Scorer | None) -> R
         return None
     if recipe.input_type != "nucleotide":
         return None
-    return embedded_finder(recipe.genetic_code, scorer)
+    return embedded_finder(recipe.genetic_code, scorer, options.region_model)
 
 
 def announce_cut(config: RunConfig, scorer: Scorer | None, head: Head | None) -> str:
@@ -390,10 +391,13 @@ def _facts(config: RunConfig, manifest: Manifest) -> dict[str, object]:
         "checkpoints": list(map(str, [scorer.path] if scorer else config.checkpoints)),
         "announced": [scorer.announcement] if scorer else list(config.announcements),
         "resources": asdict(config.resources),
-        "cut": {f.name: getattr(config.options, f.name) for f in fields(CutOptions)}
-        if isinstance(config.options, CutOptions)
-        else {},
+        "cut": _cut_facts(config.options) if isinstance(config.options, CutOptions) else {},
     }
+
+
+def _cut_facts(options: CutOptions) -> dict[str, object]:
+    values = {field.name: getattr(options, field.name) for field in fields(CutOptions)}
+    return {name: str(one) if isinstance(one, Path) else one for name, one in values.items()}
 
 
 def _progress(on_event: OnEvent, stage: str, manifest: Manifest) -> Callable[[int], None]:

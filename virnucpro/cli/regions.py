@@ -32,6 +32,6 @@ def regions(options: RegionsOptions, console: ConsoleOptions) -> None:
             from virnucpro.outputs.sinks import RegionTable
 
         with watched(console) as events:
-            n_regions = find_regions(options.folder, events)
+            n_regions = find_regions(options.folder, events, options.region_model)
         table = str(options.folder / RegionTable.file)
         report([f"virus-like regions: {n_regions}", *as_command(["head", table])], console.quiet)

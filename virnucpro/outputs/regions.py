@@ -34,8 +34,12 @@ from virnucpro.scoring.regions import embedded_finder
 from virnucpro.sequences.inputs import InputFile, check_recorded, generations
 
 
-def find_regions(folder: Path, on_event: Callable[[Telling], None]) -> int:
+def find_regions(
+    folder: Path, on_event: Callable[[Telling], None], region_model: Path | None = None
+) -> int:
     """Look for regions in the records of a finished run. Returns their number.
+
+    ``region_model`` is what ``train --regions`` made; None is that of VirNucPro.
 
     Raises:
         VirnucproError: the folder holds no finished ``predict`` of nucleotides, or an input is
@@ -45,8 +49,10 @@ def find_regions(folder: Path, on_event: Callable[[Telling], None]) -> int:
     manifest = _finished_run(rundir)
     with rundir.in_use():
         inputs = check_recorded(manifest.inputs)
-        finder = embedded_finder(manifest.recipe.genetic_code)
+        finder = embedded_finder(manifest.recipe.genetic_code, model=region_model)
         announce(f"regions: learned from {finder.model.training}")
+        has_page = rundir.report.exists()
+        rundir.clear_report()
         n_regions = n_letters = 0
         total = sum(file.n_bytes for file in inputs)
         with ExitStack() as stack:
@@ -62,7 +68,9 @@ def find_regions(folder: Path, on_event: Callable[[Telling], None]) -> int:
                 n_regions += len(result.regions or ())
                 n_letters += len(record.sequence)
                 on_event(Progress("looking for regions", n_letters, total, "letters"))
-        _note_in_manifest(rundir, manifest, n_regions)
+        _note_in_manifest(rundir, manifest, n_regions, region_model)
+        if has_page:
+            write_run_page(rundir)
         if rundir.report.exists():
             write_run_page(rundir)
         announce(f"virus-like regions: {n_regions}")
@@ -145,13 +153,19 @@ def _shown(manifest: Manifest, inputs: Sequence[InputFile]) -> Iterator[FastaRec
             yield newest._replace(sample=record.sample, own_id=record.own_id)
 
 
-def _note_in_manifest(rundir: RunDir, manifest: Manifest, n_regions: int) -> None:
+def _note_in_manifest(
+    rundir: RunDir, manifest: Manifest, n_regions: int, region_model: Path | None
+) -> None:
     """Write into ``run.json`` that regions were looked for, as ``predict`` does."""
     stored = json.loads(rundir.manifest.read_text())
     cut, counts = ({**stored.get(name, {})} for name in ("cut", "counts"))
     facts = {
         **stored,
-        "cut": {**cut, "regions": True},
+        "cut": {
+            **cut,
+            "regions": True,
+            "region_model": None if region_model is None else str(region_model),
+        },
         "counts": {**counts, "n_regions": n_regions},
     }
     rundir.write_manifest(manifest, facts)

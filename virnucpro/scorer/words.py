@@ -68,6 +68,9 @@ class WordTable:
         return owners
 
 
+NO_WORDS = WordTable(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.uint8))
+
+
 def _hashes(numbers: Numbers) -> NDArray[np.uint64]:
     hashes: NDArray[np.uint64] = numbers.astype(np.uint64) * _MULTIPLIER
     hashes >>= np.uint64(64 - _FILTER_BITS)

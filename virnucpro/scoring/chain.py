@@ -101,7 +101,8 @@ def load_region_model(path: Path) -> RegionModel:
     except (OSError, LookupError, ValueError, TypeError, AttributeError) as error:
         raise UnavailableError(
             f"{printable(path)} is not a region model of VirNucPro: {printable(error)}",
-            hint="reinstall VirNucPro, or give --no-regions",
+            hint="name one that `virnucpro train --regions` made, reinstall VirNucPro, or give "
+            "--no-regions",
         ) from error
 
 

@@ -57,8 +57,10 @@ from virnucpro.training.request import (
     resolve,
 )
 from virnucpro.training.results import Outcome, Scored
+from virnucpro.training.sampling import recipe_weights
 
 _MOST_FRAMES = 20_000  # that are scored after each epoch
+_WEIGHTS = {"auto": balanced_weights, "recipe": recipe_weights, "none": given_weights}
 
 
 def train(options: TrainOptions, on_event: OnEvent, started: Started | None = None) -> Training:
@@ -183,7 +185,7 @@ def _classify(
     dim = reader.width + train.vectors.width
     classifier = Classifier(dim, training.options.hidden, training.options.dropout)
     classifier.standardise(train.composition)
-    weigh = balanced_weights if settings.class_weights == "auto" else given_weights
+    weigh = _WEIGHTS[settings.class_weights]
     objective = FrameLabels(train, _some(held_out, settings.seed), weigh)
     if ranks.is_first:
         for line in _count_lines(train, objective.weights):
