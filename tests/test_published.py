@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from http.server import HTTPServer, SimpleHTTPRequestHandler
 from pathlib import Path
 
 import dnabert
@@ -30,7 +32,7 @@ from virnucpro.encoders.bundles import fetch_head, import_files, model_names
 from virnucpro.encoders.dnabert_s.encoder import DNABERTModel
 from virnucpro.encoders.dnabert_s.model import DNABERTShape
 from virnucpro.encoders.fetch import git_blob
-from virnucpro.encoders.models import locate, open_model, published_folder
+from virnucpro.encoders.models import import_checkpoint, locate, open_model, published_folder
 from virnucpro.encoders.published import BUNDLES, FOLDERS, PUBLISHED, Bundle, Published, RemoteFile
 from virnucpro.engine.executor import InlineExecutor
 from virnucpro.engine.local import ProcessExecutor
@@ -248,6 +250,40 @@ def test_a_bundle_is_imported_from_a_folder_and_used_without_network(brought, tm
     assert find_head("virnucpro-500", models, lambda _: None) == head
     assert head.stat().st_mtime_ns == made, "it is converted once"
     assert import_files("virnucpro-500", tmp_path) == [], "all of it is there"
+
+
+def test_a_bundle_is_fetched_by_one_command(brought, monkeypatch):
+    """But for ESM-2, which has a server of its own, and is here."""
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    encoder = BUNDLES["virnucpro-500"].encoders[1]
+    import_checkpoint(brought / f"{encoder}.pt", encoder, force=False)
+
+    class Handler(SimpleHTTPRequestHandler):
+        def __init__(self, *arguments: object) -> None:
+            super().__init__(*arguments, directory=str(brought))
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        address = f"http://127.0.0.1:{server.server_port}"
+        folder, bundle = FOLDERS["dnabert-s"], BUNDLES["virnucpro-500"]
+        files = tuple(replace(file, url=f"{address}/{file.name}") for file in folder.files)
+        monkeypatch.setitem(FOLDERS, "dnabert-s", replace(folder, files=files))
+        head = replace(bundle.head, url=f"{address}/500_model.pth")
+        monkeypatch.setitem(BUNDLES, "virnucpro-500", replace(bundle, head=head))
+        try:
+            result = CliRunner().invoke(app, ["models", "download", "virnucpro-500"])
+        finally:
+            server.shutdown()
+            thread.join()
+    assert f"dnabert-s is at {locate('dnabert-s')}" in result.output, result.output
+    assert "its head is at" in result.output
+    for file in files:
+        assert (locate("dnabert-s") / file.name).read_bytes() == (brought / file.name).read_bytes()
+    assert not list(published_folder().rglob(".*"))
 
 
 def test_what_a_folder_lacks_is_told_and_nothing_is_taken(brought):

@@ -336,6 +336,7 @@ def describe_model(model: str) -> Iterator[str]:
         n_layers, width, encoder_id = folder.n_layers, folder.width, "known when it is here"
         footprint = folder.footprint
         yield f"path        {printable(path)}, when it is fetched"
+        yield from (f"file        {file.url}" for file in folder.files)
     else:
         there = open_model(model, lambda _: None)
         n_layers, width, encoder_id = there.n_layers, there.width, there.encoder_id
