@@ -29,8 +29,8 @@ LAYERS = """
     encoders.panel encoders.rounding encoders.check
     scorer.pieces scorer.stretches scorer.features scorer.nets scorer.score
     scoring.join scoring.head scoring.original_head scoring.calls outputs.tables outputs.sinks
-    run.feature_file run.features run.lock run.machine run.work_log run.manifest run.folder
-    run.shards run.dedup run.plan
+    run.feature_file run.features run.backlog run.lock run.machine run.work_log run.manifest
+    run.folder run.shards run.dedup run.plan
     engine.recovery engine.batches engine.worker engine.executor engine.local
     resolve
     scoring.batches scoring.contrast scoring.chain scoring.landmarks scoring.regions scoring.pieces

@@ -39,6 +39,7 @@ from virnucpro.events import (
     WorkerReady,
 )
 from virnucpro.log import LOGGER, log_figures
+from virnucpro.outputs.summary import STAGES
 from virnucpro.records import Shard
 from virnucpro.run.plan import count_done
 
@@ -101,6 +102,8 @@ class Figures:
 
     def take(self, event: Telling) -> None:
         match event:
+            case Progress(stage=stage) if stage == STAGES[2] and self.pending:
+                pass  # tables are written beside what is shown
             case Progress():
                 self.stage = event
             case EmbeddingStarted(pending, before, files, encoders):
