@@ -23,7 +23,7 @@ from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
 # of the 36 plain figures of a piece: its longest stretch, that beyond chance, gene-like ones per kb
 _SHAPE = (3, 24, 7)
 _SIGNS = np.array([-1.0, -1.0, 1.0])  # of viral genes beside those of hosts
-_PRIOR_ITEMS = 200  # pieces of a record that weigh as much as all other hosts
+_PRIOR_ITEMS = 100  # pieces of a record that weigh as much as all other hosts
 _PARTS = 20  # of a record, by GC, for the slope of log-odds over GC
 
 Values = NDArray[np.float64]
