@@ -29,8 +29,8 @@ LAYERS = """
     encoders.panel encoders.rounding encoders.check
     scorer.pieces scorer.stretches scorer.features scorer.nets scorer.score
     scoring.join scoring.head scoring.original_head scoring.calls outputs.tables outputs.sinks
-    run.feature_file run.features run.lock run.machine run.work_log run.manifest run.folder
-    run.shards run.dedup run.plan
+    run.feature_file run.features run.backlog run.lock run.machine run.work_log run.manifest
+    run.folder run.shards run.dedup run.plan
     engine.recovery engine.batches engine.worker engine.executor engine.local
     resolve
     scoring.batches scoring.contrast scoring.chain scoring.landmarks scoring.regions scoring.pieces
@@ -43,6 +43,7 @@ LAYERS = """
     labelled.frames labelled.store
     evaluation.metrics evaluation.regions evaluation.region_story
     evaluation.held_out evaluation.fragments evaluation.story evaluation.report evaluation.figure
+    report.evaluation
     training.settings training.masking training.networks
     training.ranks training.batches training.clock training.checkpoints training.loop
     training.objectives
@@ -50,7 +51,8 @@ LAYERS = """
     training.region_model training.region_story
     training.board training.calibration training.export training.features
     training.joining training.runs training.gain
-    training.request training.results training.story training.config_file cluster
+    training.request report.training training.results training.story training.config_file
+    report.story cluster
     bench.synthetic bench.encoder bench.peers bench.layouts bench.limits bench.comparison
     bench.report bench.programme
     cli.exits cli.command cli.running cli.work cli.predict cli.regions cli.train cli.evaluate

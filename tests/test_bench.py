@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -115,7 +116,8 @@ def test_every_program_is_measured_in_both_layouts_on_the_same_proteins(figures,
     rows = figures["encoder"]
     assert {row["layout"] for row in rows} == {"1 x 2 threads", "2 x 1 thread"}
     programs = {(row["program"], row["layout"]) for row in rows}
-    assert len(programs) == (6 if "bf16" in programme.precisions else 4)
+    n_peers = 4 if "bf16" in programme.precisions else 2
+    assert len(programs) == n_peers + 2 + 2 * (find_spec("openvino") is not None)
     assert len({(row["n_proteins"], row["n_tokens"]) for row in rows}) == 1
     assert all(0 <= row["host_share"] < 1 for row in rows)
 
@@ -135,6 +137,16 @@ def test_all_ways_are_right_beyond_the_positions_that_bf16_can_count(setting):
         rows = list(compare(comparison(proteins=proteins, repeats=1), ways, places))
     for row in rows:
         assert row.largest_error <= tolerance(TINY.n_layers, DTYPES[row.precision]), row
+
+
+def test_openvino_gives_the_vectors_that_its_roundings_explain(setting):
+    pytest.importorskip("openvino")
+    assert [way.program for way in peer_ways(setting, has_bf16=False)][1:] == ["openvino"]
+    ways = peer_ways(setting, has_bf16=False)
+    with layouts(setting, 1, len(ways)) as places:
+        _, row = compare(comparison(repeats=1), ways, places)
+    assert not row.reason
+    assert row.largest_error <= tolerance(TINY.n_layers, torch.float32)
 
 
 def test_results_are_there_after_a_cut_off(programme, tmp_path):

@@ -224,6 +224,15 @@ def test_the_console_gets_warnings_and_announcements_and_the_file_everything(log
     assert "000002" not in console.getvalue()
 
 
+def test_what_fp16_could_not_hold_is_counted_in_the_log(log):
+    file = io.StringIO()
+    with logging_to(logging.StreamHandler(file)):
+        for n_repeated in (0, 2):
+            log(BatchDone("cuda:0", SHARDS[2], (0, 1, 2), 30, Memory(GIB, GIB), n_repeated))
+    assert "2 sequences of shard 000002 were too large for fp16" in file.getvalue()
+    assert file.getvalue().count("shard 000002") == 1
+
+
 def test_text_of_users_is_never_markup_or_control_codes():
     console = Console(file=io.StringIO(), width=200)
     with logging_to(ConsoleHandler(console)):

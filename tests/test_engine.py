@@ -614,7 +614,8 @@ def test_features_that_cannot_be_written_end_the_run_and_resume_completes_it(
             blocked.append(features.rename(config.output / "away"))
             features.write_text("a file where a folder was")
 
-    with pytest.raises(OutputError, match=r"features/\d+\.h5: Not a directory"):
+    # a worker may find it, or the tables that are made beside
+    with pytest.raises(OutputError, match=r"features(/\d+\.h5: Not a directory|: File exists)"):
         run_inline(config, tiny.head, block_the_features_folder)
     (config.output / "features").unlink()
     blocked[0].rename(config.output / "features")

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from http.server import HTTPServer, SimpleHTTPRequestHandler
 from pathlib import Path
 
 import dnabert
@@ -24,13 +26,13 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 from virnucpro.cli.main import app
-from virnucpro.config import EncoderSpec
+from virnucpro.config import EncoderSpec, Footprint, join_footprints
 from virnucpro.encoders.base import Model
 from virnucpro.encoders.bundles import fetch_head, import_files, model_names
 from virnucpro.encoders.dnabert_s.encoder import DNABERTModel
 from virnucpro.encoders.dnabert_s.model import DNABERTShape
 from virnucpro.encoders.fetch import git_blob
-from virnucpro.encoders.models import locate, open_model, published_folder
+from virnucpro.encoders.models import import_checkpoint, locate, open_model, published_folder
 from virnucpro.encoders.published import BUNDLES, FOLDERS, PUBLISHED, Bundle, Published, RemoteFile
 from virnucpro.engine.executor import InlineExecutor
 from virnucpro.engine.local import ProcessExecutor
@@ -237,6 +239,8 @@ def test_a_bundle_is_imported_from_a_folder_and_used_without_network(brought, tm
     lines = CliRunner().invoke(app, ["models", "list"]).output.splitlines()
     (line,) = (line for line in lines if line.startswith("virnucpro-500"))
     assert " here: " in line
+    verified = CliRunner().invoke(app, ["models", "verify", "dnabert-s"])
+    assert "is whole" in verified.output, verified.output
     models = open_bundle()
     assert [model.name for model in models] == list(BUNDLES["virnucpro-500"].encoders)
     head = find_head("virnucpro-500", models, lambda _: None)
@@ -246,6 +250,40 @@ def test_a_bundle_is_imported_from_a_folder_and_used_without_network(brought, tm
     assert find_head("virnucpro-500", models, lambda _: None) == head
     assert head.stat().st_mtime_ns == made, "it is converted once"
     assert import_files("virnucpro-500", tmp_path) == [], "all of it is there"
+
+
+def test_a_bundle_is_fetched_by_one_command(brought, monkeypatch):
+    """But for ESM-2, which has a server of its own, and is here."""
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    encoder = BUNDLES["virnucpro-500"].encoders[1]
+    import_checkpoint(brought / f"{encoder}.pt", encoder, force=False)
+
+    class Handler(SimpleHTTPRequestHandler):
+        def __init__(self, *arguments: object) -> None:
+            super().__init__(*arguments, directory=str(brought))
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        address = f"http://127.0.0.1:{server.server_port}"
+        folder, bundle = FOLDERS["dnabert-s"], BUNDLES["virnucpro-500"]
+        files = tuple(replace(file, url=f"{address}/{file.name}") for file in folder.files)
+        monkeypatch.setitem(FOLDERS, "dnabert-s", replace(folder, files=files))
+        head = replace(bundle.head, url=f"{address}/500_model.pth")
+        monkeypatch.setitem(BUNDLES, "virnucpro-500", replace(bundle, head=head))
+        try:
+            result = CliRunner().invoke(app, ["models", "download", "virnucpro-500"])
+        finally:
+            server.shutdown()
+            thread.join()
+    assert f"dnabert-s is at {locate('dnabert-s')}" in result.output, result.output
+    assert "its head is at" in result.output
+    for file in files:
+        assert (locate("dnabert-s") / file.name).read_bytes() == (brought / file.name).read_bytes()
+    assert not list(published_folder().rglob(".*"))
 
 
 def test_what_a_folder_lacks_is_told_and_nothing_is_taken(brought):
@@ -306,6 +344,27 @@ def options(brought, contigs, tmp_path) -> PredictOptions:
         precision="fp32",
         input_type="nucleotide",
     )
+
+
+def test_a_resumed_run_keeps_the_precision_of_each_encoder(options):
+    """That of the run: DNABERT-S has its own, which tells nothing of ESM-2's."""
+    first = replace(options, precision="bf16")
+    config, head = resolve(first, lambda _: None)
+    assert [one.precision for one in config.recipe.encoders] == ["fp32", "bf16"]
+    assert "layer 2, mean pooling of bases, fp32" in config.announcements[0]
+    run_inline(config, head)
+    again, _ = resolve(replace(first, precision="auto", resume=True), lambda _: None)
+    assert again.recipe == config.recipe
+
+
+def test_two_models_on_a_device_take_the_room_of_both():
+    esm2 = Footprint(n_parameters=100, file_bytes=7, bytes_per_token=9, filling_tokens=50)
+    bases = Footprint(
+        n_parameters=10, file_bytes=3, bytes_per_parameter=6, bytes_per_token=4, filling_tokens=80
+    )
+    both = join_footprints([bases, esm2])
+    assert both.weight_bytes("bf16") == 100 * 2 + 10 * 6
+    assert (both.file_bytes, both.bytes_per_token, both.filling_tokens) == (10, 9, 50)
 
 
 def vectors_of(folder: Path, encoders: tuple[EncoderSpec, ...], fingerprint: str) -> Iterator[dict]:

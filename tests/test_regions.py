@@ -45,9 +45,11 @@ from virnucpro.scoring.landmarks import host_peptides
 from virnucpro.scoring.regions import (
     SHORTEST_RECORD,
     RegionFinder,
+    Run,
     embedded_finder,
     is_circular,
     move_ends,
+    parts_of,
     regions_of_items,
 )
 from virnucpro.sequences.fasta import read_fasta
@@ -164,6 +166,25 @@ def test_a_short_record_that_is_viral_throughout_is_not_its_own_host():
     [region] = regions_of(sequence, log_odds, model)
     assert region[:3] == (0, 40_000, "whole")
     assert regions_of(sequence, log_odds - 5, model) == ()
+
+
+def test_neighbours_are_split_where_the_evidence_falls_between():
+    rng = np.random.default_rng(9)
+    model = load_region_model(embedded_region_model())
+    sequence = random_dna(500_500, rng)
+    for n_between, n_regions in ((4, 1), (30, 2)):
+        log_odds = rng.normal(model.host.log_odds - 1, 0.5, 1000)
+        log_odds[300:400] += 6
+        log_odds[340 : 340 + n_between] -= 6
+        assert len(regions_of(sequence, log_odds, model)) == n_regions
+    run = Run(2, 8, 1_250, 4_250)
+    posterior = np.array([0, 0, 0.4, 0.9, 0.2, 0.1, 0.9, 0.3, 0])
+    starts = 500 * np.arange(9)
+    assert parts_of(run, starts, posterior, MODEL) == [
+        Run(2, 4, 1_250, 2_250),
+        Run(6, 8, 3_250, 4_250),
+    ]
+    assert parts_of(run, starts, np.full(9, 0.9), MODEL) == [run]
 
 
 def test_what_gc_alone_explains_is_partly_taken_out():

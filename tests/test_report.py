@@ -22,7 +22,7 @@ from virnucpro.events import BatchDone, Memory, WorkerLost, WorkerReady
 from virnucpro.options import PredictOptions
 from virnucpro.records import Call, Shard
 from virnucpro.report.page import MOST_BYTES
-from virnucpro.report.run import report_run
+from virnucpro.report.story import report_folder
 from virnucpro.run.folder import RunDir
 from virnucpro.run.machine import MachineLog, read_starts
 
@@ -41,7 +41,7 @@ def predict(to: Path, *inputs: Path, **changes: object) -> Path:
 def test_predict_writes_the_page_and_report_writes_the_same_bytes_again(tmp_path):
     path = predict(tmp_path / "run", EXAMPLE)
     before = path.read_bytes()
-    assert report_run(tmp_path / "run") == path
+    assert report_folder(tmp_path / "run") == path
     assert path.read_bytes() == before
 
 
@@ -66,7 +66,7 @@ def test_the_page_tells_a_table_that_does_not_add_up(tmp_path):
     predict(tmp_path / "run", EXAMPLE)
     table = tmp_path / "run/predictions.tsv"
     table.write_text("".join(table.read_text().splitlines(keepends=True)[:-1]))
-    page = Page(report_run(tmp_path / "run"))
+    page = Page(report_folder(tmp_path / "run"))
     assert "15 in = 15 scored it does not" in page.words
     assert "The table has 15 records, and the run counted 16" in page.words
 
@@ -100,7 +100,7 @@ def test_a_run_that_was_not_ended_says_so_in_its_title_and_why(tmp_path):
         "2026-01-01 11:00:00,000 INFO    virnucpro 0.1.0: predict --resume\n"
         "2026-01-01 11:00:01,000 ERROR   the run ended: StorageError /data: <b>full</b>\n"
     )
-    page = Page(report_run(folder))
+    page = Page(report_folder(folder))
     assert page.title.startswith("UNFINISHED: ")
     assert "the run ended: StorageError /data: <b>full</b>" in page.words
     assert "an old one" not in page.words
@@ -112,13 +112,13 @@ def test_a_run_of_an_older_version_has_a_page_too(tmp_path):
     (tmp_path / "predictions.tsv").write_text(
         "record\tlength\tstatus\tcall\tvirus_score\na\t700\tscored\tvirus\t0.990000\n"
     )
-    page = Page(report_run(tmp_path))
+    page = Page(report_folder(tmp_path))
     assert page.ids == ["a"]
     assert "1 record called virus, of 1 with a score" in page.words
 
 
 def test_a_run_without_a_record_has_a_page(tmp_path):
-    page = Page(report_run(write_table(tmp_path / "run", [])))
+    page = Page(report_folder(write_table(tmp_path / "run", [])))
     assert "0 in = 0 scored it does" in page.words
     assert "The input holds no record." in page.words
 
@@ -130,7 +130,7 @@ def test_numbers_by_file_and_by_length_add_up(tmp_path):
         call("c", 0.2, 4000, sample="two", false_discovery_rate=0.9),
         Call("d", 10, "too_short", "two"),
     ]
-    page = Page(report_run(write_table(tmp_path / "run", calls)))
+    page = Page(report_folder(write_table(tmp_path / "run", calls)))
     assert "4 in = 3 scored + 1 too_short it does" in page.words
     assert "one 2 2 0 2 two 2 1 1 0" in page.words
     assert "0 to 299 2 1 1 250 0.9500 40 % weak" in page.words
@@ -145,7 +145,7 @@ def test_of_many_records_the_page_has_the_viral_ones_and_a_sample_and_says_so(
 ):
     monkeypatch.setattr("virnucpro.report.run.MOST_ROWS", 1_000)
     calls = (call(f"contig{i}", 0.95 if i % 100 == 0 else 0.1) for i in range(45_000))
-    page = Page(report_run(write_table(tmp_path / "run", calls)))
+    page = Page(report_folder(write_table(tmp_path / "run", calls)))
     places = np.array([int(name.removeprefix("contig")) for name in page.ids])
     assert len(set(places.tolist())) == len(places) == 1_000
     assert set(range(0, 45_000, 100)) <= set(places.tolist())
@@ -163,7 +163,7 @@ def test_of_too_many_viral_records_the_page_has_the_best(tmp_path, monkeypatch):
     monkeypatch.setattr("virnucpro.report.run.MOST_ROWS", 500)
     scores = np.random.default_rng(1).permutation(2_000) / 100_000 + 0.95
     calls = (call(f"contig{i}", score) for i, score in enumerate(scores.tolist()))
-    page = Page(report_run(write_table(tmp_path / "run", calls)))
+    page = Page(report_folder(write_table(tmp_path / "run", calls)))
     best = np.sort(np.argsort(-scores)[:500])
     assert page.ids == [f"contig{i}" for i in best.tolist()]
     assert "500 of 2,000 records are in this page: the 500 best viral ones" in page.words
@@ -174,7 +174,7 @@ def test_a_page_has_no_more_bytes_than_it_may_whatever_the_ids(tmp_path, monkeyp
     monkeypatch.setattr("virnucpro.report.run.MOST_BYTES", 400_000)
     rng = np.random.default_rng(1)
     names = (rng.bytes(140).hex() for _ in range(2_000))
-    path = report_run(write_table(tmp_path / "run", (call(name, 0.5) for name in names)))
+    path = report_folder(write_table(tmp_path / "run", (call(name, 0.5) for name in names)))
     assert 0.8 * 400_000 < path.stat().st_size <= 400_000
     assert re.search(r"[\d,]+ of 2,000 records are in this page", Page(path).words)
 
@@ -195,7 +195,10 @@ def test_a_page_has_no_more_bytes_than_it_may_whatever_the_ids(tmp_path, monkeyp
 )
 def test_an_id_is_text_and_never_markup(tmp_path, name):
     folder = write_table(tmp_path / "run", [call(name, 0.99, note=name, sample=name)])
-    page, plain = Page(report_run(folder)), Page(report_run(write_table(tmp_path / "plain", [])))
+    page, plain = (
+        Page(report_folder(folder)),
+        Page(report_folder(write_table(tmp_path / "plain", []))),
+    )
     tags = {tag for tag, _ in page.elements}
     assert "img" not in tags
     assert sum(tag == "script" for tag, _ in page.elements) == 2
@@ -210,11 +213,11 @@ def test_an_id_that_is_no_utf_8_is_in_the_page(tmp_path):
     folder = write_table(tmp_path / "run", [call("a", 0.99)])
     table = folder / "predictions.tsv"
     table.write_bytes(table.read_bytes().replace(b"\na\t", b"\na\xff\t"))
-    assert Page(report_run(folder)).ids == [r"a\udcff"]
+    assert Page(report_folder(folder)).ids == [r"a\udcff"]
 
 
 def test_the_policy_of_the_page_allows_its_own_script_and_style_and_nothing_else(tmp_path):
-    page = Page(report_run(write_table(tmp_path / "run", [call("a", 0.99)])))
+    page = Page(report_folder(write_table(tmp_path / "run", [call("a", 0.99)])))
     (policy,) = (
         attributes["content"]
         for tag, attributes in page.elements
@@ -242,7 +245,7 @@ def test_the_charts_are_drawn_by_the_uplot_that_was_published(tmp_path):
     for line in (ASSETS / "uPlot.SHA256SUMS").read_text().splitlines():
         digest, name = line.split()
         assert hashlib.sha256((ASSETS / name).read_bytes()).hexdigest() == digest, name
-    page = Page(report_run(write_table(tmp_path / "run", [])))
+    page = Page(report_folder(write_table(tmp_path / "run", [])))
     assert "Copyright (c) 2022 Leon Sorokin" in page.text
 
 
@@ -267,8 +270,8 @@ def test_the_page_and_the_record_of_the_devices_are_the_runs_own(make_config, ti
 
 
 def test_a_folder_without_a_run_stays_as_it_is(tmp_path):
-    with pytest.raises(InputMissingError, match="holds no run"):
-        report_run(tmp_path)
+    with pytest.raises(InputMissingError, match="holds no run, no training and no evaluation"):
+        report_folder(tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -276,7 +279,7 @@ def test_a_folder_without_a_run_stays_as_it_is(tmp_path):
 def test_a_damaged_run_json_is_told(tmp_path, text):
     (tmp_path / "run.json").write_text(text)
     with pytest.raises(ResumeError, match=r"run\.json is damaged"):
-        report_run(tmp_path)
+        report_folder(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -287,7 +290,57 @@ def test_a_damaged_table_is_told(tmp_path, row):
     with (folder / "predictions.tsv").open("a") as out:
         out.write(row + "\n")
     with pytest.raises(InputError, match=r"predictions\.tsv is damaged"):
-        report_run(folder)
+        report_folder(folder)
+
+
+# Of a training, and of an evaluation
+
+
+def test_the_page_of_a_training_has_its_curves_and_tables(tmp_path):
+    (tmp_path / "training.json").write_text(json.dumps({"manifest": EVIL, "settings": {"lr": 0.1}}))
+    (tmp_path / "epochs.tsv").write_text(
+        "seed\tepoch\tlr\tloss\tvalidation_loss\tauroc\n"
+        "0\t1\t0.1\t0.7\t0.6\tn/a\n0\t2\t0.1\t0.5\t0.55\t0.9\n"
+    )
+    (tmp_path / "held_out.tsv").write_text(f"split\tnetwork\tauroc\ntest\t{EVIL}\t0.8125\n")
+    page = Page(report_folder(tmp_path))
+    charts = page.data["charts"]
+    assert charts["loss"]["x"] == [1, 2]
+    assert [line["y"] for line in charts["loss"]["series"]] == [[0.7, 0.5], [0.6, 0.55]]
+    assert [line["y"] for line in charts["figures"]["series"]] == [[None, 0.9]]
+    assert f"split network auroc test {EVIL} 0.8125" in page.words
+    assert "img" not in {tag for tag, _ in page.elements}
+
+
+def test_a_training_that_was_not_ended_says_so_in_its_title(tmp_path):
+    (tmp_path / "training.json").write_text("{}")
+    assert Page(report_folder(tmp_path)).title.startswith("UNFINISHED: ")
+
+
+def test_the_page_of_an_evaluation_has_figures_of_all_samples_and_curves(tmp_path):
+    kind = {"unit": "record", "length": "500"}
+    facts = {**kind, "subset": "all", "kingdom": "", "n": 30, "n_virus": 10, "n_no_orf": 4}
+    row = {
+        **facts,
+        "scored": {"auroc": 0.99},
+        "no_orf_as_0": {"auroc": 0.875, "recall": 0.5},
+        "no_orf_as_0_low": {"auroc": 0.75},
+        "no_orf_as_0_high": {"auroc": 1.0},
+    }
+    content = {
+        "n_records": 30,
+        "n_trained_records": 2,
+        "rows": [row, {**row, "subset": "virus", "kingdom": EVIL}],
+        "roc": [{**kind, "true_positives": [0.5, 1.0], "false_positives": [0.0, 1.0]}],
+        "reliability": [{**kind, "mean_score": [0.1], "share_of_viruses": [0.2]}],
+    }
+    (tmp_path / "evaluation.json").write_text(json.dumps(content))
+    page = Page(report_folder(tmp_path))
+    assert page.title.startswith("WITH TRAINING DATA: ")
+    assert "500 bases 30 10 0 4 0.875 0.750 to 1.000 0.500" in page.words
+    assert f"{EVIL} viruses" in page.words
+    captions = re.findall(r"<figcaption>(.*?)</figcaption>", page.source)
+    assert captions == ["ROC", "Precision and recall", "Reliability"]
 
 
 # The record of the devices
@@ -337,4 +390,4 @@ def test_a_damaged_record_of_the_devices_is_none(tmp_path, text):
         recipe={"command": "predict", "encoders": [{"model": "esm2"}]},
     )
     (folder / "machine.json").write_text(text)
-    assert "This run kept no record of its devices." in Page(report_run(folder)).words
+    assert "This run kept no record of its devices." in Page(report_folder(folder)).words

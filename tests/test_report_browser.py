@@ -18,7 +18,7 @@ from pages import EVIL, call, write_table
 
 from virnucpro.events import BatchDone, Memory, WorkerReady
 from virnucpro.records import Call, Shard
-from virnucpro.report.run import report_run
+from virnucpro.report.story import report_folder
 from virnucpro.run.machine import MachineLog
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs the extra `browser`")
@@ -72,7 +72,7 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
         machine.take(WorkerReady(EVIL, EVIL, Memory(1 << 30, 1 << 33)))
         for i in range(60):
             machine.take(BatchDone(EVIL, shard, (i,), 900 + i, Memory(2 << 30, 1 << 33)))
-    return report_run(folder)
+    return report_folder(folder)
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
         call(f"NODE_{i}_length_{length}_cov_{cover:.6f}", score, length, n_chunks=length // 500 + 1)
         for i, (length, score, cover) in enumerate(zip(*columns, strict=True))
     )
-    return report_run(write_table(tmp_path_factory.mktemp("many"), calls))
+    return report_folder(write_table(tmp_path_factory.mktemp("many"), calls))
 
 
 class Opened:

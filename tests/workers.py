@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ class Later:
     """A batch of which something happens when it is waited for."""
 
     rows: Callable[[], Rows]
+    n_repeated: ClassVar[int] = 0
 
 
 POISON = "WWWWCWWWW"  # no test protein holds it by chance

@@ -39,6 +39,7 @@ from virnucpro.events import (
     WorkerReady,
 )
 from virnucpro.log import LOGGER, log_figures
+from virnucpro.outputs.summary import STAGES
 from virnucpro.records import Shard
 from virnucpro.run.plan import count_done
 
@@ -101,6 +102,8 @@ class Figures:
 
     def take(self, event: Telling) -> None:
         match event:
+            case Progress(stage=stage) if stage == STAGES[2] and self.pending:
+                pass  # tables are written beside what is shown
             case Progress():
                 self.stage = event
             case EmbeddingStarted(pending, before, files, encoders):
@@ -291,6 +294,12 @@ def _describe(event: Telling) -> tuple[int, str]:
             detail = f"\n{event.traceback.rstrip()}" if event.traceback else ""
             LOGGER.debug("%s%s", worker, detail)
             return logging.WARNING, f"{worker} was lost{work}: {reason}; {fate}"
+        case BatchDone(worker=worker, shard=shard, n_repeated=n) if n:
+            return (
+                logging.INFO,
+                f"{worker}: {n} sequences of shard {shard.name} were too large for fp16, and were "
+                "embedded in fp32",
+            )
         case BudgetReduced(worker=worker, tokens_per_batch=tokens):
             return logging.WARNING, f"{worker}: out of memory; batches of {tokens} tokens from now"
         case ShardDone(worker=worker, shard=shard, seconds=seconds, n_failed=n_failed):

@@ -61,6 +61,7 @@ class BatchDone:
     rows: tuple[int, ...]
     n_tokens: int
     memory: Memory
+    n_repeated: int = 0  # sequences that the precision could not hold, and float32 did
 
 
 @dataclass(frozen=True, slots=True)

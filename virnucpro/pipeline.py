@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from dataclasses import asdict, fields, replace
 from itertools import chain
 from pathlib import Path
@@ -32,8 +33,10 @@ from virnucpro.errors import (
 from virnucpro.events import (
     BatchDone,
     EmbeddingStarted,
+    Event,
     Progress,
     Refusal,
+    ShardDone,
     ShardFailed,
     Telling,
     WorkerReady,
@@ -51,6 +54,7 @@ from virnucpro.outputs.write import Results
 from virnucpro.records import Shard
 from virnucpro.report.run import write_run_page
 from virnucpro.resolve import RunConfig, resolve
+from virnucpro.run.backlog import Backlog
 from virnucpro.run.features import FeatureStore, OnShard
 from virnucpro.run.folder import RunDir, stores_of
 from virnucpro.run.intake import open_run
@@ -130,7 +134,7 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
             scorer=scorer,
             cut=config.options if isinstance(config.options, PredictOptions) else CutOptions(),
             finder=finder,
-            lost={},
+            backlog=Backlog(),
             feature_format=_feature_format(config.options),
             per_file=config.options.per_file or (recorded is not None and rundir.samples.is_dir()),
             on_event=on_event,
@@ -299,52 +303,67 @@ def close_plan(
 def complete(
     results: Results, job: Job, executor: Executor, resources: Resources, summary: Summary
 ) -> None:
-    """Embed what is not done yet, and make the tables of all.
+    """Embed what is not done yet, and make the tables of all: of what is done, meanwhile.
 
     Raises:
         FeatureFileError: a file that looked finished is damaged within.
     """
+    plan, stores, on_event = results.plan, results.stores, results.on_event
     with summary.stage(STAGES[1]):
-        try:
-            lost = embed(results, job, executor, resources, summary)
-        finally:
-            results.rundir.sweep()  # what workers that died, or were stopped, were writing
-    with summary.stage(STAGES[2]):
-        replace(results, lost=lost).write(summary)
+        pending = find_pending(stores, plan, frozenset(results.manifest.replaced), on_event)
+        for store in stores if pending else ():
+            store.make_folder()
+    if not pending:
+        with summary.stage(STAGES[2]):
+            results.write(summary)
+        return
+    n_before = len(plan.shards) - len(pending)
+    on_event(EmbeddingStarted(tuple(pending), n_before, plan.files, job.encoders))
+    results = replace(results, backlog=Backlog(pending))
+    with writing_beside(results, summary) as tables:
+        with summary.stage(STAGES[1]):
+            embed(executor.run(pending, job, resources), results, summary, tables)
+        with summary.stage(STAGES[2]):
+            tables.result()
+
+
+@contextmanager
+def writing_beside(results: Results, summary: Summary) -> Iterator[Future[None]]:
+    """Write the tables in a thread, which waits for each shard; it ends with the block."""
+    thread = ThreadPoolExecutor(1, "tables")
+    try:
+        yield thread.submit(results.write, summary)
+    finally:
+        results.backlog.abandon()
+        thread.shutdown()
+        results.rundir.sweep()  # what workers that died, or were stopped, were writing
 
 
 def embed(
-    results: Results, job: Job, executor: Executor, resources: Resources, summary: Summary
-) -> dict[int, str]:
-    """Embed the pending shards. Returns the reasons of shards without a feature file, by index."""
-    plan, stores, on_event = results.plan, results.stores, results.on_event
-    pending = find_pending(stores, plan, frozenset(results.manifest.replaced), on_event)
-    lost: dict[int, str] = {}
-    if not pending:
-        return lost
-    for store in stores:
-        store.make_folder()
-    on_event(
-        EmbeddingStarted(tuple(pending), len(plan.shards) - len(pending), plan.files, job.encoders)
-    )
+    events: Generator[Event, None, None],
+    results: Results,
+    summary: Summary,
+    tables: Future[None],
+) -> None:
+    """Follow the events of an executor to their end, or until the tables met with an error."""
     machine = MachineLog()
     start = time.monotonic()
-    with (
-        machine.kept(results.rundir.machine),
-        closing(executor.run(pending, job, resources)) as events,
-    ):
+    with machine.kept(results.rundir.machine), closing(events):
         for event in events:
-            on_event(event)
+            results.on_event(event)
             machine.take(event)
             match event:
                 case WorkerReady() if STARTING not in summary.seconds:
                     summary.seconds[STARTING] = round(time.monotonic() - start, 3)
                 case BatchDone(n_tokens=n_tokens):
                     summary.n_tokens += n_tokens
-                case ShardFailed():
+                case ShardDone(shard=shard):
+                    results.backlog.settle(shard)
+                case ShardFailed(shard=shard, reason=reason):
                     check_stored(event)
-                    lost[event.shard.index] = event.reason
-    return lost
+                    results.backlog.settle(shard, reason)
+            if tables.done() and not results.backlog.is_empty:
+                return
 
 
 def check_stored(event: ShardFailed) -> None:

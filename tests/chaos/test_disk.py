@@ -687,7 +687,7 @@ def test_a_shard_that_is_damaged_while_the_run_goes_on_is_told_and_made_again(
 def test_a_feature_file_that_is_damaged_while_the_run_goes_on_is_made_again_in_the_same_run(
     make, tiny, undisturbed, harm
 ):
-    config, name = make(), "features/000000.h5"
+    config, name = make(), "features/000001.h5"
     run_inline(config, tiny.head, harm_after_shard_1(config, name, harm))
     assert f"{name} is not whole" in (config.output / "virnucpro.log").read_text()
     assert_same_run(config.output, undisturbed)
@@ -695,8 +695,13 @@ def test_a_feature_file_that_is_damaged_while_the_run_goes_on_is_made_again_in_t
 
 
 def harm_after_shard_1(config, name, harm):
+    """Harm a file once, before the tables can hear that the shard is done."""
+    is_harmed = False
+
     def strike(event) -> None:
-        if isinstance(event, ShardDone) and event.shard.index == 1:
+        nonlocal is_harmed
+        if isinstance(event, ShardDone) and event.shard.index == 1 and not is_harmed:
+            is_harmed = True
             damage(config.output / name, harm, config.output)
 
     return strike

@@ -1,6 +1,7 @@
-"""The programs that ours is held against, with the same weights: fair-esm and transformers.
+"""The programs that ours is held against, with the same weights: fair-esm, transformers, OpenVINO.
 
 transformers is optional (``pip install '.[oracle]'``); where it is missing, loading it says so.
+OpenVINO (``'.[oracle,openvino]'``) is held against on CPUs, where it is installed.
 
 In bf16 the frequencies of the rotary tables stay float32 in both: rounded to 8 bits they give
 wrong angles, and vectors that are wrong beyond some 256 residues.
@@ -10,8 +11,10 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import esm
@@ -20,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from virnucpro.bench.encoder import Encoder, Setting, Way
+from virnucpro.config import Precision
 from virnucpro.encoders import fair_esm
 from virnucpro.encoders.esm2.alphabet import N_TOKENS, PAD, tokenize
 from virnucpro.encoders.esm2.model import rotary_frequencies
@@ -48,6 +52,10 @@ def peer_ways(setting: Setting, *, has_bf16: bool) -> list[Way]:
             Way("fair-esm", "bf16", f"{_tokens(setting)} tokens", fair_esm_bf16),
             Way("transformers", "bf16", f"SDPA, {_tokens(setting)} tokens", transformers_bf16),
         ]
+    if setting.device == "cpu" and find_spec("openvino"):
+        precision: Precision = "bf16" if has_bf16 else "fp32"
+        load = partial(openvino_model, precision=precision)
+        ways.append(Way("openvino", precision, f"{_tokens(setting)} tokens", load))
     return ways
 
 
@@ -88,7 +96,66 @@ def fair_esm_bf16(setting: Setting) -> Encoder:
 
 def transformers_bf16(setting: Setting) -> Encoder:
     """``EsmModel`` with SDPA in bf16, sorted and padded, fed from our own quick tokenizer."""
-    hub, shape = _import("transformers", "transformers"), setting.shape
+    model = _esm_model(setting)
+    _set_precision(model, setting, torch.bfloat16)
+
+    @torch.inference_mode()
+    def embed(proteins: list[str]) -> Tensor:
+        tokens = _pad(proteins).to(setting.device, non_blocking=True)
+        hidden = model(input_ids=tokens, attention_mask=tokens.ne(PAD)).last_hidden_state
+        return _mean_of_residues(hidden, proteins)
+
+    return Encoder(model, setting, partial(_plan, setting), embed)
+
+
+def openvino_model(setting: Setting, precision: Precision) -> Encoder:
+    """transformers' ``EsmModel``, converted by OpenVINO, with as many threads as torch has."""
+    openvino = _import("openvino", "oracle,openvino")
+    example = _pad(["MKVLA", "MKV"])
+    model = LastHiddenState(_esm_model(setting))
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what its converter takes from torch, and of tracing
+        converted = openvino.convert_model(model, example_input=(example, example.ne(PAD)))
+    settings = {
+        "INFERENCE_PRECISION_HINT": {"bf16": "bf16", "fp16": "f16", "fp32": "f32"}[precision],
+        "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+    }
+    compiled = Converted(openvino.Core().compile_model(converted, "CPU", settings))
+
+    @torch.inference_mode()
+    def embed(proteins: list[str]) -> Tensor:
+        return _mean_of_residues(compiled(_pad(proteins)), proteins)
+
+    return Encoder(compiled, setting, partial(_plan, setting), embed)
+
+
+class LastHiddenState(nn.Module):
+    """An ``EsmModel`` with nothing else in its result."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: Tensor, is_token: Tensor) -> Tensor:
+        hidden: Tensor = self.model(input_ids=tokens, attention_mask=is_token).last_hidden_state
+        return hidden
+
+
+class Converted(nn.Module):
+    """A model that OpenVINO compiled. (n, longest + 2) -> (n, longest + 2, dim) float32"""
+
+    def __init__(self, compiled: Any) -> None:  # noqa: ANN401 - packages without types
+        super().__init__()
+        self.compiled = compiled
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        answer = self.compiled([tokens.numpy(), tokens.ne(PAD).numpy()])
+        return torch.from_numpy(answer[0])
+
+
+def _esm_model(setting: Setting) -> nn.Module:
+    """``EsmModel`` with SDPA, in float32."""
+    hub, shape = _import("transformers", "oracle"), setting.shape
     config = hub.EsmConfig(
         vocab_size=N_TOKENS,
         hidden_size=shape.dim,
@@ -110,24 +177,17 @@ def transformers_bf16(setting: Setting) -> Encoder:
     lacking = model.load_state_dict(state, strict=False)
     assert not lacking.unexpected_keys
     assert all("inv_freq" in k or "contact" in k or "position" in k for k in lacking.missing_keys)
-    _set_precision(model, setting, torch.bfloat16)
-
-    @torch.inference_mode()
-    def embed(proteins: list[str]) -> Tensor:
-        tokens = _pad(proteins).to(setting.device, non_blocking=True)
-        hidden = model(input_ids=tokens, attention_mask=tokens.ne(PAD)).last_hidden_state
-        return _mean_of_residues(hidden, proteins)
-
-    return Encoder(model, setting, partial(_plan, setting), embed)
+    module: nn.Module = model.requires_grad_(False)
+    return module
 
 
-def _import(module: str, package: str) -> Any:  # noqa: ANN401 - packages without types
+def _import(module: str, extras: str) -> Any:  # noqa: ANN401 - packages without types
     try:
         return importlib.import_module(module)
     except ImportError as error:
         raise UnavailableError(
-            f"{package} is not installed; in the folder of the source: "
-            f"pip install -c constraints.txt '.[oracle]' ({error})"
+            f"{module} is not installed; in the folder of the source: "
+            f"pip install -c constraints.txt '.[{extras}]' ({error})"
         ) from error
 
 

@@ -32,7 +32,7 @@ SECTIONS: dict[type[Row], str] = {
     LimitRow: "limits",
     EncoderRow: "encoder",
 }
-_PACKAGES = ("torch", "fair-esm", "transformers", "numpy")
+_PACKAGES = ("torch", "fair-esm", "transformers", "openvino", "numpy")
 _PLAIN_WIDTH = 170  # of a pipe or a file, which have none
 _GIB = 1 << 30
 

@@ -41,11 +41,13 @@ def evaluate(options: EvaluateOptions, console: ConsoleOptions) -> None:
                 from virnucpro.evaluation.figure import write_figure
             from virnucpro.evaluation import story
             from virnucpro.evaluation.report import summary_lines, write_report
+            from virnucpro.report.evaluation import write_evaluation_page
 
         with watched(console) as events:
             evaluation = story.evaluate(options, events)
             write_report(evaluation)
             write_figure(evaluation)
+            write_evaluation_page(options.output_dir)
     with exits():
         report(summary_lines(evaluation), console.quiet)
 

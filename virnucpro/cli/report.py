@@ -11,17 +11,19 @@ from virnucpro.cli.exits import exits
 
 
 def report(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Run folder.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Folder of a run, a training or an evaluation.")
+    ],
 ) -> None:
-    """Write DIR/report.html: the run on one page, which opens without a network.
+    """Write DIR/report.html: a run, a training or an evaluation on one page, without a network.
 
-    Only files of the run folder are read, and nothing is embedded or scored. The same run gives
+    Only files of the folder are read, and nothing is embedded or scored. The same folder gives
     the same page.
 
     Example: virnucpro report results/
     """
     with exits(kept=""):
         from virnucpro.log import printable
-        from virnucpro.report.run import report_run
+        from virnucpro.report.story import report_folder
 
-        typer.echo(f"report: {printable(report_run(folder))}")
+        typer.echo(f"report: {printable(report_folder(folder))}")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -89,6 +89,10 @@ class Model(Protocol):
 
 class Pending(Protocol):
     """A batch that the device works on."""
+
+    @property
+    def n_repeated(self) -> int:
+        """Sequences that the precision could not hold, and float32 did; complete with the rows."""
 
     def rows(self) -> Rows:
         """Wait for its vectors: (n, dim), or (sum of lengths, dim) where nothing is pooled."""
@@ -211,6 +215,7 @@ class HostCopy:
 @dataclass(frozen=True, slots=True, eq=False)
 class _Arrived:
     array: Rows
+    n_repeated: ClassVar[int] = 0
 
     def rows(self) -> Rows:
         return self.array
@@ -220,6 +225,7 @@ class _Arrived:
 class _Arriving:
     host: Tensor  # pinned
     copied: torch.cuda.Event
+    n_repeated: ClassVar[int] = 0
 
     def rows(self) -> Rows:
         self.copied.synchronize()

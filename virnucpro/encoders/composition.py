@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -47,6 +48,7 @@ class EmptyEncoder:
 @dataclass(frozen=True, slots=True)
 class _Empty:
     n_sequences: int
+    n_repeated: ClassVar[int] = 0
 
     def rows(self) -> Rows:
         return np.empty((self.n_sequences, 0), dtype=np.float32)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from virnucpro.devices import as_size
+from virnucpro.encoders.published import RemoteFile
 from virnucpro.errors import OutputError, StorageError, UnavailableError
 from virnucpro.files import put_in_place, writing
 from virnucpro.log import printable
@@ -34,29 +35,30 @@ OnBytes = Callable[[int, int], None]  # bytes so far, bytes in all (0: unknown)
 Check = Callable[[Path], None]  # raises UnavailableError for another file
 
 
-def fetch(url: str, path: Path, n_bytes: int | None, most: int, on_bytes: OnBytes) -> None:
-    """Bring a file to ``path``, going on with what is there; the file may have ``most`` bytes.
+def _fetch(file: RemoteFile, path: Path, on_bytes: OnBytes) -> None:
+    """Bring a file to ``path``, going on with what is there.
 
     Raises:
-        UnavailableError: there is more than ``n_bytes``, or less.
+        UnavailableError: there is more than the file has, or less.
         OutputError: another process fetches it.
         StorageError: there is no room for it.
         OSError, HTTPException: the connection ended early, or is too slow to wait for.
     """
     with _appending(path) as out:
         start = out.tell()
-        if n_bytes is not None:
-            if start == n_bytes:
+        if file.n_bytes is not None:
+            if start == file.n_bytes:
                 return
-            _ask_for_room(path, n_bytes - start)
-        request = urllib.request.Request(url)
+            _ask_for_room(path, file.n_bytes - start)
+        request = urllib.request.Request(file.url)
         if start:
             request.add_header("Range", f"bytes={start}-")
         with urllib.request.urlopen(request, timeout=_TIMEOUT) as answer:
             if not _goes_on(answer, start):
-                start = 0
-                out.truncate(0)
-            _receive(answer, out, start, _total(answer, start, n_bytes), most, on_bytes)
+                out.seek(0)
+                out.truncate()
+            total = _total(answer, out.tell(), file.n_bytes)
+            _receive(answer, out, total, total or file.most_bytes, on_bytes)
 
 
 @contextmanager
@@ -98,19 +100,15 @@ def _total(answer: http.client.HTTPResponse, start: int, n_bytes: int | None) ->
 
 
 def _receive(
-    answer: http.client.HTTPResponse,
-    out: BinaryIO,
-    n_bytes: int,
-    total: int,
-    most: int,
-    on_bytes: OnBytes,
+    answer: http.client.HTTPResponse, out: BinaryIO, total: int, most: int, on_bytes: OnBytes
 ) -> None:
-    began, first = time.monotonic(), n_bytes
+    began, first = time.monotonic(), out.tell()
+    n_bytes = first
     while block := answer.read1(_BLOCK):
         out.write(block)
         n_bytes += len(block)
-        if n_bytes > (total or most):
-            raise UnavailableError(f"it goes on after {total or most} bytes")
+        if n_bytes > most:
+            raise UnavailableError(f"it goes on after {most} bytes")
         seconds = time.monotonic() - began
         if seconds > 2 * _TIMEOUT + (n_bytes - first) / _SLOWEST:
             raise OSError(
@@ -135,32 +133,34 @@ def _ask_for_room(path: Path, n_bytes: int) -> None:
         )
 
 
-def download(
-    url: str, path: Path, n_bytes: int | None, most: int, check: Check, on_bytes: OnBytes
-) -> None:
+def download(file: RemoteFile, path: Path, check: Check, on_bytes: OnBytes) -> None:
     """Fetch a file; ``path`` appears only when it is whole and ``check`` has no objection.
 
     Raises:
         UnavailableError: it cannot be fetched, or is another file.
-        OutputError, StorageError: it cannot be written.
+        OutputError, StorageError: it cannot be written, or another process fetches it.
     """
-    name, partial = path.name, path.with_name(f".{path.name}.part")
+    partial = path.with_name(f".{path.name}.part")
     hint = (
-        f"run the command again to go on; or, on a machine without network, fetch {url} "
-        f"elsewhere, and `virnucpro models import` puts it in {path.parent}"
+        f"run the command again to go on; or, on a machine without network, fetch {file.url} "
+        f"elsewhere, and bring it to {path.parent} with `virnucpro models import`"
     )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        fetch(url, partial, n_bytes, most, on_bytes)
+        _fetch(file, partial, on_bytes)
         check(partial)
     except UnavailableError as error:
         partial.unlink(missing_ok=True)
-        raise UnavailableError(f"what {url} gave is not {name}: {error}", hint=hint) from error
+        raise UnavailableError(
+            f"what {file.url} gave is not {path.name}: {error}", hint=hint
+        ) from error
     except (OSError, http.client.HTTPException) as error:
         if isinstance(error, urllib.error.HTTPError):
             error.close()
         reason = getattr(error, "reason", None) or error
-        raise UnavailableError(f"cannot fetch {url}: {printable(reason)}", hint=hint) from error
+        raise UnavailableError(
+            f"cannot fetch {file.url}: {printable(reason)}", hint=hint
+        ) from error
     with writing(path, partial):
         put_in_place(partial, path)
 

@@ -51,7 +51,6 @@ from virnucpro.log import printable
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
 _BLOCK = 1 << 20
 _MOST_BYTES_PER_PARAMETER = 5  # bound for a file whose size is not on record; float32 takes 4
-_MOST_BYTES = 1 << 28  # the same for a file that is no checkpoint
 _HEAD_BYTES = 6_800_000  # of a published head, about
 
 BeforeFetching = Callable[[str, frozenset[str]], None]  # given the name, and SHA-256 it may have
@@ -225,7 +224,7 @@ def fetch_file(file: RemoteFile, folder: Path, on_event: OnEvent) -> Path:
         on_event(Progress(f"fetching {file.name}", n_bytes, total, "bytes"))
 
     path = folder / file.name
-    download(file.url, path, file.n_bytes, _MOST_BYTES, partial(check_file, file), on_bytes)
+    download(file, path, partial(check_file, file), on_bytes)
     return path
 
 
@@ -337,6 +336,7 @@ def describe_model(model: str) -> Iterator[str]:
         n_layers, width, encoder_id = folder.n_layers, folder.width, "known when it is here"
         footprint = folder.footprint
         yield f"path        {printable(path)}, when it is fetched"
+        yield from (f"file        {file.url}" for file in folder.files)
     else:
         there = open_model(model, lambda _: None)
         n_layers, width, encoder_id = there.n_layers, there.width, there.encoder_id
@@ -370,12 +370,20 @@ def _describe_bundle(model: str) -> Iterator[str]:
     yield from describe_needs(join_footprints(footprints))
 
 
-def verify_model(model: str) -> tuple[ESM2Model, str]:
+def verify_model(model: str) -> tuple[Model, str]:
     """Read every number of a model, and compare it with the published one. -> it, its SHA-256
 
     Raises:
         UnavailableError: it is damaged, or not what its name says.
     """
+    if model in FOLDERS:
+        if missing := missing_files(model):
+            raise UnavailableError(
+                f"{printable(locate(model) / missing[0].name)}: no such file",
+                hint=f"fetch it with `virnucpro models download {model}`",
+            )
+        opened = open_model(model, lambda _: None)
+        return opened, opened.prepare("fp32", None, lambda _: None)[1]
     checkpoint = ESM2Model.of(verify_checkpoint(locate(model)))
     digest = checkpoint.sha256()
     check_published(model, checkpoint, digest)
@@ -511,11 +519,15 @@ def _check_copy(copy: ESM2Model, digest: str) -> None:
 
 
 def _download_esm2(model: str, path: Path, on_bytes: OnBytes, base_url: str) -> None:
-    most = _MOST_BYTES_PER_PARAMETER * shape_of(model).n_parameters
+    file = RemoteFile(
+        url=f"{base_url}/{model}.pt",
+        n_bytes=PUBLISHED[model].n_bytes,
+        most_bytes=_MOST_BYTES_PER_PARAMETER * shape_of(model).n_parameters,
+    )
 
     def check(fetched: Path) -> None:
         checkpoint = inspect_esm2(fetched)
         check_published(model, checkpoint, checkpoint.sha256())
         _check_md5(model, checkpoint)
 
-    download(f"{base_url}/{model}.pt", path, PUBLISHED[model].n_bytes, most, check, on_bytes)
+    download(file, path, check, on_bytes)

@@ -100,6 +100,7 @@ class RemoteFile:
 
     url: str
     n_bytes: int | None = None  # None: not recorded
+    most_bytes: int = 1 << 28  # bound where it is not
     sha256: str = ""
     git_blob: str = ""  # where no SHA-256 is recorded: its id in git
 

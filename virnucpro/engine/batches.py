@@ -26,6 +26,7 @@ class Embedded:
     """The rows of a batch, in its order."""
 
     rows: Rows
+    n_repeated: int  # of its sequences; see ``Pending``
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +91,12 @@ class Flight:
                 return outcome
             case pending:
                 rows = attempt(pending.rows)
+                n_repeated = pending.n_repeated
         match rows:
             case TooLarge() | Refused() as outcome:
                 return outcome
             case rows if np.isfinite(rows).all():
-                return Embedded(rows)
+                return Embedded(rows, n_repeated)
             case _:
                 return Refused("the vector is not finite")
 

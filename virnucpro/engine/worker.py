@@ -238,9 +238,9 @@ class _Embedding:
 
     def land(self, flight: Flight) -> Iterator[Event]:
         """Wait for a batch, and keep its rows; or try it again in parts, and then alone."""
-        batch = flight.batch
+        batch, n_repeated = flight.batch, 0
         match flight.land():
-            case Embedded(rows):
+            case Embedded(rows, n_repeated):
                 self.rows.put(batch, rows)
             case TooLarge() if len(batch) > 1:
                 self.worker.free_memory()
@@ -260,7 +260,7 @@ class _Embedding:
             self.rows.save(batch, self.partial)
         n_tokens = self.batches.n_tokens(batch)
         shard, memory = self.task.shard, self.worker.memory()
-        yield BatchDone(self.worker.name, shard, tuple(batch), n_tokens, memory)
+        yield BatchDone(self.worker.name, shard, tuple(batch), n_tokens, memory, n_repeated)
 
     def shrunk(self, batch: list[int]) -> BudgetReduced:
         self.batches.shrink(batch)

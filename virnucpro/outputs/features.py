@@ -18,7 +18,14 @@ from virnucpro.errors import FeatureFileError
 from virnucpro.files import atomic
 from virnucpro.log import announce, printable
 from virnucpro.records import Embeddings
-from virnucpro.run.feature_file import DAMAGE, open_features, read_embeddings, read_label, refusal
+from virnucpro.run.feature_file import (
+    DAMAGE,
+    new_hdf5,
+    open_features,
+    read_embeddings,
+    read_label,
+    refusal,
+)
 from virnucpro.run.features import FeatureStore
 
 # an index opens all its parts at once, and reads those over the limit of open files, which is
@@ -79,24 +86,27 @@ def write_index(
     }
     attributes: dict[str, object] = {}
     for part, mask in parts:
+        try:
+            with open_features(part) as h5:
+                attributes = attributes or dict(h5.attrs)
+                kinds = {name: (h5[name].shape[1:], h5[name].dtype) for name in kinds}
+                lengths = h5["lengths"][:] if per_residue else np.ones_like(mask, dtype=np.int64)
+        except DAMAGE as error:  # it has become so since it was read
+            raise refusal(part, error) from error
         name_of_part = part.relative_to(path.parent).as_posix()
-        with open_features(part) as h5:
-            attributes = attributes or dict(h5.attrs)
-            bounds = np.arange(len(mask) + 1)
-            rows = np.concatenate([[0], np.cumsum(h5["lengths"][:])]) if per_residue else bounds
-            for name, of_dataset in pieces.items():
-                kinds[name] = (h5[name].shape[1:], h5[name].dtype)
-                where = rows if name == "embeddings" else bounds
-                n_rows = int(where[-1])
-                of_dataset += [
-                    _Piece(name_of_part, n_rows, slice(int(where[a]), int(where[b])))
-                    for a, b in _runs(mask)
-                ]
+        bounds = np.arange(len(mask) + 1)
+        rows = np.concatenate([[0], np.cumsum(lengths)])
+        for name, of_dataset in pieces.items():
+            where = rows if name == "embeddings" else bounds
+            of_dataset += [
+                _Piece(name_of_part, int(where[-1]), slice(int(where[a]), int(where[b])))
+                for a, b in _runs(mask)
+            ]
     for name in _OF_ONE_FILE:
         attributes.pop(name, None)
     part_names = list(dict.fromkeys(piece.part for piece in pieces["ids"]))
     attributes["parts_sha256"] = _hash_of_parts(path.parent, part_names)
-    with h5py.File("memory", "w", driver="core", backing_store=False, libver="v110") as h5:
+    with new_hdf5() as h5:
         h5.attrs.update(attributes)
         for name, (row_shape, kind) in kinds.items():
             layout = _lay_out(name, pieces[name], row_shape, kind)

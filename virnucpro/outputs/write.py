@@ -22,8 +22,9 @@ from virnucpro.files import writing
 from virnucpro.options import CutOptions
 from virnucpro.outputs.features import FeatureIndex, export
 from virnucpro.outputs.sinks import SINKS, Add, Place, Sink, open_sinks
-from virnucpro.outputs.summary import Summary
+from virnucpro.outputs.summary import STAGES, Summary
 from virnucpro.records import Call, FastaRecord, Prediction, RecordResult, Shard
+from virnucpro.run.backlog import Backlog
 from virnucpro.run.features import FeatureStore, ShardFeatures
 from virnucpro.run.folder import RunDir
 from virnucpro.run.manifest import Manifest
@@ -52,7 +53,7 @@ class Results:
     scorer: Scorer | None  # of nucleotides, by itself or joined with the head
     cut: CutOptions
     finder: RegionFinder | None  # None: regions are not looked for
-    lost: Mapping[int, str]  # shard index without a feature file -> reason
+    backlog: Backlog  # shards that are being embedded meanwhile
     feature_format: FeatureFormat
     per_file: bool
     on_event: Callable[[Telling], None]
@@ -60,7 +61,10 @@ class Results:
     def write(self, summary: Summary) -> None:
         """Write every output, and count what is in them.
 
+        Shards in the backlog are waited for, so that it can be done while they are embedded.
+
         Raises:
+            AbandonedError: they are embedded no more.
             InputError: an input changed while the run went on.
             FeatureFileError: a feature file is not whole.
         """
@@ -71,8 +75,8 @@ class Results:
             for result in self.results(indexes):
                 for add in adds:
                     add(result)
-        for store, index in zip(self.stores, indexes, strict=True):
-            index.write(store.folder, store.encoder.per_residue)
+            for store, index in zip(self.stores, indexes, strict=True):
+                index.write(store.folder, store.encoder.per_residue)
 
     def new_indexes(self) -> list[FeatureIndex]:
         """An index, still empty, of each store."""
@@ -206,9 +210,10 @@ class Results:
 
         Vectors of ``hidden`` records were replaced and stay out of the indexes.
         """
-        readers = [store.reader(self.lost) for store in self.stores]
+        readers = [store.reader(self.backlog.reasons) for store in self.stores]
         for shard in shards:
-            self.tell("writing tables", shard.index + 1, len(self.plan.shards), "shards")
+            self.backlog.wait_for(shard)
+            self.tell(STAGES[2], shard.index + 1, len(self.plan.shards), "shards")
             orfs = read_shard(shard)
             unseen = {orf.id for orf in orfs if orf.record_id in hidden}
             of_encoders = [reader.read(shard, orfs) for reader in readers]

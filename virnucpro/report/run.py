@@ -10,7 +10,6 @@ import math
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -84,20 +83,6 @@ class Found(NamedTuple):
     @property
     def letters(self) -> str:
         return "residues" if self.is_protein else "bases"
-
-
-def report_run(folder: Path) -> Path:
-    """Write the page of a run that nobody is working on. -> its file
-
-    Raises:
-        OutputError: another run is using the folder.
-        VirnucproError: as ``write_run_page``.
-    """
-    rundir = RunDir(folder)
-    read_facts(rundir.manifest)  # else the lock would make a folder
-    with rundir.locked():
-        write_run_page(rundir)
-    return rundir.report
 
 
 def write_run_page(rundir: RunDir) -> None:

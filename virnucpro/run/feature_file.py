@@ -17,6 +17,7 @@ import json
 import os
 import stat
 import struct
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -101,7 +102,7 @@ def with_label(content: bytes, attributes: Attributes, failed_records: Sequence[
 def _to_hdf5(embeddings: Embeddings, attributes: Attributes) -> bytes:
     text = h5py.string_dtype("utf-8")
     failures = embeddings.failures
-    with h5py.File("memory", "w", driver="core", backing_store=False, libver="v110") as h5:
+    with new_hdf5() as h5:
         h5.attrs.update({**attributes, "virnucpro_version": __version__})
         h5.create_dataset("ids", data=np.array(embeddings.ids, dtype=object), dtype=text)
         h5["lengths"] = embeddings.lengths
@@ -111,6 +112,12 @@ def _to_hdf5(embeddings: Embeddings, attributes: Attributes) -> bytes:
             h5.create_dataset(f"failed/{name}", data=values, dtype=text)
         h5.flush()
         return bytes(h5.id.get_file_image())
+
+
+def new_hdf5() -> h5py.File:
+    """An empty file in memory. HDF5 knows it by a name that no other thread's has."""
+    name = f"memory of thread {threading.get_ident()}"
+    return h5py.File(name, "w", driver="core", backing_store=False, libver="v110")
 
 
 def open_features(path: Path) -> h5py.File:

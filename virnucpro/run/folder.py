@@ -23,6 +23,7 @@ from virnucpro.run.lock import LOCK, OF_A_LOCK, is_held, locked, own_name, share
 from virnucpro.run.manifest import Manifest, read_manifest, write_manifest
 from virnucpro.sequences.inputs import RUN_FILE
 
+PAGE = "report.html"  # of a run, a training or an evaluation
 # files that a run makes in its sub-folders
 _OURS = re.compile(
     r"\d{6}(_copies)?\.(h5|npz|pt|faa|fna)|\w+-[0-9a-f]{16}\.h5|[0-9a-f]{16}\.fa|plan\.json"
@@ -45,7 +46,7 @@ class RunDir:
     @property
     def report(self) -> Path:
         """The run on one page."""
-        return self.root / "report.html"
+        return self.root / PAGE
 
     @property
     def machine(self) -> Path:

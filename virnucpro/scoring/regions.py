@@ -168,6 +168,8 @@ def regions_of_items(
     posterior = posteriors(starts, evidence, model)
     if is_virus:
         runs = [_hull(runs) if runs else Run(0, len(posterior), 0, n_bases)]
+    else:
+        runs = [part for run in runs for part in parts_of(run, starts, posterior, model)]
     ends = move_ends([(run.start_base, run.end_base) for run in runs], sequence, code)
     regions = tuple(
         Region(
@@ -185,12 +187,39 @@ def regions_of_items(
 def viral_runs(starts: Counts, evidence: Values, n_bases: int, model: RegionModel) -> list[Run]:
     """The runs of viral items on the most probable path through a record of so many bases."""
     path = viterbi(starts, evidence, model)
-    changes = np.flatnonzero(np.diff(path, prepend=False, append=False)).tolist()
-    bounds = [0, *((starts[1:] + starts[:-1] + model.size) // 2).tolist(), n_bases]
-    return [
-        Run(first, end, bounds[first], bounds[end])
-        for first, end in zip(changes[::2], changes[1::2], strict=True)
+    bounds = [0, *_middles(starts, model).tolist(), n_bases]
+    return [Run(first, end, bounds[first], bounds[end]) for first, end in _stretches(path)]
+
+
+def parts_of(run: Run, starts: Counts, posterior: Values, model: RegionModel) -> list[Run]:
+    """The parts of a run between items that are, by all paths, rather the host's.
+
+    Leaving the virus and coming back is rare, so the most probable path alone bridges gaps of
+    10,000 bases between neighbouring viruses.
+    """
+    is_host = posterior[run.first : run.end] < 0.5
+    gaps = [
+        (run.first + first, run.first + end)
+        for first, end in _stretches(is_host)
+        if first and end < len(is_host)
     ]
+    bounds = _middles(starts, model)  # behind each item but the last
+    parts = []
+    for first, end in gaps:
+        parts.append(run._replace(end=first, end_base=int(bounds[first - 1])))
+        run = run._replace(first=end, start_base=int(bounds[end - 1]))
+    return [*parts, run]
+
+
+def _stretches(mask: Mask) -> list[tuple[int, int]]:
+    """Where each stretch of true values begins, and the place behind it."""
+    changes = np.flatnonzero(np.diff(mask, prepend=False, append=False)).tolist()
+    return list(zip(changes[::2], changes[1::2], strict=True))
+
+
+def _middles(starts: Counts, model: RegionModel) -> Counts:
+    """The bases between the middles of neighbouring items. (n,) -> (n - 1,)"""
+    return np.asarray((starts[1:] + starts[:-1] + model.size) // 2)
 
 
 def near_host_peptides(

@@ -38,26 +38,28 @@ from virnucpro.labelled.store import (
 )
 from virnucpro.log import announce, printable
 from virnucpro.options import LOOP_MAY_DIFFER, Mode, NetworkOptions, TrainOptions, carry
+from virnucpro.run.folder import PAGE
 from virnucpro.run.lock import OF_A_LOCK
 from virnucpro.sequences.genetic_code import genetic_code
 from virnucpro.training.export import HEAD_FILE
 from virnucpro.training.settings import Settings
 
 OnEvent = Callable[[Telling], None]
-_FACTS = "training.json"
+FACTS = "training.json"
 SPLIT, HELD_OUT, BOARD = "split.tsv", "held_out.tsv", "tensorboard"
 GAIN, EPOCHS = "gain.tsv", "epochs.tsv"
 _SEEDS = "seeds"
 _FRAMES, _FEATURES, _FASTA = "frames", "features", "records.fa"
 # in the folder of a training
 _OURS = (
-    _FACTS,
+    FACTS,
     SPLIT,
     HEAD_FILE,
     ENCODER_FILE,
     HELD_OUT,
     GAIN,
     EPOCHS,
+    PAGE,
     _SEEDS,
     _FRAMES,
     _FEATURES,
@@ -268,7 +270,7 @@ def open_folder(training: Training, on_event: OnEvent) -> None:
         InputError: manifest or split are wrong.
     """
     refuse_links(training.output, (*_OURS, training.options.name))
-    path, options = training.output / _FACTS, training.options
+    path, options = training.output / FACTS, training.options
     is_begun = path.exists()
     _check_free(training.output, is_begun, options.resume)
     manifest = read_manifest(options.data)

@@ -35,6 +35,7 @@ from virnucpro.labelled.store import Frames
 from virnucpro.log import announce, printable
 from virnucpro.options import ExtractOptions, TrainOptions, carry
 from virnucpro.pipeline import OnEvent, extract
+from virnucpro.report.training import write_training_page
 from virnucpro.run.folder import RunDir
 from virnucpro.training.board import board
 from virnucpro.training.clock import Clock, profile_lines, speed_lines
@@ -95,6 +96,7 @@ def _prepared(training: Training, choice: Choice, on_event: OnEvent) -> Iterator
         if training.has_stored_vectors:
             _extract(training, on_event)
         yield
+        write_training_page(training.output)
 
 
 def _extract(training: Training, on_event: OnEvent) -> None:

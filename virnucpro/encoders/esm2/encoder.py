@@ -191,7 +191,7 @@ class ESM2Encoder:
         return self.pool(self.model(batch), batch)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Fp16Batch:
     """A batch in fp16; a protein whose numbers are too large for that is embedded in float32.
 
@@ -202,6 +202,7 @@ class Fp16Batch:
     pending: Pending
     model: ESM2
     embed: Callable[[Sequence[str]], Tensor]
+    n_repeated: int = 0
 
     def rows(self) -> Rows:
         rows = self.pending.rows()
@@ -210,6 +211,7 @@ class Fp16Batch:
             if not np.isfinite(part).all():
                 with self.model.in_float32():
                     part[:] = self.embed([sequence]).cpu().numpy()
+                self.n_repeated += 1
         return rows
 
     def ends(self, n_rows: int) -> NDArray[np.int64]:

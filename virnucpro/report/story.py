@@ -1,0 +1,39 @@
+"""``virnucpro report``: the page of what a folder holds: a run, a training or an evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from virnucpro.errors import InputMissingError
+from virnucpro.log import printable
+from virnucpro.report.evaluation import EVALUATION, write_evaluation_page
+from virnucpro.report.run import write_run_page
+from virnucpro.report.training import write_training_page
+from virnucpro.run.folder import RunDir
+from virnucpro.training.request import FACTS
+
+
+def report_folder(folder: Path) -> Path:
+    """Write the page of a folder that nobody is working on. -> its file
+
+    Raises:
+        InputMissingError: it holds none of these.
+        OutputError: another process is using it.
+        VirnucproError: as the pages do.
+    """
+    rundir = RunDir(folder)
+    kinds: list[tuple[Path, Callable[[Path], None]]] = [
+        (rundir.manifest, lambda folder: write_run_page(RunDir(folder))),
+        (folder / FACTS, write_training_page),
+        (folder / EVALUATION, write_evaluation_page),
+    ]
+    for file, write in kinds:
+        if file.is_file():
+            with rundir.locked():
+                write(folder)
+            return rundir.report
+    raise InputMissingError(
+        f"{printable(folder)} holds no run, no training and no evaluation",
+        hint="give the --output-dir of one",
+    )
