@@ -4,6 +4,7 @@ and a line for each row, as it comes. For developers; users have ``virnucpro ben
     python benchmarks/measure.py files --models 8M,35M
     python benchmarks/measure.py front-end
     python benchmarks/measure.py coordinator --workers 1,4,16,64
+    python benchmarks/measure.py cluster --workers 1,16,256 --shards 100000
     python benchmarks/measure.py variants --models 650M,3B   (NVIDIA GPU with bf16)
     python benchmarks/measure.py poison
 """
@@ -22,6 +23,7 @@ from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from cluster import ClusterRow, time_cluster
 from coordinator import CoordinatorRow, time_coordinator
 from file_to_file import FileRow, FileRun, time_extract
 from front_end import FrontEndRow, measure_front_end
@@ -36,7 +38,16 @@ from virnucpro.devices import choose_devices, choose_precision, choose_tokens, u
 from virnucpro.encoders.esm2.encoder import footprint_of
 from virnucpro.errors import VirnucproError
 
-Row = FileRow | FrontEndRow | CoordinatorRow | EncoderRow | PoisonRow | KernelRow | BudgetRow
+Row = (
+    FileRow
+    | FrontEndRow
+    | CoordinatorRow
+    | ClusterRow
+    | EncoderRow
+    | PoisonRow
+    | KernelRow
+    | BudgetRow
+)
 _N_BATCHES = 15  # of a run, on a GPU or on each core
 _N_BATCHES_OF_VARIANTS = 3.9
 
@@ -96,6 +107,10 @@ def coordinator(options: argparse.Namespace) -> Iterator[Row]:
     return map(time_coordinator, options.workers)
 
 
+def cluster(options: argparse.Namespace) -> Iterator[Row]:
+    return (time_cluster(n_workers, options.shards) for n_workers in options.workers)
+
+
 def poison(options: argparse.Namespace) -> Iterator[Row]:
     return measure_poison(options.proteins, options.poisoned, options.length, options.workers)
 
@@ -137,6 +152,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     part = parts.add_parser("coordinator")
     part.set_defaults(measure=coordinator)
     part.add_argument("--workers", type=numbers, default=[1, 4, 16, 64])
+    part = parts.add_parser("cluster")
+    part.set_defaults(measure=cluster)
+    part.add_argument("--workers", type=numbers, default=[1, 16, 256])
+    part.add_argument("--shards", type=int, default=4_000)
     part = parts.add_parser("poison")
     part.set_defaults(measure=poison)
     part.add_argument("--proteins", type=int, default=10_000)

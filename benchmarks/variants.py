@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -86,7 +87,7 @@ def load_tanh(setting: Setting) -> Encoder:
     def change(model: ESM2) -> None:
         for layer in model.layers:
             assert isinstance(layer, Layer)
-            layer.linear_gelu = TanhGelu(layer.up)  # type: ignore[method-assign]
+            layer.linear_gelu = partial(_linear_tanh_gelu, layer.up)  # type: ignore[method-assign]
 
     return _compiled(setting, change)
 
@@ -139,16 +140,9 @@ def _compiled(
     return encoder
 
 
-class TanhGelu(nn.Module):
+def _linear_tanh_gelu(linear: nn.Linear, x: Tensor) -> Tensor:
     """The wider linear layer with its GELU, by tanh, in the epilogue of the product."""
-
-    def __init__(self, linear: nn.Linear) -> None:
-        super().__init__()
-        self.linear = linear
-
-    def forward(self, x: Tensor) -> Tensor:
-        weight = self.linear.weight.t()
-        return torch._addmm_activation(self.linear.bias, x, weight, use_gelu=True)
+    return torch._addmm_activation(linear.bias, x, linear.weight.t(), use_gelu=True)
 
 
 class Fp8Linear(nn.Module):

@@ -21,7 +21,7 @@ README, GPU_PAGE = (ROOT / name for name in ("README.md", "docs/GPU_OPTIMIZATION
 OF_OTHERS = {"--nv", "--index-url", "--nnodes", "--nproc-per-node", "--no-python"}
 OF_OTHERS |= {"--rdzv-backend", "--rdzv-endpoint"}
 OF_OTHERS |= {"--parsable", "--array", "--dependency", "--gres", "--snakefile", "--cores"}
-OF_OTHERS |= {"--executor", "--jobs"}
+OF_OTHERS |= {"--jobs", "--run", "--parts", "--workers", "--shards"}
 OF_OTHERS |= {"--rounds", "--chaos-seed", "--records", "--shards", "--hypothesis-profile"}
 VARIABLE = re.compile(r": |(?:https://)?\.\.\.|\bN\b|\bDIR\b|\bSIGKILL\b")  # in a message
 

@@ -445,7 +445,7 @@ def test_the_command_evaluates_resumes_and_tells_mistakes(tiny, manifest, tmp_pa
     assert answer.returncode == 0, answer.stderr
     assert "AUROC of all (95 % interval)" in answer.stdout and "precision at 5 %" in answer.stdout
     files = {path.name for path in out.iterdir()}
-    assert files == {"fragments.fa", "fragments.tsv", "run"} | {
+    assert files == {"fragments.fa", "fragments.tsv", "run", "report.html"} | {
         f"evaluation.{ending}" for ending in ("tsv", "json", "pdf", "png")
     }
     table = (out / "evaluation.tsv").read_bytes()

@@ -402,6 +402,7 @@ def test_regions_of_a_finished_run_are_those_of_predict_to_the_byte(tmp_path, ch
     assert not any((later / name).exists() for name in FILES)
     for _ in range(2):
         assert find_regions(later, lambda _: None) == 2
+        assert 'id="regions"' in (later / "report.html").read_text()
         tables = [path.relative_to(once) for path in once.rglob("*.*") if path.is_file()]
         compared = [path for path in tables if path.suffix not in (".json", ".log", ".html")]
         assert {*FILES, "predictions.tsv"} <= {path.name for path in compared}

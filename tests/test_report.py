@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import json
 import re
@@ -135,6 +136,30 @@ def test_numbers_by_file_and_by_length_add_up(tmp_path):
     assert "one 2 2 0 2 two 2 1 1 0" in page.words
     assert "0 to 299 2 1 1 250 0.9500 40 % weak" in page.words
     assert "3,000 to 9,999 2 2 1 4,000 0.9300 10 %" in page.words
+
+
+def test_regions_are_drawn_with_what_tells_them(tmp_path):
+    calls = [call("host", 0.1, 100_000), call("other:host", 0.95, 20_000, sample="b")]
+    folder = write_table(tmp_path / "run", calls)
+    (folder / "regions.tsv").write_text(
+        "region\trecord\tfile\tkind\tstart\tend\tlength\tposterior\tatt\n"
+        "a:host|provirus_20001_30000\thost\tcontigs\tprovirus\t20001\t30000\t10000\t0.9\tACG\n"
+    )
+    track = "record\tstart\tend\tlog_odds\tposterior\n"
+    track += "a:host\t1\t1000\t-1.0\t0.0000\na:host\t50001\t51000\t2.0\t1.0000\n"
+    track += "b:host\t1\t1000\t-1.0\t0.5000\n"
+    (folder / "tracks.tsv.gz").write_bytes(gzip.compress(track.encode()))
+    page = Page(report_folder(folder))
+    assert "provirus 20,001 to 30,000 (0.90)" in page.words
+    assert "1 regions inside records (kind provirus)" in page.words
+    of_class = {(tag, item.get("class")): item for tag, item in page.elements}
+    bar = of_class["rect", "provirus"]
+    assert (bar["x"], bar["width"]) == ("200.00", "100.00")
+    assert of_class["path", "evidence"]["d"] == "M6.2 25.0L506.2 1.0"
+    assert page.data["columns"]["regions"] == [1, 0]
+    (folder / "tracks.tsv.gz").write_bytes(gzip.compress(track.encode())[:-9])
+    with pytest.raises(InputError, match=r"tracks\.tsv\.gz is damaged"):
+        report_folder(folder)
 
 
 # More records than a page can hold

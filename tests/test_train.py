@@ -44,6 +44,7 @@ SMALL = ("--chunk-size", "300", "--batch-size", "16", "--hidden", str(HIDDEN), "
 ON_CPU = ("--device", "cpu", "--precision", "fp32")
 # what every training leaves
 OF_ALL = {
+    "report.html",
     "frames",
     "split.tsv",
     "training.json",

@@ -222,6 +222,7 @@ def _parsl(blocks: Blocks, rundir: RunDir) -> Iterator[DataFlowKernel]:
     executor = HighThroughputExecutor(
         label="virnucpro",
         provider=blocks.provider,
+        address="127.0.0.1" if isinstance(blocks.provider, LocalProvider) else None,
         max_workers_per_node=1,
         cores_per_worker=1e-6,  # of one worker for all cores: it starts a process for each device
         heartbeat_period=_HEARTBEAT_SECONDS,

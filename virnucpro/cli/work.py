@@ -18,10 +18,15 @@ _KEPT = "finished shards are kept: the same command again does the rest"
 
 
 def work_in_block(options: WorkOptions, indices: tuple[int, ...]) -> list[ShardFigures]:
-    """Some shards of a run, in a process that a scheduler placed on another machine."""
+    """Some shards of a run, in a process that a scheduler placed on another machine.
+
+    The process ends with the one that started it, which Parsl's own workers do not.
+    """
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    from virnucpro.processes import end_with
     from virnucpro.work import work_for_run
 
+    end_with(os.getppid())
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return work_for_run(replace(options, cuda_visible_devices=visible), indices)
 

@@ -22,6 +22,7 @@ from virnucpro.report.counts import (
 
 WIDTH, HEIGHT = 760, 320
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 14, 46
+_TRACK_BINS = 400  # of the probability along a record
 _SHADES = 5  # of a density
 _SCORE_TICKS = (0.001, 0.01, 0.1, 0.5, 0.9, 0.99, 0.999)
 
@@ -193,14 +194,24 @@ def scores_by_length(
         layers.append(Layer("cut", _line(points), "cut: called virus from here on"))
     return Drawing(
         "Scores by length",
-        f"{counts.n_viral:,} records called virus lie above the cut, "
-        f"{int(density.sum()) - counts.n_viral:,} others below it.",
+        f"Records called virus, above the cut: {counts.n_viral:,}; others, below it: "
+        f"{int(density.sum()) - counts.n_viral:,}.",
         f"length in {letters}",
         "score",
         [Tick(x_at(math.log2(n)), _short(n)) for n in _round_lengths(low, high)],
         [Tick(y_at(_odds(score)), f"{score:g}") for score in _SCORE_TICKS],
         layers,
     )
+
+
+def track_path(pieces: Iterable[tuple[int, float]], length: int) -> str:
+    """The probability along a record, the largest of each bin, over 1,000 by 26 units."""
+    bins: dict[int, float] = {}
+    for place, probability in pieces:
+        at = min(_TRACK_BINS - 1, _TRACK_BINS * place // max(1, length))
+        bins[at] = max(bins.get(at, 0.0), probability)
+    width = 1000 / _TRACK_BINS
+    return _line(((at + 0.5) * width, 25 - 24 * bins[at]) for at in sorted(bins))
 
 
 def _odds(score: float) -> float:

@@ -6,11 +6,13 @@ be, is left out.
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
+import zlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +26,7 @@ _MOST_OF_LOG = 1 << 20  # bytes at its end
 _MESSAGE = re.compile(r"\S+ \S+ (INFO|WARNING|ERROR) +(.*)")
 _START = re.compile(r"virnucpro \S+: ")
 _MOST_TRACKS = 24  # records whose regions are drawn
+_REGION_COLUMNS = ("region", "file", "record", "kind", "start", "end", "posterior")
 
 
 class InputFact(NamedTuple):
@@ -167,6 +170,7 @@ class Regions:
     kinds: Counter[str] = field(default_factory=Counter)
     n_letters: Counter[str] = field(default_factory=Counter)  # by kind
     of_records: Counter[tuple[str, str]] = field(default_factory=Counter)  # file and id
+    run_ids: dict[tuple[str, str], str] = field(default_factory=dict)  # of the drawn ones
     # file and id -> start and end (bases, 0-based and half-open), kind, posterior
     drawn: dict[tuple[str, str], list[tuple[int, int, str, float]]] = field(default_factory=dict)
 
@@ -183,8 +187,8 @@ def read_regions(table: Path) -> Regions | None:
     rank: dict[tuple[str, str], tuple[bool, int]] = {}
     lines: dict[tuple[str, str], list[tuple[int, int, str, float]]] = {}
     for block in read_blocks(table, RegionTable.columns):
-        columns = [block[name] for name in ("file", "record", "kind", "start", "end", "posterior")]
-        for file, record, kind, start, end, posterior in zip(*columns, strict=True):
+        columns = [block[name] for name in _REGION_COLUMNS]
+        for region, file, record, kind, start, end, posterior in zip(*columns, strict=True):
             try:
                 line = (int(start) - 1, int(end), kind, float(posterior or "nan"))
             except ValueError as error:
@@ -196,9 +200,10 @@ def read_regions(table: Path) -> Regions | None:
             is_part, n_letters = rank.get(key, (False, 0))
             rank[key] = (is_part or kind != "whole", n_letters + line[1] - line[0])
             lines.setdefault(key, []).append(line)
-        if len(rank) > 20 * _MOST_TRACKS:
-            rank, lines = _best(rank, lines)
-    regions.drawn = _best(rank, lines)[1]
+            regions.run_ids[key] = region.rpartition("|")[0]
+        rank, lines = _best(rank, lines)
+        regions.run_ids = {key: regions.run_ids[key] for key in lines}
+    regions.drawn = lines
     return regions
 
 
@@ -209,3 +214,27 @@ L = dict[tuple[str, str], list[tuple[int, int, str, float]]]
 def _best(rank: R, lines: L) -> tuple[R, L]:
     keys = sorted(rank, key=lambda key: (rank[key], key), reverse=True)[:_MOST_TRACKS]
     return {key: rank[key] for key in keys}, {key: lines[key] for key in keys}
+
+
+def read_tracks(path: Path, run_ids: Container[str]) -> dict[str, list[tuple[int, float]]]:
+    """The middle of each piece, and how probably it is viral, of some records; none without a file.
+
+    Raises:
+        InputError: the file is damaged.
+    """
+    tracks: dict[str, list[tuple[int, float]]] = {}
+    if not path.is_file():
+        return tracks
+    try:
+        with gzip.open(
+            path, "rt", encoding="utf-8", errors="surrogateescape", newline="\n"
+        ) as lines:
+            next(lines, None)
+            for line in lines:
+                run_id, start, end, _, posterior = line.rstrip("\n").split("\t")
+                if run_id in run_ids:
+                    piece = ((int(start) + int(end)) // 2, float(posterior))
+                    tracks.setdefault(run_id, []).append(piece)
+    except (EOFError, zlib.error, gzip.BadGzipFile, ValueError) as error:
+        raise damaged(path, error) from error
+    return tracks

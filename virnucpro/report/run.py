@@ -23,11 +23,12 @@ from virnucpro.outputs.sinks import (
     FailedSequences,
     RecordTable,
     RegionTable,
+    RegionTracks,
     ViralFasta,
 )
 from virnucpro.outputs.summary import STAGES, STARTING
 from virnucpro.records import STATUSES
-from virnucpro.report.charts import Chart, Drawing, scores_by_length
+from virnucpro.report.charts import Chart, Drawing, scores_by_length, track_path
 from virnucpro.report.counts import Row, RunCounts, Shown, count_records
 from virnucpro.report.facts import (
     InputFact,
@@ -36,6 +37,7 @@ from virnucpro.report.facts import (
     read_complaints,
     read_facts,
     read_regions,
+    read_tracks,
 )
 from virnucpro.report.page import MOST_BYTES, pack, render
 from virnucpro.run.folder import RunDir
@@ -343,12 +345,15 @@ def _tracks(found: Found) -> Iterator[dict[str, object]]:
     """The records whose regions are drawn, each with its regions as shares of its length."""
     if found.regions is None or found.counts is None:
         return
+    run_ids = found.regions.run_ids
+    pieces = read_tracks(found.rundir.output(RegionTracks), set(run_ids.values()))
     for (file, record), regions in found.regions.drawn.items():
         length = max(found.counts.measured[file, record], *(end for _, end, *_ in regions))
         yield {
             "record": printable(record),
             "file": printable(file),
             "length": length,
+            "evidence": track_path(pieces.get(run_ids[file, record], ()), length),
             "regions": [
                 {
                     "kind": escaped(kind),

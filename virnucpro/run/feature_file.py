@@ -184,13 +184,7 @@ def read_embeddings(path: Path, attributes: Attributes, dim: int | None = None) 
                 lengths=_own(h5, "lengths")[:],
                 vectors=_own(h5, "embeddings")[:],
                 per_residue=label.attributes.get("pooling") == "none",
-                failures=tuple(
-                    Failure(*values)
-                    for values in zip(
-                        *(_strings(_own(h5, f"failed/{name}")) for name in Failure.__slots__),
-                        strict=True,
-                    )
-                ),
+                failures=_failures(h5) if label.failed_records else (),
             )
         width = embeddings.vectors.shape[1]
         if dim not in (None, width) and (width or embeddings.ids):
@@ -198,6 +192,11 @@ def read_embeddings(path: Path, attributes: Attributes, dim: int | None = None) 
         return embeddings
     except DAMAGE as error:
         raise refusal(path, error) from error
+
+
+def _failures(h5: h5py.File) -> tuple[Failure, ...]:
+    columns = [_strings(_own(h5, f"failed/{name}")) for name in Failure.__slots__]
+    return tuple(Failure(*values) for values in zip(*columns, strict=True))
 
 
 def refusal(path: Path, error: Exception) -> VirnucproError:

@@ -101,7 +101,7 @@
       rows = rows.subarray(0, k);
       active = -1;
       details.hidden = true;
-      count.textContent = k === n ? `${whole.format(n)} records` : `${whole.format(k)} of ${whole.format(n)} records`;
+      count.textContent = k === n ? `${whole.format(n)} ${n === 1 ? "record" : "records"}` : `${whole.format(k)} of ${whole.format(n)} records`;
       grid.setAttribute("aria-rowcount", k + 1);
       scroller.scrollTop = 0;
       draw(true);

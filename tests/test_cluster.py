@@ -1,0 +1,177 @@
+"""``predict --executor parsl``: blocks on this machine, and on a real SLURM of one node."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+from one_node_slurm import NEEDS_SLURM, one_node_slurm
+from oracle import random_protein
+from runs import assert_same_run, leftovers, within
+
+from virnucpro.engine.executor import InlineExecutor
+from virnucpro.errors import UsageError
+from virnucpro.options import PredictOptions
+from virnucpro.pipeline import predict
+
+pytest.importorskip("parsl", reason="needs the extra cluster")
+from virnucpro.cluster import read_blocks
+
+LOCAL = "provider: local\nmax_blocks: 2\nparts: 4\n"
+SLURM = LOCAL.replace("local", "slurm") + "exclusive: false\ncores_per_node: 1\nmem_per_node: 1\n"
+MARK = "VIRNUCPRO_TEST_OF_PARSL"
+
+
+@pytest.fixture(scope="module")
+def proteins(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six shards of proteins."""
+    path = tmp_path_factory.mktemp("input") / "proteins.faa"
+    path.write_text("".join(f">p{i}\n{random_protein(500, i)}\n" for i in range(1400)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def one_machine(proteins, tiny, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("one_machine") / "run"
+    options = PredictOptions(
+        input=(proteins,),
+        output_dir=folder,
+        model=str(tiny.model),
+        head=tiny.head_file,
+        device="cpu",
+        precision="fp32",
+    )
+    predict(options, lambda _: None, lambda _: InlineExecutor())
+    return folder
+
+
+class Run:
+    """A command in a process, and all that come of it, by a variable that they inherit."""
+
+    def __init__(self, folder: Path, arguments: list[object], environment: dict[str, str]) -> None:
+        self.folder, self.mark = folder, uuid.uuid4().hex
+        ours = str(Path(sys.executable).parent)  # where Parsl's programs are
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "virnucpro", "predict", *map(str, arguments)],
+            env={**environment, "PATH": f"{ours}:{environment['PATH']}", MARK: self.mark},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def descendants(self) -> list[psutil.Process]:
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                if process.environ().get(MARK) == self.mark and process.pid != self.process.pid:
+                    found.append(process)
+        return found
+
+    def await_shards(self, n: int) -> None:
+        while len(list((self.folder / "features").glob("*.h5"))) < n:
+            assert self.process.poll() is None, self.process.communicate()[0]
+            time.sleep(0.05)
+
+    def busy_pool(self) -> psutil.Process:
+        """Parsl's process of a block that embeds now."""
+        while True:
+            for pool in self.descendants():
+                with suppress(psutil.Error):
+                    inner = [" ".join(p.cmdline()) for p in pool.children(recursive=True)]
+                    is_pool = "process_worker_pool.py" in " ".join(pool.cmdline())
+                    if is_pool and any("virnucpro.processes" in line for line in inner):
+                        return pool
+            time.sleep(0.05)
+
+    def end(self) -> None:
+        output, _ = self.process.communicate()
+        assert self.process.returncode == 0, output
+
+    def await_end_of_all(self) -> None:
+        while self.descendants():
+            time.sleep(0.2)
+
+
+@pytest.fixture
+def start(proteins, tiny, tmp_path) -> Iterator[Callable[..., Run]]:
+    runs = []
+
+    def begin(
+        *more: str, folder: Path = tmp_path / "run", blocks: str = LOCAL, **environment: str
+    ) -> Run:
+        config = tmp_path / "blocks.yaml"
+        config.write_text(blocks)
+        arguments = ["-i", proteins, "-o", folder, "--model", tiny.model, "--head", tiny.head_file]
+        arguments += ["--precision", "fp32", "--device", "cpu", "--workers", "1", *more]
+        arguments += ["--executor", "parsl", "--executor-config", config]
+        runs.append(Run(folder, arguments, {**os.environ, **environment}))
+        return runs[-1]
+
+    with within(280):
+        yield begin
+    for run in runs:
+        for process in run.descendants():
+            with suppress(psutil.Error):
+                process.kill()
+
+
+def test_blocks_on_this_machine_give_the_run_of_one_machine_and_a_killed_one_is_replaced(
+    start, one_machine
+):
+    run = start()
+    run.await_shards(1)
+    run.busy_pool().kill()
+    run.end()
+    run.await_end_of_all()
+    assert not leftovers(run.folder)
+    assert_same_run(run.folder, one_machine)
+    log = (run.folder / "virnucpro.log").read_text()
+    assert log.count(" done by ") == len(list((one_machine / "features").glob("*.h5")))
+
+
+def test_no_process_outlives_a_killed_parent_and_resume_completes_the_run(start, one_machine):
+    run = start()
+    run.await_shards(1)
+    assert run.descendants()
+    run.process.send_signal(signal.SIGKILL)
+    run.process.communicate()
+    run.await_end_of_all()
+    assert len(list((run.folder / "features").glob("*.h5"))) < 6
+    start("--resume").end()
+    assert not leftovers(run.folder)
+    assert_same_run(run.folder, one_machine)
+
+
+@pytest.mark.slurm
+@NEEDS_SLURM
+def test_blocks_of_slurm_give_the_run_of_one_machine(start, one_machine):
+    with one_node_slurm() as slurm:
+        run = start(folder=slurm.root / "run", blocks=SLURM, **slurm.environment)
+        run.end()
+        assert_same_run(run.folder, one_machine)
+        assert "virnucpro" in slurm.call("squeue", "--states=all", "--noheader", "--format=%j")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("provider: moon\n", "no provider moon"),
+        ("provider: local\nwalltime: 1\npartition: gpu\n", "has no partition"),
+        ("parts: 0\n", "parts is 0"),
+        ("colour: red\n", "no option colour"),
+    ],
+)
+def test_blocks_that_there_are_not_are_refused(tmp_path, text, words):
+    path = tmp_path / "blocks.yaml"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=words):
+        read_blocks(path)
