@@ -102,14 +102,13 @@ class Run:
 
     def await_end_of_devices(self) -> None:
         """Wait until nothing embeds: a pool that was killed leaves an idle process of Parsl's."""
-        while any("virnucpro" in " ".join(p.cmdline()) for p in self.living()):
+        while any("virnucpro" in line for line in self.command_lines()):
             time.sleep(0.2)
 
-    def living(self) -> Iterator[psutil.Process]:
+    def command_lines(self) -> Iterator[str]:
         for process in self.descendants():
             with suppress(psutil.Error):
-                if process.cmdline():
-                    yield process
+                yield " ".join(process.cmdline())
 
 
 @pytest.fixture
