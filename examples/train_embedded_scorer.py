@@ -7,8 +7,10 @@
         scorer.safetensors locked
 
 The groups of the parts that are named train it. Folds over the same groups give its calibration
-and its error rates; there the nets of one seed stand for those of all.
-Seeds are fixed: the same data makes the same file on the same machine.
+and its error rates; there the nets of one seed stand for those of all. The words that a fragment's
+features are made with are always counted without its fold.
+Scorers of the folds are left in scorer_folds/: join_embedded_head.py needs what has not seen a
+group. Seeds are fixed: the same data makes the same file on the same machine.
 
 Measuring writes a table: for each length all fragments of the parts, then each kind of virus
 against all cells, and each kind of cells against all viruses; training writes the same for the
@@ -22,7 +24,7 @@ from __future__ import annotations
 import csv
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +43,7 @@ from virnucpro.scorer.nets import (
     load_scorer,
     save_scorer,
 )
+from virnucpro.scorer.pieces import Counts
 from virnucpro.training import made
 from virnucpro.training.piece_nets import Fitting, Lessons, Range, fit_piece_nets
 from virnucpro.training.sampling import (
@@ -58,6 +61,7 @@ from virnucpro.training.scorer_folds import (
     group_folds,
     held_out_log_odds,
 )
+from virnucpro.training.scorer_words import WordCounts, Words, count_words
 
 SHARES = {
     "phages": 0.35,
@@ -97,12 +101,22 @@ COLUMNS = (
 FALSE_POSITIVES = 0.03  # share of the cells' fragments that are called in the figures
 
 
-def lessons(collection: Collection, size: int, seed: int) -> Lessons:
+@dataclass(frozen=True, slots=True, eq=False)
+class Course:
+    """What nets are fitted to: records, their folds, and words counted in these records alone."""
+
+    collection: Collection
+    fold_of_record: Counts
+    words: Words
+
+
+def lessons(course: Course, size: int, seed: int) -> Lessons:
     """Fragments of the collection, and synthetic ones that are not viral."""
     rng = np.random.default_rng([size, seed])
-    fragments = draw(collection, size, N_FRAGMENTS, SHARES, rng)
-    is_virus = np.array([collection.records[record].is_virus for record in fragments.record])
-    features = fragment_features(fragments.digits)
+    fragments = draw(course.collection, size, N_FRAGMENTS, SHARES, rng)
+    records = course.collection.records
+    is_virus = np.array([records[record].is_virus for record in fragments.record])
+    features = course.words.features(fragments, course.fold_of_record)
     gc = features[:, GC].astype(np.float64)
     cells = fragments.digits[~is_virus]
     invented = np.stack(
@@ -113,31 +127,41 @@ def lessons(collection: Collection, size: int, seed: int) -> Lessons:
         ]
     )
     return Lessons(
-        np.concatenate([features, fragment_features(invented)]),
+        np.concatenate([features, fragment_features(invented, course.words.table)]),
         np.append(is_virus, np.zeros(len(invented), dtype=np.bool_)),
         np.append(gc_matched_weights(gc, is_virus), np.full(len(invented), MADE_WEIGHT)),
     )
 
 
-def fit(collection: Collection, n_seeds: int) -> list[PieceNets]:
+def fit(course: Course, n_seeds: int) -> list[PieceNets]:
     return [
         fit_piece_nets(
             of_size,
-            [lessons(collection, of_size.size, seed) for seed in range(n_seeds)],
+            [lessons(course, of_size.size, seed) for seed in range(n_seeds)],
+            course.words.table,
             Fitting(),
         )
         for of_size in RANGES
     ]
 
 
-def calibrate(collection: Collection) -> tuple[list[Knot], list[ErrorRates]]:
-    """Knots and error rates from group folds, each with the nets of one seed; writes figures."""
-    fold_of_group = group_folds(collection.records)
-    fold_of_record = np.array([fold_of_group[record.group] for record in collection.records])
+def fit_folds(
+    collection: Collection, fold_of_record: Counts, counts: WordCounts
+) -> dict[int, list[PieceNets]]:
+    """The nets of one seed for each fold, fitted without it."""
     nets = {}
     for fold in range(N_FOLDS):
-        nets[fold] = fit(collection.where(fold_of_record != fold), 1)
+        is_inside = fold_of_record != fold
+        words = Words.of(counts, {fold})
+        nets[fold] = fit(Course(collection.where(is_inside), fold_of_record[is_inside], words), 1)
         print(f"fold {fold + 1} of {N_FOLDS}", file=sys.stderr, flush=True)
+    return nets
+
+
+def calibrate(
+    collection: Collection, fold_of_record: Counts, nets: dict[int, list[PieceNets]]
+) -> tuple[list[Knot], list[ErrorRates]]:
+    """Knots and error rates from the nets of group folds; writes figures."""
     knots, error_rates = [], []
     for n_bases, n_fragments in KNOTS.items():
         rng = np.random.default_rng([n_bases, N_SEEDS])
@@ -166,19 +190,27 @@ def records_of(manifest: Path, split: Path, parts: list[str]) -> Iterator[Labell
 def train(manifest: Path, split: Path, out: Path, parts: list[str]) -> None:
     digests: list[int] = []
     collection = collect(noting(records_of(manifest, split, parts), digests))
-    n_groups = len({record.group for record in collection.records})
-    pieces = tuple(fit(collection, N_SEEDS))
-    knots, error_rates = calibrate(collection)
-    training = f"{len(collection.records):,} records of {n_groups:,} groups"
+    fold_of_group = group_folds(collection.records)
+    fold_of_record = np.array([fold_of_group[record.group] for record in collection.records])
+    counts = count_words(collection, fold_of_record)
+    pieces = tuple(fit(Course(collection, fold_of_record, Words.of(counts)), N_SEEDS))
+    nets_of_folds = fit_folds(collection, fold_of_record, counts)
+    knots, error_rates = calibrate(collection, fold_of_record, nets_of_folds)
+    training = f"{len(collection.records):,} records of {len(fold_of_group):,} groups"
     scorer = Scorer(
         pieces,
         tuple(knots),
         training,
         tuple(error_rates),
         trained_records=np.unique(np.array(digests, dtype=np.uint64)),
-        trained_groups=group_digests(collection),
+        trained_groups=np.unique(np.array([*map(group_digest, fold_of_group)], dtype=np.uint64)),
     )
     save_scorer(out, scorer)
+    folder = out.with_name(f"{out.stem}_folds")
+    folder.mkdir(exist_ok=True)
+    for fold, nets in nets_of_folds.items():
+        unseen = Scorer(tuple(nets), tuple(knots), f"without fold {fold}", tuple(error_rates))
+        save_scorer(folder / f"fold{fold}.safetensors", unseen)
 
 
 def noting(pairs: Iterable[Labelled], digests: list[int]) -> Iterator[Labelled]:
@@ -186,11 +218,6 @@ def noting(pairs: Iterable[Labelled], digests: list[int]) -> Iterator[Labelled]:
     for labelled, record in pairs:
         digests.append(record_digest(record.sequence))
         yield labelled, record
-
-
-def group_digests(collection: Collection) -> NDArray[np.uint64]:
-    names = {record.group for record in collection.records}
-    return np.unique(np.array([group_digest(name) for name in names], dtype=np.uint64))
 
 
 def measure_parts(manifest: Path, split: Path, scorer_file: Path, parts: list[str]) -> None:

@@ -27,7 +27,7 @@ LAYERS = """
     encoders.fair_esm encoders.models encoders.bundles encoders.composition encoders.learned.readers
     encoders.learned.file encoders.learned.encoder
     encoders.panel encoders.rounding encoders.check
-    scorer.pieces scorer.stretches scorer.features scorer.nets scorer.score
+    scorer.pieces scorer.stretches scorer.words scorer.features scorer.nets scorer.score
     scoring.join scoring.head scoring.original_head scoring.calls outputs.tables outputs.sinks
     run.feature_file run.features run.backlog run.lock run.machine run.work_log run.manifest
     run.folder run.shards run.dedup run.plan
@@ -47,8 +47,8 @@ LAYERS = """
     training.settings training.masking training.networks
     training.ranks training.batches training.clock training.checkpoints training.loop
     training.objectives
-    training.sampling training.made training.piece_nets training.scorer_folds
-    training.region_model training.region_story
+    training.sampling training.made training.scorer_words training.piece_nets
+    training.scorer_folds training.region_model training.region_story
     training.board training.calibration training.export training.features
     training.joining training.runs training.gain
     training.request report.training training.results training.story training.config_file

@@ -437,6 +437,29 @@ def test_a_server_that_knows_no_ranges_sends_all_of_it_again(checkpoint):
         assert find_checkpoint(NAME, base_url=base_url).path.read_bytes() == checkpoint
 
 
+def test_a_page_in_place_of_the_rest_costs_nothing_of_what_came(checkpoint):
+    """A network that wants a login answers everything with its own page."""
+    hub_folder().mkdir(parents=True)
+    (hub_folder() / PARTIAL).write_bytes(checkpoint[:1000])
+    with serving(whole(b"<!DOCTYPE html><title>Please log in</title>")) as (base_url, _):
+        refusal(base_url, kept=1000)
+
+
+def test_what_is_as_long_as_the_file_and_not_known_to_be_is_fetched_anew(checkpoint, publish):
+    """A server has nothing behind its end: the next attempt begins at the beginning."""
+    publish(n_bytes=None)
+    hub_folder().mkdir(parents=True)
+    (hub_folder() / PARTIAL).write_bytes(checkpoint)
+
+    def nothing_behind(request: BaseHTTPRequestHandler) -> None:
+        request.send_error(416)
+
+    with serving(nothing_behind) as (base_url, _):
+        refusal(base_url)
+    with serving(whole(checkpoint)) as (base_url, _):
+        assert find_checkpoint(NAME, base_url=base_url).path.read_bytes() == checkpoint
+
+
 def test_a_wrong_beginning_is_not_kept(checkpoint):
     """What lay there belongs to another file: it is refused, and the next attempt begins anew."""
     hub_folder().mkdir(parents=True)

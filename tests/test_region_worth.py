@@ -105,9 +105,9 @@ def truth(tmp_path_factory) -> tuple[Path, Path]:
     lines, records = ["seq_id\tstart\tend\tkind\tname"], {}
     for number in range(3):
         rng = np.random.default_rng(number)
-        host, start = host_dna(90_000, rng), 30_000 + 900 * number
-        records[f"c{number}"] = host[:start] + open_dna(20_000, rng) + host[start:]
-        lines.append(f"c{number}\t{start}\t{start + 20_000}\tprophage\tp{number}")
+        host, start = host_dna(120_000, rng), 40_000 + 900 * number
+        records[f"c{number}"] = host[:start] + open_dna(40_000, rng) + host[start:]
+        lines.append(f"c{number}\t{start}\t{start + 40_000}\tprophage\tp{number}")
     table = folder / "truth.tsv"
     table.write_text("\n".join([*lines, ""]))
     return write(folder / "genomes.fa", **records), table
@@ -123,7 +123,7 @@ def test_regions_are_learned_and_measured_on_chromosomes_that_were_left_out(trut
     assert float(figures[-1]["f1"]) > 0.9
     model = load_region_model(tmp_path / "model/regions.json")
     assert model.training == "3 prophages of 3 chromosomes"
-    assert model.virus_bases == 20_000
+    assert model.virus_bases == 40_000
     predict(data, to=tmp_path / "run", region_model=tmp_path / "model/regions.json")
     assert [row["record"] for row in rows(tmp_path / "run/regions.tsv")] == ["c0", "c1", "c2"]
     recorded = json.loads((tmp_path / "run/run.json").read_text())["cut"]["region_model"]

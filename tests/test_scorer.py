@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from virnucpro.errors import UnavailableError
-from virnucpro.scorer.features import N_FEATURES, RATIOS, SHARES, piece_features
+from virnucpro.scorer.features import (
+    GC,
+    N_FEATURES,
+    N_FIGURES,
+    RATIOS,
+    SHARES,
+    piece_features,
+)
 from virnucpro.scorer.nets import (
     ErrorRates,
     Knot,
@@ -24,12 +31,24 @@ from virnucpro.scorer.nets import (
 from virnucpro.scorer.pieces import encode_pieces
 from virnucpro.scorer.score import score_sequences
 from virnucpro.scorer.stretches import find_stretches
+from virnucpro.scorer.words import (
+    AMINO_ACIDS,
+    CELLULAR,
+    CELLULAR_OFTEN,
+    LENGTH,
+    N_WORD_FIGURES,
+    NO_WORDS,
+    VIRAL,
+    VIRAL_OFTEN,
+    WordTable,
+)
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.genetic_code import STANDARD
 
 GOLDEN = Path(__file__).parent / "golden" / "scorer"
 PAIRS = str.maketrans("ACGT", "TGCA")
 DNA = st.text("ACGTN", min_size=1, max_size=400)
+WORD_COLUMNS = range(GC + N_FIGURES, GC + N_FIGURES + N_WORD_FIGURES)
 
 
 def random_sequence(n_bases: int, seed: int) -> str:
@@ -51,7 +70,8 @@ def random_pieces(size: int, shortest: int, longest: int | None, seed: int) -> P
         "ratios": random_nets(len(range(N_FEATURES)[RATIOS]), 3, rng),
     }
     mean = rng.normal(0, 0.1, N_FEATURES).astype(np.float32)
-    return PieceNets(size, shortest, longest, mean, np.ones(N_FEATURES, np.float32), views)
+    deviation = np.ones(N_FEATURES, np.float32)
+    return PieceNets(size, shortest, longest, NO_WORDS, mean, deviation, views)
 
 
 RATES = (ErrorRates(100, (0.0,), (0.1,), (0.5,)),)
@@ -119,8 +139,9 @@ def test_features_are_those_of_an_independent_program() -> None:
     records = list(read_fasta(GOLDEN / "pieces.fa"))
     with np.load(GOLDEN / "features.npz") as stored:
         expected = stored["features"]
-    found = piece_features(encode_pieces([record.sequence for record in records]))
+    found = piece_features(encode_pieces([record.sequence for record in records]), NO_WORDS)
     assert found.dtype == np.float32
+    found = np.delete(found, WORD_COLUMNS, axis=1)  # that program knows no words
     # both round once to float32, of values below 16 in float64: an ulp of these is 1e-6
     for record, of_record, golden in zip(records, found, expected, strict=True):
         np.testing.assert_allclose(of_record, golden, rtol=0, atol=1e-6, err_msg=record.id)
@@ -128,21 +149,74 @@ def test_features_are_those_of_an_independent_program() -> None:
 
 def test_features_do_not_depend_on_the_pieces_beside() -> None:
     sequences = [random_sequence(n_bases, n_bases) for n_bases in (150, 500, 1000, 37)]
-    together = piece_features(encode_pieces(sequences))
-    alone = [piece_features(encode_pieces([sequence]))[0] for sequence in sequences]
+    together = piece_features(encode_pieces(sequences), NO_WORDS)
+    alone = [piece_features(encode_pieces([sequence]), NO_WORDS)[0] for sequence in sequences]
     np.testing.assert_array_equal(together, np.stack(alone))
 
 
 def test_rna_and_lower_case_have_the_features_of_dna() -> None:
     dna = random_sequence(600, 7)
     spellings = [dna, dna.replace("T", "U"), dna.lower(), dna.replace("T", "U").lower()]
-    features = piece_features(encode_pieces(spellings))
+    features = piece_features(encode_pieces(spellings), NO_WORDS)
     np.testing.assert_array_equal(features, np.repeat(features[:1], len(spellings), axis=0))
+
+
+def number_of(word: str) -> int:
+    number = 0
+    for residue in word:
+        number = 20 * number + AMINO_ACIDS.index(residue)
+    return number
+
+
+def test_words_that_others_have_are_counted_by_their_owners() -> None:
+    rng = np.random.default_rng(8)
+    sense = [codon for codon in STANDARD.codons if codon not in STANDARD.stops]
+    codons = rng.choice(sense, 200).tolist()
+    letters = dict(zip(STANDARD.codons, STANDARD.letters, strict=True))
+    protein = "".join(letters[codon] for codon in codons)
+    n_words = len(protein) - LENGTH + 1  # no other frame is open as far
+    owners = {0: VIRAL, 50: VIRAL_OFTEN, 100: CELLULAR, n_words - 1: CELLULAR_OFTEN}
+    shared = {number_of(protein[i : i + LENGTH]): owner for i, owner in owners.items()}
+    table = WordTable(
+        np.array(sorted(shared)), np.array([shared[word] for word in sorted(shared)], np.uint8)
+    )
+    sequence = "".join(codons)
+    for spelling in (sequence, sequence.translate(PAIRS)[::-1]):
+        (features,) = piece_features(encode_pieces([spelling]), table)
+        expected = np.sqrt(np.array([2, 1, 2, 1, 0, 0]) / n_words)
+        np.testing.assert_allclose(features[WORD_COLUMNS], expected, rtol=1e-6)  # float32
+    stopped = sequence[:150] + "TAA" + sequence[153:]  # breaks the words around, and no more
+    (features,) = piece_features(encode_pieces([stopped]), table)
+    n_words -= LENGTH  # those with the codon that is now a stop
+    expected = np.sqrt(np.array([1, 0, 2, 1, 0, 0]) / n_words)
+    np.testing.assert_allclose(features[WORD_COLUMNS], expected, rtol=1e-6)
+
+
+def test_a_table_of_words_names_an_owner_for_its_own_words_alone() -> None:
+    rng = np.random.default_rng(9)
+    numbers = np.unique(rng.integers(20**LENGTH, size=5000))
+    owners = rng.integers(1, 7, size=len(numbers)).astype(np.uint8)
+    table = WordTable(numbers[::2], owners[::2])
+    expected = owners.copy()
+    expected[1::2] = 0
+    np.testing.assert_array_equal(table.owners_of(numbers), expected)
+    assert not NO_WORDS.owners_of(numbers).any()
+
+
+@pytest.mark.parametrize(
+    ("numbers", "owners"),
+    [([2, 1], [1, 1]), ([1, 1], [1, 1]), ([1, 2], [1]), ([1], [0]), ([1], [7])],
+)
+def test_a_table_of_words_is_in_order_and_every_word_has_an_owner(
+    numbers: list[int], owners: list[int]
+) -> None:
+    with pytest.raises(ValueError, match="words"):
+        WordTable(np.array(numbers), np.array(owners, np.uint8))
 
 
 @given(st.lists(DNA, min_size=1, max_size=4))
 def test_no_sequence_has_features_that_are_not_finite(sequences: list[str]) -> None:
-    assert np.isfinite(piece_features(encode_pieces(sequences))).all()
+    assert np.isfinite(piece_features(encode_pieces(sequences), NO_WORDS)).all()
 
 
 # Scores
@@ -165,7 +239,9 @@ def test_every_record_that_is_long_enough_has_a_score_and_no_other(scorer: Score
 def test_a_record_has_the_mean_of_its_pieces_calibrated_by_its_length(scorer: Scorer) -> None:
     sequence = random_sequence(249, 3)  # pieces of 100, 100 and no third one
     long = scorer.pieces[1]
-    of_pieces = long.log_odds(piece_features(encode_pieces([sequence[:100], sequence[100:200]])))
+    of_pieces = long.log_odds(
+        piece_features(encode_pieces([sequence[:100], sequence[100:200]]), NO_WORDS)
+    )
     expected = scorer.calibrated(np.array([of_pieces.mean()]), np.array([249]))
     assert next(score_sequences([sequence], scorer)) == pytest.approx(expected[0], abs=1e-12)
 

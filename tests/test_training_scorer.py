@@ -9,9 +9,17 @@ import numpy as np
 import pytest
 
 from virnucpro.labelled.records import LabelledRecord
-from virnucpro.scorer.features import N_FEATURES, fragment_features
+from virnucpro.scorer.features import GC, N_FEATURES, N_FIGURES, fragment_features
 from virnucpro.scorer.nets import ErrorRates, Knot, Scorer, load_scorer, save_scorer
 from virnucpro.scorer.pieces import Digits, encode
+from virnucpro.scorer.words import (
+    N_WORD_FIGURES,
+    NO_WORDS,
+    RATHER_CELLULAR,
+    RATHER_VIRAL,
+    VIRAL,
+    VIRAL_OFTEN,
+)
 from virnucpro.training import made
 from virnucpro.training.piece_nets import Fitting, Lessons, Range, fit_piece_nets
 from virnucpro.training.sampling import Collection, draw, gc_matched_weights
@@ -21,6 +29,7 @@ from virnucpro.training.scorer_folds import (
     fragment_log_odds,
     group_folds,
 )
+from virnucpro.training.scorer_words import Words, count_words
 
 SHARES = {"phages": 0.75, "RNA viruses": 0.25, "bacteria": 1.0}
 
@@ -94,6 +103,47 @@ def test_labels_weigh_the_same_at_every_gc() -> None:
         assert by_label[0] == pytest.approx(by_label[1])
 
 
+# Words
+
+
+@pytest.fixture(scope="module")
+def relatives() -> Collection:
+    """Three groups of viruses and one of cells that share a sequence, and two groups alone."""
+    rows = [(name, name != "c", name, "phages" if name != "c" else "bacteria") for name in "abcd"]
+    shared = collection_of([*rows, ("e", True, "e", "phages"), ("f", False, "f", "bacteria")])
+    digits = shared.digits.reshape(6, -1).copy()
+    digits[:4] = np.resize(encode("GCAGAAGATTTCAAACTGATGTGGCGTCATGGTTCA"), digits.shape[1])
+    digits[:4, ::7] = digits[0, ::7] & 1  # no more a repeat; the same in all four
+    return Collection(shared.records, digits.reshape(-1), shared.starts, shared.lengths)
+
+
+def test_words_of_one_group_alone_are_nobodys(relatives: Collection) -> None:
+    folds = np.array([0, 1, 2, 3, 4, 4])
+    counts = count_words(relatives, folds)
+    n_groups = counts.n_groups.sum(axis=1)
+    assert len(counts.numbers) and (n_groups == [1, 3]).all()
+    owners = {(): RATHER_VIRAL, (0, 1): RATHER_CELLULAR, (2,): VIRAL_OFTEN, (1, 2): VIRAL}
+    for left_out, owner in owners.items():
+        assert set(counts.table(left_out).owners.tolist()) == {owner}
+    assert len(counts.table({0, 1, 2}).numbers) == 0  # one group is left
+
+
+def test_a_fragment_is_read_by_the_words_of_other_folds_than_its_own(
+    relatives: Collection,
+) -> None:
+    rng = np.random.default_rng(10)
+    both = relatives.where(np.array([True, True, False, False, True, True]))
+    fragments = draw(both, 300, 20, SHARES, rng)
+    folds = np.array([0, 1, 2, 2])
+    is_shared = np.isin(fragments.record, [0, 1])
+    first = GC + N_FIGURES
+    apart = Words.of(count_words(both, folds)).features(fragments, folds)
+    assert not apart[:, first : first + N_WORD_FIGURES].any()  # the other group is alone
+    seen = fragment_features(fragments.digits, count_words(both, folds).table())
+    np.testing.assert_array_equal(seen[:, first] > 0, is_shared)
+    assert is_shared.any()
+
+
 # Made negatives
 
 
@@ -134,8 +184,10 @@ def test_nets_learn_to_tell_one_codon_usage_from_another() -> None:
     rng = np.random.default_rng(6)
     digits = np.concatenate([biased(300, "GCA", rng), biased(300, "CTG", rng)])
     is_virus = np.arange(600) < 300
-    lessons = Lessons(fragment_features(digits), is_virus, np.ones(600))
-    nets = fit_piece_nets(Range(150, 150), [lessons, lessons], Fitting(batch=50, epochs=4))
+    lessons = Lessons(fragment_features(digits, NO_WORDS), is_virus, np.ones(600))
+    nets = fit_piece_nets(
+        Range(150, 150), [lessons, lessons], NO_WORDS, Fitting(batch=50, epochs=4)
+    )
     assert nets.mean.shape == (N_FEATURES,)
     held_out = np.concatenate([biased(100, "GCA", rng), biased(100, "CTG", rng)])
     log_odds = fragment_log_odds(held_out, [nets])
@@ -183,7 +235,7 @@ def test_error_rates_are_the_shares_of_both_labels_from_their_log_odds_on() -> N
 
 
 def make_scorer(*rates: ErrorRates) -> Scorer:
-    nets = fit_piece_nets(Range(150, 150), [coin_lessons()], Fitting(batch=50, epochs=1))
+    nets = fit_piece_nets(Range(150, 150), [coin_lessons()], NO_WORDS, Fitting(batch=50, epochs=1))
     return Scorer((nets,), (Knot(150, 1.0, 0.0),), "coins", rates)
 
 

@@ -65,9 +65,8 @@ def import_files(name: str, folder: Path) -> list[Path]:
             hint="to import one checkpoint: `virnucpro models import PATH --name NAME`",
         )
     parts = list(_parts(name))
-    if missing := [
-        part for part, place, _ in parts if not (folder / part).exists() and not place.exists()
-    ]:
+    absent = [part for part, place, _ in parts if not place.exists()]
+    if missing := [part for part in absent if not (folder / part).exists()]:
         raise InputMissingError(
             f"{printable(folder)} lacks {', '.join(missing)}",
             hint=f"`virnucpro models info {name}` says where each file is published",
@@ -78,15 +77,12 @@ def import_files(name: str, folder: Path) -> list[Path]:
 def _parts(name: str) -> Iterator[tuple[str, Path, Callable[[Path], Path]]]:
     """Each file of a model or bundle: its name, its place, and what brings it there from a path."""
     for encoder in model_names(name):
+        place = locate(encoder)
         if encoder in FOLDERS:
             for file in FOLDERS[encoder].files:
-                yield (
-                    file.name,
-                    locate(encoder) / file.name,
-                    partial(import_file, file, locate(encoder)),
-                )
+                yield file.name, place / file.name, partial(import_file, file, place)
         else:
-            yield f"{encoder}.pt", locate(encoder), partial(_import_checkpoint, encoder)
+            yield f"{encoder}.pt", place, partial(_import_checkpoint, encoder)
     if name in BUNDLES:
         head = bundled_head(name)
         yield head.name, head, partial(import_file, BUNDLES[name].head, head.parent)

@@ -39,12 +39,16 @@ def _fetch(file: RemoteFile, path: Path, on_bytes: OnBytes) -> None:
     """Bring a file to ``path``, going on with what is there.
 
     Raises:
-        UnavailableError: there is more than the file has, or less.
+        UnavailableError: it goes on and on.
         OutputError: another process fetches it.
         StorageError: there is no room for it.
-        OSError, HTTPException: the connection ended early, or is too slow to wait for.
+        OSError, HTTPException: the server has another file, the connection ended early, or is too
+            slow to wait for.
     """
     with _appending(path) as out:
+        if out.tell() > (file.n_bytes or file.most_bytes):
+            out.seek(0)
+            out.truncate()
         start = out.tell()
         if file.n_bytes is not None:
             if start == file.n_bytes:
@@ -54,10 +58,11 @@ def _fetch(file: RemoteFile, path: Path, on_bytes: OnBytes) -> None:
         if start:
             request.add_header("Range", f"bytes={start}-")
         with urllib.request.urlopen(request, timeout=_TIMEOUT) as answer:
-            if not _goes_on(answer, start):
+            goes_on = _goes_on(answer, start)
+            total = _total(answer, start if goes_on else 0, file.n_bytes)
+            if not goes_on:  # what is there is given up only for a file of the right length
                 out.seek(0)
                 out.truncate()
-            total = _total(answer, out.tell(), file.n_bytes)
             _receive(answer, out, total, total or file.most_bytes, on_bytes)
 
 
@@ -90,12 +95,12 @@ def _total(answer: http.client.HTTPResponse, start: int, n_bytes: int | None) ->
     """Bytes of the whole file; 0 if nobody says how many.
 
     Raises:
-        UnavailableError: the server has another file.
+        OSError: the server has another file, such as a page to log in.
     """
     announced = start + answer.length if answer.length else 0  # 0: not said, or not a number
     total = n_bytes or announced
     if announced not in (0, total):
-        raise UnavailableError(f"it has {announced} bytes, not {total}")
+        raise OSError(f"it has {announced} bytes, not {total}")
     return total
 
 
@@ -157,6 +162,8 @@ def download(file: RemoteFile, path: Path, check: Check, on_bytes: OnBytes) -> N
     except (OSError, http.client.HTTPException) as error:
         if isinstance(error, urllib.error.HTTPError):
             error.close()
+            if error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE:
+                partial.unlink(missing_ok=True)  # there is nothing behind it
         reason = getattr(error, "reason", None) or error
         raise UnavailableError(
             f"cannot fetch {file.url}: {printable(reason)}", hint=hint

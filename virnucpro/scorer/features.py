@@ -1,8 +1,9 @@
 """Features of pieces: how the stop-free stretches are spelled, and plain figures of the whole.
 
-A piece has 692 features in four blocks: codons of its longest stretch and of all long ones as
+A piece has 698 features in five blocks: codons of its longest stretch and of all long ones as
 square roots of their shares; pairs of neighbouring residues of the longest, likewise; plain
-figures; and the codons again as log ratios to what the GC of the piece lets expect.
+figures; how many of its words other groups have; and the codons again as log ratios to what the
+GC of the piece lets expect.
 """
 
 from __future__ import annotations
@@ -15,11 +16,19 @@ from numpy.typing import NDArray
 
 from virnucpro.scorer.pieces import UNKNOWN, Counts, Digits, Pieces
 from virnucpro.scorer.stretches import N_CODES, Frames, Stretches, code_of, find_stretches
-from virnucpro.sequences.genetic_code import STANDARD, STOP, GeneticCode, standard_synonyms
+from virnucpro.scorer.words import (
+    N_WORD_FIGURES,
+    NO_RESIDUE,
+    WordTable,
+    residues_of,
+    word_figures,
+    words_of,
+)
+from virnucpro.sequences.genetic_code import STANDARD, GeneticCode, standard_synonyms
 
 N_CODONS, N_PAIRS, N_FIGURES = 64, 400, 36
-N_FEATURES = 4 * N_CODONS + N_PAIRS + N_FIGURES
-SHARES = slice(0, 2 * N_CODONS + N_PAIRS + N_FIGURES)  # codons by shares, and all else
+N_FEATURES = 4 * N_CODONS + N_PAIRS + N_FIGURES + N_WORD_FIGURES
+SHARES = slice(0, N_FEATURES - 2 * N_CODONS)  # codons by shares, and all else
 RATIOS = slice(2 * N_CODONS, N_FEATURES)  # all else, and codons by ratios
 GC = 2 * N_CODONS + N_PAIRS  # the column of the first figure
 FIGURES = slice(GC, GC + N_FIGURES)
@@ -32,13 +41,7 @@ _PIECES_AT_ONCE = 512
 Values = NDArray[np.float64]
 Features = NDArray[np.float32]
 
-_AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"
-_NO_RESIDUE = len(_AMINO_ACIDS)
 _CODE_OF_CODON = np.array([code_of(codon) for codon in STANDARD.codons])
-_RESIDUE_OF_CODE = bytearray([_NO_RESIDUE]) * 256
-for _codon, _residue in zip(STANDARD.codons, STANDARD.letters, strict=True):
-    if _residue != STOP:
-        _RESIDUE_OF_CODE[code_of(_codon)] = _AMINO_ACIDS.index(_residue)
 _GC_OF_CODON = np.array([sum(base in "GC" for base in codon) for codon in STANDARD.codons])
 # how often each code has each base at each position of the codon; unknown bases count nowhere
 _BASES_OF_CODE = np.array(
@@ -68,53 +71,55 @@ def _canonical_words() -> tuple[NDArray[np.uint8], int]:
 _WORDS, _N_WORDS = _canonical_words()
 
 
-def piece_features(pieces: Pieces, code: GeneticCode = STANDARD) -> Features:
-    """The features of each piece. n -> (n, 692)
+def piece_features(pieces: Pieces, words: WordTable, code: GeneticCode = STANDARD) -> Features:
+    """The features of each piece. n -> (n, 698)
 
     A codon that means something else than in the standard code counts as one that means it there.
     """
     frames = find_stretches(pieces, code)
     kept = frames.kept
-    is_longest = kept.rank == 0
-    is_long = ~is_longest & (kept.rank < MOST_STRETCHES) & (kept.n_codons >= LONG)
+    read = kept.where((kept.rank == 0) | ((kept.rank < MOST_STRETCHES) & (kept.n_codons >= LONG)))
     n = len(pieces)
-    codes, piece = _codons_of(frames, kept.where(is_longest), code)
-    of_longest = _count(codes, piece, n, N_CODES)
-    of_others = _count(*_codons_of(frames, kept.where(is_long), code), n, N_CODES)
+    codes, stretch = codons_of(frames, read, code)
+    piece, is_longest = read.piece[stretch], (read.rank == 0)[stretch]
+    of_longest = _count(codes[is_longest], piece[is_longest], n, N_CODES)
+    of_long = _count(codes, piece, n, N_CODES)
     bases = _count_bases(pieces)
     figures = _Figures(pieces, frames, bases, of_longest).all()
-    longest = of_longest[:, _CODE_OF_CODON]
-    long = longest + of_others[:, _CODE_OF_CODON]
+    places, numbers = words_of(codes, stretch)
+    longest, long = of_longest[:, _CODE_OF_CODON], of_long[:, _CODE_OF_CODON]
     gc = figures[:, 0].astype(np.float32)
     return np.hstack(
         [
             _root_shares(longest),
             _root_shares(long),
-            _root_shares(_count_pairs(codes, piece, n)),
+            _root_shares(_count_pairs(codes[is_longest], piece[is_longest], n)),
             figures.astype(np.float32),
+            word_figures(words.owners_of(numbers), piece[places], n).astype(np.float32),
             _log_ratios(longest, gc),
             _log_ratios(long, gc),
         ]
     )
 
 
-def fragment_features(digits: Digits) -> Features:
-    """The features of fragments as single pieces. (n, n_bases) -> (n, 692)"""
-    return np.concatenate(list(_feature_blocks(digits)))
+def fragment_features(digits: Digits, words: WordTable) -> Features:
+    """The features of fragments as single pieces. (n, n_bases) -> (n, 698)"""
+    return np.concatenate(list(_feature_blocks(digits, words)))
 
 
-def _feature_blocks(digits: Digits) -> Iterator[Features]:
+def _feature_blocks(digits: Digits, words: WordTable) -> Iterator[Features]:
     n_bases = digits.shape[1]
     for first in range(0, len(digits), _PIECES_AT_ONCE):
         block = digits[first : first + _PIECES_AT_ONCE]
         lengths = np.full(len(block), n_bases)
-        yield piece_features(Pieces.of(block.reshape(-1), np.cumsum(lengths) - lengths, lengths))
+        pieces = Pieces.of(block.reshape(-1), np.cumsum(lengths) - lengths, lengths)
+        yield piece_features(pieces, words)
 
 
-def _codons_of(
+def codons_of(
     frames: Frames, stretches: Stretches, code: GeneticCode
 ) -> tuple[NDArray[np.uint8], Counts]:
-    """The codes of all codons of these stretches, one behind the other, and their pieces."""
+    """The codes of all codons of these stretches, one behind the other, and their stretches."""
     width = frames.codes.shape[2]
     starts = (2 * stretches.piece + stretches.strand) * width + stretches.start
     n_before = np.cumsum(stretches.n_codons) - stretches.n_codons
@@ -123,7 +128,7 @@ def _codons_of(
     codes = frames.codes.reshape(-1)[places]
     for codon, synonym in standard_synonyms(code).items():
         codes[codes == code_of(codon)] = code_of(synonym)
-    return codes, np.repeat(stretches.piece, stretches.n_codons)
+    return codes, np.repeat(np.arange(len(stretches)), stretches.n_codons)
 
 
 def _count(words: NDArray[np.uint8], rows: Counts, n_rows: int, n_words: int) -> Counts:
@@ -134,10 +139,10 @@ def _count(words: NDArray[np.uint8], rows: Counts, n_rows: int, n_words: int) ->
 
 def _count_pairs(codes: NDArray[np.uint8], piece: Counts, n: int) -> Counts:
     """Pairs of neighbouring residues of the longest stretches. -> (n, 400)"""
-    residues = np.frombuffer(codes.tobytes().translate(bytes(_RESIDUE_OF_CODE)), np.uint8)
+    residues = residues_of(codes)
     left, right = residues[:-1], residues[1:]
-    is_pair = (left < _NO_RESIDUE) & (right < _NO_RESIDUE) & (piece[:-1] == piece[1:])
-    keys = piece[:-1] * N_PAIRS + left * np.int64(_NO_RESIDUE) + right
+    is_pair = (left < NO_RESIDUE) & (right < NO_RESIDUE) & (piece[:-1] == piece[1:])
+    keys = piece[:-1] * N_PAIRS + left * np.int64(NO_RESIDUE) + right
     return np.bincount(keys[is_pair], minlength=n * N_PAIRS).reshape(n, N_PAIRS)
 
 

@@ -1,9 +1,9 @@
 """The nets of the scorer: from the features of a piece to its log-odds of being viral.
 
-One safetensors file holds all nets. For each piece size there are the mean and the deviation that
-features are standardised by, and nets of three layers, each of which reads one of two views of
-the features. Nets of the same view are stacked: ``500.shares.0.weight`` is (n_nets, out, in).
-The facts, JSON, lie beside them.
+One safetensors file holds all nets and the table of words that they read. For each piece size
+there are the mean and the deviation that features are standardised by, and nets of three layers,
+each of which reads one of two views of the features. Nets of the same view are stacked:
+``500.shares.0.weight`` is (n_nets, out, in). The facts, JSON, lie beside them.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from virnucpro.errors import UnavailableError
 from virnucpro.files import EMBEDDED_FOLDER, atomic, sha256
 from virnucpro.log import printable
 from virnucpro.scorer.features import N_FEATURES, RATIOS, SHARES, Features
+from virnucpro.scorer.words import WordTable
 
-FORMAT = 2  # 1: one threshold for each length
+FORMAT = 3  # 1: one threshold for each length; 2: no words
 VIEWS = {"shares": SHARES, "ratios": RATIOS}
 N_LAYERS = 3
 FARTHEST = 6.0  # deviations from the mean; what is farther is taken for this
@@ -75,8 +76,9 @@ class PieceNets:
     size: int
     shortest: int
     longest: int | None
-    mean: Weights  # (692,)
-    deviation: Weights  # (692,)
+    words: WordTable  # that their features are made with
+    mean: Weights  # (698,)
+    deviation: Weights  # (698,)
     views: Mapping[str, Nets]
 
     def __post_init__(self) -> None:
@@ -92,7 +94,7 @@ class PieceNets:
             raise ValueError(f"nets for pieces of {self.size} bases, of {len(self.views)} views")
 
     def log_odds(self, features: Features) -> Values:
-        """The mean over all nets. (n, 692) -> (n,)
+        """The mean over all nets. (n, 698) -> (n,)
 
         In float64: a score does not depend on the pieces beside it.
         """
@@ -189,6 +191,8 @@ class Scorer:
             lengths = [one.n_bases for one in at]
             if not lengths or lengths != sorted(set(lengths)) or not self.pieces:
                 raise ValueError(f"values at {lengths} bases, nets for {len(self.pieces)} sizes")
+        if any(nets.words is not self.pieces[0].words for nets in self.pieces):
+            raise ValueError("nets that read several tables of words")
 
     @property
     def shortest(self) -> int:
@@ -295,8 +299,9 @@ def load_scorer(path: Path) -> Scorer:
             tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
         if facts["format"] != FORMAT:
             raise ValueError(f"the format {facts['format']}")
+        words = WordTable(tensors["words"], tensors["owners"])
         return Scorer(
-            pieces=tuple(_piece_nets(of_size, tensors) for of_size in facts["pieces"]),
+            pieces=tuple(_piece_nets(of_size, words, tensors) for of_size in facts["pieces"]),
             knots=tuple(Knot(**knot) for knot in facts["knots"]),
             training=str(facts["training"]),
             error_rates=tuple(ErrorRates.of(rates) for rates in facts["error_rates"]),
@@ -310,12 +315,15 @@ def load_scorer(path: Path) -> Scorer:
         ) from error
 
 
-def _piece_nets(facts: Mapping[str, Any], tensors: Mapping[str, Weights]) -> PieceNets:
+def _piece_nets(
+    facts: Mapping[str, Any], words: WordTable, tensors: Mapping[str, Any]
+) -> PieceNets:
     size = facts["size"]
     return PieceNets(
         size=size,
         shortest=facts["shortest"],
         longest=facts["longest"],
+        words=words,
         mean=tensors[f"{size}.mean"],
         deviation=tensors[f"{size}.deviation"],
         views={
@@ -335,7 +343,10 @@ def _piece_nets(facts: Mapping[str, Any], tensors: Mapping[str, Weights]) -> Pie
 
 def save_scorer(path: Path, scorer: Scorer) -> None:
     """Write a scorer, but for the hash of its file; the same bytes for the same scorer."""
-    tensors: dict[str, Weights | Digests] = {}
+    tensors: dict[str, NDArray[Any]] = {
+        "words": scorer.pieces[0].words.numbers,
+        "owners": scorer.pieces[0].words.owners,
+    }
     for nets in scorer.pieces:
         tensors[f"{nets.size}.mean"] = nets.mean
         tensors[f"{nets.size}.deviation"] = nets.deviation

@@ -7,7 +7,7 @@ the record and the scorer alone, not on the records beside it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from virnucpro.scorer.features import FIGURES, N_FIGURES, Features, piece_features
 from virnucpro.scorer.nets import PieceNets, Scorer
 from virnucpro.scorer.pieces import UNKNOWN, Counts, Digits, Pieces, cut, encode
+from virnucpro.scorer.words import NO_WORDS
 from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
 
 BASES_AT_ONCE = 2_000_000  # of records that are read before any is scored
@@ -164,7 +165,8 @@ def score_windows(
 ) -> tuple[PieceScores, Features]:
     """Overlapping pieces of one sequence, one every ``step`` bases, with calibrated log-odds.
 
-    Beside them the plain figures of each piece, (n, 36): see ``features``.
+    Beside them the plain figures of each piece, (n, 36): see ``features``. Words do not count:
+    those of the prophages of a host's relatives are words of cells.
 
     Raises:
         ValueError: the scorer has no nets for pieces of this size.
@@ -175,6 +177,7 @@ def score_windows(
     start = np.arange(0, len(sequence) - size + 1, step, dtype=np.int64)
     n_bases = np.full(len(start), size)
     figures = np.full((len(start), N_FIGURES), np.nan, dtype=np.float32)
+    nets = replace(nets, words=NO_WORDS)
     values = _score_pieces(encode(sequence), start, n_bases, nets, code, figures)
     log_odds = scorer.calibrated(values, n_bases)
     return PieceScores(np.zeros(len(start), dtype=np.int64), start, n_bases, log_odds), figures
@@ -198,7 +201,7 @@ def _score_pieces(
         block = slice(first, first + n_at_once)
         low, high = place[block][0], place[block][-1] + n_bases[block][-1]
         pieces = Pieces.of(digits[low:high], place[block] - low, n_bases[block])
-        features = piece_features(pieces, code)
+        features = piece_features(pieces, nets.words, code)
         values[block] = nets.log_odds(features)
         if figures is not None:
             figures[block] = features[:, FIGURES]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from virnucpro.scorer.features import Features
 from virnucpro.scorer.nets import FARTHEST, VIEWS, Layer, Nets, PieceNets
+from virnucpro.scorer.words import WordTable
 
 Values = NDArray[np.float64]
 
@@ -35,7 +36,7 @@ class Fitting:
 class Lessons:
     """Features of fragments, what these are, and what each weighs. Rows in step."""
 
-    features: Features  # (n, 692)
+    features: Features  # (n, 698)
     is_virus: NDArray[np.bool_]
     weights: Values
 
@@ -49,10 +50,12 @@ class Range:
     longest: int | None = None
 
 
-def fit_piece_nets(of_size: Range, lessons: Sequence[Lessons], fitting: Fitting) -> PieceNets:
+def fit_piece_nets(
+    of_size: Range, lessons: Sequence[Lessons], words: WordTable, fitting: Fitting
+) -> PieceNets:
     """A net of each view for each of several draws of fragments, which seed themselves by place.
 
-    Features are standardised by the first draw.
+    Features are standardised by the first draw. ``words`` is what the nets are to read later.
     """
     first = lessons[0].features
     mean, deviation = first.mean(axis=0), first.std(axis=0) + np.float32(1e-4)
@@ -63,7 +66,7 @@ def fit_piece_nets(of_size: Range, lessons: Sequence[Lessons], fitting: Fitting)
         for view, columns in VIEWS.items():
             fitted[view].append(_fit(inputs[:, columns], draw, seed, fitting))
     views = {view: Nets(tuple(_stacked(nets))) for view, nets in fitted.items()}
-    return PieceNets(of_size.size, of_size.shortest, of_size.longest, mean, deviation, views)
+    return PieceNets(of_size.size, of_size.shortest, of_size.longest, words, mean, deviation, views)
 
 
 def _fit(inputs: Tensor, lessons: Lessons, seed: int, fitting: Fitting) -> list[Layer]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,15 +19,9 @@ from virnucpro.scoring.contrast import Hosts, Items, contrast
 SIZE, STEP = 1_000, 500
 EDGES = tuple(np.arange(-4, 7.5, 0.5).tolist())  # contrast to the host
 GC_WEIGHT, SHAPE_WEIGHT, SHAPE_BASES = 0.5, 1.5, 9_500
+WEIGHT = 0.7  # of a piece for its own bases: neighbours are alike
 _KERNEL = np.exp(-0.5 * np.arange(-3, 4) ** 2)  # over bins
 _LEAST = 0.02  # of all, spread evenly over the bins
-
-
-class Choice(NamedTuple):
-    """What is chosen by leaving chromosomes out; all else is counted."""
-
-    weight: float  # how much a piece counts of its own bases: neighbours overlap and are alike
-    rarity: float  # regions are taken to be so many times as rare as in the chromosomes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,8 +35,9 @@ class Chromosome:
 
 
 def learn_region_model(
-    chromosomes: Sequence[Chromosome], choice: Choice, training: str
+    chromosomes: Sequence[Chromosome], rarity: float, training: str
 ) -> RegionModel:
+    """Regions are taken to be ``rarity`` times as rare as in these chromosomes."""
     virus, host = np.zeros(len(EDGES) + 1), np.zeros(len(EDGES) + 1)
     usual = Hosts.mean([Hosts.of(one.items) for one in chromosomes])
     n_virus = 0
@@ -59,7 +53,7 @@ def learn_region_model(
         n_virus += int(np.count_nonzero(mask(one.truth.prophages, n)))
     n_bases = sum(len(one.sequence) for one in chromosomes)
     n_regions = sum(len(one.truth.prophages) for one in chromosomes)
-    ratios = np.log(_shares(virus) / _shares(host)) * (choice.weight * STEP / SIZE)
+    ratios = np.log(_shares(virus) / _shares(host)) * (WEIGHT * STEP / SIZE)
     return RegionModel(
         size=SIZE,
         step=STEP,
@@ -69,7 +63,7 @@ def learn_region_model(
         shape_bases=SHAPE_BASES,
         edges=EDGES,
         log_ratios=tuple(np.round(ratios, 4).tolist()),
-        host_bases=round(choice.rarity * (n_bases - n_virus) / n_regions),
+        host_bases=round(rarity * (n_bases - n_virus) / n_regions),
         virus_bases=round(n_virus / n_regions),
         training=training,
     )

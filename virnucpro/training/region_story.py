@@ -1,6 +1,6 @@
 """``virnucpro train --regions``: from chromosomes with known prophages to ``regions.json``.
 
-Weight and rarity are chosen by leaving one chromosome out: what is learned from the others finds
+The rarity of regions is chosen by leaving one chromosome out: what is learned from the others finds
 its regions, and the mean of the F1 of bases over chromosomes decides. The table of figures leaves
 each out of its own choice, too.
 """
@@ -8,7 +8,6 @@ each out of its own choice, too.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -27,11 +26,11 @@ from virnucpro.scoring.regions import SHORTEST_RECORD, regions_of_items
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.genetic_code import STANDARD
 from virnucpro.sequences.inputs import list_sources
-from virnucpro.training.region_model import SIZE, STEP, Choice, Chromosome, learn_region_model
+from virnucpro.training.region_model import SIZE, STEP, Chromosome, learn_region_model
 
 MODEL, TABLE = "regions.json", "regions_left_out.tsv"
 _FEWEST = 3  # chromosomes: one is left out, one more to choose, and one is learned from
-CHOICES = tuple(Choice(*one) for one in product((0.5, 0.7, 0.85, 1.0), (1.0, 3.0, 10.0)))
+RARITIES = (1.0, 3.0, 10.0)
 
 
 def train_regions(options: TrainOptions, truth_table: Path) -> list[str]:
@@ -45,20 +44,17 @@ def train_regions(options: TrainOptions, truth_table: Path) -> list[str]:
         learner = _Learner(chromosomes)
         each = {}
         for name in learner.names:
-            choice = learner.choose(name)
-            each[name] = learner.figures(name, choice, without=(name,))
-            announce(
-                f"{printable(name)} left out: weight {choice.weight}, rarity {choice.rarity}, "
-                f"F1 {each[name].f1:.3f}"
-            )
+            rarity = learner.choose(name)
+            each[name] = learner.figures(name, rarity, without=(name,))
+            announce(f"{printable(name)} left out: rarity {rarity:g}, F1 {each[name].f1:.3f}")
         lines = region_lines(each, options.seed)
         with atomic(options.output_dir / TABLE) as temporary:
             temporary.write_text("\n".join([*lines, ""]), encoding="utf-8")
-        choice = learner.choose()
+        rarity = learner.choose()
         n_prophages = sum(len(one.truth.prophages) for one in chromosomes)
         training = f"{n_prophages} prophages of {len(chromosomes)} chromosomes"
-        announce(f"regions: weight {choice.weight}, rarity {choice.rarity}, of {training}")
-        model = learn_region_model(chromosomes, choice, training)
+        announce(f"regions: rarity {rarity:g}, of {training}")
+        model = learn_region_model(chromosomes, rarity, training)
         with atomic(options.output_dir / MODEL) as temporary:
             temporary.write_text(region_model_text(model), encoding="utf-8")
     return lines
@@ -106,28 +102,28 @@ class _Learner:
 
     def __init__(self, chromosomes: Sequence[Chromosome]) -> None:
         self.by_name = {one.name: one for one in chromosomes}
-        self._figures: dict[tuple[str, Choice, tuple[str, ...]], Figures] = {}
+        self._figures: dict[tuple[str, float, tuple[str, ...]], Figures] = {}
 
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(self.by_name)
 
-    def choose(self, *without: str) -> Choice:
-        """The choice with the best mean F1 over all but these, each left out; first of equals."""
+    def choose(self, *without: str) -> float:
+        """The rarity with the best mean F1 over all but these, each left out; first of equals."""
         names = [name for name in self.names if name not in without]
 
-        def mean_f1(choice: Choice) -> float:
-            each = [self.figures(name, choice, (*without, name)) for name in names]
+        def mean_f1(rarity: float) -> float:
+            each = [self.figures(name, rarity, (*without, name)) for name in names]
             return float(np.mean([one.f1 for one in each]))
 
-        return max(CHOICES, key=mean_f1)
+        return max(RARITIES, key=mean_f1)
 
-    def figures(self, name: str, choice: Choice, without: tuple[str, ...]) -> Figures:
+    def figures(self, name: str, rarity: float, without: tuple[str, ...]) -> Figures:
         """Figures of a chromosome by what is learned from all but these."""
-        key = (name, choice, tuple(sorted(without)))
+        key = (name, rarity, tuple(sorted(without)))
         if key not in self._figures:
             others = [one for other, one in self.by_name.items() if other not in without]
-            model = learn_region_model(others, choice, "")
+            model = learn_region_model(others, rarity, "")
             one = self.by_name[name]
             regions, _ = regions_of_items(one.sequence, one.items, model, STANDARD, is_virus=False)
             intervals = [(region.start, region.end) for region in regions]

@@ -1,0 +1,134 @@
+"""Tables of words for a scorer, counted in labelled records: all of them, or without a fold.
+
+Whoever reads a word in a record that the table was counted in learns that record by heart. So the
+features that nets are fitted to come from tables without the fold that the fragment is of, and
+the nets learn what words of other groups are worth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection as Container
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from virnucpro.scorer.features import N_FEATURES, Features, codons_of, fragment_features
+from virnucpro.scorer.pieces import Counts, Pieces, cut
+from virnucpro.scorer.stretches import find_stretches
+from virnucpro.scorer.words import (
+    CELLULAR,
+    CELLULAR_OFTEN,
+    RATHER_CELLULAR,
+    RATHER_VIRAL,
+    VIRAL,
+    VIRAL_OFTEN,
+    Numbers,
+    WordTable,
+    words_of,
+)
+from virnucpro.sequences.genetic_code import STANDARD
+from virnucpro.training.sampling import Collection, Fragments
+
+PIECE = 1000  # bases; words are read in its longest stretch, and in long ones
+GENE_LIKE = 60  # codons from which on a stretch is read beside the longest
+FEWEST_GROUPS = 2  # that share a word
+OFTEN = {VIRAL_OFTEN: 3, CELLULAR_OFTEN: 4}  # groups from which on a word is there often
+_PIECES_AT_ONCE = 400
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WordCounts:
+    """Words that at least two groups have, rising, and how many groups of each fold and label."""
+
+    numbers: Numbers  # (n_words,)
+    n_groups: NDArray[np.uint16]  # (n_words, n_folds, 2): cellular, viral
+
+    @property
+    def n_folds(self) -> int:
+        return int(self.n_groups.shape[1])
+
+    def table(self, left_out: Container[int] = ()) -> WordTable:
+        """The words that at least two groups of the other folds have."""
+        folds = [fold for fold in range(self.n_folds) if fold not in left_out]
+        n_cellular, n_viral = self.n_groups[:, folds].sum(axis=1, dtype=np.int64).T
+        owners = np.zeros(len(self.numbers), dtype=np.uint8)
+        owners[n_cellular == 0] = VIRAL
+        owners[(n_cellular == 0) & (n_viral >= OFTEN[VIRAL_OFTEN])] = VIRAL_OFTEN
+        owners[n_viral == 0] = CELLULAR
+        owners[(n_viral == 0) & (n_cellular >= OFTEN[CELLULAR_OFTEN])] = CELLULAR_OFTEN
+        is_mixed = (n_viral > 0) & (n_cellular > 0)
+        owners[is_mixed & (n_viral > n_cellular)] = RATHER_VIRAL
+        owners[is_mixed & (n_viral <= n_cellular)] = RATHER_CELLULAR
+        is_shared = n_viral + n_cellular >= FEWEST_GROUPS
+        return WordTable(self.numbers[is_shared], owners[is_shared])
+
+
+def count_words(collection: Collection, fold_of_record: Counts) -> WordCounts:
+    """Count the groups that have each word; a group has it or not."""
+    names, group = np.unique([one.group for one in collection.records], return_inverse=True)
+    is_virus = np.array([one.is_virus for one in collection.records])
+    column = np.empty(len(names), dtype=np.int64)
+    column[group] = 2 * fold_of_record + is_virus
+    n_bits = len(names).bit_length()
+    pairs = np.concatenate(
+        [(numbers << n_bits) + group[record] for record, numbers in _words_of_records(collection)]
+    )
+    pairs.sort()
+    pairs = pairs[np.diff(pairs, prepend=-1) > 0]
+    numbers = pairs >> n_bits
+    first = np.flatnonzero(np.diff(numbers, prepend=-1))
+    n_owners = np.diff(first, append=len(numbers))
+    is_shared = n_owners >= FEWEST_GROUPS
+    row = np.repeat(np.cumsum(is_shared) - 1, n_owners)
+    inside = np.repeat(is_shared, n_owners)
+    n_columns = 2 * (int(fold_of_record.max()) + 1)
+    owner = column[pairs[inside] & ((1 << n_bits) - 1)]
+    n_groups = np.bincount(row[inside] * n_columns + owner, minlength=is_shared.sum() * n_columns)
+    return WordCounts(
+        numbers[first[is_shared]], n_groups.astype(np.uint16).reshape(-1, n_columns // 2, 2)
+    )
+
+
+def _words_of_records(collection: Collection) -> Iterator[tuple[Counts, Numbers]]:
+    """Records and words, block by block of pieces."""
+    owner, place, n_bases = cut(collection.lengths, PIECE)
+    before = np.cumsum(collection.lengths) - collection.lengths
+    place += (collection.starts - before)[owner]
+    for first in range(0, len(owner), _PIECES_AT_ONCE):
+        block = slice(first, first + _PIECES_AT_ONCE)
+        low, high = place[block][0], place[block][-1] + n_bases[block][-1]
+        pieces = Pieces.of(collection.digits[low:high], place[block] - low, n_bases[block])
+        frames = find_stretches(pieces)
+        kept = frames.kept
+        read = kept.where((kept.rank == 0) | (kept.n_codons >= GENE_LIKE))
+        codes, stretch = codons_of(frames, read, STANDARD)
+        places, numbers = words_of(codes, stretch)
+        yield owner[block][read.piece[stretch[places]]], numbers
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Words:
+    """The table that nets are to read, and for each fold the one without its groups too."""
+
+    table: WordTable
+    without: Mapping[int, WordTable]
+
+    @classmethod
+    def of(cls, counts: WordCounts, left_out: Container[int] = ()) -> Words:
+        """The tables of all folds but those left out."""
+        folds = [fold for fold in range(counts.n_folds) if fold not in left_out]
+        return cls(
+            counts.table(left_out), {fold: counts.table({*left_out, fold}) for fold in folds}
+        )
+
+    def features(self, fragments: Fragments, fold_of_record: Counts) -> Features:
+        """The features of fragments, each by the words of other folds than its own. (n, 698)"""
+        features = np.full((len(fragments), N_FEATURES), np.nan, dtype=np.float32)
+        folds = fold_of_record[fragments.record]
+        for fold, table in self.without.items():
+            rows = np.flatnonzero(folds == fold)
+            if len(rows):
+                features[rows] = fragment_features(fragments.digits[rows], table)
+        return features
