@@ -107,7 +107,7 @@ def _config(fasta: Path, folder: Path, **how: bool) -> RunConfig:
         options=make(ExtractOptions, options),
         recipe=recipe,
         resources=_RESOURCES,
-        checkpoint=fasta,
+        checkpoints=(fasta,),
         weights=(fasta,),
         models=("none",),
     )
