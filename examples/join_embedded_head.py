@@ -2,14 +2,15 @@
 
     virnucpro evaluate --data manifest.tsv --split examples/embedded_split.tsv --part validation \
         --allow-training-data --lengths 500,1000,3000,10000 -o validation/ --head HEAD
-    python examples/join_embedded_head.py UNSEEN.safetensors HEAD validation/ [test/]
+    python examples/join_embedded_head.py SCORER_MANIFEST examples/scorer_split.tsv \
+        SCORER_folds/ HEAD validation/ [test/]
 
 The scorer of the package was trained on the head's validation groups, so its log-odds are too
-good there. UNSEEN is a scorer that was trained without them (``train_embedded_scorer.py train``,
-with a table in which the groups that share a record with them have another part): it stands for
-that of the package, whose hash the head gets. The first folder is of the validation groups, to
-which the weights are fitted; the gain on them, by folds, and on the groups of further folders is
-written as a table.
+good there. The nets of its folds were not: ``train_embedded_scorer.py train`` leaves a scorer for
+each fold, and a fragment is scored by that of its group's fold. The first evaluation is of the
+validation groups, to which the weights are fitted; the gain on them, by folds again, and on the
+groups of further evaluations is written as a table. An evaluation may be made by any join: the
+head's own scores of frames are what is read of it.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ import csv
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
 import numpy as np
+from numpy.typing import NDArray
 
+from virnucpro.labelled.records import read_manifest
 from virnucpro.outputs.sinks import FrameTable, read_frame_scores
 from virnucpro.run.folder import RunDir
 from virnucpro.scorer.nets import Scorer, embedded_scorer, load_scorer
@@ -34,11 +37,44 @@ from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.translate import chunk_record, translate_six_frames
 from virnucpro.training.gain import measure_gain, write_gains
 from virnucpro.training.joining import Fragments, fit_join
+from virnucpro.training.scorer_folds import group_folds
 
 SEED = 0
+PARTS = ("train", "validation", "test")  # of the scorer's split, which its folds are made of
+
+Values = NDArray[np.float64]
 
 
-def read_fragments(folder: Path, scorer: Scorer, facts: HeadFacts) -> Iterator[Fragments]:
+@dataclass(frozen=True, slots=True, eq=False)
+class Unseen:
+    """The scorers of the folds, and the fold of each record that one of them was fitted to."""
+
+    scorers: list[Scorer]
+    fold_of_record: dict[str, int]
+
+    @classmethod
+    def of(cls, manifest: Path, split: Path, folder: Path) -> Unseen:
+        with split.open(encoding="utf-8", newline="") as table:
+            rows = csv.DictReader(table, delimiter="\t", quoting=csv.QUOTE_NONE)
+            trained = {row["group"] for row in rows if row["part"] in PARTS}
+        files = read_manifest(manifest).files.values()
+        records = [row for file in files for row in file.rows.values() if row.group in trained]
+        fold_of_group = group_folds(records)
+        scorers = [load_scorer(path) for path in sorted(folder.glob("fold*.safetensors"))]
+        return cls(scorers, {record.id: fold_of_group[record.group] for record in records})
+
+    def log_odds(self, records: list[str], sequences: list[str]) -> Values:
+        """The log-odds of sequences of these records by nets that have not seen their groups."""
+        folds = np.array([self.fold_of_record.get(record, 0) for record in records])
+        values = np.empty(len(records))
+        for fold, scorer in enumerate(self.scorers):
+            rows = np.flatnonzero(folds == fold)
+            scores = score_sequences((sequences[row] for row in rows.tolist()), scorer)
+            values[rows] = [np.nan if value is None else value for value in scores]
+        return values
+
+
+def read_fragments(folder: Path, unseen: Unseen, facts: HeadFacts) -> Iterator[Fragments]:
     """The fragments of an evaluation with what scorer and head say of them, length by length."""
     with (folder / "fragments.tsv").open(encoding="utf-8", newline="") as table:
         rows = {row["fragment"]: row for row in csv.DictReader(table, delimiter="\t")}
@@ -51,7 +87,8 @@ def read_fragments(folder: Path, scorer: Scorer, facts: HeadFacts) -> Iterator[F
         of_length[row["length"]].append(name)
     of_length.pop("whole", None)
     for length, names in of_length.items():
-        base = score_sequences((records[name].sequence for name in names), scorer)
+        owners = [rows[name]["record"] for name in names]
+        base = unseen.log_odds(owners, [records[name].sequence for name in names])
         head = []
         for name in names:
             chunks: dict[str, list[float]] = defaultdict(list)
@@ -60,16 +97,16 @@ def read_fragments(folder: Path, scorer: Scorer, facts: HeadFacts) -> Iterator[F
             head.append(fmean(chunk_log_odds(chunks.values(), facts)) if chunks else np.nan)
         yield Fragments(
             int(length),
-            np.array([np.nan if value is None else value for value in base]),
+            base,
             np.array(head),
             np.array([rows[name]["label"] == "virus" for name in names]),
             np.array([numbers[rows[name]["group"]] for name in names]),
         )
 
 
-def main(scorer_file: Path, head_file: Path, folders: list[Path]) -> None:
-    scorer, head = load_scorer(scorer_file), load_head(head_file)
-    of_folders = [list(read_fragments(folder, scorer, head.facts)) for folder in folders]
+def main(unseen: Unseen, head_file: Path, folders: list[Path]) -> None:
+    head = load_head(head_file)
+    of_folders = [list(read_fragments(folder, unseen, head.facts)) for folder in folders]
     join = fit_join(of_folders[0], load_scorer(embedded_scorer()).sha256)
     assert join is not None, "the embedded head has validation groups of both labels"
     gains = [
@@ -83,6 +120,8 @@ def main(scorer_file: Path, head_file: Path, folders: list[Path]) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 4:
-        raise SystemExit(__doc__)
-    main(Path(sys.argv[1]), Path(sys.argv[2]), [Path(name) for name in sys.argv[3:]])
+    match [Path(name) for name in sys.argv[1:]]:
+        case [manifest, split, folds, head_file, *folders] if folders:
+            main(Unseen.of(manifest, split, folds), head_file, folders)
+        case _:
+            raise SystemExit(__doc__)

@@ -9,7 +9,8 @@
 The groups of the parts that are named train it. Folds over the same groups give its calibration
 and its error rates; there the nets of one seed stand for those of all. The words that a fragment's
 features are made with are always counted without its fold.
-Seeds are fixed: the same data makes the same file on the same machine.
+Scorers of the folds are left in scorer_folds/: join_embedded_head.py needs what has not seen a
+group. Seeds are fixed: the same data makes the same file on the same machine.
 
 Measuring writes a table: for each length all fragments of the parts, then each kind of virus
 against all cells, and each kind of cells against all viruses; training writes the same for the
@@ -144,16 +145,23 @@ def fit(course: Course, n_seeds: int) -> list[PieceNets]:
     ]
 
 
-def calibrate(
+def fit_folds(
     collection: Collection, fold_of_record: Counts, counts: WordCounts
-) -> tuple[list[Knot], list[ErrorRates]]:
-    """Knots and error rates from group folds, each with the nets of one seed; writes figures."""
+) -> dict[int, list[PieceNets]]:
+    """The nets of one seed for each fold, fitted without it."""
     nets = {}
     for fold in range(N_FOLDS):
         is_inside = fold_of_record != fold
         words = Words.of(counts, {fold})
         nets[fold] = fit(Course(collection.where(is_inside), fold_of_record[is_inside], words), 1)
         print(f"fold {fold + 1} of {N_FOLDS}", file=sys.stderr, flush=True)
+    return nets
+
+
+def calibrate(
+    collection: Collection, fold_of_record: Counts, nets: dict[int, list[PieceNets]]
+) -> tuple[list[Knot], list[ErrorRates]]:
+    """Knots and error rates from the nets of group folds; writes figures."""
     knots, error_rates = [], []
     for n_bases, n_fragments in KNOTS.items():
         rng = np.random.default_rng([n_bases, N_SEEDS])
@@ -186,7 +194,8 @@ def train(manifest: Path, split: Path, out: Path, parts: list[str]) -> None:
     fold_of_record = np.array([fold_of_group[record.group] for record in collection.records])
     counts = count_words(collection, fold_of_record)
     pieces = tuple(fit(Course(collection, fold_of_record, Words.of(counts)), N_SEEDS))
-    knots, error_rates = calibrate(collection, fold_of_record, counts)
+    nets_of_folds = fit_folds(collection, fold_of_record, counts)
+    knots, error_rates = calibrate(collection, fold_of_record, nets_of_folds)
     training = f"{len(collection.records):,} records of {len(fold_of_group):,} groups"
     scorer = Scorer(
         pieces,
@@ -197,6 +206,11 @@ def train(manifest: Path, split: Path, out: Path, parts: list[str]) -> None:
         trained_groups=np.unique(np.array([*map(group_digest, fold_of_group)], dtype=np.uint64)),
     )
     save_scorer(out, scorer)
+    folder = out.with_name(f"{out.stem}_folds")
+    folder.mkdir(exist_ok=True)
+    for fold, nets in nets_of_folds.items():
+        unseen = Scorer(tuple(nets), tuple(knots), f"without fold {fold}", tuple(error_rates))
+        save_scorer(folder / f"fold{fold}.safetensors", unseen)
 
 
 def noting(pairs: Iterable[Labelled], digests: list[int]) -> Iterator[Labelled]:

@@ -13,6 +13,7 @@ import pytest
 from conftest import open_dna, random_dna
 from runs import again, run_inline
 
+from virnucpro.encoders.models import embedded_head
 from virnucpro.errors import UnavailableError, UsageError
 from virnucpro.records import Call
 from virnucpro.scorer.nets import (
@@ -165,3 +166,9 @@ def test_a_head_that_is_joined_with_another_scorer_is_refused(joined, make_confi
     with pytest.raises(UnavailableError, match=r"joined with another scorer \(ffffffffffff\)"):
         run_inline(make_config(contigs), other)
     assert not (make_config(contigs).output / "run.json").exists()
+
+
+def test_the_head_of_the_package_is_joined_with_the_scorer_of_the_package(scorer):
+    join = load_head(embedded_head()).facts.join
+    assert join is not None, "see examples/join_embedded_head.py"
+    assert join.scorer_sha256 == scorer.sha256

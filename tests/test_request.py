@@ -140,7 +140,8 @@ def save_changed(head: Head, path: Path, **changes: object) -> Path:
 
 
 def test_a_run_with_another_model_of_the_package_is_not_resumed(options, embedded, tmp_path):
-    given = {"command": "predict", "model": "esm2_virnucpro"}
+    # the folder has no scorer, which would look for regions
+    given = {"command": "predict", "model": "esm2_virnucpro", "regions": False}
     config, head = resolve(options(**given), lambda _: None)
     run(config, head, InlineExecutor(), lambda _: None)
     stored = json.loads((config.output / "run.json").read_text())

@@ -58,8 +58,9 @@ def train(options: TrainOptions, console: Console) -> None:
     """Train a head for an encoder, fine-tune both, or pretrain an encoder.
 
     Records are cut and translated as predict does it; whole groups (viral families, host genera)
-    are held out. DIR gets split.tsv, training.json, checkpoints/, tensorboard/, held_out.tsv, and
-    what predict takes: head.safetensors, and the encoder if it was trained.
+    are held out. DIR gets split.tsv, training.json, checkpoints/, tensorboard/, held_out.tsv,
+    gain.tsv (what the head adds to the scorer), and what predict takes: head.safetensors, and the
+    encoder if it was trained.
 
     A head on an encoder that stays as it is, and its use:
 

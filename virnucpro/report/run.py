@@ -177,8 +177,8 @@ def _heading(found: Found) -> dict[str, object]:
     elif stored.part("counts") and n_failed and not stored.number("counts", "n_frames"):
         label, text = "failed", "Every frame failed: no record has a score."
     elif state == "partial":
-        words = [f"{n_failed:,} frames failed"] if n_failed else []
-        words += [f"{n_refused:,} files could not be read"] if n_refused else []
+        words = [f"{_many(n_failed, 'frame')} failed"] if n_failed else []
+        words += [f"{_many(n_refused, 'file')} could not be read"] if n_refused else []
         label, text = "partial", f"{' and '.join(words)}: everything else is complete."
     else:
         label, text = "complete", "Every record of the input is accounted for."
@@ -193,6 +193,10 @@ def _heading(found: Found) -> dict[str, object]:
         "made_by": stored.text("virnucpro_version"),
         "n_inputs": len(inputs),
     }
+
+
+def _many(n: int, noun: str) -> str:
+    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
 
 
 def _failures(stored: Stored) -> tuple[int, int]:
@@ -258,7 +262,7 @@ def _answer(found: Found) -> dict[str, object] | None:
         "cut": found.stored.text("counts", "cut"),
         "regions": sorted(regions.kinds.items()) if regions else [],
         "n_letters_in_regions": sum(regions.n_letters.values()) if regions else 0,
-        "asked_for_regions": found.stored.part("cut").get("regions") is True,
+        "looked_for_regions": found.stored.part("counts").get("n_regions") == 0,
         "top": [
             {
                 **row._asdict(),
@@ -288,11 +292,12 @@ def _warnings(found: Found) -> Iterator[tuple[str, str]]:
             f"{stored.n_counted:,}: one of the files was changed since.",
         )
     if n_refused:
-        yield "bad", f"{n_refused:,} input files could not be read: see {FailedFiles.file}."
+        files = _many(n_refused, "input file")
+        yield "bad", f"{files} could not be read: see {FailedFiles.file}."
     if n_failed:
         yield (
             "bad",
-            f"{n_failed:,} frames have no vector: see {FailedFiles.file}, correct "
+            f"{_many(n_failed, 'frame')} without a vector: see {FailedFiles.file}, correct "
             f"{FailedSequences.file}, and go on with --resume.",
         )
     if not counts.n_records:
@@ -435,6 +440,7 @@ def _machine(found: Found) -> dict[str, object]:
         "n_tokens_in_all": stored.number("counts", "n_tokens_in_all"),
         "n_copies": stored.number("counts", "n_copies"),
         "n_tokens_saved": stored.number("counts", "n_tokens_saved"),
+        "has_logs": found.rundir.logs.is_dir(),
         "n_starts": len(found.starts),
         "n_losses": sum(start.n_losses for start in found.starts),
         "n_reductions": sum(start.n_reductions for start in found.starts),
