@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from virnucpro.errors import InputMissingError, ResumeError
+from virnucpro.files import open_plain
 from virnucpro.log import escaped, printable
 from virnucpro.outputs.sinks import RegionTable
 from virnucpro.report.counts import damaged, read_blocks
@@ -25,6 +26,7 @@ from virnucpro.report.counts import damaged, read_blocks
 _MOST_OF_LOG = 1 << 20  # bytes at its end
 _MESSAGE = re.compile(r"\S+ \S+ (INFO|WARNING|ERROR) +(.*)")
 _START = re.compile(r"virnucpro \S+: ")
+_MOST = 10**15  # no number of the page is larger
 _MOST_TRACKS = 24  # records whose regions are drawn
 _REGION_COLUMNS = ("region", "file", "record", "kind", "start", "end", "posterior")
 
@@ -59,11 +61,11 @@ class Stored:
 
     def number(self, *names: str) -> int:
         found = self.part(*names[:-1]).get(names[-1])
-        return found if isinstance(found, int) and not isinstance(found, bool) else 0
+        return _count(found)
 
     def share(self, *names: str) -> float:
         found = self.part(*names[:-1]).get(names[-1])
-        return float(found) if isinstance(found, float) else 0.0
+        return found if isinstance(found, float) and _is_number(found) else 0.0
 
     def sequence(self, *names: str) -> Sequence[Any]:
         found = self.part(*names[:-1]).get(names[-1])
@@ -91,7 +93,7 @@ class Stored:
         return {
             escaped(name): float(value)
             for name, value in self.part("counts", "seconds").items()
-            if isinstance(value, int | float)
+            if _is_number(value)
         }
 
     @property
@@ -112,11 +114,14 @@ class Stored:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Whether it can be counted with: JSON holds infinities, NaN and integers of any size too."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return -_MOST <= value <= _MOST
 
 
 def _count(value: object) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+    return value if isinstance(value, int) and _is_number(value) else 0
 
 
 def read_facts(path: Path) -> Stored:
@@ -145,7 +150,7 @@ def read_facts(path: Path) -> Stored:
 def read_complaints(log: Path) -> Counter[str]:
     """Warnings and errors of the last start, each with how often it came; none without a log."""
     try:
-        with log.open("rb") as handle:
+        with open_plain(log) as handle:
             handle.seek(max(0, handle.seek(0, os.SEEK_END) - _MOST_OF_LOG))
             text = handle.read().decode("utf-8", "backslashreplace")
     except OSError:
