@@ -113,7 +113,10 @@ def _find_tables(path: Path) -> dict[str, Path]:
             hint="name a folder with the results of `virnucpro predict`, or of VirNucPro",
         )
     if not path.exists():
-        raise InputMissingError(f"{printable(path)}: no such file or folder")
+        raise InputMissingError(
+            f"{printable(path)}: no such file or folder",
+            hint="name a run folder of `virnucpro predict`, one of VirNucPro, or a table",
+        )
     for name, reader in _READERS.items():
         with _open(path) as lines:
             if next(lines, "").rstrip("\r\n") == reader.header:
