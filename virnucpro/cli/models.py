@@ -158,7 +158,10 @@ def import_model(
     with exits(kept=""):
         if folder is not None:
             if name is not None or force:
-                raise UsageError("--name and --force do not go with --from")
+                raise UsageError(
+                    "--name and --force do not go with --from",
+                    hint="leave them out: the files of a bundle have their published names",
+                )
             import_bundle(path, folder)
             return
         from virnucpro.encoders.models import import_model as copy_model
