@@ -51,6 +51,8 @@ def list_models() -> None:
     The first model is part of this program; it is used where a model is needed and none is named.
     Imported models come last. The GPU memory is for the default batches;
     `virnucpro models info NAME` says more.
+
+    Example: virnucpro models list
     """
     with exits(kept=""):
         from virnucpro.encoders.models import describe_models
@@ -187,6 +189,8 @@ def verify(model: Model) -> None:
     """Load a checkpoint, and check that every tensor is there and finite.
 
     A model with a published name must be the published file.
+
+    Example: virnucpro models verify esm2_t33_650M_UR50D
     """
     with exits(kept=""):
         from virnucpro.encoders.models import verify_model
