@@ -164,6 +164,17 @@ def test_regions_are_drawn_with_what_tells_them(tmp_path):
         report_folder(folder)
 
 
+def test_a_region_that_is_all_of_a_record_is_not_told_as_a_call(tmp_path):
+    folder = write_table(tmp_path / "run", [call("phage", 0.1, 20_000)])
+    (folder / "regions.tsv").write_text(
+        "region\trecord\tfile\tkind\tstart\tend\tlength\tposterior\tatt\n"
+        "phage|whole_1_20000\tphage\tcontigs\twhole\t1\t20000\t20000\t0.9\t\n"
+    )
+    page = Page(report_folder(folder))
+    assert "0 records called virus" in page.words
+    assert "1 region is all of a record, or the virus of one that is called so" in page.words
+
+
 # More records than a page can hold
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,7 @@ from virnucpro.scorer.nets import (
     load_scorer,
     save_scorer,
 )
-from virnucpro.scorer.pieces import encode_pieces
+from virnucpro.scorer.pieces import Pieces, encode
 from virnucpro.scorer.score import score_sequences
 from virnucpro.scorer.stretches import find_stretches
 from virnucpro.scorer.words import (
@@ -49,6 +50,12 @@ GOLDEN = Path(__file__).parent / "golden" / "scorer"
 PAIRS = str.maketrans("ACGT", "TGCA")
 DNA = st.text("ACGTN", min_size=1, max_size=400)
 WORD_COLUMNS = range(GC + N_FIGURES, GC + N_FIGURES + N_WORD_FIGURES)
+
+
+def encode_pieces(sequences: Sequence[str]) -> Pieces:
+    """Each sequence as one piece."""
+    lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int64)
+    return Pieces.of(encode("".join(sequences)), np.cumsum(lengths) - lengths, lengths)
 
 
 def random_sequence(n_bases: int, seed: int) -> str:

@@ -376,6 +376,7 @@ def test_the_three_commands_say_what_comes_next(tiny, contigs, tmp_path):
     worked = virnucpro("work", tmp_path / "run", *on_cpu, env=array)
     assert worked.returncode == 0, worked.stderr
     assert "part 1/4: 1 of 1 pending shards done" in worked.stdout
+    assert worked.stdout.endswith("when all parts are done, the planned command with --resume\n")
     merged = virnucpro("predict", *run, "--resume", "--no-embed")
     assert merged.returncode == 0, merged.stderr
     figures = json.loads(virnucpro("status", tmp_path / "run", "--json").stdout)
