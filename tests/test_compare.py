@@ -129,6 +129,9 @@ def test_nothing_to_compare_is_told(result, tmp_path):
         (FRAMES + FRAMES.splitlines()[1] + "\n", "a_chunk_1F1 occurs twice"),
         (FRAMES + "half a row\n", "line 5 is not of the columns"),
         (FRAMES.replace("0.9988405", "high"), "could not convert"),
+        (FRAMES.replace("0.9988405", "nan"), "has the score nan"),
+        (FRAMES[:-2], "its end is missing"),
+        ("", "its end is missing"),
     ],
 )
 def test_a_damaged_table_is_told(result, tmp_path, frames, why):

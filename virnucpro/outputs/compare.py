@@ -7,9 +7,10 @@ either. Rows are joined by id. One of the two is held in memory, the other is re
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
+from math import isfinite
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple, TextIO
@@ -154,7 +155,9 @@ def _read(name: str, path: Path) -> Iterator[Row]:
     ids: set[str] = set()
     with _open(path) as lines:
         try:
-            for row in _READERS[name].read(lines):
+            for row in _READERS[name].read(_whole(lines)):
+                if row.score is not None and not isfinite(row.score):
+                    raise ValueError(f"{row.id} has the score {row.score}")
                 if row.id in ids:
                     raise ValueError(f"{row.id} occurs twice")
                 ids.add(row.id)
@@ -179,17 +182,30 @@ def _open(path: Path) -> TextIO:
         raise disk_error(error, path) from error
 
 
-def _read_frames(lines: TextIO) -> Iterator[Row]:
+def _whole(lines: Iterable[str]) -> Iterator[str]:
+    """The same lines.
+
+    Raises:
+        ValueError: there is none, or the last is cut short.
+    """
+    line = ""
+    for line in lines:
+        yield line
+    if not line.endswith("\n"):
+        raise ValueError("its end is missing")
+
+
+def _read_frames(lines: Iterator[str]) -> Iterator[Row]:
     for frame_id, label, _, score in _split(lines, FrameTable.columns):
         yield Row(frame_id, label, float(score))
 
 
-def _read_chunks(lines: TextIO) -> Iterator[Row]:
+def _read_chunks(lines: Iterator[str]) -> Iterator[Row]:
     for chunk_id, label in _split(lines, ChunkTable.columns):
         yield Row(chunk_id, label, None)
 
 
-def _read_records(lines: TextIO) -> Iterator[Row]:
+def _read_records(lines: Iterator[str]) -> Iterator[Row]:
     for call in read_calls(lines):
         label: str = call.status
         if call.virus_score is not None:
@@ -198,7 +214,7 @@ def _read_records(lines: TextIO) -> Iterator[Row]:
         yield Row(record_id, label, call.virus_score)
 
 
-def _split(lines: TextIO, columns: tuple[str, ...]) -> Iterator[list[str]]:
+def _split(lines: Iterator[str], columns: tuple[str, ...]) -> Iterator[list[str]]:
     """The values of each row below the line of columns."""
     for number, line in enumerate(lines):
         values = line.rstrip("\r\n").split("\t")
@@ -213,7 +229,7 @@ class _Reader(NamedTuple):
 
     file: str
     header: str
-    read: Callable[[TextIO], Iterator[Row]]
+    read: Callable[[Iterator[str]], Iterator[Row]]
 
 
 _READERS = {

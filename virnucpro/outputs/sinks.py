@@ -426,7 +426,7 @@ def chunk_rows(predictions: Sequence[Prediction]) -> Iterator[str]:
         yield f"{chunk_id}\t{max(scores) >= others}\n"
 
 
-def read_calls(lines: TextIO) -> Iterator[Call]:
+def read_calls(lines: Iterator[str]) -> Iterator[Call]:
     """The rows of a table of records.
 
     Raises:
