@@ -20,10 +20,10 @@ def evaluate(options: EvaluateOptions, console: ConsoleOptions) -> None:
     and 20 % are viral, recall at 1 % false positives, and calibration; overall and by kingdom, of
     all fragments and of those with a score.
 
-    The scorer: virnucpro evaluate --data manifest.tsv --output-dir evaluation/
+    Example: virnucpro evaluate --data manifest.tsv --output-dir evaluation/
 
-    A head: virnucpro evaluate --data manifest.tsv --split split.tsv --output-dir evaluation/
-    --model esm2_t12_35M_UR50D --head head.safetensors
+    That is the scorer. A head: virnucpro evaluate --data manifest.tsv --split split.tsv
+    --output-dir evaluation/ --model esm2_t12_35M_UR50D --head head.safetensors
 
     Known prophages beside the regions that predict finds, in regions_evaluation.tsv: precision and
     recall of bases, and of genes with a GFF; found and false regions; the error of their ends:

@@ -71,7 +71,7 @@ class LengthClass:
 
 
 @dataclass(slots=True)
-class Shown:
+class PageRows:
     """The rows that a page shows: all, or the best viral ones and every k-th of the others."""
 
     most: int
@@ -112,7 +112,7 @@ class RunCounts:
     """The records of a run in numbers."""
 
     classes: list[LengthClass]
-    shown: Shown
+    page_rows: PageRows
     n_records: int = 0
     n_letters: int = 0
     n_letters_viral: int = 0
@@ -131,7 +131,7 @@ class RunCounts:
     @property
     def top(self) -> list[Row]:
         """The viral records with the highest scores, the longest first among equals."""
-        return sorted(self.shown.viral, key=lambda row: row.rank)[:N_TOP]
+        return sorted(self.page_rows.viral, key=lambda row: row.rank)[:N_TOP]
 
     def add(self, block: Mapping[str, Sequence[str]]) -> None:
         """Count a block of the table, given as its columns.
@@ -182,7 +182,7 @@ class RunCounts:
         rates: NDArray[np.float64],
         is_viral: NDArray[np.bool_],
     ) -> None:
-        kept = self.shown.mask(is_viral)
+        mask = self.page_rows.mask(is_viral)
         columns = (
             range(self.n_records, self.n_records + len(lengths)),
             block["record"],
@@ -195,8 +195,8 @@ class RunCounts:
             block["n_chunks"],
             block["note"],
         )
-        selected = (compress(column, kept.tolist()) for column in columns)
-        self.shown.extend(map(Row._make, zip(*selected, strict=True)))
+        selected = (compress(column, mask.tolist()) for column in columns)
+        self.page_rows.extend(map(Row._make, zip(*selected, strict=True)))
 
     def _count_files(self, block: Mapping[str, Sequence[str]], is_viral: NDArray[np.bool_]) -> None:
         for (file, status), n in Counter(zip(block["file"], block["status"], strict=True)).items():
@@ -252,7 +252,7 @@ def count_records(
     starts = LENGTHS.get(input_type, LENGTHS["nucleotide"])
     ends = (*starts[1:], None)
     classes = [LengthClass(*pair) for pair in zip(starts, ends, strict=True)]
-    counts = RunCounts(classes, Shown(most_rows), measured=dict.fromkeys(measured, 0))
+    counts = RunCounts(classes, PageRows(most_rows), measured=dict.fromkeys(measured, 0))
     for block in read_blocks(table, RecordTable.columns):
         try:
             counts.add(block)

@@ -6,11 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from virnucpro.citation import WORKS, as_text
 from virnucpro.files import atomic
 from virnucpro.log import escaped, printable
 from virnucpro.report.charts import Chart
-from virnucpro.report.facts import Stored, read_facts
+from virnucpro.report.facts import Facts, read_facts
 from virnucpro.report.page import pack, render
 from virnucpro.run.folder import RunDir
 
@@ -34,18 +33,17 @@ def write_evaluation_page(folder: Path) -> None:
         ResumeError: ``evaluation.json`` is damaged.
         OutputError, StorageError: as ``files.writing``.
     """
-    stored = read_facts(folder / EVALUATION)
-    rows = [row for row in stored.sequence("rows") if isinstance(row, dict)]
+    facts = read_facts(folder / EVALUATION)
+    rows = [row for row in facts.sequence("rows") if isinstance(row, dict)]
     content = {
-        "n_records": stored.number("n_records"),
-        "n_trained": stored.number("n_trained_records"),
-        "cut": stored.text("cut"),
+        "n_records": facts.number("n_records"),
+        "n_trained": facts.number("n_trained_records"),
+        "cut": facts.text("cut"),
         "measures": [name for _, name in _MEASURES],
         "overall": [_row(row) for row in rows if row.get("subset") == "all"],
         "by_kingdom": [_row(row) for row in rows if row.get("subset") != "all"],
-        "charts": [(chart.name, chart.drawn()) for chart in _charts(stored, rows)],
-        "provenance": list(_provenance(stored)),
-        "references": [(work.role, as_text(work)) for work in WORKS],
+        "charts": [(chart.name, chart.drawn()) for chart in _charts(facts, rows)],
+        "provenance": list(_provenance(facts)),
     }
     page = render("evaluation.html", content, pack({}))
     with atomic(RunDir(folder).report) as temporary:
@@ -54,17 +52,17 @@ def write_evaluation_page(folder: Path) -> None:
 
 def _row(row: Mapping[str, Any]) -> dict[str, object]:
     """A row of figures; AUROC and its interval also as places between 0.5 and 1."""
-    stored = Stored(row)
-    of_all, low_of_all, high_of_all = map(stored.part, _OF_ALL)
+    facts = Facts(row)
+    of_all, low_of_all, high_of_all = map(facts.part, _OF_ALL)
     auroc, low, high = (_number(part, "auroc") for part in (of_all, low_of_all, high_of_all))
     return {
         "kind": _name(row),
-        "subset": stored.text("subset"),
-        "kingdom": stored.text("kingdom"),
-        "n": stored.number("n"),
-        "n_virus": stored.number("n_virus"),
-        "n_groups": stored.number("n_groups"),
-        "n_unscored": stored.number("n_no_orf"),
+        "subset": facts.text("subset"),
+        "kingdom": facts.text("kingdom"),
+        "n": facts.number("n"),
+        "n_virus": facts.number("n_virus"),
+        "n_groups": facts.number("n_groups"),
+        "n_unscored": facts.number("n_no_orf"),
         "auroc": auroc,
         "low": low,
         "high": high,
@@ -82,22 +80,22 @@ def _number(part: Mapping[str, Any], name: str) -> float | None:
 
 def _name(kind: Mapping[str, Any]) -> str:
     """Records of a length, or chunks, as a legend has them."""
-    stored = Stored(kind)
-    if stored.text("unit") == "chunk":
+    facts = Facts(kind)
+    if facts.text("unit") == "chunk":
         return "chunks"
-    length = stored.text("length")
+    length = facts.text("length")
     return "whole records" if length == "whole" else printable(f"{length} bases")
 
 
-def _charts(stored: Stored, rows: Sequence[Mapping[str, Any]]) -> list[Chart]:
+def _charts(facts: Facts, rows: Sequence[Mapping[str, Any]]) -> list[Chart]:
     """ROC, precision over recall, and reliability, a line for each kind of samples."""
     sizes = {
-        _name(row): (Stored(row).number("n_virus"), Stored(row).number("n"))
+        _name(row): (Facts(row).number("n_virus"), Facts(row).number("n"))
         for row in rows
         if row.get("subset") == "all"
     }
     roc, precision, reliability = [], [], []
-    for curve in (one for one in stored.sequence("roc") if isinstance(one, dict)):
+    for curve in (one for one in facts.sequence("roc") if isinstance(one, dict)):
         name = _name(curve)
         true, false = _numbers(curve, "true_positives"), _numbers(curve, "false_positives")
         if not true or len(true) != len(false):
@@ -107,7 +105,7 @@ def _charts(stored: Stored, rows: Sequence[Mapping[str, Any]]) -> list[Chart]:
         calls = [(t, t * n_virus, f * (n - n_virus)) for t, f in zip(true, false, strict=True)]
         shares = [(recall, tp / (tp + fp)) for recall, tp, fp in calls if tp + fp]
         precision.append((name, [recall for recall, _ in shares], [share for _, share in shares]))
-    for curve in (one for one in stored.sequence("reliability") if isinstance(one, dict)):
+    for curve in (one for one in facts.sequence("reliability") if isinstance(one, dict)):
         x, y = _numbers(curve, "mean_score"), _numbers(curve, "share_of_viruses")
         if x and len(x) == len(y):
             reliability.append((_name(curve), x, y))
@@ -137,14 +135,14 @@ def _numbers(curve: Mapping[str, Any], name: str) -> list[float]:
     return list(map(float, values))
 
 
-def _provenance(stored: Stored) -> Iterator[tuple[str, str]]:
-    yield "VirNucPro", stored.text("virnucpro_version")
+def _provenance(facts: Facts) -> Iterator[tuple[str, str]]:
+    yield "VirNucPro", facts.text("virnucpro_version")
     for label, name in (("Labelled data", "data"), ("Split", "split")):
-        path, digest = stored.text(name, "path"), stored.text(name, "sha256")
+        path, digest = facts.text(name, "path"), facts.text(name, "sha256")
         yield label, f"{path}, SHA-256 {digest}" if path else ""
-    yield "Part of the split", stored.text("split", "part")
+    yield "Part of the split", facts.text("split", "part")
     for label, name in (("Head", "head"), ("Scorer", "scorer")):
-        digest = stored.text(name, "sha256")
-        yield label, f"SHA-256 {digest}; {stored.text(name, 'training')}" if digest else ""
-    cutting = stored.part("cutting").items()
+        digest = facts.text(name, "sha256")
+        yield label, f"SHA-256 {digest}; {facts.text(name, 'training')}" if digest else ""
+    cutting = facts.part("cutting").items()
     yield "Cutting", escaped(", ".join(f"{name} {value}" for name, value in cutting))

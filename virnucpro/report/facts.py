@@ -25,6 +25,9 @@ from virnucpro.report.counts import damaged, read_blocks
 _MOST_OF_LOG = 1 << 20  # bytes at its end
 _MESSAGE = re.compile(r"\S+ \S+ (INFO|WARNING|ERROR) +(.*)")
 _START = re.compile(r"virnucpro \S+: ")
+_Key = tuple[str, str]  # file and id of a record
+_Line = tuple[int, int, str, float]  # start and end (bases, 0-based, half-open), kind, posterior
+_Rank = tuple[bool, int]  # whether a record has more than a whole region, and its viral letters
 _MOST_TRACKS = 24  # records whose regions are drawn
 _REGION_COLUMNS = ("region", "file", "record", "kind", "start", "end", "posterior")
 
@@ -41,33 +44,32 @@ class InputFact(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
-    """The content of ``run.json``, of which nothing is taken for granted."""
+class Facts:
+    """The content of ``run.json`` or its like, of which nothing is taken for granted."""
 
     content: Mapping[str, Any]
 
     def part(self, *names: str) -> Mapping[str, Any]:
         """An object within it; an empty one if it is not there."""
-        found: object = self.content
+        value: object = self.content
         for name in names:
-            found = found.get(name) if isinstance(found, Mapping) else None
-        return found if isinstance(found, Mapping) else {}
+            value = value.get(name) if isinstance(value, Mapping) else None
+        return value if isinstance(value, Mapping) else {}
 
     def text(self, *names: str) -> str:
-        found = self.part(*names[:-1]).get(names[-1])
-        return escaped(found) if isinstance(found, str) else ""
+        value = self.part(*names[:-1]).get(names[-1])
+        return escaped(value) if isinstance(value, str) else ""
 
     def number(self, *names: str) -> int:
-        found = self.part(*names[:-1]).get(names[-1])
-        return found if isinstance(found, int) and not isinstance(found, bool) else 0
+        return _count(self.part(*names[:-1]).get(names[-1]))
 
     def share(self, *names: str) -> float:
-        found = self.part(*names[:-1]).get(names[-1])
-        return float(found) if isinstance(found, float) else 0.0
+        value = self.part(*names[:-1]).get(names[-1])
+        return float(value) if isinstance(value, float) else 0.0
 
     def sequence(self, *names: str) -> Sequence[Any]:
-        found = self.part(*names[:-1]).get(names[-1])
-        return found if isinstance(found, list) else ()
+        value = self.part(*names[:-1]).get(names[-1])
+        return value if isinstance(value, list) else ()
 
     @property
     def inputs(self) -> list[InputFact]:
@@ -119,8 +121,9 @@ def _count(value: object) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) else 0
 
 
-def read_facts(path: Path) -> Stored:
-    """
+def read_facts(path: Path) -> Facts:
+    """The facts of a run, a training or an evaluation, from its JSON file.
+
     Raises:
         InputMissingError: there is no such file.
         ResumeError: it is damaged.
@@ -129,17 +132,16 @@ def read_facts(path: Path) -> Stored:
         raise InputMissingError(
             f"{printable(path.parent)} holds no run", hint="give the --output-dir of a run"
         )
+    content, why = None, "it is no object"
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        content, why = None, error
-    else:
-        why = ValueError("it is no object")
+        why = str(error)
     if not isinstance(content, dict):
         raise ResumeError(
             f"{printable(path)} is damaged: {printable(why)}", hint="put a copy of it back"
         )
-    return Stored(content)
+    return Facts(content)
 
 
 def read_complaints(log: Path) -> Counter[str]:
@@ -169,10 +171,9 @@ class Regions:
 
     kinds: Counter[str] = field(default_factory=Counter)
     n_letters: Counter[str] = field(default_factory=Counter)  # by kind
-    of_records: Counter[tuple[str, str]] = field(default_factory=Counter)  # file and id
-    run_ids: dict[tuple[str, str], str] = field(default_factory=dict)  # of the drawn ones
-    # file and id -> start and end (bases, 0-based and half-open), kind, posterior
-    drawn: dict[tuple[str, str], list[tuple[int, int, str, float]]] = field(default_factory=dict)
+    of_records: Counter[_Key] = field(default_factory=Counter)
+    run_ids: dict[_Key, str] = field(default_factory=dict)  # of the drawn ones
+    drawn: dict[_Key, list[_Line]] = field(default_factory=dict)
 
 
 def read_regions(table: Path) -> Regions | None:
@@ -184,8 +185,8 @@ def read_regions(table: Path) -> Regions | None:
     if not table.is_file():
         return None
     regions = Regions()
-    rank: dict[tuple[str, str], tuple[bool, int]] = {}
-    lines: dict[tuple[str, str], list[tuple[int, int, str, float]]] = {}
+    ranks: dict[_Key, _Rank] = {}
+    lines: dict[_Key, list[_Line]] = {}
     for block in read_blocks(table, RegionTable.columns):
         columns = [block[name] for name in _REGION_COLUMNS]
         for region, file, record, kind, start, end, posterior in zip(*columns, strict=True):
@@ -197,11 +198,12 @@ def read_regions(table: Path) -> Regions | None:
             regions.kinds[kind] += 1
             regions.n_letters[kind] += line[1] - line[0]
             regions.of_records[key] += 1
-            is_part, n_letters = rank.get(key, (False, 0))
-            rank[key] = (is_part or kind != "whole", n_letters + line[1] - line[0])
+            is_part, n_letters = ranks.get(key, (False, 0))
+            ranks[key] = (is_part or kind != "whole", n_letters + line[1] - line[0])
             lines.setdefault(key, []).append(line)
             regions.run_ids[key] = region.rpartition("|")[0]
-        rank, lines = _best(rank, lines)
+        best = sorted(ranks, key=lambda key: (ranks[key], key), reverse=True)[:_MOST_TRACKS]
+        ranks, lines = {key: ranks[key] for key in best}, {key: lines[key] for key in best}
         regions.run_ids = {key: regions.run_ids[key] for key in lines}
     regions.drawn = lines
     return regions
@@ -209,11 +211,6 @@ def read_regions(table: Path) -> Regions | None:
 
 R = dict[tuple[str, str], tuple[bool, int]]
 L = dict[tuple[str, str], list[tuple[int, int, str, float]]]
-
-
-def _best(rank: R, lines: L) -> tuple[R, L]:
-    keys = sorted(rank, key=lambda key: (rank[key], key), reverse=True)[:_MOST_TRACKS]
-    return {key: rank[key] for key in keys}, {key: lines[key] for key in keys}
 
 
 def read_tracks(path: Path, run_ids: Container[str]) -> dict[str, list[tuple[int, float]]]:

@@ -19,6 +19,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from virnucpro import __version__
+from virnucpro.citation import WORKS, as_text
 
 MOST_BYTES = 3_000_000
 _ASSETS = files("virnucpro.report") / "assets"
@@ -35,6 +36,7 @@ def render(template: str, content: Mapping[str, object], packed: str) -> bytes:
         .render(
             **content,
             version=__version__,
+            references=[(work.role, as_text(work)) for work in WORKS],
             packed=packed,
             script=Markup(script),
             style=Markup(style),

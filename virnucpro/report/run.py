@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from virnucpro.citation import WORKS, as_bibtex, as_text
+from virnucpro.citation import WORKS, as_bibtex
 from virnucpro.files import atomic
 from virnucpro.log import escaped, printable
 from virnucpro.outputs.sinks import (
@@ -29,11 +29,11 @@ from virnucpro.outputs.sinks import (
 from virnucpro.outputs.summary import STAGES, STARTING
 from virnucpro.records import STATUSES
 from virnucpro.report.charts import Chart, Drawing, scores_by_length, track_path
-from virnucpro.report.counts import Row, RunCounts, Shown, count_records
+from virnucpro.report.counts import PageRows, Row, RunCounts, count_records
 from virnucpro.report.facts import (
+    Facts,
     InputFact,
     Regions,
-    Stored,
     read_complaints,
     read_facts,
     read_regions,
@@ -64,11 +64,11 @@ _MEANINGS = {
 }
 
 
-class Found(NamedTuple):
+class RunFiles(NamedTuple):
     """All that is read of a run folder."""
 
     rundir: RunDir
-    stored: Stored
+    facts: Facts
     counts: RunCounts | None  # None: there is no table yet
     regions: Regions | None
     starts: list[Start]
@@ -76,11 +76,11 @@ class Found(NamedTuple):
 
     @property
     def command(self) -> str:
-        return self.stored.text("recipe", "command") or "predict"
+        return self.facts.text("recipe", "command") or "predict"
 
     @property
     def is_protein(self) -> bool:
-        return self.stored.text("recipe", "input_type") == "protein"
+        return self.facts.text("recipe", "input_type") == "protein"
 
     @property
     def letters(self) -> str:
@@ -96,62 +96,61 @@ def write_run_page(rundir: RunDir) -> None:
         InputError: a table is damaged.
         OutputError, StorageError: as ``files.writing``.
     """
-    found = read_run(rundir)
+    run = read_run(rundir)
     content = {
-        **_heading(found),
-        "adds_up": _adds_up(found),
-        "answer": _answer(found),
-        "warnings": list(_warnings(found)),
-        "complaints": list(found.complaints.items())[:_MOST_COMPLAINTS],
-        "classes": _classes(found),
-        "prevalence": found.stored.share("cut", "prevalence"),
-        "scores": _scores(found),
-        "tracks": list(_tracks(found)),
-        "machine": _machine(found),
-        "provenance": list(_provenance(found)),
-        "hashes": [(file.path, file.sha256) for file in found.stored.inputs[:_MOST_HASHES]],
-        "references": [(work.role, as_text(work)) for work in WORKS],
+        **_heading(run),
+        "adds_up": _adds_up(run),
+        "answer": _answer(run),
+        "warnings": list(_warnings(run)),
+        "complaints": list(run.complaints.items())[:_MOST_COMPLAINTS],
+        "classes": _classes(run),
+        "prevalence": run.facts.share("cut", "prevalence"),
+        "scores": _scores(run),
+        "tracks": list(_tracks(run)),
+        "machine": _machine(run),
+        "provenance": list(_provenance(run)),
+        "hashes": [(file.path, file.sha256) for file in run.facts.inputs[:_MOST_HASHES]],
         "bibtex": "\n\n".join(map(as_bibtex, WORKS)),
     }
-    frame = render("run.html", {**content, "table": _table(found.counts, ())}, "")
-    packed, rows = _pack(found, MOST_BYTES - len(frame) - _ROOM)
-    page = render("run.html", {**content, "table": _table(found.counts, rows)}, packed)
+    frame = render("run.html", {**content, "table": _table(run.counts, ())}, "")
+    packed, rows = _pack(run, MOST_BYTES - len(frame) - _ROOM)
+    page = render("run.html", {**content, "table": _table(run.counts, rows)}, packed)
     with atomic(rundir.report) as temporary:
         temporary.write_bytes(page)
 
 
-def _pack(found: Found, most_bytes: int) -> tuple[str, Sequence[Row]]:
+def _pack(run: RunFiles, most_bytes: int) -> tuple[str, Sequence[Row]]:
     """The data of the page with as many rows as fit, and these rows."""
-    charts = {chart.name: chart.as_data() for start in _charts(found) for chart in start}
-    shown = found.counts.shown if found.counts else Shown(0)
-    rows = shown.rows(MOST_ROWS)
+    charts = {chart.name: chart.as_data() for start in _charts(run) for chart in start}
+    page_rows = run.counts.page_rows if run.counts else PageRows(0)
+    rows = page_rows.rows(MOST_ROWS)
     while True:
-        packed = pack({"charts": charts, **_columns(found, rows)})
+        packed = pack({"charts": charts, **_columns(run, rows)})
         if len(packed) <= most_bytes or not rows:
             return packed, rows
-        rows = shown.rows(max(0, int(0.95 * len(rows) * most_bytes / len(packed))))
+        rows = page_rows.rows(max(0, int(0.95 * len(rows) * most_bytes / len(packed))))
 
 
-def read_run(rundir: RunDir) -> Found:
+def read_run(rundir: RunDir) -> RunFiles:
     """
     Raises:
         InputMissingError, ResumeError, InputError: as ``write_run_page``.
     """
-    stored = read_facts(rundir.manifest)
-    is_extract = stored.text("recipe", "command") == "extract"
+    facts = read_facts(rundir.manifest)
+    is_extract = facts.text("recipe", "command") == "extract"
     table = rundir.output(EmbeddedTable if is_extract else RecordTable)
     regions = None if is_extract else read_regions(rundir.output(RegionTable))
     counts = None
     if table.is_file():
         counts = count_records(
             table,
-            stored.text("recipe", "input_type"),
+            facts.text("recipe", "input_type"),
             MOST_ROWS,
             regions.drawn if regions else (),
         )
-    return Found(
+    return RunFiles(
         rundir,
-        stored,
+        facts,
         counts,
         regions,
         read_starts(rundir.machine),
@@ -159,12 +158,12 @@ def read_run(rundir: RunDir) -> Found:
     )
 
 
-def _heading(found: Found) -> dict[str, object]:
-    stored, counts = found.stored, found.counts
-    inputs = stored.inputs
+def _heading(run: RunFiles) -> dict[str, object]:
+    facts, counts = run.facts, run.counts
+    inputs = facts.inputs
     name = inputs[0].sample if len(inputs) == 1 else f"{len(inputs):,} files"
-    state = stored.text("state")
-    n_failed, n_refused = _failures(stored)
+    state = facts.text("state")
+    n_failed, n_refused = _failures(facts)
     if state == "planned":
         label, text = (
             "unfinished",
@@ -174,7 +173,7 @@ def _heading(found: Found) -> dict[str, object]:
         label, text = "unfinished", "The run was not ended: go on with --resume."
         if counts is not None:
             text += " The figures are those of the tables of an earlier state."
-    elif stored.part("counts") and n_failed and not stored.number("counts", "n_frames"):
+    elif facts.part("counts") and n_failed and not facts.number("counts", "n_frames"):
         label, text = "failed", "Every frame failed: no record has a score."
     elif state == "partial":
         words = [f"{_many(n_failed, 'frame')} failed"] if n_failed else []
@@ -186,11 +185,11 @@ def _heading(found: Found) -> dict[str, object]:
         "name": name,
         "state": label,
         "state_text": text,
-        "command": found.command,
-        "letters": found.letters,
-        "is_predict": found.command == "predict",
-        "when": stored.text("time"),
-        "made_by": stored.text("virnucpro_version"),
+        "command": run.command,
+        "letters": run.letters,
+        "is_predict": run.command == "predict",
+        "when": facts.text("time"),
+        "made_by": facts.text("virnucpro_version"),
         "n_inputs": len(inputs),
     }
 
@@ -199,17 +198,17 @@ def _many(n: int, noun: str) -> str:
     return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
 
 
-def _failures(stored: Stored) -> tuple[int, int]:
+def _failures(facts: Facts) -> tuple[int, int]:
     """Numbers of frames without a vector, and of files that could not be read."""
-    return stored.number("counts", "n_failed_frames"), len(stored.sequence("refused"))
+    return facts.number("counts", "n_failed_frames"), len(facts.sequence("refused"))
 
 
-def _adds_up(found: Found) -> dict[str, object] | None:
-    counts, stored = found.counts, found.stored
+def _adds_up(run: RunFiles) -> dict[str, object] | None:
+    counts, facts = run.counts, run.facts
     if counts is None:
         return None
     parts = [(status, counts.statuses[status], _MEANINGS[status]) for status in STATUSES]
-    inputs = {file.sample: file for file in stored.inputs}
+    inputs = {file.sample: file for file in facts.inputs}
     names = dict.fromkeys([*inputs, *counts.files])
     rows = [_file_row(name, counts, inputs.get(name)) for name in names]
     rows.sort(key=lambda row: not row["error"])  # files that could not be read come first
@@ -217,8 +216,8 @@ def _adds_up(found: Found) -> dict[str, object] | None:
         "n": counts.n_records,
         "n_letters": counts.n_letters,
         "parts": [part for part in parts if part[1]] or parts[:1],
-        "n_counted": stored.n_counted,
-        "is_right": stored.n_counted in (None, counts.n_records),
+        "n_counted": facts.n_counted,
+        "is_right": facts.n_counted in (None, counts.n_records),
         "statuses": [status for status in STATUSES if counts.statuses[status]],
         "files": rows[:_MOST_FILES],
         "n_more_files": max(0, len(rows) - _MOST_FILES),
@@ -238,8 +237,8 @@ def _file_row(name: str, counts: RunCounts, file: InputFact | None) -> dict[str,
     }
 
 
-def _answer(found: Found) -> dict[str, object] | None:
-    counts, regions = found.counts, found.regions
+def _answer(run: RunFiles) -> dict[str, object] | None:
+    counts, regions = run.counts, run.regions
     if counts is None:
         return None
     files = [
@@ -250,19 +249,19 @@ def _answer(found: Found) -> dict[str, object] | None:
         (FailedFiles, "what failed, by file"),
         (FailedSequences, "the sequences that failed, to be corrected and run again"),
     ]
-    names = [(sink.file, what) for sink, what in files if found.rundir.output(sink).is_file()]
-    if found.rundir.feature_index.is_file():
-        names.append((found.rundir.feature_index.name, "all vectors, with their ids"))
+    names = [(sink.file, what) for sink, what in files if run.rundir.output(sink).is_file()]
+    if run.rundir.feature_index.is_file():
+        names.append((run.rundir.feature_index.name, "all vectors, with their ids"))
     return {
         "n_viral": counts.n_viral,
         "n_scored": counts.statuses["scored"],
         "n_embedded": counts.statuses["embedded"],
         "n_letters_viral": counts.n_letters_viral,
         "n_letters": counts.n_letters,
-        "cut": found.stored.text("counts", "cut"),
+        "cut": run.facts.text("counts", "cut"),
         "regions": sorted(regions.kinds.items()) if regions else [],
         "n_letters_in_regions": sum(regions.n_letters.values()) if regions else 0,
-        "looked_for_regions": found.stored.part("counts").get("n_regions") == 0,
+        "looked_for_regions": run.facts.part("counts").get("n_regions") == 0,
         "top": [
             {
                 **row._asdict(),
@@ -278,18 +277,18 @@ def _answer(found: Found) -> dict[str, object] | None:
     }
 
 
-def _warnings(found: Found) -> Iterator[tuple[str, str]]:
+def _warnings(run: RunFiles) -> Iterator[tuple[str, str]]:
     """Kind (``bad`` or ``mind``) and text of what a reader should know before the figures."""
-    stored, counts = found.stored, found.counts
-    n_failed, n_refused = _failures(stored)
+    facts, counts = run.facts, run.counts
+    n_failed, n_refused = _failures(facts)
     if counts is None:
         yield "bad", "There are no tables yet: the run was ended before it wrote them."
         return
-    if stored.n_counted not in (None, counts.n_records):
+    if facts.n_counted not in (None, counts.n_records):
         yield (
             "bad",
             f"The table has {counts.n_records:,} records, and the run counted "
-            f"{stored.n_counted:,}: one of the files was changed since.",
+            f"{facts.n_counted:,}: one of the files was changed since.",
         )
     if n_refused:
         files = _many(n_refused, "input file")
@@ -302,15 +301,15 @@ def _warnings(found: Found) -> Iterator[tuple[str, str]]:
         )
     if not counts.n_records:
         yield "mind", "The input holds no record."
-    short = _SHORT["protein" if found.is_protein else "nucleotide"]
+    short = _SHORT["protein" if run.is_protein else "nucleotide"]
     n_short = sum(one.n for one in counts.classes if one.end is not None and one.end <= short)
     if 2 * n_short > counts.n_records:
         yield (
             "mind",
             f"{n_short:,} of {counts.n_records:,} records are shorter than {short:,} "
-            f"{found.letters}: their calls are weak.",
+            f"{run.letters}: their calls are weak.",
         )
-    n_renamed = sum(file.n_renamed for file in stored.inputs)
+    n_renamed = sum(file.n_renamed for file in facts.inputs)
     if n_renamed:
         yield "mind", f"{n_renamed:,} ids occurred twice in a file and were numbered."
     for note, n in counts.notes.most_common(_MOST_LINES):
@@ -320,9 +319,9 @@ def _warnings(found: Found) -> Iterator[tuple[str, str]]:
         )
 
 
-def _classes(found: Found) -> list[dict[str, object]]:
+def _classes(run: RunFiles) -> list[dict[str, object]]:
     """The classes of length that have records, and what a call means there."""
-    if found.counts is None:
+    if run.counts is None:
         return []
     return [
         {
@@ -335,25 +334,25 @@ def _classes(found: Found) -> list[dict[str, object]]:
             "fdr": None if math.isnan(one.fdr) else one.fdr,
             "is_weak": one.fdr >= _HIGH_FDR,  # not a number: false
         }
-        for one in found.counts.classes
+        for one in run.counts.classes
         if one.n
     ]
 
 
-def _scores(found: Found) -> Drawing | None:
-    if found.counts is None:
+def _scores(run: RunFiles) -> Drawing | None:
+    if run.counts is None:
         return None
-    return scores_by_length(found.counts, found.stored.cut, found.letters)
+    return scores_by_length(run.counts, run.facts.cut, run.letters)
 
 
-def _tracks(found: Found) -> Iterator[dict[str, object]]:
+def _tracks(run: RunFiles) -> Iterator[dict[str, object]]:
     """The records whose regions are drawn, each with its regions as shares of its length."""
-    if found.regions is None or found.counts is None:
+    if run.regions is None or run.counts is None:
         return
-    run_ids = found.regions.run_ids
-    pieces = read_tracks(found.rundir.output(RegionTracks), set(run_ids.values()))
-    for (file, record), regions in found.regions.drawn.items():
-        length = max(found.counts.measured[file, record], *(end for _, end, *_ in regions))
+    run_ids = run.regions.run_ids
+    pieces = read_tracks(run.rundir.output(RegionTracks), set(run_ids.values()))
+    for (file, record), regions in run.regions.drawn.items():
+        length = max(run.counts.measured[file, record], *(end for _, end, *_ in regions))
         yield {
             "record": printable(record),
             "file": printable(file),
@@ -374,7 +373,7 @@ def _tracks(found: Found) -> Iterator[dict[str, object]]:
 
 
 def _table(counts: RunCounts | None, rows: Sequence[Row]) -> dict[str, int]:
-    """How many of the records are in the table of the page."""
+    """Numbers of records, in the table of the page and in all."""
     return {
         "n_rows": len(rows),
         "n_viral_rows": sum(row.is_viral for row in rows),
@@ -383,13 +382,13 @@ def _table(counts: RunCounts | None, rows: Sequence[Row]) -> dict[str, int]:
     }
 
 
-def _columns(found: Found, rows: Sequence[Row]) -> dict[str, object]:
+def _columns(run: RunFiles, rows: Sequence[Row]) -> dict[str, object]:
     """The rows of the table as columns: scores in millionths, rates in ten-thousandths."""
     files = {file: i for i, file in enumerate(dict.fromkeys(row.file for row in rows))}
-    of_records = found.regions.of_records if found.regions else {}
+    of_records = run.regions.of_records if run.regions else {}
     return {
-        "cut": found.stored.cut,
-        "letters": found.letters,
+        "cut": run.facts.cut,
+        "letters": run.letters,
         "files": list(map(printable, files)),
         "statuses": STATUSES,
         "columns": {
@@ -423,28 +422,28 @@ def _whole(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() else None
 
 
-def _machine(found: Found) -> dict[str, object]:
-    stored = found.stored
+def _machine(run: RunFiles) -> dict[str, object]:
+    facts = run.facts
     names = {STAGES[0]: "reading", STAGES[1]: "embedding", STAGES[2]: "tables"}
-    if stored.text("counts", "scorer"):
+    if facts.text("counts", "scorer"):
         names = {STAGES[0]: "reading", STAGES[2]: "scoring and tables"}
-    seconds = stored.seconds
+    seconds = facts.seconds
     stages = [(label, seconds[name]) for name, label in names.items() if name in seconds]
-    charts = _charts(found)
+    charts = _charts(run)
     return {
         "stages": stages,
         "longest": max((value for _, value in stages), default=0.0) or 1.0,
         "starting": seconds.get(STARTING, 0.0),
-        "has_encoder": bool(stored.sequence("recipe", "encoders")),
-        "n_tokens": stored.number("counts", "n_tokens"),
-        "n_tokens_in_all": stored.number("counts", "n_tokens_in_all"),
-        "n_copies": stored.number("counts", "n_copies"),
-        "n_tokens_saved": stored.number("counts", "n_tokens_saved"),
-        "has_logs": found.rundir.logs.is_dir(),
-        "n_starts": len(found.starts),
-        "n_losses": sum(start.n_losses for start in found.starts),
-        "n_reductions": sum(start.n_reductions for start in found.starts),
-        "n_failed_shards": sum(start.n_failed_shards for start in found.starts),
+        "has_encoder": bool(facts.sequence("recipe", "encoders")),
+        "n_tokens": facts.number("counts", "n_tokens"),
+        "n_tokens_in_all": facts.number("counts", "n_tokens_in_all"),
+        "n_copies": facts.number("counts", "n_copies"),
+        "n_tokens_saved": facts.number("counts", "n_tokens_saved"),
+        "has_logs": run.rundir.logs.is_dir(),
+        "n_starts": len(run.starts),
+        "n_losses": sum(start.n_losses for start in run.starts),
+        "n_reductions": sum(start.n_reductions for start in run.starts),
+        "n_failed_shards": sum(start.n_failed_shards for start in run.starts),
         "starts": [
             {
                 "seconds": start.seconds,
@@ -455,14 +454,14 @@ def _machine(found: Found) -> dict[str, object]:
                 "charts": [(chart.name, chart.drawn()) for chart in of_start],
                 "incidents": start.incidents,
             }
-            for start, of_start in zip(found.starts[-_MOST_LINES:], charts, strict=True)
+            for start, of_start in zip(run.starts[-_MOST_LINES:], charts, strict=True)
         ],
     }
 
 
-def _charts(found: Found) -> list[list[Chart]]:
+def _charts(run: RunFiles) -> list[list[Chart]]:
     """Tokens per second and memory of each device, for each of the latest starts."""
-    return [_charts_of(number, start) for number, start in enumerate(found.starts[-_MOST_LINES:])]
+    return [_charts_of(number, start) for number, start in enumerate(run.starts[-_MOST_LINES:])]
 
 
 def _charts_of(number: int, start: Start) -> list[Chart]:
@@ -506,28 +505,28 @@ def _charts_of(number: int, start: Start) -> list[Chart]:
     ]
 
 
-def _provenance(found: Found) -> Iterator[tuple[str, str]]:
-    stored = found.stored
-    words = [word for word in stored.sequence("argv") if isinstance(word, str)]
+def _provenance(run: RunFiles) -> Iterator[tuple[str, str]]:
+    facts = run.facts
+    words = [word for word in facts.sequence("argv") if isinstance(word, str)]
     yield "Command", escaped(shlex.join(words))
-    yield "VirNucPro", stored.text("virnucpro_version")
-    yield "Run", " on ".join(filter(None, [stored.text("time"), stored.text("host")]))
-    for text in _texts(stored.sequence("announced")):
+    yield "VirNucPro", facts.text("virnucpro_version")
+    yield "Run", " on ".join(filter(None, [facts.text("time"), facts.text("host")]))
+    for text in _texts(facts.sequence("announced")):
         yield "Announced", text
-    yield "Calls", stored.text("counts", "cut")
-    for encoder in stored.sequence("recipe", "encoders"):
+    yield "Calls", facts.text("counts", "cut")
+    for encoder in facts.sequence("recipe", "encoders"):
         if isinstance(encoder, dict):
             words = [f"{name} {value}" for name, value in encoder.items()]
             yield "Encoder", escaped(", ".join(words))
     for label, name in (("Head", "head_sha256"), ("Scorer", "scorer_sha256")):
-        digest = stored.text("recipe", name)
+        digest = facts.text("recipe", name)
         yield label, f"SHA-256 {digest}" if digest else ""
     recipe = ("input_type", "chunk_size", "min_length", "genetic_code")
-    shown = {name: stored.part("recipe").get(name) for name in recipe}
-    yield "Recipe", escaped(", ".join(f"{name} {value}" for name, value in shown.items()))
-    yield "Fingerprint of the recipe", stored.text("fingerprint")
-    yield "Devices", ", ".join(_texts(stored.sequence("resources", "devices")))
-    versions = stored.part("versions")
+    values = {name: facts.part("recipe").get(name) for name in recipe}
+    yield "Recipe", escaped(", ".join(f"{name} {value}" for name, value in values.items()))
+    yield "Fingerprint of the recipe", facts.text("fingerprint")
+    yield "Devices", ", ".join(_texts(facts.sequence("resources", "devices")))
+    versions = facts.part("versions")
     yield "Versions", escaped(", ".join(f"{name} {text}" for name, text in versions.items()))
 
 

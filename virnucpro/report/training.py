@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from virnucpro.citation import WORKS, as_text
 from virnucpro.files import atomic
 from virnucpro.log import escaped
 from virnucpro.report.charts import Chart
 from virnucpro.report.counts import damaged
-from virnucpro.report.facts import Stored, read_complaints, read_facts
+from virnucpro.report.facts import Facts, read_complaints, read_facts
 from virnucpro.report.page import pack, render
 from virnucpro.run.folder import RunDir
 from virnucpro.training.request import EPOCHS, FACTS, GAIN, HELD_OUT, SPLIT
@@ -28,7 +27,7 @@ def write_training_page(folder: Path) -> None:
         InputError: a table is damaged.
         OutputError, StorageError: as ``files.writing``.
     """
-    stored = read_facts(folder / FACTS)
+    facts = read_facts(folder / FACTS)
     names = (EPOCHS, GAIN, HELD_OUT, SPLIT)
     epochs, gains, held_out, split = (_read_table(folder / name) for name in names)
     charts = [chart for chart in _charts(epochs) if chart.series]
@@ -41,8 +40,7 @@ def write_training_page(folder: Path) -> None:
             ("Groups and records of the split", SPLIT, _columns(_by_kind(split))),
         ],
         "complaints": list(read_complaints(RunDir(folder).log).items()),
-        "provenance": list(_provenance(stored)),
-        "references": [(work.role, as_text(work)) for work in WORKS],
+        "provenance": list(_provenance(facts)),
     }
     data = {"charts": {chart.name: chart.as_data() for chart in charts}}
     page = render("training.html", content, pack(data))
@@ -92,10 +90,10 @@ def _chart(name: str, title: str, label: str, names: Sequence[str], epochs: Tabl
     for seed in seeds:
         rows = [row for row in epochs if row["seed"] == seed]
         for column in names:
-            points = [(_number(row["epoch"]), _number(row[column])) for row in rows]
-            known = [(x, y) for x, y in points if x is not None]
+            values = ((_number(row["epoch"]), _number(row[column])) for row in rows)
+            points = [(x, y) for x, y in values if x is not None]
             words = escaped(column).replace("_", " ") + (f", seed {seed}" if len(seeds) > 1 else "")
-            series.append((words, [x for x, _ in known], [y for _, y in known]))
+            series.append((words, [x for x, _ in points], [y for _, y in points]))
     return Chart(name, title, "One point for each epoch.", "epoch", label, series)
 
 
@@ -121,8 +119,8 @@ def _by_kind(split: Table) -> Table:
     ]
 
 
-def _provenance(stored: Stored) -> Iterator[tuple[str, str]]:
-    for name, value in stored.content.items():
+def _provenance(facts: Facts) -> Iterator[tuple[str, str]]:
+    for name, value in facts.content.items():
         if isinstance(value, Mapping):
             inner = ", ".join(f"{key} {one}" for key, one in value.items())
             yield escaped(name), escaped(inner)
