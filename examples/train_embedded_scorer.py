@@ -218,9 +218,9 @@ def train(manifest: Path, split: Path, out: Path, parts: list[str]) -> None:
     folder = out.with_name(f"{out.stem}_folds")
     folder.mkdir(exist_ok=True)
     for fold, nets in nets_of_folds.items():
-        windows = fit_windows(collection.where(fold_of_record != fold), 1)
+        of_fold = fit_windows(collection.where(fold_of_record != fold), 1)
         without = f"without fold {fold}"
-        unseen = Scorer(tuple(nets), windows, tuple(knots), without, tuple(error_rates))
+        unseen = Scorer(tuple(nets), of_fold, tuple(knots), without, tuple(error_rates))
         save_scorer(folder / f"fold{fold}.safetensors", unseen)
 
 

@@ -172,13 +172,13 @@ def test_a_cut_without_sense_is_refused(tmp_path, changes, reason):
 
 def test_another_genetic_code_is_another_run_and_a_note_offers_it(tmp_path):
     source, folder = write(tmp_path / "in.fa", g=gene(900, 5, code=4), **many()), tmp_path / "run"
-    predict(source, to=folder)
+    predict(source, to=folder, regions=False)
     notes = {row["record"]: row["note"] for row in rows(folder / "predictions.tsv")}
     assert notes.pop("g") == "open in genetic code 4, not in 11"
     assert set(notes.values()) == {""}
     with pytest.raises(ResumeError, match="genetic_code was 11, now 4"):
-        predict(source, to=folder, genetic_code=4, resume=True)
-    predict(source, to=tmp_path / "four", genetic_code=4)
+        predict(source, to=folder, genetic_code=4, regions=False, resume=True)
+    predict(source, to=tmp_path / "four", genetic_code=4, regions=False)
     assert {row["note"] for row in rows(tmp_path / "four/predictions.tsv")} == {""}
     assert scores(tmp_path / "four")["g"] != scores(folder)["g"]
 
