@@ -115,8 +115,9 @@ def test_nothing_to_compare_is_told(result, tmp_path):
         compare(result, tmp_path / "empty")
     with pytest.raises(InputMissingError, match="no table in common"):
         compare(result / "prediction_results.txt", result / "prediction_results_highestscore.csv")
-    with pytest.raises(InputMissingError, match="no such file"):
+    with pytest.raises(InputMissingError, match="no such file") as missing:
         compare(result, tmp_path / "nowhere")
+    assert "virnucpro predict" in missing.value.hint
     (tmp_path / "notes.txt").write_text("hello\n")
     with pytest.raises(InputError, match="is no table of results"):
         compare(result, tmp_path / "notes.txt")

@@ -15,6 +15,7 @@ from test_cli import virnucpro
 from typer.testing import CliRunner
 
 from virnucpro.cli.command import command
+from virnucpro.cli.main import app
 from virnucpro.errors import UsageError
 from virnucpro.options import (
     EvaluateOptions,
@@ -80,6 +81,22 @@ def run_toy(*arguments: str) -> tuple[int, Toy | None]:
     if isinstance(result.exception, UsageError):
         raise result.exception
     return result.exit_code, seen[0] if seen else None
+
+
+def commands_of(app: typer.Typer, path: str) -> Iterator[tuple[str, str]]:
+    """Each command of a program by its whole name, with its help."""
+    for name, one in typer.main.get_command(app).commands.items():
+        if hasattr(one, "commands"):
+            yield from ((f"{path} {name} {below}", sub.help) for below, sub in one.commands.items())
+        else:
+            yield f"{path} {name}", one.help
+
+
+def test_the_help_of_every_command_has_an_example_of_it():
+    helps = dict(commands_of(app, "virnucpro"))
+    assert len(helps) > 15
+    without = [name for name, text in helps.items() if name not in " ".join(text.split())]
+    assert not without
 
 
 def test_a_field_of_a_class_is_an_option_of_its_command():

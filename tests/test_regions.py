@@ -18,7 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from runs import rows
 from test_scorer_run import predict, write
+from typer.testing import CliRunner
 
+from virnucpro.cli.main import app
 from virnucpro.errors import InputError, InputMissingError, ResumeError, UnavailableError
 from virnucpro.outputs.regions import find_regions
 from virnucpro.outputs.sinks import (
@@ -270,6 +272,18 @@ def written(folder: Path, made: list[RecordResult]) -> None:
             add(result)
 
 
+@pytest.mark.parametrize(("call", "note"), [("other", "the record is called other"), ("virus", "")])
+def test_a_region_that_is_all_of_a_record_tells_where_the_record_is_called_other(
+    tmp_path, call, note
+):
+    [made] = results([(0, 400, "whole")])
+    made = made._replace(call=replace(made.call, is_virus=call == "virus"))
+    written(tmp_path, [made])
+    assert [row["note"] for row in rows(tmp_path / "regions.tsv")] == [note]
+    gff = (tmp_path / "regions.gff3").read_text().splitlines()[-1]
+    assert (f";Note={note}" in gff) if note else ("Note=" not in gff)
+
+
 @st.composite
 def apart(draw) -> list[tuple[int, int, str]]:
     ends = sorted(draw(st.sets(st.integers(0, 400), max_size=8)))
@@ -301,11 +315,12 @@ def test_all_files_of_regions_say_the_same(tmp_path_factory, regions_of):
     first, *lines = (folder / "regions.gff3").read_text().splitlines()
     assert first == "##gff-version 3"
     terms = {"provirus": "proviral_region", "whole": "viral_sequence"}
+    notes = {"provirus": "", "whole": ";Note=the record is called other"}
     assert [
         (unquote(row[0]), row[2], int(row[3]) - 1, int(row[4]), unquote(row[8]))
         for row in (line.split("\t") for line in lines)
     ] == [
-        (record, terms[kind], start, end, f"ID={name};att=ACGTTGCAACGT")
+        (record, terms[kind], start, end, f"ID={name};att=ACGTTGCAACGT{notes[kind]}")
         for (record, start, end, kind), name in zip(expected, names, strict=True)
     ]
     bases = {result.record.id: result.record.sequence for result in made}
@@ -412,6 +427,15 @@ def test_regions_of_a_finished_run_are_those_of_predict_to_the_byte(tmp_path, ch
     for key in ("recipe", "inputs", "cut"):
         assert manifests[0][key] == manifests[1][key]
     assert manifests[1]["counts"]["n_regions"] == 2
+
+
+def test_regions_of_short_records_name_no_table_that_is_not_there(tmp_path):
+    source = write(tmp_path / "in.fa", short="ACGTTGCA" * 50)
+    predict(source, to=tmp_path / "run")
+    outcome = CliRunner().invoke(app, ["regions", str(tmp_path / "run")])
+    assert outcome.exit_code == 0
+    assert "none; no scored record has 10,000 bases" in outcome.output
+    assert "next:" not in outcome.output
 
 
 def test_regions_are_refused_where_there_is_no_run_or_another_table(tmp_path, chromosomes):

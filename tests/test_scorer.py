@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,7 +33,7 @@ from virnucpro.scorer.nets import (
     load_scorer,
     save_scorer,
 )
-from virnucpro.scorer.pieces import encode_pieces
+from virnucpro.scorer.pieces import Pieces, encode
 from virnucpro.scorer.score import score_sequences, score_windows
 from virnucpro.scorer.stretches import find_stretches
 from virnucpro.scorer.words import (
@@ -53,6 +54,12 @@ GOLDEN = Path(__file__).parent / "golden" / "scorer"
 PAIRS = str.maketrans("ACGT", "TGCA")
 DNA = st.text("ACGTN", min_size=1, max_size=400)
 WORD_COLUMNS = range(GC + N_FIGURES, GC + N_FIGURES + N_WORD_FIGURES)
+
+
+def encode_pieces(sequences: Sequence[str]) -> Pieces:
+    """Each sequence as one piece."""
+    lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int64)
+    return Pieces.of(encode("".join(sequences)), np.cumsum(lengths) - lengths, lengths)
 
 
 def random_sequence(n_bases: int, seed: int) -> str:

@@ -789,8 +789,7 @@ class TrainOptions(DeviceOptions, LoopOptions, NetworkOptions, StartOptions, Lab
     precision: Annotated[
         Literal["auto", "bf16", "fp32"],
         typer.Option(
-            help="Precision of matrix products; auto: bf16 where the device has it, fp16 on "
-            "older GPUs with tensor cores, else fp32.",
+            help="Precision of matrix products; auto: bf16 where the device has it, else fp32.",
             rich_help_panel=DEVICES,
         ),
     ] = "auto"

@@ -204,7 +204,7 @@ def scorer_of(join: Join) -> Scorer:
 
 
 def make_finder(options: RunOptions, recipe: Recipe, scorer: Scorer | None) -> RegionFinder | None:
-    """What looks for regions in nucleotides; they are told by the scorer, whatever calls."""
+    """The finder of regions in nucleotides; they are told by the scorer, whatever calls."""
     if not isinstance(options, PredictOptions) or not options.regions:
         return None
     if recipe.input_type != "nucleotide":

@@ -84,6 +84,8 @@ class Tally:
                 f"failed: {self.n_failed:,} sequences, and {self.n_lost:,} shards as a whole; "
                 "the same again, or --resume, tries them again"
             ]
+        if self.n_shards:
+            lines += ["next: when all parts are done, the planned command with --resume"]
         return lines
 
     def take(self, event: Event) -> None:

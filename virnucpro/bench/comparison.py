@@ -48,7 +48,7 @@ class EncoderRow:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """What was measured."""
+        """The kind of measurement, the same in every run."""
         way = (self.program, self.precision, self.how, self.layout)
         return (self.model, self.profile, *way)
 

@@ -36,7 +36,7 @@ class LimitRow:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """What was measured."""
+        """The kind of measurement, the same in every run."""
         return (self.what, self.precision, self.layout)
 
 

@@ -14,7 +14,10 @@ from virnucpro.errors import UsageError
 
 
 def devices() -> None:
-    """List the devices that a run would use: GPUs, memory, precision, kernels."""
+    """List the devices that a run would use: GPUs, memory, precision, kernels.
+
+    Example: virnucpro devices
+    """
     with exits(kept=""):
         from virnucpro.devices import describe_machine
 

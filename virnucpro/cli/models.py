@@ -51,6 +51,8 @@ def list_models() -> None:
     The first model is part of this program; it is used where a model is needed and none is named.
     Imported models come last. The GPU memory is for the default batches;
     `virnucpro models info NAME` says more.
+
+    Example: virnucpro models list
     """
     with exits(kept=""):
         from virnucpro.encoders.models import describe_models
@@ -106,11 +108,11 @@ def download_model(
             events = stack.enter_context(EventLog())
             if is_live(quiet=False):
                 stack.enter_context(Dashboard(events.figures, Console(stderr=True)))
-            found = tuple(open_model(each, events) for each in model_names(name))
-            head = find_head(name, found, events)
-        for model in found:
+            opened = tuple(open_model(each, events) for each in model_names(name))
+            head = find_head(name, opened, events)
+        for model in opened:
             typer.echo(f"{printable(model.name)} is at {printable(model.path)}")
-        if len(found) > 1:
+        if len(opened) > 1:
             typer.echo(f"its head is at {printable(head)}")
 
 
@@ -156,7 +158,10 @@ def import_model(
     with exits(kept=""):
         if folder is not None:
             if name is not None or force:
-                raise UsageError("--name and --force do not go with --from")
+                raise UsageError(
+                    "--name and --force do not go with --from",
+                    hint="leave them out: the files of a bundle have their published names",
+                )
             import_bundle(path, folder)
             return
         from virnucpro.encoders.models import import_model as copy_model
@@ -184,6 +189,8 @@ def verify(model: Model) -> None:
     """Load a checkpoint, and check that every tensor is there and finite.
 
     A model with a published name must be the published file.
+
+    Example: virnucpro models verify esm2_t33_650M_UR50D
     """
     with exits(kept=""):
         from virnucpro.encoders.models import verify_model

@@ -283,8 +283,7 @@ def _check_md5(model: str, checkpoint: ESM2Model) -> None:
 def describe_models() -> Iterator[str]:
     """A line for each model that has a name: what it needs, and where it lies or would lie."""
     footprints = {EMBEDDED: inspect_esm2(locate(EMBEDDED)).footprint}
-    footprints |= {name: footprint_of(shape_of(name)) for name in PUBLISHED}
-    footprints |= {name: folder.footprint for name, folder in FOLDERS.items()}
+    footprints |= {name: _published_footprint(name) for name in (*PUBLISHED, *FOLDERS)}
     footprints |= {
         name: join_footprints([footprints[encoder] for encoder in bundle.encoders])
         for name, bundle in BUNDLES.items()
@@ -328,12 +327,12 @@ def describe_model(model: str) -> Iterator[str]:
     path = locate(model)
     if model in PUBLISHED and not path.exists():
         shape = shape_of(model)
-        n_layers, width, encoder_id = shape.n_layers, shape.width, "known when it is here"
+        n_layers, width, encoder_id = shape.n_layers, shape.width, "told when it is here"
         footprint = footprint_of(shape, download_bytes(model))
         yield f"path        {printable(path)}, when it is fetched"
     elif model in FOLDERS and missing_files(model):
         folder = FOLDERS[model]
-        n_layers, width, encoder_id = folder.n_layers, folder.width, "known when it is here"
+        n_layers, width, encoder_id = folder.n_layers, folder.width, "told when it is here"
         footprint = folder.footprint
         yield f"path        {printable(path)}, when it is fetched"
         yield from (f"file        {file.url}" for file in folder.files)
@@ -361,13 +360,15 @@ def _describe_bundle(model: str) -> Iterator[str]:
         else:
             yield f"file        {BASE_URL}/{encoder}.pt"
     yield f"file        {bundle.head.url}"
-    footprints = [
-        FOLDERS[name].footprint
-        if name in FOLDERS
-        else footprint_of(shape_of(name), download_bytes(name))
-        for name in bundle.encoders
-    ]
-    yield from describe_needs(join_footprints(footprints))
+    footprints = map(_published_footprint, bundle.encoders)
+    yield from describe_needs(join_footprints(list(footprints)))
+
+
+def _published_footprint(name: str) -> Footprint:
+    """The footprint of a published model that need not be here."""
+    if name in FOLDERS:
+        return FOLDERS[name].footprint
+    return footprint_of(shape_of(name), download_bytes(name))
 
 
 def verify_model(model: str) -> tuple[Model, str]:
@@ -410,7 +411,11 @@ def _places_in_use(name: str) -> list[Path]:
 
 
 def import_model(source: Path, name: str | None, *, force: bool) -> tuple[str, ESM2Model]:
-    """As ``import_checkpoint``; without a name the model gets that of the file or folder."""
+    """Import a checkpoint under a name, or else that of its file or folder.
+
+    Raises:
+        VirnucproError: as ``import_checkpoint``.
+    """
     plain = source.name if source.is_dir() else source.stem
     name = plain if name is None else name
     return name, import_checkpoint(source, name, force=force)

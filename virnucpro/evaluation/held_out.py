@@ -28,7 +28,7 @@ class Memory:
     groups: NDArray[np.uint64]
 
 
-def memories(head: Head | None, scorer: Scorer | None) -> list[Memory]:
+def memories_of(head: Head | None, scorer: Scorer | None) -> list[Memory]:
     """The memories of what calls the records: a head, its encoder, the scorer."""
     memories = []
     if head is not None:
@@ -102,19 +102,20 @@ class HeldOut:
                 nothing is left.
         """
         n_records = 0
-        known: dict[str, set[str]] = {owner: set() for owner in self._memories}
+        ids: dict[str, set[str]] = {owner: set() for owner in self._memories}
         for labelled, record in pairs:
             n_records += 1
             group, digest = group_digest(labelled.group), record_digest(record.sequence)
             is_trained = False
             for owner, (groups, records) in self._memories.items():
                 if group in groups or digest in records:
-                    known[owner].add(labelled.id)
+                    ids[owner].add(labelled.id)
                     is_trained = True
             if not is_trained or self._of_training != "leave out":
                 self.records.append(labelled)
                 yield labelled, record
-        self._tell(Trained({owner: frozenset(ids) for owner, ids in known.items()}), n_records)
+        trained = Trained({owner: frozenset(of_owner) for owner, of_owner in ids.items()})
+        self._tell(trained, n_records)
 
     def _tell(self, trained: Trained, n_records: int) -> None:
         """

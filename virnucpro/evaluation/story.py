@@ -20,7 +20,7 @@ from virnucpro.engine.executor import Executor
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.errors import UsageError, VirnucproError
 from virnucpro.evaluation.fragments import WHOLE, Cutting, Fragment, length_name, write_fragments
-from virnucpro.evaluation.held_out import HeldOut, OfTraining, memories, policy
+from virnucpro.evaluation.held_out import HeldOut, OfTraining, memories_of, policy
 from virnucpro.evaluation.metrics import Interval, Measures, Samples, bootstrap, measure
 from virnucpro.files import refuse_links, writing
 from virnucpro.labelled.records import (
@@ -158,7 +158,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Caller:
-    """What calls the records: the scorer, a head, or a head that is joined with the scorer."""
+    """The caller of the records: the scorer, a head, or a head that is joined with the scorer."""
 
     head: Head | None
     scorer: Scorer | None
@@ -198,7 +198,7 @@ def evaluate(options: EvaluateOptions, on_event: OnEvent) -> Evaluation:
 
 
 def caller_of(config: RunConfig, head: Head | None) -> Caller:
-    """What calls nucleotides in this run."""
+    """The caller of nucleotides in this run."""
     if (choice := config.scorer_for("nucleotide")) is not None:
         return Caller(None, load_scorer(choice.path))
     is_joined = head is not None and head.facts.join is not None
@@ -252,7 +252,7 @@ def answer(
     Raises:
         VirnucproError: see ``errors``; or something could not be scored.
     """
-    held_out = HeldOut(memories(caller.head, caller.scorer), question.of_training)
+    held_out = HeldOut(memories_of(caller.head, caller.scorer), question.of_training)
     with _folder(question.output):
         pairs = held_out.select(question.read_records())
         fragments = write_fragments(pairs, question.cutting, question.fasta, question.table)

@@ -19,12 +19,12 @@ from virnucpro.files import disk_error, open_plain
 from virnucpro.log import printable
 from virnucpro.outputs.sinks import ChunkTable, FrameTable, RecordTable, read_calls
 
-_N_SHOWN = 3  # ids of each kind of difference
+_N_EXAMPLES = 3  # ids of each kind of difference
 _HEADINGS = ("table", "in both", "only in A", "only in B", "labels differ", "largest", "median")
 
 
 class Row(NamedTuple):
-    """What a table says of a frame, a chunk or a record."""
+    """A frame, a chunk or a record, as a table has it."""
 
     id: str
     label: str
@@ -64,9 +64,9 @@ class Comparison:
         }
         for kind, ids in kinds.items():
             if ids:
-                more = ", ..." if len(ids) > _N_SHOWN else ""
-                shown = ", ".join(map(printable, islice(ids, _N_SHOWN)))
-                yield f"{self.table}, {kind}: {shown}{more}"
+                more = ", ..." if len(ids) > _N_EXAMPLES else ""
+                examples = ", ".join(map(printable, islice(ids, _N_EXAMPLES)))
+                yield f"{self.table}, {kind}: {examples}{more}"
 
 
 def compare(a: Path, b: Path) -> list[Comparison]:
@@ -113,9 +113,12 @@ def _find_tables(path: Path) -> dict[str, Path]:
             hint="name a folder with the results of `virnucpro predict`, or of VirNucPro",
         )
     if not path.exists():
-        raise InputMissingError(f"{printable(path)}: no such file or folder")
+        raise InputMissingError(
+            f"{printable(path)}: no such file or folder",
+            hint="name a run folder of `virnucpro predict`, one of VirNucPro, or a table",
+        )
     for name, reader in _READERS.items():
-        with _opened(path) as lines:
+        with _open(path) as lines:
             if next(lines, "").rstrip("\r\n") == reader.header:
                 return {name: path}
     raise InputError(
@@ -148,13 +151,13 @@ def _read(name: str, path: Path) -> Iterator[Row]:
     Raises:
         InputError: it is damaged, or an id occurs twice.
     """
-    seen: set[str] = set()
-    with _opened(path) as lines:
+    ids: set[str] = set()
+    with _open(path) as lines:
         try:
             for row in _READERS[name].read(lines):
-                if row.id in seen:
+                if row.id in ids:
                     raise ValueError(f"{row.id} occurs twice")
-                seen.add(row.id)
+                ids.add(row.id)
                 yield row
         except (ValueError, LookupError) as error:
             raise InputError(
@@ -163,8 +166,9 @@ def _read(name: str, path: Path) -> Iterator[Row]:
             ) from error
 
 
-def _opened(path: Path) -> TextIO:
-    """
+def _open(path: Path) -> TextIO:
+    """A table as text, which is read from its beginning.
+
     Raises:
         OutputError, StorageError: it cannot be opened.
     """

@@ -241,7 +241,7 @@ class RegionTable(RegionSink):
     def row(self, result: RecordResult, region: Region, name: str) -> str:
         place = f"{region.start + 1}\t{region.end}\t{region.end - region.start}"
         record = f"{result.record.name}\t{result.record.sample}"
-        note = OVER_ORIGIN if region.over_origin else ""
+        note = "; ".join(region_notes(result, region))
         words = f"{region.posterior:.4f}\t{region.att}\t{note}"
         return f"{name}\t{record}\t{region.kind}\t{place}\t{words}\n"
 
@@ -269,8 +269,8 @@ class RegionGff(RegionSink):
         attributes = f"ID={quote(name, safe=GFF3_SEQID, errors='surrogateescape')}"
         if region.att:
             attributes += f";att={region.att}"
-        if region.over_origin:
-            attributes += f";Note={OVER_ORIGIN}"
+        if notes := region_notes(result, region):
+            attributes += f";Note={','.join(notes)}"
         term = self.terms[region.kind]
         return f"{seqid}\tvirnucpro\t{term}\t{place}\t{attributes}\n"
 
@@ -308,12 +308,21 @@ class RegionTracks(OptionalTable):
 
 
 OVER_ORIGIN = "goes on over the origin"
+CALLED_OTHER = "the record is called other"
 GFF3_SEQID = ".:^*$@!+_?-|"  # what stands for itself in a sequence id, beside letters and digits
 
 
 def region_name(record: FastaRecord, region: Region) -> str:
     """Positions count from 1, and the end is the last base."""
     return f"{record.id}|{region.kind}_{region.start + 1}_{region.end}"
+
+
+def region_notes(result: RecordResult, region: Region) -> list[str]:
+    """What a user must know beside the place: no call follows from a region."""
+    notes = [OVER_ORIGIN] if region.over_origin else []
+    if region.kind == "whole" and not result.call.is_virus:
+        notes.append(CALLED_OTHER)
+    return notes
 
 
 @dataclass(slots=True)

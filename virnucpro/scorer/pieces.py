@@ -6,7 +6,6 @@ behind the end of a piece.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,12 +56,6 @@ def encode(sequence: str) -> Digits:
 def reverse_complement(digits: Digits) -> Digits:
     """Each row read on the other strand. (..., n_bases) -> (..., n_bases)"""
     return _COMPLEMENT[digits[..., ::-1]]
-
-
-def encode_pieces(sequences: Sequence[str]) -> Pieces:
-    """Each sequence as one piece."""
-    lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int64)
-    return Pieces.of(encode("".join(sequences)), np.cumsum(lengths) - lengths, lengths)
 
 
 def cut(lengths: Counts, size: int) -> tuple[Counts, Counts, Counts]:

@@ -22,6 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from virnucpro.config import Pooling
+from virnucpro.encoders.base import Model
 from virnucpro.errors import UnavailableError
 from virnucpro.files import atomic, sha256
 from virnucpro.log import printable
@@ -62,6 +63,18 @@ class EncoderFacts:
             raise TypeError("an encoder is named by text")
         if self.pooling not in ("mean", "bos"):
             raise ValueError(f"a head on {self.pooling!a} pooling")
+
+    @classmethod
+    def of(cls, model: Model) -> EncoderFacts:
+        """The means of a model's last layer."""
+        return cls(
+            family=model.family,
+            name=model.name,
+            encoder_id=model.encoder_id,
+            layer=model.n_layers,
+            pooling="mean",
+            dim=model.dim,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

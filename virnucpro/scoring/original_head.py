@@ -59,17 +59,7 @@ def find_head(
     if published is None:
         return models[0].head
     source, chunk_size = published
-    encoders = tuple(
-        EncoderFacts(
-            family=model.family,
-            name=model.name,
-            encoder_id=model.encoder_id,
-            layer=model.n_layers,
-            pooling="mean",
-            dim=model.dim,
-        )
-        for model in models
-    )
+    encoders = tuple(map(EncoderFacts.of, models))
     converted = source.with_name(_CONVERTED)
     with suppress(UnavailableError):  # it was never made, or is damaged
         if load_head(converted).facts.encoders == encoders:

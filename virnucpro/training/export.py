@@ -62,16 +62,8 @@ def facts_of(
     chunk_size: int,
     training: str,
 ) -> HeadFacts:
-    encoder = EncoderFacts(
-        family=model.family,
-        name=model.name,
-        encoder_id=model.encoder_id,
-        layer=model.n_layers,
-        pooling="mean",
-        dim=model.dim,
-    )
     return HeadFacts(
-        encoders=(encoder,),
+        encoders=(EncoderFacts.of(model),),
         chunk_size=chunk_size,
         threshold=calibration.threshold,
         frame_rule=calibration.frames,

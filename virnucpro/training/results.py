@@ -122,23 +122,23 @@ class Outcome:
         labels, scorer = self.frames.labels, self.scorer
         records, groups = set(scorer.trained_records.tolist()), set(scorer.trained_groups.tolist())
         names = sorted({record.group for record in labels.records})  # as they are numbered
-        seen = {
+        trained = {
             record.group
             for record, digest in zip(labels.records, labels.digests, strict=True)
             if digest in records or group_digest(record.group) in groups
         }
-        numbers = [number for number, name in enumerate(names) if name in seen]
+        numbers = [number for number, name in enumerate(names) if name in trained]
         unseen = [part.where(~np.isin(part.group, numbers)) for part in of_lengths]
-        n_seen = len(seen & {name for name in names if self.splits[name] == split})
-        if not n_seen:
+        n_trained = len(trained & {name for name in names if self.splits[name] == split})
+        if not n_trained:
             return of_lengths
         if any(map(is_enough, unseen)):
-            announce(f"{split}: {n_seen} groups are left out, as the scorer was trained on them")
+            announce(f"{split}: {n_trained} groups are left out, as the scorer was trained on them")
             return unseen
         LOGGER.warning(
             "the scorer was trained on %d of the %s groups: its AUROC is too good there, and the "
             "weight of the head too small",
-            n_seen,
+            n_trained,
             split,
         )
         return of_lengths

@@ -213,7 +213,7 @@ def _read(file: Path, read: Read) -> Tensor:
 
 
 def _open_weights(file: Path) -> dict[str, Read]:
-    """What reads each tensor of a file, by its name there.
+    """Readers of the tensors of a file, by their names there.
 
     Raises:
         UnavailableError: the file is damaged, or holds more than tensors.
