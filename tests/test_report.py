@@ -6,6 +6,7 @@ import base64
 import gzip
 import hashlib
 import json
+import os
 import re
 from importlib.resources import files
 from pathlib import Path
@@ -14,13 +15,14 @@ import numpy as np
 import pytest
 import workers
 from pages import EVIL, EXAMPLE, Page, call, write_table
-from runs import again, run_inline
+from runs import again, run_inline, within
 
 from virnucpro import pipeline
 from virnucpro.engine.executor import InlineExecutor
 from virnucpro.errors import InputError, InputMissingError, ResumeError
 from virnucpro.events import BatchDone, Memory, WorkerLost, WorkerReady
 from virnucpro.options import PredictOptions
+from virnucpro.outputs.summary import STAGES
 from virnucpro.records import Call, Shard
 from virnucpro.report.page import MOST_BYTES
 from virnucpro.report.story import report_folder
@@ -319,7 +321,15 @@ def test_a_damaged_run_json_is_told(tmp_path, text):
 
 
 @pytest.mark.parametrize(
-    "row", ["b", "b\tc\tmany\tscored\t\t\t\t\t\t\t", "b\tc\t7\tgood\t\t\t\t\t\t\t"]
+    "row",
+    [
+        "b",
+        "b\tc\tmany\tscored" + 8 * "\t",
+        "b\tc\t7\tgood" + 8 * "\t",
+        f"b\tc\t{10**30}\tscored" + 8 * "\t",
+        f"b\tc\t{2**62}\tscored\tvirus\t0.9" + 6 * "\t",
+        "b\tc\t700\tscored\tvirus\t0.9\tinf" + 5 * "\t",
+    ],
 )
 def test_a_damaged_table_is_told(tmp_path, row):
     folder = write_table(tmp_path / "run", [call("a", 0.99)])
@@ -416,8 +426,45 @@ def test_every_start_of_a_run_is_kept_and_the_page_shows_each(make_config, tiny,
     assert {"speed0", "memory0", "speed1", "memory1"} == Page(rundir.report).data["charts"].keys()
 
 
+def test_a_number_of_run_json_that_is_none_is_left_out(tmp_path):
+    folder = write_table(tmp_path / "run", [call("a", 0.99)])
+    stored = json.loads((folder / "run.json").read_text())
+    seconds = {STAGES[0]: 10**400, STAGES[2]: float("inf")}
+    cut_scores = [[float("inf"), 0.5], [10**400, 0.5], [500, float("nan")]]
+    counts = {**stored.get("counts", {}), "seconds": seconds, "cut_scores": cut_scores}
+    (folder / "run.json").write_text(json.dumps({**stored, "counts": counts}))
+    assert Page(report_folder(folder)).words
+
+
+def test_a_pipe_in_the_place_of_a_log_is_not_waited_for(tmp_path):
+    folder = write_table(tmp_path / "run", [call("a", 0.99)])
+    for name in ("virnucpro.log", "machine.json"):
+        (folder / name).unlink(missing_ok=True)
+        os.mkfifo(folder / name)
+    with within(10):
+        assert Page(report_folder(folder)).words
+
+
+def start_with(tokens: str) -> str:
+    """A record of the devices with one start of one device."""
+    device = f'"description": "", "n_shards": 1, "memory_total": 1, "tokens": {tokens}'
+    zeros = '"n_losses": 0, "n_reductions": 0, "n_failed_shards": 0, "incidents": []'
+    start = f'"seconds_per_bin": 1, "seconds": 1, "devices": {{"cpu": {{{device}, "memory": [1]}}}}'
+    return f'{{"starts": [{{{start}, {zeros}}}]}}'
+
+
+def test_a_record_of_the_devices_is_read(tmp_path):
+    (tmp_path / "machine.json").write_text(start_with("[7]"))
+    (start,) = read_starts(tmp_path / "machine.json")
+    assert start.devices["cpu"].tokens == [7]
+
+
 @pytest.mark.parametrize(
-    "text", ["{", "[]", '{"starts": [{"seconds_per_bin": 0}]}', '{"starts": 1}']
+    "text",
+    [
+        *("{", "[]", '{"starts": [{"seconds_per_bin": 0}]}', '{"starts": 1}'),
+        *map(start_with, ["[Infinity]", "[NaN]", "[-1]", f"[{10**400}]", "[1, 2]"]),
+    ],
 )
 def test_a_damaged_record_of_the_devices_is_none(tmp_path, text):
     folder = write_table(

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from runs import assert_same_run, leftovers, run_inline
+from runs import assert_same_run, leftovers, run_inline, within
 from test_cli import virnucpro
 from workers import CrashingWorker
 
@@ -173,6 +173,17 @@ def test_a_damaged_vector_file_is_replaced_and_not_deleted_before(plan, merge, u
     assert work_inline(folder, "1/1", is_there_still) == 1
     merge()
     assert_same_run(folder, undisturbed)
+
+
+@pytest.mark.parametrize("name", ["shards/000000.faa", "logs/work-elsewhere-7.log"])
+def test_a_pipe_in_the_place_of_a_file_is_named_and_not_waited_for(plan, name):
+    folder = plan()
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    with within(20), pytest.raises((OutputError, OSError), match="not a plain file"):
+        work_inline(folder)
+        inspect_run(folder, verify=False)
 
 
 def test_without_vectors_the_merge_names_what_is_missing_and_embeds_nothing(plan, merge):

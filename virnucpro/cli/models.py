@@ -108,11 +108,11 @@ def download_model(
             events = stack.enter_context(EventLog())
             if is_live(quiet=False):
                 stack.enter_context(Dashboard(events.figures, Console(stderr=True)))
-            found = tuple(open_model(each, events) for each in model_names(name))
-            head = find_head(name, found, events)
-        for model in found:
+            opened = tuple(open_model(each, events) for each in model_names(name))
+            head = find_head(name, opened, events)
+        for model in opened:
             typer.echo(f"{printable(model.name)} is at {printable(model.path)}")
-        if len(found) > 1:
+        if len(opened) > 1:
             typer.echo(f"its head is at {printable(head)}")
 
 

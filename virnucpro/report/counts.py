@@ -24,7 +24,8 @@ from virnucpro.records import STATUSES
 
 N_TOP = 20
 PER_DOUBLING = 4  # bins of length
-N_LENGTHS = 32 * PER_DOUBLING
+_DOUBLINGS = 40  # a record is shorter than 2^40 letters
+N_LENGTHS = _DOUBLINGS * PER_DOUBLING
 N_SCORES = 40  # bins of log-odds
 MOST_LOG_ODDS = 7.0  # a score of 0.9991
 _LINES_AT_ONCE = 20_000
@@ -139,11 +140,14 @@ class RunCounts:
         Raises:
             ValueError: a number is none, or a status is unknown.
         """
-        lengths = np.array(list(map(int, block["length"])), np.int64)
+        numbers = list(map(int, block["length"]))
         scores = np.array([float(text) if text else math.nan for text in block["virus_score"]])
         rates = np.array([float(text) if text else math.nan for text in block["fdr"]])
-        if (lengths < 0).any() or (scores < 0).any() or (scores > 1).any():
-            raise ValueError("a length or a score that is none")
+        if any(not 0 <= number < 2**_DOUBLINGS for number in numbers):
+            raise ValueError("a length that is none")
+        if any((shares < 0).any() or (shares > 1).any() for shares in (scores, rates)):
+            raise ValueError("a score or an fdr that is none")
+        lengths = np.array(numbers, np.int64)
         if unknown := set(block["status"]) - set(STATUSES):
             raise ValueError(f"the status {min(unknown)}")
         is_viral = np.array([call == "virus" for call in block["call"]], np.bool_)

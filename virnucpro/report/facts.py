@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from virnucpro.errors import InputMissingError, ResumeError
+from virnucpro.files import open_plain
 from virnucpro.log import escaped, printable
 from virnucpro.outputs.sinks import RegionTable
 from virnucpro.report.counts import damaged, read_blocks
@@ -28,6 +29,7 @@ _START = re.compile(r"virnucpro \S+: ")
 _Key = tuple[str, str]  # file and id of a record
 _Line = tuple[int, int, str, float]  # start and end (bases, 0-based, half-open), kind, posterior
 _Rank = tuple[bool, int]  # whether a record has more than a whole region, and its viral letters
+_MOST = 10**15  # no number of the page is larger
 _MOST_TRACKS = 24  # records whose regions are drawn
 _REGION_COLUMNS = ("region", "file", "record", "kind", "start", "end", "posterior")
 
@@ -65,7 +67,7 @@ class Facts:
 
     def share(self, *names: str) -> float:
         value = self.part(*names[:-1]).get(names[-1])
-        return float(value) if isinstance(value, float) else 0.0
+        return value if isinstance(value, float) and _is_number(value) else 0.0
 
     def sequence(self, *names: str) -> Sequence[Any]:
         value = self.part(*names[:-1]).get(names[-1])
@@ -93,7 +95,7 @@ class Facts:
         return {
             escaped(name): float(value)
             for name, value in self.part("counts", "seconds").items()
-            if isinstance(value, int | float)
+            if _is_number(value)
         }
 
     @property
@@ -114,11 +116,14 @@ class Facts:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Whether it can be counted with: JSON holds infinities, NaN and integers of any size too."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return -_MOST <= value <= _MOST
 
 
 def _count(value: object) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+    return value if isinstance(value, int) and _is_number(value) else 0
 
 
 def read_facts(path: Path) -> Facts:
@@ -147,7 +152,7 @@ def read_facts(path: Path) -> Facts:
 def read_complaints(log: Path) -> Counter[str]:
     """Warnings and errors of the last start, each with how often it came; none without a log."""
     try:
-        with log.open("rb") as handle:
+        with open_plain(log) as handle:
             handle.seek(max(0, handle.seek(0, os.SEEK_END) - _MOST_OF_LOG))
             text = handle.read().decode("utf-8", "backslashreplace")
     except OSError:

@@ -26,7 +26,7 @@ import psutil
 from filelock import SoftFileLock, Timeout
 
 from virnucpro.errors import OutputError, VirnucproError
-from virnucpro.files import writing
+from virnucpro.files import open_plain, writing
 from virnucpro.log import printable
 
 LOCK = ".lock"
@@ -97,7 +97,7 @@ def holder_of(tag: Path) -> tuple[str, int] | None:
 def is_held(path: Path) -> bool:
     """Whether a process has this tag, or the lock of a run, now."""
     try:
-        with path.open("rb") as handle:
+        with open_plain(path) as handle:
             fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
             return False
     except FileNotFoundError:

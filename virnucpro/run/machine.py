@@ -23,7 +23,7 @@ from virnucpro.events import (
     WorkerLost,
     WorkerReady,
 )
-from virnucpro.files import atomic
+from virnucpro.files import atomic, open_plain
 from virnucpro.log import LOGGER, escaped
 
 _FIRST_WIDTH = 1.0  # seconds of a bin at first
@@ -31,6 +31,7 @@ _MOST_BINS = 240  # then neighbours are joined, and bins are twice as wide
 _MOST_STARTS = 20  # the latest ones are kept
 _MOST_INCIDENTS = 100  # that are told of a start; all are counted
 _LONGEST_TEXT = 300  # letters of a reason
+_MOST = 10**15  # no count, and no number of bytes or seconds, is larger
 
 
 @dataclass(slots=True)
@@ -138,7 +139,8 @@ class MachineLog:
 def read_starts(path: Path) -> list[Start]:
     """The starts in a file; none if there is no such file, or it is damaged."""
     try:
-        return [_from_json(start) for start in json.loads(path.read_text())["starts"]]
+        with open_plain(path) as content:
+            return [_from_json(start) for start in json.load(content)["starts"]]
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return []
 
@@ -151,25 +153,41 @@ def _from_json(stored: dict[str, Any]) -> Start:
     devices = {
         str(name): DeviceSeries(
             description=str(device["description"]),
-            n_shards=int(device["n_shards"]),
-            memory_total=int(device["memory_total"]),
-            tokens=[int(n) for n in device["tokens"][:_MOST_BINS]],
-            memory=[int(n) for n in device["memory"][:_MOST_BINS]],
+            n_shards=_count(device["n_shards"]),
+            memory_total=_count(device["memory_total"]),
+            tokens=[_count(n) for n in device["tokens"][:_MOST_BINS]],
+            memory=[_count(n) for n in device["memory"][:_MOST_BINS]],
         )
         for name, device in stored["devices"].items()
     }
-    seconds_per_bin = float(stored["seconds_per_bin"])
+    if any(len(series.tokens) != len(series.memory) for series in devices.values()):
+        raise ValueError("a device has tokens in other bins than memory")
+    seconds_per_bin = _amount(stored["seconds_per_bin"])
     if not seconds_per_bin > 0:
         raise ValueError(f"bins of {seconds_per_bin} seconds")
     return Start(
         seconds_per_bin=seconds_per_bin,
-        seconds=float(stored["seconds"]),
+        seconds=_amount(stored["seconds"]),
         devices=devices,
-        n_losses=int(stored["n_losses"]),
-        n_reductions=int(stored["n_reductions"]),
-        n_failed_shards=int(stored["n_failed_shards"]),
+        n_losses=_count(stored["n_losses"]),
+        n_reductions=_count(stored["n_reductions"]),
+        n_failed_shards=_count(stored["n_failed_shards"]),
         incidents=[
-            (float(seconds), str(device), str(text))
+            (_amount(seconds), str(device), str(text))
             for seconds, device, text in stored["incidents"][:_MOST_INCIDENTS]
         ],
     )
+
+
+def _amount(stored: float) -> float:
+    """
+    Raises:
+        ValueError, TypeError: it is none: JSON holds infinities, NaN and integers of any size too.
+    """
+    if not 0 <= stored <= _MOST:
+        raise ValueError(f"{stored} is no amount")
+    return float(stored)
+
+
+def _count(stored: float) -> int:
+    return int(_amount(stored))

@@ -11,7 +11,7 @@ import hashlib
 from pathlib import Path
 
 from virnucpro.errors import StorageError
-from virnucpro.files import disk_error, writing
+from virnucpro.files import disk_error, open_plain, writing
 from virnucpro.log import printable
 from virnucpro.records import Orf, Shard
 
@@ -103,7 +103,8 @@ def read_shard(shard: Shard) -> list[Orf]:
         OutputError, StorageError: it cannot be read now.
     """
     try:
-        content = shard.path.read_bytes()
+        with open_plain(shard.path) as handle:
+            content = handle.read()
     except FileNotFoundError as error:
         raise StorageError(f"{printable(shard.path)}: {error.strerror}", hint=_AGAIN) from error
     except OSError as error:

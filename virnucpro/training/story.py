@@ -102,7 +102,7 @@ def _prepared(training: Training, choice: Choice, on_event: OnEvent) -> Iterator
 def _extract(training: Training, on_event: OnEvent) -> None:
     """Make the vectors that a head is trained on, as ``extract`` makes them; or go on with it."""
     options = training.options
-    asked = carry(
+    extraction = carry(
         options,
         ExtractOptions,
         input=(training.fasta,),
@@ -117,7 +117,7 @@ def _extract(training: Training, on_event: OnEvent) -> None:
     def executor_on(devices: Sequence[str]) -> Executor:
         return ProcessExecutor(devices[:1] if options.no_multi_gpu else devices)
 
-    if extract(asked, on_event, executor_on).exit_code:
+    if extract(extraction, on_event, executor_on).exit_code:
         raise VirnucproError(
             f"not every frame has a vector: see {training.features}",
             hint="run the same command again with --resume",

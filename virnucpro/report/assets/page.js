@@ -81,9 +81,8 @@
       const text = fields.text.value.trim().toLowerCase();
       const ofFile = names.map((name) => text !== "" && name.includes(text));
       const number = (name) => (fields[name] && fields[name].value !== "" ? Number(fields[name].value) : null);
-      const choice = (name) => (fields[name] && fields[name].value !== "" ? Number(fields[name].value) : null);
       const length = number("shortest"), score = number("lowest");
-      const viral = choice("call"), status = choice("status"), file = choice("file");
+      const viral = number("call"), status = number("status"), file = number("file");
       const matches = (i) =>
         (text === "" || words[i].includes(text) || ofFile[columns.file[i]]) &&
         (length === null || columns.length[i] >= length) &&
