@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from math import exp
 from pathlib import Path
+from typing import get_type_hints
 
 import numpy as np
 import pytest
@@ -378,6 +379,12 @@ def test_a_record_is_short_by_the_larger_of_what_the_scorer_and_the_user_want(tm
     assert short == {name for name, bases in many().items() if len(bases) < 400}
     predict(fasta, to=tmp_path / "run", min_length=100, force=True)
     assert set(statuses(tmp_path / "run").values()) == {"scored"}
+
+
+def test_the_help_of_min_length_tells_what_the_scorer_needs():
+    shortest = load_scorer(embedded_scorer()).shortest
+    option = get_type_hints(PredictOptions, include_extras=True)["min_length"].__metadata__[0]
+    assert f"The scorer needs {shortest} bases" in option.help
 
 
 def test_status_names_the_scorer_and_no_shard(tmp_path):
