@@ -44,6 +44,7 @@ from virnucpro.scorer.nets import (
     save_scorer,
 )
 from virnucpro.scorer.pieces import Counts
+from virnucpro.scorer.words import NO_WORDS
 from virnucpro.training import made
 from virnucpro.training.piece_nets import Fitting, Lessons, Range, fit_piece_nets
 from virnucpro.training.sampling import (
@@ -85,6 +86,7 @@ SHARES = {
     "ribosomal operons": 0.02,
 }
 RANGES = (Range(150, 150, 300), Range(300, 300, 500), Range(500, 500), Range(1000, 1000))
+WINDOWS = Range(1000, 1000)  # of regions
 N_SEEDS = 3
 N_FRAGMENTS = 20_000  # of each label, for each seed and size
 N_MADE = 500  # of each kind, for each seed and size
@@ -134,15 +136,20 @@ def lessons(course: Course, size: int, seed: int) -> Lessons:
 
 
 def fit(course: Course, n_seeds: int) -> list[PieceNets]:
-    return [
-        fit_piece_nets(
-            of_size,
-            [lessons(course, of_size.size, seed) for seed in range(n_seeds)],
-            course.words.table,
-            Fitting(),
-        )
-        for of_size in RANGES
-    ]
+    return [fit_size(course, of_size, n_seeds) for of_size in RANGES]
+
+
+def fit_windows(collection: Collection, n_seeds: int) -> PieceNets:
+    """Nets that read no words: those of prophages in a host's relatives are words of cells."""
+    fold_of_record = np.zeros(len(collection.records), dtype=np.int64)
+    return fit_size(
+        Course(collection, fold_of_record, Words(NO_WORDS, {0: NO_WORDS})), WINDOWS, n_seeds
+    )
+
+
+def fit_size(course: Course, of_size: Range, n_seeds: int) -> PieceNets:
+    draws = [lessons(course, of_size.size, seed) for seed in range(n_seeds)]
+    return fit_piece_nets(of_size, draws, course.words.table, Fitting())
 
 
 def fit_folds(
@@ -194,11 +201,13 @@ def train(manifest: Path, split: Path, out: Path, parts: list[str]) -> None:
     fold_of_record = np.array([fold_of_group[record.group] for record in collection.records])
     counts = count_words(collection, fold_of_record)
     pieces = tuple(fit(Course(collection, fold_of_record, Words.of(counts)), N_SEEDS))
+    windows = fit_windows(collection, N_SEEDS)
     nets_of_folds = fit_folds(collection, fold_of_record, counts)
     knots, error_rates = calibrate(collection, fold_of_record, nets_of_folds)
     training = f"{len(collection.records):,} records of {len(fold_of_group):,} groups"
     scorer = Scorer(
         pieces,
+        windows,
         tuple(knots),
         training,
         tuple(error_rates),
@@ -209,7 +218,9 @@ def train(manifest: Path, split: Path, out: Path, parts: list[str]) -> None:
     folder = out.with_name(f"{out.stem}_folds")
     folder.mkdir(exist_ok=True)
     for fold, nets in nets_of_folds.items():
-        unseen = Scorer(tuple(nets), tuple(knots), f"without fold {fold}", tuple(error_rates))
+        of_fold = fit_windows(collection.where(fold_of_record != fold), 1)
+        without = f"without fold {fold}"
+        unseen = Scorer(tuple(nets), of_fold, tuple(knots), without, tuple(error_rates))
         save_scorer(folder / f"fold{fold}.safetensors", unseen)
 
 

@@ -558,7 +558,7 @@ def test_a_region_model_is_read_as_it_was_written_or_refused(tmp_path):
 
 
 def test_windows_of_a_size_that_the_scorer_does_not_know_are_refused():
-    with pytest.raises(ValueError, match="no nets for pieces of 77 bases"):
+    with pytest.raises(ValueError, match="windows of 77 bases for nets of 1000 bases"):
         score_windows("ACGT" * 100, load_scorer(embedded_scorer()), 77, 10)
 
 

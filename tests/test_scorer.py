@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.numpy import save_file
 
 from virnucpro.errors import UnavailableError
 from virnucpro.scorer.features import (
@@ -30,7 +34,7 @@ from virnucpro.scorer.nets import (
     save_scorer,
 )
 from virnucpro.scorer.pieces import Pieces, encode
-from virnucpro.scorer.score import score_sequences
+from virnucpro.scorer.score import score_sequences, score_windows
 from virnucpro.scorer.stretches import find_stretches
 from virnucpro.scorer.words import (
     AMINO_ACIDS,
@@ -87,7 +91,8 @@ RATES = (ErrorRates(100, (0.0,), (0.1,), (0.5,)),)
 @pytest.fixture(scope="module")
 def scorer() -> Scorer:
     pieces = (random_pieces(60, 30, 200, 1), random_pieces(100, 200, None, 2))
-    return Scorer(pieces, (Knot(50, 0.5, 0.1), Knot(500, 2.0, -0.3)), "random", RATES)
+    windows = random_pieces(100, 100, None, 3)
+    return Scorer(pieces, windows, (Knot(50, 0.5, 0.1), Knot(500, 2.0, -0.3)), "random", RATES)
 
 
 def stretches_of(sequence: str) -> list[tuple[int, int, int]]:
@@ -255,7 +260,7 @@ def test_a_record_has_the_mean_of_its_pieces_calibrated_by_its_length(scorer: Sc
 
 def test_pieces_of_unknown_bases_do_not_change_a_score(scorer: Scorer) -> None:
     known = random_sequence(1000, 5)
-    raw = Scorer(scorer.pieces, (Knot(100, 1.0, 0.0),), "not calibrated", RATES)
+    raw = replace(scorer, knots=(Knot(100, 1.0, 0.0),))
     scores = list(score_sequences([known, known + 300 * "N"], raw))
     assert scores[0] == pytest.approx(scores[1], abs=1e-12)
 
@@ -279,8 +284,42 @@ def test_a_scorer_is_the_same_when_it_was_stored(scorer: Scorer, tmp_path: Path)
     loaded = load_scorer(tmp_path / "one")
     save_scorer(tmp_path / "two", loaded)
     assert list(score_sequences(sequences, loaded)) == list(score_sequences(sequences, scorer))
+    windows, _ = score_windows(sequences[1], loaded, 100, 50)
+    assert (
+        windows.log_odds.tolist()
+        == score_windows(sequences[1], scorer, 100, 50)[0].log_odds.tolist()
+    )
     assert (loaded.knots, loaded.training) == (scorer.knots, scorer.training)
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+
+
+def test_windows_are_scored_by_nets_of_their_own(scorer: Scorer) -> None:
+    sequence = random_sequence(900, 5)
+    windows, _ = score_windows(sequence, scorer, 100, 50)
+    as_pieces = replace(scorer, pieces=(replace(scorer.windows, shortest=1),))
+    each = [sequence[start : start + 100] for start in range(0, 801, 50)]
+    assert windows.log_odds.tolist() == pytest.approx(list(score_sequences(each, as_pieces)))
+    others = list(score_sequences(each, scorer))
+    assert windows.log_odds.tolist() != pytest.approx(others)
+    words = WordTable(np.array([7]), np.array([CELLULAR], dtype=np.uint8))
+    with pytest.raises(ValueError, match="nets of windows that read words"):
+        replace(scorer, windows=replace(scorer.windows, words=words))
+
+
+@pytest.mark.parametrize("part", ["facts", "tensors"])
+def test_a_scorer_without_windows_is_refused(scorer: Scorer, part: str, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    save_scorer(path, scorer)
+    with safe_open(path, framework="np") as stored:
+        facts = json.loads(stored.metadata()["facts"])
+        tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
+    if part == "facts":
+        del facts["windows"]
+    else:
+        tensors = {name: tensors[name] for name in tensors if not name.startswith("windows.")}
+    save_file(tensors, path, metadata={"facts": json.dumps(facts)})
+    with pytest.raises(UnavailableError, match=r"file is not a scorer of VirNucPro: .*windows"):
+        load_scorer(path)
 
 
 @pytest.mark.parametrize("content", [b"", b"no safetensors", b"\x08\0\0\0\0\0\0\0{}      "])

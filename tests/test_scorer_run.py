@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from math import exp
 from pathlib import Path
+from typing import get_type_hints
 
 import numpy as np
 import pytest
@@ -172,13 +173,13 @@ def test_a_cut_without_sense_is_refused(tmp_path, changes, reason):
 
 def test_another_genetic_code_is_another_run_and_a_note_offers_it(tmp_path):
     source, folder = write(tmp_path / "in.fa", g=gene(900, 5, code=4), **many()), tmp_path / "run"
-    predict(source, to=folder)
+    predict(source, to=folder, regions=False)
     notes = {row["record"]: row["note"] for row in rows(folder / "predictions.tsv")}
     assert notes.pop("g") == "open in genetic code 4, not in 11"
     assert set(notes.values()) == {""}
     with pytest.raises(ResumeError, match="genetic_code was 11, now 4"):
-        predict(source, to=folder, genetic_code=4, resume=True)
-    predict(source, to=tmp_path / "four", genetic_code=4)
+        predict(source, to=folder, genetic_code=4, regions=False, resume=True)
+    predict(source, to=tmp_path / "four", genetic_code=4, regions=False)
     assert {row["note"] for row in rows(tmp_path / "four/predictions.tsv")} == {""}
     assert scores(tmp_path / "four")["g"] != scores(folder)["g"]
 
@@ -378,6 +379,12 @@ def test_a_record_is_short_by_the_larger_of_what_the_scorer_and_the_user_want(tm
     assert short == {name for name, bases in many().items() if len(bases) < 400}
     predict(fasta, to=tmp_path / "run", min_length=100, force=True)
     assert set(statuses(tmp_path / "run").values()) == {"scored"}
+
+
+def test_the_help_of_min_length_tells_what_the_scorer_needs():
+    shortest = load_scorer(embedded_scorer()).shortest
+    option = get_type_hints(PredictOptions, include_extras=True)["min_length"].__metadata__[0]
+    assert f"The scorer needs {shortest} bases" in option.help
 
 
 def test_status_names_the_scorer_and_no_shard(tmp_path):

@@ -293,7 +293,7 @@ class SequenceOptions:
         typer.Option(
             metavar="BASES",
             help="Minimum length of a record (of a protein: in residues); shorter ones get the "
-            "status too_short.",
+            "status too_short. The scorer needs 150 bases, whatever is given.",
             rich_help_panel=FILES,
         ),
     ] = 0

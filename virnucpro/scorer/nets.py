@@ -3,7 +3,8 @@
 One safetensors file holds all nets and the table of words that they read. For each piece size
 there are the mean and the deviation that features are standardised by, and nets of three layers,
 each of which reads one of two views of the features. Nets of the same view are stacked:
-``500.shares.0.weight`` is (n_nets, out, in). The facts, JSON, lie beside them.
+``500.shares.0.weight`` is (n_nets, out, in). The nets of windows along a record read no words;
+theirs is ``windows.shares.0.weight``. The facts, JSON, lie beside them.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ from virnucpro.errors import UnavailableError
 from virnucpro.files import EMBEDDED_FOLDER, atomic, sha256
 from virnucpro.log import printable
 from virnucpro.scorer.features import N_FEATURES, RATIOS, SHARES, Features
-from virnucpro.scorer.words import WordTable
+from virnucpro.scorer.words import NO_WORDS, WordTable
 
-FORMAT = 3  # 1: one threshold for each length; 2: no words
+FORMAT = 4  # 1: one threshold for each length; 2: no words; 3: no nets of windows
 VIEWS = {"shares": SHARES, "ratios": RATIOS}
+WINDOWS = "windows"  # what tensors of the nets of windows are called by
 N_LAYERS = 3
 FARTHEST = 6.0  # deviations from the mean; what is farther is taken for this
 
@@ -179,6 +181,7 @@ class Scorer:
     """
 
     pieces: tuple[PieceNets, ...]
+    windows: PieceNets  # along a record, without words
     knots: tuple[Knot, ...]
     training: str  # how it was trained, in a sentence
     error_rates: tuple[ErrorRates, ...]
@@ -193,6 +196,8 @@ class Scorer:
                 raise ValueError(f"values at {lengths} bases, nets for {len(self.pieces)} sizes")
         if any(nets.words is not self.pieces[0].words for nets in self.pieces):
             raise ValueError("nets that read several tables of words")
+        if len(self.windows.words.numbers):
+            raise ValueError("nets of windows that read words")
 
     @property
     def shortest(self) -> int:
@@ -301,7 +306,11 @@ def load_scorer(path: Path) -> Scorer:
             raise ValueError(f"the format {facts['format']}")
         words = WordTable(tensors["words"], tensors["owners"])
         return Scorer(
-            pieces=tuple(_piece_nets(of_size, words, tensors) for of_size in facts["pieces"]),
+            pieces=tuple(
+                _piece_nets(str(of_size["size"]), of_size, words, tensors)
+                for of_size in facts["pieces"]
+            ),
+            windows=_piece_nets(WINDOWS, facts[WINDOWS], NO_WORDS, tensors),
             knots=tuple(Knot(**knot) for knot in facts["knots"]),
             training=str(facts["training"]),
             error_rates=tuple(ErrorRates.of(rates) for rates in facts["error_rates"]),
@@ -316,23 +325,19 @@ def load_scorer(path: Path) -> Scorer:
 
 
 def _piece_nets(
-    facts: Mapping[str, Any], words: WordTable, tensors: Mapping[str, Any]
+    name: str, facts: Mapping[str, Any], words: WordTable, tensors: Mapping[str, Any]
 ) -> PieceNets:
-    size = facts["size"]
     return PieceNets(
-        size=size,
+        size=facts["size"],
         shortest=facts["shortest"],
         longest=facts["longest"],
         words=words,
-        mean=tensors[f"{size}.mean"],
-        deviation=tensors[f"{size}.deviation"],
+        mean=tensors[f"{name}.mean"],
+        deviation=tensors[f"{name}.deviation"],
         views={
             view: Nets(
                 tuple(
-                    (
-                        tensors[f"{size}.{view}.{i}.weight"],
-                        tensors[f"{size}.{view}.{i}.bias"],
-                    )
+                    (tensors[f"{name}.{view}.{i}.weight"], tensors[f"{name}.{view}.{i}.bias"])
                     for i in range(N_LAYERS)
                 )
             )
@@ -348,24 +353,13 @@ def save_scorer(path: Path, scorer: Scorer) -> None:
         "owners": scorer.pieces[0].words.owners,
     }
     for nets in scorer.pieces:
-        tensors[f"{nets.size}.mean"] = nets.mean
-        tensors[f"{nets.size}.deviation"] = nets.deviation
-        for view, of_view in nets.views.items():
-            for i, (weight, bias) in enumerate(of_view.layers):
-                tensors[f"{nets.size}.{view}.{i}.weight"] = weight
-                tensors[f"{nets.size}.{view}.{i}.bias"] = bias
+        tensors |= _tensors(str(nets.size), nets)
+    tensors |= _tensors(WINDOWS, scorer.windows)
     tensors |= {name: getattr(scorer, name) for name in _DIGESTS}
     facts = {
         "format": FORMAT,
-        "pieces": [
-            {
-                "size": nets.size,
-                "shortest": nets.shortest,
-                "longest": nets.longest,
-                "views": list(nets.views),
-            }
-            for nets in scorer.pieces
-        ],
+        "pieces": [_facts(nets) for nets in scorer.pieces],
+        WINDOWS: _facts(scorer.windows),
         "knots": [asdict(knot) for knot in scorer.knots],
         "error_rates": [asdict(rates) for rates in scorer.error_rates],
         "training": scorer.training,
@@ -373,3 +367,24 @@ def save_scorer(path: Path, scorer: Scorer) -> None:
     content = {name: np.ascontiguousarray(values) for name, values in tensors.items()}
     with atomic(path) as temporary:
         temporary.write_bytes(save(content, metadata={"facts": json.dumps(facts)}))
+
+
+def _tensors(name: str, nets: PieceNets) -> dict[str, NDArray[Any]]:
+    tensors: dict[str, NDArray[Any]] = {
+        f"{name}.mean": nets.mean,
+        f"{name}.deviation": nets.deviation,
+    }
+    for view, of_view in nets.views.items():
+        for i, (weight, bias) in enumerate(of_view.layers):
+            tensors[f"{name}.{view}.{i}.weight"] = weight
+            tensors[f"{name}.{view}.{i}.bias"] = bias
+    return tensors
+
+
+def _facts(nets: PieceNets) -> dict[str, Any]:
+    return {
+        "size": nets.size,
+        "shortest": nets.shortest,
+        "longest": nets.longest,
+        "views": list(nets.views),
+    }

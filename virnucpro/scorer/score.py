@@ -7,7 +7,7 @@ the record and the scorer alone, not on the records beside it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from virnucpro.scorer.features import FIGURES, N_FIGURES, Features, piece_features
 from virnucpro.scorer.nets import PieceNets, Scorer
 from virnucpro.scorer.pieces import UNKNOWN, Counts, Digits, Pieces, cut, encode
-from virnucpro.scorer.words import NO_WORDS
 from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
 
 BASES_AT_ONCE = 2_000_000  # of records that are read before any is scored
@@ -169,16 +168,15 @@ def score_windows(
     those of the prophages of a host's relatives are words of cells.
 
     Raises:
-        ValueError: the scorer has no nets for pieces of this size.
+        ValueError: the scorer's nets of windows are of another size.
     """
-    nets = next((nets for nets in scorer.pieces if nets.size == size), None)
-    if nets is None:
-        raise ValueError(f"no nets for pieces of {size} bases")
+    if scorer.windows.size != size:
+        raise ValueError(f"windows of {size} bases for nets of {scorer.windows.size} bases")
     start = np.arange(0, len(sequence) - size + 1, step, dtype=np.int64)
     n_bases = np.full(len(start), size)
     figures = np.full((len(start), N_FIGURES), np.nan, dtype=np.float32)
-    nets = replace(nets, words=NO_WORDS)
-    values = _score_pieces(encode(sequence), start, n_bases, nets, code, figures)
+    digits = encode(sequence)
+    values = _score_pieces(digits, start, n_bases, scorer.windows, code, figures)
     log_odds = scorer.calibrated(values, n_bases)
     return PieceScores(np.zeros(len(start), dtype=np.int64), start, n_bases, log_odds), figures
 

@@ -19,7 +19,7 @@ from virnucpro.scoring.contrast import Hosts, Items, contrast
 SIZE, STEP = 1_000, 500
 EDGES = tuple(np.arange(-4, 7.5, 0.5).tolist())  # contrast to the host
 GC_WEIGHT, SHAPE_WEIGHT, SHAPE_BASES = 0.5, 1.5, 9_500
-WEIGHT = 0.85  # of a piece for its own bases: neighbours are alike
+WEIGHT = 0.7  # of a piece for its own bases: neighbours are alike
 _KERNEL = np.exp(-0.5 * np.arange(-3, 4) ** 2)  # over bins
 _LEAST = 0.02  # of all, spread evenly over the bins
 
