@@ -13,9 +13,11 @@ import time
 from pathlib import Path
 
 import pytest
+import typer
 from runs import assert_gone, hear_signals
 
 from virnucpro.cli import exits as module
+from virnucpro.cli import main as main_module
 from virnucpro.cli.exits import DEAF_SECONDS, Finished, Terminated, end_cleanly, exits
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "contigs.fa"
@@ -141,3 +143,19 @@ def test_a_closed_terminal_ends_the_run_unless_it_was_disowned(
     finally:
         process.kill()
         process.wait()
+
+
+def test_an_interrupt_before_a_command_began_is_told_too(monkeypatch, capsys):
+    """Typer itself ends with 130 then, and says nothing."""
+    app = typer.Typer()
+
+    @app.command()
+    def slow_to_begin() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(main_module, "app", app)
+    monkeypatch.setattr(sys, "argv", ["virnucpro"])
+    with pytest.raises(SystemExit) as ended:
+        main_module.main()
+    assert ended.value.code == 130
+    assert capsys.readouterr().err.startswith("error: interrupted\nhint:  nothing was begun")

@@ -364,6 +364,7 @@ def embed(
                     results.backlog.settle(shard, reason)
             if tables.done() and not results.backlog.is_empty:
                 return
+    assert results.backlog.is_empty, "an executor ends each shard in ShardDone or ShardFailed"
 
 
 def check_stored(event: ShardFailed) -> None:

@@ -21,7 +21,7 @@ from virnucpro.engine.executor import InlineExecutor
 from virnucpro.errors import VirnucproError
 from virnucpro.evaluation.figure import write_figure
 from virnucpro.evaluation.report import write_report
-from virnucpro.evaluation.story import Question, answer
+from virnucpro.evaluation.story import Question, answer, caller_of
 from virnucpro.options import TrainOptions
 from virnucpro.resolve import RunConfig
 from virnucpro.scoring.head import load_head
@@ -44,7 +44,8 @@ class Evaluation:
 
     def __call__(self, resume: bool) -> None:
         config, head = again(self.config, resume=resume), load_head(self.head)
-        found = answer(self.question, config, head, InlineExecutor(), lambda _: None)
+        caller = caller_of(config, head)
+        found = answer(self.question, config, caller, InlineExecutor(), lambda _: None)
         write_report(found)
         write_figure(found)
 

@@ -21,6 +21,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -56,6 +57,7 @@ class Calls:
         self.folder = ""
         self.made: list[tuple[str, str]] = []  # what was done, and to which file
         self.strike: Strike = lambda *_: None
+        self.lock = threading.Lock()  # tables are written beside embedding
 
     def __call__(self, event: str, arguments: tuple[object, ...]) -> None:
         if not self.folder or event not in ("open", "os.rename", "os.remove", "os.mkdir"):
@@ -67,8 +69,10 @@ class Calls:
             event = "write"
         folder, _, name = os.path.relpath(path, self.folder).rpartition("/")
         known = re.sub(r"^\.(.+)\.[0-9a-f]{8}\.tmp$", r"\1", name)
-        self.made.append((event.removeprefix("os."), f"{folder}/{known}".lstrip("/")))
-        self.strike(len(self.made) - 1, path)
+        with self.lock:
+            number = len(self.made)
+            self.made.append((event.removeprefix("os."), f"{folder}/{known}".lstrip("/")))
+        self.strike(number, path)
 
     @contextmanager
     def below(self, folder: Path, strike: Strike = lambda *_: None) -> Iterator[None]:
@@ -158,14 +162,15 @@ def test_a_refused_call_is_told_with_its_file_and_resume_completes_the_run(
     chance, folder = random.Random(chaos_seed), emptied(tmp_path / "run")
     small = {"keep_intermediate": True, "residues_per_shard": 500}
     inside = shutil.copy(few, folder)
-    calls = CALLS.of(make_config(Path(inside), **small), tiny.head)
+    n_calls = len(CALLS.of(make_config(Path(inside), **small), tiny.head))
     n_told = 0
-    for number in range(chaos_seed % 16, len(calls), 16):
-        (call, name), fault = calls[number], chance.choice(list(CODES))
+    for number in range(chaos_seed % 16, n_calls, 16):
+        fault = chance.choice(list(CODES))
         inside = Path(shutil.copy(few, emptied(folder)))
         with CALLS.below(folder, at(number, refusing(fault))):
             error = ending_of(make_config(inside, **small), tiny.head)
         if error is not None:
+            call, name = CALLS.made[number]
             what = (call, name, error)
             is_input = call == "open" and name.endswith(".fa")
             assert error.exit_code == (66 if is_input else CODES[fault]), what
@@ -195,8 +200,12 @@ def test_a_sync_that_fails_is_told_and_resume_completes_the_run(
         emptied(tmp_path / "run")
         left[0] = number
         error = ending_of(make(), tiny.head)
-        if error is None:
+        if left[0] > 0:
             break
+        if error is None:  # of the one file that no result depends on
+            log = (tmp_path / "run" / "virnucpro.log").read_text()
+            assert "machine.json: Input/output error" in log
+            continue
         assert error.exit_code == 74 and "Input/output error" in str(error)
         assert str(tmp_path / "run") in str(error) and "the disk" in error.hint
         assert not leftovers(tmp_path / "run")

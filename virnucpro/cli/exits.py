@@ -19,6 +19,7 @@ USAGE_EXIT, INTERRUPTED_EXIT, TERMINATED_EXIT = 64, 130, 143
 DEAF_SECONDS = 10.0  # after a signal, while what it ended is cleared away
 GONE = (errno.EPIPE, errno.EIO)  # what is written for somebody who is not there any more
 _KEPT = "finished work is kept: go on with --resume"
+NOTHING_BEGAN = "nothing was begun; what an earlier start finished is kept for --resume"
 
 
 class Finished(Exception):  # noqa: N818 - an end, not an error
@@ -41,10 +42,10 @@ def exits(kept: str = _KEPT) -> Iterator[None]:
     except VirnucproError as error:
         _end(error, kept)
     except KeyboardInterrupt as error:
-        _complain("interrupted", kept)
+        complain("interrupted", kept)
         raise Finished(INTERRUPTED_EXIT) from error
     except Terminated as error:
-        _complain("terminated", kept)
+        complain("terminated", kept)
         raise Finished(TERMINATED_EXIT) from error
     except BrokenPipeError:
         raise
@@ -56,7 +57,7 @@ def exits(kept: str = _KEPT) -> Iterator[None]:
 
 def _end(error: VirnucproError, kept: str) -> NoReturn:
     after = [kept] if isinstance(error, StorageError) else []
-    _complain(str(error), "; ".join(filter(None, [error.hint, *after])))
+    complain(str(error), "; ".join(filter(None, [error.hint, *after])))
     raise Finished(error.exit_code) from error
 
 
@@ -76,7 +77,7 @@ def needing(extra: str) -> Iterator[None]:
         ) from error
 
 
-def _complain(message: str, hint: str) -> None:
+def complain(message: str, hint: str) -> None:
     with suppress(OSError):  # the terminal may be gone
         typer.secho(f"error: {message}", fg="red", err=True, color=None if has_colours() else False)
         if hint:

@@ -18,7 +18,15 @@ from virnucpro.cli.cite import cite
 from virnucpro.cli.command import CommandOnInput
 from virnucpro.cli.compare import compare
 from virnucpro.cli.evaluate import evaluate
-from virnucpro.cli.exits import GONE, USAGE_EXIT, Finished, exits
+from virnucpro.cli.exits import (
+    GONE,
+    INTERRUPTED_EXIT,
+    NOTHING_BEGAN,
+    USAGE_EXIT,
+    Finished,
+    complain,
+    exits,
+)
 from virnucpro.cli.inspect import devices, status
 from virnucpro.cli.models import models
 from virnucpro.cli.predict import extract, predict
@@ -65,6 +73,8 @@ def main() -> None:
     except Finished as finished:
         raise SystemExit(finished.exit_code) from None
     except SystemExit as error:
+        if error.code == INTERRUPTED_EXIT:  # typer says nothing of Ctrl-C before a command began
+            complain("interrupted", NOTHING_BEGAN)
         raise SystemExit(USAGE_EXIT if error.code == 2 else error.code) from None
     finally:
         _forget_closed_streams()
