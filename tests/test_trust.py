@@ -11,7 +11,7 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
 from functools import partial
 from pathlib import Path
@@ -208,19 +208,23 @@ def secret(tmp_path: Path) -> Path:
     return path
 
 
-def forge(path: Path, change: Callable[[h5py.File], None]) -> None:
+def forge(
+    path: Path, change: Callable[[h5py.File], None], failed_records: Sequence[str] = ()
+) -> None:
     """A feature file with a right label, changed in one thing."""
     good = Embeddings(("a",), np.ones(1, dtype=np.int32), np.ones((1, 4), dtype=np.float32))
     write_embeddings(path, good, ATTRIBUTES)
-    change_content(path, change)
+    change_content(path, change, failed_records)
 
 
-def change_content(path: Path, change: Callable[[h5py.File], None]) -> None:
+def change_content(
+    path: Path, change: Callable[[h5py.File], None], failed_records: Sequence[str] = ()
+) -> None:
     label = read_label(path, {})
     path.write_bytes(path.read_bytes()[: label.n_bytes])
     with h5py.File(path, "r+") as h5:
         change(h5)
-    path.write_bytes(with_label(path.read_bytes(), label.attributes))
+    path.write_bytes(with_label(path.read_bytes(), label.attributes, failed_records))
 
 
 def external_link(h5: h5py.File, secret: Path, name: str) -> None:
@@ -266,7 +270,7 @@ def test_a_feature_file_that_points_at_another_file_is_not_whole(
 
 def test_failures_are_not_read_from_another_file_either(tmp_path, secret) -> None:
     path = tmp_path / "000000.h5"
-    forge(path, lambda h5: external_link(h5, secret, "failed"))
+    forge(path, lambda h5: external_link(h5, secret, "failed"), failed_records=["a"])
     with pytest.raises(FeatureFileError, match="failed is a link"):
         read_embeddings(path, ATTRIBUTES)
 
