@@ -212,7 +212,7 @@ def finished(tmp_path_factory, tiny: Tiny, request) -> FinishedRun:
     manifest = open_run(config, rundir, None, nothing)
     plan = adopted_plan(rundir, manifest)
     rundir.write_manifest(manifest, {"state": "unfinished"})
-    (store,) = make_job(config, rundir, manifest).stores
+    (store,) = make_job(rundir, manifest.recipe, config.weights).stores
     for shard in plan.shards:
         embeddings = Embeddings(
             ids=(f"p{shard.index}",),
