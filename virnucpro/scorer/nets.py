@@ -27,7 +27,7 @@ from virnucpro.log import printable
 from virnucpro.scorer.features import N_FEATURES, RATIOS, SHARES, Features
 from virnucpro.scorer.words import NO_WORDS, WordTable
 
-FORMAT = 4  # 1: one threshold for each length; 2: no words; 3: no nets of windows
+FORMAT = 5  # 1: one threshold a length; 2: no words; 3: no nets of windows; 4: no sample of words
 VIEWS = {"shares": SHARES, "ratios": RATIOS}
 WINDOWS = "windows"  # what tensors of the nets of windows are called by
 N_LAYERS = 3
@@ -196,7 +196,7 @@ class Scorer:
                 raise ValueError(f"values at {lengths} bases, nets for {len(self.pieces)} sizes")
         if any(nets.words is not self.pieces[0].words for nets in self.pieces):
             raise ValueError("nets that read several tables of words")
-        if len(self.windows.words.numbers):
+        if len(self.windows.words):
             raise ValueError("nets of windows that read words")
 
     @property
@@ -304,7 +304,7 @@ def load_scorer(path: Path) -> Scorer:
             tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
         if facts["format"] != FORMAT:
             raise ValueError(f"the format {facts['format']}")
-        words = WordTable(tensors["words"], tensors["owners"])
+        words = WordTable(tensors["words.buckets"], tensors["words.entries"])
         return Scorer(
             pieces=tuple(
                 _piece_nets(str(of_size["size"]), of_size, words, tensors)
@@ -349,8 +349,8 @@ def _piece_nets(
 def save_scorer(path: Path, scorer: Scorer) -> None:
     """Write a scorer, but for the hash of its file; the same bytes for the same scorer."""
     tensors: dict[str, NDArray[Any]] = {
-        "words": scorer.pieces[0].words.numbers,
-        "owners": scorer.pieces[0].words.owners,
+        "words.buckets": scorer.pieces[0].words.n_of_bucket,
+        "words.entries": scorer.pieces[0].words.entries,
     }
     for nets in scorer.pieces:
         tensors |= _tensors(str(nets.size), nets)
