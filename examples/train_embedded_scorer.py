@@ -95,7 +95,7 @@ SHARES = {
     "ribosomal operons": 0.02,
 }
 RANGES = (Range(150, 150, 300), Range(300, 300, 500), Range(500, 500), Range(1000, 1000))
-FITTING = Fitting(input_dropout=0.25, spared=FIGURES_AND_WORDS)
+FITTING = Fitting(input_dropout=0.2, spared=FIGURES_AND_WORDS)
 WINDOWS = Range(1000, 1000)  # of regions
 N_SEEDS = 3
 N_FRAGMENTS = 20_000  # of each label, for each seed and size
