@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from virnucpro.cli.command import command
@@ -70,6 +71,8 @@ def _executor_on(options: RunOptions) -> ExecutorOn:
         return ProcessExecutor
     with needing("cluster"):
         from virnucpro.cluster import ParslExecutor, read_blocks
+    # Parsl starts programs of its own by their names, which lie beside this interpreter
+    os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"
     blocks = read_blocks(options.executor_config)
     work = carry(options, WorkOptions, folder=options.output_dir.absolute())
     return lambda _: ParslExecutor(blocks, work, work_in_block)
