@@ -8,7 +8,7 @@ where it is used. A field without ``typer.Option`` is on no command line: whoeve
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import UnionType
@@ -112,6 +112,10 @@ class ConsoleOptions:
         Path | None,
         typer.Option(metavar="FILE", help="A second log file.", show_default=False),
     ] = None
+
+    def __post_init__(self) -> None:
+        if self.quiet:
+            _refuse(self, ("verbose",), "with --quiet")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -400,6 +404,8 @@ class CutOptions:
                 f"--prevalence is {self.prevalence}; it must lie between 0 and 1",
                 hint="give the share of viral records that you expect, for example 0.05",
             )
+        if not self.regions:
+            _refuse(self, ("region_model",), "with --no-regions")
 
 
 # Commands
@@ -420,6 +426,10 @@ class RunOptions(PlaceOptions, EngineOptions, ModelOptions, FolderOptions, Seque
         ),
     ] = True
 
+    def __post_init__(self) -> None:
+        if self.input_type == "protein":
+            _refuse(self, ("chunk_size", "genetic_code"), "of proteins, which are embedded whole")
+
 
 @dataclass(frozen=True, kw_only=True)
 class PredictOptions(CutOptions, RunOptions):
@@ -432,6 +442,12 @@ class PredictOptions(CutOptions, RunOptions):
         ),
     ] = None
     head: Head = None
+
+    def __post_init__(self) -> None:
+        CutOptions.__post_init__(self)
+        RunOptions.__post_init__(self)
+        if self.input_type == "protein":
+            _refuse(self, ("region_model",), "of proteins, which have no regions")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -567,6 +583,18 @@ class EvaluateOptions(EngineOptions, FolderOptions, EvaluatedOptions):
         str | None, _model("none: the scorer is evaluated; esm2_virnucpro with --head")
     ] = None
     head: Head = None
+
+    def __post_init__(self) -> None:
+        if self.regions is None:
+            _refuse(
+                self,
+                ("region_model", "genes"),
+                "without --regions",
+                "name the known prophages with --regions",
+            )
+            return
+        of_head = _names(EngineOptions, EvaluatedOptions) - {"data", "seed", "genetic_code"}
+        _refuse(self, of_head | {"model", "head"}, "with --regions, which the scorer tells")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -810,6 +838,17 @@ class TrainOptions(DeviceOptions, LoopOptions, NetworkOptions, StartOptions, Lab
     ] = False
     argv: tuple[str, ...] = ()  # the command, for run.json and the log
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.regions is not None:
+            unread = _names(TrainOptions) - {"regions", "data", "output_dir", "seed"}
+            _refuse(self, unread, "with --regions, which trains no network")
+        match self.mode:
+            case "head":
+                _refuse(self, ("name",), "without --finetune or --pretrain, which train an encoder")
+            case "pretrain":
+                _refuse(self, ("hidden", "dropout", "class_weights"), "with --pretrain")
+
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions:
@@ -918,6 +957,28 @@ class CheckOptions(ComputeOptions):
 
 
 # From values to options
+
+
+def _names(*groups: type) -> set[str]:
+    """The options of these classes."""
+    hints = [get_type_hints(group, include_extras=True) for group in groups]
+    return set().union(*map(options_of, hints))
+
+
+def _refuse(options: Any, names: Iterable[str], where: str, else_: str = "") -> None:  # noqa: ANN401
+    """Refuse options that are not read, instead of ignoring them.
+
+    Raises:
+        UsageError: one of them has another value than its default.
+    """
+    defaults = {field.name: field.default for field in fields(options)}
+    given = sorted(flag(name) for name in names if getattr(options, name) != defaults[name])
+    if given:
+        hint = f"leave out {' and '.join(given)}"
+        raise UsageError(
+            f"{' and '.join(given)}: not read {where}",
+            hint=f"{hint}; or {else_}" if else_ else hint,
+        )
 
 
 def flag(name: str) -> str:

@@ -178,6 +178,11 @@ def announce_choices(config: RunConfig, recipe: Recipe, head: Head | None) -> Sc
             "has no error rates",
             hint="give --threshold, or leave --model and --head out for nucleotides",
         )
+    if cut.prevalence != CutOptions.prevalence and join is None and head is not None:
+        raise UsageError(
+            "--prevalence is for the column fdr: this head has no error rates",
+            hint="leave it out",
+        )
     for announcement in config.announcements:
         announce(announcement)
     for compromise in config.compromises:
