@@ -16,12 +16,9 @@ import psutil
 import pytest
 from one_node_slurm import NEEDS_SLURM, one_node_slurm
 from oracle import random_protein
-from runs import assert_same_run, leftovers, within
+from runs import assert_same_run, leftovers, predict_here, within
 
-from virnucpro.engine.executor import InlineExecutor
 from virnucpro.errors import UsageError
-from virnucpro.options import PredictOptions
-from virnucpro.pipeline import predict
 from virnucpro.run.folder import RunDir
 
 pytest.importorskip("parsl", reason="needs the extra cluster")
@@ -44,17 +41,7 @@ def proteins(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def one_machine(proteins, tiny, tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("one_machine") / "run"
-    options = PredictOptions(
-        input=(proteins,),
-        output_dir=folder,
-        model=str(tiny.model),
-        head=tiny.head_file,
-        device="cpu",
-        precision="fp32",
-    )
-    predict(options, lambda _: None, lambda _: InlineExecutor())
-    return folder
+    return predict_here(proteins, tiny, tmp_path_factory.mktemp("one_machine") / "run")
 
 
 class Run:
