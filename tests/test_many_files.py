@@ -149,7 +149,7 @@ def test_interleaved_pairs_are_taken_with_numbers_if_so_asked(make_config, tiny,
     found = [row["record"] for row in rows(config.output / "predictions.tsv")]
     assert found == [name for i in range(5) for name in (f"pair{i}", f"pair{i}_2")]
     assert (
-        "5 records have an id that occurs earlier" in (config.output / "virnucpro.log").read_text()
+        "5 records with an id that occurs earlier" in (config.output / "virnucpro.log").read_text()
     )
     before = tables(config.output)
     shutil.rmtree(config.output / "features")

@@ -722,7 +722,7 @@ def test_status_finds_swapped_files_of_an_unfinished_run_by_its_plan(
     run_inline(config, tiny.head)
     (config.output / "features.h5").unlink()
     one, two = (config.output / "features" / f"{i:06d}.h5" for i in (1, 2))
-    assert inspect_run(config.output, verify=True).lines[-1].endswith("feature files are whole")
+    assert inspect_run(config.output, verify=True).lines[-1].startswith("verified  whole: ")
     one.rename(tmp_path / "aside")
     two.rename(one)
     (tmp_path / "aside").rename(two)

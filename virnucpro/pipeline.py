@@ -41,7 +41,7 @@ from virnucpro.events import (
     Telling,
     WorkerReady,
 )
-from virnucpro.log import LOGGER, announce, printable
+from virnucpro.log import LOGGER, announce, counted, printable
 from virnucpro.options import (
     FALSE_POSITIVES,
     CutOptions,
@@ -438,24 +438,23 @@ _PACKED = (".gz", ".bz2", ".xz", ".zst")
 def announce_input(plan: Plan, manifest: Manifest) -> None:
     """Announce the input, and warn of what makes weak calls."""
     counts, recipe = plan.counts, manifest.recipe
-    shards = f"; {len(plan.shards)} shards" if recipe.has_encoder else ""
-    n_files = len(manifest.inputs)
-    files = "1 file" if n_files == 1 else f"{n_files:,} files"
-    announce(f"{counts.n_records:,} records of {files}, {recipe.input_type}{shards}")
+    shards = f"; {counted(len(plan.shards), 'shard')}" if recipe.has_encoder else ""
+    records = counted(counts.n_records, "record")
+    announce(f"{records} of {counted(len(manifest.inputs), 'file')}, {recipe.input_type}{shards}")
     if not counts.n_records:
         LOGGER.warning("the input holds no record: the tables hold a header only")
     elif recipe.has_encoder and not plan.shards:
         LOGGER.warning("no record has a frame to embed: see the table for each one's status")
     if counts.n_gaps:
         LOGGER.warning(
-            "%d gaps (- . ~) of an alignment, in %d records, are left out",
-            counts.n_gaps,
-            counts.n_gapped,
+            "left out: %s (- . ~) of an alignment, in %s",
+            counted(counts.n_gaps, "gap"),
+            counted(counts.n_gapped, "record"),
         )
     if counts.n_short > counts.n_records / 2:
         LOGGER.warning(
-            "%d of %d records are shorter than half a chunk of %d bases: expect weaker calls",
-            counts.n_short,
-            counts.n_records,
+            "shorter than half a chunk of %d bases: %d of %s; expect weaker calls",
             recipe.chunk_size,
+            counts.n_short,
+            records,
         )

@@ -98,6 +98,6 @@ def _run(options: RunOptions, console: ConsoleOptions) -> None:
             table = RunDir(options.output_dir).record_table(options.command)
             step = next_step(table, sys.argv[1:], failed=summary.exit_code != 0)
         else:
-            step = planned_steps(options.output_dir, summary.n_shards, sys.argv[1:])
+            step = planned_steps(options, summary.n_shards, sys.argv[1:])
         report([*summary.lines(options.output_dir), *step], console.quiet)
     raise Finished(summary.exit_code)

@@ -18,7 +18,7 @@ from typing import BinaryIO, NamedTuple
 
 from virnucpro.errors import InputError, InputMissingError, ResumeError
 from virnucpro.files import sha256, sha256_of, temporary_beside, writing
-from virnucpro.log import LOGGER, announce, printable
+from virnucpro.log import LOGGER, announce, counted, printable
 from virnucpro.records import FastaRecord
 from virnucpro.sequences.fasta import cannot_open, list_fasta, list_others, read_fasta
 from virnucpro.sequences.sheet import is_sheet, read_sheet
@@ -195,8 +195,8 @@ def _tell_others(folder: Path, skipped: Collection[str]) -> None:
     if names:
         more = f" + {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
         announce(
-            f"passed over in {printable(folder)}, having no FASTA suffix: {len(names):,} files "
-            f"({', '.join(map(printable, names[:_NAMED]))}{more})"
+            f"passed over in {printable(folder)}, having no FASTA suffix: "
+            f"{counted(len(names), 'file')} ({', '.join(map(printable, names[:_NAMED]))}{more})"
         )
 
 
