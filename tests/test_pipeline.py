@@ -16,10 +16,11 @@ import torch
 from conftest import open_dna
 from runs import assert_same_run, leftovers, rows, run_inline, statuses, tables, vectors
 
-from virnucpro import __version__
+from virnucpro import __version__, pipeline
 from virnucpro.engine.executor import InlineExecutor
 from virnucpro.errors import FeatureFileError, InputError, OutputError, ResumeError, UsageError
 from virnucpro.events import EmbeddingStarted, Progress, ShardDone
+from virnucpro.run.backlog import Backlog
 from virnucpro.run.folder import RunDir
 from virnucpro.run.status import inspect_run
 from virnucpro.scoring import batches as scoring
@@ -189,6 +190,36 @@ def test_tables_are_written_while_shards_are_embedded(make_config, tiny, contigs
 
     run_inline(make_config(contigs), tiny.head, hear)
     assert waited == [True]
+
+
+def test_tables_end_with_an_interrupt_after_the_last_shard_too(
+    make_config, tiny, contigs, monkeypatch
+):
+    at_last_shard, abandoned = Event(), Event()
+
+    class ToldBacklog(Backlog):
+        def abandon(self) -> None:
+            super().abandon()
+            abandoned.set()
+
+    class Interrupted(InlineExecutor):
+        def run(self, shards, job, resources):
+            yield from super().run(shards, job, resources)
+            assert at_last_shard.wait(60)
+            raise KeyboardInterrupt
+
+    def hear(event) -> None:
+        match event:
+            case Progress(stage="writing tables", done=done, total=total) if done == total:
+                at_last_shard.set()
+                assert abandoned.wait(60)
+
+    monkeypatch.setattr(pipeline, "Backlog", ToldBacklog)
+    config = make_config(contigs)
+    with pytest.raises(KeyboardInterrupt):
+        run_inline(config, tiny.head, hear, Interrupted())
+    assert len(list((config.output / "features").glob("*.h5"))) == 7
+    assert not (config.output / "predictions.tsv").exists()
 
 
 class FailingDisk(InlineExecutor):

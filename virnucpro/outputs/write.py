@@ -74,6 +74,7 @@ class Results:
         with ExitStack() as stack:
             adds = [summary.add, *self.open_outputs(stack)]
             for result in self.results(indexes):
+                self.backlog.check()
                 for add in adds:
                     add(result)
             for store, index in zip(self.stores, indexes, strict=True):
