@@ -28,7 +28,14 @@ from virnucpro.outputs.sinks import (
 )
 from virnucpro.outputs.summary import STAGES, STARTING
 from virnucpro.records import STATUSES
-from virnucpro.report.charts import Chart, Drawing, scores_by_length, track_path
+from virnucpro.report.charts import (
+    GIB,
+    Chart,
+    Drawing,
+    device_charts,
+    scores_by_length,
+    track_path,
+)
 from virnucpro.report.counts import PageRows, Row, RunCounts, count_records
 from virnucpro.report.facts import (
     Facts,
@@ -50,7 +57,6 @@ _MOST_COMPLAINTS = 20
 _MOST_LINES = 8  # devices of a chart, starts of a run
 _SHORT = {"nucleotide": 500, "protein": 100}  # letters; shorter records have weak calls
 _HIGH_FDR = 0.2  # share of false calls from which a class of length is called weak
-_GIB = 1 << 30
 _SAFE_LETTERS = 200  # of a text that ``printable`` leaves as it is, if no letter is a control one
 _ROOM = 40_000  # bytes of the page that are not counted when rows are chosen
 # what became of the records with each status
@@ -441,7 +447,7 @@ def _machine(run: RunFiles) -> dict[str, object]:
             {
                 "seconds": start.seconds,
                 "devices": [
-                    (name, device, sum(device.tokens), max(device.memory, default=0) / _GIB)
+                    (name, device, sum(device.tokens), max(device.memory, default=0) / GIB)
                     for name, device in sorted(start.devices.items())
                 ],
                 "charts": [(chart.name, chart.drawn()) for chart in of_start],
@@ -454,49 +460,7 @@ def _machine(run: RunFiles) -> dict[str, object]:
 
 def _charts(run: RunFiles) -> list[list[Chart]]:
     """Tokens per second and memory of each device, for each of the latest starts."""
-    return [_charts_of(number, start) for number, start in enumerate(run.starts[-_MOST_LINES:])]
-
-
-def _charts_of(number: int, start: Start) -> list[Chart]:
-    width = start.seconds_per_bin
-    devices = sorted(start.devices.items())
-    if not any(device.tokens for _, device in devices):
-        return []
-    speed, memory = [], []
-    for name, device in devices:
-        times = [round(width * (i + 0.5), 3) for i in range(len(device.tokens))]
-        # the last bin has not gone by; a short rest of one says little, so it counts as half of one
-        lasts = [min(width, max(width / 2, start.seconds - width * i)) for i in range(len(times))]
-        rates = [n / last for n, last in zip(device.tokens, lasts, strict=True)]
-        speed.append((name, times, [round(rate, 1) for rate in rates]))
-        memory.append((name, times, [round(n / _GIB, 3) if n else None for n in device.memory]))
-    n_tokens = sum(sum(device.tokens) for _, device in devices)
-    return [
-        Chart(
-            f"speed{number}",
-            "Tokens per second of each device",
-            f"{counted(n_tokens, 'token')} on {counted(len(devices), 'device')} in "
-            f"{start.seconds:,.1f} seconds.",
-            "seconds since the start of the workers",
-            "tokens per second",
-            speed,
-            kind="step",
-        ),
-        Chart(
-            f"memory{number}",
-            "Memory of each device",
-            "Largest use: "
-            + ", ".join(
-                f"{name} {max(of, default=0) / _GIB:.1f} GiB"
-                for name, of in ((name, device.memory) for name, device in devices)
-            )
-            + ".",
-            "seconds since the start of the workers",
-            "memory in GiB",
-            memory,
-            kind="step",
-        ),
-    ]
+    return [device_charts(number, start) for number, start in enumerate(run.starts[-_MOST_LINES:])]
 
 
 def _provenance(run: RunFiles) -> Iterator[tuple[str, str]]:
