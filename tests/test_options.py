@@ -178,6 +178,11 @@ def test_an_option_that_would_not_be_read_is_refused(options, values, words):
     assert "leave out --" in refused.value.hint
 
 
+def test_a_network_that_no_memory_holds_is_refused():
+    with pytest.raises(UsageError, match="--hidden is 1000000000000"):
+        make(TrainOptions, {"data": "d", "output_dir": "o", "hidden": 10**12})
+
+
 def test_regions_are_evaluated_and_learned_with_the_options_that_they_read():
     common = {"data": "d", "output_dir": "o", "regions": "t", "seed": 1}
     make(EvaluateOptions, {**common, "genes": "g", "region_model": "m", "genetic_code": 4})

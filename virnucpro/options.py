@@ -662,7 +662,9 @@ class NetworkOptions:
         _chunk_size("Length of a chunk; repeatable, the head is for the first.", "500"),
     ] = (500,)
     genetic_code: GeneticCode = 11
-    hidden: Annotated[int, _count("Number of hidden units of the classifier.", MODEL)] = 128
+    hidden: Annotated[
+        int, _count("Number of hidden units of the classifier.", MODEL, min=1, max=65_536)
+    ] = 128
     dropout: Annotated[float, _option("Dropout of the classifier.", MODEL, metavar="RATE")] = 0.3
 
 

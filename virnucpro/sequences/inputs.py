@@ -24,6 +24,7 @@ from virnucpro.sequences.fasta import cannot_open, list_fasta, list_others, read
 from virnucpro.sequences.sheet import is_sheet, read_sheet
 
 STDIN = Path("-")
+RECORDS = ".records-"  # folders of records that Python gave, whose place tells the user nothing
 RUN_FILE = "run.json"  # a folder with it holds a run
 _NAMED = 5  # files that a message names
 
@@ -211,7 +212,10 @@ def _readable_twice(source: Source, run_folder: Path, copies: Path) -> Source:
 def _copy(source: Source, copies: Path) -> Source:
     """Copy a file; named by its content, so that no copy replaces another."""
     name = "standard input" if source.path == STDIN else source.name or printable(source.path)
-    announce(f"copying {name} first")
+    if source.path.parent.name.startswith(RECORDS):
+        name = source.path.name
+    waits = ", as soon as something writes to it" if source.path.is_fifo() else ""
+    announce(f"copying {name} first{waits}")
     unnamed = temporary_beside(copies.resolve() / "copy")
     try:
         with writing(copies, unnamed), _opened(source.path) as handle:
