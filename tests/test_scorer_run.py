@@ -23,7 +23,7 @@ from test_genetic_code import gene
 
 from virnucpro import pipeline
 from virnucpro.config import EncoderSpec, Resources
-from virnucpro.engine.worker import Job
+from virnucpro.engine.job import Job
 from virnucpro.errors import ResumeError, UsageError
 from virnucpro.events import Event, Progress, Telling
 from virnucpro.options import PredictOptions

@@ -31,8 +31,8 @@ from parsl.executors.high_throughput.errors import CommandClientBadError, Comman
 from parsl.providers import LocalProvider, SlurmProvider
 
 from virnucpro.config import Resources
+from virnucpro.engine.job import Job
 from virnucpro.engine.recovery import MAX_BLIND_LOSSES
-from virnucpro.engine.worker import Job
 from virnucpro.errors import UsageError, VirnucproError
 from virnucpro.events import (
     BatchDone,

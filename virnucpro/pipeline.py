@@ -16,13 +16,13 @@ from itertools import chain
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from virnucpro import __version__
 from virnucpro.config import FeatureFormat, Recipe, Resources
+from virnucpro.devices import torch_build
 from virnucpro.engine.executor import Executor, NoExecutor
+from virnucpro.engine.job import Job
 from virnucpro.engine.local import ProcessExecutor
-from virnucpro.engine.worker import Job
 from virnucpro.errors import (
     FeatureFileError,
     OutputError,
@@ -410,7 +410,7 @@ def _facts(config: RunConfig, manifest: Manifest) -> dict[str, object]:
     scorer = config.scorer_for(manifest.recipe.input_type)
     return {
         "argv": list(config.options.argv),
-        "versions": {"torch": torch.__version__, "numpy": np.__version__},
+        "versions": {"torch": torch_build().version, "numpy": np.__version__},
         "host": socket.gethostname(),
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "checkpoints": list(map(str, [scorer.path] if scorer else config.checkpoints)),

@@ -13,8 +13,8 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 
+from virnucpro.engine.job import Job
 from virnucpro.engine.local import ProcessExecutor
-from virnucpro.engine.worker import Job
 from virnucpro.errors import InputMissingError, OutputError, ResumeError, UsageError
 from virnucpro.events import (
     BatchDone,

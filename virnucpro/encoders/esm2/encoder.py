@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from virnucpro.config import EncoderSpec, Footprint, Pooling, Precision
-from virnucpro.encoders.base import HostCopy, OnEvent, Pending, Rows
+from virnucpro.encoders.base import OnEvent, Pending, Rows
 from virnucpro.encoders.esm2.converted import (
     WORTH_CONVERTING,
     convert,
@@ -31,6 +31,7 @@ from virnucpro.encoders.esm2.model import (
 )
 from virnucpro.encoders.esm2.packing import EXTRA_TOKENS, PackedBatch, plan_batches
 from virnucpro.encoders.esm2.weights import Checkpoint, inspect_checkpoint
+from virnucpro.encoders.transfer import HostCopy
 from virnucpro.errors import OutputError, StorageError, UnavailableError
 from virnucpro.events import Progress
 from virnucpro.log import LOGGER, printable

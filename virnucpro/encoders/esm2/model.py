@@ -17,10 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from virnucpro.encoders.base import send
 from virnucpro.encoders.esm2.alphabet import N_TOKENS
 from virnucpro.encoders.esm2.attention import Kernel, attend_runs, choose_kernel
 from virnucpro.encoders.esm2.packing import EXTRA_TOKENS, PackedBatch, StagedBatch
+from virnucpro.encoders.transfer import send
 
 DTYPES: Mapping[str, torch.dtype] = {  # of matrix products, by the name of the precision
     "fp32": torch.float32,
