@@ -79,6 +79,7 @@ def work_inline(
 def test_a_plan_ends_before_anything_is_embedded(plan):
     folder = plan()
     assert json.loads((folder / "run.json").read_text())["state"] == "planned"
+    assert "next      virnucpro work" in "\n".join(inspect_run(folder, verify=False).lines)
     assert not list((folder / "features").iterdir())
     assert not (folder / "predictions.tsv").exists()
 

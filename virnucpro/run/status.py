@@ -22,6 +22,10 @@ from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import count_done, read_plan
 from virnucpro.run.work_log import HostFigures, read_hosts
 
+_NEXT = {
+    "unfinished": "the command of the run with --resume goes on, if none is at it now",
+    "planned": "virnucpro work DIR embeds, then the planned command with --resume",
+}
 _LISTED = 8  # number of files that are listed
 
 
@@ -122,6 +126,8 @@ def _describe(rundir: RunDir, manifest: Manifest) -> list[str]:
     if "counts" in stored:
         statuses = stored["counts"]["statuses"].items()
         lines.append(f"records   {', '.join(f'{n} {status}' for status, n in statuses if n)}")
+    if next_step := _NEXT.get(stored.get("state")):
+        lines.append(f"next      {next_step}")
     listing = rundir.output(FailedFiles)
     if listing.exists():
         lines.append(f"failed    see {printable(listing)}")
