@@ -434,7 +434,7 @@ def test_status_of_a_thousand_files_fits_a_screen(make_config, tiny, bad):
         (bad / f"s{i}.fa").write_text(">contig_1\nACGT\n")
     config = make_config(bad)
     run_inline(config, tiny.head)
-    lines = inspect_run(config.output, verify=False).lines
+    lines = inspect_run(config.output, verify=False)[0]
     assert len(lines) < 24
     assert any("+ 296 more" in line for line in lines)
     assert sum(line.startswith("unread") for line in lines) == 5

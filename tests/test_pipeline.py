@@ -716,12 +716,12 @@ def test_run_json_says_where_the_numbers_come_from(make_config, tiny, contigs):
 def test_status_finds_a_damaged_feature_file(make_config, tiny, contigs):
     config = make_config(contigs)
     run_inline(config, tiny.head)
-    assert inspect_run(config.output, verify=True).n_damaged == 0
+    assert inspect_run(config.output, verify=True)[1] == 0
     path = config.output / "features" / "000001.h5"
     path.write_bytes(path.read_bytes()[:-1])
-    report = inspect_run(config.output, verify=True)
-    assert report.n_damaged == 1
-    assert any("000001.h5" in line for line in report.lines)
+    lines, n_damaged = inspect_run(config.output, verify=True)
+    assert n_damaged == 1
+    assert any("000001.h5" in line for line in lines)
 
 
 @pytest.mark.parametrize("harm", ["missing", "swapped", "a copy of another"])
@@ -740,10 +740,10 @@ def test_status_finds_feature_files_that_are_not_in_their_places(
             (tmp_path / "aside").rename(two)
         case "a copy of another":
             one.write_bytes(two.read_bytes())
-    report = inspect_run(config.output, verify=True)
-    assert report.n_damaged == 1 and "features.h5" in report.lines[-1]
+    lines, n_damaged = inspect_run(config.output, verify=True)
+    assert n_damaged == 1 and "features.h5" in lines[-1]
     run_inline(make_config(contigs, resume=True), tiny.head)
-    assert inspect_run(config.output, verify=True).n_damaged == 0
+    assert inspect_run(config.output, verify=True)[1] == 0
 
 
 def test_status_finds_swapped_files_of_an_unfinished_run_by_its_plan(
@@ -753,16 +753,16 @@ def test_status_finds_swapped_files_of_an_unfinished_run_by_its_plan(
     run_inline(config, tiny.head)
     (config.output / "features.h5").unlink()
     one, two = (config.output / "features" / f"{i:06d}.h5" for i in (1, 2))
-    assert inspect_run(config.output, verify=True).lines[-1].startswith("verified  whole: ")
+    assert inspect_run(config.output, verify=True)[0][-1].startswith("verified  whole: ")
     one.rename(tmp_path / "aside")
     two.rename(one)
     (tmp_path / "aside").rename(two)
-    report = inspect_run(config.output, verify=True)
-    assert report.n_damaged == 2
-    for path, line in zip((one, two), report.lines[-2:], strict=True):
+    lines, n_damaged = inspect_run(config.output, verify=True)
+    assert n_damaged == 2
+    for path, line in zip((one, two), lines[-2:], strict=True):
         assert f"{path} has shard_sha256 " in line
     shutil.rmtree(config.output / "shards")
-    assert "in its place was not checked" in inspect_run(config.output, verify=True).lines[-1]
+    assert "in its place was not checked" in inspect_run(config.output, verify=True)[0][-1]
 
 
 def test_nothing_temporary_is_left(make_config, tiny, contigs):
@@ -792,10 +792,10 @@ def test_status_of_a_damaged_plan_says_so(make_config, tiny, contigs):
     config = make_config(contigs, keep_intermediate=True)
     run_inline(config, tiny.head)
     (config.output / "shards" / "plan.json").write_text('{"generations": 5}')
-    report = inspect_run(config.output, verify=True)
-    assert any("the plan is damaged" in line for line in report.lines)
+    lines, _ = inspect_run(config.output, verify=True)
+    assert any("the plan is damaged" in line for line in lines)
     assert (
         run_inline(make_config(contigs, keep_intermediate=True, resume=True), tiny.head).exit_code
         == 0
     )
-    assert inspect_run(config.output, verify=True).n_damaged == 0
+    assert inspect_run(config.output, verify=True)[1] == 0

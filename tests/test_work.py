@@ -79,7 +79,7 @@ def work_inline(
 def test_a_plan_ends_before_anything_is_embedded(plan):
     folder = plan()
     assert json.loads((folder / "run.json").read_text())["state"] == "planned"
-    assert "next      virnucpro work" in "\n".join(inspect_run(folder, verify=False).lines)
+    assert "next      virnucpro work" in "\n".join(inspect_run(folder, verify=False)[0])
     assert not list((folder / "features").iterdir())
     assert not (folder / "predictions.tsv").exists()
 
@@ -225,7 +225,7 @@ def test_figures_of_each_host_are_read_from_the_logs(plan):
     assert after["shards"]["pending"] == total // 2 and after["remaining_seconds"] is None
     assert after["tokens"]["total"] > after["tokens"]["pending"] > 0
     assert f"ended, {host['n_shards']} shards done" in "\n".join(
-        inspect_run(folder, verify=False).lines
+        inspect_run(folder, verify=False)[0]
     )
 
 

@@ -121,7 +121,7 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
             summary.count_plan(plan, manifest)
             summary.cut = announce_cut(config, scorer, head)
             summary.cut_scores = cut_scores(config, scorer, head)
-            rundir.clear_report()
+            rundir.report.unlink(missing_ok=True)  # it is of another state
         job = make_job(rundir, manifest.recipe, config.weights)
         if config.options.plan_only:
             return close_plan(config, rundir, manifest, plan, summary)

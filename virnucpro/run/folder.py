@@ -226,10 +226,6 @@ class RunDir:
             return []
         return [path for path in self.samples.iterdir() if path.is_dir() and not path.is_symlink()]
 
-    def clear_report(self) -> None:
-        """Delete the page of the run, which is of another state."""
-        self.report.unlink(missing_ok=True)
-
     def clear_copies(self, manifest: Manifest) -> None:
         """Delete the copies of inputs that a run, whose manifest is written, does not need."""
         paths = [Path(file.path) for file in (*manifest.inputs, *manifest.refused)]

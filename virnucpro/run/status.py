@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +29,10 @@ _NEXT = {
 _LISTED = 8  # number of files that are listed
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
-    lines: tuple[str, ...]
-    n_damaged: int
+def inspect_run(folder: Path, *, verify: bool) -> tuple[list[str], int]:
+    """The lines that describe a run, and its number of damaged files.
 
-
-def inspect_run(folder: Path, *, verify: bool) -> Report:
-    """Describe a run; with ``verify``, read every feature file to its last bit.
+    With ``verify`` every feature file is read to its last bit; without, none counts as damaged.
 
     Raises:
         InputMissingError: there is no run in this folder.
@@ -51,7 +47,7 @@ def inspect_run(folder: Path, *, verify: bool) -> Report:
         damaged, verified = _verify(rundir, manifest)
         n_damaged = len(damaged)
         lines += damaged or [verified]
-    return Report(tuple(lines), n_damaged)
+    return lines, n_damaged
 
 
 def _read(rundir: RunDir) -> Manifest:
