@@ -232,7 +232,8 @@ def find_run(rundir: RunDir) -> Manifest:
         raise ResumeError(
             f"{printable(rundir.root)} holds a run with {printable(manifest.recipe.reader)}, which "
             "was not planned for several machines",
-            hint="plan it with a --model and --plan-only; with --resume, if it has one",
+            hint="a run with a model: its command with --resume --plan-only; else plan one in "
+            "another folder, with --model, --precision and --plan-only",
         )
     return manifest
 
