@@ -19,9 +19,10 @@ LAYERS = """
     sequences.fasta sequences.sheet sequences.inputs sequences.samples sequences.survey
     sequences.genetic_code sequences.translate sequences.composition sequences.screen
     encoders.base encoders.transfer encoders.published encoders.fetch options
-    encoders.esm2.alphabet encoders.esm2.packing encoders.esm2.rotary_triton
+    encoders.esm2.alphabet encoders.esm2.checkpoint
+    encoders.esm2.packing encoders.esm2.rotary_triton
     encoders.esm2.attention encoders.esm2.model encoders.esm2.weights
-    encoders.esm2.converted encoders.esm2.encoder
+    encoders.esm2.converted encoders.esm2.family encoders.esm2.encoder
     encoders.dnabert_s.tokenizer encoders.dnabert_s.model encoders.dnabert_s.weights
     encoders.dnabert_s.encoder
     encoders.fair_esm encoders.models encoders.bundles encoders.composition encoders.learned.readers
@@ -201,7 +202,7 @@ DOORS = {
         "models": {
             *("describe_model", "describe_models", "import_model", "open_model", "verify_model"),
         },
-        "published": {"EMBEDDED", "NAMES"},
+        "published": {"BUNDLES", "EMBEDDED", "NAMES"},
     },
     "engine": {
         "executor": {"Executor", "InlineExecutor", "NoExecutor"},
@@ -262,6 +263,13 @@ DOORS_TO_TORCH = {
     "devices": {"torch"},
     "engine.executor": {"torch", "virnucpro.engine.worker"},
     "encoders.esm2.attention": {"virnucpro.encoders.esm2.rotary_triton"},
+    "encoders.esm2.family": {
+        "virnucpro.encoders.esm2.converted",
+        "virnucpro.encoders.esm2.weights",
+    },
+    "encoders.models": {"torch"},
+    "resolve": {"virnucpro.scoring.original_head"},
+    "outputs.features": {"torch"},
 }
 
 

@@ -28,7 +28,7 @@ from virnucpro.devices import (
     torch_build,
     visible_gpus,
 )
-from virnucpro.encoders.esm2.encoder import footprint_of
+from virnucpro.encoders.esm2.family import footprint_of
 from virnucpro.encoders.models import shape_of
 from virnucpro.encoders.published import PUBLISHED
 from virnucpro.errors import UnavailableError, UsageError

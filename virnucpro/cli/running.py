@@ -27,7 +27,7 @@ _ERASE_LINE = "\r\x1b[2K"
 
 @contextmanager
 def loading(console: ConsoleOptions) -> Iterator[None]:
-    """Around the imports of a command, which take seconds: a line that says so, on a terminal.
+    """Around the imports of a command, which may take a second: a line that says so, on a terminal.
 
     It is plain text, and the cursor stays visible: a signal may end the program here at once.
     """
@@ -36,7 +36,7 @@ def loading(console: ConsoleOptions) -> Iterator[None]:
         return
     live = is_live(console.quiet)
     with suppress(OSError):  # the terminal may be gone
-        sys.stderr.write("loading PyTorch ..." + ("" if live else "\n"))
+        sys.stderr.write("loading ..." + ("" if live else "\n"))
         sys.stderr.flush()
     try:
         yield

@@ -21,7 +21,7 @@ from safetensors.numpy import save
 
 from virnucpro.config import EncoderSpec, Footprint, Pooling, Precision, Reads
 from virnucpro.encoders.base import OnEvent
-from virnucpro.encoders.esm2.encoder import ESM2Model, inspect_esm2
+from virnucpro.encoders.esm2.family import ESM2Model, inspect_esm2
 from virnucpro.encoders.models import find_checkpoint
 from virnucpro.errors import UnavailableError
 from virnucpro.events import Progress
