@@ -22,6 +22,7 @@ import pynvml
 
 from virnucpro.config import Footprint, Precision
 from virnucpro.errors import UnavailableError, UsageError
+from virnucpro.log import counted
 
 _GIB = 1 << 30
 _CPU_TOKENS = 2048  # tokens that stay in the caches; up to 8,192 the speed is the same
@@ -303,7 +304,10 @@ def _choose_cpu(workers: int | None, model_bytes: int) -> Choice:
         raise UsageError(f"--workers is {n_workers}; it must be 1 to {_MOST_WORKERS}")
     return Choice(
         devices=("cpu",) * n_workers,
-        descriptions=(f"CPU, up to {n_workers} workers of one core each on {n_cores} cores",),
+        descriptions=(
+            f"CPU, up to {counted(n_workers, 'worker')} of one core each on "
+            f"{counted(n_cores, 'core')}",
+        ),
         has_bf16=cpu_has_bf16(),
         memory=available // n_workers,
     )

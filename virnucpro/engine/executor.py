@@ -10,6 +10,7 @@ from virnucpro.engine.job import Job
 from virnucpro.engine.recovery import Task
 from virnucpro.errors import UnavailableError
 from virnucpro.events import Event, WorkerReady
+from virnucpro.log import counted
 from virnucpro.records import Shard
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class NoExecutor:
         names = ", ".join(shard.name for shard in shards[:_NAMED])
         more = f" and {len(shards) - _NAMED:,} more" if len(shards) > _NAMED else ""
         raise UnavailableError(
-            f"{len(shards):,} shards have no vectors yet: {names}{more}",
+            f"no vectors yet of {counted(len(shards), 'shard')}: {names}{more}",
             hint=f"`virnucpro work {job.features.parent}` where there are devices, then this "
             "again; or this without --no-embed, which makes them here",
         )

@@ -28,7 +28,7 @@ from virnucpro.engine.job import Job
 from virnucpro.engine.recovery import Cause, Loss, Task, Workload
 from virnucpro.errors import UnavailableError
 from virnucpro.events import Event, WorkerReady
-from virnucpro.log import LOGGER
+from virnucpro.log import LOGGER, counted
 from virnucpro.processes import Child, Pipe, Raised, interrupts_held, start, with_news
 from virnucpro.records import Shard
 
@@ -98,7 +98,7 @@ class _Run:
         while self.waiting or any(peer.work.tasks for peer in self.peers):
             if not self.peers:
                 raise UnavailableError(
-                    f"no worker is left for {len(self.waiting)} shards; the last one: "
+                    f"no worker is left for {counted(len(self.waiting), 'shard')}; the last one: "
                     f"{self.last_reason}",
                     hint="finished shards are kept: run again with --resume when that is fixed",
                 )
