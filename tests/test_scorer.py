@@ -95,7 +95,10 @@ RATES = (ErrorRates(100, (0.0,), (0.1,), (0.5,)),)
 def scorer() -> Scorer:
     pieces = (random_pieces(60, 30, 200, 1), random_pieces(100, 200, None, 2))
     windows = random_pieces(100, 100, None, 3)
-    return Scorer(pieces, windows, (Knot(50, 0.5, 0.1), Knot(500, 2.0, -0.3)), "random", RATES)
+    knot = Knot(100, 1.5, 0.2)
+    return Scorer(
+        pieces, windows, knot, (Knot(50, 0.5, 0.1), Knot(500, 2.0, -0.3)), "random", RATES
+    )
 
 
 def stretches_of(sequence: str) -> list[tuple[int, int, int]]:
@@ -310,7 +313,11 @@ def test_a_scorer_is_the_same_when_it_was_stored(scorer: Scorer, tmp_path: Path)
 def test_windows_are_scored_by_nets_of_their_own(scorer: Scorer) -> None:
     sequence = random_sequence(900, 5)
     windows, _ = score_windows(sequence, scorer, 100, 50)
-    as_pieces = replace(scorer, pieces=(replace(scorer.windows, shortest=1),))
+    as_pieces = replace(
+        scorer,
+        pieces=(replace(scorer.windows, shortest=1),),
+        knots=(scorer.windows_knot,),
+    )
     each = [sequence[start : start + 100] for start in range(0, 801, 50)]
     assert windows.log_odds.tolist() == pytest.approx(list(score_sequences(each, as_pieces)))
     others = list(score_sequences(each, scorer))

@@ -257,7 +257,8 @@ def test_error_rates_are_the_shares_of_both_labels_from_their_log_odds_on() -> N
 
 def make_scorer(*rates: ErrorRates) -> Scorer:
     nets = fit_piece_nets(Range(150, 150), [coin_lessons()], NO_WORDS, Fitting(batch=50, epochs=1))
-    return Scorer((nets,), nets, (Knot(150, 1.0, 0.0),), "coins", rates)
+    knot = Knot(150, 1.0, 0.0)
+    return Scorer((nets,), nets, knot, (knot,), "coins", rates)
 
 
 SHORT = ErrorRates(100, (1.0, 2.0, 3.0), (0.1, 0.01, 0.001), (0.8, 0.4, 0.01))

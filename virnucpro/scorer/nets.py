@@ -121,6 +121,10 @@ class Knot:
         if not (self.n_bases > 0 and self.slope > 0 and isfinite(self.slope + self.offset)):
             raise ValueError(f"a calibration of {self}")
 
+    def calibrated(self, log_odds: Values) -> Values:
+        """The log-odds, scaled and moved. (n,) -> (n,)"""
+        return self.slope * log_odds + self.offset
+
 
 @dataclass(frozen=True, slots=True)
 class ErrorRates:
@@ -182,6 +186,7 @@ class Scorer:
 
     pieces: tuple[PieceNets, ...]
     windows: PieceNets  # along a record, without words
+    windows_knot: Knot  # their calibration, which regions are learned with
     knots: tuple[Knot, ...]
     training: str  # how it was trained, in a sentence
     error_rates: tuple[ErrorRates, ...]
@@ -311,6 +316,7 @@ def load_scorer(path: Path) -> Scorer:
                 for of_size in facts["pieces"]
             ),
             windows=_piece_nets(WINDOWS, facts[WINDOWS], NO_WORDS, tensors),
+            windows_knot=Knot(**facts["windows_knot"]),
             knots=tuple(Knot(**knot) for knot in facts["knots"]),
             training=str(facts["training"]),
             error_rates=tuple(ErrorRates.of(rates) for rates in facts["error_rates"]),
@@ -360,6 +366,7 @@ def save_scorer(path: Path, scorer: Scorer) -> None:
         "format": FORMAT,
         "pieces": [_facts(nets) for nets in scorer.pieces],
         WINDOWS: _facts(scorer.windows),
+        "windows_knot": asdict(scorer.windows_knot),
         "knots": [asdict(knot) for knot in scorer.knots],
         "error_rates": [asdict(rates) for rates in scorer.error_rates],
         "training": scorer.training,
