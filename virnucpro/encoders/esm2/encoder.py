@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,9 @@ from virnucpro.log import LOGGER, printable
 
 _POOL = {"mean": mean_pool, "bos": bos_pool, "none": residues_only}
 _BYTES_PER_TOKEN_AND_DIM = 64  # peak of all activations of a layer, with room to spare
+_MIB = 1 << 20
+# options of glibc's mallopt, and from how much on freed memory goes back to the system
+_KEEPING = {-3: 32 * _MIB, -1: 256 * _MIB}  # M_MMAP_THRESHOLD (at most 32 MiB), M_TRIM_THRESHOLD
 _FILLING = 32_768 * 1280  # tokens times dimensions. 650M: 32k tokens, 3B: 16k, 8M: 131k
 
 
@@ -151,8 +155,20 @@ def load(spec: EncoderSpec, weights: Path, device: torch.device) -> ESM2Encoder:
     Raises:
         UnavailableError: it cannot be used.
     """
+    if device.type == "cpu":
+        keep_freed_memory()
     model = open_esm2(weights, spec.layer, DTYPES[spec.precision], device)
     return ESM2Encoder(spec, model, device)
+
+
+def keep_freed_memory() -> None:
+    """Have glibc reuse what a layer frees for the next: pages fetched anew take up to a third more.
+
+    A batch of ours frees some 20 MB per layer. Other C libraries are left as they are.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    for option, n_bytes in _KEEPING.items() if mallopt else ():
+        mallopt(option, n_bytes)
 
 
 class ESM2Encoder:
