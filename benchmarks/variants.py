@@ -87,7 +87,7 @@ def load_tanh(setting: Setting) -> Encoder:
     def change(model: ESM2) -> None:
         for layer in model.layers:
             assert isinstance(layer, Layer)
-            layer.linear = _linear_tanh_gelu  # type: ignore[method-assign]
+            layer.linear = _linear_tanh_gelu  # type: ignore[method-assign, assignment]
 
     return _compiled(setting, change)
 

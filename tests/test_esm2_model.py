@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import platform
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -361,6 +364,34 @@ def test_a_head_with_large_scores_attends_in_float32_and_no_other_head_notices(h
     others = torch.ones(found.shape[:2], dtype=torch.bool)
     others[:168, 1] = False
     assert torch.equal(found[others], plain[others])
+
+
+_COUNT_FAULTS = """
+import resource, sys
+from pathlib import Path
+import torch
+from virnucpro.config import EncoderSpec
+from virnucpro.encoders.esm2.encoder import load
+torch.set_num_threads(1)
+spec = EncoderSpec(model="m", sha256="", layer=3, pooling="mean", precision="bf16", dim=96)
+encoder = load(spec, Path(sys.argv[1]), torch.device("cpu"))
+faults = []
+for _ in range(4):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    encoder.start(["M" * 400] * 20).rows()
+    faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+print(*faults)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries keep what they do")
+@pytest.mark.parametrize("oracle", [32], indirect=True)
+def test_a_batch_on_a_cpu_takes_the_memory_of_the_one_before(oracle):
+    command = [sys.executable, "-c", _COUNT_FAULTS, str(oracle.path)]
+    faults = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+    # what a layer allocates are 8,040 tokens of 4 * 96 numbers of 2 bytes for the MLP alone, which
+    # are 1,500 pages; a few more are touched by chance
+    assert int(faults[-1]) < 1500, faults
 
 
 # Gradients

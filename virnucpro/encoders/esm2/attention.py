@@ -145,7 +145,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def _turned(qkv: Tensor, batch: StagedBatch, run: tuple[int, int, int]) -> tuple[Tensor, ...]:
     """Rotated queries and keys, and values if given: (n, n_heads, seqlen, head_dim) float32."""
     first, n, seqlen = run
-    part = qkv[first : first + n * seqlen].unflatten(0, (n, seqlen)).permute(2, 0, 3, 1, 4)
+    part = qkv[first : first + n * seqlen].view(n, seqlen, *qkv.shape[1:]).permute(2, 0, 3, 1, 4)
     laid_out = torch.empty(part.shape, dtype=torch.float32, device=qkv.device).copy_(part)
     position = slice(first, first + seqlen)  # as of every protein of the run
     q, k = rotate(laid_out[:2], batch.cos[position], batch.sin[position])

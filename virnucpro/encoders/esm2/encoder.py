@@ -166,9 +166,10 @@ def keep_freed_memory() -> None:
 
     A batch of ours frees some 20 MB per layer. Other C libraries are left as they are.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    for option, n_bytes in _KEEPING.items() if mallopt else ():
-        mallopt(option, n_bytes)
+    library = ctypes.CDLL(None)
+    if hasattr(library, "mallopt"):
+        for option, n_bytes in _KEEPING.items():
+            library.mallopt(option, n_bytes)
 
 
 class ESM2Encoder:
