@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 
 from virnucpro.cli.main import app
 from virnucpro.errors import InputError, InputMissingError, ResumeError, UnavailableError
+from virnucpro.options import RegionsOptions
 from virnucpro.outputs.regions import find_regions
 from virnucpro.outputs.sinks import (
     Place,
@@ -462,14 +463,19 @@ def test_regions_of_a_finished_run_are_those_of_predict_to_the_byte(tmp_path, ch
     predict(*sources, to=once, per_file=True)
     predict(*sources, to=later, per_file=True, regions=False)
     assert not any((later / name).exists() for name in FILES)
+    options = RegionsOptions(folder=later, argv=("virnucpro", "regions", "later"))
     for _ in range(2):
-        assert find_regions(later, lambda _: None) == 2
+        assert find_regions(options, lambda _: None).total() == 2
         assert 'id="regions"' in (later / "report.html").read_text()
         tables = [path.relative_to(once) for path in once.rglob("*.*") if path.is_file()]
         compared = [path for path in tables if path.suffix not in (".json", ".log", ".html")]
         assert {*FILES, "predictions.tsv"} <= {path.name for path in compared}
         for path in compared:
             assert (later / path).read_bytes() == (once / path).read_bytes(), path
+    log = (later / "virnucpro.log").read_text()
+    assert "virnucpro regions later" in log
+    line = "virus-like regions: 2 inside records, 0 over whole records; see regions.tsv"
+    assert line in log and line in (once / "virnucpro.log").read_text()
     manifests = [json.loads((folder / "run.json").read_text()) for folder in (once, later)]
     for key in ("recipe", "inputs", "cut"):
         assert manifests[0][key] == manifests[1][key]
@@ -487,18 +493,18 @@ def test_regions_of_short_records_name_no_table_that_is_not_there(tmp_path):
 
 def test_regions_are_refused_where_there_is_no_run_or_another_table(tmp_path, chromosomes):
     with pytest.raises(InputMissingError, match="holds no run"):
-        find_regions(tmp_path / "nothing", lambda _: None)
+        find_regions(RegionsOptions(folder=tmp_path / "nothing"), lambda _: None)
     source = write(tmp_path / "in.fa", host=chromosomes["host"])
     predict(source, to=tmp_path / "run")
     table = tmp_path / "run/predictions.tsv"
     before = table.read_text()
     table.write_text(before.replace("host", "guest"))
     with pytest.raises(InputError, match="is not the table of this run"):
-        find_regions(tmp_path / "run", lambda _: None)
+        find_regions(RegionsOptions(folder=tmp_path / "run"), lambda _: None)
     table.write_text(before)
     source.write_text(source.read_text().replace("A", "C", 1))
     with pytest.raises(ResumeError, match="is gone or has changed"):
-        find_regions(tmp_path / "run", lambda _: None)
+        find_regions(RegionsOptions(folder=tmp_path / "run"), lambda _: None)
     assert table.read_text() == before
 
 

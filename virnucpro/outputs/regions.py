@@ -7,16 +7,19 @@ table of records, which is written again for its notes.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from io import TextIOWrapper
 from itertools import chain, zip_longest
 from pathlib import Path
 
+from virnucpro import __version__
 from virnucpro.errors import InputError, InputMissingError, UsageError
 from virnucpro.events import Progress, Telling
 from virnucpro.files import open_plain
-from virnucpro.log import announce, printable
+from virnucpro.log import LOGGER, announce, printable
+from virnucpro.options import RegionsOptions
 from virnucpro.outputs.sinks import (
     REGION_SINKS,
     Place,
@@ -25,6 +28,7 @@ from virnucpro.outputs.sinks import (
     open_sinks,
     read_calls,
 )
+from virnucpro.outputs.summary import region_line
 from virnucpro.outputs.write import open_sinks_of_samples
 from virnucpro.records import Call, FastaRecord, RecordResult
 from virnucpro.report.run import write_run_page
@@ -34,24 +38,21 @@ from virnucpro.scoring.regions import embedded_finder
 from virnucpro.sequences.inputs import InputFile, check_recorded, generations
 
 
-def find_regions(
-    folder: Path, on_event: Callable[[Telling], None], region_model: Path | None = None
-) -> int:
-    """Look for regions in the records of a finished run. Returns their number.
-
-    ``region_model`` is what ``train --regions`` made; None is that of VirNucPro.
+def find_regions(options: RegionsOptions, on_event: Callable[[Telling], None]) -> Counter[str]:
+    """Look for regions in the records of a finished run. Returns their numbers by kind.
 
     Raises:
         VirnucproError: the folder holds no finished ``predict`` of nucleotides, or an input is
             gone or has changed; see ``errors``.
     """
-    rundir = RunDir(folder)
+    rundir, region_model = RunDir(options.folder), options.region_model
     manifest = _finished_run(rundir)
     with rundir.in_use():
+        LOGGER.info("virnucpro %s: %s", __version__, printable(" ".join(options.argv)))
         inputs = check_recorded(manifest.inputs)
         finder = embedded_finder(manifest.recipe.genetic_code, model=region_model)
         announce(f"regions: learned from {finder.model.training}")
-        n_regions = n_letters = 0
+        kinds, n_letters = Counter[str](), 0
         total = sum(file.n_bytes for file in inputs)
         with ExitStack() as stack:
             sinks: tuple[type[Sink], ...] = (RecordTable, *REGION_SINKS)
@@ -63,14 +64,14 @@ def find_regions(
                 result = finder.add_to(RecordResult(record, [], call))
                 for add in adds:
                     add(result)
-                n_regions += len(result.regions or ())
+                kinds.update(region.kind for region in result.regions or ())
                 n_letters += len(record.sequence)
                 on_event(Progress("looking for regions", n_letters, total, "letters"))
-        _note_in_manifest(rundir, manifest, n_regions, region_model)
+        _note_in_manifest(rundir, manifest, kinds, region_model)
         if rundir.report.exists():
             write_run_page(rundir)
-        announce(f"virus-like regions: {n_regions}")
-    return n_regions
+        LOGGER.info("%s", region_line(kinds.total(), kinds["whole"]))
+    return kinds
 
 
 def _finished_run(rundir: RunDir) -> Manifest:
@@ -150,7 +151,7 @@ def _shown(manifest: Manifest, inputs: Sequence[InputFile]) -> Iterator[FastaRec
 
 
 def _note_in_manifest(
-    rundir: RunDir, manifest: Manifest, n_regions: int, region_model: Path | None
+    rundir: RunDir, manifest: Manifest, kinds: Counter[str], region_model: Path | None
 ) -> None:
     """Write into ``run.json`` that regions were looked for, as ``predict`` does."""
     stored = json.loads(rundir.manifest.read_text())
@@ -162,6 +163,6 @@ def _note_in_manifest(
             "regions": True,
             "region_model": None if region_model is None else str(region_model),
         },
-        "counts": {**counts, "n_regions": n_regions},
+        "counts": {**counts, "n_regions": kinds.total(), "n_whole_regions": kinds["whole"]},
     }
     rundir.write_manifest(manifest, facts)

@@ -19,6 +19,7 @@ from virnucpro.config import FeatureFormat
 from virnucpro.errors import InputError
 from virnucpro.events import Progress, Telling
 from virnucpro.files import writing
+from virnucpro.log import counted
 from virnucpro.options import CutOptions
 from virnucpro.outputs.features import FeatureIndex, export
 from virnucpro.outputs.sinks import SINKS, Add, Place, Sink, open_sinks
@@ -73,6 +74,7 @@ class Results:
         with ExitStack() as stack:
             adds = [summary.add, *self.open_outputs(stack)]
             for result in self.results(indexes):
+                self.backlog.check()
                 for add in adds:
                     add(result)
             for store, index in zip(self.stores, indexes, strict=True):
@@ -174,7 +176,7 @@ class Results:
                     yield latest.get(record.id, result).in_place_of(record)
         if n_read != self.plan.counts.n_records:
             raise InputError(
-                f"{self.plan.counts.n_records} records were read at first, "
+                f"{counted(self.plan.counts.n_records, 'record')} at first, "
                 f"{n_read} now: an input file changed while the run went on",
                 hint="let it be written to its end, then start again with --force",
             )

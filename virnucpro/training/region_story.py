@@ -16,7 +16,7 @@ from virnucpro.errors import InputError
 from virnucpro.evaluation.region_story import region_lines
 from virnucpro.evaluation.regions import Truth, check_truth, measure, read_truth
 from virnucpro.files import atomic
-from virnucpro.log import announce, printable
+from virnucpro.log import announce, counted, printable
 from virnucpro.options import TrainOptions
 from virnucpro.records import FastaRecord
 from virnucpro.run.folder import RunDir
@@ -99,8 +99,8 @@ def read_chromosomes(data: Path, truth_table: Path) -> tuple[list[Chromosome], l
         )
     if len(chromosomes) < _FEWEST:
         raise InputError(
-            f"{len(chromosomes)} chromosomes with prophages; {_FEWEST} are needed, as each is left "
-            "out once",
+            f"{counted(len(chromosomes), 'chromosome')} with prophages; {_FEWEST} are needed, "
+            "as each is left out once",
             hint="add more to the truth",
         )
     return chromosomes, hosts
