@@ -23,7 +23,6 @@ from typer.testing import CliRunner
 from virnucpro.cli.main import app
 from virnucpro.errors import InputError, InputMissingError, ResumeError, UnavailableError
 from virnucpro.options import RegionsOptions
-from virnucpro.outputs.regions import find_regions
 from virnucpro.outputs.sinks import (
     Place,
     RegionBed,
@@ -33,6 +32,7 @@ from virnucpro.outputs.sinks import (
     open_sinks,
 )
 from virnucpro.records import Call, FastaRecord, RecordResult, Region
+from virnucpro.regions import find_regions
 from virnucpro.scorer.nets import embedded_scorer, load_scorer
 from virnucpro.scorer.score import score_windows
 from virnucpro.scoring.chain import (
