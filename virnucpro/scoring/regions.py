@@ -226,7 +226,7 @@ def _middles(starts: Counts, model: RegionModel) -> Counts:
 def near_host_peptides(
     sequence: str, middles: Counts, runs: Sequence[Run], code: GeneticCode
 ) -> Mask:
-    """Which items, by their middles, are near a host's peptide that lies in one of the runs."""
+    """A mask of the items whose middles are near a host's peptide in one of the runs."""
     is_near = np.zeros(len(middles), dtype=np.bool_)
     for run in runs:
         for place in host_peptides(sequence[run.start_base : run.end_base], code):

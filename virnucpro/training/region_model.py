@@ -1,4 +1,4 @@
-"""How regions are told is learned from chromosomes whose prophages are known.
+"""The region model, learned from chromosomes whose prophages are known.
 
 A chromosome counts as much as any other, so that the longest one does not decide alone; its viral
 pieces count by the square root of their number. Hosts without a known prophage tell which level is
