@@ -77,7 +77,13 @@ def load_esm2(path: Path, layer: int, dtype: torch.dtype, device: torch.device) 
     tensors = _open(path)
     with torch.device("meta"):
         model = ESM2(shape, layer, dtype, choose_kernel(device, dtype))
-    model = model.to_empty(device=device).eval().requires_grad_(False)
+    # ``to_empty``, and ``empty_like`` of what is on "meta", import sympy: half a second
+    memory = {
+        name: torch.empty(stub.shape, dtype=stub.dtype, device=device)
+        for name, stub in model.state_dict().items()
+    }
+    model.load_state_dict(memory, assign=True)
+    model.eval().requires_grad_(False)
     _fill(model.embedding, tensors, "embedding", ("weight",))
     for number, module in enumerate(model.layers):
         for name in _SAME_NAME:
