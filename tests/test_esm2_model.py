@@ -49,9 +49,9 @@ from virnucpro.encoders.esm2.attention import (
     flash_attention,
     rotate,
 )
+from virnucpro.encoders.esm2.checkpoint import ESM2Shape
 from virnucpro.encoders.esm2.model import (
     ESM2,
-    ESM2Shape,
     bos_pool,
     mean_of_bags,
     mean_pool,

@@ -10,52 +10,25 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from virnucpro.encoders.base import send
 from virnucpro.encoders.esm2.alphabet import N_TOKENS
 from virnucpro.encoders.esm2.attention import Kernel, attend_runs, choose_kernel
+from virnucpro.encoders.esm2.checkpoint import LAYER_NORM_EPS, ROPE_THETA, ESM2Shape
 from virnucpro.encoders.esm2.packing import EXTRA_TOKENS, PackedBatch, StagedBatch
+from virnucpro.encoders.transfer import send
 
 DTYPES: Mapping[str, torch.dtype] = {  # of matrix products, by the name of the precision
     "fp32": torch.float32,
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
 }
-LAYER_NORM_EPS = 1e-5
-ROPE_THETA = 10000.0
 # 15 % of the tokens were masked in training, 80 % of those zeroed by token dropout
 TOKEN_DROPOUT_SCALE = 1 - 0.15 * 0.8
-
-
-@dataclass(frozen=True, slots=True)
-class ESM2Shape:
-    """The dimensions of an ESM-2."""
-
-    n_layers: int
-    dim: int
-    n_heads: int
-    token_dropout: bool = True
-
-    @property
-    def head_dim(self) -> int:
-        return self.dim // self.n_heads
-
-    @property
-    def width(self) -> str:
-        """Dimensions and heads, for people."""
-        return f"{self.dim} in {self.n_heads} heads of {self.head_dim}"
-
-    @property
-    def n_parameters(self) -> int:
-        """Number of parameters of the encoder, without LM and contact heads."""
-        per_layer = 12 * self.dim**2 + 13 * self.dim
-        return self.n_layers * per_layer + (N_TOKENS + 2) * self.dim
 
 
 class Layer(nn.Module):
