@@ -31,6 +31,7 @@ from virnucpro.outputs.sinks import (
     RegionTable,
     open_sinks,
 )
+from virnucpro.outputs.write import in_first_places
 from virnucpro.records import Call, FastaRecord, RecordResult, Region
 from virnucpro.regions import find_regions
 from virnucpro.scorer.nets import embedded_scorer, load_scorer
@@ -506,6 +507,19 @@ def test_regions_are_refused_where_there_is_no_run_or_another_table(tmp_path, ch
     with pytest.raises(ResumeError, match="is gone or has changed"):
         find_regions(RegionsOptions(folder=tmp_path / "run"), lambda _: None)
     assert table.read_text() == before
+
+
+def test_a_record_that_was_replaced_has_its_first_place_and_its_last_sequence():
+    def record(name: str, sequence: str) -> FastaRecord:
+        return FastaRecord(name, name, sequence, sample=sequence)
+
+    first = [record("a", "1"), record("b", "2"), record("c", "3")]
+    later = [record("b", "4"), record("d", "5"), record("b", "6")]
+    placed = in_first_places(frozenset("b"), later, first + later, lambda one: one)
+    told = [(one.id, one.sequence, place.sample) for one, place in placed]
+    assert told == [("a", "1", "1"), ("b", "6", "2"), ("c", "3", "3"), ("d", "5", "5")]
+    never = (pytest.fail("nothing is replaced") for _ in "x")
+    assert len(list(in_first_places(frozenset(), never, first, lambda one: one))) == 3
 
 
 def test_tracks_hold_the_pieces_of_every_record_that_was_searched(tmp_path, chromosomes):

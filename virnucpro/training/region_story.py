@@ -54,9 +54,9 @@ def train_regions(options: TrainOptions, truth_table: Path) -> list[str]:
         with atomic(options.output_dir / TABLE) as temporary:
             temporary.write_text("\n".join([*lines, ""]), encoding="utf-8")
         n_prophages = sum(len(one.truth.prophages) for one in chromosomes)
-        training = f"{n_prophages} prophages of {len(chromosomes)} chromosomes"
+        training = f"{counted(n_prophages, 'prophage')} of {len(chromosomes)} chromosomes"
         if hosts:
-            training += f", and {len(hosts)} hosts more"
+            training += f", and {counted(len(hosts), 'other host')}"
         announce(f"regions: learned from {training}")
         model = learn_region_model(chromosomes, hosts, training)
         with atomic(options.output_dir / MODEL) as temporary:
