@@ -23,8 +23,9 @@ Command = Literal["predict", "extract"]
 
 FOLLOWS = ("model", "dim", "reads")  # of an encoder: a name, and what family and content imply
 RESIDUES_PER_SHARD = 125_000  # with two tokens more per protein just under 131,072
-# 1: identical proteins embedded each by itself; 2: gaps kept; 3: no bases, codons with U lost
-SHARD_FORMAT = 4
+# 1: identical proteins embedded each by itself; 2: gaps kept; 3: no bases, codons with U lost;
+# 4: other products in bf16 on CPUs
+SHARD_FORMAT = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
