@@ -26,7 +26,7 @@ from virnucpro.config import Resources
 from virnucpro.engine.recovery import Cause, Loss, Task, Workload
 from virnucpro.engine.worker import Job, Worker
 from virnucpro.errors import UnavailableError
-from virnucpro.events import Event, WorkerReady
+from virnucpro.events import BatchDone, Event, ShardDone, WorkerReady
 from virnucpro.log import LOGGER
 from virnucpro.processes import Child, Pipe, Raised, interrupts_held, start, with_news
 from virnucpro.records import Shard
@@ -238,9 +238,11 @@ def _serve(
     worker = worker_class(job, resources, name, device)
     pipe.send(WorkerReady(name, worker.description, worker.memory()))
     while True:
-        if not pipe.poll():  # time to wait for the last file as well
+        if not pipe.poll():  # time to wait for the last batches and files as well
             for event in worker.finish():
                 pipe.send(event)
+                if isinstance(event, (BatchDone, ShardDone)) and pipe.poll():
+                    break
         task: Task | None = pipe.recv()
         if task is None:
             return
