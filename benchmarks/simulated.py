@@ -5,10 +5,10 @@ a batch that comes before the last one is done waits for it, and a device withou
 The host's part is real, but for the launch of kernels: proteins are packed, rows are copied, and
 feature files and tables are written.
 
-So ``busy`` is measured, on this host and beside whatever else it does. CPU seconds per million
-tokens are measured as well: those of one worker, and those of the parent, which plans (``plan``)
-and makes the tables while the devices work (``parent``). They bound what N devices can do on a host
-with a core for each process.
+``busy`` is measured by the clock, on this host and beside whatever else it does. ``busy_alone`` is
+computed in the same run, by a clock that goes on while the worker's main thread computes or its
+device does, and at no other time: so it is the share on a host with a core for each thread, where
+the parent keeps up. CPU seconds per million tokens tell how far it does.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ class SimulatedRow:
     n_shards: int | None = None
     n_tokens: int | None = None
     busy: float | None = None  # share of the time from a device's first batch to its last
+    busy_alone: float | None = None  # the same, if no thread waited for a core or another thread
     busy_of_run: float | None = None  # share of the time from the first batch of all to the last
     outside: float | None = None  # seconds from the last batch until the last shard is written
     cpu_of_worker: float | None = None  # seconds per million tokens
@@ -66,16 +67,33 @@ class SimulatedRow:
     reason: str = ""
 
 
+@dataclass(slots=True)
+class Timeline:
+    """The batches of a device, by one clock."""
+
+    first: float = 0.0  # when the first one began
+    free: float = 0.0  # when the last one ends
+
+    def add(self, now: float, seconds: float) -> float:
+        """The end of a batch that comes now."""
+        self.first = self.first or now
+        self.free = max(now, self.free) + seconds
+        return self.free
+
+
 @dataclass(frozen=True, slots=True)
 class _Waiting:
     """A batch on a simulated device."""
 
+    device: SimulatedEncoder
     vectors: Rows
     end: float
+    end_alone: float
     n_repeated: ClassVar[int] = 0
 
     def rows(self) -> Rows:
         time.sleep(max(0.0, self.end - time.monotonic()))
+        self.device.slept += max(0.0, self.end_alone - self.device.clock)
         return self.vectors
 
 
@@ -85,15 +103,20 @@ class SimulatedEncoder:
 
     spec: EncoderSpec
     speed: float  # tokens per second
-    first: float = 0.0  # when its first batch began, by the monotonic clock
-    free: float = 0.0  # when its last batch ends
-    busy: float = 0.0  # seconds
     n_tokens: int = 0
+    measured: Timeline = field(default_factory=Timeline)
+    alone: Timeline = field(default_factory=Timeline)
+    slept: float = 0.0  # seconds by the clock of a thread that is alone
     vectors: Rows = field(init=False)
 
     def __post_init__(self) -> None:
         rng = np.random.default_rng(1)
         self.vectors = rng.standard_normal((_MOST_ROWS, self.spec.dim), dtype=np.float32)
+
+    @property
+    def clock(self) -> float:
+        """Seconds that the thread computed, or waited for its device."""
+        return time.thread_time() + self.slept
 
     @property
     def kernel(self) -> str:
@@ -110,12 +133,11 @@ class SimulatedEncoder:
 
     def start(self, sequences: Sequence[str]) -> Pending:
         n_tokens = len(PackedBatch.of(sequences).tokens)
-        now = time.monotonic()
-        self.first = self.first or now
-        self.free = max(now, self.free) + n_tokens / self.speed
-        self.busy += n_tokens / self.speed
         self.n_tokens += n_tokens
-        return _Waiting(self.vectors[: len(sequences)], self.free)
+        seconds = n_tokens / self.speed
+        end = self.measured.add(time.monotonic(), seconds)
+        end_alone = self.alone.add(self.clock, seconds)
+        return _Waiting(self, self.vectors[: len(sequences)], end, end_alone)
 
 
 def load(spec: EncoderSpec, weights: Path, device: torch.device) -> SimulatedEncoder:
@@ -137,17 +159,24 @@ class SimulatedWorker(Worker):
         self.batches_in_flight = 2
         (encoder,) = self.encoders
         assert isinstance(encoder, SimulatedEncoder)
-        encoder.first = encoder.busy = encoder.n_tokens = 0  # what ``Worker`` tried
-        self.device_in_use = encoder
+        encoder.n_tokens = 0  # without what ``Worker`` tried
+        encoder.measured, encoder.alone = Timeline(), Timeline()
+        self.simulated = encoder
         self.cpu_before = time.process_time()
 
     def finish(self) -> Iterator[Event]:
-        yield from super().finish()
-        device = self.device_in_use
+        try:
+            yield from super().finish()
+        finally:  # it may be left off
+            self.leave_figures()
+
+    def leave_figures(self) -> None:
+        device = self.simulated
         figures = {
-            "first": device.first,
-            "last": device.free,
-            "busy": device.busy,
+            "first": device.measured.first,
+            "last": device.measured.free,
+            "alone": device.alone.free - device.alone.first,
+            "busy": device.n_tokens / device.speed,
             "n_tokens": device.n_tokens,
             "cpu": time.process_time() - self.cpu_before,
         }
@@ -208,6 +237,7 @@ def _simulate(fasta: Path, row: SimulatedRow, folder: Path) -> SimulatedRow:
         n_shards=watch.n_shards,
         n_tokens=n_tokens,
         busy=mean(d["busy"] / (d["last"] - d["first"]) for d in used),
+        busy_alone=mean(d["busy"] / d["alone"] for d in used),
         busy_of_run=sum(d["busy"] for d in used) / (last - first) / row.n_devices,
         outside=watch.last_done - last,
         cpu_of_worker=sum(d["cpu"] for d in used) / millions,

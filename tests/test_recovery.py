@@ -232,11 +232,23 @@ def test_a_batch_that_is_done_forgives_a_device():
 
 def test_a_shard_that_is_being_written_makes_room_for_another():
     work = workload(*SHARDS[:2])
-    assert work.n_open == 2
+    assert len(work.open) == 2
     start_batch(work, 0, shard=SHARDS[1])
-    assert work.n_open == 1
+    assert len(work.open) == 1
     work.take(ShardDone("cpu", SHARDS[0], 1.0, 0))
-    assert work.n_open == 1
+    assert len(work.open) == 1
+
+
+@pytest.mark.parametrize(
+    ("n_residues", "most"), [(1000, 4), (16_000, 4), (32_000, 2), (250_000, 2)]
+)
+def test_a_worker_is_given_more_of_small_shards(n_residues, most):
+    work = workload()
+    for n in range(1, 10):
+        assert work.wants(n) == (n <= most)
+        if n <= most:
+            shard = Shard(n, Path(f"{n}.faa"), 10, 10, n_residues, "")
+            work.tasks.append(Task(shard))
 
 
 def test_a_batch_keeps_the_time_it_was_allowed_when_the_one_before_it_is_done():

@@ -6,8 +6,8 @@
 Nothing is shared: a process killed inside ``Queue.get`` keeps the queue's lock, and the others
 would wait for ever. One thread of the parent waits on all pipes at once; another for each worker
 hands it tasks, so that one that does not read keeps nobody waiting. Shards are dealt round-robin,
-two in flight for each worker so that no device waits for the parent (beside one that is being
-written), and then on demand.
+two for each worker so that no device waits for the parent (beside those that are being written),
+and more of small ones; and then on demand.
 
 A worker that ends or falls silent is replaced, and its shard goes on: ``recovery`` says how.
 """
@@ -23,7 +23,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from virnucpro.config import Resources
-from virnucpro.engine.recovery import Cause, Loss, Task, Workload
+from virnucpro.engine.recovery import MAX_IN_FLIGHT, Cause, Loss, Task, Workload
 from virnucpro.engine.worker import Job, Worker
 from virnucpro.errors import UnavailableError
 from virnucpro.events import BatchDone, Event, ShardDone, WorkerReady
@@ -31,7 +31,6 @@ from virnucpro.log import LOGGER
 from virnucpro.processes import Child, Pipe, Raised, interrupts_held, start, with_news
 from virnucpro.records import Shard
 
-IN_FLIGHT = 2  # shards per worker, beside one that is being written
 TICK_SECONDS = 1.0  # between two checks for silent workers
 START_SECONDS = 900.0  # for a worker to import, load the model and report
 GRACE_SECONDS = 5.0  # for idle workers to end by themselves
@@ -109,9 +108,9 @@ class _Run:
 
     def deal(self) -> None:
         """Round-robin: everyone gets a first shard before anyone gets a second."""
-        for depth in range(IN_FLIGHT):
+        for n_tasks in range(1, MAX_IN_FLIGHT + 1):
             for peer in self.peers:
-                if self.waiting and peer.work.n_open <= depth:
+                if self.waiting and peer.work.wants(n_tasks):
                     peer.give(self.waiting.popleft())
         starting = [peer for peer in self.peers if not peer.work.is_ready and peer.work.tasks]
         for peer in self.peers:

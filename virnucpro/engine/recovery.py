@@ -30,6 +30,9 @@ from virnucpro.events import (
 )
 from virnucpro.records import Shard
 
+IN_FLIGHT = 2  # shards per worker, beside those that are being written
+MAX_IN_FLIGHT = 4  # the same, of small shards, while they have less than ...
+ENOUGH_RESIDUES = 64_000
 MAX_IDLE_LOSSES = 6  # workers a device may lose in a row without one batch done
 MAX_LOSSES = 100  # the same, with losses that one ORF alone is to blame for
 MAX_BLIND_LOSSES = 4  # workers a shard may kill while no batch is in flight
@@ -109,10 +112,16 @@ class Workload:
                 self.rows.pop(shard.index, None)
 
     @property
-    def n_open(self) -> int:
-        """Number of shards that are embedded or wait; the others are being written."""
+    def open(self) -> list[Task]:
+        """The tasks that are embedded or wait; the others are being written."""
         shards = [task.shard for task in self.tasks]
-        return len(shards) - (shards.index(self.shard) if self.shard in shards else 0)
+        return self.tasks[shards.index(self.shard) if self.shard in shards else 0 :]
+
+    def wants(self, n_tasks: int) -> bool:
+        """True if the worker has fewer open tasks than these, and needs them not to wait."""
+        tasks = self.open
+        is_small = sum(task.shard.n_residues for task in tasks) < ENOUGH_RESIDUES
+        return len(tasks) < n_tasks and (n_tasks <= IN_FLIGHT or is_small)
 
     def rows_of(self, task: Task) -> set[int]:
         """The rows of a task that are in flight."""

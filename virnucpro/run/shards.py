@@ -4,8 +4,8 @@ They grow with their place in the input: the first are small, so that little is 
 devices, and the later ones large, so that much makes few files.
 
 The first word of a header is the ORF's id; what follows names chunk, record, start, end and
-strand, the bases of a frame, and for a copy the ordinal of its original. No id holds white space,
-so the words can be told apart.
+strand, in this order, the bases of a frame, and for a copy the ordinal of its original. No id holds
+white space, so the words can be told apart.
 """
 
 from __future__ import annotations
@@ -135,16 +135,21 @@ def read_shard(shard: Shard) -> list[Orf]:
 
 
 def _parse(header: str, protein: str) -> Orf:
-    orf_id, *words = header[1:].split(" ")
-    fields = dict(word.split("=", 1) for word in words)
+    orf_id, chunk, record, start, end, strand, *others = header.split(" ")
+    bases, copy_of = "", None
+    for word in others:
+        if word.startswith("bases="):
+            bases = word[6:]
+        else:
+            copy_of = int(word[5:])
     return Orf(
-        orf_id,
-        fields["chunk"],
-        fields["record"],
-        int(fields["start"]),
-        int(fields["end"]),
-        fields["strand"],
+        orf_id[1:],
+        chunk[6:],
+        record[7:],
+        int(start[6:]),
+        int(end[4:]),
+        strand[7:],
         protein,
-        fields.get("bases", ""),
-        int(fields["copy"]) if "copy" in fields else None,
+        bases,
+        copy_of,
     )
