@@ -9,6 +9,7 @@ import pytest
 from virnucpro.engine.recovery import (
     MAX_BLIND_LOSSES,
     MAX_IDLE_LOSSES,
+    MAX_IN_FLIGHT,
     MAX_LOSSES,
     Cause,
     Loss,
@@ -239,16 +240,13 @@ def test_a_shard_that_is_being_written_makes_room_for_another():
     assert len(work.open) == 1
 
 
-@pytest.mark.parametrize(
-    ("n_residues", "most"), [(1000, 4), (16_000, 4), (32_000, 2), (250_000, 2)]
-)
+@pytest.mark.parametrize(("n_residues", "most"), [(16_000, 4), (32_000, 2), (250_000, 2)])
 def test_a_worker_is_given_more_of_small_shards(n_residues, most):
     work = workload()
-    for n in range(1, 10):
-        assert work.wants(n) == (n <= most)
-        if n <= most:
-            shard = Shard(n, Path(f"{n}.faa"), 10, 10, n_residues, "")
-            work.tasks.append(Task(shard))
+    for n in range(MAX_IN_FLIGHT):
+        assert work.wants(MAX_IN_FLIGHT) == (n < most)
+        work.tasks.append(Task(Shard(n, Path(f"{n}.faa"), 10, 10, n_residues, "")))
+    assert not work.wants(MAX_IN_FLIGHT)
 
 
 def test_a_batch_keeps_the_time_it_was_allowed_when_the_one_before_it_is_done():

@@ -118,10 +118,10 @@ class Workload:
         return self.tasks[shards.index(self.shard) if self.shard in shards else 0 :]
 
     def wants(self, n_tasks: int) -> bool:
-        """True if the worker has fewer open tasks than these, and needs them not to wait."""
+        """True if the worker has fewer open tasks than these, and is to have more of them."""
         tasks = self.open
         is_small = sum(task.shard.n_residues for task in tasks) < ENOUGH_RESIDUES
-        return len(tasks) < n_tasks and (n_tasks <= IN_FLIGHT or is_small)
+        return len(tasks) < n_tasks and (len(tasks) < IN_FLIGHT or is_small)
 
     def rows_of(self, task: Task) -> set[int]:
         """The rows of a task that are in flight."""
