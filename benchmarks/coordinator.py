@@ -19,9 +19,10 @@ import psutil
 
 from virnucpro.bench.layouts import FAILURES, reason_of
 from virnucpro.config import Resources
+from virnucpro.engine.job import Job
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.engine.recovery import Task
-from virnucpro.engine.worker import Job, Worker
+from virnucpro.engine.worker import Worker
 from virnucpro.errors import UnavailableError, VirnucproError
 from virnucpro.events import Event, Memory, ShardDone, ShardFailed
 from virnucpro.records import Shard

@@ -37,7 +37,7 @@ from virnucpro.bench.encoder import Setting
 from virnucpro.bench.report import describe_machine, describe_versions
 from virnucpro.bench.synthetic import MODELS, PROFILES, make_proteins, write_checkpoint
 from virnucpro.devices import choose_devices, choose_precision, choose_tokens, usable_cores
-from virnucpro.encoders.esm2.encoder import footprint_of
+from virnucpro.encoders.esm2.family import footprint_of
 from virnucpro.errors import VirnucproError
 
 Row = (

@@ -17,7 +17,8 @@ from runs import our_processes
 
 from virnucpro import processes
 from virnucpro.config import EncoderSpec, Recipe, Resources
-from virnucpro.encoders.esm2.model import ESM2, ESM2Shape
+from virnucpro.encoders.esm2.checkpoint import ESM2Shape
+from virnucpro.encoders.esm2.model import ESM2
 from virnucpro.encoders.esm2.weights import inspect_checkpoint, save_esm2
 from virnucpro.options import ExtractOptions, PredictOptions
 from virnucpro.resolve import RunConfig

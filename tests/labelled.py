@@ -80,7 +80,7 @@ def options(data: Path, output: Path, **changes: object) -> TrainOptions:
     small = {
         "epochs": 2,
         "batch_size": 16,
-        "hidden": 8,
+        **({} if changes.get("pretrain") else {"hidden": 8}),
         "chunk_size": (300,),
         "device": "cpu",
         "precision": "fp32",

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import h5py
 import numpy as np
@@ -18,10 +19,14 @@ from numpy.typing import NDArray
 
 from virnucpro.engine.executor import Executor, InlineExecutor
 from virnucpro.events import Telling
+from virnucpro.options import PredictOptions
 from virnucpro.outputs.summary import Summary
-from virnucpro.pipeline import run
+from virnucpro.pipeline import predict, run
 from virnucpro.resolve import RunConfig
 from virnucpro.scoring.head import Head
+
+if TYPE_CHECKING:
+    from conftest import Tiny
 
 TABLES = (
     "predictions.tsv",
@@ -38,6 +43,20 @@ def run_inline(
     executor: Executor | None = None,
 ) -> Summary:
     return run(config, head, executor or InlineExecutor(), on_event)
+
+
+def predict_here(proteins: Path, tiny: Tiny, folder: Path) -> Path:
+    """The run of proteins on one machine, in this process. Returns its folder."""
+    options = PredictOptions(
+        input=(proteins,),
+        output_dir=folder,
+        model=str(tiny.model),
+        head=tiny.head_file,
+        device="cpu",
+        precision="fp32",
+    )
+    predict(options, lambda _: None, lambda _: InlineExecutor())
+    return folder
 
 
 def again(config: RunConfig, **changes: object) -> RunConfig:

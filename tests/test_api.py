@@ -147,6 +147,7 @@ def test_a_call_that_fails_leaves_no_trace_either(tiny, tmp_path):
         ([("a", "ACGT")], {"threshold": True}, "--threshold is True"),
         ([3], {}, "3 is not a record"),
         ([EXAMPLE, EXAMPLE], {}, "occurs twice"),
+        ([("a", "ACGT"), ("a", "ACGT")], {}, r"^records\.fa:3: the id a occurs twice"),
     ],
 )
 def test_a_mistake_is_an_error_with_a_hint_and_no_exit(sequences, options, words):

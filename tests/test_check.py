@@ -16,7 +16,7 @@ from test_cli import virnucpro
 
 from virnucpro.config import Precision
 from virnucpro.encoders.check import Check, check, compare, report_lines
-from virnucpro.encoders.esm2.model import ESM2Shape
+from virnucpro.encoders.esm2.checkpoint import ESM2Shape
 from virnucpro.encoders.learned.file import LearnedFacts, save_learned
 from virnucpro.encoders.panel import ODD_LETTERS, make_panel
 from virnucpro.errors import UnavailableError, UsageError

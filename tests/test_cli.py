@@ -15,7 +15,7 @@ from runs import rows, statuses
 
 from virnucpro.cli.running import next_step, number_gpus_by_bus
 from virnucpro.encoders.esm2.weights import inspect_checkpoint
-from virnucpro.encoders.published import NAMES
+from virnucpro.encoders.published import EMBEDDED, NAMES
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "contigs.fa"
@@ -233,6 +233,25 @@ def test_a_shell_completes_the_names_of_models_without_torch(words):
     assert not loaded & {"torch", "numpy", "h5py"}
 
 
+def test_torch_is_imported_by_the_process_that_computes_with_it_alone(tmp_path):
+    """Its import takes seconds: without a model nobody waits for it, with one the workers do."""
+    folders = [str(tmp_path / name) for name in ("scored", "embedded")]
+    scored = ["predict", "-i", str(EXAMPLE), "-o", folders[0], "--no-regions"]
+    embedded = ["predict", "-i", str(EXAMPLE), "-o", folders[1], "--model", EMBEDDED]
+    commands = [scored, embedded, *([name, folders[0]] for name in ("regions", "report", "status"))]
+    code = (
+        "import sys, virnucpro.cli.main as c\n"
+        f"for arguments in {[*commands, ['compare', *folders]]}:\n"
+        "    sys.argv = ['virnucpro', *arguments]\n"
+        "    try: c.main()\n"
+        "    except SystemExit as end: print(arguments[0], end.code or 0, 'torch' in sys.modules)\n"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    ends = [line for line in answer.stdout.splitlines() if line.endswith(("True", "False"))]
+    expected = [*(f"{command[0]} 0 False" for command in commands), "compare 1 False"]
+    assert ends == expected, answer
+
+
 def test_models_say_what_they_need_before_they_are_fetched(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
     answer = virnucpro("models", "info", "esm2_t36_3B_UR50D")
@@ -288,13 +307,13 @@ def test_a_terminal_gets_a_dashboard_and_the_summary(model, tmp_path):
     assert "records: " in shown
 
 
-def test_a_terminal_gets_a_sign_before_torch_is_imported(tmp_path):
+def test_a_terminal_gets_a_sign_before_anything_large_is_imported(tmp_path):
     """Neither the import nor a model is waited for: this command ends at its first mistake."""
     arguments = ["predict", "-i", "nowhere.fa", "-o", str(tmp_path / "run")]
     exit_code, shown = in_terminal(arguments, {"TERM": "xterm"})
     assert exit_code == 66
-    assert shown.startswith("loading PyTorch ...\r")
-    assert in_terminal(arguments, {"TERM": "dumb"})[1].startswith("loading PyTorch ...\r\n")
+    assert shown.startswith("loading ...\r")
+    assert in_terminal(arguments, {"TERM": "dumb"})[1].startswith("loading ...\r\n")
     assert "loading" not in in_terminal([*arguments, "--quiet"], {"TERM": "xterm"})[1]
     assert "loading" not in virnucpro(*arguments).stderr
 
@@ -419,7 +438,7 @@ def test_devices_models_and_status_tell_what_there_is(model, tiny, tmp_path):
     virnucpro("predict", "-i", EXAMPLE, "-o", tmp_path / "run", *model)
     answer = virnucpro("status", tmp_path / "run", "--verify")
     assert answer.returncode == 0
-    assert "complete" in answer.stdout and "files are whole" in answer.stdout
+    assert "complete" in answer.stdout and "whole: " in answer.stdout
 
 
 def test_predict_needs_no_more_than_input_and_output(tmp_path):

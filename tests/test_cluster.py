@@ -16,15 +16,15 @@ import psutil
 import pytest
 from one_node_slurm import NEEDS_SLURM, one_node_slurm
 from oracle import random_protein
-from runs import assert_same_run, leftovers, within
+from runs import assert_same_run, leftovers, predict_here, within
 
-from virnucpro.engine.executor import InlineExecutor
 from virnucpro.errors import UsageError
-from virnucpro.options import PredictOptions
-from virnucpro.pipeline import predict
+from virnucpro.run.folder import RunDir
 
 pytest.importorskip("parsl", reason="needs the extra cluster")
-from virnucpro.cluster import read_blocks
+from parsl.providers import LocalProvider
+
+from virnucpro.cluster import Blocks, parsl_on, read_blocks
 
 LOCAL = "provider: local\nmax_blocks: 2\nparts: 4\n"
 SLURM = LOCAL.replace("local", "slurm") + "exclusive: false\ncores_per_node: 1\nmem_per_node: 1\n"
@@ -41,17 +41,7 @@ def proteins(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def one_machine(proteins, tiny, tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("one_machine") / "run"
-    options = PredictOptions(
-        input=(proteins,),
-        output_dir=folder,
-        model=str(tiny.model),
-        head=tiny.head_file,
-        device="cpu",
-        precision="fp32",
-    )
-    predict(options, lambda _: None, lambda _: InlineExecutor())
-    return folder
+    return predict_here(proteins, tiny, tmp_path_factory.mktemp("one_machine") / "run")
 
 
 class Run:
@@ -59,10 +49,9 @@ class Run:
 
     def __init__(self, folder: Path, arguments: list[object], environment: dict[str, str]) -> None:
         self.folder, self.mark = folder, uuid.uuid4().hex
-        ours = str(Path(sys.executable).parent)  # where Parsl's programs are
         self.process = subprocess.Popen(
             [sys.executable, "-m", "virnucpro", "predict", *map(str, arguments)],
-            env={**environment, "PATH": f"{ours}:{environment['PATH']}", MARK: self.mark},
+            env={**environment, MARK: self.mark},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -126,12 +115,15 @@ def start(proteins, tiny, tmp_path) -> Iterator[Callable[..., Run]]:
         runs.append(Run(folder, arguments, {**os.environ, **environment}))
         return runs[-1]
 
-    with within(280):
-        yield begin
-    for run in runs:
-        for process in run.descendants():
-            with suppress(psutil.Error):
-                process.kill()
+    try:
+        with within(280):
+            yield begin
+    finally:
+        for run in runs:
+            run.process.kill()
+            for process in run.descendants():
+                with suppress(psutil.Error):
+                    process.kill()
 
 
 def test_blocks_on_this_machine_give_the_run_of_one_machine_and_a_killed_one_is_replaced(
@@ -169,6 +161,21 @@ def test_blocks_of_slurm_give_the_run_of_one_machine(start, one_machine):
         run.end()
         assert_same_run(run.folder, one_machine)
         assert "virnucpro" in slurm.call("squeue", "--states=all", "--noheader", "--format=%j")
+
+
+class StubbornProvider(LocalProvider):
+    """A scheduler that does not take a job back."""
+
+    def cancel(self, job_ids):
+        super().cancel(job_ids)
+        raise OSError("scancel: no answer")
+
+
+def test_a_scheduler_that_does_not_answer_at_the_end_is_told_of(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    with parsl_on(Blocks(StubbornProvider(), 1), RunDir(tmp_path)):
+        pass
+    assert "Parsl did not end in order: scancel: no answer" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def test_the_line_has_all_the_facts(log):
     line = log.figures.line
     assert "4/6 shards (66%)" in line
     assert "11 failed" in line  # one sequence of shard 0, ten of shard 1
-    assert "cuda:0 1 shards" in line and "memory 3.0/140.0 GiB" in line
+    assert "cuda:0 1 shard " in line and "memory 3.0/140.0 GiB" in line
     assert "elapsed 0:00:0" in line and "remaining 0:00:0" in line
 
 
@@ -229,7 +229,7 @@ def test_what_fp16_could_not_hold_is_counted_in_the_log(log):
     with logging_to(logging.StreamHandler(file)):
         for n_repeated in (0, 2):
             log(BatchDone("cuda:0", SHARDS[2], (0, 1, 2), 30, Memory(GIB, GIB), n_repeated))
-    assert "2 sequences of shard 000002 were too large for fp16" in file.getvalue()
+    assert "too large for fp16: 2 sequences of shard 000002" in file.getvalue()
     assert file.getvalue().count("shard 000002") == 1
 
 

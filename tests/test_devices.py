@@ -7,29 +7,34 @@ from types import SimpleNamespace
 
 import pynvml
 import pytest
+import torch
 
 from virnucpro import devices
 from virnucpro.config import Footprint
 from virnucpro.devices import (
     Choice,
     Gpu,
+    TorchBuild,
     choose_devices,
     choose_precision,
     choose_tokens,
+    cpu_has_bf16,
     default_gpu_memory,
     describe_compromises,
     describe_machine,
     describe_needs,
     list_gpus,
     select_gpus,
+    torch_build,
     visible_gpus,
 )
-from virnucpro.encoders.esm2.encoder import footprint_of
+from virnucpro.encoders.esm2.family import footprint_of
 from virnucpro.encoders.models import shape_of
 from virnucpro.encoders.published import PUBLISHED
 from virnucpro.errors import UnavailableError, UsageError
 
 GIB = 1 << 30
+WITH_CUDA = TorchBuild("2.13.0", "13.0")
 GPUS = [
     Gpu(i, f"GPU-{'abcd'[i]}0{i}", "NVIDIA H200", 140 * GIB, 139 * GIB, (9, 0)) for i in range(4)
 ]
@@ -134,7 +139,7 @@ def test_a_slice_of_a_card_is_what_cuda_shows_of_it(monkeypatch, nvml, variable,
 
 def test_a_slice_has_batches_of_its_own_memory_and_not_of_the_cards(monkeypatch):
     monkeypatch.setattr(devices, "pynvml", CUT)
-    monkeypatch.setattr(devices.torch.version, "cuda", "13.0")
+    monkeypatch.setattr(devices, "torch_build", lambda: WITH_CUDA)
     choice = choose_devices("auto", None, None, "MIG-511", model_bytes=1)
     assert choice.devices == ("cuda:0",) and choice.memory == 9 * GIB
     assert choice.descriptions == ("cuda:0 NVIDIA A100 MIG, 9 of 10 GiB free",)
@@ -143,7 +148,7 @@ def test_a_slice_has_batches_of_its_own_memory_and_not_of_the_cards(monkeypatch)
 
 def test_a_card_that_is_to_be_cut_and_is_not_is_told(monkeypatch):
     monkeypatch.setattr(devices, "pynvml", Nvml([], []))
-    monkeypatch.setattr(devices.torch.version, "cuda", "13.0")
+    monkeypatch.setattr(devices, "torch_build", lambda: WITH_CUDA)
     with pytest.raises(UnavailableError, match="2 cards are in MIG mode, and have no instance"):
         choose_devices("cuda", None, None, None, model_bytes=1)
 
@@ -209,8 +214,8 @@ def test_without_a_gpu_asking_for_one_says_why_there_is_none(device, gpus):
 def test_the_first_kind_of_device_that_is_there_is_taken(monkeypatch, has_gpu, has_mps, kind):
     gpus = [Gpu(0, "GPU-a", "NVIDIA A100", 80 * GIB, 79 * GIB, (8, 0))] * has_gpu
     monkeypatch.setattr(devices, "list_gpus", lambda: (gpus, "no driver (a test)"))
-    monkeypatch.setattr(devices.torch.version, "cuda", "13.0")
-    monkeypatch.setattr(devices.torch.backends.mps, "is_available", lambda: bool(has_mps))
+    monkeypatch.setattr(devices, "torch_build", lambda: WITH_CUDA)
+    monkeypatch.setattr(devices, "has_mps", lambda: bool(has_mps))
     choice = choose_devices("auto", None, None, None, model_bytes=1)
     assert choice.kind == kind
     (line,) = choice.descriptions
@@ -224,6 +229,12 @@ def test_the_first_kind_of_device_that_is_there_is_taken(monkeypatch, has_gpu, h
 H200 = Choice(("cuda:0",), ("H200",), has_bf16=True, memory=139 * GIB)
 OLD = Choice(("cuda:0",), ("GTX 1080",), has_bf16=False, memory=8 * GIB)
 CPU = Choice(("cpu",), ("CPU",), has_bf16=False, memory=8 * GIB)
+
+
+def test_the_devices_know_of_torch_what_torch_says():
+    assert torch_build() == (torch.__version__, torch.version.cuda)
+    has_bf16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    assert cpu_has_bf16() == has_bf16
 
 
 def test_auto_precision_is_bf16_where_the_device_has_it():
@@ -269,7 +280,7 @@ AUTO = (True, True)
 def chosen(monkeypatch, *gpus: Gpu) -> Choice:
     """What a machine with these GPUs gives; the driver of this one is not asked."""
     monkeypatch.setattr(devices, "list_gpus", lambda: (list(gpus), ""))
-    monkeypatch.setattr(devices.torch.version, "cuda", "13.0")
+    monkeypatch.setattr(devices, "torch_build", lambda: WITH_CUDA)
     return choose_devices("auto", None, None, None, model_bytes=1)
 
 

@@ -12,9 +12,10 @@ import torch
 from conftest import TINY
 from oracle import make_fair_esm, random_protein, save_fair_esm
 
+from virnucpro.encoders.esm2.checkpoint import Checkpoint
 from virnucpro.encoders.esm2.converted import Converted, convert, find_converted, open_esm2
 from virnucpro.encoders.esm2.packing import PackedBatch
-from virnucpro.encoders.esm2.weights import Checkpoint, inspect_checkpoint, load_esm2
+from virnucpro.encoders.esm2.weights import inspect_checkpoint, load_esm2
 from virnucpro.errors import UnavailableError
 
 CPU = torch.device("cpu")

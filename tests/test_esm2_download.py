@@ -22,7 +22,7 @@ from conftest import random_esm2
 from oracle import make_fair_esm, save_fair_esm
 
 from virnucpro.encoders import fetch
-from virnucpro.encoders.esm2.model import ESM2Shape
+from virnucpro.encoders.esm2.checkpoint import ESM2Shape
 from virnucpro.encoders.esm2.weights import inspect_checkpoint, save_esm2
 from virnucpro.encoders.models import (
     embedded_model,

@@ -32,7 +32,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import EsmConfig, EsmForMaskedLM, EsmModel
 
-from virnucpro.encoders.esm2.model import ESM2Shape
+from virnucpro.encoders.esm2.checkpoint import ESM2Shape
 from virnucpro.encoders.esm2.packing import PackedBatch
 from virnucpro.encoders.esm2.weights import (
     inspect_checkpoint,

@@ -196,11 +196,11 @@ def test_a_run_of_two_encoders_has_the_vectors_of_each_and_resumes_what_either_o
 
     assert_whole()
     n_shards = len(stores[0].names_done())
-    lines = inspect_run(both.output, verify=True).lines
+    lines = inspect_run(both.output, verify=True)[0]
     assert f"shards    {n_shards} done" in lines
     (stores[1].folder / "000001.h5").unlink()
-    assert inspect_run(both.output, verify=True).n_damaged == 1
-    assert f"shards    {n_shards - 1} done" in inspect_run(both.output, verify=False).lines
+    assert inspect_run(both.output, verify=True)[1] == 1
+    assert f"shards    {n_shards - 1} done" in inspect_run(both.output, verify=False)[0]
     assert run_inline(config_of_both(resume=True), None).n_tokens > 0
     assert_whole()
     assert run_inline(config_of_both(resume=True), None).n_tokens == 0

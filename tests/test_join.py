@@ -155,9 +155,10 @@ def test_the_cut_of_a_joined_head_is_the_users_on_a_finished_run(joined, make_co
     assert {name for name in joint if odds[name] >= RATES.log_odds_at(0.1)} == called[1] & {*joint}
 
 
-def test_a_head_that_is_not_joined_has_no_presets(tiny, make_config, contigs):
+@pytest.mark.parametrize("option", [{"preset": "sensitive"}, {"prevalence": 0.1}])
+def test_a_head_that_is_not_joined_has_no_error_rates_to_cut_by(tiny, make_config, contigs, option):
     with pytest.raises(UsageError, match="this head has no error rates"):
-        run_inline(make_config(contigs, preset="sensitive"), tiny.head)
+        run_inline(make_config(contigs, **option), tiny.head)
 
 
 def test_a_head_that_is_joined_with_another_scorer_is_refused(joined, make_config, contigs):

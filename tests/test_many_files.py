@@ -149,7 +149,7 @@ def test_interleaved_pairs_are_taken_with_numbers_if_so_asked(make_config, tiny,
     found = [row["record"] for row in rows(config.output / "predictions.tsv")]
     assert found == [name for i in range(5) for name in (f"pair{i}", f"pair{i}_2")]
     assert (
-        "5 records have an id that occurs earlier" in (config.output / "virnucpro.log").read_text()
+        "5 records with an id that occurs earlier" in (config.output / "virnucpro.log").read_text()
     )
     before = tables(config.output)
     shutil.rmtree(config.output / "features")
@@ -434,7 +434,7 @@ def test_status_of_a_thousand_files_fits_a_screen(make_config, tiny, bad):
         (bad / f"s{i}.fa").write_text(">contig_1\nACGT\n")
     config = make_config(bad)
     run_inline(config, tiny.head)
-    lines = inspect_run(config.output, verify=False).lines
+    lines = inspect_run(config.output, verify=False)[0]
     assert len(lines) < 24
     assert any("+ 296 more" in line for line in lines)
     assert sum(line.startswith("unread") for line in lines) == 5

@@ -18,6 +18,7 @@ from virnucpro.cli.command import command
 from virnucpro.cli.main import app
 from virnucpro.errors import UsageError
 from virnucpro.options import (
+    ConsoleOptions,
     EvaluateOptions,
     ExtractOptions,
     PredictOptions,
@@ -33,6 +34,7 @@ PASSED = (
     *("pipeline", "evaluation.story"),
     *("training.request", "training.settings", "training.story"),
 )
+RUNS = (PredictOptions, ExtractOptions)
 
 
 def defined(tree: ast.Module) -> Iterator[str]:
@@ -144,3 +146,44 @@ def test_help_shows_terms_of_the_field_and_no_types_of_python(name):
     types = ("<int", "<float", "<list", "<str>", "<bool>", "<path>")
     assert not [line for line in lines for kind in types if kind in line]
     assert ("<cls>" in text) == (name == "extract")
+
+
+@pytest.mark.parametrize(
+    ("options", "values", "words"),
+    [
+        (ConsoleOptions, {"quiet": True, "verbose": True}, "--verbose: not read with --quiet"),
+        (PredictOptions, {"regions": False, "region_model": "m"}, "read with --no-regions"),
+        (PredictOptions, {"input_type": "protein", "region_model": "m"}, "--region-model: .*prot"),
+        (PredictOptions, {"input_type": "protein", "chunk_size": 300}, "--chunk-size: .*proteins"),
+        (
+            ExtractOptions,
+            {"input_type": "protein", "genetic_code": 4},
+            "--genetic-code: .*proteins",
+        ),
+        (EvaluateOptions, {"genes": "g"}, "--genes: not read without --regions"),
+        (EvaluateOptions, {"region_model": "m"}, "--region-model: not read without --regions"),
+        (EvaluateOptions, {"regions": "t", "head": "h"}, "--head: not read with --regions"),
+        (EvaluateOptions, {"regions": "t", "lengths": "9", "split": "s"}, "--lengths and --split:"),
+        (EvaluateOptions, {"regions": "t", "device": "cpu"}, "--device: not read with --regions"),
+        (TrainOptions, {"regions": "t", "finetune": True}, "--finetune: not read with --regions"),
+        (TrainOptions, {"regions": "t", "resume": True}, "--resume: not read with --regions"),
+        (TrainOptions, {"name": "mine"}, "--name: not read without --finetune or --pretrain"),
+        (TrainOptions, {"pretrain": True, "hidden": 9}, "--hidden: not read with --pretrain"),
+    ],
+)
+def test_an_option_that_would_not_be_read_is_refused(options, values, words):
+    needed = {"output_dir": "o", **({"input": "i"} if options in RUNS else {"data": "d"})}
+    with pytest.raises(UsageError, match=words) as refused:
+        make(options, values if options is ConsoleOptions else needed | values)
+    assert "leave out --" in refused.value.hint
+
+
+def test_a_network_that_no_memory_holds_is_refused():
+    with pytest.raises(UsageError, match="--hidden is 1000000000000"):
+        make(TrainOptions, {"data": "d", "output_dir": "o", "hidden": 10**12})
+
+
+def test_regions_are_evaluated_and_learned_with_the_options_that_they_read():
+    common = {"data": "d", "output_dir": "o", "regions": "t", "seed": 1}
+    make(EvaluateOptions, {**common, "genes": "g", "region_model": "m", "genetic_code": 4})
+    make(TrainOptions, common)

@@ -16,10 +16,11 @@ import torch
 from conftest import open_dna
 from runs import assert_same_run, leftovers, rows, run_inline, statuses, tables, vectors
 
-from virnucpro import __version__
+from virnucpro import __version__, pipeline
 from virnucpro.engine.executor import InlineExecutor
 from virnucpro.errors import FeatureFileError, InputError, OutputError, ResumeError, UsageError
 from virnucpro.events import EmbeddingStarted, Progress, ShardDone
+from virnucpro.run.backlog import Backlog
 from virnucpro.run.folder import RunDir
 from virnucpro.run.status import inspect_run
 from virnucpro.scoring import batches as scoring
@@ -189,6 +190,36 @@ def test_tables_are_written_while_shards_are_embedded(make_config, tiny, contigs
 
     run_inline(make_config(contigs), tiny.head, hear)
     assert waited == [True]
+
+
+def test_tables_end_with_an_interrupt_after_the_last_shard_too(
+    make_config, tiny, contigs, monkeypatch
+):
+    at_last_shard, abandoned = Event(), Event()
+
+    class ToldBacklog(Backlog):
+        def abandon(self) -> None:
+            super().abandon()
+            abandoned.set()
+
+    class Interrupted(InlineExecutor):
+        def run(self, shards, job, resources):
+            yield from super().run(shards, job, resources)
+            assert at_last_shard.wait(60)
+            raise KeyboardInterrupt
+
+    def hear(event) -> None:
+        match event:
+            case Progress(stage="writing tables", done=done, total=total) if done == total:
+                at_last_shard.set()
+                assert abandoned.wait(60)
+
+    monkeypatch.setattr(pipeline, "Backlog", ToldBacklog)
+    config = make_config(contigs)
+    with pytest.raises(KeyboardInterrupt):
+        run_inline(config, tiny.head, hear, Interrupted())
+    assert len(list((config.output / "features").glob("*.h5"))) == 7
+    assert not (config.output / "predictions.tsv").exists()
 
 
 class FailingDisk(InlineExecutor):
@@ -685,12 +716,12 @@ def test_run_json_says_where_the_numbers_come_from(make_config, tiny, contigs):
 def test_status_finds_a_damaged_feature_file(make_config, tiny, contigs):
     config = make_config(contigs)
     run_inline(config, tiny.head)
-    assert inspect_run(config.output, verify=True).n_damaged == 0
+    assert inspect_run(config.output, verify=True)[1] == 0
     path = config.output / "features" / "000001.h5"
     path.write_bytes(path.read_bytes()[:-1])
-    report = inspect_run(config.output, verify=True)
-    assert report.n_damaged == 1
-    assert any("000001.h5" in line for line in report.lines)
+    lines, n_damaged = inspect_run(config.output, verify=True)
+    assert n_damaged == 1
+    assert any("000001.h5" in line for line in lines)
 
 
 @pytest.mark.parametrize("harm", ["missing", "swapped", "a copy of another"])
@@ -709,10 +740,10 @@ def test_status_finds_feature_files_that_are_not_in_their_places(
             (tmp_path / "aside").rename(two)
         case "a copy of another":
             one.write_bytes(two.read_bytes())
-    report = inspect_run(config.output, verify=True)
-    assert report.n_damaged == 1 and "features.h5" in report.lines[-1]
+    lines, n_damaged = inspect_run(config.output, verify=True)
+    assert n_damaged == 1 and "features.h5" in lines[-1]
     run_inline(make_config(contigs, resume=True), tiny.head)
-    assert inspect_run(config.output, verify=True).n_damaged == 0
+    assert inspect_run(config.output, verify=True)[1] == 0
 
 
 def test_status_finds_swapped_files_of_an_unfinished_run_by_its_plan(
@@ -722,16 +753,16 @@ def test_status_finds_swapped_files_of_an_unfinished_run_by_its_plan(
     run_inline(config, tiny.head)
     (config.output / "features.h5").unlink()
     one, two = (config.output / "features" / f"{i:06d}.h5" for i in (1, 2))
-    assert inspect_run(config.output, verify=True).lines[-1].endswith("feature files are whole")
+    assert inspect_run(config.output, verify=True)[0][-1].startswith("verified  whole: ")
     one.rename(tmp_path / "aside")
     two.rename(one)
     (tmp_path / "aside").rename(two)
-    report = inspect_run(config.output, verify=True)
-    assert report.n_damaged == 2
-    for path, line in zip((one, two), report.lines[-2:], strict=True):
+    lines, n_damaged = inspect_run(config.output, verify=True)
+    assert n_damaged == 2
+    for path, line in zip((one, two), lines[-2:], strict=True):
         assert f"{path} has shard_sha256 " in line
     shutil.rmtree(config.output / "shards")
-    assert "in its place was not checked" in inspect_run(config.output, verify=True).lines[-1]
+    assert "in its place was not checked" in inspect_run(config.output, verify=True)[0][-1]
 
 
 def test_nothing_temporary_is_left(make_config, tiny, contigs):
@@ -761,10 +792,10 @@ def test_status_of_a_damaged_plan_says_so(make_config, tiny, contigs):
     config = make_config(contigs, keep_intermediate=True)
     run_inline(config, tiny.head)
     (config.output / "shards" / "plan.json").write_text('{"generations": 5}')
-    report = inspect_run(config.output, verify=True)
-    assert any("the plan is damaged" in line for line in report.lines)
+    lines, _ = inspect_run(config.output, verify=True)
+    assert any("the plan is damaged" in line for line in lines)
     assert (
         run_inline(make_config(contigs, keep_intermediate=True, resume=True), tiny.head).exit_code
         == 0
     )
-    assert inspect_run(config.output, verify=True).n_damaged == 0
+    assert inspect_run(config.output, verify=True)[1] == 0

@@ -173,7 +173,7 @@ def test_the_summary_and_run_json_say_what_was_saved(make_config, tiny, repeated
     n_saved = n_all - sum(len(text) + 2 for text in unique)
     n_copies = len(proteins) - len(unique)
     line = (
-        f"copies: {n_copies} frames have a protein that occurred before: "
+        f"copies: {n_copies} frames of a protein that occurred before, "
         f"{n_saved:,} tokens not embedded again ({n_saved / n_all:.1%})"
     )
     assert line in summary.lines(config.output)
@@ -210,13 +210,13 @@ def test_status_counts_shards_and_verifies_the_copies_and_force_clears_them(
     config = make_config(repeated, keep_intermediate=True)
     run_inline(config, tiny.head)
     n_shards = len(list((config.output / "shards").glob("*.faa")))
-    report = inspect_run(config.output, verify=True)
-    assert f"shards    {n_shards} done, 0 pending" in report.lines
+    lines, n_damaged = inspect_run(config.output, verify=True)
+    assert f"shards    {n_shards} done, 0 pending" in lines
     copies = copies_files(config.output)[0]
     copies.write_bytes(copies.read_bytes()[:-1])
-    report = inspect_run(config.output, verify=True)
-    assert report.n_damaged == 1
-    assert any(copies.name in line for line in report.lines)
+    lines, n_damaged = inspect_run(config.output, verify=True)
+    assert n_damaged == 1
+    assert any(copies.name in line for line in lines)
     other = write_fasta(copies.parents[1].with_name("other.faa"), {"a": random_proteins(1)[0]})
     run_inline(make_config(other, force=True), tiny.head)
     assert [path.name for path in (config.output / "features").iterdir()] == ["000000.h5"]

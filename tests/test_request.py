@@ -14,7 +14,7 @@ from oracle import make_fair_esm, save_fair_esm
 from runs import assert_same_vectors, vectors
 
 from virnucpro.encoders import models as download
-from virnucpro.encoders.esm2 import encoder as esm2
+from virnucpro.encoders.esm2 import family as esm2
 from virnucpro.encoders.esm2.weights import verify_checkpoint
 from virnucpro.encoders.models import embedded_head, embedded_model
 from virnucpro.encoders.published import PUBLISHED, Published

@@ -23,7 +23,7 @@ from test_genetic_code import gene
 
 from virnucpro import pipeline
 from virnucpro.config import EncoderSpec, Resources
-from virnucpro.engine.worker import Job
+from virnucpro.engine.job import Job
 from virnucpro.errors import ResumeError, UsageError
 from virnucpro.events import Event, Progress, Telling
 from virnucpro.options import PredictOptions
@@ -389,7 +389,7 @@ def test_the_help_of_min_length_tells_what_the_scorer_needs():
 
 def test_status_names_the_scorer_and_no_shard(tmp_path):
     predict(write(tmp_path / "in.fa", **many()), to=tmp_path / "run")
-    report = inspect_run(tmp_path / "run", verify=True)
-    text = "\n".join(report.lines)
+    lines, n_damaged = inspect_run(tmp_path / "run", verify=True)
+    text = "\n".join(lines)
     assert "command   predict, the scorer\n" in text and "28 scored" in text
-    assert "\nshards" not in text and report.n_damaged == 0
+    assert "\nshards" not in text and n_damaged == 0

@@ -13,11 +13,8 @@ from pathlib import Path
 import pytest
 from one_node_slurm import NEEDS_SLURM, Slurm, one_node_slurm
 from oracle import random_protein
-from runs import assert_same_run, leftovers
+from runs import assert_same_run, leftovers, predict_here
 
-from virnucpro.engine.executor import InlineExecutor
-from virnucpro.options import PredictOptions
-from virnucpro.pipeline import predict
 from virnucpro.run.work_log import read_figures
 
 pytestmark = [pytest.mark.slurm, NEEDS_SLURM]
@@ -45,17 +42,7 @@ def proteins(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def one_machine(proteins, tiny, tmp_path_factory) -> Path:
     """The same run without SLURM."""
-    folder = tmp_path_factory.mktemp("one_machine") / "run"
-    options = PredictOptions(
-        input=(proteins,),
-        output_dir=folder,
-        model=str(tiny.model),
-        head=tiny.head_file,
-        device="cpu",
-        precision="fp32",
-    )
-    predict(options, lambda _: None, lambda _: InlineExecutor())
-    return folder
+    return predict_here(proteins, tiny, tmp_path_factory.mktemp("one_machine") / "run")
 
 
 def await_(what: Callable[[], object], slurm: Slurm, seconds: float = 120.0) -> None:

@@ -11,11 +11,7 @@ from pathlib import Path
 import pytest
 from one_node_slurm import NEEDS_SLURM, one_node_slurm
 from oracle import random_protein
-from runs import assert_same_run, leftovers
-
-from virnucpro.engine.executor import InlineExecutor
-from virnucpro.options import PredictOptions
-from virnucpro.pipeline import predict
+from runs import assert_same_run, leftovers, predict_here
 
 SNAKEMAKE = shutil.which("snakemake")
 pytestmark = pytest.mark.skipif(SNAKEMAKE is None, reason="needs snakemake on the path")
@@ -45,15 +41,7 @@ def snakemake(folder: Path, tiny, environment: dict[str, str], *how: str) -> Pat
     )
     logs = [path.read_text() for path in folder.glob(".snakemake/slurm_logs/*/*.log")]
     assert answer.returncode == 0, "\n".join([answer.stdout, answer.stderr, *logs])
-    options = PredictOptions(
-        input=(proteins,),
-        output_dir=folder / "one_machine",
-        model=str(tiny.model),
-        head=tiny.head_file,
-        device="cpu",
-        precision="fp32",
-    )
-    predict(options, lambda _: None, lambda _: InlineExecutor())
+    predict_here(proteins, tiny, folder / "one_machine")
     return folder / "run"
 
 

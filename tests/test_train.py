@@ -613,7 +613,7 @@ def test_a_folder_that_the_first_of_torchruns_processes_cannot_write_ends_all_wi
         time.sleep(0.01)
     shutil.rmtree(out / "checkpoints")
     (out / "checkpoints").touch()
-    said = [process.communicate(timeout=60)[1] for process in (first, other)]
+    said = [process.communicate(timeout=90)[1] for process in (first, other)]
     assert (first.returncode, other.returncode) == (73, 73), said
     assert "checkpoints" in said[0].rpartition("error: ")[2]
 

@@ -18,7 +18,7 @@ from oracle import (
 )
 
 from virnucpro.encoders.esm2.alphabet import CLS, EOS, MASK
-from virnucpro.encoders.esm2.model import ESM2Shape
+from virnucpro.encoders.esm2.checkpoint import ESM2Shape
 from virnucpro.encoders.esm2.packing import PackedBatch
 from virnucpro.encoders.esm2.weights import load_esm2
 from virnucpro.labelled.arrays import Texts

@@ -155,9 +155,9 @@ def test_an_empty_file_says_nothing_and_a_missing_one_is_told(tmp_path):
         ({"encoding": "onehot", "early_stopping": -1}, "--early-stopping is -1"),
         ({"encoding": "onehot", "keep_checkpoints": 0}, "--keep-checkpoints is 0"),
         ({"encoding": "onehot", "workers": 0}, "--workers is 0"),
-        ({"name": "../up"}, "--name is '../up'"),
-        ({"name": ".hidden"}, "--name is '.hidden'"),
-        ({"name": "checkpoints"}, "--name is 'checkpoints'"),
+        ({"finetune": True, "name": "../up"}, "--name is '../up'"),
+        ({"finetune": True, "name": ".hidden"}, "--name is '.hidden'"),
+        ({"finetune": True, "name": "checkpoints"}, "--name is 'checkpoints'"),
     ],
 )
 def test_options_that_cannot_be_are_refused_before_any_work(data, changes, words):

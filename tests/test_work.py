@@ -16,6 +16,7 @@ from runs import assert_same_run, leftovers, run_inline, within
 from test_cli import virnucpro
 from workers import CrashingWorker
 
+from virnucpro.cli.running import planned_steps
 from virnucpro.encoders.models import open_model
 from virnucpro.engine.executor import InlineExecutor, NoExecutor
 from virnucpro.errors import (
@@ -78,6 +79,7 @@ def work_inline(
 def test_a_plan_ends_before_anything_is_embedded(plan):
     folder = plan()
     assert json.loads((folder / "run.json").read_text())["state"] == "planned"
+    assert "next      virnucpro work" in "\n".join(inspect_run(folder, verify=False)[0])
     assert not list((folder / "features").iterdir())
     assert not (folder / "predictions.tsv").exists()
 
@@ -198,8 +200,13 @@ def test_without_vectors_the_merge_names_what_is_missing_and_embeds_nothing(plan
 def test_a_finished_run_leaves_nothing_to_a_late_task(plan, merge):
     folder = plan()
     work_inline(folder)
+    whole = measure_run(folder)
     merge()
     assert work_inline(folder) == 0
+    after = measure_run(folder)
+    assert after["state"] == "complete" and after["remaining_seconds"] == 0
+    assert after["shards"] == whole["shards"] | {"pending": 0}
+    assert after["tokens"] == whole["tokens"] | {"pending": 0}
 
 
 def test_figures_of_each_host_are_read_from_the_logs(plan):
@@ -218,7 +225,7 @@ def test_figures_of_each_host_are_read_from_the_logs(plan):
     assert after["shards"]["pending"] == total // 2 and after["remaining_seconds"] is None
     assert after["tokens"]["total"] > after["tokens"]["pending"] > 0
     assert f"ended, {host['n_shards']} shards done" in "\n".join(
-        inspect_run(folder, verify=False).lines
+        inspect_run(folder, verify=False)[0]
     )
 
 
@@ -363,11 +370,25 @@ def test_parts_are_disjoint_and_together_all_shards(n):
 # The command line
 
 
+@pytest.mark.parametrize(
+    ("device", "precision", "place"),
+    [
+        ("auto", "bf16", "--gres=gpu:1"),
+        ("auto", "fp32", "--cpus-per-task=8"),
+        ("cpu", "auto", "--cpus-per-task=8"),
+    ],
+)
+def test_a_plan_offers_nodes_that_compute_in_its_precision(tmp_path, device, precision, place):
+    options = PredictOptions(input=(), output_dir=tmp_path, device=device, precision=precision)
+    line, *_ = planned_steps(options, 40, ["predict", "--plan-only"])
+    assert line == f"next: sbatch --array=1-16 {place} --wrap 'virnucpro work {tmp_path}'"
+
+
 def test_the_three_commands_say_what_comes_next(tiny, contigs, tmp_path):
     run = ("-i", contigs, "-o", tmp_path / "run", "--model", tiny.model, "--head", tiny.head_file)
     planned = virnucpro("predict", *run, "--plan-only", "--precision", "fp32")
     assert planned.returncode == 0, planned.stderr
-    assert "planned: 1 shards, " in planned.stdout
+    assert "planned: 1 shard, " in planned.stdout
     assert f"--wrap 'virnucpro work {tmp_path / 'run'}'" in planned.stdout
     (then,) = [line for line in planned.stdout.splitlines() if line.startswith("then: ")]
     assert then.endswith("--resume") and "--plan-only" not in then
@@ -375,7 +396,7 @@ def test_the_three_commands_say_what_comes_next(tiny, contigs, tmp_path):
     array = {**os.environ, **SLURM, "SLURM_ARRAY_TASK_ID": "1"}
     worked = virnucpro("work", tmp_path / "run", *on_cpu, env=array)
     assert worked.returncode == 0, worked.stderr
-    assert "part 1/4: 1 of 1 pending shards done" in worked.stdout
+    assert "part 1/4: 1 of 1 pending shard done" in worked.stdout
     assert worked.stdout.endswith("when all parts are done, the planned command with --resume\n")
     merged = virnucpro("predict", *run, "--resume", "--no-embed")
     assert merged.returncode == 0, merged.stderr

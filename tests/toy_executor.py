@@ -7,8 +7,9 @@ from collections.abc import Generator, Iterator, Sequence
 from functools import partial
 
 from virnucpro.config import Resources
+from virnucpro.engine.job import Job
 from virnucpro.engine.recovery import Cause, Loss, Task, Workload
-from virnucpro.engine.worker import Job, Worker
+from virnucpro.engine.worker import Worker
 from virnucpro.events import Event, WorkerReady
 from virnucpro.records import Shard
 

@@ -18,7 +18,7 @@ import torch
 from oracle import AMINO_ACIDS
 from torch import Tensor
 
-from virnucpro.encoders.esm2.model import ESM2Shape
+from virnucpro.encoders.esm2.checkpoint import ESM2Shape
 from virnucpro.encoders.learned.readers import MeanReader
 from virnucpro.errors import InputError
 from virnucpro.labelled.arrays import Table, Texts

@@ -5,7 +5,7 @@
 ...     print(call.record_id, call.virus_score, call.is_virus)
 
 What ``__all__`` names is the public interface, and stable: see ``virnucpro.api``. It is loaded
-when it is first used, and torch with it.
+when it is first used, and torch by the first model that computes in this process.
 """
 
 from importlib import import_module

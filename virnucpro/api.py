@@ -45,6 +45,7 @@ from virnucpro.run.features import open_stores
 from virnucpro.run.folder import RunDir
 from virnucpro.run.manifest import Manifest
 from virnucpro.sequences.fasta import write_record
+from virnucpro.sequences.inputs import RECORDS
 
 Vector: TypeAlias = NDArray[np.float32]
 Record: TypeAlias = Any  # (id, sequence), or a SeqRecord of Biopython
@@ -240,7 +241,7 @@ def _paths(sequences: Sequences, folder: Path, stack: ExitStack) -> Sequence[str
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     # in the run folder: from there it is copied, so that a resume finds the same content
-    path = Path(stack.enter_context(TemporaryDirectory(prefix=".records-", dir=folder))) / _FASTA
+    path = Path(stack.enter_context(TemporaryDirectory(prefix=RECORDS, dir=folder))) / _FASTA
     with path.open("w", encoding="utf-8", errors="surrogateescape", newline="\n") as out:
         for item in chain([] if first is None else [first], items):
             write_record(out, *_id_and_letters(item))

@@ -83,6 +83,27 @@ WORKS = (
         pages="bbaf224",
         doi="10.1093/bib/bbaf224",
     ),
+    Work(
+        key="zhou2025dnaberts",
+        role="DNABERT-S, the DNA language model of dnabert-s, virnucpro-300 and virnucpro-500",
+        title="DNABERT-S: pioneering species differentiation with species-aware DNA embeddings",
+        authors=(
+            "Zhou, Zhihan",
+            "Wu, Weimin",
+            "Ho, Harrison",
+            "Wang, Jiayi",
+            "Shi, Lizhen",
+            "Davuluri, Ramana V.",
+            "Wang, Zhong",
+            "Liu, Han",
+        ),
+        year=2025,
+        journal="Bioinformatics",
+        volume="41",
+        issue="Supplement_1",
+        pages="i255-i264",
+        doi="10.1093/bioinformatics/btaf188",
+    ),
 )
 
 

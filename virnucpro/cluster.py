@@ -17,7 +17,7 @@ import shutil
 import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,12 +25,14 @@ from typing import Any
 import parsl
 from parsl.config import Config
 from parsl.dataflow.dflow import DataFlowKernel
+from parsl.errors import ParslError
 from parsl.executors import HighThroughputExecutor
+from parsl.executors.high_throughput.errors import CommandClientBadError, CommandClientTimeoutError
 from parsl.providers import LocalProvider, SlurmProvider
 
 from virnucpro.config import Resources
+from virnucpro.engine.job import Job
 from virnucpro.engine.recovery import MAX_BLIND_LOSSES
-from virnucpro.engine.worker import Job
 from virnucpro.errors import UsageError, VirnucproError
 from virnucpro.events import (
     BatchDone,
@@ -41,7 +43,7 @@ from virnucpro.events import (
     WorkerLost,
     WorkerReady,
 )
-from virnucpro.log import printable
+from virnucpro.log import LOGGER, printable
 from virnucpro.options import WorkOptions
 from virnucpro.records import Shard
 from virnucpro.run.folder import RunDir
@@ -56,6 +58,8 @@ _PARTS_PER_BLOCK = 4  # so that a block that comes late, or goes early, costs li
 _TICK_SECONDS = 1.0  # between two looks at the logs
 _HEARTBEAT_SECONDS, _SILENCE_SECONDS = 5, 30  # of Parsl's processes on a node
 _UNKNOWN = Memory(0, 0)
+# what Parsl raises when a scheduler, or a process of its own, does not answer
+_AT_END = (ParslError, CommandClientBadError, CommandClientTimeoutError, OSError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +167,7 @@ class ParslExecutor:
         rundir, n = RunDir(job.features.parent), min(self.blocks.n_parts, len(shards))
         news = _News(rundir.logs, {shard.index: shard for shard in shards})
         news.skip()
-        with _parsl(self.blocks, rundir) as kernel:
+        with parsl_on(self.blocks, rundir) as kernel:
             submit = parsl.python_app(self.run_part, data_flow_kernel=kernel)
 
             def begin(part: _Part) -> Future[list[ShardFigures]]:
@@ -211,7 +215,7 @@ def _left(
 
 
 @contextmanager
-def _parsl(blocks: Blocks, rundir: RunDir) -> Iterator[DataFlowKernel]:
+def parsl_on(blocks: Blocks, rundir: RunDir) -> Iterator[DataFlowKernel]:
     """Parsl with one pool of blocks, whose processes end with this one."""
     shutil.rmtree(rundir.parsl, ignore_errors=True)
     parent = os.getpid()
@@ -241,6 +245,11 @@ def _parsl(blocks: Blocks, rundir: RunDir) -> Iterator[DataFlowKernel]:
     try:
         yield kernel
     finally:
-        with suppress(Exception):
+        try:
             kernel.cleanup()
+        except _AT_END as error:
+            LOGGER.warning(
+                "Parsl did not end in order: %s; if jobs of it are left (squeue), cancel them",
+                printable(error),
+            )
         shutil.rmtree(rundir.parsl, ignore_errors=True)

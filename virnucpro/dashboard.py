@@ -38,7 +38,7 @@ from virnucpro.events import (
     WorkerLost,
     WorkerReady,
 )
-from virnucpro.log import LOGGER, log_figures
+from virnucpro.log import LOGGER, counted, log_figures
 from virnucpro.outputs.summary import STAGES
 from virnucpro.records import Shard
 from virnucpro.run.plan import count_done
@@ -220,7 +220,7 @@ class Figures:
             percent = "" if share is None else f" ({_percent(share)})"
             return f"{stage.stage}: {_amount(stage)}{percent}, elapsed {self.elapsed}"
         devices = "; ".join(
-            f"{name} {device.n_shards} shards {device.tokens_per_second:,.0f} tokens/s "
+            f"{name} {counted(device.n_shards, 'shard')} {device.tokens_per_second:,.0f} tokens/s "
             f"memory {device.memory_text}"
             for name, device in self.sorted_devices
         )
@@ -285,7 +285,10 @@ class EventLog:
 def _describe(event: Telling) -> tuple[int, str]:
     match event:
         case EmbeddingStarted(pending=pending, n_done_before=before):
-            return logging.INFO, f"{len(pending)} shards to embed, {before} done before"
+            return (
+                logging.INFO,
+                f"{counted(len(pending), 'shard')} to embed, {before:,} done before",
+            )
         case WorkerReady(worker=worker, description=description):
             return logging.INFO, f"{worker} is ready: {description}"
         case WorkerLost(worker=worker, reason=reason, shard=shard, is_final=is_final):
@@ -297,13 +300,13 @@ def _describe(event: Telling) -> tuple[int, str]:
         case BatchDone(worker=worker, shard=shard, n_repeated=n) if n:
             return (
                 logging.INFO,
-                f"{worker}: {n} sequences of shard {shard.name} were too large for fp16, and were "
-                "embedded in fp32",
+                f"{worker}: embedded in fp32, being too large for fp16: {counted(n, 'sequence')} "
+                f"of shard {shard.name}",
             )
         case BudgetReduced(worker=worker, tokens_per_batch=tokens):
             return logging.WARNING, f"{worker}: out of memory; batches of {tokens} tokens from now"
         case ShardDone(worker=worker, shard=shard, seconds=seconds, n_failed=n_failed):
-            failed = f", {n_failed} sequences failed" if n_failed else ""
+            failed = f", {counted(n_failed, 'sequence')} failed" if n_failed else ""
             level = logging.WARNING if n_failed else logging.INFO
             return level, f"shard {shard.name} done by {worker} in {seconds:.2f} s{failed}"
         case ShardFailed(worker=worker, shard=shard, reason=reason):

@@ -1,28 +1,35 @@
 """The devices of a machine. GPUs are listed through NVML: the parent never starts CUDA.
 
 A GPU is chosen by its place among the visible ones (``CUDA_VISIBLE_DEVICES``) or by UUID, as
-everywhere in CUDA, and checked before any process starts.
+everywhere in CUDA, and checked before any process starts. Nor is torch imported, but on a Mac: that
+takes seconds.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from runpy import run_path
+from typing import NamedTuple
 
 import psutil
 import pynvml
-import torch
 
 from virnucpro.config import Footprint, Precision
 from virnucpro.errors import UnavailableError, UsageError
+from virnucpro.log import counted
 
 _GIB = 1 << 30
 _CPU_TOKENS = 2048  # tokens that stay in the caches; up to 8,192 the speed is the same
 _MPS_TOKENS = 8192
 _FEWEST_TOKENS = 2048  # tokens on a GPU that has hardly any memory left
 _MOST_WORKERS = 1024
+_CPU_FACTS = Path("/proc/cpuinfo")
 _MUCH_LESS = 0.75  # share of another GPU's tokens below which a warning is due
 
 
@@ -73,6 +80,30 @@ class Choice:
             descriptions=self.descriptions[:1],
             gpus=self.gpus[:1],
         )
+
+
+class TorchBuild(NamedTuple):
+    """The installed torch."""
+
+    version: str
+    cuda: str | None  # None: built without
+
+
+def torch_build() -> TorchBuild:
+    """The installed torch, by its file ``version.py``."""
+    torch = find_spec("torch")
+    assert torch is not None and torch.origin is not None, "torch is a dependency"
+    facts = run_path(str(Path(torch.origin).with_name("version.py")))
+    return TorchBuild(facts["__version__"], facts["cuda"])
+
+
+def has_mps() -> bool:
+    """True if torch can use an Apple GPU."""
+    if sys.platform != "darwin":
+        return False
+    import torch
+
+    return torch.backends.mps.is_available()
 
 
 def list_gpus() -> tuple[list[Gpu], str]:
@@ -235,8 +266,8 @@ def _choose_cuda(request: str, cuda_visible_devices: str | None) -> Choice:
     visible = visible_gpus(gpus, cuda_visible_devices)
     if gpus and not visible:
         reason = f"CUDA_VISIBLE_DEVICES={cuda_visible_devices!a} hides all {len(gpus)} GPUs"
-    if visible and torch.version.cuda is None:
-        visible, reason = [], f"this build of torch ({torch.__version__}) has no CUDA"
+    if visible and torch_build().cuda is None:
+        visible, reason = [], f"this build of torch ({torch_build().version}) has no CUDA"
     if not visible:
         raise UnavailableError(
             f"no GPU can be used: {reason}",
@@ -258,7 +289,7 @@ def _choose_cuda(request: str, cuda_visible_devices: str | None) -> Choice:
 
 
 def _choose_mps() -> Choice:
-    if not torch.backends.mps.is_available():
+    if not has_mps():
         raise UnavailableError("this machine or this build of torch has no MPS")
     memory = psutil.virtual_memory().available
     return Choice(("mps",), ("Apple GPU (MPS)",), has_bf16=False, memory=memory)
@@ -273,7 +304,10 @@ def _choose_cpu(workers: int | None, model_bytes: int) -> Choice:
         raise UsageError(f"--workers is {n_workers}; it must be 1 to {_MOST_WORKERS}")
     return Choice(
         devices=("cpu",) * n_workers,
-        descriptions=(f"CPU, up to {n_workers} workers of one core each on {n_cores} cores",),
+        descriptions=(
+            f"CPU, up to {counted(n_workers, 'worker')} of one core each on "
+            f"{counted(n_cores, 'core')}",
+        ),
         has_bf16=cpu_has_bf16(),
         memory=available // n_workers,
     )
@@ -287,8 +321,15 @@ def usable_cores() -> int:
 
 
 def cpu_has_bf16() -> bool:
-    """True if the CPU multiplies bf16 natively; where it does not, bf16 is slower than fp32."""
-    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+    """True if the CPU multiplies bf16 natively; where it does not, bf16 is slower than fp32.
+
+    Torch asks for the same two features. No Mac has them.
+    """
+    if not _CPU_FACTS.exists():
+        return False
+    with _CPU_FACTS.open() as facts:
+        flags = next((line.split() for line in facts if line.startswith("flags")), [])
+    return "avx512_bf16" in flags or "amx_tile" in flags
 
 
 def choose_precision(request: str, choice: Choice) -> Precision:
@@ -393,7 +434,8 @@ def describe_machine(cuda_visible_devices: str | None) -> list[str]:
     """The lines of ``virnucpro devices``: what a run would use here, and why not more."""
     gpus, reason = list_gpus()
     visible = visible_gpus(gpus, cuda_visible_devices)
-    lines = [f"torch {torch.__version__}, CUDA {torch.version.cuda or 'not built in'}"]
+    torch = torch_build()
+    lines = [f"torch {torch.version}, CUDA {torch.cuda or 'not built in'}"]
     for gpu in gpus:
         place = f"cuda:{visible.index(gpu)}" if gpu in visible else "hidden"
         memory = f"{gpu.memory_free / _GIB:.1f} of {gpu.memory_total / _GIB:.1f} GiB free"
@@ -402,9 +444,9 @@ def describe_machine(cuda_visible_devices: str | None) -> list[str]:
         lines.append(f"{place:<8}{gpu.name}  {gpu.uuid}  {memory}  {precision}")
     if not gpus:
         lines.append(f"no GPU: {reason}")
-    elif torch.version.cuda is None:
+    elif torch.cuda is None:
         lines.append("the GPUs cannot be used: this build of torch has no CUDA")
-    if torch.backends.mps.is_available():
+    if has_mps():
         lines.append("mps     Apple GPU  fp32, SDPA")
     ram = psutil.virtual_memory()
     precision = "bf16" if cpu_has_bf16() else "fp32"

@@ -37,6 +37,15 @@ def escaped(text: object) -> str:
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
+def counted(n: int, noun: str) -> str:
+    """A number of things.
+
+    >>> counted(1, "file"), counted(1200, "file")
+    ('1 file', '1,200 files')
+    """
+    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
+
+
 def announce(message: str) -> None:
     """Log a fact that the user should see on the console too."""
     LOGGER.info("%s", message, extra={"is_announced": True})

@@ -2,13 +2,13 @@
 
 A class holds the options of one command, or of a duty that several share. ``cli.command`` makes the
 command line of it, ``api`` and the tests make it themselves, and what is asked for is read from it
-where it is used. A field without ``typer.Option`` is on no command line: whoever calls fills it.
+where it is used. A field without ``_option`` is on no command line: whoever calls fills it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import UnionType
@@ -44,17 +44,21 @@ SAMPLES, LOOP = "Samples", "Training"
 _SHEET = "columns path, label (virus or other) and group"
 
 
+def _option(help: str, panel: str | None = None, *names: str, **more: Any) -> Any:  # noqa: ANN401
+    return typer.Option(*names, help=help, rich_help_panel=panel, **more)
+
+
 def complete_model(incomplete: str) -> list[str]:
     """The names of models that begin so."""
     return [name for name in NAMES if name.startswith(incomplete)]
 
 
 def _model(default: str) -> Any:  # noqa: ANN401 - as typer has it
-    return typer.Option(
-        metavar="NAME|PATH",
-        help="Name of a model or bundle (see `virnucpro models list`); or path, with a separator "
+    return _option(
+        "Name of a model or bundle (see `virnucpro models list`); or path, with a separator "
         "in it, of a fair-esm .pt file or Hugging Face folder: ./model.pt.",
-        rich_help_panel=MODEL,
+        MODEL,
+        metavar="NAME|PATH",
         show_default=default,
         autocompletion=complete_model,
     )
@@ -62,10 +66,10 @@ def _model(default: str) -> Any:  # noqa: ANN401 - as typer has it
 
 Head = Annotated[
     Path | None,
-    typer.Option(
+    _option(
+        "Classifier head (safetensors) made for the model.",
+        MODEL,
         metavar="PATH",
-        help="Classifier head (safetensors) made for the model.",
-        rich_help_panel=MODEL,
         show_default="that of esm2_virnucpro; other models need one",
     ),
 ]
@@ -73,21 +77,21 @@ Head = Annotated[
 
 RegionModel = Annotated[
     Path | None,
-    typer.Option(
+    _option(
+        "Model of regions (regions.json) that `virnucpro train --regions` made.",
+        CALLS,
         metavar="PATH",
-        help="Model of regions (regions.json) that `virnucpro train --regions` made.",
-        rich_help_panel=CALLS,
         show_default="that of VirNucPro",
     ),
 ]
 
 
 def _chunk_size(help: str, default: str) -> Any:  # noqa: ANN401 - as typer has it
-    return typer.Option(metavar="BASES", help=help, rich_help_panel=MODEL, show_default=default)
+    return _option(help, MODEL, metavar="BASES", show_default=default)
 
 
 def _count(help: str, panel: str, **more: Any) -> Any:  # noqa: ANN401 - as typer has it
-    return typer.Option(metavar="N", help=help, rich_help_panel=panel, **more)
+    return _option(help, panel, metavar="N", **more)
 
 
 GeneticCode = Annotated[
@@ -102,16 +106,17 @@ GeneticCode = Annotated[
 class ConsoleOptions:
     """The output of a command on the console; options of the command line alone."""
 
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Warnings and the summary only.")] = (
+    quiet: Annotated[bool, _option("Warnings and the summary only.", None, "--quiet", "-q")] = False
+    verbose: Annotated[bool, _option("The whole log on the console.", None, "--verbose", "-v")] = (
         False
     )
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="The whole log on the console.")
-    ] = False
     log_file: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="A second log file.", show_default=False),
+        Path | None, _option("A second log file.", metavar="FILE", show_default=False)
     ] = None
+
+    def __post_init__(self) -> None:
+        if self.quiet:
+            _refuse(self, ("verbose",), "with --quiet")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,20 +125,17 @@ class OutputOptions:
 
     output_dir: Annotated[
         Path,
-        typer.Option(
+        _option(
+            "Run folder: results, log, and what a resume needs.",
+            FILES,
             "--output-dir",
             "-o",
             metavar="DIR",
-            help="Run folder: results, log, and what a resume needs.",
-            rich_help_panel=FILES,
             show_default=False,
         ),
     ]
     resume: Annotated[
-        bool,
-        typer.Option(
-            help="Continuation of the run in DIR; finished work is kept.", rich_help_panel=FILES
-        ),
+        bool, _option("Continuation of the run in DIR; finished work is kept.", FILES)
     ] = False
 
 
@@ -141,17 +143,11 @@ class OutputOptions:
 class FolderOptions(OutputOptions):
     """A run folder."""
 
-    force: Annotated[
-        bool,
-        typer.Option(
-            help="DELETION of the results in DIR, and a new start.", rich_help_panel=FILES
-        ),
-    ] = False
+    force: Annotated[bool, _option("DELETION of the results in DIR, and a new start.", FILES)] = (
+        False
+    )
     keep_intermediate: Annotated[
-        bool,
-        typer.Option(
-            help="Retention of chunks.fa and shards/ after the run.", rich_help_panel=FILES
-        ),
+        bool, _option("Retention of chunks.fa and shards/ after the run.", FILES)
     ] = False
     argv: tuple[str, ...] = ()  # the command, for run.json and the log
 
@@ -162,23 +158,22 @@ class ComputeOptions:
 
     gpus: Annotated[
         str | None,
-        typer.Option(
+        _option(
+            "GPUs among the visible ones: numbers (0,1,2) or UUIDs.",
+            DEVICES,
             metavar="all|LIST",
-            help="GPUs among the visible ones: numbers (0,1,2) or UUIDs.",
-            rich_help_panel=DEVICES,
             show_default="all",
         ),
     ] = None
     device: Annotated[
-        Literal["auto", "cuda", "cpu", "mps"],
-        typer.Option(help="Kind of device.", rich_help_panel=DEVICES),
+        Literal["auto", "cuda", "cpu", "mps"], _option("Kind of device.", DEVICES)
     ] = "auto"
     precision: Annotated[
         Literal["auto", "bf16", "fp16", "fp32"],
-        typer.Option(
-            help="Precision of matrix products; auto: bf16 where the device has it, fp16 on "
+        _option(
+            "Precision of matrix products; auto: bf16 where the device has it, fp16 on "
             "older GPUs with tensor cores, else fp32.",
-            rich_help_panel=DEVICES,
+            DEVICES,
         ),
     ] = "auto"
     cuda_visible_devices: str | None = None  # the variable of the environment
@@ -204,21 +199,21 @@ class EngineOptions(DeviceOptions):
 
     esm_batch_size: Annotated[
         str,
-        typer.Option(
-            metavar="auto|TOKENS",
-            help="Number of tokens per batch; a longer sequence gets a batch of its own. auto: "
+        _option(
+            "Number of tokens per batch; a longer sequence gets a batch of its own. auto: "
             "chosen by model, device and free memory.",
-            rich_help_panel=DEVICES,
+            DEVICES,
+            metavar="auto|TOKENS",
         ),
     ] = "auto"
     worker_timeout: Annotated[
         float,
-        typer.Option(
+        _option(
+            "Silence, beyond the time its work needs, after which a worker is replaced.",
+            DEVICES,
             metavar="SECONDS",
             min=1,
             max=86_400,
-            help="Silence, beyond the time its work needs, after which a worker is replaced.",
-            rich_help_panel=DEVICES,
         ),
     ] = 300.0
     converted: Path | None = None  # folder of converted models, if not the usual one
@@ -230,33 +225,31 @@ class PlaceOptions:
 
     plan_only: Annotated[
         bool,
-        typer.Option(
-            help="End after the plan; `virnucpro work DIR` embeds, on any number of machines.",
-            rich_help_panel=CLUSTER,
+        _option(
+            "End after the plan; `virnucpro work DIR` embeds, on any number of machines.", CLUSTER
         ),
     ] = False
     no_embed: Annotated[
         bool,
-        typer.Option(
-            help="With --resume, an error where vectors are missing, instead of embedding here.",
-            rich_help_panel=CLUSTER,
+        _option(
+            "With --resume, an error where vectors are missing, instead of embedding here.", CLUSTER
         ),
     ] = False
 
     executor: Annotated[
         Literal["local", "parsl"],
-        typer.Option(
-            help="Executor of the shards: the devices of this machine, or nodes that Parsl asks a "
+        _option(
+            "Executor of the shards: the devices of this machine, or nodes that Parsl asks a "
             "scheduler for.",
-            rich_help_panel=CLUSTER,
+            CLUSTER,
         ),
     ] = "local"
     executor_config: Annotated[
         Path | None,
-        typer.Option(
+        _option(
+            "YAML file of Parsl's nodes: provider (local, slurm), max_blocks, walltime, ...",
+            CLUSTER,
             metavar="FILE",
-            help="YAML file of Parsl's nodes: provider (local, slurm), max_blocks, walltime, ...",
-            rich_help_panel=CLUSTER,
             show_default="one block on this machine",
         ),
     ] = None
@@ -272,52 +265,47 @@ class SequenceOptions:
 
     input: Annotated[
         tuple[Path, ...],
-        typer.Option(
+        _option(
+            "FASTA file (plain, gz, bz2, xz or zst), folder, sample sheet (.tsv or .csv with "
+            "the columns sample and path), or - for standard input. Repeatable.",
+            FILES,
             "--input",
             "-i",
             metavar="FILE",
-            help="FASTA file (plain, gz, bz2, xz or zst), folder, sample sheet (.tsv or .csv with "
-            "the columns sample and path), or - for standard input. Repeatable.",
-            rich_help_panel=FILES,
             show_default=False,
         ),
     ]
     input_type: Annotated[
         Literal["auto", "nucleotide", "protein"],
-        typer.Option(
-            help="Type of the sequences; auto: decided by their letters.", rich_help_panel=FILES
-        ),
+        _option("Type of the sequences; auto: decided by their letters.", FILES),
     ] = "auto"
     min_length: Annotated[
         int,
-        typer.Option(
-            metavar="BASES",
-            help="Minimum length of a record (of a protein: in residues); shorter ones get the "
+        _option(
+            "Minimum length of a record (of a protein: in residues); shorter ones get the "
             "status too_short. The scorer needs 150 bases, whatever is given.",
-            rich_help_panel=FILES,
+            FILES,
+            metavar="BASES",
         ),
     ] = 0
     genetic_code: GeneticCode = 11
     per_file: Annotated[
-        bool,
-        typer.Option(
-            help="Tables of each input file too, in DIR/samples/NAME/.", rich_help_panel=FILES
-        ),
+        bool, _option("Tables of each input file too, in DIR/samples/NAME/.", FILES)
     ] = False
     strict: Annotated[
         bool,
-        typer.Option(
-            help="End of the run at the first input file that cannot be read, instead of leaving "
+        _option(
+            "End of the run at the first input file that cannot be read, instead of leaving "
             "it out.",
-            rich_help_panel=FILES,
+            FILES,
         ),
     ] = False
     rename_duplicates: Annotated[
         bool,
-        typer.Option(
-            help="Numbers for ids that occur twice in a file (id, id_2, ...), instead of leaving "
+        _option(
+            "Numbers for ids that occur twice in a file (id, id_2, ...), instead of leaving "
             "the file out.",
-            rich_help_panel=FILES,
+            FILES,
         ),
     ] = False
 
@@ -351,36 +339,36 @@ class CutOptions:
 
     threshold: Annotated[
         float | None,
-        typer.Option(
+        _option(
+            "Lowest score of a record that is called a virus.",
+            CALLS,
             metavar="SCORE",
-            help="Lowest score of a record that is called a virus.",
-            rich_help_panel=CALLS,
             show_default="by --preset, or the head's",
         ),
     ] = None
     preset: Annotated[
         Preset,
-        typer.Option(
-            help="Thresholds of the scorer by length, with 10, 3 or 0.5 % false positives among "
+        _option(
+            "Thresholds of the scorer by length, with 10, 3 or 0.5 % false positives among "
             "unknown hosts.",
-            rich_help_panel=CALLS,
+            CALLS,
         ),
     ] = "default"
     prevalence: Annotated[
         float,
-        typer.Option(
+        _option(
+            "Expected share of viral records in the sample, for the column fdr.",
+            CALLS,
             metavar="SHARE",
-            help="Expected share of viral records in the sample, for the column fdr.",
-            rich_help_panel=CALLS,
         ),
     ] = 0.05
     regions: Annotated[
         bool,
-        typer.Option(
-            "--regions/--no-regions",
-            help="Search for virus-like regions, such as prophages, in nucleotide records of "
+        _option(
+            "Search for virus-like regions, such as prophages, in nucleotide records of "
             "10,000 bases and more.",
-            rich_help_panel=CALLS,
+            CALLS,
+            "--regions/--no-regions",
         ),
     ] = True
     region_model: RegionModel = None
@@ -400,6 +388,8 @@ class CutOptions:
                 f"--prevalence is {self.prevalence}; it must lie between 0 and 1",
                 hint="give the share of viral records that you expect, for example 0.05",
             )
+        if not self.regions:
+            _refuse(self, ("region_model",), "with --no-regions")
 
 
 # Commands
@@ -413,12 +403,16 @@ class RunOptions(PlaceOptions, EngineOptions, ModelOptions, FolderOptions, Seque
 
     report: Annotated[
         bool,
-        typer.Option(
+        _option(
+            "The run on one page, DIR/report.html, which needs no network.",
+            FILES,
             "--report/--no-report",
-            help="The run on one page, DIR/report.html, which needs no network.",
-            rich_help_panel=FILES,
         ),
     ] = True
+
+    def __post_init__(self) -> None:
+        if self.input_type == "protein":
+            _refuse(self, ("chunk_size", "genetic_code"), "of proteins, which are embedded whole")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -433,6 +427,12 @@ class PredictOptions(CutOptions, RunOptions):
     ] = None
     head: Head = None
 
+    def __post_init__(self) -> None:
+        CutOptions.__post_init__(self)
+        RunOptions.__post_init__(self)
+        if self.input_type == "protein":
+            _refuse(self, ("region_model",), "of proteins, which have no regions")
+
 
 @dataclass(frozen=True, kw_only=True)
 class ExtractOptions(RunOptions):
@@ -446,18 +446,18 @@ class ExtractOptions(RunOptions):
     ] = None
     pooling: Annotated[
         Pooling,
-        typer.Option(
-            help=r"Pooling of residues into a vector. mean: their average; bos: the vector of the "
+        _option(
+            r"Pooling of residues into a vector. mean: their average; bos: the vector of the "
             r"start token, \<cls>; none: one vector per residue.",
-            rich_help_panel=MODEL,
+            MODEL,
         ),
     ] = "mean"
     format: Annotated[
         FeatureFormat,
-        typer.Option(
-            help="Format of feature files beside the h5 ones: npz, or pt as VirNucPro's _ESM.pt "
+        _option(
+            "Format of feature files beside the h5 ones: npz, or pt as VirNucPro's _ESM.pt "
             "and _DNABERT_S.pt.",
-            rich_help_panel=FILES,
+            FILES,
         ),
     ] = "h5"
 
@@ -469,11 +469,11 @@ class WorkOptions(EngineOptions):
     ]
     part: Annotated[
         str | None,
-        typer.Option(
+        _option(
+            "Part I of N of the shards. N alone: I is the number of this task in its array.",
+            CLUSTER,
             metavar="I/N",
-            help="Part I of N of the shards. N alone: I is the number of this task in its array.",
             show_default="by SLURM's array, else all",
-            rich_help_panel=CLUSTER,
         ),
     ] = None
     precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto"  # that of the run; no option
@@ -486,33 +486,28 @@ class EvaluatedOptions:
 
     data: Annotated[
         Path,
-        typer.Option(
+        _option(
+            f"Table of labelled FASTA files, with the {_SHEET}; id and kingdom are optional.",
+            FILES,
             metavar="MANIFEST",
-            help=f"Table of labelled FASTA files, with the {_SHEET}; id and kingdom are optional.",
-            rich_help_panel=FILES,
             show_default=False,
         ),
     ]
     split: Annotated[
         Path | None,
-        typer.Option(
+        _option(
+            "Table of groups and their splits, as training writes it.",
+            FILES,
             metavar="TABLE",
-            help="Table of groups and their splits, as training writes it.",
-            rich_help_panel=FILES,
             show_default="all records",
         ),
     ] = None
     part: Annotated[
         Literal["train", "validation", "test"] | None,
-        typer.Option(
-            help="Part of the split to evaluate on.", rich_help_panel=FILES, show_default="test"
-        ),
+        _option("Part of the split to evaluate on.", FILES, show_default="test"),
     ] = None
     lengths: Annotated[
-        str,
-        typer.Option(
-            metavar="N,N,...", help="Lengths of the fragments in bases.", rich_help_panel=SAMPLES
-        ),
+        str, _option("Lengths of the fragments in bases.", SAMPLES, metavar="N,N,...")
     ] = "150,300,500,1000,3000,10000"
     fragments_per_record: Annotated[
         int,
@@ -527,17 +522,12 @@ class EvaluatedOptions:
     genetic_code: GeneticCode = 11
     held_out_only: Annotated[
         bool,
-        typer.Option(
-            help="Omission of records whose sequence or group head or encoder was trained on.",
-            rich_help_panel=MODEL,
+        _option(
+            "Omission of records whose sequence or group head or encoder was trained on.", MODEL
         ),
     ] = False
     allow_training_data: Annotated[
-        bool,
-        typer.Option(
-            help="Evaluation on training records too; the report counts them.",
-            rich_help_panel=MODEL,
-        ),
+        bool, _option("Evaluation on training records too; the report counts them.", MODEL)
     ] = False
 
 
@@ -545,21 +535,21 @@ class EvaluatedOptions:
 class EvaluateOptions(EngineOptions, FolderOptions, EvaluatedOptions):
     regions: Annotated[
         Path | None,
-        typer.Option(
-            metavar="TRUTH",
-            help="Table of known prophages (seq_id, start, end, kind) to evaluate regions on, in "
+        _option(
+            "Table of known prophages (seq_id, start, end, kind) to evaluate regions on, in "
             "place of a head; --data then names the FASTA files.",
-            rich_help_panel=FILES,
+            FILES,
+            metavar="TRUTH",
             show_default=False,
         ),
     ] = None
     region_model: RegionModel = None
     genes: Annotated[
         Path | None,
-        typer.Option(
+        _option(
+            "GFF3 file of the sequences, for figures over genes beside those over bases.",
+            FILES,
             metavar="GFF",
-            help="GFF3 file of the sequences, for figures over genes beside those over bases.",
-            rich_help_panel=FILES,
             show_default=False,
         ),
     ] = None
@@ -568,6 +558,18 @@ class EvaluateOptions(EngineOptions, FolderOptions, EvaluatedOptions):
     ] = None
     head: Head = None
 
+    def __post_init__(self) -> None:
+        if self.regions is None:
+            _refuse(
+                self,
+                ("region_model", "genes"),
+                "without --regions",
+                "name the known prophages with --regions",
+            )
+            return
+        of_head = _names(EngineOptions, EvaluatedOptions) - {"data", "seed", "genetic_code"}
+        _refuse(self, of_head | {"model", "head"}, "with --regions, which the scorer tells")
+
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledOptions(OutputOptions):
@@ -575,20 +577,20 @@ class LabelledOptions(OutputOptions):
 
     data: Annotated[
         Path,
-        typer.Option(
-            metavar="MANIFEST",
-            help=f"Table of labelled FASTA files, with the {_SHEET}; id, weight and kingdom are "
+        _option(
+            f"Table of labelled FASTA files, with the {_SHEET}; id, weight and kingdom are "
             "optional.",
-            rich_help_panel=FILES,
+            FILES,
+            metavar="MANIFEST",
             show_default=False,
         ),
     ]
     split: Annotated[
         Path | None,
-        typer.Option(
+        _option(
+            "Table of groups and their splits, as an earlier training wrote it.",
+            FILES,
             metavar="TABLE",
-            help="Table of groups and their splits, as an earlier training wrote it.",
-            rich_help_panel=FILES,
             show_default="70 % of the groups train, 15 % validation, 15 % test",
         ),
     ] = None
@@ -598,15 +600,13 @@ class LabelledOptions(OutputOptions):
 class StartOptions:
     """The start of a training: its mode and its encoder."""
 
-    finetune: Annotated[
-        bool,
-        typer.Option(help="Training of the encoder together with the head.", rich_help_panel=MODEL),
-    ] = False
+    finetune: Annotated[bool, _option("Training of the encoder together with the head.", MODEL)] = (
+        False
+    )
     pretrain: Annotated[
         bool,
-        typer.Option(
-            help="Training of an encoder alone, on masked residues; labels only decide the split.",
-            rich_help_panel=MODEL,
+        _option(
+            "Training of an encoder alone, on masked residues; labels only decide the split.", MODEL
         ),
     ] = False
     model: Annotated[str | None, _model("esm2_virnucpro; with --pretrain a new one")] = None
@@ -649,36 +649,23 @@ class NetworkOptions:
 
     name: Annotated[
         str,
-        typer.Option(
-            metavar="NAME",
-            help="Name of the trained encoder, and of its folder in DIR.",
-            rich_help_panel=MODEL,
-        ),
+        _option("Name of the trained encoder, and of its folder in DIR.", MODEL, metavar="NAME"),
     ] = "esm2_trained"
     encoding: Annotated[
-        Encoding,
-        typer.Option(
-            help="Features of a residue; composition: those of the bases alone.",
-            rich_help_panel=MODEL,
-        ),
+        Encoding, _option("Features of a residue; composition: those of the bases alone.", MODEL)
     ] = "esm2"
     architecture: Annotated[
-        Architecture,
-        typer.Option(
-            help="Network from residues to one vector; mlp: their mean.",
-            rich_help_panel=MODEL,
-        ),
+        Architecture, _option("Network from residues to one vector; mlp: their mean.", MODEL)
     ] = "mlp"
     chunk_size: Annotated[
         tuple[int, ...],
         _chunk_size("Length of a chunk; repeatable, the head is for the first.", "500"),
     ] = (500,)
     genetic_code: GeneticCode = 11
-    hidden: Annotated[int, _count("Number of hidden units of the classifier.", MODEL)] = 128
-    dropout: Annotated[
-        float,
-        typer.Option(metavar="RATE", help="Dropout of the classifier.", rich_help_panel=MODEL),
-    ] = 0.3
+    hidden: Annotated[
+        int, _count("Number of hidden units of the classifier.", MODEL, min=1, max=65_536)
+    ] = 128
+    dropout: Annotated[float, _option("Dropout of the classifier.", MODEL, metavar="RATE")] = 0.3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -690,36 +677,28 @@ class LoopOptions:
 
     epochs: Annotated[int, _count("Number of passes over the training data.", LOOP)] = 10
     batch_size: Annotated[int, _count("Frames per batch on each device.", LOOP)] = 128
-    lr: Annotated[
-        float, typer.Option(metavar="RATE", help="Peak learning rate.", rich_help_panel=LOOP)
-    ] = 5e-4
+    lr: Annotated[float, _option("Peak learning rate.", LOOP, metavar="RATE")] = 5e-4
     scale_lr: Annotated[
         Literal["none", "linear", "sqrt"],
-        typer.Option(
-            help="Scaling of --lr by effective batch / --batch-size (linear), or by the root of "
+        _option(
+            "Scaling of --lr by effective batch / --batch-size (linear), or by the root of "
             "it (sqrt).",
-            rich_help_panel=LOOP,
+            LOOP,
         ),
     ] = "none"
     warmup_epochs: Annotated[
         float,
-        typer.Option(
-            metavar="EPOCHS",
-            help="Epochs of linear warm-up, followed by cosine decay.",
-            rich_help_panel=LOOP,
-        ),
+        _option("Epochs of linear warm-up, followed by cosine decay.", LOOP, metavar="EPOCHS"),
     ] = 0.1
     grad_accum_steps: Annotated[int, _count("Batches of each device per optimizer step.", LOOP)] = 1
-    weight_decay: Annotated[
-        float, typer.Option(metavar="RATE", help="Weight decay of AdamW.", rich_help_panel=LOOP)
-    ] = 0.01
+    weight_decay: Annotated[float, _option("Weight decay of AdamW.", LOOP, metavar="RATE")] = 0.01
     class_weights: Annotated[
         Literal["auto", "recipe", "none"],
-        typer.Option(
-            help="Weights of frames. auto: equal for both labels; per group the square root of its "
+        _option(
+            "Weights of frames. auto: equal for both labels; per group the square root of its "
             "number of frames; recipe: groups nearly evenly, both labels equal at each GC, as the "
             "scorer was trained; none: those of the manifest.",
-            rich_help_panel=LOOP,
+            LOOP,
         ),
     ] = "auto"
     eval_every: Annotated[
@@ -764,22 +743,22 @@ LOOP_MAY_DIFFER = ("num_workers", "early_stopping", "keep_checkpoints")  # on re
 class TrainOptions(DeviceOptions, LoopOptions, NetworkOptions, StartOptions, LabelledOptions):
     regions: Annotated[
         Path | None,
-        typer.Option(
-            metavar="TRUTH",
-            help="Table of known prophages (seq_id, start, end, kind) to learn regions from, in "
+        _option(
+            "Table of known prophages (seq_id, start, end, kind) to learn regions from, in "
             "place of a head; --data then names the FASTA files.",
-            rich_help_panel=FILES,
+            FILES,
+            metavar="TRUTH",
             show_default=False,
         ),
     ] = None
     output_dir: Annotated[
         Path,
-        typer.Option(
+        _option(
+            "Folder for the results of the training.",
+            FILES,
             "--output-dir",
             "-o",
             metavar="DIR",
-            help="Folder for the results of the training.",
-            rich_help_panel=FILES,
             show_default=False,
         ),
     ]
@@ -788,9 +767,8 @@ class TrainOptions(DeviceOptions, LoopOptions, NetworkOptions, StartOptions, Lab
     ] = None
     precision: Annotated[
         Literal["auto", "bf16", "fp32"],
-        typer.Option(
-            help="Precision of matrix products; auto: bf16 where the device has it, else fp32.",
-            rich_help_panel=DEVICES,
+        _option(
+            "Precision of matrix products; auto: bf16 where the device has it, else fp32.", DEVICES
         ),
     ] = "auto"
     seeds: Annotated[
@@ -801,99 +779,91 @@ class TrainOptions(DeviceOptions, LoopOptions, NetworkOptions, StartOptions, Lab
             LOOP,
         ),
     ] = 1
-    no_multi_gpu: Annotated[
-        bool, typer.Option(help="Training on the first GPU alone.", rich_help_panel=DEVICES)
-    ] = False
-    profile: Annotated[
-        bool,
-        typer.Option(help="Table of the time per stage, at the end.", rich_help_panel=DEVICES),
-    ] = False
+    no_multi_gpu: Annotated[bool, _option("Training on the first GPU alone.", DEVICES)] = False
+    profile: Annotated[bool, _option("Table of the time per stage, at the end.", DEVICES)] = False
     argv: tuple[str, ...] = ()  # the command, for run.json and the log
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.regions is not None:
+            unread = _names(TrainOptions) - {"regions", "data", "output_dir", "seed"}
+            _refuse(self, unread, "with --regions, which trains no network")
+        match self.mode:
+            case "head":
+                _refuse(self, ("name",), "without --finetune or --pretrain, which train an encoder")
+            case "pretrain":
+                _refuse(self, ("hidden", "dropout", "class_weights"), "with --pretrain")
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions:
     models: Annotated[
         str | None,
-        typer.Option(
+        _option(
+            "Sizes of ESM-2, in order: 8M, 35M, 150M, 650M, 3B, 15B; weights are random.",
             metavar="SIZE,...",
-            help="Sizes of ESM-2, in order: 8M, 35M, 150M, 650M, 3B, 15B; weights are random.",
             show_default="all but 15B on a GPU, else 8M,35M",
         ),
     ] = None
     profiles: Annotated[
         str | None,
-        typer.Option(
+        _option(
+            "Lengths of the proteins: six-frame-500, reads-150, proteins.",
             metavar="NAME,...",
-            help="Lengths of the proteins: six-frame-500, reads-150, proteins.",
             show_default="all",
         ),
     ] = None
     parts: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME,...",
-            help="Parts to measure: limits, encoder.",
-            show_default="all",
-        ),
+        _option("Parts to measure: limits, encoder.", metavar="NAME,...", show_default="all"),
     ] = None
     precisions: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME,...",
-            help="Precisions of the encoders, in order: bf16, fp16, fp32. "
+        _option(
+            "Precisions of the encoders, in order: bf16, fp16, fp32. "
             "fair-esm as published is measured in fp32 always.",
+            metavar="NAME,...",
             show_default="what the device has; on a GPU without fp32",
         ),
     ] = None
-    device: Annotated[
-        Literal["auto", "cuda", "cpu", "mps"], typer.Option(help="Kind of device.")
-    ] = "auto"
+    device: Annotated[Literal["auto", "cuda", "cpu", "mps"], _option("Kind of device.")] = "auto"
     threads: Annotated[
         int | None,
-        typer.Option(
+        _option(
+            "Number of cores for every program, on a CPU.",
             metavar="N",
             min=1,
-            help="Number of cores for every program, on a CPU.",
             show_default="all that it may use",
         ),
     ] = None
     tokens: Annotated[
         int | None,
-        typer.Option(
+        _option(
+            "Number of tokens in one measurement.",
             metavar="N",
             min=1,
-            help="Number of tokens in one measurement.",
             show_default="some full batches",
         ),
     ] = None
     repeats: Annotated[
         int | None,
-        typer.Option(
+        _option(
+            "Number of measurements after a warm-up, of 5 s or more each on a GPU; only one "
+            "if a pass takes over 5 s.",
             metavar="N",
             min=1,
-            help="Number of measurements after a warm-up, of 5 s or more each on a GPU; only one "
-            "if a pass takes over 5 s.",
             show_default="5",
         ),
     ] = None
-    seed: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Seed of the proteins and weights.")
-    ] = 1
+    seed: Annotated[int, _option("Seed of the proteins and weights.", metavar="N", min=0)] = 1
     json: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="JSON file of all figures, written as they come.",
-            show_default=False,
+        _option(
+            "JSON file of all figures, written as they come.", metavar="FILE", show_default=False
         ),
     ] = None
-    quick: Annotated[bool, typer.Option(help="Short measurement: 8M, one profile, 3 repeats.")] = (
-        False
-    )
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Tables only, without progress.")] = (
-        False
-    )
+    quick: Annotated[bool, _option("Short measurement: 8M, one profile, 3 repeats.")] = False
+    quiet: Annotated[bool, _option("Tables only, without progress.", None, "--quiet", "-q")] = False
     cuda_visible_devices: str | None = None  # the variable of the environment
 
 
@@ -903,6 +873,7 @@ class RegionsOptions:
         Path, typer.Argument(metavar="DIR", help="Run folder of a finished `virnucpro predict`.")
     ]
     region_model: RegionModel = None
+    argv: tuple[str, ...] = ()  # the command, for the log
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -918,6 +889,28 @@ class CheckOptions(ComputeOptions):
 
 
 # From values to options
+
+
+def _names(*groups: type) -> set[str]:
+    """The options of these classes."""
+    hints = [get_type_hints(group, include_extras=True) for group in groups]
+    return set().union(*map(options_of, hints))
+
+
+def _refuse(options: Any, names: Iterable[str], where: str, else_: str = "") -> None:  # noqa: ANN401
+    """Refuse options that are not read, instead of ignoring them.
+
+    Raises:
+        UsageError: one of them has another value than its default.
+    """
+    defaults = {field.name: field.default for field in fields(options)}
+    given = sorted(flag(name) for name in names if getattr(options, name) != defaults[name])
+    if given:
+        hint = f"leave out {' and '.join(given)}"
+        raise UsageError(
+            f"{' and '.join(given)}: not read {where}",
+            hint=f"{hint}; or {else_}" if else_ else hint,
+        )
 
 
 def flag(name: str) -> str:

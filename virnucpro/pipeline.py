@@ -16,13 +16,13 @@ from itertools import chain
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from virnucpro import __version__
 from virnucpro.config import FeatureFormat, Recipe, Resources
+from virnucpro.devices import torch_build
 from virnucpro.engine.executor import Executor, NoExecutor
+from virnucpro.engine.job import Job
 from virnucpro.engine.local import ProcessExecutor
-from virnucpro.engine.worker import Job
 from virnucpro.errors import (
     FeatureFileError,
     OutputError,
@@ -41,7 +41,7 @@ from virnucpro.events import (
     Telling,
     WorkerReady,
 )
-from virnucpro.log import LOGGER, announce, printable
+from virnucpro.log import LOGGER, announce, counted, printable
 from virnucpro.options import (
     FALSE_POSITIVES,
     CutOptions,
@@ -121,7 +121,7 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
             summary.count_plan(plan, manifest)
             summary.cut = announce_cut(config, scorer, head)
             summary.cut_scores = cut_scores(config, scorer, head)
-            rundir.clear_report()
+            rundir.report.unlink(missing_ok=True)  # it is of another state
         job = make_job(rundir, manifest.recipe, config.weights)
         if config.options.plan_only:
             return close_plan(config, rundir, manifest, plan, summary)
@@ -177,6 +177,11 @@ def announce_choices(config: RunConfig, recipe: Recipe, head: Head | None) -> Sc
             f"--preset {cut.preset} is for the scorer, or a head that is joined with it: this head "
             "has no error rates",
             hint="give --threshold, or leave --model and --head out for nucleotides",
+        )
+    if cut.prevalence != CutOptions.prevalence and join is None and head is not None:
+        raise UsageError(
+            "--prevalence is for the column fdr: this head has no error rates",
+            hint="leave it out",
         )
     for announcement in config.announcements:
         announce(announcement)
@@ -405,7 +410,7 @@ def _facts(config: RunConfig, manifest: Manifest) -> dict[str, object]:
     scorer = config.scorer_for(manifest.recipe.input_type)
     return {
         "argv": list(config.options.argv),
-        "versions": {"torch": torch.__version__, "numpy": np.__version__},
+        "versions": {"torch": torch_build().version, "numpy": np.__version__},
         "host": socket.gethostname(),
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "checkpoints": list(map(str, [scorer.path] if scorer else config.checkpoints)),
@@ -433,24 +438,23 @@ _PACKED = (".gz", ".bz2", ".xz", ".zst")
 def announce_input(plan: Plan, manifest: Manifest) -> None:
     """Announce the input, and warn of what makes weak calls."""
     counts, recipe = plan.counts, manifest.recipe
-    shards = f"; {len(plan.shards)} shards" if recipe.has_encoder else ""
-    n_files = len(manifest.inputs)
-    files = "1 file" if n_files == 1 else f"{n_files:,} files"
-    announce(f"{counts.n_records:,} records of {files}, {recipe.input_type}{shards}")
+    shards = f"; {counted(len(plan.shards), 'shard')}" if recipe.has_encoder else ""
+    records = counted(counts.n_records, "record")
+    announce(f"{records} of {counted(len(manifest.inputs), 'file')}, {recipe.input_type}{shards}")
     if not counts.n_records:
         LOGGER.warning("the input holds no record: the tables hold a header only")
     elif recipe.has_encoder and not plan.shards:
         LOGGER.warning("no record has a frame to embed: see the table for each one's status")
     if counts.n_gaps:
         LOGGER.warning(
-            "%d gaps (- . ~) of an alignment, in %d records, are left out",
-            counts.n_gaps,
-            counts.n_gapped,
+            "left out: %s (- . ~) of an alignment, in %s",
+            counted(counts.n_gaps, "gap"),
+            counted(counts.n_gapped, "record"),
         )
     if counts.n_short > counts.n_records / 2:
         LOGGER.warning(
-            "%d of %d records are shorter than half a chunk of %d bases: expect weaker calls",
-            counts.n_short,
-            counts.n_records,
+            "shorter than half a chunk of %d bases: %d of %s; expect weaker calls",
             recipe.chunk_size,
+            counts.n_short,
+            records,
         )

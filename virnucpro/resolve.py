@@ -32,7 +32,7 @@ from virnucpro.devices import (
 from virnucpro.encoders.base import Model
 from virnucpro.encoders.bundles import model_names
 from virnucpro.encoders.models import open_model
-from virnucpro.encoders.published import EMBEDDED
+from virnucpro.encoders.published import BUNDLES, EMBEDDED
 from virnucpro.errors import (
     InputMissingError,
     ResumeError,
@@ -47,7 +47,6 @@ from virnucpro.run.folder import RunDir
 from virnucpro.run.manifest import Manifest
 from virnucpro.scorer.nets import embedded_scorer, load_scorer
 from virnucpro.scoring.head import EncoderFacts, Head, load_head
-from virnucpro.scoring.original_head import find_head
 from virnucpro.sequences.genetic_code import genetic_code
 from virnucpro.sequences.inputs import list_sources
 
@@ -421,8 +420,10 @@ def _load_head(options: RunOptions, models: tuple[Model, ...], on_event: OnEvent
     if not isinstance(options, PredictOptions):
         return None
     names = printable(" and ".join(model.name for model in models))
-    path = options.head
-    if path is None:
+    path = options.head or models[0].head
+    if path is None and options.model_name in BUNDLES:
+        from virnucpro.scoring.original_head import find_head
+
         path = find_head(options.model_name, models, on_event)
     if path is None:
         raise UnavailableError(

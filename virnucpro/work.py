@@ -13,8 +13,8 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 
+from virnucpro.engine.job import Job
 from virnucpro.engine.local import ProcessExecutor
-from virnucpro.engine.worker import Job
 from virnucpro.errors import InputMissingError, OutputError, ResumeError, UsageError
 from virnucpro.events import (
     BatchDone,
@@ -25,7 +25,7 @@ from virnucpro.events import (
     ShardFailed,
     WorkerReady,
 )
-from virnucpro.log import announce, printable
+from virnucpro.log import announce, counted, printable
 from virnucpro.options import WorkOptions
 from virnucpro.pipeline import ExecutorOn, OnEvent, check_stored, make_job
 from virnucpro.records import Shard
@@ -75,14 +75,16 @@ class Tally:
     def lines(self) -> list[str]:
         """The lines for the user at the end."""
         seconds = time.monotonic() - self.ready
-        lines = [f"part {self.part}: {self.n_shards:,} of {self.n_pending:,} pending shards done"]
+        pending = counted(self.n_pending, "pending shard")
+        lines = [f"part {self.part}: {self.n_shards:,} of {pending} done"]
         if self.n_tokens:
             rate = self.n_tokens / max(1e-3, seconds)
             lines += [f"tokens: {self.n_tokens:,} embedded at {rate:,.0f} per second"]
         if self.n_failed or self.n_lost:
             lines += [
-                f"failed: {self.n_failed:,} sequences, and {self.n_lost:,} shards as a whole; "
-                "the same again, or --resume, tries them again"
+                f"failed: {counted(self.n_failed, 'sequence')}, and "
+                f"{counted(self.n_lost, 'shard')} as a whole; the same again, or --resume, "
+                "tries them again"
             ]
         if self.n_shards:
             lines += ["next: when all parts are done, the planned command with --resume"]
@@ -143,7 +145,7 @@ def work(
         shards = part.of(plan.shards)
         pending = find_owed(rundir, manifest, shards, on_event)
         tally.n_pending = len(pending)
-        announce(f"part {part}: {len(shards):,} shards, {len(pending):,} of them pending")
+        announce(f"part {part}: {counted(len(shards), 'shard')}, {len(pending):,} pending")
         if not pending:
             return tally
         config = resolve_work(options, manifest, on_event)
@@ -230,7 +232,8 @@ def find_run(rundir: RunDir) -> Manifest:
         raise ResumeError(
             f"{printable(rundir.root)} holds a run with {printable(manifest.recipe.reader)}, which "
             "was not planned for several machines",
-            hint="plan it with a --model and --plan-only; with --resume, if it has one",
+            hint="a run with a model: its command with --resume --plan-only; else plan one in "
+            "another folder, with --model, --precision and --plan-only",
         )
     return manifest
 

@@ -403,7 +403,7 @@ def test_a_folder_that_may_not_be_written_is_refused_but_can_be_inspected(make, 
     command = (*program, "status", config.output, "--verify")
     answer = subprocess.run(read_only(config.output, *command), capture_output=True, text=True)
     assert answer.returncode == 0, answer.stderr
-    assert "feature files are whole" in answer.stdout
+    assert "verified  whole: " in answer.stdout
     assert content_of(config.output) == before
 
 

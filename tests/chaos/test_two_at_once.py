@@ -156,7 +156,7 @@ def test_a_folder_in_use_is_refused_and_its_holder_named(contend, make_config, t
             named = f"process {holder.process.pid} on {socket.gethostname()} since 20"
             assert f"another run is using {config.output}: {named}" in str(caught.value)
             assert "wait for it, or choose another --output-dir" in caught.value.hint
-        assert "complete" in inspect_run(config.output, verify=True).lines[0]
+        assert "complete" in inspect_run(config.output, verify=True)[0][0]
         locks = {config.output / name for name in (".lock", MARK)}
         for path in before.keys() - locks:
             assert path.read_bytes() == before[path]
@@ -252,7 +252,7 @@ def test_features_are_read_where_files_cannot_be_locked(make_config, tiny, conti
     with ExitStack() as stack:
         for path in (*(config.output / "features").iterdir(), config.output / "features.h5"):
             fcntl.flock(stack.enter_context(path.open("rb")), fcntl.LOCK_EX)
-        assert not inspect_run(config.output, verify=True).n_damaged
+        assert not inspect_run(config.output, verify=True)[1]
         events = []
         run_inline(make_config(contigs, resume=True), tiny.head, events.append)
     assert not any(isinstance(event, ShardDone) for event in events)

@@ -17,7 +17,7 @@ from virnucpro.bench.encoder import OURS, Pass, Vectors, Way, mean_pass
 from virnucpro.bench.layouts import FAILURES, Layout, reason_of
 from virnucpro.bench.synthetic import count_tokens, flop_per_token, lengths_of
 from virnucpro.config import Precision
-from virnucpro.encoders.esm2.model import ESM2Shape
+from virnucpro.encoders.esm2.checkpoint import ESM2Shape
 
 LONG_SECONDS = 5.0  # a pass that takes longer is repeated once: its share of chance is small
 

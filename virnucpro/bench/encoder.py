@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from virnucpro.config import EncoderSpec, Precision
 from virnucpro.encoders.esm2 import encoder as esm2
 from virnucpro.encoders.esm2.attention import Kernel, attend_runs, choose_kernel
-from virnucpro.encoders.esm2.model import DTYPES, ESM2Shape
+from virnucpro.encoders.esm2.checkpoint import ESM2Shape
+from virnucpro.encoders.esm2.model import DTYPES
 
 OURS = "virnucpro"
 Vectors = NDArray[np.float32]

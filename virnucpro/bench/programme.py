@@ -26,8 +26,8 @@ from virnucpro.bench.synthetic import (
 )
 from virnucpro.config import Precision
 from virnucpro.devices import Choice, choose_devices, choose_precision, choose_tokens, usable_cores
-from virnucpro.encoders.esm2.encoder import footprint_of
-from virnucpro.encoders.esm2.model import ESM2Shape
+from virnucpro.encoders.esm2.checkpoint import ESM2Shape
+from virnucpro.encoders.esm2.family import footprint_of
 from virnucpro.errors import UsageError
 from virnucpro.options import BenchOptions
 

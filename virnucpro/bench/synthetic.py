@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from virnucpro.encoders.esm2.alphabet import N_TOKENS
-from virnucpro.encoders.esm2.model import ESM2Shape
+from virnucpro.encoders.esm2.checkpoint import ESM2Shape
 from virnucpro.encoders.esm2.packing import EXTRA_TOKENS
 from virnucpro.encoders.models import shape_of
 from virnucpro.encoders.published import PUBLISHED

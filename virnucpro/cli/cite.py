@@ -14,7 +14,7 @@ def cite(
         bool, typer.Option("--bibtex", metavar="", help="BibTeX entries only.")
     ] = False,
 ) -> None:
-    """Print how to cite a result: this program, ESM-2, and the original VirNucPro.
+    """Print how to cite a result: this program, its language models, and the original VirNucPro.
 
     Example: virnucpro cite --bibtex >> references.bib
     """

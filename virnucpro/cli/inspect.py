@@ -53,7 +53,7 @@ def status(
         if as_json:
             typer.echo(json.dumps(measure_run(folder), indent=2))
             raise Finished(0)
-        report = inspect_run(folder, verify=verify)
-        for line in report.lines:
+        lines, n_damaged = inspect_run(folder, verify=verify)
+        for line in lines:
             typer.echo(line)
-        raise Finished(1 if report.n_damaged else 0)
+        raise Finished(1 if n_damaged else 0)

@@ -1,7 +1,7 @@
 """The command line: options in, exit code out. No work is done here.
 
-``virnucpro --help`` must be quick, so the modules that do the work, and torch with them, are
-imported when a command needs them.
+``virnucpro --help`` must be quick, so the modules that do the work are imported when a command
+needs them, and torch, by them, in the process that computes with it.
 """
 
 from __future__ import annotations

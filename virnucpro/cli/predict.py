@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from virnucpro.cli.command import command
@@ -70,6 +71,8 @@ def _executor_on(options: RunOptions) -> ExecutorOn:
         return ProcessExecutor
     with needing("cluster"):
         from virnucpro.cluster import ParslExecutor, read_blocks
+    # Parsl starts programs of its own by their names, which lie beside this interpreter
+    os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"
     blocks = read_blocks(options.executor_config)
     work = carry(options, WorkOptions, folder=options.output_dir.absolute())
     return lambda _: ParslExecutor(blocks, work, work_in_block)
@@ -95,6 +98,6 @@ def _run(options: RunOptions, console: ConsoleOptions) -> None:
             table = RunDir(options.output_dir).record_table(options.command)
             step = next_step(table, sys.argv[1:], failed=summary.exit_code != 0)
         else:
-            step = planned_steps(options.output_dir, summary.n_shards, sys.argv[1:])
+            step = planned_steps(options, summary.n_shards, sys.argv[1:])
         report([*summary.lines(options.output_dir), *step], console.quiet)
     raise Finished(summary.exit_code)

@@ -28,14 +28,15 @@ def regions(options: RegionsOptions, console: ConsoleOptions) -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     with exits(_KEPT):
         with loading(console):
-            from virnucpro.outputs.regions import find_regions
             from virnucpro.outputs.sinks import RegionTable
+            from virnucpro.outputs.summary import region_line
+            from virnucpro.regions import find_regions
             from virnucpro.scoring.regions import SHORTEST_RECORD
 
         with watched(console) as events:
-            n_regions = find_regions(options.folder, events, options.region_model)
+            kinds = find_regions(options, events)
         table = options.folder / RegionTable.file
-        lines = [f"virus-like regions: {n_regions}", *as_command(["head", str(table)])]
+        lines = [region_line(kinds.total(), kinds["whole"]), *as_command(["head", str(table)])]
         if not table.exists():
             lines = [f"virus-like regions: none; no scored record has {SHORTEST_RECORD:,} bases"]
         report(lines, console.quiet)

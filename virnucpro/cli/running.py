@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from virnucpro.cli.exits import GONE, end_cleanly, has_colours
-from virnucpro.options import ConsoleOptions
+from virnucpro.options import ConsoleOptions, RunOptions
 
 if TYPE_CHECKING:
     from virnucpro.dashboard import EventLog
@@ -27,7 +27,7 @@ _ERASE_LINE = "\r\x1b[2K"
 
 @contextmanager
 def loading(console: ConsoleOptions) -> Iterator[None]:
-    """Around the imports of a command, which take seconds: a line that says so, on a terminal.
+    """Around the imports of a command, which may take a second: a line that says so, on a terminal.
 
     It is plain text, and the cursor stays visible: a signal may end the program here at once.
     """
@@ -36,7 +36,7 @@ def loading(console: ConsoleOptions) -> Iterator[None]:
         return
     live = is_live(console.quiet)
     with suppress(OSError):  # the terminal may be gone
-        sys.stderr.write("loading PyTorch ..." + ("" if live else "\n"))
+        sys.stderr.write("loading ..." + ("" if live else "\n"))
         sys.stderr.flush()
     try:
         yield
@@ -141,15 +141,18 @@ def next_step(table: Path, argv: Sequence[str], failed: bool) -> list[str]:
     return as_command(["head", name], " | column -t -s $'\\t'")
 
 
-def planned_steps(folder: Path, n_shards: int, argv: Sequence[str]) -> list[str]:
+def planned_steps(options: RunOptions, n_shards: int, argv: Sequence[str]) -> list[str]:
     """The lines for what to type after a plan: the work, and then the same command to its end."""
+    is_for_cpus = options.device == "cpu" or options.precision == "fp32"
+    device = "--cpus-per-task=8" if is_for_cpus else "--gres=gpu:1"
+    folder = options.output_dir
     again = [word for word in argv if word not in ("--force", "--resume", "--plan-only")]
     rest = as_command(["virnucpro", *again, "--resume"])
     if not n_shards:
         return rest
     work, n = shlex.join(["virnucpro", "work", str(folder.absolute())]), min(_TASKS, n_shards)
     return [
-        *as_command(["sbatch", f"--array=1-{n}", "--gres=gpu:1", "--wrap", work]),
+        *as_command(["sbatch", f"--array=1-{n}", device, "--wrap", work]),
         *(f"then: {line.removeprefix('next: ')}" for line in rest),
     ]
 

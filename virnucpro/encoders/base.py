@@ -2,7 +2,7 @@
 
 A family is a module and a line in ``FAMILIES``. The module has ``load(spec, weights, device)``,
 and, if models of the family are named by their files, ``inspect(path, on_event)``: a ``Model``, or
-None if the path is of another family.
+None if the path is of another family. The door itself needs no torch; families do.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from virnucpro.config import EncoderSpec, Footprint, Pooling, Precision, Reads
 from virnucpro.events import Telling
+
+if TYPE_CHECKING:
+    import torch
 
 Rows = NDArray[np.float32]
 OnEvent = Callable[[Telling], None]
@@ -181,53 +182,3 @@ def estimate_tokens(encoders: Iterable[EncoderSpec], n_sequences: int, n_residue
         n_letters = 3 * n_residues if family.reads == "dna" else n_residues
         total += n_letters / family.letters_per_token + family.extra_tokens * n_sequences
     return round(total)
-
-
-def send(array: NDArray[np.generic], device: torch.device) -> Tensor:
-    """Send an array to a device; a GPU takes pinned memory without making the host wait."""
-    tensor = torch.from_numpy(array)
-    if device.type != "cuda":
-        return tensor.to(device)
-    return tensor.pin_memory().to(device, non_blocking=True)
-
-
-class HostCopy:
-    """Copy of results from a device to the host: on a GPU, beside the next batch's work."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.copying: torch.cuda.Stream | None = None
-        if device.type == "cuda":
-            self.copying = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-    def start(self, results: Tensor) -> Pending:
-        """Begin to copy float32 rows, into pinned memory."""
-        if self.copying is None:
-            return _Arrived(results.cpu().numpy())
-        host = torch.empty(results.shape, dtype=results.dtype, pin_memory=True)
-        self.copying.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.copying):
-            host.copy_(results, non_blocking=True)
-            copied = self.copying.record_event()
-        results.record_stream(self.copying)
-        return _Arriving(host, copied)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Arrived:
-    array: Rows
-    n_repeated: ClassVar[int] = 0
-
-    def rows(self) -> Rows:
-        return self.array
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Arriving:
-    host: Tensor  # pinned
-    copied: torch.cuda.Event
-    n_repeated: ClassVar[int] = 0
-
-    def rows(self) -> Rows:
-        self.copied.synchronize()
-        array: Rows = self.host.numpy()
-        return array

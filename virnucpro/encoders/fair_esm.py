@@ -15,9 +15,11 @@ import torch
 from torch import Tensor
 
 from virnucpro.config import EncoderSpec
-from virnucpro.encoders.base import HostCopy, Pending
-from virnucpro.encoders.esm2.model import DTYPES, ESM2Shape, rotary_frequencies
+from virnucpro.encoders.base import Pending
+from virnucpro.encoders.esm2.checkpoint import ESM2Shape
+from virnucpro.encoders.esm2.model import DTYPES, rotary_frequencies
 from virnucpro.encoders.esm2.weights import ROTARY, fair_esm_state, inspect_checkpoint
+from virnucpro.encoders.transfer import HostCopy
 
 EXTRA_TOKENS = 2  # <cls> and <eos>
 

@@ -17,14 +17,11 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from virnucpro.config import Footprint, join_footprints
 from virnucpro.devices import as_size, default_gpu_memory, describe_needs
 from virnucpro.encoders.base import Model, OnEvent, recognise
-from virnucpro.encoders.esm2.encoder import ESM2Model, footprint_of, inspect_esm2
-from virnucpro.encoders.esm2.model import ESM2Shape
-from virnucpro.encoders.esm2.weights import verify_checkpoint
+from virnucpro.encoders.esm2.checkpoint import ESM2Shape
+from virnucpro.encoders.esm2.family import ESM2Model, footprint_of, inspect_esm2, verify_esm2
 from virnucpro.encoders.fetch import OnBytes, download, git_blob
 from virnucpro.encoders.published import (
     BASE_URL,
@@ -56,17 +53,23 @@ _HEAD_BYTES = 6_800_000  # of a published head, about
 BeforeFetching = Callable[[str, frozenset[str]], None]  # given the name, and SHA-256 it may have
 
 
+def _torch_hub() -> Path:
+    from torch import hub
+
+    return Path(hub.get_dir())
+
+
 def hub_folder() -> Path:
-    return Path(torch.hub.get_dir()) / "checkpoints"
+    return _torch_hub() / "checkpoints"
 
 
 def imported_folder() -> Path:
-    return Path(torch.hub.get_dir()) / "virnucpro_models"
+    return _torch_hub() / "virnucpro_models"
 
 
 def published_folder() -> Path:
     """The folder of published models that are folders, and of bundles."""
-    return Path(torch.hub.get_dir()) / "virnucpro_published"
+    return _torch_hub() / "virnucpro_published"
 
 
 def embedded_model() -> Path:
@@ -385,7 +388,7 @@ def verify_model(model: str) -> tuple[Model, str]:
             )
         opened = open_model(model, lambda _: None)
         return opened, opened.prepare("fp32", None, lambda _: None)[1]
-    checkpoint = ESM2Model.of(verify_checkpoint(locate(model)))
+    checkpoint = verify_esm2(locate(model))
     digest = checkpoint.sha256()
     check_published(model, checkpoint, digest)
     _check_md5(model, checkpoint)
@@ -437,7 +440,7 @@ def import_checkpoint(source: Path, name: str, *, force: bool) -> ESM2Model:
             f"{printable(name)!r} cannot be the name of a model",
             hint="give another with --name: letters, digits, '_', '-' and '.'",
         )
-    checkpoint = ESM2Model.of(verify_checkpoint(source))
+    checkpoint = verify_esm2(source)
     in_use, digest = _places_in_use(name), checkpoint.sha256()
     try:
         check_published(name, checkpoint, digest)

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from typing import Protocol
-
-import torch
+from collections.abc import Callable, Generator, Sequence
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from virnucpro.config import Resources
+from virnucpro.engine.job import Job
 from virnucpro.engine.recovery import Task
-from virnucpro.engine.worker import Job, Worker
 from virnucpro.errors import UnavailableError
 from virnucpro.events import Event, WorkerReady
+from virnucpro.log import counted
 from virnucpro.records import Shard
 
+if TYPE_CHECKING:
+    from virnucpro.engine.worker import Worker
+
+WorkerOn: TypeAlias = "Callable[[Job, Resources, str, str], Worker]"  # given its name and device
 _NAMED = 8  # shards in a message
+
+
+def load_worker(job: Job, resources: Resources, name: str, device: str) -> Worker:
+    """The worker of a device. Torch is imported here: by the process that computes, not before."""
+    from virnucpro.engine.worker import Worker
+
+    return Worker(job, resources, name, device)
 
 
 class Executor(Protocol):
@@ -45,7 +55,7 @@ class NoExecutor:
         names = ", ".join(shard.name for shard in shards[:_NAMED])
         more = f" and {len(shards) - _NAMED:,} more" if len(shards) > _NAMED else ""
         raise UnavailableError(
-            f"{len(shards):,} shards have no vectors yet: {names}{more}",
+            f"no vectors yet of {counted(len(shards), 'shard')}: {names}{more}",
             hint=f"`virnucpro work {job.features.parent}` where there are devices, then this "
             "again; or this without --no-embed, which makes them here",
         )
@@ -55,12 +65,14 @@ class NoExecutor:
 class InlineExecutor:
     """One device in this process: for users of Python, tests and debuggers."""
 
-    def __init__(self, device: str = "cpu", worker: type[Worker] = Worker) -> None:
+    def __init__(self, device: str = "cpu", worker: WorkerOn = load_worker) -> None:
         self.device, self.worker = device, worker
 
     def run(
         self, shards: Sequence[Shard], job: Job, resources: Resources
     ) -> Generator[Event, None, None]:
+        import torch
+
         n_threads = torch.get_num_threads()
         try:
             worker = self.worker(job, resources, self.device, self.device)

@@ -23,11 +23,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from virnucpro.config import Resources
+from virnucpro.engine.executor import WorkerOn, load_worker
+from virnucpro.engine.job import Job
 from virnucpro.engine.recovery import MAX_IN_FLIGHT, Cause, Loss, Task, Workload
-from virnucpro.engine.worker import Job, Worker
 from virnucpro.errors import UnavailableError
 from virnucpro.events import BatchDone, Event, ShardDone, WorkerReady
-from virnucpro.log import LOGGER
+from virnucpro.log import LOGGER, counted
 from virnucpro.processes import Child, Pipe, Raised, interrupts_held, start, with_news
 from virnucpro.records import Shard
 
@@ -43,7 +44,7 @@ class ProcessExecutor:
     def __init__(
         self,
         devices: Sequence[str],
-        worker: type[Worker] = Worker,
+        worker: WorkerOn = load_worker,
         start_seconds: float = START_SECONDS,
     ) -> None:
         self.devices, self.worker, self.start_seconds = tuple(devices), worker, start_seconds
@@ -96,7 +97,7 @@ class _Run:
         while self.waiting or any(peer.work.tasks for peer in self.peers):
             if not self.peers:
                 raise UnavailableError(
-                    f"no worker is left for {len(self.waiting)} shards; the last one: "
+                    f"no worker is left for {counted(len(self.waiting), 'shard')}; the last one: "
                     f"{self.last_reason}",
                     hint="finished shards are kept: run again with --resume when that is fixed",
                 )
@@ -231,10 +232,10 @@ class _Peer:
 
 
 def _serve(
-    pipe: Pipe, worker_class: type[Worker], job: Job, resources: Resources, name: str, device: str
+    pipe: Pipe, worker_on: WorkerOn, job: Job, resources: Resources, name: str, device: str
 ) -> None:
     """The worker process."""
-    worker = worker_class(job, resources, name, device)
+    worker = worker_on(job, resources, name, device)
     pipe.send(WorkerReady(name, worker.description, worker.memory()))
     while True:
         if not pipe.poll():  # time to wait for the last batches and files as well

@@ -22,7 +22,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from virnucpro.config import EncoderSpec, Resources
+from virnucpro.config import Resources
 from virnucpro.encoders.base import Encoder, Pending, load_encoder
 from virnucpro.engine.batches import (
     Batches,
@@ -33,6 +33,7 @@ from virnucpro.engine.batches import (
     TooLarge,
     attempt,
 )
+from virnucpro.engine.job import Job
 from virnucpro.engine.recovery import Task
 from virnucpro.errors import OutputError, StorageError
 from virnucpro.events import (
@@ -48,29 +49,12 @@ from virnucpro.events import (
 from virnucpro.files import disk_error
 from virnucpro.log import printable
 from virnucpro.records import Orf, Shard
-from virnucpro.run.features import FeatureStore, open_stores
 from virnucpro.run.shards import read_shard
 
 _STORAGE_ERRORS = (OSError, OutputError, StorageError)
 _TRIAL = {"protein": "M", "dna": "ATG"}
 # FLOP/s of a slow device of its kind: a batch that takes longer counts as hung
 _SLOWEST = {"cpu": 2e9, "mps": 1e11, "cuda": 1e12}
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """The facts of a run that a worker needs: plain data, without a device."""
-
-    features: Path  # folder
-    encoders: tuple[EncoderSpec, ...]
-    weights: tuple[Path, ...]  # of each encoder: a checkpoint, or its converted form
-    fingerprint: str  # hash of the recipe
-    owner: str  # name of the process that has the job: no two write the same partial file
-
-    @property
-    def stores(self) -> tuple[FeatureStore, ...]:
-        """The feature stores of the encoders."""
-        return open_stores(self.features, self.encoders, self.fingerprint)
 
 
 @dataclass(frozen=True, slots=True)

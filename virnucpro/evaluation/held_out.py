@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from virnucpro.errors import InputError, UsageError
 from virnucpro.labelled.digests import group_digest, record_digest
 from virnucpro.labelled.records import Labelled, LabelledRecord
-from virnucpro.log import LOGGER, announce
+from virnucpro.log import LOGGER, announce, counted
 from virnucpro.scorer.nets import Scorer
 from virnucpro.scoring.head import Head
 
@@ -56,7 +56,9 @@ class Trained:
         counts = [
             f"{owner} was trained on {len(ids):,}" for owner, ids in self.by_owner.items() if ids
         ]
-        return f"{', '.join(counts)} of {n_records:,} records, or on others of their groups"
+        return (
+            f"{', '.join(counts)} of {counted(n_records, 'record')}, or on others of their groups"
+        )
 
 
 def policy(held_out_only: bool, allow_training_data: bool) -> OfTraining:

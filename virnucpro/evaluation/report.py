@@ -13,7 +13,7 @@ from virnucpro import __version__
 from virnucpro.evaluation.metrics import MEASURES, Measures, reliability, roc_curve
 from virnucpro.evaluation.story import Evaluation, Row, Sampled
 from virnucpro.files import atomic, sha256
-from virnucpro.log import printable
+from virnucpro.log import counted, printable
 
 NOT_DEFINED = "n/a"
 _ROC_POINTS = 200
@@ -50,8 +50,8 @@ def summary_lines(evaluation: Evaluation) -> list[str]:
     """The lines for the user at the end."""
     held_out, question = evaluation.held_out, evaluation.question
     lines = [
-        f"evaluated on {len(held_out.records):,} records of "
-        f"{len({record.group for record in held_out.records}):,} groups; called virus: "
+        f"evaluated on {counted(len(held_out.records), 'record')} of "
+        f"{counted(len({record.group for record in held_out.records}), 'group')}; called virus: "
         f"{evaluation.cut}",
         f"{'':16}{'n':>8}{'no score':>10}  {'AUROC of all (95 % interval)':<30}{'recall':>8}"
         f"{'false +':>9}{'precision at 5 % viruses':>26}",

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import h5py
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from virnucpro.config import FeatureFormat, Reads
@@ -232,7 +231,9 @@ def save_npz(path: Path, embeddings: Embeddings) -> None:
 
 def save_pt(path: Path, embeddings: Embeddings) -> None:
     """The layout of VirNucPro's ``_ESM.pt``: ``proteins`` (ids) and ``data`` (a tensor each)."""
-    data = [torch.from_numpy(rows.copy()) for rows in split_rows(embeddings)]
+    from torch import from_numpy
+
+    data = [from_numpy(rows.copy()) for rows in split_rows(embeddings)]
     _save(path, {"proteins": list(embeddings.ids), "data": data})
 
 
@@ -247,6 +248,8 @@ def save_pt_of_bases(path: Path, embeddings: Embeddings) -> None:
 
 
 def _save(path: Path, content: object) -> None:
+    import torch
+
     image = io.BytesIO()  # a path would be written into the archive
     torch.save(content, image)
     with atomic(path) as temporary:

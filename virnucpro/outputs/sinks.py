@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import ClassVar, Literal, Protocol, TextIO
 from urllib.parse import quote
 
-from virnucpro.log import escaped
+from virnucpro.log import counted, escaped
 from virnucpro.outputs.tables import SortedLines, optional_table, packed_table, table
 from virnucpro.records import (
     STATUSES,
@@ -191,7 +191,10 @@ class FailedFiles(OptionalTable):
         rows = [(file, "read", file.error) for file in self.place.refused]
         for file in self.place.inputs:
             if failures := self.failures.get(file.sample):
-                counts = f"{failures.n_frames} frames of {failures.n_records} records failed"
+                counts = (
+                    f"{counted(failures.n_frames, 'frame')} of "
+                    f"{counted(failures.n_records, 'record')} failed"
+                )
                 rows.append((file, "embed", f"{counts}; {failures.first}"))
         lines = []
         for file, stage, error in rows:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from virnucpro.encoders.base import estimate_tokens
-from virnucpro.log import printable
+from virnucpro.log import counted, printable
 from virnucpro.outputs.sinks import FailedFiles, FailedSequences, RegionTable
 from virnucpro.records import STATUSES, RecordResult, Status
 from virnucpro.run.folder import RunDir
@@ -21,6 +21,14 @@ from virnucpro.run.plan import Plan
 
 STAGES = ("reading", "embedding", "writing tables")
 STARTING = "starting workers"  # a part of embedding
+
+
+def region_line(n_regions: int, n_whole: int) -> str:
+    """The line on regions; whole records are told apart, being among the calls too."""
+    return (
+        f"virus-like regions: {n_regions - n_whole:,} inside records, {n_whole:,} over whole "
+        f"records; see {RegionTable.file}"
+    )
 
 
 @dataclass(slots=True)
@@ -34,6 +42,7 @@ class Summary:
     statuses: dict[Status, int] = field(default_factory=lambda: dict.fromkeys(STATUSES, 0))
     n_viral: int = 0
     n_regions: int | None = None  # None: no record was searched for regions
+    n_whole_regions: int = 0  # those of them that are no part of a longer record
     n_frames: int = 0  # frames with a vector; for the scorer, with a score
     n_failed_frames: int = 0
     n_files: int = 0
@@ -61,7 +70,7 @@ class Summary:
         """Forget the records of a pass that was not ended."""
         self.statuses = dict.fromkeys(STATUSES, 0)
         self.n_viral = self.n_frames = self.n_failed_frames = 0
-        self.n_regions = None
+        self.n_regions, self.n_whole_regions = None, 0
 
     def add(self, result: RecordResult) -> None:
         """Count one record."""
@@ -70,6 +79,7 @@ class Summary:
         self.n_viral += call.is_virus
         if result.regions is not None:
             self.n_regions = (self.n_regions or 0) + len(result.regions)
+            self.n_whole_regions += sum(region.kind == "whole" for region in result.regions)
         self.n_frames += call.n_frames_scored
         self.n_failed_frames += len(result.failures)
 
@@ -89,11 +99,11 @@ class Summary:
         if self.n_shards is not None:
             n_tokens = self.n_tokens_in_all - self.n_tokens_saved
             return [
-                f"planned: {self.n_shards:,} shards, {n_tokens:,} tokens",
+                f"planned: {counted(self.n_shards, 'shard')}, {counted(n_tokens, 'token')}",
                 f"results: {printable(folder)}",
                 *self._repair_lines(folder),
             ]
-        parts = [f"{n} {status}" for status, n in self.statuses.items() if n]
+        parts = [f"{n:,} {status}" for status, n in self.statuses.items() if n]
         names = {name: name for name in STAGES}
         if self.scorer:  # nothing is embedded, and scores come with the tables
             names = {STAGES[0]: STAGES[0], STAGES[2]: "scoring"}
@@ -101,8 +111,8 @@ class Summary:
         starting = self.seconds.get(STARTING, 0.0)
         rate = self.n_tokens / max(1e-3, self.seconds["embedding"] - starting)
         lines = [
-            f"records: {self.n_records} in = {' + '.join(parts) or '0'}",
-            self.scorer or f"frames embedded: {self.n_frames}",
+            f"records: {self.n_records:,} in = {' + '.join(parts) or '0'}",
+            self.scorer or f"frames embedded: {self.n_frames:,}",
             f"time: {stages}",
             f"results: {printable(folder)}",
         ]
@@ -119,28 +129,27 @@ class Summary:
             share = self.n_tokens_saved / self.n_tokens_in_all
             lines.insert(
                 2,
-                f"copies: {self.n_copies:,} frames have a protein that occurred before: "
+                f"copies: {counted(self.n_copies, 'frame')} of a protein that occurred before, "
                 f"{self.n_tokens_saved:,} tokens not embedded again ({share:.1%})",
             )
         if self.statuses.get("scored"):
-            lines.insert(
-                1, f"called virus: {self.n_viral} of {self.statuses['scored']} ({self.cut})"
-            )
+            n_scored = self.statuses["scored"]
+            lines.insert(1, f"called virus: {self.n_viral:,} of {n_scored:,} ({self.cut})")
         if self.n_regions is not None:
-            lines.insert(2, f"virus-like regions: {self.n_regions}, see {RegionTable.file}")
+            lines.insert(2, region_line(self.n_regions, self.n_whole_regions))
         return lines + self._repair_lines(folder)
 
     def _repair_lines(self, folder: Path) -> list[str]:
         listing, lines = printable(folder / FailedFiles.file), []
         if self.n_refused:
             lines += [
-                f"files: {self.n_refused} of {self.n_files} could not be read: see {listing};",
+                f"files: {self.n_refused:,} of {self.n_files:,} could not be read: see {listing};",
                 "  fix them and run the same command with --resume, or leave them out of it",
             ]
         if self.n_failed_frames:
             lines += [
-                f"failed: {self.n_failed_frames} frames, see {listing}; to repair, run again with",
-                "  --resume to try the same sequences again, or fix them and run with",
+                f"failed: {counted(self.n_failed_frames, 'frame')}, see {listing}; to repair,",
+                "  run with --resume to try the same sequences again, or fix them and run with",
                 f"  --resume --input {printable(folder / FailedSequences.file)}",
             ]
         return lines

@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from virnucpro.log import counted
 from virnucpro.report.counts import (
     MOST_LOG_ODDS,
     N_SCORES,
@@ -19,8 +20,10 @@ from virnucpro.report.counts import (
     RunCounts,
     log_odds,
 )
+from virnucpro.run.machine import Start
 
 WIDTH, HEIGHT = 760, 320
+GIB = 1 << 30
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 14, 46
 _TRACK_BINS = 400  # of the probability along a record
 _SHADES = 5  # of a density
@@ -202,6 +205,49 @@ def scores_by_length(
         [Tick(y_at(_odds(score)), f"{score:g}") for score in _SCORE_TICKS],
         layers,
     )
+
+
+def device_charts(number: int, start: Start) -> list[Chart]:
+    """Tokens per second and memory of each device; none if nothing was embedded."""
+    width = start.seconds_per_bin
+    devices = sorted(start.devices.items())
+    if not any(device.tokens for _, device in devices):
+        return []
+    speed, memory = [], []
+    for name, device in devices:
+        times = [round(width * (i + 0.5), 3) for i in range(len(device.tokens))]
+        # the last bin has not gone by; a short rest of one says little, so it counts as half of one
+        lasts = [min(width, max(width / 2, start.seconds - width * i)) for i in range(len(times))]
+        rates = [n / last for n, last in zip(device.tokens, lasts, strict=True)]
+        speed.append((name, times, [round(rate, 1) for rate in rates]))
+        memory.append((name, times, [round(n / GIB, 3) if n else None for n in device.memory]))
+    n_tokens = sum(sum(device.tokens) for _, device in devices)
+    return [
+        Chart(
+            f"speed{number}",
+            "Tokens per second of each device",
+            f"{counted(n_tokens, 'token')} on {counted(len(devices), 'device')} in "
+            f"{start.seconds:,.1f} seconds.",
+            "seconds since the start of the workers",
+            "tokens per second",
+            speed,
+            kind="step",
+        ),
+        Chart(
+            f"memory{number}",
+            "Memory of each device",
+            "Largest use: "
+            + ", ".join(
+                f"{name} {max(of, default=0) / GIB:.1f} GiB"
+                for name, of in ((name, device.memory) for name, device in devices)
+            )
+            + ".",
+            "seconds since the start of the workers",
+            "memory in GiB",
+            memory,
+            kind="step",
+        ),
+    ]
 
 
 def track_path(pieces: Iterable[tuple[int, float]], length: int) -> str:

@@ -214,10 +214,6 @@ def read_regions(table: Path) -> Regions | None:
     return regions
 
 
-R = dict[tuple[str, str], tuple[bool, int]]
-L = dict[tuple[str, str], list[tuple[int, int, str, float]]]
-
-
 def read_tracks(path: Path, run_ids: Container[str]) -> dict[str, list[tuple[int, float]]]:
     """The middle of each piece, and how probably it is viral, of some records; none without a file.
 

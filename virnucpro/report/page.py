@@ -20,6 +20,7 @@ from markupsafe import Markup
 
 from virnucpro import __version__
 from virnucpro.citation import WORKS, as_text
+from virnucpro.log import counted
 
 MOST_BYTES = 3_000_000
 _ASSETS = files("virnucpro.report") / "assets"
@@ -83,7 +84,12 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"count": _count, "percent": _percent, "seconds": _seconds}
+    environment.filters |= {
+        "count": _count,
+        "counted": counted,
+        "percent": _percent,
+        "seconds": _seconds,
+    }
     return environment
 
 

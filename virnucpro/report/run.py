@@ -16,7 +16,7 @@ import numpy as np
 
 from virnucpro.citation import WORKS, as_bibtex
 from virnucpro.files import atomic
-from virnucpro.log import escaped, printable
+from virnucpro.log import counted, escaped, printable
 from virnucpro.outputs.sinks import (
     EmbeddedTable,
     FailedFiles,
@@ -28,7 +28,14 @@ from virnucpro.outputs.sinks import (
 )
 from virnucpro.outputs.summary import STAGES, STARTING
 from virnucpro.records import STATUSES
-from virnucpro.report.charts import Chart, Drawing, scores_by_length, track_path
+from virnucpro.report.charts import (
+    GIB,
+    Chart,
+    Drawing,
+    device_charts,
+    scores_by_length,
+    track_path,
+)
 from virnucpro.report.counts import PageRows, Row, RunCounts, count_records
 from virnucpro.report.facts import (
     Facts,
@@ -50,17 +57,16 @@ _MOST_COMPLAINTS = 20
 _MOST_LINES = 8  # devices of a chart, starts of a run
 _SHORT = {"nucleotide": 500, "protein": 100}  # letters; shorter records have weak calls
 _HIGH_FDR = 0.2  # share of false calls from which a class of length is called weak
-_GIB = 1 << 30
 _SAFE_LETTERS = 200  # of a text that ``printable`` leaves as it is, if no letter is a control one
 _ROOM = 40_000  # bytes of the page that are not counted when rows are chosen
 # what became of the records with each status
 _MEANINGS = {
-    "scored": "have a score and a call",
-    "embedded": "have vectors",
-    "too_short": "are shorter than the minimum length",
-    "no_orf": "have nothing that can be scored: no frame without a stop, or no known base",
-    "invalid": "are empty, or hold letters that are no sequence",
-    "failed": "could not be embedded",
+    "scored": "with a score and a call",
+    "embedded": "with vectors",
+    "too_short": "shorter than the minimum length",
+    "no_orf": "with nothing that can be scored: no frame without a stop, or no known base",
+    "invalid": "empty, or with letters that are no sequence",
+    "failed": "with no vector: every try failed",
 }
 
 
@@ -161,7 +167,7 @@ def read_run(rundir: RunDir) -> RunFiles:
 def _heading(run: RunFiles) -> dict[str, object]:
     facts, counts = run.facts, run.counts
     inputs = facts.inputs
-    name = inputs[0].sample if len(inputs) == 1 else f"{len(inputs):,} files"
+    name = inputs[0].sample if len(inputs) == 1 else counted(len(inputs), "file")
     state = facts.text("state")
     n_failed, n_refused = _failures(facts)
     if state == "planned":
@@ -176,8 +182,8 @@ def _heading(run: RunFiles) -> dict[str, object]:
     elif facts.part("counts") and n_failed and not facts.number("counts", "n_frames"):
         label, text = "failed", "Every frame failed: no record has a score."
     elif state == "partial":
-        words = [f"{_many(n_failed, 'frame')} failed"] if n_failed else []
-        words += [f"{_many(n_refused, 'file')} could not be read"] if n_refused else []
+        words = [f"{counted(n_failed, 'frame')} failed"] if n_failed else []
+        words += [f"{counted(n_refused, 'file')} could not be read"] if n_refused else []
         label, text = "partial", f"{' and '.join(words)}: everything else is complete."
     else:
         label, text = "complete", "Every record of the input is accounted for."
@@ -192,10 +198,6 @@ def _heading(run: RunFiles) -> dict[str, object]:
         "made_by": facts.text("virnucpro_version"),
         "n_inputs": len(inputs),
     }
-
-
-def _many(n: int, noun: str) -> str:
-    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
 
 
 def _failures(facts: Facts) -> tuple[int, int]:
@@ -291,12 +293,12 @@ def _warnings(run: RunFiles) -> Iterator[tuple[str, str]]:
             f"{facts.n_counted:,}: one of the files was changed since.",
         )
     if n_refused:
-        files = _many(n_refused, "input file")
+        files = counted(n_refused, "input file")
         yield "bad", f"{files} could not be read: see {FailedFiles.file}."
     if n_failed:
         yield (
             "bad",
-            f"{_many(n_failed, 'frame')} without a vector: see {FailedFiles.file}, correct "
+            f"{counted(n_failed, 'frame')} without a vector: see {FailedFiles.file}, correct "
             f"{FailedSequences.file}, and go on with --resume.",
         )
     if not counts.n_records:
@@ -306,17 +308,14 @@ def _warnings(run: RunFiles) -> Iterator[tuple[str, str]]:
     if 2 * n_short > counts.n_records:
         yield (
             "mind",
-            f"{n_short:,} of {counts.n_records:,} records are shorter than {short:,} "
-            f"{run.letters}: their calls are weak.",
+            f"Shorter than {short:,} {run.letters}: {n_short:,} of "
+            f"{counted(counts.n_records, 'record')}. Calls of these are weak.",
         )
     n_renamed = sum(file.n_renamed for file in facts.inputs)
     if n_renamed:
-        yield "mind", f"{n_renamed:,} ids occurred twice in a file and were numbered."
+        yield "mind", f"Numbered, having occurred twice in a file: {counted(n_renamed, 'id')}."
     for note, n in counts.notes.most_common(_MOST_LINES):
-        yield (
-            "note",
-            f"{n:,} {'record has' if n == 1 else 'records have'} the note: {escaped(note)}",
-        )
+        yield "note", f"{counted(n, 'record')} with the note: {escaped(note)}"
 
 
 def _classes(run: RunFiles) -> list[dict[str, object]]:
@@ -448,7 +447,7 @@ def _machine(run: RunFiles) -> dict[str, object]:
             {
                 "seconds": start.seconds,
                 "devices": [
-                    (name, device, sum(device.tokens), max(device.memory, default=0) / _GIB)
+                    (name, device, sum(device.tokens), max(device.memory, default=0) / GIB)
                     for name, device in sorted(start.devices.items())
                 ],
                 "charts": [(chart.name, chart.drawn()) for chart in of_start],
@@ -461,48 +460,7 @@ def _machine(run: RunFiles) -> dict[str, object]:
 
 def _charts(run: RunFiles) -> list[list[Chart]]:
     """Tokens per second and memory of each device, for each of the latest starts."""
-    return [_charts_of(number, start) for number, start in enumerate(run.starts[-_MOST_LINES:])]
-
-
-def _charts_of(number: int, start: Start) -> list[Chart]:
-    width = start.seconds_per_bin
-    devices = sorted(start.devices.items())
-    if not any(device.tokens for _, device in devices):
-        return []
-    speed, memory = [], []
-    for name, device in devices:
-        times = [round(width * (i + 0.5), 3) for i in range(len(device.tokens))]
-        # the last bin has not gone by; a short rest of one says little, so it counts as half of one
-        lasts = [min(width, max(width / 2, start.seconds - width * i)) for i in range(len(times))]
-        rates = [n / last for n, last in zip(device.tokens, lasts, strict=True)]
-        speed.append((name, times, [round(rate, 1) for rate in rates]))
-        memory.append((name, times, [round(n / _GIB, 3) if n else None for n in device.memory]))
-    n_tokens = sum(sum(device.tokens) for _, device in devices)
-    return [
-        Chart(
-            f"speed{number}",
-            "Tokens per second of each device",
-            f"{n_tokens:,} tokens on {len(devices)} devices in {start.seconds:,.1f} seconds.",
-            "seconds since the start of the workers",
-            "tokens per second",
-            speed,
-            kind="step",
-        ),
-        Chart(
-            f"memory{number}",
-            "Memory of each device",
-            "Largest use: "
-            + ", ".join(
-                f"{name} {max(of, default=0) / _GIB:.1f} GiB"
-                for name, of in ((name, device.memory) for name, device in devices)
-            )
-            + ".",
-            "seconds since the start of the workers",
-            "memory in GiB",
-            memory,
-            kind="step",
-        ),
-    ]
+    return [device_charts(number, start) for number, start in enumerate(run.starts[-_MOST_LINES:])]
 
 
 def _provenance(run: RunFiles) -> Iterator[tuple[str, str]]:

@@ -50,5 +50,12 @@ class Backlog:
         """
         with self._changed:
             self._changed.wait_for(lambda: self._is_abandoned or shard.index not in self._owed)
-            if self._is_abandoned:
-                raise AbandonedError
+            self.check()
+
+    def check(self) -> None:
+        """
+        Raises:
+            AbandonedError: nobody goes on.
+        """
+        if self._is_abandoned:
+            raise AbandonedError

@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,62 +32,36 @@ _OURS = re.compile(
 )
 
 
+class _Inside:
+    """A file or folder of a run, by its place in the run folder."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, rundir: RunDir, _: type) -> Path:
+        return rundir.root / self.name
+
+
 @dataclass(frozen=True, slots=True)
 class RunDir:
     root: Path
 
-    @property
-    def manifest(self) -> Path:
-        return self.root / RUN_FILE
-
-    @property
-    def log(self) -> Path:
-        return self.root / "virnucpro.log"
-
-    @property
-    def report(self) -> Path:
-        """The run on one page."""
-        return self.root / PAGE
-
-    @property
-    def machine(self) -> Path:
-        """The work of the devices over time."""
-        return self.root / "machine.json"
-
-    @property
-    def logs(self) -> Path:
-        """The logs of ``work``, one of each process."""
-        return self.root / "logs"
-
-    @property
-    def parsl(self) -> Path:
-        """The files of Parsl, while it runs."""
-        return self.root / f".parsl{TEMPORARY}"
-
-    @property
-    def features(self) -> Path:
-        return self.root / "features"
+    manifest = _Inside(RUN_FILE)
+    log = _Inside("virnucpro.log")
+    report = _Inside(PAGE)
+    machine = _Inside("machine.json")  # the work of the devices over time
+    logs = _Inside("logs")  # of ``work``, one of each process
+    parsl = _Inside(f".parsl{TEMPORARY}")  # the files of Parsl, while it runs
+    features = _Inside("features")
+    shards = _Inside("shards")
+    plan = _Inside("shards/plan.json")
+    chunks = _Inside("chunks.fa")
+    samples = _Inside("samples")  # outputs of each file by itself, in folders of their names
+    copies = _Inside("inputs")  # copies of inputs that cannot be read twice
 
     @property
     def feature_index(self) -> Path:
         return index_of(self.features)
-
-    @property
-    def shards(self) -> Path:
-        return self.root / "shards"
-
-    @property
-    def plan(self) -> Path:
-        return self.shards / "plan.json"
-
-    @property
-    def chunks(self) -> Path:
-        return self.root / "chunks.fa"
-
-    @property
-    def samples(self) -> Path:
-        """Outputs of each file by itself, in folders of their names."""
-        return self.root / "samples"
 
     def sample(self, name: str) -> Path:
         """The folder of the outputs of one file, under the same names as those of the run."""
@@ -96,11 +71,6 @@ class RunDir:
     def planned(self) -> RunDir:
         """The folder in which a plan is made; the old plan stays until the new one is whole."""
         return RunDir(self.root / f".planned{TEMPORARY}")
-
-    @property
-    def copies(self) -> Path:
-        """The copies of inputs that cannot be read twice."""
-        return self.root / "inputs"
 
     def output(self, sink: type[Sink]) -> Path:
         return self.root / sink.file
@@ -141,32 +111,31 @@ class RunDir:
             with locked(self.root, self.logs):
                 yield
 
-    @contextmanager
-    def shared(self) -> Iterator[None]:
+    def shared(self) -> AbstractContextManager[None]:
         """Work in this folder beside others that do so, with a log of this process; keep runs out.
 
         Raises:
             OutputError, StorageError: as ``locked``.
         """
-        with _told():
-            self._refuse_links()
-            self.logs.mkdir(exist_ok=True)
-            log = self.logs / f"work-{own_name()}.log"
-            with shared(self.root, log), logging_to_file(log, os.O_NOFOLLOW):
-                yield
+        return self._beside_others(partial(shared, self.root))
 
-    @contextmanager
-    def helped(self) -> Iterator[None]:
+    def helped(self) -> AbstractContextManager[None]:
         """Work in this folder for the run that has it, with a log of this process.
 
         Raises:
             OutputError, StorageError: as ``locked``.
         """
+        return self._beside_others(tagged)
+
+    @contextmanager
+    def _beside_others(
+        self, lock: Callable[[Path], AbstractContextManager[None]]
+    ) -> Iterator[None]:
         with _told():
             self._refuse_links()
             self.logs.mkdir(exist_ok=True)
             log = self.logs / f"work-{own_name()}.log"
-            with tagged(log), logging_to_file(log, os.O_NOFOLLOW):
+            with lock(log), logging_to_file(log, os.O_NOFOLLOW):
                 yield
 
     @property
@@ -257,10 +226,6 @@ class RunDir:
             return []
         return [path for path in self.samples.iterdir() if path.is_dir() and not path.is_symlink()]
 
-    def clear_report(self) -> None:
-        """Delete the page of the run, which is of another state."""
-        self.report.unlink(missing_ok=True)
-
     def clear_copies(self, manifest: Manifest) -> None:
         """Delete the copies of inputs that a run, whose manifest is written, does not need."""
         paths = [Path(file.path) for file in (*manifest.inputs, *manifest.refused)]
@@ -320,8 +285,8 @@ class RunDir:
         ):
             sweep(folder)
         for folder in self.feature_folders():
-            for partial in folder.glob(".*.partial"):
-                partial.unlink(missing_ok=True)
+            for leftover in folder.glob(".*.partial"):
+                leftover.unlink(missing_ok=True)
 
     def read_manifest(self) -> Manifest | None:
         """

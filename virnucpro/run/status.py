@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from virnucpro.config import EncoderSpec, Recipe
 from virnucpro.encoders.base import estimate_tokens
 from virnucpro.errors import FeatureFileError, InputMissingError, ResumeError
-from virnucpro.log import printable
+from virnucpro.log import counted, printable
 from virnucpro.outputs.features import check_index
 from virnucpro.outputs.sinks import FailedFiles
 from virnucpro.records import Shard
@@ -21,17 +22,17 @@ from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import count_done, read_plan
 from virnucpro.run.work_log import HostFigures, read_hosts
 
+_NEXT = {
+    "unfinished": "the command of the run with --resume goes on, if none is at it now",
+    "planned": "virnucpro work DIR embeds, then the planned command with --resume",
+}
 _LISTED = 8  # number of files that are listed
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
-    lines: tuple[str, ...]
-    n_damaged: int
+def inspect_run(folder: Path, *, verify: bool) -> tuple[list[str], int]:
+    """The lines that describe a run, and its number of damaged files.
 
-
-def inspect_run(folder: Path, *, verify: bool) -> Report:
-    """Describe a run; with ``verify``, read every feature file to its last bit.
+    With ``verify`` every feature file is read to its last bit; without, none counts as damaged.
 
     Raises:
         InputMissingError: there is no run in this folder.
@@ -39,19 +40,14 @@ def inspect_run(folder: Path, *, verify: bool) -> Report:
     """
     rundir = RunDir(folder)
     manifest = _read(rundir)
-    try:
+    with _told(folder):
         lines = _describe(rundir, manifest)
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise ResumeError(
-            f"{printable(folder)}: run.json is damaged: {printable(error)}",
-            hint="go on with --resume, which writes it anew",
-        ) from error
     n_damaged = 0
     if verify:
         damaged, verified = _verify(rundir, manifest)
         n_damaged = len(damaged)
         lines += damaged or [verified]
-    return Report(tuple(lines), n_damaged)
+    return lines, n_damaged
 
 
 def _read(rundir: RunDir) -> Manifest:
@@ -66,6 +62,21 @@ def _read(rundir: RunDir) -> Manifest:
             f"{printable(rundir.root)} holds no run", hint="give the --output-dir of a run"
         )
     return manifest
+
+
+@contextmanager
+def _told(folder: Path) -> Iterator[None]:
+    """
+    Raises:
+        ResumeError: ``run.json`` is not as it was written.
+    """
+    try:
+        yield
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise ResumeError(
+            f"{printable(folder)}: run.json is damaged: {printable(error)}",
+            hint="go on with --resume, which writes it anew",
+        ) from error
 
 
 def _verify(rundir: RunDir, manifest: Manifest) -> tuple[list[str], str]:
@@ -83,7 +94,7 @@ def _verify(rundir: RunDir, manifest: Manifest) -> tuple[list[str], str]:
             has_index = True
             of_store += [] if of_store else _verify_index(store)
         damaged += of_store
-    verified = f"verified  all {n_files} feature files are whole"
+    verified = f"verified  whole: {counted(n_files, 'feature file')}"
     if plan is None and not has_index:
         verified += "; whether each is in its place was not checked: the plan is not here"
     return damaged, verified
@@ -111,6 +122,8 @@ def _describe(rundir: RunDir, manifest: Manifest) -> list[str]:
     if "counts" in stored:
         statuses = stored["counts"]["statuses"].items()
         lines.append(f"records   {', '.join(f'{n} {status}' for status, n in statuses if n)}")
+    if next_step := _NEXT.get(stored.get("state")):
+        lines.append(f"next      {next_step}")
     listing = rundir.output(FailedFiles)
     if listing.exists():
         lines.append(f"failed    see {printable(listing)}")
@@ -150,10 +163,11 @@ def _names_done(rundir: RunDir, manifest: Manifest) -> set[str]:
 
 def _host_line(figures: HostFigures) -> str:
     now = f"{figures.n_working} at work" if figures.n_working else "ended"
-    lost = f", {figures.n_lost:,} shards given up" if figures.n_lost else ""
+    lost = f", {counted(figures.n_lost, 'shard')} given up" if figures.n_lost else ""
     return (
-        f"host      {figures.host}: {now}, {figures.n_shards:,} shards done, "
-        f"{figures.tokens_per_second:,.0f} tokens/s, {figures.n_failed:,} sequences failed{lost}"
+        f"host      {figures.host}: {now}, {counted(figures.n_shards, 'shard')} done, "
+        f"{figures.tokens_per_second:,.0f} tokens/s, "
+        f"{counted(figures.n_failed, 'sequence')} failed{lost}"
     )
 
 
@@ -165,25 +179,35 @@ def measure_run(folder: Path) -> dict[str, Any]:
     """
     rundir = RunDir(folder)
     manifest = _read(rundir)
-    plan = read_plan(rundir, manifest)
+    with _told(folder):
+        return _measure(rundir, manifest)
+
+
+def _measure(rundir: RunDir, manifest: Manifest) -> dict[str, Any]:
+    plan, stored = read_plan(rundir, manifest), json.loads(rundir.manifest.read_text())
     shards, encoders = plan.shards if plan else [], manifest.recipe.encoders
     done = _names_done(rundir, manifest) if encoders else set()
+    has_all = stored.get("state") == "complete"  # its plan was deleted with its shards
+    n_shards = len(shards) if plan else len(done) if has_all else None
     pending = [shard for shard in shards if shard.name not in done]
     hosts = read_hosts(rundir.logs)
     rate = sum(host.tokens_per_second for host in hosts if host.n_working)
     n_tokens, n_pending_tokens = _tokens(encoders, shards), _tokens(encoders, pending)
+    if plan is None and has_all:
+        counts = stored["counts"]
+        n_tokens = counts["n_tokens_in_all"] - counts["n_tokens_saved"]
     return {
-        "state": json.loads(rundir.manifest.read_text()).get("state"),
+        "state": stored.get("state"),
         "shards": {
-            "total": len(shards) if plan else None,
+            "total": n_shards,
             "done": len(done),
-            "pending": len(pending) if plan else None,
+            "pending": len(pending) if plan or has_all else None,
             "given_up": sum(host.n_lost for host in hosts),
         },
         "sequences_failed": sum(host.n_failed for host in hosts),
         "tokens": {"total": n_tokens, "pending": n_pending_tokens},
         "tokens_per_second": round(rate, 1),
-        "remaining_seconds": round(n_pending_tokens / rate) if rate else None,
+        "remaining_seconds": 0 if has_all else round(n_pending_tokens / rate) if rate else None,
         "hosts": [asdict(host) for host in hosts],
     }
 

@@ -18,12 +18,13 @@ from typing import BinaryIO, NamedTuple
 
 from virnucpro.errors import InputError, InputMissingError, ResumeError
 from virnucpro.files import sha256, sha256_of, temporary_beside, writing
-from virnucpro.log import LOGGER, announce, printable
+from virnucpro.log import LOGGER, announce, counted, printable
 from virnucpro.records import FastaRecord
 from virnucpro.sequences.fasta import cannot_open, list_fasta, list_others, read_fasta
 from virnucpro.sequences.sheet import is_sheet, read_sheet
 
 STDIN = Path("-")
+RECORDS = ".records-"  # folders of records that Python gave, whose place tells the user nothing
 RUN_FILE = "run.json"  # a folder with it holds a run
 _NAMED = 5  # files that a message names
 
@@ -195,8 +196,8 @@ def _tell_others(folder: Path, skipped: Collection[str]) -> None:
     if names:
         more = f" + {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
         announce(
-            f"passed over in {printable(folder)}, having no FASTA suffix: {len(names):,} files "
-            f"({', '.join(map(printable, names[:_NAMED]))}{more})"
+            f"passed over in {printable(folder)}, having no FASTA suffix: "
+            f"{counted(len(names), 'file')} ({', '.join(map(printable, names[:_NAMED]))}{more})"
         )
 
 
@@ -211,7 +212,10 @@ def _readable_twice(source: Source, run_folder: Path, copies: Path) -> Source:
 def _copy(source: Source, copies: Path) -> Source:
     """Copy a file; named by its content, so that no copy replaces another."""
     name = "standard input" if source.path == STDIN else source.name or printable(source.path)
-    announce(f"copying {name} first")
+    if source.path.parent.name.startswith(RECORDS):
+        name = source.path.name
+    waits = ", as soon as something writes to it" if source.path.is_fifo() else ""
+    announce(f"copying {name} first{waits}")
     unnamed = temporary_beside(copies.resolve() / "copy")
     try:
         with writing(copies, unnamed), _opened(source.path) as handle:

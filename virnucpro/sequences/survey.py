@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from virnucpro.config import InputType
 from virnucpro.errors import InputError, InputMissingError
-from virnucpro.log import announce, printable
+from virnucpro.log import announce, counted, printable
 from virnucpro.records import FastaRecord
 from virnucpro.sequences.fasta import guess_input_type
 from virnucpro.sequences.inputs import InputFile, Sieve
@@ -106,8 +106,8 @@ class Survey:
             raise repeat.error("or add --rename-duplicates")
         n_renamed = self.keep_once(first)
         announce(
-            f"{file.shown}: {n_renamed:,} records have an id that occurs earlier, and get a "
-            f"number: the second {printable(repeat.record_id)} is {printable(repeat.record_id)}_2"
+            f"{file.shown}: {counted(n_renamed, 'record')} with an id that occurs earlier, "
+            f"numbered: the second {printable(repeat.record_id)} is {printable(repeat.record_id)}_2"
         )
         del self.hashes[first:]
         file = replace(file, n_renamed=n_renamed)

@@ -24,8 +24,7 @@ from virnucpro.scoring.head import (
 )
 from virnucpro.training.calibration import Calibration
 from virnucpro.training.networks import Classifier
-
-HEAD_FILE = "head.safetensors"  # beside the encoder, if that was trained too
+from virnucpro.training.settings import HEAD_FILE
 
 
 def write_head(

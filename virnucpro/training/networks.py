@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from virnucpro.encoders.esm2.alphabet import N_TOKENS
 from virnucpro.encoders.esm2.attention import Kernel, attend_runs, attend_to_train
-from virnucpro.encoders.esm2.model import ESM2, ESM2Shape
+from virnucpro.encoders.esm2.checkpoint import ESM2Shape
+from virnucpro.encoders.esm2.model import ESM2
 from virnucpro.encoders.esm2.packing import PackedBatch, StagedBatch
 from virnucpro.labelled.arrays import Table, Values
 from virnucpro.sequences.composition import N_FEATURES

@@ -31,7 +31,7 @@ OnEvent = Callable[[Telling], None]
 _LOCALHOST = "127.0.0.1"
 _TIMEOUT = timedelta(hours=6)  # the first may have vectors to make while the others wait
 _LISTEN_SECONDS = 0.1
-_GRACE_SECONDS = 5.0  # for the others to hear of an error
+_GRACE_SECONDS = 30.0  # for the others to hear of an error, on a busy machine too
 _AGENT_SECONDS, _FIRST_SECONDS = 30, 900  # to answer; the first process may have to start yet
 # in the store that torchrun's processes share
 _PREPARED, _EXIT_CODE = "virnucpro/prepared", "virnucpro/exit_code"

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from virnucpro.devices import Choice, choose_devices, choose_precision
-from virnucpro.encoders.esm2.model import ESM2Shape
-from virnucpro.encoders.esm2.weights import inspect_checkpoint
+from virnucpro.encoders.esm2.checkpoint import ESM2Shape
+from virnucpro.encoders.esm2.family import inspect_esm2
 from virnucpro.encoders.learned.file import ENCODER_FILE
 from virnucpro.encoders.models import find_checkpoint
 from virnucpro.encoders.published import EMBEDDED
@@ -41,8 +41,7 @@ from virnucpro.options import LOOP_MAY_DIFFER, Mode, NetworkOptions, TrainOption
 from virnucpro.run.folder import PAGE
 from virnucpro.run.lock import OF_A_LOCK
 from virnucpro.sequences.genetic_code import genetic_code
-from virnucpro.training.export import HEAD_FILE
-from virnucpro.training.settings import Settings
+from virnucpro.training.settings import HEAD_FILE, Settings
 
 OnEvent = Callable[[Telling], None]
 FACTS = "training.json"
@@ -414,7 +413,7 @@ def _facts(training: Training, source: Source) -> dict[str, Any]:
     facts["fasta_sha256"] = source.fasta_sha256
     facts["split_sha256"] = sha256(training.split)
     if training.encoder is not None:
-        facts["encoder_id"] = inspect_checkpoint(training.encoder).encoder_id
+        facts["encoder_id"] = inspect_esm2(training.encoder).encoder_id
     plain: dict[str, Any] = json.loads(json.dumps(facts, default=str))
     return plain
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from virnucpro import __version__
 from virnucpro.encoders.base import Model
-from virnucpro.encoders.esm2.encoder import inspect_esm2
+from virnucpro.encoders.esm2.family import inspect_esm2
 from virnucpro.encoders.esm2.model import ESM2
 from virnucpro.encoders.esm2.weights import inspect_checkpoint, save_esm2
 from virnucpro.encoders.learned.file import Base, LearnedFacts, inspect_learned, save_learned

@@ -8,6 +8,8 @@ from typing import Literal
 
 from virnucpro.options import LoopOptions, Mode
 
+HEAD_FILE = "head.safetensors"  # beside the encoder, if that was trained too
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(LoopOptions):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from virnucpro.config import EncoderSpec, Footprint, Pooling, Precision, Reads
-from virnucpro.encoders.base import HostCopy, OnEvent, Pending, send
+from virnucpro.encoders.base import OnEvent, Pending
 from virnucpro.encoders.dnabert_s.model import DNABERT, DNABERTShape, TokenBatch, mean_pool
 from virnucpro.encoders.dnabert_s.tokenizer import Tokenizer
 from virnucpro.encoders.dnabert_s.weights import (
@@ -23,6 +23,7 @@ from virnucpro.encoders.dnabert_s.weights import (
     weights_file,
 )
 from virnucpro.encoders.esm2.packing import plan_batches
+from virnucpro.encoders.transfer import HostCopy, send
 from virnucpro.events import Progress
 from virnucpro.files import sha256
 

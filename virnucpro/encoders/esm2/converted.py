@@ -21,14 +21,17 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from virnucpro.config import Precision
+from virnucpro.encoders.base import OnEvent
 from virnucpro.encoders.esm2.attention import choose_kernel
-from virnucpro.encoders.esm2.model import ESM2, ESM2Shape
-from virnucpro.encoders.esm2.weights import Checkpoint, load_esm2
-from virnucpro.errors import UnavailableError
+from virnucpro.encoders.esm2.checkpoint import Checkpoint, ESM2Shape
+from virnucpro.encoders.esm2.model import DTYPES, ESM2
+from virnucpro.encoders.esm2.weights import load_esm2
+from virnucpro.errors import OutputError, StorageError, UnavailableError
+from virnucpro.events import Progress
 from virnucpro.files import atomic, sha256
-from virnucpro.log import printable
+from virnucpro.log import LOGGER, printable
 
-WORTH_CONVERTING = 256 << 20  # bytes; what is smaller loads in a second anyway
 _FORMAT = "1"
 _SUFFIX = ".virnucpro.safetensors"
 _STALE_SECONDS = 86_400  # age after which a half written file has no writer any more
@@ -48,6 +51,36 @@ class Converted:
 
     path: Path
     source_sha256: str
+
+
+def prepare(
+    checkpoint: Checkpoint, precision: Precision, folder: Path | None, on_event: OnEvent
+) -> tuple[Path, str]:
+    """The file that workers map, made if need be, and the checkpoint's SHA-256.
+
+    If it cannot be kept, that is the checkpoint itself. ``folder`` None is the default one.
+    """
+
+    def progress(stage: str) -> OnBytes:
+        return lambda done: on_event(Progress(stage, done, n_bytes, "bytes"))
+
+    n_bytes, dtype, folder = checkpoint.n_bytes, DTYPES[precision], folder or converted_folder()
+    converted = find_converted(checkpoint, dtype, folder, progress("checking the model"))
+    if converted is None:
+        digest = checkpoint.sha256(progress("hashing the model"))
+        on_event(Progress("converting the model, this once", 0, 0, "bytes"))
+        try:
+            converted = convert(checkpoint, digest, dtype, folder)
+        except (OSError, OutputError, StorageError) as error:
+            LOGGER.warning(
+                "the converted model cannot be kept in %s (%s): every worker reads all of %s",
+                printable(folder),
+                printable(error),
+                printable(checkpoint.path),
+            )
+            return checkpoint.path, digest
+        LOGGER.info("converted model: %s", printable(converted.path))
+    return converted.path, converted.source_sha256
 
 
 def find_converted(

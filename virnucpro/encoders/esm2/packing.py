@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from virnucpro.encoders.base import send
 from virnucpro.encoders.esm2.alphabet import tokenize
+from virnucpro.encoders.transfer import send
 
 EXTRA_TOKENS = 2  # <cls> and <eos> of each protein
 

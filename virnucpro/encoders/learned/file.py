@@ -21,7 +21,7 @@ from safetensors.numpy import save
 
 from virnucpro.config import EncoderSpec, Footprint, Pooling, Precision, Reads
 from virnucpro.encoders.base import OnEvent
-from virnucpro.encoders.esm2.encoder import ESM2Model, inspect_esm2
+from virnucpro.encoders.esm2.family import ESM2Model, inspect_esm2
 from virnucpro.encoders.models import find_checkpoint
 from virnucpro.errors import UnavailableError
 from virnucpro.events import Progress
@@ -33,6 +33,7 @@ from virnucpro.records import check_counts
 ENCODER_FILE = "encoder.safetensors"
 LEARNED, COMPOSITION = "learned", "composition"  # families
 _FACTS = "virnucpro_encoder"  # entry of the metadata
+_HEAD_BYTES = 256  # at the start of a file, where the first entry of its metadata stands
 _DAMAGE = (LookupError, ValueError, TypeError, AttributeError, RecursionError)
 _BYTES_PER_TOKEN = 8192  # of an LSTM, which has the most: gates, states, copies, in float32
 _FILLING_TOKENS = 327_680  # in a batch for a GPU
@@ -142,12 +143,17 @@ def save_learned(path: Path, facts: LearnedFacts, weights: Weights) -> None:
 
 
 def is_learned(path: Path) -> bool:
-    """True for a file whose metadata say that it is a learned encoder."""
+    """True for a file whose metadata say that it is a learned encoder, also a damaged one."""
+    if not path.is_file():
+        return False
     try:
         with safe_open(path, framework="np") as handle:
             return _FACTS in (handle.metadata() or {})
-    except (OSError, SafetensorError):
+    except OSError:
         return False
+    except SafetensorError:
+        with path.open("rb") as handle:
+            return _FACTS.encode() in handle.read(_HEAD_BYTES)
 
 
 def inspect_learned(path: Path, on_event: OnEvent = lambda _: None) -> LearnedCheckpoint:

@@ -7,16 +7,19 @@ table of records, which is written again for its notes.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from io import TextIOWrapper
 from itertools import chain, zip_longest
 from pathlib import Path
 
+from virnucpro import __version__
 from virnucpro.errors import InputError, InputMissingError, UsageError
 from virnucpro.events import Progress, Telling
 from virnucpro.files import open_plain
-from virnucpro.log import announce, printable
+from virnucpro.log import LOGGER, announce, printable
+from virnucpro.options import RegionsOptions
 from virnucpro.outputs.sinks import (
     REGION_SINKS,
     Place,
@@ -25,7 +28,8 @@ from virnucpro.outputs.sinks import (
     open_sinks,
     read_calls,
 )
-from virnucpro.outputs.write import open_sinks_of_samples
+from virnucpro.outputs.summary import region_line
+from virnucpro.outputs.write import in_first_places, open_sinks_of_samples
 from virnucpro.records import Call, FastaRecord, RecordResult
 from virnucpro.report.run import write_run_page
 from virnucpro.run.folder import RunDir
@@ -34,24 +38,21 @@ from virnucpro.scoring.regions import embedded_finder
 from virnucpro.sequences.inputs import InputFile, check_recorded, generations
 
 
-def find_regions(
-    folder: Path, on_event: Callable[[Telling], None], region_model: Path | None = None
-) -> int:
-    """Look for regions in the records of a finished run. Returns their number.
-
-    ``region_model`` is what ``train --regions`` made; None is that of VirNucPro.
+def find_regions(options: RegionsOptions, on_event: Callable[[Telling], None]) -> Counter[str]:
+    """Look for regions in the records of a finished run. Returns their numbers by kind.
 
     Raises:
         VirnucproError: the folder holds no finished ``predict`` of nucleotides, or an input is
             gone or has changed; see ``errors``.
     """
-    rundir = RunDir(folder)
+    rundir, region_model = RunDir(options.folder), options.region_model
     manifest = _finished_run(rundir)
     with rundir.in_use():
+        LOGGER.info("virnucpro %s: %s", __version__, printable(" ".join(options.argv)))
         inputs = check_recorded(manifest.inputs)
         finder = embedded_finder(manifest.recipe.genetic_code, model=region_model)
         announce(f"regions: learned from {finder.model.training}")
-        n_regions = n_letters = 0
+        kinds, n_letters = Counter[str](), 0
         total = sum(file.n_bytes for file in inputs)
         with ExitStack() as stack:
             sinks: tuple[type[Sink], ...] = (RecordTable, *REGION_SINKS)
@@ -59,18 +60,18 @@ def find_regions(
             if rundir.samples.is_dir():
                 samples = [file.sample for file in inputs if not file.generation]
                 adds.append(stack.enter_context(open_sinks_of_samples(rundir, sinks, samples)))
-            for record, call in _called(rundir, manifest, inputs):
+            for record, call in _records_and_calls(rundir, manifest, inputs):
                 result = finder.add_to(RecordResult(record, [], call))
                 for add in adds:
                     add(result)
-                n_regions += len(result.regions or ())
+                kinds.update(region.kind for region in result.regions or ())
                 n_letters += len(record.sequence)
                 on_event(Progress("looking for regions", n_letters, total, "letters"))
-        _note_in_manifest(rundir, manifest, n_regions, region_model)
+        _note_in_manifest(rundir, manifest, kinds, region_model)
         if rundir.report.exists():
             write_run_page(rundir)
-        announce(f"virus-like regions: {n_regions}")
-    return n_regions
+        LOGGER.info("%s", region_line(kinds.total(), kinds["whole"]))
+    return kinds
 
 
 def _finished_run(rundir: RunDir) -> Manifest:
@@ -95,28 +96,27 @@ def _finished_run(rundir: RunDir) -> Manifest:
     return manifest
 
 
-def _called(
+def _records_and_calls(
     rundir: RunDir, manifest: Manifest, inputs: Sequence[InputFile]
 ) -> Iterator[tuple[FastaRecord, Call]]:
-    """Each record beside its call, which is found by place and checked by name.
+    """Each record beside its call: the rows of the table stand in the order of the records.
 
     Raises:
-        InputError: the table is not of these records.
+        InputError: a row is of another record.
     """
     path = rundir.output(RecordTable)
+    read, replaced = manifest.ids.read, frozenset(manifest.replaced)
+    files = list(chain.from_iterable(generations(inputs)))
+    later = chain.from_iterable(map(read, (file for file in files if file.generation)))
+    every = chain.from_iterable(map(read, files))
+    records = (
+        record.in_place_of(place)
+        for record, place in in_first_places(replaced, later, every, lambda record: record)
+    )
     with TextIOWrapper(open_plain(path), "utf-8", "surrogateescape", newline="\n") as lines:
         try:
-            for record, call in zip_longest(_shown(manifest, inputs), read_calls(lines)):
-                if (
-                    not record
-                    or not call
-                    or (record.sample, record.name, len(record.sequence))
-                    != (
-                        call.sample,
-                        call.record_id,
-                        call.length,
-                    )
-                ):
+            for record, call in zip_longest(records, read_calls(lines)):
+                if record is None or call is None or not _is_of(call, record):
                     name = record.name if record else call.record_id
                     raise ValueError(f"{name} is in the inputs or in the table alone")
                 yield record, call
@@ -127,30 +127,13 @@ def _called(
             ) from error
 
 
-def _shown(manifest: Manifest, inputs: Sequence[InputFile]) -> Iterator[FastaRecord]:
-    """The records in the order of the table; those given anew have their latest sequence."""
-    replaced = frozenset(manifest.replaced)
-    by_generation = [
-        chain.from_iterable(map(manifest.ids.read, files)) for files in generations(inputs)
-    ]
-    latest = {}
-    if replaced:
-        for files in list(generations(inputs))[1:]:
-            for record in chain.from_iterable(map(manifest.ids.read, files)):
-                if record.id in replaced:
-                    latest[record.id] = record
-    read_ids: set[str] = set()
-    for record in chain.from_iterable(by_generation):
-        if record.id not in replaced:
-            yield record
-        elif record.id not in read_ids:
-            read_ids.add(record.id)
-            newest = latest.get(record.id, record)
-            yield newest._replace(sample=record.sample, own_id=record.own_id)
+def _is_of(call: Call, record: FastaRecord) -> bool:
+    expected = (record.sample, record.name, len(record.sequence))
+    return (call.sample, call.record_id, call.length) == expected
 
 
 def _note_in_manifest(
-    rundir: RunDir, manifest: Manifest, n_regions: int, region_model: Path | None
+    rundir: RunDir, manifest: Manifest, kinds: Counter[str], region_model: Path | None
 ) -> None:
     """Write into ``run.json`` that regions were looked for, as ``predict`` does."""
     stored = json.loads(rundir.manifest.read_text())
@@ -162,6 +145,6 @@ def _note_in_manifest(
             "regions": True,
             "region_model": None if region_model is None else str(region_model),
         },
-        "counts": {**counts, "n_regions": n_regions},
+        "counts": {**counts, "n_regions": kinds.total(), "n_whole_regions": kinds["whole"]},
     }
     rundir.write_manifest(manifest, facts)

@@ -1,0 +1,259 @@
+"""An ESM-2 on disk, told by its names, its shapes and the first rows of its matrices.
+
+Torch is needed for a folder only where numpy lacks the type of its numbers (bf16).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from virnucpro.encoders.esm2.alphabet import N_TOKENS
+from virnucpro.errors import UnavailableError
+from virnucpro.files import sha256
+from virnucpro.log import printable
+
+LAYER_NORM_EPS = 1e-5
+ROPE_THETA = 10000.0
+KIND = "an ESM-2 checkpoint"
+_LAYER_NUMBER = re.compile(r"(?:^|\.)layers?\.(\d+)\.")
+# our module's name -> what Hugging Face calls it; {} is the number of the layer
+HUGGING_FACE = {
+    "embedding": "embeddings.word_embeddings",
+    "final_norm": "encoder.emb_layer_norm_after",
+    "inv_freq": "encoder.layer.0.attention.self.rotary_embeddings.inv_freq",
+    "attention_norm": "encoder.layer.{}.attention.LayerNorm",
+    "q": "encoder.layer.{}.attention.self.query",
+    "k": "encoder.layer.{}.attention.self.key",
+    "v": "encoder.layer.{}.attention.self.value",
+    "attention_out": "encoder.layer.{}.attention.output.dense",
+    "mlp_norm": "encoder.layer.{}.LayerNorm",
+    "up": "encoder.layer.{}.intermediate.dense",
+    "down": "encoder.layer.{}.output.dense",
+}
+# errors where tensors and figures fit no model
+_NONSENSE = (TypeError, ValueError, IndexError, ArithmeticError, RuntimeError, SafetensorError)
+_MATRICES = ("q", "k", "v", "attention_out", "up", "down")
+_NUMPY_HAS = {"F64", "F32", "F16", "I64"}  # beside weights, a folder may have positions
+
+
+@dataclass(frozen=True, slots=True)
+class ESM2Shape:
+    """The dimensions of an ESM-2."""
+
+    n_layers: int
+    dim: int
+    n_heads: int
+    token_dropout: bool = True
+
+    @property
+    def head_dim(self) -> int:
+        return self.dim // self.n_heads
+
+    @property
+    def width(self) -> str:
+        """Dimensions and heads, for people."""
+        return f"{self.dim} in {self.n_heads} heads of {self.head_dim}"
+
+    @property
+    def n_parameters(self) -> int:
+        """Number of parameters of the encoder, without LM and contact heads."""
+        per_layer = 12 * self.dim**2 + 13 * self.dim
+        return self.n_layers * per_layer + (N_TOKENS + 2) * self.dim
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """An ESM-2 on disk, inspected but not loaded."""
+
+    path: Path
+    shape: ESM2Shape
+    encoder_id: str  # the same for the same weights in either format
+    family: ClassVar[str] = "esm2"
+    reads: ClassVar[Literal["protein"]] = "protein"
+
+    @property
+    def dim(self) -> int:
+        return self.shape.dim
+
+    @property
+    def n_layers(self) -> int:
+        return self.shape.n_layers
+
+    @property
+    def name(self) -> str:
+        return self.path.stem if self.path.is_file() else self.path.name
+
+    @property
+    def files(self) -> list[Path]:
+        """The files that hold weights."""
+        return weight_files(self.path)
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(file.stat().st_size for file in self.files)
+
+    def sha256(self, on_bytes: Callable[[int], None] = lambda _: None) -> str:
+        """The SHA-256 of the file, or of the hashes of a folder's weight files in order."""
+        files = self.files
+        if len(files) == 1:
+            return sha256(files[0], on_bytes)
+        before, digests = 0, []
+        for file in files:
+            digests.append(sha256(file, lambda n, before=before: on_bytes(before + n)))  # type: ignore[misc]
+            before += file.stat().st_size
+        return hashlib.sha256("".join(digests).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tensors:
+    """The tensors of a checkpoint by our names, read when they are asked for."""
+
+    path: Path
+    names: frozenset[str]  # theirs
+    scheme: Mapping[str, str]  # our module's name -> theirs
+    n_heads: Any  # as its configuration has it, if it does
+    token_dropout: bool
+    read: Callable[[str, int | None], Any]  # the first rows, or all, of a tensor by its name
+
+    def has(self, name: str) -> bool:
+        return self.scheme[name] in self.names
+
+    def get(self, name: str, kind: str = "", layer: int = 0, n_rows: int | None = None) -> Any:  # noqa: ANN401 - of numpy or torch
+        """
+        Raises:
+            UnavailableError: the checkpoint has no such tensor, or not one of numbers.
+        """
+        stored_name = self.scheme[name].format(layer) + (f".{kind}" if kind else "")
+        if stored_name not in self.names:
+            raise not_esm2(self.path, f"no tensor {stored_name}")
+        try:
+            return self.read(stored_name, n_rows)
+        except _NONSENSE as error:
+            raise not_esm2(self.path, printable(error)) from error
+
+
+def inspect_tensors(tensors: Tensors) -> Checkpoint:
+    """The checkpoint that has these tensors.
+
+    Raises:
+        UnavailableError: it is no ESM-2, or is damaged.
+    """
+    try:
+        return _inspect(tensors)
+    except _NONSENSE as error:
+        raise not_esm2(tensors.path, printable(error)) from error
+
+
+def _inspect(tensors: Tensors) -> Checkpoint:
+    path = tensors.path
+    numbers = {int(match[1]) for name in tensors.names if (match := _LAYER_NUMBER.search(name))}
+    embedding = tensors.get("embedding", "weight")
+    if len(embedding) != N_TOKENS or numbers != set(range(len(numbers))) or not numbers:
+        raise not_esm2(path, f"{len(embedding)} tokens and {len(numbers)} layers")
+    dim = embedding.shape[1]
+    n_heads = int(tensors.n_heads or 0) or dim // (2 * len(tensors.get("inv_freq")))
+    if n_heads < 1 or not dim or dim % (2 * n_heads):
+        raise not_esm2(path, f"{n_heads} heads in {dim} dimensions")
+    shape = ESM2Shape(len(numbers), dim, n_heads, tensors.token_dropout)
+    checkpoint = Checkpoint(path, shape, _encoder_id(shape, tensors))
+    if shape.n_parameters > checkpoint.n_bytes:
+        raise not_esm2(
+            path, f"{checkpoint.n_bytes} bytes cannot hold {shape.n_parameters} parameters"
+        )
+    return checkpoint
+
+
+def _encoder_id(shape: ESM2Shape, tensors: Tensors) -> str:
+    """A hash of the embedding, the last norm, and the first row of every matrix.
+
+    Enough to tell a fine-tuned model from its original without reading gigabytes.
+    """
+    digest = hashlib.sha256(repr(shape).encode())
+    parts = [tensors.get("embedding", "weight"), tensors.get("final_norm", "weight")]
+    for layer in range(shape.n_layers):
+        parts += [tensors.get(name, "weight", layer, n_rows=1) for name in _MATRICES]
+    for part in parts:
+        values = part if isinstance(part, np.ndarray) else part.float().numpy()
+        digest.update(values.astype(np.float32).tobytes())
+    return digest.hexdigest()[:16]
+
+
+def open_folder(path: Path, framework: Literal["np", "pt"]) -> Tensors:
+    """The tensors of a Hugging Face folder; in torch too where numpy has no such type.
+
+    Raises:
+        UnavailableError: it is no ESM-2, or is damaged.
+    """
+    try:
+        settings = json.loads((path / "config.json").read_text())
+        parts: dict[str, Any] = {}  # what is read of a tensor when it is sliced
+        for file in weight_files(path):
+            handle = safe_open(file, framework=framework)
+            for name in handle.keys():  # type: ignore[no-untyped-call] # noqa: SIM118
+                parts[_usual_name(name)] = handle.get_slice(name)  # type: ignore[no-untyped-call]
+    except (OSError, ValueError, SafetensorError) as error:
+        raise UnavailableError(
+            f"{printable(path)} cannot be read: {printable(error)}",
+            hint="a model folder holds config.json and *.safetensors files",
+        ) from error
+    if not isinstance(settings, dict) or settings.get("model_type") != "esm":
+        raise not_esm2(path, "config.json of another kind of model")
+    if settings.get("position_embedding_type") != "rotary" or settings.get("emb_layer_norm_before"):
+        raise not_esm2(path, "config.json of an ESM-1 model")
+    if settings.get("rope_theta", ROPE_THETA) != ROPE_THETA:
+        raise not_esm2(path, f"rope_theta is {settings['rope_theta']}")
+    if settings.get("layer_norm_eps", LAYER_NORM_EPS) != LAYER_NORM_EPS:
+        raise not_esm2(path, f"layer_norm_eps is {settings['layer_norm_eps']}")
+    if framework == "np" and {part.get_dtype() for part in parts.values()} - _NUMPY_HAS:
+        return open_folder(path, "pt")
+
+    def read(name: str, n_rows: int | None) -> Any:  # noqa: ANN401 - of numpy or torch
+        if not parts[name].get_dtype().startswith(("F", "BF")):
+            raise ValueError(f"a tensor of {parts[name].get_dtype()}")
+        return parts[name][:n_rows]
+
+    return Tensors(
+        path=path,
+        names=frozenset(parts),
+        scheme=HUGGING_FACE,
+        n_heads=settings.get("num_attention_heads"),
+        token_dropout=bool(settings.get("token_dropout", True)),
+        read=read,
+    )
+
+
+def _usual_name(stored_name: str) -> str:
+    """The usual name of a tensor, whatever the version of transformers."""
+    name = stored_name.removeprefix("esm.")
+    if name.endswith("rotary_embeddings.inv_freq"):  # of each layer, of "*", or of the model
+        return HUGGING_FACE["inv_freq"]
+    for old, new in ((".gamma", ".weight"), (".beta", ".bias")):
+        name = name.removesuffix(old) + new if name.endswith(old) else name
+    return name
+
+
+def weight_files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    files = sorted(path.glob("*.safetensors"))
+    if not files:
+        raise UnavailableError(
+            f"{printable(path)}: no *.safetensors file in this folder",
+            hint="save the model with safetensors: model.save_pretrained(folder)",
+        )
+    return files
+
+
+def not_esm2(path: Path, why: str) -> UnavailableError:
+    return UnavailableError(
+        f"{printable(path)} is not {KIND}: {why}", hint="see `virnucpro models list`"
+    )

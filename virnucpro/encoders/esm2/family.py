@@ -1,0 +1,123 @@
+"""ESM-2 as a family of models on disk. Torch is imported for what needs it: ``.pt``, conversion."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from virnucpro.config import EncoderSpec, Footprint, Pooling, Precision
+from virnucpro.encoders.base import OnEvent
+from virnucpro.encoders.esm2.checkpoint import Checkpoint, ESM2Shape, inspect_tensors, open_folder
+from virnucpro.errors import UnavailableError
+from virnucpro.events import Progress
+from virnucpro.log import printable
+
+WORTH_CONVERTING = 256 << 20  # bytes; what is smaller loads in a second anyway
+_BYTES_PER_TOKEN_AND_DIM = 64  # peak of all activations of a layer, with room to spare
+_FILLING = 32_768 * 1280  # tokens times dimensions. 650M: 32k tokens, 3B: 16k, 8M: 131k
+
+
+def footprint_of(shape: ESM2Shape, file_bytes: int = 0) -> Footprint:
+    """The room for an ESM-2; it is converted if its file is large."""
+    converted = 2 * shape.n_parameters if file_bytes >= WORTH_CONVERTING else 0
+    return Footprint(
+        n_parameters=shape.n_parameters,
+        file_bytes=file_bytes,
+        converted_bytes=converted,
+        bytes_per_token=_BYTES_PER_TOKEN_AND_DIM * shape.dim,
+        filling_tokens=_FILLING // shape.dim,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ESM2Model(Checkpoint):
+    """An ESM-2 on disk, inspected but not loaded; a ``base.Model``."""
+
+    published: str = ""  # name of the published model that it must be
+    accepted: frozenset[str] = frozenset()  # SHA-256 that this may have; none: not on record
+    head: Path | None = None
+    poolings: ClassVar[tuple[Pooling, ...]] = ("mean", "bos", "none")
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint) -> ESM2Model:
+        return cls(checkpoint.path, checkpoint.shape, checkpoint.encoder_id)
+
+    @property
+    def width(self) -> str:
+        return self.shape.width
+
+    @property
+    def footprint(self) -> Footprint:
+        return footprint_of(self.shape, self.n_bytes)
+
+    def precision_on(self, kind: str, precision: Precision) -> Precision:
+        return precision
+
+    def describe(self, spec: EncoderSpec) -> str:
+        shape = self.shape
+        return (
+            f"{shape.n_layers} layers, {shape.dim} dimensions, "
+            f"{shape.n_parameters / 1e6:.1f} M parameters; layer {spec.layer}, "
+            f"{spec.pooling} pooling, {spec.precision}"
+            + ", fp32 for proteins whose numbers it cannot hold"
+            * (spec.precision == "fp16")
+        )
+
+    def prepare(
+        self, precision: Precision, folder: Path | None, on_event: OnEvent
+    ) -> tuple[Path, str]:
+        """A large checkpoint is converted once, so that all workers share what they map."""
+        if self.n_bytes < WORTH_CONVERTING:
+            n_bytes = self.n_bytes
+            weights, digest = (
+                self.path,
+                self.sha256(
+                    lambda done: on_event(Progress("hashing the model", done, n_bytes, "bytes"))
+                ),
+            )
+        else:
+            from virnucpro.encoders.esm2.converted import prepare
+
+            weights, digest = prepare(self, precision, folder, on_event)
+        self.check(digest)
+        return weights, digest
+
+    def check(self, digest: str) -> None:
+        """Refuse other weights under the name of a published model.
+
+        Raises:
+            UnavailableError: these are other weights.
+        """
+        if self.accepted and digest not in self.accepted:
+            raise self.other_weights(f"its SHA-256 is {digest}")
+
+    def other_weights(self, why: str) -> UnavailableError:
+        return UnavailableError(
+            f"{printable(self.path)} is not the published {self.published}: {why}",
+            hint="delete it to fetch it again; name a model of your own by its path, "
+            "or give it a name with `virnucpro models import PATH --name NAME`",
+        )
+
+
+def inspect_esm2(path: Path) -> ESM2Model:
+    """
+    Raises:
+        UnavailableError: it is no ESM-2, is damaged, or holds more than tensors.
+    """
+    if path.is_dir():
+        return ESM2Model.of(inspect_tensors(open_folder(path, "np")))
+    from virnucpro.encoders.esm2.weights import inspect_checkpoint
+
+    return ESM2Model.of(inspect_checkpoint(path))
+
+
+def verify_esm2(path: Path) -> ESM2Model:
+    """The same, and every number of it was looked at.
+
+    Raises:
+        UnavailableError: a tensor is missing, of another shape, or not finite.
+    """
+    from virnucpro.encoders.esm2.weights import verify_checkpoint
+
+    return ESM2Model.of(verify_checkpoint(path))
