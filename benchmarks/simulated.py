@@ -32,8 +32,8 @@ from virnucpro.bench.layouts import FAILURES, reason_of
 from virnucpro.config import EncoderSpec, Recipe, Resources
 from virnucpro.encoders.base import FAMILIES, Family, Pending, Rows
 from virnucpro.encoders.esm2.packing import EXTRA_TOKENS, PackedBatch, plan_batches
-from virnucpro.engine.local import ProcessExecutor
 from virnucpro.engine.job import Job
+from virnucpro.engine.local import ProcessExecutor
 from virnucpro.engine.worker import Worker
 from virnucpro.errors import VirnucproError
 from virnucpro.events import EmbeddingStarted, Event, ShardDone, Telling
