@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from typing import cast
 
 import numpy as np
 import torch
@@ -87,7 +87,7 @@ def load_tanh(setting: Setting) -> Encoder:
     def change(model: ESM2) -> None:
         for layer in model.layers:
             assert isinstance(layer, Layer)
-            layer.linear_gelu = partial(_linear_tanh_gelu, layer.up)  # type: ignore[method-assign]
+            layer.linear = _linear_tanh_gelu  # type: ignore[method-assign, assignment]
 
     return _compiled(setting, change)
 
@@ -140,8 +140,10 @@ def _compiled(
     return encoder
 
 
-def _linear_tanh_gelu(linear: nn.Linear, x: Tensor) -> Tensor:
-    """The wider linear layer with its GELU, by tanh, in the epilogue of the product."""
+def _linear_tanh_gelu(linear: nn.Linear, x: Tensor, *, has_gelu: bool = False) -> Tensor:
+    """A linear layer, with its GELU, by tanh, in the epilogue of the product."""
+    if not has_gelu:
+        return cast(Tensor, linear(x))
     return torch._addmm_activation(linear.bias, x, linear.weight.t(), use_gelu=True)
 
 

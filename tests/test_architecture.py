@@ -37,7 +37,7 @@ LAYERS = """
     scoring.batches scoring.contrast scoring.chain scoring.landmarks scoring.regions scoring.pieces
     outputs.summary outputs.features outputs.write
     citation report.counts report.facts report.charts report.page report.run
-    run.intake pipeline work outputs.regions
+    run.intake pipeline work regions
     outputs.compare api
     run.status dashboard
     labelled.tables labelled.digests labelled.records labelled.split labelled.arrays

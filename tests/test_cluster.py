@@ -115,12 +115,15 @@ def start(proteins, tiny, tmp_path) -> Iterator[Callable[..., Run]]:
         runs.append(Run(folder, arguments, {**os.environ, **environment}))
         return runs[-1]
 
-    with within(280):
-        yield begin
-    for run in runs:
-        for process in run.descendants():
-            with suppress(psutil.Error):
-                process.kill()
+    try:
+        with within(280):
+            yield begin
+    finally:
+        for run in runs:
+            run.process.kill()
+            for process in run.descendants():
+                with suppress(psutil.Error):
+                    process.kill()
 
 
 def test_blocks_on_this_machine_give_the_run_of_one_machine_and_a_killed_one_is_replaced(

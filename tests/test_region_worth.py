@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import random_dna
 from runs import rows
 from test_regions import host_dna
 from test_scorer_run import predict, write
@@ -142,6 +143,31 @@ def test_regions_are_learned_and_measured_on_chromosomes_that_were_left_out(trut
     for name in ("regions.json", "regions_left_out.tsv"):
         again = (tmp_path / "again" / name).read_bytes()
         assert (tmp_path / "model" / name).read_bytes() == again
+
+
+def test_records_without_a_known_prophage_tell_the_level_of_hosts_of_their_gc(truth, tmp_path):
+    data, table = truth
+    folder = tmp_path / "genomes"
+    folder.mkdir()
+    rng = np.random.default_rng(7)
+    write(folder / "other.fa", a="".join(rng.choice(list("ACGGGCCC"), 60_000)))
+    write(folder / "short.fa", b=random_dna(30_000, rng))  # too few pieces for a host
+    (folder / "truth.fa").write_bytes(data.read_bytes())
+    alone, joined = (
+        load_region_model(made / "regions.json")
+        for made in (
+            train(data, table, tmp_path / "alone"),
+            train(folder, table, tmp_path / "joined"),
+        )
+    )
+    assert joined.training == "3 prophages of 3 chromosomes, and 1 other host"
+    assert joined.levels.at(0.45) == pytest.approx(alone.levels.at(0.45), abs=0.01)
+    assert abs(joined.levels.at(0.75) - alone.levels.at(0.75)) > 0.1
+
+
+def train(data: Path, table: Path, to: Path) -> Path:
+    train_regions(TrainOptions(data=data, output_dir=to), table)
+    return to
 
 
 def test_regions_of_predict_are_measured_on_known_prophages(truth, tmp_path):

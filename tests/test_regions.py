@@ -23,7 +23,6 @@ from typer.testing import CliRunner
 from virnucpro.cli.main import app
 from virnucpro.errors import InputError, InputMissingError, ResumeError, UnavailableError
 from virnucpro.options import RegionsOptions
-from virnucpro.outputs.regions import find_regions
 from virnucpro.outputs.sinks import (
     Place,
     RegionBed,
@@ -32,18 +31,21 @@ from virnucpro.outputs.sinks import (
     RegionTable,
     open_sinks,
 )
+from virnucpro.outputs.write import in_first_places
 from virnucpro.records import Call, FastaRecord, RecordResult, Region
+from virnucpro.regions import find_regions
 from virnucpro.scorer.nets import embedded_scorer, load_scorer
 from virnucpro.scorer.score import score_windows
 from virnucpro.scoring.chain import (
     RegionModel,
     embedded_region_model,
     load_region_model,
+    log_likelihoods,
     posteriors,
     region_model_text,
     viterbi,
 )
-from virnucpro.scoring.contrast import Hosts, Items, contrast
+from virnucpro.scoring.contrast import Hosts, Items, Levels, signal
 from virnucpro.scoring.landmarks import host_peptides
 from virnucpro.scoring.regions import (
     SHORTEST_RECORD,
@@ -63,14 +65,17 @@ FILES = ("regions.tsv", "regions.bed", "regions.gff3", "regions.fasta", "tracks.
 MODEL = RegionModel(
     size=1000,
     step=500,
-    host=Hosts(
-        log_odds=-3.0, gc=0.5, slope=-10.0, shape=(5.0, 1.0, 2.0), deviation=(0.3, 0.3, 1.0)
-    ),
+    host=Hosts(gc=0.5, slope=-10.0, shape=(5.0, 1.0, 2.0), deviation=(0.3, 0.3, 1.0)),
+    levels=Levels((-3.0,) * 25, 1.0),
     gc_weight=0.5,
     shape_weight=1.5,
     shape_bases=2_500,
     edges=(0.0, 2.0),
     log_ratios=(-1.0, 0.1, 1.0),
+    weight=0.35,
+    deviation=2.0,
+    distance=3.0,
+    first_share=0.05,
     host_bases=40_000.0,
     virus_bases=8_000.0,
     training="a test",
@@ -79,7 +84,7 @@ MODEL = RegionModel(
 
 def log_joint(path: tuple[bool, ...], starts: np.ndarray, evidence: np.ndarray) -> float:
     """Of a path and all evidence, by the definition of the chain."""
-    share = MODEL.virus_share
+    share = MODEL.first_share
     total = log(share) if path[0] else log1p(-share)
     for (a, b), (start, end) in zip(pairwise(path), pairwise(starts.tolist()), strict=True):
         total += MODEL.transition(end - start)[a][b]
@@ -116,6 +121,34 @@ def test_items_without_evidence_may_as_well_be_missing(chain):
     said = np.concatenate([evidence, np.zeros(len(silent))])[order]
     with_silent = posteriors(both, said, MODEL)[np.isin(both, starts)]
     np.testing.assert_allclose(with_silent, posteriors(starts, evidence, MODEL), rtol=1e-9)
+
+
+def test_the_likelihood_of_a_departure_is_the_sum_over_all_paths(chain, monkeypatch):
+    """Whatever the number of items at once."""
+    starts, contrasts = chain
+    departures = np.array([-1.0, 0.0, 2.5])
+    expected = []
+    for departure in departures:
+        values = contrasts - departure
+        of_host, of_virus = -0.35 * values**2 / 8, -0.35 * (values - 3.0) ** 2 / 8
+        paths = product((False, True), repeat=9)
+        total = sum(exp(log_joint(path, starts, of_virus - of_host)) for path in paths)
+        expected.append(log(total) + of_host.sum())
+    for n_items in (10_000, 4):
+        monkeypatch.setattr("virnucpro.scoring.chain._ITEMS_AT_ONCE", n_items)
+        likely = log_likelihoods(starts, contrasts, departures, MODEL)
+        np.testing.assert_allclose(likely, expected, rtol=1e-10)  # sums of 512 float64 terms
+
+
+def test_the_level_of_a_host_is_told_by_its_gc_and_by_hosts_near_it():
+    gc, level = np.array([0.3, 0.31, 0.5, 0.51]), np.array([-1.0, -1.2, -4.0, -4.2])
+    levels = Levels.of(gc, level)
+    assert levels.at(0.3) == pytest.approx(-1.1, abs=0.05)
+    assert levels.at(0.5) == pytest.approx(-4.1, abs=0.05)
+    assert levels.at(0.95) == levels.at(0.8)
+    assert levels.spread == pytest.approx(0.2, abs=0.02)
+    with pytest.raises(ValueError, match=r"3 levels, spread by 1\.0"):
+        Levels((-3.0,) * 3, 1.0)
 
 
 def items_of(log_odds: np.ndarray, model: RegionModel = MODEL) -> Items:
@@ -161,14 +194,28 @@ def test_the_level_of_a_long_host_hardly_matters():
         assert abs(region.end - 775_000) < 2_000
 
 
-def test_a_short_record_that_is_viral_throughout_is_not_its_own_host():
+def test_a_record_that_stands_out_as_a_whole_is_a_virus_only_far_from_all_hosts():
     rng = np.random.default_rng(6)
     sequence = random_dna(40_000, rng)
     model = load_region_model(embedded_region_model())
-    log_odds = rng.normal(model.host.log_odds + 5, 1.5, 79)
-    [region] = regions_of(sequence, log_odds, model)
+    spread = model.levels.spread
+    log_odds = rng.normal(model.levels.at(model.host.gc), 1.5, 79)
+    [region] = regions_of(sequence, log_odds + 5 * spread, model)
     assert region[:3] == (0, 40_000, "whole")
-    assert regions_of(sequence, log_odds - 5, model) == ()
+    for n_spreads in (0, 1.5):
+        assert regions_of(sequence, log_odds + n_spreads * spread, model) == ()
+
+
+def test_a_part_stands_out_from_a_host_of_an_unusual_level():
+    rng = np.random.default_rng(6)
+    sequence = random_dna(60_000, rng)
+    model = load_region_model(embedded_region_model())
+    log_odds = rng.normal(model.levels.at(model.host.gc), 1.5, 119)
+    log_odds[60:] += 5
+    for departure in (-1.5, 1.5):
+        [region] = regions_of(sequence, log_odds + departure * model.levels.spread, model)
+        assert abs(region.start - 30_000) < 3_000
+        assert region.end == 60_000
 
 
 def test_neighbours_are_split_where_the_evidence_falls_between():
@@ -176,7 +223,7 @@ def test_neighbours_are_split_where_the_evidence_falls_between():
     model = load_region_model(embedded_region_model())
     sequence = random_dna(500_500, rng)
     for n_between, n_regions in ((4, 1), (30, 2)):
-        log_odds = rng.normal(model.host.log_odds - 1, 0.5, 1000)
+        log_odds = rng.normal(model.levels.at(model.host.gc), 0.5, 1000)
         log_odds[300:400] += 6
         log_odds[340 : 340 + n_between] -= 6
         assert len(regions_of(sequence, log_odds, model)) == n_regions
@@ -198,18 +245,19 @@ def test_what_gc_alone_explains_is_partly_taken_out():
     host = MODEL.host.at(items, is_virus=False)
     assert host.slope == pytest.approx(-12, abs=1)
     for weight in (0.0, 0.5, 1.0):
-        left = np.polyfit(gc, contrast(items, host, weight, 0.0, 1), 1)[0]
+        left = np.polyfit(gc, signal(items, host, weight, 0.0, 1), 1)[0]
         assert left == pytest.approx(-12 * (1 - weight), abs=1)
 
 
 def test_short_dense_genes_around_a_piece_speak_for_a_virus():
     items = items_of(np.full(200, -3.0))
     shape = items.shape.copy()
-    shape[100:110] += [-0.3, -0.3, 1.0]  # a standard deviation each
-    values = contrast(replace(items, shape=shape), MODEL.host, 0.0, 1.5, 5)
-    np.testing.assert_allclose(values[102:108], 1.5)
-    np.testing.assert_allclose(values[[99, 110]], 1.5 * 2 / 5)
-    np.testing.assert_allclose(np.delete(values, range(98, 112)), 0.0, atol=1e-12)
+    for deviations, expected in ((0.5, 0.5), (1.0, 1.0), (4.0, 1.0)):  # beyond 1, all is alike
+        shape[100:110] = items.shape[100:110] + deviations * np.array([-0.3, -0.3, 1.0])
+        values = signal(replace(items, shape=shape), MODEL.host, 0.0, 1.5, 5) + 3.0
+        np.testing.assert_allclose(values[102:108], 1.5 * expected)
+        np.testing.assert_allclose(values[[98, 111]], 1.5 * min(1.0, deviations / 5))
+        np.testing.assert_allclose(np.delete(values, range(98, 112)), 0.0, atol=1e-12)
 
 
 def test_an_end_moves_to_an_open_stretch_but_not_past_the_middle_to_the_next_end():
@@ -461,6 +509,19 @@ def test_regions_are_refused_where_there_is_no_run_or_another_table(tmp_path, ch
     assert table.read_text() == before
 
 
+def test_a_record_that_was_replaced_has_its_first_place_and_its_last_sequence():
+    def record(name: str, sequence: str) -> FastaRecord:
+        return FastaRecord(name, name, sequence, sample=sequence)
+
+    first = [record("a", "1"), record("b", "2"), record("c", "3")]
+    later = [record("b", "4"), record("d", "5"), record("b", "6")]
+    placed = in_first_places(frozenset("b"), later, first + later, lambda one: one)
+    told = [(one.id, one.sequence, place.sample) for one, place in placed]
+    assert told == [("a", "1", "1"), ("b", "6", "2"), ("c", "3", "3"), ("d", "5", "5")]
+    never = (pytest.fail("nothing is replaced") for _ in "x")
+    assert len(list(in_first_places(frozenset(), never, first, lambda one: one))) == 3
+
+
 def test_tracks_hold_the_pieces_of_every_record_that_was_searched(tmp_path, chromosomes):
     predict(write(tmp_path / "in.fa", **chromosomes), to=tmp_path / "run")
     with gzip.open(tmp_path / "run/tracks.tsv.gz", "rt") as text:
@@ -561,6 +622,8 @@ def test_a_region_model_is_read_as_it_was_written_or_refused(tmp_path):
         path.write_text(damaged)
         with pytest.raises(UnavailableError, match="is not a region model"):
             load_region_model(path)
+    with pytest.raises(InputMissingError, match="there is no region model"):
+        load_region_model(tmp_path / "none.json")
 
 
 def test_windows_of_a_size_that_the_scorer_does_not_know_are_refused():

@@ -238,6 +238,12 @@ def test_a_table_of_words_has_an_entry_for_each_word_of_its_buckets(
         WordTable(np.array(buckets, np.uint8), np.zeros(n_entries, np.uint16))
 
 
+@pytest.mark.parametrize("owner", [0, 7])
+def test_every_word_of_a_table_has_an_owner(owner: int) -> None:
+    with pytest.raises(ValueError, match="owners that are not known"):
+        WordTable.of(np.array([1]), np.array([owner], np.uint8))
+
+
 def test_a_bucket_has_room_for_255_words() -> None:
     with pytest.raises(ValueError, match="256 words in one bucket"):
         WordTable.of(np.full(256, 7), np.full(256, VIRAL, np.uint8))

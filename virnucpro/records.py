@@ -38,6 +38,10 @@ class FastaRecord(NamedTuple):
         """The id that the record has in its file."""
         return self.own_id or self.id
 
+    def in_place_of(self, record: FastaRecord) -> FastaRecord:
+        """The same record under the file and the id of another."""
+        return self._replace(sample=record.sample, own_id=record.own_id)
+
 
 class Chunk(NamedTuple):
     """A piece of one record."""
@@ -218,6 +222,6 @@ class RecordResult(NamedTuple):
     def in_place_of(self, record: FastaRecord) -> RecordResult:
         """The same result under the file and the id of another record."""
         return self._replace(
-            record=self.record._replace(sample=record.sample, own_id=record.own_id),
+            record=self.record.in_place_of(record),
             call=replace(self.call, record_id=record.name, sample=record.sample),
         )

@@ -28,9 +28,9 @@ def regions(options: RegionsOptions, console: ConsoleOptions) -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     with exits(_KEPT):
         with loading(console):
-            from virnucpro.outputs.regions import find_regions
             from virnucpro.outputs.sinks import RegionTable
             from virnucpro.outputs.summary import region_line
+            from virnucpro.regions import find_regions
             from virnucpro.scoring.regions import SHORTEST_RECORD
 
         with watched(console) as events:

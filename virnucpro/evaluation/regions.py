@@ -1,4 +1,4 @@
-"""What regions are worth, beside the prophages that are known: ``virnucpro evaluate --regions``.
+"""Figures of regions beside known prophages: ``virnucpro evaluate --regions``.
 
 Coordinates are bases, 0-based and half-open. A prophage is found if half of it or more lies in
 regions; a region is false if less than half of what counts of it is prophage.
@@ -31,7 +31,7 @@ _DRAWS = 2_000
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """What is known of one sequence."""
+    """Known intervals of one sequence."""
 
     prophages: tuple[Interval, ...] = ()
     unclear: tuple[Interval, ...] = ()  # neither virus nor host: left out of every count
@@ -113,7 +113,7 @@ def read_genes(path: Path) -> dict[str, list[Interval]]:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What was found in one sequence, or in several: sums, so that they can be added."""
+    """Counts for one sequence, or sums over several."""
 
     bases_right: int = 0
     bases_false: int = 0
@@ -217,7 +217,7 @@ def measure(
 
 
 def mask(intervals: Iterable[Interval], n_bases: int) -> NDArray[np.bool_]:
-    """Which of so many bases lie in the intervals. (n_bases,)"""
+    """A mask of the bases that lie in the intervals. (n_bases,)"""
     inside = np.zeros(n_bases, dtype=np.bool_)
     for start, end in intervals:
         inside[start:end] = True

@@ -12,6 +12,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain, groupby
+from operator import attrgetter
+from typing import TypeVar
 
 import numpy as np
 
@@ -152,28 +154,30 @@ class Results:
         Raises:
             InputError: there are not as many records as the plan was made of.
         """
-        replaced = frozenset(self.manifest.replaced)
         inputs = list(generations(self.manifest.inputs))
-        latest: dict[str, RecordResult] = {}
         owners: dict[str, int] = {}  # replaced id -> its last generation
-        read_ids: set[str] = set()
-        for number in range(1, len(inputs) if replaced else 1):
-            records = self.generation(number, inputs[number], self.new_indexes(), owners)
-            for result in map(self.noted, self.called(records)):
-                if result.record.id in replaced:
-                    latest[result.record.id] = result
-                    owners[result.record.id] = number
+        replaced = frozenset(self.manifest.replaced)
         n_read = 0
-        for number, files in enumerate(inputs):
-            records = self.generation(number, files, indexes, owners)
-            for result in map(self.noted, self.called(records)):
-                record = result.record
-                n_read += 1
-                if record.id not in replaced:
+
+        def later() -> Iterator[RecordResult]:
+            for number in range(1, len(inputs)):
+                records = self.generation(number, inputs[number], self.new_indexes(), owners)
+                for result in map(self.noted, self.called(records)):
+                    if result.record.id in replaced:
+                        owners[result.record.id] = number
                     yield result
-                elif record.id not in read_ids:
-                    read_ids.add(record.id)
-                    yield latest.get(record.id, result).in_place_of(record)
+
+        def every() -> Iterator[RecordResult]:
+            nonlocal n_read
+            for number, files in enumerate(inputs):
+                records = self.generation(number, files, indexes, owners)
+                for result in map(self.noted, self.called(records)):
+                    n_read += 1
+                    yield result
+
+        placed = in_first_places(replaced, later(), every(), attrgetter("record"))
+        for result, place in placed:
+            yield result if result.record is place else result.in_place_of(place)
         if n_read != self.plan.counts.n_records:
             raise InputError(
                 f"{counted(self.plan.counts.n_records, 'record')} at first, "
@@ -229,6 +233,33 @@ class Results:
                 is_scored = rows and not reason
                 vector = np.concatenate([row[orf.id] for row in rows]) if is_scored else None
                 yield Frame(orf, vector, reason)
+
+
+T = TypeVar("T")
+
+
+def in_first_places(
+    replaced: frozenset[str],
+    later: Iterable[T],
+    every: Iterable[T],
+    record_of: Callable[[T], FastaRecord],
+) -> Iterator[tuple[T, FastaRecord]]:
+    """Each of ``every`` once, in order, and the record in whose place it stands.
+
+    In the first place of a replaced id stands the last one of ``later``, which is read before,
+    and only if an id is replaced.
+    """
+    latest = {}
+    if replaced:
+        latest = {record_of(one).id: one for one in later if record_of(one).id in replaced}
+    read_ids: set[str] = set()
+    for one in every:
+        record = record_of(one)
+        if record.id not in replaced:
+            yield one, record
+        elif record.id not in read_ids:
+            read_ids.add(record.id)
+            yield latest.get(record.id, one), record
 
 
 def show(features: ShardFeatures, index: FeatureIndex, hidden: Set[str]) -> None:

@@ -26,6 +26,7 @@ N_WORD_FIGURES = 6
 RARITY = 8  # one in so many words is in the sample
 _BUCKET_BITS, _REST_BITS, _OWNER_BITS = 20, 13, 3
 N_BUCKETS = 2 << _BUCKET_BITS
+_OWNER = (1 << _OWNER_BITS) - 1
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio: Knuth's hashing
 
 Residues = NDArray[np.uint8]
@@ -43,8 +44,8 @@ class WordTable:
     """Words and whose each is, as 33 bits of a hash: the bucket, and the rest before the owner.
 
     Words in the sample have the second half of the buckets to themselves, so that the others pass
-    by the many words of one group. One in 1e3 of the sample and one in 1e4 of the others is taken
-    for a word of the table by chance.
+    by the many words of one group. By chance about one in 1e3 of the sample, and one in 1e4 of
+    the others, is taken for a word of the table.
     """
 
     n_of_bucket: NDArray[np.uint8]  # (N_BUCKETS,)
@@ -55,6 +56,9 @@ class WordTable:
             raise ValueError(f"words in {self.n_of_bucket.shape} buckets")
         if self.n_of_bucket.sum() != len(self):
             raise ValueError(f"{len(self)} words in buckets of {self.n_of_bucket.sum()}")
+        owners = self.entries & _OWNER
+        if ((owners < VIRAL) | (owners > RATHER_CELLULAR)).any():
+            raise ValueError("words of owners that are not known")
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -94,7 +98,7 @@ class WordTable:
         while len(row):
             entry = self.entries[place]
             is_same = entry >> _OWNER_BITS == rest
-            owners[row[is_same]] = entry[is_same] & ((1 << _OWNER_BITS) - 1)
+            owners[row[is_same]] = entry[is_same] & _OWNER
             place += 1
             goes_on = ~is_same & (place < end)
             row, rest, place, end = row[goes_on], rest[goes_on], place[goes_on], end[goes_on]
@@ -106,7 +110,8 @@ NO_WORDS = WordTable(np.zeros(N_BUCKETS, dtype=np.uint8), np.empty(0, dtype=np.u
 
 def is_in_sample(numbers: Numbers) -> NDArray[np.bool_]:
     """Whether each word is kept though one group alone has it. (n,) -> (n,)"""
-    return _hashes(numbers) % np.uint64(RARITY) == 0
+    is_inside: NDArray[np.bool_] = _hashes(numbers) % np.uint64(RARITY) == 0
+    return is_inside
 
 
 def _hashes(numbers: Numbers) -> NDArray[np.uint64]:
@@ -121,7 +126,7 @@ def _address(numbers: Numbers) -> tuple[Numbers, Numbers]:
     """The bucket of each word, and the bits that tell it from others there."""
     hashes = _hashes(numbers)
     bucket = (hashes >> np.uint64(64 - _BUCKET_BITS)).astype(np.int64)
-    bucket += (hashes % np.uint64(RARITY) == 0) * np.int64(1 << _BUCKET_BITS)
+    bucket += np.int64(1 << _BUCKET_BITS) * (hashes % np.uint64(RARITY) == 0)
     rest = hashes >> np.uint64(64 - _BUCKET_BITS - _REST_BITS)
     return bucket, (rest & np.uint64((1 << _REST_BITS) - 1)).astype(np.int64)
 

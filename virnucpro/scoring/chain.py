@@ -4,6 +4,11 @@ Items stand along a record, each with its evidence: the log-ratio of virus over 
 bases, so items may be missing, or stand at any distance. ``viterbi`` gives the most probable path,
 ``posteriors`` the probability of each item to be viral (Durbin et al. 1998, Biological sequence
 analysis, chapter 3).
+
+How far an item stands out depends on the level of its host, which is not known. Each departure
+from what is usual at its GC has a prior, and a likelihood over all paths (``log_likelihoods``);
+the most probable one is taken. So a short record that stands out as a whole is rather a host of
+an unusual level, and one whose parts differ shows its host's level itself.
 """
 
 from __future__ import annotations
@@ -11,18 +16,20 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from math import exp, isfinite, log, log1p
+from math import exp, inf, isfinite, log, log1p
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.errors import UnavailableError
+from virnucpro.errors import InputMissingError, UnavailableError
 from virnucpro.files import EMBEDDED_FOLDER
 from virnucpro.log import printable
-from virnucpro.scoring.contrast import Hosts, Items, contrast
+from virnucpro.scoring.contrast import Hosts, Items, Levels, signal
 
-FORMAT = 2
+FORMAT = 3
+_DEPARTURES = np.arange(-5.0, 5.25, 0.25)  # of a host, in spreads of hosts
+_ITEMS_AT_ONCE = 10_000
 
 Values = NDArray[np.float64]
 Counts = NDArray[np.int64]
@@ -36,12 +43,17 @@ class RegionModel:
 
     size: int  # bases of a piece
     step: int  # bases from one piece to the next
-    host: Hosts  # what is usual in hosts
+    host: Hosts  # medians and slopes that are usual in hosts
+    levels: Levels  # of the signal in hosts
     gc_weight: float  # share of the slope over GC that is taken out of log-odds
     shape_weight: float  # log-odds for a standard deviation of the shape of genes
     shape_bases: int  # around a piece that its shape is the mean over
-    edges: tuple[float, ...]  # between bins of the contrast to the host
+    edges: tuple[float, ...]  # between bins of the contrast to the host's level
     log_ratios: tuple[float, ...]  # of each bin, virus over host, as a piece counts among others
+    weight: float  # of a piece among others
+    deviation: float  # of contrasts, between pieces of a host
+    distance: float  # of a virus from its host, mean contrast
+    first_share: float  # probability that a record begins in a virus
     host_bases: float  # between two regions, on average
     virus_bases: float  # of a region, on average
     training: str  # what it was learned from, in a sentence
@@ -49,17 +61,34 @@ class RegionModel:
     def __post_init__(self) -> None:
         if not 1 <= self.step <= self.size or min(self.host_bases, self.virus_bases) <= 0:
             raise ValueError(f"pieces of {self.size} bases, one every {self.step}")
+        if not 0 < self.first_share < 1:
+            raise ValueError(f"records begin in a virus with probability {self.first_share}")
         if len(self.log_ratios) != len(self.edges) + 1 or list(self.edges) != sorted(self.edges):
             raise ValueError(f"{len(self.log_ratios)} bins with {len(self.edges)} edges")
-        numbers = (*self.edges, *self.log_ratios, self.gc_weight, self.shape_weight)
-        if not all(map(isfinite, numbers)):
+        if not (self.deviation > 0 and self.weight > 0):
+            raise ValueError(f"pieces that weigh {self.weight} and deviate by {self.deviation}")
+        numbers = (*self.edges, *self.log_ratios, *self.levels.usual, self.distance)
+        others = (self.gc_weight, self.shape_weight, self.weight, self.deviation)
+        if not all(map(isfinite, (*numbers, *others))):
             raise ValueError("a value that is not finite")
 
     def contrast(self, items: Items, *, is_virus: bool) -> Values:
-        """How far each piece stands out from the host of its record. (n,)"""
+        """How far each piece stands out from the host of its record. (n,)
+
+        A record that is a virus itself stands out from what is usual in hosts of its GC.
+        """
         host = self.host.at(items, is_virus=is_virus)
         n_items = self.shape_bases // self.step
-        return contrast(items, host, self.gc_weight, self.shape_weight, n_items)
+        values = signal(items, host, self.gc_weight, self.shape_weight, n_items)
+        contrasts = np.asarray(values - self.levels.at(host.gc))
+        return contrasts if is_virus else contrasts - self.departure(items.start, contrasts)
+
+    def departure(self, starts: Counts, contrasts: Values) -> float:
+        """The most probable departure of a host's level from what is usual at its GC."""
+        is_known = ~np.isnan(contrasts)
+        departures = self.levels.spread * _DEPARTURES
+        likely = log_likelihoods(starts[is_known], contrasts[is_known], departures, self)
+        return float(departures[np.argmax(likely - 0.5 * _DEPARTURES**2)])
 
     def evidence(self, contrasts: Values) -> Values:
         """Log-ratio of virus over host of each piece; 0 of one without log-odds. (n,) -> (n,)"""
@@ -87,22 +116,32 @@ def embedded_region_model() -> Path:
 def load_region_model(path: Path) -> RegionModel:
     """
     Raises:
-        UnavailableError: the file is missing, damaged, or of another format.
+        InputMissingError: there is no such file.
+        UnavailableError: it is damaged, or of another format.
     """
+    if not path.is_file():
+        raise InputMissingError(
+            f"there is no region model {printable(path)}",
+            hint="name the regions.json that `virnucpro train --regions` made",
+        )
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
         if facts.pop("format") != FORMAT:
             raise ValueError("another format")
+        host, levels = facts.pop("host"), facts.pop("levels")
         edges, log_ratios = tuple(facts.pop("edges")), tuple(facts.pop("log_ratios"))
-        host = facts.pop("host")
         shape, deviation = tuple(host.pop("shape")), tuple(host.pop("deviation"))
-        usual = Hosts(shape=shape, deviation=deviation, **host)
-        return RegionModel(host=usual, edges=edges, log_ratios=log_ratios, **facts)
+        return RegionModel(
+            host=Hosts(shape=shape, deviation=deviation, **host),
+            levels=Levels(tuple(levels.pop("usual")), **levels),
+            edges=edges,
+            log_ratios=log_ratios,
+            **facts,
+        )
     except (OSError, LookupError, ValueError, TypeError, AttributeError) as error:
         raise UnavailableError(
-            f"{printable(path)} is not a region model of VirNucPro: {printable(error)}",
-            hint="name one that `virnucpro train --regions` made, reinstall VirNucPro, or give "
-            "--no-regions",
+            f"{printable(path)} is not a region model of this VirNucPro: {printable(error)}",
+            hint="name the regions.json that `virnucpro train --regions` of this version made",
         ) from error
 
 
@@ -119,7 +158,7 @@ def viterbi(starts: Counts, evidence: Values, model: RegionModel) -> Mask:
     if not len(starts):
         return np.zeros(0, dtype=np.bool_)
     values, steps = evidence.tolist(), _steps(starts, model)
-    host, virus = log1p(-model.virus_share), log(model.virus_share) + values[0]
+    host, virus = log1p(-model.first_share), log(model.first_share) + values[0]
     before: list[tuple[bool, bool]] = []  # of host and of virus: whether a virus came before it
     for value, ((stay, enter), (leave, last)) in zip(values[1:], steps, strict=True):
         before.append((virus + leave > host + stay, virus + last > host + enter))
@@ -137,7 +176,7 @@ def posteriors(starts: Counts, evidence: Values, model: RegionModel) -> Values:
     if not len(starts):
         return np.zeros(0)
     values, steps = evidence.tolist(), _steps(starts, model)
-    forward = [log(model.virus_share) - log1p(-model.virus_share) + values[0]]
+    forward = [log(model.first_share) - log1p(-model.first_share) + values[0]]
     for value, step in zip(values[1:], steps, strict=True):
         (stay, enter), (leave, last) = step
         odds = forward[-1]
@@ -149,6 +188,34 @@ def posteriors(starts: Counts, evidence: Values, model: RegionModel) -> Values:
         backward.append(_log_sum(leave, odds + last) - _log_sum(stay, odds + enter))
     odds_of_all = np.array(forward) + np.array(backward[::-1])
     return np.asarray(0.5 * (1 + np.tanh(odds_of_all / 2)))
+
+
+def log_likelihoods(
+    starts: Counts, contrasts: Values, departures: Values, model: RegionModel
+) -> Values:
+    """The log-probability of a record over all paths, for each departure of its host's level.
+
+    (n,), (n,), (k,) -> (k,), up to a constant. Contrasts of hosts and of viruses have normal
+    distributions of the same width here. So a virus throughout and a host that departs as far are
+    told apart by how probable each is, and not by the width of what is seen.
+    """
+    n_departures, per_square = len(departures), model.weight / model.deviation**2
+    all_host = np.zeros(n_departures)
+    host = np.full(n_departures, log1p(-model.first_share))
+    virus = np.full(n_departures, log(model.first_share))
+    steps: list[Transition] = [((0.0, -inf), (-inf, 0.0)), *_steps(starts, model)]
+    for first in range(0, len(starts), _ITEMS_AT_ONCE):
+        block = slice(first, first + _ITEMS_AT_ONCE)
+        values = contrasts[block, None] - departures
+        all_host -= per_square * (values**2).sum(axis=0) / 2
+        log_ratios = per_square * model.distance * (values - model.distance / 2)
+        for row, step in zip(log_ratios, steps[block], strict=True):
+            (stay, enter), (leave, last) = step
+            host, virus = (
+                np.logaddexp(host + stay, virus + leave),
+                np.logaddexp(host + enter, virus + last) + row,
+            )
+    return np.asarray(all_host + np.logaddexp(host, virus))
 
 
 def _steps(starts: Counts, model: RegionModel) -> list[Transition]:

@@ -1,11 +1,11 @@
-"""How far each piece of a record stands out from its host: by its log-odds, and by its genes.
+"""The signal of each piece of a record: its log-odds without what its GC explains, and its genes.
 
-Hosts differ in the log-odds of their own pieces, and so do parts of a host in GC; both are taken
-out. Genes of phages are shorter and lie closer than those of their hosts, as PhiSpy has it (Akhter
+Genes of phages are shorter and lie closer than those of their hosts, as PhiSpy has it (Akhter
 et al. 2012, Nucleic Acids Res. 40:e126); here stop-free stretches stand for genes.
 
 What is usual in a host is measured on the record itself, by medians, and drawn to what is usual
-among hosts where a record is short: one that is all virus would else be its own host.
+among hosts where a record is short. The level of hosts depends on their GC, and differs between
+hosts of the same GC: ``Levels``.
 """
 
 from __future__ import annotations
@@ -25,6 +25,10 @@ _SHAPE = (3, 24, 7)
 _SIGNS = np.array([-1.0, -1.0, 1.0])  # of viral genes beside those of hosts
 _PRIOR_ITEMS = 100  # pieces of a record that weigh as much as all other hosts
 _PARTS = 20  # of a record, by GC, for the slope of log-odds over GC
+_MOST_SHAPE = 1.0  # standard deviations; beyond, a sequence is like no genes rather than a virus's
+_KNOTS = np.linspace(0.2, 0.8, 25)  # shares of GC
+_NEAR = 0.03  # of GC: hosts so far apart still tell much of each other's level
+_FAR = 1e-4  # weight of every other host
 
 Values = NDArray[np.float64]
 Counts = NDArray[np.int64]
@@ -47,6 +51,14 @@ class Items:
         shape = figures[:, _SHAPE].astype(np.float64)
         return cls(pieces.start, pieces.log_odds, figures[:, 0].astype(np.float64), shape)
 
+    @classmethod
+    def joined(cls, each: Sequence[Items]) -> Items:
+        """The pieces of several records, one record behind the other."""
+        if not each:
+            return cls(np.zeros(0, np.int64), np.zeros(0), np.zeros(0), np.zeros((0, len(_SHAPE))))
+        columns = ([one.start, one.log_odds, one.gc, one.shape] for one in each)
+        return cls(*map(np.concatenate, zip(*columns, strict=True)))
+
     @property
     def is_known(self) -> NDArray[np.bool_]:
         return ~np.isnan(self.log_odds)
@@ -58,9 +70,8 @@ class Items:
 
 @dataclass(frozen=True, slots=True)
 class Hosts:
-    """What is usual in hosts: medians and slopes of each, the mean over them."""
+    """Medians and slopes that are usual in hosts, the mean over them."""
 
-    log_odds: float
     gc: float
     slope: float  # of log-odds over GC, from part to part of a host
     shape: tuple[float, ...]
@@ -72,7 +83,6 @@ class Hosts:
             return round(float(np.mean(values)), 4)
 
         return cls(
-            mean([one.log_odds for one in each]),
             mean([one.gc for one in each]),
             mean([one.slope for one in each]),
             tuple(map(mean, zip(*(one.shape for one in each), strict=True))),
@@ -81,19 +91,17 @@ class Hosts:
 
     @classmethod
     def of(cls, items: Items) -> Hosts:
-        """What is usual in a record, which is mostly host."""
+        """The medians of one record, which is mostly host."""
         known = items.take(items.is_known)
-        slope = _slope(known.gc, known.log_odds)
         return cls(
-            float(np.median(known.log_odds)),
             float(np.median(known.gc)),
-            slope,
+            _slope(known.gc, known.log_odds),
             tuple(np.median(known.shape, axis=0).tolist()),
             tuple((known.shape.std(axis=0) + 1e-6).tolist()),
         )
 
     def at(self, items: Items, *, is_virus: bool) -> Hosts:
-        """What is usual in the host of this record; if it is a virus itself, by hosts of its GC."""
+        """The medians of this record's host; if it is a virus itself, those of hosts."""
         n = int(np.count_nonzero(items.is_known))
         if not n:
             return self
@@ -104,14 +112,48 @@ class Hosts:
         def drawn(value: float, prior: float) -> float:
             return share * value + (1 - share) * prior
 
-        level = self.log_odds + self.slope * (own.gc - self.gc)
         return Hosts(
-            drawn(own.log_odds, level),
             own.gc,
             drawn(own.slope, self.slope) if has_slope else self.slope,
             tuple(map(drawn, own.shape, self.shape)),
             self.deviation,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Levels:
+    """The level of the signal in hosts: what is usual at each GC, and how far hosts depart."""
+
+    usual: tuple[float, ...]  # at each GC of 0.2 to 0.8, in steps of 0.025
+    spread: float  # standard deviation of hosts of the same GC
+
+    def __post_init__(self) -> None:
+        if len(self.usual) != len(_KNOTS) or not 0 < self.spread < np.inf:
+            raise ValueError(f"{len(self.usual)} levels, spread by {self.spread}")
+
+    @classmethod
+    def of(cls, gc: Values, level: Values) -> Levels:
+        """Weighted means over hosts, near ones in GC counting most; two hosts or more. (n,), (n,)
+
+        The spread is that of each host about the mean over the others.
+        """
+        apart = np.array(
+            [
+                level[i] - _means(np.delete(gc, i), np.delete(level, i), gc[i : i + 1])[0]
+                for i in range(len(gc))
+            ]
+        )
+        usual = np.round(_means(gc, level, _KNOTS), 4)
+        return cls(tuple(usual.tolist()), round(float((apart**2).mean() ** 0.5), 4))
+
+    def at(self, gc: float) -> float:
+        return float(np.interp(gc, _KNOTS, self.usual))
+
+
+def _means(gc: Values, level: Values, places: Values) -> Values:
+    """Means of the levels of hosts, weighted by how near their GC is. (n,), (n,), (k,) -> (k,)"""
+    weights = np.exp(-0.5 * ((places[:, None] - gc) / _NEAR) ** 2) + _FAR
+    return np.asarray((weights * level).sum(axis=1) / weights.sum(axis=1))
 
 
 def _slope(gc: Values, log_odds: Values) -> float:
@@ -125,18 +167,18 @@ def _slope(gc: Values, log_odds: Values) -> float:
     return float((x * (y - y.mean())).sum()) / spread if spread > 0 else 0.0
 
 
-def contrast(
+def signal(
     items: Items, host: Hosts, gc_weight: float, shape_weight: float, n_items: int
 ) -> Values:
-    """Log-odds above those of the host, and how much the genes around differ from its. (n,)
+    """Log-odds at the median GC of the host, and how much the genes around differ from its. (n,)
 
     ``gc_weight`` is the share of the slope over GC that is taken out; the shape is the mean over
     ``n_items`` pieces around, in standard deviations of a host's pieces, times ``shape_weight``.
     """
-    relative = items.log_odds - host.log_odds - gc_weight * host.slope * (items.gc - host.gc)
+    level = items.log_odds - gc_weight * host.slope * (items.gc - host.gc)
     shape = ((items.shape - host.shape) / host.deviation) @ _SIGNS / len(_SIGNS)
     around = _moving_mean(np.where(items.is_known, shape, np.nan), n_items)
-    return np.asarray(relative + shape_weight * around)
+    return np.asarray(level + shape_weight * np.clip(around, -_MOST_SHAPE, _MOST_SHAPE))
 
 
 def _moving_mean(values: Values, n_items: int) -> Values:

@@ -1,7 +1,7 @@
 """Virus-like regions of a record, from the log-odds of pieces along it.
 
-How far a piece stands out from its host (``contrast``) has a learned log-ratio of virus over host.
-A chain of two states gives the most probable path through these (``chain``).
+How far the signal of a piece (``contrast``) stands out from its host's has a learned log-ratio of
+virus over host. A chain of two states gives the most probable path through these (``chain``).
 
 The genes of ribosomal proteins and of RNA polymerase look viral by their spelling. Peptides that
 every bacterium has in them, and no phage, tell them.
@@ -137,7 +137,8 @@ def embedded_finder(
 def quietest(log_odds: Values, model: RegionModel) -> int:
     """The item of a circle around which ``virus_bases`` on either side look least viral."""
     reach = min(len(log_odds) // 2, round(model.virus_bases / model.step))
-    values = np.nan_to_num(log_odds, nan=model.host.log_odds)
+    is_known = ~np.isnan(log_odds)
+    values = np.where(is_known, log_odds, np.median(log_odds[is_known]) if is_known.any() else 0.0)
     sums = np.cumsum(np.concatenate([values, values[: 2 * reach], [0.0]]))
     window = sums[2 * reach : 2 * reach + len(values)] - sums[: len(values)]
     return int((np.argmin(window) + reach) % len(values))
@@ -225,7 +226,7 @@ def _middles(starts: Counts, model: RegionModel) -> Counts:
 def near_host_peptides(
     sequence: str, middles: Counts, runs: Sequence[Run], code: GeneticCode
 ) -> Mask:
-    """Which items, by their middles, are near a host's peptide that lies in one of the runs."""
+    """A mask of the items whose middles are near a host's peptide in one of the runs."""
     is_near = np.zeros(len(middles), dtype=np.bool_)
     for run in runs:
         for place in host_peptides(sequence[run.start_base : run.end_base], code):

@@ -10,9 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from virnucpro.scorer.features import FIGURES, N_WORD_FIGURES, Features
+from virnucpro.scorer.features import FIGURES, Features
 from virnucpro.scorer.nets import FARTHEST, VIEWS, Layer, Nets, PieceNets
-from virnucpro.scorer.words import WordTable
+from virnucpro.scorer.words import N_WORD_FIGURES, WordTable
 
 NO_FEATURES = range(0)
 FIGURES_AND_WORDS = range(FIGURES.start, FIGURES.stop + N_WORD_FIGURES)

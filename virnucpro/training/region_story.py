@@ -1,23 +1,24 @@
 """``virnucpro train --regions``: from chromosomes with known prophages to ``regions.json``.
 
-The rarity of regions is chosen by leaving one chromosome out: what is learned from the others finds
-its regions, and the mean of the F1 of bases over chromosomes decides. The table of figures leaves
-each out of its own choice, too.
+The table of figures finds the regions of each chromosome by what is learned from the others.
+
+The records of a file that are not in the truth are one host, whose prophages are not known: its
+median tells the level of hosts at its GC.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from virnucpro.errors import InputError
 from virnucpro.evaluation.region_story import region_lines
-from virnucpro.evaluation.regions import Figures, check_truth, measure, read_truth
+from virnucpro.evaluation.regions import Truth, check_truth, measure, read_truth
 from virnucpro.files import atomic
 from virnucpro.log import announce, counted, printable
 from virnucpro.options import TrainOptions
+from virnucpro.records import FastaRecord
 from virnucpro.run.folder import RunDir
 from virnucpro.scorer.nets import embedded_scorer, load_scorer
 from virnucpro.scoring.chain import region_model_text
@@ -29,8 +30,8 @@ from virnucpro.sequences.inputs import list_sources
 from virnucpro.training.region_model import SIZE, STEP, Chromosome, learn_region_model
 
 MODEL, TABLE = "regions.json", "regions_left_out.tsv"
-_FEWEST = 3  # chromosomes: one is left out, one more to choose, and one is learned from
-RARITIES = (1.0, 3.0, 10.0)
+_FEWEST_PIECES = 100  # of a host
+_FEWEST = 3  # chromosomes: one is left out, and two tell how far hosts depart
 
 
 def train_regions(options: TrainOptions, truth_table: Path) -> list[str]:
@@ -40,49 +41,57 @@ def train_regions(options: TrainOptions, truth_table: Path) -> list[str]:
         VirnucproError: see ``errors``; or there are too few chromosomes.
     """
     with RunDir(options.output_dir).in_use():
-        chromosomes = read_chromosomes(options.data, truth_table)
-        learner = _Learner(chromosomes)
+        chromosomes, hosts = read_chromosomes(options.data, truth_table)
         each = {}
-        for name in learner.names:
-            rarity = learner.choose(name)
-            each[name] = learner.figures(name, rarity, without=(name,))
-            announce(f"{printable(name)} left out: rarity {rarity:g}, F1 {each[name].f1:.3f}")
+        for one in chromosomes:
+            others = [other for other in chromosomes if other is not one]
+            model = learn_region_model(others, hosts, "")
+            regions, _ = regions_of_items(one.sequence, one.items, model, STANDARD, is_virus=False)
+            intervals = [(region.start, region.end) for region in regions]
+            each[one.name] = measure(intervals, one.truth, len(one.sequence))
+            announce(f"{printable(one.name)} left out: F1 {each[one.name].f1:.3f}")
         lines = region_lines(each, options.seed)
         with atomic(options.output_dir / TABLE) as temporary:
             temporary.write_text("\n".join([*lines, ""]), encoding="utf-8")
-        rarity = learner.choose()
         n_prophages = sum(len(one.truth.prophages) for one in chromosomes)
-        training = f"{n_prophages} prophages of {len(chromosomes)} chromosomes"
-        announce(f"regions: rarity {rarity:g}, of {training}")
-        model = learn_region_model(chromosomes, rarity, training)
+        training = f"{counted(n_prophages, 'prophage')} of {len(chromosomes)} chromosomes"
+        if hosts:
+            training += f", and {counted(len(hosts), 'other host')}"
+        announce(f"regions: learned from {training}")
+        model = learn_region_model(chromosomes, hosts, training)
         with atomic(options.output_dir / MODEL) as temporary:
             temporary.write_text(region_model_text(model), encoding="utf-8")
     return lines
 
 
-def read_chromosomes(data: Path, truth_table: Path) -> list[Chromosome]:
-    """The sequences that the truth has prophages in, with their pieces scored.
+def read_chromosomes(data: Path, truth_table: Path) -> tuple[list[Chromosome], list[Items]]:
+    """The sequences that the truth has prophages in, with their pieces scored, and other hosts.
+
+    Another host has the pieces of all records of a file that are not in the truth.
 
     Raises:
-        InputError: one is missing, or there are too few.
+        InputError: a chromosome is missing, or there are too few.
     """
     truths = {name: one for name, one in read_truth(truth_table).items() if one.prophages}
     scorer = load_scorer(embedded_scorer())
-    chromosomes = []
+    chromosomes: list[Chromosome] = []
+    hosts: list[Items] = []
     for source in list_sources(data):
+        others = []
         for record in read_fasta(source.path, source.name):
             truth = truths.pop(record.id, None)
-            if truth is None:
-                continue
-            check_truth(record.id, truth, len(record.sequence))
+            if truth is not None:
+                _check(record, truth)
             if len(record.sequence) < SHORTEST_RECORD:
-                raise InputError(
-                    f"{printable(record.id)} has {len(record.sequence):,} bases; regions are "
-                    f"learned from {SHORTEST_RECORD:,} and more",
-                    hint="leave it out of the truth",
-                )
+                continue
             items = Items.of(record.sequence, scorer, SIZE, STEP)
-            chromosomes.append(Chromosome(record.id, record.sequence, items, truth))
+            if truth is None:
+                others.append(items)
+            else:
+                chromosomes.append(Chromosome(record.id, record.sequence, items, truth))
+        host = Items.joined(others)
+        if np.count_nonzero(host.is_known) >= _FEWEST_PIECES:
+            hosts.append(host)
     if truths:
         raise InputError(
             f"the sequences have no {', '.join(map(printable, sorted(truths)[:8]))} of the truth",
@@ -94,38 +103,19 @@ def read_chromosomes(data: Path, truth_table: Path) -> list[Chromosome]:
             "as each is left out once",
             hint="add more to the truth",
         )
-    return chromosomes
+    return chromosomes, hosts
 
 
-class _Learner:
-    """Figures of chromosomes by what is learned from others, each computed once."""
-
-    def __init__(self, chromosomes: Sequence[Chromosome]) -> None:
-        self.by_name = {one.name: one for one in chromosomes}
-        self._figures: dict[tuple[str, float, tuple[str, ...]], Figures] = {}
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(self.by_name)
-
-    def choose(self, *without: str) -> float:
-        """The rarity with the best mean F1 over all but these, each left out; first of equals."""
-        names = [name for name in self.names if name not in without]
-
-        def mean_f1(rarity: float) -> float:
-            each = [self.figures(name, rarity, (*without, name)) for name in names]
-            return float(np.mean([one.f1 for one in each]))
-
-        return max(RARITIES, key=mean_f1)
-
-    def figures(self, name: str, rarity: float, without: tuple[str, ...]) -> Figures:
-        """Figures of a chromosome by what is learned from all but these."""
-        key = (name, rarity, tuple(sorted(without)))
-        if key not in self._figures:
-            others = [one for other, one in self.by_name.items() if other not in without]
-            model = learn_region_model(others, rarity, "")
-            one = self.by_name[name]
-            regions, _ = regions_of_items(one.sequence, one.items, model, STANDARD, is_virus=False)
-            intervals = [(region.start, region.end) for region in regions]
-            self._figures[key] = measure(intervals, one.truth, len(one.sequence))
-        return self._figures[key]
+def _check(record: FastaRecord, truth: Truth) -> None:
+    """
+    Raises:
+        InputError: the record is too short, or shorter than its truth.
+    """
+    n_bases = len(record.sequence)
+    check_truth(record.id, truth, n_bases)
+    if n_bases < SHORTEST_RECORD:
+        raise InputError(
+            f"{printable(record.id)} has {n_bases:,} bases; regions are learned from "
+            f"{SHORTEST_RECORD:,} and more",
+            hint="leave it out of the truth",
+        )

@@ -7,8 +7,7 @@ same type. It is chosen once, when the model is loaded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import ModuleType
 
 import torch
@@ -19,9 +18,12 @@ from virnucpro.encoders.esm2.packing import StagedBatch
 
 Kernel = Callable[[Tensor, StagedBatch], Tensor]
 
-# where the scores of a head outgrow the caches, a kernel that never writes them out is faster
-_LONGEST_DENSE = 320  # tokens
-_SCORES_AT_ONCE = 1 << 20  # numbers
+# beyond it a kernel that never writes the scores out is as fast, and needs no room for them
+_LONGEST_DENSE = 1024  # tokens
+_SCORES_AT_ONCE = 1 << 19  # numbers in bf16: they stay in the caches
+# of the exponentials of a query: no score is above 14, which bf16 rounds by 0.03 at most
+_LARGEST_SUM = 2.0**20
+_LANES = 32  # of a register: one divisor for fewer numbers in a row is slow
 
 
 def attend_runs(qkv: Tensor, batch: StagedBatch) -> Tensor:
@@ -34,22 +36,16 @@ def attend_runs(qkv: Tensor, batch: StagedBatch) -> Tensor:
 
 
 def attend_dense(qkv: Tensor, batch: StagedBatch) -> Tensor:
-    """Written-out scores for short proteins, in blocks that stay in the caches (CPU, bf16).
-
-    All is float32 but, on CPUs with AMX, the products, whose terms are rounded to bf16.
-    """
+    """Written-out scores and probabilities in bf16, but for long proteins (CPU, bf16)."""
     out = torch.empty_like(qkv[:, 0])
-    n_heads = qkv.shape[2]
     for first, n, seqlen in batch.runs:
-        at_once = max(1, _SCORES_AT_ONCE // (n_heads * seqlen**2))
-        for i in range(0, n, at_once):
-            block = (first + i * seqlen, min(at_once, n - i), seqlen)
-            q, k, v = _turned(qkv, batch, block)
-            if seqlen > _LONGEST_DENSE:
-                attended = F.scaled_dot_product_attention(q, k, v)
-            else:
-                attended = _dense(q, k, v)
-            _put(out, block[0], attended)
+        q, k = _scaled(*_turned(qkv[:, :2], batch, (first, n, seqlen)))
+        v = qkv[first : first + n * seqlen, 2].view(n, seqlen, *out.shape[1:]).transpose(1, 2)
+        if seqlen > _LONGEST_DENSE:
+            attended = F.scaled_dot_product_attention(q, k, v.float(), scale=1.0)
+        else:
+            attended = _dense(q.to(v.dtype), k.to(v.dtype), v)
+        _put(out, first, attended)
     return out
 
 
@@ -147,13 +143,13 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def _turned(qkv: Tensor, batch: StagedBatch, run: tuple[int, int, int]) -> tuple[Tensor, ...]:
-    """Rotated queries and keys, and values: (n, n_heads, seqlen, head_dim) float32 each."""
+    """Rotated queries and keys, and values if given: (n, n_heads, seqlen, head_dim) float32."""
     first, n, seqlen = run
     part = qkv[first : first + n * seqlen].view(n, seqlen, *qkv.shape[1:]).permute(2, 0, 3, 1, 4)
     laid_out = torch.empty(part.shape, dtype=torch.float32, device=qkv.device).copy_(part)
     position = slice(first, first + seqlen)  # as of every protein of the run
     q, k = rotate(laid_out[:2], batch.cos[position], batch.sin[position])
-    return q, k, laid_out[2]
+    return q, k, *laid_out[2:]
 
 
 def _put(out: Tensor, first: int, attended: Tensor) -> None:
@@ -162,24 +158,30 @@ def _put(out: Tensor, first: int, attended: Tensor) -> None:
     out[first : first + n * seqlen].view(n, seqlen, *out.shape[1:]).copy_(attended.transpose(1, 2))
 
 
+def _scaled(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """Scaled queries, and keys less their mean, which softmax does not notice."""
+    return q.mul_(q.shape[-1] ** -0.5), k.sub_(k.mean(dim=-2, keepdim=True))
+
+
 def _dense(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    scale: float = q.shape[-1] ** -0.5
-    with _onednn_products():
-        scores = torch.bmm((q * scale).flatten(0, 1), k.flatten(0, 1).mT)
-        torch.softmax(scores, dim=-1, out=scores)
-        return torch.bmm(scores, v.flatten(0, 1)).view_as(v)
+    """Attention without the maximum of the scores: their mean is 0, so no sum is below 1.
 
-
-@contextmanager
-def _onednn_products() -> Iterator[None]:
-    """Have oneDNN multiply float32, twice as fast as MKL on small matrices.
-
-    PyTorch gives it this work only if bf16 would be allowed, which it uses only on AMX.
+    A head with large scores in a protein is done again in float32.
     """
-    setting = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
-    before = setting.fp32_precision
-    setting.fp32_precision = "bf16"
-    try:
-        yield
-    finally:
-        setting.fp32_precision = before
+    head_dim = v.shape[-1]
+    n_ones = 1 if head_dim >= _LANES else head_dim
+    values = torch.ones(*v.shape[:-1], head_dim + n_ones, dtype=v.dtype)
+    values[..., :head_dim] = v
+    q, k, values = (x.flatten(0, 1) for x in (q, k, values))
+    sums = torch.empty_like(values)  # of values by exponentials, and of these
+    at_once = max(1, _SCORES_AT_ONCE // q.shape[1] ** 2)
+    for i in range(0, len(q), at_once):
+        part = slice(i, i + at_once)
+        scores = torch.bmm(q[part], k[part].mT)
+        torch.bmm(scores.exp_(), values[part], out=sums[part])
+    is_large = ~(sums[..., -1].amax(dim=-1) < _LARGEST_SUM)
+    if is_large.any():
+        scores = torch.bmm(q[is_large].float(), k[is_large].float().mT)
+        exact = torch.bmm(torch.softmax(scores, dim=-1), values[is_large].float())
+        sums[is_large] = exact.to(sums.dtype)
+    return (sums[..., :head_dim] / sums[..., head_dim:]).view_as(v)

@@ -44,7 +44,7 @@ class Layer(nn.Module):
         self.mlp_norm = nn.LayerNorm(dim, eps=LAYER_NORM_EPS)
         self.up = nn.Linear(dim, 4 * dim, dtype=dtype)
         self.down = nn.Linear(4 * dim, dim, dtype=dtype)
-        self.has_fused_gelu = dtype == torch.bfloat16 and cpu_has_fused_gelu()
+        self.is_fused = dtype == torch.bfloat16 and cpu_fuses_linear()
 
     def forward(self, x: Tensor, batch: StagedBatch, attend: Kernel) -> Tensor:
         return self.finish(x, attend(self.project(x), batch))
@@ -52,28 +52,32 @@ class Layer(nn.Module):
     def in_float32(self) -> Layer:
         """The same layer, products in float32 of the weights as they are."""
         layer = copy.deepcopy(self).float()
-        layer.dtype, layer.has_fused_gelu = torch.float32, False
+        layer.dtype, layer.is_fused = torch.float32, False
         return layer
 
     def project(self, x: Tensor) -> Tensor:
         """Queries, keys and values. (n_tokens, dim) -> (n_tokens, 3, n_heads, head_dim)"""
-        qkv: Tensor = self.qkv(self.attention_norm(x).to(self.dtype))
+        qkv = self.linear(self.qkv, self.attention_norm(x).to(self.dtype))
         return qkv.view(len(x), 3, self.n_heads, -1)
 
     def finish(self, x: Tensor, attended: Tensor) -> Tensor:
         """Add attention and MLP to the stream. (n_tokens, n_heads, head_dim) -> (n_tokens, dim)"""
-        x = x + self.attention_out(attended.flatten(1))
-        hidden = self.linear_gelu(self.mlp_norm(x).to(self.dtype))
-        out: Tensor = x + self.down(hidden)
-        return out
+        x = x + self.linear(self.attention_out, attended.flatten(1))
+        hidden = self.linear(self.up, self.mlp_norm(x).to(self.dtype), has_gelu=True)
+        return x + self.linear(self.down, hidden)
 
-    def linear_gelu(self, x: Tensor) -> Tensor:
-        """GELU (exact, not by tanh) of the wider linear layer; in one kernel where there is one."""
-        if not self.has_fused_gelu or x.device.type != "cpu":
-            return F.gelu(self.up(x))
-        fused = torch.ops.mkldnn._linear_pointwise
-        out: Tensor = fused(x, self.up.weight, self.up.bias, "gelu", [], "none")
-        return out
+    def linear(self, part: nn.Linear, x: Tensor, *, has_gelu: bool = False) -> Tensor:
+        """A linear layer, with GELU (exact, not by tanh) if asked for.
+
+        oneDNN takes bias and GELU into its product; PyTorch would write the bias out before it.
+        """
+        if self.is_fused and x.device.type == "cpu":
+            fused = torch.ops.mkldnn._linear_pointwise
+            attribute = "gelu" if has_gelu else "none"
+            out: Tensor = fused(x, part.weight, part.bias, attribute, [], "none")
+            return out
+        out = part(x)
+        return F.gelu(out) if has_gelu else out
 
 
 class ESM2(nn.Module):
@@ -137,8 +141,8 @@ def rotary_frequencies(head_dim: int) -> Tensor:
     return 1.0 / (ROPE_THETA ** (places / head_dim))
 
 
-def cpu_has_fused_gelu() -> bool:
-    """True if oneDNN multiplies bf16 on this CPU (AVX-512 and newer), with GELU in one kernel."""
+def cpu_fuses_linear() -> bool:
+    """True if oneDNN multiplies bf16 on this CPU (AVX-512 and newer), with bias and GELU."""
     ops = torch.ops.mkldnn
     return hasattr(ops, "_linear_pointwise") and bool(ops._is_mkldnn_bf16_supported())
 

@@ -29,7 +29,7 @@ from virnucpro.outputs.sinks import (
     read_calls,
 )
 from virnucpro.outputs.summary import region_line
-from virnucpro.outputs.write import open_sinks_of_samples
+from virnucpro.outputs.write import in_first_places, open_sinks_of_samples
 from virnucpro.records import Call, FastaRecord, RecordResult
 from virnucpro.report.run import write_run_page
 from virnucpro.run.folder import RunDir
@@ -60,7 +60,7 @@ def find_regions(options: RegionsOptions, on_event: Callable[[Telling], None]) -
             if rundir.samples.is_dir():
                 samples = [file.sample for file in inputs if not file.generation]
                 adds.append(stack.enter_context(open_sinks_of_samples(rundir, sinks, samples)))
-            for record, call in _called(rundir, manifest, inputs):
+            for record, call in _records_and_calls(rundir, manifest, inputs):
                 result = finder.add_to(RecordResult(record, [], call))
                 for add in adds:
                     add(result)
@@ -96,28 +96,27 @@ def _finished_run(rundir: RunDir) -> Manifest:
     return manifest
 
 
-def _called(
+def _records_and_calls(
     rundir: RunDir, manifest: Manifest, inputs: Sequence[InputFile]
 ) -> Iterator[tuple[FastaRecord, Call]]:
-    """Each record beside its call, which is found by place and checked by name.
+    """Each record beside its call: the rows of the table stand in the order of the records.
 
     Raises:
-        InputError: the table is not of these records.
+        InputError: a row is of another record.
     """
     path = rundir.output(RecordTable)
+    read, replaced = manifest.ids.read, frozenset(manifest.replaced)
+    files = list(chain.from_iterable(generations(inputs)))
+    later = chain.from_iterable(map(read, (file for file in files if file.generation)))
+    every = chain.from_iterable(map(read, files))
+    records = (
+        record.in_place_of(place)
+        for record, place in in_first_places(replaced, later, every, lambda record: record)
+    )
     with TextIOWrapper(open_plain(path), "utf-8", "surrogateescape", newline="\n") as lines:
         try:
-            for record, call in zip_longest(_shown(manifest, inputs), read_calls(lines)):
-                if (
-                    not record
-                    or not call
-                    or (record.sample, record.name, len(record.sequence))
-                    != (
-                        call.sample,
-                        call.record_id,
-                        call.length,
-                    )
-                ):
+            for record, call in zip_longest(records, read_calls(lines)):
+                if record is None or call is None or not _is_of(call, record):
                     name = record.name if record else call.record_id
                     raise ValueError(f"{name} is in the inputs or in the table alone")
                 yield record, call
@@ -128,26 +127,9 @@ def _called(
             ) from error
 
 
-def _shown(manifest: Manifest, inputs: Sequence[InputFile]) -> Iterator[FastaRecord]:
-    """The records in the order of the table; those given anew have their latest sequence."""
-    replaced = frozenset(manifest.replaced)
-    by_generation = [
-        chain.from_iterable(map(manifest.ids.read, files)) for files in generations(inputs)
-    ]
-    latest = {}
-    if replaced:
-        for files in list(generations(inputs))[1:]:
-            for record in chain.from_iterable(map(manifest.ids.read, files)):
-                if record.id in replaced:
-                    latest[record.id] = record
-    read_ids: set[str] = set()
-    for record in chain.from_iterable(by_generation):
-        if record.id not in replaced:
-            yield record
-        elif record.id not in read_ids:
-            read_ids.add(record.id)
-            newest = latest.get(record.id, record)
-            yield newest._replace(sample=record.sample, own_id=record.own_id)
+def _is_of(call: Call, record: FastaRecord) -> bool:
+    expected = (record.sample, record.name, len(record.sequence))
+    return (call.sample, call.record_id, call.length) == expected
 
 
 def _note_in_manifest(

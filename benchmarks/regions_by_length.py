@@ -1,0 +1,148 @@
+"""Measure regions in contigs of several lengths that are cut from whole genomes.
+
+    python benchmarks/regions_by_length.py FOLDER prophages.tsv
+
+FOLDER and the table are those of ``virnucpro train --data FOLDER --regions prophages.tsv``. Contigs
+of hosts are cut from chromosomes of the table, beside their prophages, and from other records of
+500,000 bases and more, whose prophages are not known; a contig with a region counts as false.
+Contigs of prophages hold one whole at three places, or end with its half or, in a long contig, all
+of it; it is found if half of its bases there lie in regions. What finds them was learned without
+their chromosome, and without its file as a host. Random sequence has a GC of 0.3 to 0.7.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from virnucpro.evaluation.regions import Interval, Truth, read_truth
+from virnucpro.scorer.nets import embedded_scorer, load_scorer
+from virnucpro.scoring.chain import RegionModel
+from virnucpro.scoring.contrast import Items
+from virnucpro.scoring.regions import regions_of_items
+from virnucpro.sequences.fasta import read_fasta
+from virnucpro.sequences.genetic_code import STANDARD
+from virnucpro.sequences.inputs import list_sources
+from virnucpro.training.region_model import SIZE, STEP, Chromosome, learn_region_model
+
+LENGTHS = (10_000, 20_000, 50_000, 100_000, 200_000, 500_000)
+MOST = 40  # contigs of a length of one host
+SHORTEST_HOST = 500_000
+
+
+def regions_of(one: Chromosome, start: int, n_bases: int, model: RegionModel) -> list[Interval]:
+    """The regions of a contig, in places of the chromosome."""
+    start = start // STEP * STEP
+    items = one.items.take((one.items.start >= start) & (one.items.start + SIZE <= start + n_bases))
+    moved = Items(items.start - start, items.log_odds, items.gc, items.shape)
+    sequence = one.sequence[start : start + n_bases]
+    regions, _ = regions_of_items(sequence, moved, model, STANDARD, is_virus=False)
+    return [(start + region.start, start + region.end) for region in regions]
+
+
+def host_starts(one: Chromosome, n_bases: int) -> Iterator[int]:
+    """Where contigs begin that hold no part of an element of the truth."""
+    elements = (*one.truth.prophages, *one.truth.unclear)
+    last = len(one.sequence) - n_bases
+    for start in np.linspace(0, last, min(MOST, len(one.sequence) // n_bases)).astype(int).tolist():
+        if not any(a < start + n_bases and b > start - STEP for a, b in elements):
+            yield start
+
+
+def count_false(one: Chromosome, model: RegionModel) -> list[tuple[int, int]]:
+    counts = []
+    for n_bases in LENGTHS:
+        called = [bool(regions_of(one, at, n_bases, model)) for at in host_starts(one, n_bases)]
+        counts.append((sum(called), len(called)))
+    return counts
+
+
+def count_found(one: Chromosome, model: RegionModel, kind: str) -> list[tuple[int, int]]:
+    """Prophages that are found in contigs, by length: ``whole`` inside it, or at an ``end``."""
+    counts = []
+    for n_bases in LENGTHS:
+        found = []
+        for a, b in one.truth.prophages:
+            part = min(n_bases // 2, b - a)
+            whole = [a - int((n_bases - b + a) * share) for share in (0.2, 0.5, 0.8)]
+            starts = [a - n_bases + part, b - part]
+            if kind == "whole":
+                starts = whole if n_bases > b - a + 2_000 else []
+            for at in starts:
+                start = min(max(0, at), len(one.sequence) - n_bases) // STEP * STEP
+                low, high = max(a, start), min(b, start + n_bases)
+                inside = regions_of(one, start, n_bases, model)
+                covered = sum(max(0, min(y, high) - max(x, low)) for x, y in inside)
+                found.append(covered >= (high - low) / 2)
+        counts.append((sum(found), len(found)))
+    return counts
+
+
+def show(name: str, counts: list[tuple[int, int]]) -> None:
+    write(name, [f"{part} of {total}" for part, total in counts])
+
+
+def write(name: str, cells: Iterable[object]) -> None:
+    sys.stdout.write("\t".join([name, *map(str, cells)]) + "\n")
+    sys.stdout.flush()
+
+
+def add(rows: list[list[tuple[int, int]]]) -> list[tuple[int, int]]:
+    return [
+        (sum(part for part, _ in column), sum(total for _, total in column))
+        for column in zip(*rows, strict=True)
+    ]
+
+
+def score(folder: Path, truths: dict[str, Truth]) -> dict[Path, list[Chromosome]]:
+    """The records of each file, with their pieces scored."""
+    scorer = load_scorer(embedded_scorer())
+    files: dict[Path, list[Chromosome]] = {}
+    for source in list_sources(folder):
+        for record in read_fasta(source.path, source.name):
+            items = Items.of(record.sequence, scorer, SIZE, STEP)
+            one = Chromosome(record.id, record.sequence, items, truths.get(record.id, Truth()))
+            files.setdefault(source.path, []).append(one)
+    return files
+
+
+def learn(files: dict[Path, list[Chromosome]], without: Path | None) -> RegionModel:
+    kept = [records for path, records in files.items() if path != without]
+    known = [one for records in kept for one in records if one.truth.prophages]
+    others = ([one.items for one in records if not one.truth.prophages] for records in kept)
+    hosts = [Items.joined(items) for items in others if items]
+    return learn_region_model(known, hosts, "")
+
+
+def measure(files: dict[Path, list[Chromosome]]) -> None:
+    write("contigs of", LENGTHS)
+    false, whole, end = [], [], []
+    for path, records in files.items():
+        for one in records:
+            if len(one.sequence) >= SHORTEST_HOST:
+                model = learn(files, path)
+                false.append(count_false(one, model))
+                show(one.name, false[-1])
+                whole.append(count_found(one, model, "whole"))
+                end.append(count_found(one, model, "end"))
+    show("all hosts", add(false))
+    show("prophage within", add(whole))
+    show("prophage at an end", add(end))
+    model = learn(files, None)
+    scorer = load_scorer(embedded_scorer())
+    rng = np.random.default_rng(5)
+    random = []
+    for gc in (0.3, 0.4, 0.5, 0.6, 0.7):
+        shares = [(1 - gc) / 2, gc / 2, gc / 2, (1 - gc) / 2]
+        bases = "".join(rng.choice(list("ACGT"), 1_000_000, p=shares))
+        one = Chromosome("", bases, Items.of(bases, scorer, SIZE, STEP), Truth())
+        random.append(count_false(one, model))
+    show("random sequence", add(random))
+
+
+if __name__ == "__main__":
+    folder, table = map(Path, sys.argv[1:])
+    measure(score(folder, read_truth(table)))

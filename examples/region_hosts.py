@@ -1,0 +1,57 @@
+"""Write a FASTA file for each genus of bacteria and archaea in catalogues of labelled sequences.
+
+    python examples/region_hosts.py FOLDER CATALOGUE.tsv.gz ... [--without GENUS ...]
+
+Beside the chromosomes with known prophages, ``virnucpro train --data FOLDER --regions`` takes each
+of these files for one host, and learns from it how hosts of its GC score. A catalogue has a row
+for each sequence (id, file, label, kind, genus, length, ...) and lies beside its FASTA files. Of a
+genus there are up to eight sequences of 10,000 bases or more, evenly over its rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gzip
+from collections import defaultdict
+from pathlib import Path
+
+MOST, SHORTEST = 8, 10_000
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("catalogues", type=Path, nargs="+")
+    parser.add_argument("--without", nargs="*", default=())
+    options = parser.parse_args()
+    genera: dict[str, list[tuple[Path, str]]] = defaultdict(list)
+    for catalogue in options.catalogues:
+        with gzip.open(catalogue, "rt", encoding="utf-8") as lines:
+            for row in csv.DictReader(lines, delimiter="\t"):
+                is_host = row["label"] == "cellular" and row["kind"] in ("bacteria", "archaea")
+                if is_host and row["genus"].isalpha() and int(row["length"]) >= SHORTEST:
+                    path = catalogue.parent / Path(row["file"]).name
+                    genera[row["genus"]].append((path, row["id"]))
+    chosen: dict[Path, dict[str, str]] = defaultdict(dict)
+    for genus in genera.keys() - set(options.without):
+        rows = sorted(genera[genus], key=lambda row: row[1])
+        for number in range(min(MOST, len(rows))):
+            path, name = rows[number * len(rows) // min(MOST, len(rows))]
+            chosen[path][name] = genus
+    options.folder.mkdir(parents=True, exist_ok=True)
+    for genus in genera:
+        (options.folder / f"{genus}.fa").unlink(missing_ok=True)
+    for path in sorted(chosen):
+        genus = None
+        with gzip.open(path, "rt", encoding="ascii") as lines:
+            for line in lines:
+                if line.startswith(">"):
+                    genus = chosen[path].get(line[1:].split()[0])
+                if genus:
+                    with (options.folder / f"{genus}.fa").open("a", encoding="ascii") as file:
+                        file.write(line)
+
+
+if __name__ == "__main__":
+    main()
