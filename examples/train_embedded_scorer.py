@@ -9,6 +9,7 @@
 The groups of the parts that are named train it. Folds over the same groups give its calibration
 and its error rates; there the nets of one seed stand for those of all. The words that a fragment's
 features are made with are always counted without its fold.
+Nets of the folds are fitted in a second process, beside the others.
 Scorers of the folds are left in scorer_folds/: join_embedded_head.py needs what has not seen a
 group. Seeds are fixed: the same data makes the same file on the same machine.
 
@@ -22,10 +23,12 @@ many.
 from __future__ import annotations
 
 import csv
+import multiprocessing
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -46,7 +49,13 @@ from virnucpro.scorer.nets import (
 from virnucpro.scorer.pieces import Counts
 from virnucpro.scorer.words import NO_WORDS
 from virnucpro.training import made
-from virnucpro.training.piece_nets import Fitting, Lessons, Range, fit_piece_nets
+from virnucpro.training.piece_nets import (
+    FIGURES_AND_WORDS,
+    Fitting,
+    Lessons,
+    Range,
+    fit_piece_nets,
+)
 from virnucpro.training.sampling import (
     Collection,
     Fragments,
@@ -86,7 +95,10 @@ SHARES = {
     "ribosomal operons": 0.02,
 }
 RANGES = (Range(150, 150, 300), Range(300, 300, 500), Range(500, 500), Range(1000, 1000))
+FITTING = Fitting(input_dropout=0.2, spared=FIGURES_AND_WORDS)
 WINDOWS = Range(1000, 1000)  # of regions
+# regions.json was learned with this calibration, of pieces whose nets made less use of words
+WINDOWS_KNOT = Knot(1000, 1.6430170215003228, -0.10995449234392227)
 N_SEEDS = 3
 N_FRAGMENTS = 20_000  # of each label, for each seed and size
 N_MADE = 500  # of each kind, for each seed and size
@@ -94,6 +106,7 @@ MADE_WEIGHT = 2.0
 KNOTS = {150: 20_000, 300: 20_000, 500: 20_000, 1000: 20_000, 3000: 10_000, 10_000: 5000}
 PROKARYOTIC = ("phages", "bacteria", "archaea", "bins")
 Values = NDArray[np.float64]
+Result = TypeVar("Result")
 COLUMNS = (
     "bases",
     "kind",
@@ -136,20 +149,19 @@ def lessons(course: Course, size: int, seed: int) -> Lessons:
 
 
 def fit(course: Course, n_seeds: int) -> list[PieceNets]:
-    return [fit_size(course, of_size, n_seeds) for of_size in RANGES]
+    return [fit_size(course, of_size, n_seeds, FITTING) for of_size in RANGES]
 
 
 def fit_windows(collection: Collection, n_seeds: int) -> PieceNets:
     """Nets that read no words: those of prophages in a host's relatives are words of cells."""
     fold_of_record = np.zeros(len(collection.records), dtype=np.int64)
-    return fit_size(
-        Course(collection, fold_of_record, Words(NO_WORDS, {0: NO_WORDS})), WINDOWS, n_seeds
-    )
+    course = Course(collection, fold_of_record, Words(NO_WORDS, {0: NO_WORDS}))
+    return fit_size(course, WINDOWS, n_seeds, Fitting())
 
 
-def fit_size(course: Course, of_size: Range, n_seeds: int) -> PieceNets:
+def fit_size(course: Course, of_size: Range, n_seeds: int, fitting: Fitting) -> PieceNets:
     draws = [lessons(course, of_size.size, seed) for seed in range(n_seeds)]
-    return fit_piece_nets(of_size, draws, course.words.table, Fitting())
+    return fit_piece_nets(of_size, draws, course.words.table, fitting)
 
 
 def fit_folds(
@@ -200,14 +212,19 @@ def train(manifest: Path, split: Path, out: Path, parts: list[str]) -> None:
     fold_of_group = group_folds(collection.records)
     fold_of_record = np.array([fold_of_group[record.group] for record in collection.records])
     counts = count_words(collection, fold_of_record)
+    of_folds = beside(lambda: fit_folds(collection, fold_of_record, counts))
     pieces = tuple(fit(Course(collection, fold_of_record, Words.of(counts)), N_SEEDS))
     windows = fit_windows(collection, N_SEEDS)
-    nets_of_folds = fit_folds(collection, fold_of_record, counts)
+    windows_of_folds = [
+        fit_windows(collection.where(fold_of_record != fold), 1) for fold in range(N_FOLDS)
+    ]
+    nets_of_folds = of_folds()
     knots, error_rates = calibrate(collection, fold_of_record, nets_of_folds)
     training = f"{len(collection.records):,} records of {len(fold_of_group):,} groups"
     scorer = Scorer(
         pieces,
         windows,
+        WINDOWS_KNOT,
         tuple(knots),
         training,
         tuple(error_rates),
@@ -218,10 +235,30 @@ def train(manifest: Path, split: Path, out: Path, parts: list[str]) -> None:
     folder = out.with_name(f"{out.stem}_folds")
     folder.mkdir(exist_ok=True)
     for fold, nets in nets_of_folds.items():
-        of_fold = fit_windows(collection.where(fold_of_record != fold), 1)
         without = f"without fold {fold}"
-        unseen = Scorer(tuple(nets), of_fold, tuple(knots), without, tuple(error_rates))
+        along = windows_of_folds[fold]
+        unseen = Scorer(tuple(nets), along, WINDOWS_KNOT, tuple(knots), without, tuple(error_rates))
         save_scorer(folder / f"fold{fold}.safetensors", unseen)
+
+
+def beside(work: Callable[[], Result]) -> Callable[[], Result]:
+    """Start work in a process that shares this one's memory; what comes back waits for its result.
+
+    Raises:
+        EOFError: when waiting, if the process failed.
+    """
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=lambda: sender.send(work()))
+    process.start()
+    sender.close()
+
+    def result() -> Result:
+        answer: Result = receiver.recv()
+        process.join()
+        return answer
+
+    return result
 
 
 def noting(pairs: Iterable[Labelled], digests: list[int]) -> Iterator[Labelled]:

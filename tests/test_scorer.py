@@ -39,13 +39,16 @@ from virnucpro.scorer.stretches import find_stretches
 from virnucpro.scorer.words import (
     AMINO_ACIDS,
     CELLULAR,
-    CELLULAR_OFTEN,
     LENGTH,
+    N_BUCKETS,
     N_WORD_FIGURES,
     NO_WORDS,
+    ONE_VIRAL,
+    RARITY,
+    RATHER_CELLULAR,
     VIRAL,
-    VIRAL_OFTEN,
     WordTable,
+    is_in_sample,
 )
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.genetic_code import STANDARD
@@ -92,7 +95,10 @@ RATES = (ErrorRates(100, (0.0,), (0.1,), (0.5,)),)
 def scorer() -> Scorer:
     pieces = (random_pieces(60, 30, 200, 1), random_pieces(100, 200, None, 2))
     windows = random_pieces(100, 100, None, 3)
-    return Scorer(pieces, windows, (Knot(50, 0.5, 0.1), Knot(500, 2.0, -0.3)), "random", RATES)
+    knot = Knot(100, 1.5, 0.2)
+    return Scorer(
+        pieces, windows, knot, (Knot(50, 0.5, 0.1), Knot(500, 2.0, -0.3)), "random", RATES
+    )
 
 
 def stretches_of(sequence: str) -> list[tuple[int, int, int]]:
@@ -187,20 +193,18 @@ def test_words_that_others_have_are_counted_by_their_owners() -> None:
     letters = dict(zip(STANDARD.codons, STANDARD.letters, strict=True))
     protein = "".join(letters[codon] for codon in codons)
     n_words = len(protein) - LENGTH + 1  # no other frame is open as far
-    owners = {0: VIRAL, 50: VIRAL_OFTEN, 100: CELLULAR, n_words - 1: CELLULAR_OFTEN}
-    shared = {number_of(protein[i : i + LENGTH]): owner for i, owner in owners.items()}
-    table = WordTable(
-        np.array(sorted(shared)), np.array([shared[word] for word in sorted(shared)], np.uint8)
-    )
+    owners = {0: VIRAL, 50: ONE_VIRAL, 100: CELLULAR, n_words - 1: RATHER_CELLULAR}
+    numbers = [number_of(protein[i : i + LENGTH]) for i in owners]
+    table = WordTable.of(np.array(numbers), np.array([*owners.values()], np.uint8))
     sequence = "".join(codons)
     for spelling in (sequence, sequence.translate(PAIRS)[::-1]):
         (features,) = piece_features(encode_pieces([spelling]), table)
-        expected = np.sqrt(np.array([2, 1, 2, 1, 0, 0]) / n_words)
+        expected = np.sqrt(np.array([1, RARITY, 1, 0, 0, 1]) / n_words)
         np.testing.assert_allclose(features[WORD_COLUMNS], expected, rtol=1e-6)  # float32
     stopped = sequence[:150] + "TAA" + sequence[153:]  # breaks the words around, and no more
     (features,) = piece_features(encode_pieces([stopped]), table)
     n_words -= LENGTH  # those with the codon that is now a stop
-    expected = np.sqrt(np.array([1, 0, 2, 1, 0, 0]) / n_words)
+    expected = np.sqrt(np.array([1, 0, 1, 0, 0, 1]) / n_words)
     np.testing.assert_allclose(features[WORD_COLUMNS], expected, rtol=1e-6)
 
 
@@ -208,22 +212,41 @@ def test_a_table_of_words_names_an_owner_for_its_own_words_alone() -> None:
     rng = np.random.default_rng(9)
     numbers = np.unique(rng.integers(20**LENGTH, size=5000))
     owners = rng.integers(1, 7, size=len(numbers)).astype(np.uint8)
-    table = WordTable(numbers[::2], owners[::2])
+    table = WordTable.of(numbers[::2], owners[::2])
     expected = owners.copy()
     expected[1::2] = 0
     np.testing.assert_array_equal(table.owners_of(numbers), expected)
     assert not NO_WORDS.owners_of(numbers).any()
 
 
+def test_words_of_the_sample_lie_in_buckets_of_their_own() -> None:
+    numbers = np.unique(np.random.default_rng(10).integers(20**LENGTH, size=8000))
+    table = WordTable.of(numbers, np.full(len(numbers), VIRAL, np.uint8))
+    n_in_sample = int(is_in_sample(numbers).sum())
+    assert table.n_of_bucket[N_BUCKETS // 2 :].sum() == n_in_sample
+    # standard deviation sqrt(8000 * 7 / 64) = 30; four of them
+    assert n_in_sample == pytest.approx(8000 / RARITY, abs=120)
+
+
 @pytest.mark.parametrize(
-    ("numbers", "owners"),
-    [([2, 1], [1, 1]), ([1, 1], [1, 1]), ([1, 2], [1]), ([1], [0]), ([1], [7])],
+    ("buckets", "n_entries"), [([0] * 3, 0), ([0] * N_BUCKETS, 1), ([1] + [0] * (N_BUCKETS - 1), 0)]
 )
-def test_a_table_of_words_is_in_order_and_every_word_has_an_owner(
-    numbers: list[int], owners: list[int]
+def test_a_table_of_words_has_an_entry_for_each_word_of_its_buckets(
+    buckets: list[int], n_entries: int
 ) -> None:
-    with pytest.raises(ValueError, match="words"):
-        WordTable(np.array(numbers), np.array(owners, np.uint8))
+    with pytest.raises(ValueError, match="words in"):
+        WordTable(np.array(buckets, np.uint8), np.zeros(n_entries, np.uint16))
+
+
+@pytest.mark.parametrize("owner", [0, 7])
+def test_every_word_of_a_table_has_an_owner(owner: int) -> None:
+    with pytest.raises(ValueError, match="owners that are not known"):
+        WordTable.of(np.array([1]), np.array([owner], np.uint8))
+
+
+def test_a_bucket_has_room_for_255_words() -> None:
+    with pytest.raises(ValueError, match="256 words in one bucket"):
+        WordTable.of(np.full(256, 7), np.full(256, VIRAL, np.uint8))
 
 
 @given(st.lists(DNA, min_size=1, max_size=4))
@@ -296,12 +319,16 @@ def test_a_scorer_is_the_same_when_it_was_stored(scorer: Scorer, tmp_path: Path)
 def test_windows_are_scored_by_nets_of_their_own(scorer: Scorer) -> None:
     sequence = random_sequence(900, 5)
     windows, _ = score_windows(sequence, scorer, 100, 50)
-    as_pieces = replace(scorer, pieces=(replace(scorer.windows, shortest=1),))
+    as_pieces = replace(
+        scorer,
+        pieces=(replace(scorer.windows, shortest=1),),
+        knots=(scorer.windows_knot,),
+    )
     each = [sequence[start : start + 100] for start in range(0, 801, 50)]
     assert windows.log_odds.tolist() == pytest.approx(list(score_sequences(each, as_pieces)))
     others = list(score_sequences(each, scorer))
     assert windows.log_odds.tolist() != pytest.approx(others)
-    words = WordTable(np.array([7]), np.array([CELLULAR], dtype=np.uint8))
+    words = WordTable.of(np.array([7]), np.array([CELLULAR], dtype=np.uint8))
     with pytest.raises(ValueError, match="nets of windows that read words"):
         replace(scorer, windows=replace(scorer.windows, words=words))
 

@@ -15,10 +15,12 @@ from virnucpro.scorer.pieces import Digits, encode
 from virnucpro.scorer.words import (
     N_WORD_FIGURES,
     NO_WORDS,
+    ONE_CELLULAR,
+    ONE_VIRAL,
     RATHER_CELLULAR,
     RATHER_VIRAL,
     VIRAL,
-    VIRAL_OFTEN,
+    is_in_sample,
 )
 from virnucpro.training import made
 from virnucpro.training.piece_nets import Fitting, Lessons, Range, fit_piece_nets
@@ -117,15 +119,22 @@ def relatives() -> Collection:
     return Collection(shared.records, digits.reshape(-1), shared.starts, shared.lengths)
 
 
-def test_words_of_one_group_alone_are_nobodys(relatives: Collection) -> None:
+def test_words_have_owners_and_those_of_one_group_are_a_sample(relatives: Collection) -> None:
     folds = np.array([0, 1, 2, 3, 4, 4])
     counts = count_words(relatives, folds)
-    n_groups = counts.n_groups.sum(axis=1)
-    assert len(counts.numbers) and (n_groups == [1, 3]).all()
-    owners = {(): RATHER_VIRAL, (0, 1): RATHER_CELLULAR, (2,): VIRAL_OFTEN, (1, 2): VIRAL}
+    is_shared = counts.n_groups.sum(axis=(1, 2)) == 4
+    shared, alone = counts.numbers[is_shared], counts.numbers[~is_shared]
+    in_sample = is_in_sample(shared)
+    assert 0 < in_sample.sum() < len(shared)
+    owners = {(): RATHER_VIRAL, (0, 1): RATHER_CELLULAR, (2,): VIRAL, (1, 2): VIRAL}
     for left_out, owner in owners.items():
-        assert set(counts.table(left_out).owners.tolist()) == {owner}
-    assert len(counts.table({0, 1, 2}).numbers) == 0  # one group is left
+        assert (counts.table(left_out).owners_of(shared) == owner).all()
+    for left_out, owner in {(0, 1, 2): ONE_VIRAL, (0, 1, 3): ONE_CELLULAR}.items():
+        found = counts.table(left_out).owners_of(shared)
+        np.testing.assert_array_equal(found, np.where(in_sample, owner, 0))
+    assert len(counts.table({0, 1, 2, 3})) == len(alone)
+    assert set(counts.table().owners_of(alone)) == {ONE_VIRAL, ONE_CELLULAR}
+    assert is_in_sample(alone).all()
 
 
 def test_a_fragment_is_read_by_the_words_of_other_folds_than_its_own(
@@ -134,11 +143,11 @@ def test_a_fragment_is_read_by_the_words_of_other_folds_than_its_own(
     rng = np.random.default_rng(10)
     both = relatives.where(np.array([True, True, False, False, True, True]))
     fragments = draw(both, 300, 20, SHARES, rng)
-    folds = np.array([0, 1, 2, 2])
+    folds = np.array([0, 0, 1, 1])
     is_shared = np.isin(fragments.record, [0, 1])
     first = GC + N_FIGURES
     apart = Words.of(count_words(both, folds)).features(fragments, folds)
-    assert not apart[:, first : first + N_WORD_FIGURES].any()  # the other group is alone
+    assert not apart[:, first : first + N_WORD_FIGURES].any()  # all that share them are in a fold
     seen = fragment_features(fragments.digits, count_words(both, folds).table())
     np.testing.assert_array_equal(seen[:, first] > 0, is_shared)
     assert is_shared.any()
@@ -194,6 +203,18 @@ def test_nets_learn_to_tell_one_codon_usage_from_another() -> None:
     assert ((log_odds > 0) == (np.arange(200) < 100)).mean() > 0.95
 
 
+def test_dropout_spares_the_features_that_it_is_told_to() -> None:
+    rng = np.random.default_rng(11)
+    features = rng.normal(size=(400, N_FEATURES)).astype(np.float32)
+    is_virus = features[:, GC] > 0
+    lessons = Lessons(features, is_virus, np.ones(400))
+    fitting = Fitting(input_dropout=1.0, spared=range(GC, GC + 1), batch=50, epochs=10)
+    nets = fit_piece_nets(Range(150, 150), [lessons], NO_WORDS, fitting)
+    others = rng.normal(size=(200, N_FEATURES)).astype(np.float32)
+    others[:, :GC] = others[:, GC + 1 :] = 0  # the net's first weights for these are still there
+    assert ((nets.log_odds(others) > 0) == (others[:, GC] > 0)).mean() > 0.9
+
+
 def test_no_group_is_in_two_folds_and_every_kingdom_in_all() -> None:
     rows = [
         (f"{kingdom}{i}", kingdom == "phages", f"{kingdom} {i // 2}", kingdom)
@@ -236,7 +257,8 @@ def test_error_rates_are_the_shares_of_both_labels_from_their_log_odds_on() -> N
 
 def make_scorer(*rates: ErrorRates) -> Scorer:
     nets = fit_piece_nets(Range(150, 150), [coin_lessons()], NO_WORDS, Fitting(batch=50, epochs=1))
-    return Scorer((nets,), nets, (Knot(150, 1.0, 0.0),), "coins", rates)
+    knot = Knot(150, 1.0, 0.0)
+    return Scorer((nets,), nets, knot, (knot,), "coins", rates)
 
 
 SHORT = ErrorRates(100, (1.0, 2.0, 3.0), (0.1, 0.01, 0.001), (0.8, 0.4, 0.01))

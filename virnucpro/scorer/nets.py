@@ -27,7 +27,7 @@ from virnucpro.log import printable
 from virnucpro.scorer.features import N_FEATURES, RATIOS, SHARES, Features
 from virnucpro.scorer.words import NO_WORDS, WordTable
 
-FORMAT = 4  # 1: one threshold for each length; 2: no words; 3: no nets of windows
+FORMAT = 5  # 1: one threshold a length; 2: no words; 3: no nets of windows; 4: no sample of words
 VIEWS = {"shares": SHARES, "ratios": RATIOS}
 WINDOWS = "windows"  # what tensors of the nets of windows are called by
 N_LAYERS = 3
@@ -121,6 +121,10 @@ class Knot:
         if not (self.n_bases > 0 and self.slope > 0 and isfinite(self.slope + self.offset)):
             raise ValueError(f"a calibration of {self}")
 
+    def calibrated(self, log_odds: Values) -> Values:
+        """The log-odds, scaled and moved. (n,) -> (n,)"""
+        return self.slope * log_odds + self.offset
+
 
 @dataclass(frozen=True, slots=True)
 class ErrorRates:
@@ -182,6 +186,7 @@ class Scorer:
 
     pieces: tuple[PieceNets, ...]
     windows: PieceNets  # along a record, without words
+    windows_knot: Knot  # their calibration, which regions are learned with
     knots: tuple[Knot, ...]
     training: str  # how it was trained, in a sentence
     error_rates: tuple[ErrorRates, ...]
@@ -196,7 +201,7 @@ class Scorer:
                 raise ValueError(f"values at {lengths} bases, nets for {len(self.pieces)} sizes")
         if any(nets.words is not self.pieces[0].words for nets in self.pieces):
             raise ValueError("nets that read several tables of words")
-        if len(self.windows.words.numbers):
+        if len(self.windows.words):
             raise ValueError("nets of windows that read words")
 
     @property
@@ -304,13 +309,14 @@ def load_scorer(path: Path) -> Scorer:
             tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
         if facts["format"] != FORMAT:
             raise ValueError(f"the format {facts['format']}")
-        words = WordTable(tensors["words"], tensors["owners"])
+        words = WordTable(tensors["words.buckets"], tensors["words.entries"])
         return Scorer(
             pieces=tuple(
                 _piece_nets(str(of_size["size"]), of_size, words, tensors)
                 for of_size in facts["pieces"]
             ),
             windows=_piece_nets(WINDOWS, facts[WINDOWS], NO_WORDS, tensors),
+            windows_knot=Knot(**facts["windows_knot"]),
             knots=tuple(Knot(**knot) for knot in facts["knots"]),
             training=str(facts["training"]),
             error_rates=tuple(ErrorRates.of(rates) for rates in facts["error_rates"]),
@@ -349,8 +355,8 @@ def _piece_nets(
 def save_scorer(path: Path, scorer: Scorer) -> None:
     """Write a scorer, but for the hash of its file; the same bytes for the same scorer."""
     tensors: dict[str, NDArray[Any]] = {
-        "words": scorer.pieces[0].words.numbers,
-        "owners": scorer.pieces[0].words.owners,
+        "words.buckets": scorer.pieces[0].words.n_of_bucket,
+        "words.entries": scorer.pieces[0].words.entries,
     }
     for nets in scorer.pieces:
         tensors |= _tensors(str(nets.size), nets)
@@ -360,6 +366,7 @@ def save_scorer(path: Path, scorer: Scorer) -> None:
         "format": FORMAT,
         "pieces": [_facts(nets) for nets in scorer.pieces],
         WINDOWS: _facts(scorer.windows),
+        "windows_knot": asdict(scorer.windows_knot),
         "knots": [asdict(knot) for knot in scorer.knots],
         "error_rates": [asdict(rates) for rates in scorer.error_rates],
         "training": scorer.training,

@@ -177,7 +177,7 @@ def score_windows(
     figures = np.full((len(start), N_FIGURES), np.nan, dtype=np.float32)
     digits = encode(sequence)
     values = _score_pieces(digits, start, n_bases, scorer.windows, code, figures)
-    log_odds = scorer.calibrated(values, n_bases)
+    log_odds = scorer.windows_knot.calibrated(values)
     return PieceScores(np.zeros(len(start), dtype=np.int64), start, n_bases, log_odds), figures
 
 

@@ -1,7 +1,8 @@
-"""Words of nine residues that several groups of the training share, and whose they are.
+"""Words of nine residues that groups of the training have, and whose they are.
 
 Composition cannot see what a protein is; a word that proteins of several families share can. Of
-strangers a word by chance is rare: there are 5e11 of them.
+strangers a word by chance is rare: there are 5e11 of them. Words of several groups are all kept;
+of those that one group alone has, one in eight, chosen by hash.
 """
 
 from __future__ import annotations
@@ -19,10 +20,13 @@ from virnucpro.sequences.genetic_code import STANDARD, STOP
 LENGTH = 9  # residues of a word
 AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"
 NO_RESIDUE = len(AMINO_ACIDS)  # stops, and codons with an unknown base
-# whose a word is: 0 of nobody here; then the numbers of viral and of cellular groups that have it
-VIRAL, VIRAL_OFTEN, CELLULAR, CELLULAR_OFTEN, RATHER_VIRAL, RATHER_CELLULAR = range(1, 7)
+# whose a word is: 0 of nobody here; several groups, all viral or all cellular; one group; both
+VIRAL, ONE_VIRAL, CELLULAR, ONE_CELLULAR, RATHER_VIRAL, RATHER_CELLULAR = range(1, 7)
 N_WORD_FIGURES = 6
-_FILTER_BITS = 23
+RARITY = 8  # one in so many words is in the sample
+_BUCKET_BITS, _REST_BITS, _OWNER_BITS = 20, 13, 3
+N_BUCKETS = 2 << _BUCKET_BITS
+_OWNER = (1 << _OWNER_BITS) - 1
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio: Knuth's hashing
 
 Residues = NDArray[np.uint8]
@@ -37,44 +41,94 @@ for _codon, _residue in zip(STANDARD.codons, STANDARD.letters, strict=True):
 
 @dataclass(frozen=True, eq=False)
 class WordTable:
-    """Words that several groups share, rising, and whose each is."""
+    """Words and whose each is, as 33 bits of a hash: the bucket, and the rest before the owner.
 
-    numbers: Numbers  # (n,)
-    owners: NDArray[np.uint8]  # (n,) 1 to 6
+    Words in the sample have the second half of the buckets to themselves, so that the others pass
+    by the many words of one group. By chance about one in 1e3 of the sample, and one in 1e4 of
+    the others, is taken for a word of the table.
+    """
+
+    n_of_bucket: NDArray[np.uint8]  # (N_BUCKETS,)
+    entries: NDArray[np.uint16]  # (n,) by bucket, rising
 
     def __post_init__(self) -> None:
-        if self.numbers.shape != self.owners.shape or (np.diff(self.numbers) <= 0).any():
-            raise ValueError(
-                f"{len(self.numbers)} words out of order, of {len(self.owners)} owners"
-            )
-        if ((self.owners < VIRAL) | (self.owners > RATHER_CELLULAR)).any():
+        if self.n_of_bucket.shape != (N_BUCKETS,) or self.entries.ndim != 1:
+            raise ValueError(f"words in {self.n_of_bucket.shape} buckets")
+        if self.n_of_bucket.sum() != len(self):
+            raise ValueError(f"{len(self)} words in buckets of {self.n_of_bucket.sum()}")
+        owners = self.entries & _OWNER
+        if ((owners < VIRAL) | (owners > RATHER_CELLULAR)).any():
             raise ValueError("words of owners that are not known")
 
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    @classmethod
+    def of(cls, numbers: Numbers, owners: NDArray[np.uint8]) -> WordTable:
+        """A table of words, each once, and of their owners, 1 to 6. (n,), (n,)
+
+        Raises:
+            ValueError: too many of them are in one bucket.
+        """
+        bucket, rest = _address(numbers)
+        keys = (bucket << (_REST_BITS + _OWNER_BITS)) + (rest << _OWNER_BITS) + owners
+        keys.sort()
+        n_of_bucket = np.bincount(keys >> (_REST_BITS + _OWNER_BITS), minlength=N_BUCKETS)
+        if n_of_bucket.max() > np.iinfo(np.uint8).max:
+            raise ValueError(f"{n_of_bucket.max()} words in one bucket")
+        return cls(n_of_bucket.astype(np.uint8), keys.astype(np.uint16))
+
     @cached_property
-    def _filter(self) -> NDArray[np.bool_]:
-        """Which hashes there are; most words of a sequence have none of them."""
-        is_there = np.zeros(1 << _FILTER_BITS, dtype=np.bool_)
-        is_there[_hashes(self.numbers)] = True
-        return is_there
+    def _first(self) -> NDArray[np.int32]:
+        """The place of the first entry of each bucket."""
+        end = np.cumsum(self.n_of_bucket, dtype=np.int32)
+        end -= self.n_of_bucket
+        return end
 
     def owners_of(self, numbers: Numbers) -> NDArray[np.uint8]:
         """Whose each of these words is, 0 for nobody's. (n,) -> (n,)"""
         owners = np.zeros(len(numbers), dtype=np.uint8)
-        rows = np.flatnonzero(self._filter[_hashes(numbers)])
-        if len(rows):
-            places = np.searchsorted(self.numbers, numbers[rows]).clip(max=len(self.numbers) - 1)
-            is_same = self.numbers[places] == numbers[rows]
-            owners[rows[is_same]] = self.owners[places[is_same]]
+        if not len(self):
+            return owners
+        bucket, rest = _address(numbers)
+        n_left = self.n_of_bucket[bucket]
+        row = np.flatnonzero(n_left)
+        rest, place = rest[row], self._first[bucket[row]]
+        end = place + n_left[row]
+        while len(row):
+            entry = self.entries[place]
+            is_same = entry >> _OWNER_BITS == rest
+            owners[row[is_same]] = entry[is_same] & _OWNER
+            place += 1
+            goes_on = ~is_same & (place < end)
+            row, rest, place, end = row[goes_on], rest[goes_on], place[goes_on], end[goes_on]
         return owners
 
 
-NO_WORDS = WordTable(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.uint8))
+NO_WORDS = WordTable(np.zeros(N_BUCKETS, dtype=np.uint8), np.empty(0, dtype=np.uint16))
+
+
+def is_in_sample(numbers: Numbers) -> NDArray[np.bool_]:
+    """Whether each word is kept though one group alone has it. (n,) -> (n,)"""
+    is_inside: NDArray[np.bool_] = _hashes(numbers) % np.uint64(RARITY) == 0
+    return is_inside
 
 
 def _hashes(numbers: Numbers) -> NDArray[np.uint64]:
     hashes: NDArray[np.uint64] = numbers.astype(np.uint64) * _MULTIPLIER
-    hashes >>= np.uint64(64 - _FILTER_BITS)
+    hashes ^= hashes >> np.uint64(32)
+    hashes *= _MULTIPLIER
+    hashes ^= hashes >> np.uint64(32)
     return hashes
+
+
+def _address(numbers: Numbers) -> tuple[Numbers, Numbers]:
+    """The bucket of each word, and the bits that tell it from others there."""
+    hashes = _hashes(numbers)
+    bucket = (hashes >> np.uint64(64 - _BUCKET_BITS)).astype(np.int64)
+    bucket += np.int64(1 << _BUCKET_BITS) * (hashes % np.uint64(RARITY) == 0)
+    rest = hashes >> np.uint64(64 - _BUCKET_BITS - _REST_BITS)
+    return bucket, (rest & np.uint64((1 << _REST_BITS) - 1)).astype(np.int64)
 
 
 def residues_of(codes: Digits) -> Residues:
@@ -103,12 +157,11 @@ def words_of(codes: Digits, stretch: Counts) -> tuple[Counts, Numbers]:
 def word_figures(owners: NDArray[np.uint8], piece: Counts, n: int) -> Values:
     """Roots of the shares of words that others have too, of n pieces, by their owners. (n, 6)
 
-    Viruses alone, several of them; cells alone, several of them; rather viruses; rather cells.
+    A word that one group has stands for the others that the sample leaves out.
     """
     counts = np.bincount(piece * (N_WORD_FIGURES + 1) + owners, minlength=n * (N_WORD_FIGURES + 1))
     counts = counts.reshape(n, N_WORD_FIGURES + 1)
     n_words = counts.sum(axis=1, keepdims=True)
-    counts[:, VIRAL] += counts[:, VIRAL_OFTEN]
-    counts[:, CELLULAR] += counts[:, CELLULAR_OFTEN]
+    counts[:, [ONE_VIRAL, ONE_CELLULAR]] *= RARITY
     figures: Values = np.sqrt(counts[:, 1:] / np.maximum(1, n_words))
     return figures

@@ -10,9 +10,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from virnucpro.scorer.features import Features
+from virnucpro.scorer.features import FIGURES, Features
 from virnucpro.scorer.nets import FARTHEST, VIEWS, Layer, Nets, PieceNets
-from virnucpro.scorer.words import WordTable
+from virnucpro.scorer.words import N_WORD_FIGURES, WordTable
+
+NO_FEATURES = range(0)
+FIGURES_AND_WORDS = range(FIGURES.start, FIGURES.stop + N_WORD_FIGURES)
 
 Values = NDArray[np.float64]
 
@@ -23,6 +26,7 @@ class Fitting:
 
     hidden: tuple[int, int] = (128, 64)
     input_dropout: float = 0.4
+    spared: range = NO_FEATURES  # features that no dropout falls on
     dropout: float = 0.3
     smoothing: float = 0.05  # targets are this far from 0 and 1
     epochs: int = 8
@@ -64,15 +68,20 @@ def fit_piece_nets(
         standard = ((draw.features - mean) / deviation).clip(-FARTHEST, FARTHEST)
         inputs = torch.from_numpy(standard.astype(np.float32))
         for view, columns in VIEWS.items():
-            fitted[view].append(_fit(inputs[:, columns], draw, seed, fitting))
+            fitted[view].append(_fit(inputs, columns, draw, seed, fitting))
     views = {view: Nets(tuple(_stacked(nets))) for view, nets in fitted.items()}
     return PieceNets(of_size.size, of_size.shortest, of_size.longest, words, mean, deviation, views)
 
 
-def _fit(inputs: Tensor, lessons: Lessons, seed: int, fitting: Fitting) -> list[Layer]:
+def _fit(
+    features: Tensor, columns: slice, lessons: Lessons, seed: int, fitting: Fitting
+) -> list[Layer]:
+    """A net that reads these columns of the standardised features."""
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
-    net = _network(inputs.shape[1], fitting)
+    inputs = features[:, columns]
+    spared = slice(fitting.spared.start - columns.start, fitting.spared.stop - columns.start)
+    net = _network(inputs.shape[1], spared, fitting)
     targets = torch.from_numpy(lessons.is_virus.astype(np.float32))
     targets = targets * (1 - 2 * fitting.smoothing) + fitting.smoothing
     weights = torch.from_numpy(lessons.weights.astype(np.float32))
@@ -99,10 +108,23 @@ def _fit(inputs: Tensor, lessons: Lessons, seed: int, fitting: Fitting) -> list[
     return list(_layers(net))
 
 
-def _network(n_inputs: int, fitting: Fitting) -> nn.Sequential:
+class _InputDropout(nn.Dropout):
+    """Dropout that spares some of the inputs."""
+
+    def __init__(self, p: float, spared: slice) -> None:
+        super().__init__(p)
+        self._spared = spared
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs = super().forward(inputs)
+        outputs[:, self._spared] = inputs[:, self._spared]
+        return outputs
+
+
+def _network(n_inputs: int, spared: slice, fitting: Fitting) -> nn.Sequential:
     first, second = fitting.hidden
     return nn.Sequential(
-        nn.Dropout(fitting.input_dropout),
+        _InputDropout(fitting.input_dropout, spared),
         nn.Linear(n_inputs, first),
         nn.GELU(approximate="tanh"),
         nn.Dropout(fitting.dropout),

@@ -19,13 +19,14 @@ from virnucpro.scorer.pieces import Counts, Pieces, cut
 from virnucpro.scorer.stretches import find_stretches
 from virnucpro.scorer.words import (
     CELLULAR,
-    CELLULAR_OFTEN,
+    ONE_CELLULAR,
+    ONE_VIRAL,
     RATHER_CELLULAR,
     RATHER_VIRAL,
     VIRAL,
-    VIRAL_OFTEN,
     Numbers,
     WordTable,
+    is_in_sample,
     words_of,
 )
 from virnucpro.sequences.genetic_code import STANDARD
@@ -33,16 +34,14 @@ from virnucpro.training.sampling import Collection, Fragments
 
 PIECE = 1000  # bases; words are read in its longest stretch, and in long ones
 GENE_LIKE = 60  # codons from which on a stretch is read beside the longest
-FEWEST_GROUPS = 2  # that share a word
-OFTEN = {VIRAL_OFTEN: 3, CELLULAR_OFTEN: 4}  # groups from which on a word is there often
 _PIECES_AT_ONCE = 400
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WordCounts:
-    """Words that at least two groups have, rising, and how many groups of each fold and label."""
+    """Words that several groups have or that are in the sample, and how many groups have each."""
 
-    numbers: Numbers  # (n_words,)
+    numbers: Numbers  # (n_words,) rising
     n_groups: NDArray[np.uint16]  # (n_words, n_folds, 2): cellular, viral
 
     @property
@@ -50,19 +49,17 @@ class WordCounts:
         return int(self.n_groups.shape[1])
 
     def table(self, left_out: Container[int] = ()) -> WordTable:
-        """The words that at least two groups of the other folds have."""
+        """The words that groups of the other folds have; of those of one group, the sample."""
         folds = [fold for fold in range(self.n_folds) if fold not in left_out]
-        n_cellular, n_viral = self.n_groups[:, folds].sum(axis=1, dtype=np.int64).T
-        owners = np.zeros(len(self.numbers), dtype=np.uint8)
+        n_cellular, n_viral = self.n_groups[:, folds].sum(axis=1, dtype=np.int32).T
+        owners = np.where(n_viral > n_cellular, RATHER_VIRAL, RATHER_CELLULAR).astype(np.uint8)
         owners[n_cellular == 0] = VIRAL
-        owners[(n_cellular == 0) & (n_viral >= OFTEN[VIRAL_OFTEN])] = VIRAL_OFTEN
         owners[n_viral == 0] = CELLULAR
-        owners[(n_viral == 0) & (n_cellular >= OFTEN[CELLULAR_OFTEN])] = CELLULAR_OFTEN
-        is_mixed = (n_viral > 0) & (n_cellular > 0)
-        owners[is_mixed & (n_viral > n_cellular)] = RATHER_VIRAL
-        owners[is_mixed & (n_viral <= n_cellular)] = RATHER_CELLULAR
-        is_shared = n_viral + n_cellular >= FEWEST_GROUPS
-        return WordTable(self.numbers[is_shared], owners[is_shared])
+        is_alone = n_viral + n_cellular == 1
+        owners[is_alone & (n_viral == 1)] = ONE_VIRAL
+        owners[is_alone & (n_cellular == 1)] = ONE_CELLULAR
+        is_kept = (n_viral + n_cellular > 1) | (is_alone & is_in_sample(self.numbers))
+        return WordTable.of(self.numbers[is_kept], owners[is_kept])
 
 
 def count_words(collection: Collection, fold_of_record: Counts) -> WordCounts:
@@ -80,14 +77,14 @@ def count_words(collection: Collection, fold_of_record: Counts) -> WordCounts:
     numbers = pairs >> n_bits
     first = np.flatnonzero(np.diff(numbers, prepend=-1))
     n_owners = np.diff(first, append=len(numbers))
-    is_shared = n_owners >= FEWEST_GROUPS
-    row = np.repeat(np.cumsum(is_shared) - 1, n_owners)
-    inside = np.repeat(is_shared, n_owners)
+    is_kept = (n_owners > 1) | is_in_sample(numbers[first])
+    row = np.repeat(np.cumsum(is_kept) - 1, n_owners)
+    inside = np.repeat(is_kept, n_owners)
     n_columns = 2 * (int(fold_of_record.max()) + 1)
     owner = column[pairs[inside] & ((1 << n_bits) - 1)]
-    n_groups = np.bincount(row[inside] * n_columns + owner, minlength=is_shared.sum() * n_columns)
+    n_groups = np.bincount(row[inside] * n_columns + owner, minlength=is_kept.sum() * n_columns)
     return WordCounts(
-        numbers[first[is_shared]], n_groups.astype(np.uint16).reshape(-1, n_columns // 2, 2)
+        numbers[first[is_kept]], n_groups.astype(np.uint16).reshape(-1, n_columns // 2, 2)
     )
 
 
