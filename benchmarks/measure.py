@@ -7,6 +7,7 @@ and a line for each row, as it comes. For developers; users have ``virnucpro ben
     python benchmarks/measure.py cluster --workers 1,16,256 --shards 100000
     python benchmarks/measure.py variants --models 650M,3B   (NVIDIA GPU with bf16)
     python benchmarks/measure.py poison
+    python benchmarks/measure.py simulated --input reads --speed 450000 --devices 1,2
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from coordinator import CoordinatorRow, time_coordinator
 from file_to_file import FileRow, FileRun, time_extract
 from front_end import FrontEndRow, measure_front_end
 from poison import PoisonRow, measure_poison
+from simulated import SimulatedRow, simulate
 from variants import BudgetRow, KernelRow, compare_variants, profile_kernels, try_budgets
 
 from virnucpro.bench.comparison import EncoderRow
@@ -45,6 +47,7 @@ Row = (
     | ClusterRow
     | EncoderRow
     | PoisonRow
+    | SimulatedRow
     | KernelRow
     | BudgetRow
 )
@@ -115,6 +118,21 @@ def poison(options: argparse.Namespace) -> Iterator[Row]:
     return measure_poison(options.proteins, options.poisoned, options.length, options.workers)
 
 
+def simulated(options: argparse.Namespace) -> Iterator[Row]:
+    rows = [
+        SimulatedRow(
+            input=options.input,
+            n_bases=options.bases,
+            n_devices=n_devices,
+            speed=options.speed,
+            dim=options.dim,
+            tokens_per_batch=options.budget,
+        )
+        for n_devices in options.devices
+    ]
+    return simulate(options.input, options.bases, rows)
+
+
 def model_names(text: str) -> list[str]:
     names = text.split(",")
     if unknown := [name for name in names if name not in MODELS]:
@@ -162,6 +180,14 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     part.add_argument("--poisoned", type=int, default=10, help="proteins that crash a worker")
     part.add_argument("--length", type=int, default=160, help="residues of each protein")
     part.add_argument("--workers", type=int, default=2)
+    part = parts.add_parser("simulated")
+    part.set_defaults(measure=simulated)
+    part.add_argument("--input", choices=["contigs", "reads"], default="contigs")
+    part.add_argument("--bases", type=int, default=15_000_000)
+    part.add_argument("--devices", type=numbers, default=[1])
+    part.add_argument("--speed", type=float, default=300_000, help="tokens/s of a device")
+    part.add_argument("--dim", type=int, default=1280, help="length of a vector")
+    part.add_argument("--budget", type=int, default=32_768, help="tokens of a batch")
     return parser.parse_args(arguments)
 
 

@@ -104,6 +104,7 @@ N_FRAGMENTS = 20_000  # of each label, for each seed and size
 N_MADE = 500  # of each kind, for each seed and size
 MADE_WEIGHT = 2.0
 KNOTS = {150: 20_000, 300: 20_000, 500: 20_000, 1000: 20_000, 3000: 10_000, 10_000: 5000}
+FEWEST_GROUPS = 5  # of a kind of cells that has a say in where cuts lie
 PROKARYOTIC = ("phages", "bacteria", "archaea", "bins")
 Values = NDArray[np.float64]
 Result = TypeVar("Result")
@@ -190,11 +191,25 @@ def calibrate(
         is_known = ~np.isnan(log_odds)  # a window may hold unknown bases alone
         knot = fit_knot(n_bases, log_odds[is_known], is_virus[is_known])
         calibrated = knot.slope * log_odds + knot.offset
-        rates = fit_error_rates(n_bases, calibrated[is_known], is_virus[is_known])
+        kinds = [is_kind[is_known] for is_kind in kinds_of_cells(collection, fragments)]
+        rates = fit_error_rates(n_bases, calibrated[is_known], is_virus[is_known], kinds)
         knots.append(knot)
         error_rates.append(rates)
-        write_figures(collection, fragments, calibrated, rates.log_odds_at(FALSE_POSITIVES))
+        write_figures(collection, fragments, calibrated, rates.cut_at(FALSE_POSITIVES))
     return knots, error_rates
+
+
+def kinds_of_cells(collection: Collection, fragments: Fragments) -> list[NDArray[np.bool_]]:
+    """Which fragments are of each kind of cells; of two groups a share says little of a kind."""
+    records = [collection.records[record] for record in fragments.record]
+    groups: dict[str, set[str]] = {}
+    for record in records:
+        if not record.is_virus:
+            groups.setdefault(record.kingdom, set()).add(record.group)
+    kinds = [kind for kind, names in sorted(groups.items()) if len(names) >= FEWEST_GROUPS]
+    kingdoms = np.array([record.kingdom for record in records])
+    is_virus = np.array([record.is_virus for record in records])
+    return [(kingdoms == kind) & ~is_virus for kind in kinds]
 
 
 def records_of(manifest: Path, split: Path, parts: list[str]) -> Iterator[Labelled]:

@@ -101,6 +101,9 @@ def test_a_batch_begun_before_the_last_one_is_done_changes_nothing(
     assert_same_run(config.output, plain.output)
     kinds = [type(e) for e in events if isinstance(e, (BatchStarted, BatchDone))]
     assert kinds[:3] == [BatchStarted, BatchStarted, BatchDone]
+    begun = [n for n, e in enumerate(events) if isinstance(e, BatchStarted) and e.shard.index == 1]
+    done = [n for n, e in enumerate(events) if isinstance(e, BatchDone) and e.shard.index == 0]
+    assert begun[0] < done[-1]  # also where one shard ends and the next begins
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -364,6 +364,9 @@ def test_a_head_with_large_scores_attends_in_float32_and_no_other_head_notices(h
     others = torch.ones(found.shape[:2], dtype=torch.bool)
     others[:168, 1] = False
     assert torch.equal(found[others], plain[others])
+    first = PackedBatch.of([random_protein(166)])
+    alone = attend_dense(qkv[:168], StagedBatch.of(first, rotary_frequencies(head_dim)))
+    assert torch.equal(alone, found[:168]), "bit for bit, also in float32"
 
 
 _COUNT_FAULTS = """

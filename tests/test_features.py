@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from runs import assert_same_vectors, run_inline, vectors
 
-from virnucpro.config import EncoderSpec
+from virnucpro.config import RESIDUES_PER_SHARD, EncoderSpec
 from virnucpro.errors import OutputError
 from virnucpro.records import Embeddings, Failure, Orf, Shard
 from virnucpro.resolve import RunConfig
 from virnucpro.run.features import FeatureStore, open_stores
 from virnucpro.run.folder import RunDir
+from virnucpro.run.shards import ShardWriter, shard_size
 from virnucpro.run.status import inspect_run
 
 DIM = 4
@@ -39,6 +40,26 @@ def stores(rundir) -> tuple[FeatureStore, ...]:
     for store in stores:
         store.make_folder()
     return stores
+
+
+@pytest.mark.parametrize(
+    ("n_residues", "n_shards"), [(100_000, 7), (700_000, 38), (17_500_000, 208), (57_000_000, 374)]
+)
+def test_few_residues_are_spread_over_many_shards_and_many_make_few_files(n_residues, n_shards):
+    place = 0
+    while n_residues > 0:
+        n_residues -= shard_size(place, RESIDUES_PER_SHARD)
+        place += 1
+    assert place == n_shards
+
+
+def test_shards_grow_with_their_place(tmp_path):
+    writer = ShardWriter(tmp_path, largest=50_000)
+    for number in range(32 + 64 + 4):
+        writer.add(make_orf(f"p{number}")._replace(protein="A" * 16_000))
+    writer.flush()
+    sizes = [shard.n_residues for shard in writer.shards]
+    assert sizes == [16_000] * 32 + [32_000] * 32 + [64_000]  # the last has one more than it needs
 
 
 def make_shard(index: int, orfs: list[Orf]) -> Shard:

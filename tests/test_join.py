@@ -33,7 +33,7 @@ from virnucpro.scoring.calls import (
 from virnucpro.scoring.head import Head, load_head, save_head
 from virnucpro.scoring.join import Join, JoinKnot, join_log_odds
 
-RATES = ErrorRates(500, (-1.0, 0.5, 2.0), (0.5, 0.03, 0.005), (0.9, 0.5, 0.2))
+RATES = ErrorRates(500, (-1.0, 0.5, 2.0), (0.5, 0.03, 0.005), (0.9, 0.5, 0.2), (-1.0, 0.5, 2.0))
 CLOSED = "TAAATAAATAACTTAATTAGTTAGCTAGCTAACTAGTCATCACTATTA" * 4  # no frame without a stop
 
 
@@ -127,7 +127,7 @@ def test_a_run_calls_by_scorer_and_head_together(joined, scorer, make_config, tm
         # scores have six decimals
         assert float(row["virus_score"]) == pytest.approx(probability(value), abs=1e-6), name
         assert row["status"] == "scored" and row["fdr"], name
-        cut = RATES.log_odds_at(0.03) if of_frames else None
+        cut = RATES.cut_at(0.03) if of_frames else None
         if cut is not None:
             assert (row["call"] == "virus") == (value >= cut), name
     assert found["short"]["status"] == "scored" and float(found["short"]["n_frames_scored"]) > 0
@@ -152,7 +152,7 @@ def test_the_cut_of_a_joined_head_is_the_users_on_a_finished_run(joined, make_co
     assert called[2] == {name for name, row in default.items() if row["status"] == "scored"}
     odds = {name: log_odds(float(default[name]["virus_score"])) for name in called[2]}
     joint = [name for name in called[2] if default[name]["n_frames_scored"] != "0"]
-    assert {name for name in joint if odds[name] >= RATES.log_odds_at(0.1)} == called[1] & {*joint}
+    assert {name for name in joint if odds[name] >= RATES.cut_at(0.1)} == called[1] & {*joint}
 
 
 @pytest.mark.parametrize("option", [{"preset": "sensitive"}, {"prevalence": 0.1}])

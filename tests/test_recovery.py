@@ -9,6 +9,7 @@ import pytest
 from virnucpro.engine.recovery import (
     MAX_BLIND_LOSSES,
     MAX_IDLE_LOSSES,
+    MAX_IN_FLIGHT,
     MAX_LOSSES,
     Cause,
     Loss,
@@ -130,6 +131,29 @@ def test_all_batches_in_flight_are_suspects_and_none_that_is_done():
     assert work.end(CRASHED).first[0].suspects == {2, 3, 4}
 
 
+def test_two_shards_with_batches_in_flight_are_both_tried_again_each_alone():
+    work = workload(*SHARDS)
+    start_batch(work, 8, 9, shard=SHARDS[0])
+    start_batch(work, 0, 1, shard=SHARDS[1])
+    after = work.end(CRASHED)
+    assert after.first == (
+        Task(SHARDS[0], n_losses=1, suspects=frozenset({8, 9})),
+        Task(SHARDS[1], n_losses=1, suspects=frozenset({0, 1})),
+        Task(SHARDS[2]),
+    )
+    assert (after.last, after.failed) == ((), None)
+
+
+def test_the_last_batch_of_a_shard_is_done_while_the_next_has_one():
+    work = workload(*SHARDS)
+    start_batch(work, 0, 1, shard=SHARDS[0])
+    start_batch(work, 0, 1, shard=SHARDS[1])
+    end_batch(work, 0, 1, shard=SHARDS[0])
+    after = work.end(KILLED)
+    assert after.first == (Task(SHARDS[1], n_losses=1), Task(SHARDS[2]))
+    assert after.last == (Task(SHARDS[0], n_losses=1),)  # it was being written
+
+
 def test_without_a_batch_in_flight_the_first_shard_is_to_blame():
     after = workload(*SHARDS).end(KILLED)
     assert after.lost.shard == SHARDS[0]
@@ -160,7 +184,7 @@ def test_a_shard_that_failed_leaves_nothing_in_flight():
     work = workload(*SHARDS)
     start_batch(work, 0, 1)
     work.take(ShardFailed("cpu", SHARDS[0], "no space", refusal=Refusal("", False)))
-    assert work.guilty == Task(SHARDS[1])
+    assert work.guilty == [Task(SHARDS[1])]
 
 
 # When a device is given up
@@ -209,11 +233,20 @@ def test_a_batch_that_is_done_forgives_a_device():
 
 def test_a_shard_that_is_being_written_makes_room_for_another():
     work = workload(*SHARDS[:2])
-    assert work.n_open == 2
+    assert len(work.open) == 2
     start_batch(work, 0, shard=SHARDS[1])
-    assert work.n_open == 1
+    assert len(work.open) == 1
     work.take(ShardDone("cpu", SHARDS[0], 1.0, 0))
-    assert work.n_open == 1
+    assert len(work.open) == 1
+
+
+@pytest.mark.parametrize(("n_residues", "most"), [(16_000, 4), (32_000, 2), (250_000, 2)])
+def test_a_worker_is_given_more_of_small_shards(n_residues, most):
+    work = workload()
+    for n in range(MAX_IN_FLIGHT):
+        assert work.wants(MAX_IN_FLIGHT) == (n < most)
+        work.tasks.append(Task(Shard(n, Path(f"{n}.faa"), 10, 10, n_residues, "")))
+    assert not work.wants(MAX_IN_FLIGHT)
 
 
 def test_a_batch_keeps_the_time_it_was_allowed_when_the_one_before_it_is_done():

@@ -88,7 +88,7 @@ def random_pieces(size: int, shortest: int, longest: int | None, seed: int) -> P
     return PieceNets(size, shortest, longest, NO_WORDS, mean, deviation, views)
 
 
-RATES = (ErrorRates(100, (0.0,), (0.1,), (0.5,)),)
+RATES = (ErrorRates(100, (0.0,), (0.1,), (0.5,), (0.0,)),)
 
 
 @pytest.fixture(scope="module")

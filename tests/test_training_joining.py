@@ -137,7 +137,7 @@ def test_error_rates_of_a_join_are_those_of_the_joined_log_odds():
     join = fit_join([data], "x")
     assert join is not None
     both = data.where(data.has_both)
-    called = both.joined(join.knots) >= join.error_rates[0].log_odds_at(0.1)
+    called = both.joined(join.knots) >= join.error_rates[0].cut_at(0.1)
     # a quantile of 200 values lies between two of them
     assert called[~both.is_virus].mean() == pytest.approx(0.1, abs=1 / 200)
 

@@ -251,8 +251,33 @@ def test_error_rates_are_the_shares_of_both_labels_from_their_log_odds_on() -> N
         assert (log_odds[is_virus] > cut).mean() == pytest.approx(
             true, abs=2e-4
         )  # one more of 12,000
-    threshold = rates.log_odds_at(0.03)
+    threshold = rates.cut_at(0.03)
     assert threshold == pytest.approx(-1 + 1.881, abs=0.06)  # the normal's; standard error 0.015
+
+
+def test_a_cut_calls_no_kind_of_cells_much_more_often_than_it_says() -> None:
+    rng = np.random.default_rng(9)
+    kind = rng.integers(3, size=60_000)  # 0: viruses; cells of kind 2 look more like them
+    log_odds = rng.normal(np.array([3.0, -1.0, 0.0])[kind], 1.0)
+    kinds = [kind == 1, kind == 2]
+    rates = fit_error_rates(500, log_odds, kind == 0, kinds)
+    plain = fit_error_rates(500, log_odds, kind == 0)
+    assert plain.cuts == plain.log_odds == rates.log_odds
+    for share in (0.1, 0.03, 0.005):
+        called = log_odds >= rates.cut_at(share)
+        assert called[kind != 0].mean() < share
+        # 1.5 times the share, but for one fragment of 20,000
+        assert called[kinds[1]].mean() == pytest.approx(1.5 * share, abs=1e-4)
+        assert called[kinds[0]].mean() < share
+    assert rates.false_per_true(np.array(rates.log_odds)) == pytest.approx(
+        plain.false_per_true(np.array(plain.log_odds))
+    )
+
+
+def test_cuts_that_call_more_than_they_say_are_refused() -> None:
+    for cuts in ((1.0, 0.5), (0.0, 3.0)):
+        with pytest.raises(ValueError, match="cuts that fall"):
+            ErrorRates(500, (1.0, 2.0), (0.1, 0.01), (0.8, 0.4), cuts)
 
 
 def make_scorer(*rates: ErrorRates) -> Scorer:
@@ -261,8 +286,8 @@ def make_scorer(*rates: ErrorRates) -> Scorer:
     return Scorer((nets,), nets, knot, (knot,), "coins", rates)
 
 
-SHORT = ErrorRates(100, (1.0, 2.0, 3.0), (0.1, 0.01, 0.001), (0.8, 0.4, 0.01))
-LONG = ErrorRates(10_000, (-2.0, -1.0, 0.0), (0.1, 0.01, 0.001), (1.0, 0.9, 0.5))
+SHORT = ErrorRates(100, (1.0, 2.0, 3.0), (0.1, 0.01, 0.001), (0.8, 0.4, 0.01), (1.0, 2.0, 3.0))
+LONG = ErrorRates(10_000, (-2.0, -1.0, 0.0), (0.1, 0.01, 0.001), (1.0, 0.9, 0.5), (-2.0, -1.0, 0.0))
 
 
 def test_thresholds_lie_on_lines_over_the_logarithms_of_length_and_share(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from virnucpro.options import EvaluateOptions, PredictOptions
 from virnucpro.outputs.features import check_index
 from virnucpro.records import Embeddings, Failure
 from virnucpro.resolve import RunConfig, resolve
-from virnucpro.run.feature_file import read_embeddings, read_label, with_label, write_embeddings
+from virnucpro.run.feature_file import read_embeddings, read_label, sealed_label, write_embeddings
 from virnucpro.run.folder import RunDir
 from virnucpro.training.config_file import read_config
 
@@ -224,7 +224,8 @@ def change_content(
     path.write_bytes(path.read_bytes()[: label.n_bytes])
     with h5py.File(path, "r+") as h5:
         change(h5)
-    path.write_bytes(with_label(path.read_bytes(), label.attributes, failed_records))
+    content = path.read_bytes()
+    path.write_bytes(content + sealed_label(content, label.attributes, failed_records))
 
 
 def external_link(h5: h5py.File, secret: Path, name: str) -> None:

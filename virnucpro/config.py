@@ -22,10 +22,11 @@ FeatureFormat = Literal["h5", "npz", "pt"]
 Command = Literal["predict", "extract"]
 
 FOLLOWS = ("model", "dim", "reads")  # of an encoder: a name, and what family and content imply
-RESIDUES_PER_SHARD = 125_000  # with two tokens more per protein just under 131,072
+RESIDUES_PER_SHARD = 250_000  # of the largest shards
+_RESIDUES_WITH_ROWS = 125_000  # the same, where each residue has a vector
 # 1: identical proteins embedded each by itself; 2: gaps kept; 3: no bases, codons with U lost;
-# 4: other products in bf16 on CPUs
-SHARD_FORMAT = 5
+# 4: other products in bf16 on CPUs; 5: all shards of one size
+SHARD_FORMAT = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +83,12 @@ class Recipe:
     @property
     def per_residue(self) -> bool:
         return any(encoder.per_residue for encoder in self.encoders)
+
+    @property
+    def largest_shard(self) -> int:
+        """Residues of the largest shards: their vectors are in memory at once."""
+        limit = _RESIDUES_WITH_ROWS if self.per_residue else self.residues_per_shard
+        return min(limit, self.residues_per_shard)
 
     @property
     def reads(self) -> frozenset[Reads]:

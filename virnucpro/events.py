@@ -43,7 +43,7 @@ class WorkerLost:
 class BatchStarted:
     """The ORFs, by their place in the shard, that may be at fault if the worker dies now.
 
-    The next batch may start before this one is done, but only of the same shard.
+    The next batch may start before this one is done: of this shard, or the first of the next.
     """
 
     worker: str

@@ -226,8 +226,9 @@ def announce_cut(config: RunConfig, scorer: Scorer | None, head: Head | None) ->
         threshold = head.facts.threshold
     cut = f"scores of {threshold} and more"
     if threshold is None:
-        share = FALSE_POSITIVES[config.options.preset]
-        cut = f"preset {config.options.preset}, {share:.1%} false positives among unknown hosts"
+        preset = config.options.preset
+        share = f"{FALSE_POSITIVES[preset]:.1%}"
+        cut = f"preset {preset}, at most {share} false positives among unknown hosts"
     announce(f"calls: {cut}")
     return cut
 

@@ -202,12 +202,16 @@ class ShardRows:
 
     def finish(self) -> Embeddings:
         """The embeddings of the shard, once every ORF has a vector or a reason."""
-        delivered = [i for i in range(len(self.orfs)) if i not in self.reasons]
         assert self.done.all(), "every ORF has a vector or a reason"
+        ids, lengths, vectors = [orf.id for orf in self.orfs], self.lengths, self.vectors
+        if self.reasons:
+            delivered = [i for i in range(len(ids)) if i not in self.reasons]
+            ids = [ids[i] for i in delivered]
+            lengths, vectors = lengths[delivered], vectors[self._rows_of(delivered)]
         return Embeddings(
-            ids=tuple(self.orfs[i].id for i in delivered),
-            lengths=self.lengths[delivered],
-            vectors=self.vectors[self._rows_of(delivered)],
+            ids=tuple(ids),
+            lengths=lengths,
+            vectors=vectors,
             per_residue=self.per_residue,
             failures=tuple(
                 Failure(self.orfs[i].id, self.orfs[i].record_id, self.reasons[i])
@@ -216,6 +220,8 @@ class ShardRows:
         )
 
     def _rows_of(self, batch: list[int]) -> NDArray[np.int64]:
+        if not self.per_residue:
+            return np.array(batch, dtype=np.int64)
         if not batch:
             return np.empty(0, dtype=np.int64)
         return np.concatenate([np.arange(self.bounds[i], self.bounds[i + 1]) for i in batch])

@@ -6,8 +6,8 @@
 Nothing is shared: a process killed inside ``Queue.get`` keeps the queue's lock, and the others
 would wait for ever. One thread of the parent waits on all pipes at once; another for each worker
 hands it tasks, so that one that does not read keeps nobody waiting. Shards are dealt round-robin,
-two in flight for each worker so that no device waits for the parent (beside one that is being
-written), and then on demand.
+two for each worker so that no device waits for the parent (beside those that are being written),
+and more of small ones; and then on demand.
 
 A worker that ends or falls silent is replaced, and its shard goes on: ``recovery`` says how.
 """
@@ -25,14 +25,13 @@ from dataclasses import dataclass, field
 from virnucpro.config import Resources
 from virnucpro.engine.executor import WorkerOn, load_worker
 from virnucpro.engine.job import Job
-from virnucpro.engine.recovery import Cause, Loss, Task, Workload
+from virnucpro.engine.recovery import MAX_IN_FLIGHT, Cause, Loss, Task, Workload
 from virnucpro.errors import UnavailableError
-from virnucpro.events import Event, WorkerReady
+from virnucpro.events import BatchDone, Event, ShardDone, WorkerReady
 from virnucpro.log import LOGGER, counted
 from virnucpro.processes import Child, Pipe, Raised, interrupts_held, start, with_news
 from virnucpro.records import Shard
 
-IN_FLIGHT = 2  # shards per worker, beside one that is being written
 TICK_SECONDS = 1.0  # between two checks for silent workers
 START_SECONDS = 900.0  # for a worker to import, load the model and report
 GRACE_SECONDS = 5.0  # for idle workers to end by themselves
@@ -110,9 +109,9 @@ class _Run:
 
     def deal(self) -> None:
         """Round-robin: everyone gets a first shard before anyone gets a second."""
-        for depth in range(IN_FLIGHT):
+        for n_tasks in range(1, MAX_IN_FLIGHT + 1):
             for peer in self.peers:
-                if self.waiting and peer.work.n_open <= depth:
+                if self.waiting and peer.work.wants(n_tasks):
                     peer.give(self.waiting.popleft())
         starting = [peer for peer in self.peers if not peer.work.is_ready and peer.work.tasks]
         for peer in self.peers:
@@ -239,9 +238,11 @@ def _serve(
     worker = worker_on(job, resources, name, device)
     pipe.send(WorkerReady(name, worker.description, worker.memory()))
     while True:
-        if not pipe.poll():  # time to wait for the last file as well
+        if not pipe.poll():  # time to wait for the last batches and files as well
             for event in worker.finish():
                 pipe.send(event)
+                if isinstance(event, (BatchDone, ShardDone)) and pipe.poll():
+                    break
         task: Task | None = pipe.recv()
         if task is None:
             return

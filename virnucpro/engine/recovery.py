@@ -30,6 +30,9 @@ from virnucpro.events import (
 )
 from virnucpro.records import Shard
 
+IN_FLIGHT = 2  # shards per worker, beside those that are being written
+MAX_IN_FLIGHT = 4  # the same, of small shards, while they have less than ...
+ENOUGH_RESIDUES = 64_000
 MAX_IDLE_LOSSES = 6  # workers a device may lose in a row without one batch done
 MAX_LOSSES = 100  # the same, with losses that one ORF alone is to blame for
 MAX_BLIND_LOSSES = 4  # workers a shard may kill while no batch is in flight
@@ -89,8 +92,8 @@ class Workload:
     n_idle_losses: int = 0  # losses that no single ORF is to blame for
     is_ready: bool = False
     tasks: list[Task] = field(default_factory=list)  # in the order they were given
-    shard: Shard | None = None  # shard of the batches in flight
-    rows: set[int] = field(default_factory=set)  # rows of the batches in flight
+    shard: Shard | None = None  # shard of the last batch that was started
+    rows: dict[int, set[int]] = field(default_factory=dict)  # rows in flight, by the shard's index
     batch_seconds: float = 0.0  # limit of the last of these batches
 
     def take(self, event: Event) -> None:
@@ -100,35 +103,42 @@ class Workload:
                 self.is_ready = True
             case BatchStarted(shard=shard, rows=rows, allowed_seconds=seconds):
                 self.shard, self.batch_seconds = shard, seconds
-                self.rows.update(rows)
-            case BatchDone(rows=rows):
-                self.rows.difference_update(rows)
+                self.rows.setdefault(shard.index, set()).update(rows)
+            case BatchDone(shard=shard, rows=rows):
+                self.rows.get(shard.index, set()).difference_update(rows)
                 self.n_losses = self.n_idle_losses = 0
             case ShardDone(shard=shard) | ShardFailed(shard=shard):
                 self.tasks = [task for task in self.tasks if task.shard != shard]
-                if shard == self.shard:
-                    self.rows.clear()
+                self.rows.pop(shard.index, None)
 
     @property
-    def n_open(self) -> int:
-        """Number of shards that are embedded or wait; the others are being written."""
+    def open(self) -> list[Task]:
+        """The tasks that are embedded or wait; the others are being written."""
         shards = [task.shard for task in self.tasks]
-        return len(shards) - (shards.index(self.shard) if self.shard in shards else 0)
+        return self.tasks[shards.index(self.shard) if self.shard in shards else 0 :]
+
+    def wants(self, n_tasks: int) -> bool:
+        """True if the worker has fewer open tasks than these, and is to have more of them."""
+        tasks = self.open
+        is_small = sum(task.shard.n_residues for task in tasks) < ENOUGH_RESIDUES
+        return len(tasks) < n_tasks and (len(tasks) < IN_FLIGHT or is_small)
+
+    def rows_of(self, task: Task) -> set[int]:
+        """The rows of a task that are in flight."""
+        return self.rows.get(task.shard.index, set())
 
     @property
-    def guilty(self) -> Task | None:
-        """The task to blame for a loss now: the one of the batches in flight, if there are any."""
+    def guilty(self) -> list[Task]:
+        """The tasks to blame for a loss now: those of the batches in flight, if there are any."""
         if not self.is_ready:
-            return None  # it never got to one
-        if self.rows:
-            return next(task for task in self.tasks if task.shard == self.shard)
-        return self.tasks[0] if self.tasks else None
+            return []  # it never got to one
+        return [task for task in self.tasks if self.rows_of(task)] or self.tasks[:1]
 
     def patience(self, silence_seconds: float) -> float:
         """Seconds without a word after which the worker counts as hung."""
         if not self.tasks:
             return float("inf")
-        return self.batch_seconds if self.rows else silence_seconds
+        return self.batch_seconds if any(self.rows.values()) else silence_seconds
 
     def end(self, loss: Loss) -> Aftermath:
         """Judge the loss of the worker."""
@@ -136,28 +146,29 @@ class Workload:
         lost = WorkerLost(
             self.worker,
             loss.reason,
-            guilty.shard if guilty else None,
+            guilty[0].shard if guilty else None,
             loss.traceback,
             is_final=self._count(loss),
         )
-        if guilty is None:
+        if not guilty:
             return Aftermath(lost, first=tuple(self.tasks))
-        place = self.tasks.index(guilty)
+        place = self.tasks.index(guilty[0])
         # those before it were being written: that may be what killed the worker
         in_writing = tuple(replace(task, n_losses=task.n_losses + 1) for task in self.tasks[:place])
-        waiting = tuple(self.tasks[place + 1 :])
-        again = next_attempt(guilty, self.rows, loss)
-        if again is not None:
-            return Aftermath(lost, (again, *waiting), in_writing)
-        failed = ShardFailed(self.worker, guilty.shard, loss.reason, loss.traceback)
-        return Aftermath(lost, waiting, in_writing, failed)
+        waiting = [task for task in self.tasks[place:] if task not in guilty]
+        again = [next_attempt(task, self.rows_of(task), loss) for task in guilty]
+        first = (*filter(None, again), *waiting)
+        if all(again):
+            return Aftermath(lost, first, in_writing)
+        failed = ShardFailed(self.worker, guilty[0].shard, loss.reason, loss.traceback)
+        return Aftermath(lost, first, in_writing, failed)
 
     def _count(self, loss: Loss) -> bool:
         """Count a loss of the device; True if the device is given up."""
         # a worker that was silent before would only take that long again
         is_hopeless = loss.cause is Cause.RAISED or (loss.cause is Cause.SILENT and self.n_losses)
         self.n_losses += 1
-        self.n_idle_losses += len(self.rows) != 1
+        self.n_idle_losses += sum(map(len, self.rows.values())) != 1
         if not self.is_ready and is_hopeless:
             return True
         return self.n_losses >= MAX_LOSSES or self.n_idle_losses >= MAX_IDLE_LOSSES

@@ -1,7 +1,7 @@
 """The work of one device on shards. The same object runs inline or in a process.
 
-Within a shard a GPU is given a batch before the one ahead of it is done, and a shard's file is
-written by a thread while the next shard is embedded.
+A GPU is given a batch before the one ahead of it is done, also where that is the last of a shard
+and this one the first of the next; and a shard's file is written by a thread meanwhile.
 
 A shard that killed its worker comes back with the lessons of that: ``suspects`` are embedded
 one by one, ``condemned`` not at all, and every batch is kept in a partial file, so that the
@@ -48,7 +48,7 @@ from virnucpro.events import (
 )
 from virnucpro.files import disk_error
 from virnucpro.log import printable
-from virnucpro.records import Embeddings, Orf, Shard
+from virnucpro.records import Orf, Shard
 from virnucpro.run.shards import read_shard
 
 _STORAGE_ERRORS = (OSError, OutputError, StorageError)
@@ -65,6 +65,15 @@ class _Writing:
     started: float
     n_failed: int
     written: Future[float]  # time when the file was there, by the monotonic clock
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Open:
+    """A shard that is being embedded."""
+
+    task: Task
+    started: float
+    embeddings: list[_Embedding]  # one for each encoder
 
 
 class Worker:
@@ -86,6 +95,8 @@ class Worker:
         self.batches_in_flight = 2 if self.device.type == "cuda" else 1
         self.writer = ThreadPoolExecutor(max_workers=1)
         self.writing: _Writing | None = None
+        self.open: deque[_Open] = deque()  # two at most, but for empty ones
+        self.in_flight: deque[tuple[_Embedding, Flight]] = deque()  # all of one encoder
         for encoder in self.encoders:  # a device that can do nothing must not look ready
             encoder.start([_TRIAL[encoder.spec.reads]]).rows()
 
@@ -113,34 +124,98 @@ class Worker:
         return encoder.start(sequences)
 
     def run(self, task: Task) -> Iterator[Event]:
-        """Embed one shard with every encoder, and begin to write it.
+        """Embed one shard with every encoder, but for the batches that the device is still at.
 
-        Its ShardDone or ShardFailed comes from the next ``run``, or from ``finish``. A shard that
-        has killed a worker is finished before the next one: there must be no doubt who is at fault.
+        They are ended, and the shard is written, by the next ``run`` or by ``finish``: its
+        ShardDone or ShardFailed comes from there. A shard that has killed a worker is begun when
+        all others are done, and finished before the next: there must be no doubt who is at fault.
         """
-        started, shard = time.monotonic(), task.shard
-        try:
-            orfs = [orf for orf in read_shard(shard) if orf.copy_of is None]
-            embedded = []
-            for encoder, store in zip(self.encoders, self.job.stores, strict=True):
-                partial = store.partial(shard, self.job.owner)
-                embedding = _Embedding(self, encoder, task, orfs, partial)
-                for event in embedding.events():
-                    yield event
-                    if self.writing and self.writing.written.done():
-                        yield from self.finish()
-                embedded.append(embedding.rows.finish())
-        except _STORAGE_ERRORS as error:
-            yield self._not_stored(shard, error)
-        else:
+        if task.n_losses:
             yield from self.finish()
-            n_failed = len({f.orf_id for embeddings in embedded for f in embeddings.failures})
-            written = self.writer.submit(self._write, shard, embedded)
-            self.writing = _Writing(shard, started, n_failed, written)
-            if task.n_losses:
-                yield from self.finish()
+        try:
+            self.open.append(self._opened(task))
+        except _STORAGE_ERRORS as error:
+            yield self._not_stored(task.shard, error)
+            return
+        yield from self._embed(to_the_end=bool(task.n_losses))
+        if task.n_losses:
+            yield from self._written()
 
     def finish(self) -> Iterator[Event]:
+        """Embed and write all that was begun.
+
+        Whoever has another task may leave off after a BatchDone or a ShardDone.
+        """
+        yield from self._embed(to_the_end=True)
+        yield from self._written()
+
+    def _opened(self, task: Task) -> _Open:
+        started, shard, owner = time.monotonic(), task.shard, self.job.owner
+        orfs = [orf for orf in read_shard(shard) if orf.copy_of is None]
+        embeddings = [
+            _Embedding(self, encoder, task, orfs, store.partial(shard, owner))
+            for encoder, store in zip(self.encoders, self.job.stores, strict=True)
+        ]
+        return _Open(task, started, embeddings)
+
+    def _embed(self, *, to_the_end: bool) -> Iterator[Event]:
+        """Embed what is open: all of it, or until the device has room for a batch of another."""
+        while self.open:
+            of_all = [embedding for shard in self.open for embedding in shard.embeddings]
+            if len(self.in_flight) < min(embedding.most_in_flight for embedding in of_all):
+                if found := self._next_batch(of_all):
+                    embedding, batch = found
+                    yield self._announced(embedding, batch)
+                    self.in_flight.append((embedding, embedding.start(batch)))
+                    continue
+                is_left = any(embedding.batches.waiting for embedding in of_all)
+                if self.in_flight and not to_the_end and not is_left:
+                    return
+            if self.in_flight:
+                yield from self._land()
+            if self.writing and self.writing.written.done():
+                yield from self._written()
+            while self.open and not any(map(self._is_at, self.open[0].embeddings)):
+                yield from self._written()
+                self._close(self.open.popleft())
+
+    def _next_batch(self, of_all: Sequence[_Embedding]) -> tuple[_Embedding, list[int]] | None:
+        """The next batch that can be started beside those in flight."""
+        for embedding in of_all:
+            if self.in_flight and self.in_flight[0][0].encoder is not embedding.encoder:
+                return None
+            budget = self.tokens_per_batch[embedding.encoder.spec]
+            embedding.batches.tokens_per_batch = min(embedding.batches.tokens_per_batch, budget)
+            if batch := embedding.batches.pop(embedding.rows.done):
+                return embedding, batch
+        return None
+
+    def _is_at(self, embedding: _Embedding) -> bool:
+        is_in_flight = any(other is embedding for other, _ in self.in_flight)
+        return is_in_flight or bool(embedding.batches.waiting)
+
+    def _announced(self, embedding: _Embedding, batch: list[int]) -> BatchStarted:
+        busy = [(other, flight.batch) for other, flight in self.in_flight] + [(embedding, batch)]
+        lengths = [length for each, rows in busy for length in each.batches.lengths_of(rows)]
+        seconds = self.allowed_seconds(embedding.encoder, lengths)
+        return BatchStarted(self.name, embedding.task.shard, tuple(batch), seconds)
+
+    def _land(self) -> Iterator[Event]:
+        embedding, flight = self.in_flight.popleft()
+        try:
+            yield from embedding.land(flight)
+        except _STORAGE_ERRORS as error:  # after a loss: nothing else is open
+            self.open.clear()
+            yield self._not_stored(embedding.task.shard, error)
+
+    def _close(self, shard: _Open) -> None:
+        """Begin to write a shard."""
+        rows = [embedding.rows for embedding in shard.embeddings]
+        n_failed = len(set().union(*(each.reasons for each in rows)))
+        written = self.writer.submit(self._write, shard.task.shard, rows)
+        self.writing = _Writing(shard.task.shard, shard.started, n_failed, written)
+
+    def _written(self) -> Iterator[Event]:
         """Wait until the last shard is written, and tell."""
         writing, self.writing = self.writing, None
         if writing is None:
@@ -153,9 +228,9 @@ class Worker:
             seconds = end - writing.started
             yield ShardDone(self.name, writing.shard, seconds, writing.n_failed)
 
-    def _write(self, shard: Shard, embedded: Sequence[Embeddings]) -> float:
-        for store, embeddings in zip(self.job.stores, embedded, strict=True):
-            store.write(shard, embeddings)
+    def _write(self, shard: Shard, rows: Sequence[ShardRows]) -> float:
+        for store, each in zip(self.job.stores, rows, strict=True):
+            store.write(shard, each.finish())
             store.partial(shard, self.job.owner).unlink(missing_ok=True)
         return time.monotonic()
 
@@ -192,33 +267,15 @@ class _Embedding:
             self.rows.restore(self.partial)
         budget = worker.tokens_per_batch[encoder.spec]
         self.batches = Batches(encoder, lengths, budget, task.suspects)
-        self.in_flight: deque[Flight] = deque()
         # after a loss one batch at a time: there must be no doubt which one is at fault
         self.most_in_flight = 1 if task.n_losses else worker.batches_in_flight
 
-    def events(self) -> Iterator[Event]:
-        """Embed all rows that are not done."""
-        while True:
-            while len(self.in_flight) < self.most_in_flight and (
-                batch := self.batches.pop(self.rows.done)
-            ):
-                yield self.announced(batch)
-                self.start(batch)
-            if not self.in_flight:
-                return
-            yield from self.land(self.in_flight.popleft())
-
-    def announced(self, batch: list[int]) -> BatchStarted:
-        busy = [i for flight in self.in_flight for i in flight.batch] + batch
-        seconds = self.worker.allowed_seconds(self.encoder, self.batches.lengths_of(busy))
-        return BatchStarted(self.worker.name, self.task.shard, tuple(batch), seconds)
-
-    def start(self, batch: list[int]) -> None:
+    def start(self, batch: list[int]) -> Flight:
         sequences = [self.sequences[i] for i in batch]
         started = attempt(lambda: self.worker.start(self.encoder, sequences))
         if isinstance(started, TooLarge):
             self.worker.free_memory()
-        self.in_flight.append(Flight(batch, started))
+        return Flight(batch, started)
 
     def land(self, flight: Flight) -> Iterator[Event]:
         """Wait for a batch, and keep its rows; or try it again in parts, and then alone."""

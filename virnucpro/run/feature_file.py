@@ -1,6 +1,6 @@
 """The format of a feature file: HDF5 with a label at its end; it exists only when it is whole.
 
-A file is built in memory, written with one plain write, synced, read back and renamed: HDF5's
+A file is built in memory, written with plain writes, synced, read back and renamed: HDF5's
 own writing is not safe on a full disk. Behind the HDF5 content, where its readers do not look,
 stands a label, and behind it the label's own SHA-256 and length. The label says what made the
 file, so that one of another recipe or another shard is never taken for this one's, and gives
@@ -18,7 +18,7 @@ import os
 import stat
 import struct
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -33,7 +33,7 @@ from virnucpro.log import printable
 from virnucpro.records import Embeddings, Failure
 
 _SEAL = struct.Struct("<32sI")  # SHA-256 and length of the label
-_BLOCK = 1 << 20
+_BLOCK = 1 << 18
 _MAX_LABEL = 1 << 28  # bytes: a bound on what is read before its hash is known
 
 # what h5py raises on a file that is not as it should be
@@ -67,36 +67,61 @@ def write_embeddings(path: Path, embeddings: Embeddings, attributes: Attributes)
     Beside its attributes stands the version of the program, which no reader asks for: what counts
     for the numbers is the recipe.
     """
-    _write(path, _labelled(embeddings, attributes))
+    _write(path, _parts(embeddings, attributes))
 
 
 def update_embeddings(path: Path, embeddings: Embeddings, attributes: Attributes) -> None:
     """Write one file, unless it is there with the same content, to the last bit."""
-    content = _labelled(embeddings, attributes)
-    if not path.is_file() or sha256(path) != hashlib.sha256(content).hexdigest():
-        _write(path, content)
+    parts = _parts(embeddings, attributes)
+    if not path.is_file() or sha256(path) != _hash(*parts):
+        _write(path, parts)
 
 
-def _write(path: Path, content: bytes) -> None:
+def _write(path: Path, parts: tuple[bytes, bytes]) -> None:
     with atomic(path) as temporary:
+        content, label = parts
         temporary.write_bytes(content)
-        if temporary.read_bytes() != content:
+        with temporary.open("ab") as out:
+            out.write(label)
+        if not _holds(temporary, parts):
             raise StorageError(
                 f"{printable(path)} was written, but reads back otherwise",
                 hint="the disk has a fault: see the system's log",
             )
 
 
-def _labelled(embeddings: Embeddings, attributes: Attributes) -> bytes:
+def _holds(path: Path, parts: Iterable[bytes]) -> bool:
+    """True if a file has this content; it is read in blocks, which are in memory already."""
+    with path.open("rb") as handle:
+        for part in parts:
+            for first in range(0, len(part), _BLOCK):
+                block = part[first : first + _BLOCK]
+                if handle.read(len(block)) != block:
+                    return False
+        return not handle.read(1)
+
+
+def _parts(embeddings: Embeddings, attributes: Attributes) -> tuple[bytes, bytes]:
+    """The content of a file, in two parts: it is large, and not copied."""
     failed_records = list(dict.fromkeys(failure.record_id for failure in embeddings.failures))
-    return with_label(_to_hdf5(embeddings, attributes), attributes, failed_records)
+    content = _to_hdf5(embeddings, attributes)
+    return content, sealed_label(content, attributes, failed_records)
 
 
-def with_label(content: bytes, attributes: Attributes, failed_records: Sequence[str] = ()) -> bytes:
-    """A feature file: HDF5, its label, and what tells where that begins and that it is whole."""
-    digest = hashlib.sha256(content).hexdigest()
-    label = json.dumps(asdict(Label(attributes, failed_records, len(content), digest))).encode()
-    return content + label + _SEAL.pack(hashlib.sha256(label).digest(), len(label))
+def sealed_label(
+    content: bytes, attributes: Attributes, failed_records: Sequence[str] = ()
+) -> bytes:
+    """The end of a feature file: its label, and what tells where that begins and is whole."""
+    label = Label(attributes, failed_records, len(content), _hash(content))
+    text = json.dumps(asdict(label)).encode()
+    return text + _SEAL.pack(hashlib.sha256(text).digest(), len(text))
+
+
+def _hash(*parts: bytes) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()
 
 
 def _to_hdf5(embeddings: Embeddings, attributes: Attributes) -> bytes:
@@ -209,22 +234,49 @@ def refusal(path: Path, error: Exception) -> VirnucproError:
     )
 
 
-def read_rows(
-    path: Path, places: Sequence[int], per_residue: bool
-) -> list[tuple[int, NDArray[np.float32]]]:
-    """The length and the rows of some ORFs, by their places, of a file that was verified before.
-
-    Rows are (1, dim), or, ``per_residue``, (length, dim).
+def read_rows(path: Path, places: Sequence[int]) -> list[NDArray[np.float32]]:
+    """The rows of some ORFs, by their places, of a file that was verified before: (length, dim).
 
     Raises:
         FeatureFileError: it is not there any more, or not as it was.
     """
     try:
         with open_features(path) as h5:
-            rows, lengths = h5["embeddings"], h5["lengths"][:]
-            n_rows = lengths if per_residue else np.ones_like(lengths)
-            bounds = np.concatenate([[0], np.cumsum(n_rows)])
-            return [(int(lengths[i]), rows[bounds[i] : bounds[i + 1]]) for i in places]
+            rows = h5["embeddings"]
+            bounds = np.concatenate([[0], np.cumsum(h5["lengths"][:])])
+            return [rows[bounds[i] : bounds[i + 1]] for i in places]
+    except DAMAGE as error:
+        raise refusal(path, error) from error
+
+
+def find_vectors(path: Path) -> int:
+    """The byte at which the vectors of a file begin: they lie in it one behind the other.
+
+    Raises:
+        FeatureFileError: it is not there any more, or not as it was.
+    """
+    try:
+        with open_features(path) as h5:
+            return int(_own(h5, "embeddings").id.get_offset() or 0)  # without a byte, nowhere
+    except DAMAGE as error:
+        raise refusal(path, error) from error
+
+
+def read_vectors(
+    path: Path, start: int, dim: int, places: Sequence[int]
+) -> list[NDArray[np.float32]]:
+    """The vectors at some places of a file that was verified before, each as (1, dim).
+
+    ``start`` is what ``find_vectors`` gave: HDF5 takes a millisecond to open a file.
+
+    Raises:
+        FeatureFileError: it is not there any more, or not as it was.
+    """
+    n_bytes = dim * np.dtype(np.float32).itemsize
+    try:
+        with path.open("rb", buffering=0) as handle:
+            rows = [os.pread(handle.fileno(), n_bytes, start + i * n_bytes) for i in places]
+        return [np.frombuffer(row, dtype="<f4").reshape(1, dim) for row in rows]
     except DAMAGE as error:
         raise refusal(path, error) from error
 

@@ -28,9 +28,11 @@ from virnucpro.log import LOGGER, printable
 from virnucpro.records import Embeddings, Failure, Orf, Shard
 from virnucpro.run.feature_file import (
     Attributes,
+    find_vectors,
     read_embeddings,
     read_label,
     read_rows,
+    read_vectors,
     update_embeddings,
     write_embeddings,
 )
@@ -253,6 +255,7 @@ class FeatureReader:
     def __init__(self, store: FeatureStore, lost: Mapping[int, str]) -> None:
         self._store, self._lost = store, lost
         self._sources: list[_Source] = []
+        self._starts: dict[Path, int] = {}  # see ``find_vectors``
         self._n_embedded = 0
 
     def read(self, shard: Shard, orfs: Sequence[Orf]) -> ShardFeatures:
@@ -298,8 +301,7 @@ class FeatureReader:
 
     def _copy_to(self, copies: Sequence[Orf]) -> Embeddings:
         """The rows, or the failures, of copies whose originals were read."""
-        per_residue = self._store.encoder.per_residue
-        rows: dict[int, tuple[int, NDArray[np.float32]]] = {}  # with the length
+        rows: dict[int, NDArray[np.float32]] = {}
         reasons: dict[int, str] = {}
         ordinals = sorted({orf.copy_of for orf in copies if orf.copy_of is not None})
         for source, group in groupby(ordinals, key=self._source_of):
@@ -311,21 +313,29 @@ class FeatureReader:
                     with_rows.append(ordinal)
             if with_rows and source.path:
                 places = [source.place(ordinal) for ordinal in with_rows]
-                rows.update(
-                    zip(with_rows, read_rows(source.path, places, per_residue), strict=True)
-                )
-        delivered = [(orf.id, *rows[orf.copy_of]) for orf in copies if orf.copy_of in rows]
+                rows.update(zip(with_rows, self._rows_at(source.path, places), strict=True))
+        encoder = self._store.encoder
+        delivered = [(orf, rows[orf.copy_of]) for orf in copies if orf.copy_of in rows]
         return Embeddings(
-            ids=tuple(orf_id for orf_id, _, _ in delivered),
-            lengths=np.array([length for _, length, _ in delivered], dtype=np.int32),
-            vectors=np.concatenate([row for _, _, row in delivered] or [_NO_ROWS]),
-            per_residue=per_residue,
+            ids=tuple(orf.id for orf, _ in delivered),
+            lengths=np.array([len(orf.text(encoder.reads)) for orf, _ in delivered], np.int32),
+            vectors=np.concatenate([row for _, row in delivered] or [_NO_ROWS]),
+            per_residue=encoder.per_residue,
             failures=tuple(
                 Failure(orf.id, orf.record_id, reasons[orf.copy_of])
                 for orf in copies
                 if orf.copy_of in reasons
             ),
         )
+
+    def _rows_at(self, path: Path, places: Sequence[int]) -> list[NDArray[np.float32]]:
+        """The rows of some ORFs of a file that was read."""
+        encoder = self._store.encoder
+        if encoder.per_residue:
+            return read_rows(path, places)
+        if path not in self._starts:
+            self._starts[path] = find_vectors(path)
+        return read_vectors(path, self._starts[path], encoder.dim, places)
 
     def _source_of(self, ordinal: int) -> _Source:
         return self._sources[bisect_right(self._sources, ordinal, key=lambda s: s.first) - 1]

@@ -120,7 +120,7 @@ class _Planner:
             for number, inputs in enumerate(generations(self.manifest.inputs)):
                 writer = ShardWriter(
                     self.rundir.planned.shards,
-                    recipe.residues_per_shard,
+                    recipe.largest_shard,
                     sum(map(len, shards)),
                     keep_bases=self.keep_intermediate,
                 )

@@ -1,8 +1,11 @@
 """Shards on disk: FASTA files of ORFs, cut by content alone.
 
+They grow with their place in the input: the first are small, so that little is spread over all
+devices, and the later ones large, so that much makes few files.
+
 The first word of a header is the ORF's id; what follows names chunk, record, start, end and
-strand, the bases of a frame, and for a copy the ordinal of its original. No id holds white space,
-so the words can be told apart.
+strand, in this order, the bases of a frame, and for a copy the ordinal of its original. No id holds
+white space, so the words can be told apart.
 """
 
 from __future__ import annotations
@@ -16,25 +19,37 @@ from virnucpro.log import printable
 from virnucpro.records import Orf, Shard
 
 _AGAIN = "the next start writes shards anew"
+# (shards, residues of each) before the largest: 17.5 million residues are 208 shards
+_SMALL_SHARDS = ((32, 16_000), (32, 32_000), (32, 64_000), (128, 125_000))
+
+
+def shard_size(place: int, largest: int) -> int:
+    """The residues that fill the shard in this place of its generation, counted from 0."""
+    for n_shards, n_residues in _SMALL_SHARDS:
+        if place < n_shards:
+            return min(n_residues, largest)
+        place -= n_shards
+    return largest
 
 
 class ShardWriter:
     """Collects ORFs, in order, and writes a shard whenever it is full.
 
-    It is full when the ORFs to embed, or the copies, have so many residues: either will fill a
-    feature file. With ``keep_bases`` those of its frames lie in a FASTA file beside it, too.
+    It is full when the ORFs to embed, or the copies, have the residues of ``shard_size``: either
+    will fill a feature file. With ``keep_bases`` those of its frames lie in a FASTA file beside it,
+    too.
     """
 
     def __init__(
         self,
         folder: Path,
-        residues_per_shard: int,
+        largest: int,
         first_index: int = 0,
         *,
         keep_bases: bool = False,
     ) -> None:
         self.folder = folder
-        self.residues_per_shard = residues_per_shard
+        self.largest = largest  # residues of the largest shard
         self.first_index = first_index
         self.keep_bases = keep_bases
         self.shards: list[Shard] = []
@@ -45,6 +60,7 @@ class ShardWriter:
         self._n_embedded = 0
         self._n_residues = 0
         self._n_copied_before = 0  # residues, in shards that are closed
+        self._full = shard_size(0, largest)
 
     def add(self, orf: Orf) -> None:
         if self.keep_bases and orf.bases:
@@ -58,12 +74,12 @@ class ShardWriter:
         if orf.copy_of is None:
             self._n_embedded += 1
             self._n_residues += len(orf.protein)
-            is_full = self._n_residues >= self.residues_per_shard
+            n_residues = self._n_residues
         else:
             self.n_copies += 1
             self.n_copied_residues += len(orf.protein)
-            is_full = self.n_copied_residues - self._n_copied_before >= self.residues_per_shard
-        if is_full:
+            n_residues = self.n_copied_residues - self._n_copied_before
+        if n_residues >= self._full:
             self.flush()
 
     @property
@@ -94,6 +110,7 @@ class ShardWriter:
         self.shards.append(Shard(index, path, n_orfs, self._n_embedded, self._n_residues, digest))
         self._entries, self._n_embedded, self._n_residues = [], 0, 0
         self._n_copied_before = self.n_copied_residues
+        self._full = shard_size(len(self.shards), self.largest)
 
 
 def read_shard(shard: Shard) -> list[Orf]:
@@ -118,16 +135,21 @@ def read_shard(shard: Shard) -> list[Orf]:
 
 
 def _parse(header: str, protein: str) -> Orf:
-    orf_id, *words = header[1:].split(" ")
-    fields = dict(word.split("=", 1) for word in words)
+    orf_id, chunk, record, start, end, strand, *others = header.split(" ")
+    bases, copy_of = "", None
+    for word in others:
+        if word.startswith("bases="):
+            bases = word[6:]
+        else:
+            copy_of = int(word[5:])
     return Orf(
-        orf_id,
-        fields["chunk"],
-        fields["record"],
-        int(fields["start"]),
-        int(fields["end"]),
-        fields["strand"],
+        orf_id[1:],
+        chunk[6:],
+        record[7:],
+        int(start[6:]),
+        int(end[4:]),
+        strand[7:],
         protein,
-        fields.get("bases", ""),
-        int(fields["copy"]) if "copy" in fields else None,
+        bases,
+        copy_of,
     )

@@ -27,7 +27,7 @@ from virnucpro.log import printable
 from virnucpro.scorer.features import N_FEATURES, RATIOS, SHARES, Features
 from virnucpro.scorer.words import NO_WORDS, WordTable
 
-FORMAT = 5  # 1: one threshold a length; 2: no words; 3: no nets of windows; 4: no sample of words
+FORMAT = 6  # 2: no words; 3: no nets of windows; 4: no sample of words; 5: one cut for all hosts
 VIEWS = {"shares": SHARES, "ratios": RATIOS}
 WINDOWS = "windows"  # what tensors of the nets of windows are called by
 N_LAYERS = 3
@@ -130,22 +130,26 @@ class Knot:
 class ErrorRates:
     """Error rates at one length: shares of cellular and viral records from some log-odds on.
 
-    The calibrated log-odds rise, so the shares fall.
+    The calibrated log-odds rise, so the shares fall. A cut lies at the log-odds of its share, or
+    above: there no kind of host is called much more often than that.
     """
 
     n_bases: int
     log_odds: tuple[float, ...]
     false_positives: tuple[float, ...]
     true_positives: tuple[float, ...]
+    cuts: tuple[float, ...]
 
     def __post_init__(self) -> None:
         if self.n_bases < 1 or not self.log_odds:
             raise ValueError(f"error rates at {self.n_bases} bases, {len(self.log_odds)} of them")
-        columns = (self.log_odds, self.false_positives, self.true_positives)
+        columns = (self.log_odds, self.false_positives, self.true_positives, self.cuts)
         if len({len(column) for column in columns}) > 1 or not np.isfinite(columns).all():
             raise ValueError(f"error rates {self}")
         if (np.diff(self.log_odds) < 0).any() or (np.diff(self.false_positives) >= 0).any():
             raise ValueError("error rates that are not in the order of their log-odds")
+        if (np.diff(self.cuts) < 0).any() or (np.array(self.cuts) < self.log_odds).any():
+            raise ValueError("cuts that fall, or lie below their share of all cells")
         shares = (*self.false_positives, *self.true_positives)
         if not (min(shares) > 0 and max(shares) <= 1):
             raise ValueError("error rates that are no shares above 0")
@@ -156,16 +160,13 @@ class ErrorRates:
         Raises:
             LookupError, TypeError, ValueError: these are not the facts of error rates.
         """
-        names = ("log_odds", "false_positives", "true_positives")
+        names = ("log_odds", "false_positives", "true_positives", "cuts")
         return cls(facts["n_bases"], *(tuple(facts[name]) for name in names))
 
-    def log_odds_at(self, false_positives: float) -> float:
-        """The log-odds from which on this share of cellular records lies."""
-        return float(
-            np.interp(
-                -np.log(false_positives), -np.log(np.array(self.false_positives)), self.log_odds
-            )
-        )
+    def cut_at(self, false_positives: float) -> float:
+        """The log-odds from which on at most this share of cellular records lies."""
+        shares = np.array(self.false_positives)
+        return float(np.interp(-np.log(false_positives), -np.log(shares), self.cuts))
 
     def false_per_true(self, log_odds: Values) -> Values:
         """False positives over true positives from each of these log-odds on. (n,) -> (n,)
@@ -226,13 +227,13 @@ class Scorer:
         return np.asarray(slopes * log_odds + offsets)
 
     def threshold(self, lengths: NDArray[np.int64], false_positives: float) -> Values:
-        """The calibrated log-odds from which on so many cellular records lie. (n,) -> (n,)"""
+        """The calibrated log-odds from which on at most this share of cellular records lies."""
         return threshold(self.error_rates, lengths, false_positives)
 
     def cut_scores(self, false_positives: float) -> list[tuple[int, float]]:
         """The thresholds at the lengths of ``error_rates``, as scores."""
         return [
-            (rates.n_bases, round(1 / (1 + exp(-rates.log_odds_at(false_positives))), 6))
+            (rates.n_bases, round(1 / (1 + exp(-rates.cut_at(false_positives))), 6))
             for rates in self.error_rates
         ]
 
@@ -246,12 +247,12 @@ class Scorer:
 def threshold(
     error_rates: Sequence[ErrorRates], lengths: NDArray[np.int64], false_positives: float
 ) -> Values:
-    """The log-odds from which on so many cellular records of each length lie. (n,) -> (n,)
+    """The log-odds from which on at most this share of cellular records of each length lies.
 
-    It lies on lines between the error rates, over the logarithm of the length.
+    They lie on lines between the cuts, over the logarithm of the length. (n,) -> (n,)
     """
     places = np.log([rates.n_bases for rates in error_rates])
-    values = [rates.log_odds_at(false_positives) for rates in error_rates]
+    values = [rates.cut_at(false_positives) for rates in error_rates]
     return np.interp(np.log(np.maximum(1, lengths)), places, values)
 
 

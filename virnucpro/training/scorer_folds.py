@@ -21,6 +21,7 @@ from virnucpro.training.sampling import Fragments
 
 N_FOLDS = 5
 FALSE_POSITIVES = (0.5, 0.3, 0.2, 0.1, 0.05, 0.03, 0.02, 0.01, 0.005, 0.002, 0.001)
+UNEVEN = 1.5  # times a share of all cells that a cut may call of one kind of them
 _STEPS = 50  # of Newton's method; a few are enough
 _RIDGE = 1e-6
 
@@ -75,13 +76,23 @@ def fit_knot(n_bases: int, log_odds: Values, is_virus: NDArray[np.bool_]) -> Kno
     return Knot(n_bases, slope, offset)
 
 
-def fit_error_rates(n_bases: int, log_odds: Values, is_virus: NDArray[np.bool_]) -> ErrorRates:
+def fit_error_rates(
+    n_bases: int,
+    log_odds: Values,
+    is_virus: NDArray[np.bool_],
+    kinds: Sequence[NDArray[np.bool_]] = (),
+) -> ErrorRates:
     """The log-odds from which on each share of the cellular fragments lies, and of the viral ones.
 
-    A share counts one more fragment than there is, so that none is 0.
+    A share counts one more fragment than there is, so that none is 0. From its cut on no kind of
+    cells is called more often than ``UNEVEN`` times the share.
     """
-    cut = np.quantile(log_odds[~is_virus], 1 - np.array(FALSE_POSITIVES))
+    shares = np.array(FALSE_POSITIVES)
+    at_shares = np.quantile(log_odds[~is_virus], 1 - shares)
+    of_kinds = [np.quantile(log_odds[kind], 1 - np.minimum(1, UNEVEN * shares)) for kind in kinds]
+    cuts = np.max([at_shares, *of_kinds], axis=0)
     viral = np.sort(log_odds[is_virus])
-    n_called = len(viral) - np.searchsorted(viral, cut)
+    n_called = len(viral) - np.searchsorted(viral, at_shares)
     true_positives = (n_called + 1) / (len(viral) + 1)
-    return ErrorRates(n_bases, tuple(cut.tolist()), FALSE_POSITIVES, tuple(true_positives.tolist()))
+    columns = (at_shares, shares, true_positives, cuts)
+    return ErrorRates(n_bases, *(tuple(column.tolist()) for column in columns))

@@ -1,0 +1,276 @@
+"""Devices that are simulated: the real plan, processes, files and tables, waits instead of kernels.
+
+A simulated device takes a batch of n tokens for n / speed seconds, without a core, as a GPU does:
+a batch that comes before the last one is done waits for it, and a device without a batch is idle.
+The host's part is real, but for the launch of kernels: proteins are packed, rows are copied, and
+feature files and tables are written.
+
+``busy`` is measured by the clock, on this host and beside whatever else it does. ``busy_alone`` is
+computed in the same run, by a clock that goes on while the worker's main thread computes or its
+device does, and at no other time: so it is the share on a host with a core for each thread, where
+the parent keeps up. CPU seconds per million tokens tell how far it does.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from random import Random
+from statistics import mean
+from tempfile import TemporaryDirectory
+from typing import ClassVar
+
+import numpy as np
+import torch
+from front_end import CHUNK_SIZE, make_contigs, make_reads
+
+from virnucpro.bench.layouts import FAILURES, reason_of
+from virnucpro.config import EncoderSpec, Recipe, Resources
+from virnucpro.encoders.base import FAMILIES, Family, Pending, Rows
+from virnucpro.encoders.esm2.packing import EXTRA_TOKENS, PackedBatch, plan_batches
+from virnucpro.engine.job import Job
+from virnucpro.engine.local import ProcessExecutor
+from virnucpro.engine.worker import Worker
+from virnucpro.errors import VirnucproError
+from virnucpro.events import EmbeddingStarted, Event, ShardDone, Telling
+from virnucpro.options import ExtractOptions, make
+from virnucpro.pipeline import run
+from virnucpro.resolve import RunConfig
+from virnucpro.sequences.fasta import write_record
+
+_FAMILY = "simulated"  # and the name of this module
+_MOST_ROWS = 8192  # of a batch
+_COVERAGE = 4  # of contigs by reads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedRow:
+    input: str
+    n_bases: int
+    n_devices: int
+    speed: float  # tokens per second of each device
+    dim: int
+    tokens_per_batch: int
+    n_shards: int | None = None
+    n_tokens: int | None = None
+    busy: float | None = None  # share of the time from a device's first batch to its last
+    busy_alone: float | None = None  # the same, if no thread waited for a core or another thread
+    busy_of_run: float | None = None  # share of the time from the first batch of all to the last
+    outside: float | None = None  # seconds from the last batch until the last shard is written
+    cpu_of_worker: float | None = None  # seconds per million tokens
+    cpu_of_parent: float | None = None  # the same, while devices are at work and after
+    cpu_of_plan: float | None = None  # the same, before
+    seconds: float | None = None  # from the first batch to the end of the run
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class Timeline:
+    """The batches of a device, by one clock."""
+
+    first: float = 0.0  # when the first one began
+    free: float = 0.0  # when the last one ends
+
+    def add(self, now: float, seconds: float) -> float:
+        """The end of a batch that comes now."""
+        self.first = self.first or now
+        self.free = max(now, self.free) + seconds
+        return self.free
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A batch on a simulated device."""
+
+    device: SimulatedEncoder
+    vectors: Rows
+    end: float
+    end_alone: float
+    n_repeated: ClassVar[int] = 0
+
+    def rows(self) -> Rows:
+        time.sleep(max(0.0, self.end - time.monotonic()))
+        self.device.slept += max(0.0, self.end_alone - self.device.clock)
+        return self.vectors
+
+
+@dataclass(slots=True)
+class SimulatedEncoder:
+    """An encoder whose device takes its time and no core; see ``base.Encoder``."""
+
+    spec: EncoderSpec
+    speed: float  # tokens per second
+    n_tokens: int = 0
+    measured: Timeline = field(default_factory=Timeline)
+    alone: Timeline = field(default_factory=Timeline)
+    slept: float = 0.0  # seconds by the clock of a thread that is alone
+    vectors: Rows = field(init=False)
+
+    def __post_init__(self) -> None:
+        rng = np.random.default_rng(1)
+        self.vectors = rng.standard_normal((_MOST_ROWS, self.spec.dim), dtype=np.float32)
+
+    @property
+    def clock(self) -> float:
+        """Seconds that the thread computed, or waited for its device."""
+        return time.thread_time() + self.slept
+
+    @property
+    def kernel(self) -> str:
+        return "waits"
+
+    def count_tokens(self, lengths: Sequence[int]) -> int:
+        return sum(lengths) + EXTRA_TOKENS * len(lengths)
+
+    def count_flop(self, lengths: Sequence[int]) -> float:
+        return 0.0
+
+    def plan(self, lengths: Sequence[int], tokens_per_batch: int) -> list[list[int]]:
+        return plan_batches(lengths, tokens_per_batch)
+
+    def start(self, sequences: Sequence[str]) -> Pending:
+        n_tokens = len(PackedBatch.of(sequences).tokens)
+        self.n_tokens += n_tokens
+        seconds = n_tokens / self.speed
+        end = self.measured.add(time.monotonic(), seconds)
+        end_alone = self.alone.add(self.clock, seconds)
+        return _Waiting(self, self.vectors[: len(sequences)], end, end_alone)
+
+
+def load(spec: EncoderSpec, weights: Path, device: torch.device) -> SimulatedEncoder:
+    """The encoder of a file with the speed of its device."""
+    return SimulatedEncoder(spec, float(weights.read_text()))
+
+
+def register() -> None:
+    """Make the family known in this process."""
+    FAMILIES.setdefault(_FAMILY, Family(_FAMILY, reads="protein"))
+
+
+class SimulatedWorker(Worker):
+    """Has two batches in flight, as on a GPU, and leaves its figures beside the run."""
+
+    def __init__(self, job: Job, resources: Resources, name: str, device: str) -> None:
+        register()
+        super().__init__(job, resources, name, device)
+        self.batches_in_flight = 2
+        (encoder,) = self.encoders
+        assert isinstance(encoder, SimulatedEncoder)
+        encoder.n_tokens = 0  # without what ``Worker`` tried
+        encoder.measured, encoder.alone = Timeline(), Timeline()
+        self.simulated = encoder
+        self.cpu_before = time.process_time()
+
+    def finish(self) -> Iterator[Event]:
+        try:
+            yield from super().finish()
+        finally:  # it may be left off
+            self.leave_figures()
+
+    def leave_figures(self) -> None:
+        device = self.simulated
+        figures = {
+            "first": device.measured.first,
+            "last": device.measured.free,
+            "alone": device.alone.free - device.alone.first,
+            "busy": device.n_tokens / device.speed,
+            "n_tokens": device.n_tokens,
+            "cpu": time.process_time() - self.cpu_before,
+        }
+        (self.job.weights[0].parent / f"{self.name}.json").write_text(json.dumps(figures))
+
+
+class _Watch:
+    """Listens to a run: when the last shard was written, and the parent's CPU before the first."""
+
+    def __init__(self) -> None:
+        self.cpu_before = self.last_done = 0.0
+        self.n_shards = 0
+
+    def __call__(self, event: Telling) -> None:
+        match event:
+            case EmbeddingStarted(pending=pending):
+                self.cpu_before, self.n_shards = time.process_time(), len(pending)
+            case ShardDone():
+                self.last_done = time.monotonic()
+
+
+def simulate(kind: str, n_bases: int, rows: Sequence[SimulatedRow]) -> Iterator[SimulatedRow]:
+    """One run for each row, all on the same made-up contigs, or reads of them."""
+    register()
+    with TemporaryDirectory(prefix="virnucpro-measure-") as folder:
+        fasta, random = Path(folder) / "input.fa", Random(1)
+        if kind == "contigs":
+            sequences = make_contigs(random, n_bases)
+        else:
+            sequences = make_reads(random, make_contigs(random, n_bases // _COVERAGE), n_bases)
+        with fasta.open("w", encoding="utf-8") as out:
+            for number, sequence in enumerate(sequences):
+                write_record(out, f"record_{number}", sequence)
+        for number, row in enumerate(rows):
+            run_folder = Path(folder) / str(number)
+            run_folder.mkdir()
+            try:
+                yield _simulate(fasta, row, run_folder)
+            except (*FAILURES, VirnucproError) as error:
+                yield replace(row, reason=reason_of(error))
+            shutil.rmtree(run_folder)
+
+
+def _simulate(fasta: Path, row: SimulatedRow, folder: Path) -> SimulatedRow:
+    weights = folder / "speed"
+    weights.write_text(str(row.speed))
+    watch, cpu_before = _Watch(), time.process_time()
+    config = _config(row, fasta, folder / "run", weights)
+    run(config, None, ProcessExecutor(config.resources.devices, SimulatedWorker), watch)
+    end, cpu = time.monotonic(), time.process_time()
+    devices = [json.loads(path.read_text()) for path in folder.glob("cpu*.json")]
+    used = [device for device in devices if device["n_tokens"]]
+    n_tokens = sum(device["n_tokens"] for device in used)
+    first, last = min(d["first"] for d in used), max(d["last"] for d in used)
+    millions = n_tokens / 1e6
+    return replace(
+        row,
+        n_shards=watch.n_shards,
+        n_tokens=n_tokens,
+        busy=mean(d["busy"] / (d["last"] - d["first"]) for d in used),
+        busy_alone=mean(d["busy"] / d["alone"] for d in used),
+        busy_of_run=sum(d["busy"] for d in used) / (last - first) / row.n_devices,
+        outside=watch.last_done - last,
+        cpu_of_worker=sum(d["cpu"] for d in used) / millions,
+        cpu_of_parent=(cpu - watch.cpu_before) / millions,
+        cpu_of_plan=(watch.cpu_before - cpu_before) / millions,
+        seconds=end - first,
+    )
+
+
+def _config(row: SimulatedRow, fasta: Path, output: Path, weights: Path) -> RunConfig:
+    encoder = EncoderSpec(
+        family=_FAMILY,
+        model=_FAMILY,
+        sha256="0" * 64,
+        layer=1,
+        pooling="mean",
+        precision="fp32",
+        dim=row.dim,
+    )
+    recipe = Recipe(
+        command="extract",
+        input_type="nucleotide",
+        chunk_size=CHUNK_SIZE,
+        min_length=0,
+        encoders=(encoder,),
+    )
+    devices = ("cpu",) * row.n_devices
+    return RunConfig(
+        options=make(ExtractOptions, {"input": [fasta], "output_dir": output, "report": False}),
+        recipe=recipe,
+        resources=Resources(devices=devices, tokens_per_batch=row.tokens_per_batch),
+        checkpoints=(weights,),
+        weights=(weights,),
+        models=(_FAMILY,),
+    )
