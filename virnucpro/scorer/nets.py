@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from math import exp, isfinite
 from pathlib import Path
 from typing import Any
@@ -167,6 +167,13 @@ class ErrorRates:
         """The log-odds from which on at most this share of cellular records lies."""
         shares = np.array(self.false_positives)
         return float(np.interp(-np.log(false_positives), -np.log(shares), self.cuts))
+
+    def cut_like(self, other: ErrorRates) -> ErrorRates:
+        """These rates, with cuts that call the share of all cells that the other's cuts call."""
+        cuts = [other.cut_at(share) for share in self.false_positives]
+        shares = np.interp(cuts, other.log_odds, np.log(np.array(other.false_positives)))
+        places = -np.log(np.array(self.false_positives))
+        return replace(self, cuts=tuple(np.interp(-shares, places, self.log_odds).tolist()))
 
     def false_per_true(self, log_odds: Values) -> Values:
         """False positives over true positives from each of these log-odds on. (n,) -> (n,)
