@@ -7,6 +7,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -165,6 +166,7 @@ def test_files_that_cannot_be_read_are_listed_and_the_others_done(make_config, t
     summary = run_inline(config, tiny.head)
     assert summary.exit_code == 2
     assert "5 of 9 could not be read" in "\n".join(summary.lines(config.output))
+    assert "  fix it and run" in "\n".join(replace(summary, n_refused=1).lines(config.output))
     listed = failed_files(config.output)
     assert {path: stage for path, (stage, _) in listed.items()} == {
         str(bad / name): "read" for name in BAD

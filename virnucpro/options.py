@@ -903,14 +903,24 @@ def _refuse(options: Any, names: Iterable[str], where: str, else_: str = "") -> 
     Raises:
         UsageError: one of them has another value than its default.
     """
-    defaults = {field.name: field.default for field in fields(options)}
-    given = sorted(flag(name) for name in names if getattr(options, name) != defaults[name])
+    given = _given(options, names)
     if given:
         hint = f"leave out {' and '.join(given)}"
         raise UsageError(
             f"{' and '.join(given)}: not read {where}",
             hint=f"{hint}; or {else_}" if else_ else hint,
         )
+
+
+def engine_options_of(options: EngineOptions) -> list[str]:
+    """The options that only a run with a model reads, of those that were given."""
+    return _given(options, _names(EngineOptions) - {"device"})  # the scorer is on the CPU anyway
+
+
+def _given(options: Any, names: Iterable[str]) -> list[str]:  # noqa: ANN401
+    """The options, among these, that have another value than their default."""
+    defaults = {field.name: field.default for field in fields(options)}
+    return sorted(flag(name) for name in names if getattr(options, name) != defaults[name])
 
 
 def flag(name: str) -> str:

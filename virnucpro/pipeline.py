@@ -48,6 +48,7 @@ from virnucpro.options import (
     ExtractOptions,
     PredictOptions,
     RunOptions,
+    engine_options_of,
 )
 from virnucpro.outputs.summary import STAGES, STARTING, Summary
 from virnucpro.outputs.write import Results
@@ -169,6 +170,8 @@ def announce_choices(config: RunConfig, recipe: Recipe, head: Head | None) -> Sc
     choice = config.scorer_for(recipe.input_type)
     if choice is not None:
         announce(choice.announcement)
+        if unread := engine_options_of(config.options):
+            announce(f"not read, being for runs with --model: {', '.join(unread)}")
         return load_scorer(choice.path)
     join = head.facts.join if head and recipe.input_type == "nucleotide" else None
     cut = config.options if isinstance(config.options, CutOptions) else CutOptions()
