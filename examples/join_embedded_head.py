@@ -107,7 +107,7 @@ def read_fragments(folder: Path, unseen: Unseen, facts: HeadFacts) -> Iterator[F
 def main(unseen: Unseen, head_file: Path, folders: list[Path]) -> None:
     head = load_head(head_file)
     of_folders = [list(read_fragments(folder, unseen, head.facts)) for folder in folders]
-    join = fit_join(of_folders[0], load_scorer(embedded_scorer()).sha256)
+    join = fit_join(of_folders[0], load_scorer(embedded_scorer()))
     assert join is not None, "the embedded head has validation groups of both labels"
     gains = [
         measure_gain(SEED, "test" if number else "validation", fragments, join)

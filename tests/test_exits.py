@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import pty
 import signal
@@ -19,6 +20,8 @@ from runs import assert_gone, hear_signals
 from virnucpro.cli import exits as module
 from virnucpro.cli import main as main_module
 from virnucpro.cli.exits import DEAF_SECONDS, Finished, Terminated, end_cleanly, exits
+from virnucpro.cli.predict import what_is_kept
+from virnucpro.options import PredictOptions
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "contigs.fa"
 ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -43,7 +46,7 @@ def signals_as_before():
 def test_nothing_is_said_before_all_is_cleared_away(capsys, number, exit_code, word):
     """The signal may come in the middle of a line on its way to the terminal."""
     said_before = []
-    with pytest.raises(Finished) as finished, exits():
+    with pytest.raises(Finished) as finished, exits(lambda: "all is kept"):
         end_cleanly()
         try:
             signal.raise_signal(number)
@@ -51,7 +54,28 @@ def test_nothing_is_said_before_all_is_cleared_away(capsys, number, exit_code, w
             said_before.append(capsys.readouterr().err)
     assert finished.value.exit_code == exit_code
     assert said_before == [""]
-    assert capsys.readouterr().err.startswith(f"error: {word}\nhint:  finished work is kept")
+    assert capsys.readouterr().err.startswith(f"error: {word}\nhint:  all is kept")
+
+
+@pytest.mark.parametrize(
+    ("stored", "has_page", "hint"),
+    [
+        (None, False, "nothing was begun: run the same command again"),
+        ({"argv": ["of an earlier start"]}, False, "nothing was begun: run the same command again"),
+        ({"recipe": {"encoders": []}}, False, "without a model nothing is kept: run the same"),
+        ({}, False, "finished work is kept: go on with --resume"),
+        ({"counts": {}}, True, "finished work is kept: go on with --resume"),
+        ({"counts": {}}, False, "all is done but the page: virnucpro report"),
+    ],
+)
+def test_the_hint_for_an_ended_run_is_true_of_its_folder(tmp_path, stored, has_page, hint):
+    options = PredictOptions(input=(), output_dir=tmp_path, argv=("predict",), force=True)
+    if stored is not None:
+        whole = {"argv": ["predict"], "recipe": {"encoders": [{}]}, **stored}
+        (tmp_path / "run.json").write_text(json.dumps(whole))
+    if has_page:
+        (tmp_path / "report.html").touch()
+    assert what_is_kept(options).startswith(hint)
 
 
 def test_a_second_signal_does_not_disturb_the_end_and_a_late_one_is_heard(monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from dataclasses import replace
 from math import log
 from pathlib import Path
@@ -134,6 +135,8 @@ def test_a_run_calls_by_scorer_and_head_together(joined, scorer, make_config, tm
     assert found["closed"]["n_frames_scored"] == "0"
     assert found["unknown"]["status"] == "no_orf"
     assert any(frames.values()) and len(frames["long"]) > 1
+    stored = json.loads((config.output / "run.json").read_text())
+    assert stored["counts"]["cut_scores"] == [[500, probability(0.5)]]  # the join's, at 3 %
 
 
 def test_the_cut_of_a_joined_head_is_the_users_on_a_finished_run(joined, make_config, contigs):

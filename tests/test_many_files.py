@@ -287,7 +287,9 @@ def test_files_of_a_folder_that_are_passed_over_are_named_in_one_line(make_confi
     run_inline(config, tiny.head)
     log = (config.output / "virnucpro.log").read_text()
     (line,) = (line for line in log.splitlines() if "passed over" in line)
-    assert f"passed over in {folder}" in line and "9 files" in line and "+ 4 more" in line
+    assert f"passed over in {folder}" in line and "8 files" in line and "+ 3 more" in line
+    (warning,) = (line for line in log.splitlines() if "fq2fa" in line)
+    assert "WARNING" in warning and "1 file (reads.fastq)" in warning and "8.log" not in warning
 
 
 def test_the_results_of_another_run_are_no_input_of_a_folder(make_config, tiny, folder):

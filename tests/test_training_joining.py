@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from virnucpro.labelled.digests import group_digest
 from virnucpro.labelled.split import read_split
 from virnucpro.labelled.store import Frames
 from virnucpro.records import FastaRecord
-from virnucpro.scorer.nets import embedded_scorer, load_scorer
+from virnucpro.scorer.nets import Scorer, embedded_scorer, load_scorer
 from virnucpro.scorer.score import score_sequences
 from virnucpro.scoring.head import load_head
 from virnucpro.scoring.join import Join, JoinKnot
@@ -36,6 +37,11 @@ from virnucpro.training.joining import (
 from virnucpro.training.request import resolve
 from virnucpro.training.results import Outcome
 from virnucpro.training.runs import Runs, read_runs
+
+
+@cache
+def scorer() -> Scorer:
+    return load_scorer(embedded_scorer())
 
 
 def fragments(n: int = 600, informs: float = 1.0, seed: int = 1) -> Fragments:
@@ -126,20 +132,34 @@ def test_folds_hold_whole_groups_and_leave_both_labels_to_fit_to():
 def test_without_groups_to_measure_on_there_is_no_join():
     data = fragments()
     one_group = replace(data, group=data.is_virus.astype(np.int64))
-    assert fit_join([one_group], "x") is None
-    join = fit_join([one_group, replace(data, n_bases=1000)], "x")
+    assert fit_join([one_group], scorer()) is None
+    join = fit_join([one_group, replace(data, n_bases=1000)], scorer())
     assert join is not None and [knot.n_bases for knot in join.knots] == [1000]
-    assert join.scorer_sha256 == "x"
+    assert join.scorer_sha256 == scorer().sha256
 
 
-def test_error_rates_of_a_join_are_those_of_the_joined_log_odds():
+def test_the_cuts_of_a_join_call_as_many_cells_as_the_scorers_cuts_do():
     data = fragments()
-    join = fit_join([data], "x")
-    assert join is not None
+    join = fit_join([data], scorer())
+    assert join is not None and join.knots[0].head > 0
     both = data.where(data.has_both)
+    (of_scorer,) = (rates for rates in scorer().error_rates if rates.n_bases == 500)
     called = both.joined(join.knots) >= join.error_rates[0].cut_at(0.1)
-    # a quantile of 200 values lies between two of them
-    assert called[~both.is_virus].mean() == pytest.approx(0.1, abs=1 / 200)
+    share = np.interp(of_scorer.cut_at(0.1), of_scorer.log_odds, of_scorer.false_positives)
+    assert share < 0.1  # kinds of hosts have a say
+    # a quantile of 200 values lies between two of them, and a share between two shares
+    assert called[~both.is_virus].mean() == pytest.approx(share, abs=2 / 200)
+
+
+def test_where_a_head_has_no_weight_calls_are_the_scorers():
+    rng = np.random.default_rng(5)
+    data = fragments()
+    noise = replace(data, head=rng.normal(size=len(data)))
+    join = fit_join([noise], scorer())
+    assert join is not None and join.knots[0].head == 0
+    assert join.error_rates == tuple(
+        rates for rates in scorer().error_rates if rates.n_bases == 500
+    )
 
 
 # Runs of chunks
@@ -187,7 +207,7 @@ def test_runs_are_scored_on_the_bases_of_their_chunks_and_numbered_as_the_frames
 
 def test_the_gain_is_the_difference_of_the_aurocs_with_an_interval_over_groups():
     data = fragments()
-    join = Join("x", (fit_knot(data),), fit_join([data], "x").error_rates)
+    join = Join("x", (fit_knot(data),), fit_join([data], scorer()).error_rates)
     gain = measure_gain(7, "test", data, join)
     joined = data.joined(join.knots)
     assert gain.joined == pytest.approx(auroc(joined, data.is_virus, data.weights))
@@ -207,7 +227,7 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 def test_several_seeds_have_their_mean_and_deviation_below_them(tmp_path):
     data = fragments()
-    join = fit_join([data], "x")
+    join = fit_join([data], scorer())
     gains = [measure_gain(seed, "test", data, join) for seed in (3, 4)]
     gains[1] = replace(gains[1], head=gains[0].head + 0.02)
     write_gains(tmp_path / "gain.tsv", gains)

@@ -229,6 +229,18 @@ def test_figures_of_each_host_are_read_from_the_logs(plan):
     )
 
 
+def test_status_tells_who_is_running_the_run(plan):
+    folder = plan()
+    assert measure_run(folder)["running"] is None
+    with RunDir(folder).locked():
+        name = measure_run(folder)["running"]
+        text = "\n".join(inspect_run(folder, verify=False)[0])
+    assert name.startswith(f"process {os.getpid()} on ") and " since " in name
+    assert f"\nrunning   {name}\n" in text and "\nnext " not in text
+    (folder / ".lock").write_text(f"{name}\n")  # as one that was killed leaves it
+    assert measure_run(folder)["running"] is None
+
+
 def test_figures_that_are_damaged_or_of_somebody_else_are_left_out(plan):
     folder = plan()
     work_inline(folder, "1/4")

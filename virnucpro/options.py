@@ -325,7 +325,7 @@ class ModelOptions:
 
 
 Preset = Literal["sensitive", "default", "conservative"]
-# the share of cellular records, of every length, that a preset calls viral
+# the largest share of cellular records, of every length, that a preset calls viral
 FALSE_POSITIVES: Mapping[Preset, float] = {
     "sensitive": 0.10,
     "default": 0.03,
@@ -349,7 +349,7 @@ class CutOptions:
     preset: Annotated[
         Preset,
         _option(
-            "Thresholds of the scorer by length, with 10, 3 or 0.5 % false positives among "
+            "Thresholds of the scorer by length, with at most 10, 3 or 0.5 % false positives among "
             "unknown hosts.",
             CALLS,
         ),

@@ -244,7 +244,10 @@ def cut_scores(
     if options.threshold is not None:
         return [(1, options.threshold)]
     if scorer is not None:
-        return scorer.cut_scores(FALSE_POSITIVES[options.preset])
+        join = head.facts.join if head else None
+        share = FALSE_POSITIVES[options.preset]
+        error_rates = (join or scorer).error_rates
+        return [(rates.n_bases, rates.cut_score(share)) for rates in error_rates]
     return [(1, head.facts.threshold)] if head else []
 
 

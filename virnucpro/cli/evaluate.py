@@ -9,6 +9,8 @@ from virnucpro.cli.exits import exits, needing
 from virnucpro.cli.running import loading, report, watched
 from virnucpro.options import ConsoleOptions, EvaluateOptions
 
+_KEPT = "run the same command again with --resume"
+
 
 @command(EvaluateOptions, ConsoleOptions)
 def evaluate(options: EvaluateOptions, console: ConsoleOptions) -> None:
@@ -35,7 +37,7 @@ def evaluate(options: EvaluateOptions, console: ConsoleOptions) -> None:
     if options.regions is not None:
         _evaluate_regions(options, options.regions, console)
         return
-    with exits():
+    with exits(_KEPT):
         with loading(console):
             with needing("train"):
                 from virnucpro.evaluation.figure import write_figure
@@ -53,7 +55,7 @@ def evaluate(options: EvaluateOptions, console: ConsoleOptions) -> None:
 
 
 def _evaluate_regions(options: EvaluateOptions, truth: Path, console: ConsoleOptions) -> None:
-    with exits():
+    with exits(_KEPT):
         with loading(console):
             from virnucpro.evaluation.region_story import evaluate_regions
 

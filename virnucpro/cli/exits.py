@@ -6,7 +6,7 @@ import errno
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import NoReturn
@@ -18,7 +18,6 @@ from virnucpro.errors import StorageError, UnavailableError, VirnucproError
 USAGE_EXIT, INTERRUPTED_EXIT, TERMINATED_EXIT = 64, 130, 143
 DEAF_SECONDS = 10.0  # after a signal, while what it ended is cleared away
 GONE = (errno.EPIPE, errno.EIO)  # what is written for somebody who is not there any more
-_KEPT = "finished work is kept: go on with --resume"
 NOTHING_BEGAN = "nothing was begun; what an earlier start finished is kept for --resume"
 
 
@@ -35,17 +34,20 @@ class Terminated(SystemExit):
 
 
 @contextmanager
-def exits(kept: str = _KEPT) -> Iterator[None]:
-    """Turn what may happen in a command into a message and an exit code."""
+def exits(kept: Callable[[], str] | str = "") -> Iterator[None]:
+    """Turn what may happen in a command into a message and an exit code.
+
+    ``kept`` is the hint for a command that was ended, or finds it in what is there by then.
+    """
     try:
         yield
     except VirnucproError as error:
         _end(error, kept)
     except KeyboardInterrupt as error:
-        complain("interrupted", kept)
+        complain("interrupted", _text(kept))
         raise Finished(INTERRUPTED_EXIT) from error
     except Terminated as error:
-        complain("terminated", kept)
+        complain("terminated", _text(kept))
         raise Finished(TERMINATED_EXIT) from error
     except BrokenPipeError:
         raise
@@ -55,8 +57,12 @@ def exits(kept: str = _KEPT) -> Iterator[None]:
         _end(disk_error(error), kept)
 
 
-def _end(error: VirnucproError, kept: str) -> NoReturn:
-    after = [kept] if isinstance(error, StorageError) else []
+def _text(kept: Callable[[], str] | str) -> str:
+    return kept if isinstance(kept, str) else kept()
+
+
+def _end(error: VirnucproError, kept: Callable[[], str] | str) -> NoReturn:
+    after = [_text(kept)] if isinstance(error, StorageError) else []
     complain(str(error), "; ".join(filter(None, [error.hint, *after])))
     raise Finished(error.exit_code) from error
 

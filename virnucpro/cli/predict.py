@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -78,10 +81,28 @@ def _executor_on(options: RunOptions) -> ExecutorOn:
     return lambda _: ParslExecutor(blocks, work, work_in_block)
 
 
+def what_is_kept(options: RunOptions) -> str:
+    """The hint for a run that was ended, by the ``run.json`` that is there by then."""
+    folder = options.output_dir
+    try:
+        stored = json.loads((folder / "run.json").read_text())
+        is_ours = not options.force or stored["argv"] == list(options.argv)
+        has_encoder, has_tables = bool(stored["recipe"]["encoders"]), "counts" in stored
+    except (OSError, ValueError, LookupError, TypeError):
+        is_ours = False
+    if not is_ours:
+        return "nothing was begun: run the same command again"
+    if has_tables and options.report and not (folder / "report.html").exists():
+        return f"all is done but the page: virnucpro report {shlex.quote(str(folder))}"
+    if not has_encoder:
+        return "without a model nothing is kept: run the same command again with --resume"
+    return "finished work is kept: go on with --resume"
+
+
 def _run(options: RunOptions, console: ConsoleOptions) -> None:
     # numpy's matrices are small here: its threads would wait for each other, and take the cores
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    with exits():
+    with exits(partial(what_is_kept, options)):
         with loading(console):
             from virnucpro import pipeline
             from virnucpro.run.folder import RunDir

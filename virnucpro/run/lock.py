@@ -110,6 +110,17 @@ def is_held(path: Path) -> bool:
         return _mark_of(path).exists()
 
 
+def run_at(folder: Path) -> str:
+    """The name of the run that has a folder now, as it wrote it into the lock; else nothing."""
+    path = folder / LOCK
+    try:
+        with open_plain(path) as handle:
+            name = handle.read().decode(errors="replace").strip()
+        return name if name and is_held(path) else ""
+    except OSError:  # no lock, or one that is not ours to read
+        return ""
+
+
 def _mark_of(path: Path) -> Path:
     return path.with_name(f"{path.name if path.name == LOCK else f'.{path.name}'}.held")
 

@@ -18,12 +18,13 @@ from virnucpro.outputs.sinks import FailedFiles
 from virnucpro.records import Shard
 from virnucpro.run.features import FeatureStore
 from virnucpro.run.folder import RunDir, stores_of
+from virnucpro.run.lock import run_at
 from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import count_done, read_plan
 from virnucpro.run.work_log import HostFigures, read_hosts
 
 _NEXT = {
-    "unfinished": "the command of the run with --resume goes on, if none is at it now",
+    "unfinished": "the command of the run with --resume goes on",
     "planned": "virnucpro work DIR embeds, then the planned command with --resume",
 }
 _LISTED = 8  # number of files that are listed
@@ -111,9 +112,10 @@ def _verify_index(store: FeatureStore) -> list[str]:
 
 def _describe(rundir: RunDir, manifest: Manifest) -> list[str]:
     stored = json.loads(rundir.manifest.read_text())
-    recipe = manifest.recipe
+    recipe, run = manifest.recipe, run_at(rundir.root)
     lines = [
         printable(f"state     {stored.get('state')}, {stored.get('time')} on {stored.get('host')}"),
+        *([printable(f"running   {run}")] if run else []),
         printable(f"command   {recipe.command}, {_how(recipe)}"),
         *_folded([f"input     {file.shown}" for file in manifest.inputs]),
         *_folded([f"unread    {printable(file.error)}" for file in manifest.refused]),
@@ -123,7 +125,7 @@ def _describe(rundir: RunDir, manifest: Manifest) -> list[str]:
     if "counts" in stored:
         statuses = stored["counts"]["statuses"].items()
         lines.append(f"records   {', '.join(f'{n} {status}' for status, n in statuses if n)}")
-    if next_step := _NEXT.get(stored.get("state")):
+    if not run and (next_step := _NEXT.get(stored.get("state"))):
         lines.append(f"next      {next_step}")
     listing = rundir.output(FailedFiles)
     if listing.exists():
@@ -199,6 +201,7 @@ def _measure(rundir: RunDir, manifest: Manifest) -> dict[str, Any]:
         n_tokens = counts["n_tokens_in_all"] - counts["n_tokens_saved"]
     return {
         "state": stored.get("state"),
+        "running": run_at(rundir.root) or None,
         "shards": {
             "total": n_shards,
             "done": len(done),

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from math import exp, isfinite
 from pathlib import Path
 from typing import Any
@@ -168,6 +168,17 @@ class ErrorRates:
         shares = np.array(self.false_positives)
         return float(np.interp(-np.log(false_positives), -np.log(shares), self.cuts))
 
+    def cut_score(self, false_positives: float) -> float:
+        """The score from which on at most this share of cellular records lies."""
+        return round(1 / (1 + exp(-self.cut_at(false_positives))), 6)
+
+    def cut_like(self, other: ErrorRates) -> ErrorRates:
+        """These rates, with cuts that call the share of all cells that the other's cuts call."""
+        cuts = [other.cut_at(share) for share in self.false_positives]
+        shares = np.interp(cuts, other.log_odds, np.log(np.array(other.false_positives)))
+        places = -np.log(np.array(self.false_positives))
+        return replace(self, cuts=tuple(np.interp(-shares, places, self.log_odds).tolist()))
+
     def false_per_true(self, log_odds: Values) -> Values:
         """False positives over true positives from each of these log-odds on. (n,) -> (n,)
 
@@ -229,13 +240,6 @@ class Scorer:
     def threshold(self, lengths: NDArray[np.int64], false_positives: float) -> Values:
         """The calibrated log-odds from which on at most this share of cellular records lies."""
         return threshold(self.error_rates, lengths, false_positives)
-
-    def cut_scores(self, false_positives: float) -> list[tuple[int, float]]:
-        """The thresholds at the lengths of ``error_rates``, as scores."""
-        return [
-            (rates.n_bases, round(1 / (1 + exp(-rates.cut_at(false_positives))), 6))
-            for rates in self.error_rates
-        ]
 
     def false_discovery_rates(
         self, log_odds: Values, lengths: NDArray[np.int64], prevalence: float

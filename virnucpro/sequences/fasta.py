@@ -11,7 +11,7 @@ import lzma
 import stat
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, TextIO
@@ -23,6 +23,7 @@ from virnucpro.log import printable
 from virnucpro.records import FastaRecord
 
 SUFFIXES = (".fa", ".fna", ".fasta", ".faa", ".ffn", ".fas", ".fsa")
+_SUFFIXES_OF_READS = (".fastq", ".fq", ".sra")
 COMPRESSED = ("", ".gz", ".bz2", ".xz", ".zst")
 
 # what public archives and BAM hold of one sequence; a run takes 3 bytes of memory per letter
@@ -112,8 +113,18 @@ def cannot_open(path: Path, error: OSError, name: str = "") -> InputMissingError
     )
 
 
+def has_name_of_reads(name: str) -> bool:
+    """Whether a file is named as one of reads, in a format that is not read here."""
+    return _ends_in(name, _SUFFIXES_OF_READS)
+
+
 def _has_fasta_name(name: str) -> bool:
-    return name.lower().endswith(tuple(a + b for a in SUFFIXES for b in COMPRESSED))
+    return _ends_in(name, SUFFIXES)
+
+
+def _ends_in(name: str, suffixes: Sequence[str]) -> bool:
+    """Whether a name has one of these suffixes, packed or not."""
+    return name.lower().endswith(tuple(a + b for a in suffixes for b in COMPRESSED))
 
 
 def stem_of(name: str) -> str:

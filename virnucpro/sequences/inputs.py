@@ -20,7 +20,13 @@ from virnucpro.errors import InputError, InputMissingError, ResumeError
 from virnucpro.files import sha256, sha256_of, temporary_beside, writing
 from virnucpro.log import LOGGER, announce, counted, printable
 from virnucpro.records import FastaRecord
-from virnucpro.sequences.fasta import cannot_open, list_fasta, list_others, read_fasta
+from virnucpro.sequences.fasta import (
+    cannot_open,
+    has_name_of_reads,
+    list_fasta,
+    list_others,
+    read_fasta,
+)
 from virnucpro.sequences.sheet import is_sheet, read_sheet
 
 STDIN = Path("-")
@@ -191,14 +197,25 @@ def _source(path: Path, sample: str = "") -> Source:
 
 
 def _tell_others(folder: Path, skipped: Collection[str]) -> None:
-    """Name what was passed over in a folder, in one line."""
+    """Name what was passed over in a folder, in one line; warn of reads among it, in another."""
     names = [name for name in list_others(folder) if name not in skipped]
-    if names:
-        more = f" + {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
-        announce(
-            f"passed over in {printable(folder)}, having no FASTA suffix: "
-            f"{counted(len(names), 'file')} ({', '.join(map(printable, names[:_NAMED]))}{more})"
+    reads = [name for name in names if has_name_of_reads(name)]
+    others = [name for name in names if name not in reads]
+    if reads:
+        LOGGER.warning(
+            "not read in %s, being no FASTA: %s (hint: convert them, for example with `seqkit "
+            "fq2fa reads.fastq > reads.fa`, or `fasterq-dump --fasta` for .sra)",
+            printable(folder),
+            _few(reads),
         )
+    if others:
+        announce(f"passed over in {printable(folder)}, having no FASTA suffix: {_few(others)}")
+
+
+def _few(names: Sequence[str]) -> str:
+    """The number of files, and the names of the first."""
+    more = f" + {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+    return f"{counted(len(names), 'file')} ({', '.join(map(printable, names[:_NAMED]))}{more})"
 
 
 def _readable_twice(source: Source, run_folder: Path, copies: Path) -> Source:
@@ -330,7 +347,8 @@ def check_recorded(inputs: Iterable[InputFile]) -> list[InputFile]:
         if not is_there or now.sha256 != file.sha256:
             raise ResumeError(
                 f"{printable(file.path)}, an input of this run, is gone or has changed",
-                hint="put it back, or say where it is now with --input",
+                hint="put it back; if it was moved, run the command of this run with --resume "
+                "and with the --input where it is now",
             )
         checked.append(now)
     return checked

@@ -8,13 +8,14 @@ where it does not, its weight is 0.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from virnucpro.evaluation.metrics import auroc
 from virnucpro.labelled.arrays import Rows
+from virnucpro.scorer.nets import ErrorRates, Scorer
 from virnucpro.scoring.join import Join, JoinKnot, join_log_odds
 from virnucpro.training.sampling import BASES_POWER
 from virnucpro.training.scorer_folds import fit_error_rates
@@ -84,15 +85,27 @@ def is_enough(fragments: Fragments) -> bool:
     return min(n_groups) >= _FEWEST_GROUPS
 
 
-def fit_join(of_lengths: Sequence[Fragments], scorer_sha256: str) -> Join | None:
+def fit_join(of_lengths: Sequence[Fragments], scorer: Scorer) -> Join | None:
     """The join from fragments of each length; None if there are groups for none of them."""
     fitted = [fragments for fragments in of_lengths if is_enough(fragments)]
     knots = [choose_knot(fragments) for fragments in fitted]
-    rates = []
-    for fragments, knot in zip(fitted, knots, strict=True):
-        both = fragments.where(fragments.has_both)
-        rates.append(fit_error_rates(both.n_bases, both.joined([knot]), both.is_virus))
-    return Join(scorer_sha256, tuple(knots), tuple(rates)) if knots else None
+    rates = [
+        error_rates(fragments, knot, scorer) for fragments, knot in zip(fitted, knots, strict=True)
+    ]
+    return Join(scorer.sha256, tuple(knots), tuple(rates)) if knots else None
+
+
+def error_rates(fragments: Fragments, knot: JoinKnot, scorer: Scorer) -> ErrorRates:
+    """The error rates of joined log-odds; cuts are as cautious as the scorer's at this length.
+
+    Where the head has no weight they are the scorer's: the same scores have the same calls.
+    """
+    of_scorer = min(scorer.error_rates, key=lambda rates: abs(np.log(rates.n_bases / knot.n_bases)))
+    if knot.head == 0:
+        return replace(of_scorer, n_bases=knot.n_bases)
+    both = fragments.where(fragments.has_both)
+    rates = fit_error_rates(both.n_bases, both.joined([knot]), both.is_virus)
+    return rates.cut_like(of_scorer)
 
 
 def choose_knot(fragments: Fragments) -> JoinKnot:

@@ -102,7 +102,7 @@ class Outcome:
             part.split: self._unseen(part.split, self._fragments(part, calibration))
             for part in scored
         }
-        join = fit_join(fragments["validation"], self.scorer.sha256)
+        join = fit_join(fragments["validation"], self.scorer)
         if join is None:
             LOGGER.warning(
                 "the head is not joined with the scorer, and calls by itself: each label needs two "
