@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import random_dna
 from runs import rows
-from test_regions import host_dna
+from test_regions import host_dna, items_of
 from test_scorer_run import predict, write
 
 from virnucpro.errors import InputError, UnavailableError
@@ -25,7 +26,8 @@ from virnucpro.evaluation.regions import (
 from virnucpro.options import EvaluateOptions, TrainOptions
 from virnucpro.scoring.chain import load_region_model
 from virnucpro.sequences.genetic_code import STANDARD
-from virnucpro.training.region_story import train_regions
+from virnucpro.training.region_model import Chromosome, learn_region_model
+from virnucpro.training.region_story import Genome, left_out, train_regions
 
 TRUTH = Truth(prophages=((100, 200), (300, 400), (600, 700)), unclear=((500, 520),))
 
@@ -124,7 +126,10 @@ def truth(tmp_path_factory) -> tuple[Path, Path]:
 
 def test_regions_are_learned_and_measured_on_chromosomes_that_were_left_out(truth, tmp_path):
     data, table = truth
-    lines = train_regions(TrainOptions(data=data, output_dir=tmp_path / "model"), table)
+    stages = []
+    options = TrainOptions(data=data, output_dir=tmp_path / "model")
+    lines = train_regions(options, table, lambda event: stages.append(event.stage))
+    assert stages == ["scoring pieces"] * 3 + ["leaving each out"] * 3
     figures = rows(tmp_path / "model/regions_left_out.tsv")
     assert lines == (tmp_path / "model/regions_left_out.tsv").read_text().splitlines()
     assert [row["seq_id"] for row in figures] == ["c0", "c1", "c2", "all"]
@@ -139,7 +144,7 @@ def test_regions_are_learned_and_measured_on_chromosomes_that_were_left_out(trut
     assert recorded == str(tmp_path / "model/regions.json")
     with pytest.raises(UnavailableError, match="is not a region model"):
         predict(data, to=tmp_path / "none", region_model=table)
-    train_regions(TrainOptions(data=data, output_dir=tmp_path / "again"), table)
+    train_regions(TrainOptions(data=data, output_dir=tmp_path / "again"), table, lambda _: None)
     for name in ("regions.json", "regions_left_out.tsv"):
         again = (tmp_path / "again" / name).read_bytes()
         assert (tmp_path / "model" / name).read_bytes() == again
@@ -166,7 +171,7 @@ def test_records_without_a_known_prophage_tell_the_level_of_hosts_of_their_gc(tr
 
 
 def train(data: Path, table: Path, to: Path) -> Path:
-    train_regions(TrainOptions(data=data, output_dir=to), table)
+    train_regions(TrainOptions(data=data, output_dir=to), table, lambda _: None)
     return to
 
 
@@ -192,7 +197,51 @@ def test_too_few_chromosomes_and_another_sequence_are_refused(truth, tmp_path):
     few = tmp_path / "few.tsv"
     few.write_text("\n".join([columns, *lines[:2], ""]))
     with pytest.raises(InputError, match="2 chromosomes with prophages; 3 are needed"):
-        train_regions(options, few)
+        train_regions(options, few, lambda _: None)
     few.write_text("\n".join([columns, "c1\t5\t999999\tprophage\tx", ""]))
     with pytest.raises(InputError, match="an interval of the truth up to 999,999"):
-        train_regions(options, few)
+        train_regions(options, few, lambda _: None)
+    few.write_text("\n".join([columns, *lines[1:], "c0\t100\t110000\tprophage\tx", ""]))
+    with pytest.raises(InputError, match="c0 has no piece of its host") as caught:
+        train_regions(options, few, lambda _: None)
+    assert caught.value.hint
+
+
+def chromosome(seed: int, prophage: tuple[int, int] = (20_000, 30_000)) -> Chromosome:
+    """A chromosome of 100,000 bases whose prophage has log-odds far above its host's."""
+    rng = np.random.default_rng(seed)
+    log_odds = rng.normal(-4, 1, 199)
+    log_odds[40:59] += 5
+    items = items_of(log_odds)
+    shape = items.shape + rng.normal(0, 0.3, items.shape.shape)
+    items = replace(items, gc=items.gc + rng.normal(0, 0.02, 199), shape=shape)
+    return Chromosome(f"c{seed}", "A" * 100_000, items, Truth((prophage,)))
+
+
+def test_a_prophage_too_short_for_a_piece_tells_its_length_alone():
+    short = (20_100, 20_400)
+    chromosomes = [chromosome(0), chromosome(1), chromosome(2, short)]
+    model = learn_region_model(chromosomes, [], "")
+    assert model.virus_bases == round(20_300 / 3)
+    assert model.distance > 3
+    with pytest.raises(InputError, match="no prophage of c2, c3 has a piece of 1,000") as caught:
+        learn_region_model([chromosome(2, short), chromosome(3, short)], [], "")
+    assert caught.value.hint
+
+
+def test_chromosomes_that_are_the_same_tell_no_region_model():
+    with pytest.raises(
+        InputError, match=r"levels of hosts of the same GC spread by 0\.0"
+    ) as caught:
+        learn_region_model([chromosome(0)] * 3, [], "")
+    assert "several species" in caught.value.hint
+
+
+def test_a_chromosome_is_left_out_with_the_other_records_of_its_file():
+    first, second, third = map(chromosome, range(3))
+    host, other = chromosome(3).items, chromosome(4).items
+    genomes = [Genome([first, second], host), Genome([third], None), Genome([], other)]
+    names = [(one.name, [item.name for item in others]) for one, others, _ in left_out(genomes)]
+    assert names == [("c0", ["c1", "c2"]), ("c1", ["c0", "c2"]), ("c2", ["c0", "c1"])]
+    hosts = [[host is item for item in hosts] for _, _, hosts in left_out(genomes)]
+    assert hosts == [[False], [False], [True, False]]

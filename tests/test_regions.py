@@ -31,6 +31,7 @@ from virnucpro.outputs.sinks import (
     RegionTable,
     open_sinks,
 )
+from virnucpro.outputs.summary import Summary, region_line
 from virnucpro.outputs.write import in_first_places
 from virnucpro.records import Call, FastaRecord, RecordResult, Region
 from virnucpro.regions import find_regions
@@ -147,7 +148,7 @@ def test_the_level_of_a_host_is_told_by_its_gc_and_by_hosts_near_it():
     assert levels.at(0.5) == pytest.approx(-4.1, abs=0.05)
     assert levels.at(0.95) == levels.at(0.8)
     assert levels.spread == pytest.approx(0.2, abs=0.02)
-    with pytest.raises(ValueError, match=r"3 levels, spread by 1\.0"):
+    with pytest.raises(ValueError, match="3 levels of hosts where 25 belong"):
         Levels((-3.0,) * 3, 1.0)
 
 
@@ -475,7 +476,7 @@ def test_regions_of_a_finished_run_are_those_of_predict_to_the_byte(tmp_path, ch
             assert (later / path).read_bytes() == (once / path).read_bytes(), path
     log = (later / "virnucpro.log").read_text()
     assert "virnucpro regions later" in log
-    line = "virus-like regions: 2 inside records, 0 over whole records; see regions.tsv"
+    line = f"{region_line(2, 0)}\n"
     assert line in log and line in (once / "virnucpro.log").read_text()
     manifests = [json.loads((folder / "run.json").read_text()) for folder in (once, later)]
     for key in ("recipe", "inputs", "cut"):
@@ -547,7 +548,9 @@ def test_a_region_over_the_origin_of_a_circle_is_told_on_both_sides(chromosomes)
     spans = {}
     for first in (0, 20_000, 105_000, 120_500):
         turned = FastaRecord("x", "x circular=true", bases[first:] + bases[:first])
-        regions, track = finder.find(turned, is_virus=False)
+        call = Call("x", len(bases), "scored", virus_score=0.1)
+        _, _, call, regions, track = finder.add_to(RecordResult(turned, [], call))
+        assert call.note == "1 virus-like region"  # in two parts where it has the origin
         assert (np.diff(track.start) > 0).all()
         spans[first] = sorted(
             ((region.start + first) % len(bases), (region.end + first - 1) % len(bases) + 1)
@@ -563,6 +566,23 @@ def test_a_region_over_the_origin_of_a_circle_is_told_on_both_sides(chromosomes)
     assert abs(end - 120_000) < 2_000
     cut = FastaRecord("x", "x", bases[105_000:] + bases[:105_000])
     assert not any(region.over_origin for region in finder.find(cut, is_virus=False)[0])
+
+
+def test_regions_are_counted_by_kind_and_the_two_parts_of_one_over_the_origin_once():
+    circle, called, plain = results(
+        [(0, 150, "whole"), (150, 400, "whole")],
+        [(100, 400, "whole")],
+        [(0, 90, "provirus"), (200, 300, "provirus")],
+    )
+    parts = tuple(region._replace(over_origin=True) for region in circle.regions)
+    summary = Summary()
+    for result in (circle._replace(regions=parts), called, plain):
+        summary.add(result)
+    assert (summary.n_regions, summary.n_whole_regions) == (4, 2)
+    assert region_line(4, 2) == (
+        "virus-like regions: 2 provirus (inside a record), 2 whole (all of a record, or the virus "
+        "of one that is called so); see regions.tsv"
+    )
 
 
 @pytest.mark.parametrize(
@@ -624,6 +644,36 @@ def test_a_region_model_is_read_as_it_was_written_or_refused(tmp_path):
             load_region_model(path)
     with pytest.raises(InputMissingError, match="there is no region model"):
         load_region_model(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("host_bases", float("nan")),
+        ("virus_bases", float("inf")),
+        ("virus_bases", 0),
+        ("distance", -3.0),
+        ("deviation", 0.0),
+        ("step", 2.5),
+        ("shape_bases", 9500.5),
+        ("host.gc", None),
+        ("host.slope", float("nan")),
+        ("host.shape", [1.0, 2.0]),
+        ("host.deviation", [0.0, 0.0, 0.0]),
+        ("levels.spread", float("nan")),
+        ("size", 999),
+    ],
+)
+def test_a_region_model_with_a_figure_that_makes_no_sense_is_refused(tmp_path, key, value):
+    facts = json.loads(embedded_region_model().read_text())
+    *part, name = key.split(".")
+    of = facts[part[0]] if part else facts
+    assert name in of
+    of[name] = value
+    path = tmp_path / "regions.json"
+    path.write_text(json.dumps(facts))
+    with pytest.raises(UnavailableError, match="is not a region model of this VirNucPro"):
+        embedded_finder(11, model=path)
 
 
 def test_windows_of_a_size_that_the_scorer_does_not_know_are_refused():

@@ -195,6 +195,18 @@ def test_a_region_that_is_all_of_a_record_is_not_told_as_a_call(tmp_path):
     assert "1 region is all of a record, or the virus of one that is called so" in page.words
 
 
+def test_a_region_over_the_origin_is_counted_once(tmp_path):
+    folder = write_table(tmp_path / "run", [call("circle", 0.1, 20_000)])
+    (folder / "regions.tsv").write_text(
+        "region\trecord\tfile\tkind\tstart\tend\tlength\tposterior\tatt\tnote\n"
+        "circle|whole_1_5000\tcircle\tin\twhole\t1\t5000\t5000\t0.9\t\tgoes on over the origin\n"
+        "circle|whole_5001_20000\tcircle\tin\twhole\t5001\t20000\t15000\t0.9\t\t"
+        "goes on over the origin; the record is called other\n"
+    )
+    page = Page(report_folder(folder))
+    assert "1 region is all of a record, or the virus of one that is called so" in page.words
+
+
 # More records than a page can hold
 
 

@@ -392,6 +392,7 @@ def test_parts_are_disjoint_and_together_all_shards(n):
         ("auto", "bf16", "--gres=gpu:1"),
         ("auto", "fp32", "--cpus-per-task=8"),
         ("cpu", "auto", "--cpus-per-task=8"),
+        ("cuda", "fp32", "--gres=gpu:1"),
     ],
 )
 def test_a_plan_offers_nodes_that_compute_in_its_precision(tmp_path, device, precision, place):

@@ -411,7 +411,15 @@ class RunOptions(PlaceOptions, EngineOptions, ModelOptions, FolderOptions, Seque
     ] = True
 
     def __post_init__(self) -> None:
-        if self.input_type == "protein":
+        self.check_type(self.input_type)
+
+    def check_type(self, input_type: str) -> None:
+        """Refuse options that are not read where the input is of this type.
+
+        Raises:
+            UsageError: one of them was given.
+        """
+        if input_type == "protein":
             _refuse(self, ("chunk_size", "genetic_code"), "of proteins, which are embedded whole")
 
 
@@ -430,7 +438,10 @@ class PredictOptions(CutOptions, RunOptions):
     def __post_init__(self) -> None:
         CutOptions.__post_init__(self)
         RunOptions.__post_init__(self)
-        if self.input_type == "protein":
+
+    def check_type(self, input_type: str) -> None:
+        super().check_type(input_type)
+        if input_type == "protein":
             _refuse(self, ("region_model",), "of proteins, which have no regions")
 
 

@@ -114,6 +114,7 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
         with summary.stage(STAGES[0]), rundir.planning():
             recorded = None if config.options.force else rundir.read_manifest()
             manifest = replace(open_run(config, rundir, recorded, on_event), models=config.models)
+            config.options.check_type(manifest.recipe.input_type)
             scorer = announce_choices(config, manifest.recipe, head)
             finder = make_finder(config.options, manifest.recipe, scorer)
             plan = plan_run(config, rundir, recorded, manifest, on_event)

@@ -9,6 +9,7 @@ are tuples: making one takes a third of the time.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -186,14 +187,14 @@ class Call:
 
 
 class Region(NamedTuple):
-    """A virus-like part of a record, or all of one that is called a virus."""
+    """A virus-like part of a record, all of it, or the virus of one that is called a virus."""
 
     start: int
     end: int
-    kind: Literal["provirus", "whole"]  # whole: of a record that is called a virus
+    kind: Literal["provirus", "whole"]  # whole: all of a record, or of one that is called a virus
     posterior: float  # probability of being viral, the mean over its pieces
     att: str = ""  # bases of the direct repeat at both ends
-    over_origin: bool = False  # it goes on at the other end of a circular record
+    over_origin: bool = False  # one of two parts: it goes on at the other end of a circular record
 
 
 class Track(NamedTuple):
@@ -218,6 +219,15 @@ class RecordResult(NamedTuple):
     def failures(self) -> list[Prediction]:
         """The frames without a vector."""
         return [prediction for prediction in self.predictions if prediction.failure]
+
+    @property
+    def region_kinds(self) -> Counter[str]:
+        """Number of regions of each kind; the two parts of one over the origin count once."""
+        return Counter(
+            region.kind
+            for region in self.regions or ()
+            if not (region.over_origin and region.start == 0)
+        )
 
     def in_place_of(self, record: FastaRecord) -> RecordResult:
         """The same result under the file and the id of another record."""

@@ -64,7 +64,7 @@ def find_regions(options: RegionsOptions, on_event: Callable[[Telling], None]) -
                 result = finder.add_to(RecordResult(record, [], call))
                 for add in adds:
                     add(result)
-                kinds.update(region.kind for region in result.regions or ())
+                kinds += result.region_kinds
                 n_letters += len(record.sequence)
                 on_event(Progress("looking for regions", n_letters, total, "letters"))
         _note_in_manifest(rundir, manifest, kinds, region_model)

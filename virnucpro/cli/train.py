@@ -109,8 +109,8 @@ def _train_regions(options: TrainOptions, truth: Path, console: Console) -> None
         with loading(console):
             from virnucpro.training.region_story import train_regions
 
-        with watched(console):
-            lines = train_regions(options, truth)
+        with watched(console) as events:
+            lines = train_regions(options, truth, events)
         report(lines, console.quiet)
 
 

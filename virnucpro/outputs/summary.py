@@ -24,10 +24,11 @@ STARTING = "starting workers"  # a part of embedding
 
 
 def region_line(n_regions: int, n_whole: int) -> str:
-    """The line on regions; whole records are told apart, being among the calls too."""
+    """The line on regions, by their two kinds."""
     return (
-        f"virus-like regions: {n_regions - n_whole:,} inside records, {n_whole:,} over whole "
-        f"records; see {RegionTable.file}"
+        f"virus-like regions: {n_regions - n_whole:,} provirus (inside a record), {n_whole:,} "
+        "whole (all of a record, or the virus of one that is called so); "
+        f"see {RegionTable.file}"
     )
 
 
@@ -42,7 +43,7 @@ class Summary:
     statuses: dict[Status, int] = field(default_factory=lambda: dict.fromkeys(STATUSES, 0))
     n_viral: int = 0
     n_regions: int | None = None  # None: no record was searched for regions
-    n_whole_regions: int = 0  # those of them that are no part of a longer record
+    n_whole_regions: int = 0  # those of kind whole
     n_frames: int = 0  # frames with a vector; for the scorer, with a score
     n_failed_frames: int = 0
     n_files: int = 0
@@ -78,8 +79,9 @@ class Summary:
         self.statuses[call.status] += 1
         self.n_viral += call.is_virus
         if result.regions is not None:
-            self.n_regions = (self.n_regions or 0) + len(result.regions)
-            self.n_whole_regions += sum(region.kind == "whole" for region in result.regions)
+            kinds = result.region_kinds
+            self.n_regions = (self.n_regions or 0) + kinds.total()
+            self.n_whole_regions += kinds["whole"]
         self.n_frames += call.n_frames_scored
         self.n_failed_frames += len(result.failures)
 

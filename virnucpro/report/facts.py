@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from virnucpro.errors import InputMissingError, ResumeError
 from virnucpro.files import open_plain
 from virnucpro.log import escaped, printable
-from virnucpro.outputs.sinks import RegionTable
+from virnucpro.outputs.sinks import OVER_ORIGIN, RegionTable
 from virnucpro.report.counts import damaged, read_blocks
 
 _MOST_OF_LOG = 1 << 20  # bytes at its end
@@ -31,7 +31,7 @@ _Line = tuple[int, int, str, float]  # start and end (bases, 0-based, half-open)
 _Rank = tuple[bool, int]  # whether a record has more than a whole region, and its viral letters
 _MOST = 10**15  # no number of the page is larger
 _MOST_TRACKS = 24  # records whose regions are drawn
-_REGION_COLUMNS = ("region", "file", "record", "kind", "start", "end", "posterior")
+_REGION_COLUMNS = ("region", "file", "record", "kind", "start", "end", "posterior", "note")
 
 
 class InputFact(NamedTuple):
@@ -194,15 +194,16 @@ def read_regions(table: Path) -> Regions | None:
     lines: dict[_Key, list[_Line]] = {}
     for block in read_blocks(table, RegionTable.columns):
         columns = [block[name] for name in _REGION_COLUMNS]
-        for region, file, record, kind, start, end, posterior in zip(*columns, strict=True):
+        for region, file, record, kind, start, end, posterior, note in zip(*columns, strict=True):
             try:
                 line = (int(start) - 1, int(end), kind, float(posterior or "nan"))
             except ValueError as error:
                 raise damaged(table, error) from error
             key = (file, record)
-            regions.kinds[kind] += 1
+            is_counted = not (line[0] == 0 and OVER_ORIGIN in note)  # its other part is
+            regions.kinds[kind] += is_counted
             regions.n_letters[kind] += line[1] - line[0]
-            regions.of_records[key] += 1
+            regions.of_records[key] += is_counted
             is_part, n_letters = ranks.get(key, (False, 0))
             ranks[key] = (is_part or kind != "whole", n_letters + line[1] - line[0])
             lines.setdefault(key, []).append(line)

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from virnucpro.errors import InputMissingError, UnavailableError
 from virnucpro.files import EMBEDDED_FOLDER
 from virnucpro.log import printable
+from virnucpro.records import check_counts
 from virnucpro.scoring.contrast import Hosts, Items, Levels, signal
 
 FORMAT = 3
@@ -59,14 +60,21 @@ class RegionModel:
     training: str  # what it was learned from, in a sentence
 
     def __post_init__(self) -> None:
-        if not 1 <= self.step <= self.size or min(self.host_bases, self.virus_bases) <= 0:
+        check_counts(self.size, self.step, self.shape_bases)
+        if not 1 <= self.step <= self.size:
             raise ValueError(f"pieces of {self.size} bases, one every {self.step}")
+        rates = (self.host_bases, self.virus_bases)
+        if not all(0 < n_bases < inf for n_bases in rates):
+            raise ValueError(f"regions of {self.virus_bases} bases, {self.host_bases} apart")
         if not 0 < self.first_share < 1:
             raise ValueError(f"records begin in a virus with probability {self.first_share}")
         if len(self.log_ratios) != len(self.edges) + 1 or list(self.edges) != sorted(self.edges):
             raise ValueError(f"{len(self.log_ratios)} bins with {len(self.edges)} edges")
-        if not (self.deviation > 0 and self.weight > 0):
-            raise ValueError(f"pieces that weigh {self.weight} and deviate by {self.deviation}")
+        if not (self.deviation > 0 and self.weight > 0 and self.distance > 0):
+            raise ValueError(
+                f"pieces that weigh {self.weight}, deviate by {self.deviation} in a host, and "
+                f"stand out by {self.distance} in a virus"
+            )
         numbers = (*self.edges, *self.log_ratios, *self.levels.usual, self.distance)
         others = (self.gc_weight, self.shape_weight, self.weight, self.deviation)
         if not all(map(isfinite, (*numbers, *others))):
@@ -139,10 +147,14 @@ def load_region_model(path: Path) -> RegionModel:
             **facts,
         )
     except (OSError, LookupError, ValueError, TypeError, AttributeError) as error:
-        raise UnavailableError(
-            f"{printable(path)} is not a region model of this VirNucPro: {printable(error)}",
-            hint="name the regions.json that `virnucpro train --regions` of this version made",
-        ) from error
+        raise unusable(path, error) from error
+
+
+def unusable(path: Path, reason: object) -> UnavailableError:
+    return UnavailableError(
+        f"{printable(path)} is not a region model of this VirNucPro: {printable(reason)}",
+        hint="name the regions.json that `virnucpro train --regions` of this version made",
+    )
 
 
 def region_model_text(model: RegionModel) -> str:

@@ -77,6 +77,16 @@ class Hosts:
     shape: tuple[float, ...]
     deviation: tuple[float, ...]  # of each figure of the shape, between pieces of a host
 
+    def __post_init__(self) -> None:
+        if {len(self.shape), len(self.deviation)} != {len(_SHAPE)}:
+            raise ValueError(
+                f"{len(self.shape)} figures of genes, {len(self.deviation)} deviations"
+            )
+        if not np.isfinite((self.gc, self.slope, *self.shape)).all():
+            raise ValueError("a figure of hosts that is not finite")
+        if not all(0 < value < np.inf for value in self.deviation):
+            raise ValueError(f"figures of genes that deviate by {self.deviation}")
+
     @classmethod
     def mean(cls, each: Sequence[Hosts]) -> Hosts:
         def mean(values: Sequence[float]) -> float:
@@ -128,8 +138,10 @@ class Levels:
     spread: float  # standard deviation of hosts of the same GC
 
     def __post_init__(self) -> None:
-        if len(self.usual) != len(_KNOTS) or not 0 < self.spread < np.inf:
-            raise ValueError(f"{len(self.usual)} levels, spread by {self.spread}")
+        if len(self.usual) != len(_KNOTS):
+            raise ValueError(f"{len(self.usual)} levels of hosts where {len(_KNOTS)} belong")
+        if not 0 < self.spread < np.inf:
+            raise ValueError(f"levels of hosts of the same GC spread by {self.spread}")
 
     @classmethod
     def of(cls, gc: Values, level: Values) -> Levels:

@@ -27,6 +27,7 @@ from virnucpro.scoring.chain import (
     embedded_region_model,
     load_region_model,
     posteriors,
+    unusable,
     viterbi,
 )
 from virnucpro.scoring.contrast import Items
@@ -77,13 +78,12 @@ class RegionFinder:
         if found is None:
             return result
         regions, track = found
+        result = result._replace(regions=regions, track=track)
         notes = [_NOTE.sub("", call.note)]
         if regions and not call.is_virus:
-            notes.append(
-                f"{len(regions)} virus-like {'region' if len(regions) == 1 else 'regions'}"
-            )
-        call = replace(call, note="; ".join(filter(None, notes)))
-        return result._replace(call=call, regions=regions, track=track)
+            n_regions = result.region_kinds.total()
+            notes.append(f"{n_regions} virus-like {'region' if n_regions == 1 else 'regions'}")
+        return result._replace(call=replace(call, note="; ".join(filter(None, notes))))
 
     def find(
         self, record: FastaRecord, *, is_virus: bool
@@ -128,10 +128,14 @@ def embedded_finder(
     """The finder that comes with VirNucPro, or with another model, for a genetic code by number.
 
     Raises:
-        UnavailableError: the model is missing, damaged, or of another format.
+        InputMissingError: there is no such model.
+        UnavailableError: the model is damaged, of another format, or of other pieces.
     """
-    region_model = load_region_model(model or embedded_region_model())
-    return RegionFinder(scorer or load_scorer(embedded_scorer()), region_model, genetic_code(code))
+    scorer, path = scorer or load_scorer(embedded_scorer()), model or embedded_region_model()
+    region_model, size = load_region_model(path), scorer.windows.size
+    if region_model.size != size:
+        raise unusable(path, f"pieces of {region_model.size} bases where nets read {size}")
+    return RegionFinder(scorer, region_model, genetic_code(code))
 
 
 def quietest(log_odds: Values, model: RegionModel) -> int:

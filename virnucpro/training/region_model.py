@@ -13,7 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.evaluation.regions import Truth, mask
+from virnucpro.errors import InputError
+from virnucpro.evaluation.regions import Interval, Truth, mask
+from virnucpro.log import printable
 from virnucpro.scoring.chain import Mask, RegionModel, Values
 from virnucpro.scoring.contrast import Hosts, Items, Levels, signal
 
@@ -35,50 +37,81 @@ class Chromosome:
     items: Items
     truth: Truth
 
+    @property
+    def is_virus(self) -> Mask:
+        """A mask of the pieces whose middles lie in a prophage. (n_items,)"""
+        return self._has_middle(self.truth.prophages) & self.items.is_known
+
+    @property
+    def is_host(self) -> Mask:
+        """A mask of the pieces whose middles lie in no element of the truth. (n_items,)"""
+        elements = (*self.truth.prophages, *self.truth.unclear)
+        return ~self._has_middle(elements) & self.items.is_known
+
+    def _has_middle(self, intervals: Sequence[Interval]) -> Mask:
+        return mask(intervals, len(self.sequence))[self.items.start + SIZE // 2]
+
 
 def learn_region_model(
     chromosomes: Sequence[Chromosome], hosts: Sequence[Items], training: str
 ) -> RegionModel:
-    """Regions are as rare as in these chromosomes; hosts add their level to those of these."""
+    """Regions are as rare as in these chromosomes; hosts add their level to those of these.
+
+    Each chromosome has a piece of its host; a prophage may be too short for a piece.
+
+    Raises:
+        InputError: no prophage has a piece, or chromosomes do not differ.
+    """
     usual = Hosts.mean([Hosts.of(one.items) for one in chromosomes])
     virus, host = np.zeros(len(EDGES) + 1), np.zeros(len(EDGES) + 1)
     deviations, distances = [], []
     levels = [_gc_and_level(items, usual, items.is_known) for items in hosts]
     n_virus = 0
     for one in chromosomes:
-        n, middles = len(one.sequence), one.items.start + SIZE // 2
-        is_virus = mask(one.truth.prophages, n)[middles] & one.items.is_known
-        is_host = ~is_virus & ~mask(one.truth.unclear, n)[middles] & one.items.is_known
+        is_virus, is_host = one.is_virus, one.is_host
         levels.append(_gc_and_level(one.items, usual, is_host))
         contrasts = _signal(one.items, usual) - levels[-1][1]
         deviations.append(contrasts[is_host].std())
-        distances.append(contrasts[is_virus].mean())
+        if is_virus.any():
+            distances.append(contrasts[is_virus].mean())
         bins = np.searchsorted(EDGES, contrasts)
         virus += _counts(bins[is_virus]) / max(1.0, float(is_virus.sum())) ** 0.5
-        host += _counts(bins[is_host]) / max(1.0, float(is_host.sum()))
-        n_virus += int(np.count_nonzero(mask(one.truth.prophages, n)))
+        host += _counts(bins[is_host]) / float(is_host.sum())
+        n_virus += int(np.count_nonzero(mask(one.truth.prophages, len(one.sequence))))
+    if not distances:
+        names = ", ".join(printable(one.name) for one in chromosomes[:8])
+        raise InputError(
+            f"no prophage of {names} has a piece of {SIZE:,} bases of its own",
+            hint="add chromosomes with longer prophages to the truth",
+        )
     n_bases = sum(len(one.sequence) for one in chromosomes)
     n_regions = sum(len(one.truth.prophages) for one in chromosomes)
     ratios = np.log(_shares(virus) / _shares(host)) * WEIGHT
     gc, level = np.array(levels).T
-    return RegionModel(
-        size=SIZE,
-        step=STEP,
-        host=usual,
-        levels=Levels.of(gc, level),
-        gc_weight=GC_WEIGHT,
-        shape_weight=SHAPE_WEIGHT,
-        shape_bases=SHAPE_BASES,
-        edges=EDGES,
-        log_ratios=tuple(np.round(ratios, 4).tolist()),
-        weight=WEIGHT,
-        deviation=round(float(np.mean(deviations)), 4),
-        distance=round(float(np.mean(distances)), 4),
-        first_share=FIRST_SHARE,
-        host_bases=round((n_bases - n_virus) / n_regions),
-        virus_bases=round(n_virus / n_regions),
-        training=training,
-    )
+    try:
+        return RegionModel(
+            size=SIZE,
+            step=STEP,
+            host=usual,
+            levels=Levels.of(gc, level),
+            gc_weight=GC_WEIGHT,
+            shape_weight=SHAPE_WEIGHT,
+            shape_bases=SHAPE_BASES,
+            edges=EDGES,
+            log_ratios=tuple(np.round(ratios, 4).tolist()),
+            weight=WEIGHT,
+            deviation=round(float(np.mean(deviations)), 4),
+            distance=round(float(np.mean(distances)), 4),
+            first_share=FIRST_SHARE,
+            host_bases=round((n_bases - n_virus) / n_regions),
+            virus_bases=round(n_virus / n_regions),
+            training=training,
+        )
+    except ValueError as error:
+        raise InputError(
+            f"no region model can be learned from these chromosomes: {error}",
+            hint="give chromosomes of several species, whose prophages stand out from their hosts",
+        ) from error
 
 
 def _signal(items: Items, usual: Hosts) -> Values:

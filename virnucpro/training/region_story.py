@@ -1,6 +1,7 @@
 """``virnucpro train --regions``: from chromosomes with known prophages to ``regions.json``.
 
-The table of figures finds the regions of each chromosome by what is learned from the others.
+The table of figures finds the regions of each chromosome by what is learned from the others, and
+without the other records of its own file as a host.
 
 The records of a file that are not in the truth are one host, whose prophages are not known: its
 median tells the level of hosts at its GC.
@@ -8,13 +9,16 @@ median tells the level of hosts at its GC.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from virnucpro.errors import InputError
 from virnucpro.evaluation.region_story import region_lines
-from virnucpro.evaluation.regions import Truth, check_truth, measure, read_truth
+from virnucpro.evaluation.regions import Figures, Truth, check_truth, measure, read_truth
+from virnucpro.events import Progress, Telling
 from virnucpro.files import atomic
 from virnucpro.log import announce, counted, printable
 from virnucpro.options import TrainOptions
@@ -33,18 +37,28 @@ MODEL, TABLE = "regions.json", "regions_left_out.tsv"
 _FEWEST_PIECES = 100  # of a host
 _FEWEST = 3  # chromosomes: one is left out, and two tell how far hosts depart
 
+OnEvent = Callable[[Telling], None]
 
-def train_regions(options: TrainOptions, truth_table: Path) -> list[str]:
+
+class Genome(NamedTuple):
+    """The records of one file: chromosomes with known prophages, and the pieces of the others."""
+
+    chromosomes: list[Chromosome]
+    host: Items | None  # None: too few pieces
+
+
+def train_regions(options: TrainOptions, truth_table: Path, on_event: OnEvent) -> list[str]:
     """Learn how regions are told, write it with the figures of what was left out, and return these.
 
     Raises:
         VirnucproError: see ``errors``; or there are too few chromosomes.
     """
     with RunDir(options.output_dir).in_use():
-        chromosomes, hosts = read_chromosomes(options.data, truth_table)
-        each = {}
-        for one in chromosomes:
-            others = [other for other in chromosomes if other is not one]
+        genomes = read_genomes(options.data, truth_table, on_event)
+        chromosomes = [one for genome in genomes for one in genome.chromosomes]
+        each: dict[str, Figures] = {}
+        for one, others, hosts in left_out(genomes):
+            on_event(Progress("leaving each out", len(each), len(chromosomes), "chromosomes"))
             model = learn_region_model(others, hosts, "")
             regions, _ = regions_of_items(one.sequence, one.items, model, STANDARD, is_virus=False)
             intervals = [(region.start, region.end) for region in regions]
@@ -53,6 +67,7 @@ def train_regions(options: TrainOptions, truth_table: Path) -> list[str]:
         lines = region_lines(each, options.seed)
         with atomic(options.output_dir / TABLE) as temporary:
             temporary.write_text("\n".join([*lines, ""]), encoding="utf-8")
+        hosts = [genome.host for genome in genomes if genome.host]
         n_prophages = sum(len(one.truth.prophages) for one in chromosomes)
         training = f"{counted(n_prophages, 'prophage')} of {len(chromosomes)} chromosomes"
         if hosts:
@@ -64,21 +79,33 @@ def train_regions(options: TrainOptions, truth_table: Path) -> list[str]:
     return lines
 
 
-def read_chromosomes(data: Path, truth_table: Path) -> tuple[list[Chromosome], list[Items]]:
-    """The sequences that the truth has prophages in, with their pieces scored, and other hosts.
+def left_out(
+    genomes: Sequence[Genome],
+) -> Iterator[tuple[Chromosome, list[Chromosome], list[Items]]]:
+    """Each chromosome with the others, and with the hosts of other files than its own."""
+    for home in genomes:
+        hosts = [other.host for other in genomes if other is not home and other.host]
+        for one in home.chromosomes:
+            everyone = (other for genome in genomes for other in genome.chromosomes)
+            yield one, [other for other in everyone if other is not one], hosts
 
-    Another host has the pieces of all records of a file that are not in the truth.
+
+def read_genomes(data: Path, truth_table: Path, on_event: OnEvent) -> list[Genome]:
+    """Each file with the sequences that the truth has prophages in, and its others as one host.
 
     Raises:
-        InputError: a chromosome is missing, or there are too few.
+        InputError: a chromosome is missing or has no host, or there are too few.
     """
     truths = {name: one for name, one in read_truth(truth_table).items() if one.prophages}
     scorer = load_scorer(embedded_scorer())
-    chromosomes: list[Chromosome] = []
-    hosts: list[Items] = []
+    genomes: list[Genome] = []
+    n_letters = 0
     for source in list_sources(data):
+        chromosomes: list[Chromosome] = []
         others = []
         for record in read_fasta(source.path, source.name):
+            on_event(Progress("scoring pieces", n_letters, 0, "letters"))
+            n_letters += len(record.sequence)
             truth = truths.pop(record.id, None)
             if truth is not None:
                 _check(record, truth)
@@ -89,21 +116,23 @@ def read_chromosomes(data: Path, truth_table: Path) -> tuple[list[Chromosome], l
                 others.append(items)
             else:
                 chromosomes.append(Chromosome(record.id, record.sequence, items, truth))
+                _check_host(chromosomes[-1])
         host = Items.joined(others)
-        if np.count_nonzero(host.is_known) >= _FEWEST_PIECES:
-            hosts.append(host)
+        is_host = np.count_nonzero(host.is_known) >= _FEWEST_PIECES
+        genomes.append(Genome(chromosomes, host if is_host else None))
     if truths:
         raise InputError(
             f"the sequences have no {', '.join(map(printable, sorted(truths)[:8]))} of the truth",
             hint="name the FASTA files of all sequences of the truth with --data",
         )
-    if len(chromosomes) < _FEWEST:
+    n_chromosomes = sum(len(genome.chromosomes) for genome in genomes)
+    if n_chromosomes < _FEWEST:
         raise InputError(
-            f"{counted(len(chromosomes), 'chromosome')} with prophages; {_FEWEST} are needed, "
+            f"{counted(n_chromosomes, 'chromosome')} with prophages; {_FEWEST} are needed, "
             "as each is left out once",
             hint="add more to the truth",
         )
-    return chromosomes, hosts
+    return genomes
 
 
 def _check(record: FastaRecord, truth: Truth) -> None:
@@ -118,4 +147,17 @@ def _check(record: FastaRecord, truth: Truth) -> None:
             f"{printable(record.id)} has {n_bases:,} bases; regions are learned from "
             f"{SHORTEST_RECORD:,} and more",
             hint="leave it out of the truth",
+        )
+
+
+def _check_host(chromosome: Chromosome) -> None:
+    """
+    Raises:
+        InputError: no piece is the host's.
+    """
+    if not chromosome.is_host.any():
+        raise InputError(
+            f"{printable(chromosome.name)} has no piece of its host: all known bases are prophage, "
+            "remnant or unclear",
+            hint="leave it out of the truth, or give the chromosome around",
         )
