@@ -72,6 +72,19 @@ def test_help_says_what_a_command_does(command):
         assert f"Example: virnucpro {command[0]}" in " ".join(answer.stdout.split())
 
 
+@pytest.mark.parametrize("command", ["predict", "extract"])
+def test_help_shows_names_of_options_whole_on_80_columns(command):
+    answer = virnucpro(command, "--help", env={**os.environ, "COLUMNS": "80"})
+    assert "--keep-intermediate" in answer.stdout and "…" not in answer.stdout
+
+
+@pytest.mark.parametrize("option", ["--input-type", "--device"])
+def test_a_wrong_choice_is_told_without_words_of_a_library(option):
+    answer = virnucpro("predict", "-i", "x", "-o", "y", option, "foo")
+    assert answer.returncode == 64
+    assert "'foo' is not one of" in answer.stderr and "Value error" not in answer.stderr
+
+
 def test_gpus_are_numbered_by_their_place_on_the_bus_whatever_was_set(monkeypatch, capsys):
     """As NVML numbers them, which lists them: else --gpus 0 would be another one."""
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")

@@ -277,7 +277,11 @@ class SequenceOptions:
     ]
     input_type: Annotated[
         Literal["auto", "nucleotide", "protein"],
-        _option("Type of the sequences; auto: decided by their letters.", FILES),
+        _option(
+            "Type of the sequences: nucleotide, protein, or auto (decided by their letters).",
+            FILES,
+            metavar="TYPE",
+        ),
     ] = "auto"
     min_length: Annotated[
         int,

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
+from typer import BadParameter
 from typer.core import TyperCommand
 
 from virnucpro.errors import UsageError
@@ -63,7 +64,8 @@ def _parameters(group: type) -> Iterator[Parameter]:
         kind, option = get_args(hints[field.name])[0], copy(options[field.name])
         if kind is bool:
             option.metavar = ""
-            option.param_decls = option.param_decls or (flag(field.name),)  # without --no-...
+            if not isinstance(option.default, str):  # else it is the name, with its --no-...
+                option.param_decls = option.param_decls or (flag(field.name),)
         default = Parameter.empty if field.default is MISSING else field.default
         annotation = Annotated[_as_typed(kind), option]  # type: ignore[valid-type]
         yield Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
@@ -78,7 +80,18 @@ def _as_typed(kind: Any) -> Any:  # noqa: ANN401 - a type
     return kind
 
 
-class CommandOnInput(TyperCommand):
+class Command(TyperCommand):
+    """A command that says of a wrong value what is wrong, without the words of a library."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - typer's or click's
+        try:
+            return super().parse_args(ctx, args)
+        except BadParameter as error:
+            error.message = error.message.removeprefix("Value error, ")
+            raise
+
+
+class CommandOnInput(Command):
     """A command that gets its files with ``--input``, and says so where one stands alone."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - typer's or click's

@@ -15,7 +15,7 @@ import typer
 from virnucpro import __version__
 from virnucpro.cli.bench import bench
 from virnucpro.cli.cite import cite
-from virnucpro.cli.command import CommandOnInput
+from virnucpro.cli.command import Command, CommandOnInput
 from virnucpro.cli.compare import compare
 from virnucpro.cli.evaluate import evaluate
 from virnucpro.cli.exits import (
@@ -44,7 +44,7 @@ app = typer.Typer(
 app.command(cls=CommandOnInput)(predict)
 app.command(cls=CommandOnInput)(extract)
 for command in (work, regions, report, train, evaluate, compare, devices, status, bench, cite):
-    app.command()(command)
+    app.command(cls=Command)(command)
 app.add_typer(models, name="models")
 
 
