@@ -236,9 +236,6 @@ def test_the_engine_knows_no_family_of_encoders() -> None:
     assert used == {"encoders.base"}
 
 
-MODEL_MAY_USE |= {"encoders.transfer"}
-
-
 # Imports when the program runs
 
 

@@ -182,6 +182,8 @@ def test_an_empty_value_is_refused_as_of_a_variable_that_is_not_set(tmp_path, op
         (["contigs.fa", "-o", "x"], "did you mean --input contigs.fa?"),
         (["-o", "x", "contigs.fa"], "did you mean --input contigs.fa?"),
         (["contigs.fa"], "did you mean --input contigs.fa?"),
+        (["contigs.fa", "results"], "did you mean --input contigs.fa --output-dir results?"),
+        (["-i", "contigs.fa", "results"], "did you mean --output-dir results?"),
         (
             ["-i", "a.fa", "b.fa", "c.fa", "-o", "x"],
             "did you mean --input b.fa --input c.fa? Each file needs an --input of its own",

@@ -237,6 +237,13 @@ def test_the_devices_know_of_torch_what_torch_says():
     assert cpu_has_bf16() == has_bf16
 
 
+def test_the_name_of_a_cpu_may_be_no_utf_8(monkeypatch, tmp_path):
+    facts = tmp_path / "cpuinfo"
+    facts.write_bytes(b"model name : \xae CPU\nflags : fpu avx512_bf16\n")
+    monkeypatch.setattr(devices, "_CPU_FACTS", facts)
+    assert cpu_has_bf16()
+
+
 def test_auto_precision_is_bf16_where_the_device_has_it():
     assert choose_precision("auto", H200) == "bf16"
     assert choose_precision("auto", OLD) == "fp32"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import threading
 import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from multiprocessing import Pipe
 from pathlib import Path
 from types import SimpleNamespace
@@ -51,8 +52,10 @@ from virnucpro.events import (
     Telling,
     WorkerLost,
 )
-from virnucpro.processes import interrupts_held
+from virnucpro.pipeline import make_job
+from virnucpro.processes import interrupts_held, start
 from virnucpro.records import Shard
+from virnucpro.run.folder import RunDir
 
 pytestmark = pytest.mark.usefixtures("quick_starts")
 CODONS_OF_POISON = "TGG" * 4 + "TGC" + "TGG" * 4
@@ -118,6 +121,33 @@ def test_a_gpu_gives_the_vectors_of_a_cpu(make_config, tiny, contigs, tmp_path, 
     limit = tolerance(TINY.n_layers, torch.float32, torch.float32)
     for name, vector in found.items():
         assert worst_row(torch.from_numpy(vector), torch.from_numpy(expected[name])) < limit, name
+
+
+GLIBC = pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="needs glibc")
+
+
+@GLIBC
+@pytest.mark.parametrize(("device", "is_kept"), [("cpu", True), ("cuda:0", False)])
+def test_freed_memory_is_kept_by_worker_processes_on_a_cpu(device, is_kept):
+    with interrupts_held():
+        child = start(workers.serve_and_describe_the_allocator, device)
+    with closing(child):
+        ready = child.pipe.recv()
+        child.pipe.send(None)
+        assert child.wait(10)
+    assert ready.description is is_kept
+
+
+@GLIBC
+def test_a_model_in_the_process_of_the_user_leaves_its_memory_as_it_is(make_config, tiny, contigs):
+    config = make_config(contigs)
+    job = make_job(RunDir(config.output), config.recipe, config.weights)
+    with interrupts_held():
+        child = start(workers.load_and_tell_of_the_allocator, job, config.resources)
+    with closing(child):
+        is_kept = child.pipe.recv()
+        assert child.wait(10)
+    assert is_kept is False
 
 
 def test_a_shard_is_written_while_the_next_one_is_embedded(make_config, tiny, contigs, tmp_path):

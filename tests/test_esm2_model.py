@@ -375,21 +375,27 @@ from pathlib import Path
 import torch
 from virnucpro.config import EncoderSpec
 from virnucpro.encoders.esm2.encoder import load
-torch.set_num_threads(1)
-spec = EncoderSpec(model="m", sha256="", layer=3, pooling="mean", precision="bf16", dim=96)
-encoder = load(spec, Path(sys.argv[1]), torch.device("cpu"))
-faults = []
-for _ in range(4):
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    encoder.start(["M" * 400] * 20).rows()
-    faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-print(*faults)
+from virnucpro.engine.local import _serve
+
+def work(*_):
+    torch.set_num_threads(1)
+    spec = EncoderSpec(model="m", sha256="", layer=3, pooling="mean", precision="bf16", dim=96)
+    encoder = load(spec, Path(sys.argv[1]), torch.device("cpu"))
+    faults = []
+    for _ in range(4):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        encoder.start(["M" * 400] * 20).rows()
+        faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    print(*faults)
+    sys.exit()
+
+_serve(None, work, None, None, "worker", "cpu")
 """
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries keep what they do")
 @pytest.mark.parametrize("oracle", [32], indirect=True)
-def test_a_batch_on_a_cpu_takes_the_memory_of_the_one_before(oracle):
+def test_a_batch_of_a_worker_on_a_cpu_takes_the_memory_of_the_one_before(oracle):
     command = [sys.executable, "-c", _COUNT_FAULTS, str(oracle.path)]
     faults = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
     # what a layer allocates are 8,040 tokens of 4 * 96 numbers of 2 bytes for the MLP alone, which

@@ -11,9 +11,10 @@ import pytest
 from runs import assert_same_vectors, run_inline, vectors
 
 from virnucpro.config import RESIDUES_PER_SHARD, EncoderSpec
-from virnucpro.errors import OutputError
+from virnucpro.errors import FeatureFileError, OutputError
 from virnucpro.records import Embeddings, Failure, Orf, Shard
 from virnucpro.resolve import RunConfig
+from virnucpro.run.feature_file import find_vectors
 from virnucpro.run.features import FeatureStore, open_stores
 from virnucpro.run.folder import RunDir
 from virnucpro.run.shards import ShardWriter, shard_size
@@ -141,6 +142,14 @@ def test_a_shard_is_owed_by_each_encoder_by_itself(stores):
     assert [owed(store) for store in stores] == [[], [0, 1], [0, 1]]
     assert owed(stores[1], "record of b") == [0]
     assert [shards[1].name in store.names_done() for store in stores] == [True, True, False]
+
+
+def test_vectors_that_do_not_lie_one_behind_the_other_are_not_read_as_if_they_did(tmp_path):
+    path = tmp_path / "chunked.h5"
+    with h5py.File(path, "w") as h5:
+        h5.create_dataset("embeddings", data=np.ones((8, DIM), dtype=np.float32), chunks=(2, DIM))
+    with pytest.raises(FeatureFileError, match="do not lie one behind the other"):
+        find_vectors(path)
 
 
 def test_the_store_of_a_further_encoder_is_cleared_swept_and_refused_as_a_link(

@@ -7,6 +7,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,7 @@ from virnucpro.dashboard import DeviceState, Figures
 from virnucpro.engine.executor import InlineExecutor
 from virnucpro.errors import InputError, InputMissingError
 from virnucpro.events import EmbeddingStarted, ShardDone
-from virnucpro.run.status import inspect_run
+from virnucpro.run.status import inspect_run, measure_run
 from virnucpro.sequences.fasta import read_fasta
 
 POISON = "TGG" * 4 + "TGC" + "TGG" * 4
@@ -165,6 +166,11 @@ def test_files_that_cannot_be_read_are_listed_and_the_others_done(make_config, t
     summary = run_inline(config, tiny.head)
     assert summary.exit_code == 2
     assert "5 of 9 could not be read" in "\n".join(summary.lines(config.output))
+    assert "  fix it and run" in "\n".join(replace(summary, n_refused=1).lines(config.output))
+    figures = measure_run(config.output)
+    assert figures["state"] == "partial" and figures["remaining_seconds"] == 0
+    assert figures["shards"]["total"] == figures["shards"]["done"] > 0
+    assert figures["shards"]["pending"] == 0 < figures["tokens"]["total"]
     listed = failed_files(config.output)
     assert {path: stage for path, (stage, _) in listed.items()} == {
         str(bad / name): "read" for name in BAD

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import open_dna
-from runs import assert_same_run, leftovers, rows, run_inline, statuses, tables, vectors
+from runs import again, assert_same_run, leftovers, rows, run_inline, statuses, tables, vectors
 
 from virnucpro import __version__, pipeline
 from virnucpro.engine.executor import InlineExecutor
@@ -570,6 +570,21 @@ def test_proteins_are_scored_one_by_one(make_config, tiny, tmp_path):
     found = vectors(config.output)
     assert np.array_equal(found["a"], found["b"])
     assert json.loads((config.output / "run.json").read_text())["recipe"]["chunk_size"] == 0
+
+
+@pytest.mark.parametrize(
+    "unread", [{"region_model": Path("none.json")}, {"genetic_code": 4}, {"chunk_size": 400}]
+)
+def test_what_proteins_do_not_read_is_refused_when_the_input_turns_out_to_be_proteins(
+    make_config, tiny, tmp_path, unread
+):
+    fasta = tmp_path / "proteins.faa"
+    fasta.write_text(">a\nMKVLEFPQIL*\n")
+    config = make_config(fasta)
+    with pytest.raises(UsageError, match=r"--(region-model|genetic-code|chunk-size): .*proteins"):
+        run_inline(again(config, **unread), tiny.head)
+    assert not RunDir(config.output).manifest.exists()
+    assert run_inline(config, tiny.head).exit_code == 0, "nothing in its way"
 
 
 def test_features_can_be_read_by_anyone_with_h5py(make_config, contigs):

@@ -28,7 +28,7 @@ from typer.testing import CliRunner
 from virnucpro.cli.main import app
 from virnucpro.config import EncoderSpec, Footprint, join_footprints
 from virnucpro.encoders.base import Model
-from virnucpro.encoders.bundles import fetch_head, import_files, model_names
+from virnucpro.encoders.bundles import import_files, model_names
 from virnucpro.encoders.dnabert_s.encoder import DNABERTModel
 from virnucpro.encoders.dnabert_s.model import DNABERTShape
 from virnucpro.encoders.fetch import git_blob
@@ -241,6 +241,8 @@ def test_a_bundle_is_imported_from_a_folder_and_used_without_network(brought, tm
     assert " here: " in line
     verified = CliRunner().invoke(app, ["models", "verify", "dnabert-s"])
     assert "is whole" in verified.output, verified.output
+    alone = CliRunner().invoke(app, ["models", "download", "dnabert-s"])
+    assert "dnabert-s is at" in alone.output and "head" not in alone.output
     models = open_bundle()
     assert [model.name for model in models] == list(BUNDLES["virnucpro-500"].encoders)
     head = find_head("virnucpro-500", models, lambda _: None)
@@ -326,7 +328,6 @@ def test_a_bundle_is_not_one_model(brought):
         locate("virnucpro-500")
     with pytest.raises(UsageError, match="--from is for virnucpro-500"):
         import_files("esm2_t6_8M_UR50D", brought)
-    assert fetch_head("dnabert-s", lambda _: None) is None
 
 
 # A run

@@ -126,6 +126,26 @@ def test_a_run_without_a_record_has_a_page(tmp_path):
     assert "The input holds no record." in page.words
 
 
+def test_notes_that_are_not_shown_are_counted_and_records_too_short_are_no_notes(tmp_path):
+    noted = [call(f"r{i}", 0.9, note=f"note {i}") for i in range(10)]
+    short = [Call(f"s{n}", n, "too_short", note=f"{n} of at least 150") for n in range(10, 20)]
+    page = Page(report_folder(write_table(tmp_path / "run", noted + short)))
+    assert "1 record with the note: note 0" in page.words
+    assert "and 2 more notes: see the column note of predictions.tsv." in page.words
+    assert "of at least" not in page.words
+
+
+def test_a_run_cites_what_it_used(tmp_path):
+    folder = write_table(tmp_path / "run", [])
+    stored = json.loads((folder / "run.json").read_text())
+    for families, is_cited in (([], False), (["esm2"], True)):
+        stored["recipe"] = {"encoders": [{"family": family} for family in families]}
+        (folder / "run.json").write_text(json.dumps(stored))
+        page = report_folder(folder).read_text()
+        assert ("lin2023esm2" in page) == ("10.1126/science.ade2574" in page) == is_cited
+        assert "li2025virnucpro" in page and "zhou2025dnaberts" not in page
+
+
 def test_numbers_by_file_and_by_length_add_up(tmp_path):
     calls = [
         call("a", 0.95, 250, sample="one", false_discovery_rate=0.4),

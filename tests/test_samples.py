@@ -156,7 +156,11 @@ def test_a_sample_sheet_names_files_from_its_own_folder(tmp_path: Path, name, te
         ("sample,path\n,a.fa\n", InputError, "s.csv:2: no sample in this line"),
         ("name,path\none,a.fa\n", InputError, "s.csv:1: expected '>' or the columns"),
         ("sample;path\none;a.fa\n", InputError, "s.csv:1: expected '>' or the columns"),
-        ("sample,path\none,a.fa\none,b.fa\n", InputError, "s.csv:3: the sample one stands twice"),
+        (
+            "sample,path\none,a.fa\none,b.fa\n",
+            InputError,
+            "s.csv:3: the sample 'one' is named twice",
+        ),
         ("sample,path\none,gone.fa\n", InputMissingError, "s.csv:2: "),
         ("sample,path\n", InputError, "names no file"),
         ('sample,path\n"one,a.fa\n', InputError, "is not a sample sheet"),

@@ -387,6 +387,15 @@ def test_the_help_of_min_length_tells_what_the_scorer_needs():
     assert f"The scorer needs {shortest} bases" in option.help
 
 
+def test_options_of_models_that_the_scorer_does_not_read_are_told(tmp_path):
+    fasta = write(tmp_path / "in.fa", **many())
+    predict(fasta, to=tmp_path / "run", workers=2)
+    predict(fasta, to=tmp_path / "plain", precision="auto")
+    said = "not read, being for runs with --model: --precision, --workers"
+    assert said in (tmp_path / "run/virnucpro.log").read_text()
+    assert "not read" not in (tmp_path / "plain/virnucpro.log").read_text()
+
+
 def test_status_names_the_scorer_and_no_shard(tmp_path):
     predict(write(tmp_path / "in.fa", **many()), to=tmp_path / "run")
     lines, n_damaged = inspect_run(tmp_path / "run", verify=True)

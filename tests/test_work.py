@@ -32,7 +32,7 @@ from virnucpro.records import Shard
 from virnucpro.resolve import resolve
 from virnucpro.run.folder import RunDir
 from virnucpro.run.status import inspect_run, measure_run
-from virnucpro.work import Part, choose_part, work
+from virnucpro.work import Part, Tally, choose_part, work
 
 FORK = multiprocessing.get_context("fork")
 
@@ -229,6 +229,10 @@ def test_figures_of_each_host_are_read_from_the_logs(plan):
     )
 
 
+def test_a_part_without_a_pending_shard_says_so():
+    assert Tally(Part(1, 2)).lines == ["part 2/2: nothing left to do"]
+
+
 def test_status_tells_who_is_running_the_run(plan):
     folder = plan()
     assert measure_run(folder)["running"] is None
@@ -388,6 +392,7 @@ def test_parts_are_disjoint_and_together_all_shards(n):
         ("auto", "bf16", "--gres=gpu:1"),
         ("auto", "fp32", "--cpus-per-task=8"),
         ("cpu", "auto", "--cpus-per-task=8"),
+        ("cuda", "fp32", "--gres=gpu:1"),
     ],
 )
 def test_a_plan_offers_nodes_that_compute_in_its_precision(tmp_path, device, precision, place):

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
 import torch
 
+from virnucpro.config import Resources
 from virnucpro.encoders.base import Encoder, Pending, Rows
+from virnucpro.engine import local
+from virnucpro.engine.executor import InlineExecutor
+from virnucpro.engine.job import Job
 from virnucpro.engine.recovery import Task
 from virnucpro.engine.worker import Worker
 from virnucpro.events import Event
+from virnucpro.processes import Pipe
 from virnucpro.records import Embeddings, Shard
 
 
@@ -258,3 +266,47 @@ class FatalWriter(Worker):
             time.sleep(0.2)
             os.kill(os.getpid(), signal.SIGKILL)
         return super()._write(shard, embedded)
+
+
+class _Mallinfo(ctypes.Structure):
+    """What glibc tells of its memory: ten numbers, of which one is of use here."""
+
+    _fields_: ClassVar = [
+        ("before", ctypes.c_int * 3),
+        ("n_mapped", ctypes.c_int),
+        ("after", ctypes.c_int * 6),
+    ]
+
+
+def serve_and_describe_the_allocator(pipe: Pipe, device: str) -> None:
+    """A worker process that embeds nothing; it describes itself by ``keeps_large_blocks``."""
+
+    def load(*_: object) -> SimpleNamespace:
+        return SimpleNamespace(description=keeps_large_blocks(), memory=tuple, finish=tuple)
+
+    _reset_allocator()
+    local._serve(pipe, load, None, None, "worker", device)  # type: ignore[arg-type]
+
+
+def load_and_tell_of_the_allocator(pipe: Pipe, job: Job, resources: Resources) -> None:
+    """A process of the user's own, which loads a model and has no workers of ours."""
+    _reset_allocator()
+    with closing(InlineExecutor().run([], job, resources)) as events:
+        next(events)
+        pipe.send(keeps_large_blocks())
+
+
+def _reset_allocator() -> None:
+    """Have glibc map large blocks, as in a new process: this one is a fork of another."""
+    assert ctypes.CDLL(None).mallopt(-3, 128 << 10) == 1  # M_MMAP_THRESHOLD
+
+
+def keeps_large_blocks() -> bool:
+    """True unless glibc maps a block of 20 MB, and so gives it back as soon as it is freed."""
+    library = ctypes.CDLL(None)
+    library.malloc.restype, library.mallinfo.restype = ctypes.c_void_p, _Mallinfo
+    n_before = library.mallinfo().n_mapped
+    block = ctypes.c_void_p(library.malloc(ctypes.c_size_t(20 << 20)))
+    n_mapped = library.mallinfo().n_mapped - n_before
+    library.free(block)
+    return not n_mapped

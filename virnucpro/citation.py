@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from virnucpro import __version__
@@ -22,6 +23,7 @@ class Work:
     pages: str = ""  # or the number of the article
     doi: str = ""
     version: str = ""
+    families: frozenset[str] = frozenset()  # of encoders that need it; none: every result does
 
 
 WORKS = (
@@ -61,6 +63,7 @@ WORKS = (
         issue="6637",
         pages="1123-1130",
         doi="10.1126/science.ade2574",
+        families=frozenset({"esm2", "fair-esm"}),
     ),
     Work(
         key="li2025virnucpro",
@@ -103,8 +106,14 @@ WORKS = (
         issue="Supplement_1",
         pages="i255-i264",
         doi="10.1093/bioinformatics/btaf188",
+        families=frozenset({"dnabert-s"}),
     ),
 )
+
+
+def works_of(families: Collection[str]) -> list[Work]:
+    """The works to cite for a result of encoders of these families; without any, of the scorer."""
+    return [work for work in WORKS if not work.families or not work.families.isdisjoint(families)]
 
 
 def as_text(work: Work) -> str:

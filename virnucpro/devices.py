@@ -327,7 +327,7 @@ def cpu_has_bf16() -> bool:
     """
     if not _CPU_FACTS.exists():
         return False
-    with _CPU_FACTS.open() as facts:
+    with _CPU_FACTS.open(errors="replace") as facts:
         flags = next((line.split() for line in facts if line.startswith("flags")), [])
     return "avx512_bf16" in flags or "amx_tile" in flags
 

@@ -411,7 +411,15 @@ class RunOptions(PlaceOptions, EngineOptions, ModelOptions, FolderOptions, Seque
     ] = True
 
     def __post_init__(self) -> None:
-        if self.input_type == "protein":
+        self.check_type(self.input_type)
+
+    def check_type(self, input_type: str) -> None:
+        """Refuse options that are not read where the input is of this type.
+
+        Raises:
+            UsageError: one of them was given.
+        """
+        if input_type == "protein":
             _refuse(self, ("chunk_size", "genetic_code"), "of proteins, which are embedded whole")
 
 
@@ -430,7 +438,10 @@ class PredictOptions(CutOptions, RunOptions):
     def __post_init__(self) -> None:
         CutOptions.__post_init__(self)
         RunOptions.__post_init__(self)
-        if self.input_type == "protein":
+
+    def check_type(self, input_type: str) -> None:
+        super().check_type(input_type)
+        if input_type == "protein":
             _refuse(self, ("region_model",), "of proteins, which have no regions")
 
 
@@ -903,14 +914,24 @@ def _refuse(options: Any, names: Iterable[str], where: str, else_: str = "") -> 
     Raises:
         UsageError: one of them has another value than its default.
     """
-    defaults = {field.name: field.default for field in fields(options)}
-    given = sorted(flag(name) for name in names if getattr(options, name) != defaults[name])
+    given = _given(options, names)
     if given:
         hint = f"leave out {' and '.join(given)}"
         raise UsageError(
             f"{' and '.join(given)}: not read {where}",
             hint=f"{hint}; or {else_}" if else_ else hint,
         )
+
+
+def engine_options_of(options: EngineOptions) -> list[str]:
+    """The options that only a run with a model reads, of those that were given."""
+    return _given(options, _names(EngineOptions) - {"device"})  # the scorer is on the CPU anyway
+
+
+def _given(options: Any, names: Iterable[str]) -> list[str]:  # noqa: ANN401
+    """The options, among these, that have another value than their default."""
+    defaults = {field.name: field.default for field in fields(options)}
+    return sorted(flag(name) for name in names if getattr(options, name) != defaults[name])
 
 
 def flag(name: str) -> str:

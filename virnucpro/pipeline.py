@@ -48,6 +48,7 @@ from virnucpro.options import (
     ExtractOptions,
     PredictOptions,
     RunOptions,
+    engine_options_of,
 )
 from virnucpro.outputs.summary import STAGES, STARTING, Summary
 from virnucpro.outputs.write import Results
@@ -113,6 +114,7 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
         with summary.stage(STAGES[0]), rundir.planning():
             recorded = None if config.options.force else rundir.read_manifest()
             manifest = replace(open_run(config, rundir, recorded, on_event), models=config.models)
+            config.options.check_type(manifest.recipe.input_type)
             scorer = announce_choices(config, manifest.recipe, head)
             finder = make_finder(config.options, manifest.recipe, scorer)
             plan = plan_run(config, rundir, recorded, manifest, on_event)
@@ -169,6 +171,8 @@ def announce_choices(config: RunConfig, recipe: Recipe, head: Head | None) -> Sc
     choice = config.scorer_for(recipe.input_type)
     if choice is not None:
         announce(choice.announcement)
+        if unread := engine_options_of(config.options):
+            announce(f"not read, being for runs with --model: {', '.join(unread)}")
         return load_scorer(choice.path)
     join = head.facts.join if head and recipe.input_type == "nucleotide" else None
     cut = config.options if isinstance(config.options, CutOptions) else CutOptions()

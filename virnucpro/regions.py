@@ -84,8 +84,8 @@ def _finished_run(rundir: RunDir) -> Manifest:
     recipe = manifest.recipe
     if recipe.command != "predict" or recipe.input_type != "nucleotide":
         raise UsageError(
-            f"{printable(rundir.root)} holds {recipe.command} of {recipe.input_type}s: regions "
-            "are looked for in nucleotides that were called",
+            f"{printable(rundir.root)} holds a run of {recipe.command} on "
+            f"{recipe.input_type}s: regions are looked for in nucleotides that were called",
             hint="run `virnucpro predict` on nucleotides",
         )
     if not rundir.output(RecordTable).exists():

@@ -417,6 +417,11 @@ def _precision_behind(precisions: Set[Precision]) -> Precision:
 
 
 def _load_head(options: RunOptions, models: tuple[Model, ...], on_event: OnEvent) -> Head | None:
+    """The head of a prediction: the one that the user named, or that of the model or bundle.
+
+    Raises:
+        InputMissingError, UnavailableError: there is none, or not for these models.
+    """
     if not isinstance(options, PredictOptions):
         return None
     names = printable(" and ".join(model.name for model in models))

@@ -76,7 +76,8 @@ class Tally:
         """The lines for the user at the end."""
         seconds = time.monotonic() - self.ready
         pending = counted(self.n_pending, "pending shard")
-        lines = [f"part {self.part}: {self.n_shards:,} of {pending} done"]
+        outcome = f"{self.n_shards:,} of {pending} done" if self.n_pending else "nothing left to do"
+        lines = [f"part {self.part}: {outcome}"]
         if self.n_tokens:
             rate = self.n_tokens / max(1e-3, seconds)
             lines += [f"tokens: {self.n_tokens:,} embedded at {rate:,.0f} per second"]

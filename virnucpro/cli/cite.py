@@ -21,6 +21,7 @@ def cite(
     if not bibtex:
         typer.echo("Please cite:\n")
         for work in WORKS:
-            typer.echo(f"- {work.role}:\n  {as_text(work)}\n")
+            only = " (only for results with --model that used it)" if work.families else ""
+            typer.echo(f"- {work.role}{only}:\n  {as_text(work)}\n")
         typer.echo("The same as BibTeX (alone: virnucpro cite --bibtex):\n")
     typer.echo("\n\n".join(map(as_bibtex, WORKS)))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from copy import copy
 from dataclasses import MISSING, fields
 from functools import wraps
@@ -84,12 +84,15 @@ class CommandOnInput(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - typer's or click's
         if not ctx.resilient_parsing:
             trial = self.make_context(ctx.info_name, list(args), ctx.parent, resilient_parsing=True)
-            _refuse_stray(trial.args, has_input=bool(trial.params.get("input")))
+            given = {name for name, value in trial.params.items() if value}
+            _refuse_stray(trial.args, given)
         return super().parse_args(ctx, args)
 
 
-def _refuse_stray(stray: list[str], *, has_input: bool) -> None:
+def _refuse_stray(stray: list[str], given: Collection[str]) -> None:
     """
+    The last of several may be meant as the folder, if none is given and it is no file.
+
     Raises:
         UsageError: there is a file that no option precedes.
     """
@@ -97,7 +100,12 @@ def _refuse_stray(stray: list[str], *, has_input: bool) -> None:
         return
     shown = [printable(name) for name in stray[:_SHOWN]]
     more = ["..."] if len(stray) > _SHOWN else []
-    hint = f"did you mean {' '.join(f'--input {name}' for name in shown)}{' ...' if more else ''}?"
-    if has_input:
+    meant = [f"--input {name}" for name in shown] + more
+    last = Path(stray[-1])
+    can_be_folder = not (more or last.suffix or last.is_file() or "output_dir" in given)
+    if can_be_folder and (len(stray) > 1 or "input" in given):
+        meant[-1] = f"--output-dir {shown[-1]}"
+    hint = f"did you mean {' '.join(meant)}?"
+    if "input" in given and meant[0].startswith("--input"):
         hint += " Each file needs an --input of its own; or name the folder that they are in"
     raise UsageError(f"no option precedes {' '.join(shown + more)}", hint=hint)

@@ -101,6 +101,7 @@ def download_model(
         from virnucpro.dashboard import Dashboard, EventLog
         from virnucpro.encoders.bundles import model_names
         from virnucpro.encoders.models import open_model
+        from virnucpro.encoders.published import BUNDLES
         from virnucpro.scoring.original_head import find_head
 
         end_cleanly()
@@ -109,10 +110,10 @@ def download_model(
             if is_live(quiet=False):
                 stack.enter_context(Dashboard(events.figures, Console(stderr=True)))
             opened = tuple(open_model(each, events) for each in model_names(name))
-            head = find_head(name, opened, events)
+            head = find_head(name, opened, events) if name in BUNDLES else None
         for model in opened:
             typer.echo(f"{printable(model.name)} is at {printable(model.path)}")
-        if len(opened) > 1:
+        if head:
             typer.echo(f"its head is at {printable(head)}")
 
 

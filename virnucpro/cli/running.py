@@ -143,8 +143,9 @@ def next_step(table: Path, argv: Sequence[str], failed: bool) -> list[str]:
 
 def planned_steps(options: RunOptions, n_shards: int, argv: Sequence[str]) -> list[str]:
     """The lines for what to type after a plan: the work, and then the same command to its end."""
-    is_for_cpus = options.device == "cpu" or options.precision == "fp32"
-    device = "--cpus-per-task=8" if is_for_cpus else "--gres=gpu:1"
+    device, precision = options.device, options.precision
+    is_for_cpus = device == "cpu" or (device == "auto" and precision == "fp32")
+    request = "--cpus-per-task=8" if is_for_cpus else "--gres=gpu:1"
     folder = options.output_dir
     again = [word for word in argv if word not in ("--force", "--resume", "--plan-only")]
     rest = as_command(["virnucpro", *again, "--resume"])
@@ -152,7 +153,7 @@ def planned_steps(options: RunOptions, n_shards: int, argv: Sequence[str]) -> li
         return rest
     work, n = shlex.join(["virnucpro", "work", str(folder.absolute())]), min(_TASKS, n_shards)
     return [
-        *as_command(["sbatch", f"--array=1-{n}", device, "--wrap", work]),
+        *as_command(["sbatch", f"--array=1-{n}", request, "--wrap", work]),
         *(f"then: {line.removeprefix('next: ')}" for line in rest),
     ]
 

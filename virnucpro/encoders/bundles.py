@@ -28,14 +28,12 @@ def model_names(name: str) -> tuple[str, ...]:
     return BUNDLES[name].encoders if name in BUNDLES else (name,)
 
 
-def fetch_head(name: str, on_event: OnEvent) -> tuple[Path, int] | None:
-    """The published head of a bundle, fetched if need be, and the length of its chunks; else None.
+def fetch_head(name: str, on_event: OnEvent) -> tuple[Path, int]:
+    """The published head of a bundle, fetched if need be, and the length of its chunks.
 
     Raises:
         UnavailableError: it cannot be fetched, or is another one.
     """
-    if name not in BUNDLES:
-        return None
     head, path = BUNDLES[name].head, bundled_head(name)
     if not path.exists():
         fetch_file(head, path.parent, on_event)

@@ -14,6 +14,7 @@ A worker that ends or falls silent is replaced, and its shard goes on: ``recover
 
 from __future__ import annotations
 
+import ctypes
 import signal
 import time
 from collections import Counter, deque
@@ -36,6 +37,8 @@ TICK_SECONDS = 1.0  # between two checks for silent workers
 START_SECONDS = 900.0  # for a worker to import, load the model and report
 GRACE_SECONDS = 5.0  # for idle workers to end by themselves
 _KILLED = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGQUIT}  # from outside
+# options of glibc's mallopt, and from how much on freed memory goes back to the system
+_KEEPING = {-3: 32 << 20, -1: 256 << 20}  # M_MMAP_THRESHOLD (at most 32 MiB), M_TRIM_THRESHOLD
 
 
 class ProcessExecutor:
@@ -235,6 +238,8 @@ def _serve(
     pipe: Pipe, worker_on: WorkerOn, job: Job, resources: Resources, name: str, device: str
 ) -> None:
     """The worker process."""
+    if device == "cpu":
+        _keep_freed_memory()
     worker = worker_on(job, resources, name, device)
     pipe.send(WorkerReady(name, worker.description, worker.memory()))
     while True:
@@ -248,3 +253,14 @@ def _serve(
             return
         for event in worker.run(task):
             pipe.send(event)
+
+
+def _keep_freed_memory() -> None:
+    """Have glibc reuse what a layer frees for the next: pages fetched anew take up to a third more.
+
+    A batch of ours frees some 20 MB per layer. Other C libraries are left as they are.
+    """
+    library = ctypes.CDLL(None)
+    if hasattr(library, "mallopt"):
+        for option, n_bytes in _KEEPING.items():
+            library.mallopt(option, n_bytes)

@@ -144,9 +144,10 @@ class Summary:
     def _repair_lines(self, folder: Path) -> list[str]:
         listing, lines = printable(folder / FailedFiles.file), []
         if self.n_refused:
+            those = "it" if self.n_refused == 1 else "them"
             lines += [
                 f"files: {self.n_refused:,} of {self.n_files:,} could not be read: see {listing};",
-                "  fix them and run the same command with --resume, or leave them out of it",
+                f"  fix {those} and run the same command with --resume, or leave {those} out of it",
             ]
         if self.n_failed_frames:
             lines += [

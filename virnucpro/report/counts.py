@@ -119,7 +119,7 @@ class RunCounts:
     n_letters_viral: int = 0
     n_viral: int = 0
     statuses: Counter[str] = field(default_factory=Counter)
-    notes: Counter[str] = field(default_factory=Counter)
+    notes: Counter[str] = field(default_factory=Counter)  # but of records that are too short
     # file -> status or "viral" -> records
     files: dict[str, Counter[str]] = field(default_factory=dict)
     # file and id -> length, of records that somebody wants to know it of; 0 until they are met
@@ -158,7 +158,10 @@ class RunCounts:
         self.n_letters_viral += int(lengths[is_viral].sum())
         self.statuses.update(block["status"])
         self._count_files(block, is_viral)
-        for note, n in Counter(filter(None, block["note"])).items():
+        told = zip(block["note"], block["status"], strict=True)
+        for note, n in Counter(note for note, status in told if status != "too_short").items():
+            if not note:
+                continue
             if note in self.notes or len(self.notes) < _MOST_NOTES:
                 self.notes[note] += n
         self._count_lengths(lengths, scores, rates, is_viral)

@@ -11,7 +11,7 @@ import base64
 import hashlib
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.resources import files
 
@@ -19,7 +19,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from virnucpro import __version__
-from virnucpro.citation import WORKS, as_text
+from virnucpro.citation import WORKS, Work, as_text
 from virnucpro.log import counted
 
 MOST_BYTES = 3_000_000
@@ -35,9 +35,8 @@ def render(template: str, content: Mapping[str, object], packed: str) -> bytes:
         _environment()
         .get_template(template)
         .render(
-            **content,
+            **{"references": references_to(WORKS), **content},
             version=__version__,
-            references=[(work.role, as_text(work)) for work in WORKS],
             packed=packed,
             script=Markup(script),
             style=Markup(style),
@@ -46,6 +45,11 @@ def render(template: str, content: Mapping[str, object], packed: str) -> bytes:
         )
     )
     return text.encode("utf-8", "backslashreplace")
+
+
+def references_to(works: Iterable[Work]) -> list[tuple[str, str]]:
+    """What each work is cited for, and its line."""
+    return [(work.role, as_text(work)) for work in works]
 
 
 def pack(data: object) -> str:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from virnucpro.citation import WORKS, as_bibtex
+from virnucpro.citation import as_bibtex, works_of
 from virnucpro.files import atomic
 from virnucpro.log import counted, escaped, printable
 from virnucpro.outputs.sinks import (
@@ -46,7 +46,7 @@ from virnucpro.report.facts import (
     read_regions,
     read_tracks,
 )
-from virnucpro.report.page import MOST_BYTES, pack, render
+from virnucpro.report.page import MOST_BYTES, pack, references_to, render
 from virnucpro.run.folder import RunDir
 from virnucpro.run.machine import Start, read_starts
 
@@ -85,6 +85,12 @@ class RunFiles(NamedTuple):
         return self.facts.text("recipe", "command") or "predict"
 
     @property
+    def families(self) -> set[str]:
+        """The families of the encoders; none in a run of the scorer."""
+        encoders = self.facts.sequence("recipe", "encoders")
+        return {str(spec.get("family")) for spec in encoders if isinstance(spec, Mapping)}
+
+    @property
     def is_protein(self) -> bool:
         return self.facts.text("recipe", "input_type") == "protein"
 
@@ -103,6 +109,7 @@ def write_run_page(rundir: RunDir) -> None:
         OutputError, StorageError: as ``files.writing``.
     """
     run = read_run(rundir)
+    works = works_of(run.families)
     content = {
         **_heading(run),
         "adds_up": _adds_up(run),
@@ -116,7 +123,8 @@ def write_run_page(rundir: RunDir) -> None:
         "machine": _machine(run),
         "provenance": list(_provenance(run)),
         "hashes": [(file.path, file.sha256) for file in run.facts.inputs[:_MOST_HASHES]],
-        "bibtex": "\n\n".join(map(as_bibtex, WORKS)),
+        "references": references_to(works),
+        "bibtex": "\n\n".join(map(as_bibtex, works)),
     }
     frame = render("run.html", {**content, "table": _table(run.counts, ())}, "")
     packed, rows = _pack(run, MOST_BYTES - len(frame) - _ROOM)
@@ -316,6 +324,9 @@ def _warnings(run: RunFiles) -> Iterator[tuple[str, str]]:
         yield "mind", f"Numbered, having occurred twice in a file: {counted(n_renamed, 'id')}."
     for note, n in counts.notes.most_common(_MOST_LINES):
         yield "note", f"{counted(n, 'record')} with the note: {escaped(note)}"
+    if len(counts.notes) > _MOST_LINES:
+        n_more = counted(len(counts.notes) - _MOST_LINES, "more note")
+        yield "note", f"and {n_more}: see the column note of {RecordTable.file}."
 
 
 def _classes(run: RunFiles) -> list[dict[str, object]]:

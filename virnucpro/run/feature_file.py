@@ -257,7 +257,11 @@ def find_vectors(path: Path) -> int:
     """
     try:
         with open_features(path) as h5:
-            return int(_own(h5, "embeddings").id.get_offset() or 0)  # without a byte, nowhere
+            rows = _own(h5, "embeddings")
+            start = rows.id.get_offset()  # None: without a byte, or in chunks
+            if start is None and rows.size > 0:
+                raise ValueError("its vectors do not lie one behind the other")
+            return start or 0
     except DAMAGE as error:
         raise refusal(path, error) from error
 

@@ -67,7 +67,8 @@ def _read(rundir: RunDir) -> Manifest:
 
 @contextmanager
 def _told(folder: Path) -> Iterator[None]:
-    """
+    """Turn errors from what ``run.json`` holds into ours.
+
     Raises:
         ResumeError: ``run.json`` is not as it was written.
     """
@@ -189,7 +190,7 @@ def _measure(rundir: RunDir, manifest: Manifest) -> dict[str, Any]:
     plan, stored = read_plan(rundir, manifest), json.loads(rundir.manifest.read_text())
     shards, encoders = plan.shards if plan else [], manifest.recipe.encoders
     done = _names_done(rundir, manifest) if encoders else set()
-    has_all = stored.get("state") == "complete"  # its plan was deleted with its shards
+    has_all = _has_all(stored)  # its plan was deleted with its shards
     n_shards = len(shards) if plan else len(done) if has_all else None
     pending = [shard for shard in shards if shard.name not in done]
     hosts = read_hosts(rundir.logs)
@@ -213,6 +214,12 @@ def _measure(rundir: RunDir, manifest: Manifest) -> dict[str, Any]:
         "remaining_seconds": 0 if has_all else round(n_pending_tokens / rate) if rate else None,
         "hosts": [asdict(host) for host in hosts],
     }
+
+
+def _has_all(stored: dict[str, Any]) -> bool:
+    """Whether a run has every vector; one that could not read a file is partial all the same."""
+    state = stored.get("state")
+    return state == "complete" or (state == "partial" and not stored["counts"]["n_failed_frames"])
 
 
 def _tokens(encoders: Sequence[EncoderSpec], shards: Sequence[Shard]) -> int:

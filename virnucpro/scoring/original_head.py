@@ -46,19 +46,13 @@ class _Module(nn.Module):
 _ALLOWED = ((_Module, "__main__.MLPClassifier"), nn.Linear, nn.BatchNorm1d, nn.Dropout, set)
 
 
-def find_head(
-    name: str, models: tuple[Model, ...], on_event: Callable[[Telling], None]
-) -> Path | None:
-    """The head that comes with a model or a bundle, if any. That of a bundle is fetched if need be,
-    and converted once; it is bound to these encoders.
+def find_head(bundle: str, models: tuple[Model, ...], on_event: Callable[[Telling], None]) -> Path:
+    """The head of a bundle, fetched if need be and converted once, bound to these encoders.
 
     Raises:
         UnavailableError: it cannot be fetched, or is another one.
     """
-    published = fetch_head(name, on_event)
-    if published is None:
-        return models[0].head
-    source, chunk_size = published
+    source, chunk_size = fetch_head(bundle, on_event)
     encoders = tuple(map(EncoderFacts.of, models))
     converted = source.with_name(_CONVERTED)
     with suppress(UnavailableError):  # it was never made, or is damaged

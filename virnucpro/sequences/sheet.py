@@ -47,7 +47,7 @@ def is_sheet(path: Path) -> bool:
 def read_sheet(path: Path) -> list[Row]:
     """
     Raises:
-        InputError: columns are missing, a field is empty, or a sample stands twice.
+        InputError: columns are missing, a field is empty, or a sample is named twice.
         InputMissingError: a file is not there.
     """
     try:
@@ -63,7 +63,7 @@ def read_sheet(path: Path) -> list[Row]:
         where = f"{printable(path)}:{row.line}"
         if row.sample in first:
             raise InputError(
-                f"{where}: the sample {printable(row.sample)} stands twice "
+                f"{where}: the sample '{printable(row.sample)}' is named twice "
                 f"(first in line {first[row.sample]})",
                 hint="give each file a sample name of its own",
             )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +19,6 @@ from virnucpro.encoders.esm2.packing import EXTRA_TOKENS, PackedBatch, plan_batc
 from virnucpro.encoders.transfer import HostCopy
 
 _POOL = {"mean": mean_pool, "bos": bos_pool, "none": residues_only}
-# options of glibc's mallopt, and from how much on freed memory goes back to the system
-_KEEPING = {-3: 32 << 20, -1: 256 << 20}  # M_MMAP_THRESHOLD (at most 32 MiB), M_TRIM_THRESHOLD
 
 
 def load(spec: EncoderSpec, weights: Path, device: torch.device) -> ESM2Encoder:
@@ -30,21 +27,8 @@ def load(spec: EncoderSpec, weights: Path, device: torch.device) -> ESM2Encoder:
     Raises:
         UnavailableError: it cannot be used.
     """
-    if device.type == "cpu":
-        keep_freed_memory()
     model = open_esm2(weights, spec.layer, DTYPES[spec.precision], device)
     return ESM2Encoder(spec, model, device)
-
-
-def keep_freed_memory() -> None:
-    """Have glibc reuse what a layer frees for the next: pages fetched anew take up to a third more.
-
-    A batch of ours frees some 20 MB per layer. Other C libraries are left as they are.
-    """
-    library = ctypes.CDLL(None)
-    if hasattr(library, "mallopt"):
-        for option, n_bytes in _KEEPING.items():
-            library.mallopt(option, n_bytes)
 
 
 class ESM2Encoder:

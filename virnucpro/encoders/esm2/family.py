@@ -69,12 +69,9 @@ class ESM2Model(Checkpoint):
     ) -> tuple[Path, str]:
         """A large checkpoint is converted once, so that all workers share what they map."""
         if self.n_bytes < WORTH_CONVERTING:
-            n_bytes = self.n_bytes
-            weights, digest = (
-                self.path,
-                self.sha256(
-                    lambda done: on_event(Progress("hashing the model", done, n_bytes, "bytes"))
-                ),
+            weights, n_bytes = self.path, self.n_bytes
+            digest = self.sha256(
+                lambda done: on_event(Progress("hashing the model", done, n_bytes, "bytes"))
             )
         else:
             from virnucpro.encoders.esm2.converted import prepare
