@@ -23,7 +23,7 @@ def bench(options: BenchOptions) -> None:
 
     Example: virnucpro bench --quick --json bench.json
     """
-    with exits(_MEASURED):
+    with exits(lambda: _MEASURED):
         from virnucpro.bench.programme import resolve, run
         from virnucpro.bench.report import Report, make_console
 

@@ -40,7 +40,7 @@ def compare(
     Exit codes: 0 the same rows and labels (and scores within --tolerance), 1 not so, 64 usage,
     65 bad table, 66 result missing.
     """
-    with exits(kept=""):
+    with exits():
         from virnucpro.outputs.compare import compare as compare_results
         from virnucpro.outputs.compare import report_lines
 

@@ -37,7 +37,7 @@ def evaluate(options: EvaluateOptions, console: ConsoleOptions) -> None:
     if options.regions is not None:
         _evaluate_regions(options, options.regions, console)
         return
-    with exits(_KEPT):
+    with exits(lambda: _KEPT):
         with loading(console):
             with needing("train"):
                 from virnucpro.evaluation.figure import write_figure
@@ -55,7 +55,7 @@ def evaluate(options: EvaluateOptions, console: ConsoleOptions) -> None:
 
 
 def _evaluate_regions(options: EvaluateOptions, truth: Path, console: ConsoleOptions) -> None:
-    with exits(_KEPT):
+    with exits(lambda: _KEPT):
         with loading(console):
             from virnucpro.evaluation.region_story import evaluate_regions
 

@@ -34,20 +34,20 @@ class Terminated(SystemExit):
 
 
 @contextmanager
-def exits(kept: Callable[[], str] | str = "") -> Iterator[None]:
+def exits(kept: Callable[[], str] = str) -> Iterator[None]:
     """Turn what may happen in a command into a message and an exit code.
 
-    ``kept`` is the hint for a command that was ended, or finds it in what is there by then.
+    ``kept`` finds the hint for a command that was ended, in what is there by then.
     """
     try:
         yield
     except VirnucproError as error:
         _end(error, kept)
     except KeyboardInterrupt as error:
-        complain("interrupted", _text(kept))
+        complain("interrupted", kept())
         raise Finished(INTERRUPTED_EXIT) from error
     except Terminated as error:
-        complain("terminated", _text(kept))
+        complain("terminated", kept())
         raise Finished(TERMINATED_EXIT) from error
     except BrokenPipeError:
         raise
@@ -57,12 +57,8 @@ def exits(kept: Callable[[], str] | str = "") -> Iterator[None]:
         _end(disk_error(error), kept)
 
 
-def _text(kept: Callable[[], str] | str) -> str:
-    return kept if isinstance(kept, str) else kept()
-
-
-def _end(error: VirnucproError, kept: Callable[[], str] | str) -> NoReturn:
-    after = [_text(kept)] if isinstance(error, StorageError) else []
+def _end(error: VirnucproError, kept: Callable[[], str]) -> NoReturn:
+    after = [kept()] if isinstance(error, StorageError) else []
     complain(str(error), "; ".join(filter(None, [error.hint, *after])))
     raise Finished(error.exit_code) from error
 

@@ -18,7 +18,7 @@ def devices() -> None:
 
     Example: virnucpro devices
     """
-    with exits(kept=""):
+    with exits():
         from virnucpro.devices import describe_machine
 
         for line in describe_machine(os.environ.get("CUDA_VISIBLE_DEVICES")):
@@ -45,7 +45,7 @@ def status(
 
     Example: virnucpro status results/ --verify
     """
-    with exits(kept=""):
+    with exits():
         from virnucpro.run.status import inspect_run, measure_run
 
         if as_json and verify:

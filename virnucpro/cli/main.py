@@ -68,7 +68,7 @@ def main() -> None:
     """The entry point. Usage errors exit with 64: 2 means that something failed in a run."""
     _open_standard_streams()
     try:
-        with exits(kept=""):
+        with exits():
             app()
     except Finished as finished:
         raise SystemExit(finished.exit_code) from None

@@ -54,7 +54,7 @@ def list_models() -> None:
 
     Example: virnucpro models list
     """
-    with exits(kept=""):
+    with exits():
         from virnucpro.encoders.models import describe_models
 
         for line in describe_models():
@@ -67,7 +67,7 @@ def show_model(model: Model) -> None:
 
     Example: virnucpro models info esm2_virnucpro
     """
-    with exits(kept=""):
+    with exits():
         from virnucpro.encoders.models import describe_model
 
         for line in describe_model(model):
@@ -95,7 +95,7 @@ def download_model(
 
     The encoders and the head of the original VirNucPro: virnucpro models download virnucpro-500
     """
-    with exits(kept=""):
+    with exits():
         from rich.console import Console
 
         from virnucpro.dashboard import Dashboard, EventLog
@@ -156,7 +156,7 @@ def import_model(
 
     All files of a bundle, from another machine: virnucpro models import virnucpro-500 --from usb/
     """
-    with exits(kept=""):
+    with exits():
         if folder is not None:
             if name is not None or force:
                 raise UsageError(
@@ -193,7 +193,7 @@ def verify(model: Model) -> None:
 
     Example: virnucpro models verify esm2_t33_650M_UR50D
     """
-    with exits(kept=""):
+    with exits():
         from virnucpro.encoders.models import verify_model
 
         checkpoint, digest = verify_model(model)
@@ -216,7 +216,7 @@ def check_model(options: CheckOptions, console: ConsoleOptions) -> None:
 
     Exit codes: 0 passed, 1 failed, 64 usage, 69 device or model unavailable.
     """
-    with exits(kept=""):
+    with exits():
         with loading(console):
             from virnucpro.encoders.check import check, report_lines
         with watched(console) as events:

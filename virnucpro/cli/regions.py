@@ -26,7 +26,7 @@ def regions(options: RegionsOptions, console: ConsoleOptions) -> None:
     """
     # numpy's matrices are small here: its threads would wait for each other, and take the cores
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    with exits(_KEPT):
+    with exits(lambda: _KEPT):
         with loading(console):
             from virnucpro.outputs.sinks import RegionTable
             from virnucpro.outputs.summary import region_line

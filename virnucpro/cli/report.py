@@ -22,7 +22,7 @@ def report(
 
     Example: virnucpro report results/
     """
-    with exits(kept=""):
+    with exits():
         from virnucpro.log import printable
         from virnucpro.report.story import report_folder
 

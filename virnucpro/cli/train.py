@@ -87,7 +87,7 @@ def train(options: TrainOptions, console: Console) -> None:
         _train_regions(options, options.regions, console)
         return
     parent = os.getppid()  # before the imports, which take long
-    with exits(_KEPT):
+    with exits(lambda: _KEPT):
         with loading(console), needing("train"):
             from virnucpro.processes import end_with
             from virnucpro.training import story
@@ -105,7 +105,7 @@ def train(options: TrainOptions, console: Console) -> None:
 
 
 def _train_regions(options: TrainOptions, truth: Path, console: Console) -> None:
-    with exits(""):
+    with exits():
         with loading(console):
             from virnucpro.training.region_story import train_regions
 

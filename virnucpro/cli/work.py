@@ -47,7 +47,7 @@ def work(options: WorkOptions, console: ConsoleOptions) -> None:
 
     Exit codes are those of predict.
     """
-    with exits(_KEPT):
+    with exits(lambda: _KEPT):
         with loading(console):
             from virnucpro import work as story
 
