@@ -580,8 +580,8 @@ def test_regions_are_counted_by_kind_and_the_two_parts_of_one_over_the_origin_on
         summary.add(result)
     assert (summary.n_regions, summary.n_whole_regions) == (4, 2)
     assert region_line(4, 2) == (
-        "virus-like regions: 2 provirus (inside a record), 2 whole (all of a record, or the virus "
-        "of one that is called so); see regions.tsv"
+        "virus-like regions: 2 provirus (inside a record), 2 whole (the record itself, "
+        "without flanks of a host); see regions.tsv"
     )
 
 

@@ -192,7 +192,7 @@ def test_a_region_that_is_all_of_a_record_is_not_told_as_a_call(tmp_path):
     )
     page = Page(report_folder(folder))
     assert "0 records called virus" in page.words
-    assert "1 region is all of a record, or the virus of one that is called so" in page.words
+    assert "1 region is the record itself, without flanks of a host" in page.words
 
 
 def test_a_region_over_the_origin_is_counted_once(tmp_path):
@@ -204,7 +204,7 @@ def test_a_region_over_the_origin_is_counted_once(tmp_path):
         "goes on over the origin; the record is called other\n"
     )
     page = Page(report_folder(folder))
-    assert "1 region is all of a record, or the virus of one that is called so" in page.words
+    assert "1 region is the record itself, without flanks of a host" in page.words
 
 
 # More records than a page can hold

@@ -27,8 +27,7 @@ def region_line(n_regions: int, n_whole: int) -> str:
     """The line on regions, by their two kinds."""
     return (
         f"virus-like regions: {n_regions - n_whole:,} provirus (inside a record), {n_whole:,} "
-        "whole (all of a record, or the virus of one that is called so); "
-        f"see {RegionTable.file}"
+        f"whole (the record itself, without flanks of a host); see {RegionTable.file}"
     )
 
 

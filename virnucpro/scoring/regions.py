@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from virnucpro.log import counted
 from virnucpro.records import FastaRecord, RecordResult, Region, Track
 from virnucpro.scorer.nets import Scorer, embedded_scorer, load_scorer
 from virnucpro.scoring.chain import (
@@ -81,8 +82,7 @@ class RegionFinder:
         result = result._replace(regions=regions, track=track)
         notes = [_NOTE.sub("", call.note)]
         if regions and not call.is_virus:
-            n_regions = result.region_kinds.total()
-            notes.append(f"{n_regions} virus-like {'region' if n_regions == 1 else 'regions'}")
+            notes.append(counted(result.region_kinds.total(), "virus-like region"))
         return result._replace(call=replace(call, note="; ".join(filter(None, notes))))
 
     def find(
