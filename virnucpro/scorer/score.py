@@ -208,13 +208,17 @@ class _Wholes:
         return cls(nets, records, row, np.zeros((n, N_FEATURES)), np.zeros(n, dtype=np.int64))
 
     def add(self, places: Counts, features: Features) -> None:
-        """Add parts, each to the piece that it begins in, if there is one; one after the other."""
+        """Add parts in their order, each to the piece that it begins in, if there is one."""
         ends = self.row.place + self.row.n_bases
         whole = np.searchsorted(ends, places, side="right")
         is_inside = whole < len(ends)
         is_inside[is_inside] = self.row.place[whole[is_inside]] <= places[is_inside]
-        np.add.at(self.total, whole[is_inside], features[is_inside])
-        np.add.at(self.n_parts, whole[is_inside], 1)
+        if is_inside.any():
+            some, first, n_parts = np.unique(
+                whole[is_inside], return_index=True, return_counts=True
+            )
+            self.total[some] += np.add.reduceat(features[is_inside], first, dtype=np.float64)
+            self.n_parts[some] += n_parts
 
     def log_odds(self, digits: Digits, code: GeneticCode) -> Values:
         """Of each piece, before calibration; NaN for one of unknown bases alone. -> (n,)"""

@@ -8,7 +8,7 @@ first, as far as they do not lie on others that are longer.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -165,6 +165,7 @@ def _choose(found: Stretches, lengths: Counts) -> tuple[NDArray[np.bool_], Count
     return is_kept, np.bitwise_count(covered).sum(axis=1, dtype=np.int64)
 
 
+@lru_cache(maxsize=4)
 def _bits_below(n_words: int) -> NDArray[np.uint64]:
     """Words with all bits below each place set. (64 n_words + 1, n_words)"""
     n_bits = np.arange(64 * n_words + 1)[:, None] - 64 * np.arange(n_words)
