@@ -100,7 +100,7 @@ RANGES = (
     Range(300, 300, 500),
     Range(500, 500),
     Range(1000, 1000),
-    Range(3000, 3000, 10_000, part=1000),
+    Range(3000, 2000, 10_000, part=1000),
     Range(10_000, 10_000, part=1000),
 )
 FITTING = Fitting(input_dropout=0.2, spared=FIGURES_AND_WORDS)
@@ -118,7 +118,8 @@ KNOTS = {
     300: 20_000,
     500: 20_000,
     1000: 20_000,
-    2999: 10_000,  # other nets than from 3,000 on
+    1999: 20_000,  # from 2,000 bases on records are read as wholes too
+    2000: 20_000,
     3000: 10_000,
     9999: 5000,
     10_000: 5000,
