@@ -122,7 +122,7 @@ def helpers_for(maker: Maker, n_helpers: int) -> Iterator[Helpers]:
             for _ in range(n_helpers):
                 helpers.children.append(start(_serve))
         if helpers.children:
-            LOGGER.info("tables are made by %s", counted(n_helpers, "process"))
+            LOGGER.info("tables are made by %s", counted(n_helpers, "helper"))
             helpers.threads = ThreadPoolExecutor(n_helpers, "helper")
             for child in helpers.children:
                 helpers.threads.submit(_introduce, child, maker, helpers.idle.put)

@@ -41,7 +41,7 @@ from virnucpro.sequences.inputs import InputFile, generations
 
 LETTERS_AT_ONCE = 500_000  # of the records of a block
 _RECORDS_AT_ONCE = 5_000
-_LETTERS_PER_HELPER = 5_000_000  # a process takes a second to start, and so many a few seconds
+_LETTERS_PER_HELPER = 10_000_000  # a process takes a second to start, and these take some
 
 
 class FramedRecord(NamedTuple):
