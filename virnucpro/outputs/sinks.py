@@ -213,7 +213,7 @@ class ChunkTable(Table):
         return chunk_rows(result.predictions)
 
     def add(self, part: Part) -> None:
-        self.lines.extend(part.rows.get(self.file, "").splitlines(keepends=True))
+        self.lines.add(part.rows.get(self.file, ""))
 
     def finish(self) -> None:
         self.out.writelines(self.lines.merged())
