@@ -389,9 +389,9 @@ def test_the_help_of_min_length_tells_what_the_scorer_needs():
 
 def test_options_of_models_that_the_scorer_does_not_read_are_told(tmp_path):
     fasta = write(tmp_path / "in.fa", **many())
-    predict(fasta, to=tmp_path / "run", workers=2)
-    predict(fasta, to=tmp_path / "plain", precision="auto")
-    said = "not read, being for runs with --model: --precision, --workers"
+    predict(fasta, to=tmp_path / "run", workers=2, esm_batch_size="4096")
+    predict(fasta, to=tmp_path / "plain", workers=2, precision="auto")
+    said = "not read, being for runs with --model: --esm-batch-size, --precision"
     assert said in (tmp_path / "run/virnucpro.log").read_text()
     assert "not read" not in (tmp_path / "plain/virnucpro.log").read_text()
 
