@@ -71,6 +71,7 @@ from virnucpro.training.scorer_folds import (
     fragment_log_odds,
     group_folds,
     held_out_log_odds,
+    kinds_of_cells,
 )
 from virnucpro.training.scorer_words import WordCounts, Words, count_words
 
@@ -125,7 +126,6 @@ KNOTS = {
     10_000: 5000,
     20_000: 3000,  # of few groups: cells of more bases are hardly there
 }
-FEWEST_GROUPS = 5  # of a kind of cells that has a say in where cuts lie
 PROKARYOTIC = ("phages", "bacteria", "archaea", "bins")
 Values = NDArray[np.float64]
 Result = TypeVar("Result")
@@ -223,34 +223,6 @@ def calibrate(
         error_rates.append(rates)
         write_figures(collection, fragments, calibrated, rates.cut_at(FALSE_POSITIVES))
     return knots, error_rates
-
-
-def kinds_of_cells(collection: Collection, fragments: Fragments) -> list[NDArray[np.bool_]]:
-    """Which fragments are of each kind of cells; of two groups a share says little of a kind.
-
-    Of a record that is drawn often, as many fragments have a say as lie in it side by side.
-    """
-    records = [collection.records[record] for record in fragments.record]
-    kingdoms = np.array([record.kingdom for record in records])
-    groups = np.array([record.group for record in records])
-    is_cellular = np.array([not record.is_virus for record in records])
-    n_inside = collection.lengths[fragments.record] // fragments.digits.shape[1]
-    is_cellular &= earlier_of_same(fragments.record) < n_inside
-    kinds = [is_cellular & (kingdoms == kind) for kind in np.unique(kingdoms[is_cellular])]
-    return [kind for kind in kinds if len(np.unique(groups[kind])) >= FEWEST_GROUPS]
-
-
-def earlier_of_same(values: Counts) -> Counts:
-    """How many of the earlier values are the same.
-
-    >>> earlier_of_same(np.array([7, 3, 7, 7])).tolist()
-    [0, 0, 1, 2]
-    """
-    order = np.argsort(values, kind="stable")
-    _, first, n_same = np.unique(values[order], return_index=True, return_counts=True)
-    earlier = np.empty(len(values), dtype=np.int64)
-    earlier[order] = np.arange(len(values)) - np.repeat(first, n_same)
-    return earlier
 
 
 def records_of(manifest: Path, split: Path, parts: list[str]) -> Iterator[Labelled]:

@@ -24,12 +24,14 @@ from virnucpro.scorer.words import (
 )
 from virnucpro.training import made
 from virnucpro.training.piece_nets import Fitting, Lessons, Range, fit_piece_nets
-from virnucpro.training.sampling import Collection, draw, gc_matched_weights
+from virnucpro.training.sampling import Collection, Fragments, draw, gc_matched_weights
 from virnucpro.training.scorer_folds import (
+    FEWEST_GROUPS,
     fit_error_rates,
     fit_knot,
     fragment_log_odds,
     group_folds,
+    kinds_of_cells,
 )
 from virnucpro.training.scorer_words import Words, count_words
 
@@ -272,6 +274,17 @@ def test_a_cut_calls_no_kind_of_cells_more_often_than_it_says() -> None:
     assert rates.false_per_true(np.array(rates.log_odds)) == pytest.approx(
         plain.false_per_true(np.array(plain.log_odds))
     )
+
+
+def test_a_kind_of_cells_has_a_say_with_fragments_side_by_side_of_groups_enough() -> None:
+    rows = [(f"b{i}", False, f"b{i}", "bacteria") for i in range(FEWEST_GROUPS)]
+    rows += [(f"f{i}", False, f"f{i}", "fungi") for i in range(FEWEST_GROUPS - 1)]
+    collection = collection_of([*rows, ("v", True, "v", "phages")])
+    n_bases = int(collection.lengths[0]) // 2
+    drawn = np.repeat(np.arange(len(rows) + 1), [4] + [1] * len(rows))
+    fragments = Fragments(np.zeros((len(drawn), n_bases), np.uint8), drawn)
+    (bacteria,) = kinds_of_cells(collection, fragments)
+    assert np.flatnonzero(bacteria).tolist() == [0, 1, 4, 5, 6, 7]  # two of the first one's four
 
 
 def test_cuts_that_call_more_than_they_say_are_refused() -> None:

@@ -17,10 +17,11 @@ from virnucpro.labelled.records import LabelledRecord
 from virnucpro.scorer.nets import ErrorRates, Knot, PieceNets
 from virnucpro.scorer.pieces import Counts, Digits
 from virnucpro.scorer.score import record_log_odds
-from virnucpro.training.sampling import Fragments
+from virnucpro.training.sampling import Collection, Fragments
 
 N_FOLDS = 5
 FALSE_POSITIVES = (0.5, 0.3, 0.2, 0.1, 0.05, 0.03, 0.02, 0.01, 0.005, 0.002, 0.001)
+FEWEST_GROUPS = 5  # of a kind of cells that has a say in where cuts lie
 _STEPS = 50  # of Newton's method; a few are enough
 _RIDGE = 1e-6
 
@@ -95,3 +96,31 @@ def fit_error_rates(
     true_positives = (n_called + 1) / (len(viral) + 1)
     columns = (at_shares, shares, true_positives, cuts)
     return ErrorRates(n_bases, *(tuple(column.tolist()) for column in columns))
+
+
+def kinds_of_cells(collection: Collection, fragments: Fragments) -> list[NDArray[np.bool_]]:
+    """Which fragments are of each kind of cells; of two groups a share says little of a kind.
+
+    Of a record that is drawn often, as many fragments have a say as lie in it side by side.
+    """
+    records = [collection.records[record] for record in fragments.record]
+    kingdoms = np.array([record.kingdom for record in records])
+    groups = np.array([record.group for record in records])
+    is_cellular = np.array([not record.is_virus for record in records])
+    n_inside = collection.lengths[fragments.record] // fragments.digits.shape[1]
+    is_cellular &= _n_earlier(fragments.record) < n_inside
+    kinds = [is_cellular & (kingdoms == kind) for kind in np.unique(kingdoms[is_cellular])]
+    return [kind for kind in kinds if len(np.unique(groups[kind])) >= FEWEST_GROUPS]
+
+
+def _n_earlier(values: Counts) -> Counts:
+    """How many of the earlier values are the same.
+
+    >>> _n_earlier(np.array([7, 3, 7, 7])).tolist()
+    [0, 0, 1, 2]
+    """
+    order = np.argsort(values, kind="stable")
+    _, first, n_same = np.unique(values[order], return_index=True, return_counts=True)
+    earlier = np.empty(len(values), dtype=np.int64)
+    earlier[order] = np.arange(len(values)) - np.repeat(first, n_same)
+    return earlier
