@@ -20,11 +20,10 @@ HOST_PEPTIDES = re.compile(
     rb"|PHNGCRPPK[KR]R|KPNSA[LM]RK"
 )
 REACH = 1_000  # bases, from a place to an edge of an open stretch
-NEAR = 3_000  # bases; a repeat twice as far from an end is twice as suspect
+NEAR = 3_000  # bases; a repeat that lies twice as far from an end is twice as suspect
 SHORTEST_REPEAT, LONGEST_REPEAT = 12, 300  # bases
 MOST_BY_CHANCE = 0.01  # expected number of repeats as good as one that is taken
 _WORD = 6  # letters; codons and composition make some common
-_ALIKE = 3 / 4  # of the bases beside a repeat: it is part of longer copies
 _HAIRPIN = 2 / 3  # of the bases of a repeat that pair with each other: a terminator
 
 
@@ -88,15 +87,16 @@ def direct_repeats(
     if min(len(left), len(right)) < SHORTEST_REPEAT:
         return []
     chance = _chance(left, right)
+    words = np.array(list(_common_words(left, right)), dtype=np.int64).reshape(-1, 3)
     repeats = []
-    for i, j, n in _common_words(left, right):
+    for i, j, n in words.tolist():
         if first + i + n > second + j:
             continue
         a, b = abs(first + i - start), abs(second + j + n - end)
         expected = _places(a) * _places(b) * chance**n
         if expected >= MOST_BY_CHANCE or _is_hairpin(left[i : i + n]):
             continue
-        if _is_of_copies(left, right, i, j, n):
+        if _n_alike(words, i, j) > LONGEST_REPEAT:
             continue
         bases = sequence[first + i : first + i + n]
         elsewhere = sequence.count(bases) + sequence.count(reverse_complement(bases)) - 2
@@ -151,17 +151,11 @@ def _common_words(left: Digits, right: Digits) -> Iterator[tuple[int, int, int]]
             yield i, j, int(differs[0]) if len(differs) else n_both
 
 
-def _is_of_copies(left: Digits, right: Digits, i: int, j: int, n: int) -> bool:
-    """Whether a repeat is longer than ``LONGEST_REPEAT``, or goes on so far on one side."""
-    before = min(i, j, LONGEST_REPEAT)
-    behind = min(len(left) - i - n, len(right) - j - n, LONGEST_REPEAT)
-    flanks = (
-        left[i - before : i] == right[j - before : j],
-        left[i + n : i + n + behind] == right[j + n : j + n + behind],
-    )
-    return n > LONGEST_REPEAT or any(
-        len(equal) > SHORTEST_REPEAT and equal.mean() >= _ALIKE for equal in flanks
-    )
+def _n_alike(words: Counts, i: int, j: int) -> int:
+    """Bases of the common words around one, which is among them, but for a few lost or gained."""
+    is_near = abs(words[:, 0] - i) <= NEAR
+    is_beside = abs(words[:, 1] - words[:, 0] - (j - i)) <= LONGEST_REPEAT
+    return int(words[is_near & is_beside, 2].sum())
 
 
 def _is_hairpin(digits: Digits) -> bool:
