@@ -669,11 +669,11 @@ def test_ends_move_only_to_a_repeat_with_most_of_the_evidence():
 def test_what_is_rather_a_virus_by_all_paths_is_a_region_if_a_repeat_bounds_it():
     rng = np.random.default_rng(8)
     bases = random_dna(100_000, rng)
-    log_odds = rng.normal(-4, 0.2, 199 + 2)
+    log_odds = rng.normal(-4, 1.0, 201)
     model = load_region_model(embedded_region_model())
     lysogen = bases[:40_000] + ATT + bases[40_000:60_000] + ATT + bases[60_000:]
     called = []
-    for height in np.arange(1.0, 5.0, 0.05):
+    for height in np.arange(1.0, 5.0, 0.02):
         values = log_odds.copy()
         values[80:121] += height
         both = (
