@@ -28,11 +28,10 @@ from virnucpro.devices import (
     torch_build,
     visible_gpus,
 )
+from virnucpro.encoders.esm2.checkpoint import ESM2Shape
 from virnucpro.encoders.esm2.family import footprint_of
 from virnucpro.encoders.models import shape_of
 from virnucpro.encoders.published import PUBLISHED
-from virnucpro.encoders.esm2.checkpoint import ESM2Shape
-from virnucpro.encoders.esm2.family import footprint_of
 from virnucpro.errors import UnavailableError, UsageError
 
 GIB = 1 << 30
