@@ -321,6 +321,18 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
+def count_helpers(devices: Sequence[str], n_cores: int) -> int:
+    """The processes, at most, that make tables beside these devices of a run with a model.
+
+    A GPU gives one of them work for all of its time, or up to two (benchmarks/measure.py
+    simulated), and leaves the other cores to them. On a CPU the tables take a sixth of the time of
+    the smallest model.
+    """
+    if any(device.startswith("cuda") for device in devices):
+        return max(0, min(2 * len(devices), n_cores - len(devices) - 1))
+    return len(devices) // 6
+
+
 def cpu_has_bf16() -> bool:
     """True if the CPU multiplies bf16 natively; where it does not, bf16 is slower than fp32.
 

@@ -6,6 +6,8 @@ Nothing but this module knows how they were started. One process alone has no gr
 from __future__ import annotations
 
 import logging
+import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -130,17 +132,14 @@ def run_under_torchrun(
 
     Raises:
         VirnucproError, OSError: of this process, the first of all to fail.
-        SystemExit: another was the first; with the exit code of its error.
+        SystemExit: this process failed too; with the exit code of the first error.
     """
     used, rank, world_size = _use(started.device(kind)), started.rank, started.world_size
     store = _connect(started)
     with _ending_together(store, world_size), prepared if rank == 0 else nullcontext():
         if rank == 0:
             store.set(_PREPARED, "")
-        while not store.check([_PREPARED]):
-            if store.check([_EXIT_CODE]):
-                store.add(_N_HEARD, 1)
-                raise SystemExit(int(store.get(_EXIT_CODE)))
+        while not store.check([_PREPARED]):  # to wait for it would keep others from the store
             time.sleep(_LISTEN_SECONDS)
         join_group(store, rank, world_size, used)
         work(Ranks(rank, world_size, used, on_event))
@@ -167,28 +166,44 @@ def _connect(started: Started) -> Store:
 @contextmanager
 def _ending_together(store: Store, world_size: int) -> Iterator[None]:
     """The first error of a process ends all of them with its exit code."""
+    is_done = threading.Event()
+    watcher = threading.Thread(target=_end_with_others, args=(store, is_done), daemon=True)
+    watcher.start()
     try:
         yield
     except (VirnucproError, OSError) as error:
+        is_done.set()
+        watcher.join()
         told = error if isinstance(error, VirnucproError) else disk_error(error)
         if store.add(_N_ERRORS, 1) > 1:
-            raise SystemExit(told.exit_code) from error
+            raise SystemExit(_hear_exit_code(store)) from error
         store.set(_EXIT_CODE, str(told.exit_code))
-        if dist.is_initialized():  # the others wait within torch: their waiting fails now
-            with suppress(RuntimeError):
-                dist.destroy_process_group()
         deadline = time.monotonic() + _GRACE_SECONDS
         while time.monotonic() < deadline:  # they ask the store, which may end with this process
             if store.add(_N_HEARD, 0) == world_size - 1:
                 break
             time.sleep(_LISTEN_SECONDS)
         raise
-    except RuntimeError as error:  # so torch says that another process has gone
-        with suppress(dist.DistError):  # with the store, if it was the first
+    finally:
+        is_done.set()
+
+
+def _end_with_others(store: Store, is_done: threading.Event) -> None:
+    """End this process when another one has told an error: its main thread may wait within torch.
+
+    Nothing wakes it there: a group that is destroyed closes its connections only when nothing
+    refers to it any more.
+    """
+    with suppress(dist.DistError):  # the store is gone, with its process: torch says so
+        while not is_done.wait(_LISTEN_SECONDS):
             if store.check([_EXIT_CODE]):
-                store.add(_N_HEARD, 1)
-                raise SystemExit(int(store.get(_EXIT_CODE))) from error
-        raise
+                os._exit(_hear_exit_code(store))
+
+
+def _hear_exit_code(store: Store) -> int:
+    exit_code = int(store.get(_EXIT_CODE))
+    store.add(_N_HEARD, 1)
+    return exit_code
 
 
 def run_on(devices: Sequence[str], work: Callable[[Ranks], None], on_event: OnEvent) -> None:
