@@ -7,7 +7,7 @@ and a line for each row, as it comes. For developers; users have ``virnucpro ben
     python benchmarks/measure.py cluster --workers 1,16,256 --shards 100000
     python benchmarks/measure.py variants --models 650M,3B   (NVIDIA GPU with bf16)
     python benchmarks/measure.py poison
-    python benchmarks/measure.py simulated --input reads --speed 450000 --devices 1,2
+    python benchmarks/measure.py simulated --input reads --devices 1,2 --helpers 2 --dilation 10
 """
 
 from __future__ import annotations
@@ -124,7 +124,9 @@ def simulated(options: argparse.Namespace) -> Iterator[Row]:
             input=options.input,
             n_bases=options.bases,
             n_devices=n_devices,
+            n_helpers=options.helpers,
             speed=options.speed,
+            dilation=options.dilation,
             dim=options.dim,
             tokens_per_batch=options.budget,
         )
@@ -186,6 +188,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     part.add_argument("--bases", type=int, default=15_000_000)
     part.add_argument("--devices", type=numbers, default=[1])
     part.add_argument("--speed", type=float, default=300_000, help="tokens/s of a device")
+    part.add_argument("--dilation", type=float, default=1, help="times that devices are slower")
+    part.add_argument("--helpers", type=int, default=0, help="processes that make tables, at most")
     part.add_argument("--dim", type=int, default=1280, help="length of a vector")
     part.add_argument("--budget", type=int, default=32_768, help="tokens of a batch")
     return parser.parse_args(arguments)

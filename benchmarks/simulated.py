@@ -2,8 +2,10 @@
 
 A simulated device takes a batch of n tokens for n / speed seconds, without a core, as a GPU does:
 a batch that comes before the last one is done waits for it, and a device without a batch is idle.
-The host's part is real, but for the launch of kernels: proteins are packed, rows are copied, and
-feature files and tables are written.
+The host's part is real, but for the launch of kernels: proteins are packed, rows are copied,
+feature files are written, and a head joined with the scorer calls the records (its weights are
+random). With a ``dilation`` of 10 the devices are ten times as slow: so a host with a few cores
+does the work of one with ten times as many, and a second of a device stands for a tenth of one.
 
 ``busy`` is measured by the clock, on this host and beside whatever else it does. ``busy_alone`` is
 computed in the same run, by a clock that goes on while the worker's main thread computes or its
@@ -14,6 +16,7 @@ the parent keeps up. CPU seconds per million tokens tell how far it does.
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -37,12 +40,16 @@ from virnucpro.engine.local import ProcessExecutor
 from virnucpro.engine.worker import Worker
 from virnucpro.errors import VirnucproError
 from virnucpro.events import EmbeddingStarted, Event, ShardDone, Telling
-from virnucpro.options import ExtractOptions, make
+from virnucpro.files import EMBEDDED_FOLDER
+from virnucpro.options import PredictOptions, make
 from virnucpro.pipeline import run
 from virnucpro.resolve import RunConfig
+from virnucpro.scoring.head import EncoderFacts, Head, Network, load_head
+from virnucpro.sequences.composition import N_FEATURES
 from virnucpro.sequences.fasta import write_record
 
 _FAMILY = "simulated"  # and the name of this module
+_HASH = "0" * 64  # of what is no file
 _MOST_ROWS = 8192  # of a batch
 _COVERAGE = 4  # of contigs by reads
 
@@ -52,7 +59,9 @@ class SimulatedRow:
     input: str
     n_bases: int
     n_devices: int
+    n_helpers: int  # processes that make tables
     speed: float  # tokens per second of each device
+    dilation: float  # by which the devices are slower
     dim: int
     tokens_per_batch: int
     n_shards: int | None = None
@@ -61,10 +70,13 @@ class SimulatedRow:
     busy_alone: float | None = None  # the same, if no thread waited for a core or another thread
     busy_of_run: float | None = None  # share of the time from the first batch of all to the last
     outside: float | None = None  # seconds from the last batch until the last shard is written
+    after: float | None = None  # seconds from there to the end of the run, not dilated
     cpu_of_worker: float | None = None  # seconds per million tokens
     cpu_of_parent: float | None = None  # the same, while devices are at work and after
+    cpu_of_helpers: float | None = None  # the same, with their start
     cpu_of_plan: float | None = None  # the same, before
     seconds: float | None = None  # from the first batch to the end of the run
+    n_devices_worth: float | None = None  # tokens in that time over those of one device in it
     reason: str = ""
 
 
@@ -180,6 +192,7 @@ class SimulatedWorker(Worker):
             "busy": device.n_tokens / device.speed,
             "n_tokens": device.n_tokens,
             "cpu": time.process_time() - self.cpu_before,
+            "cpu_with_start": time.process_time(),
         }
         (self.job.weights[0].parent / f"{self.name}.json").write_text(json.dumps(figures))
 
@@ -223,11 +236,13 @@ def simulate(kind: str, n_bases: int, rows: Sequence[SimulatedRow]) -> Iterator[
 
 def _simulate(fasta: Path, row: SimulatedRow, folder: Path) -> SimulatedRow:
     weights = folder / "speed"
-    weights.write_text(str(row.speed))
-    watch, cpu_before = _Watch(), time.process_time()
-    config = _config(row, fasta, folder / "run", weights)
-    run(config, None, ProcessExecutor(config.resources.devices, SimulatedWorker), watch)
+    weights.write_text(str(row.speed / row.dilation))
+    watch, cpu_before, of_children = _Watch(), time.process_time(), _cpu_of_children()
+    head = _head(row.dim)
+    config = _config(row, fasta, folder / "run", weights, head)
+    run(config, head, ProcessExecutor(config.resources.devices, SimulatedWorker), watch)
     end, cpu = time.monotonic(), time.process_time()
+    of_children = _cpu_of_children() - of_children
     devices = [json.loads(path.read_text()) for path in folder.glob("cpu*.json")]
     used = [device for device in devices if device["n_tokens"]]
     n_tokens = sum(device["n_tokens"] for device in used)
@@ -241,35 +256,71 @@ def _simulate(fasta: Path, row: SimulatedRow, folder: Path) -> SimulatedRow:
         busy_alone=mean(d["busy"] / d["alone"] for d in used),
         busy_of_run=sum(d["busy"] for d in used) / (last - first) / row.n_devices,
         outside=watch.last_done - last,
+        after=end - watch.last_done,
         cpu_of_worker=sum(d["cpu"] for d in used) / millions,
         cpu_of_parent=(cpu - watch.cpu_before) / millions,
+        cpu_of_helpers=(of_children - sum(d["cpu_with_start"] for d in devices)) / millions,
         cpu_of_plan=(watch.cpu_before - cpu_before) / millions,
         seconds=end - first,
+        n_devices_worth=n_tokens / (end - first) / (row.speed / row.dilation),
     )
 
 
-def _config(row: SimulatedRow, fasta: Path, output: Path, weights: Path) -> RunConfig:
+def _cpu_of_children() -> float:
+    """CPU seconds of all child processes that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _head(dim: int) -> Head:
+    """The embedded head with random weights for vectors of this length."""
+    head, rng = load_head(EMBEDDED_FOLDER / "head.safetensors"), np.random.default_rng(1)
+
+    def network(n_inputs: int, like: Network) -> Network:
+        layers = []
+        for _, bias in like.layers:
+            weight = rng.standard_normal((len(bias), n_inputs)) / n_inputs**0.5
+            layers.append((weight.astype(np.float32), bias))
+            n_inputs = len(bias)
+        return Network(tuple(layers))
+
+    encoder = EncoderFacts(
+        family=_FAMILY, name=_FAMILY, encoder_id=_HASH, layer=1, pooling="mean", dim=dim
+    )
+    assert head.protein and head.nucleotide
+    return Head(
+        facts=replace(head.facts, encoders=(encoder,)),
+        protein=network(dim, head.protein),
+        nucleotide=network(dim + N_FEATURES, head.nucleotide),
+        sha256=_HASH,
+    )
+
+
+def _config(row: SimulatedRow, fasta: Path, output: Path, weights: Path, head: Head) -> RunConfig:
     encoder = EncoderSpec(
         family=_FAMILY,
         model=_FAMILY,
-        sha256="0" * 64,
+        sha256=_HASH,
         layer=1,
         pooling="mean",
         precision="fp32",
         dim=row.dim,
     )
     recipe = Recipe(
-        command="extract",
+        command="predict",
         input_type="nucleotide",
         chunk_size=CHUNK_SIZE,
         min_length=0,
         encoders=(encoder,),
+        head_sha256=head.sha256,
     )
     devices = ("cpu",) * row.n_devices
     return RunConfig(
-        options=make(ExtractOptions, {"input": [fasta], "output_dir": output, "report": False}),
+        options=make(PredictOptions, {"input": [fasta], "output_dir": output, "report": False}),
         recipe=recipe,
-        resources=Resources(devices=devices, tokens_per_batch=row.tokens_per_batch),
+        resources=Resources(
+            devices=devices, tokens_per_batch=row.tokens_per_batch, n_helpers=row.n_helpers
+        ),
         checkpoints=(weights,),
         weights=(weights,),
         models=(_FAMILY,),

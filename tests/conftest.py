@@ -143,7 +143,12 @@ def make_config(tiny: Tiny, tmp_path: Path) -> Callable[..., RunConfig]:
             "precision": "fp32",
             "dim": TINY.dim,
         }
-        resources = {"devices": ("cpu",), "tokens_per_batch": 2048, "silence_seconds": 60.0}
+        resources = {
+            "devices": ("cpu",),
+            "tokens_per_batch": 2048,
+            "silence_seconds": 60.0,
+            "n_helpers": 0,
+        }
         weights: dict[str, object] = {"checkpoints": (tiny.model,), "weights": (tiny.model,)}
         options: dict[str, object] = {"input": inputs, "output_dir": output}
         parts = (recipe, encoder, resources, weights)

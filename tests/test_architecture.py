@@ -30,12 +30,12 @@ LAYERS = """
     encoders.panel encoders.rounding encoders.check
     scorer.pieces scorer.stretches scorer.words scorer.features scorer.nets scorer.score
     scoring.join scoring.head scoring.original_head scoring.calls outputs.tables outputs.sinks
-    run.feature_file run.features run.backlog run.lock run.machine run.work_log run.manifest
-    run.folder run.shards run.dedup run.plan
+    run.feature_file run.shards run.features run.backlog run.lock run.machine run.work_log
+    run.manifest run.folder run.dedup run.plan
     engine.job engine.recovery engine.batches engine.worker engine.executor engine.local
     resolve
     scoring.batches scoring.contrast scoring.chain scoring.landmarks scoring.regions scoring.pieces
-    outputs.summary outputs.features outputs.write
+    outputs.summary outputs.features outputs.blocks outputs.helpers outputs.write
     citation report.counts report.facts report.charts report.page report.run
     run.intake pipeline work regions
     outputs.compare api

@@ -75,7 +75,7 @@ def test_chunks_are_called_as_by_the_original(tmp_path: Path) -> None:
         for name, _, _, virus in (row.split("\t") for row in rows[1:])
     ]
     with SortedLines(tmp_path) as lines:
-        lines.extend(chunk_rows(predictions))
+        lines.add("".join(chunk_rows(predictions)))
         table = "\t".join(ChunkTable.columns) + "\n" + "".join(lines.merged())
     expected = GOLDEN / "prediction_results_highestscore.csv"
     assert table.encode() == expected.read_bytes()
@@ -258,8 +258,8 @@ def test_lines_come_out_sorted_by_id_however_few_fit_in_memory(
     n_open = len(list(Path("/proc/self/fd").iterdir()))
     with SortedLines(tmp_path) as sorted_lines:
         for first in range(0, n_lines, 7):
-            sorted_lines.extend(lines[first : first + 7])
+            sorted_lines.add("".join(lines[first : first + 7]))
             assert len(list(Path("/proc/self/fd").iterdir())) < n_open + 6
-        found = list(sorted_lines.merged())
-    assert found == sorted(lines, key=lambda line: line.split("\t")[0])
+        found = "".join(sorted_lines.merged())
+    assert found == "".join(sorted(lines, key=lambda line: line.split("\t")[0]))
     assert not any(tmp_path.iterdir())

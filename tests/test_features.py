@@ -15,7 +15,7 @@ from virnucpro.errors import FeatureFileError, OutputError
 from virnucpro.records import Embeddings, Failure, Orf, Shard
 from virnucpro.resolve import RunConfig
 from virnucpro.run.feature_file import find_vectors
-from virnucpro.run.features import FeatureStore, open_stores
+from virnucpro.run.features import FeatureStore, ShardFeatures, open_stores
 from virnucpro.run.folder import RunDir
 from virnucpro.run.shards import ShardWriter, shard_size
 from virnucpro.run.status import inspect_run
@@ -83,6 +83,11 @@ def embed(names: str, failed: str = "", first: float = 0.0) -> Embeddings:
     )
 
 
+def rows_of(features: ShardFeatures) -> dict[str, np.ndarray]:
+    ids = [orf_id for _, embeddings in features.files for orf_id in embeddings.ids]
+    return dict(zip(ids, features.rows(ids), strict=True))
+
+
 def test_a_copy_has_the_row_or_the_failure_of_its_original_in_whatever_shard(stores):
     store = stores[0]
     shards = [
@@ -94,9 +99,12 @@ def test_a_copy_has_the_row_or_the_failure_of_its_original_in_whatever_shard(sto
     store.write(places[0], embed("ac", failed="b"))
     store.write(places[1], embed("d", first=7.0))
     store.write(places[2], embed(""))
-    reader = store.reader({})
-    features = [reader.read(shard, orfs) for shard, orfs in zip(places, shards, strict=True)]
-    rows = {name: row[0] for found in features for name, row in found.vectors.items()}
+    reader = store.reader(places)
+    features = [
+        reader.read(place, orfs, {}, place.index)
+        for place, orfs in zip(places, shards, strict=True)
+    ]
+    rows = {name: row[0] for found in features for name, row in rows_of(found).items()}
     assert rows == {"a": 0, "c": 1, "d": 7, "A": 0, "C": 1, "D": 7, "AA": 0}
     reasons = {name: why for found in features for name, why in found.reasons.items()}
     assert reasons == {"b": "no memory", "B": "no memory"}
@@ -108,11 +116,11 @@ def test_a_shard_that_was_lost_fails_with_its_copies(stores):
     lost, kept = [make_orf("a")], [make_orf("b"), make_orf("A", 0), make_orf("B", 1)]
     shards = [make_shard(0, lost), make_shard(1, kept)]
     stores[0].write(shards[1], embed("b"))
-    reader = stores[0].reader({0: "its worker died"})
-    assert reader.read(shards[0], lost).reasons == {"a": "its worker died"}
-    features = reader.read(shards[1], kept)
+    reader, reasons = stores[0].reader(shards), {0: "its worker died"}
+    assert reader.read(shards[0], lost, reasons, 0).reasons == {"a": "its worker died"}
+    features = reader.read(shards[1], kept, reasons, 1)
     assert features.reasons == {"A": "its worker died"}
-    assert features.vectors.keys() == {"b", "B"}
+    assert rows_of(features).keys() == {"b", "B"}
 
 
 def test_each_encoder_has_a_store_of_its_own_in_the_features_of_the_run(rundir, stores):

@@ -20,6 +20,7 @@ from virnucpro import __version__, pipeline
 from virnucpro.engine.executor import InlineExecutor
 from virnucpro.errors import FeatureFileError, InputError, OutputError, ResumeError, UsageError
 from virnucpro.events import EmbeddingStarted, Progress, ShardDone
+from virnucpro.outputs import write
 from virnucpro.run.backlog import Backlog
 from virnucpro.run.folder import RunDir
 from virnucpro.run.status import inspect_run
@@ -120,7 +121,7 @@ def test_scores_do_not_depend_on_the_blocks_they_are_computed_in(
     expected = tables(tmp_path / "run")
     for n_frames, n_letters in ((1, 10**9), (7, 10**9), (10**9, 1), (10**9, 10**9)):
         monkeypatch.setattr(scoring, "FRAMES_AT_ONCE", n_frames)
-        monkeypatch.setattr(scoring, "_LETTERS_AT_ONCE", n_letters)
+        monkeypatch.setattr(write, "LETTERS_AT_ONCE", n_letters)
         again = make_config(contigs, output=tmp_path / "run", resume=True)
         run_inline(again, tiny.head)
         assert tables(tmp_path / "run") == expected
@@ -223,14 +224,16 @@ def test_tables_end_with_an_interrupt_after_the_last_shard_too(
 
 
 class FailingDisk(InlineExecutor):
-    """After every run, a byte of the first feature file is another."""
+    """Whenever the last feature file is written, a byte of it is another."""
 
     def run(self, shards, job, resources):
-        yield from super().run(shards, job, resources)
-        path = job.features / "000000.h5"
-        content = bytearray(path.read_bytes())
-        content[1000] ^= 1
-        path.write_bytes(content)
+        for event in super().run(shards, job, resources):
+            if isinstance(event, ShardDone) and event.shard.index == 6:
+                path = job.features / "000006.h5"
+                content = bytearray(path.read_bytes())
+                content[1000] ^= 1
+                path.write_bytes(content)
+            yield event
 
 
 def test_a_file_damaged_while_the_run_goes_on_is_made_again_but_not_for_ever(
@@ -241,7 +244,7 @@ def test_a_file_damaged_while_the_run_goes_on_is_made_again_but_not_for_ever(
     config, events = make_config(contigs), []
     with pytest.raises(FeatureFileError, match="is not whole") as caught:
         run_inline(config, tiny.head, events.append, FailingDisk())
-    assert done_shards(events) == [*range(7), 0]
+    assert done_shards(events) == [*range(7), 6]
     assert "--resume" in caught.value.hint
     assert not (config.output / "predictions.tsv").exists()
     run_inline(make_config(contigs, resume=True), tiny.head)
@@ -252,7 +255,7 @@ def test_a_record_is_counted_once_though_its_tables_are_begun_twice(
     make_config, tiny, contigs, monkeypatch
 ):
     """The last feature file is found damaged after most of the records were counted."""
-    monkeypatch.setattr(scoring, "FRAMES_AT_ONCE", 1)
+    monkeypatch.setattr(write, "LETTERS_AT_ONCE", 1)
     config, events = make_config(contigs), []
 
     def damage(event) -> None:

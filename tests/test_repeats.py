@@ -406,7 +406,7 @@ def test_a_feature_file_with_its_rows_in_another_order_is_refused(make_config, t
     rows = np.zeros((2, TINY.dim), dtype=np.float32)
     store.write(shard, Embeddings(tuple(orf.id for orf in reversed(orfs)), lengths, rows))
     with pytest.raises(FeatureFileError, match="order"):
-        store.reader({}).read(shard, orfs)
+        store.reader([shard]).read(shard, orfs, {}, 0)
 
 
 # What is found

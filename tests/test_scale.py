@@ -24,7 +24,7 @@ from runs import again, run_inline, statuses
 from virnucpro.config import EncoderSpec, Recipe, Resources
 from virnucpro.events import EmbeddingStarted, Progress
 from virnucpro.options import ExtractOptions
-from virnucpro.outputs.features import MAX_PARTS, write_index
+from virnucpro.outputs.features import MAX_PARTS, IndexPart, write_index
 from virnucpro.pipeline import find_pending, make_job
 from virnucpro.records import Embeddings
 from virnucpro.resolve import RunConfig
@@ -258,9 +258,11 @@ def read_index(path: Path) -> None:
 
 def test_the_largest_index_can_be_read_at_once_under_the_usual_limit_of_open_files(finished):
     shards = finished.plan.shards[:MAX_PARTS]
-    parts = [(finished.store.path(shard), np.ones(1, dtype=np.bool_)) for shard in shards]
+    mask = np.ones(1, dtype=np.bool_)
+    paths = map(finished.store.path, shards)
+    parts = [IndexPart.of(path, mask, per_residue=False) for path in paths]
     index = finished.rundir.root / "largest.h5"
-    write_index(index, parts, per_residue=False)
+    write_index(index, parts)
     reader = multiprocessing.get_context("spawn").Process(target=read_index, args=(index,))
     reader.start()
     reader.join()

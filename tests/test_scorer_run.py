@@ -233,10 +233,10 @@ def test_a_piece_has_the_score_of_a_record_of_its_bases(tmp_path):
 def test_a_record_of_any_length_takes_three_bytes_of_memory_per_base_at_most():
     scorer = load_scorer(embedded_scorer())
     raw = replace(scorer, knots=(Knot(1000, 1.0, 0.0),))
-    unit = random_dna(1000, np.random.default_rng(4))
+    unit = random_dna(10_000, np.random.default_rng(4))
     score_block([unit], raw)
     peaks, values = [], []
-    for n_units in (1000, 4000):
+    for n_units in (100, 400):
         sequence = unit * n_units
         tracemalloc.start()
         values += [score.log_odds for score in score_block([sequence], raw)]
@@ -389,9 +389,9 @@ def test_the_help_of_min_length_tells_what_the_scorer_needs():
 
 def test_options_of_models_that_the_scorer_does_not_read_are_told(tmp_path):
     fasta = write(tmp_path / "in.fa", **many())
-    predict(fasta, to=tmp_path / "run", workers=2)
-    predict(fasta, to=tmp_path / "plain", precision="auto")
-    said = "not read, being for runs with --model: --precision, --workers"
+    predict(fasta, to=tmp_path / "run", workers=2, esm_batch_size="4096")
+    predict(fasta, to=tmp_path / "plain", workers=2, precision="auto")
+    said = "not read, being for runs with --model: --esm-batch-size, --precision"
     assert said in (tmp_path / "run/virnucpro.log").read_text()
     assert "not read" not in (tmp_path / "plain/virnucpro.log").read_text()
 

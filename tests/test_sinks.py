@@ -20,7 +20,8 @@ class LengthTable(Table):
     file = "lengths.tsv"
     columns = ("record", "length")
 
-    def rows(self, result):
+    @classmethod
+    def rows(cls, result):
         return [f"{result.record.name}\t{len(result.record.sequence)}\n"]
 
 

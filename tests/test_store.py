@@ -25,7 +25,7 @@ import torch
 from virnucpro import __version__
 from virnucpro.errors import FeatureFileError, OutputError, StorageError
 from virnucpro.files import atomic, disk_error, sweep
-from virnucpro.outputs.features import save_npz, save_pt, write_index
+from virnucpro.outputs.features import IndexPart, save_npz, save_pt, write_index
 from virnucpro.records import Embeddings, Failure
 from virnucpro.run.feature_file import read_embeddings, read_label, write_embeddings
 from virnucpro.run.folder import RunDir
@@ -391,7 +391,7 @@ def test_what_a_killed_write_left_is_swept_away_and_nothing_else(path: Path) -> 
 # The index over all files
 
 
-def make_run(root: Path, *parts: Embeddings) -> list[tuple[Path, np.ndarray]]:
+def make_run(root: Path, *parts: Embeddings) -> list[IndexPart]:
     """A run folder with its feature files; every ORF is to be shown."""
     shown = []
     (root / "features").mkdir(parents=True, exist_ok=True)
@@ -399,7 +399,8 @@ def make_run(root: Path, *parts: Embeddings) -> list[tuple[Path, np.ndarray]]:
         path = root / "features" / f"{i:06d}.h5"
         attributes = {**attributes_of(embeddings), "shard_sha256": f"{i}" * 64}
         write_embeddings(path, embeddings, attributes)
-        shown.append((path, np.ones(len(embeddings.ids), dtype=np.bool_)))
+        mask = np.ones(len(embeddings.ids), dtype=np.bool_)
+        shown.append(IndexPart.of(path, mask, per_residue=embeddings.per_residue))
     return shown
 
 
@@ -423,7 +424,7 @@ def parts(request: pytest.FixtureRequest) -> list[Embeddings]:
 
 def test_the_index_shows_the_rows_of_all_files_in_their_order(tmp_path: Path, parts) -> None:
     index = tmp_path / "run" / "features.h5"
-    write_index(index, make_run(index.parent, *parts), parts[0].per_residue)
+    write_index(index, make_run(index.parent, *parts))
     found = read_index(index)
     assert found.ids == tuple(orf_id for part in parts for orf_id in part.ids)
     assert found.lengths.tolist() == [n for part in parts for n in part.lengths.tolist()]
@@ -434,14 +435,14 @@ def test_the_index_shows_the_rows_of_all_files_in_their_order(tmp_path: Path, pa
 def test_the_index_leaves_out_what_is_masked(tmp_path: Path, parts) -> None:
     index = tmp_path / "run" / "features.h5"
     masked = make_run(index.parent, *parts)
-    masked[0][1][[0, 2, 3]] = False
-    masked[1][1][:] = False
-    masked[3][1][-1] = False
-    write_index(index, masked, parts[0].per_residue)
+    masked[0].mask[[0, 2, 3]] = False
+    masked[1].mask[:] = False
+    masked[3].mask[-1] = False
+    write_index(index, masked)
     expected = {
         orf_id: rows
-        for part, (_, shown) in zip(parts, masked, strict=True)
-        for (orf_id, rows), is_shown in zip(rows_by_id(part).items(), shown, strict=True)
+        for part, shown in zip(parts, masked, strict=True)
+        for (orf_id, rows), is_shown in zip(rows_by_id(part).items(), shown.mask, strict=True)
         if is_shown
     }
     found = read_index(index)
@@ -451,7 +452,7 @@ def test_the_index_leaves_out_what_is_masked(tmp_path: Path, parts) -> None:
 
 def test_the_index_works_after_the_run_folder_was_moved(tmp_path, parts, monkeypatch) -> None:
     index = tmp_path / "run" / "features.h5"
-    write_index(index, make_run(index.parent, *parts), parts[0].per_residue)
+    write_index(index, make_run(index.parent, *parts))
     moved = tmp_path / "elsewhere" / "moved"
     moved.parent.mkdir()
     index.parent.rename(moved)
@@ -462,7 +463,7 @@ def test_the_index_works_after_the_run_folder_was_moved(tmp_path, parts, monkeyp
 
 def test_the_index_says_what_made_it_but_names_no_single_shard(tmp_path: Path, parts) -> None:
     index = tmp_path / "run" / "features.h5"
-    write_index(index, make_run(index.parent, *parts), parts[0].per_residue)
+    write_index(index, make_run(index.parent, *parts))
     with h5py.File(index) as h5:
         expected = {**attributes_of(parts[0])}
         del expected["shard_sha256"]
@@ -476,8 +477,8 @@ def test_an_index_of_nothing_has_its_datasets_without_rows(tmp_path: Path) -> No
     index = tmp_path / "run" / "features.h5"
     for embeddings in (make_embeddings(0, n_failures=2), make_embeddings(3)):
         (part,) = make_run(index.parent, embeddings)
-        part[1][:] = False
-        write_index(index, [part], per_residue=False)
+        part.mask[:] = False
+        write_index(index, [part])
         assert read_index(index).ids == ()
         assert read_index(index).vectors.shape == (0, DIM)
 
@@ -485,8 +486,8 @@ def test_an_index_of_nothing_has_its_datasets_without_rows(tmp_path: Path) -> No
 def test_rows_of_a_file_that_is_gone_read_as_nan_never_as_zeros(tmp_path: Path) -> None:
     index = tmp_path / "run" / "features.h5"
     parts = make_run(index.parent, make_embeddings(3, prefix="a"), make_embeddings(2, prefix="b"))
-    write_index(index, parts, per_residue=False)
-    parts[0][0].unlink()
+    write_index(index, parts)
+    parts[0].path.unlink()
     with h5py.File(index) as h5:
         assert np.isnan(h5["embeddings"][:3]).all()
         assert np.isfinite(h5["embeddings"][3:]).all()
@@ -529,7 +530,7 @@ def test_the_same_content_gives_the_same_bytes_whenever_and_wherever(tmp_path: P
     parts = [make_embeddings(5, prefix="a", n_failures=1), make_embeddings(3, prefix="b")]
     for name in ("one", "two"):
         index = tmp_path / name / "features.h5"
-        write_index(index, make_run(index.parent, *parts), per_residue=False)
+        write_index(index, make_run(index.parent, *parts))
         save_npz(index.with_name("000000.npz"), parts[0])
         save_pt(index.with_name("000000.pt"), parts[0])
         time.sleep(1.1)  # HDF5 counts its time stamps in seconds

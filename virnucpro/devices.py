@@ -25,7 +25,8 @@ from virnucpro.errors import UnavailableError, UsageError
 from virnucpro.log import counted
 
 _GIB = 1 << 30
-_CPU_TOKENS = 2048  # tokens that stay in the caches; up to 8,192 the speed is the same
+_CPU_TOKENS = 2048  # tokens that stay in the caches, and twice as many of a narrow model
+_CPU_SHARE = 80  # a core is filled by so many times fewer tokens than a GPU
 _MPS_TOKENS = 8192
 _FEWEST_TOKENS = 2048  # tokens on a GPU that has hardly any memory left
 _MOST_WORKERS = 1024
@@ -320,6 +321,18 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
+def count_helpers(devices: Sequence[str], n_cores: int) -> int:
+    """The processes, at most, that make tables beside these devices of a run with a model.
+
+    A GPU gives one of them work for all of its time, or up to two (benchmarks/measure.py
+    simulated), and leaves the other cores to them. On a CPU the tables take a sixth of the time of
+    the smallest model.
+    """
+    if any(device.startswith("cuda") for device in devices):
+        return max(0, min(2 * len(devices), n_cores - len(devices) - 1))
+    return len(devices) // 6
+
+
 def cpu_has_bf16() -> bool:
     """True if the CPU multiplies bf16 natively; where it does not, bf16 is slower than fp32.
 
@@ -358,7 +371,7 @@ def choose_precision(request: str, choice: Choice) -> Precision:
 def choose_tokens(choice: Choice, footprint: Footprint, precision: Precision) -> int:
     """The token budget of a batch: enough to fill the device, and well within its memory."""
     if choice.kind == "cpu":
-        return _CPU_TOKENS
+        return min(max(_CPU_TOKENS, footprint.filling_tokens // _CPU_SHARE), 2 * _CPU_TOKENS)
     if choice.kind == "mps":
         return _MPS_TOKENS
     fitting = (choice.memory - footprint.weight_bytes(precision)) // 2 // footprint.bytes_per_token

@@ -929,7 +929,8 @@ def _refuse(options: Any, names: Iterable[str], where: str, else_: str = "") -> 
 
 def engine_options_of(options: EngineOptions) -> list[str]:
     """The options that only a run with a model reads, of those that were given."""
-    return _given(options, _names(EngineOptions) - {"device"})  # the scorer is on the CPU anyway
+    # the scorer is on the CPU anyway
+    return _given(options, _names(EngineOptions) - {"device", "workers"})
 
 
 def _given(options: Any, names: Iterable[str]) -> list[str]:  # noqa: ANN401

@@ -50,6 +50,7 @@ from virnucpro.options import (
     RunOptions,
     engine_options_of,
 )
+from virnucpro.outputs.helpers import Helpers
 from virnucpro.outputs.summary import STAGES, STARTING, Summary
 from virnucpro.outputs.write import Results
 from virnucpro.records import Shard
@@ -326,14 +327,15 @@ def complete(
         pending = find_pending(stores, plan, frozenset(results.manifest.replaced), on_event)
         for store in stores if pending else ():
             store.make_folder()
+    n_helpers = resources.n_helpers
     if not pending:
-        with summary.stage(STAGES[2]):
-            results.write(summary)
+        with summary.stage(STAGES[2]), results.helpers(n_helpers) as helpers:
+            results.write(summary, helpers)
         return
     n_before = len(plan.shards) - len(pending)
     on_event(EmbeddingStarted(tuple(pending), n_before, plan.files, job.encoders))
     results = replace(results, backlog=Backlog(pending))
-    with writing_beside(results, summary) as tables:
+    with results.helpers(n_helpers) as helpers, writing_beside(results, summary, helpers) as tables:
         with summary.stage(STAGES[1]):
             embed(executor.run(pending, job, resources), results, summary, tables)
         with summary.stage(STAGES[2]):
@@ -341,13 +343,14 @@ def complete(
 
 
 @contextmanager
-def writing_beside(results: Results, summary: Summary) -> Iterator[Future[None]]:
+def writing_beside(results: Results, summary: Summary, helpers: Helpers) -> Iterator[Future[None]]:
     """Write the tables in a thread, which waits for each shard; it ends with the block."""
     thread = ThreadPoolExecutor(1, "tables")
     try:
-        yield thread.submit(results.write, summary)
+        yield thread.submit(results.write, summary, helpers)
     finally:
         results.backlog.abandon()
+        helpers.stop()
         thread.shutdown()
         results.rundir.sweep()  # what workers that died, or were stopped, were writing
 

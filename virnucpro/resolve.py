@@ -27,7 +27,9 @@ from virnucpro.devices import (
     choose_devices,
     choose_precision,
     choose_tokens,
+    count_helpers,
     describe_compromises,
+    usable_cores,
 )
 from virnucpro.encoders.base import Model
 from virnucpro.encoders.bundles import model_names
@@ -128,6 +130,8 @@ def resolve(options: RunOptions, on_event: OnEvent) -> tuple[RunConfig, Head | N
     request = _asked_precision(options)
     precision = _precision(options, request, choice)
     resources = _resources(options, choice, footprint, precision)
+    if scorer is not None:
+        resources = _of_scorer(resources, options)
     is_auto = (request == "auto", options.esm_batch_size == "auto")
     prepared = [model.prepare(precision, options.converted, on_event) for model in models]
     kind = choice.kind if options.embeds_here else "cuda"
@@ -254,7 +258,14 @@ def _resources(
         devices=choice.devices,
         tokens_per_batch=_tokens_per_batch(options, choice, footprint, precision),
         silence_seconds=options.worker_timeout,
+        n_helpers=count_helpers(choice.devices, usable_cores()),
     )
+
+
+def _of_scorer(resources: Resources, options: RunOptions) -> Resources:
+    """The same for records that the scorer calls: nothing but their tables is made."""
+    n_processes = usable_cores() if options.workers is None else options.workers
+    return replace(resources, n_helpers=n_processes if n_processes > 1 else 0)
 
 
 def _precision(options: RunOptions, request: str, choice: Choice) -> Precision:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
@@ -33,24 +34,47 @@ MAX_PARTS = 1000
 _OF_ONE_FILE = ("shard_sha256", "copies")  # attributes that a file over many does not have
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class IndexPart:
+    """A feature file as an index needs to know it."""
+
+    path: Path
+    mask: NDArray[np.bool_]  # (n_orfs,) which ORFs to show
+    lengths: NDArray[np.int64]  # (n_orfs,) rows of each
+    dim: int  # numbers in a row
+    attributes: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, path: Path, mask: NDArray[np.bool_], *, per_residue: bool) -> IndexPart:
+        """
+        Raises:
+            FeatureFileError: the file has come to harm since it was read.
+        """
+        try:
+            with open_features(path) as h5:
+                lengths = h5["lengths"][:] if per_residue else np.ones_like(mask, dtype=np.int64)
+                return cls(path, mask, lengths, h5["embeddings"].shape[1], dict(h5.attrs))
+        except DAMAGE as error:
+            raise refusal(path, error) from error
+
+
 class FeatureIndex:
     """One HDF5 file over the feature files of an encoder, unless they are too many for one."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.n_parts = 0
-        self.parts: list[tuple[Path, NDArray[np.bool_]]] = []
+        self.parts: list[IndexPart] = []
 
-    def add(self, path: Path, mask: NDArray[np.bool_]) -> None:
-        """Remember a feature file, with a mask of the ORFs to show."""
-        self.n_parts += 1
-        if self.n_parts <= MAX_PARTS:
-            self.parts.append((path, mask))
+    def extend(self, parts: Sequence[IndexPart]) -> None:
+        """Remember feature files."""
+        self.n_parts += len(parts)
+        self.parts += parts[: MAX_PARTS - len(self.parts)]
 
-    def write(self, features: Path, per_residue: bool) -> None:
+    def write(self, features: Path) -> None:
         """Write it; or delete an old one, and say why there is none over the files of a folder."""
         if self.n_parts <= MAX_PARTS:
-            write_index(self.path, self.parts, per_residue)
+            write_index(self.path, self.parts)
             return
         self.path.unlink(missing_ok=True)
         announce(
@@ -67,44 +91,36 @@ class _Piece(NamedTuple):
     rows: slice
 
 
-def write_index(
-    path: Path, parts: Sequence[tuple[Path, NDArray[np.bool_]]], per_residue: bool
-) -> None:
+def write_index(path: Path, parts: Sequence[IndexPart]) -> None:
     """Write one HDF5 file whose ``ids``, ``lengths`` and ``embeddings`` are those of many.
 
     The datasets are virtual and name the parts, ``MAX_PARTS`` at most, by relative paths, so that
-    the folder can be moved. Each part comes with a mask of the ORFs to show.
+    the folder can be moved.
     """
     assert len(parts) <= MAX_PARTS, "readers cannot open so many"
     pieces: dict[str, list[_Piece]] = {name: [] for name in ("ids", "lengths", "embeddings")}
-    # row shape and type of each; without any part there is nothing but their names
-    kinds: dict[str, tuple[tuple[int, ...], np.dtype[np.generic]]] = {
-        "ids": ((), h5py.string_dtype("utf-8")),
-        "lengths": ((), np.dtype(np.int32)),
-        "embeddings": ((0,), np.dtype(np.float32)),
-    }
-    attributes: dict[str, object] = {}
-    for part, mask in parts:
-        try:
-            with open_features(part) as h5:
-                attributes = attributes or dict(h5.attrs)
-                kinds = {name: (h5[name].shape[1:], h5[name].dtype) for name in kinds}
-                lengths = h5["lengths"][:] if per_residue else np.ones_like(mask, dtype=np.int64)
-        except DAMAGE as error:  # it has become so since it was read
-            raise refusal(part, error) from error
-        name_of_part = part.relative_to(path.parent).as_posix()
-        bounds = np.arange(len(mask) + 1)
-        rows = np.concatenate([[0], np.cumsum(lengths)])
+    for part in parts:
+        name_of_part = part.path.relative_to(path.parent).as_posix()
+        bounds = np.arange(len(part.mask) + 1)
+        rows = np.concatenate([[0], np.cumsum(part.lengths)])
         for name, of_dataset in pieces.items():
             where = rows if name == "embeddings" else bounds
             of_dataset += [
                 _Piece(name_of_part, int(where[-1]), slice(int(where[a]), int(where[b])))
-                for a, b in _runs(mask)
+                for a, b in _runs(part.mask)
             ]
+    kinds: dict[str, tuple[tuple[int, ...], np.dtype[np.generic]]] = {
+        "ids": ((), h5py.string_dtype("utf-8")),
+        "lengths": ((), np.dtype(np.int32)),
+        "embeddings": ((parts[0].dim if parts else 0,), np.dtype(np.float32)),
+    }
+    attributes = dict(parts[0].attributes) if parts else {}
     for name in _OF_ONE_FILE:
         attributes.pop(name, None)
-    part_names = list(dict.fromkeys(piece.part for piece in pieces["ids"]))
-    attributes["parts_sha256"] = _hash_of_parts(path.parent, part_names)
+    shown = {piece.part for piece in pieces["ids"]}
+    attributes["parts_sha256"] = _hash_of_labels(
+        part.attributes for part in parts if part.path.relative_to(path.parent).as_posix() in shown
+    )
     with new_hdf5() as h5:
         h5.attrs.update(attributes)
         for name, (row_shape, kind) in kinds.items():
@@ -176,9 +192,12 @@ def _shown_rows(index: Path) -> dict[str, list[slice]]:
 
 def _hash_of_parts(folder: Path, parts: Sequence[str]) -> str:
     """The SHA-256 over the parts' shards, and over which parts hold copies."""
+    return _hash_of_labels(read_label(folder / part, {}).attributes for part in parts)
+
+
+def _hash_of_labels(labels: Iterable[Mapping[str, Any]]) -> str:
     digest = hashlib.sha256()
-    for part in parts:
-        attributes = read_label(folder / part, {}).attributes
+    for attributes in labels:
         digest.update(repr([str(attributes.get(name)) for name in _OF_ONE_FILE]).encode())
     return digest.hexdigest()
 

@@ -1,14 +1,16 @@
 """The outputs of a run that are written record by record, a class each: file name, columns, rows.
 
+The rows of a record are text that is made wherever its result is; a sink writes them, in order.
 ``SINKS`` lists them by command. The run folder derives from it what is its own, so a new output is
 a class here and a line in a list.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import StringIO
 from itertools import chain
 from math import isnan
@@ -33,7 +35,72 @@ from virnucpro.sequences.fasta import write_record
 from virnucpro.sequences.inputs import InputFile
 
 Command = Literal["predict", "extract"]
-Add = Callable[[RecordResult], None]
+
+
+@dataclass(slots=True)
+class Tally:
+    """The counts of some records."""
+
+    statuses: Counter[Status] = field(default_factory=Counter)
+    n_viral: int = 0
+    n_regions: int | None = None  # None: no record was searched for regions
+    n_whole_regions: int = 0  # those of kind whole
+    n_frames: int = 0  # frames with a vector; for the scorer, with a score
+    n_failed_frames: int = 0
+    n_failed_records: int = 0  # records with a failed frame
+    first_failure: str = ""  # the first failed frame, and its reason
+
+    def add(self, result: RecordResult) -> None:
+        """Count one record."""
+        call = result.call
+        self.statuses[call.status] += 1
+        self.n_viral += call.is_virus
+        self.n_frames += call.n_frames_scored
+        if result.regions is not None:
+            kinds = result.region_kinds
+            self.n_regions = (self.n_regions or 0) + kinds.total()
+            self.n_whole_regions += kinds["whole"]
+        if failures := result.failures:
+            first = failures[0]
+            self.first_failure = self.first_failure or f"{first.orf.id}: {first.failure}"
+            self.n_failed_records += 1
+            self.n_failed_frames += len(failures)
+
+    def include(self, other: Tally) -> None:
+        """Count the records of another, which come later."""
+        self.statuses += other.statuses
+        self.n_viral += other.n_viral
+        self.n_frames += other.n_frames
+        if other.n_regions is not None:
+            self.n_regions = (self.n_regions or 0) + other.n_regions
+            self.n_whole_regions += other.n_whole_regions
+        self.first_failure = self.first_failure or other.first_failure
+        self.n_failed_records += other.n_failed_records
+        self.n_failed_frames += other.n_failed_frames
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Neighbouring records of one sample, as the outputs have them."""
+
+    sample: str
+    rows: Mapping[str, str]  # by the file name of a sink, of those that any record adds to
+    tally: Tally
+
+    @classmethod
+    def of(cls, sample: str, results: Iterable[RecordResult], sinks: Sequence[type[Sink]]) -> Part:
+        """The records of a sample, with the rows that these sinks have of them."""
+        tally, rows = Tally(), dict[str, list[str]]()
+        for result in results:
+            tally.add(result)
+            for sink in sinks:
+                more = sink.rows(result)
+                if more is not None:
+                    rows.setdefault(sink.file, []).extend(more)
+        return cls(sample, {name: "".join(of_sink) for name, of_sink in rows.items()}, tally)
+
+
+Add = Callable[[Part], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +114,7 @@ class Place:
 
 
 class Sink(Protocol):
-    """One output of a run. It is given every record once, in input order.
+    """One output of a run. It is given the rows of every record once, in input order.
 
     What it opens on the stack appears when that is closed; before, ``finish`` is called, unless an
     error ended the run.
@@ -58,7 +125,11 @@ class Sink(Protocol):
 
     def __init__(self, place: Place, stack: ExitStack) -> None: ...
 
-    def add(self, result: RecordResult) -> None: ...
+    @classmethod
+    def rows(cls, result: RecordResult) -> Iterable[str] | None:
+        """The lines that a record adds; None: it does not even ask for the file."""
+
+    def add(self, part: Part) -> None: ...
 
     def finish(self) -> None:
         """Write what had to wait for the last record."""
@@ -74,12 +145,13 @@ class Table:
     def __init__(self, place: Place, stack: ExitStack) -> None:
         self.out = stack.enter_context(table(place.folder / self.file, self.columns))
 
-    def add(self, result: RecordResult) -> None:
-        self.out.writelines(self.rows(result))
-
-    def rows(self, result: RecordResult) -> Iterable[str]:
-        """The lines that a record adds."""
+    @classmethod
+    def rows(cls, result: RecordResult) -> Iterable[str] | None:
+        """The lines that a record adds, as ``Sink.rows`` says."""
         raise NotImplementedError
+
+    def add(self, part: Part) -> None:
+        self.out.write(part.rows.get(self.file, ""))
 
     def finish(self) -> None:
         """Write nothing: no line waits."""
@@ -104,7 +176,8 @@ class RecordTable(Table):
         "note",
     )
 
-    def rows(self, result: RecordResult) -> Iterable[str]:
+    @classmethod
+    def rows(cls, result: RecordResult) -> Iterable[str]:
         return [record_row(result.call)]
 
 
@@ -120,7 +193,8 @@ class FrameTable(Table):
     file = "prediction_results.txt"
     columns = ("Sequence_ID", "Prediction", "score1", "score2")
 
-    def rows(self, result: RecordResult) -> Iterable[str]:
+    @classmethod
+    def rows(cls, result: RecordResult) -> Iterable[str]:
         return frame_rows(result.predictions)
 
 
@@ -134,8 +208,12 @@ class ChunkTable(Table):
         super().__init__(place, stack)
         self.lines = stack.enter_context(SortedLines(place.aside))
 
-    def add(self, result: RecordResult) -> None:
-        self.lines.extend(chunk_rows(result.predictions))
+    @classmethod
+    def rows(cls, result: RecordResult) -> Iterable[str]:
+        return chunk_rows(result.predictions)
+
+    def add(self, part: Part) -> None:
+        self.lines.add(part.rows.get(self.file, ""))
 
     def finish(self) -> None:
         self.out.writelines(self.lines.merged())
@@ -146,9 +224,9 @@ class ViralFasta(Table):
 
     file = "viral.fasta"
 
-    def add(self, result: RecordResult) -> None:
-        if result.call.is_virus:
-            write_record(self.out, result.record.header, result.record.sequence)
+    @classmethod
+    def rows(cls, result: RecordResult) -> Iterable[str]:
+        return [record_text(result.record)] if result.call.is_virus else []
 
 
 class OptionalTable(Table):
@@ -159,15 +237,19 @@ class OptionalTable(Table):
     def __init__(self, place: Place, stack: ExitStack) -> None:
         self.opened = stack.enter_context(optional_table(place.folder / self.file, self.columns))
 
+    def add(self, part: Part) -> None:
+        if self.file in part.rows:
+            self.opened().write(part.rows[self.file])
+
 
 class FailedSequences(OptionalTable):
     """The records with a failed frame, to be corrected and run again."""
 
     file = "failed_sequences.fa"
 
-    def add(self, result: RecordResult) -> None:
-        if result.failures:
-            write_record(self.opened(), result.record.header, result.record.sequence)
+    @classmethod
+    def rows(cls, result: RecordResult) -> Iterable[str] | None:
+        return [record_text(result.record)] if result.failures else None
 
 
 class FailedFiles(OptionalTable):
@@ -178,24 +260,25 @@ class FailedFiles(OptionalTable):
     def __init__(self, place: Place, stack: ExitStack) -> None:
         super().__init__(place, stack)
         self.place = place
-        self.failures: dict[str, _Failures] = {}  # by sample
+        self.tallies: dict[str, Tally] = {}  # by sample, of those with a failed frame
 
-    def add(self, result: RecordResult) -> None:
-        if failures_of_record := result.failures:
-            first = f"{failures_of_record[0].orf.id}: {failures_of_record[0].failure}"
-            failures = self.failures.setdefault(result.record.sample, _Failures(first))
-            failures.n_records += 1
-            failures.n_frames += len(failures_of_record)
+    @classmethod
+    def rows(cls, result: RecordResult) -> None:
+        """None: a row is of a whole file."""
+
+    def add(self, part: Part) -> None:
+        if part.tally.n_failed_frames:
+            self.tallies.setdefault(part.sample, Tally()).include(part.tally)
 
     def finish(self) -> None:
         rows = [(file, "read", file.error) for file in self.place.refused]
         for file in self.place.inputs:
-            if failures := self.failures.get(file.sample):
+            if tally := self.tallies.get(file.sample):
                 counts = (
-                    f"{counted(failures.n_frames, 'frame')} of "
-                    f"{counted(failures.n_records, 'record')} failed"
+                    f"{counted(tally.n_failed_frames, 'frame')} of "
+                    f"{counted(tally.n_failed_records, 'record')} failed"
                 )
-                rows.append((file, "embed", f"{counts}; {failures.first}"))
+                rows.append((file, "embed", f"{counts}; {tally.first_failure}"))
         lines = []
         for file, stage, error in rows:
             path = escaped(file.name or file.path).replace("|", r"\x7c")
@@ -212,14 +295,16 @@ class RegionSink(OptionalTable):
 
     per_file = True
 
-    def add(self, result: RecordResult) -> None:
-        if result.regions is not None:
-            self.opened().writelines(
-                self.row(result, region, region_name(result.record, region))
-                for region in result.regions
-            )
+    @classmethod
+    def rows(cls, result: RecordResult) -> Iterable[str] | None:
+        if result.regions is None:
+            return None
+        return [
+            cls.row(result, region, region_name(result.record, region)) for region in result.regions
+        ]
 
-    def row(self, result: RecordResult, region: Region, name: str) -> str:
+    @classmethod
+    def row(cls, result: RecordResult, region: Region, name: str) -> str:
         """A region as it is written. Inside VirNucPro starts count from 0, and ends are open."""
         raise NotImplementedError
 
@@ -241,7 +326,8 @@ class RegionTable(RegionSink):
         "note",
     )
 
-    def row(self, result: RecordResult, region: Region, name: str) -> str:
+    @classmethod
+    def row(cls, result: RecordResult, region: Region, name: str) -> str:
         place = f"{region.start + 1}\t{region.end}\t{region.end - region.start}"
         record = f"{result.record.name}\t{result.record.sample}"
         note = "; ".join(region_notes(result, region))
@@ -254,7 +340,8 @@ class RegionBed(RegionSink):
 
     file = "regions.bed"
 
-    def row(self, result: RecordResult, region: Region, name: str) -> str:
+    @classmethod
+    def row(cls, result: RecordResult, region: Region, name: str) -> str:
         score = int(1000 * region.posterior)
         return f"{result.record.id}\t{region.start}\t{region.end}\t{name}\t{score}\t.\n"
 
@@ -266,7 +353,8 @@ class RegionGff(RegionSink):
     columns = ("##gff-version 3",)
     terms: ClassVar = {"provirus": "proviral_region", "whole": "viral_sequence"}
 
-    def row(self, result: RecordResult, region: Region, name: str) -> str:
+    @classmethod
+    def row(cls, result: RecordResult, region: Region, name: str) -> str:
         seqid = quote(result.record.id, safe=GFF3_SEQID, errors="surrogateescape")
         place = f"{region.start + 1}\t{region.end}\t{region.posterior:.4f}\t.\t."
         attributes = f"ID={quote(name, safe=GFF3_SEQID, errors='surrogateescape')}"
@@ -274,7 +362,7 @@ class RegionGff(RegionSink):
             attributes += f";att={region.att}"
         if notes := region_notes(result, region):
             attributes += f";Note={','.join(notes)}"
-        term = self.terms[region.kind]
+        term = cls.terms[region.kind]
         return f"{seqid}\tvirnucpro\t{term}\t{place}\t{attributes}\n"
 
 
@@ -283,7 +371,8 @@ class RegionFasta(RegionSink):
 
     file = "regions.fasta"
 
-    def row(self, result: RecordResult, region: Region, name: str) -> str:
+    @classmethod
+    def row(cls, result: RecordResult, region: Region, name: str) -> str:
         text = StringIO()
         write_record(text, name, result.record.sequence[region.start : region.end])
         return text.getvalue()
@@ -300,14 +389,16 @@ class RegionTracks(OptionalTable):
         path = place.folder / self.file
         self.opened = stack.enter_context(optional_table(path, self.columns, packed_table))
 
-    def add(self, result: RecordResult) -> None:
-        if result.track is not None:
-            columns = (column.tolist() for column in result.track)
-            self.opened().writelines(
-                f"{result.record.id}\t{start + 1}\t{end}\t"
-                f"{'' if isnan(log_odds) else f'{log_odds:.3f}'}\t{posterior:.4f}\n"
-                for start, end, log_odds, posterior in zip(*columns, strict=True)
-            )
+    @classmethod
+    def rows(cls, result: RecordResult) -> Iterable[str] | None:
+        if result.track is None:
+            return None
+        columns = (column.tolist() for column in result.track)
+        return [
+            f"{result.record.id}\t{start + 1}\t{end}\t"
+            f"{'' if isnan(log_odds) else f'{log_odds:.3f}'}\t{posterior:.4f}\n"
+            for start, end, log_odds, posterior in zip(*columns, strict=True)
+        ]
 
 
 OVER_ORIGIN = "goes on over the origin"
@@ -326,15 +417,6 @@ def region_notes(result: RecordResult, region: Region) -> list[str]:
     if region.kind == "whole" and not result.call.is_virus:
         notes.append(CALLED_OTHER)
     return notes
-
-
-@dataclass(slots=True)
-class _Failures:
-    """The number of frames of a file without a vector, and the first of them with its reason."""
-
-    first: str
-    n_frames: int = 0
-    n_records: int = 0
 
 
 REGION_SINKS: tuple[type[Sink], ...] = (
@@ -371,13 +453,13 @@ def record_table(command: Command) -> type[Sink]:
 
 @contextmanager
 def open_sinks(sinks: Iterable[type[Sink]], place: Place) -> Iterator[Add]:
-    """Yield a function that adds a result to each sink; files appear when the block succeeds."""
+    """Yield a function that adds a part to each sink; files appear when the block succeeds."""
     with ExitStack() as stack:
         outputs = [sink(place, stack) for sink in sinks]
 
-        def add(result: RecordResult) -> None:
+        def add(part: Part) -> None:
             for sink in outputs:
-                sink.add(result)
+                sink.add(part)
 
         yield add
         for sink in outputs:
@@ -385,6 +467,13 @@ def open_sinks(sinks: Iterable[type[Sink]], place: Place) -> Iterator[Add]:
 
 
 # Rows, and what is read of them again
+
+
+def record_text(record: FastaRecord) -> str:
+    """A record as it stood in its file, 60 letters a line."""
+    text = StringIO()
+    write_record(text, record.header, record.sequence)
+    return text.getvalue()
 
 
 def record_row(call: Call) -> str:

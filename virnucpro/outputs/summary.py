@@ -13,8 +13,8 @@ from pathlib import Path
 
 from virnucpro.encoders.base import estimate_tokens
 from virnucpro.log import counted, printable
-from virnucpro.outputs.sinks import FailedFiles, FailedSequences, RegionTable
-from virnucpro.records import STATUSES, RecordResult, Status
+from virnucpro.outputs.sinks import FailedFiles, FailedSequences, RegionTable, Tally
+from virnucpro.records import STATUSES, Status
 from virnucpro.run.folder import RunDir
 from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import Plan
@@ -72,17 +72,16 @@ class Summary:
         self.n_viral = self.n_frames = self.n_failed_frames = 0
         self.n_regions, self.n_whole_regions = None, 0
 
-    def add(self, result: RecordResult) -> None:
-        """Count one record."""
-        call = result.call
-        self.statuses[call.status] += 1
-        self.n_viral += call.is_virus
-        if result.regions is not None:
-            kinds = result.region_kinds
-            self.n_regions = (self.n_regions or 0) + kinds.total()
-            self.n_whole_regions += kinds["whole"]
-        self.n_frames += call.n_frames_scored
-        self.n_failed_frames += len(result.failures)
+    def add(self, tally: Tally) -> None:
+        """Count more records."""
+        for status, n_records in tally.statuses.items():
+            self.statuses[status] += n_records
+        self.n_viral += tally.n_viral
+        if tally.n_regions is not None:
+            self.n_regions = (self.n_regions or 0) + tally.n_regions
+            self.n_whole_regions += tally.n_whole_regions
+        self.n_frames += tally.n_frames
+        self.n_failed_frames += tally.n_failed_frames
 
     @property
     def n_records(self) -> int:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import heapq
 import tempfile
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from gzip import GzipFile
@@ -16,6 +16,8 @@ from virnucpro.files import atomic, open_named, open_table, writing
 TableKind = Callable[[Path, Sequence[str]], AbstractContextManager[TextIO]]
 _LINES_IN_MEMORY = 500_000
 _FILES_AT_ONCE = 100  # that are open while lines are sorted
+_BLOCK = 2**18  # characters of each that are merged at once, ...
+_LINES_AT_ONCE = 10_000  # ... and lines of those in memory
 
 
 @contextmanager
@@ -60,7 +62,11 @@ def optional_table(
 
 
 class SortedLines:
-    """Lines in any order in, sorted by their first column out; memory holds a part of them."""
+    """Lines in any order in, sorted by their first column out; memory holds a part of them.
+
+    Within, a NUL stands for a tab: no text has one, and it sorts before all that a name may hold,
+    so that lines are sorted as their names are.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder  # on a disk that is large enough
@@ -74,29 +80,56 @@ class SortedLines:
     def __exit__(self, *_: object) -> None:
         self._runs.close()
 
-    def extend(self, lines: Iterable[str]) -> None:
-        self._lines.extend(lines)
+    def add(self, text: str) -> None:
+        """Add whole lines."""
+        self._lines += [f"{line}\n" for line in text.replace("\t", "\0").split("\n")[:-1]]
         if len(self._lines) >= _LINES_IN_MEMORY:
-            self._write(sorted(self._lines, key=_first_column))
+            self._write([sorted(self._lines)])
             self._lines = []
         if len(self._files) >= _FILES_AT_ONCE:
             files, self._files = self._files, []
-            self._write(heapq.merge(*files, key=_first_column))
+            self._write(_merged(list(map(_blocks_of, files))))
             for file in files:
                 file.close()
 
-    def _write(self, ordered: Iterable[str]) -> None:
+    def _write(self, blocks: Iterable[list[str]]) -> None:
         with writing(self._folder):
             run = tempfile.TemporaryFile("w+", encoding="utf-8", dir=self._folder)  # noqa: SIM115
             self._runs.enter_context(run)
-            run.writelines(ordered)
+            for block in blocks:
+                run.writelines(block)
             run.seek(0)
         self._files.append(run)
 
     def merged(self) -> Iterator[str]:
-        last = sorted(self._lines, key=_first_column)
-        return heapq.merge(*self._files, last, key=_first_column)
+        """The text of all lines, in pieces."""
+        self._lines.sort()
+        for block in _merged([*map(_blocks_of, self._files), _slices(self._lines)]):
+            yield "".join(block).replace("\0", "\t")
 
 
-def _first_column(line: str) -> str:
-    return line.split("\t", 1)[0]
+def _blocks_of(file: TextIO) -> Iterator[list[str]]:
+    while block := file.readlines(_BLOCK):
+        yield block
+
+
+def _slices(lines: Sequence[str]) -> Iterator[Sequence[str]]:
+    for first in range(0, len(lines), _LINES_AT_ONCE):
+        yield lines[first : first + _LINES_AT_ONCE]
+
+
+def _merged(runs: Sequence[Iterator[Sequence[str]]]) -> Iterator[list[str]]:
+    """The lines of sorted runs, in sorted blocks; a block has all up to the end of one of a run's.
+
+    Sorting such blocks takes a quarter of the time of ``heapq.merge``.
+    """
+    heads = [next(run, ()) for run in runs]
+    while any(heads):
+        last = min(head[-1] for head in heads if head)
+        block: list[str] = []
+        for i, head in enumerate(heads):
+            n_lines = bisect_right(head, last)
+            block += head[:n_lines]
+            heads[i] = head[n_lines:] or next(runs[i], ())
+        block.sort()
+        yield block

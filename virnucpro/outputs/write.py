@@ -1,21 +1,20 @@
 """Every output of a run, written in one pass over the inputs beside the predictions.
 
 The inputs are read again, in order; the frames of a record are met in the same order in the
-shards. Both are joined by the record's id, so nothing is paired by its place.
+shards. Both are joined by the record's id, so nothing is paired by its place. What is computed of
+them, up to the text of a row, is done in tasks (``blocks``): here, or by helpers. Their results are
+taken in order, so the outputs are the same, and few tasks are ahead, so memory is bounded.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
-from itertools import chain, groupby
-from operator import attrgetter
-from typing import TypeVar
-
-import numpy as np
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import chain
+from typing import NamedTuple, TypeVar
 
 from virnucpro.config import FeatureFormat
 from virnucpro.errors import InputError
@@ -23,25 +22,33 @@ from virnucpro.events import Progress, Telling
 from virnucpro.files import writing
 from virnucpro.log import counted
 from virnucpro.options import CutOptions
-from virnucpro.outputs.features import FeatureIndex, export
-from virnucpro.outputs.sinks import SINKS, Add, Place, Sink, open_sinks
+from virnucpro.outputs.blocks import BlockTask, Maker, ScoredShard, ShardTask
+from virnucpro.outputs.features import FeatureIndex
+from virnucpro.outputs.helpers import Helpers, helpers_for
+from virnucpro.outputs.sinks import SINKS, Add, Part, Place, Sink, open_sinks
 from virnucpro.outputs.summary import STAGES, Summary
-from virnucpro.records import Call, FastaRecord, Prediction, RecordResult, Shard
+from virnucpro.records import FastaRecord, Shard
 from virnucpro.run.backlog import Backlog
-from virnucpro.run.features import FeatureStore, ShardFeatures
+from virnucpro.run.features import FeatureStore
 from virnucpro.run.folder import RunDir
 from virnucpro.run.manifest import Manifest
-from virnucpro.run.plan import Plan, count_chunks
-from virnucpro.run.shards import read_shard
+from virnucpro.run.plan import Plan
 from virnucpro.scorer.nets import Scorer
-from virnucpro.scoring.batches import Frame, input_changed, predict_records
-from virnucpro.scoring.calls import call_record
+from virnucpro.scoring.batches import Frames, Run, input_changed
 from virnucpro.scoring.head import Head
-from virnucpro.scoring.pieces import call_by_scorer, join_calls
 from virnucpro.scoring.regions import RegionFinder
-from virnucpro.sequences.genetic_code import find_open_code, genetic_code
 from virnucpro.sequences.inputs import InputFile, generations
-from virnucpro.sequences.screen import screen
+
+LETTERS_AT_ONCE = 500_000  # of the records of a block
+_RECORDS_AT_ONCE = 5_000
+_LETTERS_PER_HELPER = 10_000_000  # a process takes a second to start, and these take some
+
+
+class FramedRecord(NamedTuple):
+    """A record beside its frames, which lie in a row in each of some shards."""
+
+    record: FastaRecord
+    frames: Sequence[tuple[Frames, int, int]]  # with the first one, and the one after the last
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +68,22 @@ class Results:
     per_file: bool
     on_event: Callable[[Telling], None]
 
-    def write(self, summary: Summary) -> None:
+    def helpers(self, most: int) -> AbstractContextManager[Helpers]:
+        """The helpers for the time of a block: as many as there is work for, ``most`` at most."""
+        maker = Maker(
+            recipe=self.manifest.recipe,
+            sinks=SINKS[self.manifest.recipe.command],
+            stores=self.stores,
+            generations=self.plan.generations,
+            head=self.head,
+            scorer=self.scorer,
+            cut=self.cut,
+            finder=self.finder,
+            feature_format=self.feature_format,
+        )
+        return helpers_for(maker, min(most, self.plan.counts.n_letters // _LETTERS_PER_HELPER))
+
+    def write(self, summary: Summary, helpers: Helpers) -> None:
         """Write every output, and count what is in them.
 
         Shards in the backlog are waited for, so that it can be done while they are embedded.
@@ -74,20 +96,21 @@ class Results:
         summary.start_counting()
         indexes = self.new_indexes()
         with ExitStack() as stack:
-            adds = [summary.add, *self.open_outputs(stack)]
-            for result in self.results(indexes):
+            adds = list(self.open_outputs(stack))
+            for part in self.parts(indexes, helpers):
                 self.backlog.check()
+                summary.add(part.tally)
                 for add in adds:
-                    add(result)
+                    add(part)
             for store, index in zip(self.stores, indexes, strict=True):
-                index.write(store.folder, store.encoder.per_residue)
+                index.write(store.folder)
 
     def new_indexes(self) -> list[FeatureIndex]:
         """An index, still empty, of each store."""
         return [FeatureIndex(store.index) for store in self.stores]
 
     def open_outputs(self, stack: ExitStack) -> Iterator[Add]:
-        """The functions that add a record to the outputs of the run and, if asked, of its file."""
+        """The functions that add a part to the outputs of the run and, if asked, of its file."""
         rundir, sinks = self.rundir, SINKS[self.manifest.recipe.command]
         inputs = [file for file in self.manifest.inputs if not file.generation]
         place = Place(rundir.root, rundir.shards, self.manifest.inputs, self.manifest.refused)
@@ -96,60 +119,28 @@ class Results:
             samples = [file.sample for file in inputs]
             yield stack.enter_context(open_sinks_of_samples(rundir, sinks, samples))
 
-    def called(
-        self, records: Iterable[tuple[FastaRecord, Iterable[Frame]]]
-    ) -> Iterator[RecordResult]:
-        """Each record, in order, with its predictions and its call."""
-        recipe = self.manifest.recipe
-        if self.scorer is not None and not recipe.has_encoder:
-            yield from call_by_scorer(
-                (record for record, _ in records),
-                recipe,
-                self.scorer,
-                self.cut,
-                lambda done: self.tell("scoring", done, self.plan.counts.n_letters, "letters"),
-            )
-            return
-        results: Iterator[RecordResult] = (
-            RecordResult(record, predictions, self.call(record, predictions))
-            for record, predictions in predict_records(records, self.head)
-        )
-        if self.scorer is not None and self.head is not None:
-            code = genetic_code(recipe.genetic_code)
-            results = join_calls(results, self.head.facts, self.scorer, self.cut, code)
-        yield from results
+    def parts(self, indexes: Sequence[FeatureIndex], helpers: Helpers) -> Iterator[Part]:
+        """The outputs of all records, in order."""
+        ends: deque[int] = deque()  # letters up to the end of each block that was begun
 
-    def noted(self, result: RecordResult) -> RecordResult:
-        """The same result; its note says what else was seen in the sequence, regions last."""
-        if other_code := self.other_code(result):
-            result = result._replace(call=replace(result.call, note=other_code))
-        return self.finder.add_to(result) if self.finder else result
+        def tasks() -> Iterator[BlockTask]:
+            n_letters = 0
+            for block in blocks(self.records(indexes, helpers)):
+                n_letters += sum(len(framed.record.sequence) for framed in block)
+                ends.append(n_letters)
+                yield block_task(block)
 
-    def other_code(self, result: RecordResult) -> str:
-        """That the record looks as if it used another genetic code, if it does."""
-        recipe, call = self.manifest.recipe, result.call
-        is_standard = recipe.input_type == "nucleotide" and recipe.genetic_code in (1, 11)
-        if not is_standard or call.note or call.status not in ("scored", "embedded", "no_orf"):
-            return ""
-        number = find_open_code(result.record.sequence)
-        return f"open in genetic code {number}, not in {recipe.genetic_code}" if number else ""
+        for parts in helpers.in_order(tasks()):
+            yield from parts
+            if not self.manifest.recipe.has_encoder:
+                total = self.plan.counts.n_letters
+                self.on_event(Progress("scoring", ends.popleft(), total, "letters"))
 
-    def tell(self, stage: str, done: int, total: int, unit: str) -> None:
-        self.on_event(Progress(stage, done, total, unit))
-
-    def call(self, record: FastaRecord, predictions: list[Prediction]) -> Call:
-        recipe, length = self.manifest.recipe, len(record.sequence)
-        status, note = screen(record, recipe)
-        if status is not None:
-            return Call(record.name, length, status, record.sample, note=note)
-        facts = self.head.facts if self.head else None
-        return call_record(record, count_chunks(length, recipe), predictions, facts)
-
-    def results(self, indexes: Sequence[FeatureIndex]) -> Iterator[RecordResult]:
-        """Each record once, in input order, with its predictions and its call.
+    def records(self, indexes: Sequence[FeatureIndex], helpers: Helpers) -> Iterator[FramedRecord]:
+        """Each record once, in input order, with its frames.
 
         A failed record that a later input gives anew stands in its old place with the new
-        sequence and its predictions.
+        sequence and its frames.
 
         Raises:
             InputError: there are not as many records as the plan was made of.
@@ -159,25 +150,25 @@ class Results:
         replaced = frozenset(self.manifest.replaced)
         n_read = 0
 
-        def later() -> Iterator[RecordResult]:
+        def later() -> Iterator[FramedRecord]:
             for number in range(1, len(inputs)):
-                records = self.generation(number, inputs[number], self.new_indexes(), owners)
-                for result in map(self.noted, self.called(records)):
-                    if result.record.id in replaced:
-                        owners[result.record.id] = number
-                    yield result
+                shards = self.scored(number, self.new_indexes(), owners, helpers)
+                for framed in self.generation(inputs[number], shards):
+                    if framed.record.id in replaced:
+                        owners[framed.record.id] = number
+                    yield framed
 
-        def every() -> Iterator[RecordResult]:
+        def every() -> Iterator[FramedRecord]:
             nonlocal n_read
             for number, files in enumerate(inputs):
-                records = self.generation(number, files, indexes, owners)
-                for result in map(self.noted, self.called(records)):
+                shards = self.scored(number, indexes, owners, helpers)
+                for framed in self.generation(files, shards):
                     n_read += 1
-                    yield result
+                    yield framed
 
-        placed = in_first_places(replaced, later(), every(), attrgetter("record"))
-        for result, place in placed:
-            yield result if result.record is place else result.in_place_of(place)
+        for framed, place in in_first_places(replaced, later(), every(), lambda one: one.record):
+            record = framed.record
+            yield framed if record is place else framed._replace(record=record.in_place_of(place))
         if n_read != self.plan.counts.n_records:
             raise InputError(
                 f"{counted(self.plan.counts.n_records, 'record')} at first, "
@@ -186,53 +177,101 @@ class Results:
             )
 
     def generation(
-        self,
-        number: int,
-        inputs: list[InputFile],
-        indexes: Sequence[FeatureIndex],
-        owners: Mapping[str, int],
-    ) -> Iterator[tuple[FastaRecord, Iterable[Frame]]]:
-        """The records of one generation, each beside its frames, which are to be taken first."""
-        hidden = frozenset(record_id for record_id, last in owners.items() if last != number)
-        frames = self.frames(self.plan.generations[number], indexes, hidden)
-        groups = groupby(frames, key=lambda frame: frame.orf.record_id)
-        record_id, group = next(groups, (None, iter(())))
+        self, inputs: list[InputFile], shards: Iterable[ScoredShard]
+    ) -> Iterator[FramedRecord]:
+        """The records of one generation, each beside its frames."""
+        with_frames = frames_by_record(shards)
+        record_id, frames = next(with_frames, (None, ()))
         for record in chain.from_iterable(map(self.manifest.ids.read, inputs)):
             if record.id == record_id:
-                yield record, group
-                record_id, group = next(groups, (None, iter(())))
+                yield FramedRecord(record, frames)
+                record_id, frames = next(with_frames, (None, ()))
             else:
-                yield record, ()
+                yield FramedRecord(record, ())
         if record_id is not None:
             raise input_changed()
 
-    def frames(
+    def scored(
         self,
-        shards: Sequence[Shard],
+        number: int,
         indexes: Sequence[FeatureIndex],
-        hidden: frozenset[str],
-    ) -> Iterator[Frame]:
-        """One per ORF of the shards, in their order; vectors are found by id.
+        owners: Mapping[str, int],
+        helpers: Helpers,
+    ) -> Iterator[ScoredShard]:
+        """The shards of one generation, in their order, as soon as they are embedded.
 
-        Vectors of ``hidden`` records were replaced and stay out of the indexes.
+        Vectors of records that a later generation replaces stay out of the indexes.
         """
-        readers = [store.reader(self.backlog.reasons) for store in self.stores]
-        for shard in shards:
+        hidden = frozenset(record_id for record_id, last in owners.items() if last != number)
+        tasks: deque[tuple[Shard, Future[ScoredShard]]] = deque()
+
+        def take() -> ScoredShard:
+            shard, future = tasks.popleft()
+            scored = future.result()
+            self.on_event(Progress(STAGES[2], shard.index + 1, len(self.plan.shards), "shards"))
+            for index, files in zip(indexes, scored.files, strict=True):
+                index.extend(files)
+            return scored
+
+        for shard in self.plan.generations[number]:
+            while tasks and (len(tasks) > helpers.n_ahead or self.backlog.owes(shard)):
+                yield take()
             self.backlog.wait_for(shard)
-            self.tell(STAGES[2], shard.index + 1, len(self.plan.shards), "shards")
-            orfs = read_shard(shard)
-            unseen = {orf.id for orf in orfs if orf.record_id in hidden}
-            of_encoders = [reader.read(shard, orfs) for reader in readers]
-            for store, index, features in zip(self.stores, indexes, of_encoders, strict=True):
-                for path, embeddings in features.files:
-                    export(path, embeddings, self.feature_format, store.encoder.reads)
-                show(features, index, unseen)
-            rows = [features.vectors for features in of_encoders] if self.head else []
-            for orf in orfs:
-                reason = next(filter(None, (f.reasons.get(orf.id) for f in of_encoders)), "")
-                is_scored = rows and not reason
-                vector = np.concatenate([row[orf.id] for row in rows]) if is_scored else None
-                yield Frame(orf, vector, reason)
+            n_verified = tasks[0][0].index if tasks else shard.index
+            lost = dict(self.backlog.reasons)
+            task = ShardTask(number, shard, lost, n_verified, hidden)
+            tasks.append((shard, helpers.submit(task)))
+        while tasks:
+            yield take()
+
+
+def frames_by_record(
+    shards: Iterable[ScoredShard],
+) -> Iterator[tuple[str, list[tuple[Frames, int, int]]]]:
+    """The id of each record with a frame, and where its frames are. Neighbours may share one."""
+    record_id, runs = "", list[tuple[Frames, int, int]]()
+    for shard in shards:
+        first = 0
+        for next_id, n_frames in shard.records:
+            if next_id != record_id and runs:
+                yield record_id, runs
+                runs = []
+            record_id = next_id
+            runs.append((shard.frames, first, first + n_frames))
+            first += n_frames
+    if runs:
+        yield record_id, runs
+
+
+def blocks(records: Iterable[FramedRecord]) -> Iterator[list[FramedRecord]]:
+    """The same records in blocks of bounded size, or of one longer record."""
+    block: list[FramedRecord] = []
+    n_letters = 0
+    for framed in records:
+        block.append(framed)
+        n_letters += len(framed.record.header) + len(framed.record.sequence)
+        if n_letters >= LETTERS_AT_ONCE or len(block) == _RECORDS_AT_ONCE:
+            yield block
+            block, n_letters = [], 0
+    if block:
+        yield block
+
+
+def block_task(block: Iterable[FramedRecord]) -> BlockTask:
+    """The task of a block, in which each ``Frames`` is there once and has a number."""
+    records: list[FastaRecord] = []
+    numbers: dict[int, int] = {}  # by identity
+    frames: list[Frames] = []
+    runs: list[list[Run]] = []
+    for record, of_record in block:
+        records.append(record)
+        runs.append([])
+        for each, first, end in of_record:
+            number = numbers.setdefault(id(each), len(frames))
+            if number == len(frames):
+                frames.append(each)
+            runs[-1].append((number, first, end))
+    return BlockTask(records, runs, frames)
 
 
 T = TypeVar("T")
@@ -262,14 +301,6 @@ def in_first_places(
             yield latest.get(record.id, one), record
 
 
-def show(features: ShardFeatures, index: FeatureIndex, hidden: Set[str]) -> None:
-    """Add what is in the files of a shard to the index, but for some ORFs."""
-    for path, embeddings in features.files:
-        if embeddings.vectors.shape[1]:  # else these are copies, and no original has a vector
-            mask = np.array([orf_id not in hidden for orf_id in embeddings.ids], dtype=np.bool_)
-            index.add(path, mask)
-
-
 _SYNCED_AT_ONCE = 4  # a disk takes a few syncs in the time of one
 
 
@@ -277,9 +308,9 @@ _SYNCED_AT_ONCE = 4  # a disk takes a few syncs in the time of one
 def open_sinks_of_samples(
     rundir: RunDir, sinks: Iterable[type[Sink]], samples: Iterable[str]
 ) -> Iterator[Add]:
-    """Yield a function that adds a record to the outputs of its sample, in a folder of its name.
+    """Yield a function that adds a part to the outputs of its sample, in a folder of its name.
 
-    Records come in the order of their samples. Each of ``samples`` gets its outputs, with or
+    Parts come in the order of their samples. Each of ``samples`` gets its outputs, with or
     without records, and so does every other that has any. One sample is written at a time, and a
     few are being synced to disk.
     """
@@ -303,12 +334,11 @@ def open_sinks_of_samples(
             place = Place(folder, rundir.shards)
             current, add_to = sample, stack.enter_context(open_sinks(sinks, place))
 
-        def add(result: RecordResult) -> None:
-            sample = result.record.sample
-            while current != sample:
-                begin(queue.popleft() if sample in queue else sample)
+        def add(part: Part) -> None:
+            while current != part.sample:
+                begin(queue.popleft() if part.sample in queue else part.sample)
             assert add_to is not None
-            add_to(result)
+            add_to(part)
 
         yield add
         for sample in queue:

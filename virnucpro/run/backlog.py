@@ -28,6 +28,10 @@ class Backlog:
     def is_empty(self) -> bool:
         return not self._owed
 
+    def owes(self, shard: Shard) -> bool:
+        """Whether a shard is still to come; false, too, when nobody goes on."""
+        return shard.index in self._owed and not self._is_abandoned
+
     def settle(self, shard: Shard, reason: str = "") -> None:
         """Take a shard off: its feature file is there, or the reason why it never will be."""
         with self._changed:

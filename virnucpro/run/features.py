@@ -15,7 +15,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import groupby
+from itertools import accumulate, groupby
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +36,7 @@ from virnucpro.run.feature_file import (
     update_embeddings,
     write_embeddings,
 )
+from virnucpro.run.shards import read_shard
 
 OnShard = Callable[[int, int], None]  # hears how many shards were looked at, and of how many
 _COPIES = "_copies"  # ends the stem of a file of copies
@@ -91,9 +92,9 @@ class FeatureStore:
         """Make the folder that the files go to, in the run folder, which must be there."""
         self.folder.mkdir(exist_ok=True)
 
-    def reader(self, lost: Mapping[int, str]) -> FeatureReader:
-        """A reader of a generation's shards; ``lost`` has the reasons of those without a file."""
-        return FeatureReader(self, lost)
+    def reader(self, shards: Sequence[Shard]) -> FeatureReader:
+        """A reader of a generation's shards, of which all are given."""
+        return FeatureReader(self, shards)
 
     def files(self, shards: Sequence[Shard] = ()) -> Iterator[tuple[Path, Attributes]]:
         """All files, copies included, with the attributes that are known of them."""
@@ -239,29 +240,37 @@ class ShardFeatures:
     files: tuple[tuple[Path, Embeddings], ...]
     reasons: Mapping[str, str]  # by the ids of the ORFs without a vector
 
-    @property
-    def vectors(self) -> dict[str, NDArray[np.float32]]:
-        """A row for each ORF that has one, by its id; not if there is one per residue."""
-        rows: dict[str, NDArray[np.float32]] = {}
-        for _, embeddings in self.files:
-            assert not embeddings.per_residue, "an ORF has one row"
-            rows |= zip(embeddings.ids, embeddings.vectors, strict=True)
-        return rows
+    def rows(self, orf_ids: Sequence[str]) -> NDArray[np.float32]:
+        """The vectors of ORFs that have one each. n -> (n, dim)"""
+        assert not any(embeddings.per_residue for _, embeddings in self.files), "one row each"
+        ids = [orf_id for _, embeddings in self.files for orf_id in embeddings.ids]
+        if not orf_ids:
+            return _NO_ROWS
+        vectors = np.concatenate([each.vectors for _, each in self.files if each.ids])
+        if list(orf_ids) == ids:
+            return vectors
+        place = {orf_id: i for i, orf_id in enumerate(ids)}
+        return vectors[[place[orf_id] for orf_id in orf_ids]]
 
 
 class FeatureReader:
-    """Reads the shards of one generation, in order, and so knows where each original is."""
+    """Reads the shards of one generation, in any order: it knows where each original is."""
 
-    def __init__(self, store: FeatureStore, lost: Mapping[int, str]) -> None:
-        self._store, self._lost = store, lost
-        self._sources: list[_Source] = []
+    def __init__(self, store: FeatureStore, shards: Sequence[Shard]) -> None:
+        self._store = store
+        self._shards = [shard for shard in shards if shard.n_embedded]
+        self._firsts = [0, *accumulate(shard.n_embedded for shard in self._shards)]
+        self._sources: dict[int, _Source] = {}  # by the index of the shard
         self._starts: dict[Path, int] = {}  # see ``find_vectors``
-        self._n_embedded = 0
 
-    def read(self, shard: Shard, orfs: Sequence[Orf]) -> ShardFeatures:
-        """The features of the next shard, whose ORFs are given; a copy has those of its original.
+    def read(
+        self, shard: Shard, orfs: Sequence[Orf], lost: Mapping[int, str], n_verified: int
+    ) -> ShardFeatures:
+        """The features of a shard, whose ORFs are given; a copy has those of its original.
 
-        The file of copies is made of the originals every time, so an old one that does not agree is
+        ``lost`` has the reasons of the shards without a file, by index. The files of the first
+        ``n_verified`` shards were verified; another that has an original is verified here. The
+        file of copies is made of the originals every time, so an old one that does not agree is
         replaced.
 
         Raises:
@@ -269,13 +278,13 @@ class FeatureReader:
         """
         files, reasons = [], {}
         embedded = [orf for orf in orfs if orf.copy_of is None]
-        if loss := self._lost.get(shard.index, ""):
-            self._add(_Source(self._n_embedded, None, {}, loss), len(embedded))
+        if loss := lost.get(shard.index, ""):
             reasons = {orf.id: loss for orf in embedded}
         else:
             files.append((self._store.path(shard), self._read_embedded(shard, embedded)))
         if copies := [orf for orf in orfs if orf.copy_of is not None]:
-            path, embeddings = self._store.path_of_copies(shard), self._copy_to(copies)
+            path = self._store.path_of_copies(shard)
+            embeddings = self._copy_to(copies, lost, n_verified)
             update_embeddings(path, embeddings, self._store.attributes_of_copies(shard))
             files.append((path, embeddings))
         for _, embeddings in files:
@@ -289,31 +298,31 @@ class FeatureReader:
         reasons = {failure.orf_id: failure.reason for failure in embeddings.failures}
         if embeddings.ids != tuple(orf.id for orf in orfs if orf.id not in reasons):
             raise FeatureFileError(f"{printable(path)} does not hold its ORFs in their order")
-        first = self._n_embedded
-        failed = {first + i: reasons[orf.id] for i, orf in enumerate(orfs) if orf.id in reasons}
-        self._add(_Source(first, path, failed), len(orfs))
+        failed = {i: reasons[orf.id] for i, orf in enumerate(orfs) if orf.id in reasons}
+        self._sources[shard.index] = _Source(path, failed)
         return embeddings
 
-    def _add(self, source: _Source, n_embedded: int) -> None:
-        if n_embedded:
-            self._sources.append(source)
-            self._n_embedded += n_embedded
-
-    def _copy_to(self, copies: Sequence[Orf]) -> Embeddings:
-        """The rows, or the failures, of copies whose originals were read."""
+    def _copy_to(
+        self, copies: Sequence[Orf], lost: Mapping[int, str], n_verified: int
+    ) -> Embeddings:
+        """The rows, or the failures, of copies."""
         rows: dict[int, NDArray[np.float32]] = {}
         reasons: dict[int, str] = {}
         ordinals = sorted({orf.copy_of for orf in copies if orf.copy_of is not None})
-        for source, group in groupby(ordinals, key=self._source_of):
+        for number, group in groupby(ordinals, key=self._number_of):
+            shard, first = self._shards[number], self._firsts[number]
+            if loss := lost.get(shard.index, ""):
+                reasons |= dict.fromkeys(group, loss)
+                continue
+            source = self._source(shard, is_verified=shard.index < n_verified)
             with_rows = []
             for ordinal in group:
-                if reason := source.reason(ordinal):
+                if reason := source.reasons.get(ordinal - first):
                     reasons[ordinal] = reason
                 else:
                     with_rows.append(ordinal)
-            if with_rows and source.path:
-                places = [source.place(ordinal) for ordinal in with_rows]
-                rows.update(zip(with_rows, self._rows_at(source.path, places), strict=True))
+            places = [source.row(ordinal - first) for ordinal in with_rows]
+            rows.update(zip(with_rows, self._rows_at(source.path, places), strict=True))
         encoder = self._store.encoder
         delivered = [(orf, rows[orf.copy_of]) for orf in copies if orf.copy_of in rows]
         return Embeddings(
@@ -329,33 +338,42 @@ class FeatureReader:
         )
 
     def _rows_at(self, path: Path, places: Sequence[int]) -> list[NDArray[np.float32]]:
-        """The rows of some ORFs of a file that was read."""
+        """The rows of some ORFs of a file that was verified."""
         encoder = self._store.encoder
+        if not places:
+            return []
         if encoder.per_residue:
             return read_rows(path, places)
         if path not in self._starts:
             self._starts[path] = find_vectors(path)
         return read_vectors(path, self._starts[path], encoder.dim, places)
 
-    def _source_of(self, ordinal: int) -> _Source:
-        return self._sources[bisect_right(self._sources, ordinal, key=lambda s: s.first) - 1]
+    def _number_of(self, ordinal: int) -> int:
+        """The place of the shard that an ORF was embedded in."""
+        return bisect_right(self._firsts, ordinal) - 1
+
+    def _source(self, shard: Shard, *, is_verified: bool) -> _Source:
+        """The place of the originals in a shard, which another process may have read."""
+        if shard.index not in self._sources:
+            path, attributes = self._store.path(shard), self._store.attributes(shard)
+            if is_verified and not read_label(path, attributes).failed_records:
+                self._sources[shard.index] = _Source(path, {})
+            else:
+                embedded = [orf for orf in read_shard(shard) if orf.copy_of is None]
+                self._read_embedded(shard, embedded)
+        return self._sources[shard.index]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Source:
-    """The place of a shard's embedded ORFs: a file with its failures, or a loss."""
+    """A feature file whose ORFs have copies."""
 
-    first: int  # ordinal of the first ORF
-    path: Path | None  # None: the shard was lost
-    reasons: dict[int, str]  # ordinal -> reason of the failure
-    loss: str = ""
+    path: Path
+    reasons: dict[int, str]  # place in the shard -> reason of the failure
 
-    def reason(self, ordinal: int) -> str:
-        return self.loss or self.reasons.get(ordinal, "")
-
-    def place(self, ordinal: int) -> int:
+    def row(self, place: int) -> int:
         """The row in the feature file, which leaves out what failed."""
-        return ordinal - self.first - sum(failed < ordinal for failed in self.reasons)
+        return place - sum(failed < place for failed in self.reasons)
 
 
 _NO_ROWS = np.empty((0, 0), dtype=np.float32)

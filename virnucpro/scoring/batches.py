@@ -1,13 +1,14 @@
-"""Frames beside their records become predictions: the head's work, in blocks of many frames.
+"""Frames become predictions: the head's work, first by shard and then by record.
 
-A frame's score needs its vector, which comes from the shards, and its bases, which are in its
-record. However many records wait for their scores, and however long one is, memory holds one
-block; a score does not depend on the block that it is computed in.
+A frame's score needs its vector and its bases. A shard has both, but for the bases of a frame with
+letters that are no base: these are in its record alone, so its vector waits for that. A score does
+not depend on the block that it is computed in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,42 +20,98 @@ from virnucpro.scoring.head import Head
 from virnucpro.sequences.composition import frame_bases
 
 FRAMES_AT_ONCE = 2048
-_LETTERS_AT_ONCE = 1_000_000  # bases of the records that wait for the scores of their frames
 
-Predicted = tuple[FastaRecord, list[Prediction]]
+Run = tuple[int, int, int]  # number of a ``Frames``, its first frame, and the one after the last
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Frame:
-    """An ORF with its vector, (dim,); without one, it failed or no score is needed."""
+class Frames:
+    """The frames of a shard with their scores. Packed: whoever passes them on does not look."""
 
-    orf: Orf
-    vector: NDArray[np.float32] | None
-    failure: str = ""
+    packed: bytes  # JSON of [id, chunk, record, start, end, strand, score, failure, row that waits]
+    waiting: NDArray[np.float32]  # (n_waiting, dim), vectors of frames that wait for their bases
+
+
+def score_frames(
+    orfs: Sequence[Orf], vectors: NDArray[np.float32], reasons: Mapping[str, str], head: Head | None
+) -> Frames:
+    """The frames of a shard, with their scores where there is a head.
+
+    ``reasons`` has those of the frames without a vector, by their ids; with a head the others have
+    a row each, in their order. (n, dim)
+    """
+    scores: dict[str, float] = {}
+    waiting: dict[str, int] = {}
+    rows_waiting: list[int] = []
+    if head is not None:
+        embedded = [orf for orf in orfs if orf.id not in reasons]
+        rows_waiting = [i for i, orf in enumerate(embedded) if _needs_record(orf, head)]
+        waiting = {embedded[i].id: place for place, i in enumerate(rows_waiting)}
+        rows = [i for i, orf in enumerate(embedded) if orf.id not in waiting]
+        ready = [embedded[i] for i in rows]
+        bases = [orf.bases[: orf.end - orf.start] for orf in ready]
+        is_protein = bool(ready) and ready[0].strand == PROTEIN
+        values = _classify(head, vectors[rows] if waiting else vectors, bases, is_protein)
+        scores = dict(zip((orf.id for orf in ready), values, strict=True))
+    packed = [
+        [*orf[:6], scores.get(orf.id), reasons.get(orf.id, ""), waiting.get(orf.id)] for orf in orfs
+    ]
+    return Frames(json.dumps(packed).encode(), vectors[rows_waiting])
+
+
+def _needs_record(orf: Orf, head: Head) -> bool:
+    """Whether the shard has fewer bases of a frame than its record, and the head reads them."""
+    is_whole = 3 * len(orf.protein) == orf.end - orf.start
+    return head.nucleotide is not None and orf.strand != PROTEIN and not is_whole
+
+
+def _classify(
+    head: Head, vectors: NDArray[np.float32], bases: Sequence[str], is_protein: bool = False
+) -> list[float]:
+    """The scores of frames that have a vector and their bases each, in blocks."""
+    values: list[float] = []
+    for first in range(0, len(bases), FRAMES_AT_ONCE):
+        some = slice(first, first + FRAMES_AT_ONCE)
+        if is_protein:
+            values += head.classify(vectors[some]).tolist()
+        else:
+            values += head.classify_frames(vectors[some], bases[some]).tolist()
+    return values
 
 
 def predict_records(
-    records: Iterable[tuple[FastaRecord, Iterable[Frame]]], head: Head | None
-) -> Iterator[Predicted]:
-    """Each record, in order, with a prediction for each of its frames, in their order.
+    records: Sequence[FastaRecord],
+    runs: Sequence[Sequence[Run]],
+    frames: Sequence[Frames],
+    head: Head | None,
+) -> list[list[Prediction]]:
+    """The predictions of each record: one for each of its frames, which its runs name.
 
-    The frames of a record are taken before the next record is.
+    Raises:
+        InputError: a sequence is not the one that a frame was found in.
     """
-    block = _Block(head)
-    block_records: list[Predicted] = []
-    n_letters = 0
-    for record, frames in records:
+    rows_of = [json.loads(each.packed) for each in frames]
+    results: list[list[Prediction]] = []
+    waiting: list[tuple[list[Prediction], int]] = []  # whose, and its place there
+    bases, vectors = [], []
+    for record, runs_of_record in zip(records, runs, strict=True):
         predictions: list[Prediction] = []
-        block_records.append((record, predictions))
-        n_letters += len(record.header) + len(record.sequence)
-        for frame in frames:
-            block.add(frame, record.sequence, predictions)
-        if not block.n_frames or n_letters >= _LETTERS_AT_ONCE:
-            block.score()
-            yield from block_records
-            block_records, n_letters = [], 0
-    block.score()
-    yield from block_records
+        for number, first, end in runs_of_record:
+            for *place, score, failure, row in rows_of[number][first:end]:
+                orf = Orf._make((*place, "", "", None))
+                if orf.strand != PROTEIN and orf.end > len(record.sequence):
+                    raise input_changed()
+                if row is not None:
+                    waiting.append((predictions, len(predictions)))
+                    bases.append(frame_bases(orf, record.sequence))
+                    vectors.append(frames[number].waiting[row])
+                predictions.append(Prediction(orf, score, failure))
+        results.append(predictions)
+    if head is not None and waiting:
+        scores = _classify(head, np.stack(vectors), bases)
+        for (predictions, i), score in zip(waiting, scores, strict=True):
+            predictions[i] = Prediction(predictions[i].orf, score)
+    return results
 
 
 def input_changed() -> InputError:
@@ -62,54 +119,3 @@ def input_changed() -> InputError:
         "an input file changed while it was read",
         hint="let it be written to its end, then start again with --force",
     )
-
-
-class _Block:
-    """Frames that wait for their scores, each with the list that its prediction goes to."""
-
-    def __init__(self, head: Head | None) -> None:
-        self._head = head
-        self._frames: list[Frame] = []
-        self._bases: list[str] = []
-        self._targets: list[list[Prediction]] = []
-
-    @property
-    def n_frames(self) -> int:
-        return len(self._frames)
-
-    def add(self, frame: Frame, sequence: str, target: list[Prediction]) -> None:
-        """Add a frame of a record with this sequence; a block that is full is scored.
-
-        Raises:
-            InputError: the sequence is not the one that the frame was found in.
-        """
-        if frame.orf.strand != PROTEIN and frame.orf.end > len(sequence):
-            raise input_changed()
-        self._frames.append(frame)
-        self._bases.append(frame_bases(frame.orf, sequence))
-        self._targets.append(target)
-        if len(self._frames) == FRAMES_AT_ONCE:
-            self.score()
-
-    def score(self) -> None:
-        """Hand out the predictions, in order, and be empty again."""
-        scores = self._scores()
-        for i, (frame, target) in enumerate(zip(self._frames, self._targets, strict=True)):
-            target.append(Prediction(frame.orf, scores.get(i), frame.failure))
-        self._frames, self._bases, self._targets = [], [], []
-
-    def _scores(self) -> dict[int, float]:
-        """The score of each frame that has a vector, by its place in the block."""
-        places, vectors = [], []
-        for i, frame in enumerate(self._frames):
-            if frame.vector is not None:
-                places.append(i)
-                vectors.append(frame.vector)
-        if self._head is None or not places:
-            return {}
-        stacked = np.stack(vectors)
-        if self._frames[0].orf.strand == PROTEIN:
-            values = self._head.classify(stacked)
-        else:
-            values = self._head.classify_frames(stacked, [self._bases[i] for i in places])
-        return dict(zip(places, values.tolist(), strict=True))

@@ -1,0 +1,209 @@
+"""Processes that make tables: the same bytes as without any, and none is left, whatever happens."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from conftest import open_dna, random_dna
+from runs import TABLES, assert_gone, assert_same_run, is_ours, our_processes, run_inline
+from test_scorer_run import many, predict
+from workers import POISON, RaisingWorker
+
+from virnucpro.devices import count_helpers
+from virnucpro.engine.executor import InlineExecutor
+from virnucpro.errors import UnavailableError
+from virnucpro.events import Progress, ShardDone
+from virnucpro.outputs import write
+from virnucpro.outputs.blocks import BlockTask
+from virnucpro.outputs.helpers import helpers_for
+
+POISON_BASES = POISON.replace("W", "TGG").replace("C", "TGT")
+
+
+@pytest.fixture
+def in_small_blocks(monkeypatch) -> None:
+    """Every run has work for helpers, in many tasks."""
+    monkeypatch.setattr(write, "_LETTERS_PER_HELPER", 1)
+    monkeypatch.setattr(write, "LETTERS_AT_ONCE", 3_000)
+
+
+@pytest.fixture
+def hard(tmp_path) -> list[Path]:
+    """Two files: repeats, frames with letters that are no base, frames that fail, long records."""
+    rng = np.random.default_rng(3)
+    records = {f"r{i}": open_dna(300 + 40 * i, rng) for i in range(30)}
+    records |= {
+        f"n{i}": text[:100] + "NNRN" + text[104:] for i, text in enumerate([*records.values()])
+    }
+    records["poisonous"] = POISON_BASES + open_dna(600, rng)
+    records["long"] = open_dna(4_000, rng) + random_dna(12_000, rng)
+    records["nothing"] = "N" * 400
+    again = {f"again_{name}": text for name, text in records.items() if name[0] != "n"}
+    paths = [tmp_path / "first.fa", tmp_path / "second.fa"]
+    for path, some in zip(paths, (records, again), strict=True):
+        path.write_text("".join(f">{name} x\n{text}\n" for name, text in some.items()))
+    return paths
+
+
+@pytest.mark.usefixtures("in_small_blocks")
+@pytest.mark.parametrize("command", ["predict", "extract"])
+def test_any_number_of_helpers_gives_the_same_bytes(make_config, tiny, hard, tmp_path, command):
+    head = tiny.head if command == "predict" else None
+    runs = []
+    for n_helpers in (0, 1, 3):
+        folder = tmp_path / f"by{n_helpers}"
+        changes = {"command": command, "n_helpers": n_helpers, "per_file": True}
+        executor = InlineExecutor(worker=RaisingWorker)
+        run_inline(make_config(*hard, output=folder, **changes), head, executor=executor)
+        runs.append(folder)
+    assert (runs[0] / "failed_files.txt").read_text().count("failed") == 2  # in either file
+    for other in runs[1:]:
+        files = [path.relative_to(other) for path in other.rglob("*") if path.is_file()]
+        assert len([path for path in files if "copies" in path.name]) > 2
+        for path in files:
+            if path.suffix not in (".log", ".json", ".html"):  # these have times
+                assert (runs[0] / path).read_bytes() == (other / path).read_bytes(), path
+    assert not our_processes()
+
+
+@pytest.mark.usefixtures("in_small_blocks")
+def test_records_that_the_scorer_calls_have_the_same_tables(tmp_path):
+    fasta, folders = tmp_path / "in.fa", []
+    fasta.write_text("".join(f">{name}\n{bases}\n" for name, bases in many().items()))
+    done: list[int] = []
+
+    def hear(event) -> None:
+        if isinstance(event, Progress) and event.stage == "scoring":
+            done.append(event.done)
+
+    for workers in (1, 2):
+        folders.append(tmp_path / f"by{workers}")
+        predict(fasta, to=folders[-1], workers=workers, on_event=hear)
+    assert "tables are made by 2 helpers" in (folders[1] / "virnucpro.log").read_text()
+    assert "tables are made" not in (folders[0] / "virnucpro.log").read_text()
+    for name in (*TABLES, "regions.tsv", "tracks.tsv.gz"):
+        assert (folders[0] / name).read_bytes() == (folders[1] / name).read_bytes(), name
+    n_letters = sum(map(len, many().values()))
+    assert done.count(n_letters) == 2
+    assert done == sorted(done[: len(done) // 2]) * 2
+
+
+def test_a_small_input_starts_no_process(make_config, tiny, contigs, monkeypatch):
+    started = []
+    monkeypatch.setattr("virnucpro.outputs.helpers.start", started.append)
+    run_inline(make_config(contigs, n_helpers=8), tiny.head)
+    assert not started
+
+
+@pytest.mark.usefixtures("in_small_blocks")
+def test_a_damaged_file_that_a_helper_finds_is_made_again(make_config, tiny, contigs, tmp_path):
+    run_inline(make_config(contigs, output=tmp_path / "whole"), tiny.head)
+    config, done = make_config(contigs, n_helpers=2), []
+
+    def damage(event) -> None:
+        if isinstance(event, ShardDone):
+            done.append(event.shard.index)
+            if len(done) == 7:
+                path = config.output / "features" / "000006.h5"
+                content = bytearray(path.read_bytes())
+                content[1000] ^= 1
+                path.write_bytes(content)
+
+    run_inline(config, tiny.head, damage)
+    assert done == [*range(7), 6]
+    assert_same_run(config.output, tmp_path / "whole")
+    assert not our_processes()
+
+
+@pytest.mark.usefixtures("in_small_blocks")
+def test_a_run_whose_helper_is_killed_says_so_and_goes_on_by_resume(
+    make_config, tiny, contigs, tmp_path
+):
+    run_inline(make_config(contigs, output=tmp_path / "whole"), tiny.head)
+
+    def kill(event) -> None:
+        if isinstance(event, ShardDone):
+            for helper in our_processes():
+                helper.kill()
+
+    config = make_config(contigs, n_helpers=2)
+    with pytest.raises(UnavailableError, match=r"was lost: SIGKILL \(out of memory\?\)") as caught:
+        run_inline(config, tiny.head, kill)
+    assert "--resume" in caught.value.hint
+    assert not our_processes()
+    assert not (config.output / "predictions.tsv").exists()
+    run_inline(make_config(contigs, resume=True, n_helpers=2), tiny.head)
+    assert_same_run(config.output, tmp_path / "whole")
+
+
+@pytest.mark.usefixtures("in_small_blocks")
+def test_an_interruption_ends_helpers_that_are_at_work(make_config, tiny, contigs):
+    def interrupt(event) -> None:
+        if isinstance(event, ShardDone):
+            assert len(our_processes()) == 2
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_inline(make_config(contigs, n_helpers=2), tiny.head, interrupt)
+    assert not our_processes()
+
+
+def test_an_error_that_is_none_of_ours_is_told_in_words(capfd):
+    with (
+        helpers_for("no maker", 1) as helpers,  # type: ignore[arg-type]
+        pytest.raises(UnavailableError, match="was lost: AttributeError: 'str' object"),
+    ):
+        helpers.submit(BlockTask([], [], [])).result()
+    assert not our_processes()
+    assert not capfd.readouterr().err
+
+
+PARENT = """
+import sys, time
+from virnucpro.outputs.helpers import helpers_for
+with helpers_for("no maker", 2) as helpers:
+    print(*[child.pid for child in helpers.children], flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_helpers_end_with_a_parent_that_is_killed(number):
+    places = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True, env=places
+    )
+    assert parent.stdout is not None
+    pids = list(map(int, parent.stdout.readline().split()))
+    assert len(pids) == 2
+    assert all(is_ours(psutil.Process(pid)) for pid in pids)
+    time.sleep(0.5)
+    parent.send_signal(number)
+    parent.wait()
+    parent.stdout.close()
+    assert_gone(*pids)
+
+
+@pytest.mark.parametrize(
+    ("devices", "n_cores", "expected"),
+    [
+        (("cuda:0",), 16, 2),
+        (("cuda:0",), 3, 1),
+        (("cuda:0",), 1, 0),
+        (tuple(f"cuda:{i}" for i in range(8)), 128, 16),
+        (tuple(f"cuda:{i}" for i in range(8)), 16, 7),
+        (("cpu",) * 2, 2, 0),
+        (("cpu",) * 16, 16, 2),
+        (("mps",), 8, 0),
+    ],
+)
+def test_helpers_take_the_cores_that_devices_leave(devices, n_cores, expected):
+    assert count_helpers(devices, n_cores) == expected
