@@ -1,6 +1,6 @@
 """Measure regions in contigs of several lengths that are cut from whole genomes.
 
-    python benchmarks/regions_by_length.py FOLDER prophages.tsv [--code-4 Mesoplasma.fa ...]
+    python benchmarks/regions_by_length.py FOLDER prophages.tsv [Mesoplasma.fa ...]
 
 FOLDER and the table are those of ``virnucpro train --data FOLDER --regions prophages.tsv``. Contigs
 of hosts are cut from chromosomes of the table, beside their prophages, and from other records of
@@ -8,7 +8,7 @@ of hosts are cut from chromosomes of the table, beside their prophages, and from
 Contigs of prophages hold one whole at three places, or end with its half or, in a long contig, all
 of it; it is found if half of its bases there lie in regions. What finds them was learned without
 their chromosome, and without its file as a host. Random sequence has a GC of 0.3 to 0.7. Files
-named behind ``--code-4`` are read in genetic code 4, as a user who knows them would have it.
+that are named behind the table are read in genetic code 4, as a user who knows them would have it.
 """
 
 from __future__ import annotations
@@ -152,6 +152,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("table", type=Path)
-    parser.add_argument("--code-4", nargs="*", default=(), metavar="FILE")
+    parser.add_argument("code_4", nargs="*", metavar="FILE")
     options = parser.parse_args()
     measure(score(options.folder, read_truth(options.table), options.code_4))
