@@ -51,6 +51,7 @@ from virnucpro.scorer.words import NO_WORDS
 from virnucpro.training import made
 from virnucpro.training.piece_nets import (
     FIGURES_AND_WORDS,
+    FIGURES_WORDS_AND_LAYOUT,
     Fitting,
     Lessons,
     Range,
@@ -94,16 +95,36 @@ SHARES = {
     "organelles": 0.03,
     "ribosomal operons": 0.02,
 }
-RANGES = (Range(150, 150, 300), Range(300, 300, 500), Range(500, 500), Range(1000, 1000))
+RANGES = (
+    Range(150, 150, 300),
+    Range(300, 300, 500),
+    Range(500, 500),
+    Range(1000, 1000),
+    Range(3000, 2000, 10_000, part=1000),
+    Range(10_000, 10_000, part=1000),
+)
 FITTING = Fitting(input_dropout=0.2, spared=FIGURES_AND_WORDS)
+OF_PARTS = Fitting(input_dropout=0.2, spared=FIGURES_WORDS_AND_LAYOUT)
 WINDOWS = Range(1000, 1000)  # of regions
 # regions.json was learned with this calibration, of pieces whose nets made less use of words
 WINDOWS_KNOT = Knot(1000, 1.6430170215003228, -0.10995449234392227)
 N_SEEDS = 3
 N_FRAGMENTS = 20_000  # of each label, for each seed and size
 N_MADE = 500  # of each kind, for each seed and size
+LONG, N_OF_LONG = 10_000, 8000  # of so many bases there are not so many different ones
 MADE_WEIGHT = 2.0
-KNOTS = {150: 20_000, 300: 20_000, 500: 20_000, 1000: 20_000, 3000: 10_000, 10_000: 5000}
+KNOTS = {
+    150: 20_000,
+    300: 20_000,
+    500: 20_000,
+    1000: 20_000,
+    1999: 20_000,  # from 2,000 bases on records are read as wholes too
+    2000: 20_000,
+    3000: 10_000,
+    9999: 5000,
+    10_000: 5000,
+    20_000: 3000,  # of few groups: cells of more bases are hardly there
+}
 FEWEST_GROUPS = 5  # of a kind of cells that has a say in where cuts lie
 PROKARYOTIC = ("phages", "bacteria", "archaea", "bins")
 Values = NDArray[np.float64]
@@ -126,31 +147,36 @@ class Course:
     words: Words
 
 
-def lessons(course: Course, size: int, seed: int) -> Lessons:
+def lessons(course: Course, of_size: Range, seed: int) -> Lessons:
     """Fragments of the collection, and synthetic ones that are not viral."""
+    size = of_size.size
     rng = np.random.default_rng([size, seed])
-    fragments = draw(course.collection, size, N_FRAGMENTS, SHARES, rng)
+    n_fragments = N_FRAGMENTS if size < LONG else N_OF_LONG
+    fragments = draw(course.collection, size, n_fragments, SHARES, rng)
     records = course.collection.records
     is_virus = np.array([records[record].is_virus for record in fragments.record])
-    features = course.words.features(fragments, course.fold_of_record)
+    features = course.words.features(fragments, course.fold_of_record, of_size.part)
     gc = features[:, GC].astype(np.float64)
     cells = fragments.digits[~is_virus]
     invented = np.stack(
         [
             made.make(kind, size, cells[rng.integers(len(cells))], rng)
             for kind in made.KINDS
-            for _ in range(N_MADE)
+            for _ in range(N_MADE * n_fragments // N_FRAGMENTS)
         ]
     )
     return Lessons(
-        np.concatenate([features, fragment_features(invented, course.words.table)]),
+        np.concatenate([features, fragment_features(invented, course.words.table, of_size.part)]),
         np.append(is_virus, np.zeros(len(invented), dtype=np.bool_)),
         np.append(gc_matched_weights(gc, is_virus), np.full(len(invented), MADE_WEIGHT)),
     )
 
 
 def fit(course: Course, n_seeds: int) -> list[PieceNets]:
-    return [fit_size(course, of_size, n_seeds, FITTING) for of_size in RANGES]
+    return [
+        fit_size(course, of_size, n_seeds, OF_PARTS if of_size.part else FITTING)
+        for of_size in RANGES
+    ]
 
 
 def fit_windows(collection: Collection, n_seeds: int) -> PieceNets:
@@ -161,7 +187,7 @@ def fit_windows(collection: Collection, n_seeds: int) -> PieceNets:
 
 
 def fit_size(course: Course, of_size: Range, n_seeds: int, fitting: Fitting) -> PieceNets:
-    draws = [lessons(course, of_size.size, seed) for seed in range(n_seeds)]
+    draws = [lessons(course, of_size, seed) for seed in range(n_seeds)]
     return fit_piece_nets(of_size, draws, course.words.table, fitting)
 
 
@@ -200,16 +226,31 @@ def calibrate(
 
 
 def kinds_of_cells(collection: Collection, fragments: Fragments) -> list[NDArray[np.bool_]]:
-    """Which fragments are of each kind of cells; of two groups a share says little of a kind."""
+    """Which fragments are of each kind of cells; of two groups a share says little of a kind.
+
+    Of a record that is drawn often, as many fragments have a say as lie in it side by side.
+    """
     records = [collection.records[record] for record in fragments.record]
-    groups: dict[str, set[str]] = {}
-    for record in records:
-        if not record.is_virus:
-            groups.setdefault(record.kingdom, set()).add(record.group)
-    kinds = [kind for kind, names in sorted(groups.items()) if len(names) >= FEWEST_GROUPS]
     kingdoms = np.array([record.kingdom for record in records])
-    is_virus = np.array([record.is_virus for record in records])
-    return [(kingdoms == kind) & ~is_virus for kind in kinds]
+    groups = np.array([record.group for record in records])
+    is_cellular = np.array([not record.is_virus for record in records])
+    n_inside = collection.lengths[fragments.record] // fragments.digits.shape[1]
+    is_cellular &= earlier_of_same(fragments.record) < n_inside
+    kinds = [is_cellular & (kingdoms == kind) for kind in np.unique(kingdoms[is_cellular])]
+    return [kind for kind in kinds if len(np.unique(groups[kind])) >= FEWEST_GROUPS]
+
+
+def earlier_of_same(values: Counts) -> Counts:
+    """How many of the earlier values are the same.
+
+    >>> earlier_of_same(np.array([7, 3, 7, 7])).tolist()
+    [0, 0, 1, 2]
+    """
+    order = np.argsort(values, kind="stable")
+    _, first, n_same = np.unique(values[order], return_index=True, return_counts=True)
+    earlier = np.empty(len(values), dtype=np.int64)
+    earlier[order] = np.arange(len(values)) - np.repeat(first, n_same)
+    return earlier
 
 
 def records_of(manifest: Path, split: Path, parts: list[str]) -> Iterator[Labelled]:

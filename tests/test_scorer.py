@@ -15,13 +15,18 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from virnucpro.errors import UnavailableError
+from virnucpro.scorer import score
 from virnucpro.scorer.features import (
     GC,
     N_FEATURES,
     N_FIGURES,
+    N_LAYOUT,
     RATIOS,
     SHARES,
+    fragment_features,
+    layout_features,
     piece_features,
+    with_layout,
 )
 from virnucpro.scorer.nets import (
     ErrorRates,
@@ -77,15 +82,18 @@ def random_nets(n_inputs: int, n_nets: int, rng: np.random.Generator) -> Nets:
     return Nets((layer(8, n_inputs), layer(4, 8), layer(1, 4)))
 
 
-def random_pieces(size: int, shortest: int, longest: int | None, seed: int) -> PieceNets:
+def random_pieces(
+    size: int, shortest: int, longest: int | None, seed: int, part: int | None = None
+) -> PieceNets:
     rng = np.random.default_rng(seed)
+    n_features = N_FEATURES + (N_LAYOUT if part else 0)
     views = {
-        "shares": random_nets(len(range(N_FEATURES)[SHARES]), 2, rng),
-        "ratios": random_nets(len(range(N_FEATURES)[RATIOS]), 3, rng),
+        "shares": random_nets(len(range(n_features)[SHARES]), 2, rng),
+        "ratios": random_nets(len(range(n_features)[RATIOS]), 3, rng),
     }
-    mean = rng.normal(0, 0.1, N_FEATURES).astype(np.float32)
-    deviation = np.ones(N_FEATURES, np.float32)
-    return PieceNets(size, shortest, longest, NO_WORDS, mean, deviation, views)
+    mean = rng.normal(0, 0.1, n_features).astype(np.float32)
+    deviation = np.ones(n_features, np.float32)
+    return PieceNets(size, shortest, longest, part, NO_WORDS, mean, deviation, views)
 
 
 RATES = (ErrorRates(100, (0.0,), (0.1,), (0.5,), (0.0,)),)
@@ -93,7 +101,12 @@ RATES = (ErrorRates(100, (0.0,), (0.1,), (0.5,), (0.0,)),)
 
 @pytest.fixture(scope="module")
 def scorer() -> Scorer:
-    pieces = (random_pieces(60, 30, 200, 1), random_pieces(100, 200, None, 2))
+    pieces = (
+        random_pieces(60, 30, 200, 1),
+        random_pieces(100, 200, None, 2),
+        random_pieces(300, 400, 1000, 4, part=100),
+        random_pieces(500, 1000, None, 5, part=100),
+    )
     windows = random_pieces(100, 100, None, 3)
     knot = Knot(100, 1.5, 0.2)
     return Scorer(
@@ -254,13 +267,64 @@ def test_no_sequence_has_features_that_are_not_finite(sequences: list[str]) -> N
     assert np.isfinite(piece_features(encode_pieces(sequences), NO_WORDS)).all()
 
 
+def genes(*lengths: int) -> str:
+    """Stretches of so many codons, on the reverse strand where below 0, with stops between."""
+    sense = [codon for codon in STANDARD.codons if codon not in STANDARD.stops]
+    rng = np.random.default_rng(12)
+    found = []
+    for n_codons in lengths:
+        stretch = "".join(rng.choice(sense, abs(n_codons)).tolist())
+        found.append(stretch if n_codons > 0 else stretch.translate(PAIRS)[::-1])
+    return "TAGTTAATTAACTAA".join(found)  # a stop in each of the six frames
+
+
+def test_the_layout_tells_how_the_stretches_of_genes_lie() -> None:
+    sequence = genes(40, 100, -80, -200, 10)
+    n_bases = len(sequence)
+    (found,) = layout_features(encode_pieces([sequence]))
+    n_codons = np.array([stretch[0] for stretch in kept_of(sequence)[0] if stretch[0] >= 30])
+    assert len(n_codons) == 4  # a few codons longer than what was made: up to the stops
+    expected = {
+        0: 4000 / n_bases,
+        1: 3 * n_codons.sum() / n_bases,
+        2: np.log(np.sort(n_codons)[2]),
+        3: np.log(n_codons.mean()),
+        4: np.log(n_codons.max()),
+        5: np.log((n_codons**2).sum() / n_codons.sum()) / 2,
+        6: 3000 / n_bases,
+        7: 3 * n_codons[n_codons >= 60].sum() / n_bases,
+        8: 1 / 2,  # of two pairs of neighbours
+        9: 2 / 3,
+        10: 1.0,
+    }
+    # what the mean over covered bases is of is rooted: half its logarithm
+    np.testing.assert_allclose(found[list(expected)], [*expected.values()], rtol=1e-12)
+    assert 0 < found[11] < 0.015  # kilobases between neighbours, of 15 bases less the open ones
+
+
+@given(st.lists(st.text("ACGT", min_size=1, max_size=900), min_size=1, max_size=3))
+def test_the_layout_is_finite_and_does_not_depend_on_the_pieces_beside(
+    sequences: list[str],
+) -> None:
+    together = layout_features(encode_pieces(sequences))
+    assert np.isfinite(together).all()
+    alone = [layout_features(encode_pieces([sequence]))[0] for sequence in sequences]
+    np.testing.assert_array_equal(together, alone)
+
+
 # Scores
 
 
-def test_a_score_does_not_depend_on_the_records_beside(scorer: Scorer) -> None:
+def test_a_score_does_not_depend_on_the_records_beside(
+    scorer: Scorer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(score, "_PIECE_BASES_AT_ONCE", 700)  # parts of a whole in several blocks
     sequences = [random_sequence(n_bases, n_bases) for n_bases in (30, 31, 199, 200, 949, 5000)]
     together = list(score_sequences(sequences, scorer))
     alone = [next(score_sequences([sequence], scorer)) for sequence in sequences]
+    monkeypatch.undo()
+    alone.append(next(score_sequences([sequences[-1]], scorer)))
+    together.append(together[-1])
     # float64 sums of some hundred values in another order; tables have six decimals
     np.testing.assert_allclose(together, alone, rtol=0, atol=1e-12)  # type: ignore[arg-type]
 
@@ -279,6 +343,43 @@ def test_a_record_has_the_mean_of_its_pieces_calibrated_by_its_length(scorer: Sc
     )
     expected = scorer.calibrated(np.array([of_pieces.mean()]), np.array([249]))
     assert next(score_sequences([sequence], scorer)) == pytest.approx(expected[0], abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("n_bases", "wholes"),
+    [
+        (400, [(0, 300)]),
+        (999, [(0, 300), (300, 600), (600, 900)]),
+        (1749, [(0, 500), (500, 1000), (1000, 1500)]),  # what is left is less than a half
+        (1751, [(0, 500), (500, 1000), (1000, 1500), (1500, 1751)]),
+    ],
+)
+def test_what_is_read_as_parts_has_half_of_the_score(
+    scorer: Scorer, n_bases: int, wholes: list[tuple[int, int]]
+) -> None:
+    """A part is left out as a piece is: if it is less than half as long, and not the only one."""
+    smaller = replace(scorer, pieces=(scorer.pieces[1], replace(scorer.pieces[1], size=100)))
+    raw = replace(smaller, knots=(Knot(100, 1.0, 0.0),))
+    nets = scorer.pieces[2 if n_bases < 1000 else 3]
+    sequence = random_sequence(n_bases, 6)
+    of_wholes = []
+    for start, end in wholes:
+        digits = encode(sequence[start:end])[None]
+        n_rest = (end - start) % 100
+        features = fragment_features(digits, NO_WORDS, part=100)
+        assert n_rest in (0, 51), "else a part is missing"
+        if n_rest:
+            parts = [sequence[i : min(i + 100, end)] for i in range(start, end, 100)]
+            means = piece_features(encode_pieces(parts), NO_WORDS).mean(axis=0)
+            layout = layout_features(encode_pieces([sequence[start:end]]))
+            features = with_layout(means[None], layout)
+        of_wholes.append(nets.log_odds(features)[0])
+    of_pieces = next(score_sequences([sequence], raw))
+    assert of_pieces is not None
+    whole = replace(scorer, pieces=(scorer.pieces[1], nets), knots=raw.knots)
+    found = next(score_sequences([sequence], whole))
+    # one other size here, which has a third beside the two of what is read as parts; float32
+    assert found == pytest.approx((of_pieces + 2 * np.mean(of_wholes)) / 3, abs=1e-5)
 
 
 def test_pieces_of_unknown_bases_do_not_change_a_score(scorer: Scorer) -> None:

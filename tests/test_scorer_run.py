@@ -233,10 +233,10 @@ def test_a_piece_has_the_score_of_a_record_of_its_bases(tmp_path):
 def test_a_record_of_any_length_takes_three_bytes_of_memory_per_base_at_most():
     scorer = load_scorer(embedded_scorer())
     raw = replace(scorer, knots=(Knot(1000, 1.0, 0.0),))
-    unit = random_dna(1000, np.random.default_rng(4))
+    unit = random_dna(10_000, np.random.default_rng(4))
     score_block([unit], raw)
     peaks, values = [], []
-    for n_units in (1000, 4000):
+    for n_units in (100, 400):
         sequence = unit * n_units
         tracemalloc.start()
         values += [score.log_odds for score in score_block([sequence], raw)]

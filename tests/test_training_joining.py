@@ -147,18 +147,20 @@ def test_the_cuts_of_a_join_call_as_many_cells_as_the_scorers_cuts_do():
     called = both.joined(join.knots) >= join.error_rates[0].cut_at(0.1)
     share = np.interp(of_scorer.cut_at(0.1), of_scorer.log_odds, of_scorer.false_positives)
     assert share < 0.1  # kinds of hosts have a say
-    # a quantile of 200 values lies between two of them, and a share between two shares
-    assert called[~both.is_virus].mean() == pytest.approx(share, abs=2 / 200)
+    # both are known to lie between the same two rates; a quantile of 200 values between two
+    low, high = 0.05, 0.1
+    assert {low, high} < set(of_scorer.false_positives) and low < share < high
+    assert low - 1 / 200 <= called[~both.is_virus].mean() <= high + 1 / 200
 
 
-def test_where_a_head_has_no_weight_calls_are_the_scorers():
+def test_where_a_head_has_no_weight_calls_are_the_scorers_and_beyond_too():
     rng = np.random.default_rng(5)
     data = fragments()
     noise = replace(data, head=rng.normal(size=len(data)))
     join = fit_join([noise], scorer())
-    assert join is not None and join.knots[0].head == 0
+    assert join is not None and {knot.head for knot in join.knots} == {0}
     assert join.error_rates == tuple(
-        rates for rates in scorer().error_rates if rates.n_bases == 500
+        rates for rates in scorer().error_rates if rates.n_bases >= 500
     )
 
 

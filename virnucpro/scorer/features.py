@@ -3,7 +3,8 @@
 A piece has 698 features in five blocks: codons of its longest stretch and of all long ones as
 square roots of their shares; pairs of neighbouring residues of the longest, likewise; plain
 figures; how many of its words other groups have; and the codons again as log ratios to what the
-GC of the piece lets expect.
+GC of the piece lets expect. A long piece can be read as parts: it has the mean of their features,
+and 12 more, of how the gene-like stretches lie in all of it.
 """
 
 from __future__ import annotations
@@ -27,14 +28,17 @@ from virnucpro.scorer.words import (
 from virnucpro.sequences.genetic_code import STANDARD, GeneticCode, standard_synonyms
 
 N_CODONS, N_PAIRS, N_FIGURES = 64, 400, 36
+N_LAYOUT = 12
 N_FEATURES = 4 * N_CODONS + N_PAIRS + N_FIGURES + N_WORD_FIGURES
-SHARES = slice(0, N_FEATURES - 2 * N_CODONS)  # codons by shares, and all else
-RATIOS = slice(2 * N_CODONS, N_FEATURES)  # all else, and codons by ratios
+SHARES = slice(0, -2 * N_CODONS)  # codons by shares, and all else
+RATIOS = slice(2 * N_CODONS, None)  # all else, and codons by ratios
 GC = 2 * N_CODONS + N_PAIRS  # the column of the first figure
 FIGURES = slice(GC, GC + N_FIGURES)
 MOST_STRETCHES = 6  # of a piece, that codons are counted of
 LONG = 20  # codons from which on a stretch counts beside the longest
-GENE_LIKE = 30  # codons
+GENE_LIKE, GENE = 30, 60  # codons
+ABUTTING = 60  # bases, between genes that may be read together
+FARTHEST_GAP = (-200, 2000)  # bases; what is beyond is taken for this
 GC_LIMITS = (0.05, 0.95)
 _PIECES_AT_ONCE = 512
 
@@ -102,18 +106,95 @@ def piece_features(pieces: Pieces, words: WordTable, code: GeneticCode = STANDAR
     )
 
 
-def fragment_features(digits: Digits, words: WordTable) -> Features:
-    """The features of fragments as single pieces. (n, n_bases) -> (n, 698)"""
-    return np.concatenate(list(_feature_blocks(digits, words)))
+def fragment_features(digits: Digits, words: WordTable, part: int | None = None) -> Features:
+    """The features of fragments as single pieces, or as parts of so many bases.
+
+    (n, n_bases) -> (n, 698), in parts (n, 710)
+    """
+    if part is None:
+        return np.concatenate(list(_feature_blocks(digits, words)))
+    n, n_bases = digits.shape
+    parts = digits[:, : n_bases // part * part].reshape(-1, part)
+    of_parts = fragment_features(parts, words).reshape(n, -1, N_FEATURES)
+    blocks = np.split(digits, range(_PIECES_AT_ONCE, n, _PIECES_AT_ONCE))
+    layouts = [layout_features(_as_pieces(block)) for block in blocks]
+    return with_layout(of_parts.mean(axis=1), np.concatenate(layouts))
 
 
 def _feature_blocks(digits: Digits, words: WordTable) -> Iterator[Features]:
-    n_bases = digits.shape[1]
     for first in range(0, len(digits), _PIECES_AT_ONCE):
-        block = digits[first : first + _PIECES_AT_ONCE]
-        lengths = np.full(len(block), n_bases)
-        pieces = Pieces.of(block.reshape(-1), np.cumsum(lengths) - lengths, lengths)
-        yield piece_features(pieces, words)
+        yield piece_features(_as_pieces(digits[first : first + _PIECES_AT_ONCE]), words)
+
+
+def _as_pieces(digits: Digits) -> Pieces:
+    lengths = np.full(len(digits), digits.shape[1])
+    return Pieces.of(digits.reshape(-1), np.cumsum(lengths) - lengths, lengths)
+
+
+def with_layout(of_parts: NDArray[np.floating], layout: Values) -> Features:
+    """The mean features of the parts of pieces with those of the whole. (n, 698), (n, 12)"""
+    before, behind = np.split(of_parts, [N_FEATURES - 2 * N_CODONS], axis=1)
+    return np.hstack([before, layout, behind]).astype(np.float32)
+
+
+def layout_features(pieces: Pieces, code: GeneticCode = STANDARD) -> Values:
+    """How the gene-like stretches of each piece lie: -> (n, 12)
+
+    How many there are per kilobase and what they cover; the logarithms of their median, mean and
+    longest length and of the mean over what they cover; the first two again for those as long as
+    a gene, with how often these change the strand and the share of the commoner one; and how many
+    of the gaps between gene-like neighbours are short, and the mean gap in kilobases.
+    """
+    n, kept = len(pieces), find_stretches(pieces, code, GENE_LIKE).kept
+    kilobases: Values = np.maximum(1, pieces.lengths) / 1000
+
+    def share(rows: Counts, values: Values, of: Values) -> Values:
+        """The sum of values of each piece over what is given."""
+        return np.bincount(rows, values, minlength=n) / np.maximum(1e-9, of)
+
+    count = np.bincount(kept.piece, minlength=n).astype(np.float64)
+    n_codons = kept.n_codons.astype(np.float64)
+    total = share(kept.piece, n_codons, np.ones(n))
+    middle = kept.rank == (count.astype(np.int64)[kept.piece] - 1) // 2
+    lengths = [
+        share(kept.piece[middle], n_codons[middle], np.ones(n)),
+        share(kept.piece, n_codons, count),
+        share(kept.piece[kept.rank == 0], n_codons[kept.rank == 0], np.ones(n)),
+        np.sqrt(share(kept.piece, n_codons**2, total)),
+    ]
+    order = np.lexsort((_place(kept, pieces.lengths), kept.piece))
+    kept, n_codons = kept.where(order), n_codons[order]
+    is_gene = kept.n_codons >= GENE
+    genes = kept.where(is_gene)
+    n_genes = np.bincount(genes.piece, minlength=n).astype(np.float64)
+    is_pair = genes.piece[1:] == genes.piece[:-1]
+    is_switch = (genes.strand[1:] != genes.strand[:-1])[is_pair].astype(np.float64)
+    commoner = share(genes.piece, genes.strand.astype(np.float64), n_genes)
+    place = _place(kept, pieces.lengths)
+    is_next = kept.piece[1:] == kept.piece[:-1]
+    gap = (place[1:] - place[:-1] - 3 * kept.n_codons[:-1])[is_next].clip(*FARTHEST_GAP)
+    owner = kept.piece[1:][is_next]
+    is_short = (abs(gap) < ABUTTING).astype(np.float64)
+    return np.stack(
+        [
+            count / kilobases,
+            3 * total / 1000 / kilobases,
+            *(np.log(np.maximum(1, values)) for values in lengths),
+            n_genes / kilobases,
+            share(genes.piece, 3 * n_codons[is_gene] / 1000, kilobases),
+            share(genes.piece[1:][is_pair], is_switch, n_genes - 1),
+            np.where(n_genes > 1, np.maximum(commoner, 1 - commoner), 0),
+            share(owner, is_short, count - 1),
+            share(owner, gap / 1000, count - 1),
+        ],
+        axis=1,
+    )
+
+
+def _place(stretches: Stretches, lengths: Counts) -> Counts:
+    """The first base of each stretch on the forward strand."""
+    reverse = lengths[stretches.piece] - stretches.start - 3 * stretches.n_codons
+    return np.where(stretches.strand == 0, stretches.start, reverse)
 
 
 def codons_of(
@@ -212,10 +293,7 @@ class _Figures:
         n = len(self.pieces)
         kept = self.frames.kept
         long = kept.where(kept.n_codons >= GENE_LIKE)
-        lengths = self.pieces.lengths[long.piece]
-        reverse_start = lengths - long.start - 3 * long.n_codons
-        place = np.where(long.strand == 0, long.start, reverse_start)
-        order = np.lexsort((place, long.piece))
+        order = np.lexsort((_place(long, self.pieces.lengths), long.piece))
         piece, strand = long.piece[order], long.strand[order]
         is_switch = (piece[1:] == piece[:-1]) & (strand[1:] != strand[:-1])
         n_switches = np.bincount(piece[1:][is_switch], minlength=n)

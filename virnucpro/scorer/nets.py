@@ -24,10 +24,10 @@ from safetensors.numpy import save
 from virnucpro.errors import UnavailableError
 from virnucpro.files import EMBEDDED_FOLDER, atomic, sha256
 from virnucpro.log import printable
-from virnucpro.scorer.features import N_FEATURES, RATIOS, SHARES, Features
+from virnucpro.scorer.features import N_FEATURES, N_LAYOUT, RATIOS, SHARES, Features
 from virnucpro.scorer.words import NO_WORDS, WordTable
 
-FORMAT = 6  # 2: no words; 3: no nets of windows; 4: no sample of words; 5: one cut for all hosts
+FORMAT = 7  # 4: no sample of words; 5: one cut for all hosts; 6: no pieces that are read as parts
 VIEWS = {"shares": SHARES, "ratios": RATIOS}
 WINDOWS = "windows"  # what tensors of the nets of windows are called by
 N_LAYERS = 3
@@ -78,25 +78,45 @@ class PieceNets:
     size: int
     shortest: int
     longest: int | None
+    part: int | None  # bases of the parts that a piece is read as; None: it is read at once
     words: WordTable  # that their features are made with
-    mean: Weights  # (698,)
-    deviation: Weights  # (698,)
+    mean: Weights  # (n_features,)
+    deviation: Weights  # (n_features,)
     views: Mapping[str, Nets]
 
     def __post_init__(self) -> None:
-        if self.mean.shape != (N_FEATURES,) or self.deviation.shape != (N_FEATURES,):
-            raise ValueError(f"means of shape {self.mean.shape} for {N_FEATURES} features")
+        if self.mean.shape != (self.n_features,) or self.deviation.shape != (self.n_features,):
+            raise ValueError(f"means of shape {self.mean.shape} for {self.n_features} features")
         if not (np.isfinite(self.mean).all() and (self.deviation > 0).all()):
             raise ValueError("a mean that is not finite, or a deviation that is not above 0")
         for view, nets in self.views.items():
-            n_inputs = len(range(N_FEATURES)[VIEWS[view]])
+            n_inputs = len(range(self.n_features)[VIEWS[view]])
             if nets.n_inputs != n_inputs:
                 raise ValueError(f"nets of {nets.n_inputs} inputs behind {n_inputs} features")
         if self.size < 1 or not self.views:
             raise ValueError(f"nets for pieces of {self.size} bases, of {len(self.views)} views")
+        if self.part is not None and (self.part < 1 or self.size % self.part):
+            raise ValueError(f"pieces of {self.size} bases in parts of {self.part}")
+
+    @property
+    def n_features(self) -> int:
+        return N_FEATURES + (N_LAYOUT if self.part else 0)
+
+    @property
+    def weight(self) -> int:
+        """What they count for beside other sizes: what is read as parts has a half of the score.
+
+        Two other sizes read a record that is long enough for parts.
+        """
+        return 2 if self.part else 1
+
+    def reads(self, lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whether they read records of these lengths. (n,) -> (n,)"""
+        longest = np.inf if self.longest is None else self.longest
+        return (lengths >= self.shortest) & (lengths < longest)
 
     def log_odds(self, features: Features) -> Values:
-        """The mean over all nets. (n, 698) -> (n,)
+        """The mean over all nets. (n, n_features) -> (n,)
 
         In float64: a score does not depend on the pieces beside it.
         """
@@ -131,7 +151,7 @@ class ErrorRates:
     """Error rates at one length: shares of cellular and viral records from some log-odds on.
 
     The calibrated log-odds rise, so the shares fall. A cut lies at the log-odds of its share, or
-    above: there no kind of host is called much more often than that.
+    above: there no kind of host is called more often than that.
     """
 
     n_bases: int
@@ -211,6 +231,9 @@ class Scorer:
             lengths = [one.n_bases for one in at]
             if not lengths or lengths != sorted(set(lengths)) or not self.pieces:
                 raise ValueError(f"values at {lengths} bases, nets for {len(self.pieces)} sizes")
+        sizes = {nets.size for nets in self.pieces if not nets.part}
+        if not sizes or any(nets.part not in (None, *sizes) for nets in self.pieces):
+            raise ValueError(f"parts of other sizes than the pieces' own, {sorted(sizes)}")
         if any(nets.words is not self.pieces[0].words for nets in self.pieces):
             raise ValueError("nets that read several tables of words")
         if len(self.windows.words):
@@ -342,6 +365,7 @@ def _piece_nets(
         size=facts["size"],
         shortest=facts["shortest"],
         longest=facts["longest"],
+        part=facts["part"],
         words=words,
         mean=tensors[f"{name}.mean"],
         deviation=tensors[f"{name}.deviation"],
@@ -398,5 +422,6 @@ def _facts(nets: PieceNets) -> dict[str, Any]:
         "size": nets.size,
         "shortest": nets.shortest,
         "longest": nets.longest,
+        "part": nets.part,
         "views": list(nets.views),
     }

@@ -1,5 +1,6 @@
 """Scores of records: their pieces' log-odds, averaged and calibrated by length.
 
+Long pieces are read as parts, which are pieces too: the features of these are made once.
 A record's score is the probability that it is viral where half of all records are. It depends on
 the record and the scorer alone, not on the records beside it.
 """
@@ -7,12 +8,20 @@ the record and the scorer alone, not on the records beside it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.scorer.features import FIGURES, N_FIGURES, Features, piece_features
+from virnucpro.scorer.features import (
+    FIGURES,
+    N_FEATURES,
+    N_FIGURES,
+    Features,
+    layout_features,
+    piece_features,
+    with_layout,
+)
 from virnucpro.scorer.nets import PieceNets, Scorer
 from virnucpro.scorer.pieces import UNKNOWN, Counts, Digits, Pieces, cut, encode
 from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
@@ -94,14 +103,11 @@ def score_block(
     nothing = np.empty(0, dtype=np.int64)
     no_pieces = PieceScores(nothing, nothing, nothing, np.empty(0))
     digits = encode("".join(sequences))
-    for records, scores in _by_size(digits, lengths, scorer.pieces, code):
-        total.add(records, scores)
-        calibrated = PieceScores(
-            scores.record,
-            scores.start,
-            scores.n_bases,
-            scorer.calibrated(scores.log_odds, scores.n_bases),
-        )
+    for nets, records, scores in _by_size(digits, lengths, scorer.pieces, code):
+        total.add(records, scores, nets.weight)
+        if nets.part:
+            continue
+        calibrated = replace(scores, log_odds=scorer.calibrated(scores.log_odds, scores.n_bases))
         bounds = np.searchsorted(scores.record, np.arange(len(records) + 1)).tolist()
         for i, record in enumerate(records.tolist()):
             if record not in pieces:
@@ -119,8 +125,8 @@ def record_log_odds(digits: Digits, lengths: Counts, pieces: Sequence[PieceNets]
     Records side by side, (n_bases,), and their lengths, (n,) -> (n,)
     """
     total = _Mean(len(lengths))
-    for records, scores in _by_size(digits, lengths, pieces, STANDARD):
-        total.add(records, scores)
+    for nets, records, scores in _by_size(digits, lengths, pieces, STANDARD):
+        total.add(records, scores, nets.weight)
     return total.values
 
 
@@ -128,35 +134,101 @@ class _Mean:
     """The mean over piece sizes of each record's log-odds, as they come."""
 
     def __init__(self, n_records: int) -> None:
-        self._total, self._n_sizes = np.zeros(n_records), np.zeros(n_records)
+        self._total, self._weight = np.zeros(n_records), np.zeros(n_records)
 
-    def add(self, records: Counts, scores: PieceScores) -> None:
+    def add(self, records: Counts, scores: PieceScores, weight: int) -> None:
         means = scores.means(len(records))
         has_mean = ~np.isnan(means)
-        self._total[records[has_mean]] += means[has_mean]
-        self._n_sizes[records[has_mean]] += 1
+        self._total[records[has_mean]] += weight * means[has_mean]
+        self._weight[records[has_mean]] += weight
 
     @property
     def values(self) -> Values:
-        return np.where(self._n_sizes > 0, self._total / np.maximum(1, self._n_sizes), np.nan)
+        return np.where(self._weight > 0, self._total / np.maximum(1, self._weight), np.nan)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Row:
+    """Pieces of some records, one behind the other. Arrays in step, places rising."""
+
+    record: Counts  # (n,) whose it is, counted among these records
+    place: Counts  # (n,) its first base among those of all records
+    n_bases: Counts  # (n,)
+
+    @classmethod
+    def of(cls, lengths: Counts, records: Counts, size: int) -> _Row:
+        """The pieces of this size of some of the records that lie side by side."""
+        of_records = lengths[records]
+        owner, place, n_bases = cut(of_records, size)
+        moved = (np.cumsum(lengths) - lengths)[records] - (np.cumsum(of_records) - of_records)
+        return cls(owner, place + moved[owner], n_bases)
+
+    def blocks(self, digits: Digits, size: int) -> Iterator[tuple[slice, Pieces]]:
+        """The pieces, of about this size, with their bases, some at a time."""
+        n_at_once = max(1, _PIECE_BASES_AT_ONCE // size)
+        for first in range(0, len(self.place), n_at_once):
+            block = slice(first, first + n_at_once)
+            place, n_bases = self.place[block], self.n_bases[block]
+            low, high = place[0], place[-1] + n_bases[-1]
+            yield block, Pieces.of(digits[low:high], place - low, n_bases)
+
+    def scored(self, log_odds: Values) -> PieceScores:
+        return PieceScores(self.record, self.place, self.n_bases, log_odds)
 
 
 def _by_size(
     digits: Digits, lengths: Counts, pieces: Sequence[PieceNets], code: GeneticCode
-) -> Iterator[tuple[Counts, PieceScores]]:
+) -> Iterator[tuple[PieceNets, Counts, PieceScores]]:
     """Records and their pieces for each piece size; pieces are numbered among these records."""
-    starts = np.cumsum(lengths) - lengths
     for nets in pieces:
-        is_inside = lengths >= nets.shortest
-        if nets.longest is not None:
-            is_inside &= lengths < nets.longest
-        records = np.flatnonzero(is_inside)
-        if len(records):
-            owner, place, n_bases = cut(lengths[records], nets.size)
-            before = np.cumsum(lengths[records]) - lengths[records]
-            place += (starts[records] - before)[owner]
-            values = _score_pieces(digits, place, n_bases, nets, code)
-            yield records, PieceScores(owner, place, n_bases, values)
+        records = np.flatnonzero(nets.reads(lengths))
+        if nets.part is None and len(records):
+            row = _Row.of(lengths, records, nets.size)
+            wholes = [_Wholes.of(lengths, one) for one in pieces if one.part == nets.size]
+            yield nets, records, row.scored(_score_pieces(digits, row, nets, code, wholes))
+            for whole in wholes:
+                yield whole.nets, whole.records, whole.row.scored(whole.log_odds(digits, code))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Wholes:
+    """Pieces that are read as parts, and what is known of their parts so far."""
+
+    nets: PieceNets
+    records: Counts
+    row: _Row
+    total: Values  # (n, 698) features of the parts
+    n_parts: Counts  # (n,)
+
+    @classmethod
+    def of(cls, lengths: Counts, nets: PieceNets) -> _Wholes:
+        records = np.flatnonzero(nets.reads(lengths))
+        row = _Row.of(lengths, records, nets.size)
+        n = len(row.place)
+        return cls(nets, records, row, np.zeros((n, N_FEATURES)), np.zeros(n, dtype=np.int64))
+
+    def add(self, places: Counts, features: Features) -> None:
+        """Add parts in their order, each to the piece that it begins in, if there is one."""
+        ends = self.row.place + self.row.n_bases
+        whole = np.searchsorted(ends, places, side="right")
+        is_inside = whole < len(ends)
+        is_inside[is_inside] = self.row.place[whole[is_inside]] <= places[is_inside]
+        if is_inside.any():
+            some, first, n_parts = np.unique(
+                whole[is_inside], return_index=True, return_counts=True
+            )
+            self.total[some] += np.add.reduceat(features[is_inside], first, dtype=np.float64)
+            self.n_parts[some] += n_parts
+
+    def log_odds(self, digits: Digits, code: GeneticCode) -> Values:
+        """Of each piece, before calibration; NaN for one of unknown bases alone. -> (n,)"""
+        values = np.full(len(self.n_parts), np.nan)
+        means = self.total / np.maximum(1, self.n_parts)[:, None]
+        for block, pieces in self.row.blocks(digits, self.nets.size):
+            features = with_layout(means[block], layout_features(pieces, code))
+            values[block] = self.nets.log_odds(features)
+        values[self.n_parts == 0] = np.nan
+        return values
 
 
 def score_windows(
@@ -173,36 +245,37 @@ def score_windows(
     if scorer.windows.size != size:
         raise ValueError(f"windows of {size} bases for nets of {scorer.windows.size} bases")
     start = np.arange(0, len(sequence) - size + 1, step, dtype=np.int64)
-    n_bases = np.full(len(start), size)
-    figures = np.full((len(start), N_FIGURES), np.nan, dtype=np.float32)
-    digits = encode(sequence)
-    values = _score_pieces(digits, start, n_bases, scorer.windows, code, figures)
-    log_odds = scorer.windows_knot.calibrated(values)
-    return PieceScores(np.zeros(len(start), dtype=np.int64), start, n_bases, log_odds), figures
+    row = _Row(np.zeros(len(start), dtype=np.int64), start, np.full(len(start), size))
+    figures = [np.empty((0, N_FIGURES), dtype=np.float32)]
+    values = [np.empty(0)]
+    for _, features, log_odds in _read_pieces(encode(sequence), row, scorer.windows, code):
+        figures.append(features[:, FIGURES])
+        values.append(log_odds)
+    log_odds = scorer.windows_knot.calibrated(np.concatenate(values))
+    return row.scored(log_odds), np.concatenate(figures)
 
 
 def _score_pieces(
-    digits: Digits,
-    place: Counts,
-    n_bases: Counts,
-    nets: PieceNets,
-    code: GeneticCode,
-    figures: Features | None = None,
+    digits: Digits, row: _Row, nets: PieceNets, code: GeneticCode, wholes: Iterable[_Wholes]
 ) -> Values:
     """The log-odds of each piece of this size, before calibration; NaN for unknown bases alone.
 
-    Its plain figures are written into ``figures``, if that is there.
+    ``wholes`` get those with a known base as parts.
     """
-    values = np.empty(len(place))
-    n_at_once = max(1, _PIECE_BASES_AT_ONCE // nets.size)
-    for first in range(0, len(place), n_at_once):
-        block = slice(first, first + n_at_once)
-        low, high = place[block][0], place[block][-1] + n_bases[block][-1]
-        pieces = Pieces.of(digits[low:high], place[block] - low, n_bases[block])
-        features = piece_features(pieces, nets.words, code)
-        values[block] = nets.log_odds(features)
-        if figures is not None:
-            figures[block] = features[:, FIGURES]
-        is_blank = (pieces.digits[:, 0] == UNKNOWN).all(axis=1)
-        values[block][is_blank] = np.nan
+    values = np.empty(len(row.place))
+    for block, features, log_odds in _read_pieces(digits, row, nets, code):
+        values[block] = log_odds
+        is_known = ~np.isnan(log_odds)
+        for whole in wholes:
+            whole.add(row.place[block][is_known], features[is_known])
     return values
+
+
+def _read_pieces(
+    digits: Digits, row: _Row, nets: PieceNets, code: GeneticCode
+) -> Iterator[tuple[slice, Features, Values]]:
+    """Some of the pieces at a time: their features, and log-odds as above."""
+    for block, pieces in row.blocks(digits, nets.size):
+        features = piece_features(pieces, nets.words, code)
+        is_blank = (pieces.digits[:, 0] == UNKNOWN).all(axis=1)
+        yield block, features, np.where(is_blank, np.nan, nets.log_odds(features))

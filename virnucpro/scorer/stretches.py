@@ -8,7 +8,7 @@ first, as far as they do not lie on others that are longer.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,7 +52,7 @@ class Stretches:
     def __len__(self) -> int:
         return len(self.piece)
 
-    def where(self, chosen: NDArray[np.bool_]) -> Stretches:
+    def where(self, chosen: NDArray[np.bool_] | Counts) -> Stretches:
         return Stretches(
             self.piece[chosen],
             self.rank[chosen],
@@ -73,9 +73,12 @@ class Frames:
     n_covered: Counts  # (n,) bases that the kept stretches lie on
 
 
-def find_stretches(pieces: Pieces, code: GeneticCode = STANDARD) -> Frames:
+def find_stretches(
+    pieces: Pieces, code: GeneticCode = STANDARD, shortest: int = SHORTEST
+) -> Frames:
     """Find the stretches of all frames, and keep what is hardly covered by longer ones.
 
+    Those of fewer than ``shortest`` codons are left out, which changes nothing for the others.
     Of equally long ones the first is taken first: forward strand, first frame, first place.
     """
     n, _, width = pieces.digits.shape
@@ -95,7 +98,7 @@ def find_stretches(pieces: Pieces, code: GeneticCode = STANDARD) -> Frames:
     n_codons = place - start
     n_stops = np.diff(first, append=len(ends)) - 1
     longest = np.maximum.reduceat(n_codons, first) if n else n_codons
-    is_candidate = n_codons >= SHORTEST
+    is_candidate = n_codons >= shortest
     row, start, n_codons = row[is_candidate], start[is_candidate], n_codons[is_candidate]
     piece, row = np.divmod(row, 6)
     strand, frame_of = np.divmod(row, 3)
@@ -162,6 +165,7 @@ def _choose(found: Stretches, lengths: Counts) -> tuple[NDArray[np.bool_], Count
     return is_kept, np.bitwise_count(covered).sum(axis=1, dtype=np.int64)
 
 
+@lru_cache(maxsize=4)
 def _bits_below(n_words: int) -> NDArray[np.uint64]:
     """Words with all bits below each place set. (64 n_words + 1, n_words)"""
     n_bits = np.arange(64 * n_words + 1)[:, None] - 64 * np.arange(n_words)

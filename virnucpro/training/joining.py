@@ -92,6 +92,10 @@ def fit_join(of_lengths: Sequence[Fragments], scorer: Scorer) -> Join | None:
     rates = [
         error_rates(fragments, knot, scorer) for fragments, knot in zip(fitted, knots, strict=True)
     ]
+    if knots and knots[-1].head == 0:  # from there on the scorer says all, as it does alone
+        beyond = [one for one in scorer.error_rates if one.n_bases > knots[-1].n_bases]
+        knots += [_alone(one.n_bases) for one in beyond]
+        rates += beyond
     return Join(scorer.sha256, tuple(knots), tuple(rates)) if knots else None
 
 

@@ -10,12 +10,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from virnucpro.scorer.features import FIGURES, Features
+from virnucpro.scorer.features import FIGURES, N_LAYOUT, Features
 from virnucpro.scorer.nets import FARTHEST, VIEWS, Layer, Nets, PieceNets
 from virnucpro.scorer.words import N_WORD_FIGURES, WordTable
 
 NO_FEATURES = range(0)
 FIGURES_AND_WORDS = range(FIGURES.start, FIGURES.stop + N_WORD_FIGURES)
+FIGURES_WORDS_AND_LAYOUT = range(FIGURES.start, FIGURES_AND_WORDS.stop + N_LAYOUT)
 
 Values = NDArray[np.float64]
 
@@ -40,18 +41,22 @@ class Fitting:
 class Lessons:
     """Features of fragments, what these are, and what each weighs. Rows in step."""
 
-    features: Features  # (n, 698)
+    features: Features  # (n, 698), of what is read as parts (n, 710)
     is_virus: NDArray[np.bool_]
     weights: Values
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Pieces of this size are cut from records of ``shortest`` to below ``longest`` bases."""
+    """Pieces of this size are cut from records of ``shortest`` to below ``longest`` bases.
+
+    They are read at once, or as parts of so many bases.
+    """
 
     size: int
     shortest: int
     longest: int | None = None
+    part: int | None = None
 
 
 def fit_piece_nets(
@@ -70,7 +75,16 @@ def fit_piece_nets(
         for view, columns in VIEWS.items():
             fitted[view].append(_fit(inputs, columns, draw, seed, fitting))
     views = {view: Nets(tuple(_stacked(nets))) for view, nets in fitted.items()}
-    return PieceNets(of_size.size, of_size.shortest, of_size.longest, words, mean, deviation, views)
+    return PieceNets(
+        of_size.size,
+        of_size.shortest,
+        of_size.longest,
+        of_size.part,
+        words,
+        mean,
+        deviation,
+        views,
+    )
 
 
 def _fit(
@@ -80,7 +94,8 @@ def _fit(
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
     inputs = features[:, columns]
-    spared = slice(fitting.spared.start - columns.start, fitting.spared.stop - columns.start)
+    first = columns.start or 0
+    spared = slice(fitting.spared.start - first, fitting.spared.stop - first)
     net = _network(inputs.shape[1], spared, fitting)
     targets = torch.from_numpy(lessons.is_virus.astype(np.float32))
     targets = targets * (1 - 2 * fitting.smoothing) + fitting.smoothing

@@ -21,7 +21,6 @@ from virnucpro.training.sampling import Fragments
 
 N_FOLDS = 5
 FALSE_POSITIVES = (0.5, 0.3, 0.2, 0.1, 0.05, 0.03, 0.02, 0.01, 0.005, 0.002, 0.001)
-UNEVEN = 1.5  # times a share of all cells that a cut may call of one kind of them
 _STEPS = 50  # of Newton's method; a few are enough
 _RIDGE = 1e-6
 
@@ -85,11 +84,11 @@ def fit_error_rates(
     """The log-odds from which on each share of the cellular fragments lies, and of the viral ones.
 
     A share counts one more fragment than there is, so that none is 0. From its cut on no kind of
-    cells is called more often than ``UNEVEN`` times the share.
+    cells is called more often either.
     """
     shares = np.array(FALSE_POSITIVES)
     at_shares = np.quantile(log_odds[~is_virus], 1 - shares)
-    of_kinds = [np.quantile(log_odds[kind], 1 - np.minimum(1, UNEVEN * shares)) for kind in kinds]
+    of_kinds = [np.quantile(log_odds[kind], 1 - shares) for kind in kinds]
     cuts = np.max([at_shares, *of_kinds], axis=0)
     viral = np.sort(log_odds[is_virus])
     n_called = len(viral) - np.searchsorted(viral, at_shares)

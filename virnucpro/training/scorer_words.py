@@ -14,7 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.scorer.features import N_FEATURES, Features, codons_of, fragment_features
+from virnucpro.scorer.features import (
+    N_FEATURES,
+    N_LAYOUT,
+    Features,
+    codons_of,
+    fragment_features,
+)
 from virnucpro.scorer.pieces import Counts, Pieces, cut
 from virnucpro.scorer.stretches import find_stretches
 from virnucpro.scorer.words import (
@@ -120,12 +126,18 @@ class Words:
             counts.table(left_out), {fold: counts.table({*left_out, fold}) for fold in folds}
         )
 
-    def features(self, fragments: Fragments, fold_of_record: Counts) -> Features:
-        """The features of fragments, each by the words of other folds than its own. (n, 698)"""
-        features = np.full((len(fragments), N_FEATURES), np.nan, dtype=np.float32)
+    def features(
+        self, fragments: Fragments, fold_of_record: Counts, part: int | None = None
+    ) -> Features:
+        """The features of fragments, each by the words of other folds than its own.
+
+        -> (n, 698), of fragments that are read as parts of so many bases (n, 710)
+        """
         folds = fold_of_record[fragments.record]
+        n_features = N_FEATURES + (N_LAYOUT if part else 0)
+        features = np.full((len(fragments), n_features), np.nan, dtype=np.float32)
         for fold, table in self.without.items():
             rows = np.flatnonzero(folds == fold)
             if len(rows):
-                features[rows] = fragment_features(fragments.digits[rows], table)
+                features[rows] = fragment_features(fragments.digits[rows], table, part)
         return features
