@@ -13,6 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -55,14 +56,15 @@ def compile_layers(
     tail = torch.compile(_tail, dynamic=True, fullgraph=True, backend=backend)
     layers = [layer for layer in model.layers if isinstance(layer, Layer)]
 
-    def transform(x: Tensor, batch: StagedBatch) -> Tensor:
+    def encode(batch: StagedBatch) -> Tensor:
+        x = F.embedding(batch.tokens, model.token_rows())
         turned = head(layers[0], x, batch.cos, batch.sin)
         for layer, following in pairwise(layers):
             attended = attend(*turned, batch)
             x, turned = tail_head(layer, following, x, attended, batch.cos, batch.sin)
         return tail(layers[-1], model.final_norm, x, attend(*turned, batch))
 
-    model.transform = transform  # type: ignore[method-assign]
+    model.encode = encode  # type: ignore[method-assign]
 
 
 Turned = tuple[Tensor, Tensor, Tensor]  # queries, keys, and values, which do not turn

@@ -28,6 +28,7 @@ from virnucpro.devices import (
     torch_build,
     visible_gpus,
 )
+from virnucpro.encoders.esm2.checkpoint import ESM2Shape
 from virnucpro.encoders.esm2.family import footprint_of
 from virnucpro.encoders.models import shape_of
 from virnucpro.encoders.published import PUBLISHED
@@ -263,6 +264,8 @@ def test_the_token_budget_fits_the_device_and_the_model():
     assert sizes["esm2_t36_3B_UR50D"] == 16_384
     assert list(sizes.values()) == sorted(sizes.values(), reverse=True)
     assert choose_tokens(CPU, footprint("esm2_t6_8M_UR50D"), "bf16") == 2048
+    narrow = footprint_of(ESM2Shape(n_layers=6, dim=128, n_heads=4))
+    assert choose_tokens(CPU, narrow, "bf16") == 4096
     tight = dataclasses.replace(OLD, memory=2 * GIB)
     assert choose_tokens(tight, footprint("esm2_t36_3B_UR50D"), "bf16") == 2048  # never below
     assert choose_tokens(tight, footprint("esm2_t33_650M_UR50D"), "bf16") < 32_768

@@ -546,14 +546,41 @@ def test_a_replayed_graph_gives_fair_esm_s_vectors_batch_after_batch(oracle):
 @pytest.mark.parametrize("oracle", [16, 24, 32], indirect=True)
 @pytest.mark.parametrize("length", [1, 50, 166])
 @pytest.mark.parametrize("n_others", [1, 7, 40])
-def test_in_bf16_a_vector_has_the_same_bits_in_every_batch_on_a_cpu(oracle, length, n_others):
+@pytest.mark.parametrize("is_reordered", [True, False])
+def test_in_bf16_a_vector_has_the_same_bits_in_every_batch_on_a_cpu(
+    oracle, length, n_others, is_reordered
+):
     model = load_esm2(oracle.path, oracle.shape.n_layers, torch.bfloat16, torch.device("cpu"))
+    if is_reordered:
+        model.reorder_weights()
     protein = random_protein(length, seed=1000)
     (alone,) = embed(model, [protein])
     others = [random_protein(max(1, length - i % 3), seed=i) for i in range(n_others)]
     assert torch.equal(embed(model, [*others, protein])[-1], alone)
     like = [random_protein(length, seed=i) for i in range(n_others)]
     assert torch.equal(embed(model, [protein, *like])[0], alone)
+
+
+@pytest.mark.parametrize("oracle", [16, 24, 32], indirect=True)
+def test_weights_laid_out_for_a_cpu_give_fair_esm_s_vectors(oracle):
+    model = load_esm2(oracle.path, oracle.shape.n_layers, torch.bfloat16, torch.device("cpu"))
+    model.reorder_weights()
+    found = torch.cat(embed(model, PROTEINS))
+    assert worst_row(found, torch.cat(oracle.hidden)) < tolerance(
+        oracle.shape.n_layers, torch.bfloat16
+    )
+
+
+@pytest.mark.parametrize("oracle", [24], indirect=True)
+@pytest.mark.parametrize("kernel", [attend_runs, attend_to_train])
+def test_projecting_the_33_tokens_once_is_projecting_each_place(oracle, kernel):
+    model = load_esm2(oracle.path, oracle.shape.n_layers, torch.float32, torch.device("cpu"))
+    model.attend = kernel
+    batch = StagedBatch.of(PackedBatch.of(PROTEINS[:6]), model.inv_freq)
+    each_place = model.transform(model.token_rows()[batch.tokens], batch)
+    assert worst_row(model.encode(batch), each_place) < tolerance(
+        oracle.shape.n_layers, torch.float32
+    )
 
 
 @on_ampere

@@ -11,7 +11,8 @@ VirnucproError            exit 1    nothing usable came out, or an internal erro
 └── FeatureFileError      exit 1    a feature file is not whole (resume does it again)
 
 A message says what happened and where; ``hint`` says what to do next. Errors never cross
-a process boundary: workers send events (``events``), which carry text.
+a process boundary: workers send events (``events``), which carry text, and the processes that make
+tables send class, message and hint.
 """
 
 from __future__ import annotations

@@ -265,7 +265,7 @@ def _resources(
 def _of_scorer(resources: Resources, options: RunOptions) -> Resources:
     """The same for records that the scorer calls: nothing but their tables is made."""
     n_processes = usable_cores() if options.workers is None else options.workers
-    return replace(resources, n_helpers=n_processes if n_processes > 1 else 0)
+    return replace(resources, n_helpers=n_processes)
 
 
 def _precision(options: RunOptions, request: str, choice: Choice) -> Precision:

@@ -69,7 +69,10 @@ class Results:
     on_event: Callable[[Telling], None]
 
     def helpers(self, most: int) -> AbstractContextManager[Helpers]:
-        """The helpers for the time of a block: as many as there is work for, ``most`` at most."""
+        """The helpers for the time of a block: as many as there is work for, ``most`` at most.
+
+        One alone would save nothing.
+        """
         maker = Maker(
             recipe=self.manifest.recipe,
             sinks=SINKS[self.manifest.recipe.command],
@@ -81,7 +84,8 @@ class Results:
             finder=self.finder,
             feature_format=self.feature_format,
         )
-        return helpers_for(maker, min(most, self.plan.counts.n_letters // _LETTERS_PER_HELPER))
+        n_helpers = min(most, self.plan.counts.n_letters // _LETTERS_PER_HELPER)
+        return helpers_for(maker, n_helpers if n_helpers > 1 else 0)
 
     def write(self, summary: Summary, helpers: Helpers) -> None:
         """Write every output, and count what is in them.

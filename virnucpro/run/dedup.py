@@ -46,7 +46,8 @@ class SeenOrfs:
 
     def mark(self, orfs: Sequence[Orf]) -> list[Orf]:
         """The same ORFs, in order; an ORF whose texts occurred before is a copy."""
-        texts = [" ".join([orf.text(what) for what in self.reads]) for orf in orfs]
+        columns = [[orf.text(what) for orf in orfs] for what in self.reads]
+        texts = columns[0] if len(columns) == 1 else list(map(" ".join, zip(*columns, strict=True)))
         distinct = list(dict.fromkeys(texts))
         ordinals = dict(zip(distinct, self._find_or_add(_digests(distinct)), strict=True))
         result = []

@@ -152,7 +152,8 @@ class _Planner:
         self, file: InputFile, hashes: array[int], replaced: frozenset[str], corrected: set[str]
     ) -> Iterator[FastaRecord]:
         """The records to embed. Those of ``replaced`` may have been there before."""
-        recipe, reported = self.manifest.recipe, self.counts.n_letters
+        recipe, counts, reported = self.manifest.recipe, self.counts, self.counts.n_letters
+        shortest = recipe.chunk_size if recipe.has_frames else 0
         for record in self.manifest.ids.read(file):
             if record.id not in replaced:
                 hashes.append(hash(record.id))
@@ -164,17 +165,18 @@ class _Planner:
                 )
             else:
                 corrected.add(record.id)
-            self.counts.n_records += 1
-            self.counts.n_letters += len(record.sequence)
-            self.counts.n_gapped += record.n_gaps > 0
-            self.counts.n_gaps += record.n_gaps
-            if self.counts.n_letters - reported >= _STEP_BASES:
-                reported = self.counts.n_letters
+            length = len(record.sequence)
+            counts.n_records += 1
+            counts.n_letters += length
+            if record.n_gaps:
+                counts.n_gapped += 1
+                counts.n_gaps += record.n_gaps
+            if counts.n_letters - reported >= _STEP_BASES:
+                reported = counts.n_letters
                 self.on_letters(reported)
             status, _ = screen(record, recipe)
             if status is None:
-                if recipe.has_frames:
-                    self.counts.n_short += len(record.sequence) * 2 < recipe.chunk_size
+                counts.n_short += 2 * length < shortest
                 yield record
 
     def write_frames(

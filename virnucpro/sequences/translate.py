@@ -48,6 +48,9 @@ def chunk_record(record: FastaRecord, size: int) -> Iterator[Chunk]:
     the first ones a base longer where they do not divide evenly.
     """
     length = len(record.sequence)
+    if 0 < length <= size:  # as most reads are
+        yield Chunk(f"{record.id}_chunk_1", record.id, 0, record.sequence)
+        return
     n_chunks = -(-length // size)
     overlap, spare = divmod(n_chunks * size - length, n_chunks) if n_chunks else (0, 0)
     n_wider = spare + overlap  # k = R - q(n - 1), with R = qn + spare
@@ -89,26 +92,29 @@ def translate_six_frames(chunks: Sequence[Chunk], code: GeneticCode = STANDARD) 
             for letters, first in zip(strands, (first_forward, first_reverse), strict=True)
         ]
     )
-    firsts = np.hstack([first_forward, first_reverse]).tolist()
-    counts = np.hstack([n_codons, n_codons]).tolist()
-    chunk_starts = (ends - lengths).tolist()
+    rows, frames = np.nonzero(mask)
+    firsts = np.hstack([first_forward, first_reverse])[rows, frames]
+    counts = np.hstack([n_codons, n_codons])[rows, frames]
+    starts = np.array([chunk.start for chunk in chunks])[rows] + firsts - (ends - lengths)[rows]
+    # where the frame begins, and its chunk ends, on its own strand of all chunks side by side
+    is_forward = frames < 3
+    first_base = np.where(is_forward, (ends - lengths)[rows], len(text) - ends[rows]) + frames % 3
+    last_base = np.where(is_forward, ends[rows], len(text) - (ends - lengths)[rows])
+    bases = text.decode("ascii").upper().replace("U", "T")
+    coding = (bases, reverse_complement(bases))
+    columns = (rows, frames, firsts, counts, starts, first_base, last_base)
 
     orfs = []
-    in_work, coding = (-1, -1), ""
-    for i, frame in np.argwhere(mask).tolist():
-        first, n = firsts[i][frame], counts[i][frame]
+    for i, frame, first, n, start, begin, end in zip(*(c.tolist() for c in columns), strict=True):
         letters = strands[frame // 3][first : first + 3 * n : 3].replace(b"\0", b"")
         if letters:
-            chunk = chunks[i]
-            if in_work != (i, frame // 3):
-                in_work, coding = (i, frame // 3), _coding_strand(chunk, "+-"[frame // 3])
+            chunk, strand = chunks[i], "+-"[frame // 3]
             protein = (letters if frame < 3 else letters[::-1]).decode("ascii")
-            start = chunk.start + first - chunk_starts[i]
-            name, strand = FRAMES[frame], "+-"[frame // 3]
-            orf_id = chunk.id + name
-            bases = coding[frame % 3 : frame % 3 + 1 + 3 * len(protein)]  # as VirNucPro writes them
+            # as VirNucPro writes them
+            of_frame = coding[frame // 3][begin : min(end, begin + 1 + 3 * len(protein))]
             place = (start, start + 3 * n, strand)
-            orfs.append(Orf(orf_id, chunk.id, chunk.record_id, *place, protein, bases))
+            orf_id = chunk.id + FRAMES[frame]
+            orfs.append(Orf(orf_id, chunk.id, chunk.record_id, *place, protein, of_frame))
     return orfs
 
 
@@ -126,12 +132,6 @@ def _holds_stop(
     place = np.searchsorted(keys, lowest)
     holds: NDArray[np.bool_] = place != np.searchsorted(keys, lowest + 3 * n_codons - 2)
     return holds
-
-
-def _coding_strand(chunk: Chunk, strand: str) -> str:
-    """The bases of a chunk's strand in upper case, with T for U."""
-    bases = reverse_complement(chunk.sequence) if strand == "-" else chunk.sequence.upper()
-    return bases.replace("U", "T")
 
 
 def reverse_complement(bases: str) -> str:

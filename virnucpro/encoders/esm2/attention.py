@@ -7,6 +7,7 @@ same type. It is chosen once, when the model is loaded.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from types import ModuleType
 
@@ -30,7 +31,8 @@ def attend_runs(qkv: Tensor, batch: StagedBatch) -> Tensor:
     """SDPA on each run of proteins of one length: no mask and no padding, on any device."""
     out = torch.empty_like(qkv[:, 0])
     for first, n, seqlen in batch.runs:
-        q, k, v = (x.to(qkv.dtype) for x in _turned(qkv, batch, (first, n, seqlen)))
+        q, k = _turned(qkv, batch, (first, n, seqlen)).to(qkv.dtype)
+        v = _values(qkv, first, n, seqlen).contiguous()
         _put(out, first, F.scaled_dot_product_attention(q, k, v))
     return out
 
@@ -39,12 +41,13 @@ def attend_dense(qkv: Tensor, batch: StagedBatch) -> Tensor:
     """Written-out scores and probabilities in bf16, but for long proteins (CPU, bf16)."""
     out = torch.empty_like(qkv[:, 0])
     for first, n, seqlen in batch.runs:
-        q, k = _scaled(*_turned(qkv[:, :2], batch, (first, n, seqlen)))
-        v = qkv[first : first + n * seqlen, 2].view(n, seqlen, *out.shape[1:]).transpose(1, 2)
+        turned = _turned(qkv, batch, (first, n, seqlen))
+        v = _values(qkv, first, n, seqlen)
         if seqlen > _LONGEST_DENSE:
-            attended = F.scaled_dot_product_attention(q, k, v.float(), scale=1.0)
+            q, k = turned
+            attended = F.scaled_dot_product_attention(q, k, v.float())
         else:
-            attended = _dense(q.to(v.dtype), k.to(v.dtype), v)
+            attended = _dense(_scaled(turned).to(v.dtype), v)
         _put(out, first, attended)
     return out
 
@@ -142,14 +145,20 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return turned
 
 
-def _turned(qkv: Tensor, batch: StagedBatch, run: tuple[int, int, int]) -> tuple[Tensor, ...]:
-    """Rotated queries and keys, and values if given: (n, n_heads, seqlen, head_dim) float32."""
+def _turned(qkv: Tensor, batch: StagedBatch, run: tuple[int, int, int]) -> Tensor:
+    """Rotated queries and keys, (2, n, n_heads, seqlen, head_dim) float32."""
     first, n, seqlen = run
-    part = qkv[first : first + n * seqlen].view(n, seqlen, *qkv.shape[1:]).permute(2, 0, 3, 1, 4)
+    part = qkv[first : first + n * seqlen, :2].view(n, seqlen, 2, *qkv.shape[2:])
+    part = part.permute(2, 0, 3, 1, 4)
     laid_out = torch.empty(part.shape, dtype=torch.float32, device=qkv.device).copy_(part)
     position = slice(first, first + seqlen)  # as of every protein of the run
-    q, k = rotate(laid_out[:2], batch.cos[position], batch.sin[position])
-    return q, k, *laid_out[2:]
+    return rotate(laid_out, batch.cos[position], batch.sin[position])
+
+
+def _values(qkv: Tensor, first: int, n: int, seqlen: int) -> Tensor:
+    """A view of the values, (n, n_heads, seqlen, head_dim)."""
+    part = qkv[first : first + n * seqlen, 2].view(n, seqlen, *qkv.shape[2:])
+    return part.transpose(1, 2)
 
 
 def _put(out: Tensor, first: int, attended: Tensor) -> None:
@@ -158,12 +167,15 @@ def _put(out: Tensor, first: int, attended: Tensor) -> None:
     out[first : first + n * seqlen].view(n, seqlen, *out.shape[1:]).copy_(attended.transpose(1, 2))
 
 
-def _scaled(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """Scaled queries, and keys less their mean, which softmax does not notice."""
-    return q.mul_(q.shape[-1] ** -0.5), k.sub_(k.mean(dim=-2, keepdim=True))
+def _scaled(turned: Tensor) -> Tensor:
+    """Scale queries for powers of two, and take their mean from keys: softmax does not notice."""
+    q, k = turned
+    q.mul_(q.shape[-1] ** -0.5 / math.log(2))
+    k.sub_(k.mean(dim=-2, keepdim=True))
+    return turned
 
 
-def _dense(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def _dense(turned: Tensor, v: Tensor) -> Tensor:
     """Attention without the maximum of the scores: their mean is 0, so no sum is below 1.
 
     A head with large scores in a protein is done again in float32.
@@ -172,16 +184,16 @@ def _dense(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     n_ones = 1 if head_dim >= _LANES else head_dim
     values = torch.ones(*v.shape[:-1], head_dim + n_ones, dtype=v.dtype)
     values[..., :head_dim] = v
-    q, k, values = (x.flatten(0, 1) for x in (q, k, values))
+    q, k, values = (x.flatten(0, 1) for x in (*turned, values))
     sums = torch.empty_like(values)  # of values by exponentials, and of these
     at_once = max(1, _SCORES_AT_ONCE // q.shape[1] ** 2)
     for i in range(0, len(q), at_once):
         part = slice(i, i + at_once)
         scores = torch.bmm(q[part], k[part].mT)
-        torch.bmm(scores.exp_(), values[part], out=sums[part])
+        torch.bmm(scores.exp2_(), values[part], out=sums[part])
     is_large = ~(sums[..., -1].amax(dim=-1) < _LARGEST_SUM)
     if is_large.any():
         scores = torch.bmm(q[is_large].float(), k[is_large].float().mT)
-        exact = torch.bmm(torch.softmax(scores, dim=-1), values[is_large].float())
+        exact = torch.bmm(torch.softmax(scores * math.log(2), dim=-1), values[is_large].float())
         sums[is_large] = exact.to(sums.dtype)
     return (sums[..., :head_dim] / sums[..., head_dim:]).view_as(v)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from virnucpro.config import EncoderSpec
 from virnucpro.encoders.base import Pending, Rows
-from virnucpro.encoders.esm2.converted import open_esm2
+from virnucpro.encoders.esm2.converted import is_converted, open_esm2
 from virnucpro.encoders.esm2.model import DTYPES, ESM2, bos_pool, mean_pool, residues_only
 from virnucpro.encoders.esm2.packing import EXTRA_TOKENS, PackedBatch, plan_batches
 from virnucpro.encoders.transfer import HostCopy
@@ -28,6 +28,8 @@ def load(spec: EncoderSpec, weights: Path, device: torch.device) -> ESM2Encoder:
         UnavailableError: it cannot be used.
     """
     model = open_esm2(weights, spec.layer, DTYPES[spec.precision], device)
+    if device.type == "cpu" and not is_converted(weights):  # which all workers share as it is
+        model.reorder_weights()
     return ESM2Encoder(spec, model, device)
 
 

@@ -8,7 +8,7 @@ rotary tables and pooling are float32 always, since a rotary table in bf16 gives
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import numpy as np
@@ -29,6 +29,7 @@ DTYPES: Mapping[str, torch.dtype] = {  # of matrix products, by the name of the 
 }
 # 15 % of the tokens were masked in training, 80 % of those zeroed by token dropout
 TOKEN_DROPOUT_SCALE = 1 - 0.15 * 0.8
+_USUAL_TOKENS = 2048  # of a batch on a CPU
 
 
 class Layer(nn.Module):
@@ -54,6 +55,15 @@ class Layer(nn.Module):
         layer = copy.deepcopy(self).float()
         layer.dtype, layer.is_fused = torch.float32, False
         return layer
+
+    def reorder_weights(self) -> None:
+        """Lay the weights out as oneDNN multiplies with them, once and not in each batch.
+
+        They are a copy in memory of their own, and good for nothing but ``linear``.
+        """
+        for part in (self.qkv, self.attention_out, self.up, self.down):
+            ordered = torch.ops.mkldnn._reorder_linear_weight(part.weight, _USUAL_TOKENS)
+            part.weight = nn.Parameter(ordered, requires_grad=False)
 
     def project(self, x: Tensor) -> Tensor:
         """Queries, keys and values. (n_tokens, dim) -> (n_tokens, 3, n_heads, head_dim)"""
@@ -107,11 +117,27 @@ class ESM2(nn.Module):
         return self.encode(StagedBatch.of(batch, self.inv_freq))
 
     def encode(self, batch: StagedBatch) -> Tensor:
-        """The same as ``forward``, for a batch that is on the device already."""
-        x = self.embedding(batch.tokens)
-        if self.shape.token_dropout:
-            x = x * TOKEN_DROPOUT_SCALE
-        return self.transform(x, batch)
+        """The same as ``forward``, for a batch that is on the device already.
+
+        The first layer projects each of the 33 tokens once, not each place of the batch.
+        """
+        layers = self.layers_in_use()
+        return self.apply_layers(layers, self.begin(next(layers, None), batch), batch)
+
+    def begin(self, first: Layer | None, batch: StagedBatch) -> Tensor:
+        """Embed the tokens and apply the first layer, if there is one. -> (n_tokens, dim)"""
+        rows = self.token_rows()
+        x = F.embedding(batch.tokens, rows)
+        if first is None:
+            return x
+        projected = first.project(rows)
+        qkv = F.embedding(batch.tokens, projected.flatten(1)).view(-1, *projected.shape[1:])
+        return first.finish(x, self.attend(qkv, batch))
+
+    def token_rows(self) -> Tensor:
+        """The input of the first layer for each token, (N_TOKENS, dim)."""
+        rows = self.embedding.weight
+        return rows * TOKEN_DROPOUT_SCALE if self.shape.token_dropout else rows
 
     @contextmanager
     def in_float32(self) -> Iterator[None]:
@@ -128,11 +154,26 @@ class ESM2(nn.Module):
 
     def transform(self, x: Tensor, batch: StagedBatch) -> Tensor:
         """Apply all layers to embedded tokens. (n_tokens, dim) -> the same"""
+        return self.apply_layers(self.layers_in_use(), x, batch)
+
+    def reorder_weights(self) -> None:
+        """Lay the weights out for this CPU, where its products are oneDNN's."""
         for layer in self.layers:
-            assert isinstance(layer, Layer)
-            x = (layer.in_float32() if self.is_exact else layer)(x, batch, self.attend)
+            if isinstance(layer, Layer) and layer.is_fused:
+                layer.reorder_weights()
+
+    def apply_layers(self, layers: Iterable[Layer], x: Tensor, batch: StagedBatch) -> Tensor:
+        """Apply layers and the final norm. (n_tokens, dim) -> the same"""
+        for layer in layers:
+            x = layer(x, batch, self.attend)
         normed: Tensor = self.final_norm(x)
         return normed
+
+    def layers_in_use(self) -> Iterator[Layer]:
+        """The layers, one by one; in float32 within ``in_float32``."""
+        for layer in self.layers:
+            assert isinstance(layer, Layer)
+            yield layer.in_float32() if self.is_exact else layer
 
 
 def rotary_frequencies(head_dim: int) -> Tensor:
