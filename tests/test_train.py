@@ -602,6 +602,33 @@ def test_an_error_of_the_first_of_torchruns_processes_ends_all_with_its_exit_cod
     assert "wrong.tsv:2: the label is 'viral'" in said[0] and not said[1]
 
 
+LAST_FAILS = """
+import os, sys
+from contextlib import nullcontext
+from virnucpro.errors import UsageError
+from virnucpro.training.ranks import run_under_torchrun, started_by_torchrun
+
+def work(ranks):
+    if ranks.rank == ranks.world_size - 1:
+        raise UsageError("one of us")
+    ranks.wait()
+
+started = started_by_torchrun(os.environ)
+try:
+    run_under_torchrun(started, "cpu", nullcontext(), work, print)
+except UsageError as error:
+    print(error, file=sys.stderr)
+    sys.exit(error.exit_code)
+"""
+
+
+def test_an_error_of_another_process_than_the_first_which_has_the_store_is_told():
+    processes = ranks_of_torchrun([sys.executable, "-c", LAST_FAILS])
+    said = [process.communicate(timeout=90)[1] for process in processes]
+    assert [process.returncode for process in processes] == [64, 64], said
+    assert "one of us" in said[1] and "one of us" not in said[0]
+
+
 def test_a_folder_that_the_first_of_torchruns_processes_cannot_write_ends_all_with_73(
     data, tiny, tmp_path
 ):

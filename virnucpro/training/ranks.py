@@ -167,7 +167,9 @@ def _connect(started: Started) -> Store:
 def _ending_together(store: Store, world_size: int) -> Iterator[None]:
     """The first error of a process ends all of them with its exit code."""
     is_done = threading.Event()
-    watcher = threading.Thread(target=_end_with_others, args=(store, is_done), daemon=True)
+    watcher = threading.Thread(
+        target=_end_with_others, args=(store, world_size, is_done), daemon=True
+    )
     watcher.start()
     try:
         yield
@@ -175,20 +177,20 @@ def _ending_together(store: Store, world_size: int) -> Iterator[None]:
         is_done.set()
         watcher.join()
         told = error if isinstance(error, VirnucproError) else disk_error(error)
-        if store.add(_N_ERRORS, 1) > 1:
-            raise SystemExit(_hear_exit_code(store)) from error
-        store.set(_EXIT_CODE, str(told.exit_code))
-        deadline = time.monotonic() + _GRACE_SECONDS
-        while time.monotonic() < deadline:  # they ask the store, which may end with this process
-            if store.add(_N_HEARD, 0) == world_size - 1:
-                break
-            time.sleep(_LISTEN_SECONDS)
+        with suppress(dist.DistError):  # the store is gone, with its process
+            if store.add(_N_ERRORS, 1) > 1:
+                exit_code = int(store.get(_EXIT_CODE))
+                _wait_for_all(store, world_size, heard=1)
+                raise SystemExit(exit_code) from error
+            store.set(_EXIT_CODE, str(told.exit_code))
+            _wait_for_all(store, world_size, heard=0)
         raise
     finally:
         is_done.set()
+        watcher.join()
 
 
-def _end_with_others(store: Store, is_done: threading.Event) -> None:
+def _end_with_others(store: Store, world_size: int, is_done: threading.Event) -> None:
     """End this process when another one has told an error: its main thread may wait within torch.
 
     Nothing wakes it there: a group that is destroyed closes its connections only when nothing
@@ -197,13 +199,18 @@ def _end_with_others(store: Store, is_done: threading.Event) -> None:
     with suppress(dist.DistError):  # the store is gone, with its process: torch says so
         while not is_done.wait(_LISTEN_SECONDS):
             if store.check([_EXIT_CODE]):
-                os._exit(_hear_exit_code(store))
+                exit_code = int(store.get(_EXIT_CODE))
+                with suppress(dist.DistError):
+                    _wait_for_all(store, world_size, heard=1)
+                os._exit(exit_code)
 
 
-def _hear_exit_code(store: Store) -> int:
-    exit_code = int(store.get(_EXIT_CODE))
-    store.add(_N_HEARD, 1)
-    return exit_code
+def _wait_for_all(store: Store, world_size: int, *, heard: int) -> None:
+    """Wait until all but the one that told an error have heard: one of them may have the store."""
+    store.add(_N_HEARD, heard)
+    deadline = time.monotonic() + _GRACE_SECONDS
+    while store.add(_N_HEARD, 0) < world_size - 1 and time.monotonic() < deadline:
+        time.sleep(_LISTEN_SECONDS)
 
 
 def run_on(devices: Sequence[str], work: Callable[[Ranks], None], on_event: OnEvent) -> None:
