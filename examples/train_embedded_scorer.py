@@ -27,6 +27,7 @@ import multiprocessing
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -37,7 +38,7 @@ from numpy.typing import NDArray
 from virnucpro.evaluation.metrics import Samples, bootstrap, measure
 from virnucpro.labelled.digests import group_digest, record_digest
 from virnucpro.labelled.records import Labelled, read_manifest, read_records
-from virnucpro.scorer.features import GC, fragment_features
+from virnucpro.scorer.features import GC, fragment_features, whole_features
 from virnucpro.scorer.nets import (
     ErrorRates,
     Knot,
@@ -155,7 +156,8 @@ def lessons(course: Course, of_size: Range, seed: int) -> Lessons:
     fragments = draw(course.collection, size, n_fragments, SHARES, rng)
     records = course.collection.records
     is_virus = np.array([records[record].is_virus for record in fragments.record])
-    features = course.words.features(fragments, course.fold_of_record, of_size.part)
+    read = partial(whole_features, part=of_size.part) if of_size.part else fragment_features
+    features = course.words.features(fragments, course.fold_of_record, read)
     gc = features[:, GC].astype(np.float64)
     cells = fragments.digits[~is_virus]
     invented = np.stack(
@@ -166,7 +168,7 @@ def lessons(course: Course, of_size: Range, seed: int) -> Lessons:
         ]
     )
     return Lessons(
-        np.concatenate([features, fragment_features(invented, course.words.table, of_size.part)]),
+        np.concatenate([features, read(invented, course.words.table)]),
         np.append(is_virus, np.zeros(len(invented), dtype=np.bool_)),
         np.append(gc_matched_weights(gc, is_virus), np.full(len(invented), MADE_WEIGHT)),
     )

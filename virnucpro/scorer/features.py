@@ -106,19 +106,22 @@ def piece_features(pieces: Pieces, words: WordTable, code: GeneticCode = STANDAR
     )
 
 
-def fragment_features(digits: Digits, words: WordTable, part: int | None = None) -> Features:
-    """The features of fragments as single pieces, or as parts of so many bases.
+def fragment_features(digits: Digits, words: WordTable) -> Features:
+    """The features of fragments as single pieces. (n, n_bases) -> (n, 698)"""
+    return np.concatenate(list(_feature_blocks(digits, words)))
 
-    (n, n_bases) -> (n, 698), in parts (n, 710)
+
+def whole_features(digits: Digits, words: WordTable, part: int) -> Features:
+    """The features of fragments that are read as whole parts of so many bases.
+
+    Of known bases, and without a rest: else ``score`` reads other parts. (n, n_bases) -> (n, 710)
     """
-    if part is None:
-        return np.concatenate(list(_feature_blocks(digits, words)))
     n, n_bases = digits.shape
     parts = digits[:, : n_bases // part * part].reshape(-1, part)
     of_parts = fragment_features(parts, words).reshape(n, -1, N_FEATURES)
     blocks = np.split(digits, range(_PIECES_AT_ONCE, n, _PIECES_AT_ONCE))
     layouts = [layout_features(_as_pieces(block)) for block in blocks]
-    return with_layout(of_parts.mean(axis=1), np.concatenate(layouts))
+    return with_layout(of_parts.mean(axis=1, dtype=np.float64), np.concatenate(layouts))
 
 
 def _feature_blocks(digits: Digits, words: WordTable) -> Iterator[Features]:
@@ -131,8 +134,8 @@ def _as_pieces(digits: Digits) -> Pieces:
     return Pieces.of(digits.reshape(-1), np.cumsum(lengths) - lengths, lengths)
 
 
-def with_layout(of_parts: NDArray[np.floating], layout: Values) -> Features:
-    """The mean features of the parts of pieces with those of the whole. (n, 698), (n, 12)"""
+def with_layout(of_parts: Values, layout: Values) -> Features:
+    """The mean features of parts with those of the whole. (n, 698), (n, 12) -> (n, 710)"""
     before, behind = np.split(of_parts, [N_FEATURES - 2 * N_CODONS], axis=1)
     return np.hstack([before, layout, behind]).astype(np.float32)
 

@@ -102,14 +102,6 @@ class PieceNets:
     def n_features(self) -> int:
         return N_FEATURES + (N_LAYOUT if self.part else 0)
 
-    @property
-    def weight(self) -> int:
-        """What they count for beside other sizes: what is read as parts has a half of the score.
-
-        Two other sizes read a record that is long enough for parts.
-        """
-        return 2 if self.part else 1
-
     def reads(self, lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Whether they read records of these lengths. (n,) -> (n,)"""
         longest = np.inf if self.longest is None else self.longest
@@ -231,9 +223,13 @@ class Scorer:
             lengths = [one.n_bases for one in at]
             if not lengths or lengths != sorted(set(lengths)) or not self.pieces:
                 raise ValueError(f"values at {lengths} bases, nets for {len(self.pieces)} sizes")
-        sizes = {nets.size for nets in self.pieces if not nets.part}
-        if not sizes or any(nets.part not in (None, *sizes) for nets in self.pieces):
-            raise ValueError(f"parts of other sizes than the pieces' own, {sorted(sizes)}")
+        of_size = {nets.size: nets for nets in self.pieces}
+        if len(of_size) < len(self.pieces):
+            raise ValueError("several nets for pieces of one size")
+        for whole in (nets for nets in self.pieces if nets.part):
+            parts = of_size.get(whole.part or 0)
+            if parts is None or parts.part or parts.longest or parts.shortest > whole.shortest:
+                raise ValueError(f"parts of {whole.part} bases, which no nets read by themselves")
         if any(nets.words is not self.pieces[0].words for nets in self.pieces):
             raise ValueError("nets that read several tables of words")
         if len(self.windows.words):

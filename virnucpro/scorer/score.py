@@ -98,13 +98,13 @@ def score_block(
     """Each sequence with its pieces, in order, read side by side."""
     lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int64)
     starts = np.cumsum(lengths) - lengths
-    total = _Mean(len(lengths))
+    mean = _Mean(len(lengths))
     pieces: dict[int, PieceScores] = {}
     nothing = np.empty(0, dtype=np.int64)
     no_pieces = PieceScores(nothing, nothing, nothing, np.empty(0))
     digits = encode("".join(sequences))
     for nets, records, scores in _by_size(digits, lengths, scorer.pieces, code):
-        total.add(records, scores, nets.weight)
+        mean.add(nets, records, scores)
         if nets.part:
             continue
         calibrated = replace(scores, log_odds=scorer.calibrated(scores.log_odds, scores.n_bases))
@@ -112,7 +112,7 @@ def score_block(
         for i, record in enumerate(records.tolist()):
             if record not in pieces:
                 pieces[record] = calibrated.of_record(bounds[i], bounds[i + 1], int(starts[record]))
-    log_odds = scorer.calibrated(total.values, lengths)
+    log_odds = scorer.calibrated(mean.values, lengths)
     return [
         RecordScore(None if np.isnan(value) else value, pieces.get(record, no_pieces))
         for record, value in enumerate(log_odds.tolist())
@@ -120,43 +120,48 @@ def score_block(
 
 
 def record_log_odds(digits: Digits, lengths: Counts, pieces: Sequence[PieceNets]) -> Values:
-    """The mean over piece sizes of the mean over pieces, before calibration; NaN for no score.
+    """The log-odds of records, before calibration; NaN for no score.
 
-    Records side by side, (n_bases,), and their lengths, (n,) -> (n,)
+    The mean over piece sizes of the mean over pieces; where some are read as parts, a half of it
+    is theirs. Records side by side, (n_bases,), and their lengths, (n,) -> (n,)
     """
-    total = _Mean(len(lengths))
+    mean = _Mean(len(lengths))
     for nets, records, scores in _by_size(digits, lengths, pieces, STANDARD):
-        total.add(records, scores, nets.weight)
-    return total.values
+        mean.add(nets, records, scores)
+    return mean.values
 
 
 class _Mean:
     """The mean over piece sizes of each record's log-odds, as they come."""
 
     def __init__(self, n_records: int) -> None:
-        self._total, self._weight = np.zeros(n_records), np.zeros(n_records)
+        self._total = np.zeros((2, n_records))  # of pieces read at once, and as parts
+        self._n_sizes = np.zeros((2, n_records))
 
-    def add(self, records: Counts, scores: PieceScores, weight: int) -> None:
+    def add(self, nets: PieceNets, records: Counts, scores: PieceScores) -> None:
         means = scores.means(len(records))
         has_mean = ~np.isnan(means)
-        self._total[records[has_mean]] += weight * means[has_mean]
-        self._weight[records[has_mean]] += weight
+        way = 0 if nets.part is None else 1
+        self._total[way, records[has_mean]] += means[has_mean]
+        self._n_sizes[way, records[has_mean]] += 1
 
     @property
     def values(self) -> Values:
-        return np.where(self._weight > 0, self._total / np.maximum(1, self._weight), np.nan)
+        means = self._total / np.maximum(1, self._n_sizes)
+        n_ways = (self._n_sizes > 0).sum(axis=0)
+        return np.where(n_ways > 0, means.sum(axis=0) / np.maximum(1, n_ways), np.nan)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Row:
-    """Pieces of some records, one behind the other. Arrays in step, places rising."""
+class _Places:
+    """Where the pieces of some records are, in order. Arrays in step, places rising."""
 
     record: Counts  # (n,) whose it is, counted among these records
-    place: Counts  # (n,) its first base among those of all records
+    first: Counts  # (n,) its first base among those of all records
     n_bases: Counts  # (n,)
 
     @classmethod
-    def of(cls, lengths: Counts, records: Counts, size: int) -> _Row:
+    def of(cls, lengths: Counts, records: Counts, size: int) -> _Places:
         """The pieces of this size of some of the records that lie side by side."""
         of_records = lengths[records]
         owner, place, n_bases = cut(of_records, size)
@@ -166,14 +171,14 @@ class _Row:
     def blocks(self, digits: Digits, size: int) -> Iterator[tuple[slice, Pieces]]:
         """The pieces, of about this size, with their bases, some at a time."""
         n_at_once = max(1, _PIECE_BASES_AT_ONCE // size)
-        for first in range(0, len(self.place), n_at_once):
-            block = slice(first, first + n_at_once)
-            place, n_bases = self.place[block], self.n_bases[block]
-            low, high = place[0], place[-1] + n_bases[-1]
-            yield block, Pieces.of(digits[low:high], place - low, n_bases)
+        for low in range(0, len(self.first), n_at_once):
+            block = slice(low, low + n_at_once)
+            first, n_bases = self.first[block], self.n_bases[block]
+            bases = slice(first[0], first[-1] + n_bases[-1])
+            yield block, Pieces.of(digits[bases], first - first[0], n_bases)
 
     def scored(self, log_odds: Values) -> PieceScores:
-        return PieceScores(self.record, self.place, self.n_bases, log_odds)
+        return PieceScores(self.record, self.first, self.n_bases, log_odds)
 
 
 def _by_size(
@@ -183,11 +188,11 @@ def _by_size(
     for nets in pieces:
         records = np.flatnonzero(nets.reads(lengths))
         if nets.part is None and len(records):
-            row = _Row.of(lengths, records, nets.size)
+            places = _Places.of(lengths, records, nets.size)
             wholes = [_Wholes.of(lengths, one) for one in pieces if one.part == nets.size]
-            yield nets, records, row.scored(_score_pieces(digits, row, nets, code, wholes))
+            yield nets, records, places.scored(_score_pieces(digits, places, nets, code, wholes))
             for whole in wholes:
-                yield whole.nets, whole.records, whole.row.scored(whole.log_odds(digits, code))
+                yield whole.nets, whole.records, whole.places.scored(whole.log_odds(digits, code))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -196,35 +201,35 @@ class _Wholes:
 
     nets: PieceNets
     records: Counts
-    row: _Row
+    places: _Places
     total: Values  # (n, 698) features of the parts
     n_parts: Counts  # (n,)
 
     @classmethod
     def of(cls, lengths: Counts, nets: PieceNets) -> _Wholes:
         records = np.flatnonzero(nets.reads(lengths))
-        row = _Row.of(lengths, records, nets.size)
-        n = len(row.place)
-        return cls(nets, records, row, np.zeros((n, N_FEATURES)), np.zeros(n, dtype=np.int64))
+        places = _Places.of(lengths, records, nets.size)
+        n = len(places.first)
+        return cls(nets, records, places, np.zeros((n, N_FEATURES)), np.zeros(n, dtype=np.int64))
 
-    def add(self, places: Counts, features: Features) -> None:
+    def add(self, first: Counts, features: Features) -> None:
         """Add parts in their order, each to the piece that it begins in, if there is one."""
-        ends = self.row.place + self.row.n_bases
-        whole = np.searchsorted(ends, places, side="right")
+        ends = self.places.first + self.places.n_bases
+        whole = np.searchsorted(ends, first, side="right")
         is_inside = whole < len(ends)
-        is_inside[is_inside] = self.row.place[whole[is_inside]] <= places[is_inside]
+        is_inside[is_inside] = self.places.first[whole[is_inside]] <= first[is_inside]
         if is_inside.any():
-            some, first, n_parts = np.unique(
+            some, starts, n_parts = np.unique(
                 whole[is_inside], return_index=True, return_counts=True
             )
-            self.total[some] += np.add.reduceat(features[is_inside], first, dtype=np.float64)
+            self.total[some] += np.add.reduceat(features[is_inside], starts, dtype=np.float64)
             self.n_parts[some] += n_parts
 
     def log_odds(self, digits: Digits, code: GeneticCode) -> Values:
         """Of each piece, before calibration; NaN for one of unknown bases alone. -> (n,)"""
         values = np.full(len(self.n_parts), np.nan)
         means = self.total / np.maximum(1, self.n_parts)[:, None]
-        for block, pieces in self.row.blocks(digits, self.nets.size):
+        for block, pieces in self.places.blocks(digits, self.nets.size):
             features = with_layout(means[block], layout_features(pieces, code))
             values[block] = self.nets.log_odds(features)
         values[self.n_parts == 0] = np.nan
@@ -245,37 +250,37 @@ def score_windows(
     if scorer.windows.size != size:
         raise ValueError(f"windows of {size} bases for nets of {scorer.windows.size} bases")
     start = np.arange(0, len(sequence) - size + 1, step, dtype=np.int64)
-    row = _Row(np.zeros(len(start), dtype=np.int64), start, np.full(len(start), size))
+    places = _Places(np.zeros(len(start), dtype=np.int64), start, np.full(len(start), size))
     figures = [np.empty((0, N_FIGURES), dtype=np.float32)]
     values = [np.empty(0)]
-    for _, features, log_odds in _read_pieces(encode(sequence), row, scorer.windows, code):
+    for _, features, log_odds in _read_pieces(encode(sequence), places, scorer.windows, code):
         figures.append(features[:, FIGURES])
         values.append(log_odds)
     log_odds = scorer.windows_knot.calibrated(np.concatenate(values))
-    return row.scored(log_odds), np.concatenate(figures)
+    return places.scored(log_odds), np.concatenate(figures)
 
 
 def _score_pieces(
-    digits: Digits, row: _Row, nets: PieceNets, code: GeneticCode, wholes: Iterable[_Wholes]
+    digits: Digits, places: _Places, nets: PieceNets, code: GeneticCode, wholes: Iterable[_Wholes]
 ) -> Values:
     """The log-odds of each piece of this size, before calibration; NaN for unknown bases alone.
 
     ``wholes`` get those with a known base as parts.
     """
-    values = np.empty(len(row.place))
-    for block, features, log_odds in _read_pieces(digits, row, nets, code):
+    values = np.empty(len(places.first))
+    for block, features, log_odds in _read_pieces(digits, places, nets, code):
         values[block] = log_odds
         is_known = ~np.isnan(log_odds)
         for whole in wholes:
-            whole.add(row.place[block][is_known], features[is_known])
+            whole.add(places.first[block][is_known], features[is_known])
     return values
 
 
 def _read_pieces(
-    digits: Digits, row: _Row, nets: PieceNets, code: GeneticCode
+    digits: Digits, places: _Places, nets: PieceNets, code: GeneticCode
 ) -> Iterator[tuple[slice, Features, Values]]:
     """Some of the pieces at a time: their features, and log-odds as above."""
-    for block, pieces in row.blocks(digits, nets.size):
+    for block, pieces in places.blocks(digits, nets.size):
         features = piece_features(pieces, nets.words, code)
         is_blank = (pieces.digits[:, 0] == UNKNOWN).all(axis=1)
         yield block, features, np.where(is_blank, np.nan, nets.log_odds(features))

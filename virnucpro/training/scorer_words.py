@@ -7,21 +7,15 @@ the nets learn what words of other groups are worth.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Collection as Container
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.scorer.features import (
-    N_FEATURES,
-    N_LAYOUT,
-    Features,
-    codons_of,
-    fragment_features,
-)
-from virnucpro.scorer.pieces import Counts, Pieces, cut
+from virnucpro.scorer.features import Features, codons_of, fragment_features
+from virnucpro.scorer.pieces import Counts, Digits, Pieces, cut
 from virnucpro.scorer.stretches import find_stretches
 from virnucpro.scorer.words import (
     CELLULAR,
@@ -127,17 +121,22 @@ class Words:
         )
 
     def features(
-        self, fragments: Fragments, fold_of_record: Counts, part: int | None = None
+        self,
+        fragments: Fragments,
+        fold_of_record: Counts,
+        read: Callable[[Digits, WordTable], Features] = fragment_features,
     ) -> Features:
-        """The features of fragments, each by the words of other folds than its own.
+        """The features of fragments, as they are read, each by the words of other folds.
 
-        -> (n, 698), of fragments that are read as parts of so many bases (n, 710)
+        -> (n, n_features)
         """
         folds = fold_of_record[fragments.record]
-        n_features = N_FEATURES + (N_LAYOUT if part else 0)
-        features = np.full((len(fragments), n_features), np.nan, dtype=np.float32)
-        for fold, table in self.without.items():
-            rows = np.flatnonzero(folds == fold)
-            if len(rows):
-                features[rows] = fragment_features(fragments.digits[rows], table, part)
-        return features
+        rows = [np.flatnonzero(folds == fold) for fold in self.without]
+        features = np.concatenate(
+            [
+                read(fragments.digits[some], table)
+                for some, table in zip(rows, self.without.values(), strict=True)
+                if len(some)
+            ]
+        )
+        return features[np.argsort(np.concatenate(rows))]
