@@ -1,19 +1,21 @@
 """Measure regions in contigs of several lengths that are cut from whole genomes.
 
-    python benchmarks/regions_by_length.py FOLDER prophages.tsv
+    python benchmarks/regions_by_length.py FOLDER prophages.tsv [Mesoplasma.fa ...]
 
 FOLDER and the table are those of ``virnucpro train --data FOLDER --regions prophages.tsv``. Contigs
 of hosts are cut from chromosomes of the table, beside their prophages, and from other records of
 500,000 bases and more, whose prophages are not known; a contig with a region counts as false.
 Contigs of prophages hold one whole at three places, or end with its half or, in a long contig, all
 of it; it is found if half of its bases there lie in regions. What finds them was learned without
-their chromosome, and without its file as a host. Random sequence has a GC of 0.3 to 0.7.
+their chromosome, and without its file as a host. Random sequence has a GC of 0.3 to 0.7. Files
+that are named behind the table are read in genetic code 4, as a user who knows them would have it.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +26,7 @@ from virnucpro.scoring.chain import RegionModel
 from virnucpro.scoring.contrast import Items
 from virnucpro.scoring.regions import regions_of_items
 from virnucpro.sequences.fasta import read_fasta
-from virnucpro.sequences.genetic_code import STANDARD
+from virnucpro.sequences.genetic_code import STANDARD, genetic_code
 from virnucpro.sequences.inputs import list_sources
 from virnucpro.training.region_model import SIZE, STEP, Chromosome, learn_region_model
 
@@ -97,13 +99,16 @@ def add(rows: list[list[tuple[int, int]]]) -> list[tuple[int, int]]:
     ]
 
 
-def score(folder: Path, truths: dict[str, Truth]) -> dict[Path, list[Chromosome]]:
+def score(
+    folder: Path, truths: dict[str, Truth], code_4: Collection[str]
+) -> dict[Path, list[Chromosome]]:
     """The records of each file, with their pieces scored."""
     scorer = load_scorer(embedded_scorer())
     files: dict[Path, list[Chromosome]] = {}
     for source in list_sources(folder):
+        code = genetic_code(4) if source.path.name in code_4 else STANDARD
         for record in read_fasta(source.path, source.name):
-            items = Items.of(record.sequence, scorer, SIZE, STEP)
+            items = Items.of(record.sequence, scorer, SIZE, STEP, code)
             one = Chromosome(record.id, record.sequence, items, truths.get(record.id, Truth()))
             files.setdefault(source.path, []).append(one)
     return files
@@ -144,5 +149,9 @@ def measure(files: dict[Path, list[Chromosome]]) -> None:
 
 
 if __name__ == "__main__":
-    folder, table = map(Path, sys.argv[1:])
-    measure(score(folder, read_truth(table)))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("table", type=Path)
+    parser.add_argument("code_4", nargs="*", metavar="FILE")
+    options = parser.parse_args()
+    measure(score(options.folder, read_truth(options.table), options.code_4))

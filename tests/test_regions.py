@@ -48,10 +48,11 @@ from virnucpro.scoring.chain import (
     viterbi,
 )
 from virnucpro.scoring.contrast import Hosts, Items, Levels, signal
-from virnucpro.scoring.landmarks import host_peptides
+from virnucpro.scoring.landmarks import Repeat, direct_repeats, host_peptides
 from virnucpro.scoring.regions import (
     SHORTEST_RECORD,
     RegionFinder,
+    Repeats,
     Run,
     embedded_finder,
     is_circular,
@@ -265,12 +266,17 @@ def test_short_dense_genes_around_a_piece_speak_for_a_virus():
 def test_an_end_moves_to_an_open_stretch_but_not_past_the_middle_to_the_next_end():
     stop = "TAATTAATTAATTAATTAA"  # closes all six frames
     sequence = "CAC" * 1000 + stop + "CAC" * 1000
-    [(start, end, att)] = move_ends([(2_700, 5_000)], sequence)
+    repeats = Repeats.of(sequence, np.arange(0, 5_000, 500), np.zeros(10), MODEL)
+
+    def moved_ends(*ends: tuple[int, int]) -> list[tuple[int, int, str]]:
+        return move_ends([Run(0, 1, start, end) for start, end in ends], repeats)
+
+    [(start, end, att)] = moved_ends((2_700, 5_000))
     assert att == ""
     assert abs(start - 3_000) <= len(stop)
     assert end == 5_000
     for runs in ([(1_000, 2_600), (2_650, 5_000)], [(3_400, 3_420)]):
-        moved = [end for run in move_ends(runs, sequence) for end in run[:2]]
+        moved = [end for run in moved_ends(*runs) for end in run[:2]]
         assert moved == sorted(set(moved))
 
 
@@ -613,6 +619,72 @@ def test_direct_repeats_at_both_ends_are_named_and_are_the_ends():
     assert region.att == att
     [region] = regions_of(bases + att * 2, log_odds, model)
     assert region.att == ""
+
+
+ATT = "CTTCTAAGTCGTGGGCCGCAGGTTCGAATCCTGCAGGGCGCGCCATT"  # of DLP12 in the gene of a tRNA
+
+
+def repeats_of(word: str, *, elsewhere: str = "") -> list[Repeat]:
+    """The repeats around (40_000, 60_000) of a record with a word from 45_000 and up to 70_000."""
+    bases, size = random_dna(200_000, np.random.default_rng(11)), len(word)
+    bases = bases[:45_000] + word + bases[45_000 + size : 70_000 - size] + word + bases[70_000:]
+    return direct_repeats(bases + elsewhere, (40_000, 60_000), (0, len(bases)), 20_000)
+
+
+def test_a_repeat_far_from_the_ends_must_be_long():
+    [repeat] = repeats_of(ATT)
+    assert (repeat.start, repeat.end, repeat.bases) == (45_000, 70_000, ATT)
+    assert repeat.n_by_chance < 1e-10
+    assert not repeats_of(ATT[:15])
+
+
+def test_repeats_that_a_record_has_elsewhere_are_a_family():
+    assert not repeats_of(ATT, elsewhere=ATT)
+
+
+def test_terminators_and_long_copies_are_no_attachment_sites():
+    stem = "GCGTACCGATTGA"
+    other = stem.translate(str.maketrans("ACGT", "TGCA"))[::-1]
+    assert not repeats_of(f"AAAAA{stem}TTCG{other}TTTTT")
+    gene = random_dna(1_000, np.random.default_rng(12))
+    assert not repeats_of(gene)
+    left, right = gene[:300] + "A" + gene[301:], gene[:300] + "C" + gene[301:]
+    bases = random_dna(200_000, np.random.default_rng(13))
+    record = bases[:45_000] + left + bases[46_000:69_000] + right + bases[70_000:]
+    assert not direct_repeats(record, (40_000, 60_000), (0, len(record)), 20_000)
+
+
+def test_ends_move_only_to_a_repeat_with_most_of_the_evidence():
+    bases = random_dna(200_000, np.random.default_rng(14))
+    starts = np.arange(0, 199_500, 500)
+    evidence = np.where((starts >= 40_000) & (starts < 60_000), 0.5, -0.5)
+    for places, is_taken in (((38_000, 57_000), True), ((50_000, 58_000), False)):
+        left, right = places
+        record = bases[:left] + ATT + bases[left:right] + ATT + bases[right:]
+        repeats = Repeats.of(record, starts, evidence, replace(MODEL, virus_bases=20_000.0))
+        found = repeats.around(Run(80, 120, 40_000, 60_000), (0, 200_000))
+        assert (found is not None and found.bases.startswith(ATT)) == is_taken
+
+
+def test_what_is_rather_a_virus_by_all_paths_is_a_region_if_a_repeat_bounds_it():
+    rng = np.random.default_rng(8)
+    bases = random_dna(100_000, rng)
+    log_odds = rng.normal(-4, 1.0, 201)
+    model = load_region_model(embedded_region_model())
+    lysogen = bases[:40_000] + ATT + bases[40_000:60_000] + ATT + bases[60_000:]
+    called = []
+    for height in np.arange(1.0, 5.0, 0.02):
+        values = log_odds.copy()
+        values[80:121] += height
+        both = (
+            regions_of(bases + "A" * len(ATT * 2), values, model),
+            regions_of(lysogen, values, model),
+        )
+        called.append(tuple(map(bool, both)))
+    assert called[0] == (False, False)
+    assert called[-1] == (True, True)
+    assert called.count((False, True)) > 1
+    assert called.count((True, False)) == 0
 
 
 def find(finder: RegionFinder, bases: str, *, is_virus: bool = False) -> tuple[Region, ...]:

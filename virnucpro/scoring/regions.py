@@ -32,10 +32,17 @@ from virnucpro.scoring.chain import (
     viterbi,
 )
 from virnucpro.scoring.contrast import Items
-from virnucpro.scoring.landmarks import REACH, direct_repeat, host_peptides, open_edges
+from virnucpro.scoring.landmarks import (
+    REACH,
+    Repeat,
+    direct_repeats,
+    host_peptides,
+    open_edges,
+)
 from virnucpro.sequences.genetic_code import STANDARD, GeneticCode, genetic_code
 
 SHORTEST_RECORD = 10_000  # bases; in a shorter one no regions are looked for
+MOST_BY_CHANCE_IF_WEAK = 1e-4  # repeats; one in twenty random places of a host has one as good
 HOST_REACH = 10_000  # bases on either side of a host's peptide that are taken for the host's
 # how assemblers (Unicycler, metaMDBG) and NCBI write it behind the id
 _CIRCULAR = re.compile(
@@ -165,17 +172,18 @@ def regions_of_items(
     """The regions of a record, of its overlapping pieces."""
     starts, n_bases = items.start, len(sequence)
     evidence = model.evidence(model.contrast(items, is_virus=is_virus))
-    runs = viral_runs(starts, evidence, n_bases, model)
-    guarded = near_host_peptides(sequence, starts + model.size // 2, runs, code)
+    runs, weak, posterior = viral_runs(starts, evidence, n_bases, model)
+    guarded = near_host_peptides(sequence, starts + model.size // 2, [*runs, *weak], code)
     if guarded.any():
         evidence[guarded] = min(model.log_ratios)
-        runs = viral_runs(starts, evidence, n_bases, model)
-    posterior = posteriors(starts, evidence, model)
+        runs, weak, posterior = viral_runs(starts, evidence, n_bases, model)
+    repeats = Repeats.of(sequence, starts, evidence, model)
     if is_virus:
         runs = [_hull(runs) if runs else Run(0, len(posterior), 0, n_bases)]
     else:
         runs = [part for run in runs for part in parts_of(run, starts, posterior, model)]
-    ends = move_ends([(run.start_base, run.end_base) for run in runs], sequence, code)
+        runs = sorted([*runs, *(run for run in weak if repeats.prove(run))])
+    ends = move_ends(runs, repeats, code)
     regions = tuple(
         Region(
             start,
@@ -189,11 +197,21 @@ def regions_of_items(
     return regions, Track(starts, starts + model.size, items.log_odds, posterior)
 
 
-def viral_runs(starts: Counts, evidence: Values, n_bases: int, model: RegionModel) -> list[Run]:
-    """The runs of viral items on the most probable path through a record of so many bases."""
-    path = viterbi(starts, evidence, model)
+def viral_runs(
+    starts: Counts, evidence: Values, n_bases: int, model: RegionModel
+) -> tuple[list[Run], list[Run], Values]:
+    """The runs of viral items on the most probable path, the weak ones, and the posteriors.
+
+    A weak run is viral by all paths together, rather than not, and has no item of that path.
+    """
+    is_viral, posterior = viterbi(starts, evidence, model), posteriors(starts, evidence, model)
     bounds = [0, *_middles(starts, model).tolist(), n_bases]
-    return [Run(first, end, bounds[first], bounds[end]) for first, end in _stretches(path)]
+
+    def runs(mask: Mask) -> list[Run]:
+        return [Run(first, end, bounds[first], bounds[end]) for first, end in _stretches(mask)]
+
+    likely = [run for run in runs(posterior > 0.5) if not is_viral[run.first : run.end].any()]
+    return runs(is_viral), likely, posterior
 
 
 def parts_of(run: Run, starts: Counts, posterior: Values, model: RegionModel) -> list[Run]:
@@ -243,8 +261,43 @@ def _hull(runs: Sequence[Run]) -> Run:
     return Run(runs[0].first, runs[-1].end, runs[0].start_base, runs[-1].end_base)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Repeats:
+    """The direct repeats of a record, by the evidence that lies between them."""
+
+    bases: str  # upper case
+    middles: Counts  # of items
+    sums: Values  # of the evidence before each item, and of all
+    reach: int  # bases that the end of a repeat lies from the end of a run at most
+
+    @classmethod
+    def of(cls, sequence: str, starts: Counts, evidence: Values, model: RegionModel) -> Repeats:
+        """They are looked for within the length of a usual region from each end."""
+        sums = np.concatenate([[0.0], np.cumsum(evidence)])
+        bases = sequence if sequence.isupper() else sequence.upper()
+        return cls(bases, starts + model.size // 2, sums, round(model.virus_bases))
+
+    def around(self, run: Run, bounds: tuple[int, int]) -> Repeat | None:
+        """The best one around a run within the record that has most of its evidence."""
+        start, end = run.start_base, run.end_base
+        if start <= 0 or end >= len(self.bases):
+            return None
+        repeats = direct_repeats(self.bases, (start, end), bounds, self.reach)
+        least = self._evidence(start, end) / 2
+        return next((one for one in repeats if self._evidence(one.start, one.end) > least), None)
+
+    def prove(self, run: Run) -> bool:
+        """Whether a weak run has a repeat that is not to be expected in a host either."""
+        repeat = self.around(run, (0, len(self.bases)))
+        return repeat is not None and repeat.n_by_chance < MOST_BY_CHANCE_IF_WEAK
+
+    def _evidence(self, start: int, end: int) -> float:
+        first, last = np.searchsorted(self.middles, (start, end)).tolist()
+        return float(self.sums[last] - self.sums[first])
+
+
 def move_ends(
-    runs: Sequence[tuple[int, int]], sequence: str, code: GeneticCode = STANDARD
+    runs: Sequence[Run], repeats: Repeats, code: GeneticCode = STANDARD
 ) -> list[tuple[int, int, str]]:
     """Move the ends of each run within the record to landmarks near them.
 
@@ -252,18 +305,17 @@ def move_ends(
     nearest edge of an open stretch. No end passes the middle between it and the next, so what was
     apart stays apart.
     """
-    n_bases = len(sequence)
+    sequence = repeats.bases
     moved = []
-    for i, (start, end) in enumerate(runs):
-        low = (runs[i - 1][1] + start) // 2 + 1 if i else 0
+    for i, run in enumerate(runs):
+        start, end = run.start_base, run.end_base
+        low = (runs[i - 1].end_base + start) // 2 + 1 if i else 0
         middle = (start + end) // 2
-        high = (end + runs[i + 1][0]) // 2 if i + 1 < len(runs) else n_bases
-        repeat = direct_repeat(sequence, start, end) if start > 0 and end < n_bases else None
+        high = (end + runs[i + 1].start_base) // 2 if i + 1 < len(runs) else len(sequence)
+        repeat = repeats.around(run, (low, high))
         if repeat is not None:
-            left, right = repeat.left, repeat.right + len(repeat.bases)
-            if low <= left and left + len(repeat.bases) <= middle <= right <= high:
-                moved.append((left, right, repeat.bases))
-                continue
+            moved.append((repeat.start, repeat.end, repeat.bases))
+            continue
         left = _to_edge(start, low, middle, sequence, code)
         right = _to_edge(end, middle + 1, high, sequence, code)
         moved.append((left, right, ""))

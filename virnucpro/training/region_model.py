@@ -21,7 +21,7 @@ from virnucpro.scoring.contrast import Hosts, Items, Levels, signal
 
 SIZE, STEP = 1_000, 500
 EDGES = tuple(np.arange(-4, 7.5, 0.5).tolist())  # contrast to the host
-GC_WEIGHT, SHAPE_WEIGHT, SHAPE_BASES = 0.5, 1.5, 9_500
+GC_WEIGHT, SHAPE_WEIGHT, SHAPE_BASES = 0.7, 1.5, 9_500
 FIRST_SHARE = 0.1  # of records that begin in a virus; so phage lambda alone is one
 WEIGHT = 0.7 * STEP / SIZE  # of a piece for its bases, each in several: neighbours are alike
 _KERNEL = np.exp(-0.5 * np.arange(-3, 4) ** 2)  # over bins
