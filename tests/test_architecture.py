@@ -35,7 +35,7 @@ LAYERS = """
     engine.job engine.recovery engine.batches engine.worker engine.executor engine.local
     resolve
     scoring.batches scoring.contrast scoring.chain scoring.landmarks scoring.regions scoring.pieces
-    outputs.summary outputs.features outputs.blocks outputs.helpers outputs.write
+    outputs.summary outputs.features outputs.blocks outputs.helper_processes outputs.write
     citation report.counts report.facts report.charts report.page report.run
     run.intake pipeline work regions
     outputs.compare api

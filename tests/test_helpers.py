@@ -23,7 +23,7 @@ from virnucpro.errors import UnavailableError
 from virnucpro.events import Progress, ShardDone
 from virnucpro.outputs import write
 from virnucpro.outputs.blocks import BlockTask
-from virnucpro.outputs.helpers import helpers_for
+from virnucpro.outputs.helper_processes import helpers_for
 
 POISON_BASES = POISON.replace("W", "TGG").replace("C", "TGT")
 
@@ -98,7 +98,7 @@ def test_records_that_the_scorer_calls_have_the_same_tables(tmp_path):
 
 def test_a_small_input_starts_no_process(make_config, tiny, contigs, monkeypatch):
     started = []
-    monkeypatch.setattr("virnucpro.outputs.helpers.start", started.append)
+    monkeypatch.setattr("virnucpro.outputs.helper_processes.start", started.append)
     run_inline(make_config(contigs, n_helpers=8), tiny.head)
     assert not started
 
@@ -168,7 +168,7 @@ def test_an_error_that_is_none_of_ours_is_told_in_words(capfd):
 
 PARENT = """
 import sys, time
-from virnucpro.outputs.helpers import helpers_for
+from virnucpro.outputs.helper_processes import helpers_for
 with helpers_for("no maker", 2) as helpers:
     print(*[child.pid for child in helpers.children], flush=True)
     time.sleep(60)

@@ -296,11 +296,15 @@ def _choose_mps() -> Choice:
     return Choice(("mps",), ("Apple GPU (MPS)",), has_bf16=False, memory=memory)
 
 
-def _choose_cpu(workers: int | None, model_bytes: int) -> Choice:
-    n_cores = usable_cores()
+def count_fitting(model_bytes: int) -> int:
+    """The processes of one core, each with a model of so many bytes, that fit into this machine."""
     available = psutil.virtual_memory().available
-    n_fitting = max(1, int(0.8 * available / (model_bytes + _GIB // 2)))
-    n_workers = workers if workers is not None else min(n_cores, n_fitting)
+    return min(usable_cores(), max(1, int(0.8 * available / (model_bytes + _GIB // 2))))
+
+
+def _choose_cpu(workers: int | None, model_bytes: int) -> Choice:
+    n_cores, available = usable_cores(), psutil.virtual_memory().available
+    n_workers = workers if workers is not None else count_fitting(model_bytes)
     if not 1 <= n_workers <= _MOST_WORKERS:
         raise UsageError(f"--workers is {n_workers}; it must be 1 to {_MOST_WORKERS}")
     return Choice(

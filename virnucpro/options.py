@@ -186,7 +186,8 @@ class DeviceOptions(ComputeOptions):
     workers: Annotated[
         int | None,
         _count(
-            "Number of processes with --device cpu, one core each.",
+            "Number of processes, one core each: those that embed with --device cpu, or without a "
+            "model those that score.",
             DEVICES,
             show_default="as many as cores and memory allow",
         ),

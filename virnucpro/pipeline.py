@@ -50,7 +50,7 @@ from virnucpro.options import (
     RunOptions,
     engine_options_of,
 )
-from virnucpro.outputs.helpers import Helpers
+from virnucpro.outputs.helper_processes import Helpers
 from virnucpro.outputs.summary import STAGES, STARTING, Summary
 from virnucpro.outputs.write import Results
 from virnucpro.records import Shard
@@ -329,8 +329,11 @@ def complete(
             store.make_folder()
     n_helpers = resources.n_helpers
     if not pending:
-        with summary.stage(STAGES[2]), results.helpers(n_helpers) as helpers:
-            results.write(summary, helpers)
+        try:
+            with summary.stage(STAGES[2]), results.helpers(n_helpers) as helpers:
+                results.write(summary, helpers)
+        finally:
+            results.rundir.sweep()  # what helpers that were stopped were writing
         return
     n_before = len(plan.shards) - len(pending)
     on_event(EmbeddingStarted(tuple(pending), n_before, plan.files, job.encoders))

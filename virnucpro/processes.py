@@ -24,6 +24,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import connection
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeAlias
 
@@ -103,6 +104,11 @@ def start(target: Callable[Concatenate[Pipe, P], None], *args: P.args, **kwargs:
     with suppress(OSError):  # it has died; that is heard at the pipe
         ours.send((target, args, kwargs))
     return child
+
+
+def as_message(value: object) -> bytes:
+    """What ``send_bytes`` of several pipes takes, so that the value is pickled once."""
+    return bytes(ForkingPickler.dumps(value))
 
 
 def _interpreter(pipe: Pipe) -> subprocess.Popen[bytes]:

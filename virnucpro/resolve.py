@@ -27,6 +27,7 @@ from virnucpro.devices import (
     choose_devices,
     choose_precision,
     choose_tokens,
+    count_fitting,
     count_helpers,
     describe_compromises,
     usable_cores,
@@ -264,7 +265,7 @@ def _resources(
 
 def _of_scorer(resources: Resources, options: RunOptions) -> Resources:
     """The same for records that the scorer calls: nothing but their tables is made."""
-    n_processes = usable_cores() if options.workers is None else options.workers
+    n_processes = count_fitting(0) if options.workers is None else options.workers
     return replace(resources, n_helpers=n_processes)
 
 

@@ -165,6 +165,10 @@ class BlockTask:
     runs: list[list[Run]]  # of each record: its frames
     frames: list[Frames]
 
+    @property
+    def n_letters(self) -> int:
+        return sum(len(record.sequence) for record in self.records)
+
     def do(self, maker: Maker) -> list[Part]:
         """
         Raises:

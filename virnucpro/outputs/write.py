@@ -24,7 +24,7 @@ from virnucpro.log import counted
 from virnucpro.options import CutOptions
 from virnucpro.outputs.blocks import BlockTask, Maker, ScoredShard, ShardTask
 from virnucpro.outputs.features import FeatureIndex
-from virnucpro.outputs.helpers import Helpers, helpers_for
+from virnucpro.outputs.helper_processes import Helpers, helpers_for
 from virnucpro.outputs.sinks import SINKS, Add, Part, Place, Sink, open_sinks
 from virnucpro.outputs.summary import STAGES, Summary
 from virnucpro.records import FastaRecord, Shard
@@ -130,15 +130,16 @@ class Results:
         def tasks() -> Iterator[BlockTask]:
             n_letters = 0
             for block in blocks(self.records(indexes, helpers)):
-                n_letters += sum(len(framed.record.sequence) for framed in block)
+                task = block_task(block)
+                n_letters += task.n_letters
                 ends.append(n_letters)
-                yield block_task(block)
+                yield task
 
         for parts in helpers.in_order(tasks()):
             yield from parts
+            end, total = ends.popleft(), self.plan.counts.n_letters
             if not self.manifest.recipe.has_encoder:
-                total = self.plan.counts.n_letters
-                self.on_event(Progress("scoring", ends.popleft(), total, "letters"))
+                self.on_event(Progress("scoring", end, total, "letters"))
 
     def records(self, indexes: Sequence[FeatureIndex], helpers: Helpers) -> Iterator[FramedRecord]:
         """Each record once, in input order, with its frames.

@@ -9,6 +9,7 @@ could be lost: it is killed when it is needed no more, and ends with the parent.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -17,12 +18,15 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from virnucpro.errors import UnavailableError, VirnucproError
+from virnucpro.files import disk_error
 from virnucpro.log import LOGGER, counted, printable
-from virnucpro.outputs.blocks import Maker, Task
-from virnucpro.processes import Child, Pipe, Raised, interrupts_held, start
+from virnucpro.outputs.blocks import BlockTask, Maker, Task
+from virnucpro.outputs.sinks import Part
+from virnucpro.processes import Child, Pipe, Raised, as_message, interrupts_held, start
 from virnucpro.run.backlog import AbandonedError
 
 _END_SECONDS = 5.0  # for a process whose pipe has ended to follow
+_LETTERS_AHEAD = 50_000_000  # in blocks whose rows are waited for, unless one record has more
 
 T = TypeVar("T")
 
@@ -45,6 +49,7 @@ class Helpers:
     threads: ThreadPoolExecutor | None = None
     idle: SimpleQueue[Child] = field(default_factory=SimpleQueue)
     is_stopped: bool = False
+    loss: VirnucproError | None = None  # of the first helper that died
 
     @property
     def n_ahead(self) -> int:
@@ -59,15 +64,19 @@ class Helpers:
         future.set_result(task.do(self.maker))
         return future
 
-    def in_order(self, tasks: Iterable[Task[T]]) -> Iterator[T]:
-        """The results of tasks, in their order; a few tasks are taken ahead."""
-        futures: SimpleQueue[Future[T]] = SimpleQueue()
+    def in_order(self, tasks: Iterable[BlockTask]) -> Iterator[list[Part]]:
+        """The rows of blocks, in their order; a few blocks of bounded size are taken ahead."""
+        waiting: deque[tuple[int, Future[list[Part]]]] = deque()
+        n_letters = 0
         for task in tasks:
-            futures.put(self.submit(task))
-            if futures.qsize() > self.n_ahead:
-                yield futures.get().result()
-        while not futures.empty():
-            yield futures.get().result()
+            n_letters += task.n_letters
+            waiting.append((task.n_letters, self.submit(task)))
+            while waiting and (len(waiting) > self.n_ahead or n_letters > _LETTERS_AHEAD):
+                n_taken, future = waiting.popleft()
+                n_letters -= n_taken
+                yield future.result()
+        for _, future in waiting:
+            yield future.result()
 
     def _do(self, task: Task[T]) -> T:
         """
@@ -82,17 +91,27 @@ class Helpers:
         except (EOFError, OSError) as error:
             if self.is_stopped:
                 raise AbandonedError from error
-            raise _lost(child.cause_of_end(_END_SECONDS)) from error
+            raise self._lost(child.cause_of_end(_END_SECONDS)) from error
         finally:
             self.idle.put(child)
         match outcome:
             case Refused(kind, message, hint):
                 raise kind(message, hint)
             case Raised(reason, lines):
-                LOGGER.debug("%s", printable(lines))
-                raise _lost(reason)
+                LOGGER.info("%s", printable(lines))
+                raise self._lost(reason)
         result: T = outcome
         return result
+
+    def _lost(self, reason: str) -> VirnucproError:
+        """The error of a helper that died: the first, whichever task hears of one later."""
+        if self.loss is None:
+            self.loss = UnavailableError(
+                f"a process that makes tables was lost: {printable(reason)}",
+                hint="run the same command with --resume, which keeps vectors; if memory ran out, "
+                "and no model was named, with fewer --workers",
+            )
+        return self.loss
 
     def stop(self) -> None:
         """End all helpers, whatever they do."""
@@ -106,13 +125,6 @@ class Helpers:
             child.close()
 
 
-def _lost(reason: str) -> VirnucproError:
-    return UnavailableError(
-        f"a process that makes tables was lost: {printable(reason)}",
-        hint="vectors are kept: run the same command with --resume",
-    )
-
-
 @contextmanager
 def helpers_for(maker: Maker, n_helpers: int) -> Iterator[Helpers]:
     """So many helpers, for the time of the block."""
@@ -124,20 +136,22 @@ def helpers_for(maker: Maker, n_helpers: int) -> Iterator[Helpers]:
         if helpers.children:
             LOGGER.info("tables are made by %s", counted(n_helpers, "helper"))
             helpers.threads = ThreadPoolExecutor(n_helpers, "helper")
+            message = as_message(maker)
             for child in helpers.children:
-                helpers.threads.submit(_introduce, child, maker, helpers.idle.put)
+                helpers.threads.submit(_introduce, child, message, helpers.idle.put)
         yield helpers
     finally:
         helpers.stop()
 
 
-def _introduce(child: Child, maker: Maker, on_ready: Callable[[Child], None]) -> None:
+def _introduce(child: Child, maker: bytes, on_ready: Callable[[Child], None]) -> None:
     """Send a helper what it works with; if it has died, its first task hears of it."""
     try:
-        child.pipe.send(maker)
+        child.pipe.send_bytes(maker)
     except OSError:
         LOGGER.debug("process %d ended before it began", child.pid)
-    on_ready(child)
+    finally:
+        on_ready(child)
 
 
 def _serve(pipe: Pipe) -> None:
@@ -149,4 +163,7 @@ def _serve(pipe: Pipe) -> None:
             outcome = task.do(maker)
         except VirnucproError as error:
             outcome = Refused(type(error), str(error), error.hint)
+        except OSError as error:
+            told = disk_error(error)
+            outcome = Refused(type(told), str(told), told.hint)
         pipe.send(outcome)
