@@ -245,6 +245,19 @@ def test_failed_files_are_tried_again_on_resume_and_taken_when_they_are_mended(
     assert_same_vectors(vectors(config.output), vectors(whole.output))
 
 
+def test_a_file_that_could_not_be_read_can_be_left_out_of_the_command(make_config, tiny, bad):
+    good = [bad / f"{name}.fa" for name in "abcd"]
+    config = make_config(*good, bad / next(iter(BAD)))
+    assert run_inline(config, tiny.head).exit_code == 2
+    before = tables(config.output)
+    fewer = run_inline(make_config(*good[:2], resume=True), tiny.head)
+    assert fewer.exit_code == 2 and failed_files(config.output)
+    log = (config.output / "virnucpro.log").read_text()
+    assert f"still part of this run, though not given: {good[2]} and 1 other file" in log
+    assert run_inline(make_config(*good, resume=True), tiny.head).exit_code == 0
+    assert not (config.output / "failed_files.txt").exists() and tables(config.output) == before
+
+
 def test_a_link_that_leads_to_a_mended_file_is_all_that_a_resume_needs(make_config, tiny, bad):
     link = bad.parent / "sample.fa"
     link.symlink_to(bad / "junk.fa")

@@ -587,7 +587,7 @@ def test_regions_are_counted_by_kind_and_the_two_parts_of_one_over_the_origin_on
     assert (summary.n_regions, summary.n_whole_regions) == (4, 2)
     assert region_line(4, 2) == (
         "virus-like regions: 2 provirus (inside a record), 2 whole (the record itself, "
-        "without flanks of a host); see regions.tsv"
+        "without flanks of a host: look twice where it is called other); see regions.tsv"
     )
 
 

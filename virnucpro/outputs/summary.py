@@ -27,7 +27,8 @@ def region_line(n_regions: int, n_whole: int) -> str:
     """The line on regions, by their two kinds."""
     return (
         f"virus-like regions: {n_regions - n_whole:,} provirus (inside a record), {n_whole:,} "
-        f"whole (the record itself, without flanks of a host); see {RegionTable.file}"
+        "whole (the record itself, without flanks of a host: look twice where it is called other); "
+        f"see {RegionTable.file}"
     )
 
 

@@ -1,7 +1,8 @@
 """The inputs of a run: found, named, hashed, read once, and checked against each other.
 
-A file that cannot be read is left out and remembered, and tried again by each resume; it does not
-keep the others back. What was taken into a run stays in it, as it was.
+A file that cannot be read is left out and remembered, and tried again by each resume, but for one
+that gives all others without it; it does not keep the others back. What was taken into a run stays
+in it, as it was.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 from virnucpro.errors import ResumeError, UsageError
 from virnucpro.events import Progress, Telling
 from virnucpro.files import open_plain
-from virnucpro.log import LOGGER, announce, printable
+from virnucpro.log import LOGGER, announce, counted, printable
 from virnucpro.outputs.sinks import FailedSequences, read_mendable
 from virnucpro.resolve import RunConfig
 from virnucpro.run.folder import RunDir
@@ -52,7 +53,7 @@ def open_run(
         )
     on_event(Progress("looking for the input", 0, 0, "bytes"))
     sources = find_inputs(config.options.input, rundir.root, rundir.copies, rundir.own_names)
-    again = _refused_before(recorded, sources) if recorded else []
+    again = _unnamed(recorded, sources) if recorded else []
     sources_by_sample = name_samples([*sources, *again], recorded.inputs if recorded else ())
     sieve = Sieve(config.options.strict)
     n_bytes = sum(
@@ -77,17 +78,30 @@ def open_run(
     return replace(manifest, refused=tuple(file for file, _ in sieve.refused))
 
 
-def _refused_before(recorded: Manifest, sources: Sequence[Source]) -> list[Source]:
-    """The files that an earlier start could not read, if they are there and not given again."""
+def _unnamed(recorded: Manifest, sources: Sequence[Source]) -> list[Source]:
+    """The files that an earlier start could not read, if they are there and not given again.
+
+    Whoever gives all others again leaves them out on purpose. What was read stays in the run.
+    """
     names = {text for source in sources for text in (str(source.path), source.name) if text}
+
+    def is_named(file: InputFile) -> bool:
+        return file.path in names or file.name in names
+
+    kept = [file for file in recorded.inputs if not file.generation and not is_named(file)]
+    if kept:
+        others = f" and {counted(len(kept) - 1, 'other file')}" if len(kept) > 1 else ""
+        announce(f"still part of this run, though not given: {kept[0].shown}{others}")
     again = []
     for file in recorded.refused:
-        if file.path in names or file.name in names:
+        if is_named(file):
             continue
-        if any(map(os.path.lexists, (file.path, file.name))):
-            again.append(Source(Path(file.path), file.name, file.sample))
-        else:
+        if not any(map(os.path.lexists, (file.path, file.name))):
             LOGGER.warning("no part of this run any more, being gone: %s", file.shown)
+        elif not kept:
+            LOGGER.warning("no part of this run any more, being left out: %s", file.shown)
+        else:
+            again.append(Source(Path(file.path), file.name, file.sample))
     return again
 
 
