@@ -222,7 +222,7 @@ def test_the_head_of_the_package_is_for_its_model_and_both_are_whole():
 def test_a_batch_size_of_auto_is_what_stands_without_one_and_a_number_is_taken(options):
     sized, _ = resolve(options(), lambda _: None)
     given, _ = resolve(options(esm_batch_size="9999"), lambda _: None)
-    assert sized.resources.tokens_per_batch == 2048
+    assert sized.resources.tokens_per_batch == 4096  # of a narrow model on a CPU
     assert given.resources.tokens_per_batch == 9999
 
 
