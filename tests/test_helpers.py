@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from array import array
 from pathlib import Path
 
 import numpy as np
@@ -161,7 +162,7 @@ def test_an_error_that_is_none_of_ours_is_told_in_words(capfd):
         helpers_for("no maker", 1) as helpers,  # type: ignore[arg-type]
         pytest.raises(UnavailableError, match="was lost: AttributeError: 'str' object"),
     ):
-        helpers.submit(BlockTask([], [], [])).result()
+        helpers.submit(BlockTask(0, (), array("q"), [])).result()
     assert not our_processes()
     assert not capfd.readouterr().err
 
