@@ -1,7 +1,6 @@
 """The work behind the outputs, in tasks: a shard's frames get their scores, a block its rows.
 
-Tasks are pure but for the files beside the feature files, so it makes no difference which process
-does one, and when. ``Maker`` has all that they need; it and they cross to other processes.
+``Maker`` has all that they need; it and they may cross to helpers (``tasks``).
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,8 +30,6 @@ from virnucpro.scoring.pieces import call_by_scorer, join_calls
 from virnucpro.scoring.regions import RegionFinder
 from virnucpro.sequences.genetic_code import find_open_code, genetic_code
 from virnucpro.sequences.screen import screen
-
-T_co = TypeVar("T_co", covariant=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,12 +79,6 @@ class Maker:
             return ""
         number = find_open_code(result.record.sequence)
         return f"open in genetic code {number}, not in {recipe.genetic_code}" if number else ""
-
-
-class Task(Protocol[T_co]):
-    """A part of the work."""
-
-    def do(self, maker: Maker) -> T_co: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)

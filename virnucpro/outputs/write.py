@@ -26,7 +26,6 @@ from virnucpro.log import counted
 from virnucpro.options import CutOptions
 from virnucpro.outputs.blocks import BlockTask, Maker, ScoredShard, ShardTask
 from virnucpro.outputs.features import FeatureIndex
-from virnucpro.outputs.helper_processes import Helpers, helpers_for
 from virnucpro.outputs.sinks import SINKS, Add, Part, Place, Sink, open_sinks
 from virnucpro.outputs.summary import STAGES, Summary
 from virnucpro.records import FastaRecord, Shard
@@ -40,10 +39,10 @@ from virnucpro.scoring.batches import Frames, input_changed
 from virnucpro.scoring.head import Head
 from virnucpro.scoring.regions import RegionFinder
 from virnucpro.sequences.inputs import InputFile, generations
+from virnucpro.tasks import Helpers, count_worth, helpers_for
 
 LETTERS_AT_ONCE = 500_000  # of the records of a block
 _RECORDS_AT_ONCE = 5_000
-_LETTERS_PER_HELPER = 10_000_000  # a process takes a second to start, and these take some
 
 # The frames of a record lie in a row in each of some shards: the first, and one after the last.
 # These are made by the million: plain tuples, and few functions on their way.
@@ -68,11 +67,8 @@ class Results:
     per_file: bool
     on_event: Callable[[Telling], None]
 
-    def helpers(self, most: int) -> AbstractContextManager[Helpers]:
-        """The helpers for the time of a block: as many as there is work for, ``most`` at most.
-
-        One alone would save nothing.
-        """
+    def helpers(self, most: int) -> AbstractContextManager[Helpers[Maker]]:
+        """The helpers for the time of a block: as many as there is work for, ``most`` at most."""
         maker = Maker(
             recipe=self.manifest.recipe,
             sinks=SINKS[self.manifest.recipe.command],
@@ -84,10 +80,9 @@ class Results:
             finder=self.finder,
             feature_format=self.feature_format,
         )
-        n_helpers = min(most, self.plan.counts.n_letters // _LETTERS_PER_HELPER)
-        return helpers_for(maker, n_helpers if n_helpers > 1 else 0)
+        return helpers_for(maker, count_worth(most, self.plan.counts.n_letters), "tables")
 
-    def write(self, summary: Summary, helpers: Helpers) -> None:
+    def write(self, summary: Summary, helpers: Helpers[Maker]) -> None:
         """Write every output, and count what is in them.
 
         Shards in the backlog are waited for, so that it can be done while they are embedded.
@@ -123,7 +118,7 @@ class Results:
             samples = [file.sample for file in inputs]
             yield stack.enter_context(open_sinks_of_samples(rundir, sinks, samples))
 
-    def parts(self, indexes: Sequence[FeatureIndex], helpers: Helpers) -> Iterator[Part]:
+    def parts(self, indexes: Sequence[FeatureIndex], helpers: Helpers[Maker]) -> Iterator[Part]:
         """The outputs of all records, in order."""
         ends: deque[int] = deque()  # letters up to the end of each block that was begun
 
@@ -140,7 +135,9 @@ class Results:
             if not self.manifest.recipe.has_encoder:
                 self.on_event(Progress("scoring", end, total, "letters"))
 
-    def records(self, indexes: Sequence[FeatureIndex], helpers: Helpers) -> Iterator[FramedRecord]:
+    def records(
+        self, indexes: Sequence[FeatureIndex], helpers: Helpers[Maker]
+    ) -> Iterator[FramedRecord]:
         """Each record once, in input order, with its frames.
 
         A failed record that a later input gives anew stands in its old place with the new
@@ -204,7 +201,7 @@ class Results:
         number: int,
         indexes: Sequence[FeatureIndex],
         owners: Mapping[str, int],
-        helpers: Helpers,
+        helpers: Helpers[Maker],
     ) -> Iterator[ScoredShard]:
         """The shards of one generation, in their order, as soon as they are embedded.
 
