@@ -15,7 +15,7 @@ import virnucpro
 
 ROOT = Path(virnucpro.__file__).parent
 LAYERS = """
-    errors log records files tensors processes config devices events
+    errors log records files tensors processes tasks config devices events
     sequences.fasta sequences.sheet sequences.inputs sequences.samples sequences.survey
     sequences.genetic_code sequences.translate sequences.composition sequences.screen
     encoders.base encoders.transfer encoders.published encoders.fetch options
@@ -35,7 +35,7 @@ LAYERS = """
     engine.job engine.recovery engine.batches engine.worker engine.executor engine.local
     resolve
     scoring.batches scoring.contrast scoring.chain scoring.landmarks scoring.regions scoring.pieces
-    outputs.summary outputs.features outputs.blocks outputs.helper_processes outputs.write
+    outputs.summary outputs.features outputs.blocks outputs.write
     citation report.counts report.facts report.charts report.page report.run
     run.intake pipeline work regions
     outputs.compare api

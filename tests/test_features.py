@@ -17,7 +17,7 @@ from virnucpro.resolve import RunConfig
 from virnucpro.run.feature_file import find_vectors
 from virnucpro.run.features import FeatureStore, ShardFeatures, open_stores
 from virnucpro.run.folder import RunDir
-from virnucpro.run.shards import ShardWriter, shard_size
+from virnucpro.run.shards import ShardWriter, header_of, shard_size
 from virnucpro.run.status import inspect_run
 
 DIM = 4
@@ -56,8 +56,8 @@ def test_few_residues_are_spread_over_many_shards_and_many_make_few_files(n_resi
 
 def test_shards_grow_with_their_place(tmp_path):
     writer = ShardWriter(tmp_path, largest=50_000)
-    for number in range(32 + 64 + 4):
-        writer.add(make_orf(f"p{number}")._replace(protein="A" * 16_000))
+    headers = [header_of(make_orf(f"p{number}")) for number in range(32 + 64 + 4)]
+    writer.extend(headers, ["A" * 16_000] * len(headers), [None] * len(headers))
     writer.flush()
     sizes = [shard.n_residues for shard in writer.shards]
     assert sizes == [16_000] * 32 + [32_000] * 32 + [64_000]  # the last has one more than it needs

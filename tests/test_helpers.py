@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from array import array
 from pathlib import Path
 
 import numpy as np
@@ -17,13 +18,16 @@ from runs import TABLES, assert_gone, assert_same_run, is_ours, our_processes, r
 from test_scorer_run import many, predict
 from workers import POISON, RaisingWorker
 
+from virnucpro import tasks
 from virnucpro.devices import count_helpers
 from virnucpro.engine.executor import InlineExecutor
-from virnucpro.errors import UnavailableError
+from virnucpro.errors import InputError, UnavailableError
 from virnucpro.events import Progress, ShardDone
 from virnucpro.outputs import write
 from virnucpro.outputs.blocks import BlockTask
-from virnucpro.outputs.helper_processes import helpers_for
+from virnucpro.run import plan
+from virnucpro.run.folder import RunDir
+from virnucpro.tasks import helpers_for
 
 POISON_BASES = POISON.replace("W", "TGG").replace("C", "TGT")
 
@@ -31,8 +35,10 @@ POISON_BASES = POISON.replace("W", "TGG").replace("C", "TGT")
 @pytest.fixture
 def in_small_blocks(monkeypatch) -> None:
     """Every run has work for helpers, in many tasks."""
-    monkeypatch.setattr(write, "_LETTERS_PER_HELPER", 1)
+    monkeypatch.setattr(tasks, "_LETTERS_PER_HELPER", 1)
     monkeypatch.setattr(write, "LETTERS_AT_ONCE", 3_000)
+    monkeypatch.setattr(plan, "_BLOCK_LETTERS", 2_000)
+    monkeypatch.setattr(plan, "_STEP_BASES", 2_000)
 
 
 @pytest.fixture
@@ -61,6 +67,7 @@ def test_any_number_of_helpers_gives_the_same_bytes(make_config, tiny, hard, tmp
     for n_helpers in (0, 2, 3):
         folder = tmp_path / f"by{n_helpers}"
         changes = {"command": command, "n_helpers": n_helpers, "per_file": True}
+        changes["keep_intermediate"] = True
         executor = InlineExecutor(worker=RaisingWorker)
         run_inline(make_config(*hard, output=folder, **changes), head, executor=executor)
         runs.append(folder)
@@ -68,6 +75,8 @@ def test_any_number_of_helpers_gives_the_same_bytes(make_config, tiny, hard, tmp
     for other in runs[1:]:
         files = [path.relative_to(other) for path in other.rglob("*") if path.is_file()]
         assert len([path for path in files if "copies" in path.name]) > 2
+        assert "shards are made by" in (other / "virnucpro.log").read_text()
+        assert RunDir(runs[0]).plan.read_bytes() == RunDir(other).plan.read_bytes()
         for path in files:
             if path.suffix not in (".log", ".json", ".html"):  # these have times
                 assert (runs[0] / path).read_bytes() == (other / path).read_bytes(), path
@@ -96,9 +105,40 @@ def test_records_that_the_scorer_calls_have_the_same_tables(tmp_path):
     assert done == sorted(done[: len(done) // 2]) * 2
 
 
+@pytest.mark.usefixtures("in_small_blocks")
+def test_a_plan_whose_helper_is_killed_leaves_a_free_folder(make_config, tiny, contigs, tmp_path):
+    run_inline(make_config(contigs, output=tmp_path / "whole"), tiny.head)
+    n_killed = 0
+
+    def kill(event) -> None:
+        nonlocal n_killed
+        if isinstance(event, Progress) and event.stage == "reading and translating":
+            for helper in our_processes():
+                helper.kill()
+                n_killed += 1
+
+    config = make_config(contigs, n_helpers=2)
+    with pytest.raises(UnavailableError, match="makes shards or tables was lost: SIGKILL"):
+        run_inline(config, tiny.head, kill)
+    assert n_killed >= 2
+    assert not our_processes()
+    assert not (config.output / "run.json").exists()
+    run_inline(make_config(contigs, resume=True, n_helpers=2), tiny.head)
+    assert_same_run(config.output, tmp_path / "whole")
+
+
+@pytest.mark.usefixtures("in_small_blocks")
+def test_a_bad_record_behind_good_ones_ends_helpers_too(make_config, tiny, contigs):
+    with contigs.open("a") as out:
+        out.write(">\nACGT\n")
+    with pytest.raises(InputError, match="a header without an id"):
+        run_inline(make_config(contigs, n_helpers=2), tiny.head)
+    assert not our_processes()
+
+
 def test_a_small_input_starts_no_process(make_config, tiny, contigs, monkeypatch):
     started = []
-    monkeypatch.setattr("virnucpro.outputs.helper_processes.start", started.append)
+    monkeypatch.setattr("virnucpro.tasks.start", started.append)
     run_inline(make_config(contigs, n_helpers=8), tiny.head)
     assert not started
 
@@ -158,18 +198,18 @@ def test_an_interruption_ends_helpers_that_are_at_work(make_config, tiny, contig
 
 def test_an_error_that_is_none_of_ours_is_told_in_words(capfd):
     with (
-        helpers_for("no maker", 1) as helpers,  # type: ignore[arg-type]
+        helpers_for("no maker", 1, "tables") as helpers,
         pytest.raises(UnavailableError, match="was lost: AttributeError: 'str' object"),
     ):
-        helpers.submit(BlockTask([], [], [])).result()
+        helpers.submit(BlockTask(0, (), array("q"), [])).result()
     assert not our_processes()
     assert not capfd.readouterr().err
 
 
 PARENT = """
 import sys, time
-from virnucpro.outputs.helper_processes import helpers_for
-with helpers_for("no maker", 2) as helpers:
+from virnucpro.tasks import helpers_for
+with helpers_for("no maker", 2, "tables") as helpers:
     print(*[child.pid for child in helpers.children], flush=True)
     time.sleep(60)
 """

@@ -27,7 +27,7 @@ from virnucpro.errors import FeatureFileError, ResumeError
 from virnucpro.events import BatchDone, Progress, ShardDone, ShardFailed
 from virnucpro.records import Embeddings, Orf, Shard
 from virnucpro.run import plan
-from virnucpro.run.dedup import SeenOrfs
+from virnucpro.run.dedup import SeenOrfs, digests_of
 from virnucpro.run.features import open_stores
 from virnucpro.run.status import inspect_run
 
@@ -429,24 +429,26 @@ def make_orfs(proteins: Sequence[str]) -> list[Orf]:
     return [Orf(f"o{i}", "c", "r", 0, 0, "+", text) for i, text in enumerate(proteins)]
 
 
+def digests(proteins: Sequence[str]) -> list[bytes]:
+    return digests_of(make_orfs(proteins), frozenset({"protein"}))
+
+
 @pytest.mark.parametrize("n_slots", [1, 8, 2**16])
 @pytest.mark.parametrize("n_letters", [1, 7, 5000])
 def test_a_copy_always_has_the_protein_of_its_original(n_slots, n_letters):
     rng = np.random.default_rng(n_slots + n_letters)
-    orfs = make_orfs(["".join(rng.choice(list("AC"), rng.integers(1, 9))) for _ in range(5000)])
+    proteins = ["".join(rng.choice(list("AC"), rng.integers(1, 9))) for _ in range(5000)]
     seen = SeenOrfs(n_slots, max_slots=max(64, n_slots))
     embedded: list[str] = []
-    for first in range(0, len(orfs), n_letters):
-        block = orfs[first : first + n_letters]
-        marked = seen.mark(block)
-        assert [orf._replace(copy_of=None) for orf in marked] == block
-        for orf in marked:
-            if orf.copy_of is None:
-                embedded.append(orf.protein)
+    for first in range(0, len(proteins), n_letters):
+        block = proteins[first : first + n_letters]
+        for protein, original in zip(block, seen.originals(digests(block)), strict=True):
+            if original is None:
+                embedded.append(protein)
             else:
-                assert embedded[orf.copy_of] == orf.protein
+                assert embedded[original] == protein
     assert seen.n_embedded == len(embedded)
-    assert len(set(embedded)) == len({orf.protein for orf in orfs})
+    assert len(set(embedded)) == len(set(proteins))
     if n_slots == 2**16 and n_letters == 5000:
         assert len(set(embedded)) == len(embedded)
 
@@ -458,32 +460,31 @@ def test_proteins_that_differ_in_one_residue_the_length_or_the_order_differ():
     swapped = [text[:i] + text[i + 1] + text[i] + text[i + 2 :] for i in range(len(text) - 1)]
     different = list({*one_off, *prefixes, *swapped, text, text + "A", text + text})
     seen = SeenOrfs()
-    assert all(orf.copy_of is None for orf in seen.mark(make_orfs(different)))
-    again = seen.mark(make_orfs(different))
-    assert [orf.copy_of for orf in again if orf.copy_of is not None] == [
-        i for i, orf in enumerate(again) if orf.copy_of is not None
-    ]
-    assert sum(orf.copy_of is None for orf in again) < 0.1 * len(different)
+    assert all(original is None for original in seen.originals(digests(different)))
+    again = seen.originals(digests(different))
+    assert all(original in (i, None) for i, original in enumerate(again))
+    assert again.count(None) < 0.1 * len(different)
 
 
 def test_the_table_grows_to_its_limit_and_keeps_what_it_knew():
     proteins = [f"M{i}" for i in range(4000)]
     seen = SeenOrfs(n_slots=64, max_slots=2**16)
     for first in range(0, len(proteins), 100):
-        seen.mark(make_orfs(proteins[first : first + 100]))
+        seen.originals(digests(proteins[first : first + 100]))
     assert len(seen._table) == 2**16
-    found = sum(orf.copy_of is not None for orf in seen.mark(make_orfs(proteins)))
-    assert found > 0.93 * len(proteins)  # with 16 slots for each, 1/16 and less were overwritten
+    n_new = seen.originals(digests(proteins)).count(None)
+    assert n_new < 0.07 * len(proteins)  # with 16 slots for each, 1/16 and less were overwritten
     assert len(seen._table) == 2**16
 
 
 def test_what_is_found_is_the_same_in_every_process():
     """Python salts its own hashes anew in each."""
     code = (
-        "from virnucpro.records import Orf; from virnucpro.run.dedup import SeenOrfs;"
+        "from virnucpro.records import Orf; from virnucpro.run.dedup import SeenOrfs, digests_of;"
         "seen = SeenOrfs(8, 64);"
         "orfs = [Orf('o', 'c', 'r', 0, 0, '+', f'M{i % 37}') for i in range(500)];"
-        "print([o.copy_of for i in range(0, 500, 50) for o in seen.mark(orfs[i : i + 50])])"
+        "digests = digests_of(orfs, frozenset({'protein'}));"
+        "print([n for i in range(0, 500, 50) for n in seen.originals(digests[i : i + 50])])"
     )
     answers = {
         subprocess.run(

@@ -153,7 +153,7 @@ class Resources:
     devices: tuple[str, ...]  # of torch: "cuda:0", "cpu", "mps"; one worker each
     tokens_per_batch: int
     silence_seconds: float = 300.0  # a worker that is silent for longer is replaced
-    n_helpers: int = 0  # processes that make tables, at most
+    n_helpers: int = 0  # processes that make shards and tables, at most
 
     def __post_init__(self) -> None:
         if self.tokens_per_batch < 1:

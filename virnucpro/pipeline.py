@@ -50,7 +50,7 @@ from virnucpro.options import (
     RunOptions,
     engine_options_of,
 )
-from virnucpro.outputs.helper_processes import Helpers
+from virnucpro.outputs.blocks import Maker
 from virnucpro.outputs.summary import STAGES, STARTING, Summary
 from virnucpro.outputs.write import Results
 from virnucpro.records import Shard
@@ -68,6 +68,7 @@ from virnucpro.scorer.nets import Scorer, embedded_scorer, load_scorer
 from virnucpro.scoring.head import Head
 from virnucpro.scoring.join import Join
 from virnucpro.scoring.regions import RegionFinder, embedded_finder
+from virnucpro.tasks import Helpers
 
 OnEvent = Callable[[Telling], None]
 ExecutorOn = Callable[[Sequence[str]], Executor]  # given the devices
@@ -283,7 +284,13 @@ def plan_run(
             return plan
     stage = "reading and translating" if manifest.recipe.has_frames else "reading"
     on_letters = _progress(on_event, stage, manifest)
-    plan = make_plan(rundir, manifest, keep_intermediate=keep, on_letters=on_letters)
+    plan = make_plan(
+        rundir,
+        manifest,
+        keep_intermediate=keep,
+        n_helpers=config.resources.n_helpers,
+        on_letters=on_letters,
+    )
     if recorded is None:
         rundir.clear()
     rundir.write_manifest(manifest, facts)
@@ -346,7 +353,9 @@ def complete(
 
 
 @contextmanager
-def writing_beside(results: Results, summary: Summary, helpers: Helpers) -> Iterator[Future[None]]:
+def writing_beside(
+    results: Results, summary: Summary, helpers: Helpers[Maker]
+) -> Iterator[Future[None]]:
     """Write the tables in a thread, which waits for each shard; it ends with the block."""
     thread = ThreadPoolExecutor(1, "tables")
     try:

@@ -41,7 +41,7 @@ class FastaRecord(NamedTuple):
 
     def in_place_of(self, record: FastaRecord) -> FastaRecord:
         """The same record under the file and the id of another."""
-        return self._replace(sample=record.sample, own_id=record.own_id)
+        return self._replace(sample=record.sample, own_id=record.name)
 
 
 class Chunk(NamedTuple):
@@ -84,7 +84,7 @@ class Shard:
     """A FASTA file of ORFs: the unit of work, of failure and of resume."""
 
     index: int
-    path: Path
+    path: Path = field(compare=False)
     n_orfs: int
     n_embedded: int  # ORFs that are not copies
     n_residues: int  # residues of these

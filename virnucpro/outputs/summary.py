@@ -146,7 +146,7 @@ class Summary:
             those = "it" if self.n_refused == 1 else "them"
             lines += [
                 f"files: {self.n_refused:,} of {self.n_files:,} could not be read: see {listing};",
-                f"  fix {those} and run the same command with --resume, or leave {those} out of it",
+                f"  fix {those}, or take {those} out of the command; then run it with --resume",
             ]
         if self.n_failed_frames:
             lines += [

@@ -8,13 +8,15 @@ taken in order, so the outputs are the same, and few tasks are ahead, so memory 
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import chain
-from typing import NamedTuple, TypeVar
+from operator import itemgetter
+from typing import TypeAlias, TypeVar
 
 from virnucpro.config import FeatureFormat
 from virnucpro.errors import InputError
@@ -24,7 +26,6 @@ from virnucpro.log import counted
 from virnucpro.options import CutOptions
 from virnucpro.outputs.blocks import BlockTask, Maker, ScoredShard, ShardTask
 from virnucpro.outputs.features import FeatureIndex
-from virnucpro.outputs.helper_processes import Helpers, helpers_for
 from virnucpro.outputs.sinks import SINKS, Add, Part, Place, Sink, open_sinks
 from virnucpro.outputs.summary import STAGES, Summary
 from virnucpro.records import FastaRecord, Shard
@@ -34,21 +35,19 @@ from virnucpro.run.folder import RunDir
 from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import Plan
 from virnucpro.scorer.nets import Scorer
-from virnucpro.scoring.batches import Frames, Run, input_changed
+from virnucpro.scoring.batches import Frames, input_changed
 from virnucpro.scoring.head import Head
 from virnucpro.scoring.regions import RegionFinder
 from virnucpro.sequences.inputs import InputFile, generations
+from virnucpro.tasks import Helpers, count_worth, helpers_for
 
 LETTERS_AT_ONCE = 500_000  # of the records of a block
 _RECORDS_AT_ONCE = 5_000
-_LETTERS_PER_HELPER = 10_000_000  # a process takes a second to start, and these take some
 
-
-class FramedRecord(NamedTuple):
-    """A record beside its frames, which lie in a row in each of some shards."""
-
-    record: FastaRecord
-    frames: Sequence[tuple[Frames, int, int]]  # with the first one, and the one after the last
+# The frames of a record lie in a row in each of some shards: the first, and one after the last.
+# These are made by the million: plain tuples, and few functions on their way.
+FrameRun: TypeAlias = tuple[Frames, int, int]
+FramedRecord: TypeAlias = tuple[FastaRecord, Sequence[FrameRun]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +67,8 @@ class Results:
     per_file: bool
     on_event: Callable[[Telling], None]
 
-    def helpers(self, most: int) -> AbstractContextManager[Helpers]:
-        """The helpers for the time of a block: as many as there is work for, ``most`` at most.
-
-        One alone would save nothing.
-        """
+    def helpers(self, most: int) -> AbstractContextManager[Helpers[Maker]]:
+        """The helpers for the time of a block: as many as there is work for, ``most`` at most."""
         maker = Maker(
             recipe=self.manifest.recipe,
             sinks=SINKS[self.manifest.recipe.command],
@@ -84,10 +80,9 @@ class Results:
             finder=self.finder,
             feature_format=self.feature_format,
         )
-        n_helpers = min(most, self.plan.counts.n_letters // _LETTERS_PER_HELPER)
-        return helpers_for(maker, n_helpers if n_helpers > 1 else 0)
+        return helpers_for(maker, count_worth(most, self.plan.counts.n_letters), "tables")
 
-    def write(self, summary: Summary, helpers: Helpers) -> None:
+    def write(self, summary: Summary, helpers: Helpers[Maker]) -> None:
         """Write every output, and count what is in them.
 
         Shards in the backlog are waited for, so that it can be done while they are embedded.
@@ -123,14 +118,13 @@ class Results:
             samples = [file.sample for file in inputs]
             yield stack.enter_context(open_sinks_of_samples(rundir, sinks, samples))
 
-    def parts(self, indexes: Sequence[FeatureIndex], helpers: Helpers) -> Iterator[Part]:
+    def parts(self, indexes: Sequence[FeatureIndex], helpers: Helpers[Maker]) -> Iterator[Part]:
         """The outputs of all records, in order."""
         ends: deque[int] = deque()  # letters up to the end of each block that was begun
 
         def tasks() -> Iterator[BlockTask]:
             n_letters = 0
-            for block in blocks(self.records(indexes, helpers)):
-                task = block_task(block)
+            for task in block_tasks(self.records(indexes, helpers)):
                 n_letters += task.n_letters
                 ends.append(n_letters)
                 yield task
@@ -141,7 +135,9 @@ class Results:
             if not self.manifest.recipe.has_encoder:
                 self.on_event(Progress("scoring", end, total, "letters"))
 
-    def records(self, indexes: Sequence[FeatureIndex], helpers: Helpers) -> Iterator[FramedRecord]:
+    def records(
+        self, indexes: Sequence[FeatureIndex], helpers: Helpers[Maker]
+    ) -> Iterator[FramedRecord]:
         """Each record once, in input order, with its frames.
 
         A failed record that a later input gives anew stands in its old place with the new
@@ -158,22 +154,23 @@ class Results:
         def later() -> Iterator[FramedRecord]:
             for number in range(1, len(inputs)):
                 shards = self.scored(number, self.new_indexes(), owners, helpers)
-                for framed in self.generation(inputs[number], shards):
-                    if framed.record.id in replaced:
-                        owners[framed.record.id] = number
-                    yield framed
+                for record, frames in self.generation(inputs[number], shards):
+                    if record.id in replaced:
+                        owners[record.id] = number
+                    yield record, frames
 
         def every() -> Iterator[FramedRecord]:
             nonlocal n_read
             for number, files in enumerate(inputs):
                 shards = self.scored(number, indexes, owners, helpers)
-                for framed in self.generation(files, shards):
-                    n_read += 1
-                    yield framed
+                n_read += yield from self.generation(files, shards)
 
-        for framed, place in in_first_places(replaced, later(), every(), lambda one: one.record):
-            record = framed.record
-            yield framed if record is place else framed._replace(record=record.in_place_of(place))
+        if replaced:
+            pairs = in_first_places(replaced, later(), every(), itemgetter(0))
+            for (record, frames), place in pairs:
+                yield record if record is place else record.in_place_of(place), frames
+        else:
+            yield from every()
         if n_read != self.plan.counts.n_records:
             raise InputError(
                 f"{counted(self.plan.counts.n_records, 'record')} at first, "
@@ -183,25 +180,28 @@ class Results:
 
     def generation(
         self, inputs: list[InputFile], shards: Iterable[ScoredShard]
-    ) -> Iterator[FramedRecord]:
-        """The records of one generation, each beside its frames."""
+    ) -> Generator[FramedRecord, None, int]:
+        """The records of one generation, each beside its frames; returns their number."""
         with_frames = frames_by_record(shards)
-        record_id, frames = next(with_frames, (None, ()))
+        record_id, frames = next(with_frames, (None, []))
+        n_read = 0
         for record in chain.from_iterable(map(self.manifest.ids.read, inputs)):
+            n_read += 1
             if record.id == record_id:
-                yield FramedRecord(record, frames)
-                record_id, frames = next(with_frames, (None, ()))
+                yield record, frames
+                record_id, frames = next(with_frames, (None, []))
             else:
-                yield FramedRecord(record, ())
+                yield record, ()
         if record_id is not None:
             raise input_changed()
+        return n_read
 
     def scored(
         self,
         number: int,
         indexes: Sequence[FeatureIndex],
         owners: Mapping[str, int],
-        helpers: Helpers,
+        helpers: Helpers[Maker],
     ) -> Iterator[ScoredShard]:
         """The shards of one generation, in their order, as soon as they are embedded.
 
@@ -232,9 +232,9 @@ class Results:
 
 def frames_by_record(
     shards: Iterable[ScoredShard],
-) -> Iterator[tuple[str, list[tuple[Frames, int, int]]]]:
+) -> Iterator[tuple[str, list[FrameRun]]]:
     """The id of each record with a frame, and where its frames are. Neighbours may share one."""
-    record_id, runs = "", list[tuple[Frames, int, int]]()
+    record_id, runs = "", list[FrameRun]()
     for shard in shards:
         first = 0
         for next_id, n_frames in shard.records:
@@ -248,35 +248,24 @@ def frames_by_record(
         yield record_id, runs
 
 
-def blocks(records: Iterable[FramedRecord]) -> Iterator[list[FramedRecord]]:
-    """The same records in blocks of bounded size, or of one longer record."""
-    block: list[FramedRecord] = []
-    n_letters = 0
-    for framed in records:
-        block.append(framed)
-        n_letters += len(framed.record.header) + len(framed.record.sequence)
-        if n_letters >= LETTERS_AT_ONCE or len(block) == _RECORDS_AT_ONCE:
-            yield block
-            block, n_letters = [], 0
-    if block:
-        yield block
-
-
-def block_task(block: Iterable[FramedRecord]) -> BlockTask:
-    """The task of a block, in which each ``Frames`` is there once and has a number."""
+def block_tasks(framed: Iterable[FramedRecord]) -> Iterator[BlockTask]:
+    """The tasks of blocks of bounded size, or of one longer record."""
     records: list[FastaRecord] = []
-    numbers: dict[int, int] = {}  # by identity
-    frames: list[Frames] = []
-    runs: list[list[Run]] = []
-    for record, of_record in block:
-        records.append(record)
-        runs.append([])
+    runs, frames = array("q"), list[Frames]()
+    n_letters = n_of_headers = 0
+    for record, of_record in framed:
         for each, first, end in of_record:
-            number = numbers.setdefault(id(each), len(frames))
-            if number == len(frames):
+            if not frames or frames[-1] is not each:
                 frames.append(each)
-            runs[-1].append((number, first, end))
-    return BlockTask(records, runs, frames)
+            runs.extend((len(records), len(frames) - 1, first, end))
+        records.append(record)
+        n_of_headers += len(record.header)
+        n_letters += len(record.sequence)
+        if n_of_headers + n_letters >= LETTERS_AT_ONCE or len(records) == _RECORDS_AT_ONCE:
+            yield BlockTask(n_letters, tuple(zip(*records, strict=True)), runs, frames)
+            records, runs, frames, n_letters, n_of_headers = [], array("q"), [], 0, 0
+    if records:
+        yield BlockTask(n_letters, tuple(zip(*records, strict=True)), runs, frames)
 
 
 T = TypeVar("T")

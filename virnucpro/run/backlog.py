@@ -6,10 +6,7 @@ from collections.abc import Iterable
 from threading import Condition
 
 from virnucpro.records import Shard
-
-
-class AbandonedError(Exception):
-    """Embedding ended before its time, so a shard that is waited for never comes."""
+from virnucpro.tasks import AbandonedError
 
 
 class Backlog:

@@ -1,10 +1,10 @@
 """Identical ORFs are embedded once: they are found while a run is planned.
 
 Two ORFs are identical if all that the encoders of the run read of them is: the protein, the bases,
-or both. ``SeenOrfs`` looks at every ORF before it goes into a shard. One that occurred before
-becomes a copy: it names the original by its ordinal, its place among the embedded ORFs of its
-generation. The workers pass copies over; the feature store gives each, bit for bit, the rows of its
-original, or the reason why there are none.
+or both. ``SeenOrfs`` looks at a digest of every ORF before it goes into a shard. One that occurred
+before becomes a copy: it names the original by its ordinal, its place among the embedded ORFs of
+its generation. The workers pass copies over; the feature store gives each, bit for bit, the rows of
+its original, or the reason why there are none.
 
 What is found depends on the ORFs and their order alone. A table that is full forgets, and the ORF
 is embedded once more.
@@ -37,28 +37,25 @@ class SeenOrfs:
         self,
         n_slots: int = N_SLOTS,
         max_slots: int = MAX_SLOTS,
-        reads: frozenset[Reads] = frozenset({"protein"}),
     ) -> None:
-        self.reads = sorted(reads)
         self.n_embedded = 0
         self._max_slots = max_slots
         self._table = np.zeros((n_slots, 3), dtype=np.uint64)  # no digest is 0
 
-    def mark(self, orfs: Sequence[Orf]) -> list[Orf]:
-        """The same ORFs, in order; an ORF whose texts occurred before is a copy."""
-        columns = [[orf.text(what) for orf in orfs] for what in self.reads]
-        texts = columns[0] if len(columns) == 1 else list(map(" ".join, zip(*columns, strict=True)))
-        distinct = list(dict.fromkeys(texts))
-        ordinals = dict(zip(distinct, self._find_or_add(_digests(distinct)), strict=True))
-        result = []
-        for orf, text in zip(orfs, texts, strict=True):
-            ordinal = ordinals[text]
+    def originals(self, digests: Sequence[bytes]) -> list[int | None]:
+        """The ordinal of each ORF's original, in order; None if its digest is a new one."""
+        distinct = list(dict.fromkeys(digests))
+        tags = np.frombuffer(b"".join(distinct), dtype="<u8").reshape(-1, 2)
+        ordinals = dict(zip(distinct, self._find_or_add(tags), strict=True))
+        originals: list[int | None] = []
+        for digest in digests:
+            ordinal = ordinals[digest]
             if ordinal == self.n_embedded:  # ordinals are given in the order of first meetings
                 self.n_embedded += 1
-                result.append(orf)
+                originals.append(None)
             else:
-                result.append(orf._replace(copy_of=ordinal))
-        return result
+                originals.append(ordinal)
+        return originals
 
     def _find_or_add(self, tags: NDArray[np.uint64]) -> list[int]:
         """The ordinal of each protein; the next ones for those that are new. (n, 2) -> n"""
@@ -87,7 +84,8 @@ class SeenOrfs:
         return slots
 
 
-def _digests(proteins: Sequence[str]) -> NDArray[np.uint64]:
-    """128 bits of each: 10^12 proteins share one with a chance of 10^-15. n -> (n, 2)"""
-    digests = b"".join([blake2s(text.encode()).digest() for text in proteins])
-    return np.frombuffer(digests, dtype="<u8").reshape(-1, 4)[:, :2]
+def digests_of(orfs: Sequence[Orf], reads: frozenset[Reads]) -> list[bytes]:
+    """128 bits of what is read of each ORF: 10^12 share one with a chance of 10^-15."""
+    columns = [[orf.text(what) for orf in orfs] for what in sorted(reads)]
+    texts = columns[0] if len(columns) == 1 else map(" ".join, zip(*columns, strict=True))
+    return [blake2s(text.encode()).digest()[:16] for text in texts]

@@ -1,6 +1,7 @@
 """The plan of a run: which ORFs of the inputs stand in which shard.
 
-Records stream from the inputs through screening, chunking and translation into shards. The
+Records stream from the inputs through screening, chunking and translation into shards. Blocks of
+them are translated in tasks, here or by helpers; all that needs their order is done here. The
 inputs of each generation are cut by themselves, so that inputs added later leave the shards of
 earlier ones, and their feature files, as they are.
 """
@@ -17,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import chain
-from typing import TextIO, TypeVar
+from typing import Any, TextIO, TypeAlias
 
 import numpy as np
 
@@ -26,16 +27,17 @@ from virnucpro.errors import InputError
 from virnucpro.files import atomic, open_plain, open_table, sha256
 from virnucpro.log import printable
 from virnucpro.records import PROTEIN, Chunk, FastaRecord, Orf, Shard, check_counts
-from virnucpro.run.dedup import SeenOrfs
+from virnucpro.run.dedup import SeenOrfs, digests_of
 from virnucpro.run.folder import RunDir
 from virnucpro.run.manifest import Manifest
-from virnucpro.run.shards import ShardWriter
+from virnucpro.run.shards import ShardWriter, header_of
 from virnucpro.sequences.fasta import write_record
 from virnucpro.sequences.genetic_code import genetic_code
 from virnucpro.sequences.inputs import InputFile, generations
 from virnucpro.sequences.screen import protein_of, screen
 from virnucpro.sequences.survey import find_repeat, repeated
 from virnucpro.sequences.translate import chunk_record, translate_six_frames
+from virnucpro.tasks import Helpers, count_worth, helpers_for
 
 _BLOCK_LETTERS = 500_000  # letters that are translated, or looked up, at once
 _SHARDS_AT_ONCE = 256  # shards that are verified at once
@@ -86,16 +88,42 @@ def make_plan(
     *,
     keep_intermediate: bool,
     on_letters: Callable[[int], None],
+    n_helpers: int = 0,
 ) -> Plan:
-    """Write the shards, aside, in the time of ``RunDir.planning``.
+    """Write the shards, aside, in the time of ``RunDir.planning``, with so many helpers at most.
 
     Raises:
         InputError: an input is not a FASTA file, or an id occurs twice.
+        UnavailableError: a helper died.
     """
-    plan = _Planner(rundir, manifest, keep_intermediate, on_letters).run()
+    n_bytes = sum(file.n_bytes for file in manifest.inputs) if manifest.recipe.has_encoder else 0
+    with helpers_for(manifest.recipe, count_worth(n_helpers, n_bytes), "shards") as helpers:
+        plan = _Planner(rundir, manifest, keep_intermediate, on_letters, helpers).run()
     with atomic(rundir.planned.plan) as temporary:
         temporary.write_text(json.dumps(_to_json(plan, manifest)))
     return plan
+
+
+Entries: TypeAlias = tuple[list[str], list[str], list[bytes]]  # headers, proteins, digests
+
+
+@dataclass(frozen=True, slots=True)
+class EntryTask:
+    """Make the entries of a block for shards: of the frames of chunks, or of proteins."""
+
+    n_letters: int
+    columns: tuple[tuple[Any, ...], ...]  # fields of the chunks, or of the records
+
+    def do(self, recipe: Recipe) -> Entries:
+        if recipe.has_frames:
+            chunks = list(map(Chunk._make, zip(*self.columns, strict=True)))
+            orfs = translate_six_frames(chunks, genetic_code(recipe.genetic_code))
+        else:
+            records = map(FastaRecord._make, zip(*self.columns, strict=True))
+            texts = [(record.id, protein_of(record)) for record in records]
+            orfs = [Orf(name, name, name, 0, len(text), PROTEIN, text) for name, text in texts]
+        headers, proteins = list(map(header_of, orfs)), [orf.protein for orf in orfs]
+        return headers, proteins, digests_of(orfs, recipe.reads)
 
 
 @dataclass(slots=True)
@@ -106,12 +134,15 @@ class _Planner:
     manifest: Manifest
     keep_intermediate: bool
     on_letters: Callable[[int], None]
+    helpers: Helpers[Recipe]
     counts: Counts = field(default_factory=Counts)
     files: list[tuple[int, int]] = field(default_factory=list)
+    # 8 bytes per record: ids themselves would fill the memory
+    hashes: array[int] = field(default_factory=lambda: array("q"))
+    is_last: deque[bool] = field(default_factory=deque)  # of each task: whether it ends its file
 
     def run(self) -> Plan:
         recipe, replaced = self.manifest.recipe, frozenset(self.manifest.replaced)
-        hashes = array("q")  # 8 bytes per record: ids themselves would fill the memory
         shards: list[tuple[Shard, ...]] = []
         with ExitStack() as stack:
             chunks = None
@@ -125,38 +156,59 @@ class _Planner:
                     keep_bases=self.keep_intermediate,
                 )
                 earlier = replaced if number else frozenset[str]()
-                seen = SeenOrfs(reads=recipe.reads)
-                corrected: set[str] = set()
-                for file in inputs:
-                    first = writer.next_index
-                    records = self.screened(file, hashes, earlier, corrected)
-                    if recipe.has_frames:
-                        self.write_frames(records, writer, seen, chunks)
-                    elif recipe.has_encoder:
-                        self.write_proteins(records, writer, seen)
-                    else:
-                        deque(records, maxlen=0)  # they are counted, and scored later
-                    self.files.append((first, writer.end_index))
+                seen = SeenOrfs()
+                first, tasks = writer.next_index, self.tasks(inputs, earlier, chunks)
+                for headers, proteins, digests in self.helpers.in_order(tasks):
+                    writer.extend(headers, proteins, seen.originals(digests))
+                    if self.is_last.popleft():
+                        self.files.append((first, writer.end_index))
+                        first = writer.next_index
                 writer.flush()
                 shards.append(tuple(map(self.in_place, writer.shards)))
                 self.counts.n_copies += writer.n_copies
                 self.counts.n_copied_residues += writer.n_copied_residues
         self.on_letters(self.counts.n_letters)
-        refuse_duplicates(hashes, self.manifest)
+        refuse_duplicates(self.hashes, self.manifest)
         return Plan(tuple(shards), self.counts, tuple(self.files))
 
     def in_place(self, shard: Shard) -> Shard:
         return replace(shard, path=self.rundir.shards / shard.path.name)
 
+    def tasks(
+        self, inputs: Iterable[InputFile], replaced: frozenset[str], out: TextIO | None
+    ) -> Iterator[EntryTask]:
+        """The tasks of a generation, one or more of each file; its chunks go ``out``."""
+        recipe, corrected = self.manifest.recipe, set[str]()
+        for file in inputs:
+            records = self.screened(file, replaced, corrected)
+            pieces: Iterable[FastaRecord | Chunk] = records
+            if recipe.has_frames:
+                pieces = chain.from_iterable(chunk_record(r, recipe.chunk_size) for r in records)
+            elif not recipe.has_encoder:
+                deque(records, maxlen=0)  # they are counted, and scored later
+            block: list[FastaRecord | Chunk] = []
+            n_letters = 0
+            for piece in pieces:
+                if out is not None:
+                    write_record(out, piece.id, piece.sequence)
+                block.append(piece)
+                n_letters += len(piece.sequence)
+                if n_letters >= _BLOCK_LETTERS:
+                    self.is_last.append(False)
+                    yield EntryTask(n_letters, tuple(zip(*block, strict=True)))
+                    block, n_letters = [], 0
+            self.is_last.append(True)
+            yield EntryTask(n_letters, tuple(zip(*block, strict=True)))
+
     def screened(
-        self, file: InputFile, hashes: array[int], replaced: frozenset[str], corrected: set[str]
+        self, file: InputFile, replaced: frozenset[str], corrected: set[str]
     ) -> Iterator[FastaRecord]:
         """The records to embed. Those of ``replaced`` may have been there before."""
         recipe, counts, reported = self.manifest.recipe, self.counts, self.counts.n_letters
         shortest = recipe.chunk_size if recipe.has_frames else 0
         for record in self.manifest.ids.read(file):
             if record.id not in replaced:
-                hashes.append(hash(record.id))
+                self.hashes.append(hash(record.id))
             elif record.id in corrected:
                 raise InputError(
                     f"{file.shown}:{record.line}: the corrected record {printable(record.id)} "
@@ -178,48 +230,6 @@ class _Planner:
             if status is None:
                 counts.n_short += 2 * length < shortest
                 yield record
-
-    def write_frames(
-        self,
-        records: Iterable[FastaRecord],
-        writer: ShardWriter,
-        seen: SeenOrfs,
-        out: TextIO | None,
-    ) -> None:
-        size = self.manifest.recipe.chunk_size
-        code = genetic_code(self.manifest.recipe.genetic_code)
-        chunks = chain.from_iterable(chunk_record(record, size) for record in records)
-        for block in _blocks(chunks):
-            orfs = seen.mark(translate_six_frames(block, code))
-            if out is not None:
-                for chunk in block:
-                    write_record(out, chunk.id, chunk.sequence)
-            for orf in orfs:
-                writer.add(orf)
-
-    def write_proteins(
-        self, records: Iterable[FastaRecord], writer: ShardWriter, seen: SeenOrfs
-    ) -> None:
-        for block in _blocks(records):
-            proteins = [(record.id, protein_of(record)) for record in block]
-            orfs = [Orf(name, name, name, 0, len(text), PROTEIN, text) for name, text in proteins]
-            for orf in seen.mark(orfs):
-                writer.add(orf)
-
-
-_Piece = TypeVar("_Piece", Chunk, FastaRecord)
-
-
-def _blocks(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
-    block: list[_Piece] = []
-    n_letters = 0
-    for piece in pieces:
-        block.append(piece)
-        n_letters += len(piece.sequence)
-        if n_letters >= _BLOCK_LETTERS:
-            yield block
-            block, n_letters = [], 0
-    yield block
 
 
 def refuse_duplicates(hashes: array[int], manifest: Manifest) -> None:

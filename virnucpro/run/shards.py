@@ -11,6 +11,7 @@ white space, so the words can be told apart.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from pathlib import Path
 
 from virnucpro.errors import StorageError
@@ -30,6 +31,15 @@ def shard_size(place: int, largest: int) -> int:
             return min(n_residues, largest)
         place -= n_shards
     return largest
+
+
+def header_of(orf: Orf) -> str:
+    """The header of an ORF that is no copy."""
+    bases = f" bases={orf.bases}" if orf.bases else ""
+    return (
+        f">{orf.id} chunk={orf.chunk_id} record={orf.record_id} "
+        f"start={orf.start} end={orf.end} strand={orf.strand}{bases}"
+    )
 
 
 class ShardWriter:
@@ -62,25 +72,25 @@ class ShardWriter:
         self._n_copied_before = 0  # residues, in shards that are closed
         self._full = shard_size(0, largest)
 
-    def add(self, orf: Orf) -> None:
-        if self.keep_bases and orf.bases:
-            self._nucleotides.append(f">{orf.id}\n{orf.bases}\n")
-        bases = f" bases={orf.bases}" if orf.bases else ""
-        copied = "" if orf.copy_of is None else f" copy={orf.copy_of}"
-        self._entries.append(
-            f">{orf.id} chunk={orf.chunk_id} record={orf.record_id} "
-            f"start={orf.start} end={orf.end} strand={orf.strand}{bases}{copied}\n{orf.protein}\n"
-        )
-        if orf.copy_of is None:
-            self._n_embedded += 1
-            self._n_residues += len(orf.protein)
-            n_residues = self._n_residues
-        else:
-            self.n_copies += 1
-            self.n_copied_residues += len(orf.protein)
-            n_residues = self.n_copied_residues - self._n_copied_before
-        if n_residues >= self._full:
-            self.flush()
+    def extend(
+        self, headers: Iterable[str], proteins: Iterable[str], originals: Iterable[int | None]
+    ) -> None:
+        """Add ORFs, with what ``header_of`` says; one with an original is a copy of that."""
+        for header, protein, original in zip(headers, proteins, originals, strict=True):
+            if self.keep_bases and (orf := _parse(header, protein)).bases:
+                self._nucleotides.append(f">{orf.id}\n{orf.bases}\n")
+            if original is None:
+                self._entries.append(f"{header}\n{protein}\n")
+                self._n_embedded += 1
+                self._n_residues += len(protein)
+                n_residues = self._n_residues
+            else:
+                self._entries.append(f"{header} copy={original}\n{protein}\n")
+                self.n_copies += 1
+                self.n_copied_residues += len(protein)
+                n_residues = self.n_copied_residues - self._n_copied_before
+            if n_residues >= self._full:
+                self.flush()
 
     @property
     def next_index(self) -> int:

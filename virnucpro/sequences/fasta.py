@@ -139,9 +139,9 @@ def stem_of(name: str) -> str:
 
 
 def read_fasta(
-    path: Path, name: str = "", on_block: OnBlock | None = None
+    path: Path, name: str = "", on_block: OnBlock | None = None, sample: str = ""
 ) -> Iterator[FastaRecord]:
-    """Yield the records of a plain or compressed FASTA file, in file order.
+    """Yield the records of a plain or compressed FASTA file, in file order, as of a sample.
 
     Errors call it by its path, or by another ``name``. ``on_block`` is given the bytes of the
     file, as they lie on the disk.
@@ -155,7 +155,7 @@ def read_fasta(
     """
     label = name or printable(path)
     with unpacking(path, label), _open(path, label, on_block) as handle:
-        yield from _parse(_lines(handle), label)
+        yield from _parse(_lines(handle), label, sample)
 
 
 @contextmanager
@@ -214,10 +214,21 @@ def _lines(handle: BinaryIO) -> Iterator[str]:
     yield rest + decoder.decode(b"", final=True)
 
 
-def _parse(pieces: Iterable[str], label: str) -> Iterator[FastaRecord]:
+def _parse(pieces: Iterable[str], label: str, sample: str) -> Iterator[FastaRecord]:
     header, header_line, number = "", 0, 0
     parts: list[str] = []
     may_hold_nul = False
+
+    def record() -> FastaRecord:
+        """The record whose last line was read."""
+        found = _record(header, header_line, "".join(parts), label, sample)
+        if may_hold_nul and ("\0" in found.header or "\0" in found.sequence):
+            raise InputError(
+                f"{label}:{header_line}: a NUL byte in the record {printable(found.id)}",
+                hint="the file is damaged or not text: write it again",
+            )
+        return found
+
     for piece in pieces:
         may_hold_nul = may_hold_nul or "\0" in piece
         rest, *entries = piece.split("\n>")
@@ -230,7 +241,7 @@ def _parse(pieces: Iterable[str], label: str) -> Iterator[FastaRecord]:
             _check_blank(rest, number, label)
         for entry in entries:
             if header_line:
-                yield _record(header, header_line, "".join(parts), label, may_hold_nul)
+                yield record()
             header, end, rest = entry.partition("\n")
             number += 1
             header_line = number
@@ -240,7 +251,7 @@ def _parse(pieces: Iterable[str], label: str) -> Iterator[FastaRecord]:
             number += len(end) + len(rest) - len(letters)
             parts = [_without(blanks, letters)]
     if header_line:
-        yield _record(header, header_line, "".join(parts), label, may_hold_nul)
+        yield record()
 
 
 def _without(blanks: Iterable[str], letters: str) -> str:
@@ -277,16 +288,11 @@ def _endless_header(line: int, label: str) -> InputError:
     )
 
 
-def _record(header: str, line: int, sequence: str, label: str, may_hold_nul: bool) -> FastaRecord:
+def _record(header: str, line: int, sequence: str, label: str, sample: str) -> FastaRecord:
     words = header.split(maxsplit=1)
     if not words:
         raise InputError(
             f"{label}:{line}: a header without an id", hint="write an id behind the '>'"
-        )
-    if may_hold_nul and ("\0" in header or "\0" in sequence):
-        raise InputError(
-            f"{label}:{line}: a NUL byte in the record {printable(words[0])}",
-            hint="the file is damaged or not text: write it again",
         )
     if not (words[0].isascii() or _is_utf8(words[0])):
         raise InputError(
@@ -295,8 +301,8 @@ def _record(header: str, line: int, sequence: str, label: str, may_hold_nul: boo
         )
     if "-" in sequence or "." in sequence or "~" in sequence:  # a loop would take thrice the time
         letters = _without(_GAPS, sequence)
-        return FastaRecord(words[0], header, letters, line, len(sequence) - len(letters))
-    return FastaRecord(words[0], header, sequence, line)
+        return FastaRecord(words[0], header, letters, line, len(sequence) - len(letters), sample)
+    return FastaRecord(words[0], header, sequence, line, 0, sample)
 
 
 def _is_utf8(text: str) -> bool:

@@ -94,7 +94,7 @@ class InputFile:
             InputError: it is not the file that was hashed, before or after it was read.
         """
         self.check_unchanged()
-        yield from read_fasta(Path(self.path), self.name)
+        yield from read_fasta(Path(self.path), self.name, sample=self.sample)
         self.check_unchanged()
 
     def check_unchanged(self) -> None:

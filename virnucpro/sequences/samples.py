@@ -120,20 +120,15 @@ class RunIds:
             InputError, InputMissingError: as ``InputFile.read``.
         """
         records = renamed(file) if file.n_renamed else file.read()
-        for record in records:
-            own_id = record.id
-            is_given_anew = file.generation and own_id in self.replaced
-            if self.is_qualified and not is_given_anew:
-                record = with_id(record, self.of(file.sample, own_id))
-            yield FastaRecord(
-                record.id,
-                record.header,
-                record.sequence,
-                record.line,
-                record.n_gaps,
-                file.sample,
-                own_id,
-            )
+        if not self.is_qualified:
+            return records
+        replaced = self.replaced if file.generation else frozenset[str]()
+        return (
+            record
+            if record.id in replaced
+            else with_id(record, self.of(file.sample, record.id))._replace(own_id=record.id)
+            for record in records
+        )
 
 
 def with_id(record: FastaRecord, new_id: str) -> FastaRecord:

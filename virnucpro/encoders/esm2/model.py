@@ -52,14 +52,16 @@ class Layer(nn.Module):
 
     def in_float32(self) -> Layer:
         """The same layer, products in float32 of the weights as they are."""
-        layer = copy.deepcopy(self).float()
+        reordered = [weight for weight in self.parameters() if weight.is_mkldnn]
+        plain = {id(one): nn.Parameter(one.to_dense(), requires_grad=False) for one in reordered}
+        layer = copy.deepcopy(self, plain).float()
         layer.dtype, layer.is_fused = torch.float32, False
         return layer
 
     def reorder_weights(self) -> None:
         """Lay the weights out as oneDNN multiplies with them, once and not in each batch.
 
-        They are a copy in memory of their own, and good for nothing but ``linear``.
+        They are a copy in memory of their own, and good for ``linear`` and ``in_float32`` alone.
         """
         for part in (self.qkv, self.attention_out, self.up, self.down):
             ordered = torch.ops.mkldnn._reorder_linear_weight(part.weight, _USUAL_TOKENS)

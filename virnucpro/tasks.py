@@ -1,10 +1,12 @@
-"""Processes beside the parent that make the rows of the outputs: see ``blocks``.
+"""Tasks, and processes beside the parent that do them: parts of a plan, and of the outputs.
 
-    parent  --Maker, Task-->  helper     a pipe of the helper's own, and a thread of the parent
+    parent  --tools, Task-->  helper     a pipe of the helper's own, and a thread of the parent
     parent  <----result-----  helper     for each
 
-A helper has one task at a time, so neither side waits for the other to read. It holds nothing that
-could be lost: it is killed when it is needed no more, and ends with the parent.
+A task is pure but for files that appear whole, so it makes no difference which process does it, and
+when. The tools are what tasks of a kind work with, sent once. A helper has one task at a time, so
+neither side waits for the other to read. It holds nothing that could be lost: it is killed when it
+is needed no more, and ends with the parent.
 """
 
 from __future__ import annotations
@@ -15,20 +17,38 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from virnucpro.errors import UnavailableError, VirnucproError
 from virnucpro.files import disk_error
 from virnucpro.log import LOGGER, counted, printable
-from virnucpro.outputs.blocks import BlockTask, Maker, Task
-from virnucpro.outputs.sinks import Part
 from virnucpro.processes import Child, Pipe, Raised, as_message, interrupts_held, start
-from virnucpro.run.backlog import AbandonedError
 
 _END_SECONDS = 5.0  # for a process whose pipe has ended to follow
-_LETTERS_AHEAD = 50_000_000  # in blocks whose rows are waited for, unless one record has more
+_LETTERS_AHEAD = 50_000_000  # in blocks whose results are waited for, unless one record has more
+_LETTERS_PER_HELPER = 10_000_000  # a process takes a second to start, and these take some
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+Tools = TypeVar("Tools")
+Tools_contra = TypeVar("Tools_contra", contravariant=True)
+
+
+class Task(Protocol[Tools_contra, T_co]):
+    """A part of the work."""
+
+    def do(self, tools: Tools_contra, /) -> T_co: ...
+
+
+class Block(Task[Tools_contra, T_co], Protocol):
+    """A task of known size."""
+
+    @property
+    def n_letters(self) -> int: ...
+
+
+class AbandonedError(Exception):
+    """The end came before its time, so what is waited for never comes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +61,10 @@ class Refused:
 
 
 @dataclass(slots=True, eq=False)
-class Helpers:
-    """Processes for the tasks of a maker; without any, a task is done here, at once."""
+class Helpers(Generic[Tools]):
+    """Processes for tasks; without any, a task is done here, at once."""
 
-    maker: Maker
+    tools: Tools
     children: list[Child] = field(default_factory=list)
     threads: ThreadPoolExecutor | None = None
     idle: SimpleQueue[Child] = field(default_factory=SimpleQueue)
@@ -56,17 +76,17 @@ class Helpers:
         """The tasks that are worth being done before the result of the first is taken."""
         return 2 * len(self.children)
 
-    def submit(self, task: Task[T]) -> Future[T]:
+    def submit(self, task: Task[Tools, T]) -> Future[T]:
         """Have a task done."""
         if self.threads is not None:
             return self.threads.submit(self._do, task)
         future: Future[T] = Future()
-        future.set_result(task.do(self.maker))
+        future.set_result(task.do(self.tools))
         return future
 
-    def in_order(self, tasks: Iterable[BlockTask]) -> Iterator[list[Part]]:
-        """The rows of blocks, in their order; a few blocks of bounded size are taken ahead."""
-        waiting: deque[tuple[int, Future[list[Part]]]] = deque()
+    def in_order(self, tasks: Iterable[Block[Tools, T]]) -> Iterator[T]:
+        """The results of blocks, in their order; a few blocks of bounded size are taken ahead."""
+        waiting: deque[tuple[int, Future[T]]] = deque()
         n_letters = 0
         for task in tasks:
             n_letters += task.n_letters
@@ -78,7 +98,7 @@ class Helpers:
         for _, future in waiting:
             yield future.result()
 
-    def _do(self, task: Task[T]) -> T:
+    def _do(self, task: Task[Tools, T]) -> T:
         """
         Raises:
             VirnucproError: what the task raised, or that a helper died.
@@ -107,7 +127,7 @@ class Helpers:
         """The error of a helper that died: the first, whichever task hears of one later."""
         if self.loss is None:
             self.loss = UnavailableError(
-                f"a process that makes tables was lost: {printable(reason)}",
+                f"a process that makes shards or tables was lost: {printable(reason)}",
                 hint="run the same command with --resume, which keeps vectors; if memory ran out, "
                 "and no model was named, with fewer --workers",
             )
@@ -125,18 +145,24 @@ class Helpers:
             child.close()
 
 
+def count_worth(most: int, n_letters: int) -> int:
+    """As many helpers as so many letters are work for. One alone would save nothing."""
+    n_helpers = min(most, n_letters // _LETTERS_PER_HELPER)
+    return n_helpers if n_helpers > 1 else 0
+
+
 @contextmanager
-def helpers_for(maker: Maker, n_helpers: int) -> Iterator[Helpers]:
-    """So many helpers, for the time of the block."""
-    helpers = Helpers(maker)
+def helpers_for(tools: Tools, n_helpers: int, products: str) -> Iterator[Helpers[Tools]]:
+    """So many helpers, for the time of the block; the log says what they make."""
+    helpers = Helpers(tools)
     try:
         with interrupts_held():
             for _ in range(n_helpers):
                 helpers.children.append(start(_serve))
         if helpers.children:
-            LOGGER.info("tables are made by %s", counted(n_helpers, "helper"))
+            LOGGER.info("%s are made by %s", products, counted(n_helpers, "helper"))
             helpers.threads = ThreadPoolExecutor(n_helpers, "helper")
-            message = as_message(maker)
+            message = as_message(tools)
             for child in helpers.children:
                 helpers.threads.submit(_introduce, child, message, helpers.idle.put)
         yield helpers
@@ -144,10 +170,10 @@ def helpers_for(maker: Maker, n_helpers: int) -> Iterator[Helpers]:
         helpers.stop()
 
 
-def _introduce(child: Child, maker: bytes, on_ready: Callable[[Child], None]) -> None:
+def _introduce(child: Child, tools: bytes, on_ready: Callable[[Child], None]) -> None:
     """Send a helper what it works with; if it has died, its first task hears of it."""
     try:
-        child.pipe.send_bytes(maker)
+        child.pipe.send_bytes(tools)
     except OSError:
         LOGGER.debug("process %d ended before it began", child.pid)
     finally:
@@ -156,11 +182,11 @@ def _introduce(child: Child, maker: bytes, on_ready: Callable[[Child], None]) ->
 
 def _serve(pipe: Pipe) -> None:
     """Do the tasks that come, until the parent ends."""
-    maker: Maker = pipe.recv()
+    tools: Any = pipe.recv()
     while True:
-        task: Task[Any] = pipe.recv()
+        task: Task[Any, Any] = pipe.recv()
         try:
-            outcome = task.do(maker)
+            outcome = task.do(tools)
         except VirnucproError as error:
             outcome = Refused(type(error), str(error), error.hint)
         except OSError as error:
