@@ -7,9 +7,8 @@
         scorer.safetensors locked
 
 The groups of the parts that are named train it. Folds over the same groups give its calibration
-and its error rates; there the nets of one seed stand for those of all. The words that a fragment's
-features are made with are always counted without its fold.
-Nets of the folds are fitted in a second process, beside the others.
+and its error rates. The words that a fragment's features are made with are always counted without
+its fold. Nets of half of the folds are fitted in a second process.
 Scorers of the folds are left in scorer_folds/: join_embedded_head.py needs what has not seen a
 group. Seeds are fixed: the same data makes the same file on the same machine.
 
@@ -105,16 +104,23 @@ RANGES = (
     Range(3000, 2000, 10_000, part=1000),
     Range(10_000, 10_000, part=1000),
 )
-FITTING = Fitting(input_dropout=0.2, spared=FIGURES_AND_WORDS)
+FITTING = Fitting(hidden=(256, 64), input_dropout=0.2, spared=FIGURES_AND_WORDS, epochs=4)
 OF_PARTS = Fitting(input_dropout=0.2, spared=FIGURES_WORDS_AND_LAYOUT)
 WINDOWS = Range(1000, 1000)  # of regions
 # regions.json was learned with this calibration, of pieces whose nets made less use of words
 WINDOWS_KNOT = Knot(1000, 1.6430170215003228, -0.10995449234392227)
-N_SEEDS = 3
-N_FRAGMENTS = 20_000  # of each label, for each seed and size
-N_MADE = 500  # of each kind, for each seed and size
-LONG, N_OF_LONG = 10_000, 8000  # of so many bases there are not so many different ones
+N_FRAGMENTS = {
+    150: 200_000,
+    300: 200_000,
+    500: 300_000,
+    1000: 200_000,
+    3000: 50_000,
+    10_000: 20_000,
+}
+N_WINDOWS, N_SEEDS_OF_WINDOWS = 20_000, 3
+MADE_SHARE = 40  # for so many fragments of each label there is one of each synthetic kind
 MADE_WEIGHT = 2.0
+FOLDS_BESIDE = (0, 1, 2)  # fitted in a second process
 KNOTS = {
     150: 20_000,
     300: 20_000,
@@ -148,11 +154,10 @@ class Course:
     words: Words
 
 
-def lessons(course: Course, of_size: Range, seed: int) -> Lessons:
-    """Fragments of the collection, and synthetic ones that are not viral."""
+def lessons(course: Course, of_size: Range, n_fragments: int, seed: int) -> Lessons:
+    """So many fragments of each label, and synthetic ones that are not viral."""
     size = of_size.size
     rng = np.random.default_rng([size, seed])
-    n_fragments = N_FRAGMENTS if size < LONG else N_OF_LONG
     fragments = draw(course.collection, size, n_fragments, SHARES, rng)
     records = course.collection.records
     is_virus = np.array([records[record].is_virus for record in fragments.record])
@@ -164,7 +169,7 @@ def lessons(course: Course, of_size: Range, seed: int) -> Lessons:
         [
             made.make(kind, size, cells[rng.integers(len(cells))], rng)
             for kind in made.KINDS
-            for _ in range(N_MADE * n_fragments // N_FRAGMENTS)
+            for _ in range(n_fragments // MADE_SHARE)
         ]
     )
     return Lessons(
@@ -174,9 +179,9 @@ def lessons(course: Course, of_size: Range, seed: int) -> Lessons:
     )
 
 
-def fit(course: Course, n_seeds: int) -> list[PieceNets]:
+def fit(course: Course) -> list[PieceNets]:
     return [
-        fit_size(course, of_size, n_seeds, OF_PARTS if of_size.part else FITTING)
+        fit_size(course, of_size, N_FRAGMENTS[of_size.size], OF_PARTS if of_size.part else FITTING)
         for of_size in RANGES
     ]
 
@@ -185,23 +190,25 @@ def fit_windows(collection: Collection, n_seeds: int) -> PieceNets:
     """Nets that read no words: those of prophages in a host's relatives are words of cells."""
     fold_of_record = np.zeros(len(collection.records), dtype=np.int64)
     course = Course(collection, fold_of_record, Words(NO_WORDS, {0: NO_WORDS}))
-    return fit_size(course, WINDOWS, n_seeds, Fitting())
+    return fit_size(course, WINDOWS, N_WINDOWS, Fitting(), n_seeds)
 
 
-def fit_size(course: Course, of_size: Range, n_seeds: int, fitting: Fitting) -> PieceNets:
-    draws = [lessons(course, of_size, seed) for seed in range(n_seeds)]
+def fit_size(
+    course: Course, of_size: Range, n_fragments: int, fitting: Fitting, n_seeds: int = 1
+) -> PieceNets:
+    draws = [lessons(course, of_size, n_fragments, seed) for seed in range(n_seeds)]
     return fit_piece_nets(of_size, draws, course.words.table, fitting)
 
 
 def fit_folds(
-    collection: Collection, fold_of_record: Counts, counts: WordCounts
+    collection: Collection, fold_of_record: Counts, counts: WordCounts, folds: Iterable[int]
 ) -> dict[int, list[PieceNets]]:
-    """The nets of one seed for each fold, fitted without it."""
+    """The nets for each of these folds, fitted without it."""
     nets = {}
-    for fold in range(N_FOLDS):
+    for fold in folds:
         is_inside = fold_of_record != fold
         words = Words.of(counts, {fold})
-        nets[fold] = fit(Course(collection.where(is_inside), fold_of_record[is_inside], words), 1)
+        nets[fold] = fit(Course(collection.where(is_inside), fold_of_record[is_inside], words))
         print(f"fold {fold + 1} of {N_FOLDS}", file=sys.stderr, flush=True)
     return nets
 
@@ -212,7 +219,7 @@ def calibrate(
     """Knots and error rates from the nets of group folds; writes figures."""
     knots, error_rates = [], []
     for n_bases, n_fragments in KNOTS.items():
-        rng = np.random.default_rng([n_bases, N_SEEDS])
+        rng = np.random.default_rng([n_bases, 3])
         fragments = draw(collection, n_bases, n_fragments, SHARES, rng)
         is_virus = np.array([collection.records[record].is_virus for record in fragments.record])
         log_odds = held_out_log_odds(fragments, fold_of_record, nets)
@@ -242,13 +249,14 @@ def train(manifest: Path, split: Path, out: Path, parts: list[str]) -> None:
     fold_of_group = group_folds(collection.records)
     fold_of_record = np.array([fold_of_group[record.group] for record in collection.records])
     counts = count_words(collection, fold_of_record)
-    of_folds = beside(lambda: fit_folds(collection, fold_of_record, counts))
-    pieces = tuple(fit(Course(collection, fold_of_record, Words.of(counts)), N_SEEDS))
-    windows = fit_windows(collection, N_SEEDS)
+    of_folds = beside(lambda: fit_folds(collection, fold_of_record, counts, FOLDS_BESIDE))
+    pieces = tuple(fit(Course(collection, fold_of_record, Words.of(counts))))
+    windows = fit_windows(collection, N_SEEDS_OF_WINDOWS)
     windows_of_folds = [
         fit_windows(collection.where(fold_of_record != fold), 1) for fold in range(N_FOLDS)
     ]
-    nets_of_folds = of_folds()
+    others = [fold for fold in range(N_FOLDS) if fold not in FOLDS_BESIDE]
+    nets_of_folds = fit_folds(collection, fold_of_record, counts, others) | of_folds()
     knots, error_rates = calibrate(collection, fold_of_record, nets_of_folds)
     training = f"{len(collection.records):,} records of {len(fold_of_group):,} groups"
     scorer = Scorer(

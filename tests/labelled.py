@@ -10,7 +10,7 @@ from virnucpro.events import Telling
 from virnucpro.labelled.frames import LabelledFrames
 from virnucpro.labelled.records import Labelled, LabelledRecord, read_manifest, read_records
 from virnucpro.labelled.split import Split, read_split
-from virnucpro.labelled.store import Frames
+from virnucpro.labelled.store import FrameStore
 from virnucpro.options import TrainOptions
 from virnucpro.sequences.translate import reverse_complement
 from virnucpro.training.request import Training
@@ -72,7 +72,7 @@ def records_of(
 def frames_of(training: Path, part: Split, chunk_size: int = 300) -> LabelledFrames:
     """What a training made of the groups of one part."""
     splits = read_split(training / "split.tsv")
-    return Frames.open(training / "frames").select(splits, part, [chunk_size])
+    return FrameStore.open(training / "frames").select(splits, part, [chunk_size])
 
 
 def options(data: Path, output: Path, **changes: object) -> TrainOptions:

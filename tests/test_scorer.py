@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
@@ -35,11 +36,12 @@ from virnucpro.scorer.nets import (
     Nets,
     PieceNets,
     Scorer,
+    embedded_scorer,
     load_scorer,
     save_scorer,
 )
 from virnucpro.scorer.pieces import Pieces, encode
-from virnucpro.scorer.score import score_sequences, score_windows
+from virnucpro.scorer.score import record_log_odds, score_sequences, score_windows
 from virnucpro.scorer.stretches import find_stretches
 from virnucpro.scorer.words import (
     AMINO_ACIDS,
@@ -319,6 +321,7 @@ def test_a_score_does_not_depend_on_the_records_beside(
     scorer: Scorer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(score, "_PIECE_BASES_AT_ONCE", 700)  # parts of a whole in several blocks
+    monkeypatch.setattr(score, "_WHOLE_BASES_AT_ONCE", 700)
     sequences = [random_sequence(n_bases, n_bases) for n_bases in (30, 31, 199, 200, 949, 5000)]
     together = list(score_sequences(sequences, scorer))
     alone = [next(score_sequences([sequence], scorer)) for sequence in sequences]
@@ -327,6 +330,22 @@ def test_a_score_does_not_depend_on_the_records_beside(
     together.append(together[-1])
     # float64 sums of some hundred values in another order; tables have six decimals
     np.testing.assert_allclose(together, alone, rtol=0, atol=1e-12)  # type: ignore[arg-type]
+
+
+def test_a_score_of_the_embedded_nets_does_not_depend_on_the_records_beside() -> None:
+    pieces = load_scorer(embedded_scorer()).pieces
+    rng = np.random.default_rng(13)
+    sequences = [random_sequence(n, n) for n in (*range(150, 310), 499, 500, 1000, 2000, 12_000)]
+
+    def log_odds(chosen: Sequence[str]) -> NDArray[np.float64]:
+        lengths = np.array([len(sequence) for sequence in chosen])
+        return record_log_odds(encode("".join(chosen)), lengths, pieces)
+
+    alone = np.array([log_odds([sequence])[0] for sequence in sequences])
+    order = rng.permutation(len(sequences))
+    together = log_odds([sequences[i] for i in order])
+    # a value within 1e-15 of half way between two of float32 is rounded to either: 1e-7 of it
+    np.testing.assert_allclose(together, alone[order], rtol=0, atol=1e-7)
 
 
 def test_every_record_that_is_long_enough_has_a_score_and_no_other(scorer: Scorer) -> None:

@@ -15,7 +15,7 @@ from labelled import options, relabelled, train_here
 from virnucpro.evaluation.metrics import auroc
 from virnucpro.labelled.digests import group_digest
 from virnucpro.labelled.split import read_split
-from virnucpro.labelled.store import Frames
+from virnucpro.labelled.store import FrameStore
 from virnucpro.records import FastaRecord
 from virnucpro.scorer.nets import Scorer, embedded_scorer, load_scorer
 from virnucpro.scorer.score import score_sequences
@@ -271,7 +271,7 @@ def test_groups_that_the_scorer_was_trained_on_are_left_out_of_the_join(tmp_path
     training, _ = resolve(
         options(data, tmp_path / "out", encoding="composition", epochs=1), lambda _: None
     )
-    frames, splits = Frames.open(training.frames), read_split(training.split)
+    frames, splits = FrameStore.open(training.frames), read_split(training.split)
     groups = sorted(name for name, split in splits.items() if split == "validation")
     of_label = [[g for g in groups if g.startswith(label)] for label in ("virus", "other")]
     assert min(map(len, of_label)) >= 3

@@ -14,7 +14,7 @@ import pytest
 from labelled import options, pairs_of, train_here, write_labelled
 
 from virnucpro.labelled.arrays import Mapped, Table, Texts, growing
-from virnucpro.labelled.store import Frames, Source, are_whole, write_frames, write_label
+from virnucpro.labelled.store import FrameStore, Source, are_whole, write_frames, write_label
 from virnucpro.sequences.composition import N_FEATURES, frame_bases, frame_composition
 from virnucpro.sequences.translate import chunk_record, translate_six_frames
 from virnucpro.training.networks import mean_and_deviation
@@ -69,7 +69,7 @@ def test_a_training_reads_its_fasta_once(data, tmp_path):
 
 
 def test_frames_are_those_of_predict_with_their_bases_by_id_and_size(data, folder):
-    frames = Frames.open(folder)
+    frames = FrameStore.open(folder)
     found = {}
     for i, (frame_id, size) in enumerate(zip(frames.all.ids, frames.size.tolist(), strict=True)):
         labels = frames.labels.records[frames.all.record[i]]
@@ -102,7 +102,7 @@ def test_mean_and_deviation_are_to_the_bit_those_of_all_rows_at_once(n_rows):
 
 
 def test_what_goes_to_another_process_is_a_path_and_the_rows(folder):
-    frames = Frames.open(folder).all
+    frames = FrameStore.open(folder).all
     few = frames.take(np.arange(3))
     sent = pickle.dumps(few)
     assert len(sent) < frames.composition[:].nbytes / 10

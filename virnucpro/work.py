@@ -54,7 +54,7 @@ class Part:
 
 
 @dataclass(slots=True)
-class Tally:
+class Outcome:
     """What came of the shards of one ``work``."""
 
     part: Part
@@ -127,7 +127,7 @@ class Tally:
 
 def work(
     options: WorkOptions, on_event: OnEvent, executor_on: ExecutorOn = ProcessExecutor
-) -> Tally:
+) -> Outcome:
     """Embed a part of the pending shards of a planned run, with the devices of this machine.
 
     Raises:
@@ -137,18 +137,18 @@ def work(
     find_run(rundir)
     with rundir.shared():
         manifest = find_run(rundir)
-        tally, plan = Tally(part), read_plan(rundir, manifest)
+        outcome, plan = Outcome(part), read_plan(rundir, manifest)
         if plan is None:
             if rundir.record_table(manifest.recipe.command).exists():
                 announce("nothing is left to embed: the tables of this run are written")
-                return tally
+                return outcome
             raise _no_plan(rundir)
         shards = part.of(plan.shards)
         pending = find_owed(rundir, manifest, shards, on_event)
-        tally.n_pending = len(pending)
+        outcome.n_pending = len(pending)
         announce(f"part {part}: {counted(len(shards), 'shard')}, {len(pending):,} pending")
         if not pending:
-            return tally
+            return outcome
         config = resolve_work(options, manifest, on_event)
         job = make_job(rundir, manifest.recipe, config.weights)
         n_before = len(shards) - len(pending)
@@ -156,8 +156,8 @@ def work(
         with closing(embed(pending, job, config, executor_on)) as events:
             for event in events:
                 on_event(event)
-                tally.take(event)
-    return tally
+                outcome.take(event)
+    return outcome
 
 
 def work_for_run(
@@ -169,7 +169,7 @@ def work_for_run(
         OutputError: it is over.
         VirnucproError: see ``errors``.
     """
-    rundir, tally = RunDir(options.folder), Tally(Part())
+    rundir, outcome = RunDir(options.folder), Outcome(Part())
     with rundir.helped(), closing(_watched(rundir)) as watch:
         manifest = find_run(rundir)
         plan = read_plan(rundir, manifest)
@@ -180,9 +180,9 @@ def work_for_run(
         shards = [plan.shards[index] for index in indices]
         with closing(embed(shards, job, config, executor_on)) as events:
             for event in events:
-                tally.take(event)
+                outcome.take(event)
                 next(watch)
-    return tally.ended
+    return outcome.ended
 
 
 def _watched(rundir: RunDir) -> Generator[None, None, None]:

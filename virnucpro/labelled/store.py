@@ -157,7 +157,7 @@ def read_labels(folder: Path) -> Labels:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Frames:
+class FrameStore:
     """All frames of a folder, with their labels."""
 
     labels: Labels
@@ -165,7 +165,7 @@ class Frames:
     size: Rows  # of the chunks
 
     @classmethod
-    def open(cls, folder: Path) -> Frames:
+    def open(cls, folder: Path) -> FrameStore:
         """Map frames that are whole."""
         proteins, protein_ends, ids, id_ends, composition, places = (
             Mapped(folder / name) for name in _COLUMNS

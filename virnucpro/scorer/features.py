@@ -165,7 +165,7 @@ def layout_features(pieces: Pieces, code: GeneticCode = STANDARD) -> Values:
         share(kept.piece[kept.rank == 0], n_codons[kept.rank == 0], np.ones(n)),
         np.sqrt(share(kept.piece, n_codons**2, total)),
     ]
-    order = np.lexsort((_place(kept, pieces.lengths), kept.piece))
+    order = np.lexsort((kept.first_bases(pieces.lengths), kept.piece))
     kept, n_codons = kept.where(order), n_codons[order]
     is_gene = kept.n_codons >= GENE
     genes = kept.where(is_gene)
@@ -173,7 +173,7 @@ def layout_features(pieces: Pieces, code: GeneticCode = STANDARD) -> Values:
     is_pair = genes.piece[1:] == genes.piece[:-1]
     is_switch = (genes.strand[1:] != genes.strand[:-1])[is_pair].astype(np.float64)
     commoner = share(genes.piece, genes.strand.astype(np.float64), n_genes)
-    place = _place(kept, pieces.lengths)
+    place = kept.first_bases(pieces.lengths)
     is_next = kept.piece[1:] == kept.piece[:-1]
     gap = (place[1:] - place[:-1] - 3 * kept.n_codons[:-1])[is_next].clip(*FARTHEST_GAP)
     owner = kept.piece[1:][is_next]
@@ -194,12 +194,6 @@ def layout_features(pieces: Pieces, code: GeneticCode = STANDARD) -> Values:
     )
 
 
-def _place(stretches: Stretches, lengths: Counts) -> Counts:
-    """The first base of each stretch on the forward strand."""
-    reverse = lengths[stretches.piece] - stretches.start - 3 * stretches.n_codons
-    return np.where(stretches.strand == 0, stretches.start, reverse)
-
-
 def codons_of(
     frames: Frames, stretches: Stretches, code: GeneticCode
 ) -> tuple[NDArray[np.uint8], Counts]:
@@ -217,7 +211,8 @@ def codons_of(
 
 def _count(words: NDArray[np.uint8], rows: Counts, n_rows: int, n_words: int) -> Counts:
     """The counts of words in each row. -> (n_rows, n_words)"""
-    counts = np.bincount(rows * n_words + words, minlength=n_rows * n_words)
+    keys = rows * n_words + words
+    counts = np.bincount(keys.reshape(-1), minlength=n_rows * n_words)
     return counts.reshape(n_rows, n_words)
 
 
@@ -233,7 +228,7 @@ def _count_pairs(codes: NDArray[np.uint8], piece: Counts, n: int) -> Counts:
 def _count_bases(pieces: Pieces) -> Values:
     """A, C, G and T of the forward strand. -> (n, 4)"""
     forward = pieces.digits[:, 0]
-    counts = [np.count_nonzero(forward == digit, axis=1) for digit in range(UNKNOWN)]
+    counts = [(forward == digit).sum(axis=1, dtype=np.uint32) for digit in range(UNKNOWN)]
     return np.stack(counts, axis=1).astype(np.float64)
 
 
@@ -296,7 +291,7 @@ class _Figures:
         n = len(self.pieces)
         kept = self.frames.kept
         long = kept.where(kept.n_codons >= GENE_LIKE)
-        order = np.lexsort((_place(long, self.pieces.lengths), long.piece))
+        order = np.lexsort((long.first_bases(self.pieces.lengths), long.piece))
         piece, strand = long.piece[order], long.strand[order]
         is_switch = (piece[1:] == piece[:-1]) & (strand[1:] != strand[:-1])
         n_switches = np.bincount(piece[1:][is_switch], minlength=n)
@@ -346,11 +341,10 @@ class _Figures:
         """Entropy of tetranucleotides, each counted with its reverse complement."""
         digits = self.pieces.digits[:, 0]
         codes = self.frames.codes[:, 0]
-        words = _WORDS[codes[:, :-3] * np.uint16(5) + digits[:, 3:]]
+        words = _WORDS.take(codes[:, :-3] * np.uint16(5) + digits[:, 3:])
         n, n_places = words.shape
-        rows = np.repeat(np.arange(n), n_places)
-        counts = _count(words.reshape(-1), rows, n, _N_WORDS + 1)[:, :_N_WORDS]
+        counts = _count(words, np.arange(n)[:, None], n, _N_WORDS + 1)[:, :_N_WORDS]
         total = np.maximum(1, counts.sum(axis=1))
         times_log = np.arange(n_places + 1) * np.log(np.maximum(1, np.arange(n_places + 1)))
-        entropy: Values = np.log(total) - times_log[counts].sum(axis=1) / total
+        entropy: Values = np.log(total) - times_log.take(counts).sum(axis=1) / total
         return entropy[:, None]

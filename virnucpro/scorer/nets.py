@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from math import exp, isfinite
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ Weights = NDArray[np.float32]
 Layer = tuple[Weights, Weights]  # weights (n_nets, out, in), biases (n_nets, out)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Nets:
     """Nets that read the same view of the features, layer by layer. Between two stands a GELU."""
 
@@ -58,16 +59,31 @@ class Nets:
         if n_inputs != 1 or len(self.layers) != N_LAYERS:
             raise ValueError(f"{len(self.layers)} layers, and {n_inputs} values at the end")
 
+    def __len__(self) -> int:
+        return len(self.layers[0][0])
+
     @property
     def n_inputs(self) -> int:
         return int(self.layers[0][0].shape[2])
 
+    @cached_property
+    def _in_float64(self) -> list[tuple[Values, Values]]:
+        """The layers in float64: (n_nets, out, in), (n_nets, out, 1)."""
+        return [
+            (weight.astype(np.float64), bias[:, :, None].astype(np.float64))
+            for weight, bias in self.layers
+        ]
+
     def log_odds(self, inputs: Values) -> Values:
         """The mean over the nets. (n, n_inputs) -> (n,)"""
-        x = inputs
-        for i, (weight, bias) in enumerate(self.layers):
-            x = np.matmul(gelu(x) if i else x, weight.swapaxes(1, 2)) + bias[:, None, :]
-        mean: Values = x[:, :, 0].mean(axis=0)
+        (weight, bias), *others = self._in_float64
+        x = weight.reshape(-1, self.n_inputs) @ inputs.T  # one product is faster than one for each
+        x = x.reshape(*bias.shape[:2], len(inputs))
+        x += bias
+        for weight, bias in others:
+            x = np.matmul(weight, gelu(x))
+            x += bias
+        mean: Values = x[:, 0].mean(axis=0)
         return mean
 
 
@@ -112,13 +128,13 @@ class PieceNets:
 
         In float64: a score does not depend on the pieces beside it.
         """
-        standard = ((features - self.mean) / self.deviation).clip(-FARTHEST, FARTHEST)
-        inputs = standard.astype(np.float64)
-        n_nets = sum(len(nets.layers[0][0]) for nets in self.views.values())
+        standard = features - self.mean
+        standard /= self.deviation
+        inputs = standard.clip(-FARTHEST, FARTHEST, out=standard).astype(np.float64)
         total = np.zeros(len(features))
         for view, nets in self.views.items():
-            total += nets.log_odds(inputs[:, VIEWS[view]]) * len(nets.layers[0][0])
-        return total / n_nets
+            total += nets.log_odds(inputs[:, VIEWS[view]]) * len(nets)
+        return total / sum(map(len, self.views.values()))
 
 
 @dataclass(frozen=True, slots=True)

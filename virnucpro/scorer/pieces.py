@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 UNKNOWN = 4
@@ -19,7 +20,6 @@ _DIGITS = bytearray([UNKNOWN]) * 256
 for _digit, _letters in enumerate(("Aa", "Cc", "Gg", "TtUu")):
     for _letter in _letters:
         _DIGITS[ord(_letter)] = _digit
-_COMPLEMENT = np.array([3, 2, 1, 0, UNKNOWN], dtype=np.uint8)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,16 +35,16 @@ class Pieces:
     @classmethod
     def of(cls, sequence: Digits, starts: Counts, lengths: Counts) -> Pieces:
         """Pieces of one row of digits, which may be many records side by side."""
-        longest = int(lengths.max(initial=0))
-        width = 3 * (longest // 3 + 2)
-        places = np.arange(width)
-        is_inside = places < lengths[:, None]
-        forward = starts[:, None] + places
-        reverse = (starts + lengths - 1)[:, None] - places
-        digits = np.full((len(starts), 2, width), UNKNOWN, dtype=np.uint8)
-        padded = np.append(sequence, np.uint8(UNKNOWN))
-        digits[:, 0] = padded[np.where(is_inside, forward, len(sequence))]
-        digits[:, 1] = _COMPLEMENT[padded[np.where(is_inside, reverse, len(sequence))]]
+        width = 3 * (int(lengths.max(initial=0)) // 3 + 2)
+        behind = np.full(width, UNKNOWN, dtype=np.uint8)
+        forward = np.append(sequence, behind)
+        reverse = np.append(reverse_complement(sequence), behind)
+        digits = np.empty((len(starts), 2, width), dtype=np.uint8)
+        digits[:, 0] = sliding_window_view(forward, width)[starts]
+        digits[:, 1] = sliding_window_view(reverse, width)[len(sequence) - starts - lengths]
+        shortest = int(lengths.min(initial=width))
+        is_behind = np.arange(shortest, width) >= lengths[:, None]
+        digits[:, :, shortest:].swapaxes(1, 2)[is_behind] = UNKNOWN
         return cls(digits, lengths)
 
 
@@ -55,7 +55,7 @@ def encode(sequence: str) -> Digits:
 
 def reverse_complement(digits: Digits) -> Digits:
     """Each row read on the other strand. (..., n_bases) -> (..., n_bases)"""
-    return _COMPLEMENT[digits[..., ::-1]]
+    return np.minimum(3 - digits[..., ::-1], UNKNOWN)  # 3 - 4 is 255
 
 
 def cut(lengths: Counts, size: int) -> tuple[Counts, Counts, Counts]:

@@ -27,7 +27,9 @@ from virnucpro.scorer.pieces import UNKNOWN, Counts, Digits, Pieces, cut, encode
 from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
 
 BASES_AT_ONCE = 2_000_000  # of records that are read before any is scored
-_PIECE_BASES_AT_ONCE = 250_000
+_PIECE_BASES_AT_ONCE = 500_000
+_PIECES_AT_ONCE = 1_000
+_WHOLE_BASES_AT_ONCE = 1_000_000
 
 Values = NDArray[np.float64]
 
@@ -168,14 +170,14 @@ class _Places:
         moved = (np.cumsum(lengths) - lengths)[records] - (np.cumsum(of_records) - of_records)
         return cls(owner, place + moved[owner], n_bases)
 
-    def blocks(self, digits: Digits, size: int) -> Iterator[tuple[slice, Pieces]]:
-        """The pieces, of about this size, with their bases, some at a time."""
-        n_at_once = max(1, _PIECE_BASES_AT_ONCE // size)
+    def blocks(self, digits: Digits, size: int, n_bases: int) -> Iterator[tuple[slice, Pieces]]:
+        """The pieces, of about this size, with their bases, so many bases at a time."""
+        n_at_once = max(1, min(_PIECES_AT_ONCE, n_bases // size))
         for low in range(0, len(self.first), n_at_once):
             block = slice(low, low + n_at_once)
-            first, n_bases = self.first[block], self.n_bases[block]
-            bases = slice(first[0], first[-1] + n_bases[-1])
-            yield block, Pieces.of(digits[bases], first - first[0], n_bases)
+            first, lengths = self.first[block], self.n_bases[block]
+            bases = slice(first[0], first[-1] + lengths[-1])
+            yield block, Pieces.of(digits[bases], first - first[0], lengths)
 
     def scored(self, log_odds: Values) -> PieceScores:
         return PieceScores(self.record, self.first, self.n_bases, log_odds)
@@ -189,7 +191,11 @@ def _by_size(
         records = np.flatnonzero(nets.reads(lengths))
         if nets.part is None and len(records):
             places = _Places.of(lengths, records, nets.size)
-            wholes = [_Wholes.of(lengths, one) for one in pieces if one.part == nets.size]
+            wholes = [
+                _Wholes.of(lengths, one)
+                for one in pieces
+                if one.part == nets.size and one.reads(lengths).any()
+            ]
             yield nets, records, places.scored(_score_pieces(digits, places, nets, code, wholes))
             for whole in wholes:
                 yield whole.nets, whole.records, whole.places.scored(whole.log_odds(digits, code))
@@ -227,13 +233,11 @@ class _Wholes:
 
     def log_odds(self, digits: Digits, code: GeneticCode) -> Values:
         """Of each piece, before calibration; NaN for one of unknown bases alone. -> (n,)"""
-        values = np.full(len(self.n_parts), np.nan)
         means = self.total / np.maximum(1, self.n_parts)[:, None]
-        for block, pieces in self.places.blocks(digits, self.nets.size):
-            features = with_layout(means[block], layout_features(pieces, code))
-            values[block] = self.nets.log_odds(features)
-        values[self.n_parts == 0] = np.nan
-        return values
+        blocks = self.places.blocks(digits, self.nets.size, _WHOLE_BASES_AT_ONCE)
+        layouts = [layout_features(pieces, code) for _, pieces in blocks]
+        features = with_layout(means, np.concatenate(layouts))
+        return np.where(self.n_parts > 0, self.nets.log_odds(features), np.nan)
 
 
 def score_windows(
@@ -280,7 +284,7 @@ def _read_pieces(
     digits: Digits, places: _Places, nets: PieceNets, code: GeneticCode
 ) -> Iterator[tuple[slice, Features, Values]]:
     """Some of the pieces at a time: their features, and log-odds as above."""
-    for block, pieces in places.blocks(digits, nets.size):
+    for block, pieces in places.blocks(digits, nets.size, _PIECE_BASES_AT_ONCE):
         features = piece_features(pieces, nets.words, code)
         is_blank = (pieces.digits[:, 0] == UNKNOWN).all(axis=1)
         yield block, features, np.where(is_blank, np.nan, nets.log_odds(features))

@@ -61,6 +61,11 @@ class Stretches:
             self.n_codons[chosen],
         )
 
+    def first_bases(self, lengths: Counts) -> Counts:
+        """The first base of each on the forward strand of pieces of these lengths."""
+        reverse = lengths[self.piece] - self.start - 3 * self.n_codons
+        return np.where(self.strand == 0, self.start, reverse)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Frames:
@@ -98,8 +103,8 @@ def find_stretches(
     n_codons = place - start
     n_stops = np.diff(first, append=len(ends)) - 1
     longest = np.maximum.reduceat(n_codons, first) if n else n_codons
-    is_candidate = n_codons >= shortest
-    row, start, n_codons = row[is_candidate], start[is_candidate], n_codons[is_candidate]
+    long = np.flatnonzero(n_codons >= shortest)
+    row, start, n_codons = row[long], start[long], n_codons[long]
     piece, row = np.divmod(row, 6)
     strand, frame_of = np.divmod(row, 3)
     found = _longest_first(piece, strand, frame_of + 3 * start, n_codons)
@@ -144,25 +149,31 @@ def _ranks(piece: Counts, n_pieces: int) -> Counts:
 def _choose(found: Stretches, lengths: Counts) -> tuple[NDArray[np.bool_], Counts]:
     """Choose stretches, and count the bases of each piece that they cover.
 
-    The covered bases of a piece are bits of words of 64; rank by rank, all pieces at once.
+    The covered bases of a piece are bits of words of 64; rank by rank, all pieces at once. Pieces
+    with many stretches come first, so that those with one of a rank lie side by side.
     """
     n_words = int(lengths.max(initial=0)) // 64 + 1
-    below = _bits_below(n_words)
+    below, ones = _bits_below(n_words), np.ones(n_words, dtype=np.float32)
+    n_of_rank = np.bincount(found.rank)
+    place_of_piece = np.argsort(np.argsort(-np.bincount(found.piece, minlength=len(lengths))))
+    place = (np.cumsum(n_of_rank) - n_of_rank)[found.rank] + place_of_piece[found.piece]
+    order = np.empty_like(place)
+    order[place] = np.arange(len(place))
+    start, n_codons = found.first_bases(lengths)[order], found.n_codons[order]
+    end, most = start + 3 * n_codons, MOST_COVERED * n_codons
+    is_kept = np.empty(len(found), dtype=np.bool_)
     covered = np.zeros((len(lengths), n_words), dtype=np.uint64)
-    n_bases = 3 * found.n_codons
-    end = np.where(found.strand == 0, found.start + n_bases, lengths[found.piece] - found.start)
-    most = MOST_COVERED * found.n_codons
-    is_kept = np.zeros(len(found), dtype=np.bool_)
-    by_rank = np.argsort(found.rank, kind="stable")
-    for rows in np.split(by_rank, np.cumsum(np.bincount(found.rank))[:-1]):
-        piece = found.piece[rows]
-        bits = below[end[rows]] ^ below[(end - n_bases)[rows]]
-        before = covered[piece]
-        n_before = np.bitwise_count(before & bits).sum(axis=1, dtype=np.int64)
-        chosen = n_before <= most[rows]
-        is_kept[rows] = chosen
-        covered[piece[chosen]] = before[chosen] | bits[chosen]
-    return is_kept, np.bitwise_count(covered).sum(axis=1, dtype=np.int64)
+    high = 0
+    for n_pieces in n_of_rank.tolist():
+        rows = slice(high, high := high + n_pieces)
+        bits = below.take(end[rows], axis=0) ^ below.take(start[rows], axis=0)
+        n_of_word = np.bitwise_count(covered[:n_pieces] & bits)
+        n_before = n_of_word.astype(np.float32) @ ones  # a sum of axis 1 is slower
+        is_kept[rows] = n_before <= most[rows]
+        bits[~is_kept[rows]] = 0
+        covered[:n_pieces] |= bits
+    n_covered = np.bitwise_count(covered).sum(axis=1, dtype=np.int64)
+    return is_kept[place], n_covered[place_of_piece]
 
 
 @lru_cache(maxsize=4)

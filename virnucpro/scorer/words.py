@@ -23,7 +23,7 @@ NO_RESIDUE = len(AMINO_ACIDS)  # stops, and codons with an unknown base
 # whose a word is: 0 of nobody here; several groups, all viral or all cellular; one group; both
 VIRAL, ONE_VIRAL, CELLULAR, ONE_CELLULAR, RATHER_VIRAL, RATHER_CELLULAR = range(1, 7)
 N_WORD_FIGURES = 6
-RARITY = 8  # one in so many words is in the sample
+RARITY = 8  # one in so many words is in the sample; a power of two
 _BUCKET_BITS, _REST_BITS, _OWNER_BITS = 20, 13, 3
 N_BUCKETS = 2 << _BUCKET_BITS
 _OWNER = (1 << _OWNER_BITS) - 1
@@ -91,17 +91,18 @@ class WordTable:
         if not len(self):
             return owners
         bucket, rest = _address(numbers)
-        n_left = self.n_of_bucket[bucket]
-        row = np.flatnonzero(n_left)
-        rest, place = rest[row], self._first[bucket[row]]
-        end = place + n_left[row]
+        row = np.flatnonzero(self.n_of_bucket[bucket])
+        bucket, rest = bucket[row], rest[row]
+        place = self._first[bucket]
+        end = place + self.n_of_bucket[bucket]
         while len(row):
             entry = self.entries[place]
-            is_same = entry >> _OWNER_BITS == rest
-            owners[row[is_same]] = entry[is_same] & _OWNER
+            found = entry >> _OWNER_BITS
+            same = np.flatnonzero(found == rest)
+            owners[row[same]] = entry[same] & _OWNER
             place += 1
-            goes_on = ~is_same & (place < end)
-            row, rest, place, end = row[goes_on], rest[goes_on], place[goes_on], end[goes_on]
+            left = np.flatnonzero((found < rest) & (place < end))
+            row, rest, place, end = row[left], rest[left], place[left], end[left]
         return owners
 
 
@@ -110,7 +111,11 @@ NO_WORDS = WordTable(np.zeros(N_BUCKETS, dtype=np.uint8), np.empty(0, dtype=np.u
 
 def is_in_sample(numbers: Numbers) -> NDArray[np.bool_]:
     """Whether each word is kept though one group alone has it. (n,) -> (n,)"""
-    is_inside: NDArray[np.bool_] = _hashes(numbers) % np.uint64(RARITY) == 0
+    return _are_in_sample(_hashes(numbers))
+
+
+def _are_in_sample(hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    is_inside: NDArray[np.bool_] = hashes & np.uint64(RARITY - 1) == 0
     return is_inside
 
 
@@ -122,13 +127,13 @@ def _hashes(numbers: Numbers) -> NDArray[np.uint64]:
     return hashes
 
 
-def _address(numbers: Numbers) -> tuple[Numbers, Numbers]:
+def _address(numbers: Numbers) -> tuple[Numbers, NDArray[np.uint16]]:
     """The bucket of each word, and the bits that tell it from others there."""
     hashes = _hashes(numbers)
     bucket = (hashes >> np.uint64(64 - _BUCKET_BITS)).astype(np.int64)
-    bucket += np.int64(1 << _BUCKET_BITS) * (hashes % np.uint64(RARITY) == 0)
+    bucket += np.int64(1 << _BUCKET_BITS) * _are_in_sample(hashes)
     rest = hashes >> np.uint64(64 - _BUCKET_BITS - _REST_BITS)
-    return bucket, (rest & np.uint64((1 << _REST_BITS) - 1)).astype(np.int64)
+    return bucket, (rest & np.uint64((1 << _REST_BITS) - 1)).astype(np.uint16)
 
 
 def residues_of(codes: Digits) -> Residues:
@@ -142,14 +147,12 @@ def words_of(codes: Digits, stretch: Counts) -> tuple[Counts, Numbers]:
     Codons lie one behind the other, stretch by stretch: (n_codons,), (n_codons,)
     """
     residues = residues_of(codes)
-    n = max(0, len(residues) - LENGTH + 1)
-    numbers = np.zeros(n, dtype=np.int64)
-    is_word = stretch[:n] == stretch[len(stretch) - n :]
-    for i in range(LENGTH):
-        of_place = residues[i : i + n]
-        numbers *= NO_RESIDUE
-        numbers += of_place
-        is_word &= of_place < NO_RESIDUE
+    numbers, is_word = residues.astype(np.int64), residues < NO_RESIDUE
+    for n in (1, 3):  # three residues, then three times three
+        base = NO_RESIDUE**n
+        numbers = (numbers[: -2 * n] * base + numbers[n:-n]) * base + numbers[2 * n :]
+        is_word = is_word[: -2 * n] & is_word[n:-n] & is_word[2 * n :]
+    is_word &= stretch[: len(is_word)] == stretch[len(stretch) - len(is_word) :]
     places = np.flatnonzero(is_word)
     return places, numbers[places]
 

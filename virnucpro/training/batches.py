@@ -12,7 +12,7 @@ from virnucpro.errors import VirnucproError
 from virnucpro.labelled.arrays import Rows
 from virnucpro.processes import Child, Pipe, Raised, interrupts_held, kill_all, start
 
-Part = tuple[int, Rows]  # of an epoch: its number, and the rows of one batch
+BatchRows = tuple[int, Rows]  # of an epoch: its number, and the rows of one batch
 B = TypeVar("B")
 B_co = TypeVar("B_co", covariant=True)
 
@@ -24,7 +24,7 @@ class MakesBatches(Protocol[B_co]):
 @contextmanager
 def batches_of(
     objective: MakesBatches[B], n_processes: int
-) -> Iterator[Callable[[Iterable[Part]], Iterator[B]]]:
+) -> Iterator[Callable[[Iterable[BatchRows]], Iterator[B]]]:
     """A function from parts to their batches, made in ``n_processes``, or here if that is 0."""
     if not n_processes:
         yield lambda parts: (objective.batch(rows, epoch) for epoch, rows in parts)
@@ -42,7 +42,7 @@ def batches_of(
         kill_all(children)
 
 
-def _made_beside(children: list[Child], parts: Iterable[Part]) -> Iterator[Any]:
+def _made_beside(children: list[Child], parts: Iterable[BatchRows]) -> Iterator[Any]:
     """In turn. Each has one part at most: it could not say a batch while it is told another."""
     left, busy = iter(parts), deque[Child]()
 

@@ -24,7 +24,7 @@ from virnucpro.errors import ResumeError, UnavailableError, UsageError, Virnucpr
 from virnucpro.events import Progress, Telling
 from virnucpro.labelled.arrays import Rows
 from virnucpro.log import announce, printable
-from virnucpro.training.batches import MakesBatches, Part, batches_of
+from virnucpro.training.batches import BatchRows, MakesBatches, batches_of
 from virnucpro.training.checkpoints import Checkpoints, Progressed
 from virnucpro.training.clock import CHECKPOINT, DATA, OPTIMIZER, STEP, VALIDATION, Clock, Speed
 from virnucpro.training.ranks import Ranks
@@ -112,7 +112,7 @@ class Trainer(Generic[B]):
         wrapped: nn.Module,
         optimizer: torch.optim.Optimizer,
         schedule: _Schedule,
-        batches_of_parts: Callable[[Iterable[Part]], Iterator[B]],
+        batches_of_parts: Callable[[Iterable[BatchRows]], Iterator[B]],
     ) -> None:
         settings, state, ranks = self.settings, self.state, self.ranks
         schedule.epoch = state.epoch
@@ -232,7 +232,7 @@ class _Schedule:
         for step in range(self.n_steps):
             yield order[step * self.effective : (step + 1) * self.effective]
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator[BatchRows]:
         for rows in self.steps():
             parts = np.array_split(rows, self.n_parts)
             for part in parts[self.ranks.rank :: self.ranks.world_size]:

@@ -25,7 +25,7 @@ from virnucpro.files import atomic
 from virnucpro.labelled.digests import group_digest
 from virnucpro.labelled.frames import LabelledFrames
 from virnucpro.labelled.split import Split
-from virnucpro.labelled.store import Frames, Labels
+from virnucpro.labelled.store import FrameStore, Labels
 from virnucpro.log import LOGGER, announce, printable
 from virnucpro.scorer.nets import Scorer, embedded_scorer, load_scorer
 from virnucpro.scoring.calls import SURE, log_odds
@@ -59,7 +59,7 @@ class Outcome:
     """The results of a training, seed by seed; the files for ``predict`` are those of the first."""
 
     training: Training
-    frames: Frames
+    frames: FrameStore
     splits: Mapping[str, Split]
     scorer: Scorer = field(default_factory=lambda: load_scorer(embedded_scorer()))
     runs: Mapping[Split, list[Runs]] = field(default_factory=dict)

@@ -31,7 +31,7 @@ from virnucpro.engine.local import ProcessExecutor
 from virnucpro.errors import InputError, UsageError, VirnucproError
 from virnucpro.labelled.frames import LabelledFrames, balanced_weights, given_weights
 from virnucpro.labelled.split import Split, read_split
-from virnucpro.labelled.store import Frames
+from virnucpro.labelled.store import FrameStore
 from virnucpro.log import announce, printable
 from virnucpro.options import ExtractOptions, TrainOptions, carry
 from virnucpro.pipeline import OnEvent, extract
@@ -122,7 +122,7 @@ def _extract(training: Training, on_event: OnEvent) -> None:
             f"not every frame has a vector: see {training.features}",
             hint="run the same command again with --resume",
         )
-    write_vectors(training.vectors, training.features, Frames.open(training.frames).all.ids)
+    write_vectors(training.vectors, training.features, FrameStore.open(training.frames).all.ids)
 
 
 def learn(training: Training, ranks: Ranks) -> None:
@@ -130,7 +130,7 @@ def learn(training: Training, ranks: Ranks) -> None:
     Raises:
         VirnucproError: see ``errors``; finished epochs are kept.
     """
-    frames, splits = Frames.open(training.frames), read_split(training.split)
+    frames, splits = FrameStore.open(training.frames), read_split(training.split)
     chunk_sizes = training.options.chunk_size
     train = frames.select(splits, "train", chunk_sizes)
     held_out = frames.select(splits, "validation", chunk_sizes[:1])
