@@ -1,4 +1,5 @@
-"""The front end alone, on one core: from FASTA to shards of ORFs, in Mbp/s of input.
+"""The front end alone, on one core or beside helpers: from FASTA to shards of ORFs, in Mbp/s of
+input, by the clock and by the CPU time of the parent.
 
 Ours is ``make_plan`` as a run calls it: read, screen, chunk, translate, write shards, refuse
 duplicates. Beside it stands what the original VirNucPro does, one record, chunk and codon at a
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, product
@@ -55,15 +56,23 @@ class FrontEndRow:
     n_bases: int
     n_orfs: int | None = None
     mbp_per_second: float | None = None
+    mbp_per_cpu_second: float | None = None  # of the parent
     ratio: float | None = None  # to the first row of the input
     seconds: tuple[float, ...] = ()
     cpu_seconds: tuple[float, ...] = ()
     reason: str = ""
 
 
-def measure_front_end(n_bases: int, repeats: int, seed: int) -> Iterator[FrontEndRow]:
-    """Two rows for contigs and two for reads, the original's way first."""
-    random = Random(seed)
+def measure_front_end(
+    n_bases: int, repeats: int, seed: int, n_helpers: int
+) -> Iterator[FrontEndRow]:
+    """Rows for contigs and for reads: the original's way, and ours without and with helpers.
+
+    Inputs of less than 20 million bases have none.
+    """
+    random, ways = Random(seed), dict(WAYS)
+    if n_helpers:
+        ways[f"virnucpro, {n_helpers} helpers"] = partial(run_ours, n_helpers=n_helpers)
     contigs = make_contigs(random, n_bases)
     reads = make_reads(random, contigs, n_bases // 4)
     with TemporaryDirectory(prefix="virnucpro-measure-") as folder:
@@ -79,18 +88,20 @@ def measure_front_end(n_bases: int, repeats: int, seed: int) -> Iterator[FrontEn
                     n_records=len(sequences),
                     n_bases=sum(map(len, sequences)),
                 )
-                for way in WAYS
+                for way in ways
             }
-            yield from _measured(rows, fasta, repeats)
+            yield from _measured(rows, ways, fasta, repeats)
 
 
-def _measured(rows: dict[str, FrontEndRow], fasta: Path, repeats: int) -> Iterator[FrontEndRow]:
+def _measured(
+    rows: dict[str, FrontEndRow], ways: Mapping[str, Way], fasta: Path, repeats: int
+) -> Iterator[FrontEndRow]:
     try:
-        n_orfs = check_agreement(fasta)
+        n_orfs = check_agreement(ways.values(), fasta)
     except RuntimeError as error:
         yield from (replace(row, reason=str(error)) for row in rows.values())
         return
-    times = _time_in_turn(fasta, repeats)
+    times = _time_in_turn(ways, fasta, repeats)
     first = median(wall for wall, _ in next(iter(times.values())))
     for way, taken in times.items():
         wall, cpu = zip(*taken, strict=True)
@@ -98,6 +109,7 @@ def _measured(rows: dict[str, FrontEndRow], fasta: Path, repeats: int) -> Iterat
             rows[way],
             n_orfs=n_orfs,
             mbp_per_second=rows[way].n_bases / 1e6 / median(wall),
+            mbp_per_cpu_second=rows[way].n_bases / 1e6 / median(cpu),
             ratio=first / median(wall),
             seconds=wall,
             cpu_seconds=cpu,
@@ -141,7 +153,7 @@ _NO_ENCODER = EncoderSpec(
 )  # frames are cut for an encoder, and here for none
 
 
-def run_ours(fasta: Path, folder: Path) -> Callable[[], Frames]:
+def run_ours(fasta: Path, folder: Path, n_helpers: int = 0) -> Callable[[], Frames]:
     recipe = Recipe(
         command="extract",
         input_type="nucleotide",
@@ -152,7 +164,13 @@ def run_ours(fasta: Path, folder: Path) -> Callable[[], Frames]:
     manifest = Manifest(recipe, tuple(hash_inputs([Source(fasta)], lambda _: None)))
     rundir = RunDir(folder)
     with rundir.planning():
-        plan = make_plan(rundir, manifest, keep_intermediate=False, on_letters=lambda _: None)
+        plan = make_plan(
+            rundir,
+            manifest,
+            keep_intermediate=False,
+            on_letters=lambda _: None,
+            n_helpers=n_helpers,
+        )
         rundir.adopt_plan()
     orfs = chain.from_iterable(map(read_shard, plan.shards))
     return lambda: [(orf.id, orf.protein) for orf in orfs]
@@ -199,26 +217,28 @@ def _translate(bases: str, offset: int) -> str:
 WAYS: dict[str, Way] = {"as the original, plain Python": run_original, "virnucpro": run_ours}
 
 
-def check_agreement(fasta: Path) -> int:
-    """The number of ORFs, of which both ways give the same ids and proteins in the same order.
+def check_agreement(ways: Iterable[Way], fasta: Path) -> int:
+    """The number of ORFs, of which all ways give the same ids and proteins in the same order.
 
     Raises:
         RuntimeError: they do not.
     """
     found = []
-    for way in WAYS.values():
+    for way in ways:
         with TemporaryDirectory(prefix="virnucpro-measure-") as folder:
             found.append(way(fasta, Path(folder))())
-    if found[0] != found[1]:
-        raise RuntimeError(f"the ways give {len(found[0])} and {len(found[1])} ORFs, or others")
+    if any(other != found[0] for other in found):
+        raise RuntimeError(f"the ways give {' and '.join(map(str, map(len, found)))} ORFs")
     return len(found[0])
 
 
-def _time_in_turn(fasta: Path, repeats: int) -> dict[str, list[tuple[float, float]]]:
+def _time_in_turn(
+    ways: Mapping[str, Way], fasta: Path, repeats: int
+) -> dict[str, list[tuple[float, float]]]:
     """Wall and CPU seconds of each repeat, by way; the check before was the warm-up."""
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in WAYS}
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
     for _ in range(repeats):
-        for name, way in WAYS.items():
+        for name, way in ways.items():
             with TemporaryDirectory(prefix="virnucpro-measure-") as folder:
                 run = partial(way, fasta, Path(folder))
                 started, cpu_started = time.perf_counter(), time.process_time()

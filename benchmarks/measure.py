@@ -2,7 +2,7 @@
 and a line for each row, as it comes. For developers; users have ``virnucpro bench``.
 
     python benchmarks/measure.py files --models 8M,35M
-    python benchmarks/measure.py front-end
+    python benchmarks/measure.py front-end --bases 90000000 --helpers 2
     python benchmarks/measure.py coordinator --workers 1,4,16,64
     python benchmarks/measure.py cluster --workers 1,16,256 --shards 100000
     python benchmarks/measure.py variants --models 650M,3B   (NVIDIA GPU with bf16)
@@ -103,7 +103,7 @@ def variants(options: argparse.Namespace) -> Iterator[Row]:
 
 
 def front_end(options: argparse.Namespace) -> Iterator[Row]:
-    return measure_front_end(options.bases, options.repeats, options.seed)
+    return measure_front_end(options.bases, options.repeats, options.seed, options.helpers)
 
 
 def coordinator(options: argparse.Namespace) -> Iterator[Row]:
@@ -168,6 +168,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     part.set_defaults(measure=front_end)
     part.add_argument("--bases", type=int, default=4_000_000)
     part.add_argument("--repeats", type=int, default=5)
+    part.add_argument("--helpers", type=int, default=0, help="processes beside ours, as well")
     part.add_argument("--seed", type=int, default=1)
     part = parts.add_parser("coordinator")
     part.set_defaults(measure=coordinator)

@@ -16,6 +16,7 @@ the parent keeps up. CPU seconds per million tokens tell how far it does.
 from __future__ import annotations
 
 import json
+import os
 import resource
 import shutil
 import time
@@ -59,7 +60,7 @@ class SimulatedRow:
     input: str
     n_bases: int
     n_devices: int
-    n_helpers: int  # processes that make tables
+    n_helpers: int  # processes that make shards and tables
     speed: float  # tokens per second of each device
     dilation: float  # by which the devices are slower
     dim: int
@@ -73,8 +74,8 @@ class SimulatedRow:
     after: float | None = None  # seconds from there to the end of the run, not dilated
     cpu_of_worker: float | None = None  # seconds per million tokens
     cpu_of_parent: float | None = None  # the same, while devices are at work and after
-    cpu_of_helpers: float | None = None  # the same, with their start
-    cpu_of_plan: float | None = None  # the same, before
+    cpu_of_helpers: float | None = None  # the same, of both plan and tables, with their start
+    cpu_of_plan: float | None = None  # the same, of the parent before
     seconds: float | None = None  # from the first batch to the end of the run
     n_devices_worth: float | None = None  # tokens in that time over those of one device in it
     reason: str = ""
@@ -215,6 +216,7 @@ class _Watch:
 def simulate(kind: str, n_bases: int, rows: Sequence[SimulatedRow]) -> Iterator[SimulatedRow]:
     """One run for each row, all on the same made-up contigs, or reads of them."""
     register()
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # of helpers, as the command line does
     with TemporaryDirectory(prefix="virnucpro-measure-") as folder:
         fasta, random = Path(folder) / "input.fa", Random(1)
         if kind == "contigs":
