@@ -24,8 +24,8 @@ from virnucpro.cli.main import app
 from virnucpro.errors import InputError, InputMissingError, ResumeError, UnavailableError
 from virnucpro.options import RegionsOptions
 from virnucpro.outputs.sinks import (
-    Part,
     Place,
+    Portion,
     RegionBed,
     RegionFasta,
     RegionGff,
@@ -325,7 +325,7 @@ def written(folder: Path, made: list[RecordResult]) -> None:
         place = Place(folder, folder)
         sinks = (RegionTable, RegionBed, RegionGff, RegionFasta)
         add = stack.enter_context(open_sinks(sinks, place))
-        add(Part.of("in", made, sinks))
+        add(Portion.of("in", made, sinks))
 
 
 @pytest.mark.parametrize(("call", "note"), [("other", "the record is called other"), ("virus", "")])
@@ -583,7 +583,7 @@ def test_regions_are_counted_by_kind_and_the_two_parts_of_one_over_the_origin_on
     parts = tuple(region._replace(over_origin=True) for region in circle.regions)
     summary = Summary()
     for some in ([circle._replace(regions=parts), called], [plain]):
-        summary.add(Part.of("in", some, ()).tally)
+        summary.add(Portion.of("in", some, ()).tally)
     assert (summary.n_regions, summary.n_whole_regions) == (4, 2)
     assert region_line(4, 2) == (
         "virus-like regions: 2 provirus (inside a record), 2 whole (the record itself, "

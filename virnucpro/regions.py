@@ -22,8 +22,8 @@ from virnucpro.log import LOGGER, announce, printable
 from virnucpro.options import RegionsOptions
 from virnucpro.outputs.sinks import (
     REGION_SINKS,
-    Part,
     Place,
+    Portion,
     RecordTable,
     Sink,
     open_sinks,
@@ -63,9 +63,9 @@ def find_regions(options: RegionsOptions, on_event: Callable[[Telling], None]) -
                 adds.append(stack.enter_context(open_sinks_of_samples(rundir, sinks, samples)))
             for record, call in _records_and_calls(rundir, manifest, inputs):
                 result = finder.add_to(RecordResult(record, [], call))
-                part = Part.of(record.sample, [result], sinks)
+                portion = Portion.of(record.sample, [result], sinks)
                 for add in adds:
-                    add(part)
+                    add(portion)
                 kinds += result.region_kinds
                 n_letters += len(record.sequence)
                 on_event(Progress("looking for regions", n_letters, total, "letters"))

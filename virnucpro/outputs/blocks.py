@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from virnucpro.config import FeatureFormat, Recipe
 from virnucpro.options import CutOptions
 from virnucpro.outputs.features import IndexPart, export
-from virnucpro.outputs.sinks import Part, Sink
+from virnucpro.outputs.sinks import Portion, Sink
 from virnucpro.records import Call, FastaRecord, Prediction, RecordResult, Shard
 from virnucpro.run.features import FeatureReader, FeatureStore, ShardFeatures
 from virnucpro.run.plan import count_chunks
 from virnucpro.run.shards import read_shard
 from virnucpro.scorer.nets import Scorer
-from virnucpro.scoring.batches import Frames, Run, predict_records, score_frames
+from virnucpro.scoring.batches import Run, ScoredFrames, predict_records, score_frames
 from virnucpro.scoring.calls import call_record
 from virnucpro.scoring.head import Head
 from virnucpro.scoring.pieces import call_by_scorer, join_calls
@@ -86,7 +86,7 @@ class ScoredShard:
     """The frames of a shard, and its feature files for the index of each store."""
 
     records: list[tuple[str, int]]  # ids of neighbouring frames' records, and numbers of frames
-    frames: Frames
+    frames: ScoredFrames
     files: list[list[IndexPart]]
 
 
@@ -156,16 +156,16 @@ class BlockTask:
     n_letters: int
     columns: tuple[tuple[Any, ...], ...]  # fields of the records: packed in a quarter of the time
     runs: array[int]  # flat: place of a record, and a ``Run`` of it
-    frames: list[Frames]
+    frames: list[ScoredFrames]
 
-    def do(self, maker: Maker) -> list[Part]:
+    def do(self, maker: Maker) -> list[Portion]:
         """
         Raises:
             InputError: the records are not those that the frames were found in.
         """
         results = map(maker.noted, self.results(maker))
         groups = groupby(results, key=lambda result: result.record.sample)
-        return [Part.of(sample, group, maker.sinks) for sample, group in groups]
+        return [Portion.of(sample, group, maker.sinks) for sample, group in groups]
 
     def results(self, maker: Maker) -> Iterator[RecordResult]:
         """Each record, in order, with its predictions and its call."""

@@ -80,7 +80,7 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Portion:
     """Neighbouring records of one sample, as the outputs have them."""
 
     sample: str
@@ -88,7 +88,9 @@ class Part:
     tally: Tally
 
     @classmethod
-    def of(cls, sample: str, results: Iterable[RecordResult], sinks: Sequence[type[Sink]]) -> Part:
+    def of(
+        cls, sample: str, results: Iterable[RecordResult], sinks: Sequence[type[Sink]]
+    ) -> Portion:
         """The records of a sample, with the rows that these sinks have of them."""
         tally, rows = Tally(), dict[str, list[str]]()
         for result in results:
@@ -100,7 +102,7 @@ class Part:
         return cls(sample, {name: "".join(of_sink) for name, of_sink in rows.items()}, tally)
 
 
-Add = Callable[[Part], None]
+Add = Callable[[Portion], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +131,7 @@ class Sink(Protocol):
     def rows(cls, result: RecordResult) -> Iterable[str] | None:
         """The lines that a record adds; None: it does not even ask for the file."""
 
-    def add(self, part: Part) -> None: ...
+    def add(self, portion: Portion) -> None: ...
 
     def finish(self) -> None:
         """Write what had to wait for the last record."""
@@ -150,8 +152,8 @@ class Table:
         """The lines that a record adds, as ``Sink.rows`` says."""
         raise NotImplementedError
 
-    def add(self, part: Part) -> None:
-        self.out.write(part.rows.get(self.file, ""))
+    def add(self, portion: Portion) -> None:
+        self.out.write(portion.rows.get(self.file, ""))
 
     def finish(self) -> None:
         """Write nothing: no line waits."""
@@ -212,8 +214,8 @@ class ChunkTable(Table):
     def rows(cls, result: RecordResult) -> Iterable[str]:
         return chunk_rows(result.predictions)
 
-    def add(self, part: Part) -> None:
-        self.lines.add(part.rows.get(self.file, ""))
+    def add(self, portion: Portion) -> None:
+        self.lines.add(portion.rows.get(self.file, ""))
 
     def finish(self) -> None:
         self.out.writelines(self.lines.merged())
@@ -237,9 +239,9 @@ class OptionalTable(Table):
     def __init__(self, place: Place, stack: ExitStack) -> None:
         self.opened = stack.enter_context(optional_table(place.folder / self.file, self.columns))
 
-    def add(self, part: Part) -> None:
-        if self.file in part.rows:
-            self.opened().write(part.rows[self.file])
+    def add(self, portion: Portion) -> None:
+        if self.file in portion.rows:
+            self.opened().write(portion.rows[self.file])
 
 
 class FailedSequences(OptionalTable):
@@ -266,9 +268,9 @@ class FailedFiles(OptionalTable):
     def rows(cls, result: RecordResult) -> None:
         """None: a row is of a whole file."""
 
-    def add(self, part: Part) -> None:
-        if part.tally.n_failed_frames:
-            self.tallies.setdefault(part.sample, Tally()).include(part.tally)
+    def add(self, portion: Portion) -> None:
+        if portion.tally.n_failed_frames:
+            self.tallies.setdefault(portion.sample, Tally()).include(portion.tally)
 
     def finish(self) -> None:
         rows = [(file, "read", file.error) for file in self.place.refused]
@@ -453,13 +455,13 @@ def record_table(command: Command) -> type[Sink]:
 
 @contextmanager
 def open_sinks(sinks: Iterable[type[Sink]], place: Place) -> Iterator[Add]:
-    """Yield a function that adds a part to each sink; files appear when the block succeeds."""
+    """Yield a function that adds a portion to each sink; files appear when the block succeeds."""
     with ExitStack() as stack:
         outputs = [sink(place, stack) for sink in sinks]
 
-        def add(part: Part) -> None:
+        def add(portion: Portion) -> None:
             for sink in outputs:
-                sink.add(part)
+                sink.add(portion)
 
         yield add
         for sink in outputs:

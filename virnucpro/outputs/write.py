@@ -26,7 +26,7 @@ from virnucpro.log import counted
 from virnucpro.options import CutOptions
 from virnucpro.outputs.blocks import BlockTask, Maker, ScoredShard, ShardTask
 from virnucpro.outputs.features import FeatureIndex
-from virnucpro.outputs.sinks import SINKS, Add, Part, Place, Sink, open_sinks
+from virnucpro.outputs.sinks import SINKS, Add, Place, Portion, Sink, open_sinks
 from virnucpro.outputs.summary import STAGES, Summary
 from virnucpro.records import FastaRecord, Shard
 from virnucpro.run.backlog import Backlog
@@ -35,7 +35,7 @@ from virnucpro.run.folder import RunDir
 from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import Plan
 from virnucpro.scorer.nets import Scorer
-from virnucpro.scoring.batches import Frames, input_changed
+from virnucpro.scoring.batches import ScoredFrames, input_changed
 from virnucpro.scoring.head import Head
 from virnucpro.scoring.regions import RegionFinder
 from virnucpro.sequences.inputs import InputFile, generations
@@ -46,7 +46,7 @@ _RECORDS_AT_ONCE = 5_000
 
 # The frames of a record lie in a row in each of some shards: the first, and one after the last.
 # These are made by the million: plain tuples, and few functions on their way.
-FrameRun: TypeAlias = tuple[Frames, int, int]
+FrameRun: TypeAlias = tuple[ScoredFrames, int, int]
 FramedRecord: TypeAlias = tuple[FastaRecord, Sequence[FrameRun]]
 
 
@@ -96,11 +96,11 @@ class Results:
         indexes = self.new_indexes()
         with ExitStack() as stack:
             adds = list(self.open_outputs(stack))
-            for part in self.parts(indexes, helpers):
+            for portion in self.portions(indexes, helpers):
                 self.backlog.check()
-                summary.add(part.tally)
+                summary.add(portion.tally)
                 for add in adds:
-                    add(part)
+                    add(portion)
             for store, index in zip(self.stores, indexes, strict=True):
                 index.write(store.folder)
 
@@ -109,7 +109,7 @@ class Results:
         return [FeatureIndex(store.index) for store in self.stores]
 
     def open_outputs(self, stack: ExitStack) -> Iterator[Add]:
-        """The functions that add a part to the outputs of the run and, if asked, of its file."""
+        """The functions that add a portion to the outputs of the run and, if asked, of its file."""
         rundir, sinks = self.rundir, SINKS[self.manifest.recipe.command]
         inputs = [file for file in self.manifest.inputs if not file.generation]
         place = Place(rundir.root, rundir.shards, self.manifest.inputs, self.manifest.refused)
@@ -118,7 +118,9 @@ class Results:
             samples = [file.sample for file in inputs]
             yield stack.enter_context(open_sinks_of_samples(rundir, sinks, samples))
 
-    def parts(self, indexes: Sequence[FeatureIndex], helpers: Helpers[Maker]) -> Iterator[Part]:
+    def portions(
+        self, indexes: Sequence[FeatureIndex], helpers: Helpers[Maker]
+    ) -> Iterator[Portion]:
         """The outputs of all records, in order."""
         ends: deque[int] = deque()  # letters up to the end of each block that was begun
 
@@ -129,8 +131,8 @@ class Results:
                 ends.append(n_letters)
                 yield task
 
-        for parts in helpers.in_order(tasks()):
-            yield from parts
+        for portions in helpers.in_order(tasks()):
+            yield from portions
             end, total = ends.popleft(), self.plan.counts.n_letters
             if not self.manifest.recipe.has_encoder:
                 self.on_event(Progress("scoring", end, total, "letters"))
@@ -251,7 +253,7 @@ def frames_by_record(
 def block_tasks(framed: Iterable[FramedRecord]) -> Iterator[BlockTask]:
     """The tasks of blocks of bounded size, or of one longer record."""
     records: list[FastaRecord] = []
-    runs, frames = array("q"), list[Frames]()
+    runs, frames = array("q"), list[ScoredFrames]()
     n_letters = n_of_headers = 0
     for record, of_record in framed:
         for each, first, end in of_record:
@@ -302,7 +304,7 @@ _SYNCED_AT_ONCE = 4  # a disk takes a few syncs in the time of one
 def open_sinks_of_samples(
     rundir: RunDir, sinks: Iterable[type[Sink]], samples: Iterable[str]
 ) -> Iterator[Add]:
-    """Yield a function that adds a part to the outputs of its sample, in a folder of its name.
+    """Yield a function that adds a portion to the outputs of its sample, in a folder of its name.
 
     Parts come in the order of their samples. Each of ``samples`` gets its outputs, with or
     without records, and so does every other that has any. One sample is written at a time, and a
@@ -328,11 +330,11 @@ def open_sinks_of_samples(
             place = Place(folder, rundir.shards)
             current, add_to = sample, stack.enter_context(open_sinks(sinks, place))
 
-        def add(part: Part) -> None:
-            while current != part.sample:
-                begin(queue.popleft() if part.sample in queue else part.sample)
+        def add(portion: Portion) -> None:
+            while current != portion.sample:
+                begin(queue.popleft() if portion.sample in queue else portion.sample)
             assert add_to is not None
-            add_to(part)
+            add_to(portion)
 
         yield add
         for sample in queue:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from virnucpro.scorer.pieces import UNKNOWN, Counts, Digits, Pieces
-from virnucpro.scorer.stretches import N_CODES, Frames, Stretches, code_of, find_stretches
+from virnucpro.scorer.stretches import N_CODES, SixFrames, Stretches, code_of, find_stretches
 from virnucpro.scorer.words import (
     N_WORD_FIGURES,
     NO_RESIDUE,
@@ -195,7 +195,7 @@ def layout_features(pieces: Pieces, code: GeneticCode = STANDARD) -> Values:
 
 
 def codons_of(
-    frames: Frames, stretches: Stretches, code: GeneticCode
+    frames: SixFrames, stretches: Stretches, code: GeneticCode
 ) -> tuple[NDArray[np.uint8], Counts]:
     """The codes of all codons of these stretches, one behind the other, and their stretches."""
     width = frames.codes.shape[2]
@@ -251,7 +251,9 @@ def _log_ratios(counts: Counts, gc: Features) -> Features:
 class _Figures:
     """The 36 plain figures of each piece, in groups. Every group is (n, its number)."""
 
-    def __init__(self, pieces: Pieces, frames: Frames, bases: Values, of_longest: Counts) -> None:
+    def __init__(
+        self, pieces: Pieces, frames: SixFrames, bases: Values, of_longest: Counts
+    ) -> None:
         self.pieces = pieces
         self.frames = frames
         self.bases = bases

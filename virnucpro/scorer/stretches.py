@@ -68,7 +68,7 @@ class Stretches:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Frames:
+class SixFrames:
     """The stretches of the six frames of each piece."""
 
     codes: Digits  # (n, 2, width): the codon that starts at each base
@@ -80,7 +80,7 @@ class Frames:
 
 def find_stretches(
     pieces: Pieces, code: GeneticCode = STANDARD, shortest: int = SHORTEST
-) -> Frames:
+) -> SixFrames:
     """Find the stretches of all frames, and keep what is hardly covered by longer ones.
 
     Those of fewer than ``shortest`` codons are left out, which changes nothing for the others.
@@ -111,7 +111,7 @@ def find_stretches(
     is_kept, n_covered = _choose(found, pieces.lengths)
     kept = found.where(is_kept)
     kept = Stretches(kept.piece, _ranks(kept.piece, n), kept.strand, kept.start, kept.n_codons)
-    return Frames(codes, n_stops.reshape(n, 6), longest.reshape(n, 6), kept, n_covered)
+    return SixFrames(codes, n_stops.reshape(n, 6), longest.reshape(n, 6), kept, n_covered)
 
 
 def codon_codes(digits: Digits) -> Digits:

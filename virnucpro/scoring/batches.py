@@ -21,11 +21,13 @@ from virnucpro.sequences.composition import frame_bases
 
 FRAMES_AT_ONCE = 2048
 
-Run = tuple[int, int, int]  # number of a ``Frames``, its first frame, and the one after the last
+Run = tuple[
+    int, int, int
+]  # number of a ``ScoredFrames``, its first frame, and the one after the last
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Frames:
+class ScoredFrames:
     """The frames of a shard with their scores. Packed: whoever passes them on does not look."""
 
     packed: bytes  # JSON of [id, chunk, record, start, end, strand, score, failure, row that waits]
@@ -34,7 +36,7 @@ class Frames:
 
 def score_frames(
     orfs: Sequence[Orf], vectors: NDArray[np.float32], reasons: Mapping[str, str], head: Head | None
-) -> Frames:
+) -> ScoredFrames:
     """The frames of a shard, with their scores where there is a head.
 
     ``reasons`` has those of the frames without a vector, by their ids; with a head the others have
@@ -56,7 +58,7 @@ def score_frames(
     packed = [
         [*orf[:6], scores.get(orf.id), reasons.get(orf.id, ""), waiting.get(orf.id)] for orf in orfs
     ]
-    return Frames(json.dumps(packed).encode(), vectors[rows_waiting])
+    return ScoredFrames(json.dumps(packed).encode(), vectors[rows_waiting])
 
 
 def _needs_record(orf: Orf, head: Head) -> bool:
@@ -82,7 +84,7 @@ def _classify(
 def predict_records(
     records: Sequence[FastaRecord],
     runs: Sequence[Sequence[Run]],
-    frames: Sequence[Frames],
+    frames: Sequence[ScoredFrames],
     head: Head | None,
 ) -> list[list[Prediction]]:
     """The predictions of each record: one for each of its frames, which its runs name.
