@@ -145,3 +145,16 @@ def test_a_process_that_is_killed_says_nothing():
 def test_ctrl_c_is_not_for_our_processes_and_sigterm_is():
     assert hear(end, signal.SIGINT) == ([], "exit code 0")
     assert hear(end, signal.SIGTERM) == ([], "SIGTERM")
+
+
+def test_numpy_has_one_thread_in_a_process_of_ours_whoever_starts_it(monkeypatch):
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    child = start(tell_threads)
+    try:
+        assert child.pipe.recv() == "1"
+    finally:
+        kill_all([child])
+
+
+def tell_threads(pipe: Pipe) -> None:
+    pipe.send(os.environ.get("OPENBLAS_NUM_THREADS"))

@@ -34,9 +34,11 @@ from virnucpro.log import printable
 P = ParamSpec("P")
 Pipe: TypeAlias = Connection
 
-# `-c` puts the current folder first: it is gone before anything is imported that it could hold
+# `-c` puts the current folder first: it is gone before anything is imported that it could hold;
+# numpy's threads would wait for each other, and for those of the processes beside this one
 _PROGRAM = (
     "import sys; sys.path[:] = sys.argv[2:]; "
+    "import os; os.environ.setdefault('OPENBLAS_NUM_THREADS', '1'); "
     "from virnucpro.processes import begin; begin(int(sys.argv[1]))"
 )
 _ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
