@@ -375,8 +375,8 @@ def _scorer(options: RunOptions) -> ScorerConfig | None:
         scorer_sha256=scorer.sha256,
     )
     announcement = (
-        f"called by the scorer of VirNucPro {__version__}, on one core and without a language "
-        f"model (calls and vectors by ESM-2: --model {EMBEDDED})"
+        f"called by the scorer of VirNucPro {__version__}, without a language model "
+        f"(calls and vectors by ESM-2: --model {EMBEDDED})"
     )
     return ScorerConfig(path=path, recipe=recipe, announcement=announcement)
 

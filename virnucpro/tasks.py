@@ -128,8 +128,7 @@ class Helpers(Generic[Tools]):
         if self.loss is None:
             self.loss = UnavailableError(
                 f"a process that makes shards or tables was lost: {printable(reason)}",
-                hint="run the same command with --resume, which keeps vectors; if memory ran out, "
-                "and no model was named, with fewer --workers",
+                hint="run the same command with --resume; if memory ran out, with fewer --workers",
             )
         return self.loss
 

@@ -142,6 +142,8 @@ class Summary:
 
     def _repair_lines(self, folder: Path) -> list[str]:
         listing, lines = printable(folder / FailedFiles.file), []
+        if self.n_shards is not None:  # no table is written yet
+            listing = f"virnucpro status {printable(folder)}"
         if self.n_refused:
             those = "it" if self.n_refused == 1 else "them"
             lines += [
