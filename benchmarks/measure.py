@@ -190,7 +190,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     part.add_argument("--devices", type=numbers, default=[1])
     part.add_argument("--speed", type=float, default=300_000, help="tokens/s of a device")
     part.add_argument("--dilation", type=float, default=1, help="times that devices are slower")
-    part.add_argument("--helpers", type=int, default=0, help="processes that make tables, at most")
+    part.add_argument(
+        "--helpers", type=int, default=0, help="processes that make shards and tables"
+    )
     part.add_argument("--dim", type=int, default=1280, help="length of a vector")
     part.add_argument("--budget", type=int, default=32_768, help="tokens of a batch")
     return parser.parse_args(arguments)

@@ -16,7 +16,6 @@ the parent keeps up. CPU seconds per million tokens tell how far it does.
 from __future__ import annotations
 
 import json
-import os
 import resource
 import shutil
 import time
@@ -216,7 +215,6 @@ class _Watch:
 def simulate(kind: str, n_bases: int, rows: Sequence[SimulatedRow]) -> Iterator[SimulatedRow]:
     """One run for each row, all on the same made-up contigs, or reads of them."""
     register()
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # of helpers, as the command line does
     with TemporaryDirectory(prefix="virnucpro-measure-") as folder:
         fasta, random = Path(folder) / "input.fa", Random(1)
         if kind == "contigs":

@@ -25,8 +25,10 @@ from virnucpro.errors import InputError, UnavailableError
 from virnucpro.events import Progress, ShardDone
 from virnucpro.outputs import write
 from virnucpro.outputs.blocks import BlockTask
+from virnucpro.records import FastaRecord
 from virnucpro.run import plan
 from virnucpro.run.folder import RunDir
+from virnucpro.scoring.batches import ScoredFrames
 from virnucpro.tasks import helpers_for
 
 POISON_BASES = POISON.replace("W", "TGG").replace("C", "TGT")
@@ -208,6 +210,7 @@ def test_an_error_that_is_none_of_ours_is_told_in_words(capfd):
 
 PARENT = """
 import sys, time
+from virnucpro.scoring.batches import ScoredFrames
 from virnucpro.tasks import helpers_for
 with helpers_for("no maker", 2, "tables") as helpers:
     print(*[child.pid for child in helpers.children], flush=True)
@@ -247,3 +250,12 @@ def test_helpers_end_with_a_parent_that_is_killed(number):
 )
 def test_helpers_take_the_cores_that_devices_leave(devices, n_cores, expected):
     assert count_helpers(devices, n_cores) == expected
+
+
+def test_frames_of_a_shard_are_sent_once_with_a_block_however_its_records_alternate():
+    shards = [ScoredFrames(b"[]", np.empty((0, 2), dtype=np.float32)) for _ in range(2)]
+    record = FastaRecord("r", "r", "ACGT", 1)
+    framed = [(record, [(shards[i % 2], i, i + 1)]) for i in range(4)]
+    (task,) = write.block_tasks(framed)
+    assert task.frames == shards
+    assert task.runs.tolist() == [0, 0, 0, 1, 1, 1, 1, 2, 2, 0, 2, 3, 3, 1, 3, 4]

@@ -32,7 +32,7 @@ from virnucpro.records import Shard
 from virnucpro.resolve import resolve
 from virnucpro.run.folder import RunDir
 from virnucpro.run.status import inspect_run, measure_run
-from virnucpro.work import Outcome, Part, choose_part, work
+from virnucpro.work import Part, PartResult, choose_part, work
 
 FORK = multiprocessing.get_context("fork")
 
@@ -230,7 +230,7 @@ def test_figures_of_each_host_are_read_from_the_logs(plan):
 
 
 def test_a_part_without_a_pending_shard_says_so():
-    assert Outcome(Part(1, 2)).lines == ["part 2/2: nothing left to do"]
+    assert PartResult(Part(1, 2)).lines == ["part 2/2: nothing left to do"]
 
 
 def test_status_tells_who_is_running_the_run(plan):

@@ -326,7 +326,7 @@ def usable_cores() -> int:
 
 
 def count_helpers(devices: Sequence[str], n_cores: int) -> int:
-    """The processes, at most, that make tables beside these devices of a run with a model.
+    """The processes, at most, that make shards and tables beside these devices.
 
     A GPU gives one of them work for all of its time, or up to two (benchmarks/measure.py
     simulated), and leaves the other cores to them. On a CPU the tables take a sixth of the time of

@@ -84,7 +84,7 @@ class Shard:
     """A FASTA file of ORFs: the unit of work, of failure and of resume."""
 
     index: int
-    path: Path = field(compare=False)
+    path: Path = field(compare=False)  # a plan is made aside, and moved
     n_orfs: int
     n_embedded: int  # ORFs that are not copies
     n_residues: int  # residues of these

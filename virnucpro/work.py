@@ -54,7 +54,7 @@ class Part:
 
 
 @dataclass(slots=True)
-class Outcome:
+class PartResult:
     """What came of the shards of one ``work``."""
 
     part: Part
@@ -127,7 +127,7 @@ class Outcome:
 
 def work(
     options: WorkOptions, on_event: OnEvent, executor_on: ExecutorOn = ProcessExecutor
-) -> Outcome:
+) -> PartResult:
     """Embed a part of the pending shards of a planned run, with the devices of this machine.
 
     Raises:
@@ -137,7 +137,7 @@ def work(
     find_run(rundir)
     with rundir.shared():
         manifest = find_run(rundir)
-        outcome, plan = Outcome(part), read_plan(rundir, manifest)
+        outcome, plan = PartResult(part), read_plan(rundir, manifest)
         if plan is None:
             if rundir.record_table(manifest.recipe.command).exists():
                 announce("nothing is left to embed: the tables of this run are written")
@@ -169,7 +169,7 @@ def work_for_run(
         OutputError: it is over.
         VirnucproError: see ``errors``.
     """
-    rundir, outcome = RunDir(options.folder), Outcome(Part())
+    rundir, outcome = RunDir(options.folder), PartResult(Part())
     with rundir.helped(), closing(_watched(rundir)) as watch:
         manifest = find_run(rundir)
         plan = read_plan(rundir, manifest)

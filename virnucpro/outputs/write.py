@@ -253,19 +253,21 @@ def frames_by_record(
 def block_tasks(framed: Iterable[FramedRecord]) -> Iterator[BlockTask]:
     """The tasks of blocks of bounded size, or of one longer record."""
     records: list[FastaRecord] = []
-    runs, frames = array("q"), list[ScoredFrames]()
+    runs, frames, numbers = array("q"), list[ScoredFrames](), dict[int, int]()
     n_letters = n_of_headers = 0
     for record, of_record in framed:
         for each, first, end in of_record:
-            if not frames or frames[-1] is not each:
+            number = numbers.setdefault(id(each), len(frames))
+            if number == len(frames):
                 frames.append(each)
-            runs.extend((len(records), len(frames) - 1, first, end))
+            runs.extend((len(records), number, first, end))
         records.append(record)
         n_of_headers += len(record.header)
         n_letters += len(record.sequence)
         if n_of_headers + n_letters >= LETTERS_AT_ONCE or len(records) == _RECORDS_AT_ONCE:
             yield BlockTask(n_letters, tuple(zip(*records, strict=True)), runs, frames)
-            records, runs, frames, n_letters, n_of_headers = [], array("q"), [], 0, 0
+            records, runs, frames, numbers = [], array("q"), [], {}
+            n_letters = n_of_headers = 0
     if records:
         yield BlockTask(n_letters, tuple(zip(*records, strict=True)), runs, frames)
 
@@ -306,7 +308,7 @@ def open_sinks_of_samples(
 ) -> Iterator[Add]:
     """Yield a function that adds a portion to the outputs of its sample, in a folder of its name.
 
-    Parts come in the order of their samples. Each of ``samples`` gets its outputs, with or
+    Portions come in the order of their samples. Each of ``samples`` gets its outputs, with or
     without records, and so does every other that has any. One sample is written at a time, and a
     few are being synced to disk.
     """

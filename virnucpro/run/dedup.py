@@ -58,7 +58,7 @@ class SeenOrfs:
         return originals
 
     def _find_or_add(self, tags: NDArray[np.uint64]) -> list[int]:
-        """The ordinal of each protein; the next ones for those that are new. (n, 2) -> n"""
+        """The ordinal of each digest; the next ones for those that are new. (n, 2) -> n"""
         entries = self._table.take(self._slots_of(tags), axis=0)
         is_new = (entries[:, :2] != tags).any(axis=1)
         n_new = int(is_new.sum())
