@@ -89,7 +89,7 @@ def piece_features(pieces: Pieces, words: WordTable, code: GeneticCode = STANDAR
     of_longest = _count(codes[is_longest], piece[is_longest], n, N_CODES)
     of_long = _count(codes, piece, n, N_CODES)
     bases = _count_bases(pieces)
-    figures = _Figures(pieces, frames, bases, of_longest).all()
+    figures = _Figures(pieces, frames, bases, of_longest, code).all()
     places, numbers = words_of(codes, stretch)
     longest, long = of_longest[:, _CODE_OF_CODON], of_long[:, _CODE_OF_CODON]
     gc = figures[:, 0].astype(np.float32)
@@ -252,12 +252,18 @@ class _Figures:
     """The 36 plain figures of each piece, in groups. Every group is (n, its number)."""
 
     def __init__(
-        self, pieces: Pieces, frames: SixFrames, bases: Values, of_longest: Counts
+        self,
+        pieces: Pieces,
+        frames: SixFrames,
+        bases: Values,
+        of_longest: Counts,
+        code: GeneticCode,
     ) -> None:
         self.pieces = pieces
         self.frames = frames
         self.bases = bases
         self.of_longest = of_longest
+        self.code = code
         self.n_bases = pieces.lengths.astype(np.float64)
 
     def all(self) -> Values:
@@ -322,7 +328,7 @@ class _Figures:
         With stop probability e the longest of m stretches has about ln(m e) / e codons.
         """
         shares = self.bases / np.maximum(1, self.bases.sum(axis=1, keepdims=True))
-        digits = np.array([["ACGT".index(base) for base in stop] for stop in STANDARD.stops])
+        digits = np.array([["ACGT".index(base) for base in stop] for stop in self.code.stops])
         forward = shares[:, digits].prod(axis=2).sum(axis=1)
         reverse = shares[:, 3 - digits].prod(axis=2).sum(axis=1)
         chance = (forward + reverse) / 2
