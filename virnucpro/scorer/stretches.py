@@ -153,7 +153,7 @@ def _choose(found: Stretches, lengths: Counts) -> tuple[NDArray[np.bool_], Count
     with many stretches come first, so that those with one of a rank lie side by side.
     """
     n_words = int(lengths.max(initial=0)) // 64 + 1
-    below, ones = _bits_below(n_words), np.ones(n_words, dtype=np.float32)
+    below = _bits_below(n_words)
     n_of_rank = np.bincount(found.rank)
     place_of_piece = np.argsort(np.argsort(-np.bincount(found.piece, minlength=len(lengths))))
     place = (np.cumsum(n_of_rank) - n_of_rank)[found.rank] + place_of_piece[found.piece]
@@ -168,7 +168,9 @@ def _choose(found: Stretches, lengths: Counts) -> tuple[NDArray[np.bool_], Count
         rows = slice(high, high := high + n_pieces)
         bits = below.take(end[rows], axis=0) ^ below.take(start[rows], axis=0)
         n_of_word = np.bitwise_count(covered[:n_pieces] & bits)
-        n_before = n_of_word.astype(np.float32) @ ones  # a sum of axis 1 is slower
+        # Words first, since a sum along rows is slow. A product with ones is not much faster, and
+        # OpenBLAS was once seen to set the flag of an invalid value there where all were finite.
+        n_before = np.ascontiguousarray(n_of_word.T).sum(axis=0, dtype=np.int32)
         is_kept[rows] = n_before <= most[rows]
         bits[~is_kept[rows]] = 0
         covered[:n_pieces] |= bits
