@@ -153,6 +153,7 @@ def test_the_input_may_come_from_a_pipe(model, tmp_path):
         (["-i", "nowhere.fa", "-o", "x"], 66, "nowhere.fa"),
         (["-i", "{fastq}", "-o", "x"], 65, "FASTQ"),
         (["-i", "{example}", "-o", "{file}/x"], 73, "Not a directory"),
+        (["-i", "{example}", "-o", "/proc/x"], 73, "no folder can be made there"),
         (["-i", "{example}", "-o", "x", "--model", "esm3"], 69, "there is no model named esm3"),
         (["-i", "{example}", "-o", "x", "--model", "~nosuchuser/x"], 64, "~nosuchuser"),
         (["-i", "{example}", "-o", "x", "--head", "~nosuchuser/x"], 64, "~nosuchuser"),
@@ -454,6 +455,13 @@ def test_devices_models_and_status_tell_what_there_is(model, tiny, tmp_path):
     answer = virnucpro("status", tmp_path / "run", "--verify")
     assert answer.returncode == 0
     assert "complete" in answer.stdout and "whole: " in answer.stdout
+
+
+def test_a_resume_where_no_run_is_says_that_it_begins_one(tmp_path):
+    command = ("predict", "-i", EXAMPLE, "-o", tmp_path / "run", "--resume")
+    line = f"there is no run yet in {tmp_path / 'run'}: a new one begins"
+    assert line in virnucpro(*command).stderr
+    assert line not in virnucpro(*command).stderr
 
 
 def test_predict_needs_no_more_than_input_and_output(tmp_path):

@@ -140,3 +140,11 @@ def test_a_damaged_table_is_told(result, tmp_path, frames, why):
         compare(result, other)
     code, shown = invoke(result, other)
     assert code == 65 and why in shown.replace("\n", " ")
+
+
+def test_results_without_an_id_in_common_bring_a_hint(result, tmp_path):
+    other = write(tmp_path / "other", FRAMES.replace("_chunk", "x_chunk"), CHUNKS)
+    (*_, hint) = report_lines(compare(result, other))
+    assert hint.startswith("hint: no id of frames is in both: were they made of the same files?")
+    empty = write(tmp_path / "empty", FRAMES.splitlines()[0] + "\n", CHUNKS)
+    assert not report_lines(compare(result, empty))[-1].startswith("hint")

@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 import pytest
 from conftest import open_dna, random_dna
-from runs import TABLES, assert_gone, assert_same_run, is_ours, our_processes, run_inline
+from runs import TABLES, assert_gone, assert_same_run, is_ours, our_processes, run_inline, within
 from test_scorer_run import many, predict
 from workers import POISON, RaisingWorker
 
@@ -23,8 +23,10 @@ from virnucpro.devices import count_helpers
 from virnucpro.engine.executor import InlineExecutor
 from virnucpro.errors import InputError, UnavailableError
 from virnucpro.events import Progress, ShardDone
+from virnucpro.options import PredictOptions
 from virnucpro.outputs import write
 from virnucpro.outputs.blocks import BlockTask
+from virnucpro.pipeline import predict as predict_run
 from virnucpro.records import FastaRecord
 from virnucpro.run import plan
 from virnucpro.run.folder import RunDir
@@ -259,3 +261,36 @@ def test_frames_of_a_shard_are_sent_once_with_a_block_however_its_records_altern
     (task,) = write.block_tasks(framed)
     assert task.frames == shards
     assert task.runs.tolist() == [0, 0, 0, 1, 1, 1, 1, 2, 2, 0, 2, 3, 3, 1, 3, 4]
+
+
+def test_a_helper_that_is_stopped_is_named_with_what_to_do(monkeypatch, caplog):
+    monkeypatch.setattr(tasks, "_SILENCE_SECONDS", 0.2)
+    monkeypatch.setattr(tasks.LOGGER, "propagate", True)
+    with helpers_for("no maker", 1, "tables") as helpers:
+        (helper,) = helpers.children
+        psutil.Process(helper.pid).suspend()
+        task = helpers.submit(BlockTask(0, (), array("q"), []))
+        with within(30):
+            while not caplog.records:
+                time.sleep(0.02)
+        assert f"process {helper.pid}, which makes shards or tables" in caplog.text
+        assert f"kill -9 {helper.pid}" in caplog.text
+        helper.kill()
+        with pytest.raises(UnavailableError, match="was lost: SIGKILL"):
+            task.result()
+    assert not our_processes()
+
+
+@pytest.mark.usefixtures("in_small_blocks")
+def test_a_plan_for_others_is_made_by_helpers_too(tiny, contigs, tmp_path):
+    options = PredictOptions(
+        input=(contigs,),
+        output_dir=tmp_path / "run",
+        model=str(tiny.model),
+        head=tiny.head_file,
+        precision="fp32",
+        plan_only=True,
+        workers=2,
+    )
+    predict_run(options, lambda _: None)
+    assert "shards are made by 2 helpers" in (tmp_path / "run" / "virnucpro.log").read_text()

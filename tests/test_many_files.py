@@ -28,7 +28,7 @@ from virnucpro.engine.executor import InlineExecutor
 from virnucpro.errors import InputError, InputMissingError
 from virnucpro.events import EmbeddingStarted, ShardDone
 from virnucpro.run.status import inspect_run, measure_run
-from virnucpro.sequences.fasta import read_fasta
+from virnucpro.sequences.fasta import list_fasta, read_fasta
 
 POISON = "TGG" * 4 + "TGC" + "TGG" * 4
 MENDED = "GCA" * 9
@@ -306,6 +306,15 @@ def test_files_of_a_folder_that_are_passed_over_are_named_in_one_line(make_confi
     assert f"passed over in {folder}" in line and "8 files" in line and "+ 3 more" in line
     (warning,) = (line for line in log.splitlines() if "fq2fa" in line)
     assert "WARNING" in warning and "1 file (reads.fastq)" in warning and "8.log" not in warning
+    assert "left out: 1 file of reads, not FASTA; see virnucpro.log" in log
+    assert json.loads((config.output / "run.json").read_text())["counts"]["n_reads_left_out"] == 1
+
+
+def test_a_folder_of_reads_alone_is_refused_with_the_way_to_convert_them(tmp_path):
+    (tmp_path / "reads.fastq.gz").touch()
+    with pytest.raises(InputMissingError, match="but reads in another format") as caught:
+        list_fasta(tmp_path)
+    assert "seqkit fq2fa" in caught.value.hint
 
 
 def test_the_results_of_another_run_are_no_input_of_a_folder(make_config, tiny, folder):

@@ -245,6 +245,16 @@ def test_status_tells_who_is_running_the_run(plan):
     assert measure_run(folder)["running"] is None
 
 
+def test_status_of_a_run_that_ended_before_its_plan_says_what_to_do(tmp_path):
+    rundir = RunDir(tmp_path)
+    with rundir.in_use(), pytest.raises(InputMissingError, match="is reading the input"):
+        inspect_run(tmp_path, verify=False)
+    with pytest.raises(InputMissingError, match="ended while it read the input") as caught:
+        inspect_run(tmp_path, verify=False)
+    assert "run its command again" in caught.value.hint
+    assert str(rundir.log) in caught.value.hint
+
+
 def test_figures_that_are_damaged_or_of_somebody_else_are_left_out(plan):
     folder = plan()
     work_inline(folder, "1/4")

@@ -45,7 +45,7 @@ _GONE = (
     "it, or the folder that it is in, is missing: make it, or put back what was moved or deleted"
 )
 _PERMISSION = "check the permissions there, or choose another folder"
-_IN_THE_WAY = "something else has this name: move it away"
+_IN_THE_WAY = "something else has this name: move it away, or choose another path"
 _NAME = "choose another path: this one is too long, or a link that leads nowhere"
 _UNKNOWN = "check the path, its disk and its permissions, or choose another folder"
 _REMEDIES: dict[int, tuple[type[OutputError | StorageError], str]] = {

@@ -68,6 +68,7 @@ from virnucpro.scorer.nets import Scorer, embedded_scorer, load_scorer
 from virnucpro.scoring.head import Head
 from virnucpro.scoring.join import Join
 from virnucpro.scoring.regions import RegionFinder, embedded_finder
+from virnucpro.sequences.fasta import list_reads
 from virnucpro.tasks import Helpers
 
 OnEvent = Callable[[Telling], None]
@@ -115,6 +116,8 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
         rundir.sweep()
         with summary.stage(STAGES[0]), rundir.planning():
             recorded = None if config.options.force else rundir.read_manifest()
+            if config.options.resume and recorded is None:
+                announce(f"there is no run yet in {printable(rundir.root)}: a new one begins")
             manifest = replace(open_run(config, rundir, recorded, on_event), models=config.models)
             config.options.check_type(manifest.recipe.input_type)
             scorer = announce_choices(config, manifest.recipe, head)
@@ -123,6 +126,8 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
             rundir.clear_copies(manifest)
             announce_input(plan, manifest)
             summary.count_plan(plan, manifest)
+            folders = filter(Path.is_dir, config.options.input)
+            summary.n_reads_left_out = sum(len(list_reads(folder)) for folder in folders)
             summary.cut = announce_cut(config, scorer, head)
             summary.cut_scores = cut_scores(config, scorer, head)
             rundir.report.unlink(missing_ok=True)  # it is of another state

@@ -131,8 +131,8 @@ def resolve(options: RunOptions, on_event: OnEvent) -> tuple[RunConfig, Head | N
     request = _asked_precision(options)
     precision = _precision(options, request, choice)
     resources = _resources(options, choice, footprint, precision)
-    if scorer is not None:
-        resources = _of_scorer(resources, options)
+    if scorer is not None or not options.embeds_here:
+        resources = _for_tables(resources, options)
     is_auto = (request == "auto", options.esm_batch_size == "auto")
     prepared = [model.prepare(precision, options.converted, on_event) for model in models]
     kind = choice.kind if options.embeds_here else "cuda"
@@ -263,8 +263,8 @@ def _resources(
     )
 
 
-def _of_scorer(resources: Resources, options: RunOptions) -> Resources:
-    """The same for records that the scorer calls: nothing but their tables is made."""
+def _for_tables(resources: Resources, options: RunOptions) -> Resources:
+    """The same where nothing but shards and tables is made: no device needs the cores."""
     n_processes = count_fitting(0) if options.workers is None else options.workers
     return replace(resources, n_helpers=n_processes)
 

@@ -17,6 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from queue import SimpleQueue
+from threading import Timer
 from typing import Any, Generic, Protocol, TypeVar
 
 from virnucpro.errors import UnavailableError, VirnucproError
@@ -24,6 +25,7 @@ from virnucpro.files import disk_error
 from virnucpro.log import LOGGER, counted, printable
 from virnucpro.processes import Child, Pipe, Raised, as_message, interrupts_held, start
 
+_SILENCE_SECONDS = 60.0  # of a helper, until it is named
 _END_SECONDS = 5.0  # for a process whose pipe has ended to follow
 _LETTERS_AHEAD = 50_000_000  # in blocks whose results are waited for, unless one record has more
 _LETTERS_PER_HELPER = 10_000_000  # a process takes a second to start, and these take some
@@ -105,7 +107,10 @@ class Helpers(Generic[Tools]):
             AbandonedError: the helpers were stopped.
         """
         child = self.idle.get()
+        alarm = Timer(_SILENCE_SECONDS, _tell_of_silence, (child,))
+        alarm.daemon = True
         try:
+            alarm.start()
             child.pipe.send(task)
             outcome = child.pipe.recv()
         except (EOFError, OSError) as error:
@@ -113,6 +118,7 @@ class Helpers(Generic[Tools]):
                 raise AbandonedError from error
             raise self._lost(child.cause_of_end(_END_SECONDS)) from error
         finally:
+            alarm.cancel()
             self.idle.put(child)
         match outcome:
             case Refused(kind, message, hint):
@@ -167,6 +173,14 @@ def helpers_for(tools: Tools, n_helpers: int, products: str) -> Iterator[Helpers
         yield helpers
     finally:
         helpers.stop()
+
+
+def _tell_of_silence(child: Child) -> None:
+    LOGGER.warning(
+        "process %d, which makes shards or tables, has not answered for %.0f seconds (hint: if it "
+        "uses no CPU time, it is stopped or waits for a disk: `kill -9 %d`, then --resume)",
+        *(child.pid, _SILENCE_SECONDS, child.pid),
+    )
 
 
 def _introduce(child: Child, tools: bytes, on_ready: Callable[[Child], None]) -> None:

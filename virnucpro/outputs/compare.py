@@ -48,6 +48,11 @@ class Comparison:
         is_near = tolerance is None or max(self.differences, default=0.0) <= tolerance
         return is_near and not (self.only_in_a or self.only_in_b or self.relabelled)
 
+    @property
+    def is_apart(self) -> bool:
+        """Both have rows, and none is in both."""
+        return bool(self.only_in_a and self.only_in_b and not self.n_both)
+
     def columns(self) -> tuple[str, ...]:
         """The texts of the comparison, as under ``_HEADINGS``."""
         counts = (self.n_both, *map(len, (self.only_in_a, self.only_in_b, self.relabelled)))
@@ -98,6 +103,11 @@ def report_lines(comparisons: list[Comparison]) -> list[str]:
         lines.append("  ".join([name.strip().ljust(widths[0]), *texts]).rstrip())
     for comparison in comparisons:
         lines += comparison.examples()
+    if apart := [one.table for one in comparisons if one.is_apart]:
+        lines.append(
+            f"hint: no id of {' and '.join(apart)} is in both: were they made of the same files? "
+            "Ids of records begin with the name of their file; a sample sheet can name it as before"
+        )
     return lines
 
 

@@ -106,7 +106,13 @@ class RunDir:
             StorageError: its disk is full.
         """
         with _told():
-            self.root.mkdir(parents=True, exist_ok=True)
+            try:
+                self.root.mkdir(parents=True, exist_ok=True)
+            except FileNotFoundError as error:  # those above it were made, or are there
+                raise OutputError(
+                    f"{printable(self.root)}: no folder can be made there",
+                    hint="choose another --output-dir",
+                ) from error
             self._refuse_links()
             with locked(self.root, self.logs):
                 yield

@@ -59,9 +59,18 @@ def _read(rundir: RunDir) -> Manifest:
     """
     manifest = rundir.read_manifest()
     if manifest is None:
-        raise InputMissingError(
-            f"{printable(rundir.root)} holds no run", hint="give the --output-dir of a run"
-        )
+        where, run = printable(rundir.root), run_at(rundir.root)
+        if run:
+            raise InputMissingError(
+                f"{where}: {printable(run)} is reading the input, and has no plan yet",
+                hint="ask again in a while",
+            )
+        if rundir.log.exists():
+            raise InputMissingError(
+                f"{where} holds no results: a run began there, and ended while it read the input",
+                hint=f"run its command again; {printable(rundir.log)} has it, and how it ended",
+            )
+        raise InputMissingError(f"{where} holds no run", hint="give the --output-dir of a run")
     return manifest
 
 

@@ -47,6 +47,10 @@ _WRITTEN = 4096 * _WIDTH  # letters written at once: a whole record would take t
 _PEEK = 4096
 _SHOWN = 100  # characters of a header that a message shows
 
+READS_AS_FASTA = (
+    "convert them, for example with `seqkit fq2fa reads.fastq > reads.fa`, or "
+    "`fasterq-dump --fasta` for .sra"
+)
 # the first that fits counts
 _WRONG_FORMATS = {
     b"@HD\t": ("SAM", "convert it, for example with `samtools fasta reads.sam > reads.fa`"),
@@ -83,6 +87,11 @@ def list_fasta(path: Path) -> list[Path]:
         files = [entry for entry in _files_in(path) if _has_fasta_name(entry.name)]
     except OSError as error:
         raise cannot_open(path, error) from error
+    if not files and list_reads(path):
+        raise InputMissingError(
+            f"{printable(path)}: no FASTA file in this folder, but reads in another format",
+            hint=READS_AS_FASTA,
+        )
     if not files:
         raise InputMissingError(
             f"{printable(path)}: no FASTA file in this folder",
@@ -113,9 +122,9 @@ def cannot_open(path: Path, error: OSError, name: str = "") -> InputMissingError
     )
 
 
-def has_name_of_reads(name: str) -> bool:
-    """Whether a file is named as one of reads, in a format that is not read here."""
-    return _ends_in(name, _SUFFIXES_OF_READS)
+def list_reads(folder: Path) -> list[str]:
+    """The names of the files of reads in a folder, in formats that are not read here."""
+    return [name for name in list_others(folder) if _ends_in(name, _SUFFIXES_OF_READS)]
 
 
 def _has_fasta_name(name: str) -> bool:

@@ -21,10 +21,11 @@ from virnucpro.files import sha256, sha256_of, temporary_beside, writing
 from virnucpro.log import LOGGER, announce, counted, printable
 from virnucpro.records import FastaRecord
 from virnucpro.sequences.fasta import (
+    READS_AS_FASTA,
     cannot_open,
-    has_name_of_reads,
     list_fasta,
     list_others,
+    list_reads,
     read_fasta,
 )
 from virnucpro.sequences.sheet import is_sheet, read_sheet
@@ -199,14 +200,14 @@ def _source(path: Path, sample: str = "") -> Source:
 def _tell_others(folder: Path, skipped: Collection[str]) -> None:
     """Name what was passed over in a folder, in one line; warn of reads among it, in another."""
     names = [name for name in list_others(folder) if name not in skipped]
-    reads = [name for name in names if has_name_of_reads(name)]
+    reads = list_reads(folder)
     others = [name for name in names if name not in reads]
     if reads:
         LOGGER.warning(
-            "not read in %s, being no FASTA: %s (hint: convert them, for example with `seqkit "
-            "fq2fa reads.fastq > reads.fa`, or `fasterq-dump --fasta` for .sra)",
+            "not read in %s, being no FASTA: %s (hint: %s)",
             printable(folder),
             _few(reads),
+            READS_AS_FASTA,
         )
     if others:
         announce(f"passed over in {printable(folder)}, having no FASTA suffix: {_few(others)}")
