@@ -2,7 +2,7 @@
 
 Two figures for each number of workers: shards per second when a shard takes no time, and, when
 it takes 50 ms, how long a worker is idle between one shard and the next. The second is taken in
-the worker, by its own clock, from handing over ``ShardDone`` to being given the next task.
+the worker, by its own clock, from handing over ``ShardDone`` to being given the next shard.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from virnucpro.bench.layouts import FAILURES, reason_of
 from virnucpro.config import Resources
 from virnucpro.engine.job import Job
 from virnucpro.engine.local import ProcessExecutor
-from virnucpro.engine.recovery import Task
+from virnucpro.engine.recovery import Attempt
 from virnucpro.engine.worker import Worker
 from virnucpro.errors import UnavailableError, VirnucproError
 from virnucpro.events import Event, Memory, ShardDone, ShardFailed
@@ -72,14 +72,14 @@ class IdleWorker(Worker):
     def memory(self) -> Memory:
         return Memory(0, 1)
 
-    def run(self, task: Task) -> Iterator[Event]:
+    def run(self, attempt: Attempt) -> Iterator[Event]:
         idle = time.monotonic() - self.handed_over
         if self.is_first:
             self.wait_for_all()
-        elif task.shard.index >= self.job.first_nap:
+        elif attempt.shard.index >= self.job.first_nap:
             time.sleep(NAP_SECONDS)
         self.handed_over = time.monotonic()
-        yield ShardDone(self.name, task.shard, idle, 0)
+        yield ShardDone(self.name, attempt.shard, idle, 0)
 
     def finish(self) -> Iterator[Event]:
         """Nothing is being written."""

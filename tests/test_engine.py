@@ -36,10 +36,10 @@ from toy_executor import BackwardExecutor
 
 from virnucpro.config import Resources
 from virnucpro.engine import local
-from virnucpro.engine.batches import TooLarge, attempt
+from virnucpro.engine.batches import TooLarge, outcome_of
 from virnucpro.engine.executor import InlineExecutor
 from virnucpro.engine.local import ProcessExecutor, _Peer
-from virnucpro.engine.recovery import Task, Workload
+from virnucpro.engine.recovery import Attempt, Workload
 from virnucpro.engine.worker import Worker
 from virnucpro.errors import InputError, OutputError, UnavailableError
 from virnucpro.events import (
@@ -339,7 +339,7 @@ def peer_with(*shards: Shard) -> _Peer:
     peer = _Peer(work, "cpu", run, child, deadline=0.0)
     run.peers.append(peer)
     for shard in shards:
-        peer.give(Task(shard))
+        peer.give(Attempt(shard))
     return peer
 
 
@@ -404,7 +404,7 @@ def test_a_library_without_room_on_the_device_is_out_of_memory(message):
     def work() -> None:
         raise RuntimeError(message)
 
-    assert isinstance(attempt(work), TooLarge)
+    assert isinstance(outcome_of(work), TooLarge)
 
 
 @pytest.mark.parametrize(
@@ -419,7 +419,7 @@ def test_a_library_that_fails_on_the_device_ends_the_worker(message):
         raise RuntimeError(message)
 
     with pytest.raises(torch.AcceleratorError, match="EXECUTION_FAILED"):
-        attempt(work)
+        outcome_of(work)
 
 
 def test_a_sequence_too_large_for_the_device_fails_alone(make_config, tiny, tmp_path):
@@ -550,10 +550,10 @@ def test_a_worker_that_was_just_lost_is_not_told_to_end():
 def test_a_worker_that_does_not_read_keeps_nobody_waiting():
     peer = peer_with()
     peer.child.pipe, theirs = Pipe()
-    task = Task(SHARDS[0], suspects=frozenset(range(1_000_000)))
+    attempt = Attempt(SHARDS[0], suspects=frozenset(range(1_000_000)))
     with ThreadPoolExecutor() as pool, theirs:  # whose end is the end of whoever still sends
-        pool.submit(peer.give, task).result(timeout=10)
-        assert theirs.recv() == task
+        pool.submit(peer.give, attempt).result(timeout=10)
+        assert theirs.recv() == attempt
     peer.sender.shutdown()
 
 

@@ -11,9 +11,9 @@ from virnucpro.engine.recovery import (
     MAX_IDLE_LOSSES,
     MAX_IN_FLIGHT,
     MAX_LOSSES,
+    Attempt,
     Cause,
     Loss,
-    Task,
     Workload,
     next_attempt,
 )
@@ -36,7 +36,7 @@ BATCH, ROW, NOTHING = {4, 5}, {4}, set[int]()
 
 
 def workload(*shards: Shard, is_ready: bool = True) -> Workload:
-    return Workload("cpu", is_ready=is_ready, tasks=[Task(shard) for shard in shards])
+    return Workload("cpu", is_ready=is_ready, attempts=[Attempt(shard) for shard in shards])
 
 
 def start_batch(work: Workload, *rows: int, shard: Shard = SHARD, seconds: float = 100.0) -> None:
@@ -92,19 +92,19 @@ SUSPECTS, ALONE = frozenset(BATCH), frozenset(ROW)
     ],
 )
 def test_a_loss_teaches_the_next_attempt_so_much_and_no_more(losses, lessons):
-    task: Task | None = Task(SHARD)
+    attempt: Attempt | None = Attempt(SHARD)
     for loss, rows in losses:
-        task = next_attempt(task, rows, loss)
-    assert task == Task(SHARD, n_losses=len(losses), **lessons)
+        attempt = next_attempt(attempt, rows, loss)
+    assert attempt == Attempt(SHARD, n_losses=len(losses), **lessons)
 
 
 @pytest.mark.parametrize("loss", [CRASHED, KILLED, SILENT])
 def test_a_shard_that_ends_workers_outside_its_batches_is_given_up(loss):
-    task: Task | None = Task(SHARD)
+    attempt: Attempt | None = Attempt(SHARD)
     for n in range(1, MAX_BLIND_LOSSES):
-        task = next_attempt(task, NOTHING, loss)
-        assert task.n_blind_losses == n
-    assert next_attempt(task, NOTHING, loss) is None
+        attempt = next_attempt(attempt, NOTHING, loss)
+        assert attempt.n_blind_losses == n
+    assert next_attempt(attempt, NOTHING, loss) is None
 
 
 # Who is guilty
@@ -116,10 +116,10 @@ def test_the_shard_of_the_batches_in_flight_is_to_blame():
     after = work.end(CRASHED)
     assert after.lost.shard == SHARDS[1] and after.failed is None
     assert after.first == (
-        Task(SHARDS[1], n_losses=1, suspects=frozenset({0, 1})),
-        Task(SHARDS[2]),
+        Attempt(SHARDS[1], n_losses=1, suspects=frozenset({0, 1})),
+        Attempt(SHARDS[2]),
     )
-    assert after.last == (Task(SHARDS[0], n_losses=1),)  # it was being written
+    assert after.last == (Attempt(SHARDS[0], n_losses=1),)  # it was being written
 
 
 def test_all_batches_in_flight_are_suspects_and_none_that_is_done():
@@ -137,9 +137,9 @@ def test_two_shards_with_batches_in_flight_are_both_tried_again_each_alone():
     start_batch(work, 0, 1, shard=SHARDS[1])
     after = work.end(CRASHED)
     assert after.first == (
-        Task(SHARDS[0], n_losses=1, suspects=frozenset({8, 9})),
-        Task(SHARDS[1], n_losses=1, suspects=frozenset({0, 1})),
-        Task(SHARDS[2]),
+        Attempt(SHARDS[0], n_losses=1, suspects=frozenset({8, 9})),
+        Attempt(SHARDS[1], n_losses=1, suspects=frozenset({0, 1})),
+        Attempt(SHARDS[2]),
     )
     assert (after.last, after.failed) == ((), None)
 
@@ -150,15 +150,15 @@ def test_the_last_batch_of_a_shard_is_done_while_the_next_has_one():
     start_batch(work, 0, 1, shard=SHARDS[1])
     end_batch(work, 0, 1, shard=SHARDS[0])
     after = work.end(KILLED)
-    assert after.first == (Task(SHARDS[1], n_losses=1), Task(SHARDS[2]))
-    assert after.last == (Task(SHARDS[0], n_losses=1),)  # it was being written
+    assert after.first == (Attempt(SHARDS[1], n_losses=1), Attempt(SHARDS[2]))
+    assert after.last == (Attempt(SHARDS[0], n_losses=1),)  # it was being written
 
 
 def test_without_a_batch_in_flight_the_first_shard_is_to_blame():
     after = workload(*SHARDS).end(KILLED)
     assert after.lost.shard == SHARDS[0]
-    assert after.first[0] == Task(SHARDS[0], n_losses=1, n_blind_losses=1)
-    assert after.first[1:] == (Task(SHARDS[1]), Task(SHARDS[2]))
+    assert after.first[0] == Attempt(SHARDS[0], n_losses=1, n_blind_losses=1)
+    assert after.first[1:] == (Attempt(SHARDS[1]), Attempt(SHARDS[2]))
 
 
 @pytest.mark.parametrize("shards", [SHARDS, []])
@@ -166,7 +166,7 @@ def test_a_worker_without_a_shard_to_blame_gives_back_what_it_held(shards):
     work = workload(*shards, is_ready=False)
     after = work.end(KILLED)
     assert after.lost.shard is None
-    assert (after.first, after.last) == (tuple(Task(shard) for shard in shards), ())
+    assert (after.first, after.last) == (tuple(Attempt(shard) for shard in shards), ())
     assert workload().end(KILLED).lost.shard is None
 
 
@@ -174,17 +174,17 @@ def test_a_shard_that_is_given_up_keeps_nothing_else_back():
     work = workload(*SHARDS)
     start_batch(work, 0, shard=SHARDS[1])
     end_batch(work, 0, shard=SHARDS[1])
-    work.tasks[0] = Task(SHARDS[0], n_losses=3, n_blind_losses=MAX_BLIND_LOSSES - 1)
+    work.attempts[0] = Attempt(SHARDS[0], n_losses=3, n_blind_losses=MAX_BLIND_LOSSES - 1)
     after = work.end(RAISED)
     assert after.failed == ShardFailed("cpu", SHARDS[0], "raised")
-    assert (after.first, after.last) == ((Task(SHARDS[1]), Task(SHARDS[2])), ())
+    assert (after.first, after.last) == ((Attempt(SHARDS[1]), Attempt(SHARDS[2])), ())
 
 
 def test_a_shard_that_failed_leaves_nothing_in_flight():
     work = workload(*SHARDS)
     start_batch(work, 0, 1)
     work.take(ShardFailed("cpu", SHARDS[0], "no space", refusal=Refusal("", False)))
-    assert work.guilty == [Task(SHARDS[1])]
+    assert work.guilty == [Attempt(SHARDS[1])]
 
 
 # When a device is given up
@@ -214,7 +214,7 @@ def test_a_device_that_loses_one_worker_after_another_is_given_up(loss, rows, li
     work = workload()
     for n in range(1, limit + 1):
         work.take(WorkerReady("cpu", "", NO_MEMORY))
-        work.tasks.append(Task(SHARD))
+        work.attempts.append(Attempt(SHARD))
         start_batch(work, *rows)
         assert work.end(loss).lost.is_final == (n == limit)
         work = work.successor()
@@ -245,7 +245,7 @@ def test_a_worker_is_given_more_of_small_shards(n_residues, most):
     work = workload()
     for n in range(MAX_IN_FLIGHT):
         assert work.wants(MAX_IN_FLIGHT) == (n < most)
-        work.tasks.append(Task(Shard(n, Path(f"{n}.faa"), 10, 10, n_residues, "")))
+        work.attempts.append(Attempt(Shard(n, Path(f"{n}.faa"), 10, 10, n_residues, "")))
     assert not work.wants(MAX_IN_FLIGHT)
 
 

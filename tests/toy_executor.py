@@ -8,7 +8,7 @@ from functools import partial
 
 from virnucpro.config import Resources
 from virnucpro.engine.job import Job
-from virnucpro.engine.recovery import Cause, Loss, Task, Workload
+from virnucpro.engine.recovery import Attempt, Cause, Loss, Workload
 from virnucpro.engine.worker import Worker
 from virnucpro.events import Event, WorkerReady
 from virnucpro.records import Shard
@@ -24,7 +24,7 @@ class BackwardExecutor:
         self, shards: Sequence[Shard], job: Job, resources: Resources
     ) -> Generator[Event, None, None]:
         start = partial(self.worker, job, resources)
-        waiting, work = deque(Task(shard) for shard in reversed(shards)), Workload("toy")
+        waiting, work = deque(Attempt(shard) for shard in reversed(shards)), Workload("toy")
         while waiting:
             try:
                 for event in self._events(start(work.worker, "cpu"), work, waiting):
@@ -39,10 +39,10 @@ class BackwardExecutor:
                 waiting.extend(aftermath.last)
                 work = work.successor()
 
-    def _events(self, worker: Worker, work: Workload, waiting: deque[Task]) -> Iterator[Event]:
+    def _events(self, worker: Worker, work: Workload, waiting: deque[Attempt]) -> Iterator[Event]:
         with worker.writer:
             yield WorkerReady(worker.name, worker.description, worker.memory())
             while waiting:
-                work.tasks.append(waiting.popleft())
-                yield from worker.run(work.tasks[-1])
+                work.attempts.append(waiting.popleft())
+                yield from worker.run(work.attempts[-1])
             yield from worker.finish()

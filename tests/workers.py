@@ -21,7 +21,7 @@ from virnucpro.encoders.base import Encoder, Pending, Rows
 from virnucpro.engine import local
 from virnucpro.engine.executor import InlineExecutor
 from virnucpro.engine.job import Job
-from virnucpro.engine.recovery import Task
+from virnucpro.engine.recovery import Attempt
 from virnucpro.engine.worker import Worker
 from virnucpro.events import Event
 from virnucpro.processes import Pipe
@@ -137,11 +137,11 @@ class KilledWorker(Worker):
     is_early = is_hunted = False
     is_at_risk = True
 
-    def run(self, task: Task) -> Iterator[Event]:
-        self.is_at_risk = task.shard.index == 2 or not self.is_hunted
+    def run(self, attempt: Attempt) -> Iterator[Event]:
+        self.is_at_risk = attempt.shard.index == 2 or not self.is_hunted
         if self.is_early:
             self.die()
-        yield from super().run(task)
+        yield from super().run(attempt)
 
     def start(self, encoder: Encoder, sequences: Sequence[str]) -> Pending:
         if self.is_at_risk:
@@ -252,10 +252,10 @@ class StuckWorker(Worker):
 class StumblingWorker(Worker):
     """Dies of shard 1 before it has begun a batch of it."""
 
-    def run(self, task: Task) -> Iterator[Event]:
-        if task.shard.index == 1:
+    def run(self, attempt: Attempt) -> Iterator[Event]:
+        if attempt.shard.index == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        yield from super().run(task)
+        yield from super().run(attempt)
 
 
 class FatalWriter(Worker):

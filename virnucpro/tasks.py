@@ -21,9 +21,8 @@ from threading import Timer
 from typing import Any, Generic, Protocol, TypeVar
 
 from virnucpro.errors import UnavailableError, VirnucproError
-from virnucpro.files import disk_error
 from virnucpro.log import LOGGER, counted, printable
-from virnucpro.processes import Child, Pipe, Raised, as_message, interrupts_held, start
+from virnucpro.processes import Child, ErrorText, Pipe, Raised, as_message, interrupts_held, start
 
 _SILENCE_SECONDS = 60.0  # of a helper, until it is named
 _END_SECONDS = 5.0  # for a process whose pipe has ended to follow
@@ -51,15 +50,6 @@ class Block(Task[Tools_contra, T_co], Protocol):
 
 class AbandonedError(Exception):
     """The end came before its time, so what is waited for never comes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """The outcome of a task that met with an error of ours."""
-
-    kind: type[VirnucproError]
-    message: str
-    hint: str
 
 
 @dataclass(slots=True, eq=False)
@@ -121,8 +111,8 @@ class Helpers(Generic[Tools]):
             alarm.cancel()
             self.idle.put(child)
         match outcome:
-            case Refused(kind, message, hint):
-                raise kind(message, hint)
+            case ErrorText():
+                raise outcome.error
             case Raised(reason, lines):
                 LOGGER.info("%s", printable(lines))
                 raise self._lost(reason)
@@ -200,9 +190,6 @@ def _serve(pipe: Pipe) -> None:
         task: Task[Any, Any] = pipe.recv()
         try:
             outcome = task.do(tools)
-        except VirnucproError as error:
-            outcome = Refused(type(error), str(error), error.hint)
-        except OSError as error:
-            told = disk_error(error)
-            outcome = Refused(type(told), str(told), told.hint)
+        except (VirnucproError, OSError) as error:
+            outcome = ErrorText.of(error)
         pipe.send(outcome)

@@ -52,7 +52,7 @@ _NO_ROOM = re.compile("CUBLAS_STATUS_(ALLOC_FAILED|NOT_INITIALIZED)|CUDNN_STATUS
 _LIBRARY = re.compile("CU(BLAS|DNN)_STATUS_")
 
 
-def attempt(work: Callable[[], _T]) -> _T | TooLarge | Refused:
+def outcome_of(work: Callable[[], _T]) -> _T | TooLarge | Refused:
     """The result of the work, or the error as an outcome.
 
     A device whose context is lost can do nothing more: that error ends the worker.
@@ -90,7 +90,7 @@ class Flight:
             case TooLarge() | Refused() as outcome:
                 return outcome
             case pending:
-                rows = attempt(pending.rows)
+                rows = outcome_of(pending.rows)
                 n_repeated = pending.n_repeated
         match rows:
             case TooLarge() | Refused() as outcome:

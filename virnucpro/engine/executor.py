@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from virnucpro.config import Resources
 from virnucpro.engine.job import Job
-from virnucpro.engine.recovery import Task
+from virnucpro.engine.recovery import Attempt
 from virnucpro.errors import UnavailableError
 from virnucpro.events import Event, WorkerReady
 from virnucpro.log import counted
@@ -79,7 +79,7 @@ class InlineExecutor:
             with worker.writer:
                 yield WorkerReady(worker.name, worker.description, worker.memory())
                 for shard in shards:
-                    yield from worker.run(Task(shard))
+                    yield from worker.run(Attempt(shard))
                 yield from worker.finish()
         finally:
             torch.set_num_threads(n_threads)  # a worker takes one on a CPU

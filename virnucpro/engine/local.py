@@ -1,11 +1,11 @@
 """One process per device, and a pipe to each.
 
-    parent  --Task-->   worker     a pipe of the worker's own,
+    parent  --Attempt-->  worker     a pipe of the worker's own,
     parent  <--Event--  worker     for both
 
 Nothing is shared: a process killed inside ``Queue.get`` keeps the queue's lock, and the others
 would wait for ever. One thread of the parent waits on all pipes at once; another for each worker
-hands it tasks, so that one that does not read keeps nobody waiting. Shards are dealt round-robin,
+hands it shards, so that one that does not read keeps nobody waiting. They are dealt round-robin,
 two for each worker so that no device waits for the parent (beside those that are being written),
 and more of small ones; and then on demand.
 
@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from virnucpro.config import Resources
 from virnucpro.engine.executor import WorkerOn, load_worker
 from virnucpro.engine.job import Job
-from virnucpro.engine.recovery import MAX_IN_FLIGHT, Cause, Loss, Task, Workload
+from virnucpro.engine.recovery import MAX_IN_FLIGHT, Attempt, Cause, Loss, Workload
 from virnucpro.errors import UnavailableError
 from virnucpro.events import BatchDone, Event, ShardDone, WorkerReady
 from virnucpro.log import LOGGER, counted
@@ -56,7 +56,7 @@ class ProcessExecutor:
         self, shards: Sequence[Shard], job: Job, resources: Resources
     ) -> Generator[Event, None, None]:
         """Run every shard, as ``Executor.run`` says."""
-        run = _Run(self, job, resources, deque(Task(shard) for shard in shards))
+        run = _Run(self, job, resources, deque(Attempt(shard) for shard in shards))
         try:
             devices = self.devices[: len(shards)]
             with interrupts_held():
@@ -92,12 +92,12 @@ class _Run:
     executor: ProcessExecutor
     job: Job
     resources: Resources
-    waiting: deque[Task]
+    waiting: deque[Attempt]
     peers: list[_Peer] = field(default_factory=list)
     last_reason: str = ""
 
     def events(self) -> Iterator[Event]:
-        while self.waiting or any(peer.work.tasks for peer in self.peers):
+        while self.waiting or any(peer.work.attempts for peer in self.peers):
             if not self.peers:
                 raise UnavailableError(
                     f"no worker is left for {counted(len(self.waiting), 'shard')}; the last one: "
@@ -112,15 +112,15 @@ class _Run:
 
     def deal(self) -> None:
         """Round-robin: everyone gets a first shard before anyone gets a second."""
-        for n_tasks in range(1, MAX_IN_FLIGHT + 1):
+        for n_attempts in range(1, MAX_IN_FLIGHT + 1):
             for peer in self.peers:
-                if self.waiting and peer.work.wants(n_tasks):
+                if self.waiting and peer.work.wants(n_attempts):
                     peer.give(self.waiting.popleft())
-        starting = [peer for peer in self.peers if not peer.work.is_ready and peer.work.tasks]
+        starting = [peer for peer in self.peers if not peer.work.is_ready and peer.work.attempts]
         for peer in self.peers:
-            if peer.work.is_ready and not peer.work.tasks and starting:  # one takes long to start
-                peer.give(starting[0].work.tasks.pop())
-                starting = [late for late in starting if late.work.tasks]
+            if peer.work.is_ready and not peer.work.attempts and starting:  # that takes long
+                peer.give(starting[0].work.attempts.pop())
+                starting = [late for late in starting if late.work.attempts]
 
     def peers_with_news(self) -> list[_Peer]:
         """Wait until a worker has reported, died, or been silent for too long.
@@ -177,17 +177,17 @@ class _Peer:
     def restart(self) -> _Peer:
         return _Peer.start(self.work.successor(), self.device, self.run)
 
-    def give(self, task: Task) -> None:
-        LOGGER.info("shard %s given to %s", task.shard.name, self.work.worker)
-        if self.work.is_ready and not self.work.tasks:
+    def give(self, attempt: Attempt) -> None:
+        LOGGER.info("shard %s given to %s", attempt.shard.name, self.work.worker)
+        if self.work.is_ready and not self.work.attempts:
             self.deadline = time.monotonic() + self.run.resources.silence_seconds
-        self.work.tasks.append(task)
+        self.work.attempts.append(attempt)
         if self.work.is_ready:
-            self.send(task)
+            self.send(attempt)
 
-    def send(self, task: Task | None) -> None:
-        """Send a task, or None for the end; a worker that has died is noticed at its pipe."""
-        self.sender.submit(self.child.pipe.send, task)
+    def send(self, attempt: Attempt | None) -> None:
+        """Send an attempt, or None for the end; a worker that has died is noticed at its pipe."""
+        self.sender.submit(self.child.pipe.send, attempt)
 
     def receive(self) -> Generator[Event, None, Loss | None]:
         """Yield the events of the worker; return its loss, if there was one."""
@@ -209,12 +209,12 @@ class _Peer:
     def take(self, event: Event) -> None:
         self.work.take(event)
         if isinstance(event, WorkerReady):
-            for task in self.work.tasks:
-                self.send(task)
+            for attempt in self.work.attempts:
+                self.send(attempt)
         self.deadline = time.monotonic() + self.work.patience(self.run.resources.silence_seconds)
 
     def tell_to_end(self) -> None:
-        if self.work.is_ready and not self.work.tasks and self.child.is_alive:
+        if self.work.is_ready and not self.work.attempts and self.child.is_alive:
             self.send(None)
         else:
             self.child.kill()  # nothing is lost: files appear only when they are whole
@@ -248,10 +248,10 @@ def _serve(
                 pipe.send(event)
                 if isinstance(event, (BatchDone, ShardDone)) and pipe.poll():
                     break
-        task: Task | None = pipe.recv()
-        if task is None:
+        attempt: Attempt | None = pipe.recv()
+        if attempt is None:
             return
-        for event in worker.run(task):
+        for event in worker.run(attempt):
             pipe.send(event)
 
 

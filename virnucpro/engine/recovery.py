@@ -2,7 +2,7 @@
 
 It has no process, no file and no clock, so every executor can use it. An executor keeps a
 ``Workload`` for each of its workers, shows it all that the worker says, and, when the worker ends
-or falls silent, is told by ``Workload.end`` what becomes of its tasks:
+or falls silent, is told by ``Workload.end`` what becomes of its attempts:
 
     killed, by chance or not       the shard is tried again as it was
     killed again, or crashed       the ORFs in flight are suspects, and run one by one
@@ -39,8 +39,8 @@ MAX_BLIND_LOSSES = 4  # workers a shard may kill while no batch is in flight
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
-    """A shard, and the lessons of attempts that ended with a lost worker. Rows are ORFs."""
+class Attempt:
+    """A shard to embed, and the lessons of attempts that a lost worker ended. Rows are ORFs."""
 
     shard: Shard
     n_losses: int = 0
@@ -75,23 +75,23 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class Aftermath:
-    """The verdict on a loss: the fate of the worker, and of its tasks."""
+    """The verdict on a loss: the fate of the worker, and of its attempts."""
 
     lost: WorkerLost
-    first: tuple[Task, ...] = ()  # to be done before all others, in this order
-    last: tuple[Task, ...] = ()  # to be done after all others
+    first: tuple[Attempt, ...] = ()  # to be done before all others, in this order
+    last: tuple[Attempt, ...] = ()  # to be done after all others
     failed: ShardFailed | None = None  # the shard that is given up
 
 
 @dataclass(slots=True)
 class Workload:
-    """The tasks of one worker, and the batches it has in flight, by its events."""
+    """The attempts of one worker, and the batches it has in flight, by its events."""
 
     worker: str
     n_losses: int = 0  # losses of its device in a row, without one batch done
     n_idle_losses: int = 0  # losses that no single ORF is to blame for
     is_ready: bool = False
-    tasks: list[Task] = field(default_factory=list)  # in the order they were given
+    attempts: list[Attempt] = field(default_factory=list)  # in the order they were given
     shard: Shard | None = None  # shard of the last batch that was started
     rows: dict[int, set[int]] = field(default_factory=dict)  # rows in flight, by the shard's index
     batch_seconds: float = 0.0  # limit of the last of these batches
@@ -108,35 +108,35 @@ class Workload:
                 self.rows.get(shard.index, set()).difference_update(rows)
                 self.n_losses = self.n_idle_losses = 0
             case ShardDone(shard=shard) | ShardFailed(shard=shard):
-                self.tasks = [task for task in self.tasks if task.shard != shard]
+                self.attempts = [attempt for attempt in self.attempts if attempt.shard != shard]
                 self.rows.pop(shard.index, None)
 
     @property
-    def open(self) -> list[Task]:
-        """The tasks that are embedded or wait; the others are being written."""
-        shards = [task.shard for task in self.tasks]
-        return self.tasks[shards.index(self.shard) if self.shard in shards else 0 :]
+    def open(self) -> list[Attempt]:
+        """The attempts that are embedded or wait; the others are being written."""
+        shards = [attempt.shard for attempt in self.attempts]
+        return self.attempts[shards.index(self.shard) if self.shard in shards else 0 :]
 
-    def wants(self, n_tasks: int) -> bool:
-        """True if the worker has fewer open tasks than these, and is to have more of them."""
-        tasks = self.open
-        is_small = sum(task.shard.n_residues for task in tasks) < ENOUGH_RESIDUES
-        return len(tasks) < n_tasks and (len(tasks) < IN_FLIGHT or is_small)
+    def wants(self, n_attempts: int) -> bool:
+        """True if the worker has fewer open attempts than these, and is to have more of them."""
+        attempts = self.open
+        is_small = sum(attempt.shard.n_residues for attempt in attempts) < ENOUGH_RESIDUES
+        return len(attempts) < n_attempts and (len(attempts) < IN_FLIGHT or is_small)
 
-    def rows_of(self, task: Task) -> set[int]:
-        """The rows of a task that are in flight."""
-        return self.rows.get(task.shard.index, set())
+    def rows_of(self, attempt: Attempt) -> set[int]:
+        """The rows of an attempt that are in flight."""
+        return self.rows.get(attempt.shard.index, set())
 
     @property
-    def guilty(self) -> list[Task]:
-        """The tasks to blame for a loss now: those of the batches in flight, if there are any."""
+    def guilty(self) -> list[Attempt]:
+        """The attempts to blame for a loss now: those with batches in flight, if there are any."""
         if not self.is_ready:
             return []  # it never got to one
-        return [task for task in self.tasks if self.rows_of(task)] or self.tasks[:1]
+        return [attempt for attempt in self.attempts if self.rows_of(attempt)] or self.attempts[:1]
 
     def patience(self, silence_seconds: float) -> float:
         """Seconds without a word after which the worker counts as hung."""
-        if not self.tasks:
+        if not self.attempts:
             return float("inf")
         return self.batch_seconds if any(self.rows.values()) else silence_seconds
 
@@ -151,12 +151,14 @@ class Workload:
             is_final=self._count(loss),
         )
         if not guilty:
-            return Aftermath(lost, first=tuple(self.tasks))
-        place = self.tasks.index(guilty[0])
+            return Aftermath(lost, first=tuple(self.attempts))
+        place = self.attempts.index(guilty[0])
         # those before it were being written: that may be what killed the worker
-        in_writing = tuple(replace(task, n_losses=task.n_losses + 1) for task in self.tasks[:place])
-        waiting = [task for task in self.tasks[place:] if task not in guilty]
-        again = [next_attempt(task, self.rows_of(task), loss) for task in guilty]
+        in_writing = tuple(
+            replace(attempt, n_losses=attempt.n_losses + 1) for attempt in self.attempts[:place]
+        )
+        waiting = [attempt for attempt in self.attempts[place:] if attempt not in guilty]
+        again = [next_attempt(attempt, self.rows_of(attempt), loss) for attempt in guilty]
         first = (*filter(None, again), *waiting)
         if all(again):
             return Aftermath(lost, first, in_writing)
@@ -178,20 +180,20 @@ class Workload:
         return Workload(self.worker, self.n_losses, self.n_idle_losses)
 
 
-def next_attempt(task: Task, rows: Set[int], loss: Loss) -> Task | None:
-    """The task of the next attempt at a shard; None if the shard is given up.
+def next_attempt(attempt: Attempt, rows: Set[int], loss: Loss) -> Attempt | None:
+    """The next attempt at a shard; None if the shard is given up.
 
     ``rows`` are those of the batches that were in flight when the worker was lost.
     """
-    again = replace(task, n_losses=task.n_losses + 1)
+    again = replace(attempt, n_losses=attempt.n_losses + 1)
     if not rows:
-        again = replace(again, n_blind_losses=task.n_blind_losses + 1)
+        again = replace(again, n_blind_losses=attempt.n_blind_losses + 1)
         return again if again.n_blind_losses < MAX_BLIND_LOSSES else None
     if again.n_losses == 1 and not loss.is_crash:
         return again
-    if not rows <= task.suspects:
-        return replace(again, suspects=task.suspects | rows)
+    if not rows <= attempt.suspects:
+        return replace(again, suspects=attempt.suspects | rows)
     (row,) = rows
-    if loss.is_crash or row in task.killed_alone:
-        return replace(again, condemned={**task.condemned, row: loss.reason})
-    return replace(again, killed_alone=task.killed_alone | rows)
+    if loss.is_crash or row in attempt.killed_alone:
+        return replace(again, condemned={**attempt.condemned, row: loss.reason})
+    return replace(again, killed_alone=attempt.killed_alone | rows)

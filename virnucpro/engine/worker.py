@@ -31,10 +31,10 @@ from virnucpro.engine.batches import (
     Refused,
     ShardRows,
     TooLarge,
-    attempt,
+    outcome_of,
 )
 from virnucpro.engine.job import Job
-from virnucpro.engine.recovery import Task
+from virnucpro.engine.recovery import Attempt
 from virnucpro.errors import OutputError, StorageError
 from virnucpro.events import (
     BatchDone,
@@ -71,7 +71,7 @@ class _Writing:
 class _Open:
     """A shard that is being embedded."""
 
-    task: Task
+    attempt: Attempt
     started: float
     embeddings: list[_Embedding]  # one for each encoder
 
@@ -123,40 +123,40 @@ class Worker:
         """Begin a batch."""
         return encoder.start(sequences)
 
-    def run(self, task: Task) -> Iterator[Event]:
+    def run(self, attempt: Attempt) -> Iterator[Event]:
         """Embed one shard with every encoder, but for the batches that the device is still at.
 
         They are ended, and the shard is written, by the next ``run`` or by ``finish``: its
         ShardDone or ShardFailed comes from there. A shard that has killed a worker is begun when
         all others are done, and finished before the next: there must be no doubt who is at fault.
         """
-        if task.n_losses:
+        if attempt.n_losses:
             yield from self.finish()
         try:
-            self.open.append(self._opened(task))
+            self.open.append(self._opened(attempt))
         except _STORAGE_ERRORS as error:
-            yield self._not_stored(task.shard, error)
+            yield self._not_stored(attempt.shard, error)
             return
-        yield from self._embed(to_the_end=bool(task.n_losses))
-        if task.n_losses:
+        yield from self._embed(to_the_end=bool(attempt.n_losses))
+        if attempt.n_losses:
             yield from self._written()
 
     def finish(self) -> Iterator[Event]:
         """Embed and write all that was begun.
 
-        Whoever has another task may leave off after a BatchDone or a ShardDone.
+        Whoever has another shard may leave off after a BatchDone or a ShardDone.
         """
         yield from self._embed(to_the_end=True)
         yield from self._written()
 
-    def _opened(self, task: Task) -> _Open:
-        started, shard, owner = time.monotonic(), task.shard, self.job.owner
+    def _opened(self, attempt: Attempt) -> _Open:
+        started, shard, owner = time.monotonic(), attempt.shard, self.job.owner
         orfs = [orf for orf in read_shard(shard) if orf.copy_of is None]
         embeddings = [
-            _Embedding(self, encoder, task, orfs, store.partial(shard, owner))
+            _Embedding(self, encoder, attempt, orfs, store.partial(shard, owner))
             for encoder, store in zip(self.encoders, self.job.stores, strict=True)
         ]
-        return _Open(task, started, embeddings)
+        return _Open(attempt, started, embeddings)
 
     def _embed(self, *, to_the_end: bool) -> Iterator[Event]:
         """Embed what is open: all of it, or until the device has room for a batch of another."""
@@ -198,7 +198,7 @@ class Worker:
         busy = [(other, flight.batch) for other, flight in self.in_flight] + [(embedding, batch)]
         lengths = [length for each, rows in busy for length in each.batches.lengths_of(rows)]
         seconds = self.allowed_seconds(embedding.encoder, lengths)
-        return BatchStarted(self.name, embedding.task.shard, tuple(batch), seconds)
+        return BatchStarted(self.name, embedding.attempt.shard, tuple(batch), seconds)
 
     def _land(self) -> Iterator[Event]:
         embedding, flight = self.in_flight.popleft()
@@ -206,14 +206,14 @@ class Worker:
             yield from embedding.land(flight)
         except _STORAGE_ERRORS as error:  # after a loss: nothing else is open
             self.open.clear()
-            yield self._not_stored(embedding.task.shard, error)
+            yield self._not_stored(embedding.attempt.shard, error)
 
     def _close(self, shard: _Open) -> None:
         """Begin to write a shard."""
         rows = [embedding.rows for embedding in shard.embeddings]
         n_failed = len(set().union(*(each.reasons for each in rows)))
-        written = self.writer.submit(self._write, shard.task.shard, rows)
-        self.writing = _Writing(shard.task.shard, shard.started, n_failed, written)
+        written = self.writer.submit(self._write, shard.attempt.shard, rows)
+        self.writing = _Writing(shard.attempt.shard, shard.started, n_failed, written)
 
     def _written(self) -> Iterator[Event]:
         """Wait until the last shard is written, and tell."""
@@ -253,26 +253,26 @@ class _Embedding:
         self,
         worker: Worker,
         encoder: Encoder,
-        task: Task,
+        attempt: Attempt,
         orfs: Sequence[Orf],
         partial: Path,
     ) -> None:
-        self.worker, self.encoder, self.task = worker, encoder, task
+        self.worker, self.encoder, self.attempt = worker, encoder, attempt
         self.sequences = [orf.text(encoder.spec.reads) for orf in orfs]
         lengths = list(map(len, self.sequences))
         self.rows = ShardRows(orfs, lengths, encoder)
-        self.rows.condemn(task.condemned)
+        self.rows.condemn(attempt.condemned)
         self.partial = partial
-        if task.n_losses:
+        if attempt.n_losses:
             self.rows.restore(self.partial)
         budget = worker.tokens_per_batch[encoder.spec]
-        self.batches = Batches(encoder, lengths, budget, task.suspects)
+        self.batches = Batches(encoder, lengths, budget, attempt.suspects)
         # after a loss one batch at a time: there must be no doubt which one is at fault
-        self.most_in_flight = 1 if task.n_losses else worker.batches_in_flight
+        self.most_in_flight = 1 if attempt.n_losses else worker.batches_in_flight
 
     def start(self, batch: list[int]) -> Flight:
         sequences = [self.sequences[i] for i in batch]
-        started = attempt(lambda: self.worker.start(self.encoder, sequences))
+        started = outcome_of(lambda: self.worker.start(self.encoder, sequences))
         if isinstance(started, TooLarge):
             self.worker.free_memory()
         return Flight(batch, started)
@@ -297,10 +297,10 @@ class _Embedding:
                 return
             case TooLarge(reason=reason) | Refused(reason=reason):
                 self.rows.condemn(dict.fromkeys(batch, reason))
-        if self.task.n_losses:
+        if self.attempt.n_losses:
             self.rows.save(batch, self.partial)
         n_tokens = self.batches.n_tokens(batch)
-        shard, memory = self.task.shard, self.worker.memory()
+        shard, memory = self.attempt.shard, self.worker.memory()
         yield BatchDone(self.worker.name, shard, tuple(batch), n_tokens, memory, n_repeated)
 
     def shrunk(self, batch: list[int]) -> BudgetReduced:

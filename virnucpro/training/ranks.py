@@ -26,7 +26,16 @@ from virnucpro.errors import UnavailableError, UsageError, VirnucproError
 from virnucpro.events import Telling
 from virnucpro.files import disk_error
 from virnucpro.log import LOGGER, printable
-from virnucpro.processes import Child, Pipe, Raised, interrupts_held, kill_all, start, with_news
+from virnucpro.processes import (
+    Child,
+    ErrorText,
+    Pipe,
+    Raised,
+    interrupts_held,
+    kill_all,
+    start,
+    with_news,
+)
 
 T = TypeVar("T")
 OnEvent = Callable[[Telling], None]
@@ -256,12 +265,8 @@ def _run_rank(pipe: Pipe, rank: int, group: _Group, work: Callable[[Ranks], None
         used = _use(device)
         join_group(open_store(group.port, is_master=False), rank, world_size, used)
         work(Ranks(rank, world_size, used, pipe.send))
-    except VirnucproError as error:
-        pipe.send((type(error), str(error), error.hint))
-        raise
-    except OSError as error:
-        told = disk_error(error)
-        pipe.send((type(told), str(told), told.hint))
+    except (VirnucproError, OSError) as error:
+        pipe.send(ErrorText.of(error))
         raise
     # only now: if an error closed the group, the others would fail at once, and be blamed for it
     dist.destroy_process_group()
@@ -302,8 +307,8 @@ def _ends(running: dict[Child, str], on_event: OnEvent) -> list[_End]:
                 match child.pipe.recv():
                     case logging.LogRecord() as record:
                         LOGGER.handle(record)
-                    case (kind, message, hint):
-                        ends.append(_End((0, 0.0), kind(message, hint)))
+                    case ErrorText() as text:
+                        ends.append(_End((0, 0.0), text.error))
                     case Raised(reason, traceback, seconds):
                         ends.append(_End((2, seconds), _ended(device, reason), traceback))
                         del running[child]  # its last word: that it ends tells nothing more
