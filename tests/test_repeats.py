@@ -109,7 +109,7 @@ def test_a_contig_and_its_reverse_complement_share_their_frames(make_config, tin
     config = make_config(fasta, keep_intermediate=True)
     events = []
     summary = run_inline(config, tiny.head, events.append)
-    assert summary.n_frames == 2 * n_embedded(events) > 0
+    assert summary.records.n_frames == 2 * n_embedded(events) > 0
     found = vectors(config.output)
     for i in range(1, 11):
         forward, backward = f"plus_chunk_{i}F1", f"minus_chunk_{11 - i}R1"
@@ -243,7 +243,7 @@ def test_a_copy_fails_as_its_original_did_and_is_repaired_with_it(
     run_inline(whole, tiny.head)
     config = make_config(poisoned)
     summary = run_inline(config, tiny.head, executor=raising())
-    assert (summary.exit_code, summary.statuses["failed"]) == (2, 3)
+    assert (summary.exit_code, summary.records.statuses["failed"]) == (2, 3)
     table = rows(config.output / "predictions.tsv")
     notes = {row["note"] for row in table if row["record"] in "XYZ"}
     assert notes == {"1 of 1 frames failed: RuntimeError: a [red]bad[/red] sequence"}
@@ -269,7 +269,7 @@ def test_a_copy_is_repaired_when_only_its_original_was_mended(
     mended = write_fasta(tmp_path / "mended.faa", {"X": random_proteins(1, 8)[0]})
     resumed = make_config(poisoned, mended, resume=True)
     summary = run_inline(resumed, tiny.head)
-    assert (summary.exit_code, summary.statuses["scored"]) == (0, len(proteins) + 3)
+    assert (summary.exit_code, summary.records.statuses["scored"]) == (0, len(proteins) + 3)
     texts = dict(line.split("\n") for line in poisoned.read_text().strip()[1:].split("\n>"))
     texts["X"] = random_proteins(1, 8)[0]
     assert_right(config.output, vectors_alone(tiny, texts))
@@ -308,7 +308,9 @@ def test_a_run_of_which_every_shard_is_lost_has_an_empty_index(make_config, tiny
     config = make_config(fasta, residues_per_shard=10)
     assert run_inline(config, tiny.head, executor=LosingExecutor()).exit_code == 1
     assert vectors(config.output) == {}
-    assert run_inline(make_config(fasta, resume=True, residues_per_shard=10), tiny.head).n_frames
+    assert run_inline(
+        make_config(fasta, resume=True, residues_per_shard=10), tiny.head
+    ).records.n_frames
 
 
 # Resume

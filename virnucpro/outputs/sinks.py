@@ -7,7 +7,6 @@ a class here and a line in a list.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -41,7 +40,7 @@ Command = Literal["predict", "extract"]
 class Tally:
     """The counts of some records."""
 
-    statuses: Counter[Status] = field(default_factory=Counter)
+    statuses: dict[Status, int] = field(default_factory=lambda: dict.fromkeys(STATUSES, 0))
     n_viral: int = 0
     n_regions: int | None = None  # None: no record was searched for regions
     n_whole_regions: int = 0  # those of kind whole
@@ -49,6 +48,10 @@ class Tally:
     n_failed_frames: int = 0
     n_failed_records: int = 0  # records with a failed frame
     first_failure: str = ""  # the first failed frame, and its reason
+
+    @property
+    def n_records(self) -> int:
+        return sum(self.statuses.values())
 
     def add(self, result: RecordResult) -> None:
         """Count one record."""
@@ -68,7 +71,8 @@ class Tally:
 
     def include(self, other: Tally) -> None:
         """Count the records of another, which come later."""
-        self.statuses += other.statuses
+        for status, n_records in other.statuses.items():
+            self.statuses[status] += n_records
         self.n_viral += other.n_viral
         self.n_frames += other.n_frames
         if other.n_regions is not None:

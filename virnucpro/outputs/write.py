@@ -26,7 +26,7 @@ from virnucpro.log import counted
 from virnucpro.options import CutOptions
 from virnucpro.outputs.blocks import BlockTask, Maker, ScoredShard, ShardTask
 from virnucpro.outputs.features import FeatureIndex
-from virnucpro.outputs.sinks import SINKS, Add, Place, Portion, Sink, open_sinks
+from virnucpro.outputs.sinks import SINKS, Add, Place, Portion, Sink, Tally, open_sinks
 from virnucpro.outputs.summary import STAGES, Summary
 from virnucpro.records import FastaRecord, Shard
 from virnucpro.run.backlog import Backlog
@@ -92,13 +92,13 @@ class Results:
             InputError: an input changed while the run went on.
             FeatureFileError: a feature file is not whole.
         """
-        summary.start_counting()
+        summary.records = Tally()  # a pass that was not ended may have counted
         indexes = self.new_indexes()
         with ExitStack() as stack:
             adds = list(self.open_outputs(stack))
             for portion in self.portions(indexes, helpers):
                 self.backlog.check()
-                summary.add(portion.tally)
+                summary.records.include(portion.tally)
                 for add in adds:
                     add(portion)
             for store, index in zip(self.stores, indexes, strict=True):
