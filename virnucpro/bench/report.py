@@ -48,7 +48,7 @@ class Report:
         self.facts: dict[str, object] = {
             "command": shlex.join(["virnucpro", *argv[1:]]),
             "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "machine": describe_machine(),
+            "machine": machine_facts(),
             "versions": describe_versions(),
             "seed": seed,
         }
@@ -85,7 +85,7 @@ def make_console(*, is_terminal: bool) -> Console:
     return Console() if is_terminal else Console(width=_PLAIN_WIDTH, no_color=True)
 
 
-def describe_machine() -> dict[str, object]:
+def machine_facts() -> dict[str, object]:
     gpus, _ = list_gpus()
     return {
         "cpu": _cpu_name(),

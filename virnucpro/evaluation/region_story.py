@@ -12,12 +12,12 @@ from pathlib import Path
 from virnucpro.errors import InputError, VirnucproError
 from virnucpro.evaluation.regions import (
     COLUMNS,
-    Figures,
     Interval,
+    RegionFigures,
     Truth,
     check_truth,
     f1_interval,
-    measure,
+    measure_regions,
     read_genes,
     read_truth,
 )
@@ -67,7 +67,7 @@ def evaluate_regions(options: EvaluateOptions, truth_table: Path, on_event: OnEv
 
 def _measure(
     rundir: RunDir, truths: dict[str, Truth], genes: dict[str, list[Interval]]
-) -> list[tuple[str, Figures]]:
+) -> list[tuple[str, RegionFigures]]:
     """Each sequence of the run with its figures; one without a row of the truth has no prophage."""
     with rundir.output(RecordTable).open(encoding="utf-8") as table:
         lengths = {call.record_id: call.length for call in read_calls(table)}
@@ -86,15 +86,15 @@ def _measure(
         truth = truths.get(name, Truth())
         check_truth(name, truth, n_bases)
         of_record = sorted(regions.get(name, []))
-        figures.append((name, measure(of_record, truth, n_bases, genes.get(name, ()))))
+        figures.append((name, measure_regions(of_record, truth, n_bases, genes.get(name, ()))))
     return figures
 
 
-def region_lines(each: dict[str, Figures], seed: int) -> list[str]:
+def region_lines(each: dict[str, RegionFigures], seed: int) -> list[str]:
     """A table: a row for each sequence, and one for all, with the interval of its F1."""
     columns = ("seq_id", *COLUMNS, "f1_low", "f1_high")
     rows: list[Sequence[str]] = [(name, *one.row(), "", "") for name, one in each.items()]
     figures = list(each.values())
     interval = (f"{value:.3f}" for value in f1_interval(figures, seed))
-    rows.append((ALL, *Figures.sum(figures).row(), *interval))
+    rows.append((ALL, *RegionFigures.sum(figures).row(), *interval))
     return ["\t".join(row) for row in (columns, *rows)]

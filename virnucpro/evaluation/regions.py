@@ -112,7 +112,7 @@ def read_genes(path: Path) -> dict[str, list[Interval]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class RegionFigures:
     """Counts for one sequence, or sums over several."""
 
     bases_right: int = 0
@@ -131,7 +131,7 @@ class Figures:
     ends: tuple[int, ...] = ()  # bases between the ends of prophages that were found and of regions
 
     @classmethod
-    def sum(cls, each: Sequence[Figures]) -> Figures:
+    def sum(cls, each: Sequence[RegionFigures]) -> RegionFigures:
         counts = {
             field.name: sum(getattr(one, field.name) for one in each)
             for field in fields(cls)
@@ -175,9 +175,9 @@ def _rates(right: int, false: int, missed: int) -> tuple[float, float, float]:
     )
 
 
-def measure(
+def measure_regions(
     regions: Sequence[Interval], truth: Truth, n_bases: int, genes: Sequence[Interval] = ()
-) -> Figures:
+) -> RegionFigures:
     """The regions of one sequence beside what is known of it."""
     is_virus = mask(truth.prophages, n_bases)
     counts = is_virus | ~mask(truth.unclear, n_bases)
@@ -196,7 +196,7 @@ def measure(
     middles = np.array([(start + end) // 2 for start, end in genes], dtype=np.int64)
     middles = middles[middles < n_bases]
     gene_virus, gene_called = is_virus[middles], is_called[middles] & counts[middles]
-    return Figures(
+    return RegionFigures(
         bases_right=_count(is_called & is_virus),
         bases_false=_count(is_called & ~is_virus & counts),
         bases_missed=_count(~is_called & is_virus),
@@ -228,7 +228,7 @@ def _count(chosen: NDArray[np.bool_]) -> int:
     return int(np.count_nonzero(chosen))
 
 
-def f1_interval(each: Sequence[Figures], seed: int) -> tuple[float, float]:
+def f1_interval(each: Sequence[RegionFigures], seed: int) -> tuple[float, float]:
     """95 % of the F1 of bases, when sequences are drawn again with replacement."""
     rng = np.random.default_rng(seed)
     counts = np.array([(one.bases_right, one.bases_false, one.bases_missed) for one in each])

@@ -24,10 +24,10 @@ from virnucpro.evaluation.held_out import HeldOut, OfTraining, memories_of, poli
 from virnucpro.evaluation.metrics import Interval, Measures, Samples, bootstrap, measure
 from virnucpro.files import refuse_links, writing
 from virnucpro.labelled.records import (
+    DataManifest,
     Labelled,
     LabelledRecord,
-    Manifest,
-    read_manifest,
+    read_data_manifest,
     read_records,
     warn_of_mixed_groups,
 )
@@ -56,7 +56,7 @@ class Question:
     """An evaluation before it runs: the data, the options, and the folders of the results."""
 
     options: EvaluateOptions
-    manifest: Manifest
+    manifest: DataManifest
     splits: dict[str, Split] | None
     of_training: OfTraining
     cutting: Cutting
@@ -137,7 +137,7 @@ class Sampled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class EvaluationRow:
     """The figures of one kind of samples, all of them or with one kingdom on one side."""
 
     unit: Unit
@@ -172,7 +172,7 @@ class Evaluation:
     caller: Caller
     held_out: HeldOut
     kinds: tuple[Sampled, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[EvaluationRow, ...]
     cut: str  # rule by which a record is called viral, in words
 
 
@@ -221,7 +221,7 @@ def understand(options: EvaluateOptions) -> Question:
         seed=options.seed,
     )
     refuse_links(options.output_dir, [_RUN])
-    manifest = read_manifest(options.data)
+    manifest = read_data_manifest(options.data)
     splits = read_split(options.split) if options.split is not None else None
     if splits is not None:
         check_groups(manifest.groups, splits)
@@ -386,7 +386,7 @@ def _find(frame_id: str, scores: Iterator[tuple[str, float]]) -> float:
     )
 
 
-def measure_kind(kind: Sampled, seed: int) -> Iterator[Row]:
+def measure_kind(kind: Sampled, seed: int) -> Iterator[EvaluationRow]:
     """The samples as a whole, then each kingdom of either label against all of the other."""
     if not kind.records:
         return
@@ -399,10 +399,10 @@ def measure_kind(kind: Sampled, seed: int) -> Iterator[Row]:
             yield measure_subset(part, subset, kingdom, seed)  # type: ignore[arg-type]
 
 
-def measure_subset(kind: Sampled, subset: Subset, kingdom: str, seed: int) -> Row:
+def measure_subset(kind: Sampled, subset: Subset, kingdom: str, seed: int) -> EvaluationRow:
     scored, everything = kind.scored, kind.samples
     samples, is_called = scored.samples, scored.is_called
-    return Row(
+    return EvaluationRow(
         unit=kind.unit,
         length=kind.length,
         subset=subset,

@@ -141,7 +141,7 @@ class Sink(Protocol):
         """Write what had to wait for the last record."""
 
 
-class Table:
+class TextSink:
     """A sink that is a text file, with or without a line of columns."""
 
     file: ClassVar[str]
@@ -163,7 +163,7 @@ class Table:
         """Write nothing: no line waits."""
 
 
-class RecordTable(Table):
+class RecordTable(TextSink):
     """One row for every record."""
 
     file = "predictions.tsv"
@@ -193,7 +193,7 @@ class EmbeddedTable(RecordTable):
     file = "records.tsv"
 
 
-class FrameTable(Table):
+class FrameTable(TextSink):
     """One row for every frame with a score, in the original's format."""
 
     file = "prediction_results.txt"
@@ -204,7 +204,7 @@ class FrameTable(Table):
         return frame_rows(result.predictions)
 
 
-class ChunkTable(Table):
+class ChunkTable(TextSink):
     """One row for every chunk with a scored frame, sorted by id, in the original's format."""
 
     file = "prediction_results_highestscore.csv"
@@ -225,7 +225,7 @@ class ChunkTable(Table):
         self.out.writelines(self.lines.merged())
 
 
-class ViralFasta(Table):
+class ViralFasta(TextSink):
     """The records that are called viral, with their headers as they were."""
 
     file = "viral.fasta"
@@ -235,7 +235,7 @@ class ViralFasta(Table):
         return [record_text(result.record)] if result.call.is_virus else []
 
 
-class OptionalTable(Table):
+class OptionalTable(TextSink):
     """A text file that appears with its first line. Without one, an old file is deleted."""
 
     per_file = False

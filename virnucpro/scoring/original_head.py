@@ -29,7 +29,7 @@ from virnucpro.scoring.head import (
     load_head,
     save_head,
 )
-from virnucpro.tensors import check_stored, read_pt
+from virnucpro.tensors import check_plain, read_pt
 
 _KIND = "a head of VirNucPro"
 _CONVERTED = "head.safetensors"  # its place beside the published file
@@ -111,6 +111,6 @@ def _numbers(module: object, layer: str, name: str) -> NDArray[np.float64]:
     tensor = (part._parameters | part._buffers).get(name)
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{layer}.{name} is no tensor")
-    check_stored(tensor)
+    check_plain(tensor)
     numbers: NDArray[np.float64] = tensor.detach().double().numpy()
     return numbers

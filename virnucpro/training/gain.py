@@ -14,7 +14,7 @@ from virnucpro.evaluation.metrics import Samples, auroc_gain
 from virnucpro.files import atomic
 from virnucpro.labelled.split import Split
 from virnucpro.scoring.join import Join
-from virnucpro.training.joining import Fragments, fold_log_odds, is_enough
+from virnucpro.training.joining import ScoredFragments, fold_log_odds, is_enough
 
 _FACTS = ("split", "n_bases", "n", "n_virus", "n_groups")
 _FIGURES = ("base", "head", "joined", "gain", "gain_low", "gain_high", "weight")
@@ -59,7 +59,9 @@ class Gain:
         )
 
 
-def measure_gain(seed: int, split: Split, fragments: Fragments, join: Join | None) -> Gain | None:
+def measure_gain(
+    seed: int, split: Split, fragments: ScoredFragments, join: Join | None
+) -> Gain | None:
     """None if a label is missing. On the groups that the join was fitted to, by folds."""
     if not 0 < fragments.is_virus.sum() < len(fragments):
         return None
@@ -95,7 +97,7 @@ def _weight(join: Join, n_bases: int) -> float:
     return float(np.interp(np.log(n_bases), places, [knot.head for knot in join.knots]))
 
 
-def _samples(fragments: Fragments, log_odds: Values) -> Samples:
+def _samples(fragments: ScoredFragments, log_odds: Values) -> Samples:
     scores = 0.5 * (1 + np.tanh(np.nan_to_num(log_odds, nan=-np.inf) / 2))
     return Samples(scores, fragments.is_virus, fragments.group, fragments.weights)
 

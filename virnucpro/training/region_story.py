@@ -17,7 +17,13 @@ import numpy as np
 
 from virnucpro.errors import InputError
 from virnucpro.evaluation.region_story import region_lines
-from virnucpro.evaluation.regions import Figures, Truth, check_truth, measure, read_truth
+from virnucpro.evaluation.regions import (
+    RegionFigures,
+    Truth,
+    check_truth,
+    measure_regions,
+    read_truth,
+)
 from virnucpro.events import Progress, Telling
 from virnucpro.files import atomic
 from virnucpro.log import announce, counted, printable
@@ -56,13 +62,13 @@ def train_regions(options: TrainOptions, truth_table: Path, on_event: OnEvent) -
     with RunDir(options.output_dir).in_use():
         genomes = read_genomes(options.data, truth_table, on_event)
         chromosomes = [one for genome in genomes for one in genome.chromosomes]
-        each: dict[str, Figures] = {}
+        each: dict[str, RegionFigures] = {}
         for one, others, hosts in left_out(genomes):
             on_event(Progress("leaving each out", len(each), len(chromosomes), "chromosomes"))
             model = learn_region_model(others, hosts, "")
             regions, _ = regions_of_items(one.sequence, one.items, model, STANDARD, is_virus=False)
             intervals = [(region.start, region.end) for region in regions]
-            each[one.name] = measure(intervals, one.truth, len(one.sequence))
+            each[one.name] = measure_regions(intervals, one.truth, len(one.sequence))
             announce(f"{printable(one.name)} left out: F1 {each[one.name].f1:.3f}")
         lines = region_lines(each, options.seed)
         with atomic(options.output_dir / TABLE) as temporary:

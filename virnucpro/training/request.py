@@ -19,16 +19,16 @@ from virnucpro.errors import InputError, OutputError, ResumeError, UsageError
 from virnucpro.events import Progress, Telling
 from virnucpro.files import atomic, open_plain, refuse_links, sha256
 from virnucpro.labelled.records import (
+    DataManifest,
     LabelledRecord,
-    Manifest,
-    read_manifest,
+    read_data_manifest,
     read_records,
     warn_of_mixed_groups,
 )
 from virnucpro.labelled.split import SPLITS, Split, read_split, select, split_groups, write_split
 from virnucpro.labelled.store import (
     VECTORS,
-    Source,
+    FrameOrigin,
     are_whole,
     copying,
     delete_frames,
@@ -145,7 +145,7 @@ class Training:
         return self.settings.mode == "head" and self.is_plain
 
 
-def resolve(options: TrainOptions, on_event: OnEvent) -> tuple[Training, Choice]:
+def resolve_training(options: TrainOptions, on_event: OnEvent) -> tuple[Training, Choice]:
     """A training and its devices, or the first thing that stands in its way.
 
     Raises:
@@ -258,7 +258,7 @@ def _encoder(
     return None, ESM2Shape(n_layers, dim, n_heads)
 
 
-def open_folder(training: Training, on_event: OnEvent) -> None:
+def open_training(training: Training, on_event: OnEvent) -> None:
     """Read what is labelled, split it, and write down what was asked for; or check it is the same.
 
     The folder is there, and locked. It has all that the processes of the training read.
@@ -272,7 +272,7 @@ def open_folder(training: Training, on_event: OnEvent) -> None:
     path, options = training.output / FACTS, training.options
     is_begun = path.exists()
     _check_free(training.output, is_begun, options.resume)
-    manifest = read_manifest(options.data)
+    manifest = read_data_manifest(options.data)
     with nullcontext() if is_begun else _leaving_nothing(training):
         source = _prepare_frames(training, manifest, on_event)
         records = read_labels(training.frames).records
@@ -289,7 +289,7 @@ def open_folder(training: Training, on_event: OnEvent) -> None:
         temporary.write_text(json.dumps(facts, indent=2) + "\n")
 
 
-def _prepare_frames(training: Training, manifest: Manifest, on_event: OnEvent) -> Source:
+def _prepare_frames(training: Training, manifest: DataManifest, on_event: OnEvent) -> FrameOrigin:
     """Read the labelled FASTA, once, and leave its frames in the folder; or find them there.
 
     -> what they are made of
@@ -297,7 +297,7 @@ def _prepare_frames(training: Training, manifest: Manifest, on_event: OnEvent) -
     beside = [] if training.settings.mode == "pretrain" else [training.fasta]
     sizes, number = tuple(training.options.chunk_size), training.options.genetic_code
     if training.frames.exists():
-        source = Source(manifest.sha256, tuple(map(sha256, manifest.files)), sizes, number)
+        source = FrameOrigin(manifest.sha256, tuple(map(sha256, manifest.files)), sizes, number)
         if are_whole(training.frames, source, *beside):
             return source
     n_bytes, n_read = sum(path.stat().st_size for path in manifest.files), 0
@@ -312,7 +312,7 @@ def _prepare_frames(training: Training, manifest: Manifest, on_event: OnEvent) -
     for path in beside:
         pairs = copying(pairs, path)
     write_frames(training.frames, pairs, sizes, genetic_code(number))
-    source = Source(manifest.sha256, tuple(hashes), sizes, number)
+    source = FrameOrigin(manifest.sha256, tuple(hashes), sizes, number)
     write_label(training.frames, source, *beside)
     return source
 
@@ -327,7 +327,7 @@ def _leaving_nothing(training: Training) -> Iterator[None]:
         raise
 
 
-def describe(training: Training, choice: Choice) -> list[str]:
+def describe_training(training: Training, choice: Choice) -> list[str]:
     """Lines on mode, model, precision and devices."""
     shape, settings = training.shape, training.settings
     encoder = f"no ESM-2, {training.options.encoding}"
@@ -399,7 +399,7 @@ def _check_split(
             )
 
 
-def _facts(training: Training, source: Source) -> dict[str, Any]:
+def _facts(training: Training, source: FrameOrigin) -> dict[str, Any]:
     """The facts that the weights depend on; files by their content."""
     options = training.options
     facts: dict[str, Any] = {

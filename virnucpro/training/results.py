@@ -34,7 +34,7 @@ from virnucpro.sequences.genetic_code import genetic_code
 from virnucpro.training.calibration import Calibration, Units, calibrate, chunks_of
 from virnucpro.training.export import digests_of, facts_of, write_head
 from virnucpro.training.gain import Gain, measure_gain, write_gains
-from virnucpro.training.joining import Fragments, fit_join, is_enough
+from virnucpro.training.joining import ScoredFragments, fit_join, is_enough
 from virnucpro.training.networks import NETWORKS, FrameClassifier
 from virnucpro.training.request import EPOCHS, GAIN, HELD_OUT, Training
 from virnucpro.training.runs import Runs, read_runs
@@ -117,7 +117,7 @@ class Outcome:
                         announce(gain.line)
         return join
 
-    def _unseen(self, split: Split, of_lengths: list[Fragments]) -> list[Fragments]:
+    def _unseen(self, split: Split, of_lengths: list[ScoredFragments]) -> list[ScoredFragments]:
         """The fragments of groups that the scorer was not trained on, if these are enough."""
         labels, scorer = self.frames.labels, self.scorer
         records, groups = set(scorer.trained_records.tolist()), set(scorer.trained_groups.tolist())
@@ -143,7 +143,7 @@ class Outcome:
         )
         return of_lengths
 
-    def _fragments(self, scored: Scored, calibration: Calibration) -> list[Fragments]:
+    def _fragments(self, scored: Scored, calibration: Calibration) -> list[ScoredFragments]:
         """Runs of chunks with what scorer and head say of them, by length."""
         frames, records = scored.frames, self.frames.labels.records
         even = np.ones(len(frames))

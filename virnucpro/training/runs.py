@@ -22,7 +22,7 @@ from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.genetic_code import GeneticCode
 from virnucpro.sequences.translate import chunk_record
 from virnucpro.training.calibration import N_CHUNKS
-from virnucpro.training.joining import Fragments
+from virnucpro.training.joining import ScoredFragments
 
 HELD_OUT: tuple[Split, ...] = ("validation", "test")
 _PER_RECORD = 4  # runs of each length
@@ -43,7 +43,7 @@ class Runs:
 
     def with_head(
         self, chunk: Rows, odds: Values, is_virus: NDArray[np.bool_], group: Rows
-    ) -> Fragments:
+    ) -> ScoredFragments:
         """The runs with the mean of a head's log-odds of their chunks.
 
         ``chunk`` rises, and numbers the chunks that ``odds`` are of; ``is_virus`` and ``group`` are
@@ -55,7 +55,9 @@ class Runs:
         n_scored = high - low
         means = (sums[high] - sums[low]) / np.maximum(1, n_scored)
         head = np.where(n_scored > 0, means, np.nan)
-        return Fragments(self.n_bases, self.base, head, is_virus[self.record], group[self.record])
+        return ScoredFragments(
+            self.n_bases, self.base, head, is_virus[self.record], group[self.record]
+        )
 
 
 class _Place(NamedTuple):

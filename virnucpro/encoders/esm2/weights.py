@@ -33,7 +33,7 @@ from virnucpro.encoders.esm2.model import ESM2, rotary_frequencies
 from virnucpro.errors import UnavailableError
 from virnucpro.files import atomic
 from virnucpro.log import printable
-from virnucpro.tensors import check_stored, read_pt
+from virnucpro.tensors import check_plain, read_pt
 
 _FAIRSEQ_PREFIX = re.compile(r"^(encoder\.sentence_encoder\.|encoder\.)")
 ROTARY = "layers.0.self_attn.rot_emb.inv_freq"  # in fair-esm; the same in every layer
@@ -215,7 +215,7 @@ def _open_pt(path: Path) -> Tensors:
     namespace = section.get("model") if isinstance(section, dict) else None
 
     def read(name: str, n_rows: int | None) -> Tensor:
-        check_stored(tensors[name])
+        check_plain(tensors[name])
         return tensors[name][:n_rows]
 
     return Tensors(
