@@ -20,6 +20,7 @@ from virnucpro.encoders.published import EMBEDDED, NAMES
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "contigs.fa"
 ESCAPE = "\x1b"
+SMALL = "esm2_t6_8M_UR50D"
 
 
 def virnucpro(*arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
@@ -160,6 +161,8 @@ def test_the_input_may_come_from_a_pipe(model, tmp_path):
         (["-i", "{example}", "-o", "x", "--model", "{example}"], 69, "is not an ESM-2 checkpoint"),
         (["-i", "{example}", "-o", "x", "--head", "{example}"], 69, "is not a VirNucPro head"),
         (["-i", "{example}", "-o", "x", "--head", "nowhere"], 66, "no such head"),
+        # told before the model is fetched
+        (["-i", "{example}", "-o", "x", "--model", SMALL, "--head", "nowhere"], 66, "no such head"),
     ],
 )
 def test_a_mistake_is_told_with_its_exit_code_and_nothing_is_made(

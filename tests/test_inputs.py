@@ -26,7 +26,7 @@ from virnucpro.sequences.inputs import (
     hash_inputs,
     join_inputs,
 )
-from virnucpro.sequences.survey import agree_on_type
+from virnucpro.sequences.survey import agree_on_type, doubt_type
 
 A, B, C, D = b">a\nAC\n", b">b\nGT\n", b">c\nTT\n", b">d\nGG\n"
 
@@ -275,6 +275,16 @@ def test_inputs_of_one_kind_agree_on_it(write) -> None:
     ):
         inputs = hashed(*paths)
         assert kinds_of(*inputs) == (agreed, inputs, [])
+
+
+def test_letters_of_another_kind_than_the_user_says_are_warned_of_once(write, caplog) -> None:
+    caplog.set_level("WARNING", "virnucpro")
+    dna, protein = hashed(write("a.fa", b">a\nACGTACGT\n"), write("b.fa", b">b\nMKVLEFPQIL\n"))
+    doubt_type([dna], "nucleotide")
+    assert not caplog.records
+    doubt_type([dna, dna, protein], "protein")
+    (record,) = caplog.records
+    assert "a.fa and 1 other file: the letters are not those of proteins" in record.getMessage()
 
 
 def test_as_many_files_of_the_one_kind_as_of_the_other_are_refused_and_both_named(write) -> None:

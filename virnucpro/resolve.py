@@ -382,11 +382,14 @@ def _scorer(options: RunOptions) -> ScorerConfig | None:
 
 
 def _check_before_fetching(options: RunOptions, model: str, digests: frozenset[str]) -> None:
-    """Refuse to resume with another model before gigabytes of it are fetched.
+    """Refuse what gigabytes of a published model would be fetched for in vain.
 
     Raises:
         ResumeError: the run began with another one.
+        InputMissingError, UnavailableError: it has no head.
     """
+    if isinstance(options, PredictOptions) and options.model_name not in BUNDLES:
+        _check_head(options.head, model)
     recorded = RunDir(options.output_dir).read_manifest() if options.resume else None
     if recorded is None:
         return
@@ -428,6 +431,21 @@ def _precision_behind(precisions: Set[Precision]) -> Precision:
     return "bf16" if "bf16x2" in precisions else "fp32"
 
 
+def _check_head(path: Path | None, names: str) -> Path:
+    """
+    Raises:
+        InputMissingError, UnavailableError: there is no head.
+    """
+    if path is None:
+        raise UnavailableError(
+            f"no head comes with the model {names}",
+            hint="name one with --head, or get features without calls: `virnucpro extract`",
+        )
+    if not path.is_file():
+        raise InputMissingError(f"{printable(path)}: no such head file")
+    return path
+
+
 def _load_head(options: RunOptions, models: tuple[Model, ...], on_event: OnEvent) -> Head | None:
     """The head of a prediction: the one that the user named, or that of the model or bundle.
 
@@ -442,14 +460,7 @@ def _load_head(options: RunOptions, models: tuple[Model, ...], on_event: OnEvent
         from virnucpro.scoring.original_head import find_head
 
         path = find_head(options.model_name, models, on_event)
-    if path is None:
-        raise UnavailableError(
-            f"no head comes with the model {names}",
-            hint="name one with --head, or get features without calls: `virnucpro extract`",
-        )
-    if not path.is_file():
-        raise InputMissingError(f"{printable(path)}: no such head file")
-    head = load_head(path)
+    head = load_head(_check_head(path, names))
     facts = head.facts
     if [one.encoder_id for one in facts.encoders] != [model.encoder_id for model in models]:
         made_for = " and ".join(f"{one.name} ({one.encoder_id})" for one in facts.encoders)

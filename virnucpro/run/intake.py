@@ -31,7 +31,7 @@ from virnucpro.sequences.inputs import (
     join_inputs,
 )
 from virnucpro.sequences.samples import name_samples
-from virnucpro.sequences.survey import Survey, agree_on_type
+from virnucpro.sequences.survey import Survey, agree_on_type, doubt_type
 
 OnEvent = Callable[[Telling], None]
 
@@ -113,6 +113,8 @@ def _begin(config: RunConfig, files: Sequence[InputFile], survey: Survey) -> Man
     input_type = config.input_type
     if input_type is None:
         input_type, files = agree_on_type(files, survey.sieve)
+    else:
+        doubt_type(files, input_type)
     return Manifest(config.recipe_for(input_type), tuple(files), is_qualified=is_qualified)
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from virnucpro.config import InputType
 from virnucpro.errors import InputError, InputMissingError
-from virnucpro.log import announce, counted, printable
+from virnucpro.log import LOGGER, announce, counted, printable
 from virnucpro.records import FastaRecord
 from virnucpro.sequences.fasta import guess_input_type
 from virnucpro.sequences.inputs import InputFile, Sieve
@@ -54,6 +54,22 @@ def agree_on_type(
                 )
             files.append(file)
     return agreed, files
+
+
+def doubt_type(inputs: Sequence[InputFile], input_type: InputType) -> None:
+    """Warn of files that do not look like what the user says that they hold."""
+    strange = []
+    for file in inputs:
+        with suppress(InputError, InputMissingError):  # it is told when the file is read
+            if guess_input_type(Path(file.path), file.name) not in (None, input_type):
+                strange.append(file.shown)
+    if strange:
+        others = f" and {counted(len(strange) - 1, 'other file')}" if len(strange) > 1 else ""
+        LOGGER.warning(
+            "%s%s: the letters are not those of %ss, as --input-type says (hint: leave it out, "
+            "unless you are sure)",
+            *(strange[0], others, input_type),
+        )
 
 
 def _most(guesses: Sequence[tuple[InputFile, InputType | None]]) -> InputType:
