@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,7 @@ import pytest
 from numpy.typing import NDArray
 
 from virnucpro.engine.executor import Executor, InlineExecutor
-from virnucpro.events import Telling
+from virnucpro.events import OnEvent
 from virnucpro.options import PredictOptions
 from virnucpro.outputs.summary import Summary
 from virnucpro.pipeline import predict, run
@@ -39,7 +39,7 @@ TABLES = (
 def run_inline(
     config: RunConfig,
     head: Head | None,
-    on_event: Callable[[Telling], None] = lambda _: None,
+    on_event: OnEvent = lambda _: None,
     executor: Executor | None = None,
 ) -> Summary:
     return run(config, head, executor or InlineExecutor(), on_event)

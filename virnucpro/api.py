@@ -50,7 +50,6 @@ from virnucpro.sequences.inputs import RECORDS
 Vector: TypeAlias = NDArray[np.float32]
 Record: TypeAlias = Any  # (id, sequence), or a SeqRecord of Biopython
 Sequences: TypeAlias = str | Path | Iterable[str | Path] | Iterable[Record]
-OnEvent = Callable[[Telling], None]
 T = TypeVar("T", bound=RunOptions)
 _FASTA = "records.fa"
 

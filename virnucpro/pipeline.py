@@ -34,11 +34,11 @@ from virnucpro.events import (
     BatchDone,
     EmbeddingStarted,
     Event,
+    OnEvent,
     Progress,
     Refusal,
     ShardDone,
     ShardFailed,
-    Telling,
     WorkerReady,
 )
 from virnucpro.log import LOGGER, announce, counted, printable
@@ -71,7 +71,6 @@ from virnucpro.scoring.regions import RegionFinder, embedded_finder
 from virnucpro.sequences.fasta import list_reads
 from virnucpro.tasks import Helpers
 
-OnEvent = Callable[[Telling], None]
 ExecutorOn = Callable[[Sequence[str]], Executor]  # given the devices
 
 

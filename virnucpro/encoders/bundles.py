@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from virnucpro.encoders.base import OnEvent
 from virnucpro.encoders.models import (
     bundled_head,
     check_file,
@@ -20,6 +19,7 @@ from virnucpro.encoders.models import (
 )
 from virnucpro.encoders.published import BUNDLES, FOLDERS
 from virnucpro.errors import InputMissingError, UnavailableError, UsageError
+from virnucpro.events import OnEvent
 from virnucpro.log import printable
 
 

@@ -22,12 +22,12 @@ import torch
 from virnucpro.config import EncoderSpec, Pooling
 from virnucpro.devices import choose_devices, choose_precision, choose_tokens
 from virnucpro.encoders import fair_esm
-from virnucpro.encoders.base import Encoder, Model, OnEvent, Rows, load_encoder
+from virnucpro.encoders.base import Encoder, Model, Rows, load_encoder
 from virnucpro.encoders.models import open_model
 from virnucpro.encoders.panel import make_panel
 from virnucpro.encoders.rounding import add_roundings
 from virnucpro.errors import UnavailableError, UsageError
-from virnucpro.events import Progress
+from virnucpro.events import OnEvent, Progress
 from virnucpro.log import announce, printable
 from virnucpro.options import CheckOptions
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from virnucpro.config import Footprint, join_footprints
 from virnucpro.devices import as_size, default_gpu_memory, describe_needs
-from virnucpro.encoders.base import Model, OnEvent, recognise
+from virnucpro.encoders.base import Model, recognise
 from virnucpro.encoders.esm2.checkpoint import ESM2Shape
 from virnucpro.encoders.esm2.family import ESM2Model, footprint_of, inspect_esm2, verify_esm2
 from virnucpro.encoders.fetch import OnBytes, download, git_blob
@@ -33,7 +33,7 @@ from virnucpro.encoders.published import (
     RemoteFile,
 )
 from virnucpro.errors import OutputError, StorageError, UnavailableError, UsageError
-from virnucpro.events import Progress
+from virnucpro.events import OnEvent, Progress
 from virnucpro.files import (
     EMBEDDED_FOLDER,
     TEMPORARY,

@@ -21,11 +21,12 @@ from virnucpro.evaluation.regions import (
     read_genes,
     read_truth,
 )
+from virnucpro.events import OnEvent
 from virnucpro.files import atomic, refuse_links
 from virnucpro.log import printable
 from virnucpro.options import EvaluateOptions, PredictOptions, carry
 from virnucpro.outputs.sinks import RecordTable, RegionTable, read_calls, read_regions
-from virnucpro.pipeline import OnEvent, predict
+from virnucpro.pipeline import predict
 from virnucpro.run.folder import RunDir
 
 TABLE = "regions_evaluation.tsv"

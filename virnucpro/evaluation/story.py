@@ -22,6 +22,7 @@ from virnucpro.errors import UsageError, VirnucproError
 from virnucpro.evaluation.fragments import WHOLE, Cutting, Fragment, length_name, write_fragments
 from virnucpro.evaluation.held_out import HeldOut, OfTraining, memories_of, policy
 from virnucpro.evaluation.metrics import Interval, Measures, Samples, bootstrap, measure
+from virnucpro.events import OnEvent
 from virnucpro.files import refuse_links, writing
 from virnucpro.labelled.records import (
     DataManifest,
@@ -35,7 +36,7 @@ from virnucpro.labelled.split import Split, check_groups, read_split
 from virnucpro.log import printable
 from virnucpro.options import EvaluateOptions, PredictOptions, carry
 from virnucpro.outputs.sinks import FrameTable, read_calls, read_frame_scores
-from virnucpro.pipeline import OnEvent, run
+from virnucpro.pipeline import run
 from virnucpro.records import Call, FastaRecord, Prediction
 from virnucpro.resolve import RunConfig, resolve
 from virnucpro.run.folder import RunDir

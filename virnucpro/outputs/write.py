@@ -20,7 +20,7 @@ from typing import TypeAlias, TypeVar
 
 from virnucpro.config import FeatureFormat
 from virnucpro.errors import InputError
-from virnucpro.events import Progress, Telling
+from virnucpro.events import OnEvent, Progress
 from virnucpro.files import writing
 from virnucpro.log import counted
 from virnucpro.options import CutOptions
@@ -65,7 +65,7 @@ class Results:
     backlog: Backlog  # shards that are being embedded meanwhile
     feature_format: FeatureFormat
     per_file: bool
-    on_event: Callable[[Telling], None]
+    on_event: OnEvent
 
     def helpers(self, most: int) -> AbstractContextManager[Helpers[Maker]]:
         """The helpers for the time of a block: as many as there is work for, ``most`` at most."""

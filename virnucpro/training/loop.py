@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from virnucpro.errors import ResumeError, UnavailableError, UsageError, VirnucproError
-from virnucpro.events import Progress, Telling
+from virnucpro.events import OnEvent, Progress
 from virnucpro.labelled.arrays import Rows
 from virnucpro.log import announce, printable
 from virnucpro.training.batches import BatchRows, MakesBatches, batches_of
@@ -56,7 +56,7 @@ class Trainer(Generic[B]):
     settings: Settings
     ranks: Ranks
     folder: Path
-    on_event: Callable[[Telling], None]
+    on_event: OnEvent
     on_epoch: Callable[[dict[str, float]], None] = lambda _: None  # of the first rank
     clock: Clock = field(default_factory=Clock)
     state: Progressed = field(default_factory=Progressed)

@@ -9,7 +9,7 @@ median tells the level of hosts at its GC.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +24,7 @@ from virnucpro.evaluation.regions import (
     measure_regions,
     read_truth,
 )
-from virnucpro.events import Progress, Telling
+from virnucpro.events import OnEvent, Progress
 from virnucpro.files import atomic
 from virnucpro.log import announce, counted, printable
 from virnucpro.options import TrainOptions
@@ -42,8 +42,6 @@ from virnucpro.training.region_model import SIZE, STEP, Chromosome, learn_region
 MODEL, TABLE = "regions.json", "regions_left_out.tsv"
 _FEWEST_PIECES = 100  # of a host
 _FEWEST = 3  # chromosomes: one is left out, and two tell how far hosts depart
-
-OnEvent = Callable[[Telling], None]
 
 
 class Genome(NamedTuple):

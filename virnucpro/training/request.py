@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from virnucpro.encoders.learned.file import ENCODER_FILE
 from virnucpro.encoders.models import find_checkpoint
 from virnucpro.encoders.published import EMBEDDED
 from virnucpro.errors import InputError, OutputError, ResumeError, UsageError
-from virnucpro.events import Progress, Telling
+from virnucpro.events import OnEvent, Progress
 from virnucpro.files import atomic, open_plain, refuse_links, sha256
 from virnucpro.labelled.records import (
     DataManifest,
@@ -43,7 +43,6 @@ from virnucpro.run.lock import OF_A_LOCK
 from virnucpro.sequences.genetic_code import genetic_code
 from virnucpro.training.settings import HEAD_FILE, Settings
 
-OnEvent = Callable[[Telling], None]
 FACTS = "training.json"
 SPLIT, HELD_OUT, BOARD = "split.tsv", "held_out.tsv", "tensorboard"
 GAIN, EPOCHS = "gain.tsv", "epochs.tsv"

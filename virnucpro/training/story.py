@@ -29,12 +29,13 @@ from virnucpro.encoders.learned.readers import (
 from virnucpro.engine.executor import Executor
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.errors import InputError, UsageError, VirnucproError
+from virnucpro.events import OnEvent
 from virnucpro.labelled.frames import LabelledFrames, balanced_weights, given_weights
 from virnucpro.labelled.split import Split, read_split
 from virnucpro.labelled.store import FrameStore
 from virnucpro.log import announce, printable
 from virnucpro.options import ExtractOptions, TrainOptions, carry
-from virnucpro.pipeline import OnEvent, extract
+from virnucpro.pipeline import extract
 from virnucpro.report.training import write_training_page
 from virnucpro.run.folder import RunDir
 from virnucpro.training.board import board

@@ -22,13 +22,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from virnucpro.config import Precision
-from virnucpro.encoders.base import OnEvent
 from virnucpro.encoders.esm2.attention import choose_kernel
 from virnucpro.encoders.esm2.checkpoint import Checkpoint, ESM2Shape
 from virnucpro.encoders.esm2.model import DTYPES, ESM2
 from virnucpro.encoders.esm2.weights import load_esm2
 from virnucpro.errors import OutputError, StorageError, UnavailableError
-from virnucpro.events import Progress
+from virnucpro.events import OnEvent, Progress
 from virnucpro.files import atomic, sha256
 from virnucpro.log import LOGGER, printable
 

@@ -20,11 +20,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from virnucpro.config import EncoderSpec, Footprint, Pooling, Precision, Reads
-from virnucpro.encoders.base import OnEvent
 from virnucpro.encoders.esm2.family import ESM2Model, inspect_esm2
 from virnucpro.encoders.models import find_checkpoint
 from virnucpro.errors import UnavailableError
-from virnucpro.events import Progress
+from virnucpro.events import OnEvent, Progress
 from virnucpro.files import atomic, sha256
 from virnucpro.log import printable
 from virnucpro.options import Architecture, Encoding
