@@ -24,7 +24,7 @@ from virnucpro import __version__
 from virnucpro.bench.comparison import EncoderRow
 from virnucpro.bench.limits import LimitRow
 from virnucpro.devices import list_gpus, usable_cores
-from virnucpro.files import atomic
+from virnucpro.files import write_whole
 from virnucpro.log import printable
 
 Row = LimitRow | EncoderRow
@@ -69,8 +69,7 @@ class Report:
         content = dict(self.facts)
         for kind, section in SECTIONS.items():
             content[section] = [asdict(row) for row in self.rows if isinstance(row, kind)]
-        with atomic(self.path) as temporary:
-            temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        write_whole(self.path, json.dumps(content, indent=1) + "\n")
 
     def print_tables(self, console: Console) -> None:
         for kind, section in SECTIONS.items():

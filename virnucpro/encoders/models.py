@@ -171,14 +171,12 @@ def open_model(
         return recognised
     if model in PUBLISHED and not path.exists():
         before_fetching(model, PUBLISHED[model].digests)
-    checkpoint = find_checkpoint(
-        model, lambda n, total: on_event(Progress("fetching the model", n, total, "bytes"))
-    )
+    checkpoint = find_checkpoint(model, on_event)
     return replace(checkpoint, head=embedded_head()) if path == embedded_model() else checkpoint
 
 
 def find_checkpoint(
-    model: str, on_bytes: OnBytes = lambda *_: None, base_url: str = BASE_URL
+    model: str, on_event: OnEvent = lambda _: None, base_url: str = BASE_URL
 ) -> ESM2Model:
     """The ESM-2 a user means by ``--model``, fetched if need be.
 
@@ -187,7 +185,7 @@ def find_checkpoint(
     """
     path = locate(model)
     if model in PUBLISHED and not path.exists():
-        _download_esm2(model, path, on_bytes, base_url)
+        _download_esm2(model, path, on_event, base_url)
     checkpoint = inspect_esm2(path)
     return _as_published(model, checkpoint) if model in PUBLISHED else checkpoint
 
@@ -222,13 +220,13 @@ def fetch_file(file: RemoteFile, folder: Path, on_event: OnEvent) -> Path:
     Raises:
         UnavailableError: it cannot be fetched, or is not the published one.
     """
-
-    def on_bytes(n_bytes: int, total: int) -> None:
-        on_event(Progress(f"fetching {file.name}", n_bytes, total, "bytes"))
-
     path = folder / file.name
-    download(file, path, partial(check_file, file), on_bytes)
+    download(file, path, partial(check_file, file), _fetching(file.name, on_event))
     return path
+
+
+def _fetching(name: str, on_event: OnEvent) -> OnBytes:
+    return lambda n_bytes, total: on_event(Progress(f"fetching {name}", n_bytes, total, "bytes"))
 
 
 def check_file(file: RemoteFile, path: Path) -> None:
@@ -526,7 +524,7 @@ def _check_copy(copy: ESM2Model, digest: str) -> None:
         )
 
 
-def _download_esm2(model: str, path: Path, on_bytes: OnBytes, base_url: str) -> None:
+def _download_esm2(model: str, path: Path, on_event: OnEvent, base_url: str) -> None:
     file = RemoteFile(
         url=f"{base_url}/{model}.pt",
         n_bytes=PUBLISHED[model].n_bytes,
@@ -538,4 +536,4 @@ def _download_esm2(model: str, path: Path, on_bytes: OnBytes, base_url: str) -> 
         check_published(model, checkpoint, checkpoint.sha256())
         _check_md5(model, checkpoint)
 
-    download(file, path, check, on_bytes)
+    download(file, path, check, _fetching("the model", on_event))

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from virnucpro.errors import InputError, VirnucproError
+from virnucpro.errors import VirnucproError
 from virnucpro.evaluation.regions import (
     COLUMNS,
     Interval,
     RegionFigures,
     Truth,
+    check_none_missing,
     check_truth,
     f1_interval,
     measure_regions,
@@ -22,7 +23,7 @@ from virnucpro.evaluation.regions import (
     read_truth,
 )
 from virnucpro.events import OnEvent
-from virnucpro.files import atomic, refuse_links
+from virnucpro.files import refuse_links, write_whole
 from virnucpro.log import printable
 from virnucpro.options import EvaluateOptions, PredictOptions, carry
 from virnucpro.outputs.sinks import RecordTable, RegionTable, read_calls, read_regions
@@ -61,8 +62,7 @@ def evaluate_regions(options: EvaluateOptions, truth_table: Path, on_event: OnEv
         )
     each = dict(_measure(RunDir(run_folder), truths, genes))
     lines = region_lines(each, options.seed)
-    with atomic(options.output_dir / TABLE) as temporary:
-        temporary.write_text("\n".join([*lines, ""]), encoding="utf-8")
+    write_whole(options.output_dir / TABLE, "\n".join([*lines, ""]))
     return lines
 
 
@@ -72,11 +72,7 @@ def _measure(
     """Each sequence of the run with its figures; one without a row of the truth has no prophage."""
     with rundir.output(RecordTable).open(encoding="utf-8") as table:
         lengths = {call.record_id: call.length for call in read_calls(table)}
-    if missing := sorted(truths.keys() - lengths.keys()):
-        raise InputError(
-            f"the sequences have no {', '.join(map(printable, missing[:8]))} of the truth",
-            hint="name the FASTA files of all sequences of the truth with --data",
-        )
+    check_none_missing(truths.keys() - lengths.keys())
     regions: dict[str, list[Interval]] = {}
     if rundir.output(RegionTable).exists():
         with rundir.output(RegionTable).open(encoding="utf-8") as table:

@@ -6,7 +6,7 @@ regions; a region is false if less than half of what counts of it is prophage.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, fields, replace
 from itertools import chain
 from pathlib import Path
@@ -71,6 +71,18 @@ def read_truth(path: Path) -> dict[str, Truth]:
     if others:
         LOGGER.warning("passed over, of other kinds: %s", ", ".join(map(printable, sorted(others))))
     return truths
+
+
+def check_none_missing(names: Set[str]) -> None:
+    """
+    Raises:
+        InputError: there are names of the truth that no sequence has.
+    """
+    if names:
+        raise InputError(
+            f"the sequences have no {', '.join(map(printable, sorted(names)[:8]))} of the truth",
+            hint="name the FASTA files of all sequences of the truth with --data",
+        )
 
 
 def check_truth(name: str, truth: Truth, n_bases: int) -> None:

@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.files import atomic, open_plain, open_table, sha256, sweep, writing
+from virnucpro.files import atomic, open_plain, open_table, sha256, sweep, write_whole, writing
 from virnucpro.labelled.arrays import ArrayRows, Mapped, Rows, Texts, growing, growing_texts
 from virnucpro.labelled.digests import record_digest
 from virnucpro.labelled.frames import LabelledFrames, translate_records
@@ -116,15 +116,13 @@ def write_frames(
             add_ids(block.ids)
             add_composition(frame_composition(block.bases))
             add_places(np.array(block.places, dtype=np.int64).reshape(-1, 3))
-    with atomic(folder / _RECORDS) as temporary:
-        temporary.write_text(json.dumps(noted))
+    write_whole(folder / _RECORDS, json.dumps(noted))
 
 
 def write_label(folder: Path, source: FrameOrigin, *beside: Path) -> None:
     """Say of the frames, and of files that were made with them, that they are whole."""
     hashes = {str(path): digest for path, digest in _hashes(folder, beside).items()}
-    with atomic(folder / _LABEL) as temporary:
-        temporary.write_text(json.dumps({"source": asdict(source), "files": hashes}, indent=2))
+    write_whole(folder / _LABEL, json.dumps({"source": asdict(source), "files": hashes}, indent=2))
 
 
 def are_whole(folder: Path, source: FrameOrigin, *beside: Path) -> bool:

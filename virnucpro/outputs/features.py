@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from virnucpro.config import FeatureFormat, Reads
 from virnucpro.errors import FeatureFileError
-from virnucpro.files import atomic
+from virnucpro.files import atomic, write_whole
 from virnucpro.log import announce, printable
 from virnucpro.records import Embeddings
 from virnucpro.run.feature_file import (
@@ -129,8 +129,7 @@ def write_index(path: Path, parts: Sequence[IndexPart]) -> None:
             h5.create_virtual_dataset(name, layout, np.nan if name == "embeddings" else None)
         h5.flush()
         content = bytes(h5.id.get_file_image())
-    with atomic(path) as temporary:
-        temporary.write_bytes(content)
+    write_whole(path, content)
 
 
 def check_index(path: Path) -> None:
@@ -271,8 +270,7 @@ def _save(path: Path, content: object) -> None:
 
     image = io.BytesIO()  # a path would be written into the archive
     torch.save(content, image)
-    with atomic(path) as temporary:
-        temporary.write_bytes(image.getbuffer())
+    write_whole(path, image.getbuffer())
 
 
 def split_rows(embeddings: Embeddings) -> list[NDArray[np.float32]]:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from virnucpro.citation import as_bibtex, works_of
-from virnucpro.files import atomic
+from virnucpro.files import write_whole
 from virnucpro.log import counted, escaped, printable
 from virnucpro.outputs.sinks import (
     EmbeddedTable,
@@ -129,8 +129,7 @@ def write_run_page(rundir: RunDir) -> None:
     frame = render("run.html", {**content, "table": _table(run.counts, ())}, "")
     packed, rows = _pack(run, MOST_BYTES - len(frame) - _ROOM)
     page = render("run.html", {**content, "table": _table(run.counts, rows)}, packed)
-    with atomic(rundir.report) as temporary:
-        temporary.write_bytes(page)
+    write_whole(rundir.report, page)
 
 
 def _pack(run: RunFiles, most_bytes: int) -> tuple[str, Sequence[RecordRow]]:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from virnucpro.evaluation.metrics import Samples, auroc_gain
-from virnucpro.files import atomic
+from virnucpro.files import write_whole
 from virnucpro.labelled.split import Split
 from virnucpro.scoring.join import Join
 from virnucpro.training.joining import ScoredFragments, fold_log_odds, is_enough
@@ -107,8 +107,7 @@ def write_gains(path: Path, gains: Sequence[Gain]) -> None:
     lines = ["\t".join(("seed", *_FACTS, *_FIGURES))]
     lines += ["\t".join((str(gain.seed), *_facts(gain), *_figures(gain))) for gain in gains]
     lines += _summaries(gains)
-    with atomic(path) as temporary:
-        temporary.write_text("\n".join([*lines, ""]), encoding="utf-8")
+    write_whole(path, "\n".join([*lines, ""]))
 
 
 def _summaries(gains: Sequence[Gain]) -> Iterator[str]:

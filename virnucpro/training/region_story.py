@@ -20,12 +20,13 @@ from virnucpro.evaluation.region_story import region_lines
 from virnucpro.evaluation.regions import (
     RegionFigures,
     Truth,
+    check_none_missing,
     check_truth,
     measure_regions,
     read_truth,
 )
 from virnucpro.events import OnEvent, Progress
-from virnucpro.files import atomic
+from virnucpro.files import write_whole
 from virnucpro.log import announce, counted, printable
 from virnucpro.options import TrainOptions
 from virnucpro.records import FastaRecord
@@ -69,8 +70,7 @@ def train_regions(options: TrainOptions, truth_table: Path, on_event: OnEvent) -
             each[one.name] = measure_regions(intervals, one.truth, len(one.sequence))
             announce(f"{printable(one.name)} left out: F1 {each[one.name].f1:.3f}")
         lines = region_lines(each, options.seed)
-        with atomic(options.output_dir / TABLE) as temporary:
-            temporary.write_text("\n".join([*lines, ""]), encoding="utf-8")
+        write_whole(options.output_dir / TABLE, "\n".join([*lines, ""]))
         hosts = [genome.host for genome in genomes if genome.host]
         n_prophages = sum(len(one.truth.prophages) for one in chromosomes)
         training = f"{counted(n_prophages, 'prophage')} of {len(chromosomes)} chromosomes"
@@ -78,8 +78,7 @@ def train_regions(options: TrainOptions, truth_table: Path, on_event: OnEvent) -
             training += f", and {counted(len(hosts), 'other host')}"
         announce(f"regions: learned from {training}")
         model = learn_region_model(chromosomes, hosts, training)
-        with atomic(options.output_dir / MODEL) as temporary:
-            temporary.write_text(region_model_text(model), encoding="utf-8")
+        write_whole(options.output_dir / MODEL, region_model_text(model))
     return lines
 
 
@@ -124,11 +123,7 @@ def read_genomes(data: Path, truth_table: Path, on_event: OnEvent) -> list[Genom
         host = Items.joined(others)
         is_host = np.count_nonzero(host.is_known) >= _FEWEST_PIECES
         genomes.append(Genome(chromosomes, host if is_host else None))
-    if truths:
-        raise InputError(
-            f"the sequences have no {', '.join(map(printable, sorted(truths)[:8]))} of the truth",
-            hint="name the FASTA files of all sequences of the truth with --data",
-        )
+    check_none_missing(truths.keys())
     n_chromosomes = sum(len(genome.chromosomes) for genome in genomes)
     if n_chromosomes < _FEWEST:
         raise InputError(

@@ -17,7 +17,7 @@ from virnucpro.encoders.models import find_checkpoint
 from virnucpro.encoders.published import EMBEDDED
 from virnucpro.errors import InputError, OutputError, ResumeError, UsageError
 from virnucpro.events import OnEvent, Progress
-from virnucpro.files import atomic, open_plain, refuse_links, sha256
+from virnucpro.files import open_plain, refuse_links, sha256, write_whole
 from virnucpro.labelled.records import (
     DataManifest,
     LabelledRecord,
@@ -240,10 +240,7 @@ def _encoder(
     is_new = options.has_shape or (mode == "pretrain" and options.model is None)
     if not is_new:
         model = EMBEDDED if options.model is None else options.model
-        checkpoint = find_checkpoint(
-            model,
-            lambda n, total: on_event(Progress("fetching the model", n, total, "bytes")),
-        )
+        checkpoint = find_checkpoint(model, on_event)
         checkpoint.check(checkpoint.sha256())
         return checkpoint.path, checkpoint.shape
     asked = (options.layers, options.dim, options.heads)
@@ -284,8 +281,7 @@ def open_training(training: Training, on_event: OnEvent) -> None:
     if is_begun:
         _check_same(path, facts)
         announce(f"going on with the training in {printable(training.output)}")
-    with atomic(path) as temporary:
-        temporary.write_text(json.dumps(facts, indent=2) + "\n")
+    write_whole(path, json.dumps(facts, indent=2) + "\n")
 
 
 def _prepare_frames(training: Training, manifest: DataManifest, on_event: OnEvent) -> FrameOrigin:

@@ -21,7 +21,7 @@ from virnucpro.encoders.learned.file import Base, LearnedFacts, inspect_learned,
 from virnucpro.encoders.learned.readers import MeanReader, NoReader, PaddedReader
 from virnucpro.encoders.published import EMBEDDED, PUBLISHED
 from virnucpro.evaluation.metrics import CHANCE, auroc, auroc_interval
-from virnucpro.files import atomic
+from virnucpro.files import atomic, write_whole
 from virnucpro.labelled.digests import group_digest
 from virnucpro.labelled.frames import LabelledFrames
 from virnucpro.labelled.split import Split
@@ -163,8 +163,7 @@ def _write_epochs(training: Training, epochs: Sequence[tuple[int, Figures]]) -> 
     for seed, row in epochs:
         cells = (f"{row[name]:.6g}" if name in row else "n/a" for name in names)
         lines.append("\t".join((str(seed), *cells)))
-    with atomic(training.output / EPOCHS) as temporary:
-        temporary.write_text("\n".join([*lines, ""]), encoding="utf-8")
+    write_whole(training.output / EPOCHS, "\n".join([*lines, ""]))
 
 
 def _write_figures(training: Training, scored: Sequence[Scored]) -> None:

@@ -28,7 +28,7 @@ from virnucpro.encoders.esm2.model import DTYPES, ESM2
 from virnucpro.encoders.esm2.weights import load_esm2
 from virnucpro.errors import OutputError, StorageError, UnavailableError
 from virnucpro.events import OnEvent, Progress
-from virnucpro.files import atomic, sha256
+from virnucpro.files import atomic, sha256, write_whole
 from virnucpro.log import LOGGER, printable
 
 _FORMAT = "1"
@@ -209,8 +209,7 @@ def _note(checkpoint: Checkpoint, folder: Path) -> Path:
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
-    with atomic(path) as temporary:
-        temporary.write_text(json.dumps(content, indent=2) + "\n")
+    write_whole(path, json.dumps(content, indent=2) + "\n")
 
 
 def _sweep(folder: Path) -> None:
