@@ -18,7 +18,7 @@ LAYERS = """
     errors log records files tensors processes tasks config devices events
     sequences.fasta sequences.sheet sequences.inputs sequences.samples sequences.survey
     sequences.genetic_code sequences.translate sequences.composition sequences.screen
-    encoders.base encoders.transfer encoders.published encoders.fetch options
+    encoders.base encoders.transfer encoders.published encoders.fetch option_fields options
     encoders.esm2.alphabet encoders.esm2.checkpoint
     encoders.esm2.packing encoders.esm2.rotary_triton
     encoders.esm2.attention encoders.esm2.model encoders.esm2.weights

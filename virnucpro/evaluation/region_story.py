@@ -25,7 +25,8 @@ from virnucpro.evaluation.regions import (
 from virnucpro.events import OnEvent
 from virnucpro.files import refuse_links, write_whole
 from virnucpro.log import printable
-from virnucpro.options import EvaluateOptions, PredictOptions, carry
+from virnucpro.option_fields import carry
+from virnucpro.options import EvaluateOptions, PredictOptions
 from virnucpro.outputs.sinks import RecordTable, RegionTable, read_calls, read_regions
 from virnucpro.pipeline import predict
 from virnucpro.run.folder import RunDir

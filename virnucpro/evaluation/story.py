@@ -34,7 +34,8 @@ from virnucpro.labelled.records import (
 )
 from virnucpro.labelled.split import Split, check_groups, read_split
 from virnucpro.log import printable
-from virnucpro.options import EvaluateOptions, PredictOptions, carry
+from virnucpro.option_fields import carry
+from virnucpro.options import EvaluateOptions, PredictOptions
 from virnucpro.outputs.sinks import FrameTable, read_calls, read_frame_scores
 from virnucpro.pipeline import run
 from virnucpro.records import Call, FastaRecord, Prediction

@@ -37,7 +37,8 @@ from virnucpro.labelled.store import (
     write_label,
 )
 from virnucpro.log import announce, printable
-from virnucpro.options import LOOP_MAY_DIFFER, Mode, NetworkOptions, TrainOptions, carry
+from virnucpro.option_fields import carry
+from virnucpro.options import LOOP_MAY_DIFFER, Mode, NetworkOptions, TrainOptions
 from virnucpro.run.folder import PAGE
 from virnucpro.run.lock import OF_A_LOCK
 from virnucpro.sequences.genetic_code import genetic_code

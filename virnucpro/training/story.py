@@ -34,7 +34,8 @@ from virnucpro.labelled.frames import LabelledFrames, balanced_weights, given_we
 from virnucpro.labelled.split import Split, read_split
 from virnucpro.labelled.store import FrameStore
 from virnucpro.log import announce, printable
-from virnucpro.options import ExtractOptions, TrainOptions, carry
+from virnucpro.option_fields import carry
+from virnucpro.options import ExtractOptions, TrainOptions
 from virnucpro.pipeline import extract
 from virnucpro.report.training import write_training_page
 from virnucpro.run.folder import RunDir
