@@ -24,7 +24,7 @@ from runs import run_inline, vectors
 
 from virnucpro.config import EncoderSpec
 from virnucpro.encoders.base import FAMILIES, Encoder, Family, Pending, Rows, load_encoder
-from virnucpro.encoders.models import describe_model
+from virnucpro.encoders.describe import describe_model
 from virnucpro.engine.executor import InlineExecutor
 from virnucpro.engine.worker import Worker
 from virnucpro.errors import ResumeError, UsageError

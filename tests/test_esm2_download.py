@@ -24,11 +24,11 @@ from oracle import make_fair_esm, save_fair_esm
 from virnucpro.encoders import fetch
 from virnucpro.encoders.esm2.checkpoint import ESM2Shape
 from virnucpro.encoders.esm2.weights import inspect_checkpoint, save_esm2
+from virnucpro.encoders.imports import import_checkpoint
 from virnucpro.encoders.models import (
     embedded_model,
     find_checkpoint,
     hub_folder,
-    import_checkpoint,
     imported_folder,
     imported_names,
     locate,

@@ -12,8 +12,9 @@ from labelled import frames_of, options, pairs_of, train_here, write_labelled
 from runs import rows
 from safetensors.numpy import load_file
 
+from virnucpro.encoders.describe import describe_model
 from virnucpro.encoders.learned.file import ENCODER_FILE, inspect_learned, save_learned
-from virnucpro.encoders.models import describe_model, open_model
+from virnucpro.encoders.models import open_model
 from virnucpro.encoders.published import EMBEDDED
 from virnucpro.engine.executor import InlineExecutor
 from virnucpro.errors import UnavailableError, UsageError
