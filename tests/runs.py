@@ -15,6 +15,7 @@ import h5py
 import numpy as np
 import psutil
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from virnucpro.engine.executor import Executor, InlineExecutor
@@ -112,6 +113,20 @@ def within(seconds: int) -> Iterator[None]:
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
+
+
+def exported(run_folder: Path, layout: str) -> dict[str, NDArray[np.float32]]:
+    """The vectors of a run in another format, by id."""
+    found: dict[str, NDArray[np.float32]] = {}
+    for path in (run_folder / "features").glob(f"*.{layout}"):
+        if layout == "npz":
+            with np.load(path) as stored:
+                found |= dict(zip(stored["ids"].tolist(), stored["embeddings"], strict=True))
+        else:
+            stored = torch.load(path, weights_only=True)
+            rows = [row.numpy() for row in stored["data"]]
+            found |= dict(zip(stored["proteins"], rows, strict=True))
+    return found
 
 
 def tables(folder: Path) -> dict[str, bytes]:

@@ -15,7 +15,7 @@ import virnucpro
 
 ROOT = Path(virnucpro.__file__).parent
 LAYERS = """
-    errors log records files tensors processes tasks config devices events
+    errors log numeric records files tensors processes tasks config devices events
     sequences.fasta sequences.sheet sequences.inputs sequences.samples sequences.survey
     sequences.genetic_code sequences.translate sequences.composition sequences.screen
     encoders.base encoders.transfer encoders.published encoders.fetch option_fields options

@@ -12,9 +12,18 @@ from threading import Event
 import h5py
 import numpy as np
 import pytest
-import torch
 from conftest import open_dna
-from runs import again, assert_same_run, leftovers, rows, run_inline, statuses, tables, vectors
+from runs import (
+    again,
+    assert_same_run,
+    exported,
+    leftovers,
+    rows,
+    run_inline,
+    statuses,
+    tables,
+    vectors,
+)
 
 from virnucpro import __version__, pipeline
 from virnucpro.engine.executor import InlineExecutor
@@ -625,15 +634,7 @@ def test_extract_writes_npz_and_virnucpros_pt(make_config, contigs, tmp_path):
     for layout in ("npz", "pt"):
         config = make_config(contigs, output=tmp_path / layout, command="extract", format=layout)
         run_inline(config, None)
-        found: dict[str, np.ndarray] = {}
-        for path in sorted((config.output / "features").glob(f"*.{layout}")):
-            if layout == "npz":
-                with np.load(path) as stored:
-                    found |= dict(zip(stored["ids"].tolist(), stored["embeddings"], strict=True))
-            else:
-                stored = torch.load(path, weights_only=True)
-                rows = [row.numpy() for row in stored["data"]]
-                found |= dict(zip(stored["proteins"], rows, strict=True))
+        found = exported(config.output, layout)
         expected = expected or vectors(config.output)
         assert found.keys() == expected.keys()
         assert all(np.array_equal(found[name], expected[name]) for name in found)

@@ -17,7 +17,16 @@ import pytest
 import torch
 import workers
 from conftest import TINY, open_dna
-from runs import assert_same_run, assert_same_vectors, rows, run_inline, statuses, tables, vectors
+from runs import (
+    assert_same_run,
+    assert_same_vectors,
+    exported,
+    rows,
+    run_inline,
+    statuses,
+    tables,
+    vectors,
+)
 
 from virnucpro.encoders.esm2.model import mean_pool, residues_only
 from virnucpro.encoders.esm2.packing import PackedBatch
@@ -151,15 +160,7 @@ def test_without_pooling_a_copy_has_a_row_per_residue(make_config, tiny, repeate
 def test_other_formats_hold_the_copies_too(make_config, tiny, repeated, proteins, layout):
     config = make_config(repeated, command="extract", format=layout)
     run_inline(config, None)
-    found = {}
-    for path in (config.output / "features").glob(f"*.{layout}"):
-        if layout == "npz":
-            with np.load(path) as stored:
-                found |= dict(zip(stored["ids"].tolist(), stored["embeddings"], strict=True))
-        else:
-            stored = torch.load(path, weights_only=True)
-            rows = [row.numpy() for row in stored["data"]]
-            found |= dict(zip(stored["proteins"], rows, strict=True))
+    found = exported(config.output, layout)
     expected = vectors_alone(tiny, proteins)
     assert found.keys() == expected.keys()
     assert all(np.array_equal(found[name], expected[name][0]) for name in found)

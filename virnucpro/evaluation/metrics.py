@@ -12,6 +12,8 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
+from virnucpro.numeric import sigmoid
+
 PREVALENCES = (0.01, 0.05, 0.2)  # shares of viruses in a sample, at which precision is told
 MAX_FALSE_POSITIVES = 0.01  # share of what is not viral, at which recall is measured
 N_BINS = 15  # of the reliability curve, equally wide
@@ -131,7 +133,7 @@ def _samples(
     groups: NDArray[np.int64],
     weights: NDArray[np.float64],
 ) -> Samples:
-    return Samples(0.5 * (1 + np.tanh(odds / 2)), is_virus, groups, weights)
+    return Samples(sigmoid(odds), is_virus, groups, weights)
 
 
 def bootstrap(samples: Samples, is_called: NDArray[np.bool_], seed: int) -> Interval:

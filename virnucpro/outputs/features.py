@@ -17,6 +17,7 @@ from virnucpro.config import FeatureFormat, Reads
 from virnucpro.errors import FeatureFileError
 from virnucpro.files import atomic, write_whole
 from virnucpro.log import announce, printable
+from virnucpro.numeric import stretches
 from virnucpro.records import Embeddings
 from virnucpro.run.feature_file import (
     DAMAGE,
@@ -107,7 +108,7 @@ def write_index(path: Path, parts: Sequence[IndexPart]) -> None:
             where = rows if name == "embeddings" else bounds
             of_dataset += [
                 _Piece(name_of_part, int(where[-1]), slice(int(where[a]), int(where[b])))
-                for a, b in _runs(part.mask)
+                for a, b in stretches(part.mask)
             ]
     kinds: dict[str, tuple[tuple[int, ...], np.dtype[np.generic]]] = {
         "ids": ((), h5py.string_dtype("utf-8")),
@@ -217,12 +218,6 @@ def _lay_out(
         layout[first:last] = source[piece.rows]
         first = last
     return layout
-
-
-def _runs(mask: NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """The stretches in which the mask is true, as (first, one after the last)."""
-    bounds = np.flatnonzero(np.diff(mask.astype(np.int8), prepend=0, append=0))
-    return list(zip(bounds[::2].tolist(), bounds[1::2].tolist(), strict=True))
 
 
 def export(path: Path, embeddings: Embeddings, layout: FeatureFormat, reads: Reads) -> None:

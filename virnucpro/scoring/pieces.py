@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from virnucpro.config import Recipe
+from virnucpro.numeric import Values
 from virnucpro.options import FALSE_POSITIVES, CutOptions
 from virnucpro.records import Call, FastaRecord, Orf, Prediction, RecordResult
 from virnucpro.scorer.nets import ErrorRates, Scorer, false_discovery_rates, threshold
@@ -28,8 +29,6 @@ from virnucpro.scoring.head import HeadFacts
 from virnucpro.scoring.join import join_log_odds
 from virnucpro.sequences.genetic_code import GeneticCode, genetic_code
 from virnucpro.sequences.screen import screen
-
-Values = NDArray[np.float64]
 
 
 def call_by_scorer(

@@ -8,19 +8,17 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 import numpy as np
-from numpy.typing import NDArray
 
 from virnucpro.evaluation.metrics import Samples, auroc_gain
 from virnucpro.files import write_whole
 from virnucpro.labelled.split import Split
+from virnucpro.numeric import Values, sigmoid
 from virnucpro.scoring.join import Join
 from virnucpro.training.joining import ScoredFragments, fold_log_odds, is_enough
 
 _FACTS = ("split", "n_bases", "n", "n_virus", "n_groups")
 _FIGURES = ("base", "head", "joined", "gain", "gain_low", "gain_high", "weight")
 _NOT_DEFINED = "n/a"
-
-Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +96,7 @@ def _weight(join: Join, n_bases: int) -> float:
 
 
 def _samples(fragments: ScoredFragments, log_odds: Values) -> Samples:
-    scores = 0.5 * (1 + np.tanh(np.nan_to_num(log_odds, nan=-np.inf) / 2))
+    scores = sigmoid(np.nan_to_num(log_odds, nan=-np.inf))
     return Samples(scores, fragments.is_virus, fragments.group, fragments.weights)
 
 

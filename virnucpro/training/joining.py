@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from virnucpro.evaluation.metrics import auroc
 from virnucpro.labelled.arrays import Rows
+from virnucpro.numeric import Values, sigmoid
 from virnucpro.scorer.nets import ErrorRates, Scorer
 from virnucpro.scoring.join import Join, JoinKnot, join_log_odds
 from virnucpro.training.sampling import BASES_POWER
@@ -24,8 +25,6 @@ N_FOLDS = 5
 _FEWEST_GROUPS = 2  # of each label, to fit on some and measure on others
 _STEPS = 50  # of Newton's method; a few are enough
 _RIDGE = 1e-3  # pull towards the scorer alone, where the weights of all fragments add up to 1
-
-Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -171,7 +170,7 @@ def _fit(inputs: Values, fragments: ScoredFragments, is_used: NDArray[np.bool_])
     weights, start = fragments.weights, np.array([1.0, 0.0, 0.0])[is_used]
     x, fitted = inputs[:, is_used], start.copy()
     for _ in range(_STEPS):
-        chances = 0.5 * (1 + np.tanh(x @ fitted / 2))
+        chances = sigmoid(x @ fitted)
         gradient = x.T @ (weights * (fragments.is_virus - chances)) - _RIDGE * (fitted - start)
         curvature = (x * (weights * chances * (1 - chances))[:, None]).T @ x
         fitted += np.linalg.solve(curvature + _RIDGE * np.eye(len(fitted)), gradient)

@@ -15,7 +15,8 @@ import numpy as np
 from virnucpro.errors import InputError
 from virnucpro.evaluation.regions import Interval, Truth, mask
 from virnucpro.log import printable
-from virnucpro.scoring.chain import Mask, RegionModel, Values
+from virnucpro.numeric import Mask, Values
+from virnucpro.scoring.chain import RegionModel
 from virnucpro.scoring.contrast import Hosts, Items, Levels, signal
 
 SIZE, STEP = 1_000, 500

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from virnucpro import __version__
 from virnucpro.encoders.base import Model
@@ -27,6 +26,7 @@ from virnucpro.labelled.frames import LabelledFrames
 from virnucpro.labelled.split import Split
 from virnucpro.labelled.store import FrameStore, Labels
 from virnucpro.log import LOGGER, announce, printable
+from virnucpro.numeric import Values
 from virnucpro.scorer.nets import Scorer, embedded_scorer, load_scorer
 from virnucpro.scoring.calls import SURE, log_odds
 from virnucpro.scoring.join import Join
@@ -41,7 +41,6 @@ from virnucpro.training.runs import Runs, read_runs
 
 _SUREST = log_odds(1 - SURE)  # as far as the scores of a run tell
 
-Values = NDArray[np.float64]
 Figures = dict[str, float]
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from virnucpro.labelled.arrays import Rows
 from virnucpro.labelled.split import Split
+from virnucpro.numeric import Values
 from virnucpro.scorer.nets import Scorer
 from virnucpro.scorer.score import score_sequences
 from virnucpro.sequences.fasta import read_fasta
@@ -27,8 +28,6 @@ from virnucpro.training.joining import ScoredFragments
 HELD_OUT: tuple[Split, ...] = ("validation", "test")
 _PER_RECORD = 4  # runs of each length
 _SHORTEST = 0.9  # share of the bases that its chunks would have side by side: they may overlap
-
-Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from virnucpro.labelled.frames import MOST_WEIGHT, LabelledFrames
 from virnucpro.labelled.records import Labelled, LabelledRecord
+from virnucpro.numeric import Values
 from virnucpro.scorer.pieces import Counts, Digits, encode, reverse_complement
 from virnucpro.sequences.composition import N_CODONS
 
@@ -22,8 +23,6 @@ BASES_POWER = 0.25
 _GC_EDGES = np.linspace(0.25, 0.7, 10)
 _FEWEST = 20  # fragments of a class that a bin of GC is shared out to
 _HEAVIEST = 4.0
-
-Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
