@@ -72,6 +72,10 @@ RegionModel = Annotated[
 ]
 
 
+def _file(help: str, metavar: str) -> Any:  # noqa: ANN401 - as typer has it
+    return _option(help, FILES, metavar=metavar, show_default=False)
+
+
 def _chunk_size(help: str, default: str) -> Any:  # noqa: ANN401 - as typer has it
     return _option(help, MODEL, metavar="BASES", show_default=default)
 
@@ -488,11 +492,9 @@ class EvaluatedOptions:
 
     data: Annotated[
         Path,
-        _option(
+        _file(
             f"Table of labelled FASTA files, with the {_SHEET}; id and kingdom are optional.",
-            FILES,
-            metavar="MANIFEST",
-            show_default=False,
+            "MANIFEST",
         ),
     ]
     split: Annotated[
@@ -537,22 +539,18 @@ class EvaluatedOptions:
 class EvaluateOptions(EngineOptions, FolderOptions, EvaluatedOptions):
     regions: Annotated[
         Path | None,
-        _option(
+        _file(
             "Table of known prophages (seq_id, start, end, kind) to evaluate regions on, in "
             "place of a head; --data then names the FASTA files.",
-            FILES,
-            metavar="TRUTH",
-            show_default=False,
+            "TRUTH",
         ),
     ] = None
     region_model: RegionModel = None
     genes: Annotated[
         Path | None,
-        _option(
+        _file(
             "GFF3 file of the sequences, for figures over genes beside those over bases.",
-            FILES,
-            metavar="GFF",
-            show_default=False,
+            "GFF",
         ),
     ] = None
     model: Annotated[
@@ -579,12 +577,10 @@ class LabelledOptions(OutputOptions):
 
     data: Annotated[
         Path,
-        _option(
+        _file(
             f"Table of labelled FASTA files, with the {_SHEET}; id, weight and kingdom are "
             "optional.",
-            FILES,
-            metavar="MANIFEST",
-            show_default=False,
+            "MANIFEST",
         ),
     ]
     split: Annotated[
@@ -745,12 +741,10 @@ LOOP_MAY_DIFFER = ("num_workers", "early_stopping", "keep_checkpoints")  # on re
 class TrainOptions(DeviceOptions, LoopOptions, NetworkOptions, StartOptions, LabelledOptions):
     regions: Annotated[
         Path | None,
-        _option(
+        _file(
             "Table of known prophages (seq_id, start, end, kind) to learn regions from, in "
             "place of a head; --data then names the FASTA files.",
-            FILES,
-            metavar="TRUTH",
-            show_default=False,
+            "TRUTH",
         ),
     ] = None
     output_dir: Annotated[

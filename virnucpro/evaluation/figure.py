@@ -6,11 +6,11 @@ import numpy as np
 from matplotlib import colormaps, rc_context, rcdefaults
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
 
 from virnucpro.evaluation.metrics import reliability, roc_curve
 from virnucpro.evaluation.story import Evaluation, EvaluationRow, Sampled
 from virnucpro.files import atomic
+from virnucpro.numeric import Values
 
 _N_BARS = 40
 _FORMATS = {"pdf": {"CreationDate": None}, "png": {}}  # without a date: the same bytes again
@@ -61,7 +61,7 @@ def _name(kind: Sampled) -> str:
     return "whole records" if kind.length == "whole" else f"{int(kind.length):,} bases"
 
 
-def _draw_roc(axes: Axes, kind: Sampled, row: EvaluationRow, colour: NDArray[np.float64]) -> None:
+def _draw_roc(axes: Axes, kind: Sampled, row: EvaluationRow, colour: Values) -> None:
     curve = roc_curve(kind.scored.samples)
     false, true = curve.false_positives, curve.true_positives
     axes.plot(
@@ -79,7 +79,7 @@ def _finish_roc(axes: Axes) -> None:
     axes.legend(title="area", loc="lower right", fontsize="small")
 
 
-def _draw_reliability(axes: Axes, kind: Sampled, colour: NDArray[np.float64]) -> None:
+def _draw_reliability(axes: Axes, kind: Sampled, colour: Values) -> None:
     curve = reliability(kind.scored.samples)
     axes.plot(curve.mean_score, curve.share_of_viruses, color=colour, marker=".", label=_name(kind))
 

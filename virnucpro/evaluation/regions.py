@@ -13,11 +13,11 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import numpy as np
-from numpy.typing import NDArray
 
 from virnucpro.errors import InputError
 from virnucpro.labelled.tables import read_cells, read_lines
 from virnucpro.log import LOGGER, printable
+from virnucpro.numeric import Mask
 
 Interval = tuple[int, int]
 COUNTED, LEFT_OUT = "prophage", ("remnant", "unclear")  # kinds of a row of the truth
@@ -228,7 +228,7 @@ def measure_regions(
     )
 
 
-def mask(intervals: Iterable[Interval], n_bases: int) -> NDArray[np.bool_]:
+def mask(intervals: Iterable[Interval], n_bases: int) -> Mask:
     """A mask of the bases that lie in the intervals. (n_bases,)"""
     inside = np.zeros(n_bases, dtype=np.bool_)
     for start, end in intervals:
@@ -236,7 +236,7 @@ def mask(intervals: Iterable[Interval], n_bases: int) -> NDArray[np.bool_]:
     return inside
 
 
-def _count(chosen: NDArray[np.bool_]) -> int:
+def _count(chosen: Mask) -> int:
     return int(np.count_nonzero(chosen))
 
 

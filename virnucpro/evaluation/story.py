@@ -34,6 +34,7 @@ from virnucpro.labelled.records import (
 )
 from virnucpro.labelled.split import Split, check_groups, read_split
 from virnucpro.log import printable
+from virnucpro.numeric import Mask, Values
 from virnucpro.option_fields import carry
 from virnucpro.options import EvaluateOptions, PredictOptions
 from virnucpro.outputs.sinks import FrameTable, read_calls, read_frame_scores
@@ -99,13 +100,13 @@ class Sampled:
 
     unit: Unit
     length: str
-    scores: NDArray[np.float64]  # (n,), NaN where there was nothing to be scored: no_orf
-    is_called: NDArray[np.bool_]  # (n,)
+    scores: Values  # (n,), NaN where there was nothing to be scored: no_orf
+    is_called: Mask  # (n,)
     records: tuple[LabelledRecord, ...]  # (n,), what each is of
-    is_trained: NDArray[np.bool_]  # (n,), the head was trained on it
+    is_trained: Mask  # (n,), the head was trained on it
 
     @property
-    def is_virus(self) -> NDArray[np.bool_]:
+    def is_virus(self) -> Mask:
         return np.array([record.is_virus for record in self.records], dtype=np.bool_)
 
     @property
@@ -128,7 +129,7 @@ class Sampled:
         scores = np.nan_to_num(self.scores, nan=0.0)
         return Samples(scores, self.is_virus, self.groups, np.ones(len(scores)))
 
-    def where(self, mask: NDArray[np.bool_]) -> Sampled:
+    def where(self, mask: Mask) -> Sampled:
         return replace(
             self,
             scores=self.scores[mask],
@@ -325,7 +326,7 @@ def read_chunks(
     return Sampled("chunk", length_name(WHOLE), scores, is_called, records, is_trained)
 
 
-def _is_trained(records: Sequence[LabelledRecord], held_out: HeldOut) -> NDArray[np.bool_]:
+def _is_trained(records: Sequence[LabelledRecord], held_out: HeldOut) -> Mask:
     return np.array([record.id in held_out.trained for record in records], dtype=np.bool_)
 
 

@@ -17,7 +17,7 @@ from virnucpro.config import FeatureFormat, Reads
 from virnucpro.errors import FeatureFileError
 from virnucpro.files import atomic, write_whole
 from virnucpro.log import announce, printable
-from virnucpro.numeric import stretches
+from virnucpro.numeric import Mask, stretches
 from virnucpro.records import Embeddings
 from virnucpro.run.feature_file import (
     DAMAGE,
@@ -40,13 +40,13 @@ class IndexPart:
     """A feature file as an index needs to know it."""
 
     path: Path
-    mask: NDArray[np.bool_]  # (n_orfs,) which ORFs to show
+    mask: Mask  # (n_orfs,) which ORFs to show
     lengths: NDArray[np.int64]  # (n_orfs,) rows of each
     dim: int  # numbers in a row
     attributes: Mapping[str, Any]
 
     @classmethod
-    def of(cls, path: Path, mask: NDArray[np.bool_], *, per_residue: bool) -> IndexPart:
+    def of(cls, path: Path, mask: Mask, *, per_residue: bool) -> IndexPart:
         """
         Raises:
             FeatureFileError: the file has come to harm since it was read.
@@ -203,10 +203,7 @@ def _hash_of_labels(labels: Iterable[Mapping[str, Any]]) -> str:
 
 
 def _lay_out(
-    name: str,
-    pieces: Sequence[_Piece],
-    row_shape: tuple[int, ...],
-    kind: np.dtype[np.generic],
+    name: str, pieces: Sequence[_Piece], row_shape: tuple[int, ...], kind: np.dtype[np.generic]
 ) -> h5py.VirtualLayout:
     n_rows = sum(piece.rows.stop - piece.rows.start for piece in pieces)
     layout = h5py.VirtualLayout((n_rows, *row_shape), kind)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from virnucpro.evaluation.metrics import auroc
 from virnucpro.labelled.frames import LabelledFrames, balanced_weights
-from virnucpro.numeric import Values, sigmoid
+from virnucpro.numeric import Mask, Values, sigmoid
 from virnucpro.scoring.head import DECIMALS, FrameRule
 
 FALSE_POSITIVES = 0.05  # of the others in validation, at the threshold
@@ -29,7 +29,7 @@ class Units:
     """Chunks or records with their log-odds of being viral; all rows are in step."""
 
     odds: Values
-    is_virus: NDArray[np.bool_]
+    is_virus: Mask
     weight: Values
     record: NDArray[np.int64]
 

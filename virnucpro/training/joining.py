@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from virnucpro.evaluation.metrics import auroc
 from virnucpro.labelled.arrays import Rows
-from virnucpro.numeric import Values, sigmoid
+from virnucpro.numeric import Mask, Values, sigmoid
 from virnucpro.scorer.nets import ErrorRates, Scorer
 from virnucpro.scoring.join import Join, JoinKnot, join_log_odds
 from virnucpro.training.sampling import BASES_POWER
@@ -34,13 +33,13 @@ class ScoredFragments:
     n_bases: int
     base: Values  # calibrated log-odds of the scorer; NaN where it reads nothing
     head: Values  # mean log-odds of the scored chunks; NaN without one
-    is_virus: NDArray[np.bool_]
+    is_virus: Mask
     group: Rows
 
     def __len__(self) -> int:
         return len(self.base)
 
-    def where(self, mask: NDArray[np.bool_]) -> ScoredFragments:
+    def where(self, mask: Mask) -> ScoredFragments:
         return ScoredFragments(
             self.n_bases,
             self.base[mask],
@@ -50,7 +49,7 @@ class ScoredFragments:
         )
 
     @property
-    def has_both(self) -> NDArray[np.bool_]:
+    def has_both(self) -> Mask:
         """True for fragments that scorer and head have read."""
         return ~np.isnan(self.base + self.head)
 
@@ -165,7 +164,7 @@ def fit_join_knot(fragments: ScoredFragments) -> JoinKnot:
     return JoinKnot(fragments.n_bases, max(base, 0.0), max(head, 0.0), offset)
 
 
-def _fit(inputs: Values, fragments: ScoredFragments, is_used: NDArray[np.bool_]) -> Values:
+def _fit(inputs: Values, fragments: ScoredFragments, is_used: Mask) -> Values:
     """Logistic regression on some of the columns; the weights of the others are 0. -> (3,)"""
     weights, start = fragments.weights, np.array([1.0, 0.0, 0.0])[is_used]
     x, fitted = inputs[:, is_used], start.copy()

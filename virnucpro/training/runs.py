@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from virnucpro.labelled.arrays import Rows
 from virnucpro.labelled.split import Split
-from virnucpro.numeric import Values
+from virnucpro.numeric import Mask, Values
 from virnucpro.scorer.nets import Scorer
 from virnucpro.scorer.score import score_sequences
 from virnucpro.sequences.fasta import read_fasta
@@ -40,9 +39,7 @@ class Runs:
     record: Rows  # (n,) number of the record
     base: Values  # (n,) calibrated log-odds of the scorer, NaN where it reads nothing
 
-    def with_head(
-        self, chunk: Rows, odds: Values, is_virus: NDArray[np.bool_], group: Rows
-    ) -> ScoredFragments:
+    def with_head(self, chunk: Rows, odds: Values, is_virus: Mask, group: Rows) -> ScoredFragments:
         """The runs with the mean of a head's log-odds of their chunks.
 
         ``chunk`` rises, and numbers the chunks that ``odds`` are of; ``is_virus`` and ``group`` are
