@@ -12,7 +12,7 @@ import numpy as np
 from virnucpro import __version__
 from virnucpro.evaluation.metrics import MEASURES, Measures, reliability, roc_curve
 from virnucpro.evaluation.story import Evaluation, EvaluationRow, Sampled
-from virnucpro.files import atomic, sha256
+from virnucpro.files import sha256, write_whole
 from virnucpro.log import counted, printable
 
 NOT_DEFINED = "n/a"
@@ -38,12 +38,10 @@ _COLUMNS = (
 def write_report(evaluation: Evaluation) -> None:
     """``evaluation.tsv`` and ``evaluation.json``."""
     folder = evaluation.question.output
-    with atomic(folder / "evaluation.tsv") as temporary:
-        lines = ["\t".join(_COLUMNS), *("\t".join(_cells(row)) for row in evaluation.rows), ""]
-        temporary.write_text("\n".join(lines), encoding="utf-8")
-    with atomic(folder / "evaluation.json") as temporary:
-        content = json.dumps(_to_json(evaluation), indent=1, allow_nan=False)
-        temporary.write_text(content + "\n", encoding="utf-8")
+    lines = ["\t".join(_COLUMNS), *("\t".join(_cells(row)) for row in evaluation.rows), ""]
+    write_whole(folder / "evaluation.tsv", "\n".join(lines))
+    content = json.dumps(_to_json(evaluation), indent=1, allow_nan=False)
+    write_whole(folder / "evaluation.json", content + "\n")
 
 
 def summary_lines(evaluation: Evaluation) -> list[str]:

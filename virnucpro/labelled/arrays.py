@@ -7,7 +7,7 @@ so that all processes of a machine share one copy of it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, overload
@@ -138,7 +138,7 @@ def growing(path: Path, dtype: str, width: int | None = None) -> Iterator[Callab
     """
     row_shape = () if width is None else (width,)
     n_rows = 0
-    with atomic(path) as temporary, _open(temporary) as out:
+    with atomic(path) as temporary, open_named(temporary) as out:
         _write_header(out, dtype, (n_rows, *row_shape))
 
         def add(values: Values) -> None:
@@ -168,18 +168,6 @@ def growing_texts(letters_file: Path, ends_file: Path) -> Iterator[Callable[[Seq
             n_letters += len(letters)
 
         yield add
-
-
-@contextmanager
-def _open(path: Path) -> Iterator[BinaryIO]:
-    out = open_named(path)
-    try:
-        yield out
-    except BaseException:
-        with suppress(OSError):  # the first error is the one to tell
-            out.close()
-        raise
-    out.close()
 
 
 def _write_header(out: BinaryIO, dtype: str, shape: tuple[int, ...]) -> None:

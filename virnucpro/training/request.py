@@ -17,7 +17,7 @@ from virnucpro.encoders.models import find_checkpoint
 from virnucpro.encoders.published import EMBEDDED
 from virnucpro.errors import InputError, OutputError, ResumeError, UsageError
 from virnucpro.events import OnEvent, Progress
-from virnucpro.files import open_plain, refuse_links, sha256, write_whole
+from virnucpro.files import open_plain, refuse_links, sha256, write_json
 from virnucpro.labelled.records import (
     DataManifest,
     LabelledRecord,
@@ -282,7 +282,7 @@ def open_training(training: Training, on_event: OnEvent) -> None:
     if is_begun:
         _check_same(path, facts)
         announce(f"going on with the training in {printable(training.output)}")
-    write_whole(path, json.dumps(facts, indent=2) + "\n")
+    write_json(path, facts)
 
 
 def _prepare_frames(training: Training, manifest: DataManifest, on_event: OnEvent) -> FrameOrigin:

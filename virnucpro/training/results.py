@@ -6,7 +6,7 @@ All of it is made by the first rank, from log-odds that all ranks have made.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +32,7 @@ from virnucpro.scoring.calls import SURE, log_odds
 from virnucpro.scoring.join import Join
 from virnucpro.sequences.genetic_code import genetic_code
 from virnucpro.training.calibration import Calibration, Units, calibrate, chunks_of
-from virnucpro.training.export import digests_of, facts_of, write_head
+from virnucpro.training.export import facts_of, find_trained, write_head
 from virnucpro.training.gain import Gain, measure_gain, write_gains
 from virnucpro.training.joining import ScoredFragments, fit_join, is_enough
 from virnucpro.training.networks import NETWORKS, FrameClassifier
@@ -215,10 +215,9 @@ def _export(
             "perfectly or not at all: label more groups"
         )
     chunk_size = training.options.chunk_size[0]
-    facts = facts_of(encoder, calibration, chunk_size, _describe(training))
-    facts = replace(facts, join=join)
+    facts = facts_of(encoder, calibration, chunk_size, _describe(training), join)
     is_trained = any(weight.requires_grad for weight in module.reader.parameters())
-    trained_on = digests_of(labels, training.encoder, is_trained)
+    trained_on = find_trained(labels, training.encoder, is_trained)
     write_head(training.head, module.classifier, facts, calibration, trained_on)
     announce(
         f"head: {printable(training.head)}, a chunk is the {calibration.frames} of its frames, "

@@ -7,7 +7,6 @@ The content of a checkpoint says what it is; file names are not trusted. Nothing
 from __future__ import annotations
 
 import argparse
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,7 +30,7 @@ from virnucpro.encoders.esm2.checkpoint import (
 )
 from virnucpro.encoders.esm2.model import ESM2, rotary_frequencies
 from virnucpro.errors import UnavailableError
-from virnucpro.files import write_whole
+from virnucpro.files import write_json, write_whole
 from virnucpro.log import printable
 from virnucpro.tensors import check_plain, read_pt
 
@@ -141,9 +140,7 @@ def save_esm2(folder: Path, model: ESM2, extra: Mapping[str, Tensor] = {}) -> No
     architecture = "EsmForMaskedLM" if extra else "EsmModel"
     folder.mkdir(exist_ok=True)
     write_whole(folder / "model.safetensors", save(content, metadata={"format": "pt"}))
-    write_whole(
-        folder / "config.json", json.dumps(_config(model.shape, architecture), indent=2) + "\n"
-    )
+    write_json(folder / "config.json", _config(model.shape, architecture))
 
 
 def _config(shape: ESM2Shape, architecture: str) -> dict[str, object]:
