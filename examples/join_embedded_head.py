@@ -27,7 +27,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from virnucpro.labelled.records import read_data_manifest
-from virnucpro.outputs.sinks import FrameTable, read_frame_scores
+from virnucpro.outputs.read import read_frame_scores
+from virnucpro.outputs.sinks import FrameTable
 from virnucpro.run.folder import RunDir
 from virnucpro.scorer.nets import Scorer, embedded_scorer, load_scorer
 from virnucpro.scorer.score import score_sequences

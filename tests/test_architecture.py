@@ -30,7 +30,8 @@ LAYERS = """
     encoders.learned.file encoders.learned.encoder
     encoders.panel encoders.rounding encoders.check
     scorer.pieces scorer.stretches scorer.words scorer.features scorer.nets scorer.score
-    scoring.join scoring.head scoring.original_head scoring.calls outputs.tables outputs.sinks
+    scoring.join scoring.head scoring.original_head scoring.calls
+    outputs.tables outputs.sinks outputs.read
     run.feature_file run.shards run.features run.backlog run.lock run.machine run.work_log
     run.manifest run.folder run.dedup run.plan
     engine.job engine.recovery engine.batches engine.worker engine.executor engine.local

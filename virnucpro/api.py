@@ -40,7 +40,8 @@ from virnucpro.log import logging_to, printable
 from virnucpro.option_fields import make
 from virnucpro.options import ExtractOptions, PredictOptions, RunOptions
 from virnucpro.outputs.features import read_shown
-from virnucpro.outputs.sinks import read_calls, record_table
+from virnucpro.outputs.read import read_calls
+from virnucpro.outputs.sinks import record_table
 from virnucpro.records import Call
 from virnucpro.run.features import open_stores
 from virnucpro.run.folder import RunDir

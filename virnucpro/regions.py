@@ -20,15 +20,8 @@ from virnucpro.events import OnEvent, Progress
 from virnucpro.files import open_plain
 from virnucpro.log import LOGGER, announce, printable
 from virnucpro.options import RegionsOptions
-from virnucpro.outputs.sinks import (
-    REGION_SINKS,
-    Place,
-    Portion,
-    RecordTable,
-    Sink,
-    open_sinks,
-    read_calls,
-)
+from virnucpro.outputs.read import read_calls
+from virnucpro.outputs.sinks import REGION_SINKS, Place, Portion, RecordTable, Sink, open_sinks
 from virnucpro.outputs.summary import region_line
 from virnucpro.outputs.write import in_first_places, open_sinks_of_samples
 from virnucpro.records import Call, FastaRecord, RecordResult

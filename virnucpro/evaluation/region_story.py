@@ -27,7 +27,8 @@ from virnucpro.files import refuse_links, write_whole
 from virnucpro.log import printable
 from virnucpro.option_fields import carry
 from virnucpro.options import EvaluateOptions, PredictOptions
-from virnucpro.outputs.sinks import RecordTable, RegionTable, read_calls, read_regions
+from virnucpro.outputs.read import read_calls, read_regions
+from virnucpro.outputs.sinks import RecordTable, RegionTable
 from virnucpro.pipeline import predict
 from virnucpro.run.folder import RunDir
 

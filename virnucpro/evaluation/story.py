@@ -37,7 +37,8 @@ from virnucpro.log import printable
 from virnucpro.numeric import Mask, Values
 from virnucpro.option_fields import carry
 from virnucpro.options import EvaluateOptions, PredictOptions
-from virnucpro.outputs.sinks import FrameTable, read_calls, read_frame_scores
+from virnucpro.outputs.read import read_calls, read_frame_scores
+from virnucpro.outputs.sinks import FrameTable
 from virnucpro.pipeline import run
 from virnucpro.records import Call, FastaRecord, Prediction
 from virnucpro.resolve import RunConfig, resolve

@@ -18,7 +18,8 @@ from typing import NamedTuple, TextIO
 from virnucpro.errors import InputError, InputMissingError
 from virnucpro.files import disk_error, open_plain
 from virnucpro.log import printable
-from virnucpro.outputs.sinks import ChunkTable, FrameTable, RecordTable, read_calls
+from virnucpro.outputs.read import read_calls
+from virnucpro.outputs.sinks import ChunkTable, FrameTable, RecordTable
 
 _N_EXAMPLES = 3  # ids of each kind of difference
 _HEADINGS = ("table", "in both", "only in A", "only in B", "labels differ", "largest", "median")

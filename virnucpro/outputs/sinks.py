@@ -14,7 +14,7 @@ from io import StringIO
 from itertools import chain
 from math import isnan
 from pathlib import Path
-from typing import ClassVar, Literal, Protocol, TextIO
+from typing import ClassVar, Literal, Protocol
 from urllib.parse import quote
 
 from virnucpro.log import counted, escaped
@@ -28,7 +28,7 @@ from virnucpro.records import (
     Region,
     Status,
 )
-from virnucpro.scoring.calls import FRAMES_FAILED, chunk_scores, scored_frames
+from virnucpro.scoring.calls import chunk_scores, scored_frames
 from virnucpro.scoring.head import DECIMALS
 from virnucpro.sequences.fasta import write_record
 from virnucpro.sequences.inputs import InputFile
@@ -472,7 +472,7 @@ def open_sinks(sinks: Iterable[type[Sink]], place: Place) -> Iterator[Add]:
             sink.finish()
 
 
-# Rows, and what is read of them again
+# Rows
 
 
 def record_text(record: FastaRecord) -> str:
@@ -522,63 +522,3 @@ def chunk_rows(predictions: Sequence[Prediction]) -> Iterator[str]:
     for chunk_id, scores in chunk_scores(predictions):
         others = round(1 - min(scores), DECIMALS)
         yield f"{chunk_id}\t{max(scores) >= others}\n"
-
-
-def read_calls(lines: Iterator[str]) -> Iterator[Call]:
-    """The rows of a table of records.
-
-    Raises:
-        ValueError, KeyError: it is not as it was written.
-    """
-    columns = tuple(next(lines, "").rstrip("\n").split("\t"))
-    if columns != RecordTable.columns:
-        raise ValueError("its columns have other names")
-    for line in lines:
-        values = line.rstrip("\n").split("\t", len(columns) - 1)
-        row = dict(zip(columns, values, strict=True))
-        if row["status"] not in STATUSES or row["call"] not in ("virus", "other", ""):
-            raise ValueError(f"{row['status']} with the call {row['call']}")
-        status: Status = row["status"]
-        yield Call(
-            row["record"],
-            int(row["length"]),
-            status,
-            row["file"],
-            virus_score=float(row["virus_score"]) if row["virus_score"] else None,
-            base_score=float(row["base_score"]) if row["base_score"] else None,
-            is_virus=row["call"] == "virus",
-            false_discovery_rate=float(row["fdr"]) if row["fdr"] else None,
-            n_chunks=int(row["n_chunks"]),
-            n_chunks_scored=int(row["n_chunks_scored"]),
-            n_frames_scored=int(row["n_frames_scored"]),
-            note=row["note"],
-        )
-
-
-def read_regions(lines: TextIO) -> Iterator[tuple[str, tuple[int, int]]]:
-    """The regions of a table of them: the id of the record in its file, start and end as inside.
-
-    Raises:
-        ValueError: it is not as it was written.
-    """
-    columns = tuple(next(lines, "").rstrip("\n").split("\t"))
-    if columns != RegionTable.columns:
-        raise ValueError("its columns have other names")
-    for line in lines:
-        row = dict(zip(columns, line.rstrip("\n").split("\t"), strict=True))
-        yield row["record"], (int(row["start"]) - 1, int(row["end"]))
-
-
-def read_mendable(lines: TextIO) -> Iterator[tuple[str, str]]:
-    """Sample and id of each record that is invalid, or of which a frame failed."""
-    for row in read_calls(lines):
-        if row.status == "invalid" or FRAMES_FAILED in row.note:
-            yield row.sample, row.record_id
-
-
-def read_frame_scores(lines: TextIO) -> Iterator[tuple[str, float]]:
-    """The frames of a table of frames, and their virus scores."""
-    next(lines, None)
-    for line in lines:
-        frame_id, _, _, score = line.rstrip("\n").split("\t")
-        yield frame_id, float(score)

@@ -17,7 +17,8 @@ from virnucpro.errors import ResumeError, UsageError
 from virnucpro.events import OnEvent, Progress
 from virnucpro.files import open_plain
 from virnucpro.log import LOGGER, announce, counted, printable
-from virnucpro.outputs.sinks import FailedSequences, read_mendable
+from virnucpro.outputs.read import read_mendable
+from virnucpro.outputs.sinks import FailedSequences
 from virnucpro.resolve import RunConfig
 from virnucpro.run.folder import RunDir
 from virnucpro.run.manifest import Manifest, check_same_recipe
