@@ -41,7 +41,7 @@ LAYERS = """
     citation report.counts report.facts report.charts report.page report.run
     run.intake pipeline work regions
     outputs.compare api
-    run.status dashboard
+    run.status figures dashboard
     labelled.tables labelled.digests labelled.records labelled.split labelled.arrays
     labelled.frames labelled.store
     evaluation.metrics evaluation.regions evaluation.region_story

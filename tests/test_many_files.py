@@ -23,10 +23,10 @@ from runs import (
     vectors,
 )
 
-from virnucpro.dashboard import DeviceState, Figures
 from virnucpro.engine.executor import InlineExecutor
 from virnucpro.errors import InputError, InputMissingError
 from virnucpro.events import EmbeddingStarted, ShardDone
+from virnucpro.figures import DeviceState, Figures
 from virnucpro.run.status import inspect_run, measure_run
 from virnucpro.sequences.fasta import list_fasta, read_fasta
 

@@ -98,10 +98,11 @@ def download_model(
     with exits():
         from rich.console import Console
 
-        from virnucpro.dashboard import Dashboard, EventLog
+        from virnucpro.dashboard import Dashboard
         from virnucpro.encoders.bundles import model_names
         from virnucpro.encoders.models import open_model
         from virnucpro.encoders.published import BUNDLES
+        from virnucpro.figures import EventLog
         from virnucpro.scoring.original_head import find_head
 
         end_cleanly()
