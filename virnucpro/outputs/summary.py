@@ -137,6 +137,8 @@ class Summary:
         if self.statuses.get("scored"):
             n_scored = self.statuses["scored"]
             lines.insert(1, f"called virus: {self.n_viral:,} of {n_scored:,} ({self.cut})")
+        elif self.scorer and self.n_records:
+            lines.insert(1, "none was scored: see the columns status and note of the table")
         if self.n_regions is not None:
             lines.insert(2, region_line(self.n_regions, self.n_whole_regions))
         return lines + self._repair_lines(folder)
