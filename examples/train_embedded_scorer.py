@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 
 from virnucpro.evaluation.metrics import Samples, bootstrap, measure
 from virnucpro.labelled.digests import group_digest, record_digest
-from virnucpro.labelled.records import Labelled, read_manifest, read_records
+from virnucpro.labelled.records import Labelled, read_data_manifest, read_records
 from virnucpro.scorer.features import GC, fragment_features, whole_features
 from virnucpro.scorer.nets import (
     ErrorRates,
@@ -168,7 +168,7 @@ def lessons(course: Course, of_size: Range, n_fragments: int, seed: int) -> Less
     cells = fragments.digits[~is_virus]
     invented = np.stack(
         [
-            made.make(kind, size, cells[rng.integers(len(cells))], rng)
+            made.make_sequence(kind, size, cells[rng.integers(len(cells))], rng)
             for kind in made.KINDS
             for _ in range(n_fragments // MADE_SHARE)
         ]
@@ -239,7 +239,7 @@ def records_of(manifest: Path, split: Path, parts: list[str]) -> Iterator[Labell
     with split.open(encoding="utf-8") as lines:
         rows = csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
         part_of = {row["group"]: row["part"] for row in rows}
-    for labelled, record in read_records(read_manifest(manifest)):
+    for labelled, record in read_records(read_data_manifest(manifest)):
         if part_of[labelled.group] in parts:
             yield labelled, record
 

@@ -25,7 +25,7 @@ from virnucpro import pipeline
 from virnucpro.config import EncoderSpec, Resources
 from virnucpro.engine.job import Job
 from virnucpro.errors import ResumeError, UsageError
-from virnucpro.events import Event, Progress, Telling
+from virnucpro.events import Event, OnEvent, Progress, Telling
 from virnucpro.options import PredictOptions
 from virnucpro.outputs.summary import Summary
 from virnucpro.records import Shard
@@ -45,7 +45,7 @@ class NoExecutor:
 
 
 def predict(
-    *inputs: Path, to: Path, on_event: Callable[[Telling], None] = lambda _: None, **changes: object
+    *inputs: Path, to: Path, on_event: OnEvent = lambda _: None, **changes: object
 ) -> Summary:
     options = PredictOptions(
         **{"input": inputs, "output_dir": to, "device": "cpu", "precision": "fp32", **changes}

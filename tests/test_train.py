@@ -34,7 +34,7 @@ from virnucpro.run.folder import RunDir
 from virnucpro.scoring.head import DECIMALS, load_head
 from virnucpro.sequences.fasta import write_record
 from virnucpro.training.networks import Classifier, FrameClassifier, training_kernel
-from virnucpro.training.objectives import score_frames
+from virnucpro.training.objectives import frame_log_odds
 from virnucpro.training.ranks import Ranks
 
 CPU = Ranks(0, 1, torch.device("cpu"))
@@ -115,7 +115,7 @@ def expected_scores(out: Path, module: FrameClassifier, frames: LabelledFrames) 
     """Those of the network with composition, divided by its temperature."""
     network = load_head(out / "head.safetensors").nucleotide
     assert network is not None
-    odds = score_frames(module, frames, CPU)[-1].astype(np.float64)
+    odds = frame_log_odds(module, frames, CPU)[-1].astype(np.float64)
     return 0.5 * (1 + np.tanh(odds / network.temperature / 2))
 
 

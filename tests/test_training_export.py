@@ -11,7 +11,7 @@ from conftest import Tiny, random_dna
 from numpy.typing import NDArray
 
 from virnucpro.encoders.esm2.weights import inspect_checkpoint
-from virnucpro.labelled.arrays import Table
+from virnucpro.labelled.arrays import ArrayRows
 from virnucpro.labelled.digests import group_digest, record_digest
 from virnucpro.labelled.records import LabelledRecord
 from virnucpro.labelled.store import Labels
@@ -41,7 +41,7 @@ def classifier(frames: list[str]) -> Classifier:
     """Standardised by half of the frames, in training mode."""
     torch.manual_seed(3)
     found = Classifier(DIM, HIDDEN, dropout=0.5)
-    found.standardise(Table.of(frame_composition(frames[: N // 2])))
+    found.standardise(ArrayRows.of(frame_composition(frames[: N // 2])))
     return found
 
 
@@ -130,7 +130,7 @@ def test_what_an_encoder_was_trained_on_goes_with_it_from_head_to_head(head, tmp
 def test_a_word_that_never_occurred_in_training_has_finite_weights(tiny, tmp_path):
     torch.manual_seed(4)
     classifier = Classifier(DIM, HIDDEN, dropout=0.0)
-    classifier.standardise(Table.of(np.zeros((5, N_FEATURES), dtype=np.float32)))
+    classifier.standardise(ArrayRows.of(np.zeros((5, N_FEATURES), dtype=np.float32)))
     facts = facts_of(inspect_checkpoint(tiny.model), CALIBRATION, 300, "for a test")
     nothing = digests_of(labels(), None, is_finetuned=False)
     head = write_head(tmp_path / "h", classifier, facts, CALIBRATION, nothing)

@@ -26,7 +26,7 @@ from virnucpro.errors import (
     UnavailableError,
     UsageError,
 )
-from virnucpro.events import ShardDone, Telling
+from virnucpro.events import OnEvent, ShardDone, Telling
 from virnucpro.options import PredictOptions, WorkOptions
 from virnucpro.records import Shard
 from virnucpro.resolve import resolve
@@ -69,9 +69,7 @@ def merge(make_config, tiny, contigs) -> Callable[..., None]:
     return run
 
 
-def work_inline(
-    folder: Path, part: str | None = None, on_event: Callable[[Telling], None] = lambda _: None
-) -> int:
+def work_inline(folder: Path, part: str | None = None, on_event: OnEvent = lambda _: None) -> int:
     options = WorkOptions(folder=folder, part=part, device="cpu", workers=1)
     return work(options, on_event, lambda _: InlineExecutor()).n_shards
 

@@ -37,7 +37,8 @@ from virnucpro.errors import (
 from virnucpro.events import Telling
 from virnucpro.files import disk_error, expanded, open_plain, writing
 from virnucpro.log import logging_to, printable
-from virnucpro.options import ExtractOptions, PredictOptions, RunOptions, make
+from virnucpro.option_fields import make
+from virnucpro.options import ExtractOptions, PredictOptions, RunOptions
 from virnucpro.outputs.features import read_shown
 from virnucpro.outputs.sinks import read_calls, record_table
 from virnucpro.records import Call
@@ -50,7 +51,6 @@ from virnucpro.sequences.inputs import RECORDS
 Vector: TypeAlias = NDArray[np.float32]
 Record: TypeAlias = Any  # (id, sequence), or a SeqRecord of Biopython
 Sequences: TypeAlias = str | Path | Iterable[str | Path] | Iterable[Record]
-OnEvent = Callable[[Telling], None]
 T = TypeVar("T", bound=RunOptions)
 _FASTA = "records.fa"
 

@@ -162,6 +162,16 @@ def atomic(path: Path) -> Iterator[Path]:
             temporary.unlink()
 
 
+def write_whole(path: Path, content: bytes | memoryview | str) -> None:
+    """Write a file that replaces ``path`` when it is whole; text in UTF-8.
+
+    Raises:
+        OutputError, StorageError: as ``writing``.
+    """
+    with atomic(path) as temporary:
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
 def put_in_place(temporary: Path, path: Path) -> None:
     """Replace ``path`` by its whole temporary sibling, synced to disk."""
     _sync(temporary)

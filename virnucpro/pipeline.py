@@ -34,11 +34,11 @@ from virnucpro.events import (
     BatchDone,
     EmbeddingStarted,
     Event,
+    OnEvent,
     Progress,
     Refusal,
     ShardDone,
     ShardFailed,
-    Telling,
     WorkerReady,
 )
 from virnucpro.log import LOGGER, announce, counted, printable
@@ -71,7 +71,6 @@ from virnucpro.scoring.regions import RegionFinder, embedded_finder
 from virnucpro.sequences.fasta import list_reads
 from virnucpro.tasks import Helpers
 
-OnEvent = Callable[[Telling], None]
 ExecutorOn = Callable[[Sequence[str]], Executor]  # given the devices
 
 
@@ -428,9 +427,9 @@ def close_run(config: RunConfig, rundir: RunDir, manifest: Manifest, summary: Su
     scorer = config.scorer_for(manifest.recipe.input_type)
     summary.scorer = scorer.announcement if scorer else ""
     state = "partial" if summary.exit_code else "complete"
-    facts = {"state": state, "counts": asdict(summary)}
+    facts = {"state": state, "counts": summary.facts}
     rundir.write_manifest(manifest, {**_facts(config, manifest), **facts})
-    if not config.options.keep_intermediate and not summary.n_failed_frames:
+    if not config.options.keep_intermediate and not summary.records.n_failed_frames:
         rundir.clear_shards()
 
 

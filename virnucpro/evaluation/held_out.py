@@ -20,7 +20,7 @@ OfTraining = Literal["refuse", "leave out", "keep"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Memory:
+class TrainingMemory:
     """Digests of the records and of the groups that something was trained on."""
 
     owner: str  # "the head", say
@@ -28,16 +28,16 @@ class Memory:
     groups: NDArray[np.uint64]
 
 
-def memories_of(head: Head | None, scorer: Scorer | None) -> list[Memory]:
+def memories_of(head: Head | None, scorer: Scorer | None) -> list[TrainingMemory]:
     """The memories of what calls the records: a head, its encoder, the scorer."""
     memories = []
     if head is not None:
         memories += [
-            Memory("the head", head.trained_records, head.trained_groups),
-            Memory("its encoder", head.encoder_records, head.encoder_groups),
+            TrainingMemory("the head", head.trained_records, head.trained_groups),
+            TrainingMemory("its encoder", head.encoder_records, head.encoder_groups),
         ]
     if scorer is not None:
-        memories.append(Memory("the scorer", scorer.trained_records, scorer.trained_groups))
+        memories.append(TrainingMemory("the scorer", scorer.trained_records, scorer.trained_groups))
     return memories
 
 
@@ -82,7 +82,7 @@ def policy(held_out_only: bool, allow_training_data: bool) -> OfTraining:
 class HeldOut:
     """Records to test a head or the scorer on, and those among them that it was trained on."""
 
-    def __init__(self, memories: Sequence[Memory], of_training: OfTraining) -> None:
+    def __init__(self, memories: Sequence[TrainingMemory], of_training: OfTraining) -> None:
         self._memories = {
             memory.owner: (set(memory.groups.tolist()), set(memory.records.tolist()))
             for memory in memories

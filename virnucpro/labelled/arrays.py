@@ -47,14 +47,14 @@ Column = Values | Mapped
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Table:
+class ArrayRows:
     """Some rows of an array. They are read when they are asked for."""
 
     column: Column  # (n_all, width)
     rows: Rows  # (n,)
 
     @classmethod
-    def of(cls, values: Values) -> Table:
+    def of(cls, values: Values) -> ArrayRows:
         return cls(values, np.arange(len(values)))
 
     def __len__(self) -> int:
@@ -74,8 +74,8 @@ class Table:
         for first in range(0, len(self), n_rows):
             yield self[first : first + n_rows]
 
-    def take(self, rows: Rows) -> Table:
-        return Table(self.column, self.rows[rows])
+    def take(self, rows: Rows) -> ArrayRows:
+        return ArrayRows(self.column, self.rows[rows])
 
 
 @dataclass(frozen=True, slots=True, eq=False)

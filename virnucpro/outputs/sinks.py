@@ -7,7 +7,6 @@ a class here and a line in a list.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -41,7 +40,7 @@ Command = Literal["predict", "extract"]
 class Tally:
     """The counts of some records."""
 
-    statuses: Counter[Status] = field(default_factory=Counter)
+    statuses: dict[Status, int] = field(default_factory=lambda: dict.fromkeys(STATUSES, 0))
     n_viral: int = 0
     n_regions: int | None = None  # None: no record was searched for regions
     n_whole_regions: int = 0  # those of kind whole
@@ -49,6 +48,10 @@ class Tally:
     n_failed_frames: int = 0
     n_failed_records: int = 0  # records with a failed frame
     first_failure: str = ""  # the first failed frame, and its reason
+
+    @property
+    def n_records(self) -> int:
+        return sum(self.statuses.values())
 
     def add(self, result: RecordResult) -> None:
         """Count one record."""
@@ -68,7 +71,8 @@ class Tally:
 
     def include(self, other: Tally) -> None:
         """Count the records of another, which come later."""
-        self.statuses += other.statuses
+        for status, n_records in other.statuses.items():
+            self.statuses[status] += n_records
         self.n_viral += other.n_viral
         self.n_frames += other.n_frames
         if other.n_regions is not None:
@@ -137,7 +141,7 @@ class Sink(Protocol):
         """Write what had to wait for the last record."""
 
 
-class Table:
+class TextSink:
     """A sink that is a text file, with or without a line of columns."""
 
     file: ClassVar[str]
@@ -159,7 +163,7 @@ class Table:
         """Write nothing: no line waits."""
 
 
-class RecordTable(Table):
+class RecordTable(TextSink):
     """One row for every record."""
 
     file = "predictions.tsv"
@@ -189,7 +193,7 @@ class EmbeddedTable(RecordTable):
     file = "records.tsv"
 
 
-class FrameTable(Table):
+class FrameTable(TextSink):
     """One row for every frame with a score, in the original's format."""
 
     file = "prediction_results.txt"
@@ -200,7 +204,7 @@ class FrameTable(Table):
         return frame_rows(result.predictions)
 
 
-class ChunkTable(Table):
+class ChunkTable(TextSink):
     """One row for every chunk with a scored frame, sorted by id, in the original's format."""
 
     file = "prediction_results_highestscore.csv"
@@ -221,7 +225,7 @@ class ChunkTable(Table):
         self.out.writelines(self.lines.merged())
 
 
-class ViralFasta(Table):
+class ViralFasta(TextSink):
     """The records that are called viral, with their headers as they were."""
 
     file = "viral.fasta"
@@ -231,7 +235,7 @@ class ViralFasta(Table):
         return [record_text(result.record)] if result.call.is_virus else []
 
 
-class OptionalTable(Table):
+class OptionalTable(TextSink):
     """A text file that appears with its first line. Without one, an old file is deleted."""
 
     per_file = False

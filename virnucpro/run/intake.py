@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from virnucpro.errors import ResumeError, UsageError
-from virnucpro.events import Progress, Telling
+from virnucpro.events import OnEvent, Progress
 from virnucpro.files import open_plain
 from virnucpro.log import LOGGER, announce, counted, printable
 from virnucpro.outputs.sinks import FailedSequences, read_mendable
@@ -32,8 +32,6 @@ from virnucpro.sequences.inputs import (
 )
 from virnucpro.sequences.samples import name_samples
 from virnucpro.sequences.survey import Survey, agree_on_type, doubt_type
-
-OnEvent = Callable[[Telling], None]
 
 
 def open_run(

@@ -22,14 +22,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from virnucpro.config import Precision
-from virnucpro.encoders.base import OnEvent
 from virnucpro.encoders.esm2.attention import choose_kernel
 from virnucpro.encoders.esm2.checkpoint import Checkpoint, ESM2Shape
 from virnucpro.encoders.esm2.model import DTYPES, ESM2
 from virnucpro.encoders.esm2.weights import load_esm2
 from virnucpro.errors import OutputError, StorageError, UnavailableError
-from virnucpro.events import Progress
-from virnucpro.files import atomic, sha256
+from virnucpro.events import OnEvent, Progress
+from virnucpro.files import atomic, sha256, write_whole
 from virnucpro.log import LOGGER, printable
 
 _FORMAT = "1"
@@ -210,8 +209,7 @@ def _note(checkpoint: Checkpoint, folder: Path) -> Path:
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
-    with atomic(path) as temporary:
-        temporary.write_text(json.dumps(content, indent=2) + "\n")
+    write_whole(path, json.dumps(content, indent=2) + "\n")
 
 
 def _sweep(folder: Path) -> None:
