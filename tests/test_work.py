@@ -251,6 +251,9 @@ def test_status_of_a_run_that_ended_before_its_plan_says_what_to_do(tmp_path):
         inspect_run(tmp_path, verify=False)
     assert "run its command again" in caught.value.hint
     assert str(rundir.log) in caught.value.hint
+    rundir.features.mkdir()  # as of a training
+    with pytest.raises(InputMissingError, match=r"holds no run$"):
+        inspect_run(tmp_path, verify=False)
 
 
 def test_figures_that_are_damaged_or_of_somebody_else_are_left_out(plan):

@@ -119,6 +119,8 @@ class Summary:
             )
         if n_scored := records.statuses["scored"]:
             lines.insert(1, f"called virus: {records.n_viral:,} of {n_scored:,} ({self.cut})")
+        elif self.scorer and records.n_records:
+            lines.insert(1, "none was scored: see the columns status and note of the table")
         if records.n_regions is not None:
             lines.insert(2, region_line(records.n_regions, records.n_whole_regions))
         return lines + self._repair_lines(folder)

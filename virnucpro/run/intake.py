@@ -54,7 +54,7 @@ def open_run(
     sources = find_inputs(config.options.input, rundir.root, rundir.copies, rundir.own_names)
     again = _unnamed(recorded, sources) if recorded else []
     sources_by_sample = name_samples([*sources, *again], recorded.inputs if recorded else ())
-    sieve = Sieve(config.options.strict)
+    sieve = Sieve(config.options.strict or len(sources_by_sample) == 1)
     n_bytes = sum(
         source.path.stat().st_size for source in sources_by_sample if source.path.is_file()
     )
