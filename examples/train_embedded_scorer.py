@@ -97,10 +97,10 @@ SHARES = {
     "ribosomal operons": 0.02,
 }
 RANGES = (
-    Range(150, 150, 300),
-    Range(300, 300, 500),
-    Range(500, 500),
-    Range(1000, 1000),
+    Range(150, 150, 350),
+    Range(300, 180, 1000),
+    Range(500, 350),
+    Range(1000, 700),
     Range(3000, 2000, 10_000, part=1000),
     Range(10_000, 10_000, part=1000),
 )
@@ -122,10 +122,17 @@ MADE_SHARE = 40  # for so many fragments of each label there is one of each synt
 MADE_WEIGHT = 2.0
 FOLDS_BESIDE = (0, 1, 2)  # fitted in a second process
 SEED = 3  # of the fragments that nets of the folds are measured on
-KNOTS = {
+KNOTS = {  # on both sides of where other nets begin
     150: 20_000,
+    179: 20_000,
+    180: 20_000,
     300: 20_000,
+    349: 20_000,
+    350: 20_000,
     500: 20_000,
+    699: 20_000,
+    700: 20_000,
+    999: 20_000,
     1000: 20_000,
     1999: 20_000,  # from 2,000 bases on records are read as wholes too
     2000: 20_000,
