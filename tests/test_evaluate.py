@@ -25,7 +25,7 @@ from virnucpro.engine.executor import InlineExecutor
 from virnucpro.errors import InputError, ResumeError, UsageError, VirnucproError
 from virnucpro.evaluation.figure import draw_figure, write_figure
 from virnucpro.evaluation.fragments import Cutting, Fragment, cut_record, write_fragments
-from virnucpro.evaluation.held_out import HeldOut, memories_of
+from virnucpro.evaluation.held_out import HeldOut
 from virnucpro.evaluation.report import summary_lines, write_report
 from virnucpro.evaluation.story import Caller, answer, caller_of, evaluate, read_chunks, understand
 from virnucpro.labelled.digests import group_digest, record_digest
@@ -302,7 +302,7 @@ def test_the_scorer_remembers_what_it_was_trained_on(manifest, tmp_path):
     save_scorer(tmp_path / "scorer.safetensors", scorer)
     caller = Caller(None, load_scorer(tmp_path / "scorer.safetensors"))
     with pytest.raises(InputError, match="the scorer was trained on 2 of 24 records"):
-        list(HeldOut(memories_of(None, caller.scorer), "refuse").select(pairs_of(manifest)))
+        list(HeldOut(None, caller.scorer, "refuse").select(pairs_of(manifest)))
 
 
 # Held-out data

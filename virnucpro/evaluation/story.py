@@ -20,7 +20,7 @@ from virnucpro.engine.executor import Executor
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.errors import UsageError, VirnucproError
 from virnucpro.evaluation.fragments import WHOLE, Cutting, Fragment, length_name, write_fragments
-from virnucpro.evaluation.held_out import HeldOut, OfTraining, memories_of, policy
+from virnucpro.evaluation.held_out import HeldOut, OfTraining, policy
 from virnucpro.evaluation.metrics import Interval, Measures, Samples, bootstrap, measure
 from virnucpro.events import OnEvent
 from virnucpro.files import refuse_links, writing
@@ -256,7 +256,7 @@ def answer(
     Raises:
         VirnucproError: see ``errors``; or something could not be scored.
     """
-    held_out = HeldOut(memories_of(caller.head, caller.scorer), question.of_training)
+    held_out = HeldOut(caller.head, caller.scorer, question.of_training)
     with _folder(question.output):
         pairs = held_out.select(question.read_records())
         fragments = write_fragments(pairs, question.cutting, question.fasta, question.table)

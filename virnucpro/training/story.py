@@ -39,7 +39,7 @@ from virnucpro.options import ExtractOptions, TrainOptions
 from virnucpro.pipeline import extract
 from virnucpro.report.training import write_training_page
 from virnucpro.run.folder import RunDir
-from virnucpro.training.board import board
+from virnucpro.training.board import Board
 from virnucpro.training.clock import Clock, profile_lines, speed_lines
 from virnucpro.training.features import write_vectors
 from virnucpro.training.loop import B, Objective, Trainer, effective_batch, precision_of
@@ -217,7 +217,7 @@ def _train(
             f"{settings.grad_accum_steps} steps added up"
         )
     clock = Clock(ranks.device if training.options.profile else None)
-    with board(training.place / BOARD) as on_epoch:
+    with Board(training.place / BOARD) as on_epoch:
         trainer = Trainer(
             module, objective, settings, ranks, training.place, ranks.tell, on_epoch, clock=clock
         )
