@@ -69,7 +69,10 @@ from virnucpro.scoring.head import Head
 from virnucpro.scoring.join import Join
 from virnucpro.scoring.regions import RegionFinder, embedded_finder
 from virnucpro.sequences.fasta import list_reads
+from virnucpro.sequences.inputs import InputFile
 from virnucpro.tasks import Helpers
+
+_BYTES_PER_WORKER = 1_000_000  # of input; less is planned in a tenth of a second
 
 OnEvent = Callable[[Telling], None]
 ExecutorOn = Callable[[Sequence[str]], Executor]  # given the devices
@@ -99,7 +102,8 @@ def extract(
 
 def _resolve_and_run(options: RunOptions, on_event: OnEvent, executor_on: ExecutorOn) -> Summary:
     config, head = resolve(options, on_event)
-    executor = NoExecutor() if options.no_embed else executor_on(config.resources.devices)
+    is_left_to_others = options.no_embed or options.plan_only
+    executor = NoExecutor() if is_left_to_others else executor_on(config.resources.devices)
     return run(config, head, executor, on_event)
 
 
@@ -110,7 +114,7 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
         VirnucproError: see ``errors``; finished shards are kept in every case.
     """
     rundir, summary = RunDir(config.output), Summary()
-    with rundir.in_use():
+    with rundir.in_use(), closing(executor):
         rundir.check_free(resume=config.options.resume, force=config.options.force)
         LOGGER.info("virnucpro %s: %s", __version__, printable(" ".join(config.options.argv)))
         rundir.sweep()
@@ -122,6 +126,9 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
             config.options.check_type(manifest.recipe.input_type)
             scorer = announce_choices(config, manifest.recipe, head)
             finder = make_finder(config.options, manifest.recipe, scorer)
+            job = make_job(rundir, manifest.recipe, config.weights)
+            new = manifest.inputs[len(recorded.inputs) if recorded else 0 :]
+            executor.start(job, config.resources, count_worth_starting(job, new))
             plan = plan_run(config, rundir, recorded, manifest, on_event)
             rundir.clear_copies(manifest)
             announce_input(plan, manifest)
@@ -131,7 +138,6 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
             summary.cut = announce_cut(config, scorer, head)
             summary.cut_scores = cut_scores(config, scorer, head)
             rundir.report.unlink(missing_ok=True)  # it is of another state
-        job = make_job(rundir, manifest.recipe, config.weights)
         if config.options.plan_only:
             return close_plan(config, rundir, manifest, plan, summary)
         results = Results(
@@ -301,6 +307,11 @@ def plan_run(
     rundir.write_manifest(manifest, facts)
     rundir.adopt_plan()
     return plan
+
+
+def count_worth_starting(job: Job, new: Sequence[InputFile]) -> int:
+    """The workers that inputs without a plan are worth before it tells of how many shards."""
+    return sum(file.n_bytes for file in new) // _BYTES_PER_WORKER if job.encoders else 0
 
 
 def make_job(rundir: RunDir, recipe: Recipe, weights: tuple[Path, ...]) -> Job:
