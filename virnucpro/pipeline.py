@@ -69,7 +69,6 @@ from virnucpro.scoring.head import Head
 from virnucpro.scoring.join import Join
 from virnucpro.scoring.regions import RegionFinder, embedded_finder
 from virnucpro.sequences.fasta import list_reads
-from virnucpro.sequences.inputs import InputFile
 from virnucpro.tasks import Helpers
 
 _BYTES_PER_WORKER = 1_000_000  # of input; less is planned in a tenth of a second
@@ -127,8 +126,7 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
             scorer = announce_choices(config, manifest.recipe, head)
             finder = make_finder(config.options, manifest.recipe, scorer)
             job = make_job(rundir, manifest.recipe, config.weights)
-            new = manifest.inputs[len(recorded.inputs) if recorded else 0 :]
-            executor.start(job, config.resources, count_worth_starting(job, new))
+            executor.start(job, config.resources, count_worth_starting(manifest, recorded))
             plan = plan_run(config, rundir, recorded, manifest, on_event)
             rundir.clear_copies(manifest)
             announce_input(plan, manifest)
@@ -164,8 +162,6 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
                 )
             complete(results, job, executor, config.resources, summary)
         close_run(config, rundir, manifest, summary)
-        if config.options.report:
-            write_run_page(rundir)
         for line in summary.lines(config.output):
             LOGGER.info("%s", line)
     return summary
@@ -309,9 +305,11 @@ def plan_run(
     return plan
 
 
-def count_worth_starting(job: Job, new: Sequence[InputFile]) -> int:
-    """The workers that inputs without a plan are worth before it tells of how many shards."""
-    return sum(file.n_bytes for file in new) // _BYTES_PER_WORKER if job.encoders else 0
+def count_worth_starting(manifest: Manifest, recorded: Manifest | None) -> int:
+    """The workers that inputs without a plan are worth, before their shards are known."""
+    new = manifest.inputs[len(recorded.inputs) if recorded else 0 :]
+    n_bytes = sum(file.n_bytes for file in new) if manifest.recipe.has_encoder else 0
+    return n_bytes // _BYTES_PER_WORKER
 
 
 def make_job(rundir: RunDir, recipe: Recipe, weights: tuple[Path, ...]) -> Job:
@@ -435,7 +433,7 @@ def _on_shard(on_event: OnEvent, stage: str) -> OnShard:
 
 
 def close_run(config: RunConfig, rundir: RunDir, manifest: Manifest, summary: Summary) -> None:
-    """Write the outcome into ``run.json``, and delete intermediate files."""
+    """Write the outcome into ``run.json``, delete intermediate files, and write the page."""
     scorer = config.scorer_for(manifest.recipe.input_type)
     summary.scorer = scorer.announcement if scorer else ""
     state = "partial" if summary.exit_code else "complete"
@@ -443,6 +441,8 @@ def close_run(config: RunConfig, rundir: RunDir, manifest: Manifest, summary: Su
     rundir.write_manifest(manifest, {**_facts(config, manifest), **facts})
     if not config.options.keep_intermediate and not summary.n_failed_frames:
         rundir.clear_shards()
+    if config.options.report:
+        write_run_page(rundir)
 
 
 def _facts(config: RunConfig, manifest: Manifest) -> dict[str, object]:
