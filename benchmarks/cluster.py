@@ -19,7 +19,8 @@ from tempfile import TemporaryDirectory
 
 from virnucpro.config import EncoderSpec, Recipe, Resources
 from virnucpro.engine.executor import InlineExecutor, NoExecutor
-from virnucpro.options import ExtractOptions, make
+from virnucpro.option_fields import make
+from virnucpro.options import ExtractOptions
 from virnucpro.pipeline import make_job, run
 from virnucpro.resolve import RunConfig, WorkConfig
 from virnucpro.run.folder import RunDir

@@ -20,7 +20,8 @@ from virnucpro.config import RESIDUES_PER_SHARD
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.errors import VirnucproError
 from virnucpro.events import BatchDone, BatchStarted, ShardDone, Telling, WorkerReady
-from virnucpro.options import ExtractOptions, make
+from virnucpro.option_fields import make
+from virnucpro.options import ExtractOptions
 from virnucpro.outputs.summary import STARTING
 from virnucpro.pipeline import run
 from virnucpro.resolve import RunConfig, resolve

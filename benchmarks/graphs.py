@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from virnucpro.bench.encoder import Encoder, Setting, load_ours
+from virnucpro.bench.encoder import Setting, TimedEncoder, load_ours
 from virnucpro.encoders.esm2.alphabet import PAD
 from virnucpro.encoders.esm2.attention import attend_varlen, flash_attention
 from virnucpro.encoders.esm2.model import ESM2, Layer, mean_pool
@@ -29,7 +29,7 @@ _TOKENS_PER_PROTEIN = 16  # on average, at the least
 _N_WARM_UP = 3
 
 
-def load_graphed(setting: Setting) -> Encoder:
+def load_graphed(setting: Setting) -> TimedEncoder:
     """Load the model to replay CUDA graphs."""
     encoder = load_ours(setting, "bf16", attend_varlen)
     assert isinstance(encoder.model, ESM2)

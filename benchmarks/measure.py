@@ -34,7 +34,7 @@ from variants import BudgetRow, KernelRow, compare_variants, profile_kernels, tr
 
 from virnucpro.bench.comparison import EncoderRow
 from virnucpro.bench.encoder import Setting
-from virnucpro.bench.report import describe_machine, describe_versions
+from virnucpro.bench.report import describe_versions, machine_facts
 from virnucpro.bench.synthetic import MODELS, PROFILES, make_proteins, write_checkpoint
 from virnucpro.devices import choose_devices, choose_precision, choose_tokens, usable_cores
 from virnucpro.encoders.esm2.family import footprint_of
@@ -203,7 +203,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     facts = {
         "command": shlex.join(["benchmarks/measure.py", *(arguments or sys.argv[1:])]),
         "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "machine": describe_machine(),  # its load before anything is measured
+        "machine": machine_facts(),  # its load before anything is measured
         "versions": describe_versions(),
     }
     _tell(facts)

@@ -64,7 +64,7 @@ def measure_poison(
             yield PoisonRow(
                 run=run_name,
                 n_proteins=n_proteins,
-                n_failed=summary.statuses.get("failed", 0),
+                n_failed=summary.records.statuses["failed"],
                 seconds=seconds,
                 cpu_seconds=sum(used[:4]) - sum(cpu[:4]),
                 ratio=seconds / undisturbed,

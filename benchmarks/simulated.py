@@ -41,7 +41,8 @@ from virnucpro.engine.worker import Worker
 from virnucpro.errors import VirnucproError
 from virnucpro.events import EmbeddingStarted, Event, ShardDone, Telling
 from virnucpro.files import EMBEDDED_FOLDER
-from virnucpro.options import PredictOptions, make
+from virnucpro.option_fields import make
+from virnucpro.options import PredictOptions
 from virnucpro.pipeline import run
 from virnucpro.resolve import RunConfig
 from virnucpro.scoring.head import EncoderFacts, Head, Network, load_head

@@ -17,8 +17,16 @@ import torch
 from graphs import Attend, compile_layers, load_graphed
 from torch import Tensor, nn
 
-from virnucpro.bench.comparison import Comparison, EncoderRow, compare
-from virnucpro.bench.encoder import OURS, Encoder, Setting, Way, load_ours, synchronize, time_pass
+from virnucpro.bench.comparison import Comparison, EncoderRow, compare_ways
+from virnucpro.bench.encoder import (
+    OURS,
+    Setting,
+    TimedEncoder,
+    Way,
+    load_ours,
+    synchronize,
+    time_pass,
+)
 from virnucpro.bench.layouts import FAILURES, layouts, reason_of
 from virnucpro.bench.synthetic import make_proteins
 from virnucpro.encoders.esm2.attention import attend_varlen, choose_kernel, flash_attention
@@ -67,23 +75,23 @@ def compare_variants(
     )
     ways = [Way(OURS, "bf16", name, load) for name, load in WAYS.items()]
     with layouts(setting, 1, len(ways)) as places:
-        yield from compare(comparison, ways, places[:1])
+        yield from compare_ways(comparison, ways, places[:1])
 
 
-def load_plain(setting: Setting) -> Encoder:
+def load_plain(setting: Setting) -> TimedEncoder:
     kernel = choose_kernel(torch.device(setting.device), torch.bfloat16)
     return load_ours(setting, "bf16", kernel)
 
 
-def load_torch_rotation(setting: Setting) -> Encoder:
+def load_torch_rotation(setting: Setting) -> TimedEncoder:
     return load_ours(setting, "bf16", attend_varlen)
 
 
-def load_compiled(setting: Setting) -> Encoder:
+def load_compiled(setting: Setting) -> TimedEncoder:
     return _compiled(setting)
 
 
-def load_tanh(setting: Setting) -> Encoder:
+def load_tanh(setting: Setting) -> TimedEncoder:
     def change(model: ESM2) -> None:
         for layer in model.layers:
             assert isinstance(layer, Layer)
@@ -92,7 +100,7 @@ def load_tanh(setting: Setting) -> Encoder:
     return _compiled(setting, change)
 
 
-def load_flash_3(setting: Setting) -> Encoder:
+def load_flash_3(setting: Setting) -> TimedEncoder:
     flash: Callable[..., Tensor] = importlib.import_module(
         "fa3_fwd_interface"
     ).flash_attn_varlen_func
@@ -105,7 +113,7 @@ def load_flash_3(setting: Setting) -> Encoder:
     return _compiled(setting, attend=attend)
 
 
-def load_fp8(setting: Setting) -> Encoder:
+def load_fp8(setting: Setting) -> TimedEncoder:
     def change(model: ESM2) -> None:
         for layer in list(model.layers)[1:-1]:  # the first and the last are the most sensitive
             for name in ("qkv", "up", "down"):
@@ -129,7 +137,7 @@ def _compiled(
     setting: Setting,
     change: Callable[[ESM2], None] = lambda _: None,
     attend: Attend = flash_attention,
-) -> Encoder:
+) -> TimedEncoder:
     """Load the model with compiled layers; the compiler runs before the clock does."""
     encoder = load_plain(setting)
     assert isinstance(encoder.model, ESM2)

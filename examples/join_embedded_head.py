@@ -26,8 +26,9 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.labelled.records import read_manifest
-from virnucpro.outputs.sinks import FrameTable, read_frame_scores
+from virnucpro.labelled.records import read_data_manifest
+from virnucpro.outputs.read import read_frame_scores
+from virnucpro.outputs.sinks import FrameTable
 from virnucpro.run.folder import RunDir
 from virnucpro.scorer.nets import Scorer, embedded_scorer, load_scorer
 from virnucpro.scorer.score import score_sequences
@@ -36,7 +37,7 @@ from virnucpro.scoring.head import HeadFacts, load_head, save_head
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.translate import chunk_record, translate_six_frames
 from virnucpro.training.gain import measure_gain, write_gains
-from virnucpro.training.joining import Fragments, fit_join
+from virnucpro.training.joining import ScoredFragments, fit_join
 from virnucpro.training.scorer_folds import group_folds
 
 SEED = 0
@@ -57,7 +58,7 @@ class Unseen:
         with split.open(encoding="utf-8", newline="") as table:
             rows = csv.DictReader(table, delimiter="\t", quoting=csv.QUOTE_NONE)
             trained = {row["group"] for row in rows if row["part"] in PARTS}
-        files = read_manifest(manifest).files.values()
+        files = read_data_manifest(manifest).files.values()
         records = [row for file in files for row in file.rows.values() if row.group in trained]
         fold_of_group = group_folds(records)
         scorers = [load_scorer(path) for path in sorted(folder.glob("fold*.safetensors"))]
@@ -74,7 +75,7 @@ class Unseen:
         return values
 
 
-def read_fragments(folder: Path, unseen: Unseen, facts: HeadFacts) -> Iterator[Fragments]:
+def read_fragments(folder: Path, unseen: Unseen, facts: HeadFacts) -> Iterator[ScoredFragments]:
     """The fragments of an evaluation with what scorer and head say of them, length by length."""
     with (folder / "fragments.tsv").open(encoding="utf-8", newline="") as table:
         rows = {row["fragment"]: row for row in csv.DictReader(table, delimiter="\t")}
@@ -95,7 +96,7 @@ def read_fragments(folder: Path, unseen: Unseen, facts: HeadFacts) -> Iterator[F
             for orf in translate_six_frames(list(chunk_record(records[name], facts.chunk_size))):
                 chunks[orf.chunk_id].append(score_of[orf.id])
             head.append(fmean(chunk_log_odds(chunks.values(), facts)) if chunks else np.nan)
-        yield Fragments(
+        yield ScoredFragments(
             int(length),
             base,
             np.array(head),

@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 
 from virnucpro.evaluation.metrics import Samples, bootstrap, measure
 from virnucpro.labelled.digests import group_digest, record_digest
-from virnucpro.labelled.records import Labelled, read_manifest, read_records
+from virnucpro.labelled.records import Labelled, read_data_manifest, read_records
 from virnucpro.scorer.features import GC, fragment_features, whole_features
 from virnucpro.scorer.nets import (
     ErrorRates,
@@ -97,10 +97,10 @@ SHARES = {
     "ribosomal operons": 0.02,
 }
 RANGES = (
-    Range(150, 150, 300),
-    Range(300, 300, 500),
-    Range(500, 500),
-    Range(1000, 1000),
+    Range(150, 150, 350),
+    Range(300, 180, 1000),
+    Range(500, 350),
+    Range(1000, 700),
     Range(3000, 2000, 10_000, part=1000),
     Range(10_000, 10_000, part=1000),
 )
@@ -122,10 +122,17 @@ MADE_SHARE = 40  # for so many fragments of each label there is one of each synt
 MADE_WEIGHT = 2.0
 FOLDS_BESIDE = (0, 1, 2)  # fitted in a second process
 SEED = 3  # of the fragments that nets of the folds are measured on
-KNOTS = {
+KNOTS = {  # on both sides of where other nets begin
     150: 20_000,
+    179: 20_000,
+    180: 20_000,
     300: 20_000,
+    349: 20_000,
+    350: 20_000,
     500: 20_000,
+    699: 20_000,
+    700: 20_000,
+    999: 20_000,
     1000: 20_000,
     1999: 20_000,  # from 2,000 bases on records are read as wholes too
     2000: 20_000,
@@ -168,7 +175,7 @@ def lessons(course: Course, of_size: Range, n_fragments: int, seed: int) -> Less
     cells = fragments.digits[~is_virus]
     invented = np.stack(
         [
-            made.make(kind, size, cells[rng.integers(len(cells))], rng)
+            made.make_sequence(kind, size, cells[rng.integers(len(cells))], rng)
             for kind in made.KINDS
             for _ in range(n_fragments // MADE_SHARE)
         ]
@@ -239,7 +246,7 @@ def records_of(manifest: Path, split: Path, parts: list[str]) -> Iterator[Labell
     with split.open(encoding="utf-8") as lines:
         rows = csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
         part_of = {row["group"]: row["part"] for row in rows}
-    for labelled, record in read_records(read_manifest(manifest)):
+    for labelled, record in read_records(read_data_manifest(manifest)):
         if part_of[labelled.group] in parts:
             yield labelled, record
 

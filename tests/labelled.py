@@ -8,7 +8,7 @@ import numpy as np
 
 from virnucpro.events import Telling
 from virnucpro.labelled.frames import LabelledFrames
-from virnucpro.labelled.records import Labelled, LabelledRecord, read_manifest, read_records
+from virnucpro.labelled.records import Labelled, LabelledRecord, read_data_manifest, read_records
 from virnucpro.labelled.split import Split, read_split
 from virnucpro.labelled.store import FrameStore
 from virnucpro.options import TrainOptions
@@ -59,7 +59,7 @@ def relabelled(folder: Path, codons_of: dict[str, str], n_groups: int = 16) -> P
 
 def pairs_of(data: Path, splits: dict[str, Split] | None = None, *parts: Split) -> list[Labelled]:
     """The records of a manifest with their sequences; of these parts of a split, if any."""
-    pairs = read_records(read_manifest(data))
+    pairs = read_records(read_data_manifest(data))
     return [pair for pair in pairs if splits is None or splits[pair[0].group] in parts]
 
 

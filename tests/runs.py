@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +15,11 @@ import h5py
 import numpy as np
 import psutil
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from virnucpro.engine.executor import Executor, InlineExecutor
-from virnucpro.events import Telling
+from virnucpro.events import OnEvent
 from virnucpro.options import PredictOptions
 from virnucpro.outputs.summary import Summary
 from virnucpro.pipeline import predict, run
@@ -39,7 +40,7 @@ TABLES = (
 def run_inline(
     config: RunConfig,
     head: Head | None,
-    on_event: Callable[[Telling], None] = lambda _: None,
+    on_event: OnEvent = lambda _: None,
     executor: Executor | None = None,
 ) -> Summary:
     return run(config, head, executor or InlineExecutor(), on_event)
@@ -112,6 +113,20 @@ def within(seconds: int) -> Iterator[None]:
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
+
+
+def exported(run_folder: Path, layout: str) -> dict[str, NDArray[np.float32]]:
+    """The vectors of a run in another format, by id."""
+    found: dict[str, NDArray[np.float32]] = {}
+    for path in (run_folder / "features").glob(f"*.{layout}"):
+        if layout == "npz":
+            with np.load(path) as stored:
+                found |= dict(zip(stored["ids"].tolist(), stored["embeddings"], strict=True))
+        else:
+            stored = torch.load(path, weights_only=True)
+            rows = [row.numpy() for row in stored["data"]]
+            found |= dict(zip(stored["proteins"], rows, strict=True))
+    return found
 
 
 def tables(folder: Path) -> dict[str, bytes]:

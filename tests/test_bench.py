@@ -18,11 +18,11 @@ from conftest import TINY
 from oracle import LONGEST, tolerance
 from runs import our_processes
 
-from virnucpro.bench.comparison import Comparison, compare
-from virnucpro.bench.encoder import Encoder, Setting, Way, load_ours, our_ways
+from virnucpro.bench.comparison import Comparison, compare_ways
+from virnucpro.bench.encoder import Setting, TimedEncoder, Way, load_ours, our_ways
 from virnucpro.bench.layouts import layouts
 from virnucpro.bench.peers import peer_ways
-from virnucpro.bench.programme import Programme, resolve, run
+from virnucpro.bench.programme import Programme, resolve_bench, run_bench
 from virnucpro.bench.report import Report, make_console
 from virnucpro.bench.synthetic import PROFILES, make_proteins, write_checkpoint
 from virnucpro.devices import Choice, Gpu
@@ -39,7 +39,7 @@ QUICK = BenchOptions(device="cpu", threads=2, tokens=400, repeats=2, seed=3, qui
 @pytest.fixture(scope="module")
 def programme() -> Programme:
     """All parts, on a model of two layers."""
-    programme = resolve(QUICK)
+    programme = resolve_bench(QUICK)
     assert set(programme.models) == {"8M"}
     return replace(programme, models={"tiny": TINY})
 
@@ -48,7 +48,7 @@ def programme() -> Programme:
 def report(programme, tmp_path_factory) -> Report:
     path = tmp_path_factory.mktemp("bench") / "bench.json"
     report = Report(["virnucpro", "bench"], programme.seed, path)
-    run(programme, report.add, lambda _: None)
+    run_bench(programme, report.add, lambda _: None)
     return report
 
 
@@ -69,11 +69,11 @@ def comparison(**changes) -> Comparison:
     return Comparison(**(given | {"proteins": proteins, "repeats": 2} | changes))
 
 
-def load_nothing(_: Setting) -> Encoder:
+def load_nothing(_: Setting) -> TimedEncoder:
     raise RuntimeError("no kernel image is available [red](a test)[/red]")
 
 
-def fail_when_run(setting: Setting) -> Encoder:
+def fail_when_run(setting: Setting) -> TimedEncoder:
     def embed(_: list[str]) -> torch.Tensor:
         raise torch.OutOfMemoryError("out of memory (a test)")
 
@@ -134,7 +134,7 @@ def test_all_ways_are_right_beyond_the_positions_that_bf16_can_count(setting):
     assert max(map(len, proteins)) > 900
     ways = [*peer_ways(setting, has_bf16=True), *our_ways(("fp32", "bf16"), setting)]
     with layouts(setting, 1, len(ways)) as places:
-        rows = list(compare(comparison(proteins=proteins, repeats=1), ways, places))
+        rows = list(compare_ways(comparison(proteins=proteins, repeats=1), ways, places))
     for row in rows:
         assert row.largest_error <= tolerance(TINY.n_layers, DTYPES[row.precision]), row
 
@@ -144,7 +144,7 @@ def test_openvino_gives_the_vectors_that_its_roundings_explain(setting):
     assert [way.program for way in peer_ways(setting, has_bf16=False)][1:] == ["openvino"]
     ways = peer_ways(setting, has_bf16=False)
     with layouts(setting, 1, len(ways)) as places:
-        _, row = compare(comparison(repeats=1), ways, places)
+        _, row = compare_ways(comparison(repeats=1), ways, places)
     assert not row.reason
     assert row.largest_error <= tolerance(TINY.n_layers, torch.float32)
 
@@ -161,14 +161,14 @@ def test_results_are_there_after_a_cut_off(programme, tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(programme, record, lambda _: None)
+        run_bench(programme, record, lambda _: None)
     assert len(json.loads(path.read_text())["limits"]) == n_limits
     assert [file.name for file in tmp_path.iterdir()] == ["bench.json"]
 
 
 def test_tables_are_plain_text_in_a_pipe_whatever_a_reason_holds(report, setting):
     with layouts(setting, 1, 1) as places:
-        (row,) = compare(comparison(), [FAILING], places)
+        (row,) = compare_ways(comparison(), [FAILING], places)
     report = replace_rows(report, [*report.rows, row])
     console = make_console(is_terminal=False)
     console.file = out = io.StringIO()
@@ -224,7 +224,7 @@ def test_the_same_seed_gives_the_same_weights(tmp_path):
 # Ways that fail
 
 
-def give_nan(setting: Setting) -> Encoder:
+def give_nan(setting: Setting) -> TimedEncoder:
     ours = load_ours(setting, "fp32", attend_runs)
     return replace(ours, embed=lambda proteins: ours.embed(proteins) / 0)
 
@@ -232,14 +232,14 @@ def give_nan(setting: Setting) -> Encoder:
 def test_vectors_that_are_not_finite_are_no_figure(setting):
     ways = [Way("broken", "fp16", "overflows", give_nan), *our_ways(("fp32",), setting)]
     with layouts(setting, 1, len(ways)) as places:
-        broken, _ = compare(comparison(), ways, places)
+        broken, _ = compare_ways(comparison(), ways, places)
     assert broken.reason == "its vectors are not finite" and broken.ratio is None
 
 
 def test_a_way_that_raises_gives_a_row_with_the_reason_and_the_others_still_run(setting):
     ways = [FAILING, *our_ways(("fp32",), setting), FULL]
     with layouts(setting, 2, len(ways)) as places:
-        rows = list(compare(comparison(), ways, places))
+        rows = list(compare_ways(comparison(), ways, places))
     assert [bool(row.reason) for row in rows] == [True, True, False, False, True, True]
     assert all("no kernel image" in row.reason for row in rows[:2])
     assert all("out of memory" in row.reason for row in rows[4:])
@@ -252,7 +252,7 @@ def test_a_program_that_is_not_installed_is_a_row_that_says_so(setting, monkeypa
     monkeypatch.setitem(sys.modules, "transformers", None)
     ways = [*peer_ways(setting, has_bf16=True)[-1:], *our_ways(("fp32",), setting)]
     with layouts(setting, 1, len(ways)) as places:
-        missing, ours = compare(comparison(), ways, places)
+        missing, ours = compare_ways(comparison(), ways, places)
     assert "transformers is not installed; " in missing.reason
     assert "pip install -c constraints.txt '.[oracle]'" in missing.reason
     assert ours.ratio == 1 and ours.tokens_per_second
@@ -265,7 +265,7 @@ def test_weights_that_find_no_room_are_a_row_and_not_the_end(programme, monkeypa
     monkeypatch.setattr("virnucpro.bench.programme.write_checkpoint", fill_the_disk)
     rows: list = []
     models = {"tiny": TINY, "second": TINY}
-    run(replace(programme, parts=("encoder",), models=models), rows.append, lambda _: None)
+    run_bench(replace(programme, parts=("encoder",), models=models), rows.append, lambda _: None)
     assert [row.model for row in rows] == ["tiny", "second"]
     for row in rows:
         assert "no weights could be made: RuntimeError: PytorchStreamWriter" in row.reason
@@ -274,25 +274,25 @@ def test_weights_that_find_no_room_are_a_row_and_not_the_end(programme, monkeypa
 def test_unknown_names_are_refused_before_anything_is_measured():
     for name in ("models", "profiles", "parts", "precisions"):
         with pytest.raises(UsageError, match=f"--{name}: 'nonsense' is unknown"):
-            resolve(replace(QUICK, **{name: "nonsense"}))
+            resolve_bench(replace(QUICK, **{name: "nonsense"}))
 
 
 def test_a_process_that_dies_is_a_reason_and_the_next_way_gets_new_ones(setting):
     ways = [Way("broken", "fp32", "dies", die), *our_ways(("fp32",), setting)]
     with layouts(setting, 2, len(ways)) as (_, many):
-        dead, ours = compare(comparison(), ways, [many])
+        dead, ours = compare_ways(comparison(), ways, [many])
     assert dead.reason == "a process died"
     assert ours.tokens_per_second
 
 
-def die(_: Setting) -> Encoder:
+def die(_: Setting) -> TimedEncoder:
     os._exit(1)
 
 
 def test_processes_that_the_memory_does_not_hold_are_not_started(setting):
     ways = our_ways(("fp32",), setting)
     with layouts(setting, 1_000_000, 1) as (_, many):
-        (row,) = compare(comparison(), ways, [many])
+        (row,) = compare_ways(comparison(), ways, [many])
     assert "1000000 processes would need" in row.reason
     assert not our_processes()
 
@@ -304,7 +304,7 @@ def test_on_a_gpu_one_model_is_loaded_at_a_time_and_every_row_comes_when_it_is_m
     with layouts(setting, 1, 3) as (one,):
         broken_one = replace(FAILING, program="virnucpro")
         ways = [*ours, broken_one, *reference, replace(ours[0], how="once more")]
-        for row in compare(comparison(one_by_one=True, repeats=1), ways, [one]):
+        for row in compare_ways(comparison(one_by_one=True, repeats=1), ways, [one]):
             n_loaded.append(len(one.encoders))
             report.add(row)
     assert n_loaded == [1, 0, 1, 1, 0, 0], "four rows, and twice what came before the reference"
@@ -317,7 +317,7 @@ def test_on_a_gpu_one_model_is_loaded_at_a_time_and_every_row_comes_when_it_is_m
 def test_a_repeat_fills_its_least_time(setting):
     slow = comparison(repeats=2, least_seconds=0.2)
     with layouts(setting, 1, 1) as places:
-        (row,) = compare(slow, our_ways(("fp32",), setting), places)
+        (row,) = compare_ways(slow, our_ways(("fp32",), setting), places)
     assert len(row.seconds) == 2 and max(row.seconds) < 0.2, "per pass"
     assert sum(row.cpu_seconds) < 0.4
 
@@ -326,18 +326,18 @@ def test_precisions_are_those_asked_for_and_on_a_gpu_not_float32(monkeypatch):
     gpu = Gpu(0, "GPU-a", "NVIDIA H200", 140 << 30, 139 << 30, (9, 0))
     choice = Choice(("cuda:0",), ("H200",), has_bf16=True, memory=139 << 30, gpus=(gpu,))
     monkeypatch.setattr("virnucpro.bench.programme.choose_devices", lambda *_: choice)
-    assert resolve(BenchOptions()).precisions == ("bf16", "fp16")
-    assert resolve(BenchOptions(precisions="bf16,fp32")).precisions == ("bf16", "fp32")
-    assert resolve(BenchOptions()).least_seconds == 5
+    assert resolve_bench(BenchOptions()).precisions == ("bf16", "fp16")
+    assert resolve_bench(BenchOptions(precisions="bf16,fp32")).precisions == ("bf16", "fp32")
+    assert resolve_bench(BenchOptions()).least_seconds == 5
     monkeypatch.undo()
     with pytest.raises(UnavailableError, match="--precision fp16 is not for CPU"):
-        resolve(replace(QUICK, precisions="fp16"))
+        resolve_bench(replace(QUICK, precisions="fp16"))
 
 
 def test_a_pass_that_takes_long_is_repeated_once(setting, monkeypatch):
     monkeypatch.setattr("virnucpro.bench.comparison.LONG_SECONDS", 0.0)
     with layouts(setting, 1, 1) as places:
-        (row,) = compare(comparison(repeats=5), our_ways(("fp32",), setting), places)
+        (row,) = compare_ways(comparison(repeats=5), our_ways(("fp32",), setting), places)
     assert len(row.seconds) == 1
 
 

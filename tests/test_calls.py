@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 
 from virnucpro.outputs import tables
+from virnucpro.outputs.read import read_calls, read_mendable
 from virnucpro.outputs.sinks import (
     ChunkTable,
     FrameTable,
     RecordTable,
     chunk_rows,
     frame_rows,
-    read_calls,
-    read_mendable,
     record_row,
 )
 from virnucpro.outputs.tables import SortedLines

@@ -15,7 +15,7 @@ from oracle import make_fair_esm, save_fair_esm
 from test_cli import virnucpro
 
 from virnucpro.config import Precision
-from virnucpro.encoders.check import Check, check, compare, report_lines
+from virnucpro.encoders.check import Check, check, find_deviations, report_lines
 from virnucpro.encoders.esm2.checkpoint import ESM2Shape
 from virnucpro.encoders.learned.file import LearnedFacts, save_learned
 from virnucpro.encoders.panel import ODD_LETTERS, make_panel
@@ -256,4 +256,4 @@ def test_vectors_are_compared_by_id():
     residues = {name: rng.random((len(text), 8)) for name, text in make_panel().items()}
     means = {name: rows.mean(axis=0, keepdims=True) for name, rows in residues.items()}
     turned = [dict(reversed(vectors.items())) for vectors in (means, residues)]
-    assert all(one.mean == one.residue == 0 for one in compare(*turned, residues))
+    assert all(one.mean == one.residue == 0 for one in find_deviations(*turned, residues))

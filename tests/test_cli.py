@@ -467,6 +467,15 @@ def test_a_resume_where_no_run_is_says_that_it_begins_one(tmp_path):
     assert line not in virnucpro(*command).stderr
 
 
+def test_a_bad_file_is_told_once_and_records_without_a_score_are_explained(tmp_path):
+    (tmp_path / "bad.fa").write_text("junk\n")
+    bad = virnucpro("predict", "-i", tmp_path / "bad.fa", "-o", tmp_path / "x")
+    assert bad.returncode == 65 and bad.stderr.count("expected '>'") == 1
+    (tmp_path / "short.fa").write_text(">a\nACGT\n")
+    short = virnucpro("predict", "-i", tmp_path / "short.fa", "-o", tmp_path / "y")
+    assert "1 too_short\nnone was scored: see the columns status and note" in short.stdout
+
+
 def test_predict_needs_no_more_than_input_and_output(tmp_path):
     answer = virnucpro("predict", "-i", EXAMPLE, "-o", tmp_path / "run", cwd=tmp_path)
     assert answer.returncode == 0, answer.stderr

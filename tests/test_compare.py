@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from virnucpro.cli.main import app
 from virnucpro.errors import InputError, InputMissingError
-from virnucpro.outputs.compare import Comparison, compare, report_lines
+from virnucpro.outputs.compare import TableComparison, compare, report_lines
 
 FRAMES = """Sequence_ID\tPrediction\tscore1\tscore2
 a_chunk_1F1\tvirus\t0.12100612\t0.8789939
@@ -33,7 +33,7 @@ def write(folder: Path, frames: str, chunks: str) -> Path:
     return folder
 
 
-def only(comparisons: list[Comparison], table: str) -> Comparison:
+def only(comparisons: list[TableComparison], table: str) -> TableComparison:
     return next(one for one in comparisons if one.table == table)
 
 

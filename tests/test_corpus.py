@@ -9,7 +9,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import ExitStack, redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from runs import again, run_inline
 
 import virnucpro.sequences.fasta
 from virnucpro.cli.exits import Finished, exits
-from virnucpro.events import EmbeddingStarted, Telling
+from virnucpro.events import EmbeddingStarted, OnEvent, Telling
 from virnucpro.files import open_binary
 from virnucpro.log import ConsoleFilter, logging_to
 
@@ -164,7 +163,7 @@ def ids_by_biopython(inputs: list[Path], place: Place) -> list[str]:
     return found
 
 
-def run_as_a_command_would(config, head, on_event: Callable[[Telling], None]) -> Outcome:
+def run_as_a_command_would(config, head, on_event: OnEvent) -> Outcome:
     """In this process: what a user would get to see, and the exit code."""
     shown = io.StringIO()
     handler = logging.StreamHandler(shown)
@@ -179,7 +178,7 @@ def run_as_a_command_would(config, head, on_event: Callable[[Telling], None]) ->
     return Outcome(summary.exit_code, shown.getvalue())
 
 
-def interference(case: Case, inputs: list[Path]) -> Callable[[Telling], None]:
+def interference(case: Case, inputs: list[Path]) -> OnEvent:
     """What somebody does to the input when embedding begins."""
 
     def interfere(event: Telling) -> None:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from virnucpro.config import EncoderSpec
-from virnucpro.dashboard import ConsoleHandler, Dashboard, EventLog
+from virnucpro.dashboard import ConsoleHandler, Dashboard
 from virnucpro.events import (
     BatchDone,
     EmbeddingStarted,
@@ -24,6 +24,7 @@ from virnucpro.events import (
     WorkerLost,
     WorkerReady,
 )
+from virnucpro.figures import EventLog
 from virnucpro.log import LOGGER, ConsoleFilter, announce, logging_to, printable
 from virnucpro.records import Shard
 

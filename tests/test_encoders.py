@@ -24,7 +24,7 @@ from runs import run_inline, vectors
 
 from virnucpro.config import EncoderSpec
 from virnucpro.encoders.base import FAMILIES, Encoder, Family, Pending, Rows, load_encoder
-from virnucpro.encoders.models import describe_model
+from virnucpro.encoders.describe import describe_model
 from virnucpro.engine.executor import InlineExecutor
 from virnucpro.engine.worker import Worker
 from virnucpro.errors import ResumeError, UsageError
@@ -38,6 +38,15 @@ from virnucpro.scoring.head import EncoderFacts, Head, Network
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.translate import chunk_record, translate_six_frames
 
+FAIR_ESM = EncoderSpec(
+    family="fair-esm",
+    model="m",
+    sha256="",
+    layer=2,
+    pooling="mean",
+    precision="fp32",
+    dim=TINY.dim,
+)
 TOY = EncoderSpec(
     family="toy",
     model="counts",
@@ -234,9 +243,7 @@ def test_fair_esm_as_an_encoder_agrees_with_ours_on_either_format(
     if form == "pt":
         weights = save_fair_esm(make_fair_esm(TINY), tmp_path / "model.pt")
     proteins = ["M", "MKVLEFPQIL", "acdXBZUO*-", random_protein(300), random_protein(70)]
-    spec = EncoderSpec(
-        model="m", sha256="", layer=layer, pooling=pooling, precision="fp32", dim=TINY.dim
-    )
+    spec = replace(FAIR_ESM, family="esm2", layer=layer, pooling=pooling)
     device = torch.device("cpu")
     ours = load_encoder(spec, weights, device).start(proteins).rows()
     theirs = load_encoder(replace(spec, family="fair-esm"), weights, device).start(proteins).rows()
@@ -247,34 +254,18 @@ def test_fair_esm_as_an_encoder_agrees_with_ours_on_either_format(
 
 def test_fair_esm_in_bf16_keeps_its_rotary_frequencies(tmp_path):
     weights = save_fair_esm(make_fair_esm(TINY), tmp_path / "model.pt")
-    spec = EncoderSpec(
-        family="fair-esm",
-        model="m",
-        sha256="",
-        layer=2,
-        pooling="mean",
-        precision="fp32",
-        dim=TINY.dim,
-    )
     device, proteins = torch.device("cpu"), [random_protein(n) for n in (40, 900)]
-    exact = load_encoder(spec, weights, device).start(proteins).rows()
-    coarse = load_encoder(replace(spec, precision="bf16"), weights, device).start(proteins).rows()
+    exact = load_encoder(FAIR_ESM, weights, device).start(proteins).rows()
+    coarse = (
+        load_encoder(replace(FAIR_ESM, precision="bf16"), weights, device).start(proteins).rows()
+    )
     # the residual stream of fair-esm is in bf16, too, which ``tolerance`` does not count: twice it
     limit = 2 * tolerance(TINY.n_layers, torch.bfloat16)
     assert worst_row(torch.from_numpy(coarse), torch.from_numpy(exact)) < limit
 
 
 def test_fair_esm_plans_every_protein_once_and_pads_within_the_budget(tiny):
-    spec = EncoderSpec(
-        family="fair-esm",
-        model="m",
-        sha256="",
-        layer=2,
-        pooling="mean",
-        precision="fp32",
-        dim=TINY.dim,
-    )
-    encoder = load_encoder(spec, tiny.model, torch.device("cpu"))
+    encoder = load_encoder(FAIR_ESM, tiny.model, torch.device("cpu"))
     lengths = [5, 700, 1, 90, 90, 12]
     batches = encoder.plan(lengths, 200)
     assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
@@ -311,9 +302,7 @@ MIXED = [random_protein(length, seed) for seed, length in enumerate((30, 41, 8, 
 def test_what_fp16_cannot_hold_is_embedded_in_float32_with_the_same_bits_in_every_batch(
     overflowing, pooling
 ):
-    spec = EncoderSpec(
-        model="m", sha256="", layer=2, pooling=pooling, precision="fp16", dim=TINY.dim
-    )
+    spec = replace(FAIR_ESM, family="esm2", pooling=pooling, precision="fp16")
     device = torch.device("cpu")
     encoder = load_encoder(spec, overflowing, device)
     exact = load_encoder(replace(spec, precision="fp32"), overflowing, device)

@@ -24,11 +24,11 @@ from oracle import make_fair_esm, save_fair_esm
 from virnucpro.encoders import fetch
 from virnucpro.encoders.esm2.checkpoint import ESM2Shape
 from virnucpro.encoders.esm2.weights import inspect_checkpoint, save_esm2
+from virnucpro.encoders.imports import import_checkpoint
 from virnucpro.encoders.models import (
     embedded_model,
     find_checkpoint,
     hub_folder,
-    import_checkpoint,
     imported_folder,
     imported_names,
     locate,
@@ -37,6 +37,7 @@ from virnucpro.encoders.models import (
 )
 from virnucpro.encoders.published import BASE_URL, EMBEDDED, PUBLISHED, Published
 from virnucpro.errors import OutputError, StorageError, UnavailableError, UsageError
+from virnucpro.events import Progress
 
 NAME = "esm2_t6_8M_UR50D"
 PARTIAL = f".{NAME}.pt.part"
@@ -177,12 +178,12 @@ def test_a_published_model_that_is_not_there_is_fetched_into_the_folder_of_torch
 def test_progress_is_told_and_the_file_appears_only_when_it_is_whole(checkpoint):
     told: list[tuple[int, int]] = []
 
-    def on_bytes(done: int, total: int) -> None:
-        told.append((done, total))
+    def on_event(event: Progress) -> None:
+        told.append((event.done, event.total))
         assert f"{NAME}.pt" not in files()
 
     with serving(whole(checkpoint)) as (base_url, _):
-        find_checkpoint(NAME, on_bytes, base_url)
+        find_checkpoint(NAME, on_event, base_url)
     assert len(told) > 1
     assert told == sorted(told)
     assert {total for _, total in told} == {len(checkpoint)}
@@ -194,7 +195,7 @@ def test_a_server_that_does_not_say_the_length_is_read_to_the_end(checkpoint, pu
     publish(n_bytes=None)
     told: list[tuple[int, int]] = []
     with serving(in_chunks(checkpoint, to_the_end=True)) as (base_url, _):
-        found = find_checkpoint(NAME, lambda *counts: told.append(counts), base_url)
+        found = find_checkpoint(NAME, lambda one: told.append((one.done, one.total)), base_url)
     assert found.path.read_bytes() == checkpoint
     assert told[-1] == (len(checkpoint), 0)
 
@@ -414,7 +415,7 @@ def ranges(content: bytes, starts: list[str | None]) -> Answer:
 
 
 def test_a_download_that_was_cut_off_goes_on_where_it_was(checkpoint):
-    def stop(done: int, total: int) -> None:
+    def stop(event: Progress) -> None:
         raise KeyboardInterrupt
 
     with serving(whole(checkpoint)) as (base_url, _), pytest.raises(KeyboardInterrupt):
@@ -424,7 +425,7 @@ def test_a_download_that_was_cut_off_goes_on_where_it_was(checkpoint):
     starts: list[str | None] = []
     told: list[tuple[int, int]] = []
     with serving(ranges(checkpoint, starts)) as (base_url, _):
-        found = find_checkpoint(NAME, lambda *counts: told.append(counts), base_url)
+        found = find_checkpoint(NAME, lambda one: told.append((one.done, one.total)), base_url)
     assert starts == [f"bytes={n_bytes}-"]
     assert told[0][0] > n_bytes and told[-1] == (len(checkpoint), len(checkpoint))
     assert found.path.read_bytes() == checkpoint and files() == [f"{NAME}.pt"]

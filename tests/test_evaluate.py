@@ -23,9 +23,9 @@ from workers import POISON, RaisingWorker
 
 from virnucpro.engine.executor import InlineExecutor
 from virnucpro.errors import InputError, ResumeError, UsageError, VirnucproError
-from virnucpro.evaluation.figure import draw, write_figure
-from virnucpro.evaluation.fragments import Cutting, Fragment, cut, write_fragments
-from virnucpro.evaluation.held_out import HeldOut, memories_of
+from virnucpro.evaluation.figure import draw_figure, write_figure
+from virnucpro.evaluation.fragments import Cutting, Fragment, cut_record, write_fragments
+from virnucpro.evaluation.held_out import HeldOut
 from virnucpro.evaluation.report import summary_lines, write_report
 from virnucpro.evaluation.story import Caller, answer, caller_of, evaluate, read_chunks, understand
 from virnucpro.labelled.digests import group_digest, record_digest
@@ -108,13 +108,13 @@ def test_fragments_are_pieces_of_their_records_side_by_side_on_both_strands(mani
 
 def test_a_record_is_cut_the_same_whatever_stands_beside_it():
     def places(record: LabelledRecord, seed: int = 3) -> list[Fragment]:
-        return list(cut(record, 5000, replace(CUTTING, seed=seed)))
+        return list(cut_record(record, 5000, replace(CUTTING, seed=seed)))
 
     one = LabelledRecord("one", True, "g")
     assert places(one) == places(one)
     assert places(one) != places(one, seed=4)
     assert [f.start for f in places(one)] != [f.start for f in places(replace(one, id="two"))]
-    fewer = [f for f in cut(one, 5000, replace(CUTTING, lengths=(400,))) if f.length == 400]
+    fewer = [f for f in cut_record(one, 5000, replace(CUTTING, lengths=(400,))) if f.length == 400]
     assert fewer == [f for f in places(one) if f.length == 400]
 
 
@@ -251,7 +251,7 @@ def test_the_figure_does_not_depend_on_a_matplotlibrc(ask, tmp_path):
 
 def test_the_figure_tells_the_areas_of_all_records(ask):
     evaluation = ask()
-    legend = draw(evaluation).axes[0].get_legend()
+    legend = draw_figure(evaluation).axes[0].get_legend()
     shown = {text.get_text() for text in legend.get_texts()}
     names = {"150": "150 bases", "400": "400 bases", "whole": "whole records"}
     overall = [row for row in evaluation.rows if row.subset == "all"]
@@ -302,7 +302,7 @@ def test_the_scorer_remembers_what_it_was_trained_on(manifest, tmp_path):
     save_scorer(tmp_path / "scorer.safetensors", scorer)
     caller = Caller(None, load_scorer(tmp_path / "scorer.safetensors"))
     with pytest.raises(InputError, match="the scorer was trained on 2 of 24 records"):
-        list(HeldOut(memories_of(None, caller.scorer), "refuse").select(pairs_of(manifest)))
+        list(HeldOut(None, caller.scorer, "refuse").select(pairs_of(manifest)))
 
 
 # Held-out data

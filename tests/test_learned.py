@@ -12,8 +12,9 @@ from labelled import frames_of, options, pairs_of, train_here, write_labelled
 from runs import rows
 from safetensors.numpy import load_file
 
+from virnucpro.encoders.describe import describe_model
 from virnucpro.encoders.learned.file import ENCODER_FILE, inspect_learned, save_learned
-from virnucpro.encoders.models import describe_model, open_model
+from virnucpro.encoders.models import open_model
 from virnucpro.encoders.published import EMBEDDED
 from virnucpro.engine.executor import InlineExecutor
 from virnucpro.errors import UnavailableError, UsageError
@@ -25,7 +26,7 @@ from virnucpro.pipeline import extract, predict
 from virnucpro.scoring.head import DECIMALS, load_head
 from virnucpro.sequences.fasta import write_record
 from virnucpro.training.networks import Classifier, FrameClassifier
-from virnucpro.training.objectives import score_frames
+from virnucpro.training.objectives import frame_log_odds
 from virnucpro.training.ranks import Ranks
 from virnucpro.training.request import Training
 from virnucpro.training.story import new_reader_of
@@ -89,7 +90,7 @@ def scores_in_training(training: Training) -> dict[str, float]:
     module = FrameClassifier(reader, classifier)
     best = torch.load(training.output / "checkpoints" / "best.pt", weights_only=True)
     module.load_state_dict(best["module"], strict=False)
-    odds = score_frames(module.eval(), frames, Ranks(0, 1, CPU))[-1].astype(np.float64)
+    odds = frame_log_odds(module.eval(), frames, Ranks(0, 1, CPU))[-1].astype(np.float64)
     head = load_head(training.head)
     network = head.nucleotide
     assert network is not None

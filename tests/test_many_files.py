@@ -23,10 +23,10 @@ from runs import (
     vectors,
 )
 
-from virnucpro.dashboard import DeviceState, Figures
 from virnucpro.engine.executor import InlineExecutor
 from virnucpro.errors import InputError, InputMissingError
 from virnucpro.events import EmbeddingStarted, ShardDone
+from virnucpro.figures import DeviceState, Figures
 from virnucpro.run.status import inspect_run, measure_run
 from virnucpro.sequences.fasta import list_fasta, read_fasta
 
@@ -429,7 +429,7 @@ def test_a_record_that_is_called_although_a_frame_failed_is_mended_too(
     config = make_config(a)
     executor = InlineExecutor(worker=workers.RaisingWorker)
     summary = run_inline(config, tiny.head, executor=executor)
-    assert summary.exit_code == 2 and not summary.statuses["failed"]
+    assert summary.exit_code == 2 and not summary.records.statuses["failed"]
     row = rows(config.output / "predictions.tsv")[0]
     assert row["status"] == "scored" and row["call"]
     assert row["note"].startswith("1 of ") and "frames failed" in row["note"]

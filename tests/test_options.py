@@ -17,15 +17,13 @@ from typer.testing import CliRunner
 from virnucpro.cli.command import command
 from virnucpro.cli.main import app
 from virnucpro.errors import UsageError
+from virnucpro.option_fields import carry, make, options_of
 from virnucpro.options import (
     ConsoleOptions,
     EvaluateOptions,
     ExtractOptions,
     PredictOptions,
     TrainOptions,
-    carry,
-    make,
-    options_of,
 )
 
 # where options pass through on their way to where they are used

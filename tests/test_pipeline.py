@@ -12,9 +12,18 @@ from threading import Event
 import h5py
 import numpy as np
 import pytest
-import torch
 from conftest import open_dna
-from runs import again, assert_same_run, leftovers, rows, run_inline, statuses, tables, vectors
+from runs import (
+    again,
+    assert_same_run,
+    exported,
+    leftovers,
+    rows,
+    run_inline,
+    statuses,
+    tables,
+    vectors,
+)
 
 from virnucpro import __version__, pipeline
 from virnucpro.engine.executor import InlineExecutor
@@ -49,8 +58,8 @@ def test_every_record_of_the_input_ends_in_one_row_in_input_order(make_config, t
     assert found["empty"] == found["protein"] == "invalid"
     assert found["contig1"] == "too_short"
     assert found["contig2"] == "scored"
-    assert summary.n_records == len(ids)
-    assert sum(summary.statuses.values()) == len(ids)
+    assert summary.records.n_records == len(ids)
+    assert sum(summary.records.statuses.values()) == len(ids)
 
 
 def test_a_record_without_a_stop_free_frame_is_no_orf(make_config, tiny, contigs):
@@ -268,10 +277,13 @@ def test_a_record_is_counted_once_though_its_tables_are_begun_twice(
 
     summary = run_inline(config, tiny.head, damage)
     assert done_shards(events) == [*range(7), 6]
-    assert summary.n_records == 40
-    assert summary.n_frames == len(vectors(config.output))
+    assert summary.records.n_records == 40
+    assert summary.records.n_frames == len(vectors(config.output))
     counts = json.loads((config.output / "run.json").read_text())["counts"]
-    assert (counts["n_frames"], counts["statuses"]) == (summary.n_frames, summary.statuses)
+    assert (counts["n_frames"], counts["statuses"]) == (
+        summary.records.n_frames,
+        summary.records.statuses,
+    )
 
 
 def test_a_finished_run_is_not_run_again(make_config, tiny, contigs):
@@ -331,10 +343,10 @@ def test_a_folder_may_be_input_and_output_at_once(make_config, tiny, contigs, tm
     folder.mkdir()
     shutil.copyfile(contigs, folder / "contigs.fa")
     summary = run_inline(make_config(folder, output=folder), tiny.head)
-    assert summary.n_records == 40
+    assert summary.records.n_records == 40
     assert (folder / "viral.fasta").stat().st_size
     again = run_inline(make_config(folder, output=folder, resume=True), tiny.head)
-    assert (again.n_records, again.n_tokens) == (40, 0)  # viral.fasta is no input
+    assert (again.records.n_records, again.n_tokens) == (40, 0)  # viral.fasta is no input
     assert (folder / "contigs.fa").read_bytes() == contigs.read_bytes()
 
 
@@ -604,7 +616,7 @@ def test_features_can_be_read_by_anyone_with_h5py(make_config, contigs):
         assert h5.attrs["virnucpro_version"] == __version__
         assert h5.attrs["fingerprint"]
     assert statuses(config.output, "records.tsv")["contig2"] == "embedded"
-    assert summary.n_frames == len(vectors(config.output))
+    assert summary.records.n_frames == len(vectors(config.output))
     assert not (config.output / "predictions.tsv").exists()
 
 
@@ -622,15 +634,7 @@ def test_extract_writes_npz_and_virnucpros_pt(make_config, contigs, tmp_path):
     for layout in ("npz", "pt"):
         config = make_config(contigs, output=tmp_path / layout, command="extract", format=layout)
         run_inline(config, None)
-        found: dict[str, np.ndarray] = {}
-        for path in sorted((config.output / "features").glob(f"*.{layout}")):
-            if layout == "npz":
-                with np.load(path) as stored:
-                    found |= dict(zip(stored["ids"].tolist(), stored["embeddings"], strict=True))
-            else:
-                stored = torch.load(path, weights_only=True)
-                rows = [row.numpy() for row in stored["data"]]
-                found |= dict(zip(stored["proteins"], rows, strict=True))
+        found = exported(config.output, layout)
         expected = expected or vectors(config.output)
         assert found.keys() == expected.keys()
         assert all(np.array_equal(found[name], expected[name]) for name in found)
@@ -727,7 +731,7 @@ def test_run_json_says_where_the_numbers_come_from(make_config, tiny, contigs):
     assert stored["inputs"][0]["path"] == str(contigs)
     assert len(stored["inputs"][0]["sha256"]) == 64
     assert stored["resources"]["devices"] == ["cpu"]
-    assert stored["counts"]["statuses"] == summary.statuses
+    assert stored["counts"]["statuses"] == summary.records.statuses
     assert set(stored["counts"]["seconds"]) >= {"reading", "embedding", "writing tables"}
 
 
@@ -801,7 +805,7 @@ def test_real_genomes_give_a_row_for_every_record(make_config, tiny):
     config = make_config(*(inputs / name for name in names), residues_per_shard=100_000)
     summary = run_inline(config, tiny.head)
     found = statuses(config.output)
-    assert summary.n_records == len(found) > 20
+    assert summary.records.n_records == len(found) > 20
     assert found["gi|9626243|ref|NC_001416.1|"] == found["MN908947"] == "scored"
     assert found["empty"] == "invalid"
 

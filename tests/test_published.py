@@ -28,11 +28,12 @@ from typer.testing import CliRunner
 from virnucpro.cli.main import app
 from virnucpro.config import EncoderSpec, Footprint, join_footprints
 from virnucpro.encoders.base import Model
-from virnucpro.encoders.bundles import import_files, model_names
+from virnucpro.encoders.bundles import model_names
 from virnucpro.encoders.dnabert_s.encoder import DNABERTModel
 from virnucpro.encoders.dnabert_s.model import DNABERTShape
 from virnucpro.encoders.fetch import git_blob
-from virnucpro.encoders.models import import_checkpoint, locate, open_model, published_folder
+from virnucpro.encoders.imports import import_checkpoint, import_files
+from virnucpro.encoders.models import locate, open_model, published_folder
 from virnucpro.encoders.published import BUNDLES, FOLDERS, PUBLISHED, Bundle, Published, RemoteFile
 from virnucpro.engine.executor import InlineExecutor
 from virnucpro.engine.local import ProcessExecutor

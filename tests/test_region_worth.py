@@ -16,10 +16,10 @@ from test_scorer_run import predict, write
 from virnucpro.errors import InputError, UnavailableError
 from virnucpro.evaluation.region_story import evaluate_regions
 from virnucpro.evaluation.regions import (
-    Figures,
+    RegionFigures,
     Truth,
     f1_interval,
-    measure,
+    measure_regions,
     read_genes,
     read_truth,
 )
@@ -36,8 +36,8 @@ def test_figures_are_those_counted_by_hand():
     """One region spans two prophages, one prophage has two regions, one region is unclear."""
     regions = [(90, 390), (500, 520), (600, 660), (670, 700), (900, 1000)]
     genes = [(100, 150), (210, 250), (600, 690), (905, 995), (650, 690), (661, 669), (505, 515)]
-    figures = measure(regions, TRUTH, 1000, genes)
-    assert figures == Figures(
+    figures = measure_regions(regions, TRUTH, 1000, genes)
+    assert figures == RegionFigures(
         bases_right=100 + 90 + 90,
         bases_false=10 + 100 + 100,
         bases_missed=10 + 10,
@@ -58,16 +58,16 @@ def test_figures_are_those_counted_by_hand():
 
 
 def test_where_nothing_is_known_or_told_there_is_no_figure():
-    nothing = measure([], Truth(), 1000)
+    nothing = measure_regions([], Truth(), 1000)
     assert nothing.row()[:3] == ["", "", ""]
-    assert measure([(0, 10)], Truth(), 1000).row()[:3] == ["0.000", "", "0.000"]
+    assert measure_regions([(0, 10)], Truth(), 1000).row()[:3] == ["0.000", "", "0.000"]
 
 
 def test_sums_over_sequences_and_their_interval():
-    good = measure([(100, 200)], Truth(((100, 200),)), 1000)
-    bad = measure([(300, 400)], Truth(((100, 200),)), 1000)
-    assert Figures.sum([good, bad]).f1 == pytest.approx(0.5)
-    assert Figures.sum([good, bad]).ends == (0, 0)
+    good = measure_regions([(100, 200)], Truth(((100, 200),)), 1000)
+    bad = measure_regions([(300, 400)], Truth(((100, 200),)), 1000)
+    assert RegionFigures.sum([good, bad]).f1 == pytest.approx(0.5)
+    assert RegionFigures.sum([good, bad]).ends == (0, 0)
     assert f1_interval([good, good], 0) == (1.0, 1.0)
     assert f1_interval([good, bad], 0) == (0.0, 1.0)
 

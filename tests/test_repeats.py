@@ -17,7 +17,16 @@ import pytest
 import torch
 import workers
 from conftest import TINY, open_dna
-from runs import assert_same_run, assert_same_vectors, rows, run_inline, statuses, tables, vectors
+from runs import (
+    assert_same_run,
+    assert_same_vectors,
+    exported,
+    rows,
+    run_inline,
+    statuses,
+    tables,
+    vectors,
+)
 
 from virnucpro.encoders.esm2.model import mean_pool, residues_only
 from virnucpro.encoders.esm2.packing import PackedBatch
@@ -109,7 +118,7 @@ def test_a_contig_and_its_reverse_complement_share_their_frames(make_config, tin
     config = make_config(fasta, keep_intermediate=True)
     events = []
     summary = run_inline(config, tiny.head, events.append)
-    assert summary.n_frames == 2 * n_embedded(events) > 0
+    assert summary.records.n_frames == 2 * n_embedded(events) > 0
     found = vectors(config.output)
     for i in range(1, 11):
         forward, backward = f"plus_chunk_{i}F1", f"minus_chunk_{11 - i}R1"
@@ -151,15 +160,7 @@ def test_without_pooling_a_copy_has_a_row_per_residue(make_config, tiny, repeate
 def test_other_formats_hold_the_copies_too(make_config, tiny, repeated, proteins, layout):
     config = make_config(repeated, command="extract", format=layout)
     run_inline(config, None)
-    found = {}
-    for path in (config.output / "features").glob(f"*.{layout}"):
-        if layout == "npz":
-            with np.load(path) as stored:
-                found |= dict(zip(stored["ids"].tolist(), stored["embeddings"], strict=True))
-        else:
-            stored = torch.load(path, weights_only=True)
-            rows = [row.numpy() for row in stored["data"]]
-            found |= dict(zip(stored["proteins"], rows, strict=True))
+    found = exported(config.output, layout)
     expected = vectors_alone(tiny, proteins)
     assert found.keys() == expected.keys()
     assert all(np.array_equal(found[name], expected[name][0]) for name in found)
@@ -243,7 +244,7 @@ def test_a_copy_fails_as_its_original_did_and_is_repaired_with_it(
     run_inline(whole, tiny.head)
     config = make_config(poisoned)
     summary = run_inline(config, tiny.head, executor=raising())
-    assert (summary.exit_code, summary.statuses["failed"]) == (2, 3)
+    assert (summary.exit_code, summary.records.statuses["failed"]) == (2, 3)
     table = rows(config.output / "predictions.tsv")
     notes = {row["note"] for row in table if row["record"] in "XYZ"}
     assert notes == {"1 of 1 frames failed: RuntimeError: a [red]bad[/red] sequence"}
@@ -269,7 +270,7 @@ def test_a_copy_is_repaired_when_only_its_original_was_mended(
     mended = write_fasta(tmp_path / "mended.faa", {"X": random_proteins(1, 8)[0]})
     resumed = make_config(poisoned, mended, resume=True)
     summary = run_inline(resumed, tiny.head)
-    assert (summary.exit_code, summary.statuses["scored"]) == (0, len(proteins) + 3)
+    assert (summary.exit_code, summary.records.statuses["scored"]) == (0, len(proteins) + 3)
     texts = dict(line.split("\n") for line in poisoned.read_text().strip()[1:].split("\n>"))
     texts["X"] = random_proteins(1, 8)[0]
     assert_right(config.output, vectors_alone(tiny, texts))
@@ -308,7 +309,9 @@ def test_a_run_of_which_every_shard_is_lost_has_an_empty_index(make_config, tiny
     config = make_config(fasta, residues_per_shard=10)
     assert run_inline(config, tiny.head, executor=LosingExecutor()).exit_code == 1
     assert vectors(config.output) == {}
-    assert run_inline(make_config(fasta, resume=True, residues_per_shard=10), tiny.head).n_frames
+    assert run_inline(
+        make_config(fasta, resume=True, residues_per_shard=10), tiny.head
+    ).records.n_frames
 
 
 # Resume

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,7 +26,6 @@ from virnucpro.scorer.features import (
     SHARES,
     layout_features,
     piece_features,
-    whole_features,
     with_layout,
 )
 from virnucpro.scorer.nets import (
@@ -355,47 +354,41 @@ def test_every_record_that_is_long_enough_has_a_score_and_no_other(scorer: Score
 
 
 def test_a_record_has_the_mean_of_its_pieces_calibrated_by_its_length(scorer: Scorer) -> None:
-    sequence = random_sequence(249, 3)  # pieces of 100, 100 and no third one
+    sequence = random_sequence(249, 3)  # pieces of 100, which overlap
     long = scorer.pieces[1]
-    of_pieces = long.log_odds(
-        piece_features(encode_pieces([sequence[:100], sequence[100:200]]), NO_WORDS)
-    )
+    pieces = [sequence[:100], sequence[74:174], sequence[149:]]
+    of_pieces = long.log_odds(piece_features(encode_pieces(pieces), NO_WORDS))
     expected = scorer.calibrated(np.array([of_pieces.mean()]), np.array([249]))
     assert next(score_sequences([sequence], scorer)) == pytest.approx(expected[0], abs=1e-12)
 
 
 @pytest.mark.parametrize(
-    ("n_bases", "wholes"),
+    ("n_bases", "parts_of_wholes"),
     [
-        (400, [(0, 300)]),
-        (999, [(0, 300), (300, 600), (600, 900)]),
-        (1749, [(0, 500), (500, 1000), (1000, 1500)]),  # what is left is less than a half
-        (1751, [(0, 500), (500, 1000), (1000, 1500), (1500, 1751)]),
+        (420, {0: (0, 80, 160, 240), 120: (160, 240, 320)}),
+        (400, {0: (0, 100, 200), 100: (100, 200, 300)}),
+        (650, {0: (0, 91, 183, 275), 175: (183, 275, 366, 458), 350: (366, 458, 550)}),
+        (910, {0: (0, 100, 200), 300: (300, 400, 500), 600: (600, 700, 800)}),
+        (1000, {0: (0, 100, 200, 300, 400), 500: (500, 600, 700, 800, 900)}),
     ],
 )
 def test_what_is_read_as_parts_has_half_of_the_score(
-    scorer: Scorer, n_bases: int, wholes: list[tuple[int, int]]
+    scorer: Scorer, n_bases: int, parts_of_wholes: Mapping[int, tuple[int, ...]]
 ) -> None:
-    """A part is left out as a piece is: if it is less than half as long, and not the only one."""
+    """Parts are the pieces that begin in a whole: some in two, where wholes overlap."""
     raw = replace(scorer, pieces=(scorer.pieces[1],), knots=(Knot(100, 1.0, 0.0),))
     nets = scorer.pieces[2 if n_bases < 1000 else 3]
     sequence = random_sequence(n_bases, 6)
     of_wholes = []
-    for start, end in wholes:
-        digits = encode(sequence[start:end])[None]
-        n_rest = (end - start) % 100
-        features = whole_features(digits, NO_WORDS, part=100)
-        assert n_rest in (0, 51), "else a part is missing"
-        if n_rest:
-            parts = [sequence[i : min(i + 100, end)] for i in range(start, end, 100)]
-            means = piece_features(encode_pieces(parts), NO_WORDS).mean(axis=0, dtype=np.float64)
-            layout = layout_features(encode_pieces([sequence[start:end]]))
-            features = with_layout(means[None], layout)
-        of_wholes.append(nets.log_odds(features)[0])
+    for start, starts in parts_of_wholes.items():
+        parts = encode_pieces([sequence[i : i + 100] for i in starts])
+        means = piece_features(parts, NO_WORDS).mean(axis=0, dtype=np.float64)
+        whole = encode_pieces([sequence[start : start + nets.size]])
+        of_wholes.append(nets.log_odds(with_layout(means[None], layout_features(whole)))[0])
     of_pieces = next(score_sequences([sequence], raw))
     assert of_pieces is not None
-    whole = replace(scorer, pieces=(scorer.pieces[1], nets), knots=raw.knots)
-    found = next(score_sequences([sequence], whole))
+    both = replace(scorer, pieces=(scorer.pieces[1], nets), knots=raw.knots)
+    found = next(score_sequences([sequence], both))
     # features are float32, whose means are rounded in another order
     assert found == pytest.approx((of_pieces + np.mean(of_wholes)) / 2, abs=1e-5)
 
@@ -409,8 +402,8 @@ def test_nets_that_read_parts_need_nets_of_these(scorer: Scorer) -> None:
 
 def test_pieces_of_unknown_bases_do_not_change_a_score(scorer: Scorer) -> None:
     known = random_sequence(1000, 5)
-    raw = replace(scorer, knots=(Knot(100, 1.0, 0.0),))
-    scores = list(score_sequences([known, known + 300 * "N"], raw))
+    raw = replace(scorer, pieces=scorer.pieces[1::2], knots=(Knot(100, 1.0, 0.0),))
+    scores = list(score_sequences([known, known + 500 * "N"], raw))
     assert scores[0] == pytest.approx(scores[1], abs=1e-12)
 
 

@@ -26,7 +26,7 @@ from virnucpro.config import EncoderSpec, Resources
 from virnucpro.engine.executor import Executor
 from virnucpro.engine.job import Job
 from virnucpro.errors import ResumeError, UsageError
-from virnucpro.events import Event, Progress, Telling
+from virnucpro.events import Event, OnEvent, Progress, Telling
 from virnucpro.options import PredictOptions
 from virnucpro.outputs.summary import Summary
 from virnucpro.records import Shard
@@ -49,7 +49,7 @@ class NoExecutor(Executor):
 
 
 def predict(
-    *inputs: Path, to: Path, on_event: Callable[[Telling], None] = lambda _: None, **changes: object
+    *inputs: Path, to: Path, on_event: OnEvent = lambda _: None, **changes: object
 ) -> Summary:
     options = PredictOptions(
         **{"input": inputs, "output_dir": to, "device": "cpu", "precision": "fp32", **changes}
@@ -211,7 +211,7 @@ def test_the_tables_in_the_original_format_tell_pieces(tmp_path):
     records = {"long": random_dna(1300, rng), "gap": random_dna(500, rng) + 500 * "N"}
     predict(write(tmp_path / "in.fa", **records, short=random_dna(460, rng)), to=tmp_path / "run")
     pieces = ["long_piece_1", "long_piece_2", "long_piece_3", "gap_piece_1"]
-    pieces += ["short_piece_1", "short_piece_2"]  # of 300 and 160 bases
+    pieces += ["short_piece_1", "short_piece_2"]  # of 300 bases, 140 of them in both
     frames = rows(tmp_path / "run/prediction_results.txt")
     assert [row["Sequence_ID"] for row in frames] == pieces
     chunks = rows(tmp_path / "run/prediction_results_highestscore.csv")
@@ -222,16 +222,15 @@ def test_the_tables_in_the_original_format_tell_pieces(tmp_path):
     assert [told["gap"][name] for name in counts] == ["2", "1", "0"]
 
 
-def test_a_piece_has_the_score_of_a_record_of_its_bases(tmp_path):
+def test_a_piece_has_a_score_of_its_own_bases(tmp_path):
+    """Pieces of 300 bases of 950, which overlap, and the same in another record."""
     bases = random_dna(950, np.random.default_rng(3))
-    halves = {"first": bases[:500], "second": bases[500:]}
-    predict(write(tmp_path / "in.fa", whole=bases, first=bases[:500]), to=tmp_path / "run")
+    other = random_dna(300, np.random.default_rng(4)) + bases[216:516]
+    predict(write(tmp_path / "in.fa", whole=bases, other=other), to=tmp_path / "run")
     table = rows(tmp_path / "run/prediction_results.txt")
     of_piece = {row["Sequence_ID"]: row["score2"] for row in table}
-    assert (
-        of_piece["whole_piece_1"] == of_piece["first_piece_1"] == scores(tmp_path / "run")["first"]
-    )
-    assert len(halves["second"]) == 450 and of_piece["whole_piece_2"] != of_piece["whole_piece_1"]
+    assert len(of_piece) == 4 + 2
+    assert of_piece["whole_piece_2"] == of_piece["other_piece_2"] != of_piece["whole_piece_1"]
 
 
 def test_a_record_of_any_length_takes_three_bytes_of_memory_per_base_at_most():

@@ -10,11 +10,11 @@ from runs import run_inline
 
 import virnucpro
 from virnucpro.errors import OutputError
-from virnucpro.outputs.sinks import SINKS, Table, all_sinks
+from virnucpro.outputs.sinks import SINKS, TextSink, all_sinks
 from virnucpro.run.folder import RunDir
 
 
-class LengthTable(Table):
+class LengthTable(TextSink):
     """A toy: the length of every record."""
 
     file = "lengths.tsv"

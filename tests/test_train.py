@@ -25,7 +25,7 @@ from test_training_loop import distance, free_port, weights_limit
 from virnucpro.encoders.esm2.weights import inspect_checkpoint, load_esm2
 from virnucpro.encoders.learned.readers import MeanReader, NoReader
 from virnucpro.errors import InputError, OutputError, ResumeError
-from virnucpro.evaluation.held_out import HeldOut, memories_of
+from virnucpro.evaluation.held_out import HeldOut
 from virnucpro.events import Progress
 from virnucpro.labelled.digests import group_digest, record_digest
 from virnucpro.labelled.frames import LabelledFrames
@@ -34,7 +34,7 @@ from virnucpro.run.folder import RunDir
 from virnucpro.scoring.head import DECIMALS, load_head
 from virnucpro.sequences.fasta import write_record
 from virnucpro.training.networks import Classifier, FrameClassifier, training_kernel
-from virnucpro.training.objectives import score_frames
+from virnucpro.training.objectives import frame_log_odds
 from virnucpro.training.ranks import Ranks
 
 CPU = Ranks(0, 1, torch.device("cpu"))
@@ -115,7 +115,7 @@ def expected_scores(out: Path, module: FrameClassifier, frames: LabelledFrames) 
     """Those of the network with composition, divided by its temperature."""
     network = load_head(out / "head.safetensors").nucleotide
     assert network is not None
-    odds = score_frames(module, frames, CPU)[-1].astype(np.float64)
+    odds = frame_log_odds(module, frames, CPU)[-1].astype(np.float64)
     return 0.5 * (1 + np.tanh(odds / network.temperature / 2))
 
 
@@ -345,18 +345,18 @@ def test_the_head_remembers_training_and_validation_and_evaluate_takes_the_test_
     everything, test = pairs_of(data), pairs_of(data, splits, "test")
     told = rf"the head was trained on {len(known)} of {len(everything)} records"
     with pytest.raises(InputError, match=told):
-        list(HeldOut(memories_of(head, None), "refuse").select(everything))
-    kept = HeldOut(memories_of(head, None), "keep")
+        list(HeldOut(head, None, "refuse").select(everything))
+    kept = HeldOut(head, None, "keep")
     assert list(kept.select(everything)) == everything
     assert kept.trained == {labelled.id for labelled, _ in known}
-    assert list(HeldOut(memories_of(head, None), "refuse").select(test)) == test
+    assert list(HeldOut(head, None, "refuse").select(test)) == test
 
 
 def test_an_encoder_that_was_finetuned_is_said_to_know_its_data(finetuned, data):
     head = load_head(finetuned / "head.safetensors")
     both = r"the head was trained on (\d+), its encoder was trained on \1 of"
     with pytest.raises(InputError, match=both):
-        list(HeldOut(memories_of(head, None), "refuse").select(pairs_of(data)))
+        list(HeldOut(head, None, "refuse").select(pairs_of(data)))
 
 
 def test_a_split_that_is_given_is_the_one_that_is_used(data, tmp_path, head_only):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from virnucpro.training.board import board
+from virnucpro.training.board import Board
 
 
 def points(folder, name: str) -> list[tuple[int, float]]:
@@ -19,7 +19,7 @@ def row(epoch: int, loss: float, **figures: float) -> dict[str, float]:
 
 
 def test_the_figures_of_an_epoch_are_points(tmp_path):
-    with board(tmp_path) as tell:
+    with Board(tmp_path) as tell:
         tell(row(1, 0.5))
         tell(row(2, 0.25, auroc=0.75))
     assert points(tmp_path, "loss") == [(1, 0.5), (2, 0.25)]
@@ -27,11 +27,11 @@ def test_the_figures_of_an_epoch_are_points(tmp_path):
 
 
 def test_an_epoch_that_is_done_again_after_a_kill_is_shown_once(tmp_path):
-    killed = board(tmp_path)
+    killed = Board(tmp_path)
     tell = killed.__enter__()
     tell(row(1, 0.5))
     tell(row(2, 0.25))  # it was told, but killed before it was stored
-    with board(tmp_path) as again:
+    with Board(tmp_path) as again:
         again(row(2, 0.26))
         again(row(3, 0.125))
     assert points(tmp_path, "loss") == [(1, 0.5), (2, pytest.approx(0.26)), (3, 0.125)]
@@ -39,6 +39,6 @@ def test_an_epoch_that_is_done_again_after_a_kill_is_shown_once(tmp_path):
 
 
 def test_a_training_that_tells_nothing_leaves_no_file(tmp_path):
-    with board(tmp_path / "logs"):
+    with Board(tmp_path / "logs"):
         pass
     assert not (tmp_path / "logs").exists()

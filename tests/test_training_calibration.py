@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from virnucpro.evaluation.metrics import Samples, measure
-from virnucpro.labelled.arrays import Table, Texts
+from virnucpro.labelled.arrays import ArrayRows, Texts
 from virnucpro.labelled.frames import LabelledFrames
 from virnucpro.scoring.calls import score_record
 from virnucpro.scoring.head import EncoderFacts, HeadFacts
@@ -36,13 +36,13 @@ def records(n: int, per_chunk: int = 1, n_chunks: int = N_CHUNKS) -> LabelledFra
     return LabelledFrames(
         Texts.of([*map(str, range(n_rows))]),
         Texts.of(["M"] * n_rows),
-        Table.of(np.zeros((n_rows, N_FEATURES), dtype=np.float32)),
+        ArrayRows.of(np.zeros((n_rows, N_FEATURES), dtype=np.float32)),
         np.arange(n_rows) // per_chunk,
         record,
         record % 2 == 0,
         np.ones(n_rows, dtype=np.float32),
         record,
-        Table.of(np.empty((n_rows, 0), dtype=np.float32)),
+        ArrayRows.of(np.empty((n_rows, 0), dtype=np.float32)),
     )
 
 

@@ -11,14 +11,14 @@ from conftest import Tiny, random_dna
 from numpy.typing import NDArray
 
 from virnucpro.encoders.esm2.weights import inspect_checkpoint
-from virnucpro.labelled.arrays import Table
+from virnucpro.labelled.arrays import ArrayRows
 from virnucpro.labelled.digests import group_digest, record_digest
 from virnucpro.labelled.records import LabelledRecord
 from virnucpro.labelled.store import Labels
 from virnucpro.scoring.head import DECIMALS, Head, Network, load_head
 from virnucpro.sequences.composition import N_FEATURES, frame_composition
 from virnucpro.training.calibration import Calibration
-from virnucpro.training.export import digests_of, facts_of, write_head
+from virnucpro.training.export import facts_of, find_trained, write_head
 from virnucpro.training.networks import Classifier
 
 DIM, HIDDEN, N = 32, 16, 40
@@ -41,14 +41,16 @@ def classifier(frames: list[str]) -> Classifier:
     """Standardised by half of the frames, in training mode."""
     torch.manual_seed(3)
     found = Classifier(DIM, HIDDEN, dropout=0.5)
-    found.standardise(Table.of(frame_composition(frames[: N // 2])))
+    found.standardise(ArrayRows.of(frame_composition(frames[: N // 2])))
     return found
 
 
 @pytest.fixture
 def head(classifier: Classifier, tiny: Tiny, tmp_path: Path) -> Head:
     facts = facts_of(inspect_checkpoint(tiny.model), CALIBRATION, 300, "for a test")
-    known = digests_of(labels(("ACGT", "b"), ("GGG", "a"), ("acgt", "b")), None, is_finetuned=False)
+    known = find_trained(
+        labels(("ACGT", "b"), ("GGG", "a"), ("acgt", "b")), None, is_finetuned=False
+    )
     write_head(tmp_path / "head.safetensors", classifier, facts, CALIBRATION, known)
     return load_head(tmp_path / "head.safetensors")
 
@@ -118,11 +120,11 @@ def test_the_head_remembers_every_record_and_group_once(head):
 def test_what_an_encoder_was_trained_on_goes_with_it_from_head_to_head(head, tmp_path):
     """``head`` lies beside the encoder, as of a training that left both."""
     encoder = tmp_path / "esm2_trained"
-    on_it = digests_of(labels(("CCC", "c")), encoder, is_finetuned=False)
+    on_it = find_trained(labels(("CCC", "c")), encoder, is_finetuned=False)
     assert on_it.records == {record_digest("CCC")} and on_it.groups == {group_digest("c")}
     assert on_it.encoder_records == set(map(record_digest, ("ACGT", "GGG")))
     assert on_it.encoder_groups == set(map(group_digest, "ab"))
-    again = digests_of(labels(("CCC", "c")), encoder, is_finetuned=True)
+    again = find_trained(labels(("CCC", "c")), encoder, is_finetuned=True)
     assert again.encoder_records == on_it.encoder_records | on_it.records
     assert again.encoder_groups == on_it.encoder_groups | on_it.groups
 
@@ -130,9 +132,9 @@ def test_what_an_encoder_was_trained_on_goes_with_it_from_head_to_head(head, tmp
 def test_a_word_that_never_occurred_in_training_has_finite_weights(tiny, tmp_path):
     torch.manual_seed(4)
     classifier = Classifier(DIM, HIDDEN, dropout=0.0)
-    classifier.standardise(Table.of(np.zeros((5, N_FEATURES), dtype=np.float32)))
+    classifier.standardise(ArrayRows.of(np.zeros((5, N_FEATURES), dtype=np.float32)))
     facts = facts_of(inspect_checkpoint(tiny.model), CALIBRATION, 300, "for a test")
-    nothing = digests_of(labels(), None, is_finetuned=False)
+    nothing = find_trained(labels(), None, is_finetuned=False)
     head = write_head(tmp_path / "h", classifier, facts, CALIBRATION, nothing)
     assert head.nucleotide is not None
     assert all(np.isfinite(values).all() for layer in head.nucleotide.layers for values in layer)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from trainings import Training, frames, settings
 
-from virnucpro.labelled.arrays import Table
+from virnucpro.labelled.arrays import ArrayRows
 from virnucpro.labelled.frames import balanced_weights
 from virnucpro.sequences.composition import N_FEATURES
 from virnucpro.training.ranks import Ranks
@@ -61,7 +61,7 @@ def with_gc(weighed, gc: list[float]):
     composition = np.zeros((len(weighed), N_FEATURES), dtype=np.float32)
     composition[:, 0] = 1 - np.array(gc)
     composition[:, 38] = gc  # GCG: 16 * 2 + 4 * 1 + 2
-    return replace(weighed, composition=Table.of(composition))
+    return replace(weighed, composition=ArrayRows.of(composition))
 
 
 def test_by_the_recipe_groups_count_nearly_evenly():

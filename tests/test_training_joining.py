@@ -27,14 +27,14 @@ from virnucpro.sequences.translate import chunk_record
 from virnucpro.training.gain import measure_gain, write_gains
 from virnucpro.training.joining import (
     N_FOLDS,
-    Fragments,
+    ScoredFragments,
     _folds,
     choose_knot,
     fit_join,
-    fit_knot,
+    fit_join_knot,
     fold_log_odds,
 )
-from virnucpro.training.request import resolve
+from virnucpro.training.request import resolve_training
 from virnucpro.training.results import Outcome
 from virnucpro.training.runs import Runs, read_runs
 
@@ -44,7 +44,7 @@ def scorer() -> Scorer:
     return load_scorer(embedded_scorer())
 
 
-def fragments(n: int = 600, informs: float = 1.0, seed: int = 1) -> Fragments:
+def fragments(n: int = 600, informs: float = 1.0, seed: int = 1) -> ScoredFragments:
     """Log-odds of a scorer, and of a head that says as much more as ``informs``."""
     rng = np.random.default_rng(seed)
     is_virus = np.arange(n) % 2 == 0
@@ -52,10 +52,10 @@ def fragments(n: int = 600, informs: float = 1.0, seed: int = 1) -> Fragments:
     base = side + rng.normal(size=n)
     head = informs * side + rng.normal(size=n)
     head[::3] = np.nan  # no frame
-    return Fragments(500, base, head, is_virus, np.arange(n) % 40 * 2 + is_virus)
+    return ScoredFragments(500, base, head, is_virus, np.arange(n) % 40 * 2 + is_virus)
 
 
-def cross_entropy(data: Fragments, base: float, head: float, offset: float) -> float:
+def cross_entropy(data: ScoredFragments, base: float, head: float, offset: float) -> float:
     both = data.where(data.has_both)
     odds = base * both.base + head * both.head + offset
     losses = np.logaddexp(0, np.where(both.is_virus, -odds, odds))
@@ -69,7 +69,7 @@ def test_the_weights_have_the_least_cross_entropy_beside_a_pull_towards_the_scor
         pull = 0.5e-3 * ((base - 1) ** 2 + head**2 + offset**2)
         return cross_entropy(data, base, head, offset) + pull
 
-    knot = fit_knot(data)
+    knot = fit_join_knot(data)
     best = np.array([knot.base, knot.head, knot.offset])
     for step in [*np.eye(3), *-np.eye(3)]:
         assert cost(*(best + 0.01 * step).tolist()) > cost(*best.tolist())
@@ -78,7 +78,7 @@ def test_the_weights_have_the_least_cross_entropy_beside_a_pull_towards_the_scor
 def test_weights_do_not_grow_without_end_where_all_is_told_apart():
     data = fragments()
     certain = replace(data, base=np.where(data.is_virus, 3.0, -3.0))
-    assert 0 < fit_knot(certain).base < 20
+    assert 0 < fit_join_knot(certain).base < 20
 
 
 def test_a_head_that_adds_something_has_a_weight_and_every_fragment_gains_or_keeps_its_score():
@@ -103,7 +103,7 @@ def test_a_head_that_adds_nothing_has_no_weight_and_scores_are_the_scorers():
 @pytest.mark.parametrize("name", ["base", "head"])
 def test_log_odds_that_are_the_wrong_way_round_have_no_weight(name):
     data = fragments()
-    knot = fit_knot(replace(data, **{name: -getattr(data, name)}))
+    knot = fit_join_knot(replace(data, **{name: -getattr(data, name)}))
     assert getattr(knot, name) == 0 < knot.base + knot.head
 
 
@@ -209,7 +209,7 @@ def test_runs_are_scored_on_the_bases_of_their_chunks_and_numbered_as_the_frames
 
 def test_the_gain_is_the_difference_of_the_aurocs_with_an_interval_over_groups():
     data = fragments()
-    join = Join("x", (fit_knot(data),), fit_join([data], scorer()).error_rates)
+    join = Join("x", (fit_join_knot(data),), fit_join([data], scorer()).error_rates)
     gain = measure_gain(7, "test", data, join)
     joined = data.joined(join.knots)
     assert gain.joined == pytest.approx(auroc(joined, data.is_virus, data.weights))
@@ -268,14 +268,14 @@ def test_more_seeds_are_measured_and_the_head_is_that_of_the_first(tmp_path):
 def test_groups_that_the_scorer_was_trained_on_are_left_out_of_the_join(tmp_path):
     data = relabelled(tmp_path, {"virus": "virus", "other": "other"}, n_groups=24)
     train_here(options(data, tmp_path / "out", encoding="composition", epochs=1))
-    training, _ = resolve(
+    training, _ = resolve_training(
         options(data, tmp_path / "out", encoding="composition", epochs=1), lambda _: None
     )
     frames, splits = FrameStore.open(training.frames), read_split(training.split)
     groups = sorted(name for name, split in splits.items() if split == "validation")
     of_label = [[g for g in groups if g.startswith(label)] for label in ("virus", "other")]
     assert min(map(len, of_label)) >= 3
-    data_of = Fragments(
+    data_of = ScoredFragments(
         300,
         np.zeros(len(groups)),
         np.zeros(len(groups)),

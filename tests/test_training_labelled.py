@@ -17,7 +17,7 @@ from virnucpro.files import sha256, zstd
 from virnucpro.labelled.digests import group_digest, record_digest
 from virnucpro.labelled.records import (
     LabelledRecord,
-    read_manifest,
+    read_data_manifest,
     read_records,
     warn_of_mixed_groups,
 )
@@ -117,7 +117,7 @@ def test_sequences_come_with_their_labels_each_file_once_as_the_manifest_names_t
     )
     found = [
         (labelled.id, labelled.group, record.id, record.sequence)
-        for labelled, record in read_records(read_manifest(manifest))
+        for labelled, record in read_records(read_data_manifest(manifest))
     ]
     assert found == [
         ("c1", "C", "c1", "AAAA"),
@@ -198,7 +198,7 @@ def test_the_hash_of_a_file_comes_from_the_one_time_that_it_is_read(
     text = b"".join(b">r%d\n%s\n" % (i, b"ACGT" * 9999) for i in range(40))
     packed = folder / f"packed.{packing}"
     packed.write_bytes(pack(text))
-    manifest = read_manifest(write_manifest(folder, f"{packed.name}\t\tvirus\tA"))
+    manifest = read_data_manifest(write_manifest(folder, f"{packed.name}\t\tvirus\tA"))
     hashes: list[str] = []
     read: list[int] = []
     pairs = list(read_records(manifest, hashes.append, lambda block: read.append(len(block))))
@@ -212,16 +212,16 @@ def test_a_pipe_is_refused_as_it_cannot_be_read_twice_and_not_waited_for(folder:
     os.mkfifo(folder / "pipe.fa")
     manifest = write_manifest(folder, "pipe.fa\t\tvirus\tg")
     with within(20), pytest.raises(InputMissingError, match=r":2: .*pipe\.fa: it is not a plain"):
-        read_manifest(manifest)
+        read_data_manifest(manifest)
     os.mkfifo(folder / "pipe.tsv")
     with within(20), pytest.raises(InputMissingError, match=r"pipe\.tsv: it is not a plain file"):
-        read_manifest(folder / "pipe.tsv")
+        read_data_manifest(folder / "pipe.tsv")
 
 
 def test_the_home_of_an_unknown_user_is_told_with_its_line(folder: Path) -> None:
     manifest = write_manifest(folder, "~nosuchuser/a.fa\t\tvirus\tg")
     with pytest.raises(InputMissingError, match=r":2: ~nosuchuser/a\.fa: no home folder"):
-        read_manifest(manifest)
+        read_data_manifest(manifest)
 
 
 def test_a_digest_tells_sequences_apart_and_not_their_case() -> None:

@@ -32,7 +32,7 @@ from virnucpro.options import TrainOptions
 from virnucpro.training.config_file import read_config
 from virnucpro.training.features import write_vectors
 from virnucpro.training.ranks import Ranks
-from virnucpro.training.request import Training, describe, open_folder, resolve
+from virnucpro.training.request import Training, describe_training, open_training, resolve_training
 
 TRAIN = typer.main.get_command(app).commands["train"]
 
@@ -48,15 +48,15 @@ def out_of(data: Path) -> Path:
 
 
 def resolved(data: Path, **changes: object) -> Training:
-    return resolve(options(data, out_of(data), **changes), lambda _: None)[0]
+    return resolve_training(options(data, out_of(data), **changes), lambda _: None)[0]
 
 
 def opened(data: Path, **changes: object) -> Training:
     """As far as a training gets before its first step."""
     asked = options(data, out_of(data), **{"encoding": "composition", **changes})
-    training, _ = resolve(asked, lambda _: None)
+    training, _ = resolve_training(asked, lambda _: None)
     training.output.mkdir(exist_ok=True)
-    open_folder(training, lambda _: None)
+    open_training(training, lambda _: None)
     return training
 
 
@@ -204,7 +204,9 @@ def test_an_encoder_is_the_one_given_or_a_new_one_of_the_shape(data, tiny: Tiny)
 
 def test_a_cpu_is_one_process_unless_more_are_asked_for(data):
     def devices(**changes: object) -> Choice:
-        return resolve(options(data, data, encoding="onehot", **changes), lambda _: None)[1]
+        return resolve_training(options(data, data, encoding="onehot", **changes), lambda _: None)[
+            1
+        ]
 
     assert devices().devices == ("cpu",)
     assert devices(workers=2).devices == ("cpu", "cpu")
@@ -213,10 +215,12 @@ def test_a_cpu_is_one_process_unless_more_are_asked_for(data):
 
 def test_what_is_trained_on_what_is_said(data, tiny: Tiny):
     gpus = Choice(("cuda:0", "cuda:1"), ("cuda:0 A, 79 GiB", "cuda:1 B, 80 GiB"), True, 1)
-    lines = describe(resolved(data, model=str(tiny.model)), gpus)
+    lines = describe_training(resolved(data, model=str(tiny.model)), gpus)
     assert lines[0].startswith("head: ESM-2 of 2 layers, 32 dimensions") and "fp32" in lines[0]
     assert lines[1:] == ["cuda:0 A, 79 GiB", "cuda:1 B, 80 GiB"]
-    assert describe(resolved(data, encoding="onehot"), gpus.first)[1:] == ["cuda:0 A, 79 GiB"]
+    assert describe_training(resolved(data, encoding="onehot"), gpus.first)[1:] == [
+        "cuda:0 A, 79 GiB"
+    ]
 
 
 # Data that will not do

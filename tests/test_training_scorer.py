@@ -162,7 +162,9 @@ def test_a_fragment_is_read_by_the_words_of_other_folds_than_its_own(
 @pytest.mark.parametrize("n_bases", [150, 1000])
 def test_made_sequences_are_as_long_as_they_were_asked_for(kind: str, n_bases: int) -> None:
     rng = np.random.default_rng(4)
-    sequence = made.make(kind, n_bases, rng.integers(4, size=n_bases).astype(np.uint8), rng)
+    sequence = made.make_sequence(
+        kind, n_bases, rng.integers(4, size=n_bases).astype(np.uint8), rng
+    )
     assert sequence.shape == (n_bases,)
     assert sequence.dtype == np.uint8
     assert sequence.max() < 4

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 from labelled import options, pairs_of, train_here, write_labelled
 
-from virnucpro.labelled.arrays import Mapped, Table, Texts, growing
-from virnucpro.labelled.store import FrameStore, Source, are_whole, write_frames, write_label
+from virnucpro.labelled.arrays import ArrayRows, Mapped, Texts, growing
+from virnucpro.labelled.store import FrameOrigin, FrameStore, are_whole, write_frames, write_label
 from virnucpro.sequences.composition import N_FEATURES, frame_bases, frame_composition
 from virnucpro.sequences.translate import chunk_record, translate_six_frames
 from virnucpro.training.networks import mean_and_deviation
 
 SIZES = (300, 210)
-SOURCE = Source("0" * 64, ("1" * 64,), SIZES)
+SOURCE = FrameOrigin("0" * 64, ("1" * 64,), SIZES)
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def test_ids_of_any_script_come_back(tmp_path):
 @pytest.mark.parametrize("n_rows", [1, 8191, 20_000])
 def test_mean_and_deviation_are_to_the_bit_those_of_all_rows_at_once(n_rows):
     values = np.random.default_rng(n_rows).random((n_rows, N_FEATURES), dtype=np.float32)
-    mean, deviation = mean_and_deviation(Table.of(values))
+    mean, deviation = mean_and_deviation(ArrayRows.of(values))
     assert np.array_equal(mean, values.mean(axis=0))
     assert np.array_equal(deviation, values.std(axis=0))
 
@@ -134,8 +134,8 @@ def test_frames_that_are_damaged_are_not_whole(folder, name, damage):
 
 
 def test_frames_of_other_data_are_not_whole(folder):
-    assert not are_whole(folder, Source("2" * 64, SOURCE.fasta_sha256, SIZES))
-    assert not are_whole(folder, Source(SOURCE.manifest_sha256, SOURCE.fasta_sha256, (300,)))
+    assert not are_whole(folder, FrameOrigin("2" * 64, SOURCE.fasta_sha256, SIZES))
+    assert not are_whole(folder, FrameOrigin(SOURCE.manifest_sha256, SOURCE.fasta_sha256, (300,)))
 
 
 def test_a_resume_takes_the_frames_that_are_there_and_makes_damaged_ones_again(data, tmp_path):

@@ -475,7 +475,7 @@ def test_no_file_is_named_after_a_record(
             **({"format": feature_format} if command == "extract" else {}),
         )
         summary = run_inline(config, tiny.head if command == "predict" else None)
-        assert summary.exit_code == 0 and summary.n_frames
+        assert summary.exit_code == 0 and summary.records.n_frames
         names.append({path.relative_to(root).as_posix() for path in root.rglob("*")})
     assert names[0] == names[1]
     assert {path.name for path in tmp_path.iterdir()} == {"plain", "hostile"}

@@ -26,7 +26,7 @@ from virnucpro.errors import (
     UnavailableError,
     UsageError,
 )
-from virnucpro.events import ShardDone, Telling
+from virnucpro.events import OnEvent, ShardDone, Telling
 from virnucpro.options import PredictOptions, WorkOptions
 from virnucpro.records import Shard
 from virnucpro.resolve import resolve
@@ -69,9 +69,7 @@ def merge(make_config, tiny, contigs) -> Callable[..., None]:
     return run
 
 
-def work_inline(
-    folder: Path, part: str | None = None, on_event: Callable[[Telling], None] = lambda _: None
-) -> int:
+def work_inline(folder: Path, part: str | None = None, on_event: OnEvent = lambda _: None) -> int:
     options = WorkOptions(folder=folder, part=part, device="cpu", workers=1)
     return work(options, on_event, lambda _: InlineExecutor()).n_shards
 
@@ -253,6 +251,9 @@ def test_status_of_a_run_that_ended_before_its_plan_says_what_to_do(tmp_path):
         inspect_run(tmp_path, verify=False)
     assert "run its command again" in caught.value.hint
     assert str(rundir.log) in caught.value.hint
+    rundir.features.mkdir()  # as of a training
+    with pytest.raises(InputMissingError, match=r"holds no run$"):
+        inspect_run(tmp_path, verify=False)
 
 
 def test_figures_that_are_damaged_or_of_somebody_else_are_left_out(plan):

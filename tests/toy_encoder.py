@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from virnucpro.config import EncoderSpec, Footprint, Pooling, Precision, Reads
-from virnucpro.encoders.base import OnEvent, Pending, Rows
+from virnucpro.encoders.base import Pending, Rows
+from virnucpro.events import OnEvent
 from virnucpro.files import sha256
 
 MAGIC = b"counts of bases\n"  # the file of such an encoder

@@ -21,7 +21,7 @@ from torch import Tensor
 from virnucpro.encoders.esm2.checkpoint import ESM2Shape
 from virnucpro.encoders.learned.readers import MeanReader
 from virnucpro.errors import InputError
-from virnucpro.labelled.arrays import Table, Texts
+from virnucpro.labelled.arrays import ArrayRows, Texts
 from virnucpro.labelled.frames import LabelledFrames, given_weights
 from virnucpro.sequences.composition import N_FEATURES
 from virnucpro.training.checkpoints import Progressed
@@ -55,13 +55,13 @@ def frames(n: int = N_ROWS, seed: int = 0) -> LabelledFrames:
     return LabelledFrames(
         Texts.of([f"f{i}" for i in range(n)]),
         Texts.of(proteins),
-        Table.of(rng.random((n, N_FEATURES), dtype=np.float32)),
+        ArrayRows.of(rng.random((n, N_FEATURES), dtype=np.float32)),
         np.arange(n),
         np.arange(n),
         is_virus,
         (0.5 + rng.random(n)).astype(np.float32),
         np.arange(n) % 7,
-        Table.of(np.empty((n, 0), dtype=np.float32)),
+        ArrayRows.of(np.empty((n, 0), dtype=np.float32)),
     )
 
 

@@ -37,9 +37,11 @@ from virnucpro.errors import (
 from virnucpro.events import Telling
 from virnucpro.files import disk_error, expanded, open_plain, writing
 from virnucpro.log import logging_to, printable
-from virnucpro.options import ExtractOptions, PredictOptions, RunOptions, make
+from virnucpro.option_fields import make
+from virnucpro.options import ExtractOptions, PredictOptions, RunOptions
 from virnucpro.outputs.features import read_shown
-from virnucpro.outputs.sinks import read_calls, record_table
+from virnucpro.outputs.read import read_calls
+from virnucpro.outputs.sinks import record_table
 from virnucpro.records import Call
 from virnucpro.run.features import open_stores
 from virnucpro.run.folder import RunDir
@@ -50,7 +52,6 @@ from virnucpro.sequences.inputs import RECORDS
 Vector: TypeAlias = NDArray[np.float32]
 Record: TypeAlias = Any  # (id, sequence), or a SeqRecord of Biopython
 Sequences: TypeAlias = str | Path | Iterable[str | Path] | Iterable[Record]
-OnEvent = Callable[[Telling], None]
 T = TypeVar("T", bound=RunOptions)
 _FASTA = "records.fa"
 

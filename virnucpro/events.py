@@ -5,6 +5,7 @@ Every shard of a run ends in exactly one ``ShardDone`` or ``ShardFailed``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from virnucpro.config import EncoderSpec
@@ -128,3 +129,4 @@ Event = (
     WorkerReady | WorkerLost | BatchStarted | BatchDone | BudgetReduced | ShardDone | ShardFailed
 )
 Telling = Event | Progress | EmbeddingStarted
+OnEvent = Callable[[Telling], None]

@@ -11,6 +11,7 @@ import errno
 import gzip
 import hashlib
 import io
+import json
 import lzma
 import os
 import secrets
@@ -162,6 +163,21 @@ def atomic(path: Path) -> Iterator[Path]:
             temporary.unlink()
 
 
+def write_whole(path: Path, content: bytes | memoryview | str) -> None:
+    """Write a file that replaces ``path`` when it is whole; text in UTF-8.
+
+    Raises:
+        OutputError, StorageError: as ``writing``.
+    """
+    with atomic(path) as temporary:
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def write_json(path: Path, content: object) -> None:
+    """Write a file of JSON that people can read; as ``write_whole``."""
+    write_whole(path, json.dumps(content, indent=2) + "\n")
+
+
 def put_in_place(temporary: Path, path: Path) -> None:
     """Replace ``path`` by its whole temporary sibling, synced to disk."""
     _sync(temporary)
@@ -177,9 +193,16 @@ def temporary_beside(path: Path) -> Path:
 @contextmanager
 def open_table(path: Path) -> Iterator[TextIO]:
     """Write text that may hold what is not UTF-8, as one of several files that grow together."""
-    out = io.TextIOWrapper(
-        open_named(path), encoding="utf-8", errors="surrogateescape", newline="\n"
-    )
+    with open_named(path) as content:
+        out = io.TextIOWrapper(content, "utf-8", "surrogateescape", newline="\n")
+        yield out
+        out.flush()
+
+
+@contextmanager
+def open_named(path: Path) -> Iterator[BinaryIO]:
+    """Write bytes, as to one of several files that grow together."""
+    out = io.BufferedWriter(_NamedFile(str(path), "w"))
     try:
         yield out
     except BaseException:
@@ -187,11 +210,6 @@ def open_table(path: Path) -> Iterator[TextIO]:
             out.close()
         raise
     out.close()
-
-
-def open_named(path: Path) -> BinaryIO:
-    """Open a file to write, as one of several that grow together."""
-    return io.BufferedWriter(_NamedFile(str(path), "w"))
 
 
 class _NamedFile(io.FileIO):

@@ -8,35 +8,21 @@ where it is used. A field without ``_option`` is on no command line: whoever cal
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import UnionType
-from typing import (
-    Annotated,
-    Any,
-    ClassVar,
-    Literal,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Annotated, Any, ClassVar, Literal
 
 import typer
-from typer.models import ArgumentInfo, ParameterInfo
 
 from virnucpro.config import Command, FeatureFormat, Pooling
 from virnucpro.encoders.published import EMBEDDED, NAMES
 from virnucpro.errors import UsageError
-from virnucpro.files import expanded
-from virnucpro.log import printable
+from virnucpro.option_fields import flag, given_of, names_of, refuse
 
 Encoding = Literal["esm2", "onehot", "blosum62", "composition"]
 Architecture = Literal["mlp", "cnn", "lstm", "unet"]
 Mode = Literal["head", "finetune", "pretrain"]
-T = TypeVar("T")
 
 FILES, MODEL, CALLS, DEVICES = "Files", "Model", "Calls", "Devices"
 CLUSTER = "Several machines"
@@ -86,6 +72,10 @@ RegionModel = Annotated[
 ]
 
 
+def _file(help: str, metavar: str) -> Any:  # noqa: ANN401 - as typer has it
+    return _option(help, FILES, metavar=metavar, show_default=False)
+
+
 def _chunk_size(help: str, default: str) -> Any:  # noqa: ANN401 - as typer has it
     return _option(help, MODEL, metavar="BASES", show_default=default)
 
@@ -116,7 +106,7 @@ class ConsoleOptions:
 
     def __post_init__(self) -> None:
         if self.quiet:
-            _refuse(self, ("verbose",), "with --quiet")
+            refuse(self, ("verbose",), "with --quiet")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -394,7 +384,7 @@ class CutOptions:
                 hint="give the share of viral records that you expect, for example 0.05",
             )
         if not self.regions:
-            _refuse(self, ("region_model",), "with --no-regions")
+            refuse(self, ("region_model",), "with --no-regions")
 
 
 # Commands
@@ -425,7 +415,7 @@ class RunOptions(PlaceOptions, EngineOptions, ModelOptions, FolderOptions, Seque
             UsageError: one of them was given.
         """
         if input_type == "protein":
-            _refuse(self, ("chunk_size", "genetic_code"), "of proteins, which are embedded whole")
+            refuse(self, ("chunk_size", "genetic_code"), "of proteins, which are embedded whole")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -447,7 +437,7 @@ class PredictOptions(CutOptions, RunOptions):
     def check_type(self, input_type: str) -> None:
         super().check_type(input_type)
         if input_type == "protein":
-            _refuse(self, ("region_model",), "of proteins, which have no regions")
+            refuse(self, ("region_model",), "of proteins, which have no regions")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -502,11 +492,9 @@ class EvaluatedOptions:
 
     data: Annotated[
         Path,
-        _option(
+        _file(
             f"Table of labelled FASTA files, with the {_SHEET}; id and kingdom are optional.",
-            FILES,
-            metavar="MANIFEST",
-            show_default=False,
+            "MANIFEST",
         ),
     ]
     split: Annotated[
@@ -551,22 +539,18 @@ class EvaluatedOptions:
 class EvaluateOptions(EngineOptions, FolderOptions, EvaluatedOptions):
     regions: Annotated[
         Path | None,
-        _option(
+        _file(
             "Table of known prophages (seq_id, start, end, kind) to evaluate regions on, in "
             "place of a head; --data then names the FASTA files.",
-            FILES,
-            metavar="TRUTH",
-            show_default=False,
+            "TRUTH",
         ),
     ] = None
     region_model: RegionModel = None
     genes: Annotated[
         Path | None,
-        _option(
+        _file(
             "GFF3 file of the sequences, for figures over genes beside those over bases.",
-            FILES,
-            metavar="GFF",
-            show_default=False,
+            "GFF",
         ),
     ] = None
     model: Annotated[
@@ -576,15 +560,15 @@ class EvaluateOptions(EngineOptions, FolderOptions, EvaluatedOptions):
 
     def __post_init__(self) -> None:
         if self.regions is None:
-            _refuse(
+            refuse(
                 self,
                 ("region_model", "genes"),
                 "without --regions",
                 "name the known prophages with --regions",
             )
             return
-        of_head = _names(EngineOptions, EvaluatedOptions) - {"data", "seed", "genetic_code"}
-        _refuse(self, of_head | {"model", "head"}, "with --regions, which the scorer tells")
+        of_head = names_of(EngineOptions, EvaluatedOptions) - {"data", "seed", "genetic_code"}
+        refuse(self, of_head | {"model", "head"}, "with --regions, which the scorer tells")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -593,12 +577,10 @@ class LabelledOptions(OutputOptions):
 
     data: Annotated[
         Path,
-        _option(
+        _file(
             f"Table of labelled FASTA files, with the {_SHEET}; id, weight and kingdom are "
             "optional.",
-            FILES,
-            metavar="MANIFEST",
-            show_default=False,
+            "MANIFEST",
         ),
     ]
     split: Annotated[
@@ -759,12 +741,10 @@ LOOP_MAY_DIFFER = ("num_workers", "early_stopping", "keep_checkpoints")  # on re
 class TrainOptions(DeviceOptions, LoopOptions, NetworkOptions, StartOptions, LabelledOptions):
     regions: Annotated[
         Path | None,
-        _option(
+        _file(
             "Table of known prophages (seq_id, start, end, kind) to learn regions from, in "
             "place of a head; --data then names the FASTA files.",
-            FILES,
-            metavar="TRUTH",
-            show_default=False,
+            "TRUTH",
         ),
     ] = None
     output_dir: Annotated[
@@ -802,13 +782,13 @@ class TrainOptions(DeviceOptions, LoopOptions, NetworkOptions, StartOptions, Lab
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.regions is not None:
-            unread = _names(TrainOptions) - {"regions", "data", "output_dir", "seed"}
-            _refuse(self, unread, "with --regions, which trains no network")
+            unread = names_of(TrainOptions) - {"regions", "data", "output_dir", "seed"}
+            refuse(self, unread, "with --regions, which trains no network")
         match self.mode:
             case "head":
-                _refuse(self, ("name",), "without --finetune or --pretrain, which train an encoder")
+                refuse(self, ("name",), "without --finetune or --pretrain, which train an encoder")
             case "pretrain":
-                _refuse(self, ("hidden", "dropout", "class_weights"), "with --pretrain")
+                refuse(self, ("hidden", "dropout", "class_weights"), "with --pretrain")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -904,129 +884,7 @@ class CheckOptions(ComputeOptions):
     ]
 
 
-# From values to options
-
-
-def _names(*groups: type) -> set[str]:
-    """The options of these classes."""
-    hints = [get_type_hints(group, include_extras=True) for group in groups]
-    return set().union(*map(options_of, hints))
-
-
-def _refuse(options: Any, names: Iterable[str], where: str, else_: str = "") -> None:  # noqa: ANN401
-    """Refuse options that are not read, instead of ignoring them.
-
-    Raises:
-        UsageError: one of them has another value than its default.
-    """
-    given = _given(options, names)
-    if given:
-        hint = f"leave out {' and '.join(given)}"
-        raise UsageError(
-            f"{' and '.join(given)}: not read {where}",
-            hint=f"{hint}; or {else_}" if else_ else hint,
-        )
-
-
 def engine_options_of(options: EngineOptions) -> list[str]:
     """The options that only a run with a model reads, of those that were given."""
     # the scorer is on the CPU anyway
-    return _given(options, _names(EngineOptions) - {"device", "workers"})
-
-
-def _given(options: Any, names: Iterable[str]) -> list[str]:  # noqa: ANN401
-    """The options, among these, that have another value than their default."""
-    defaults = {field.name: field.default for field in fields(options)}
-    return sorted(flag(name) for name in names if getattr(options, name) != defaults[name])
-
-
-def flag(name: str) -> str:
-    """The option on the command line that a field is."""
-    return f"--{name.replace('_', '-')}"
-
-
-def make(options: Callable[..., T], values: Mapping[str, object]) -> T:
-    """Options of values by their names, as a user gives them: text for a path, a list for a tuple.
-
-    Raises:
-        UsageError: there is no such option, or its value is empty or of no use.
-    """
-    hints = get_type_hints(options, include_extras=True)
-    on_command_line = options_of(hints)
-    names = {field.name for field in fields(options)}  # type: ignore[arg-type]
-    if strangers := values.keys() - names:
-        raise UsageError(
-            f"there is no option {printable(min(strangers))}",
-            hint=f"there are {', '.join(sorted(on_command_line))}",
-        )
-    checked = {
-        name: _value(_word(name, on_command_line[name]), get_args(hints[name])[0], value)
-        if name in on_command_line
-        else value
-        for name, value in values.items()
-    }
-    for name, info in on_command_line.items():
-        _check_range(name, info, checked.get(name))
-    return options(**checked)
-
-
-def options_of(hints: Mapping[str, Any]) -> dict[str, ParameterInfo]:
-    """The ``typer`` option of each field that is one, by its name."""
-    return {
-        name: get_args(hint)[1] for name, hint in hints.items() if get_origin(hint) is Annotated
-    }
-
-
-def carry(options: object, to: Callable[..., T], **changes: object) -> T:
-    """Options of another command: the values of those that both have, but for the changes."""
-    names = {field.name for field in fields(to)} - changes.keys()  # type: ignore[arg-type]
-    shared = {name: getattr(options, name) for name in names if hasattr(options, name)}
-    return to(**shared, **changes)
-
-
-def _word(name: str, info: ParameterInfo) -> str:
-    """The name of a field on the command line."""
-    return name.upper() if isinstance(info, ArgumentInfo) else flag(name)
-
-
-def _value(option: str, hint: Any, value: object) -> object:  # noqa: ANN401 - a type
-    """The value in the type of its option.
-
-    Raises:
-        UsageError: it is empty, or of another type or choice.
-    """
-    if value == "":
-        raise UsageError(f"{option} is empty", hint="is the variable set that it came from?")
-    if get_origin(hint) is tuple:
-        values = value if isinstance(value, (list, tuple)) else [value]
-        return tuple(_value(option, get_args(hint)[0], one) for one in values)
-    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    for kind in kinds:
-        if isinstance(value, bool) and kind is not bool:  # to Python it is a number
-            continue
-        if kind is Path and isinstance(value, (str, Path)):
-            return expanded(value)
-        if kind is str and isinstance(value, int):  # a number where a word is possible, too
-            return str(value)
-        if get_origin(kind) is Literal:
-            if value in get_args(kind):
-                return value
-        elif isinstance(value, (int, float) if kind is float else kind):
-            return value
-    words = [word for kind in kinds for word in get_args(kind)]
-    raise UsageError(
-        f"{option} is {printable(repr(value))}",
-        hint=f"give {' or '.join(words or [kind.__name__ for kind in kinds])}",
-    )
-
-
-def _check_range(name: str, info: ParameterInfo, value: object) -> None:
-    """
-    Raises:
-        UsageError: a number is not in the range of its option.
-    """
-    if not isinstance(value, (int, float)):
-        return
-    if not (info.min is None or info.min <= value) or not (info.max is None or value <= info.max):
-        most = "" if info.max is None else f", and at most {info.max}"
-        raise UsageError(f"{flag(name)} is {value}", hint=f"give {info.min} or more{most}")
+    return given_of(options, names_of(EngineOptions) - {"device", "workers"})

@@ -34,11 +34,11 @@ from virnucpro.events import (
     BatchDone,
     EmbeddingStarted,
     Event,
+    OnEvent,
     Progress,
     Refusal,
     ShardDone,
     ShardFailed,
-    Telling,
     WorkerReady,
 )
 from virnucpro.log import LOGGER, announce, counted, printable
@@ -73,7 +73,6 @@ from virnucpro.tasks import Helpers
 
 _BYTES_PER_WORKER = 1_000_000  # of input; less is planned in a tenth of a second
 
-OnEvent = Callable[[Telling], None]
 ExecutorOn = Callable[[Sequence[str]], Executor]  # given the devices
 
 
@@ -437,9 +436,9 @@ def close_run(config: RunConfig, rundir: RunDir, manifest: Manifest, summary: Su
     scorer = config.scorer_for(manifest.recipe.input_type)
     summary.scorer = scorer.announcement if scorer else ""
     state = "partial" if summary.exit_code else "complete"
-    facts = {"state": state, "counts": asdict(summary)}
+    facts = {"state": state, "counts": summary.facts}
     rundir.write_manifest(manifest, {**_facts(config, manifest), **facts})
-    if not config.options.keep_intermediate and not summary.n_failed_frames:
+    if not config.options.keep_intermediate and not summary.records.n_failed_frames:
         rundir.clear_shards()
     if config.options.report:
         write_run_page(rundir)

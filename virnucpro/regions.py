@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from io import TextIOWrapper
 from itertools import chain, zip_longest
@@ -16,19 +16,12 @@ from pathlib import Path
 
 from virnucpro import __version__
 from virnucpro.errors import InputError, InputMissingError, UsageError
-from virnucpro.events import Progress, Telling
+from virnucpro.events import OnEvent, Progress
 from virnucpro.files import open_plain
 from virnucpro.log import LOGGER, announce, printable
 from virnucpro.options import RegionsOptions
-from virnucpro.outputs.sinks import (
-    REGION_SINKS,
-    Place,
-    Portion,
-    RecordTable,
-    Sink,
-    open_sinks,
-    read_calls,
-)
+from virnucpro.outputs.read import read_calls
+from virnucpro.outputs.sinks import REGION_SINKS, Place, Portion, RecordTable, Sink, open_sinks
 from virnucpro.outputs.summary import region_line
 from virnucpro.outputs.write import in_first_places, open_sinks_of_samples
 from virnucpro.records import Call, FastaRecord, RecordResult
@@ -39,7 +32,7 @@ from virnucpro.scoring.regions import embedded_finder
 from virnucpro.sequences.inputs import InputFile, check_recorded, generations
 
 
-def find_regions(options: RegionsOptions, on_event: Callable[[Telling], None]) -> Counter[str]:
+def find_regions(options: RegionsOptions, on_event: OnEvent) -> Counter[str]:
     """Look for regions in the records of a finished run. Returns their numbers by kind.
 
     Raises:

@@ -6,7 +6,7 @@ All that can be checked is checked here, before a file is read or a process is s
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Set
+from collections.abc import Set
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -42,7 +42,7 @@ from virnucpro.errors import (
     UnavailableError,
     UsageError,
 )
-from virnucpro.events import Telling
+from virnucpro.events import OnEvent
 from virnucpro.files import expanded
 from virnucpro.log import printable
 from virnucpro.options import EngineOptions, ExtractOptions, PredictOptions, RunOptions, WorkOptions
@@ -53,7 +53,6 @@ from virnucpro.scoring.head import EncoderFacts, Head, load_head
 from virnucpro.sequences.genetic_code import genetic_code
 from virnucpro.sequences.inputs import list_sources
 
-OnEvent = Callable[[Telling], None]
 _DEFAULT_CHUNK = 500
 _LONGEST_CHUNK = 1_000_000_000  # bases
 

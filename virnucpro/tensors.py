@@ -78,7 +78,7 @@ def _other(path: Path, kind: str, why: str) -> UnavailableError:
     )
 
 
-def check_stored(tensor: Tensor) -> None:
+def check_plain(tensor: Tensor) -> None:
     """Refuse what is not numbers in a file, one after the other: a few bytes can stand for more.
 
     Raises:

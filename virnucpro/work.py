@@ -20,6 +20,7 @@ from virnucpro.events import (
     BatchDone,
     EmbeddingStarted,
     Event,
+    OnEvent,
     Progress,
     ShardDone,
     ShardFailed,
@@ -27,7 +28,7 @@ from virnucpro.events import (
 )
 from virnucpro.log import announce, counted, printable
 from virnucpro.options import WorkOptions
-from virnucpro.pipeline import ExecutorOn, OnEvent, check_stored, make_job
+from virnucpro.pipeline import ExecutorOn, check_stored, make_job
 from virnucpro.records import Shard
 from virnucpro.resolve import WorkConfig, resolve_work
 from virnucpro.run.folder import RunDir, stores_of

@@ -105,7 +105,7 @@ class _Lane:
         self.reason, self.n_due, self.vectors = reason, 0, None
 
 
-def compare(
+def compare_ways(
     comparison: Comparison, ways: Sequence[Way], layouts: Sequence[Layout]
 ) -> Iterator[EncoderRow]:
     """A row for each way in each layout, as soon as it is known.

@@ -52,7 +52,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Encoder:
+class TimedEncoder:
     """A loaded model, and how it is fed."""
 
     model: nn.Module
@@ -68,7 +68,7 @@ class Way:
     program: str
     precision: Precision
     how: str  # batches, kernel
-    load: Callable[[Setting], Encoder]
+    load: Callable[[Setting], TimedEncoder]
 
     @property
     def name(self) -> str:
@@ -99,7 +99,7 @@ def mean_pass(passes: Sequence[Pass]) -> Pass:
     )
 
 
-def time_pass(encoder: Encoder, proteins: Sequence[str]) -> tuple[Pass, Vectors]:
+def time_pass(encoder: TimedEncoder, proteins: Sequence[str]) -> tuple[Pass, Vectors]:
     """Embed them all. Returns (n_proteins, dim) beside the times."""
     device = torch.device(encoder.setting.device)
     starts: list[Mark] = []
@@ -178,7 +178,7 @@ def _n_bytes(model: nn.Module) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def load_ours(setting: Setting, precision: Precision, kernel: Kernel) -> Encoder:
+def load_ours(setting: Setting, precision: Precision, kernel: Kernel) -> TimedEncoder:
     """The encoder of a worker, with this kernel."""
     ours = esm2.load(setting.spec(precision), setting.checkpoint, torch.device(setting.device))
     ours.model.attend = kernel
@@ -186,7 +186,7 @@ def load_ours(setting: Setting, precision: Precision, kernel: Kernel) -> Encoder
     def plan(proteins: Sequence[str]) -> list[list[int]]:
         return ours.plan([len(protein) for protein in proteins], setting.tokens_per_batch)
 
-    return Encoder(ours.model, setting, plan, ours.embed)
+    return TimedEncoder(ours.model, setting, plan, ours.embed)
 
 
 def our_ways(precisions: Sequence[Precision], setting: Setting) -> list[Way]:

@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 import torch
 
-from virnucpro.bench.encoder import Encoder, Pass, Setting, Vectors, Way, time_pass
+from virnucpro.bench.encoder import Pass, Setting, TimedEncoder, Vectors, Way, time_pass
 from virnucpro.errors import UnavailableError
 from virnucpro.log import printable
 from virnucpro.processes import Child, Pipe, Raised, interrupts_held, kill_all, start
@@ -60,7 +60,7 @@ class OneProcess:
     name: str
     setting: Setting
     n_processes: int = 1
-    encoders: dict[str, Encoder] = field(default_factory=dict)  # by the way's name
+    encoders: dict[str, TimedEncoder] = field(default_factory=dict)  # by the way's name
 
     def time(self, way: Way, proteins: Sequence[str]) -> tuple[Pass, Vectors]:
         if way.name not in self.encoders:

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from virnucpro.bench.encoder import Encoder, Setting, Way
+from virnucpro.bench.encoder import Setting, TimedEncoder, Way
 from virnucpro.config import Precision
 from virnucpro.encoders import fair_esm
 from virnucpro.encoders.esm2.alphabet import N_TOKENS, PAD, tokenize
@@ -59,7 +59,7 @@ def peer_ways(setting: Setting, *, has_bf16: bool) -> list[Way]:
     return ways
 
 
-def fair_esm_published(setting: Setting) -> Encoder:
+def fair_esm_published(setting: Setting) -> TimedEncoder:
     """The loop of scripts/extract.py, but for the file per protein and the cut at 1,022 residues.
 
     Logits and whole representations are copied to the CPU and averaged there, as it does.
@@ -84,17 +84,17 @@ def fair_esm_published(setting: Setting) -> Encoder:
             [hidden[row, 1 : len(text) + 1].mean(0).clone() for row, text in enumerate(texts)]
         )
 
-    return Encoder(model, setting, plan, embed)
+    return TimedEncoder(model, setting, plan, embed)
 
 
-def fair_esm_bf16(setting: Setting) -> Encoder:
+def fair_esm_bf16(setting: Setting) -> TimedEncoder:
     """fair-esm's model in bf16, in batches that fill the device, pooled there."""
     spec = setting.spec("bf16", family="fair-esm")
     encoder = fair_esm.load(spec, setting.checkpoint, torch.device(setting.device))
-    return Encoder(encoder.model, setting, partial(_plan, setting), encoder.embed)
+    return TimedEncoder(encoder.model, setting, partial(_plan, setting), encoder.embed)
 
 
-def transformers_bf16(setting: Setting) -> Encoder:
+def transformers_bf16(setting: Setting) -> TimedEncoder:
     """``EsmModel`` with SDPA in bf16, sorted and padded, fed from our own quick tokenizer."""
     model = _esm_model(setting)
     _set_precision(model, setting, torch.bfloat16)
@@ -105,10 +105,10 @@ def transformers_bf16(setting: Setting) -> Encoder:
         hidden = model(input_ids=tokens, attention_mask=tokens.ne(PAD)).last_hidden_state
         return _mean_of_residues(hidden, proteins)
 
-    return Encoder(model, setting, partial(_plan, setting), embed)
+    return TimedEncoder(model, setting, partial(_plan, setting), embed)
 
 
-def openvino_model(setting: Setting, precision: Precision) -> Encoder:
+def openvino_model(setting: Setting, precision: Precision) -> TimedEncoder:
     """transformers' ``EsmModel``, converted by OpenVINO, with as many threads as torch has."""
     openvino = _import("openvino", "oracle,openvino")
     example = _pad(["MKVLA", "MKV"])
@@ -120,13 +120,13 @@ def openvino_model(setting: Setting, precision: Precision) -> Encoder:
         "INFERENCE_PRECISION_HINT": {"bf16": "bf16", "fp16": "f16", "fp32": "f32"}[precision],
         "INFERENCE_NUM_THREADS": torch.get_num_threads(),
     }
-    compiled = Converted(openvino.Core().compile_model(converted, "CPU", settings))
+    compiled = OpenVinoModel(openvino.Core().compile_model(converted, "CPU", settings))
 
     @torch.inference_mode()
     def embed(proteins: list[str]) -> Tensor:
         return _mean_of_residues(compiled(_pad(proteins)), proteins)
 
-    return Encoder(compiled, setting, partial(_plan, setting), embed)
+    return TimedEncoder(compiled, setting, partial(_plan, setting), embed)
 
 
 class LastHiddenState(nn.Module):
@@ -141,7 +141,7 @@ class LastHiddenState(nn.Module):
         return hidden
 
 
-class Converted(nn.Module):
+class OpenVinoModel(nn.Module):
     """A model that OpenVINO compiled. (n, longest + 2) -> (n, longest + 2, dim) float32"""
 
     def __init__(self, compiled: Any) -> None:  # noqa: ANN401 - packages without types

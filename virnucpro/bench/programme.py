@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 import psutil
 import torch
 
-from virnucpro.bench.comparison import Comparison, EncoderRow, compare
+from virnucpro.bench.comparison import Comparison, EncoderRow, compare_ways
 from virnucpro.bench.encoder import OURS, Setting, Way, our_ways
 from virnucpro.bench.layouts import FAILURES, layouts, reason_of, threads
 from virnucpro.bench.limits import measure_limits
@@ -66,7 +66,7 @@ class Programme:
         return self.choice.devices[0]
 
 
-def resolve(options: BenchOptions) -> Programme:
+def resolve_bench(options: BenchOptions) -> Programme:
     """
     Raises:
         UsageError: a name is unknown.
@@ -123,7 +123,7 @@ def _names(
     return names
 
 
-def run(programme: Programme, record: Record, say: Say) -> None:
+def run_bench(programme: Programme, record: Record, say: Say) -> None:
     """Measure it all; every row is handed over as soon as it is known."""
     busy = psutil.cpu_percent(interval=_LISTEN_SECONDS) / 100
     if busy > _QUIET_SHARE:
@@ -195,7 +195,7 @@ class _Model:
                     least_seconds=self.programme.least_seconds,
                     one_by_one=self.programme.choice.kind != "cpu",
                 )
-                for row in compare(comparison, ways, places):
+                for row in compare_ways(comparison, ways, places):
                     self.record(row)
 
     def without_weights(self, reason: str) -> EncoderRow:

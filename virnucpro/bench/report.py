@@ -24,7 +24,7 @@ from virnucpro import __version__
 from virnucpro.bench.comparison import EncoderRow
 from virnucpro.bench.limits import LimitRow
 from virnucpro.devices import list_gpus, usable_cores
-from virnucpro.files import atomic
+from virnucpro.files import write_whole
 from virnucpro.log import printable
 
 Row = LimitRow | EncoderRow
@@ -48,7 +48,7 @@ class Report:
         self.facts: dict[str, object] = {
             "command": shlex.join(["virnucpro", *argv[1:]]),
             "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "machine": describe_machine(),
+            "machine": machine_facts(),
             "versions": describe_versions(),
             "seed": seed,
         }
@@ -69,8 +69,7 @@ class Report:
         content = dict(self.facts)
         for kind, section in SECTIONS.items():
             content[section] = [asdict(row) for row in self.rows if isinstance(row, kind)]
-        with atomic(self.path) as temporary:
-            temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        write_whole(self.path, json.dumps(content, indent=1) + "\n")
 
     def print_tables(self, console: Console) -> None:
         for kind, section in SECTIONS.items():
@@ -85,7 +84,7 @@ def make_console(*, is_terminal: bool) -> Console:
     return Console() if is_terminal else Console(width=_PLAIN_WIDTH, no_color=True)
 
 
-def describe_machine() -> dict[str, object]:
+def machine_facts() -> dict[str, object]:
     gpus, _ = list_gpus()
     return {
         "cpu": _cpu_name(),

@@ -24,16 +24,16 @@ def bench(options: BenchOptions) -> None:
     Example: virnucpro bench --quick --json bench.json
     """
     with exits(lambda: _MEASURED):
-        from virnucpro.bench.programme import resolve, run
+        from virnucpro.bench.programme import resolve_bench, run_bench
         from virnucpro.bench.report import Report, make_console
 
         number_gpus_by_bus()
         end_cleanly()
-        programme = resolve(options)
+        programme = resolve_bench(options)
         report = Report(sys.argv, options.seed, options.json)
         spare_the_collector()
         try:
-            run(programme, report.add, lambda line: _tell(line, options.quiet))
+            run_bench(programme, report.add, lambda line: _tell(line, options.quiet))
         finally:
             report.print_tables(make_console(is_terminal=sys.stdout.isatty()))
 

@@ -21,7 +21,7 @@ from typer.core import TyperCommand
 
 from virnucpro.errors import UsageError
 from virnucpro.log import printable
-from virnucpro.options import flag, make, options_of
+from virnucpro.option_fields import flag, make, options_of
 
 _SHOWN = 3  # files in a hint
 

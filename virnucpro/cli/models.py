@@ -55,7 +55,7 @@ def list_models() -> None:
     Example: virnucpro models list
     """
     with exits():
-        from virnucpro.encoders.models import describe_models
+        from virnucpro.encoders.describe import describe_models
 
         for line in describe_models():
             typer.echo(line)
@@ -68,7 +68,7 @@ def show_model(model: Model) -> None:
     Example: virnucpro models info esm2_virnucpro
     """
     with exits():
-        from virnucpro.encoders.models import describe_model
+        from virnucpro.encoders.describe import describe_model
 
         for line in describe_model(model):
             typer.echo(line)
@@ -98,10 +98,11 @@ def download_model(
     with exits():
         from rich.console import Console
 
-        from virnucpro.dashboard import Dashboard, EventLog
+        from virnucpro.dashboard import Dashboard
         from virnucpro.encoders.bundles import model_names
         from virnucpro.encoders.models import open_model
         from virnucpro.encoders.published import BUNDLES
+        from virnucpro.figures import EventLog
         from virnucpro.scoring.original_head import find_head
 
         end_cleanly()
@@ -165,7 +166,7 @@ def import_model(
                 )
             import_bundle(path, folder)
             return
-        from virnucpro.encoders.models import import_model as copy_model
+        from virnucpro.encoders.imports import import_model as copy_model
         from virnucpro.files import expanded
 
         end_cleanly()
@@ -176,7 +177,7 @@ def import_model(
 
 def import_bundle(name: str, folder: str) -> None:
     """Copy the files of a bundle, or of a model of several files, to where they are found."""
-    from virnucpro.encoders.bundles import import_files
+    from virnucpro.encoders.imports import import_files
     from virnucpro.files import expanded
 
     end_cleanly()

@@ -14,13 +14,13 @@ from virnucpro.cli.command import command
 from virnucpro.cli.exits import Finished, exits, needing
 from virnucpro.cli.running import loading, next_step, planned_steps, report, watched
 from virnucpro.cli.work import work_in_block
+from virnucpro.option_fields import carry
 from virnucpro.options import (
     ConsoleOptions,
     ExtractOptions,
     PredictOptions,
     RunOptions,
     WorkOptions,
-    carry,
 )
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from virnucpro.cli.exits import GONE, end_cleanly, has_colours
 from virnucpro.options import ConsoleOptions, RunOptions
 
 if TYPE_CHECKING:
-    from virnucpro.dashboard import EventLog
+    from virnucpro.figures import EventLog
 
 _BY_BUS = "PCI_BUS_ID"
 _TASKS = 16  # at most, in the array that is offered
@@ -54,7 +54,8 @@ def watched(options: ConsoleOptions) -> Iterator[EventLog]:
     """
     from rich.console import Console
 
-    from virnucpro.dashboard import ConsoleHandler, Dashboard, EventLog
+    from virnucpro.dashboard import ConsoleHandler, Dashboard
+    from virnucpro.figures import EventLog
     from virnucpro.log import ConsoleFilter, logging_to, logging_to_file
 
     number_gpus_by_bus()

@@ -7,7 +7,7 @@ None if the path is of another family. The door itself needs no torch; families 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -17,13 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from virnucpro.config import EncoderSpec, Footprint, Pooling, Precision, Reads
-from virnucpro.events import Telling
+from virnucpro.events import OnEvent
 
 if TYPE_CHECKING:
     import torch
 
 Rows = NDArray[np.float32]
-OnEvent = Callable[[Telling], None]
 
 
 class Model(Protocol):

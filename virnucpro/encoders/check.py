@@ -22,12 +22,12 @@ import torch
 from virnucpro.config import EncoderSpec, Pooling
 from virnucpro.devices import choose_devices, choose_precision, choose_tokens
 from virnucpro.encoders import fair_esm
-from virnucpro.encoders.base import Encoder, Model, OnEvent, Rows, load_encoder
+from virnucpro.encoders.base import Encoder, Model, Rows, load_encoder
 from virnucpro.encoders.models import open_model
 from virnucpro.encoders.panel import make_panel
 from virnucpro.encoders.rounding import add_roundings
 from virnucpro.errors import UnavailableError, UsageError
-from virnucpro.events import Progress
+from virnucpro.events import OnEvent, Progress
 from virnucpro.log import announce, printable
 from virnucpro.options import CheckOptions
 
@@ -152,7 +152,7 @@ def _check_device(ours: _Ours, oracle: _Oracle, on_event: OnEvent) -> DeviceChec
         residues, _ = _embed(ours.load("none"), budget, f"{stage}, residues", on_event)
         encoder = ours.load("mean")
         means, rate = _embed(encoder, budget, stage, on_event)
-    deviations = compare(means, residues, oracle.residues)
+    deviations = find_deviations(means, residues, oracle.residues)
     deviations.sort(key=oracle.tolerance.share, reverse=True)
     return DeviceCheck(ours.device, encoder.kernel, tuple(deviations), rate)
 
@@ -177,7 +177,7 @@ def _ask_oracle(spec: EncoderSpec, model: Model, device: str, on_event: OnEvent)
         longest = max(map(encoder.count_tokens, ([len(text)] for text in make_panel().values())))
         add_roundings(encoder.model, precision, longest)
         rounded, _ = _embed(encoder, 1, f"what {precision} rounds off, {device}", on_event)
-    explained = compare(_means(rounded), rounded, residues)
+    explained = find_deviations(_means(rounded), rounded, residues)
     tolerance = Tolerance(
         mean=MARGIN * max(one.mean for one in explained),
         residue=MARGIN * max(one.residue for one in explained),
@@ -223,7 +223,7 @@ def _count_tokens(encoder: Encoder, lengths: Sequence[int]) -> int:
     return sum(encoder.count_tokens([length]) for length in lengths)
 
 
-def compare(means: Vectors, residues: Vectors, oracle: Vectors) -> list[Deviation]:
+def find_deviations(means: Vectors, residues: Vectors, oracle: Vectors) -> list[Deviation]:
     """How far means and residues are from the oracle's residues, by id."""
     deviations = []
     exact = _means(oracle)

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import torch
 
 from virnucpro.config import EncoderSpec
-from virnucpro.encoders.base import Pending, Rows
+from virnucpro.encoders.base import Pending
+from virnucpro.encoders.transfer import Arrived
 
 
 def load(spec: EncoderSpec, weights: Path, device: torch.device) -> EmptyEncoder:
@@ -42,13 +42,4 @@ class EmptyEncoder:
         return [list(range(len(lengths)))] if lengths else []
 
     def start(self, sequences: Sequence[str]) -> Pending:
-        return _Empty(len(sequences))
-
-
-@dataclass(frozen=True, slots=True)
-class _Empty:
-    n_sequences: int
-    n_repeated: ClassVar[int] = 0
-
-    def rows(self) -> Rows:
-        return np.empty((self.n_sequences, 0), dtype=np.float32)
+        return Arrived(np.empty((len(sequences), 0), dtype=np.float32))

@@ -11,17 +11,14 @@ from __future__ import annotations
 import difflib
 import hashlib
 import re
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from virnucpro.config import Footprint, join_footprints
-from virnucpro.devices import as_size, default_gpu_memory, describe_needs
-from virnucpro.encoders.base import Model, OnEvent, recognise
+from virnucpro.encoders.base import Model, recognise
 from virnucpro.encoders.esm2.checkpoint import ESM2Shape
-from virnucpro.encoders.esm2.family import ESM2Model, footprint_of, inspect_esm2, verify_esm2
+from virnucpro.encoders.esm2.family import ESM2Model, inspect_esm2, verify_esm2
 from virnucpro.encoders.fetch import OnBytes, download, git_blob
 from virnucpro.encoders.published import (
     BASE_URL,
@@ -32,16 +29,12 @@ from virnucpro.encoders.published import (
     PUBLISHED,
     RemoteFile,
 )
-from virnucpro.errors import OutputError, StorageError, UnavailableError, UsageError
-from virnucpro.events import Progress
+from virnucpro.errors import UnavailableError, UsageError
+from virnucpro.events import OnEvent, Progress
 from virnucpro.files import (
     EMBEDDED_FOLDER,
-    TEMPORARY,
-    atomic,
     expanded,
     sha256,
-    temporary_beside,
-    writing,
 )
 from virnucpro.log import printable
 
@@ -119,7 +112,7 @@ def locate(model: str) -> Path:
             f"{model} is not one model, but {names} with a head",
             hint="it is for predict, extract and evaluate; here name one of these models",
         )
-    if here := _places_in_use(model):
+    if here := places_in_use(model):
         return here[0]
     if model in PUBLISHED:
         return hub_folder() / f"{model}.pt"
@@ -171,14 +164,12 @@ def open_model(
         return recognised
     if model in PUBLISHED and not path.exists():
         before_fetching(model, PUBLISHED[model].digests)
-    checkpoint = find_checkpoint(
-        model, lambda n, total: on_event(Progress("fetching the model", n, total, "bytes"))
-    )
+    checkpoint = find_checkpoint(model, on_event)
     return replace(checkpoint, head=embedded_head()) if path == embedded_model() else checkpoint
 
 
 def find_checkpoint(
-    model: str, on_bytes: OnBytes = lambda *_: None, base_url: str = BASE_URL
+    model: str, on_event: OnEvent = lambda _: None, base_url: str = BASE_URL
 ) -> ESM2Model:
     """The ESM-2 a user means by ``--model``, fetched if need be.
 
@@ -187,7 +178,7 @@ def find_checkpoint(
     """
     path = locate(model)
     if model in PUBLISHED and not path.exists():
-        _download_esm2(model, path, on_bytes, base_url)
+        _download_esm2(model, path, on_event, base_url)
     checkpoint = inspect_esm2(path)
     return _as_published(model, checkpoint) if model in PUBLISHED else checkpoint
 
@@ -222,13 +213,13 @@ def fetch_file(file: RemoteFile, folder: Path, on_event: OnEvent) -> Path:
     Raises:
         UnavailableError: it cannot be fetched, or is not the published one.
     """
-
-    def on_bytes(n_bytes: int, total: int) -> None:
-        on_event(Progress(f"fetching {file.name}", n_bytes, total, "bytes"))
-
     path = folder / file.name
-    download(file, path, partial(check_file, file), on_bytes)
+    download(file, path, partial(check_file, file), _fetching(file.name, on_event))
     return path
+
+
+def _fetching(name: str, on_event: OnEvent) -> OnBytes:
+    return lambda n_bytes, total: on_event(Progress(f"fetching {name}", n_bytes, total, "bytes"))
 
 
 def check_file(file: RemoteFile, path: Path) -> None:
@@ -249,13 +240,22 @@ def check_file(file: RemoteFile, path: Path) -> None:
 def check_published(model: str, checkpoint: ESM2Model, sha256: str) -> None:
     """Refuse other weights under the name of a published model.
 
-    Without a SHA-256 on record, only shape and size are compared.
+    Without a SHA-256 on record, shape, size and the MD5 of the whole file are compared.
 
     Raises:
         UnavailableError: these are other weights.
     """
-    if model in PUBLISHED:
-        _as_published(model, checkpoint).check(sha256)
+    if model not in PUBLISHED:
+        return
+    published = _as_published(model, checkpoint)
+    published.check(sha256)
+    if recorded := PUBLISHED[model].md5:
+        md5 = hashlib.md5(usedforsecurity=False)
+        with checkpoint.files[0].open("rb") as handle:
+            while block := handle.read(_BLOCK):
+                md5.update(block)
+        if md5.hexdigest() != recorded:
+            raise published.other_weights(f"its MD5 is {md5.hexdigest()}")
 
 
 def _as_published(model: str, checkpoint: ESM2Model) -> ESM2Model:
@@ -267,38 +267,6 @@ def _as_published(model: str, checkpoint: ESM2Model) -> ESM2Model:
     if checkpoint.path.is_file() and published.n_bytes not in (None, n_bytes):
         raise checkpoint.other_weights(f"it has {n_bytes} bytes, not {published.n_bytes}")
     return checkpoint
-
-
-def _check_md5(model: str, checkpoint: ESM2Model) -> None:
-    """Refuse other weights for a model without a SHA-256 on record; reads the whole file."""
-    published = PUBLISHED.get(model)
-    if published is None or not published.md5:
-        return
-    md5 = hashlib.md5(usedforsecurity=False)
-    with checkpoint.files[0].open("rb") as handle:
-        while block := handle.read(_BLOCK):
-            md5.update(block)
-    if md5.hexdigest() != published.md5:
-        checkpoint = replace(checkpoint, published=model)
-        raise checkpoint.other_weights(f"its MD5 is {md5.hexdigest()}")
-
-
-def describe_models() -> Iterator[str]:
-    """A line for each model that has a name: what it needs, and where it lies or would lie."""
-    footprints = {EMBEDDED: inspect_esm2(locate(EMBEDDED)).footprint}
-    footprints |= {name: _published_footprint(name) for name in (*PUBLISHED, *FOLDERS)}
-    footprints |= {
-        name: join_footprints([footprints[encoder] for encoder in bundle.encoders])
-        for name, bundle in BUNDLES.items()
-    }
-    footprints |= {name: inspect_esm2(locate(name)).footprint for name in imported_names()}
-    for name, footprint in footprints.items():
-        path = bundled_head(name) if name in BUNDLES else locate(name)
-        n_bytes = bytes_to_fetch(name)
-        state = f"not here, {as_size(n_bytes)} to fetch" if n_bytes else "here"
-        size = f"{footprint.n_parameters / 1e6:,.1f} M"
-        memory = f"{default_gpu_memory(footprint) / 1e9:.1f} GB"
-        yield f"{name:<22}{size:>10} parameters  {memory:>7} of a GPU  {state}: {printable(path)}"
 
 
 def bundled_head(bundle: str) -> Path:
@@ -315,63 +283,6 @@ def bytes_to_fetch(model: str) -> int:
     if model in FOLDERS:
         return sum(file.n_bytes or 0 for file in missing_files(model))
     return 0 if locate(model).exists() else download_bytes(model)
-
-
-def describe_model(model: str) -> Iterator[str]:
-    """Lines about a model, by its content, or by its name if it is yet to be fetched.
-
-    Raises:
-        UnavailableError: there is none, or it is damaged.
-    """
-    footprint: Footprint
-    if model in BUNDLES:
-        yield from _describe_bundle(model)
-        return
-    path = locate(model)
-    if model in PUBLISHED and not path.exists():
-        shape = shape_of(model)
-        n_layers, width, encoder_id = shape.n_layers, shape.width, "told when it is here"
-        footprint = footprint_of(shape, download_bytes(model))
-        yield f"path        {printable(path)}, when it is fetched"
-    elif model in FOLDERS and missing_files(model):
-        folder = FOLDERS[model]
-        n_layers, width, encoder_id = folder.n_layers, folder.width, "told when it is here"
-        footprint = folder.footprint
-        yield f"path        {printable(path)}, when it is fetched"
-        yield from (f"file        {file.url}" for file in folder.files)
-    else:
-        there = open_model(model, lambda _: None)
-        n_layers, width, encoder_id = there.n_layers, there.width, there.encoder_id
-        footprint = there.footprint
-        yield f"path        {printable(path)}"
-    yield f"layers      {n_layers}"
-    yield f"dimensions  {width}"
-    yield f"parameters  {footprint.n_parameters / 1e6:,.1f} M"
-    yield f"encoder id  {encoder_id}"
-    yield from describe_needs(footprint)
-
-
-def _describe_bundle(model: str) -> Iterator[str]:
-    bundle = BUNDLES[model]
-    n_bytes = bytes_to_fetch(model)
-    yield f"encoders    {' and '.join(bundle.encoders)}"
-    yield f"head        {printable(bundled_head(model))}, for chunks of {bundle.chunk_size} bases"
-    yield f"to fetch    {as_size(n_bytes) if n_bytes else 'nothing: all of it is here'}"
-    for encoder in bundle.encoders:
-        if encoder in FOLDERS:
-            yield from (f"file        {file.url}" for file in FOLDERS[encoder].files)
-        else:
-            yield f"file        {BASE_URL}/{encoder}.pt"
-    yield f"file        {bundle.head.url}"
-    footprints = map(_published_footprint, bundle.encoders)
-    yield from describe_needs(join_footprints(list(footprints)))
-
-
-def _published_footprint(name: str) -> Footprint:
-    """The footprint of a published model that need not be here."""
-    if name in FOLDERS:
-        return FOLDERS[name].footprint
-    return footprint_of(shape_of(name), download_bytes(name))
 
 
 def verify_model(model: str) -> tuple[Model, str]:
@@ -391,7 +302,6 @@ def verify_model(model: str) -> tuple[Model, str]:
     checkpoint = verify_esm2(locate(model))
     digest = checkpoint.sha256()
     check_published(model, checkpoint, digest)
-    _check_md5(model, checkpoint)
     return checkpoint, digest
 
 
@@ -404,129 +314,21 @@ def imported_names() -> list[str]:
     return sorted(names.difference(PUBLISHED, [EMBEDDED]))
 
 
-def _places_in_use(name: str) -> list[Path]:
+def is_name(text: str) -> bool:
+    """True if a model could be called so."""
+    return _NAME.fullmatch(text) is not None
+
+
+def places_in_use(name: str) -> list[Path]:
     """The places where a checkpoint of this name lies: a file, or a Hugging Face folder."""
-    if not _NAME.fullmatch(name):
+    if not is_name(name):
         return []
     folder = imported_folder()
     places = [hub_folder() / f"{name}.pt"] if name in PUBLISHED else [folder / f"{name}.pt"]
     return [path for path in (*places, folder / name) if path.exists()]
 
 
-def import_model(source: Path, name: str | None, *, force: bool) -> tuple[str, ESM2Model]:
-    """Import a checkpoint under a name, or else that of its file or folder.
-
-    Raises:
-        VirnucproError: as ``import_checkpoint``.
-    """
-    plain = source.name if source.is_dir() else source.stem
-    name = plain if name is None else name
-    return name, import_checkpoint(source, name, force=force)
-
-
-def import_checkpoint(source: Path, name: str, *, force: bool) -> ESM2Model:
-    """Verify a checkpoint, and copy it to where ``locate`` finds it by its name.
-
-    From a folder, the weights and ``config.json`` are copied.
-
-    Raises:
-        UsageError: the name cannot be one.
-        UnavailableError: it is not an ESM-2, damaged, holds code, or has another name.
-        OutputError: another model has the name, and ``force`` was not given.
-    """
-    is_taken = name == EMBEDDED or name in FOLDERS or name in BUNDLES
-    if not _NAME.fullmatch(name) or is_taken or name.endswith(".pt"):
-        raise UsageError(
-            f"{printable(name)!r} cannot be the name of a model",
-            hint="give another with --name: letters, digits, '_', '-' and '.'",
-        )
-    checkpoint = verify_esm2(source)
-    in_use, digest = _places_in_use(name), checkpoint.sha256()
-    try:
-        check_published(name, checkpoint, digest)
-        _check_md5(name, checkpoint)
-    except UnavailableError as error:
-        raise UnavailableError(str(error), hint="give it another name with --name") from error
-    if in_use and not force:
-        there = inspect_esm2(in_use[0])
-        if there.sha256() == digest:
-            return there
-        raise OutputError(
-            f"another model is called {name} already: {printable(in_use[0])}",
-            hint="give another name with --name, or add --force to replace it",
-        )
-    if source.is_file():
-        folder = hub_folder() if name in PUBLISHED else imported_folder()
-        target = folder / f"{name}.pt"
-        folder.mkdir(parents=True, exist_ok=True)
-        with atomic(target) as temporary:
-            _copy_file(source, temporary, target)
-            _check_copy(replace(checkpoint, path=temporary), digest)
-    else:
-        target = imported_folder() / name
-        _copy_folder(checkpoint, digest, target)
-    for path in in_use:
-        if path != target:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-    return inspect_esm2(target)
-
-
-def import_file(file: RemoteFile, folder: Path, source: Path) -> Path:
-    """Copy a published file that the user brought to its folder.
-
-    Raises:
-        UnavailableError: it is another file.
-        OutputError, StorageError: it cannot be written.
-    """
-    target = folder / file.name
-    try:
-        check_file(file, source)
-    except UnavailableError as error:
-        raise UnavailableError(
-            f"{printable(source)} is not the published {file.name}: {error}",
-            hint=f"fetch it from {file.url}",
-        ) from error
-    with writing(target, folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    with atomic(target) as temporary:
-        _copy_file(source, temporary, target)
-        check_file(file, temporary)
-    return target
-
-
-def _copy_folder(source: ESM2Model, digest: str, target: Path) -> None:
-    for leftover in target.parent.glob(f".{target.name}.*{TEMPORARY}"):
-        shutil.rmtree(leftover)  # of an import that was killed
-    copy, replaced = temporary_beside(target), temporary_beside(target)
-    copy.mkdir(parents=True)
-    try:
-        for file in (source.path / "config.json", *source.files):
-            _copy_file(file, copy / file.name, target)
-        _check_copy(replace(source, path=copy), digest)
-        if target.exists():
-            target.rename(replaced)
-        copy.rename(target)
-    finally:
-        if replaced.exists() and not target.exists():
-            replaced.rename(target)
-        for folder in (copy, replaced):
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _copy_file(source: Path, copy: Path, target: Path) -> None:
-    with writing(target, source, copy):  # the system's error names these two
-        shutil.copyfile(source, copy)
-
-
-def _check_copy(copy: ESM2Model, digest: str) -> None:
-    if copy.sha256() != digest:
-        raise StorageError(
-            f"the copy in {printable(copy.path.parent)} is not what was copied",
-            hint="check the disk, or let the file be written to its end, then import it again",
-        )
-
-
-def _download_esm2(model: str, path: Path, on_bytes: OnBytes, base_url: str) -> None:
+def _download_esm2(model: str, path: Path, on_event: OnEvent, base_url: str) -> None:
     file = RemoteFile(
         url=f"{base_url}/{model}.pt",
         n_bytes=PUBLISHED[model].n_bytes,
@@ -536,6 +338,5 @@ def _download_esm2(model: str, path: Path, on_bytes: OnBytes, base_url: str) -> 
     def check(fetched: Path) -> None:
         checkpoint = inspect_esm2(fetched)
         check_published(model, checkpoint, checkpoint.sha256())
-        _check_md5(model, checkpoint)
 
-    download(file, path, check, on_bytes)
+    download(file, path, check, _fetching("the model", on_event))

@@ -32,7 +32,7 @@ class HostCopy:
     def start(self, results: Tensor) -> Pending:
         """Begin to copy float32 rows, into pinned memory."""
         if self.copying is None:
-            return _Arrived(results.cpu().numpy())
+            return Arrived(results.cpu().numpy())
         host = torch.empty(results.shape, dtype=results.dtype, pin_memory=True)
         self.copying.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.copying):
@@ -43,7 +43,9 @@ class HostCopy:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Arrived:
+class Arrived:
+    """Rows on the host; a ``base.Pending``."""
+
     array: Rows
     n_repeated: ClassVar[int] = 0
 

@@ -22,7 +22,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
-class Embedded:
+class EmbeddedBatch:
     """The rows of a batch, in its order."""
 
     rows: Rows
@@ -43,7 +43,7 @@ class Refused:
     reason: str
 
 
-Outcome = Embedded | TooLarge | Refused
+Outcome = EmbeddedBatch | TooLarge | Refused
 
 
 # cuBLAS and cuDNN have no errors of their own: torch raises RuntimeError with the name of their
@@ -96,7 +96,7 @@ class Flight:
             case TooLarge() | Refused() as outcome:
                 return outcome
             case rows if np.isfinite(rows).all():
-                return Embedded(rows, n_repeated)
+                return EmbeddedBatch(rows, n_repeated)
             case _:
                 return Refused("the vector is not finite")
 

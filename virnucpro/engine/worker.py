@@ -26,7 +26,7 @@ from virnucpro.config import Resources
 from virnucpro.encoders.base import Encoder, Pending, load_encoder
 from virnucpro.engine.batches import (
     Batches,
-    Embedded,
+    EmbeddedBatch,
     Flight,
     Refused,
     ShardRows,
@@ -281,7 +281,7 @@ class _Embedding:
         """Wait for a batch, and keep its rows; or try it again in parts, and then alone."""
         batch, n_repeated = flight.batch, 0
         match flight.land():
-            case Embedded(rows, n_repeated):
+            case EmbeddedBatch(rows, n_repeated):
                 self.rows.put(batch, rows)
             case TooLarge() if len(batch) > 1:
                 self.worker.free_memory()

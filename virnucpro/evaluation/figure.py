@@ -6,11 +6,11 @@ import numpy as np
 from matplotlib import colormaps, rc_context, rcdefaults
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
 
 from virnucpro.evaluation.metrics import reliability, roc_curve
-from virnucpro.evaluation.story import Evaluation, Row, Sampled
+from virnucpro.evaluation.story import Evaluation, EvaluationRow, Sampled
 from virnucpro.files import atomic
+from virnucpro.numeric import Values
 
 _N_BARS = 40
 _FORMATS = {"pdf": {"CreationDate": None}, "png": {}}  # without a date: the same bytes again
@@ -20,13 +20,13 @@ def write_figure(evaluation: Evaluation) -> None:
     """``evaluation.pdf`` and ``evaluation.png``."""
     with rc_context():
         rcdefaults()  # a `matplotlibrc` was read, from the current folder if one lies there
-        figure = draw(evaluation)
+        figure = draw_figure(evaluation)
         for ending, metadata in _FORMATS.items():
             with atomic(evaluation.question.output / f"evaluation.{ending}") as temporary:
                 figure.savefig(temporary, format=ending, metadata=metadata, dpi=150)
 
 
-def draw(evaluation: Evaluation) -> Figure:
+def draw_figure(evaluation: Evaluation) -> Figure:
     overall = {
         (row.unit, row.length): row
         for row in evaluation.rows
@@ -61,7 +61,7 @@ def _name(kind: Sampled) -> str:
     return "whole records" if kind.length == "whole" else f"{int(kind.length):,} bases"
 
 
-def _draw_roc(axes: Axes, kind: Sampled, row: Row, colour: NDArray[np.float64]) -> None:
+def _draw_roc(axes: Axes, kind: Sampled, row: EvaluationRow, colour: Values) -> None:
     curve = roc_curve(kind.scored.samples)
     false, true = curve.false_positives, curve.true_positives
     axes.plot(
@@ -79,7 +79,7 @@ def _finish_roc(axes: Axes) -> None:
     axes.legend(title="area", loc="lower right", fontsize="small")
 
 
-def _draw_reliability(axes: Axes, kind: Sampled, colour: NDArray[np.float64]) -> None:
+def _draw_reliability(axes: Axes, kind: Sampled, colour: Values) -> None:
     curve = reliability(kind.scored.samples)
     axes.plot(curve.mean_score, curve.share_of_viruses, color=colour, marker=".", label=_name(kind))
 

@@ -64,7 +64,7 @@ def write_fragments(
     fragments: list[Fragment] = []
     with atomic(fasta) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as out:
         for labelled, record in pairs:
-            for fragment in cut(labelled, len(record.sequence), cutting):
+            for fragment in cut_record(labelled, len(record.sequence), cutting):
                 numbered = fragment._replace(id=f"fragment{len(fragments) + 1:07d}")
                 bases = record.sequence[fragment.start : fragment.end]
                 if fragment.strand == "-":
@@ -77,7 +77,7 @@ def write_fragments(
     return fragments
 
 
-def cut(labelled: LabelledRecord, n_bases: int, cutting: Cutting) -> Iterator[Fragment]:
+def cut_record(labelled: LabelledRecord, n_bases: int, cutting: Cutting) -> Iterator[Fragment]:
     """The fragments of one record, without ids, by rising length and place."""
     for length in sorted(cutting.lengths):
         rng = np.random.default_rng([cutting.seed, record_digest(labelled.id), length])

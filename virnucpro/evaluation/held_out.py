@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal
 
 import numpy as np
@@ -17,48 +16,7 @@ from virnucpro.scorer.nets import Scorer
 from virnucpro.scoring.head import Head
 
 OfTraining = Literal["refuse", "leave out", "keep"]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Memory:
-    """Digests of the records and of the groups that something was trained on."""
-
-    owner: str  # "the head", say
-    records: NDArray[np.uint64]
-    groups: NDArray[np.uint64]
-
-
-def memories_of(head: Head | None, scorer: Scorer | None) -> list[Memory]:
-    """The memories of what calls the records: a head, its encoder, the scorer."""
-    memories = []
-    if head is not None:
-        memories += [
-            Memory("the head", head.trained_records, head.trained_groups),
-            Memory("its encoder", head.encoder_records, head.encoder_groups),
-        ]
-    if scorer is not None:
-        memories.append(Memory("the scorer", scorer.trained_records, scorer.trained_groups))
-    return memories
-
-
-@dataclass(frozen=True, slots=True)
-class Trained:
-    """The ids of records that were trained on, themselves or others of their groups, by owner."""
-
-    by_owner: Mapping[str, frozenset[str]]
-
-    @property
-    def ids(self) -> frozenset[str]:
-        return frozenset[str]().union(*self.by_owner.values())
-
-    def describe(self, n_records: int) -> str:
-        """A clause on how many of these records each of them was trained on."""
-        counts = [
-            f"{owner} was trained on {len(ids):,}" for owner, ids in self.by_owner.items() if ids
-        ]
-        return (
-            f"{', '.join(counts)} of {counted(n_records, 'record')}, or on others of their groups"
-        )
+Digests = NDArray[np.uint64]
 
 
 def policy(held_out_only: bool, allow_training_data: bool) -> OfTraining:
@@ -79,13 +37,24 @@ def policy(held_out_only: bool, allow_training_data: bool) -> OfTraining:
     return "refuse"
 
 
+def _memories_of(
+    head: Head | None, scorer: Scorer | None
+) -> Iterator[tuple[str, Digests, Digests]]:
+    """Each that calls the records, and what it was trained on: records, and groups of them."""
+    if head is not None:
+        yield "the head", head.trained_records, head.trained_groups
+        yield "its encoder", head.encoder_records, head.encoder_groups
+    if scorer is not None:
+        yield "the scorer", scorer.trained_records, scorer.trained_groups
+
+
 class HeldOut:
     """Records to test a head or the scorer on, and those among them that it was trained on."""
 
-    def __init__(self, memories: Sequence[Memory], of_training: OfTraining) -> None:
+    def __init__(self, head: Head | None, scorer: Scorer | None, of_training: OfTraining) -> None:
         self._memories = {
-            memory.owner: (set(memory.groups.tolist()), set(memory.records.tolist()))
-            for memory in memories
+            owner: (set(groups.tolist()), set(records.tolist()))
+            for owner, records, groups in _memories_of(head, scorer)
         }
         self._of_training = of_training
         self.records: list[LabelledRecord] = []  # those that passed ``select``
@@ -116,17 +85,22 @@ class HeldOut:
             if not is_trained or self._of_training != "leave out":
                 self.records.append(labelled)
                 yield labelled, record
-        trained = Trained({owner: frozenset(of_owner) for owner, of_owner in ids.items()})
-        self._tell(trained, n_records)
+        self._tell(ids, n_records)
 
-    def _tell(self, trained: Trained, n_records: int) -> None:
-        """
+    def _tell(self, ids: Mapping[str, set[str]], n_records: int) -> None:
+        """Tell which records, by owner, were trained on, themselves or others of their groups.
+
         Raises:
             InputError: as ``select``.
         """
-        if trained.ids and self._of_training == "refuse":
+        trained = frozenset[str]().union(*ids.values())
+        counts = [f"{owner} was trained on {len(own):,}" for owner, own in ids.items() if own]
+        clause = (
+            f"{', '.join(counts)} of {counted(n_records, 'record')}, or on others of their groups"
+        )
+        if trained and self._of_training == "refuse":
             raise InputError(
-                f"{trained.describe(n_records)}: figures on them say nothing about new sequences",
+                f"{clause}: figures on them say nothing about new sequences",
                 hint="leave them out with --held-out-only, or keep them, and have the report "
                 "say so, with --allow-training-data",
             )
@@ -135,8 +109,8 @@ class HeldOut:
                 "the data to evaluate on holds no virus, or nothing else",
                 hint="give labelled records of both kinds that were not trained on",
             )
-        if trained.ids and self._of_training == "keep":
-            LOGGER.warning("%s: the figures are too good", trained.describe(n_records))
-            self.trained = trained.ids
-        elif trained.ids:
-            announce(f"{trained.describe(n_records)}: they are left out")
+        if trained and self._of_training == "keep":
+            LOGGER.warning("%s: the figures are too good", clause)
+            self.trained = trained
+        elif trained:
+            announce(f"{clause}: they are left out")

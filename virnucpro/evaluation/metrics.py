@@ -12,6 +12,8 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
+from virnucpro.numeric import Mask, Values, sigmoid
+
 PREVALENCES = (0.01, 0.05, 0.2)  # shares of viruses in a sample, at which precision is told
 MAX_FALSE_POSITIVES = 0.01  # share of what is not viral, at which recall is measured
 N_BINS = 15  # of the reliability curve, equally wide
@@ -24,10 +26,10 @@ _INTERVAL = (2.5, 97.5)  # percentiles
 class Samples:
     """Scores with labels, groups and weights. Rows in step."""
 
-    scores: NDArray[np.float64]  # (n,), in [0, 1]
-    is_virus: NDArray[np.bool_]  # (n,)
+    scores: Values  # (n,), in [0, 1]
+    is_virus: Mask  # (n,)
     groups: NDArray[np.int64]  # (n,), numbers of groups
-    weights: NDArray[np.float64]  # (n,), above 0
+    weights: Values  # (n,), above 0
 
     def __post_init__(self) -> None:
         shapes = {values.shape for values in (self.scores, self.is_virus, self.groups)}
@@ -39,7 +41,7 @@ class Samples:
     def __len__(self) -> int:
         return len(self.scores)
 
-    def where(self, mask: NDArray[np.bool_]) -> Samples:
+    def where(self, mask: Mask) -> Samples:
         return Samples(
             self.scores[mask], self.is_virus[mask], self.groups[mask], self.weights[mask]
         )
@@ -75,9 +77,9 @@ MEASURES = tuple(field.name for field in fields(Measures))
 class Curve:
     """Cumulated weights of the calls at each distinct score, from the highest down."""
 
-    thresholds: NDArray[np.float64]  # (n_distinct,), falling
-    true_positives: NDArray[np.float64]  # (n_distinct,)
-    false_positives: NDArray[np.float64]  # (n_distinct,)
+    thresholds: Values  # (n_distinct,), falling
+    true_positives: Values  # (n_distinct,)
+    false_positives: Values  # (n_distinct,)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,10 +89,10 @@ class Reliability:
     Both labels weigh the same, as a score is a probability where half of all is viral.
     """
 
-    mean_score: NDArray[np.float64]
-    share_of_viruses: NDArray[np.float64]
-    weight: NDArray[np.float64]  # of the bin; they add up to 1
-    n: NDArray[np.float64]  # sum of the weights of the samples
+    mean_score: Values
+    share_of_viruses: Values
+    weight: Values  # of the bin; they add up to 1
+    n: Values  # sum of the weights of the samples
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,21 +103,19 @@ class Interval:
     high: Measures
 
 
-def measure(samples: Samples, is_called: NDArray[np.bool_]) -> Measures:
+def measure(samples: Samples, is_called: Mask) -> Measures:
     """The figures of samples, of which some are called. (n,) calls"""
     return _Ranked(samples).measures(samples.weights, is_called)
 
 
-def auroc(
-    odds: NDArray[np.float64], is_virus: NDArray[np.bool_], weights: NDArray[np.float64]
-) -> float:
+def auroc(odds: Values, is_virus: Mask, weights: Values) -> float:
     """The AUROC of log-odds; both classes must be there. (n,) each"""
     groups = np.zeros(len(odds), dtype=np.int64)
     return _Ranked(_samples(odds, is_virus, groups, weights)).auroc(weights)
 
 
 def auroc_interval(
-    odds: NDArray[np.float64], is_virus: NDArray[np.bool_], groups: NDArray[np.int64], seed: int
+    odds: Values, is_virus: Mask, groups: NDArray[np.int64], seed: int
 ) -> tuple[float | None, float | None]:
     """The 95 % interval of ``auroc``, as ``bootstrap`` has it; each sample weighs the same."""
     samples = _samples(odds, is_virus, groups, np.ones(len(odds)))
@@ -125,16 +125,11 @@ def auroc_interval(
     return low, high
 
 
-def _samples(
-    odds: NDArray[np.float64],
-    is_virus: NDArray[np.bool_],
-    groups: NDArray[np.int64],
-    weights: NDArray[np.float64],
-) -> Samples:
-    return Samples(0.5 * (1 + np.tanh(odds / 2)), is_virus, groups, weights)
+def _samples(odds: Values, is_virus: Mask, groups: NDArray[np.int64], weights: Values) -> Samples:
+    return Samples(sigmoid(odds), is_virus, groups, weights)
 
 
-def bootstrap(samples: Samples, is_called: NDArray[np.bool_], seed: int) -> Interval:
+def bootstrap(samples: Samples, is_called: Mask, seed: int) -> Interval:
     """95 % intervals by resampling whole groups, with replacement, within each label.
 
     What is drawn is a group, as the pieces of one genome, or of relatives, stand and fall
@@ -162,7 +157,7 @@ def auroc_gain(
     return second.auroc(after.weights) - first.auroc(before.weights), low, high
 
 
-def _resamples(samples: Samples, seed: int) -> Iterator[NDArray[np.float64]]:
+def _resamples(samples: Samples, seed: int) -> Iterator[Values]:
     """Weights of each resample of whole groups; none if a label has fewer than two."""
     # the groups of either label by themselves: one group may hold both
     labelled, own = np.unique(2 * samples.groups + samples.is_virus, return_inverse=True)
@@ -207,18 +202,18 @@ class _Ranked:
         self.thresholds = self.scores[self.last_of_ties]
         self.bins = np.minimum((self.scores * N_BINS).astype(np.int64), N_BINS - 1)
 
-    def curve(self, weights: NDArray[np.float64]) -> Curve:
+    def curve(self, weights: Values) -> Curve:
         sorted_weights = weights[self.order]
         true = np.cumsum(np.where(self.is_virus, sorted_weights, 0.0))
         false = np.cumsum(np.where(self.is_virus, 0.0, sorted_weights))
         return Curve(self.thresholds, true[self.last_of_ties], false[self.last_of_ties])
 
-    def auroc(self, weights: NDArray[np.float64]) -> float:
+    def auroc(self, weights: Values) -> float:
         """Both classes must have a weight."""
         curve = self.curve(weights)
         return _auroc(curve.true_positives, curve.false_positives)
 
-    def reliability(self, weights: NDArray[np.float64]) -> Reliability:
+    def reliability(self, weights: Values) -> Reliability:
         n = weights[self.order].astype(np.float64)
         w = n.copy()
         for side in (self.is_virus, ~self.is_virus):
@@ -232,7 +227,7 @@ class _Ranked:
             score[full] / total[full], virus[full] / total[full], total[full], count[full]
         )
 
-    def measures(self, weights: NDArray[np.float64], is_called: NDArray[np.bool_]) -> Measures:
+    def measures(self, weights: Values, is_called: Mask) -> Measures:
         """(n,) weights, 0 for what was not drawn, and calls, both in the order of the samples."""
         curve = self.curve(weights)
         true, false = curve.true_positives, curve.false_positives
@@ -263,7 +258,7 @@ class _Ranked:
         )
 
 
-def _auroc(true: NDArray[np.float64], false: NDArray[np.float64]) -> float:
+def _auroc(true: Values, false: Values) -> float:
     """The area from cumulated weights of the viruses and of the rest; ties count half."""
     beaten = false[-1] - false + np.diff(false, prepend=0.0) / 2
     return float(np.diff(true, prepend=0.0) @ beaten) / float(true[-1] * false[-1])

@@ -9,23 +9,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from virnucpro.errors import InputError, VirnucproError
+from virnucpro.errors import VirnucproError
 from virnucpro.evaluation.regions import (
     COLUMNS,
-    Figures,
     Interval,
+    RegionFigures,
     Truth,
+    check_none_missing,
     check_truth,
     f1_interval,
-    measure,
+    measure_regions,
     read_genes,
     read_truth,
 )
-from virnucpro.files import atomic, refuse_links
+from virnucpro.events import OnEvent
+from virnucpro.files import refuse_links, write_whole
 from virnucpro.log import printable
-from virnucpro.options import EvaluateOptions, PredictOptions, carry
-from virnucpro.outputs.sinks import RecordTable, RegionTable, read_calls, read_regions
-from virnucpro.pipeline import OnEvent, predict
+from virnucpro.option_fields import carry
+from virnucpro.options import EvaluateOptions, PredictOptions
+from virnucpro.outputs.read import read_calls, read_regions
+from virnucpro.outputs.sinks import RecordTable, RegionTable
+from virnucpro.pipeline import predict
 from virnucpro.run.folder import RunDir
 
 TABLE = "regions_evaluation.tsv"
@@ -60,22 +64,17 @@ def evaluate_regions(options: EvaluateOptions, truth_table: Path, on_event: OnEv
         )
     each = dict(_measure(RunDir(run_folder), truths, genes))
     lines = region_lines(each, options.seed)
-    with atomic(options.output_dir / TABLE) as temporary:
-        temporary.write_text("\n".join([*lines, ""]), encoding="utf-8")
+    write_whole(options.output_dir / TABLE, "\n".join([*lines, ""]))
     return lines
 
 
 def _measure(
     rundir: RunDir, truths: dict[str, Truth], genes: dict[str, list[Interval]]
-) -> list[tuple[str, Figures]]:
+) -> list[tuple[str, RegionFigures]]:
     """Each sequence of the run with its figures; one without a row of the truth has no prophage."""
     with rundir.output(RecordTable).open(encoding="utf-8") as table:
         lengths = {call.record_id: call.length for call in read_calls(table)}
-    if missing := sorted(truths.keys() - lengths.keys()):
-        raise InputError(
-            f"the sequences have no {', '.join(map(printable, missing[:8]))} of the truth",
-            hint="name the FASTA files of all sequences of the truth with --data",
-        )
+    check_none_missing(truths.keys() - lengths.keys())
     regions: dict[str, list[Interval]] = {}
     if rundir.output(RegionTable).exists():
         with rundir.output(RegionTable).open(encoding="utf-8") as table:
@@ -86,15 +85,15 @@ def _measure(
         truth = truths.get(name, Truth())
         check_truth(name, truth, n_bases)
         of_record = sorted(regions.get(name, []))
-        figures.append((name, measure(of_record, truth, n_bases, genes.get(name, ()))))
+        figures.append((name, measure_regions(of_record, truth, n_bases, genes.get(name, ()))))
     return figures
 
 
-def region_lines(each: dict[str, Figures], seed: int) -> list[str]:
+def region_lines(each: dict[str, RegionFigures], seed: int) -> list[str]:
     """A table: a row for each sequence, and one for all, with the interval of its F1."""
     columns = ("seq_id", *COLUMNS, "f1_low", "f1_high")
     rows: list[Sequence[str]] = [(name, *one.row(), "", "") for name, one in each.items()]
     figures = list(each.values())
     interval = (f"{value:.3f}" for value in f1_interval(figures, seed))
-    rows.append((ALL, *Figures.sum(figures).row(), *interval))
+    rows.append((ALL, *RegionFigures.sum(figures).row(), *interval))
     return ["\t".join(row) for row in (columns, *rows)]

@@ -6,18 +6,18 @@ regions; a region is false if less than half of what counts of it is prophage.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, fields, replace
 from itertools import chain
 from pathlib import Path
 from urllib.parse import unquote
 
 import numpy as np
-from numpy.typing import NDArray
 
 from virnucpro.errors import InputError
 from virnucpro.labelled.tables import read_cells, read_lines
 from virnucpro.log import LOGGER, printable
+from virnucpro.numeric import Mask
 
 Interval = tuple[int, int]
 COUNTED, LEFT_OUT = "prophage", ("remnant", "unclear")  # kinds of a row of the truth
@@ -73,6 +73,18 @@ def read_truth(path: Path) -> dict[str, Truth]:
     return truths
 
 
+def check_none_missing(names: Set[str]) -> None:
+    """
+    Raises:
+        InputError: there are names of the truth that no sequence has.
+    """
+    if names:
+        raise InputError(
+            f"the sequences have no {', '.join(map(printable, sorted(names)[:8]))} of the truth",
+            hint="name the FASTA files of all sequences of the truth with --data",
+        )
+
+
 def check_truth(name: str, truth: Truth, n_bases: int) -> None:
     """
     Raises:
@@ -112,7 +124,7 @@ def read_genes(path: Path) -> dict[str, list[Interval]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class RegionFigures:
     """Counts for one sequence, or sums over several."""
 
     bases_right: int = 0
@@ -131,7 +143,7 @@ class Figures:
     ends: tuple[int, ...] = ()  # bases between the ends of prophages that were found and of regions
 
     @classmethod
-    def sum(cls, each: Sequence[Figures]) -> Figures:
+    def sum(cls, each: Sequence[RegionFigures]) -> RegionFigures:
         counts = {
             field.name: sum(getattr(one, field.name) for one in each)
             for field in fields(cls)
@@ -175,9 +187,9 @@ def _rates(right: int, false: int, missed: int) -> tuple[float, float, float]:
     )
 
 
-def measure(
+def measure_regions(
     regions: Sequence[Interval], truth: Truth, n_bases: int, genes: Sequence[Interval] = ()
-) -> Figures:
+) -> RegionFigures:
     """The regions of one sequence beside what is known of it."""
     is_virus = mask(truth.prophages, n_bases)
     counts = is_virus | ~mask(truth.unclear, n_bases)
@@ -196,7 +208,7 @@ def measure(
     middles = np.array([(start + end) // 2 for start, end in genes], dtype=np.int64)
     middles = middles[middles < n_bases]
     gene_virus, gene_called = is_virus[middles], is_called[middles] & counts[middles]
-    return Figures(
+    return RegionFigures(
         bases_right=_count(is_called & is_virus),
         bases_false=_count(is_called & ~is_virus & counts),
         bases_missed=_count(~is_called & is_virus),
@@ -216,7 +228,7 @@ def measure(
     )
 
 
-def mask(intervals: Iterable[Interval], n_bases: int) -> NDArray[np.bool_]:
+def mask(intervals: Iterable[Interval], n_bases: int) -> Mask:
     """A mask of the bases that lie in the intervals. (n_bases,)"""
     inside = np.zeros(n_bases, dtype=np.bool_)
     for start, end in intervals:
@@ -224,11 +236,11 @@ def mask(intervals: Iterable[Interval], n_bases: int) -> NDArray[np.bool_]:
     return inside
 
 
-def _count(chosen: NDArray[np.bool_]) -> int:
+def _count(chosen: Mask) -> int:
     return int(np.count_nonzero(chosen))
 
 
-def f1_interval(each: Sequence[Figures], seed: int) -> tuple[float, float]:
+def f1_interval(each: Sequence[RegionFigures], seed: int) -> tuple[float, float]:
     """95 % of the F1 of bases, when sequences are drawn again with replacement."""
     rng = np.random.default_rng(seed)
     counts = np.array([(one.bases_right, one.bases_false, one.bases_missed) for one in each])

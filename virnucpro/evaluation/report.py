@@ -11,8 +11,8 @@ import numpy as np
 
 from virnucpro import __version__
 from virnucpro.evaluation.metrics import MEASURES, Measures, reliability, roc_curve
-from virnucpro.evaluation.story import Evaluation, Row, Sampled
-from virnucpro.files import atomic, sha256
+from virnucpro.evaluation.story import Evaluation, EvaluationRow, Sampled
+from virnucpro.files import sha256, write_whole
 from virnucpro.log import counted, printable
 
 NOT_DEFINED = "n/a"
@@ -38,12 +38,10 @@ _COLUMNS = (
 def write_report(evaluation: Evaluation) -> None:
     """``evaluation.tsv`` and ``evaluation.json``."""
     folder = evaluation.question.output
-    with atomic(folder / "evaluation.tsv") as temporary:
-        lines = ["\t".join(_COLUMNS), *("\t".join(_cells(row)) for row in evaluation.rows), ""]
-        temporary.write_text("\n".join(lines), encoding="utf-8")
-    with atomic(folder / "evaluation.json") as temporary:
-        content = json.dumps(_to_json(evaluation), indent=1, allow_nan=False)
-        temporary.write_text(content + "\n", encoding="utf-8")
+    lines = ["\t".join(_COLUMNS), *("\t".join(_cells(row)) for row in evaluation.rows), ""]
+    write_whole(folder / "evaluation.tsv", "\n".join(lines))
+    content = json.dumps(_to_json(evaluation), indent=1, allow_nan=False)
+    write_whole(folder / "evaluation.json", content + "\n")
 
 
 def summary_lines(evaluation: Evaluation) -> list[str]:
@@ -66,7 +64,7 @@ def summary_lines(evaluation: Evaluation) -> list[str]:
     return lines
 
 
-def _line(row: Row) -> str:
+def _line(row: EvaluationRow) -> str:
     """The figures of all samples; one without a score counts as the lowest."""
     figures, interval = row.no_orf_as_0, row.interval_no_orf_as_0
     auroc = (
@@ -84,7 +82,7 @@ def _short(value: float | None) -> str:
     return NOT_DEFINED if value is None else f"{value:.3f}"
 
 
-def _cells(row: Row) -> Iterator[str]:
+def _cells(row: EvaluationRow) -> Iterator[str]:
     yield from (str(getattr(row, name)) for name in _FACTS)
     yield f"{row.n_no_orf / row.n:.6f}"
     yield str(row.n_trained)
@@ -130,7 +128,7 @@ def _split_to_json(split: Path | None, part: str) -> dict[str, str] | None:
     return {"path": str(split), "sha256": sha256(split), "part": part}
 
 
-def _row_to_json(row: Row) -> dict[str, object]:
+def _row_to_json(row: EvaluationRow) -> dict[str, object]:
     def rounded(measures: Measures) -> dict[str, float | None]:
         values = asdict(measures).items()
         return {name: None if value is None else round(value, 6) for name, value in values}

@@ -20,22 +20,26 @@ from virnucpro.engine.executor import Executor
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.errors import UsageError, VirnucproError
 from virnucpro.evaluation.fragments import WHOLE, Cutting, Fragment, length_name, write_fragments
-from virnucpro.evaluation.held_out import HeldOut, OfTraining, memories_of, policy
+from virnucpro.evaluation.held_out import HeldOut, OfTraining, policy
 from virnucpro.evaluation.metrics import Interval, Measures, Samples, bootstrap, measure
+from virnucpro.events import OnEvent
 from virnucpro.files import refuse_links, writing
 from virnucpro.labelled.records import (
+    DataManifest,
     Labelled,
     LabelledRecord,
-    Manifest,
-    read_manifest,
+    read_data_manifest,
     read_records,
     warn_of_mixed_groups,
 )
 from virnucpro.labelled.split import Split, check_groups, read_split
 from virnucpro.log import printable
-from virnucpro.options import EvaluateOptions, PredictOptions, carry
-from virnucpro.outputs.sinks import FrameTable, read_calls, read_frame_scores
-from virnucpro.pipeline import OnEvent, run
+from virnucpro.numeric import Mask, Values
+from virnucpro.option_fields import carry
+from virnucpro.options import EvaluateOptions, PredictOptions
+from virnucpro.outputs.read import read_calls, read_frame_scores
+from virnucpro.outputs.sinks import FrameTable
+from virnucpro.pipeline import run
 from virnucpro.records import Call, FastaRecord, Prediction
 from virnucpro.resolve import RunConfig, resolve
 from virnucpro.run.folder import RunDir
@@ -56,7 +60,7 @@ class Question:
     """An evaluation before it runs: the data, the options, and the folders of the results."""
 
     options: EvaluateOptions
-    manifest: Manifest
+    manifest: DataManifest
     splits: dict[str, Split] | None
     of_training: OfTraining
     cutting: Cutting
@@ -97,13 +101,13 @@ class Sampled:
 
     unit: Unit
     length: str
-    scores: NDArray[np.float64]  # (n,), NaN where there was nothing to be scored: no_orf
-    is_called: NDArray[np.bool_]  # (n,)
+    scores: Values  # (n,), NaN where there was nothing to be scored: no_orf
+    is_called: Mask  # (n,)
     records: tuple[LabelledRecord, ...]  # (n,), what each is of
-    is_trained: NDArray[np.bool_]  # (n,), the head was trained on it
+    is_trained: Mask  # (n,), the head was trained on it
 
     @property
-    def is_virus(self) -> NDArray[np.bool_]:
+    def is_virus(self) -> Mask:
         return np.array([record.is_virus for record in self.records], dtype=np.bool_)
 
     @property
@@ -126,7 +130,7 @@ class Sampled:
         scores = np.nan_to_num(self.scores, nan=0.0)
         return Samples(scores, self.is_virus, self.groups, np.ones(len(scores)))
 
-    def where(self, mask: NDArray[np.bool_]) -> Sampled:
+    def where(self, mask: Mask) -> Sampled:
         return replace(
             self,
             scores=self.scores[mask],
@@ -137,7 +141,7 @@ class Sampled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class EvaluationRow:
     """The figures of one kind of samples, all of them or with one kingdom on one side."""
 
     unit: Unit
@@ -172,7 +176,7 @@ class Evaluation:
     caller: Caller
     held_out: HeldOut
     kinds: tuple[Sampled, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[EvaluationRow, ...]
     cut: str  # rule by which a record is called viral, in words
 
 
@@ -221,7 +225,7 @@ def understand(options: EvaluateOptions) -> Question:
         seed=options.seed,
     )
     refuse_links(options.output_dir, [_RUN])
-    manifest = read_manifest(options.data)
+    manifest = read_data_manifest(options.data)
     splits = read_split(options.split) if options.split is not None else None
     if splits is not None:
         check_groups(manifest.groups, splits)
@@ -252,7 +256,7 @@ def answer(
     Raises:
         VirnucproError: see ``errors``; or something could not be scored.
     """
-    held_out = HeldOut(memories_of(caller.head, caller.scorer), question.of_training)
+    held_out = HeldOut(caller.head, caller.scorer, question.of_training)
     with _folder(question.output):
         pairs = held_out.select(question.read_records())
         fragments = write_fragments(pairs, question.cutting, question.fasta, question.table)
@@ -323,7 +327,7 @@ def read_chunks(
     return Sampled("chunk", length_name(WHOLE), scores, is_called, records, is_trained)
 
 
-def _is_trained(records: Sequence[LabelledRecord], held_out: HeldOut) -> NDArray[np.bool_]:
+def _is_trained(records: Sequence[LabelledRecord], held_out: HeldOut) -> Mask:
     return np.array([record.id in held_out.trained for record in records], dtype=np.bool_)
 
 
@@ -386,7 +390,7 @@ def _find(frame_id: str, scores: Iterator[tuple[str, float]]) -> float:
     )
 
 
-def measure_kind(kind: Sampled, seed: int) -> Iterator[Row]:
+def measure_kind(kind: Sampled, seed: int) -> Iterator[EvaluationRow]:
     """The samples as a whole, then each kingdom of either label against all of the other."""
     if not kind.records:
         return
@@ -399,10 +403,10 @@ def measure_kind(kind: Sampled, seed: int) -> Iterator[Row]:
             yield measure_subset(part, subset, kingdom, seed)  # type: ignore[arg-type]
 
 
-def measure_subset(kind: Sampled, subset: Subset, kingdom: str, seed: int) -> Row:
+def measure_subset(kind: Sampled, subset: Subset, kingdom: str, seed: int) -> EvaluationRow:
     scored, everything = kind.scored, kind.samples
     samples, is_called = scored.samples, scored.is_called
-    return Row(
+    return EvaluationRow(
         unit=kind.unit,
         length=kind.length,
         subset=subset,

@@ -7,7 +7,7 @@ so that all processes of a machine share one copy of it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, overload
@@ -47,14 +47,14 @@ Column = Values | Mapped
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Table:
+class ArrayRows:
     """Some rows of an array. They are read when they are asked for."""
 
     column: Column  # (n_all, width)
     rows: Rows  # (n,)
 
     @classmethod
-    def of(cls, values: Values) -> Table:
+    def of(cls, values: Values) -> ArrayRows:
         return cls(values, np.arange(len(values)))
 
     def __len__(self) -> int:
@@ -74,8 +74,8 @@ class Table:
         for first in range(0, len(self), n_rows):
             yield self[first : first + n_rows]
 
-    def take(self, rows: Rows) -> Table:
-        return Table(self.column, self.rows[rows])
+    def take(self, rows: Rows) -> ArrayRows:
+        return ArrayRows(self.column, self.rows[rows])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -138,7 +138,7 @@ def growing(path: Path, dtype: str, width: int | None = None) -> Iterator[Callab
     """
     row_shape = () if width is None else (width,)
     n_rows = 0
-    with atomic(path) as temporary, _open(temporary) as out:
+    with atomic(path) as temporary, open_named(temporary) as out:
         _write_header(out, dtype, (n_rows, *row_shape))
 
         def add(values: Values) -> None:
@@ -168,18 +168,6 @@ def growing_texts(letters_file: Path, ends_file: Path) -> Iterator[Callable[[Seq
             n_letters += len(letters)
 
         yield add
-
-
-@contextmanager
-def _open(path: Path) -> Iterator[BinaryIO]:
-    out = open_named(path)
-    try:
-        yield out
-    except BaseException:
-        with suppress(OSError):  # the first error is the one to tell
-            out.close()
-        raise
-    out.close()
 
 
 def _write_header(out: BinaryIO, dtype: str, shape: tuple[int, ...]) -> None:

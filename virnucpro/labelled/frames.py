@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.labelled.arrays import Rows, Table, Texts
+from virnucpro.labelled.arrays import ArrayRows, Rows, Texts
 from virnucpro.records import FastaRecord
 from virnucpro.sequences.composition import frame_bases
 from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
@@ -29,13 +29,13 @@ class LabelledFrames:
 
     ids: Texts
     proteins: Texts
-    composition: Table  # (n, N_FEATURES)
+    composition: ArrayRows  # (n, N_FEATURES)
     chunk: Rows
     record: Rows
     is_virus: NDArray[np.bool_]
     weight: NDArray[np.float32]
     group: Rows
-    vectors: Table  # (n, dim) if they were made before, else (n, 0)
+    vectors: ArrayRows  # (n, dim) if they were made before, else (n, 0)
 
     def __len__(self) -> int:
         return len(self.chunk)

@@ -70,7 +70,7 @@ class _File:
 
 
 @dataclass(frozen=True, slots=True)
-class Manifest:
+class DataManifest:
     """A manifest, file by file in its order. The FASTA files are not read yet."""
 
     path: Path
@@ -82,7 +82,7 @@ class Manifest:
         return {row.group for file in self.files.values() for row in file.rows.values()}
 
 
-def read_manifest(path: Path) -> Manifest:
+def read_data_manifest(path: Path) -> DataManifest:
     """
     Raises:
         InputError: the manifest contradicts itself; names its line.
@@ -90,11 +90,11 @@ def read_manifest(path: Path) -> Manifest:
     """
     digest = hashlib.sha256()
     files = _read_files(path, digest.update)
-    return Manifest(path, digest.hexdigest(), files)
+    return DataManifest(path, digest.hexdigest(), files)
 
 
 def read_records(
-    manifest: Manifest,
+    manifest: DataManifest,
     on_file: Callable[[str], None] = lambda _: None,
     on_block: OnBlock = lambda _: None,
 ) -> Iterator[Labelled]:

@@ -24,8 +24,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.files import atomic, open_plain, open_table, sha256, sweep, writing
-from virnucpro.labelled.arrays import Mapped, Rows, Table, Texts, growing, growing_texts
+from virnucpro.files import atomic, open_plain, open_table, sha256, sweep, write_whole, writing
+from virnucpro.labelled.arrays import ArrayRows, Mapped, Rows, Texts, growing, growing_texts
 from virnucpro.labelled.digests import record_digest
 from virnucpro.labelled.frames import LabelledFrames, translate_records
 from virnucpro.labelled.records import Labelled, LabelledRecord
@@ -49,7 +49,7 @@ _FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class FrameOrigin:
     """The sources of frames, which determine their content."""
 
     manifest_sha256: str
@@ -116,18 +116,16 @@ def write_frames(
             add_ids(block.ids)
             add_composition(frame_composition(block.bases))
             add_places(np.array(block.places, dtype=np.int64).reshape(-1, 3))
-    with atomic(folder / _RECORDS) as temporary:
-        temporary.write_text(json.dumps(noted))
+    write_whole(folder / _RECORDS, json.dumps(noted))
 
 
-def write_label(folder: Path, source: Source, *beside: Path) -> None:
+def write_label(folder: Path, source: FrameOrigin, *beside: Path) -> None:
     """Say of the frames, and of files that were made with them, that they are whole."""
     hashes = {str(path): digest for path, digest in _hashes(folder, beside).items()}
-    with atomic(folder / _LABEL) as temporary:
-        temporary.write_text(json.dumps({"source": asdict(source), "files": hashes}, indent=2))
+    write_whole(folder / _LABEL, json.dumps({"source": asdict(source), "files": hashes}, indent=2))
 
 
-def are_whole(folder: Path, source: Source, *beside: Path) -> bool:
+def are_whole(folder: Path, source: FrameOrigin, *beside: Path) -> bool:
     """True if the folder holds just these frames, and all files are undamaged."""
     with suppress(OSError, ValueError, LookupError, TypeError):
         with open_plain(folder / _LABEL) as content:
@@ -180,13 +178,13 @@ class FrameStore:
             LabelledFrames(
                 Texts(ids, id_ends, rows),
                 Texts(proteins, protein_ends, rows),
-                Table(composition, rows),
+                ArrayRows(composition, rows),
                 chunk,
                 record,
                 np.array([r.is_virus for r in labels.records], dtype=np.bool_)[record],
                 np.array([r.weight for r in labels.records], dtype=np.float32)[record],
                 groups[record],
-                Table(Mapped(vectors) if vectors.exists() else _nothing(len(rows)), rows),
+                ArrayRows(Mapped(vectors) if vectors.exists() else _nothing(len(rows)), rows),
             ),
             size,
         )

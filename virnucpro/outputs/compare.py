@@ -18,13 +18,14 @@ from typing import NamedTuple, TextIO
 from virnucpro.errors import InputError, InputMissingError
 from virnucpro.files import disk_error, open_plain
 from virnucpro.log import printable
-from virnucpro.outputs.sinks import ChunkTable, FrameTable, RecordTable, read_calls
+from virnucpro.outputs.read import read_calls
+from virnucpro.outputs.sinks import ChunkTable, FrameTable, RecordTable
 
 _N_EXAMPLES = 3  # ids of each kind of difference
 _HEADINGS = ("table", "in both", "only in A", "only in B", "labels differ", "largest", "median")
 
 
-class Row(NamedTuple):
+class TableRow(NamedTuple):
     """A frame, a chunk or a record, as a table has it."""
 
     id: str
@@ -33,7 +34,7 @@ class Row(NamedTuple):
 
 
 @dataclass(slots=True)
-class Comparison:
+class TableComparison:
     """One table of two results."""
 
     table: str
@@ -75,7 +76,7 @@ class Comparison:
                 yield f"{self.table}, {kind}: {examples}{more}"
 
 
-def compare(a: Path, b: Path) -> list[Comparison]:
+def compare(a: Path, b: Path) -> list[TableComparison]:
     """Every table that both results have: frames, chunks, records.
 
     Raises:
@@ -93,7 +94,7 @@ def compare(a: Path, b: Path) -> list[Comparison]:
     return [_compare_table(name, tables_of_a[name], tables_of_b[name]) for name in names]
 
 
-def report_lines(comparisons: list[Comparison]) -> list[str]:
+def report_lines(comparisons: list[TableComparison]) -> list[str]:
     """The comparison as a table, and the first of what differs."""
     rows = [_HEADINGS, *(comparison.columns() for comparison in comparisons)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -138,8 +139,8 @@ def _find_tables(path: Path) -> dict[str, Path]:
     )
 
 
-def _compare_table(name: str, a: Path, b: Path) -> Comparison:
-    comparison, rows_of_a = Comparison(name), {}
+def _compare_table(name: str, a: Path, b: Path) -> TableComparison:
+    comparison, rows_of_a = TableComparison(name), {}
     for row in _read(name, a):
         rows_of_a[row.id] = row
     for row in _read(name, b):
@@ -156,7 +157,7 @@ def _compare_table(name: str, a: Path, b: Path) -> Comparison:
     return comparison
 
 
-def _read(name: str, path: Path) -> Iterator[Row]:
+def _read(name: str, path: Path) -> Iterator[TableRow]:
     """The rows of a table.
 
     Raises:
@@ -205,23 +206,23 @@ def _whole(lines: Iterable[str]) -> Iterator[str]:
         raise ValueError("its end is missing")
 
 
-def _read_frames(lines: Iterator[str]) -> Iterator[Row]:
+def _read_frames(lines: Iterator[str]) -> Iterator[TableRow]:
     for frame_id, label, _, score in _split(lines, FrameTable.columns):
-        yield Row(frame_id, label, float(score))
+        yield TableRow(frame_id, label, float(score))
 
 
-def _read_chunks(lines: Iterator[str]) -> Iterator[Row]:
+def _read_chunks(lines: Iterator[str]) -> Iterator[TableRow]:
     for chunk_id, label in _split(lines, ChunkTable.columns):
-        yield Row(chunk_id, label, None)
+        yield TableRow(chunk_id, label, None)
 
 
-def _read_records(lines: Iterator[str]) -> Iterator[Row]:
+def _read_records(lines: Iterator[str]) -> Iterator[TableRow]:
     for call in read_calls(lines):
         label: str = call.status
         if call.virus_score is not None:
             label = "virus" if call.is_virus else "other"
         record_id = f"{call.sample}: {call.record_id}" if call.sample else call.record_id
-        yield Row(record_id, label, call.virus_score)
+        yield TableRow(record_id, label, call.virus_score)
 
 
 def _split(lines: Iterator[str], columns: tuple[str, ...]) -> Iterator[list[str]]:
@@ -239,7 +240,7 @@ class _Reader(NamedTuple):
 
     file: str
     header: str
-    read: Callable[[Iterator[str]], Iterator[Row]]
+    read: Callable[[Iterator[str]], Iterator[TableRow]]
 
 
 _READERS = {

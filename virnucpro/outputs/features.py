@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from virnucpro.config import FeatureFormat, Reads
 from virnucpro.errors import FeatureFileError
-from virnucpro.files import atomic
+from virnucpro.files import atomic, write_whole
 from virnucpro.log import announce, printable
+from virnucpro.numeric import Mask, stretches
 from virnucpro.records import Embeddings
 from virnucpro.run.feature_file import (
     DAMAGE,
@@ -39,13 +40,13 @@ class IndexPart:
     """A feature file as an index needs to know it."""
 
     path: Path
-    mask: NDArray[np.bool_]  # (n_orfs,) which ORFs to show
+    mask: Mask  # (n_orfs,) which ORFs to show
     lengths: NDArray[np.int64]  # (n_orfs,) rows of each
     dim: int  # numbers in a row
     attributes: Mapping[str, Any]
 
     @classmethod
-    def of(cls, path: Path, mask: NDArray[np.bool_], *, per_residue: bool) -> IndexPart:
+    def of(cls, path: Path, mask: Mask, *, per_residue: bool) -> IndexPart:
         """
         Raises:
             FeatureFileError: the file has come to harm since it was read.
@@ -107,7 +108,7 @@ def write_index(path: Path, parts: Sequence[IndexPart]) -> None:
             where = rows if name == "embeddings" else bounds
             of_dataset += [
                 _Piece(name_of_part, int(where[-1]), slice(int(where[a]), int(where[b])))
-                for a, b in _runs(part.mask)
+                for a, b in stretches(part.mask)
             ]
     kinds: dict[str, tuple[tuple[int, ...], np.dtype[np.generic]]] = {
         "ids": ((), h5py.string_dtype("utf-8")),
@@ -129,8 +130,7 @@ def write_index(path: Path, parts: Sequence[IndexPart]) -> None:
             h5.create_virtual_dataset(name, layout, np.nan if name == "embeddings" else None)
         h5.flush()
         content = bytes(h5.id.get_file_image())
-    with atomic(path) as temporary:
-        temporary.write_bytes(content)
+    write_whole(path, content)
 
 
 def check_index(path: Path) -> None:
@@ -203,10 +203,7 @@ def _hash_of_labels(labels: Iterable[Mapping[str, Any]]) -> str:
 
 
 def _lay_out(
-    name: str,
-    pieces: Sequence[_Piece],
-    row_shape: tuple[int, ...],
-    kind: np.dtype[np.generic],
+    name: str, pieces: Sequence[_Piece], row_shape: tuple[int, ...], kind: np.dtype[np.generic]
 ) -> h5py.VirtualLayout:
     n_rows = sum(piece.rows.stop - piece.rows.start for piece in pieces)
     layout = h5py.VirtualLayout((n_rows, *row_shape), kind)
@@ -218,12 +215,6 @@ def _lay_out(
         layout[first:last] = source[piece.rows]
         first = last
     return layout
-
-
-def _runs(mask: NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """The stretches in which the mask is true, as (first, one after the last)."""
-    bounds = np.flatnonzero(np.diff(mask.astype(np.int8), prepend=0, append=0))
-    return list(zip(bounds[::2].tolist(), bounds[1::2].tolist(), strict=True))
 
 
 def export(path: Path, embeddings: Embeddings, layout: FeatureFormat, reads: Reads) -> None:
@@ -271,8 +262,7 @@ def _save(path: Path, content: object) -> None:
 
     image = io.BytesIO()  # a path would be written into the archive
     torch.save(content, image)
-    with atomic(path) as temporary:
-        temporary.write_bytes(image.getbuffer())
+    write_whole(path, image.getbuffer())
 
 
 def split_rows(embeddings: Embeddings) -> list[NDArray[np.float32]]:

@@ -7,7 +7,6 @@ a class here and a line in a list.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from io import StringIO
 from itertools import chain
 from math import isnan
 from pathlib import Path
-from typing import ClassVar, Literal, Protocol, TextIO
+from typing import ClassVar, Literal, Protocol
 from urllib.parse import quote
 
 from virnucpro.log import counted, escaped
@@ -29,7 +28,7 @@ from virnucpro.records import (
     Region,
     Status,
 )
-from virnucpro.scoring.calls import FRAMES_FAILED, chunk_scores, scored_frames
+from virnucpro.scoring.calls import chunk_scores, scored_frames
 from virnucpro.scoring.head import DECIMALS
 from virnucpro.sequences.fasta import write_record
 from virnucpro.sequences.inputs import InputFile
@@ -41,7 +40,7 @@ Command = Literal["predict", "extract"]
 class Tally:
     """The counts of some records."""
 
-    statuses: Counter[Status] = field(default_factory=Counter)
+    statuses: dict[Status, int] = field(default_factory=lambda: dict.fromkeys(STATUSES, 0))
     n_viral: int = 0
     n_regions: int | None = None  # None: no record was searched for regions
     n_whole_regions: int = 0  # those of kind whole
@@ -49,6 +48,10 @@ class Tally:
     n_failed_frames: int = 0
     n_failed_records: int = 0  # records with a failed frame
     first_failure: str = ""  # the first failed frame, and its reason
+
+    @property
+    def n_records(self) -> int:
+        return sum(self.statuses.values())
 
     def add(self, result: RecordResult) -> None:
         """Count one record."""
@@ -68,7 +71,8 @@ class Tally:
 
     def include(self, other: Tally) -> None:
         """Count the records of another, which come later."""
-        self.statuses += other.statuses
+        for status, n_records in other.statuses.items():
+            self.statuses[status] += n_records
         self.n_viral += other.n_viral
         self.n_frames += other.n_frames
         if other.n_regions is not None:
@@ -137,7 +141,7 @@ class Sink(Protocol):
         """Write what had to wait for the last record."""
 
 
-class Table:
+class TextSink:
     """A sink that is a text file, with or without a line of columns."""
 
     file: ClassVar[str]
@@ -159,7 +163,7 @@ class Table:
         """Write nothing: no line waits."""
 
 
-class RecordTable(Table):
+class RecordTable(TextSink):
     """One row for every record."""
 
     file = "predictions.tsv"
@@ -189,7 +193,7 @@ class EmbeddedTable(RecordTable):
     file = "records.tsv"
 
 
-class FrameTable(Table):
+class FrameTable(TextSink):
     """One row for every frame with a score, in the original's format."""
 
     file = "prediction_results.txt"
@@ -200,7 +204,7 @@ class FrameTable(Table):
         return frame_rows(result.predictions)
 
 
-class ChunkTable(Table):
+class ChunkTable(TextSink):
     """One row for every chunk with a scored frame, sorted by id, in the original's format."""
 
     file = "prediction_results_highestscore.csv"
@@ -221,7 +225,7 @@ class ChunkTable(Table):
         self.out.writelines(self.lines.merged())
 
 
-class ViralFasta(Table):
+class ViralFasta(TextSink):
     """The records that are called viral, with their headers as they were."""
 
     file = "viral.fasta"
@@ -231,7 +235,7 @@ class ViralFasta(Table):
         return [record_text(result.record)] if result.call.is_virus else []
 
 
-class OptionalTable(Table):
+class OptionalTable(TextSink):
     """A text file that appears with its first line. Without one, an old file is deleted."""
 
     per_file = False
@@ -468,7 +472,7 @@ def open_sinks(sinks: Iterable[type[Sink]], place: Place) -> Iterator[Add]:
             sink.finish()
 
 
-# Rows, and what is read of them again
+# Rows
 
 
 def record_text(record: FastaRecord) -> str:
@@ -518,63 +522,3 @@ def chunk_rows(predictions: Sequence[Prediction]) -> Iterator[str]:
     for chunk_id, scores in chunk_scores(predictions):
         others = round(1 - min(scores), DECIMALS)
         yield f"{chunk_id}\t{max(scores) >= others}\n"
-
-
-def read_calls(lines: Iterator[str]) -> Iterator[Call]:
-    """The rows of a table of records.
-
-    Raises:
-        ValueError, KeyError: it is not as it was written.
-    """
-    columns = tuple(next(lines, "").rstrip("\n").split("\t"))
-    if columns != RecordTable.columns:
-        raise ValueError("its columns have other names")
-    for line in lines:
-        values = line.rstrip("\n").split("\t", len(columns) - 1)
-        row = dict(zip(columns, values, strict=True))
-        if row["status"] not in STATUSES or row["call"] not in ("virus", "other", ""):
-            raise ValueError(f"{row['status']} with the call {row['call']}")
-        status: Status = row["status"]
-        yield Call(
-            row["record"],
-            int(row["length"]),
-            status,
-            row["file"],
-            virus_score=float(row["virus_score"]) if row["virus_score"] else None,
-            base_score=float(row["base_score"]) if row["base_score"] else None,
-            is_virus=row["call"] == "virus",
-            false_discovery_rate=float(row["fdr"]) if row["fdr"] else None,
-            n_chunks=int(row["n_chunks"]),
-            n_chunks_scored=int(row["n_chunks_scored"]),
-            n_frames_scored=int(row["n_frames_scored"]),
-            note=row["note"],
-        )
-
-
-def read_regions(lines: TextIO) -> Iterator[tuple[str, tuple[int, int]]]:
-    """The regions of a table of them: the id of the record in its file, start and end as inside.
-
-    Raises:
-        ValueError: it is not as it was written.
-    """
-    columns = tuple(next(lines, "").rstrip("\n").split("\t"))
-    if columns != RegionTable.columns:
-        raise ValueError("its columns have other names")
-    for line in lines:
-        row = dict(zip(columns, line.rstrip("\n").split("\t"), strict=True))
-        yield row["record"], (int(row["start"]) - 1, int(row["end"]))
-
-
-def read_mendable(lines: TextIO) -> Iterator[tuple[str, str]]:
-    """Sample and id of each record that is invalid, or of which a frame failed."""
-    for row in read_calls(lines):
-        if row.status == "invalid" or FRAMES_FAILED in row.note:
-            yield row.sample, row.record_id
-
-
-def read_frame_scores(lines: TextIO) -> Iterator[tuple[str, float]]:
-    """The frames of a table of frames, and their virus scores."""
-    next(lines, None)
-    for line in lines:
-        frame_id, _, _, score = line.rstrip("\n").split("\t")
-        yield frame_id, float(score)

@@ -8,13 +8,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from virnucpro.encoders.base import estimate_tokens
 from virnucpro.log import counted, printable
 from virnucpro.outputs.sinks import FailedFiles, FailedSequences, RegionTable, Tally
-from virnucpro.records import STATUSES, Status
 from virnucpro.run.folder import RunDir
 from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import Plan
@@ -40,12 +39,7 @@ class Summary:
     cut: str = ""  # rule by which a record is called viral, in words
     # the same in numbers: length, and the lowest score of a viral record of that length
     cut_scores: list[tuple[int, float]] = field(default_factory=list)
-    statuses: dict[Status, int] = field(default_factory=lambda: dict.fromkeys(STATUSES, 0))
-    n_viral: int = 0
-    n_regions: int | None = None  # None: no record was searched for regions
-    n_whole_regions: int = 0  # those of kind whole
-    n_frames: int = 0  # frames with a vector; for the scorer, with a score
-    n_failed_frames: int = 0
+    records: Tally = field(default_factory=Tally)
     n_files: int = 0
     n_shards: int | None = None  # shards of a run that others embed; None: it came to its end
     n_refused: int = 0  # files that could not be read
@@ -68,33 +62,21 @@ class Summary:
         n_tokens = estimate_tokens(encoders, n_embedded, n_residues)
         self.n_tokens_in_all = n_tokens + self.n_tokens_saved
 
-    def start_counting(self) -> None:
-        """Forget the records of a pass that was not ended."""
-        self.statuses = dict.fromkeys(STATUSES, 0)
-        self.n_viral = self.n_frames = self.n_failed_frames = 0
-        self.n_regions, self.n_whole_regions = None, 0
-
-    def add(self, tally: Tally) -> None:
-        """Count more records."""
-        for status, n_records in tally.statuses.items():
-            self.statuses[status] += n_records
-        self.n_viral += tally.n_viral
-        if tally.n_regions is not None:
-            self.n_regions = (self.n_regions or 0) + tally.n_regions
-            self.n_whole_regions += tally.n_whole_regions
-        self.n_frames += tally.n_frames
-        self.n_failed_frames += tally.n_failed_frames
-
     @property
-    def n_records(self) -> int:
-        return sum(self.statuses.values())
+    def facts(self) -> dict[str, object]:
+        """The figures for ``run.json``."""
+        facts: dict[str, object] = {}
+        for name, value in asdict(self).items():
+            facts |= value if name == "records" else {name: value}
+        del facts["n_failed_records"], facts["first_failure"]  # which stand in a table
+        return facts
 
     @property
     def exit_code(self) -> int:
         """2 if something failed, 1 if every frame did."""
-        if not self.n_failed_frames:
+        if not self.records.n_failed_frames:
             return 2 if self.n_refused else 0
-        return 2 if self.n_frames else 1
+        return 2 if self.records.n_frames else 1
 
     def lines(self, folder: Path) -> list[str]:
         """The lines for the user at the end."""
@@ -105,7 +87,8 @@ class Summary:
                 f"results: {printable(folder)}",
                 *self._repair_lines(folder),
             ]
-        parts = [f"{n:,} {status}" for status, n in self.statuses.items() if n]
+        records = self.records
+        parts = [f"{n:,} {status}" for status, n in records.statuses.items() if n]
         names = {name: name for name in STAGES}
         if self.scorer:  # nothing is embedded, and scores come with the tables
             names = {STAGES[0]: STAGES[0], STAGES[2]: "scoring"}
@@ -113,8 +96,8 @@ class Summary:
         starting = self.seconds.get(STARTING, 0.0)
         rate = self.n_tokens / max(1e-3, self.seconds["embedding"] - starting)
         lines = [
-            f"records: {self.n_records:,} in = {' + '.join(parts) or '0'}",
-            self.scorer or f"frames embedded: {self.n_frames:,}",
+            f"records: {records.n_records:,} in = {' + '.join(parts) or '0'}",
+            self.scorer or f"frames embedded: {records.n_frames:,}",
             f"time: {stages}",
             f"results: {printable(folder)}",
         ]
@@ -134,11 +117,12 @@ class Summary:
                 f"copies: {counted(self.n_copies, 'frame')} of a protein that occurred before, "
                 f"{self.n_tokens_saved:,} tokens not embedded again ({share:.1%})",
             )
-        if self.statuses.get("scored"):
-            n_scored = self.statuses["scored"]
-            lines.insert(1, f"called virus: {self.n_viral:,} of {n_scored:,} ({self.cut})")
-        if self.n_regions is not None:
-            lines.insert(2, region_line(self.n_regions, self.n_whole_regions))
+        if n_scored := records.statuses["scored"]:
+            lines.insert(1, f"called virus: {records.n_viral:,} of {n_scored:,} ({self.cut})")
+        elif self.scorer and records.n_records:
+            lines.insert(1, "none was scored: see the columns status and note of the table")
+        if records.n_regions is not None:
+            lines.insert(2, region_line(records.n_regions, records.n_whole_regions))
         return lines + self._repair_lines(folder)
 
     def _repair_lines(self, folder: Path) -> list[str]:
@@ -153,9 +137,9 @@ class Summary:
             ]
         if n := self.n_reads_left_out:
             lines.append(f"left out: {counted(n, 'file')} of reads, not FASTA; see virnucpro.log")
-        if self.n_failed_frames:
+        if n := self.records.n_failed_frames:
             lines += [
-                f"failed: {counted(self.n_failed_frames, 'frame')}, see {listing}; to repair,",
+                f"failed: {counted(n, 'frame')}, see {listing}; to repair,",
                 "  run with --resume to try the same sequences again, or fix them and run with",
                 f"  --resume --input {printable(folder / FailedSequences.file)}",
             ]

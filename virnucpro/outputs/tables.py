@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from gzip import GzipFile
 from io import TextIOWrapper
 from pathlib import Path
@@ -34,7 +34,7 @@ def packed_table(path: Path, columns: Sequence[str] = ()) -> Iterator[TextIO]:
     """The same, packed by gzip, without a name and a time: equal tables have equal bytes."""
     with (
         atomic(path) as temporary,
-        closing(open_named(temporary)) as handle,
+        open_named(temporary) as handle,
         GzipFile("", "wb", 6, handle, mtime=0) as packed,
         TextIOWrapper(packed, "utf-8", "surrogateescape", newline="\n") as out,
     ):

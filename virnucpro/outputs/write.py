@@ -20,13 +20,13 @@ from typing import TypeAlias, TypeVar
 
 from virnucpro.config import FeatureFormat
 from virnucpro.errors import InputError
-from virnucpro.events import Progress, Telling
+from virnucpro.events import OnEvent, Progress
 from virnucpro.files import writing
 from virnucpro.log import counted
 from virnucpro.options import CutOptions
 from virnucpro.outputs.blocks import BlockTask, Maker, ScoredShard, ShardTask
 from virnucpro.outputs.features import FeatureIndex
-from virnucpro.outputs.sinks import SINKS, Add, Place, Portion, Sink, open_sinks
+from virnucpro.outputs.sinks import SINKS, Add, Place, Portion, Sink, Tally, open_sinks
 from virnucpro.outputs.summary import STAGES, Summary
 from virnucpro.records import FastaRecord, Shard
 from virnucpro.run.backlog import Backlog
@@ -65,7 +65,7 @@ class Results:
     backlog: Backlog  # shards that are being embedded meanwhile
     feature_format: FeatureFormat
     per_file: bool
-    on_event: Callable[[Telling], None]
+    on_event: OnEvent
 
     def helpers(self, most: int) -> AbstractContextManager[Helpers[Maker]]:
         """The helpers for the time of a block: as many as there is work for, ``most`` at most."""
@@ -92,13 +92,13 @@ class Results:
             InputError: an input changed while the run went on.
             FeatureFileError: a feature file is not whole.
         """
-        summary.start_counting()
+        summary.records = Tally()  # a pass that was not ended may have counted
         indexes = self.new_indexes()
         with ExitStack() as stack:
             adds = list(self.open_outputs(stack))
             for portion in self.portions(indexes, helpers):
                 self.backlog.check()
-                summary.add(portion.tally)
+                summary.records.include(portion.tally)
                 for add in adds:
                     add(portion)
             for store, index in zip(self.stores, indexes, strict=True):

@@ -18,7 +18,7 @@ from virnucpro.report.counts import (
     N_SCORES,
     PER_DOUBLING,
     RunCounts,
-    log_odds,
+    bounded_log_odds,
 )
 from virnucpro.run.machine import Start
 
@@ -37,7 +37,7 @@ class Tick(NamedTuple):
     label: str
 
 
-class Layer(NamedTuple):
+class ChartPath(NamedTuple):
     """A path of the drawing."""
 
     look: str  # classes of the style sheet
@@ -55,7 +55,7 @@ class Drawing:
     y_label: str
     x_ticks: Sequence[Tick]
     y_ticks: Sequence[Tick]
-    layers: Sequence[Layer]
+    layers: Sequence[ChartPath]
     width: int = WIDTH
     height: int = HEIGHT
     left: int = _LEFT
@@ -87,14 +87,14 @@ class Chart:
         y_range = self.y_range or (min(0.0, *ys, 0.0), max([*ys, 0.0]) or 1.0)
         x_at = _linear(*x_range, _LEFT, WIDTH - _RIGHT)
         y_at = _linear(*y_range, HEIGHT - _BOTTOM, _TOP)
-        layers = [Layer("guide", _line([(x_at(0), y_at(0)), (x_at(1), y_at(1))]))]
+        layers = [ChartPath("guide", _line([(x_at(0), y_at(0)), (x_at(1), y_at(1))]))]
         layers = layers if self.diagonal else []
         for i, (label, of_x, of_y) in enumerate(self.series):
             points = [
                 (x_at(x), None if y is None else y_at(y)) for x, y in zip(of_x, of_y, strict=True)
             ]
             look = self.look[i] if self.look else f"line s{i % 7}"
-            layers.append(Layer(look, _line(points), label))
+            layers.append(ChartPath(look, _line(points), label))
         return Drawing(
             self.title,
             self.text,
@@ -190,11 +190,11 @@ def scores_by_length(
         for shade in range(1, _SHADES + 1):
             places = np.argwhere(shades == shade)
             path = "".join(_cell(x_at, y_at, first + int(i), int(j)) for i, j in places)
-            layers.append(Layer(f"{look} d{shade}", path, label if shade == _SHADES else ""))
+            layers.append(ChartPath(f"{look} d{shade}", path, label if shade == _SHADES else ""))
     low, high = 2 ** (first / PER_DOUBLING), 2 ** (last / PER_DOUBLING)
     if cut:
         points = [(x_at(math.log2(n)), y_at(_odds(score))) for n, score in _within(cut, low, high)]
-        layers.append(Layer("cut", _line(points), "cut: called virus from here on"))
+        layers.append(ChartPath("cut", _line(points), "cut: called virus from here on"))
     return Drawing(
         "Scores by length",
         f"Records called virus, above the cut: {counts.n_viral:,}; others, below it: "
@@ -261,7 +261,7 @@ def track_path(pieces: Iterable[tuple[int, float]], length: int) -> str:
 
 
 def _odds(score: float) -> float:
-    return float(log_odds(np.array([score]))[0])
+    return float(bounded_log_odds(np.array([score]))[0])
 
 
 def _cell(x_at: Place, y_at: Place, i: int, j: int) -> str:
@@ -276,7 +276,7 @@ def _within(
 ) -> list[tuple[float, float]]:
     """The cut between two lengths, on lines between its points over the logarithm of length."""
     places = np.log2([n for n, _ in cut])
-    values = log_odds(np.array([score for _, score in cut]))
+    values = bounded_log_odds(np.array([score for _, score in cut]))
     inside = [math.log2(n) for n, _ in cut if low < n < high]
     xs = [math.log2(low), *inside, math.log2(high)]
     odds = np.interp(xs, places, values)

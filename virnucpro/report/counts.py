@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from virnucpro.errors import InputError
 from virnucpro.log import printable
+from virnucpro.numeric import Mask, Values
 from virnucpro.outputs.sinks import RecordTable
 from virnucpro.records import STATUSES
 
@@ -37,7 +38,7 @@ LENGTHS = {
 }
 
 
-class Row(NamedTuple):
+class RecordRow(NamedTuple):
     """A record as the page shows it."""
 
     place: int  # in the table, from 0
@@ -76,19 +77,19 @@ class PageRows:
     """The rows that a page shows: all, or the best viral ones and every k-th of the others."""
 
     most: int
-    viral: list[Row] = field(default_factory=list)
-    others: list[Row] = field(default_factory=list)
+    viral: list[RecordRow] = field(default_factory=list)
+    others: list[RecordRow] = field(default_factory=list)
     n_others: int = 0
     every: int = 1
 
-    def mask(self, is_viral: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    def mask(self, is_viral: Mask) -> Mask:
         """The next records that may be shown. (n,) -> (n,)"""
         places = self.n_others + np.cumsum(~is_viral) - 1
         self.n_others += int((~is_viral).sum())
-        mask: NDArray[np.bool_] = is_viral | (places % self.every == 0)
+        mask: Mask = is_viral | (places % self.every == 0)
         return mask
 
-    def extend(self, rows: Iterable[Row]) -> None:
+    def extend(self, rows: Iterable[RecordRow]) -> None:
         """Keep rows, of which some are left out again when they become too many."""
         for row in rows:
             (self.viral if row.is_viral else self.others).append(row)
@@ -98,7 +99,7 @@ class PageRows:
             self.others = self.others[::2]
             self.every *= 2
 
-    def rows(self, most: int) -> list[Row]:
+    def rows(self, most: int) -> list[RecordRow]:
         """So many rows at most, in the order of the table."""
         viral = self.viral
         if len(viral) > most:
@@ -130,7 +131,7 @@ class RunCounts:
     )
 
     @property
-    def top(self) -> list[Row]:
+    def top(self) -> list[RecordRow]:
         """The viral records with the highest scores, the longest first among equals."""
         return sorted(self.page_rows.viral, key=lambda row: row.rank)[:N_TOP]
 
@@ -185,9 +186,9 @@ class RunCounts:
         self,
         block: Mapping[str, Sequence[str]],
         lengths: NDArray[np.int64],
-        scores: NDArray[np.float64],
-        rates: NDArray[np.float64],
-        is_viral: NDArray[np.bool_],
+        scores: Values,
+        rates: Values,
+        is_viral: Mask,
     ) -> None:
         mask = self.page_rows.mask(is_viral)
         columns = (
@@ -203,20 +204,16 @@ class RunCounts:
             block["note"],
         )
         selected = (compress(column, mask.tolist()) for column in columns)
-        self.page_rows.extend(map(Row._make, zip(*selected, strict=True)))
+        self.page_rows.extend(map(RecordRow._make, zip(*selected, strict=True)))
 
-    def _count_files(self, block: Mapping[str, Sequence[str]], is_viral: NDArray[np.bool_]) -> None:
+    def _count_files(self, block: Mapping[str, Sequence[str]], is_viral: Mask) -> None:
         for (file, status), n in Counter(zip(block["file"], block["status"], strict=True)).items():
             self.files.setdefault(file, Counter())[status] += n
         for file, n in Counter(np.array(block["file"], object)[is_viral].tolist()).items():
             self.files[file]["viral"] += n
 
     def _count_lengths(
-        self,
-        lengths: NDArray[np.int64],
-        scores: NDArray[np.float64],
-        rates: NDArray[np.float64],
-        is_viral: NDArray[np.bool_],
+        self, lengths: NDArray[np.int64], scores: Values, rates: Values, is_viral: Mask
     ) -> None:
         starts = np.array([one.start for one in self.classes])
         places = np.searchsorted(starts, lengths, side="right") - 1
@@ -233,13 +230,13 @@ class RunCounts:
                     one.lowest, one.fdr = float(scores[weakest]), float(rates[weakest])
 
 
-def score_bin(scores: NDArray[np.float64]) -> NDArray[np.int64]:
+def score_bin(scores: Values) -> NDArray[np.int64]:
     """Bins of log-odds between -MOST_LOG_ODDS and +MOST_LOG_ODDS. (n,) -> (n,)"""
-    share = (log_odds(scores) + MOST_LOG_ODDS) / (2 * MOST_LOG_ODDS)
+    share = (bounded_log_odds(scores) + MOST_LOG_ODDS) / (2 * MOST_LOG_ODDS)
     return np.clip(share * N_SCORES, 0, N_SCORES - 1).astype(np.int64)
 
 
-def log_odds(scores: NDArray[np.float64]) -> NDArray[np.float64]:
+def bounded_log_odds(scores: Values) -> Values:
     """log(p / (1 - p)), between -MOST_LOG_ODDS and +MOST_LOG_ODDS. (n,) -> (n,)"""
     inside = np.clip(scores, 1e-9, 1 - 1e-9)
     return np.clip(np.log(inside / (1 - inside)), -MOST_LOG_ODDS, MOST_LOG_ODDS)
@@ -260,7 +257,7 @@ def count_records(
     ends = (*starts[1:], None)
     classes = [LengthClass(*pair) for pair in zip(starts, ends, strict=True)]
     counts = RunCounts(classes, PageRows(most_rows), measured=dict.fromkeys(measured, 0))
-    for block in read_blocks(table, RecordTable.columns):
+    for block in read_columns(table, RecordTable.columns):
         try:
             counts.add(block)
         except ValueError as error:
@@ -268,7 +265,7 @@ def count_records(
     return counts
 
 
-def read_blocks(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Sequence[str]]]:
+def read_columns(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Sequence[str]]]:
     """These columns of a table of ours, some lines at a time; a column that it lacks is empty.
 
     Raises:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from virnucpro.files import atomic
+from virnucpro.files import write_whole
 from virnucpro.log import escaped, printable
 from virnucpro.report.charts import Chart
 from virnucpro.report.facts import Facts, read_facts
@@ -46,8 +46,7 @@ def write_evaluation_page(folder: Path) -> None:
         "provenance": list(_provenance(facts)),
     }
     page = render("evaluation.html", content, pack({}))
-    with atomic(RunDir(folder).report) as temporary:
-        temporary.write_bytes(page)
+    write_whole(RunDir(folder).report, page)
 
 
 def _row(row: Mapping[str, Any]) -> dict[str, object]:

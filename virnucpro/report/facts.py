@@ -21,7 +21,7 @@ from virnucpro.errors import InputMissingError, ResumeError
 from virnucpro.files import open_plain
 from virnucpro.log import escaped, printable
 from virnucpro.outputs.sinks import OVER_ORIGIN, RegionTable
-from virnucpro.report.counts import damaged, read_blocks
+from virnucpro.report.counts import damaged, read_columns
 
 _MOST_OF_LOG = 1 << 20  # bytes at its end
 _MESSAGE = re.compile(r"\S+ \S+ (INFO|WARNING|ERROR) +(.*)")
@@ -181,7 +181,7 @@ class Regions:
     drawn: dict[_Key, list[_Line]] = field(default_factory=dict)
 
 
-def read_regions(table: Path) -> Regions | None:
+def read_page_regions(table: Path) -> Regions | None:
     """The regions in a table; None if there is none. Parts of records are drawn before whole ones.
 
     Raises:
@@ -192,7 +192,7 @@ def read_regions(table: Path) -> Regions | None:
     regions = Regions()
     ranks: dict[_Key, _Rank] = {}
     lines: dict[_Key, list[_Line]] = {}
-    for block in read_blocks(table, RegionTable.columns):
+    for block in read_columns(table, RegionTable.columns):
         columns = [block[name] for name in _REGION_COLUMNS]
         for region, file, record, kind, start, end, posterior, note in zip(*columns, strict=True):
             try:

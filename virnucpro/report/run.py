@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from virnucpro.citation import as_bibtex, works_of
-from virnucpro.files import atomic
+from virnucpro.files import write_whole
 from virnucpro.log import counted, escaped, printable
 from virnucpro.outputs.sinks import (
     EmbeddedTable,
@@ -36,14 +36,14 @@ from virnucpro.report.charts import (
     scores_by_length,
     track_path,
 )
-from virnucpro.report.counts import PageRows, Row, RunCounts, count_records
+from virnucpro.report.counts import PageRows, RecordRow, RunCounts, count_records
 from virnucpro.report.facts import (
     Facts,
     InputFact,
     Regions,
     read_complaints,
     read_facts,
-    read_regions,
+    read_page_regions,
     read_tracks,
 )
 from virnucpro.report.page import MOST_BYTES, pack, references_to, render
@@ -129,11 +129,10 @@ def write_run_page(rundir: RunDir) -> None:
     frame = render("run.html", {**content, "table": _table(run.counts, ())}, "")
     packed, rows = _pack(run, MOST_BYTES - len(frame) - _ROOM)
     page = render("run.html", {**content, "table": _table(run.counts, rows)}, packed)
-    with atomic(rundir.report) as temporary:
-        temporary.write_bytes(page)
+    write_whole(rundir.report, page)
 
 
-def _pack(run: RunFiles, most_bytes: int) -> tuple[str, Sequence[Row]]:
+def _pack(run: RunFiles, most_bytes: int) -> tuple[str, Sequence[RecordRow]]:
     """The data of the page with as many rows as fit, and these rows."""
     charts = {chart.name: chart.as_data() for start in _charts(run) for chart in start}
     page_rows = run.counts.page_rows if run.counts else PageRows(0)
@@ -153,7 +152,7 @@ def read_run(rundir: RunDir) -> RunFiles:
     facts = read_facts(rundir.manifest)
     is_extract = facts.text("recipe", "command") == "extract"
     table = rundir.output(EmbeddedTable if is_extract else RecordTable)
-    regions = None if is_extract else read_regions(rundir.output(RegionTable))
+    regions = None if is_extract else read_page_regions(rundir.output(RegionTable))
     counts = None
     if table.is_file():
         counts = count_records(
@@ -382,7 +381,7 @@ def _tracks(run: RunFiles) -> Iterator[dict[str, object]]:
         }
 
 
-def _table(counts: RunCounts | None, rows: Sequence[Row]) -> dict[str, int]:
+def _table(counts: RunCounts | None, rows: Sequence[RecordRow]) -> dict[str, int]:
     """Numbers of records, in the table of the page and in all."""
     return {
         "n_rows": len(rows),
@@ -392,7 +391,7 @@ def _table(counts: RunCounts | None, rows: Sequence[Row]) -> dict[str, int]:
     }
 
 
-def _columns(run: RunFiles, rows: Sequence[Row]) -> dict[str, object]:
+def _columns(run: RunFiles, rows: Sequence[RecordRow]) -> dict[str, object]:
     """The rows of the table as columns: scores in millionths, rates in ten-thousandths."""
     files = {file: i for i, file in enumerate(dict.fromkeys(row.file for row in rows))}
     of_records = run.regions.of_records if run.regions else {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from virnucpro.files import atomic
+from virnucpro.files import write_whole
 from virnucpro.log import escaped
 from virnucpro.report.charts import Chart
 from virnucpro.report.counts import damaged
@@ -44,8 +44,7 @@ def write_training_page(folder: Path) -> None:
     }
     data = {"charts": {chart.name: chart.as_data() for chart in charts}}
     page = render("training.html", content, pack(data))
-    with atomic(RunDir(folder).report) as temporary:
-        temporary.write_bytes(page)
+    write_whole(RunDir(folder).report, page)
 
 
 def _read_table(path: Path) -> Table:

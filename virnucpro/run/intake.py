@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from virnucpro.errors import ResumeError, UsageError
-from virnucpro.events import Progress, Telling
+from virnucpro.events import OnEvent, Progress
 from virnucpro.files import open_plain
 from virnucpro.log import LOGGER, announce, counted, printable
-from virnucpro.outputs.sinks import FailedSequences, read_mendable
+from virnucpro.outputs.read import read_mendable
+from virnucpro.outputs.sinks import FailedSequences
 from virnucpro.resolve import RunConfig
 from virnucpro.run.folder import RunDir
 from virnucpro.run.manifest import Manifest, check_same_recipe
@@ -32,8 +33,6 @@ from virnucpro.sequences.inputs import (
 )
 from virnucpro.sequences.samples import name_samples
 from virnucpro.sequences.survey import Survey, agree_on_type, doubt_type
-
-OnEvent = Callable[[Telling], None]
 
 
 def open_run(
@@ -55,7 +54,7 @@ def open_run(
     sources = find_inputs(config.options.input, rundir.root, rundir.copies, rundir.own_names)
     again = _unnamed(recorded, sources) if recorded else []
     sources_by_sample = name_samples([*sources, *again], recorded.inputs if recorded else ())
-    sieve = Sieve(config.options.strict)
+    sieve = Sieve(config.options.strict or len(sources_by_sample) == 1)
     n_bytes = sum(
         source.path.stat().st_size for source in sources_by_sample if source.path.is_file()
     )

@@ -65,7 +65,8 @@ def _read(rundir: RunDir) -> Manifest:
                 f"{where}: {printable(run)} is reading the input, and has no plan yet",
                 hint="ask again in a while",
             )
-        if rundir.log.exists():
+        present = [name for name in rundir.own_names if (rundir.root / name).exists()]
+        if present and {*present} <= {rundir.copies.name, rundir.log.name}:
             raise InputMissingError(
                 f"{where} holds no results: a run began there, and ended while it read the input",
                 hint=f"run its command again; {printable(rundir.log)} has it, and how it ended",

@@ -219,17 +219,18 @@ class _Wholes:
         return cls(nets, records, places, np.zeros((n, N_FEATURES)), np.zeros(n, dtype=np.int64))
 
     def add(self, first: Counts, features: Features) -> None:
-        """Add parts in their order, each to the piece that it begins in, if there is one."""
-        ends = self.places.first + self.places.n_bases
-        whole = np.searchsorted(ends, first, side="right")
-        is_inside = whole < len(ends)
-        is_inside[is_inside] = self.places.first[whole[is_inside]] <= first[is_inside]
-        if is_inside.any():
-            some, starts, n_parts = np.unique(
-                whole[is_inside], return_index=True, return_counts=True
-            )
-            self.total[some] += np.add.reduceat(features[is_inside], starts, dtype=np.float64)
-            self.n_parts[some] += n_parts
+        """Add parts in their order, each to the pieces that its first base lies in, at most two."""
+        starts, n_bases = self.places.first, self.places.n_bases
+        latest = np.searchsorted(starts, first, side="right") - 1
+        for whole in (latest, latest - 1):
+            inside = np.flatnonzero(whole >= 0)
+            inside = inside[first[inside] < (starts + n_bases)[whole[inside]]]
+            if len(inside):
+                some, rows, n_parts = np.unique(
+                    whole[inside], return_index=True, return_counts=True
+                )
+                self.total[some] += np.add.reduceat(features[inside], rows, dtype=np.float64)
+                self.n_parts[some] += n_parts
 
     def log_odds(self, digits: Digits, code: GeneticCode) -> Values:
         """Of each piece, before calibration; NaN for one of unknown bases alone. -> (n,)"""

@@ -20,11 +20,11 @@ from math import exp, inf, isfinite, log, log1p
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from virnucpro.errors import InputMissingError, UnavailableError
 from virnucpro.files import EMBEDDED_FOLDER
 from virnucpro.log import printable
+from virnucpro.numeric import Counts, Mask, Values, sigmoid
 from virnucpro.records import check_counts
 from virnucpro.scoring.contrast import Hosts, Items, Levels, signal
 
@@ -32,9 +32,6 @@ FORMAT = 3
 _DEPARTURES = np.arange(-5.0, 5.25, 0.25)  # of a host, in spreads of hosts
 _ITEMS_AT_ONCE = 10_000
 
-Values = NDArray[np.float64]
-Counts = NDArray[np.int64]
-Mask = NDArray[np.bool_]
 Transition = tuple[tuple[float, float], tuple[float, float]]  # log-probabilities, from and to
 
 
@@ -199,7 +196,7 @@ def posteriors(starts: Counts, evidence: Values, model: RegionModel) -> Values:
         odds = backward[-1] + value
         backward.append(_log_sum(leave, odds + last) - _log_sum(stay, odds + enter))
     odds_of_all = np.array(forward) + np.array(backward[::-1])
-    return np.asarray(0.5 * (1 + np.tanh(odds_of_all / 2)))
+    return sigmoid(odds_of_all)
 
 
 def log_likelihoods(

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from virnucpro.numeric import Counts, Mask, Values
 from virnucpro.scorer.nets import Scorer
 from virnucpro.scorer.score import score_windows
 from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
@@ -29,9 +30,6 @@ _MOST_SHAPE = 1.0  # standard deviations; beyond, a sequence is like no genes ra
 _KNOTS = np.linspace(0.2, 0.8, 25)  # shares of GC
 _NEAR = 0.03  # of GC: hosts so far apart still tell much of each other's level
 _FAR = 1e-4  # weight of every other host
-
-Values = NDArray[np.float64]
-Counts = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,10 +58,10 @@ class Items:
         return cls(*map(np.concatenate, zip(*columns, strict=True)))
 
     @property
-    def is_known(self) -> NDArray[np.bool_]:
+    def is_known(self) -> Mask:
         return ~np.isnan(self.log_odds)
 
-    def take(self, chosen: NDArray[np.int64] | NDArray[np.bool_]) -> Items:
+    def take(self, chosen: NDArray[np.int64] | Mask) -> Items:
         """The chosen ones, in this order."""
         return Items(self.start[chosen], self.log_odds[chosen], self.gc[chosen], self.shape[chosen])
 

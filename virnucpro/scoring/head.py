@@ -24,7 +24,7 @@ from safetensors.numpy import save
 from virnucpro.config import Pooling
 from virnucpro.encoders.base import Model
 from virnucpro.errors import UnavailableError
-from virnucpro.files import atomic, sha256
+from virnucpro.files import sha256, write_whole
 from virnucpro.log import printable
 from virnucpro.records import check_counts
 from virnucpro.scoring.join import Join
@@ -286,5 +286,4 @@ def save_head(path: Path, head: Head) -> None:
     tensors |= {name: getattr(head, name) for name in _DIGESTS}
     content = {name: np.ascontiguousarray(values) for name, values in tensors.items()}
     metadata = {_FACTS: json.dumps(facts, sort_keys=True)}  # one entry: they come in any order
-    with atomic(path) as temporary:
-        temporary.write_bytes(save(content, metadata=metadata))
+    write_whole(path, save(content, metadata=metadata))

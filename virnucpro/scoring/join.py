@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from virnucpro.numeric import Values
 from virnucpro.scorer.nets import ErrorRates
-
-Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)

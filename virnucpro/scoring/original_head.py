@@ -7,7 +7,6 @@ a head of ours: the batch norm is folded into the hidden layer, so that two laye
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from torch import nn
 from virnucpro.encoders.base import Model
 from virnucpro.encoders.bundles import fetch_head
 from virnucpro.errors import UnavailableError
-from virnucpro.events import Telling
+from virnucpro.events import OnEvent
 from virnucpro.log import printable
 from virnucpro.scoring.head import (
     EncoderFacts,
@@ -29,7 +28,7 @@ from virnucpro.scoring.head import (
     load_head,
     save_head,
 )
-from virnucpro.tensors import check_stored, read_pt
+from virnucpro.tensors import check_plain, read_pt
 
 _KIND = "a head of VirNucPro"
 _CONVERTED = "head.safetensors"  # its place beside the published file
@@ -46,7 +45,7 @@ class _Module(nn.Module):
 _ALLOWED = ((_Module, "__main__.MLPClassifier"), nn.Linear, nn.BatchNorm1d, nn.Dropout, set)
 
 
-def find_head(bundle: str, models: tuple[Model, ...], on_event: Callable[[Telling], None]) -> Path:
+def find_head(bundle: str, models: tuple[Model, ...], on_event: OnEvent) -> Path:
     """The head of a bundle, fetched if need be and converted once, bound to these encoders.
 
     Raises:
@@ -111,6 +110,6 @@ def _numbers(module: object, layer: str, name: str) -> NDArray[np.float64]:
     tensor = (part._parameters | part._buffers).get(name)
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{layer}.{name} is no tensor")
-    check_stored(tensor)
+    check_plain(tensor)
     numbers: NDArray[np.float64] = tensor.detach().double().numpy()
     return numbers

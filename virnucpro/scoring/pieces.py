@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from virnucpro.config import Recipe
+from virnucpro.numeric import Mask, Values
 from virnucpro.options import FALSE_POSITIVES, CutOptions
 from virnucpro.records import Call, FastaRecord, Orf, Prediction, RecordResult
 from virnucpro.scorer.nets import ErrorRates, Scorer, false_discovery_rates, threshold
@@ -28,8 +29,6 @@ from virnucpro.scoring.head import HeadFacts
 from virnucpro.scoring.join import join_log_odds
 from virnucpro.sequences.genetic_code import GeneticCode, genetic_code
 from virnucpro.sequences.screen import screen
-
-Values = NDArray[np.float64]
 
 
 def call_by_scorer(
@@ -102,7 +101,7 @@ def _number(value: float) -> float | None:
 
 
 def _prefer(
-    firsts: Iterable[Decision], seconds: Iterable[Decision], is_first: NDArray[np.bool_]
+    firsts: Iterable[Decision], seconds: Iterable[Decision], is_first: Mask
 ) -> Iterator[Decision]:
     """The first decision on each record where there is one, or else the second."""
     for first, second, is_there in zip(firsts, seconds, is_first.tolist(), strict=True):
@@ -119,10 +118,7 @@ def _decide_all(
 
 
 def _decide(
-    log_odds: Values,
-    lengths: NDArray[np.int64],
-    error_rates: Sequence[ErrorRates],
-    cut: CutOptions,
+    log_odds: Values, lengths: NDArray[np.int64], error_rates: Sequence[ErrorRates], cut: CutOptions
 ) -> Iterator[Decision]:
     """The decision that follows from each calibrated log-odds; none for NaN."""
     is_virus = log_odds >= threshold(error_rates, lengths, FALSE_POSITIVES[cut.preset])

@@ -18,13 +18,11 @@ from typing import NamedTuple
 import numpy as np
 
 from virnucpro.log import counted
+from virnucpro.numeric import Counts, Mask, Values, stretches
 from virnucpro.records import FastaRecord, RecordResult, Region, Track
 from virnucpro.scorer.nets import Scorer, embedded_scorer, load_scorer
 from virnucpro.scoring.chain import (
-    Counts,
-    Mask,
     RegionModel,
-    Values,
     embedded_region_model,
     load_region_model,
     posteriors,
@@ -208,7 +206,7 @@ def viral_runs(
     bounds = [0, *_middles(starts, model).tolist(), n_bases]
 
     def runs(mask: Mask) -> list[Run]:
-        return [Run(first, end, bounds[first], bounds[end]) for first, end in _stretches(mask)]
+        return [Run(first, end, bounds[first], bounds[end]) for first, end in stretches(mask)]
 
     likely = [run for run in runs(posterior > 0.5) if not is_viral[run.first : run.end].any()]
     return runs(is_viral), likely, posterior
@@ -223,7 +221,7 @@ def parts_of(run: Run, starts: Counts, posterior: Values, model: RegionModel) ->
     is_host = posterior[run.first : run.end] < 0.5
     gaps = [
         (run.first + first, run.first + end)
-        for first, end in _stretches(is_host)
+        for first, end in stretches(is_host)
         if first and end < len(is_host)
     ]
     bounds = _middles(starts, model)  # behind each item but the last
@@ -232,12 +230,6 @@ def parts_of(run: Run, starts: Counts, posterior: Values, model: RegionModel) ->
         parts.append(run._replace(end=first, end_base=int(bounds[first - 1])))
         run = run._replace(first=end, start_base=int(bounds[end - 1]))
     return [*parts, run]
-
-
-def _stretches(mask: Mask) -> list[tuple[int, int]]:
-    """Where each stretch of true values begins, and the place behind it."""
-    changes = np.flatnonzero(np.diff(mask, prepend=False, append=False)).tolist()
-    return list(zip(changes[::2], changes[1::2], strict=True))
 
 
 def _middles(starts: Counts, model: RegionModel) -> Counts:

@@ -20,7 +20,7 @@ _SEPARATORS = {".tsv": "\t", ".csv": ","}
 _EXAMPLE = "the first line of a sample sheet names its columns, sample and path among them"
 
 
-class Row(NamedTuple):
+class SheetRow(NamedTuple):
     """A sample and its file."""
 
     sample: str
@@ -44,7 +44,7 @@ def is_sheet(path: Path) -> bool:
     return not start.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b">")
 
 
-def read_sheet(path: Path) -> list[Row]:
+def read_sheet(path: Path) -> list[SheetRow]:
     """
     Raises:
         InputError: columns are missing, a field is empty, or a sample is named twice.
@@ -76,7 +76,7 @@ def read_sheet(path: Path) -> list[Row]:
     return rows
 
 
-def _rows(path: Path, reader: Iterator[list[str]]) -> Iterator[Row]:
+def _rows(path: Path, reader: Iterator[list[str]]) -> Iterator[SheetRow]:
     header = [name.strip().lower() for name in next(reader, [])]
     if not set(COLUMNS) <= set(header):
         names = ", ".join(map(printable, header)) or "nothing"
@@ -96,7 +96,7 @@ def _rows(path: Path, reader: Iterator[list[str]]) -> Iterator[Row]:
                 f"{printable(path)}:{line}: no {column} in this line",
                 hint=f"columns are separated by {_separator_name(path)}",
             )
-        yield Row(sample, path.parent / file, line)
+        yield SheetRow(sample, path.parent / file, line)
 
 
 def _separator_name(path: Path) -> str:

@@ -168,7 +168,7 @@ class Survey:
 
 
 @dataclass(frozen=True, slots=True)
-class Repeat:
+class RepeatedId:
     """An id, and the two places where it stands."""
 
     record_id: str
@@ -201,7 +201,7 @@ def _neighbours(ordered: NDArray[np.int64]) -> NDArray[np.int64]:
 
 def find_repeat(
     records: Iterable[tuple[InputFile, FastaRecord]], hashes: NDArray[np.int64]
-) -> Repeat | None:
+) -> RepeatedId | None:
     """The first id, among those that have these hashes, that stands twice."""
     suspects = frozenset(hashes.tolist())
     first: dict[str, str] = {}
@@ -209,6 +209,6 @@ def find_repeat(
         if hash(record.id) in suspects:
             where = f"{file.shown}:{record.line}"
             if record.id in first:
-                return Repeat(record.id, first[record.id], where)
+                return RepeatedId(record.id, first[record.id], where)
             first[record.id] = where
     return None

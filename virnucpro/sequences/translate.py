@@ -72,14 +72,8 @@ def translate_six_frames(chunks: Sequence[Chunk], code: GeneticCode = STANDARD) 
     """
     if not chunks:
         return []
-    base_digits, forward, reverse = _codon_tables(code)
     text = "".join([chunk.sequence for chunk in chunks]).encode("ascii", "replace")
-    digits = np.frombuffer(text.translate(base_digits), dtype=np.uint8)
-    codons = digits[:-2] * 25
-    codons += digits[1:-1] * 5
-    codons += digits[2:]
-    strands = tuple(codons.tobytes().translate(letters) for letters in (forward, reverse))
-
+    strands = _letters_by_strand(text, code)
     lengths = np.array([len(chunk.sequence) for chunk in chunks])
     ends = np.cumsum(lengths)
     offsets = np.arange(3)
@@ -116,6 +110,17 @@ def translate_six_frames(chunks: Sequence[Chunk], code: GeneticCode = STANDARD) 
             orf_id = chunk.id + FRAMES[frame]
             orfs.append(Orf(orf_id, chunk.id, chunk.record_id, *place, protein, of_frame))
     return orfs
+
+
+def _letters_by_strand(text: bytes, code: GeneticCode) -> tuple[bytes, bytes]:
+    """The letter of the codon at each base but the last two, read forward and in reverse."""
+    base_digits, forward, reverse = _codon_tables(code)
+    digits = np.frombuffer(text.translate(base_digits), dtype=np.uint8)
+    codons = digits[:-2] * 25
+    codons += digits[1:-1] * 5
+    codons += digits[2:]
+    numbers = codons.tobytes()
+    return numbers.translate(forward), numbers.translate(reverse)
 
 
 def _holds_stop(

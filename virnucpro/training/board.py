@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,17 +34,10 @@ class Board:
                     self.writer.add_scalar(name, value, epoch)
             self.writer.flush()
 
-    def close(self) -> None:
+    def __enter__(self) -> Board:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         if self.writer is not None:
             with writing(self.folder):
                 self.writer.close()
-
-
-@contextmanager
-def board(folder: Path) -> Iterator[Board]:
-    """A board whose files are closed at the end of the block."""
-    opened = Board(folder)
-    try:
-        yield opened
-    finally:
-        opened.close()

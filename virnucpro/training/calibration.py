@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from virnucpro.evaluation.metrics import auroc
 from virnucpro.labelled.frames import LabelledFrames, balanced_weights
+from virnucpro.numeric import Mask, Values, sigmoid
 from virnucpro.scoring.head import DECIMALS, FrameRule
 
 FALSE_POSITIVES = 0.05  # of the others in validation, at the threshold
@@ -22,15 +23,13 @@ N_CHUNKS = (1, 2, 6, 20)  # of one record; 500 to 10,000 bases where a chunk has
 _TEMPERATURES: list[float] = np.geomspace(1 / 20, 20, 601).round(4).tolist()  # 1 % apart
 _RULES: tuple[FrameRule, ...] = ("max", "mean")
 
-Values = NDArray[np.float64]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Units:
     """Chunks or records with their log-odds of being viral; all rows are in step."""
 
     odds: Values
-    is_virus: NDArray[np.bool_]
+    is_virus: Mask
     weight: Values
     record: NDArray[np.int64]
 
@@ -136,5 +135,5 @@ def _threshold(fragments: Sequence[Units]) -> float:
     order = np.argsort(-odds)
     share = np.cumsum(weight[order]) / weight.sum()
     at = odds[order][np.searchsorted(share, FALSE_POSITIVES)]
-    score = np.round(0.5 * (1 + np.tanh(at / 2)), DECIMALS)
+    score = np.round(sigmoid(at), DECIMALS)
     return float(np.clip(score, 0.5, 1 - 10.0**-DECIMALS))

@@ -22,6 +22,7 @@ from virnucpro.scoring.head import (
     load_head,
     save_head,
 )
+from virnucpro.scoring.join import Join
 from virnucpro.training.calibration import Calibration
 from virnucpro.training.networks import Classifier
 from virnucpro.training.settings import HEAD_FILE
@@ -60,6 +61,7 @@ def facts_of(
     calibration: Calibration,
     chunk_size: int,
     training: str,
+    join: Join | None = None,
 ) -> HeadFacts:
     return HeadFacts(
         encoders=(EncoderFacts.of(model),),
@@ -68,6 +70,7 @@ def facts_of(
         frame_rule=calibration.frames,
         exponent=calibration.exponent,
         training=training,
+        join=join,
     )
 
 
@@ -81,7 +84,7 @@ class TrainedOn:
     encoder_groups: frozenset[int] = frozenset()
 
 
-def digests_of(labels: Labels, encoder: Path | None, is_finetuned: bool) -> TrainedOn:
+def find_trained(labels: Labels, encoder: Path | None, is_finetuned: bool) -> TrainedOn:
     """``encoder`` is the one that was started from, and ``is_finetuned`` if it was trained too.
 
     The head beside it, as ``train`` leaves one, knows what it had been trained on before.

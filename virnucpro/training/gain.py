@@ -8,19 +8,17 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 import numpy as np
-from numpy.typing import NDArray
 
 from virnucpro.evaluation.metrics import Samples, auroc_gain
-from virnucpro.files import atomic
+from virnucpro.files import write_whole
 from virnucpro.labelled.split import Split
+from virnucpro.numeric import Values, sigmoid
 from virnucpro.scoring.join import Join
-from virnucpro.training.joining import Fragments, fold_log_odds, is_enough
+from virnucpro.training.joining import ScoredFragments, fold_log_odds, is_enough
 
 _FACTS = ("split", "n_bases", "n", "n_virus", "n_groups")
 _FIGURES = ("base", "head", "joined", "gain", "gain_low", "gain_high", "weight")
 _NOT_DEFINED = "n/a"
-
-Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +57,9 @@ class Gain:
         )
 
 
-def measure_gain(seed: int, split: Split, fragments: Fragments, join: Join | None) -> Gain | None:
+def measure_gain(
+    seed: int, split: Split, fragments: ScoredFragments, join: Join | None
+) -> Gain | None:
     """None if a label is missing. On the groups that the join was fitted to, by folds."""
     if not 0 < fragments.is_virus.sum() < len(fragments):
         return None
@@ -95,8 +95,8 @@ def _weight(join: Join, n_bases: int) -> float:
     return float(np.interp(np.log(n_bases), places, [knot.head for knot in join.knots]))
 
 
-def _samples(fragments: Fragments, log_odds: Values) -> Samples:
-    scores = 0.5 * (1 + np.tanh(np.nan_to_num(log_odds, nan=-np.inf) / 2))
+def _samples(fragments: ScoredFragments, log_odds: Values) -> Samples:
+    scores = sigmoid(np.nan_to_num(log_odds, nan=-np.inf))
     return Samples(scores, fragments.is_virus, fragments.group, fragments.weights)
 
 
@@ -105,8 +105,7 @@ def write_gains(path: Path, gains: Sequence[Gain]) -> None:
     lines = ["\t".join(("seed", *_FACTS, *_FIGURES))]
     lines += ["\t".join((str(gain.seed), *_facts(gain), *_figures(gain))) for gain in gains]
     lines += _summaries(gains)
-    with atomic(path) as temporary:
-        temporary.write_text("\n".join([*lines, ""]), encoding="utf-8")
+    write_whole(path, "\n".join([*lines, ""]))
 
 
 def _summaries(gains: Sequence[Gain]) -> Iterator[str]:

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from virnucpro.evaluation.metrics import auroc
 from virnucpro.labelled.arrays import Rows
+from virnucpro.numeric import Mask, Values, sigmoid
 from virnucpro.scorer.nets import ErrorRates, Scorer
 from virnucpro.scoring.join import Join, JoinKnot, join_log_odds
 from virnucpro.training.sampling import BASES_POWER
@@ -25,24 +25,22 @@ _FEWEST_GROUPS = 2  # of each label, to fit on some and measure on others
 _STEPS = 50  # of Newton's method; a few are enough
 _RIDGE = 1e-3  # pull towards the scorer alone, where the weights of all fragments add up to 1
 
-Values = NDArray[np.float64]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Fragments:
+class ScoredFragments:
     """Fragments of about one length, and what scorer and head say of them. Rows in step."""
 
     n_bases: int
     base: Values  # calibrated log-odds of the scorer; NaN where it reads nothing
     head: Values  # mean log-odds of the scored chunks; NaN without one
-    is_virus: NDArray[np.bool_]
+    is_virus: Mask
     group: Rows
 
     def __len__(self) -> int:
         return len(self.base)
 
-    def where(self, mask: NDArray[np.bool_]) -> Fragments:
-        return Fragments(
+    def where(self, mask: Mask) -> ScoredFragments:
+        return ScoredFragments(
             self.n_bases,
             self.base[mask],
             self.head[mask],
@@ -51,7 +49,7 @@ class Fragments:
         )
 
     @property
-    def has_both(self) -> NDArray[np.bool_]:
+    def has_both(self) -> Mask:
         """True for fragments that scorer and head have read."""
         return ~np.isnan(self.base + self.head)
 
@@ -78,14 +76,14 @@ class Fragments:
         return auroc(np.nan_to_num(log_odds, nan=-np.inf), self.is_virus, self.weights)
 
 
-def is_enough(fragments: Fragments) -> bool:
+def is_enough(fragments: ScoredFragments) -> bool:
     """True if each label has groups to fit on, and others to measure on."""
     both = fragments.where(fragments.has_both)
     n_groups = [len(set(both.group[both.is_virus == label].tolist())) for label in (False, True)]
     return min(n_groups) >= _FEWEST_GROUPS
 
 
-def fit_join(of_lengths: Sequence[Fragments], scorer: Scorer) -> Join | None:
+def fit_join(of_lengths: Sequence[ScoredFragments], scorer: Scorer) -> Join | None:
     """The join from fragments of each length; None if there are groups for none of them."""
     fitted = [fragments for fragments in of_lengths if is_enough(fragments)]
     knots = [choose_knot(fragments) for fragments in fitted]
@@ -99,7 +97,7 @@ def fit_join(of_lengths: Sequence[Fragments], scorer: Scorer) -> Join | None:
     return Join(scorer.sha256, tuple(knots), tuple(rates)) if knots else None
 
 
-def error_rates(fragments: Fragments, knot: JoinKnot, scorer: Scorer) -> ErrorRates:
+def error_rates(fragments: ScoredFragments, knot: JoinKnot, scorer: Scorer) -> ErrorRates:
     """The error rates of joined log-odds; cuts are as cautious as the scorer's at this length.
 
     Where the head has no weight they are the scorer's: the same scores have the same calls.
@@ -112,11 +110,11 @@ def error_rates(fragments: Fragments, knot: JoinKnot, scorer: Scorer) -> ErrorRa
     return rates.cut_like(of_scorer)
 
 
-def choose_knot(fragments: Fragments) -> JoinKnot:
+def choose_knot(fragments: ScoredFragments) -> JoinKnot:
     """The weights at a length, or those of the scorer alone if the head adds nothing in folds."""
     held_out = fold_log_odds(fragments)
     if fragments.auroc(held_out) > fragments.auroc(fragments.joined([_alone(fragments.n_bases)])):
-        return fit_knot(fragments)
+        return fit_join_knot(fragments)
     return _alone(fragments.n_bases)
 
 
@@ -125,18 +123,18 @@ def _alone(n_bases: int) -> JoinKnot:
     return JoinKnot(n_bases, 1.0, 0.0, 0.0)
 
 
-def fold_log_odds(fragments: Fragments) -> Values:
+def fold_log_odds(fragments: ScoredFragments) -> Values:
     """The joined log-odds of each fragment, by weights fitted without the groups of its fold."""
     fold = _folds(fragments)
     log_odds = np.empty(len(fragments))
     for number in np.unique(fold).tolist():
         inside = fold == number
-        knot = fit_knot(fragments.where(~inside))
+        knot = fit_join_knot(fragments.where(~inside))
         log_odds[inside] = fragments.where(inside).joined([knot])
     return log_odds
 
 
-def _folds(fragments: Fragments) -> Rows:
+def _folds(fragments: ScoredFragments) -> Rows:
     """The fold of each fragment: whole groups, those that can be fitted to spread evenly. (n,)"""
     fold = np.zeros(len(fragments), dtype=np.int64)
     for label in (False, True):
@@ -149,7 +147,7 @@ def _folds(fragments: Fragments) -> Rows:
     return fold
 
 
-def fit_knot(fragments: Fragments) -> JoinKnot:
+def fit_join_knot(fragments: ScoredFragments) -> JoinKnot:
     """The weights of the least cross-entropy, none below 0.
 
     Newton's method; ``_RIDGE`` keeps the weights finite where a label is told apart perfectly.
@@ -166,12 +164,12 @@ def fit_knot(fragments: Fragments) -> JoinKnot:
     return JoinKnot(fragments.n_bases, max(base, 0.0), max(head, 0.0), offset)
 
 
-def _fit(inputs: Values, fragments: Fragments, is_used: NDArray[np.bool_]) -> Values:
+def _fit(inputs: Values, fragments: ScoredFragments, is_used: Mask) -> Values:
     """Logistic regression on some of the columns; the weights of the others are 0. -> (3,)"""
     weights, start = fragments.weights, np.array([1.0, 0.0, 0.0])[is_used]
     x, fitted = inputs[:, is_used], start.copy()
     for _ in range(_STEPS):
-        chances = 0.5 * (1 + np.tanh(x @ fitted / 2))
+        chances = sigmoid(x @ fitted)
         gradient = x.T @ (weights * (fragments.is_virus - chances)) - _RIDGE * (fitted - start)
         curvature = (x * (weights * chances * (1 - chances))[:, None]).T @ x
         fitted += np.linalg.solve(curvature + _RIDGE * np.eye(len(fitted)), gradient)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from virnucpro.errors import ResumeError, UnavailableError, UsageError, VirnucproError
-from virnucpro.events import Progress, Telling
+from virnucpro.events import OnEvent, Progress
 from virnucpro.labelled.arrays import Rows
 from virnucpro.log import announce, printable
 from virnucpro.training.batches import BatchRows, MakesBatches, batches_of
@@ -56,7 +56,7 @@ class Trainer(Generic[B]):
     settings: Settings
     ranks: Ranks
     folder: Path
-    on_event: Callable[[Telling], None]
+    on_event: OnEvent
     on_epoch: Callable[[dict[str, float]], None] = lambda _: None  # of the first rank
     clock: Clock = field(default_factory=Clock)
     state: Progressed = field(default_factory=Progressed)
@@ -160,7 +160,7 @@ class Trainer(Generic[B]):
             self.clock.lap(VALIDATION)
         state.history.append(row)
         if self.ranks.is_first:
-            announce(describe(row))
+            announce(describe_epoch(row))
             self.on_epoch(row)
 
     def _check_number(self, norm: Tensor, step: int) -> None:
@@ -285,7 +285,7 @@ def _fitting(device: torch.device) -> Iterator[None]:
         ) from error
 
 
-def describe(row: dict[str, float]) -> str:
+def describe_epoch(row: dict[str, float]) -> str:
     """One line of an epoch's figures."""
     figures = {name: value for name, value in row.items() if name != "epoch"}
     shown = ", ".join(f"{name} {value:.4g}" for name, value in figures.items())

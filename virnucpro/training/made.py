@@ -16,7 +16,7 @@ _ERRORS = (0.0, 0.01, 0.05, 0.15)  # of the bases of a repeat
 _GC = (0.2, 0.8)
 
 
-def make(kind: str, n_bases: int, cells: Digits, rng: np.random.Generator) -> Digits:
+def make_sequence(kind: str, n_bases: int, cells: Digits, rng: np.random.Generator) -> Digits:
     """One sequence of a kind; ``cells`` is what a shuffled one is made of. (n_bases,)"""
     match kind:
         case "homopolymer":

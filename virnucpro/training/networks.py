@@ -16,7 +16,7 @@ from virnucpro.encoders.esm2.attention import Kernel, attend_runs, attend_to_tra
 from virnucpro.encoders.esm2.checkpoint import ESM2Shape
 from virnucpro.encoders.esm2.model import ESM2
 from virnucpro.encoders.esm2.packing import PackedBatch, StagedBatch
-from virnucpro.labelled.arrays import Table, Values
+from virnucpro.labelled.arrays import ArrayRows, Values
 from virnucpro.sequences.composition import N_FEATURES
 
 NETWORKS = ("protein", "nucleotide")  # of a classifier; without residues the second is alone
@@ -121,7 +121,7 @@ class Classifier(nn.Module):
         self.register_buffer("centre", torch.zeros(N_FEATURES))
         self.register_buffer("spread", torch.ones(N_FEATURES))
 
-    def standardise(self, composition: Table) -> None:
+    def standardise(self, composition: ArrayRows) -> None:
         """By these frames, (n, N_FEATURES)."""
         mean, deviation = mean_and_deviation(composition)
         self.centre.copy_(torch.from_numpy(mean))
@@ -137,7 +137,7 @@ class Classifier(nn.Module):
         return both[..., 1] - both[..., 0]
 
 
-def mean_and_deviation(table: Table) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def mean_and_deviation(table: ArrayRows) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Mean and deviation of each column, bit for bit as numpy computes them. (width,) each"""
 
     def mean_of(blocks: Iterable[Values]) -> NDArray[np.float32]:

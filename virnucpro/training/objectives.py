@@ -105,7 +105,7 @@ class FrameLabels:
         The loss is the weighted mean over the frames, summed over the networks.
         """
         assert isinstance(module, FrameClassifier)
-        logits = score_frames(module, self.held_out, ranks)
+        logits = frame_log_odds(module, self.held_out, ranks)
         is_virus = self.held_out.is_virus
         losses = np.logaddexp(0, np.where(is_virus, -logits, logits)).sum(axis=0)
         loss = float(np.average(losses, weights=self.held_out_weights))
@@ -116,7 +116,7 @@ class FrameLabels:
 
 
 @torch.inference_mode()
-def score_frames(
+def frame_log_odds(
     module: FrameClassifier, frames: LabelledFrames, ranks: Ranks
 ) -> NDArray[np.float32]:
     """The log-odds of each network for every frame, on every rank. (n_networks, n)"""

@@ -23,7 +23,7 @@ from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from virnucpro.errors import UnavailableError, UsageError, VirnucproError
-from virnucpro.events import Telling
+from virnucpro.events import OnEvent, Telling
 from virnucpro.files import disk_error
 from virnucpro.log import LOGGER, printable
 from virnucpro.processes import (
@@ -38,7 +38,6 @@ from virnucpro.processes import (
 )
 
 T = TypeVar("T")
-OnEvent = Callable[[Telling], None]
 _LOCALHOST = "127.0.0.1"
 _TIMEOUT = timedelta(hours=6)  # the first may have vectors to make while the others wait
 _LISTEN_SECONDS = 0.1

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from virnucpro.errors import InputError
 from virnucpro.evaluation.regions import Interval, Truth, mask
 from virnucpro.log import printable
-from virnucpro.scoring.chain import Mask, RegionModel, Values
+from virnucpro.numeric import Mask, Values
+from virnucpro.scoring.chain import RegionModel
 from virnucpro.scoring.contrast import Hosts, Items, Levels, signal
 
 SIZE, STEP = 1_000, 500
@@ -52,6 +52,23 @@ class Chromosome:
         return mask(intervals, len(self.sequence))[self.items.start + SIZE // 2]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Contrasts:
+    """How far the pieces of a chromosome stand out from its own host."""
+
+    gc: float
+    level: float  # of the host
+    virus: Values  # of each piece in a prophage
+    host: Values  # of each piece outside
+
+    @classmethod
+    def of(cls, chromosome: Chromosome, usual: Hosts) -> _Contrasts:
+        is_host = chromosome.is_host
+        gc, level = _gc_and_level(chromosome.items, usual, is_host)
+        contrasts = _signal(chromosome.items, usual) - level
+        return cls(gc, level, contrasts[chromosome.is_virus], contrasts[is_host])
+
+
 def learn_region_model(
     chromosomes: Sequence[Chromosome], hosts: Sequence[Items], training: str
 ) -> RegionModel:
@@ -63,48 +80,34 @@ def learn_region_model(
         InputError: no prophage has a piece, or chromosomes do not differ.
     """
     usual = Hosts.mean([Hosts.of(one.items) for one in chromosomes])
-    virus, host = np.zeros(len(EDGES) + 1), np.zeros(len(EDGES) + 1)
-    deviations, distances = [], []
-    levels = [_gc_and_level(items, usual, items.is_known) for items in hosts]
-    n_virus = 0
-    for one in chromosomes:
-        is_virus, is_host = one.is_virus, one.is_host
-        levels.append(_gc_and_level(one.items, usual, is_host))
-        contrasts = _signal(one.items, usual) - levels[-1][1]
-        deviations.append(contrasts[is_host].std())
-        if is_virus.any():
-            distances.append(contrasts[is_virus].mean())
-        bins = np.searchsorted(EDGES, contrasts)
-        virus += _counts(bins[is_virus]) / max(1.0, float(is_virus.sum())) ** 0.5
-        host += _counts(bins[is_host]) / float(is_host.sum())
-        n_virus += int(np.count_nonzero(mask(one.truth.prophages, len(one.sequence))))
-    if not distances:
+    contrasts = [_Contrasts.of(one, usual) for one in chromosomes]
+    with_virus = [one for one in contrasts if len(one.virus)]
+    if not with_virus:
         names = ", ".join(printable(one.name) for one in chromosomes[:8])
         raise InputError(
             f"no prophage of {names} has a piece of {SIZE:,} bases of its own",
             hint="add chromosomes with longer prophages to the truth",
         )
-    n_bases = sum(len(one.sequence) for one in chromosomes)
-    n_regions = sum(len(one.truth.prophages) for one in chromosomes)
-    ratios = np.log(_shares(virus) / _shares(host)) * WEIGHT
-    gc, level = np.array(levels).T
+    levels = [_gc_and_level(items, usual, items.is_known) for items in hosts]
+    levels += [(one.gc, one.level) for one in contrasts]
+    host_bases, virus_bases = _mean_lengths(chromosomes)
     try:
         return RegionModel(
             size=SIZE,
             step=STEP,
             host=usual,
-            levels=Levels.of(gc, level),
+            levels=Levels.of(*np.array(levels).T),
             gc_weight=GC_WEIGHT,
             shape_weight=SHAPE_WEIGHT,
             shape_bases=SHAPE_BASES,
             edges=EDGES,
-            log_ratios=tuple(np.round(ratios, 4).tolist()),
+            log_ratios=_log_ratios(with_virus, contrasts),
             weight=WEIGHT,
-            deviation=round(float(np.mean(deviations)), 4),
-            distance=round(float(np.mean(distances)), 4),
+            deviation=round(float(np.mean([one.host.std() for one in contrasts])), 4),
+            distance=round(float(np.mean([one.virus.mean() for one in with_virus])), 4),
             first_share=FIRST_SHARE,
-            host_bases=round((n_bases - n_virus) / n_regions),
-            virus_bases=round(n_virus / n_regions),
+            host_bases=host_bases,
+            virus_bases=virus_bases,
             training=training,
         )
     except ValueError as error:
@@ -112,6 +115,27 @@ def learn_region_model(
             f"no region model can be learned from these chromosomes: {error}",
             hint="give chromosomes of several species, whose prophages stand out from their hosts",
         ) from error
+
+
+def _mean_lengths(chromosomes: Sequence[Chromosome]) -> tuple[int, int]:
+    """Bases of host, and of prophage, for each prophage."""
+    n_bases = sum(len(one.sequence) for one in chromosomes)
+    n_regions = sum(len(one.truth.prophages) for one in chromosomes)
+    masks = (mask(one.truth.prophages, len(one.sequence)) for one in chromosomes)
+    n_virus = sum(int(np.count_nonzero(is_virus)) for is_virus in masks)
+    return round((n_bases - n_virus) / n_regions), round(n_virus / n_regions)
+
+
+def _log_ratios(
+    with_virus: Sequence[_Contrasts], contrasts: Sequence[_Contrasts]
+) -> tuple[float, ...]:
+    """The log-odds of a piece being viral, for each bin of its contrast."""
+    virus, host = np.zeros(len(EDGES) + 1), np.zeros(len(EDGES) + 1)
+    for one in with_virus:
+        virus += _counts(one.virus) / len(one.virus) ** 0.5
+    for one in contrasts:
+        host += _counts(one.host) / len(one.host)
+    return tuple(np.round(np.log(_shares(virus) / _shares(host)) * WEIGHT, 4).tolist())
 
 
 def _signal(items: Items, usual: Hosts) -> Values:
@@ -125,7 +149,9 @@ def _gc_and_level(items: Items, usual: Hosts, is_host: Mask) -> tuple[float, flo
     return float(np.median(items.gc[items.is_known])), level
 
 
-def _counts(bins: NDArray[np.int64]) -> Values:
+def _counts(contrasts: Values) -> Values:
+    """Numbers of pieces in each bin. (n_pieces,) -> (n_bins,)"""
+    bins = np.searchsorted(EDGES, contrasts)
     return np.bincount(bins, minlength=len(EDGES) + 1).astype(np.float64)
 
 

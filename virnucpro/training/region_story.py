@@ -9,7 +9,7 @@ median tells the level of hosts at its GC.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,9 +17,16 @@ import numpy as np
 
 from virnucpro.errors import InputError
 from virnucpro.evaluation.region_story import region_lines
-from virnucpro.evaluation.regions import Figures, Truth, check_truth, measure, read_truth
-from virnucpro.events import Progress, Telling
-from virnucpro.files import atomic
+from virnucpro.evaluation.regions import (
+    RegionFigures,
+    Truth,
+    check_none_missing,
+    check_truth,
+    measure_regions,
+    read_truth,
+)
+from virnucpro.events import OnEvent, Progress
+from virnucpro.files import write_whole
 from virnucpro.log import announce, counted, printable
 from virnucpro.options import TrainOptions
 from virnucpro.records import FastaRecord
@@ -36,8 +43,6 @@ from virnucpro.training.region_model import SIZE, STEP, Chromosome, learn_region
 MODEL, TABLE = "regions.json", "regions_left_out.tsv"
 _FEWEST_PIECES = 100  # of a host
 _FEWEST = 3  # chromosomes: one is left out, and two tell how far hosts depart
-
-OnEvent = Callable[[Telling], None]
 
 
 class Genome(NamedTuple):
@@ -56,17 +61,16 @@ def train_regions(options: TrainOptions, truth_table: Path, on_event: OnEvent) -
     with RunDir(options.output_dir).in_use():
         genomes = read_genomes(options.data, truth_table, on_event)
         chromosomes = [one for genome in genomes for one in genome.chromosomes]
-        each: dict[str, Figures] = {}
+        each: dict[str, RegionFigures] = {}
         for one, others, hosts in left_out(genomes):
             on_event(Progress("leaving each out", len(each), len(chromosomes), "chromosomes"))
             model = learn_region_model(others, hosts, "")
             regions, _ = regions_of_items(one.sequence, one.items, model, STANDARD, is_virus=False)
             intervals = [(region.start, region.end) for region in regions]
-            each[one.name] = measure(intervals, one.truth, len(one.sequence))
+            each[one.name] = measure_regions(intervals, one.truth, len(one.sequence))
             announce(f"{printable(one.name)} left out: F1 {each[one.name].f1:.3f}")
         lines = region_lines(each, options.seed)
-        with atomic(options.output_dir / TABLE) as temporary:
-            temporary.write_text("\n".join([*lines, ""]), encoding="utf-8")
+        write_whole(options.output_dir / TABLE, "\n".join([*lines, ""]))
         hosts = [genome.host for genome in genomes if genome.host]
         n_prophages = sum(len(one.truth.prophages) for one in chromosomes)
         training = f"{counted(n_prophages, 'prophage')} of {len(chromosomes)} chromosomes"
@@ -74,8 +78,7 @@ def train_regions(options: TrainOptions, truth_table: Path, on_event: OnEvent) -
             training += f", and {counted(len(hosts), 'other host')}"
         announce(f"regions: learned from {training}")
         model = learn_region_model(chromosomes, hosts, training)
-        with atomic(options.output_dir / MODEL) as temporary:
-            temporary.write_text(region_model_text(model), encoding="utf-8")
+        write_whole(options.output_dir / MODEL, region_model_text(model))
     return lines
 
 
@@ -120,11 +123,7 @@ def read_genomes(data: Path, truth_table: Path, on_event: OnEvent) -> list[Genom
         host = Items.joined(others)
         is_host = np.count_nonzero(host.is_known) >= _FEWEST_PIECES
         genomes.append(Genome(chromosomes, host if is_host else None))
-    if truths:
-        raise InputError(
-            f"the sequences have no {', '.join(map(printable, sorted(truths)[:8]))} of the truth",
-            hint="name the FASTA files of all sequences of the truth with --data",
-        )
+    check_none_missing(truths.keys())
     n_chromosomes = sum(len(genome.chromosomes) for genome in genomes)
     if n_chromosomes < _FEWEST:
         raise InputError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,19 +16,19 @@ from virnucpro.encoders.learned.file import ENCODER_FILE
 from virnucpro.encoders.models import find_checkpoint
 from virnucpro.encoders.published import EMBEDDED
 from virnucpro.errors import InputError, OutputError, ResumeError, UsageError
-from virnucpro.events import Progress, Telling
-from virnucpro.files import atomic, open_plain, refuse_links, sha256
+from virnucpro.events import OnEvent, Progress
+from virnucpro.files import open_plain, refuse_links, sha256, write_json
 from virnucpro.labelled.records import (
+    DataManifest,
     LabelledRecord,
-    Manifest,
-    read_manifest,
+    read_data_manifest,
     read_records,
     warn_of_mixed_groups,
 )
 from virnucpro.labelled.split import SPLITS, Split, read_split, select, split_groups, write_split
 from virnucpro.labelled.store import (
     VECTORS,
-    Source,
+    FrameOrigin,
     are_whole,
     copying,
     delete_frames,
@@ -37,13 +37,13 @@ from virnucpro.labelled.store import (
     write_label,
 )
 from virnucpro.log import announce, printable
-from virnucpro.options import LOOP_MAY_DIFFER, Mode, NetworkOptions, TrainOptions, carry
+from virnucpro.option_fields import carry
+from virnucpro.options import LOOP_MAY_DIFFER, Mode, NetworkOptions, TrainOptions
 from virnucpro.run.folder import PAGE
 from virnucpro.run.lock import OF_A_LOCK
 from virnucpro.sequences.genetic_code import genetic_code
 from virnucpro.training.settings import HEAD_FILE, Settings
 
-OnEvent = Callable[[Telling], None]
 FACTS = "training.json"
 SPLIT, HELD_OUT, BOARD = "split.tsv", "held_out.tsv", "tensorboard"
 GAIN, EPOCHS = "gain.tsv", "epochs.tsv"
@@ -145,7 +145,7 @@ class Training:
         return self.settings.mode == "head" and self.is_plain
 
 
-def resolve(options: TrainOptions, on_event: OnEvent) -> tuple[Training, Choice]:
+def resolve_training(options: TrainOptions, on_event: OnEvent) -> tuple[Training, Choice]:
     """A training and its devices, or the first thing that stands in its way.
 
     Raises:
@@ -241,10 +241,7 @@ def _encoder(
     is_new = options.has_shape or (mode == "pretrain" and options.model is None)
     if not is_new:
         model = EMBEDDED if options.model is None else options.model
-        checkpoint = find_checkpoint(
-            model,
-            lambda n, total: on_event(Progress("fetching the model", n, total, "bytes")),
-        )
+        checkpoint = find_checkpoint(model, on_event)
         checkpoint.check(checkpoint.sha256())
         return checkpoint.path, checkpoint.shape
     asked = (options.layers, options.dim, options.heads)
@@ -258,7 +255,7 @@ def _encoder(
     return None, ESM2Shape(n_layers, dim, n_heads)
 
 
-def open_folder(training: Training, on_event: OnEvent) -> None:
+def open_training(training: Training, on_event: OnEvent) -> None:
     """Read what is labelled, split it, and write down what was asked for; or check it is the same.
 
     The folder is there, and locked. It has all that the processes of the training read.
@@ -272,7 +269,7 @@ def open_folder(training: Training, on_event: OnEvent) -> None:
     path, options = training.output / FACTS, training.options
     is_begun = path.exists()
     _check_free(training.output, is_begun, options.resume)
-    manifest = read_manifest(options.data)
+    manifest = read_data_manifest(options.data)
     with nullcontext() if is_begun else _leaving_nothing(training):
         source = _prepare_frames(training, manifest, on_event)
         records = read_labels(training.frames).records
@@ -285,11 +282,10 @@ def open_folder(training: Training, on_event: OnEvent) -> None:
     if is_begun:
         _check_same(path, facts)
         announce(f"going on with the training in {printable(training.output)}")
-    with atomic(path) as temporary:
-        temporary.write_text(json.dumps(facts, indent=2) + "\n")
+    write_json(path, facts)
 
 
-def _prepare_frames(training: Training, manifest: Manifest, on_event: OnEvent) -> Source:
+def _prepare_frames(training: Training, manifest: DataManifest, on_event: OnEvent) -> FrameOrigin:
     """Read the labelled FASTA, once, and leave its frames in the folder; or find them there.
 
     -> what they are made of
@@ -297,7 +293,7 @@ def _prepare_frames(training: Training, manifest: Manifest, on_event: OnEvent) -
     beside = [] if training.settings.mode == "pretrain" else [training.fasta]
     sizes, number = tuple(training.options.chunk_size), training.options.genetic_code
     if training.frames.exists():
-        source = Source(manifest.sha256, tuple(map(sha256, manifest.files)), sizes, number)
+        source = FrameOrigin(manifest.sha256, tuple(map(sha256, manifest.files)), sizes, number)
         if are_whole(training.frames, source, *beside):
             return source
     n_bytes, n_read = sum(path.stat().st_size for path in manifest.files), 0
@@ -312,7 +308,7 @@ def _prepare_frames(training: Training, manifest: Manifest, on_event: OnEvent) -
     for path in beside:
         pairs = copying(pairs, path)
     write_frames(training.frames, pairs, sizes, genetic_code(number))
-    source = Source(manifest.sha256, tuple(hashes), sizes, number)
+    source = FrameOrigin(manifest.sha256, tuple(hashes), sizes, number)
     write_label(training.frames, source, *beside)
     return source
 
@@ -327,7 +323,7 @@ def _leaving_nothing(training: Training) -> Iterator[None]:
         raise
 
 
-def describe(training: Training, choice: Choice) -> list[str]:
+def describe_training(training: Training, choice: Choice) -> list[str]:
     """Lines on mode, model, precision and devices."""
     shape, settings = training.shape, training.settings
     encoder = f"no ESM-2, {training.options.encoding}"
@@ -399,7 +395,7 @@ def _check_split(
             )
 
 
-def _facts(training: Training, source: Source) -> dict[str, Any]:
+def _facts(training: Training, source: FrameOrigin) -> dict[str, Any]:
     """The facts that the weights depend on; files by their content."""
     options = training.options
     facts: dict[str, Any] = {

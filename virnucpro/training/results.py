@@ -6,11 +6,10 @@ All of it is made by the first rank, from log-odds that all ranks have made.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from virnucpro import __version__
 from virnucpro.encoders.base import Model
@@ -21,27 +20,27 @@ from virnucpro.encoders.learned.file import Base, LearnedFacts, inspect_learned,
 from virnucpro.encoders.learned.readers import MeanReader, NoReader, PaddedReader
 from virnucpro.encoders.published import EMBEDDED, PUBLISHED
 from virnucpro.evaluation.metrics import CHANCE, auroc, auroc_interval
-from virnucpro.files import atomic
+from virnucpro.files import atomic, write_whole
 from virnucpro.labelled.digests import group_digest
 from virnucpro.labelled.frames import LabelledFrames
 from virnucpro.labelled.split import Split
 from virnucpro.labelled.store import FrameStore, Labels
 from virnucpro.log import LOGGER, announce, printable
+from virnucpro.numeric import Values
 from virnucpro.scorer.nets import Scorer, embedded_scorer, load_scorer
 from virnucpro.scoring.calls import SURE, log_odds
 from virnucpro.scoring.join import Join
 from virnucpro.sequences.genetic_code import genetic_code
 from virnucpro.training.calibration import Calibration, Units, calibrate, chunks_of
-from virnucpro.training.export import digests_of, facts_of, write_head
+from virnucpro.training.export import facts_of, find_trained, write_head
 from virnucpro.training.gain import Gain, measure_gain, write_gains
-from virnucpro.training.joining import Fragments, fit_join, is_enough
+from virnucpro.training.joining import ScoredFragments, fit_join, is_enough
 from virnucpro.training.networks import NETWORKS, FrameClassifier
 from virnucpro.training.request import EPOCHS, GAIN, HELD_OUT, Training
 from virnucpro.training.runs import Runs, read_runs
 
 _SUREST = log_odds(1 - SURE)  # as far as the scores of a run tell
 
-Values = NDArray[np.float64]
 Figures = dict[str, float]
 
 
@@ -117,7 +116,7 @@ class Outcome:
                         announce(gain.line)
         return join
 
-    def _unseen(self, split: Split, of_lengths: list[Fragments]) -> list[Fragments]:
+    def _unseen(self, split: Split, of_lengths: list[ScoredFragments]) -> list[ScoredFragments]:
         """The fragments of groups that the scorer was not trained on, if these are enough."""
         labels, scorer = self.frames.labels, self.scorer
         records, groups = set(scorer.trained_records.tolist()), set(scorer.trained_groups.tolist())
@@ -143,7 +142,7 @@ class Outcome:
         )
         return of_lengths
 
-    def _fragments(self, scored: Scored, calibration: Calibration) -> list[Fragments]:
+    def _fragments(self, scored: Scored, calibration: Calibration) -> list[ScoredFragments]:
         """Runs of chunks with what scorer and head say of them, by length."""
         frames, records = scored.frames, self.frames.labels.records
         even = np.ones(len(frames))
@@ -163,8 +162,7 @@ def _write_epochs(training: Training, epochs: Sequence[tuple[int, Figures]]) -> 
     for seed, row in epochs:
         cells = (f"{row[name]:.6g}" if name in row else "n/a" for name in names)
         lines.append("\t".join((str(seed), *cells)))
-    with atomic(training.output / EPOCHS) as temporary:
-        temporary.write_text("\n".join([*lines, ""]), encoding="utf-8")
+    write_whole(training.output / EPOCHS, "\n".join([*lines, ""]))
 
 
 def _write_figures(training: Training, scored: Sequence[Scored]) -> None:
@@ -217,10 +215,9 @@ def _export(
             "perfectly or not at all: label more groups"
         )
     chunk_size = training.options.chunk_size[0]
-    facts = facts_of(encoder, calibration, chunk_size, _describe(training))
-    facts = replace(facts, join=join)
+    facts = facts_of(encoder, calibration, chunk_size, _describe(training), join)
     is_trained = any(weight.requires_grad for weight in module.reader.parameters())
-    trained_on = digests_of(labels, training.encoder, is_trained)
+    trained_on = find_trained(labels, training.encoder, is_trained)
     write_head(training.head, module.classifier, facts, calibration, trained_on)
     announce(
         f"head: {printable(training.head)}, a chunk is the {calibration.frames} of its frames, "

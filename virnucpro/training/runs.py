@@ -12,23 +12,21 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from virnucpro.labelled.arrays import Rows
 from virnucpro.labelled.split import Split
+from virnucpro.numeric import Mask, Values
 from virnucpro.scorer.nets import Scorer
 from virnucpro.scorer.score import score_sequences
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.genetic_code import GeneticCode
 from virnucpro.sequences.translate import chunk_record
 from virnucpro.training.calibration import N_CHUNKS
-from virnucpro.training.joining import Fragments
+from virnucpro.training.joining import ScoredFragments
 
 HELD_OUT: tuple[Split, ...] = ("validation", "test")
 _PER_RECORD = 4  # runs of each length
 _SHORTEST = 0.9  # share of the bases that its chunks would have side by side: they may overlap
-
-Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,9 +39,7 @@ class Runs:
     record: Rows  # (n,) number of the record
     base: Values  # (n,) calibrated log-odds of the scorer, NaN where it reads nothing
 
-    def with_head(
-        self, chunk: Rows, odds: Values, is_virus: NDArray[np.bool_], group: Rows
-    ) -> Fragments:
+    def with_head(self, chunk: Rows, odds: Values, is_virus: Mask, group: Rows) -> ScoredFragments:
         """The runs with the mean of a head's log-odds of their chunks.
 
         ``chunk`` rises, and numbers the chunks that ``odds`` are of; ``is_virus`` and ``group`` are
@@ -55,7 +51,9 @@ class Runs:
         n_scored = high - low
         means = (sums[high] - sums[low]) / np.maximum(1, n_scored)
         head = np.where(n_scored > 0, means, np.nan)
-        return Fragments(self.n_bases, self.base, head, is_virus[self.record], group[self.record])
+        return ScoredFragments(
+            self.n_bases, self.base, head, is_virus[self.record], group[self.record]
+        )
 
 
 class _Place(NamedTuple):

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from virnucpro.labelled.frames import MOST_WEIGHT, LabelledFrames
 from virnucpro.labelled.records import Labelled, LabelledRecord
+from virnucpro.numeric import Mask, Values
 from virnucpro.scorer.pieces import Counts, Digits, encode, reverse_complement
 from virnucpro.sequences.composition import N_CODONS
 
@@ -22,8 +23,6 @@ BASES_POWER = 0.25
 _GC_EDGES = np.linspace(0.25, 0.7, 10)
 _FEWEST = 20  # fragments of a class that a bin of GC is shared out to
 _HEAVIEST = 4.0
-
-Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,7 +38,7 @@ class Collection:
         start = self.starts[record]
         return self.digits[start : start + self.lengths[record]]
 
-    def where(self, chosen: NDArray[np.bool_]) -> Collection:
+    def where(self, chosen: Mask) -> Collection:
         """Some of the records, beside the same bases."""
         records = tuple(self.records[i] for i in np.flatnonzero(chosen))
         return Collection(records, self.digits, self.starts[chosen], self.lengths[chosen])
@@ -116,7 +115,7 @@ def _cut(
     return digits
 
 
-def gc_matched_weights(gc: Values, is_virus: NDArray[np.bool_]) -> Values:
+def gc_matched_weights(gc: Values, is_virus: Mask) -> Values:
     """Weights that give both labels the same say in each bin of GC, so that it tells nothing."""
     bins = np.digitize(gc, _GC_EDGES)
     weights = np.ones(len(gc))

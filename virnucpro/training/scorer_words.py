@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from virnucpro.scorer.features import Features, codons_of, fragment_features
-from virnucpro.scorer.pieces import Counts, Digits, Pieces, cut
+from virnucpro.scorer.pieces import Counts, Digits, Pieces
 from virnucpro.scorer.stretches import find_stretches
 from virnucpro.scorer.words import (
     CELLULAR,
@@ -90,9 +90,12 @@ def count_words(collection: Collection, fold_of_record: Counts) -> WordCounts:
 
 def _words_of_records(collection: Collection) -> Iterator[tuple[Counts, Numbers]]:
     """Records and words, block by block of pieces."""
-    owner, place, n_bases = cut(collection.lengths, PIECE)
-    before = np.cumsum(collection.lengths) - collection.lengths
-    place += (collection.starts - before)[owner]
+    n_whole, rest = np.divmod(collection.lengths, PIECE)
+    n_pieces = np.maximum(1, n_whole + (2 * rest >= PIECE))  # a word counts once: they lie apart
+    owner = np.repeat(np.arange(len(n_pieces)), n_pieces)
+    place = PIECE * (np.arange(len(owner)) - (np.cumsum(n_pieces) - n_pieces)[owner])
+    n_bases = np.minimum(PIECE, collection.lengths[owner] - place)
+    place += collection.starts[owner]
     for first in range(0, len(owner), _PIECES_AT_ONCE):
         block = slice(first, first + _PIECES_AT_ONCE)
         low, high = place[block][0], place[block][-1] + n_bases[block][-1]

@@ -29,15 +29,17 @@ from virnucpro.encoders.learned.readers import (
 from virnucpro.engine.executor import Executor
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.errors import InputError, UsageError, VirnucproError
+from virnucpro.events import OnEvent
 from virnucpro.labelled.frames import LabelledFrames, balanced_weights, given_weights
 from virnucpro.labelled.split import Split, read_split
 from virnucpro.labelled.store import FrameStore
 from virnucpro.log import announce, printable
-from virnucpro.options import ExtractOptions, TrainOptions, carry
-from virnucpro.pipeline import OnEvent, extract
+from virnucpro.option_fields import carry
+from virnucpro.options import ExtractOptions, TrainOptions
+from virnucpro.pipeline import extract
 from virnucpro.report.training import write_training_page
 from virnucpro.run.folder import RunDir
-from virnucpro.training.board import board
+from virnucpro.training.board import Board
 from virnucpro.training.clock import Clock, profile_lines, speed_lines
 from virnucpro.training.features import write_vectors
 from virnucpro.training.loop import B, Objective, Trainer, effective_batch, precision_of
@@ -48,14 +50,14 @@ from virnucpro.training.networks import (
     new_encoder,
     training_kernel,
 )
-from virnucpro.training.objectives import FrameLabels, MaskedResidues, score_frames
+from virnucpro.training.objectives import FrameLabels, MaskedResidues, frame_log_odds
 from virnucpro.training.ranks import Ranks, Started, run_on, run_under_torchrun
 from virnucpro.training.request import (
     BOARD,
     Training,
-    describe,
-    open_folder,
-    resolve,
+    describe_training,
+    open_training,
+    resolve_training,
 )
 from virnucpro.training.results import Outcome, Scored
 from virnucpro.training.sampling import recipe_weights
@@ -76,7 +78,7 @@ def train(options: TrainOptions, on_event: OnEvent, started: Started | None = No
             "--gpus, --workers and --no-multi-gpu do not go with torchrun",
             hint="torchrun chooses the devices: see --nproc-per-node and CUDA_VISIBLE_DEVICES",
         )
-    training, choice = resolve(options, on_event)
+    training, choice = resolve_training(options, on_event)
     prepared, work = _prepared(training, choice, on_event), partial(learn, training)
     if started:
         run_under_torchrun(started, choice.kind, prepared, work, on_event)
@@ -90,8 +92,8 @@ def train(options: TrainOptions, on_event: OnEvent, started: Started | None = No
 def _prepared(training: Training, choice: Choice, on_event: OnEvent) -> Iterator[None]:
     """The folder is ours, and holds all that every process of the training reads."""
     with RunDir(training.output).in_use():
-        open_folder(training, on_event)
-        for line in describe(training, choice):
+        open_training(training, on_event)
+        for line in describe_training(training, choice):
             announce(line)
         if training.has_stored_vectors:
             _extract(training, on_event)
@@ -153,7 +155,7 @@ def learn(training: Training, ranks: Ranks) -> None:
         for split, part in parts.items():
             if _has_both(part):
                 with precision_of(training.settings, ranks.device):
-                    odds[split] = score_frames(module, part, ranks).astype(np.float64)
+                    odds[split] = frame_log_odds(module, part, ranks).astype(np.float64)
         if outcome is not None:
             scored = [Scored(split, parts[split], odds[split]) for split in odds]
             outcome.add(repeated, module, scored, history)
@@ -215,7 +217,7 @@ def _train(
             f"{settings.grad_accum_steps} steps added up"
         )
     clock = Clock(ranks.device if training.options.profile else None)
-    with board(training.place / BOARD) as on_epoch:
+    with Board(training.place / BOARD) as on_epoch:
         trainer = Trainer(
             module, objective, settings, ranks, training.place, ranks.tell, on_epoch, clock=clock
         )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from virnucpro.config import EncoderSpec, Footprint, Pooling, Precision, Reads
-from virnucpro.encoders.base import OnEvent, Pending
+from virnucpro.encoders.base import Pending
 from virnucpro.encoders.dnabert_s.model import DNABERT, DNABERTShape, TokenBatch, mean_pool
 from virnucpro.encoders.dnabert_s.tokenizer import Tokenizer
 from virnucpro.encoders.dnabert_s.weights import (
@@ -24,7 +24,7 @@ from virnucpro.encoders.dnabert_s.weights import (
 )
 from virnucpro.encoders.esm2.packing import plan_batches
 from virnucpro.encoders.transfer import HostCopy, send
-from virnucpro.events import Progress
+from virnucpro.events import OnEvent, Progress
 from virnucpro.files import sha256
 
 LETTERS_PER_TOKEN = 4.6  # the fewest bases on average; an unknown letter is a token of its own

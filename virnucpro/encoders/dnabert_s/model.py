@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
+
+from virnucpro.encoders.esm2.packing import Runs, find_runs
 
 LAYER_NORM_EPS = 1e-12
 _GELU = "none"  # exact, by erf
@@ -53,12 +54,12 @@ class DNABERTShape:
 class TokenBatch:
     """The tokens of texts laid end to end, the texts sorted by their number of tokens.
 
-    ``runs`` are texts of one length: (first token, number of texts, tokens of each). A run is a
-    rectangle that needs no mask. ``places`` are the rows of the texts, in the order they came in.
+    A run is a rectangle that needs no mask. ``places`` are the rows of the texts, in the order
+    they came in.
     """
 
     tokens: NDArray[np.int64]  # (n_tokens,)
-    runs: tuple[tuple[int, int, int], ...]
+    runs: Runs
     places: NDArray[np.int64]  # (n_texts,)
 
     @classmethod
@@ -69,10 +70,9 @@ class TokenBatch:
         places[order] = np.arange(len(order))
         seqlens = seqlens[order]
         starts = np.cumsum(seqlens) - seqlens
-        bounds = np.flatnonzero(np.diff(seqlens, prepend=0, append=0))
         return cls(
             tokens=np.concatenate([rows[i] for i in order]),
-            runs=tuple((int(starts[a]), int(b - a), int(seqlens[a])) for a, b in pairwise(bounds)),
+            runs=find_runs(starts, seqlens),
             places=places,
         )
 

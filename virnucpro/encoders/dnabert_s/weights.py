@@ -21,7 +21,7 @@ from virnucpro.encoders.dnabert_s.model import DNABERT, LAYER_NORM_EPS, DNABERTS
 from virnucpro.encoders.dnabert_s.tokenizer import Tokenizer, read_tokenizer
 from virnucpro.errors import UnavailableError
 from virnucpro.log import printable
-from virnucpro.tensors import check_stored, read_pt
+from virnucpro.tensors import check_plain, read_pt
 
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # the first that is there is read
@@ -206,7 +206,7 @@ def _read(file: Path, read: Read) -> Tensor:
     """
     try:
         tensor = read()
-        check_stored(tensor)
+        check_plain(tensor)
     except (ValueError, TypeError, RuntimeError, SafetensorError) as error:
         raise _other(file, printable(error)) from error
     return tensor

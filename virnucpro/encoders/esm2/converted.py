@@ -15,21 +15,19 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from virnucpro.config import Precision
-from virnucpro.encoders.base import OnEvent
 from virnucpro.encoders.esm2.attention import choose_kernel
 from virnucpro.encoders.esm2.checkpoint import Checkpoint, ESM2Shape
 from virnucpro.encoders.esm2.model import DTYPES, ESM2
 from virnucpro.encoders.esm2.weights import load_esm2
 from virnucpro.errors import OutputError, StorageError, UnavailableError
-from virnucpro.events import Progress
-from virnucpro.files import atomic, sha256
+from virnucpro.events import OnEvent, Progress
+from virnucpro.files import atomic, sha256, write_json
 from virnucpro.log import LOGGER, printable
 
 _FORMAT = "1"
@@ -113,7 +111,7 @@ def convert(
         path = _path(source_sha256, dtype, folder)
         _write(checkpoint, source_sha256, dtype, path)
         converted = Converted(path, source_sha256)
-    _write_json(_note(checkpoint, folder), {"source_sha256": source_sha256})
+    write_json(_note(checkpoint, folder), {"source_sha256": source_sha256})
     return converted
 
 
@@ -181,7 +179,7 @@ def _write(checkpoint: Checkpoint, source_sha256: str, dtype: torch.dtype, path:
             raise OSError(f"{printable(path)}: {printable(error)}") from error
         temporary.chmod(mode)
         digest = sha256(temporary)
-    _write_json(path.with_suffix(".json"), {"sha256": digest, "made of": str(checkpoint.path)})
+    write_json(path.with_suffix(".json"), {"sha256": digest, "made of": str(checkpoint.path)})
 
 
 def _metadata(checkpoint: Checkpoint, source_sha256: str, dtype: torch.dtype) -> dict[str, str]:
@@ -207,11 +205,6 @@ def _note(checkpoint: Checkpoint, folder: Path) -> Path:
         where = (str(file.resolve()), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
         digest.update(repr(where).encode())
     return folder / f"seen_{digest.hexdigest()[:16]}.json"
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    with atomic(path) as temporary:
-        temporary.write_text(json.dumps(content, indent=2) + "\n")
 
 
 def _sweep(folder: Path) -> None:

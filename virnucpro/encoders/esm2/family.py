@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import ClassVar
 
 from virnucpro.config import EncoderSpec, Footprint, Pooling, Precision
-from virnucpro.encoders.base import OnEvent
 from virnucpro.encoders.esm2.checkpoint import Checkpoint, ESM2Shape, inspect_tensors, open_folder
 from virnucpro.errors import UnavailableError
-from virnucpro.events import Progress
+from virnucpro.events import OnEvent, Progress
 from virnucpro.log import printable
 
 WORTH_CONVERTING = 256 << 20  # bytes; what is smaller loads in a second anyway

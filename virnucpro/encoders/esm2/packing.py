@@ -19,18 +19,26 @@ from virnucpro.encoders.transfer import send
 EXTRA_TOKENS = 2  # <cls> and <eos> of each protein
 
 
+Runs = tuple[tuple[int, int, int], ...]
+
+
+def find_runs(starts: NDArray[np.int64], seqlens: NDArray[np.int64]) -> Runs:
+    """Neighbours of one length: (first token, number of sequences, tokens of each)."""
+    bounds = np.flatnonzero(np.diff(seqlens, prepend=0, append=0))
+    return tuple((int(starts[a]), int(b - a), int(seqlens[a])) for a, b in pairwise(bounds))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedBatch:
     """Proteins laid end to end, each as ``<cls> residues <eos>``.
 
-    ``runs`` are neighbours of one length: (first token, number of proteins, tokens of each).
     Sorted proteins make few runs, and a run is a rectangle that needs no mask.
     """
 
     tokens: NDArray[np.int64]  # (n_tokens,)
     positions: NDArray[np.int64]  # (n_tokens,), counted from each <cls>
     cu_seqlens: NDArray[np.int32]  # (n_proteins + 1,), from 0 to n_tokens
-    runs: tuple[tuple[int, int, int], ...]
+    runs: Runs
 
     @classmethod
     def of(cls, proteins: Sequence[str]) -> PackedBatch:
@@ -38,14 +46,11 @@ class PackedBatch:
         cu_seqlens = np.concatenate([[0], np.cumsum(seqlens)])
         tokens = tokenize(list(proteins))
         assert len(tokens) == cu_seqlens[-1], "one byte of text is one token"
-        bounds = np.flatnonzero(np.diff(seqlens, prepend=0, append=0))
         return cls(
             tokens=tokens,
             positions=np.arange(len(tokens)) - np.repeat(cu_seqlens[:-1], seqlens),
             cu_seqlens=cu_seqlens.astype(np.int32),
-            runs=tuple(
-                (int(cu_seqlens[a]), int(b - a), int(seqlens[a])) for a, b in pairwise(bounds)
-            ),
+            runs=find_runs(cu_seqlens, seqlens),
         )
 
     @property
@@ -69,7 +74,7 @@ class StagedBatch:
     cu_seqlens: Tensor  # (n_proteins + 1,) int32
     cos: Tensor  # (n_tokens, head_dim) float32, each half the same
     sin: Tensor  # (n_tokens, head_dim / 2) float32
-    runs: tuple[tuple[int, int, int], ...]
+    runs: Runs
     max_seqlen: int
 
     @classmethod

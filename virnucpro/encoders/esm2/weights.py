@@ -7,7 +7,6 @@ The content of a checkpoint says what it is; file names are not trusted. Nothing
 from __future__ import annotations
 
 import argparse
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,9 +30,9 @@ from virnucpro.encoders.esm2.checkpoint import (
 )
 from virnucpro.encoders.esm2.model import ESM2, rotary_frequencies
 from virnucpro.errors import UnavailableError
-from virnucpro.files import atomic
+from virnucpro.files import write_json, write_whole
 from virnucpro.log import printable
-from virnucpro.tensors import check_stored, read_pt
+from virnucpro.tensors import check_plain, read_pt
 
 _FAIRSEQ_PREFIX = re.compile(r"^(encoder\.sentence_encoder\.|encoder\.)")
 ROTARY = "layers.0.self_attn.rot_emb.inv_freq"  # in fair-esm; the same in every layer
@@ -140,10 +139,8 @@ def save_esm2(folder: Path, model: ESM2, extra: Mapping[str, Tensor] = {}) -> No
     content = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     architecture = "EsmForMaskedLM" if extra else "EsmModel"
     folder.mkdir(exist_ok=True)
-    with atomic(folder / "model.safetensors") as temporary:
-        temporary.write_bytes(save(content, metadata={"format": "pt"}))
-    with atomic(folder / "config.json") as temporary:
-        temporary.write_text(json.dumps(_config(model.shape, architecture), indent=2) + "\n")
+    write_whole(folder / "model.safetensors", save(content, metadata={"format": "pt"}))
+    write_json(folder / "config.json", _config(model.shape, architecture))
 
 
 def _config(shape: ESM2Shape, architecture: str) -> dict[str, object]:
@@ -215,7 +212,7 @@ def _open_pt(path: Path) -> Tensors:
     namespace = section.get("model") if isinstance(section, dict) else None
 
     def read(name: str, n_rows: int | None) -> Tensor:
-        check_stored(tensors[name])
+        check_plain(tensors[name])
         return tensors[name][:n_rows]
 
     return Tensors(

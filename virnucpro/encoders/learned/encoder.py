@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from virnucpro.config import EncoderSpec
-from virnucpro.encoders.base import OnEvent, Pending
+from virnucpro.encoders.base import Pending
 from virnucpro.encoders.esm2.encoder import Fp16Batch
 from virnucpro.encoders.esm2.model import DTYPES, ESM2
 from virnucpro.encoders.esm2.packing import EXTRA_TOKENS, PackedBatch, plan_batches
@@ -29,6 +29,7 @@ from virnucpro.encoders.learned.readers import (
 )
 from virnucpro.encoders.transfer import HostCopy
 from virnucpro.errors import UnavailableError
+from virnucpro.events import OnEvent
 from virnucpro.log import printable
 
 Network = MeanReader | PaddedReader

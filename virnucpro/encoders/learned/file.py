@@ -20,12 +20,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from virnucpro.config import EncoderSpec, Footprint, Pooling, Precision, Reads
-from virnucpro.encoders.base import OnEvent
 from virnucpro.encoders.esm2.family import ESM2Model, inspect_esm2
 from virnucpro.encoders.models import find_checkpoint
 from virnucpro.errors import UnavailableError
-from virnucpro.events import Progress
-from virnucpro.files import atomic, sha256
+from virnucpro.events import OnEvent
+from virnucpro.files import sha256, write_whole
 from virnucpro.log import printable
 from virnucpro.options import Architecture, Encoding
 from virnucpro.records import check_counts
@@ -138,8 +137,7 @@ def save_learned(path: Path, facts: LearnedFacts, weights: Weights) -> None:
     """Write the file of an encoder; the same bytes for the same weights."""
     content = {name: np.ascontiguousarray(values) for name, values in weights.items()}
     metadata = {_FACTS: json.dumps(asdict(facts), sort_keys=True)}
-    with atomic(path) as temporary:
-        temporary.write_bytes(save(content, metadata=metadata))
+    write_whole(path, save(content, metadata=metadata))
 
 
 def is_learned(path: Path) -> bool:
@@ -213,13 +211,7 @@ def _find_base(path: Path, base: Base, on_event: OnEvent) -> ESM2Model:
         UnavailableError: there is none, or it holds other weights.
     """
     beside = path.parent / Path(base.model).name
-    if beside.exists():
-        checkpoint = inspect_esm2(beside)
-    else:
-        checkpoint = find_checkpoint(
-            base.model,
-            lambda n, total: on_event(Progress("fetching the model", n, total, "bytes")),
-        )
+    checkpoint = inspect_esm2(beside) if beside.exists() else find_checkpoint(base.model, on_event)
     if checkpoint.encoder_id != base.encoder_id:
         raise UnavailableError(
             f"{printable(path)} was learned on {printable(base.model)} ({base.encoder_id}); "

@@ -1,0 +1,21 @@
+"""Kinds of arrays by name, and what several rooms compute of them."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Values = NDArray[np.float64]
+Counts = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+
+def sigmoid(log_odds: Values) -> Values:
+    """The probability for these log-odds; no overflow, however large they are. (n,) -> (n,)"""
+    return np.asarray(0.5 * (1 + np.tanh(log_odds / 2)))
+
+
+def stretches(mask: Mask) -> list[tuple[int, int]]:
+    """The stretches in which the mask is true, as (first, one after the last)."""
+    bounds = np.flatnonzero(np.diff(mask, prepend=False, append=False)).tolist()
+    return list(zip(bounds[::2], bounds[1::2], strict=True))
