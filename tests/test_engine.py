@@ -7,7 +7,6 @@ import os
 import signal
 import threading
 import time
-from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from multiprocessing import Pipe
@@ -34,6 +33,7 @@ from runs import (
 )
 from toy_executor import BackwardExecutor
 
+from virnucpro import pipeline
 from virnucpro.config import Resources
 from virnucpro.engine import local
 from virnucpro.engine.batches import TooLarge, outcome_of
@@ -47,6 +47,7 @@ from virnucpro.events import (
     BatchStarted,
     BudgetReduced,
     Memory,
+    Progress,
     ShardDone,
     ShardFailed,
     Telling,
@@ -57,8 +58,27 @@ from virnucpro.processes import interrupts_held, start
 from virnucpro.records import Shard
 from virnucpro.run.folder import RunDir
 
-pytestmark = pytest.mark.usefixtures("quick_starts")
+pytestmark = pytest.mark.usefixtures("quick_starts", "early_starts")
 CODONS_OF_POISON = "TGG" * 4 + "TGC" + "TGG" * 4
+
+
+@pytest.fixture
+def early_starts(monkeypatch):
+    """Workers start before the plan for small inputs too."""
+    monkeypatch.setattr(pipeline, "_BYTES_PER_WORKER", 1)
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """The workers that are started, in order."""
+    start, peers = _Peer.start, []
+
+    def start_and_note(*arguments):
+        peers.append(start(*arguments))
+        return peers[-1]
+
+    monkeypatch.setattr(_Peer, "start", start_and_note)
+    return peers
 
 
 @pytest.fixture
@@ -90,6 +110,65 @@ def test_processes_give_the_same_bytes_as_one_device(
     assert_same_run(config.output, undisturbed)
     done = [event for event in events if isinstance(event, ShardDone)]
     assert len({event.shard.index for event in done}) == len(done) > 6
+
+
+def test_workers_get_ready_while_the_run_is_planned(
+    make_config, tiny, contigs, undisturbed, tmp_path, started
+):
+    n_started = []
+
+    def hear(event):
+        if isinstance(event, Progress) and event.stage == "reading and translating":
+            n_started.append(len(started))
+
+    config = make_config(contigs, output=tmp_path / "early")
+    run_inline(config, tiny.head, hear, ProcessExecutor(["cpu"] * 3))
+    assert set(n_started) == {3} and len(started) == 3
+    assert_same_run(config.output, undisturbed)
+
+
+def test_a_refused_input_ends_workers_at_once_and_leaves_nothing(
+    make_config, tiny, contigs, tmp_path, started, caplog
+):
+    with contigs.open("a") as out:
+        out.write(">contig1\nACGT\n")
+    names = []
+    for executor in (InlineExecutor(), ProcessExecutor(["cpu"] * 2, workers.StuckWorker)):
+        config, began = make_config(contigs, output=tmp_path / str(len(names))), time.monotonic()
+        with pytest.raises(InputError, match="occurs twice"):
+            run_inline(config, tiny.head, executor=executor)
+        assert time.monotonic() - began < 60
+        names.append(sorted(path.name for path in config.output.rglob("*")))
+    assert len(started) == 2 and not any(peer.child.is_alive for peer in started)
+    assert names[0] == names[1]
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+
+
+def test_a_finished_run_starts_no_worker_and_one_with_another_input_does(
+    make_config, tiny, contigs, tmp_path, started
+):
+    executor, stages = ProcessExecutor(["cpu"]), []
+    run_inline(make_config(contigs), tiny.head, executor=executor)
+    again = make_config(contigs, resume=True)
+    run_inline(again, tiny.head, lambda event: stages.append(getattr(event, "stage", "")), executor)
+    assert "reading and translating" in stages  # its plan was deleted with its shards
+    assert len(started) == 1
+    added = tmp_path / "added.fa"
+    added.write_text(f">added\n{open_dna(300, np.random.default_rng(3))}\n")
+    run_inline(make_config(contigs, added, resume=True), tiny.head, executor=executor)
+    assert len(started) == 2
+
+
+def test_workers_for_which_there_is_no_shard_end_without_a_word(
+    make_config, tiny, tmp_path, started
+):
+    fasta, events = tmp_path / "one.faa", []
+    fasta.write_text(">p0\nMKVLEFPQIL\n")
+    config = make_config(fasta, input_type="protein")
+    executor = ProcessExecutor(["cpu"] * 3, workers.OneStuckWorker)
+    assert run_inline(config, tiny.head, events.append, executor).exit_code == 0
+    assert len(started) == 3
+    assert not any(isinstance(event, WorkerLost) for event in events)
 
 
 def test_a_batch_begun_before_the_last_one_is_done_changes_nothing(
@@ -333,7 +412,7 @@ def test_failed_sequences_are_tried_again_on_resume(make_config, tiny, poisoned,
 def peer_with(*shards: Shard) -> _Peer:
     """The parent's view of a ready worker that was given these; there is no process."""
     resources = Resources(devices=("cpu",), tokens_per_batch=2048, silence_seconds=1.0)
-    run = local._Run(ProcessExecutor([]), SimpleNamespace(), resources, deque())
+    run = local._Run(ProcessExecutor([]), SimpleNamespace(), resources)
     child = SimpleNamespace(pipe=SimpleNamespace(send=lambda _: None), is_alive=False)
     work = Workload("cpu", is_ready=True)
     peer = _Peer(work, "cpu", run, child, deadline=0.0)

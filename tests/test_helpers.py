@@ -292,5 +292,5 @@ def test_a_plan_for_others_is_made_by_helpers_too(tiny, contigs, tmp_path):
         plan_only=True,
         workers=2,
     )
-    predict_run(options, lambda _: None)
+    predict_run(options, lambda _: None, pytest.fail)  # without an executor
     assert "shards are made by 2 helpers" in (tmp_path / "run" / "virnucpro.log").read_text()

@@ -8,12 +8,13 @@ import subprocess
 import sys
 import sysconfig
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 from labelled import write_labelled
-from runs import assert_gone, hear_signals, is_ours
+from runs import assert_gone, hear_signals, is_ours, within
 
 from virnucpro.processes import Pipe, Raised, interrupts_held, kill_all, start, with_news
 
@@ -67,14 +68,21 @@ def test_train_imports_nothing_from_the_current_folder(hostile, tiny):
     run_in(hostile, PROGRAM, *TRAIN, "--data", data, "-o", "out", "--model", tiny.model, *options)
 
 
-def test_a_worker_that_was_stopped_while_it_starts_does_not_outlive_a_killed_parent(tiny, tmp_path):
+@pytest.fixture
+def predicting(tiny, tmp_path) -> Callable[[Path], subprocess.Popen[bytes]]:
     options = ["--model", tiny.model, "--head", tiny.head_file, "--device", "cpu", "--workers", 1]
-    parent = subprocess.Popen(
-        [*map(str, [PROGRAM, "predict", "-q", "-i", EXAMPLE, "-o", tmp_path / "out", *options])],
-        preexec_fn=hear_signals,
-    )
+
+    def begin(fasta: Path) -> subprocess.Popen[bytes]:
+        command = [PROGRAM, "predict", "-q", "-i", fasta, "-o", tmp_path / "out", *options]
+        return subprocess.Popen(list(map(str, command)), preexec_fn=hear_signals)
+
+    return begin
+
+
+def test_a_worker_that_was_stopped_while_it_starts_does_not_outlive_a_killed_parent(predicting):
+    parent = predicting(EXAMPLE)
     try:
-        worker = wait_for_import(parent, "libtorch")
+        worker = wait_for_import(parent, "libtorch")  # which is not the end of its start
         worker.suspend()
     finally:
         parent.kill()
@@ -86,8 +94,24 @@ def test_a_worker_that_was_stopped_while_it_starts_does_not_outlive_a_killed_par
             worker.kill()
 
 
+def test_a_worker_does_not_outlive_a_parent_that_is_killed_while_it_plans(predicting, tmp_path):
+    fasta = tmp_path / "long.fa"
+    fasta.write_text("".join(f">r{i}\n{'TAAATAAATAACTTAATTAG' * 10}\n" for i in range(50_000)))
+    parent = predicting(fasta)
+    try:
+        with within(120):
+            wait_for_import(parent, "h5py")  # so it knows what it is to do
+            parent.send_signal(signal.SIGSTOP)
+            worker = wait_for_import(parent, "libtorch")
+        assert not (tmp_path / "out" / "run.json").exists()
+    finally:
+        parent.kill()
+        parent.wait()
+    assert_gone(worker.pid)
+
+
 def wait_for_import(parent: subprocess.Popen[bytes], library: str) -> psutil.Process:
-    """-> a worker that has begun to load it, which is not the end of its start"""
+    """-> a worker that has begun to load it"""
     while True:
         assert parent.poll() is None
         for child in psutil.Process(parent.pid).children():

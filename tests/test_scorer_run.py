@@ -23,6 +23,7 @@ from test_genetic_code import gene
 
 from virnucpro import pipeline
 from virnucpro.config import EncoderSpec, Resources
+from virnucpro.engine.executor import Executor
 from virnucpro.engine.job import Job
 from virnucpro.errors import ResumeError, UsageError
 from virnucpro.events import Event, OnEvent, Progress, Telling
@@ -37,8 +38,11 @@ Predict = Callable[..., Summary]
 EXAMPLE = Path(__file__).parents[1] / "examples" / "contigs.fa"
 
 
-class NoExecutor:
+class NoExecutor(Executor):
     """Nothing may be embedded."""
+
+    def start(self, job: Job, resources: Resources, n_workers: int) -> None:
+        assert not n_workers
 
     def run(self, shards: Sequence[Shard], job: Job, resources: Resources) -> Iterator[Event]:
         raise AssertionError("a run without a language model embeds")

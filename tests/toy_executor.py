@@ -7,6 +7,7 @@ from collections.abc import Generator, Iterator, Sequence
 from functools import partial
 
 from virnucpro.config import Resources
+from virnucpro.engine.executor import Executor
 from virnucpro.engine.job import Job
 from virnucpro.engine.recovery import Attempt, Cause, Loss, Workload
 from virnucpro.engine.worker import Worker
@@ -14,7 +15,7 @@ from virnucpro.events import Event, WorkerReady
 from virnucpro.records import Shard
 
 
-class BackwardExecutor:
+class BackwardExecutor(Executor):
     """Runs the last shard first, in this process, and replaces a worker that raises."""
 
     def __init__(self, worker: type[Worker] = Worker) -> None:

@@ -31,6 +31,7 @@ from parsl.executors.high_throughput.errors import CommandClientBadError, Comman
 from parsl.providers import LocalProvider, SlurmProvider
 
 from virnucpro.config import Resources
+from virnucpro.engine.executor import Executor
 from virnucpro.engine.job import Job
 from virnucpro.engine.recovery import MAX_BLIND_LOSSES
 from virnucpro.errors import UsageError, VirnucproError
@@ -150,7 +151,7 @@ class _News:
         return sorted(self.logs.glob("work-*.log"))
 
 
-class ParslExecutor:
+class ParslExecutor(Executor):
     """Parts of a run on the blocks of Parsl, as many at once as there are."""
 
     def __init__(self, blocks: Blocks, options: WorkOptions, run_part: RunPart) -> None:

@@ -71,6 +71,8 @@ from virnucpro.scoring.regions import RegionFinder, embedded_finder
 from virnucpro.sequences.fasta import list_reads
 from virnucpro.tasks import Helpers
 
+_BYTES_PER_WORKER = 1_000_000  # of input; less is planned in a tenth of a second
+
 ExecutorOn = Callable[[Sequence[str]], Executor]  # given the devices
 
 
@@ -98,7 +100,8 @@ def extract(
 
 def _resolve_and_run(options: RunOptions, on_event: OnEvent, executor_on: ExecutorOn) -> Summary:
     config, head = resolve(options, on_event)
-    executor = NoExecutor() if options.no_embed else executor_on(config.resources.devices)
+    is_left_to_others = options.no_embed or options.plan_only
+    executor = NoExecutor() if is_left_to_others else executor_on(config.resources.devices)
     return run(config, head, executor, on_event)
 
 
@@ -109,7 +112,7 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
         VirnucproError: see ``errors``; finished shards are kept in every case.
     """
     rundir, summary = RunDir(config.output), Summary()
-    with rundir.in_use():
+    with rundir.in_use(), closing(executor):
         rundir.check_free(resume=config.options.resume, force=config.options.force)
         LOGGER.info("virnucpro %s: %s", __version__, printable(" ".join(config.options.argv)))
         rundir.sweep()
@@ -121,6 +124,8 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
             config.options.check_type(manifest.recipe.input_type)
             scorer = announce_choices(config, manifest.recipe, head)
             finder = make_finder(config.options, manifest.recipe, scorer)
+            job = make_job(rundir, manifest.recipe, config.weights)
+            executor.start(job, config.resources, count_worth_starting(manifest, recorded))
             plan = plan_run(config, rundir, recorded, manifest, on_event)
             rundir.clear_copies(manifest)
             announce_input(plan, manifest)
@@ -130,7 +135,6 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
             summary.cut = announce_cut(config, scorer, head)
             summary.cut_scores = cut_scores(config, scorer, head)
             rundir.report.unlink(missing_ok=True)  # it is of another state
-        job = make_job(rundir, manifest.recipe, config.weights)
         if config.options.plan_only:
             return close_plan(config, rundir, manifest, plan, summary)
         results = Results(
@@ -157,8 +161,6 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
                 )
             complete(results, job, executor, config.resources, summary)
         close_run(config, rundir, manifest, summary)
-        if config.options.report:
-            write_run_page(rundir)
         for line in summary.lines(config.output):
             LOGGER.info("%s", line)
     return summary
@@ -302,6 +304,13 @@ def plan_run(
     return plan
 
 
+def count_worth_starting(manifest: Manifest, recorded: Manifest | None) -> int:
+    """The workers that inputs without a plan are worth, before their shards are known."""
+    new = manifest.inputs[len(recorded.inputs) if recorded else 0 :]
+    n_bytes = sum(file.n_bytes for file in new) if manifest.recipe.has_encoder else 0
+    return n_bytes // _BYTES_PER_WORKER
+
+
 def make_job(rundir: RunDir, recipe: Recipe, weights: tuple[Path, ...]) -> Job:
     return Job(
         features=rundir.features,
@@ -423,7 +432,7 @@ def _on_shard(on_event: OnEvent, stage: str) -> OnShard:
 
 
 def close_run(config: RunConfig, rundir: RunDir, manifest: Manifest, summary: Summary) -> None:
-    """Write the outcome into ``run.json``, and delete intermediate files."""
+    """Write the outcome into ``run.json``, delete intermediate files, and write the page."""
     scorer = config.scorer_for(manifest.recipe.input_type)
     summary.scorer = scorer.announcement if scorer else ""
     state = "partial" if summary.exit_code else "complete"
@@ -431,6 +440,8 @@ def close_run(config: RunConfig, rundir: RunDir, manifest: Manifest, summary: Su
     rundir.write_manifest(manifest, {**_facts(config, manifest), **facts})
     if not config.options.keep_intermediate and not summary.records.n_failed_frames:
         rundir.clear_shards()
+    if config.options.report:
+        write_run_page(rundir)
 
 
 def _facts(config: RunConfig, manifest: Manifest) -> dict[str, object]:

@@ -28,7 +28,18 @@ def load_worker(job: Job, resources: Resources, name: str, device: str) -> Worke
 
 
 class Executor(Protocol):
-    """A way to run shards: in this process, in one process per device, on a cluster."""
+    """A way to run shards: in this process, in one process per device, on a cluster.
+
+    Whoever needs time before the first shard takes it in ``start``, while the shards are planned.
+    """
+
+    def start(self, job: Job, resources: Resources, n_workers: int) -> None:
+        """Have so many workers get ready, or as many as there are devices, for a ``run``."""
+        return
+
+    def close(self) -> None:
+        """End the workers that were started and have no run."""
+        return
 
     def run(
         self, shards: Sequence[Shard], job: Job, resources: Resources
@@ -42,7 +53,7 @@ class Executor(Protocol):
         """
 
 
-class NoExecutor:
+class NoExecutor(Executor):
     """A machine that must not embed."""
 
     def run(
@@ -62,7 +73,7 @@ class NoExecutor:
         yield
 
 
-class InlineExecutor:
+class InlineExecutor(Executor):
     """One device in this process: for users of Python, tests and debuggers."""
 
     def __init__(self, device: str = "cpu", worker: WorkerOn = load_worker) -> None:

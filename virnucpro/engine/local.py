@@ -9,6 +9,7 @@ hands it shards, so that one that does not read keeps nobody waiting. They are d
 two for each worker so that no device waits for the parent (beside those that are being written),
 and more of small ones; and then on demand.
 
+Workers may be started before there are shards: what they say waits in their pipes until then.
 A worker that ends or falls silent is replaced, and its shard goes on: ``recovery`` says how.
 """
 
@@ -24,7 +25,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from virnucpro.config import Resources
-from virnucpro.engine.executor import WorkerOn, load_worker
+from virnucpro.engine.executor import Executor, WorkerOn, load_worker
 from virnucpro.engine.job import Job
 from virnucpro.engine.recovery import MAX_IN_FLIGHT, Attempt, Cause, Loss, Workload
 from virnucpro.errors import UnavailableError
@@ -41,7 +42,7 @@ _KILLED = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGQUIT}  # from outside
 _KEEPING = {-3: 32 << 20, -1: 256 << 20}  # M_MMAP_THRESHOLD (at most 32 MiB), M_TRIM_THRESHOLD
 
 
-class ProcessExecutor:
+class ProcessExecutor(Executor):
     """One worker process on each device of this machine."""
 
     def __init__(
@@ -51,27 +52,29 @@ class ProcessExecutor:
         start_seconds: float = START_SECONDS,
     ) -> None:
         self.devices, self.worker, self.start_seconds = tuple(devices), worker, start_seconds
+        self._run: _Run | None = None
+
+    def start(self, job: Job, resources: Resources, n_workers: int) -> None:
+        """Start workers, as ``Executor.start`` says."""
+        self._run = _Run(self, job, resources)
+        self._run.have_workers(n_workers)
+
+    def close(self) -> None:
+        run, self._run = self._run, None
+        if run is not None:
+            run.have_workers(0)
 
     def run(
         self, shards: Sequence[Shard], job: Job, resources: Resources
     ) -> Generator[Event, None, None]:
         """Run every shard, as ``Executor.run`` says."""
-        run = _Run(self, job, resources, deque(Attempt(shard) for shard in shards))
+        self._run = run = self._run or _Run(self, job, resources)
         try:
-            devices = self.devices[: len(shards)]
-            with interrupts_held():
-                for name, device in zip(_names(devices), devices, strict=True):
-                    run.peers.append(_Peer.start(Workload(name), device, run))
+            run.waiting.extend(map(Attempt, shards))
+            run.have_workers(len(shards))
             yield from run.events()
         finally:
-            with ExitStack() as ends:  # none is left, whatever may happen while they end
-                for peer in run.peers:
-                    ends.callback(peer.kill)
-                for peer in run.peers:
-                    peer.tell_to_end()
-                deadline = time.monotonic() + GRACE_SECONDS
-                for peer in run.peers:
-                    peer.child.wait(max(0.0, deadline - time.monotonic()))
+            self.close()
 
 
 def _names(devices: Sequence[str]) -> list[str]:
@@ -92,11 +95,31 @@ class _Run:
     executor: ProcessExecutor
     job: Job
     resources: Resources
-    waiting: deque[Attempt]
+    waiting: deque[Attempt] = field(default_factory=deque)
     peers: list[_Peer] = field(default_factory=list)
     last_reason: str = ""
 
+    def have_workers(self, n_workers: int) -> None:
+        """Start workers, one on each device at most, or end those that are too many."""
+        devices = self.executor.devices
+        missing = list(zip(_names(devices), devices, strict=True))[len(self.peers) : n_workers]
+        with interrupts_held():
+            for name, device in missing:
+                self.peers.append(_Peer.start(Workload(name), device, self))
+        surplus = self.peers[n_workers:]
+        with ExitStack() as ends:  # none is left, whatever may happen while they end
+            for peer in surplus:
+                ends.callback(peer.kill)
+            del self.peers[n_workers:]
+            for peer in surplus:
+                peer.tell_to_end()
+            deadline = time.monotonic() + GRACE_SECONDS
+            for peer in surplus:
+                peer.child.wait(max(0.0, deadline - time.monotonic()))
+
     def events(self) -> Iterator[Event]:
+        for peer in self.peers:  # nobody listened before
+            peer.deadline = time.monotonic() + self.executor.start_seconds
         while self.waiting or any(peer.work.attempts for peer in self.peers):
             if not self.peers:
                 raise UnavailableError(
