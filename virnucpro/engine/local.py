@@ -90,7 +90,7 @@ def _names(devices: Sequence[str]) -> list[str]:
 
 @dataclass(slots=True, eq=False)
 class _Run:
-    """The parent's side of one ``ProcessExecutor.run``."""
+    """The parent's side of one ``ProcessExecutor.run``, and of the ``start`` before it."""
 
     executor: ProcessExecutor
     job: Job
