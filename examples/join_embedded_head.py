@@ -24,9 +24,9 @@ from pathlib import Path
 from statistics import fmean
 
 import numpy as np
-from numpy.typing import NDArray
 
 from virnucpro.labelled.records import read_data_manifest
+from virnucpro.numeric import Values
 from virnucpro.outputs.read import read_frame_scores
 from virnucpro.outputs.sinks import FrameTable
 from virnucpro.run.folder import RunDir
@@ -42,8 +42,6 @@ from virnucpro.training.scorer_folds import group_folds
 
 SEED = 0
 PARTS = ("train", "validation", "test")  # of the scorer's split, which its folds are made of
-
-Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -21,6 +21,7 @@ from virnucpro.errors import UnavailableError, UsageError
 from virnucpro.evaluation.story import evaluate
 from virnucpro.files import sha256
 from virnucpro.labelled.split import read_split
+from virnucpro.numeric import sigmoid
 from virnucpro.options import EvaluateOptions, ExtractOptions, PredictOptions
 from virnucpro.pipeline import extract, predict
 from virnucpro.scoring.head import DECIMALS, load_head
@@ -94,7 +95,7 @@ def scores_in_training(training: Training) -> dict[str, float]:
     head = load_head(training.head)
     network = head.nucleotide
     assert network is not None
-    scores = 0.5 * (1 + np.tanh(odds / network.temperature / 2))
+    scores = sigmoid(odds / network.temperature)
     return dict(zip(frames.ids, scores.tolist(), strict=True))
 
 

@@ -30,6 +30,7 @@ from virnucpro.events import Progress
 from virnucpro.labelled.digests import group_digest, record_digest
 from virnucpro.labelled.frames import LabelledFrames
 from virnucpro.labelled.split import read_split
+from virnucpro.numeric import sigmoid
 from virnucpro.run.folder import RunDir
 from virnucpro.scoring.head import DECIMALS, load_head
 from virnucpro.sequences.fasta import write_record
@@ -116,7 +117,7 @@ def expected_scores(out: Path, module: FrameClassifier, frames: LabelledFrames) 
     network = load_head(out / "head.safetensors").nucleotide
     assert network is not None
     odds = frame_log_odds(module, frames, CPU)[-1].astype(np.float64)
-    return 0.5 * (1 + np.tanh(odds / network.temperature / 2))
+    return sigmoid(odds / network.temperature)
 
 
 def score_limit(out: Path, frames: LabelledFrames, pooled: np.ndarray) -> float:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from virnucpro.evaluation.metrics import Samples, measure
 from virnucpro.labelled.arrays import ArrayRows, Texts
 from virnucpro.labelled.frames import LabelledFrames
+from virnucpro.numeric import Values, sigmoid
 from virnucpro.scoring.calls import score_record
 from virnucpro.scoring.head import EncoderFacts, HeadFacts
 from virnucpro.sequences.composition import N_FEATURES
@@ -24,7 +25,6 @@ from virnucpro.training.calibration import (
     fit_temperature,
 )
 
-Values = NDArray[np.float64]
 N_CHUNKS = 20  # of a record
 TOO_SURE = 6.0  # times the log-odds that would be right
 
@@ -79,7 +79,7 @@ def facts_with(found: Calibration) -> HeadFacts:
 
 def scores(odds: Values, found: Calibration, n_chunks: int) -> Values:
     """Of records of so many neighbouring chunks of one frame, as ``predict`` joins them."""
-    p = np.round(0.5 * (1 + np.tanh(odds / found.temperature / 2)), 6)
+    p = np.round(sigmoid(odds / found.temperature), 6)
     runs = p.reshape(-1, N_CHUNKS)
     facts = facts_with(found)
     return np.array(

@@ -15,6 +15,7 @@ from virnucpro.labelled.arrays import ArrayRows
 from virnucpro.labelled.digests import group_digest, record_digest
 from virnucpro.labelled.records import LabelledRecord
 from virnucpro.labelled.store import Labels
+from virnucpro.numeric import sigmoid
 from virnucpro.scoring.head import DECIMALS, Head, Network, load_head
 from virnucpro.sequences.composition import N_FEATURES, frame_composition
 from virnucpro.training.calibration import Calibration
@@ -84,7 +85,7 @@ def scores_of(
     with torch.inference_mode():
         odds = exact(torch.from_numpy(vectors).double(), composition).numpy()
     temperatures = [[CALIBRATION.protein_temperature], [CALIBRATION.temperature]]
-    return 0.5 * (1 + np.tanh(odds / temperatures / 2))
+    return sigmoid(odds / temperatures)
 
 
 def test_the_head_scores_as_the_classifier_with_its_temperature(head, classifier, vectors, frames):

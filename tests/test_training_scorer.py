@@ -264,7 +264,7 @@ def test_a_cut_calls_no_kind_of_cells_more_often_than_it_says() -> None:
     kind = rng.integers(3, size=60_000)  # 0: viruses; cells of kind 2 look more like them
     log_odds = rng.normal(np.array([3.0, -1.0, 0.0])[kind], 1.0)
     kinds = [kind == 1, kind == 2]
-    rates = fit_error_rates(500, log_odds, kind == 0, kinds)
+    rates = fit_error_rates(500, log_odds, kind == 0, [(kinds[0], 1.0), (kinds[1], 1.0)])
     plain = fit_error_rates(500, log_odds, kind == 0)
     assert plain.cuts == plain.log_odds == rates.log_odds
     for share in (0.1, 0.03, 0.005):
@@ -276,6 +276,10 @@ def test_a_cut_calls_no_kind_of_cells_more_often_than_it_says() -> None:
     assert rates.false_per_true(np.array(rates.log_odds)) == pytest.approx(
         plain.false_per_true(np.array(plain.log_odds))
     )
+    lenient = fit_error_rates(500, log_odds, kind == 0, [(kinds[0], 1.0), (kinds[1], 1.2)])
+    for share in (0.1, 0.03, 0.005):
+        called = log_odds >= lenient.cut_at(share)
+        assert called[kinds[1]].mean() == pytest.approx(1.2 * share, abs=1e-4)
 
 
 def test_a_kind_of_cells_has_a_say_with_fragments_side_by_side_of_groups_enough() -> None:
@@ -285,8 +289,16 @@ def test_a_kind_of_cells_has_a_say_with_fragments_side_by_side_of_groups_enough(
     n_bases = int(collection.lengths[0]) // 2
     drawn = np.repeat(np.arange(len(rows) + 1), [4] + [1] * len(rows))
     fragments = Fragments(np.zeros((len(drawn), n_bases), np.uint8), drawn)
-    (bacteria,) = kinds_of_cells(collection, fragments)
-    assert np.flatnonzero(bacteria).tolist() == [0, 1, 4, 5, 6, 7]  # two of the first one's four
+    kinds = kinds_of_cells(collection, fragments)
+    assert list(kinds) == ["bacteria"]
+    assert np.flatnonzero(kinds["bacteria"]).tolist() == [
+        0,
+        1,
+        4,
+        5,
+        6,
+        7,
+    ]  # two of the first one's four
 
 
 def test_cuts_that_call_more_than_they_say_are_refused() -> None:

@@ -15,7 +15,8 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.scorer.pieces import UNKNOWN, Counts, Digits, Pieces
+from virnucpro.numeric import Counts, Values
+from virnucpro.scorer.pieces import UNKNOWN, Digits, Pieces
 from virnucpro.scorer.stretches import N_CODES, SixFrames, Stretches, code_of, find_stretches
 from virnucpro.scorer.words import (
     N_WORD_FIGURES,
@@ -42,7 +43,6 @@ FARTHEST_GAP = (-200, 2000)  # bases; what is beyond is taken for this
 GC_LIMITS = (0.05, 0.95)
 _PIECES_AT_ONCE = 512
 
-Values = NDArray[np.float64]
 Features = NDArray[np.float32]
 
 _CODE_OF_CODON = np.array([code_of(codon) for codon in STANDARD.codons])

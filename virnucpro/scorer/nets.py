@@ -25,6 +25,7 @@ from safetensors.numpy import save
 from virnucpro.errors import UnavailableError
 from virnucpro.files import EMBEDDED_FOLDER, atomic, sha256
 from virnucpro.log import printable
+from virnucpro.numeric import Mask, Values
 from virnucpro.scorer.features import N_FEATURES, N_LAYOUT, RATIOS, SHARES, Features
 from virnucpro.scorer.words import NO_WORDS, WordTable
 
@@ -36,7 +37,6 @@ FARTHEST = 6.0  # deviations from the mean; what is farther is taken for this
 
 _DIGESTS = ("trained_records", "trained_groups")
 
-Values = NDArray[np.float64]
 Digests = NDArray[np.uint64]
 Weights = NDArray[np.float32]
 Layer = tuple[Weights, Weights]  # weights (n_nets, out, in), biases (n_nets, out)
@@ -118,7 +118,7 @@ class PieceNets:
     def n_features(self) -> int:
         return N_FEATURES + (N_LAYOUT if self.part else 0)
 
-    def reads(self, lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def reads(self, lengths: NDArray[np.int64]) -> Mask:
         """Whether they read records of these lengths. (n,) -> (n,)"""
         longest = np.inf if self.longest is None else self.longest
         return (lengths >= self.shortest) & (lengths < longest)

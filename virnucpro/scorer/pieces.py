@@ -12,9 +12,10 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
+from virnucpro.numeric import Counts
+
 UNKNOWN = 4
 Digits = NDArray[np.uint8]
-Counts = NDArray[np.int64]
 
 _DIGITS = bytearray([UNKNOWN]) * 256
 for _digit, _letters in enumerate(("Aa", "Cc", "Gg", "TtUu")):

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from virnucpro.numeric import Counts, Values
 from virnucpro.scorer.features import (
     FIGURES,
     N_FEATURES,
@@ -23,15 +23,13 @@ from virnucpro.scorer.features import (
     with_layout,
 )
 from virnucpro.scorer.nets import PieceNets, Scorer
-from virnucpro.scorer.pieces import UNKNOWN, Counts, Digits, Pieces, cut, encode
+from virnucpro.scorer.pieces import UNKNOWN, Digits, Pieces, cut, encode
 from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
 
 BASES_AT_ONCE = 2_000_000  # of records that are read before any is scored
 _PIECE_BASES_AT_ONCE = 500_000
 _PIECES_AT_ONCE = 1_000
 _WHOLE_BASES_AT_ONCE = 1_000_000
-
-Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

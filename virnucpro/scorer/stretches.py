@@ -13,7 +13,8 @@ from functools import cache, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.scorer.pieces import Counts, Digits, Pieces
+from virnucpro.numeric import Counts, Mask
+from virnucpro.scorer.pieces import Digits, Pieces
 from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
 
 N_CODES = 125  # of three digits, unknown ones among them: 25 a + 5 b + c
@@ -52,7 +53,7 @@ class Stretches:
     def __len__(self) -> int:
         return len(self.piece)
 
-    def where(self, chosen: NDArray[np.bool_] | Counts) -> Stretches:
+    def where(self, chosen: Mask | Counts) -> Stretches:
         return Stretches(
             self.piece[chosen],
             self.rank[chosen],
@@ -146,7 +147,7 @@ def _ranks(piece: Counts, n_pieces: int) -> Counts:
     return ranks
 
 
-def _choose(found: Stretches, lengths: Counts) -> tuple[NDArray[np.bool_], Counts]:
+def _choose(found: Stretches, lengths: Counts) -> tuple[Mask, Counts]:
     """Choose stretches, and count the bases of each piece that they cover.
 
     The covered bases of a piece are bits of words of 64; rank by rank, all pieces at once. Pieces

@@ -13,7 +13,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.scorer.pieces import Counts, Digits
+from virnucpro.numeric import Counts, Mask, Values
+from virnucpro.scorer.pieces import Digits
 from virnucpro.scorer.stretches import code_of
 from virnucpro.sequences.genetic_code import STANDARD, STOP
 
@@ -30,7 +31,6 @@ _OWNER = (1 << _OWNER_BITS) - 1
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio: Knuth's hashing
 
 Residues = NDArray[np.uint8]
-Values = NDArray[np.float64]
 Numbers = NDArray[np.int64]
 
 _RESIDUE_OF_CODE = bytearray([NO_RESIDUE]) * 256
@@ -109,13 +109,13 @@ class WordTable:
 NO_WORDS = WordTable(np.zeros(N_BUCKETS, dtype=np.uint8), np.empty(0, dtype=np.uint16))
 
 
-def is_in_sample(numbers: Numbers) -> NDArray[np.bool_]:
+def is_in_sample(numbers: Numbers) -> Mask:
     """Whether each word is kept though one group alone has it. (n,) -> (n,)"""
     return _are_in_sample(_hashes(numbers))
 
 
-def _are_in_sample(hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    is_inside: NDArray[np.bool_] = hashes & np.uint64(RARITY - 1) == 0
+def _are_in_sample(hashes: NDArray[np.uint64]) -> Mask:
+    is_inside: Mask = hashes & np.uint64(RARITY - 1) == 0
     return is_inside
 
 

@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from virnucpro.numeric import Counts
 from virnucpro.scorer.features import GENE_LIKE
-from virnucpro.scorer.pieces import UNKNOWN, Counts, Digits, Pieces, encode
+from virnucpro.scorer.pieces import UNKNOWN, Digits, Pieces, encode
 from virnucpro.scorer.stretches import code_of, codon_codes, find_stretches
 from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
 from virnucpro.sequences.translate import reverse_complement

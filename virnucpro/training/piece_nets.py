@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from virnucpro.numeric import Mask, Values
 from virnucpro.scorer.features import FIGURES, N_LAYOUT, Features
 from virnucpro.scorer.nets import FARTHEST, VIEWS, Layer, Nets, PieceNets
 from virnucpro.scorer.words import N_WORD_FIGURES, WordTable
@@ -17,8 +17,6 @@ from virnucpro.scorer.words import N_WORD_FIGURES, WordTable
 NO_FEATURES = range(0)
 FIGURES_AND_WORDS = range(FIGURES.start, FIGURES.stop + N_WORD_FIGURES)
 FIGURES_WORDS_AND_LAYOUT = range(FIGURES.start, FIGURES_AND_WORDS.stop + N_LAYOUT)
-
-Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +40,7 @@ class Lessons:
     """Features of fragments, what these are, and what each weighs. Rows in step."""
 
     features: Features  # (n, 698), of what is read as parts (n, 710)
-    is_virus: NDArray[np.bool_]
+    is_virus: Mask
     weights: Values
 
 

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from virnucpro.labelled.frames import MOST_WEIGHT, LabelledFrames
 from virnucpro.labelled.records import Labelled, LabelledRecord
-from virnucpro.numeric import Mask, Values
-from virnucpro.scorer.pieces import Counts, Digits, encode, reverse_complement
+from virnucpro.numeric import Counts, Mask, Values
+from virnucpro.scorer.pieces import Digits, encode, reverse_complement
 from virnucpro.sequences.composition import N_CODONS
 
 BASES_POWER = 0.25

@@ -11,11 +11,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from virnucpro.labelled.records import LabelledRecord
+from virnucpro.numeric import Counts, Mask, Values, sigmoid
 from virnucpro.scorer.nets import ErrorRates, Knot, PieceNets
-from virnucpro.scorer.pieces import Counts, Digits
+from virnucpro.scorer.pieces import Digits
 from virnucpro.scorer.score import record_log_odds
 from virnucpro.training.sampling import Collection, Fragments
 
@@ -24,8 +24,6 @@ FALSE_POSITIVES = (0.5, 0.3, 0.2, 0.1, 0.05, 0.03, 0.02, 0.01, 0.005, 0.002, 0.0
 FEWEST_GROUPS = 5  # of a kind of cells that has a say in where cuts lie
 _STEPS = 50  # of Newton's method; a few are enough
 _RIDGE = 1e-6
-
-Values = NDArray[np.float64]
 
 
 def group_folds(records: Iterable[LabelledRecord], n_folds: int = N_FOLDS) -> dict[str, int]:
@@ -62,13 +60,13 @@ def fragment_log_odds(digits: Digits, pieces: Sequence[PieceNets]) -> Values:
     return record_log_odds(digits.reshape(-1), np.full(n, n_bases), pieces)
 
 
-def fit_knot(n_bases: int, log_odds: Values, is_virus: NDArray[np.bool_]) -> Knot:
+def fit_knot(n_bases: int, log_odds: Values, is_virus: Mask) -> Knot:
     """Platt's scaling, both labels having the same weight (Platt 1999), by Newton's method."""
     weights = np.where(is_virus, 0.5 / is_virus.sum(), 0.5 / (~is_virus).sum())
     inputs = np.stack([log_odds, np.ones(len(log_odds))], axis=1)
     values = np.array([1.0, 0.0])
     for _ in range(_STEPS):
-        chances = 0.5 * (1 + np.tanh(inputs @ values / 2))
+        chances = sigmoid(inputs @ values)
         gradient = inputs.T @ (weights * (is_virus - chances))
         curvature = (inputs * (weights * chances * (1 - chances))[:, None]).T @ inputs
         values += np.linalg.solve(curvature + _RIDGE * np.eye(2), gradient)
@@ -79,17 +77,19 @@ def fit_knot(n_bases: int, log_odds: Values, is_virus: NDArray[np.bool_]) -> Kno
 def fit_error_rates(
     n_bases: int,
     log_odds: Values,
-    is_virus: NDArray[np.bool_],
-    kinds: Sequence[NDArray[np.bool_]] = (),
+    is_virus: Mask,
+    kinds: Sequence[tuple[Mask, float]] = (),
 ) -> ErrorRates:
     """The log-odds from which on each share of the cellular fragments lies, and of the viral ones.
 
     A share counts one more fragment than there is, so that none is 0. From its cut on no kind of
-    cells is called more often either.
+    cells is called more often either, or not more than so many times as often.
     """
     shares = np.array(FALSE_POSITIVES)
     at_shares = np.quantile(log_odds[~is_virus], 1 - shares)
-    of_kinds = [np.quantile(log_odds[kind], 1 - shares) for kind in kinds]
+    of_kinds = [
+        np.quantile(log_odds[kind], 1 - np.minimum(1, times * shares)) for kind, times in kinds
+    ]
     cuts = np.max([at_shares, *of_kinds], axis=0)
     viral = np.sort(log_odds[is_virus])
     n_called = len(viral) - np.searchsorted(viral, at_shares)
@@ -98,7 +98,7 @@ def fit_error_rates(
     return ErrorRates(n_bases, *(tuple(column.tolist()) for column in columns))
 
 
-def kinds_of_cells(collection: Collection, fragments: Fragments) -> list[NDArray[np.bool_]]:
+def kinds_of_cells(collection: Collection, fragments: Fragments) -> dict[str, Mask]:
     """Which fragments are of each kind of cells; of two groups a share says little of a kind.
 
     Of a record that is drawn often, as many fragments have a say as lie in it side by side.
@@ -109,8 +109,15 @@ def kinds_of_cells(collection: Collection, fragments: Fragments) -> list[NDArray
     is_cellular = np.array([not record.is_virus for record in records])
     n_inside = collection.lengths[fragments.record] // fragments.digits.shape[1]
     is_cellular &= _n_earlier(fragments.record) < n_inside
-    kinds = [is_cellular & (kingdoms == kind) for kind in np.unique(kingdoms[is_cellular])]
-    return [kind for kind in kinds if len(np.unique(groups[kind])) >= FEWEST_GROUPS]
+    kinds = {
+        str(kingdom): is_cellular & (kingdoms == kingdom)
+        for kingdom in np.unique(kingdoms[is_cellular])
+    }
+    return {
+        kingdom: is_kind
+        for kingdom, is_kind in kinds.items()
+        if len(np.unique(groups[is_kind])) >= FEWEST_GROUPS
+    }
 
 
 def _n_earlier(values: Counts) -> Counts:

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from virnucpro.numeric import Counts
 from virnucpro.scorer.features import Features, codons_of, fragment_features
-from virnucpro.scorer.pieces import Counts, Digits, Pieces
+from virnucpro.scorer.pieces import Digits, Pieces
 from virnucpro.scorer.stretches import find_stretches
 from virnucpro.scorer.words import (
     CELLULAR,

@@ -1,0 +1,176 @@
+"""Find transposable elements among the labelled cells, to train and measure a scorer on.
+
+    python examples/scorer_elements.py manifest.tsv elements.fa > elements.tsv
+    tail -n +2 elements.tsv >> manifest.tsv
+
+Needs pyhmmer. Long stop-free stretches of eukaryotes, in six frames, are searched with one protein
+of each kind of element, and again with what was found. A stretch that is like one is taken with
+the bases around it: these become records of their own, in the group of the sequence they lie in,
+and so in the same fold and part of a split.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyhmmer
+from Bio.Seq import Seq
+from pyhmmer.easel import Alphabet, DigitalSequenceBlock, TextSequence
+
+from virnucpro.labelled.records import LabelledRecord, read_data_manifest, read_records
+from virnucpro.sequences.fasta import write_record
+
+HOSTS = ("animals", "fungi", "plants", "protists", "transcripts")
+KINGDOM = "transposable elements"
+COLUMNS = ("path", "id", "label", "group", "weight", "kingdom")
+SHORTEST = 70  # residues of a stretch that is searched
+ROUNDS = 4
+MOST_EXPECTED = 1e-5  # hits by chance among all stretches, of a hit that is taken
+FLANK = 1500  # bases on both sides
+LONGEST = 8000  # bases of an element that more stretches are added to
+# Reverse transcriptases of retroelements and transposases of DNA transposons
+SEEDS = {
+    "Copia": (
+        "WKVKQLDVNNAFLHGDLEEEVYMKQPPGFVDPKHPDHVCKLKKSLYGLKQAPRAWYEKLSSFLLSNGFTRSKSDHSLFIYHTGDSLIILL"
+        "VYVDDILITGNN"
+    ),
+    "Gypsy": (
+        "PYRMSPAELEELKKQLQELLDKGFIRPSSSPWGAPVLFVKKKDGSLRMCIDYRALNKVTIKNRYPLPRIDDLFDQLQGAKVFSKIDLRSG"
+        "YHQIRIKEEDIPKTAFRTRYGHYEFLVMPFGLTNAPATFMDLMNRVFRPYLDKFVIVFIDDILIYSKSEEEHEEHLRLVLQTLREHKLYA"
+        "KLSKCEFWLEEVEFLGHVISKDGISVDPSKVEAI"
+    ),
+    "ERV": (
+        "WAETGGMGLAVRQAPLIIPLKATSTPVSIKQYPMSQEARLGIKPHIQRLLDQGILVPCQSPWNTPLLPVKKPGTNDYRPVQDLREVNKRV"
+        "EDIHPTVPNPYNLLSGLPPSHQWYTVLDLKDAFFCLRLHPTSQPLFAFEWRDPEMGISGQLTWTRLPQGFKNSPTLFDEALHRDLADFRI"
+        "QHPDLILLQYVDDLLLAATSELDCQQGTRALLQTLGNLGYRASAKKAQICQKQVKYLGYLLKEGQRWLTEARKETVMGQPTPKTPRQLRE"
+        "FLGTAGFCRLFIPGFAEMAAPLYPLTKTGTLF"
+    ),
+    "LINE": (
+        "HNRTKDKNHMIISIDAEKAFDKIQQPFMLKTLNKLGIDGTYFKIIRAIYDKPTANIILNGQKLEAFPLKTGTRQGCPLSPLLFNIVLEVL"
+        "ARAIRQEKEIKGIQLGKEEVKLSLFADDMIVYLENPIVSAQNLLKLISNFSKVSGYKINVQKSQAFLYTNNRQTESQIMGELPFTIASKR"
+        "IKYLGIQLTRDVKDLFKENYKPLLKEIKEDTNKWKNIPCSWVGRINIVKMAILPKVIYRFNAIPIKLPMTFFTELEKTTLKFIWNQKRAR"
+        "IAKSILSQKNKAGGITLPDFKLYYKATVTKTAWYWYQ"
+    ),
+    "mariner": (
+        "TCERWFQRFKSGDFDVDDKEHGKPPKRYEDAELQALLDEDDAQTQKQLAEQLEVSQQAVSNRLREMGKIQKVGRWVPHELNERQMERRKN"
+        "TCEILLSRYKRKSFLHRIVTGDEKWIFFVSPKRKKSYVDPGQPATSTARPNRFGKKTMLCVWWDQSGVIYYELLKRGETVNTARYQQQLI"
+        "NLNRALQRKRPEYQKRQHRVIFLHDNAPSHTARAVRDTLETLNWEVLPHAAYSPDLAPSDYHLFASMGHALAEQRF"
+    ),
+    "Tc1": (
+        "MGKSKEISQDLRKKIVDLHKSGSSLGAISKRLKVPRSSVQTIVRKYKHHGTTQPSYRSGRRRVLSPRDERTLVRKVQINPRTTAKDLVKM"
+        "LEETGTKVSISTVKRVLYRHNLKGRSARKKPLLQNRHKKARLRFATAHGDKDRTFWRNVLWSDETKIELFGHNDHRYVWRKKGEACKPKN"
+        "TIPTVKHGGGSIMLWGCFAAGGTGALHKIDGIMRKENYVDILKQHLKTSVRKLKLGRKWVFQMDNDPKHTSKVVAKWLKDNKVKVLEWPS"
+        "QSPDLNPIENLWAELKKRVRARRP"
+    ),
+    "piggyBac": (
+        "EDEIYAFFGILVMTAVRKDNHMSTDDLFDRSLSMVYVSVMSRDRFDFLIRCLRMDDKSIRPTLRENDVFTPVRKIWDLFIHQCIQNYTPG"
+        "AHLTIDEQLLGFRGRCPFRMYIPNKPSKYGIKILMMCDSGTKYMINGMPYLGRGTQTNGVPLGEYYVKELSKPVHGSCRNITCDNWFTSI"
+        "PLAKNLLQEPYKLTIVGTVRSNKREIPEVLKNSRSRPVGTSMFCFDGPLTLVSYKPKPAKMVYLLSSCDEDASINESTGKPQMVMYYNQT"
+        "KGGVDTLDQMCSVMTCSRKTNRWPMALLYGMINIACINSFIIY"
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A stop-free stretch: the place of its record, and its bases there."""
+
+    record: int
+    start: int
+    end: int
+
+
+Sequences = list[tuple[LabelledRecord, str]]
+
+
+def stretches(sequence: str, record: int) -> Iterator[tuple[Stretch, str]]:
+    """The long stop-free stretches of six frames, and their residues."""
+    n_bases = len(sequence)
+    for is_reverse in (False, True):
+        strand = str(Seq(sequence).reverse_complement()) if is_reverse else sequence
+        for frame in range(3):
+            start = frame
+            in_frame = strand[frame : frame + (n_bases - frame) // 3 * 3]
+            for residues in str(Seq(in_frame).translate()).split("*"):
+                end = start + 3 * len(residues)
+                if len(residues) >= SHORTEST:
+                    low, high = (n_bases - end, n_bases - start) if is_reverse else (start, end)
+                    yield Stretch(record, low, high), residues
+                start = end + 3
+
+
+def search(sequences: Sequences) -> dict[Stretch, str]:
+    """The stretches that are like an element, and the kind that each is most like."""
+    alphabet = Alphabet.amino()
+    found: list[Stretch] = []
+    targets = []
+    for record, (_, sequence) in enumerate(sequences):
+        for stretch, residues in stretches(sequence, record):
+            name = str(len(found)).encode()
+            targets.append(TextSequence(name=name, sequence=residues).digitize(alphabet))
+            found.append(stretch)
+    block = DigitalSequenceBlock(alphabet, targets)
+    best: dict[Stretch, tuple[float, str]] = {}
+    for kind, residues in SEEDS.items():
+        query = TextSequence(name=kind.encode(), sequence=residues).digitize(alphabet)
+        pipeline = pyhmmer.plan7.Pipeline(alphabet, incE=MOST_EXPECTED)
+        rounds = pipeline.iterate_seq(query, block)
+        for _ in range(ROUNDS):
+            result = next(rounds)
+            if result.converged:
+                break
+        for hit in result.hits.included:
+            stretch = found[int(hit.name)]
+            best[stretch] = max(best.get(stretch, (0.0, "")), (hit.score, kind))
+    return {stretch: kind for stretch, (_, kind) in best.items()}
+
+
+def elements(kind_of: dict[Stretch, str], sequences: Sequences) -> Iterator[tuple[Stretch, str]]:
+    """Stretches with the bases around them; those that overlap then are one element.
+
+    None has so many bases that it would stand for contigs of 10,000, of which there are few.
+    """
+    clusters: list[list[Stretch]] = []
+    for stretch in sorted(kind_of, key=lambda stretch: (stretch.record, stretch.start)):
+        if not clusters or not belongs(stretch, clusters[-1]):
+            clusters.append([])
+        clusters[-1].append(stretch)
+    for members in clusters:
+        record = members[0].record
+        start = max(0, members[0].start - FLANK)
+        end = min(len(sequences[record][1]), max(member.end for member in members) + FLANK)
+        kinds = [kind_of[member] for member in members]
+        yield Stretch(record, start, end), max(kinds, key=kinds.count)
+
+
+def belongs(stretch: Stretch, members: list[Stretch]) -> bool:
+    """Whether a stretch is near these, and one element with them is not too long."""
+    is_near = stretch.record == members[0].record and stretch.start - members[-1].end < 2 * FLANK
+    return is_near and stretch.end - members[0].start < LONGEST - 2 * FLANK
+
+
+def main(manifest: Path, fasta: Path) -> None:
+    sequences = [
+        (labelled, record.sequence.upper())
+        for labelled, record in read_records(read_data_manifest(manifest))
+        if labelled.kingdom in HOSTS
+    ]
+    sys.stdout.write("\t".join(COLUMNS) + "\n")
+    with fasta.open("w", encoding="utf-8") as out:
+        for element, kind in elements(search(sequences), sequences):
+            labelled, sequence = sequences[element.record]
+            name = f"{labelled.id}:{element.start}-{element.end}"
+            write_record(out, f"{name} {kind}", sequence[element.start : element.end])
+            cells = (fasta.absolute(), name, labelled.label, labelled.group, 1.0, KINGDOM)
+            sys.stdout.write("\t".join(map(str, cells)) + "\n")
+
+
+if __name__ == "__main__":
+    match sys.argv[1:]:
+        case [manifest, fasta]:
+            main(Path(manifest), Path(fasta))
+        case _:
+            raise SystemExit(__doc__)
