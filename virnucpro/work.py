@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from virnucpro.engine.job import Job
 from virnucpro.engine.local import ProcessExecutor
-from virnucpro.errors import InputMissingError, OutputError, ResumeError, UsageError
+from virnucpro.errors import OutputError, ResumeError, UsageError
 from virnucpro.events import (
     BatchDone,
     EmbeddingStarted,
@@ -31,7 +31,7 @@ from virnucpro.options import WorkOptions
 from virnucpro.pipeline import ExecutorOn, check_stored, make_job
 from virnucpro.records import Shard
 from virnucpro.resolve import WorkConfig, resolve_work
-from virnucpro.run.folder import RunDir, stores_of
+from virnucpro.run.folder import RunDir, no_run, stores_of
 from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import read_plan
 from virnucpro.run.work_log import ShardFigures, note_shard
@@ -226,10 +226,8 @@ def find_run(rundir: RunDir) -> Manifest:
     """
     manifest = rundir.read_manifest()
     if manifest is None:
-        raise InputMissingError(
-            f"{printable(rundir.root)} holds no run",
-            hint="plan one: virnucpro predict --plan-only --output-dir DIR, with input and model",
-        )
+        hint = "plan one: virnucpro predict --plan-only --output-dir DIR, with input and model"
+        raise no_run(rundir.root, hint)
     if not manifest.recipe.has_encoder or len(manifest.models) != len(manifest.recipe.encoders):
         raise ResumeError(
             f"{printable(rundir.root)} holds a run with {printable(manifest.recipe.reader)}, which "
