@@ -161,9 +161,7 @@ def work(
     return outcome
 
 
-def work_for_run(
-    options: WorkOptions, indices: Sequence[int], executor_on: ExecutorOn = ProcessExecutor
-) -> list[ShardFigures]:
+def work_for_run(options: WorkOptions, indices: Sequence[int]) -> list[ShardFigures]:
     """Embed some shards for the run that has the folder, until they are done or it is over.
 
     Raises:
@@ -179,7 +177,7 @@ def work_for_run(
         config = resolve_work(options, manifest, lambda _: None)
         job = make_job(rundir, manifest.recipe, config.weights)
         shards = [plan.shards[index] for index in indices]
-        with closing(embed(shards, job, config, executor_on)) as events:
+        with closing(embed(shards, job, config, ProcessExecutor)) as events:
             for event in events:
                 outcome.take(event)
                 next(watch)
