@@ -177,8 +177,8 @@ class DeviceOptions(ComputeOptions):
         int | None,
         _count(
             "Number of processes, one core each: those that embed with --device cpu; without a "
-            "model those that score; with --plan-only or --no-embed those that make shards and "
-            "tables.",
+            "model those that score; with --plan-only, --no-embed or --executor parsl those that "
+            "make shards and tables.",
             DEVICES,
             show_default="as many as cores and memory allow",
         ),
