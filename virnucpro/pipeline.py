@@ -349,6 +349,7 @@ def complete(
             store.make_folder()
     n_helpers = resources.n_helpers
     if not pending:
+        executor.close()  # workers for inputs that gave no shard
         try:
             with summary.stage(STAGES[2]), results.helpers(n_helpers) as helpers:
                 results.write(summary, helpers)
