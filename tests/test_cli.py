@@ -411,6 +411,19 @@ def test_a_reader_that_goes_away_does_not_break_the_run(model, tmp_path):
     assert (tmp_path / "run" / "predictions.tsv").exists()
 
 
+@pytest.mark.parametrize(
+    "words", ["models list", "models info esm2_virnucpro", "devices", "cite", "--version"]
+)
+def test_a_table_ends_quietly_for_a_reader_that_goes_away(words):
+    """As ``virnucpro models list | head -1``, where a shell looks at all exit codes."""
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "virnucpro", *words.split()]
+    process = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True)
+    os.close(write)
+    assert (process.returncode, process.stderr) == (0, "")
+
+
 def test_standard_streams_may_be_closed(model, tmp_path):
     arguments = ["predict", "-i", EXAMPLE, "-o", tmp_path / "out", *model, "--device", "cpu"]
     command = [sys.executable, "-m", "virnucpro", *map(str, arguments)]

@@ -53,6 +53,7 @@ from virnucpro.events import (
     Telling,
     WorkerLost,
 )
+from virnucpro.outputs.summary import STAGES
 from virnucpro.pipeline import make_job
 from virnucpro.processes import interrupts_held, start
 from virnucpro.records import Shard
@@ -157,6 +158,31 @@ def test_a_finished_run_starts_no_worker_and_one_with_another_input_does(
     added.write_text(f">added\n{open_dna(300, np.random.default_rng(3))}\n")
     run_inline(make_config(contigs, added, resume=True), tiny.head, executor=executor)
     assert len(started) == 2
+
+
+def test_workers_end_before_the_tables_where_an_added_input_gives_no_shard(
+    make_config, tiny, contigs, tmp_path, started
+):
+    executor, at_work = ProcessExecutor(["cpu"]), []
+    run_inline(make_config(contigs), tiny.head, executor=executor)
+    added = tmp_path / "added.fa"
+    added.write_text(">added\n" + "N" * 400)
+
+    def hear(event):
+        if isinstance(event, Progress) and event.stage == STAGES[2]:
+            at_work.append(started[-1].child.is_alive)
+
+    run_inline(make_config(contigs, added, resume=True), tiny.head, hear, executor)
+    assert len(started) == 2
+    assert set(at_work) == {False}
+
+
+def test_a_run_of_another_job_than_its_start_is_refused():
+    executor = ProcessExecutor([])
+    resources = Resources(devices=("cpu",), tokens_per_batch=2048)
+    executor.start(SimpleNamespace(owner="one"), resources, 1)
+    with pytest.raises(AssertionError, match="what workers started with"):
+        next(executor.run([], SimpleNamespace(owner="other"), resources))
 
 
 def test_workers_for_which_there_is_no_shard_end_without_a_word(

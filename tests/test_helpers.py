@@ -281,6 +281,38 @@ def test_a_helper_that_is_stopped_is_named_with_what_to_do(monkeypatch, caplog):
     assert not our_processes()
 
 
+PAUSED_PARENT = """
+import logging, os, signal, time
+from virnucpro import tasks
+from virnucpro.outputs.blocks import BlockTask
+tasks._SILENCE_SECONDS = 3.0
+warned = []
+tasks.LOGGER.addFilter(lambda record: warned.append(time.monotonic()))
+with tasks.helpers_for("no maker", 1, "tables") as helpers:
+    os.kill(helpers.children[0].pid, signal.SIGSTOP)
+    helpers.submit(BlockTask(0, (), (), []))
+    time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGSTOP)
+    began = time.monotonic()
+    while not warned:
+        time.sleep(0.01)
+    print(warned[0] - began)
+"""
+
+
+def test_time_in_which_the_parent_was_stopped_is_no_silence_of_a_helper():
+    """Ctrl-Z and, later, `fg`: a helper that is silent after it as well is named."""
+    places = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-c", PAUSED_PARENT]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=places) as parent, within(120):
+        assert parent.stdout is not None
+        while psutil.Process(parent.pid).status() != psutil.STATUS_STOPPED:
+            time.sleep(0.05)
+        time.sleep(3.0)
+        parent.send_signal(signal.SIGCONT)
+        assert float(parent.stdout.read()) > 0.5
+
+
 @pytest.mark.usefixtures("in_small_blocks")
 def test_a_plan_for_others_is_made_by_helpers_too(tiny, contigs, tmp_path):
     options = PredictOptions(

@@ -500,7 +500,7 @@ def test_regions_of_short_records_name_no_table_that_is_not_there(tmp_path):
 
 
 def test_regions_are_refused_where_there_is_no_run_or_another_table(tmp_path, chromosomes):
-    with pytest.raises(InputMissingError, match="holds no run"):
+    with pytest.raises(InputMissingError, match="there is no such folder"):
         find_regions(RegionsOptions(folder=tmp_path / "nothing"), lambda _: None)
     source = write(tmp_path / "in.fa", host=chromosomes["host"])
     predict(source, to=tmp_path / "run")

@@ -69,11 +69,6 @@ def test_a_group_in_two_strata_is_whole_and_belongs_where_most_of_it_is() -> Non
     assert split_groups(both + make_records(9), seed=4)["both"] == "train"
 
 
-def test_shares_of_nothing_give_nothing() -> None:
-    splits = split_groups(make_records(10), seed=1, shares=(0.8, 0.2, 0.0))
-    assert Counter(splits.values()) == {"train": 8, "validation": 2}
-
-
 def test_a_split_is_read_as_it_was_written_with_the_same_bytes(tmp_path: Path) -> None:
     records = make_records(12) + make_records(5, "bacteria", is_virus=False)
     splits = split_groups(records, seed=1)

@@ -9,6 +9,7 @@ import shutil
 import signal
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from runs import assert_same_run, leftovers, run_inline, within
 from test_cli import virnucpro
 from workers import CrashingWorker
 
+from virnucpro.api import read_features
 from virnucpro.cli.running import planned_steps
 from virnucpro.encoders.models import open_model
 from virnucpro.engine.executor import InlineExecutor, NoExecutor
@@ -29,6 +31,7 @@ from virnucpro.errors import (
 from virnucpro.events import OnEvent, ShardDone, Telling
 from virnucpro.options import PredictOptions, WorkOptions
 from virnucpro.records import Shard
+from virnucpro.report.story import report_folder
 from virnucpro.resolve import resolve
 from virnucpro.run.folder import RunDir
 from virnucpro.run.status import inspect_run, measure_run
@@ -274,6 +277,10 @@ def test_figures_that_are_damaged_or_of_somebody_else_are_left_out(plan):
 def test_what_is_no_run_has_no_part_and_nothing_is_written_there(tmp_path):
     with pytest.raises(InputMissingError, match="holds no run"):
         work_inline(tmp_path)
+    nowhere = tmp_path / "nowhere"
+    for look in (work_inline, report_folder, read_features, partial(inspect_run, verify=False)):
+        with pytest.raises(InputMissingError, match="nowhere: there is no such folder"):
+            look(nowhere)
     assert not list(tmp_path.iterdir())
 
 

@@ -44,7 +44,7 @@ from virnucpro.outputs.read import read_calls
 from virnucpro.outputs.sinks import record_table
 from virnucpro.records import Call
 from virnucpro.run.features import open_stores
-from virnucpro.run.folder import RunDir
+from virnucpro.run.folder import RunDir, no_run
 from virnucpro.run.manifest import Manifest
 from virnucpro.sequences.fasta import write_record
 from virnucpro.sequences.inputs import RECORDS
@@ -282,13 +282,11 @@ def _unheard(event: Telling) -> None:
 def _manifest(folder: Path) -> Manifest:
     """
     Raises:
-        InputMissingError: the folder holds no run.
+        InputMissingError: the folder holds no run, or is not there.
     """
     manifest = RunDir(folder).read_manifest()
     if manifest is None:
-        raise InputMissingError(
-            f"{printable(folder)} holds no run of VirNucPro", hint="name a run folder"
-        )
+        raise no_run(folder, hint="name a run folder")
     return manifest
 
 

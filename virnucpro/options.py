@@ -176,8 +176,9 @@ class DeviceOptions(ComputeOptions):
     workers: Annotated[
         int | None,
         _count(
-            "Number of processes, one core each: those that embed with --device cpu, or without a "
-            "model those that score.",
+            "Number of processes, one core each: those that embed with --device cpu; without a "
+            "model those that score; with --plan-only, --no-embed or --executor parsl those that "
+            "make shards and tables.",
             DEVICES,
             show_default="as many as cores and memory allow",
         ),

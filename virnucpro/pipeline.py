@@ -58,7 +58,7 @@ from virnucpro.report.run import write_run_page
 from virnucpro.resolve import RunConfig, resolve
 from virnucpro.run.backlog import Backlog
 from virnucpro.run.features import FeatureStore, OnShard
-from virnucpro.run.folder import RunDir, stores_of
+from virnucpro.run.folder import RunDir
 from virnucpro.run.intake import open_run
 from virnucpro.run.lock import own_name
 from virnucpro.run.machine import MachineLog
@@ -117,53 +117,64 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
         LOGGER.info("virnucpro %s: %s", __version__, printable(" ".join(config.options.argv)))
         rundir.sweep()
         with summary.stage(STAGES[0]), rundir.planning():
-            recorded = None if config.options.force else rundir.read_manifest()
-            if config.options.resume and recorded is None:
-                announce(f"there is no run yet in {printable(rundir.root)}: a new one begins")
-            manifest = replace(open_run(config, rundir, recorded, on_event), models=config.models)
-            config.options.check_type(manifest.recipe.input_type)
-            scorer = announce_choices(config, manifest.recipe, head)
-            finder = make_finder(config.options, manifest.recipe, scorer)
-            job = make_job(rundir, manifest.recipe, config.weights)
-            executor.start(job, config.resources, count_worth_starting(manifest, recorded))
-            plan = plan_run(config, rundir, recorded, manifest, on_event)
-            rundir.clear_copies(manifest)
-            announce_input(plan, manifest)
-            summary.count_plan(plan, manifest)
-            folders = filter(Path.is_dir, config.options.input)
-            summary.n_reads_left_out = sum(len(list_reads(folder)) for folder in folders)
-            summary.cut = announce_cut(config, scorer, head)
-            summary.cut_scores = cut_scores(config, scorer, head)
-            rundir.report.unlink(missing_ok=True)  # it is of another state
+            results, job = begin(config, head, executor, summary, on_event)
         if config.options.plan_only:
-            return close_plan(config, rundir, manifest, plan, summary)
-        results = Results(
-            rundir=rundir,
-            manifest=manifest,
-            plan=plan,
-            stores=job.stores,
-            head=head,
-            scorer=scorer,
-            cut=config.options if isinstance(config.options, PredictOptions) else CutOptions(),
-            finder=finder,
-            backlog=Backlog(),
-            feature_format=_feature_format(config.options),
-            per_file=config.options.per_file or (recorded is not None and rundir.samples.is_dir()),
-            on_event=on_event,
-        )
+            return close_plan(config, results, summary)
         try:
             complete(results, job, executor, config.resources, summary)
         except FeatureFileError as error:
             LOGGER.warning("%s; every feature file is read now; damaged ones are made again", error)
+            on_shard = _on_shard(on_event, "reading every feature file")
             for store in job.stores:
-                store.discard_damaged(
-                    plan.shards, _on_shard(on_event, "reading every feature file")
-                )
+                store.discard_damaged(results.plan.shards, on_shard)
             complete(results, job, executor, config.resources, summary)
-        close_run(config, rundir, manifest, summary)
+        close_run(config, rundir, results.manifest, summary)
         for line in summary.lines(config.output):
             LOGGER.info("%s", line)
     return summary
+
+
+def begin(
+    config: RunConfig, head: Head | None, executor: Executor, summary: Summary, on_event: OnEvent
+) -> tuple[Results, Job]:
+    """Open and plan the run while its workers start, and announce what it will do.
+
+    -> all that its outputs are made of, and the job of its workers
+    """
+    rundir = RunDir(config.output)
+    recorded = None if config.options.force else rundir.read_manifest()
+    if config.options.resume and recorded is None:
+        announce(f"there is no run yet in {printable(rundir.root)}: a new one begins")
+    manifest = replace(open_run(config, rundir, recorded, on_event), models=config.models)
+    config.options.check_type(manifest.recipe.input_type)
+    scorer = announce_choices(config, manifest.recipe, head)
+    finder = make_finder(config.options, manifest.recipe, scorer)
+    job = make_job(rundir, manifest.recipe, config.weights)
+    executor.start(job, config.resources, count_worth_starting(manifest, recorded))
+    plan = plan_run(config, rundir, recorded, manifest, on_event)
+    rundir.clear_copies(manifest)
+    announce_input(plan, manifest)
+    summary.count_plan(plan, manifest)
+    folders = filter(Path.is_dir, config.options.input)
+    summary.n_reads_left_out = sum(len(list_reads(folder)) for folder in folders)
+    summary.cut = announce_cut(config, scorer, head)
+    summary.cut_scores = cut_scores(config, scorer, head)
+    rundir.report.unlink(missing_ok=True)  # it is of another state
+    results = Results(
+        rundir=rundir,
+        manifest=manifest,
+        plan=plan,
+        stores=job.stores,
+        head=head,
+        scorer=scorer,
+        cut=config.options if isinstance(config.options, PredictOptions) else CutOptions(),
+        finder=finder,
+        backlog=Backlog(),
+        feature_format=_feature_format(config.options),
+        per_file=config.options.per_file or (recorded is not None and rundir.samples.is_dir()),
+        on_event=on_event,
+    )
+    return results, job
 
 
 def _feature_format(options: RunOptions) -> FeatureFormat:
@@ -321,14 +332,14 @@ def make_job(rundir: RunDir, recipe: Recipe, weights: tuple[Path, ...]) -> Job:
     )
 
 
-def close_plan(
-    config: RunConfig, rundir: RunDir, manifest: Manifest, plan: Plan, summary: Summary
-) -> Summary:
+def close_plan(config: RunConfig, results: Results, summary: Summary) -> Summary:
     """Leave a planned run to others, with the folders that they need."""
-    for store in stores_of(rundir, manifest):
+    for store in results.stores:
         store.make_folder()
-    rundir.write_manifest(manifest, {**_facts(config, manifest), "state": "planned"})
-    summary.n_shards = len(plan.shards)
+    results.rundir.write_manifest(
+        results.manifest, {**_facts(config, results.manifest), "state": "planned"}
+    )
+    summary.n_shards = len(results.plan.shards)
     for line in summary.lines(config.output):
         LOGGER.info("%s", line)
     return summary
@@ -349,6 +360,7 @@ def complete(
             store.make_folder()
     n_helpers = resources.n_helpers
     if not pending:
+        executor.close()  # workers for inputs that gave no shard
         try:
             with summary.stage(STAGES[2]), results.helpers(n_helpers) as helpers:
                 results.write(summary, helpers)

@@ -26,7 +26,7 @@ from virnucpro.outputs.summary import region_line
 from virnucpro.outputs.write import in_first_places, open_sinks_of_samples
 from virnucpro.records import Call, FastaRecord, RecordResult
 from virnucpro.report.run import write_run_page
-from virnucpro.run.folder import RunDir
+from virnucpro.run.folder import RunDir, no_run
 from virnucpro.run.manifest import Manifest
 from virnucpro.scoring.regions import embedded_finder
 from virnucpro.sequences.inputs import InputFile, check_recorded, generations
@@ -70,12 +70,10 @@ def find_regions(options: RegionsOptions, on_event: OnEvent) -> Counter[str]:
 
 
 def _finished_run(rundir: RunDir) -> Manifest:
-    manifest = rundir.read_manifest() if rundir.root.is_dir() else None
+    manifest = rundir.read_manifest()
     if manifest is None:
-        raise InputMissingError(
-            f"{printable(rundir.root)} holds no run of VirNucPro",
-            hint="name the --output-dir of a finished `virnucpro predict`",
-        )
+        hint = "name the --output-dir of a finished `virnucpro predict`"
+        raise no_run(rundir.root, hint)
     recipe = manifest.recipe
     if recipe.command != "predict" or recipe.input_type != "nucleotide":
         raise UsageError(

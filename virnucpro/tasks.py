@@ -17,7 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from queue import SimpleQueue
-from threading import Timer
+from threading import Event, Thread
 from typing import Any, Generic, Protocol, TypeVar
 
 from virnucpro.errors import UnavailableError, VirnucproError
@@ -25,6 +25,7 @@ from virnucpro.log import LOGGER, counted, printable
 from virnucpro.processes import Child, ErrorText, Pipe, Raised, as_message, interrupts_held, start
 
 _SILENCE_SECONDS = 60.0  # of a helper, until it is named
+_N_WAITS = 60  # for it, in this time
 _END_SECONDS = 5.0  # for a process whose pipe has ended to follow
 _LETTERS_AHEAD = 50_000_000  # in blocks whose results are waited for, unless one record has more
 _LETTERS_PER_HELPER = 10_000_000  # a process takes a second to start, and these take some
@@ -97,10 +98,9 @@ class Helpers(Generic[Tools]):
             AbandonedError: the helpers were stopped.
         """
         child = self.idle.get()
-        alarm = Timer(_SILENCE_SECONDS, _tell_of_silence, (child,))
-        alarm.daemon = True
+        answered = Event()
+        Thread(target=_tell_of_silence, args=(child, answered), daemon=True).start()
         try:
-            alarm.start()
             child.pipe.send(task)
             outcome = child.pipe.recv()
         except (EOFError, OSError) as error:
@@ -108,7 +108,7 @@ class Helpers(Generic[Tools]):
                 raise AbandonedError from error
             raise self._lost(child.cause_of_end(_END_SECONDS)) from error
         finally:
-            alarm.cancel()
+            answered.set()
             self.idle.put(child)
         match outcome:
             case ErrorText():
@@ -165,7 +165,13 @@ def helpers_for(tools: Tools, n_helpers: int, products: str) -> Iterator[Helpers
         helpers.stop()
 
 
-def _tell_of_silence(child: Child) -> None:
+def _tell_of_silence(child: Child, answered: Event) -> None:
+    """Warn of a helper that does not answer.
+
+    Time in which this process did not run (Ctrl-Z, a scheduler that suspends) is at most one wait.
+    """
+    if any(answered.wait(_SILENCE_SECONDS / _N_WAITS) for _ in range(_N_WAITS)):
+        return
     LOGGER.warning(
         "process %d, which makes shards or tables, has not answered for %.0f seconds (hint: if it "
         "uses no CPU time, it is stopped or waits for a disk: `kill -9 %d`, then --resume)",

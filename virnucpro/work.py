@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from virnucpro.engine.job import Job
 from virnucpro.engine.local import ProcessExecutor
-from virnucpro.errors import InputMissingError, OutputError, ResumeError, UsageError
+from virnucpro.errors import OutputError, ResumeError, UsageError
 from virnucpro.events import (
     BatchDone,
     EmbeddingStarted,
@@ -31,7 +31,7 @@ from virnucpro.options import WorkOptions
 from virnucpro.pipeline import ExecutorOn, check_stored, make_job
 from virnucpro.records import Shard
 from virnucpro.resolve import WorkConfig, resolve_work
-from virnucpro.run.folder import RunDir, stores_of
+from virnucpro.run.folder import RunDir, no_run, stores_of
 from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import read_plan
 from virnucpro.run.work_log import ShardFigures, note_shard
@@ -161,9 +161,7 @@ def work(
     return outcome
 
 
-def work_for_run(
-    options: WorkOptions, indices: Sequence[int], executor_on: ExecutorOn = ProcessExecutor
-) -> list[ShardFigures]:
+def work_for_run(options: WorkOptions, indices: Sequence[int]) -> list[ShardFigures]:
     """Embed some shards for the run that has the folder, until they are done or it is over.
 
     Raises:
@@ -179,7 +177,7 @@ def work_for_run(
         config = resolve_work(options, manifest, lambda _: None)
         job = make_job(rundir, manifest.recipe, config.weights)
         shards = [plan.shards[index] for index in indices]
-        with closing(embed(shards, job, config, executor_on)) as events:
+        with closing(embed(shards, job, config, ProcessExecutor)) as events:
             for event in events:
                 outcome.take(event)
                 next(watch)
@@ -226,10 +224,8 @@ def find_run(rundir: RunDir) -> Manifest:
     """
     manifest = rundir.read_manifest()
     if manifest is None:
-        raise InputMissingError(
-            f"{printable(rundir.root)} holds no run",
-            hint="plan one: virnucpro predict --plan-only --output-dir DIR, with input and model",
-        )
+        hint = "plan one: virnucpro predict --plan-only --output-dir DIR, with input and model"
+        raise no_run(rundir.root, hint)
     if not manifest.recipe.has_encoder or len(manifest.models) != len(manifest.recipe.encoders):
         raise ResumeError(
             f"{printable(rundir.root)} holds a run with {printable(manifest.recipe.reader)}, which "

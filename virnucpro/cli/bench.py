@@ -8,7 +8,7 @@ import typer
 
 from virnucpro.cli.command import command
 from virnucpro.cli.exits import end_cleanly, exits
-from virnucpro.cli.running import number_gpus_by_bus, spare_the_collector
+from virnucpro.cli.running import number_gpus_by_bus, report, spare_the_collector
 from virnucpro.options import BenchOptions
 
 _MEASURED = "the tables, and the file of --json, hold what was measured"
@@ -30,12 +30,15 @@ def bench(options: BenchOptions) -> None:
         number_gpus_by_bus()
         end_cleanly()
         programme = resolve_bench(options)
-        report = Report(sys.argv, options.seed, options.json)
+        measured = Report(sys.argv, options.seed, options.json)
         spare_the_collector()
         try:
-            run_bench(programme, report.add, lambda line: _tell(line, options.quiet))
+            run_bench(programme, measured.add, lambda line: _tell(line, options.quiet))
         finally:
-            report.print_tables(make_console(is_terminal=sys.stdout.isatty()))
+            console = make_console(is_terminal=sys.stdout.isatty())
+            with console.capture() as tables:
+                measured.print_tables(console)
+            report(tables.get().splitlines())
 
 
 def _tell(line: str, quiet: bool) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated
 
 import typer
 
 from virnucpro.citation import WORKS, as_bibtex, as_text
+from virnucpro.cli.running import report
 
 
 def cite(
@@ -18,10 +20,13 @@ def cite(
 
     Example: virnucpro cite --bibtex >> references.bib
     """
-    if not bibtex:
-        typer.echo("Please cite:\n")
-        for work in WORKS:
-            only = " (only for results with --model that used it)" if work.families else ""
-            typer.echo(f"- {work.role}{only}:\n  {as_text(work)}\n")
-        typer.echo("The same as BibTeX (alone: virnucpro cite --bibtex):\n")
-    typer.echo("\n\n".join(map(as_bibtex, WORKS)))
+    references = "\n\n".join(map(as_bibtex, WORKS))
+    report([references] if bibtex else [*_as_list(), references])
+
+
+def _as_list() -> Iterator[str]:
+    yield "Please cite:\n"
+    for work in WORKS:
+        only = " (only for results with --model that used it)" if work.families else ""
+        yield f"- {work.role}{only}:\n  {as_text(work)}\n"
+    yield "The same as BibTeX (alone: virnucpro cite --bibtex):\n"

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from virnucpro.cli.exits import Finished, exits
+from virnucpro.cli.running import report
 from virnucpro.errors import UsageError
 
 
@@ -21,8 +22,7 @@ def devices() -> None:
     with exits():
         from virnucpro.devices import describe_machine
 
-        for line in describe_machine(os.environ.get("CUDA_VISIBLE_DEVICES")):
-            typer.echo(line)
+        report([*describe_machine(os.environ.get("CUDA_VISIBLE_DEVICES"))])
 
 
 def status(
@@ -51,9 +51,8 @@ def status(
         if as_json and verify:
             raise UsageError("--json and --verify contradict each other", hint="give one of them")
         if as_json:
-            typer.echo(json.dumps(measure_run(folder), indent=2))
+            report([json.dumps(measure_run(folder), indent=2)])
             raise Finished(0)
         lines, n_damaged = inspect_run(folder, verify=verify)
-        for line in lines:
-            typer.echo(line)
+        report(lines)
         raise Finished(1 if n_damaged else 0)

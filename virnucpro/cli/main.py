@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from virnucpro import __version__
+from virnucpro.cli import running
 from virnucpro.cli.bench import bench
 from virnucpro.cli.cite import cite
 from virnucpro.cli.command import Command, CommandOnInput
@@ -50,7 +51,7 @@ app.add_typer(models, name="models")
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"virnucpro {__version__}")
+        running.report([f"virnucpro {__version__}"])
         raise typer.Exit
 
 

@@ -57,8 +57,7 @@ def list_models() -> None:
     with exits():
         from virnucpro.encoders.describe import describe_models
 
-        for line in describe_models():
-            typer.echo(line)
+        report([*describe_models()])
 
 
 @models.command("info")
@@ -70,8 +69,7 @@ def show_model(model: Model) -> None:
     with exits():
         from virnucpro.encoders.describe import describe_model
 
-        for line in describe_model(model):
-            typer.echo(line)
+        report([*describe_model(model)])
 
 
 @models.command("download")
@@ -112,10 +110,8 @@ def download_model(
                 stack.enter_context(Dashboard(events.figures, Console(stderr=True)))
             opened = tuple(open_model(each, events) for each in model_names(name))
             head = find_head(name, opened, events) if name in BUNDLES else None
-        for model in opened:
-            typer.echo(f"{printable(model.name)} is at {printable(model.path)}")
-        if head:
-            typer.echo(f"its head is at {printable(head)}")
+        lines = [f"{printable(model.name)} is at {printable(model.path)}" for model in opened]
+        report([*lines, *([f"its head is at {printable(head)}"] if head else [])])
 
 
 @models.command("import")
@@ -171,8 +167,13 @@ def import_model(
 
         end_cleanly()
         name, checkpoint = copy_model(expanded(path), name, force=force)
-        typer.echo(f"{name} is at {printable(checkpoint.path)}, sha256 {checkpoint.sha256()}")
-        typer.echo(f"use it with --model {name}")
+        digest = checkpoint.sha256()
+        report(
+            [
+                f"{name} is at {printable(checkpoint.path)}, sha256 {digest}",
+                f"use it with --model {name}",
+            ]
+        )
 
 
 def import_bundle(name: str, folder: str) -> None:
@@ -181,9 +182,9 @@ def import_bundle(name: str, folder: str) -> None:
     from virnucpro.files import expanded
 
     end_cleanly()
-    for path in import_files(name, expanded(folder)):
-        typer.echo(f"{printable(path.name)} is at {printable(path)}")
-    typer.echo(f"use it with --model {name}")
+    paths = import_files(name, expanded(folder))
+    lines = [f"{printable(path.name)} is at {printable(path)}" for path in paths]
+    report([*lines, f"use it with --model {name}"])
 
 
 @models.command("verify")
@@ -198,7 +199,7 @@ def verify(model: Model) -> None:
         from virnucpro.encoders.models import verify_model
 
         checkpoint, digest = verify_model(model)
-        typer.echo(f"{printable(checkpoint.path)} is whole, sha256 {digest}")
+        report([f"{printable(checkpoint.path)} is whole, sha256 {digest}"])
 
 
 @models.command("check")

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from virnucpro.cli import running
 from virnucpro.cli.exits import exits
 
 
@@ -26,4 +27,4 @@ def report(
         from virnucpro.log import printable
         from virnucpro.report.story import report_folder
 
-        typer.echo(f"report: {printable(report_folder(folder))}")
+        running.report([f"report: {printable(report_folder(folder))}"])

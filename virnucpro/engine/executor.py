@@ -34,7 +34,10 @@ class Executor(Protocol):
     """
 
     def start(self, job: Job, resources: Resources, n_workers: int) -> None:
-        """Have so many workers get ready, or as many as there are devices, for a ``run``."""
+        """Have so many workers get ready, or as many as there are devices, for one ``run``.
+
+        That must be of the same job, with the same resources.
+        """
         return
 
     def close(self) -> None:

@@ -69,6 +69,7 @@ class ProcessExecutor(Executor):
     ) -> Generator[Event, None, None]:
         """Run every shard, as ``Executor.run`` says."""
         self._run = run = self._run or _Run(self, job, resources)
+        assert (run.job, run.resources) == (job, resources), "these are what workers started with"
         try:
             run.waiting.extend(map(Attempt, shards))
             run.have_workers(len(shards))

@@ -21,15 +21,12 @@ from virnucpro.log import printable
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = get_args(Split)
 _COLUMNS = ("group", "label", "kingdom", "split", "n_records")
+_FOR_VALIDATION = _FOR_TEST = 0.15  # shares of the groups
 _Stratum = tuple[str, str]  # label and kingdom
 
 
-def split_groups(
-    records: Iterable[LabelledRecord],
-    seed: int,
-    shares: tuple[float, float, float] = (0.7, 0.15, 0.15),
-) -> dict[str, Split]:
-    """Give every group to one split; ``shares`` of the groups, in the order of ``SPLITS``.
+def split_groups(records: Iterable[LabelledRecord], seed: int) -> dict[str, Split]:
+    """Give every group to one split.
 
     Each stratum, a label in a kingdom, is split by itself: with three groups or more every split
     gets one of them, with two the test gets none, with one training has it. A group in several
@@ -42,7 +39,7 @@ def split_groups(
         strata.setdefault(stratum, []).append(group)
     splits: dict[str, Split] = {}
     for groups in strata.values():
-        n_validation, n_test = _allot(len(groups), shares)
+        n_validation, n_test = _allot(len(groups))
         for rank, group in enumerate(sorted(groups, key=lambda name: _rank(name, seed))):
             if rank < n_test:
                 splits[group] = "test"
@@ -63,13 +60,11 @@ def _main_strata(records: Iterable[LabelledRecord]) -> dict[str, _Stratum]:
     }
 
 
-def _allot(n_groups: int, shares: tuple[float, float, float]) -> tuple[int, int]:
+def _allot(n_groups: int) -> tuple[int, int]:
     """The numbers of groups for validation and test; at least one is left for training."""
-    _, for_validation, for_test = shares
-    n_test = min(max(1, round(n_groups * for_test)), max(0, n_groups - 2)) if for_test else 0
-    n_left = n_groups - n_test
-    n_validation = min(max(1, round(n_groups * for_validation)), n_left - 1)
-    return (n_validation if for_validation else 0), n_test
+    n_test = min(max(1, round(n_groups * _FOR_TEST)), max(0, n_groups - 2))
+    n_validation = min(max(1, round(n_groups * _FOR_VALIDATION)), n_groups - n_test - 1)
+    return n_validation, n_test
 
 
 def _rank(group: str, seed: int) -> bytes:

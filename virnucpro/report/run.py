@@ -16,7 +16,7 @@ import numpy as np
 
 from virnucpro.citation import as_bibtex, works_of
 from virnucpro.files import write_whole
-from virnucpro.log import counted, escaped, printable
+from virnucpro.log import LOGGER, counted, escaped, printable
 from virnucpro.outputs.sinks import (
     EmbeddedTable,
     FailedFiles,
@@ -109,9 +109,11 @@ def write_run_page(rundir: RunDir) -> None:
         OutputError, StorageError: as ``files.writing``.
     """
     run = read_run(rundir)
-    works = works_of(run.families)
+    works, heading = works_of(run.families), _heading(run)
+    if heading["state"] == "unfinished":
+        LOGGER.warning("%s", heading["state_text"])
     content = {
-        **_heading(run),
+        **heading,
         "adds_up": _adds_up(run),
         "answer": _answer(run),
         "warnings": list(_warnings(run)),

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from virnucpro.errors import InputMissingError
-from virnucpro.log import printable
 from virnucpro.report.evaluation import EVALUATION, write_evaluation_page
 from virnucpro.report.run import write_run_page
 from virnucpro.report.training import write_training_page
-from virnucpro.run.folder import RunDir
+from virnucpro.run.folder import RunDir, no_run
 from virnucpro.training.request import FACTS
 
 
@@ -33,7 +31,4 @@ def report_folder(folder: Path) -> Path:
             with rundir.locked():
                 write(folder)
             return rundir.report
-    raise InputMissingError(
-        f"{printable(folder)} holds no run, no training and no evaluation",
-        hint="give the --output-dir of one",
-    )
+    raise no_run(folder, "give the --output-dir of one", "run, no training and no evaluation")

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from virnucpro.errors import OutputError, UsageError
+from virnucpro.errors import InputMissingError, OutputError, UsageError
 from virnucpro.files import TEMPORARY, disk_error, refuse_links, sweep, writing
 from virnucpro.log import announce, logging_to_file, printable
 from virnucpro.outputs.sinks import Command, Sink, all_sinks, record_table
@@ -303,6 +303,13 @@ class RunDir:
 
     def write_manifest(self, manifest: Manifest, facts: Mapping[str, Any]) -> None:
         write_manifest(self.manifest, self.copies, manifest, facts)
+
+
+def no_run(folder: Path, hint: str, content: str = "run") -> InputMissingError:
+    """The error for a folder that holds no run, or is not there."""
+    if folder.is_dir():
+        return InputMissingError(f"{printable(folder)} holds no {content}", hint)
+    return InputMissingError(f"{printable(folder)}: there is no such folder", hint)
 
 
 @contextmanager

@@ -271,7 +271,7 @@ def _key(manifest: Manifest) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _digest(stored: Mapping[str, object]) -> str:
+def _plan_sha256(stored: Mapping[str, object]) -> str:
     return hashlib.sha256(json.dumps(stored).encode()).hexdigest()
 
 
@@ -285,7 +285,7 @@ def _to_json(plan: Plan, manifest: Manifest) -> dict[str, object]:
         ],
         "files": plan.files,
     }
-    return {**stored, "sha256": _digest(stored)}
+    return {**stored, "sha256": _plan_sha256(stored)}
 
 
 def find_plan(
@@ -310,7 +310,7 @@ def read_plan(rundir: RunDir, manifest: Manifest) -> Plan | None:
     try:
         with open_plain(rundir.plan) as content:
             stored = dict(json.load(content))
-        if stored.pop("sha256") != _digest(stored) or stored["key"] != _key(manifest):
+        if stored.pop("sha256") != _plan_sha256(stored) or stored["key"] != _key(manifest):
             return None
         index, by_generation = 0, []
         for entries in stored["generations"]:

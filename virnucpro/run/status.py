@@ -17,7 +17,7 @@ from virnucpro.outputs.features import check_index
 from virnucpro.outputs.sinks import FailedFiles
 from virnucpro.records import Shard
 from virnucpro.run.features import FeatureStore
-from virnucpro.run.folder import RunDir, stores_of
+from virnucpro.run.folder import RunDir, no_run, stores_of
 from virnucpro.run.lock import run_at
 from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import count_done, read_plan
@@ -71,7 +71,7 @@ def _read(rundir: RunDir) -> Manifest:
                 f"{where} holds no results: a run began there, and ended while it read the input",
                 hint=f"run its command again; {printable(rundir.log)} has it, and how it ended",
             )
-        raise InputMissingError(f"{where} holds no run", hint="give the --output-dir of a run")
+        raise no_run(rundir.root, hint="give the --output-dir of a run")
     return manifest
 
 

@@ -153,27 +153,28 @@ class _DuplicatedIds:
     """The ids that occur more than once in a file, and how often they have occurred."""
 
     def __init__(self, file: InputFile) -> None:
-        digests = array("Q", (_digest(record.id) for record in file.read()))
+        digests = array("Q", (_id_digest(record.id) for record in file.read()))
         self._all = np.sort(np.frombuffer(digests, dtype=np.uint64))
         self._twice = np.unique(self._all[1:][self._all[1:] == self._all[:-1]])
         self._numbers = np.zeros(len(self._twice), dtype=np.uint32)
 
     def next_of(self, record_id: str) -> str:
         """The id of the next record that has this one in its file."""
-        place = _find(self._twice, _digest(record_id))
+        place = _find(self._twice, _id_digest(record_id))
         if place is None:
             return record_id
         self._numbers[place] += 1
         if self._numbers[place] == 1:
             return record_id
         while (
-            _find(self._all, _digest(new_id := f"{record_id}_{self._numbers[place]}")) is not None
+            _find(self._all, _id_digest(new_id := f"{record_id}_{self._numbers[place]}"))
+            is not None
         ):
             self._numbers[place] += 1
         return new_id
 
 
-def _digest(record_id: str) -> int:
+def _id_digest(record_id: str) -> int:
     """A hash that is the same in every process: a resumed run renames as the first one did."""
     return int.from_bytes(blake2b(record_id.encode(), digest_size=8).digest(), "little")
 
