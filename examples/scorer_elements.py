@@ -22,6 +22,7 @@ from pyhmmer.easel import Alphabet, DigitalSequenceBlock, TextSequence
 
 from virnucpro.labelled.records import LabelledRecord, read_data_manifest, read_records
 from virnucpro.sequences.fasta import write_record
+from virnucpro.sequences.translate import reverse_complement
 
 HOSTS = ("animals", "fungi", "plants", "protists", "transcripts")
 KINGDOM = "transposable elements"
@@ -90,7 +91,7 @@ def stretches(sequence: str, record: int) -> Iterator[tuple[Stretch, str]]:
     """The long stop-free stretches of six frames, and their residues."""
     n_bases = len(sequence)
     for is_reverse in (False, True):
-        strand = str(Seq(sequence).reverse_complement()) if is_reverse else sequence
+        strand = reverse_complement(sequence) if is_reverse else sequence
         for frame in range(3):
             start = frame
             in_frame = strand[frame : frame + (n_bases - frame) // 3 * 3]

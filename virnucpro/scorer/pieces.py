@@ -39,7 +39,7 @@ class Pieces:
         width = 3 * (int(lengths.max(initial=0)) // 3 + 2)
         behind = np.full(width, UNKNOWN, dtype=np.uint8)
         forward = np.append(sequence, behind)
-        reverse = np.append(reverse_complement(sequence), behind)
+        reverse = np.append(opposite_strand(sequence), behind)
         digits = np.empty((len(starts), 2, width), dtype=np.uint8)
         digits[:, 0] = sliding_window_view(forward, width)[starts]
         digits[:, 1] = sliding_window_view(reverse, width)[len(sequence) - starts - lengths]
@@ -54,7 +54,7 @@ def encode(sequence: str) -> Digits:
     return np.frombuffer(sequence.encode("ascii", "replace").translate(bytes(_DIGITS)), np.uint8)
 
 
-def reverse_complement(digits: Digits) -> Digits:
+def opposite_strand(digits: Digits) -> Digits:
     """Each row read on the other strand. (..., n_bases) -> (..., n_bases)"""
     return np.minimum(3 - digits[..., ::-1], UNKNOWN)  # 3 - 4 is 255
 

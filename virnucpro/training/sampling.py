@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from virnucpro.labelled.frames import MOST_WEIGHT, LabelledFrames
 from virnucpro.labelled.records import Labelled, LabelledRecord
 from virnucpro.numeric import Counts, Mask, Values
-from virnucpro.scorer.pieces import Digits, encode, reverse_complement
+from virnucpro.scorer.pieces import Digits, encode, opposite_strand
 from virnucpro.sequences.composition import N_CODONS
 
 BASES_POWER = 0.25
@@ -111,7 +111,7 @@ def _cut(
     for row, start in enumerate(starts):
         digits[row] = collection.digits[start : start + n_bases]
     is_reverse = rng.random(len(starts)) < 0.5
-    digits[is_reverse] = reverse_complement(digits[is_reverse])
+    digits[is_reverse] = opposite_strand(digits[is_reverse])
     return digits
 
 
