@@ -130,9 +130,10 @@ def search(sequences: Sequences) -> dict[Stretch, str]:
 
 
 def elements(kind_of: dict[Stretch, str], sequences: Sequences) -> Iterator[tuple[Stretch, str]]:
-    """Stretches with the bases around them; those that overlap then are one element.
+    """Stretches with the bases around them; near ones are one element, if that is not too long.
 
-    None has so many bases that it would stand for contigs of 10,000, of which there are few.
+    None has so many bases that it would stand for contigs of 10,000, of which there are few. So
+    elements in a row may share the bases between them.
     """
     clusters: list[list[Stretch]] = []
     for stretch in sorted(kind_of, key=lambda stretch: (stretch.record, stretch.start)):

@@ -291,14 +291,8 @@ def test_a_kind_of_cells_has_a_say_with_fragments_side_by_side_of_groups_enough(
     fragments = Fragments(np.zeros((len(drawn), n_bases), np.uint8), drawn)
     kinds = kinds_of_cells(collection, fragments)
     assert list(kinds) == ["bacteria"]
-    assert np.flatnonzero(kinds["bacteria"]).tolist() == [
-        0,
-        1,
-        4,
-        5,
-        6,
-        7,
-    ]  # two of the first one's four
+    # two of the first one's four
+    assert np.flatnonzero(kinds["bacteria"]).tolist() == [0, 1, 4, 5, 6, 7]
 
 
 def test_cuts_that_call_more_than_they_say_are_refused() -> None:

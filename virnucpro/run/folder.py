@@ -309,7 +309,8 @@ def no_run(folder: Path, hint: str, content: str = "run") -> InputMissingError:
     """The error for a folder that holds no run, or is not there."""
     if folder.is_dir():
         return InputMissingError(f"{printable(folder)} holds no {content}", hint)
-    return InputMissingError(f"{printable(folder)}: there is no such folder", hint)
+    fault = "is no folder" if folder.exists() else "there is no such folder"
+    return InputMissingError(f"{printable(folder)}: {fault}", hint)
 
 
 @contextmanager

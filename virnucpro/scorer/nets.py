@@ -159,7 +159,7 @@ class ErrorRates:
     """Error rates at one length: shares of cellular and viral records from some log-odds on.
 
     The calibrated log-odds rise, so the shares fall. A cut lies at the log-odds of its share, or
-    above: there no kind of host is called more often than that.
+    above: there no kind of host is called more often than training allows it to be.
     """
 
     n_bases: int
