@@ -282,6 +282,9 @@ def test_what_is_no_run_has_no_part_and_nothing_is_written_there(tmp_path):
         with pytest.raises(InputMissingError, match="nowhere: there is no such folder"):
             look(nowhere)
     assert not list(tmp_path.iterdir())
+    (tmp_path / "file").touch()
+    with pytest.raises(InputMissingError, match="file: is no folder"):
+        work_inline(tmp_path / "file")
 
 
 def test_a_run_that_was_not_planned_for_others_is_refused(make_config, tiny, contigs):
