@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import shutil
 import time
 from collections.abc import Callable
@@ -191,6 +192,25 @@ def test_what_to_do_about_a_file_that_is_left_out_is_told_with_it(make_config, t
     log = (config.output / "virnucpro.log").read_text().splitlines()
     (warning,) = [line for line in log if "repeats.fa:3: the id a occurs twice" in line]
     assert "left out" in warning and "add --rename-duplicates" in warning
+
+
+def test_a_folder_may_hold_a_link_to_a_file_of_its_own(make_config, tiny, folder):
+    (first, *_) = sorted(folder.glob("*.fa"))
+    (folder / "a_link.fa").symlink_to(first)
+    (folder / "z_link.fa").symlink_to(first)
+    config = make_config(folder)
+    assert run_inline(config, tiny.head).exit_code == 0
+    log = (config.output / "virnucpro.log").read_text()
+    assert log.count("passed over, being the same file as") == 2
+    n_files = len({os.path.realpath(path) for path in folder.glob("*.fa")})
+    assert len(json.loads((config.output / "run.json").read_text())["inputs"]) == n_files
+
+
+def test_an_empty_file_among_others_is_warned_of(make_config, tiny, folder):
+    (folder / "nothing.fa").touch()
+    config = make_config(folder)
+    assert run_inline(config, tiny.head).exit_code == 0
+    assert "nothing.fa holds no record" in (config.output / "virnucpro.log").read_text()
 
 
 def test_a_strict_run_ends_at_the_first_file_that_cannot_be_read(make_config, tiny, bad):

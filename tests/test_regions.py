@@ -585,6 +585,7 @@ def test_regions_are_counted_by_kind_and_the_two_parts_of_one_over_the_origin_on
     for some in ([circle._replace(regions=parts), called], [plain]):
         summary.records.include(Portion.of("in", some, ()).tally)
     assert (summary.records.n_regions, summary.records.n_whole_regions) == (4, 2)
+    assert region_line(0, 0) == "virus-like regions: none"
     assert region_line(4, 2) == (
         "virus-like regions: 2 provirus (inside a record), 2 whole (the record itself, "
         "without flanks of a host: look twice where it is called other); see regions.tsv"

@@ -103,6 +103,7 @@ WORKS = (
         year=2025,
         journal="Bioinformatics",
         volume="41",
+        issue="Supplement_1",
         pages="i255-i264",
         doi="10.1093/bioinformatics/btaf188",
         families=frozenset({"dnabert-s"}),

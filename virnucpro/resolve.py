@@ -361,7 +361,7 @@ def _scorer(options: RunOptions) -> ScorerConfig | None:
     scorer = load_scorer(path)
     if options.chunk_size not in (None, scorer.piece_size):
         raise UsageError(
-            f"the scorer reads pieces of {scorer.piece_size} bases, not of {options.chunk_size}",
+            f"the scorer tells of pieces of {scorer.piece_size} bases, not of {options.chunk_size}",
             hint=f"leave --chunk-size out, or name a model and a head: --model {EMBEDDED}",
         )
     recipe = Recipe(

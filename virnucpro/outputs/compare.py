@@ -107,7 +107,8 @@ def report_lines(comparisons: list[TableComparison]) -> list[str]:
     if apart := [one.table for one in comparisons if one.is_apart]:
         lines.append(
             f"hint: no id of {', '.join(apart)} is in both: were they made of the same files? "
-            "Ids of records begin with the name of their file; a sample sheet can name it as before"
+            "Ids of records begin with the name of their file; a sample sheet can name it as "
+            "before. Frames and chunks are pieces where the scorer called"
         )
     return lines
 

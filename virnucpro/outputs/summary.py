@@ -24,6 +24,8 @@ STARTING = "starting workers"  # a part of embedding
 
 def region_line(n_regions: int, n_whole: int) -> str:
     """The line on regions, by their two kinds."""
+    if not n_regions:
+        return "virus-like regions: none"
     return (
         f"virus-like regions: {n_regions - n_whole:,} provirus (inside a record), {n_whole:,} "
         "whole (the record itself, without flanks of a host: look twice where it is called other); "

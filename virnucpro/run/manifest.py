@@ -72,7 +72,8 @@ def read_manifest(path: Path, copies: Path) -> Manifest | None:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         if version != __version__:
             raise _of_another_version(path.parent, version) from error
-        raise _damaged(path, error) from error
+        why = f"it has no {error}" if isinstance(error, KeyError) else error
+        raise _damaged(path, why) from error
 
 
 def write_manifest(path: Path, copies: Path, manifest: Manifest, facts: Mapping[str, Any]) -> None:
@@ -133,7 +134,8 @@ def check_same_recipe(recorded: Manifest, recipe: Recipe) -> None:
         raise ResumeError(
             f"this folder holds a run with {printable(recorded.recipe.reader)}, "
             f"not with {printable(recipe.reader)}",
-            hint="use the old options (the scorer reads nucleotides where no --model is named), "
+            hint="use the old options (where no --model is named the scorer reads nucleotides, "
+            "esm2_virnucpro all else), "
             "choose another --output-dir, or start again with --force",
         )
     if changes := _changes(recorded.recipe, recipe):

@@ -158,7 +158,7 @@ def find_inputs(
         if path.is_dir():
             is_run = run_folder.resolve() == path.resolve() or (path / RUN_FILE).exists()
             skipped = own_names if is_run else ()
-            files = [file for file in files if file.path.name not in skipped]
+            files = _once(file for file in files if file.path.name not in skipped)
             _tell_others(path, skipped)
             if is_run and not files:
                 raise InputMissingError(
@@ -168,7 +168,8 @@ def find_inputs(
         for file in files:
             if file.path in sources:
                 raise InputError(
-                    f"the input {file.name or printable(file.path)} occurs twice",
+                    f"the input {file.name or printable(file.path)} occurs twice"
+                    + (f": it is {printable(file.path)}" if file.name else ""),
                     hint="name it once: --input takes files, folders and sample sheets",
                 )
             sources[file.path] = _readable_twice(file, run_folder, copies)
@@ -187,6 +188,18 @@ def list_sources(path: Path) -> list[Source]:
     if is_sheet(path):
         return [_source(row.path, row.sample) for row in read_sheet(path)]
     return [_source(file) for file in list_fasta(path)]
+
+
+def _once(files: Iterable[Source]) -> list[Source]:
+    """The files of a folder, without links to others of them."""
+    by_path: dict[Path, Source] = {}
+    for file in files:
+        if file.path in by_path:
+            other = by_path[file.path].name or printable(file.path)
+            announce(f"passed over, being the same file as {other}: {file.name or file.path}")
+        else:
+            by_path[file.path] = file
+    return list(by_path.values())
 
 
 def _source(path: Path, sample: str = "") -> Source:

@@ -20,6 +20,7 @@ from pathlib import PurePath
 import numpy as np
 from numpy.typing import NDArray
 
+from virnucpro.log import announce, printable
 from virnucpro.records import FastaRecord
 from virnucpro.sequences.fasta import stem_of
 from virnucpro.sequences.inputs import InputFile, Source
@@ -27,6 +28,7 @@ from virnucpro.sequences.inputs import InputFile, Source
 _LONGEST = 100  # bytes of the longest name
 _ALLOWED = "._-+"
 _NO_NAME = "sample"
+_SHOWN = 3  # names in a message
 
 
 def name_samples(sources: Sequence[Source], recorded: Sequence[InputFile]) -> list[Source]:
@@ -41,14 +43,19 @@ def name_samples(sources: Sequence[Source], recorded: Sequence[InputFile]) -> li
     for path in (*map(_path_of, sources), *(PurePath(file.name or file.path) for file in recorded)):
         groups.setdefault(_key(_stem(path)), set()).add(path)
     levels = {stem: _telling_level(paths) for stem, paths in groups.items() if len(paths) > 1}
-    result = []
+    result, changed = [], []
     for source in sources:
         sample = by_path.get(str(source.path), "")
         if not sample:
-            name = clean(source.sample) if source.sample else _name(_path_of(source), levels)
-            sample = _free(name, keys)
+            name = source.sample or _name(_path_of(source), levels)
+            sample = _free(clean(name), keys)
             keys.add(_key(sample))
+            if sample != name:
+                changed.append(f"{printable(name)} as {sample}")
         result.append(source._replace(sample=sample))
+    if changed:
+        more = f" + {len(changed) - _SHOWN:,} more" if len(changed) > _SHOWN else ""
+        announce(f"samples written by another name: {', '.join(changed[:_SHOWN])}{more}")
     return result
 
 

@@ -69,9 +69,11 @@ def read_sheet(path: Path) -> list[SheetRow]:
             )
         first[row.sample] = row.line
         if not row.path.is_file():
+            what = "is no file" if row.path.exists() else "there is no such file"
             raise InputMissingError(
-                f"{where}: {printable(row.path)}: there is no such file",
-                hint="a relative path is meant from the folder of the sample sheet",
+                f"{where}: {printable(row.path)}: {what}",
+                hint="a sheet names a FASTA file in each line; a relative path is meant from the "
+                "folder of the sheet",
             )
     return rows
 

@@ -66,8 +66,8 @@ def doubt_type(inputs: Sequence[InputFile], input_type: InputType) -> None:
     if strange:
         others = f" and {counted(len(strange) - 1, 'other file')}" if len(strange) > 1 else ""
         LOGGER.warning(
-            "%s%s: the letters are not those of %ss, as --input-type says (hint: leave it out, "
-            "unless you are sure)",
+            "%s%s: the letters are not those of %ss, as which they are read (hint: say what they "
+            "are with --input-type, or leave it out)",
             *(strange[0], others, input_type),
         )
 
@@ -114,6 +114,8 @@ class Survey:
         """
         first = len(self.hashes)
         self.add(file.read())
+        if len(self.hashes) == first:
+            LOGGER.warning("%s holds no record", file.shown)
         records = ((file, record) for record in file.read())
         repeat = find_repeat(records, _sort_and_compare(self.hashes, first))
         if repeat is None:
