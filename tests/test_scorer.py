@@ -36,6 +36,7 @@ from virnucpro.scorer.nets import (
     PieceNets,
     Scorer,
     embedded_scorer,
+    gelu,
     load_scorer,
     save_scorer,
 )
@@ -80,7 +81,7 @@ def random_nets(n_inputs: int, n_nets: int, rng: np.random.Generator) -> Nets:
         weight = rng.normal(0, n_in**-0.5, (n_nets, n_out, n_in)).astype(np.float32)
         return weight, rng.normal(0, 0.1, (n_nets, n_out)).astype(np.float32)
 
-    return Nets((layer(8, n_inputs), layer(4, 8), layer(1, 4)))
+    return Nets((layer(8, n_inputs), layer(4, 8), layer(5, 4)), n_viral=2)
 
 
 def random_pieces(
@@ -391,6 +392,24 @@ def test_what_is_read_as_parts_has_half_of_the_score(
     found = next(score_sequences([sequence], both))
     # features are float32, whose means are rounded in another order
     assert found == pytest.approx((of_pieces + np.mean(of_wholes)) / 2, abs=1e-5)
+
+
+def test_log_odds_are_of_all_kinds_of_viruses_against_all_of_cells() -> None:
+    nets = random_nets(6, 1, np.random.default_rng(8))
+    inputs = np.random.default_rng(9).normal(size=(4, 6))
+    (first, at_first), (second, at_second), (last, at_last) = nets.layers
+    inner = gelu(inputs @ first[0].T + at_first[0])
+    logits = gelu(inner @ second[0].T + at_second[0]) @ last[0].T + at_last[0]
+    odds = np.exp(logits)
+    expected = np.log(odds[:, :2].sum(axis=1) / odds[:, 2:].sum(axis=1))
+    np.testing.assert_allclose(nets.log_odds(inputs), expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("n_viral", [0, 5, 6])
+def test_nets_know_kinds_of_viruses_and_of_cells(n_viral: int) -> None:
+    nets = random_nets(6, 1, np.random.default_rng(8))
+    with pytest.raises(ValueError, match="kinds viral"):
+        replace(nets, n_viral=n_viral)
 
 
 def test_nets_that_read_parts_need_nets_of_these(scorer: Scorer) -> None:

@@ -196,8 +196,8 @@ def biased(n: int, codon: str, rng: np.random.Generator) -> Digits:
 def test_nets_learn_to_tell_one_codon_usage_from_another() -> None:
     rng = np.random.default_rng(6)
     digits = np.concatenate([biased(300, "GCA", rng), biased(300, "CTG", rng)])
-    is_virus = np.arange(600) < 300
-    lessons = Lessons(fragment_features(digits, NO_WORDS), is_virus, np.ones(600))
+    kinds = np.repeat([0, 1], 300)
+    lessons = Lessons(fragment_features(digits, NO_WORDS), kinds, np.ones(600), 1, 2)
     nets = fit_piece_nets(
         Range(150, 150), [lessons, lessons], NO_WORDS, Fitting(batch=50, epochs=4)
     )
@@ -207,11 +207,29 @@ def test_nets_learn_to_tell_one_codon_usage_from_another() -> None:
     assert ((log_odds > 0) == (np.arange(200) < 100)).mean() > 0.95
 
 
+def test_nets_learn_several_kinds_of_viruses_and_of_cells() -> None:
+    rng = np.random.default_rng(7)
+    codons = ("GCA", "AAC", "CTG", "TTC")  # the first two are viruses'
+    kinds = np.repeat(np.arange(4), 200)
+    digits = np.concatenate([biased(200, codon, rng) for codon in codons])
+    lessons = Lessons(fragment_features(digits, NO_WORDS), kinds, np.ones(800), 2, 4)
+    nets = fit_piece_nets(Range(150, 150), [lessons], NO_WORDS, Fitting(batch=50, epochs=4))
+    held_out = np.concatenate([biased(50, codon, rng) for codon in codons])
+    log_odds = fragment_log_odds(held_out, [nets])
+    assert ((log_odds > 0) == (np.arange(200) < 100)).mean() > 0.95
+    shapes = {view: of_view.layers[-1][1].shape for view, of_view in nets.views.items()}
+    assert shapes == {"shares": (1, 4), "ratios": (1, 2)}  # one view tells kinds, the other not
+    assert {view: of_view.n_viral for view, of_view in nets.views.items()} == {
+        "shares": 2,
+        "ratios": 1,
+    }
+
+
 def test_dropout_spares_the_features_that_it_is_told_to() -> None:
     rng = np.random.default_rng(11)
     features = rng.normal(size=(400, N_FEATURES)).astype(np.float32)
-    is_virus = features[:, GC] > 0
-    lessons = Lessons(features, is_virus, np.ones(400))
+    kinds = (features[:, GC] <= 0).astype(np.int64)
+    lessons = Lessons(features, kinds, np.ones(400), 1, 2)
     fitting = Fitting(input_dropout=1.0, spared=range(GC, GC + 1), batch=50, epochs=10)
     nets = fit_piece_nets(Range(150, 150), [lessons], NO_WORDS, fitting)
     others = rng.normal(size=(200, N_FEATURES)).astype(np.float32)
@@ -350,4 +368,4 @@ def test_a_higher_score_never_has_a_higher_false_discovery_rate() -> None:
 def coin_lessons() -> Lessons:
     rng = np.random.default_rng(9)
     features = rng.normal(size=(100, N_FEATURES)).astype(np.float32)
-    return Lessons(features, rng.random(100) < 0.5, np.ones(100))
+    return Lessons(features, rng.integers(2, size=100), np.ones(100), 1, 2)

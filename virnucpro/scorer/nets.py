@@ -1,5 +1,8 @@
 """The nets of the scorer: from the features of a piece to its log-odds of being viral.
 
+A net tells kinds of sequences, such as phages, bacteria and transposable elements. The log-odds
+are those of all kinds of viruses together against all of cells.
+
 One safetensors file holds all nets and the table of words that they read. For each piece size
 there are the mean and the deviation that features are standardised by, and nets of three layers,
 each of which reads one of two views of the features. Nets of the same view are stacked:
@@ -29,7 +32,7 @@ from virnucpro.numeric import Mask, Values
 from virnucpro.scorer.features import N_FEATURES, N_LAYOUT, RATIOS, SHARES, Features
 from virnucpro.scorer.words import NO_WORDS, WordTable
 
-FORMAT = 7  # 4: no sample of words; 5: one cut for all hosts; 6: no pieces that are read as parts
+FORMAT = 8  # 5: one cut for all hosts; 6: no pieces that are read as parts; 7: no kinds
 VIEWS = {"shares": SHARES, "ratios": RATIOS}
 WINDOWS = "windows"  # what tensors of the nets of windows are called by
 N_LAYERS = 3
@@ -44,9 +47,13 @@ Layer = tuple[Weights, Weights]  # weights (n_nets, out, in), biases (n_nets, ou
 
 @dataclass(frozen=True, eq=False)
 class Nets:
-    """Nets that read the same view of the features, layer by layer. Between two stands a GELU."""
+    """Nets that read the same view of the features, layer by layer. Between two stands a GELU.
+
+    What the last gives are the logits of kinds, those of viruses first.
+    """
 
     layers: tuple[Layer, ...]
+    n_viral: int  # kinds of viruses; the others are of cells
 
     def __post_init__(self) -> None:
         n_nets, _, n_inputs = self.layers[0][0].shape
@@ -56,8 +63,10 @@ class Nets:
             if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
                 raise ValueError("a weight that is not finite")
             n_inputs = bias.shape[-1]
-        if n_inputs != 1 or len(self.layers) != N_LAYERS:
-            raise ValueError(f"{len(self.layers)} layers, and {n_inputs} values at the end")
+        if not 0 < self.n_viral < n_inputs or len(self.layers) != N_LAYERS:
+            raise ValueError(
+                f"{len(self.layers)} layers, and {self.n_viral} of {n_inputs} kinds viral"
+            )
 
     def __len__(self) -> int:
         return len(self.layers[0][0])
@@ -83,7 +92,9 @@ class Nets:
         for weight, bias in others:
             x = np.matmul(weight, gelu(x))
             x += bias
-        mean: Values = x[:, 0].mean(axis=0)
+        viral, cellular = x[:, : self.n_viral], x[:, self.n_viral :]
+        log_odds = np.logaddexp.reduce(viral, axis=1) - np.logaddexp.reduce(cellular, axis=1)
+        mean: Values = log_odds.mean(axis=0)
         return mean
 
 
@@ -386,9 +397,10 @@ def _piece_nets(
                 tuple(
                     (tensors[f"{name}.{view}.{i}.weight"], tensors[f"{name}.{view}.{i}.bias"])
                     for i in range(N_LAYERS)
-                )
+                ),
+                n_viral,
             )
-            for view in facts["views"]
+            for view, n_viral in facts["views"].items()
         },
     )
 
@@ -435,5 +447,5 @@ def _facts(nets: PieceNets) -> dict[str, Any]:
         "shortest": nets.shortest,
         "longest": nets.longest,
         "part": nets.part,
-        "views": list(nets.views),
+        "views": {view: of_view.n_viral for view, of_view in nets.views.items()},
     }

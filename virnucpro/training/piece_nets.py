@@ -1,15 +1,20 @@
-"""Fit the nets of a scorer to fragments of one length."""
+"""Fit the nets of a scorer to fragments of one length.
+
+Those of one view learn to tell viruses from cells, and the kinds of both apart: what tells a
+phage from a retrovirus, or a bacterium from a transposon, helps with families that no net has
+seen. Those of the other learn nothing of kinds. The two together are better than either.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from virnucpro.numeric import Mask, Values
+from virnucpro.numeric import Counts, Values
 from virnucpro.scorer.features import FIGURES, N_LAYOUT, Features
 from virnucpro.scorer.nets import FARTHEST, VIEWS, Layer, Nets, PieceNets
 from virnucpro.scorer.words import N_WORD_FIGURES, WordTable
@@ -28,6 +33,8 @@ class Fitting:
     spared: range = NO_FEATURES  # features that no dropout falls on
     dropout: float = 0.3
     smoothing: float = 0.05  # targets are this far from 0 and 1
+    views_of_kinds: tuple[str, ...] = ("shares",)  # whose nets tell kinds apart
+    share_of_kinds: float = 0.5  # weight of the loss of kinds beside that of viruses and cells
     epochs: int = 8
     batch: int = 256
     rate: float = 1e-3
@@ -40,8 +47,17 @@ class Lessons:
     """Features of fragments, what these are, and what each weighs. Rows in step."""
 
     features: Features  # (n, 698), of what is read as parts (n, 710)
-    is_virus: Mask
+    kind: Counts  # (n,) from 0 on; kinds of viruses come first
     weights: Values
+    n_viral: int  # kinds of viruses
+    n_kinds: int
+
+    @property
+    def without_kinds(self) -> Lessons:
+        """The same of two kinds, viruses and cells."""
+        return replace(
+            self, kind=(self.kind >= self.n_viral).astype(np.int64), n_viral=1, n_kinds=2
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +83,15 @@ def fit_piece_nets(
     first = lessons[0].features
     mean, deviation = first.mean(axis=0), first.std(axis=0) + np.float32(1e-4)
     fitted: dict[str, list[list[Layer]]] = {view: [] for view in VIEWS}
+    n_viral: dict[str, int] = {}
     for seed, draw in enumerate(lessons):
         standard = ((draw.features - mean) / deviation).clip(-FARTHEST, FARTHEST)
         inputs = torch.from_numpy(standard.astype(np.float32))
         for view, columns in VIEWS.items():
-            fitted[view].append(_fit(inputs, columns, draw, seed, fitting))
-    views = {view: Nets(tuple(_stacked(nets))) for view, nets in fitted.items()}
+            of_view = draw if view in fitting.views_of_kinds else draw.without_kinds
+            fitted[view].append(_fit(inputs, columns, of_view, seed, fitting))
+            n_viral[view] = of_view.n_viral
+    views = {view: Nets(tuple(_stacked(nets)), n_viral[view]) for view, nets in fitted.items()}
     return PieceNets(
         of_size.size,
         of_size.shortest,
@@ -94,9 +113,9 @@ def _fit(
     inputs = features[:, columns]
     first = columns.start or 0
     spared = slice(fitting.spared.start - first, fitting.spared.stop - first)
-    net = _network(inputs.shape[1], spared, fitting)
-    targets = torch.from_numpy(lessons.is_virus.astype(np.float32))
-    targets = targets * (1 - 2 * fitting.smoothing) + fitting.smoothing
+    net = _network(inputs.shape[1], lessons.n_kinds, spared, fitting)
+    kinds, n_viral = torch.from_numpy(lessons.kind), lessons.n_viral
+    targets = (kinds < n_viral) * (1 - 2 * fitting.smoothing) + fitting.smoothing
     weights = torch.from_numpy(lessons.weights.astype(np.float32))
     n_batches = len(targets) // fitting.batch
     optimizer = torch.optim.AdamW(
@@ -111,9 +130,15 @@ def _fit(
     for _ in range(fitting.epochs):
         order = torch.from_numpy(rng.permutation(len(targets)))
         for rows in order[: n_batches * fitting.batch].reshape(n_batches, fitting.batch):
-            loss = nn.functional.binary_cross_entropy_with_logits(
-                net(inputs[rows])[:, 0], targets[rows], weight=weights[rows]
+            logits = net(inputs[rows])
+            log_odds = logits[:, :n_viral].logsumexp(1) - logits[:, n_viral:].logsumexp(1)
+            losses = nn.functional.binary_cross_entropy_with_logits(
+                log_odds, targets[rows], reduction="none"
             )
+            losses += fitting.share_of_kinds * nn.functional.cross_entropy(
+                logits, kinds[rows], reduction="none", label_smoothing=fitting.smoothing
+            )
+            loss = (losses * weights[rows]).mean()
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
@@ -134,7 +159,7 @@ class _InputDropout(nn.Dropout):
         return outputs
 
 
-def _network(n_inputs: int, spared: slice, fitting: Fitting) -> nn.Sequential:
+def _network(n_inputs: int, n_kinds: int, spared: slice, fitting: Fitting) -> nn.Sequential:
     first, second = fitting.hidden
     return nn.Sequential(
         _InputDropout(fitting.input_dropout, spared),
@@ -144,7 +169,7 @@ def _network(n_inputs: int, spared: slice, fitting: Fitting) -> nn.Sequential:
         nn.Linear(first, second),
         nn.GELU(approximate="tanh"),
         nn.Dropout(fitting.dropout),
-        nn.Linear(second, 1),
+        nn.Linear(second, n_kinds),
     )
 
 
