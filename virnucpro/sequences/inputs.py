@@ -43,6 +43,11 @@ class Source(NamedTuple):
     name: str = ""  # name that the user gave, if it differs: a link, or the original of a copy
     sample: str = ""  # name in a sample sheet or in an earlier start
 
+    @property
+    def shown(self) -> str:
+        """The name of the file in messages, as the user gave it."""
+        return self.name or printable(self.path)
+
 
 class Stamp(NamedTuple):
     """The identity of a file for the file system: equal stamps mean an unchanged file."""
@@ -168,7 +173,7 @@ def find_inputs(
         for file in files:
             if file.path in sources:
                 raise InputError(
-                    f"the input {file.name or printable(file.path)} occurs twice"
+                    f"the input {file.shown} occurs twice"
                     + (f": it is {printable(file.path)}" if file.name else ""),
                     hint="name it once: --input takes files, folders and sample sheets",
                 )
@@ -195,8 +200,7 @@ def _once(files: Iterable[Source]) -> list[Source]:
     by_path: dict[Path, Source] = {}
     for file in files:
         if file.path in by_path:
-            other = by_path[file.path].name or printable(file.path)
-            announce(f"passed over, being the same file as {other}: {file.name or file.path}")
+            announce(f"passed over: {file.shown} is the same file as {by_path[file.path].shown}")
         else:
             by_path[file.path] = file
     return list(by_path.values())
@@ -242,7 +246,7 @@ def _readable_twice(source: Source, run_folder: Path, copies: Path) -> Source:
 
 def _copy(source: Source, copies: Path) -> Source:
     """Copy a file; named by its content, so that no copy replaces another."""
-    name = "standard input" if source.path == STDIN else source.name or printable(source.path)
+    name = "standard input" if source.path == STDIN else source.shown
     if source.path.parent.name.startswith(RECORDS):
         name = source.path.name
     waits = ", as soon as something writes to it" if source.path.is_fifo() else ""
