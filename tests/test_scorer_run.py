@@ -360,6 +360,8 @@ def test_a_run_of_the_scorer_is_not_resumed_with_a_model_nor_the_other_way_round
     predict(fasta, to=tmp_path / "run")
     with pytest.raises(ResumeError, match="with the scorer, not with the model esm2_t"):
         predict(fasta, to=tmp_path / "run", resume=True, model=str(tiny.model), head=tiny.head_file)
+    with pytest.raises(ResumeError, match=r"predict` on nucleotides, not of `.* on proteins"):
+        predict(fasta, to=tmp_path / "run", resume=True, input_type="protein")
     stored = json.loads((tmp_path / "run/run.json").read_text())
     spec = EncoderSpec(
         model="esm2_x", sha256="0" * 64, layer=2, pooling="mean", precision="fp32", dim=32

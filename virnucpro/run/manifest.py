@@ -130,12 +130,17 @@ def check_same_recipe(recorded: Manifest, recipe: Recipe) -> None:
     Raises:
         ResumeError: the recipes differ; the message says in what.
     """
+    before, now = _purpose(recorded.recipe), _purpose(recipe)
+    if before != now:
+        raise ResumeError(
+            f"this folder holds a run of {before}, not of {now}",
+            hint="choose another --output-dir, or start again with --force",
+        )
     if recorded.recipe.has_encoder != recipe.has_encoder:
         raise ResumeError(
             f"this folder holds a run with {printable(recorded.recipe.reader)}, "
             f"not with {printable(recipe.reader)}",
-            hint="use the old options (where no --model is named the scorer reads nucleotides, "
-            "esm2_virnucpro all else), "
+            hint="use the old options (the scorer reads nucleotides where no --model is named), "
             "choose another --output-dir, or start again with --force",
         )
     if changes := _changes(recorded.recipe, recipe):
@@ -143,6 +148,10 @@ def check_same_recipe(recorded: Manifest, recipe: Recipe) -> None:
             f"this folder holds a run of another recipe: {'; '.join(changes)}",
             hint="use the old options, choose another --output-dir, or start again with --force",
         )
+
+
+def _purpose(recipe: Recipe) -> str:
+    return f"`virnucpro {recipe.command}` on {recipe.input_type}s"
 
 
 def _changes(before: Recipe, now: Recipe) -> list[str]:
