@@ -403,6 +403,7 @@ def test_an_input_that_is_refused_leaves_the_folder_free(make_config, tiny, cont
         lambda run: run.update(replaced=[["a"]]),
         lambda run: run["recipe"]["encoders"][0].pop("layer"),
         lambda run: run["recipe"].update(chunk_size="x"),
+        lambda run: run["recipe"].update(chunk_size=5),
     ],
 )
 def test_a_run_json_of_another_shape_is_refused(make_config, tiny, contigs, edit):
