@@ -88,7 +88,9 @@ def carry(options: object, to: Callable[..., T], **changes: object) -> T:
 
 def _word(name: str, info: ParameterInfo) -> str:
     """The name of a field on the command line."""
-    return name.upper() if isinstance(info, ArgumentInfo) else flag(name)
+    if isinstance(info, ArgumentInfo):
+        return info.metavar or name.upper()
+    return info.default if isinstance(info.default, str) else flag(name)  # typer's first name
 
 
 def _value(option: str, hint: Any, value: object) -> object:  # noqa: ANN401 - a type
