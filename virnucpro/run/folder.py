@@ -19,6 +19,7 @@ from virnucpro.errors import InputMissingError, OutputError, UsageError
 from virnucpro.files import TEMPORARY, disk_error, refuse_links, sweep, writing
 from virnucpro.log import announce, logging_to_file, printable
 from virnucpro.outputs.sinks import Command, Sink, all_sinks, record_table
+from virnucpro.records import SHARD_NAME
 from virnucpro.run.features import FeatureStore, index_of, inner_names, open_stores
 from virnucpro.run.lock import LOCK, OF_A_LOCK, is_held, locked, own_name, shared, tagged
 from virnucpro.run.manifest import Manifest, read_manifest, write_manifest
@@ -27,7 +28,8 @@ from virnucpro.sequences.inputs import RUN_FILE
 PAGE = "report.html"  # of a run, a training or an evaluation
 # files that a run makes in its sub-folders
 _OURS = re.compile(
-    r"\d{6}(_copies)?\.(h5|npz|pt|faa|fna)|\w+-[0-9a-f]{16}\.h5|[0-9a-f]{16}\.fa|plan\.json"
+    rf"{SHARD_NAME}(_copies)?\.(h5|npz|pt|faa|fna)"
+    r"|\w+-[0-9a-f]{16}\.h5|[0-9a-f]{16}\.fa|plan\.json"
     r"|work-[\w.-]+-\d+\.log|\..*\.(tmp|partial)"
 )
 
