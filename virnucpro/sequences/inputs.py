@@ -199,10 +199,10 @@ def _once(files: Iterable[Source]) -> list[Source]:
     """The files of a folder, without links to others of them."""
     by_path: dict[Path, Source] = {}
     for file in files:
-        if file.path in by_path:
-            announce(f"passed over: {file.shown} is the same file as {by_path[file.path].shown}")
-        else:
-            by_path[file.path] = file
+        if before := by_path.get(file.path):
+            file, link = sorted((before, file), key=lambda one: bool(one.name))
+            announce(f"passed over: {link.shown} is the same file as {file.shown}")
+        by_path[file.path] = file
     return list(by_path.values())
 
 
