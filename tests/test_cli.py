@@ -427,7 +427,11 @@ def test_a_reader_that_goes_away_does_not_break_the_run(model, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "words", ["models list", "models info esm2_virnucpro", "devices", "cite", "--version"]
+    "words",
+    [
+        *("models list", "models info esm2_virnucpro", "devices", "cite", "--version"),
+        *("--help", "predict -h"),
+    ],
 )
 def test_a_table_ends_quietly_for_a_reader_that_goes_away(words):
     """As ``virnucpro models list | head -1``, where a shell looks at all exit codes."""
