@@ -180,25 +180,28 @@ class RunDir:
                 "--resume and --force contradict each other",
                 hint="--resume goes on with what is there, --force throws it away",
             )
-        names = [path.name for path in self._results if path.exists()]
-        if set(names) <= {self.shards.name, self.copies.name} and not self._strangers():
-            return  # a start that was ended before it had claimed the folder
-        if names and self.manifest.name not in names:
+        present = [path for path in self._results if path.exists()]
+        if all(map(self._is_left_over, present)):
+            return
+        names = [path.name for path in present]
+        if self.manifest.name not in names:
             raise OutputError(
                 f"{printable(self.root)} holds {', '.join(names)}, but no run of VirNucPro",
                 hint="choose another --output-dir, or move these files away",
             )
-        if names and not resume and not force:
+        if not resume and not force:
             raise OutputError(
                 f"{printable(self.root)} holds a run already",
                 hint="add --resume to go on with it, or --force to throw it away and start again",
             )
 
-    def _strangers(self) -> list[Path]:
-        folders = [path for path in (self.shards, self.copies) if path.is_dir()]
-        return [
-            file for path in folders for file in path.iterdir() if not _OURS.fullmatch(file.name)
-        ]
+    def _is_left_over(self, path: Path) -> bool:
+        """Whether it may be of a start that was ended before it had claimed the folder."""
+        return (
+            path in (self.shards, self.copies)
+            and path.is_dir()
+            and all(_OURS.fullmatch(file.name) for file in path.iterdir())
+        )
 
     def clear(self) -> None:
         """Delete the results of a run, and nothing else; the claim to the folder goes last.
@@ -211,8 +214,10 @@ class RunDir:
             elif path == self.features:
                 for folder in self.feature_folders():
                     _delete_ours(folder)
-            elif path != self.copies:
+            elif path == self.shards:
                 _delete_ours(path)
+            elif path != self.copies:
+                path.unlink(missing_ok=True)
         _delete_ours(self.logs)
 
     def feature_folders(self) -> list[Path]:
@@ -269,8 +274,8 @@ class RunDir:
     def clear_shards(self) -> None:
         """Delete what only the run needed; what cannot be deleted does no harm."""
         with suppress(OSError):
-            for path in (self.shards, self.chunks):
-                _delete_ours(path)
+            _delete_ours(self.shards)
+            self.chunks.unlink(missing_ok=True)
 
     @property
     def own_names(self) -> tuple[str, ...]:
@@ -326,15 +331,12 @@ def _told() -> Iterator[None]:
         raise disk_error(error) from error
 
 
-def _delete_ours(path: Path, kept: Collection[str] = ()) -> None:
-    """Delete a file, or the files of a run in a folder, which stays if it holds others."""
-    if not path.is_dir():
-        path.unlink(missing_ok=True)
-        return
-    for file in path.iterdir():
+def _delete_ours(folder: Path, kept: Collection[str] = ()) -> None:
+    """Delete the files of a run in a folder, which stays if it holds others."""
+    for file in folder.iterdir() if folder.is_dir() else ():
         if _OURS.fullmatch(file.name) and file.name not in kept:
             file.unlink()
-    _delete_empty(path)
+    _delete_empty(folder)
 
 
 def _delete_empty(folder: Path) -> None:
