@@ -349,3 +349,10 @@ def test_what_a_model_needs_is_what_its_batches_take():
         assert choose_tokens(less, model, "bf16") < choose_tokens(H200, model, "bf16")
         lines = describe_needs(model)
         assert f"{memory / 1e9:.1f} GB for the default batches" in lines[1]
+
+
+def test_the_first_of_unlike_gpus_can_do_by_itself_what_the_others_cannot():
+    both = Choice(("cuda:0", "cuda:1"), ("A100", "T4"), False, 14 * GIB, (A100, T4))
+    assert choose_precision("auto", both) == "fp16"
+    assert choose_precision("auto", both.first) == "bf16"
+    assert both.first.memory == A100.memory_free

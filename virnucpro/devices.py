@@ -74,13 +74,16 @@ class Choice:
 
     @property
     def first(self) -> Choice:
-        """The first device alone."""
-        return replace(
+        """The first device alone, with what it can do by itself."""
+        first = replace(
             self,
             devices=self.devices[:1],
             descriptions=self.descriptions[:1],
             gpus=self.gpus[:1],
         )
+        for gpu in first.gpus:
+            first = replace(first, has_bf16=gpu.has_bf16, memory=gpu.memory_free)
+        return first
 
 
 class TorchBuild(NamedTuple):
