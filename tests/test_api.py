@@ -133,6 +133,8 @@ def test_a_call_that_fails_leaves_no_trace_either(tiny, tmp_path):
         (EXAMPLE, {"device": "gpu"}, "--device is 'gpu'"),
         (EXAMPLE, {"devise": "cpu"}, "there is no option devise"),
         (EXAMPLE, {"input": "x"}, "there is no option input"),
+        (EXAMPLE, {"executor": "parsl"}, "there is no option executor"),
+        (EXAMPLE, {"argv": 3}, "there is no option argv"),
         (EXAMPLE, {"model": ""}, "--model is empty"),
         (EXAMPLE, {"workers": 1.5}, "--workers is 1.5"),
         (EXAMPLE, {"worker_timeout": 0}, "--worker-timeout is 0"),

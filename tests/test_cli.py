@@ -194,6 +194,21 @@ def test_an_empty_value_is_refused_as_of_a_variable_that_is_not_set(tmp_path, op
 
 
 @pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        (["status", ""], "DIR"),
+        (["report", ""], "DIR"),
+        (["compare", EXAMPLE, ""], "RESULT"),
+        (["models", "verify", ""], "NAME|PATH"),
+        (["models", "import", "virnucpro-500", "--from", ""], "--from"),
+    ],
+)
+def test_an_empty_name_of_a_folder_is_not_the_current_one(tmp_path, arguments, name):
+    answer = virnucpro(*arguments, cwd=tmp_path)
+    assert (answer.returncode, answer.stderr.splitlines()[0]) == (64, f"error: {name} is empty")
+
+
+@pytest.mark.parametrize(
     ("arguments", "hint"),
     [
         (["contigs.fa", "-o", "x"], "did you mean --input contigs.fa?"),
@@ -412,7 +427,11 @@ def test_a_reader_that_goes_away_does_not_break_the_run(model, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "words", ["models list", "models info esm2_virnucpro", "devices", "cite", "--version"]
+    "words",
+    [
+        *("models list", "models info esm2_virnucpro", "devices", "cite", "--version"),
+        *("--help", "predict -h"),
+    ],
 )
 def test_a_table_ends_quietly_for_a_reader_that_goes_away(words):
     """As ``virnucpro models list | head -1``, where a shell looks at all exit codes."""

@@ -184,7 +184,12 @@ def test_a_scheduler_that_does_not_answer_at_the_end_is_told_of(tmp_path, monkey
     [
         ("provider: moon\n", "no provider moon"),
         ("provider: local\nwalltime: 1\npartition: gpu\n", "has no partition"),
+        ("provider: [local]\n", "no provider \\['local'\\]"),
         ("parts: 0\n", "parts is 0"),
+        ("parts: true\n", "parts is True"),
+        ("max_blocks: many\n", "max_blocks is many"),
+        ("init_blocks: 1.5\n", "init_blocks is 1.5"),
+        ("provider: slurm\nwalltime: 12:00:00\n", '"walltime" \\(int\\)'),
         ("colour: red\n", "no option colour"),
     ],
 )

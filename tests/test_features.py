@@ -152,6 +152,16 @@ def test_a_shard_is_owed_by_each_encoder_by_itself(stores):
     assert [shards[1].name in store.names_done() for store in stores] == [True, True, False]
 
 
+def test_files_are_found_in_the_order_of_their_shards_also_beyond_a_million(rundir, stores):
+    names = {999_999: "a", 1_000_000: "b", 10_000_000: "c"}
+    for index, name in names.items():
+        stores[0].write(make_shard(index, [make_orf(name)]), embed(name))
+    assert [content.ids for content in stores[0].read_files()] == [("a",), ("b",), ("c",)]
+    assert stores[0].names_done() == {str(index) for index in names}
+    rundir.clear()
+    assert not stores[0].folder.exists()
+
+
 def test_vectors_that_do_not_lie_one_behind_the_other_are_not_read_as_if_they_did(tmp_path):
     path = tmp_path / "chunked.h5"
     with h5py.File(path, "w") as h5:

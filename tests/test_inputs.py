@@ -21,6 +21,7 @@ from virnucpro.sequences.inputs import (
     Sieve,
     Source,
     check_recorded,
+    expected_letters,
     find_inputs,
     generations,
     hash_inputs,
@@ -300,3 +301,8 @@ def test_a_file_of_another_kind_than_most_is_left_out(write) -> None:
     agreed, kept, (why,) = kinds_of(*inputs)
     assert (agreed, kept) == ("nucleotide", inputs[1:])
     assert "protein.fa holds proteins" in why
+
+
+def test_the_size_of_a_packed_file_does_not_tell_how_many_letters_it_has():
+    plain, packed = (InputFile(f"/data/{name}", "", 7) for name in ("a.fa", "B.FA.GZ"))
+    assert (expected_letters([plain, plain]), expected_letters([plain, packed])) == (14, 0)

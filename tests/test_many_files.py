@@ -196,14 +196,15 @@ def test_what_to_do_about_a_file_that_is_left_out_is_told_with_it(make_config, t
 
 def test_a_folder_may_hold_a_link_to_a_file_of_its_own(make_config, tiny, folder):
     (first, *_) = sorted(folder.glob("*.fa"))
-    (folder / "a_link.fa").symlink_to(first)
+    (folder / "0_link.fa").symlink_to(first)
     (folder / "z_link.fa").symlink_to(first)
     config = make_config(folder)
     assert run_inline(config, tiny.head).exit_code == 0
     log = (config.output / "virnucpro.log").read_text()
     assert log.count("is the same file as") == 2
-    n_files = len({os.path.realpath(path) for path in folder.glob("*.fa")})
-    assert len(json.loads((config.output / "run.json").read_text())["inputs"]) == n_files
+    inputs = json.loads((config.output / "run.json").read_text())["inputs"]
+    assert len(inputs) == len({os.path.realpath(path) for path in folder.glob("*.fa")})
+    assert (inputs[0]["sample"], inputs[0]["name"]) == (first.stem, "")  # not those of the link
 
 
 def test_an_empty_file_among_others_is_warned_of(make_config, tiny, folder):

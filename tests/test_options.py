@@ -119,7 +119,6 @@ def test_a_field_of_a_class_is_an_option_of_its_command():
         ({"kind": "c"}, "--kind is 'c'"),
         ({"number": 1}, "--number is 1"),
         ({"number": "3"}, "--number is '3'"),
-        ({"stranger": 1}, "there is no option stranger"),
     ],
 )
 def test_a_value_of_no_use_is_refused_from_python_too(values, words):

@@ -403,6 +403,7 @@ def test_an_input_that_is_refused_leaves_the_folder_free(make_config, tiny, cont
         lambda run: run.update(replaced=[["a"]]),
         lambda run: run["recipe"]["encoders"][0].pop("layer"),
         lambda run: run["recipe"].update(chunk_size="x"),
+        lambda run: run["recipe"].update(chunk_size=5),
     ],
 )
 def test_a_run_json_of_another_shape_is_refused(make_config, tiny, contigs, edit):
@@ -439,13 +440,22 @@ def test_a_run_without_frames_has_an_empty_feature_index(make_config, tiny, tmp_
         assert len(h5["ids"]) == len(h5["embeddings"]) == len(h5["lengths"]) == 0
 
 
-def test_a_folder_with_strangers_files_is_refused(make_config, tiny, contigs):
+@pytest.mark.parametrize("name", ["viral.fasta", "shards", "inputs"])
+def test_a_folder_with_strangers_files_is_refused(make_config, tiny, contigs, name):
     config = make_config(contigs, force=True)
     config.output.mkdir()
-    (config.output / "viral.fasta").write_text("precious")
-    with pytest.raises(OutputError, match=r"viral\.fasta, but no run"):
+    (config.output / name).write_text("precious")
+    with pytest.raises(OutputError, match=f"{name}, but no run"):
         run_inline(config, tiny.head)
-    assert (config.output / "viral.fasta").read_text() == "precious"
+    assert (config.output / name).read_text() == "precious"
+
+
+def test_a_file_by_the_name_of_a_folder_of_logs_stays(make_config, tiny, contigs):
+    config = make_config(contigs)
+    config.output.mkdir()
+    (config.output / "logs").write_text("precious")
+    run_inline(config, tiny.head)
+    assert (config.output / "logs").read_text() == "precious"
 
 
 @pytest.mark.parametrize(

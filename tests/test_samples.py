@@ -182,6 +182,7 @@ def test_a_faulty_sample_sheet_is_refused_with_its_line(tmp_path, text, error, m
     with pytest.raises(error) as caught:
         read_sheet(write(tmp_path / "s.csv", text))
     assert message in str(caught.value) and caught.value.hint
+    assert "expected '>'" not in message or "separated by commas" in caught.value.hint
 
 
 def test_fasta_by_the_name_of_a_table_is_fasta(tmp_path: Path) -> None:

@@ -1,17 +1,19 @@
 """VirNucPro from Python: ``predict``, ``embed``, ``read_features`` and ``read_predictions``.
 
 They are attributes of ``virnucpro``, and stable: names, arguments and results stay as they are
-described here. Options have the names of the command line (``--min-length`` is ``min_length``).
+described here. Options have the names of the command line (``--min-length`` is ``min_length``), but
+for those of several machines, which are for the command line alone.
 
-Every error is a ``VirnucproError``; its ``hint`` says what to do. Nothing is left behind in the
-process that calls: one device works in it, several in processes of their own.
+Every error is a ``VirnucproError``; its ``hint`` says what to do, in words of the command line.
+Nothing is left behind in the process that calls: one device works in it, several in processes of
+their own.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from io import TextIOWrapper
@@ -37,8 +39,8 @@ from virnucpro.errors import (
 from virnucpro.events import Telling
 from virnucpro.files import disk_error, expanded, open_plain, writing
 from virnucpro.log import logging_to, printable
-from virnucpro.option_fields import make
-from virnucpro.options import ExtractOptions, PredictOptions, RunOptions
+from virnucpro.option_fields import make, names_of
+from virnucpro.options import ExtractOptions, PlaceOptions, PredictOptions, RunOptions
 from virnucpro.outputs.features import read_shown
 from virnucpro.outputs.read import read_calls
 from virnucpro.outputs.sinks import record_table
@@ -204,17 +206,19 @@ def _disk_errors() -> Iterator[None]:
 
 
 def _options(
-    kind: Callable[..., T],
+    kind: type[T],
     sequences: Sequences,
     folder: Path,
     stack: ExitStack,
     options: dict[str, object],
 ) -> T:
     """The options of a call; records are written to a file that lasts as long as the stack."""
-    for name in options.keys() & {"input", "output_dir"}:
+    names = names_of(kind) - names_of(PlaceOptions) - {"input", "output_dir"}
+    if strangers := options.keys() - names:
         raise UsageError(
-            f"there is no option {name}",
-            hint="the sequences are the first argument; a run folder is made by predict alone",
+            f"there is no option {printable(min(strangers))}",
+            hint="the sequences are the first argument; a run folder is made by predict alone; "
+            f"options are {', '.join(sorted(names))}",
         )
     usual = {"strict": True, "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES")}
     parsed = make(kind, {"output_dir": folder, "input": (), **usual, **options})

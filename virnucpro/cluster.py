@@ -29,6 +29,7 @@ from parsl.errors import ParslError
 from parsl.executors import HighThroughputExecutor
 from parsl.executors.high_throughput.errors import CommandClientBadError, CommandClientTimeoutError
 from parsl.providers import LocalProvider, SlurmProvider
+from typeguard import TypeCheckError
 
 from virnucpro.config import Resources
 from virnucpro.engine.executor import Executor
@@ -54,6 +55,8 @@ from virnucpro.training.config_file import read_config
 RunPart = Callable[[WorkOptions, tuple[int, ...]], list[ShardFigures]]
 _PROVIDERS = {"local": LocalProvider, "slurm": SlurmProvider}
 _OURS = ("provider", "parts")
+# numbers in a file of blocks, and the least of each
+_LEAST = {"parts": 1, "max_blocks": 1, "nodes_per_block": 1, "min_blocks": 0, "init_blocks": 0}
 _NOT_PLAIN = {"self", "launcher", "regex_job_id"}
 _PARTS_PER_BLOCK = 4  # so that a block that comes late, or goes early, costs little
 _TICK_SECONDS = 1.0  # between two looks at the logs
@@ -82,22 +85,31 @@ def read_blocks(path: Path | None) -> Blocks:
         return Blocks(LocalProvider(), _PARTS_PER_BLOCK)
     names = {name for kind in _PROVIDERS.values() for name in _words_of(kind)}
     settings = read_config(path, sorted({*names, *_OURS}))
-    kind = settings.pop("provider", "local")
-    n_parts = settings.pop("parts", _PARTS_PER_BLOCK * int(settings.get("max_blocks", 1)))
+    for name in _LEAST.keys() & settings:
+        if type(settings[name]) is not int or settings[name] < _LEAST[name]:
+            raise UsageError(
+                f"{printable(path)}: {name} is {printable(settings[name])}",
+                hint=f"give a whole number, {_LEAST[name]} or more",
+            )
+    kind = str(settings.pop("provider", "local"))
+    n_parts = settings.pop("parts", _PARTS_PER_BLOCK * settings.get("max_blocks", 1))
     if kind not in _PROVIDERS:
         raise UsageError(
             f"{printable(path)}: there is no provider {printable(kind)}",
             hint=f"there are {', '.join(_PROVIDERS)}",
         )
     if strangers := settings.keys() - _words_of(_PROVIDERS[kind]):
-        raise UsageError(f"{printable(path)}: the provider {kind} has no {min(strangers)}")
+        raise UsageError(
+            f"{printable(path)}: the provider {kind} has no {min(strangers)}",
+            hint=f"it has {', '.join(sorted(_words_of(_PROVIDERS[kind])))}",
+        )
     try:
-        provider = _PROVIDERS[kind](**settings)
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"{printable(path)}: {printable(error)}") from error
-    if not isinstance(n_parts, int) or n_parts < 1:
-        raise UsageError(f"{printable(path)}: parts is {printable(n_parts)}", hint="give 1 or more")
-    return Blocks(provider, n_parts)
+        return Blocks(_PROVIDERS[kind](**settings), n_parts)
+    except (TypeError, ValueError, TypeCheckError) as error:
+        raise UsageError(
+            f"{printable(path)}: {printable(error)}",
+            hint='text of digits needs quotes, for example walltime: "12:00:00"',
+        ) from error
 
 
 def _words_of(provider: type) -> set[str]:

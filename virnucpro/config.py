@@ -74,7 +74,10 @@ class Recipe:
                     hint="give the nucleotide sequences, or name a model that reads proteins",
                 )
         if self.min_length < 0:
-            raise UsageError(f"--min-length is {self.min_length}; it cannot be negative")
+            raise UsageError(
+                f"--min-length is {self.min_length}; it cannot be negative",
+                hint="leave it out to take records of every length",
+            )
 
     @property
     def has_encoder(self) -> bool:

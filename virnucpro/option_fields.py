@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
-from types import UnionType
+from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from typer.models import ArgumentInfo, ParameterInfo
@@ -57,16 +57,10 @@ def make(options: Callable[..., T], values: Mapping[str, object]) -> T:
     """Options of values by their names, as a user gives them: text for a path, a list for a tuple.
 
     Raises:
-        UsageError: there is no such option, or its value is empty or of no use.
+        UsageError: a value is empty or of no use.
     """
     hints = get_type_hints(options, include_extras=True)
     on_command_line = options_of(hints)
-    names = {field.name for field in fields(options)}  # type: ignore[arg-type]
-    if strangers := values.keys() - names:
-        raise UsageError(
-            f"there is no option {printable(min(strangers))}",
-            hint=f"there are {', '.join(sorted(on_command_line))}",
-        )
     checked = {
         name: _value(_word(name, on_command_line[name]), get_args(hints[name])[0], value)
         if name in on_command_line
@@ -94,7 +88,9 @@ def carry(options: object, to: Callable[..., T], **changes: object) -> T:
 
 def _word(name: str, info: ParameterInfo) -> str:
     """The name of a field on the command line."""
-    return name.upper() if isinstance(info, ArgumentInfo) else flag(name)
+    if isinstance(info, ArgumentInfo):
+        return info.metavar or name.upper()
+    return info.default if isinstance(info.default, str) else flag(name)  # typer's first name
 
 
 def _value(option: str, hint: Any, value: object) -> object:  # noqa: ANN401 - a type
@@ -121,11 +117,18 @@ def _value(option: str, hint: Any, value: object) -> object:  # noqa: ANN401 - a
                 return value
         elif isinstance(value, (int, float) if kind is float else kind):
             return value
-    words = [word for kind in kinds for word in get_args(kind)]
-    raise UsageError(
-        f"{option} is {printable(repr(value))}",
-        hint=f"give {' or '.join(words or [kind.__name__ for kind in kinds])}",
-    )
+    words = [word for kind in kinds for word in get_args(kind) or (_WORDS[kind],)]
+    raise UsageError(f"{option} is {printable(repr(value))}", hint=f"give {' or '.join(words)}")
+
+
+_WORDS = {
+    bool: "True or False",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    Path: "a path",
+    NoneType: "None",
+}
 
 
 def _check_range(name: str, info: ParameterInfo, value: object) -> None:

@@ -76,6 +76,10 @@ def _file(help: str, metavar: str) -> Any:  # noqa: ANN401 - as typer has it
     return _option(help, FILES, metavar=metavar, show_default=False)
 
 
+def _folder(help: str) -> Any:  # noqa: ANN401 - as typer has it
+    return typer.Argument(metavar="DIR", help=help)
+
+
 def _chunk_size(help: str, default: str) -> Any:  # noqa: ANN401 - as typer has it
     return _option(help, MODEL, metavar="BASES", show_default=default)
 
@@ -116,7 +120,7 @@ class OutputOptions:
     output_dir: Annotated[
         Path,
         _option(
-            "Run folder: results, log, and what a resume needs.",
+            "Folder for results, log, and what a resume needs.",
             FILES,
             "--output-dir",
             "-o",
@@ -471,9 +475,7 @@ class ExtractOptions(RunOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class WorkOptions(EngineOptions):
-    folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Run folder, planned with --plan-only.")
-    ]
+    folder: Annotated[Path, _folder("Run folder, planned with --plan-only.")]
     part: Annotated[
         str | None,
         _option(
@@ -748,17 +750,6 @@ class TrainOptions(DeviceOptions, LoopOptions, NetworkOptions, StartOptions, Lab
             "TRUTH",
         ),
     ] = None
-    output_dir: Annotated[
-        Path,
-        _option(
-            "Folder for the results of the training.",
-            FILES,
-            "--output-dir",
-            "-o",
-            metavar="DIR",
-            show_default=False,
-        ),
-    ]
     workers: Annotated[
         int | None, _count("Number of processes with --device cpu.", DEVICES, show_default="1")
     ] = None
@@ -866,15 +857,65 @@ class BenchOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class RegionsOptions:
-    folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Run folder of a finished `virnucpro predict`.")
-    ]
+    folder: Annotated[Path, _folder("Run folder of a finished `virnucpro predict`.")]
     region_model: RegionModel = None
     argv: tuple[str, ...] = ()  # the command, for the log
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckOptions(ComputeOptions):
+class ReportOptions:
+    folder: Annotated[Path, _folder("Folder of a run, a training or an evaluation.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatusOptions:
+    folder: Annotated[Path, _folder("Run folder.")]
+    verify: Annotated[bool, _option("Verification of every feature file.")] = False
+    as_json: Annotated[
+        bool,
+        _option(
+            "Figures for programs: shards done and pending, tokens/s of each host, remaining time.",
+            None,
+            "--json",
+        ),
+    ] = False
+
+    def __post_init__(self) -> None:
+        if self.as_json and self.verify:
+            raise UsageError("--json and --verify contradict each other", hint="give one of them")
+
+
+_Result = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RESULT",
+        help="Run folder, folder of the original VirNucPro, or one table of either.",
+    ),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareOptions:
+    a: _Result
+    b: _Result
+    tolerance: Annotated[
+        float | None,
+        _option(
+            "Largest difference of two scores that passes.",
+            metavar="SCORE",
+            min=0,
+            show_default="any",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CiteOptions:
+    bibtex: Annotated[bool, _option("BibTeX entries only.")] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedModelOptions:
     model: Annotated[
         str,
         typer.Argument(
@@ -883,6 +924,51 @@ class CheckOptions(ComputeOptions):
             autocompletion=complete_model,
         ),
     ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckOptions(ComputeOptions, NamedModelOptions):
+    pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class DownloadOptions:
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME", help="Published name of a model.", autocompletion=complete_model
+        ),
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportOptions:
+    path: Annotated[
+        str,
+        typer.Argument(
+            metavar="PATH|NAME",
+            help="fair-esm .pt file, or Hugging Face folder; with --from the name of a bundle.",
+        ),
+    ]
+    name: Annotated[
+        str | None,
+        _option("Name of the model.", metavar="NAME", show_default="that of the file or folder"),
+    ] = None
+    force: Annotated[bool, _option("Replacement of a model of that name.")] = False
+    bundle_folder: Annotated[
+        Path | None,
+        _option(
+            "Folder with the files of a bundle, or of dnabert-s, under their published names.",
+            None,
+            "--from",
+            metavar="FOLDER",
+            show_default=False,
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        if self.bundle_folder is not None:
+            refuse(self, ("name", "force"), "with --from: a bundle has published names")
 
 
 def engine_options_of(options: EngineOptions) -> list[str]:

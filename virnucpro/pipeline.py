@@ -69,6 +69,7 @@ from virnucpro.scoring.head import Head
 from virnucpro.scoring.join import Join
 from virnucpro.scoring.regions import RegionFinder, embedded_finder
 from virnucpro.sequences.fasta import list_reads
+from virnucpro.sequences.inputs import expected_letters
 from virnucpro.tasks import Helpers
 
 _BYTES_PER_WORKER = 1_000_000  # of input; less is planned in a tenth of a second
@@ -157,8 +158,7 @@ def begin(
     summary.count_plan(plan, manifest)
     folders = filter(Path.is_dir, config.options.input)
     summary.n_reads_left_out = sum(len(list_reads(folder)) for folder in folders)
-    summary.cut = announce_cut(config, scorer, head)
-    summary.cut_scores = cut_scores(config, scorer, head)
+    announce_cut(config.options, scorer, head, summary)
     rundir.report.unlink(missing_ok=True)  # it is of another state
     results = Results(
         rundir=rundir,
@@ -240,37 +240,22 @@ def make_finder(options: RunOptions, recipe: Recipe, scorer: Scorer | None) -> R
     return embedded_finder(recipe.genetic_code, scorer, options.region_model)
 
 
-def announce_cut(config: RunConfig, scorer: Scorer | None, head: Head | None) -> str:
-    """Announce which records are called viral, and return the same for the summary."""
-    if not isinstance(config.options, PredictOptions):
-        return ""
-    threshold = config.options.threshold
-    if scorer is None and head is not None:
-        threshold = head.facts.threshold
-    cut = f"scores of {threshold} and more"
-    if threshold is None:
-        preset = config.options.preset
-        share = f"{FALSE_POSITIVES[preset]:.1%}"
-        cut = f"preset {preset}, at most {share} false positives among unknown hosts"
-    announce(f"calls: {cut}")
-    return cut
-
-
-def cut_scores(
-    config: RunConfig, scorer: Scorer | None, head: Head | None
-) -> list[tuple[int, float]]:
-    """The lowest score of a viral record at some lengths, for whoever draws the cut."""
-    options = config.options
+def announce_cut(
+    options: RunOptions, scorer: Scorer | None, head: Head | None, summary: Summary
+) -> None:
+    """Announce which records are called viral; the summary has it in words and in numbers."""
     if not isinstance(options, PredictOptions):
-        return []
-    if options.threshold is not None:
-        return [(1, options.threshold)]
-    if scorer is not None:
-        join = head.facts.join if head else None
-        share = FALSE_POSITIVES[options.preset]
-        error_rates = (join or scorer).error_rates
-        return [(rates.n_bases, rates.cut_score(share)) for rates in error_rates]
-    return [(1, head.facts.threshold)] if head else []
+        return
+    threshold = head.facts.threshold if head and not scorer else options.threshold
+    if threshold is not None:
+        summary.cut, summary.cut_scores = f"scores of {threshold} and more", [(1, threshold)]
+    else:
+        assert scorer is not None, "records are called by the scorer or by a head"
+        preset, share = options.preset, FALSE_POSITIVES[options.preset]
+        summary.cut = f"preset {preset}, at most {share:.1%} false positives among unknown hosts"
+        error_rates = ((head and head.facts.join) or scorer).error_rates
+        summary.cut_scores = [(rates.n_bases, rates.cut_score(share)) for rates in error_rates]
+    announce(f"calls: {summary.cut}")
 
 
 def plan_run(
@@ -285,28 +270,21 @@ def plan_run(
     Results go, and ``run.json`` comes, when every input was read to its end: one that is refused
     changes nothing. A kill at any point leaves a folder with a run, or one that is free.
     """
-    keep, facts = (
-        config.options.keep_intermediate,
-        {**_facts(config, manifest), "state": "unfinished"},
-    )
+    keep, facts = config.options.keep_intermediate, _facts(config, manifest, "unfinished")
     if recorded is not None:
-        plan = find_plan(
-            rundir,
-            manifest,
-            keep_intermediate=keep,
-            on_shard=_on_shard(on_event, "checking shards"),
-        )
+        on_shard = _on_shard(on_event, "checking shards")
+        plan = find_plan(rundir, manifest, keep_intermediate=keep, on_shard=on_shard)
         if plan is not None:
             rundir.write_manifest(manifest, facts)
             return plan
     stage = "reading and translating" if manifest.recipe.has_frames else "reading"
-    on_letters = _progress(on_event, stage, manifest)
+    total = expected_letters(manifest.inputs)
     plan = make_plan(
         rundir,
         manifest,
         keep_intermediate=keep,
         n_helpers=config.resources.n_helpers,
-        on_letters=on_letters,
+        on_letters=lambda done: on_event(Progress(stage, done, total, "letters")),
     )
     if recorded is None:
         rundir.clear()
@@ -336,9 +314,8 @@ def close_plan(config: RunConfig, results: Results, summary: Summary) -> Summary
     """Leave a planned run to others, with the folders that they need."""
     for store in results.stores:
         store.make_folder()
-    results.rundir.write_manifest(
-        results.manifest, {**_facts(config, results.manifest), "state": "planned"}
-    )
+    facts = _facts(config, results.manifest, "planned")
+    results.rundir.write_manifest(results.manifest, facts)
     summary.n_shards = len(results.plan.shards)
     for line in summary.lines(config.output):
         LOGGER.info("%s", line)
@@ -447,16 +424,15 @@ def close_run(config: RunConfig, rundir: RunDir, manifest: Manifest, summary: Su
     """Write the outcome into ``run.json``, delete intermediate files, and write the page."""
     scorer = config.scorer_for(manifest.recipe.input_type)
     summary.scorer = scorer.announcement if scorer else ""
-    state = "partial" if summary.exit_code else "complete"
-    facts = {"state": state, "counts": summary.facts}
-    rundir.write_manifest(manifest, {**_facts(config, manifest), **facts})
+    facts = _facts(config, manifest, "partial" if summary.exit_code else "complete")
+    rundir.write_manifest(manifest, {**facts, "counts": summary.facts})
     if not config.options.keep_intermediate and not summary.records.n_failed_frames:
         rundir.clear_shards()
     if config.options.report:
         write_run_page(rundir)
 
 
-def _facts(config: RunConfig, manifest: Manifest) -> dict[str, object]:
+def _facts(config: RunConfig, manifest: Manifest, state: str) -> dict[str, object]:
     scorer = config.scorer_for(manifest.recipe.input_type)
     return {
         "argv": list(config.options.argv),
@@ -467,22 +443,13 @@ def _facts(config: RunConfig, manifest: Manifest) -> dict[str, object]:
         "announced": [scorer.announcement] if scorer else list(config.announcements),
         "resources": asdict(config.resources),
         "cut": _cut_facts(config.options) if isinstance(config.options, CutOptions) else {},
+        "state": state,
     }
 
 
 def _cut_facts(options: CutOptions) -> dict[str, object]:
     values = {field.name: getattr(options, field.name) for field in fields(CutOptions)}
     return {name: str(one) if isinstance(one, Path) else one for name, one in values.items()}
-
-
-def _progress(on_event: OnEvent, stage: str, manifest: Manifest) -> Callable[[int], None]:
-    """Letters read, of about as many as there are bytes if nothing is compressed."""
-    plain = all(not Path(file.path).name.endswith(_PACKED) for file in manifest.inputs)
-    total = sum(file.n_bytes for file in manifest.inputs) if plain else 0
-    return lambda done: on_event(Progress(stage, done, total, "letters"))
-
-
-_PACKED = (".gz", ".bz2", ".xz", ".zst")
 
 
 def announce_input(plan: Plan, manifest: Manifest) -> None:

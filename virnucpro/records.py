@@ -79,6 +79,13 @@ class Orf(NamedTuple):
         return self.protein if what == "protein" else self.bases
 
 
+SHARD_NAME = r"\d{6,}"  # names of shards, as a pattern
+
+
+def shard_name(index: int) -> str:
+    return f"{index:06d}"
+
+
 @dataclass(frozen=True, slots=True)
 class Shard:
     """A FASTA file of ORFs: the unit of work, of failure and of resume."""
@@ -99,7 +106,7 @@ class Shard:
 
     @property
     def name(self) -> str:
-        return f"{self.index:06d}"
+        return shard_name(self.index)
 
 
 def check_counts(*counts: object) -> None:

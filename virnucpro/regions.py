@@ -29,7 +29,7 @@ from virnucpro.report.run import write_run_page
 from virnucpro.run.folder import RunDir, no_run
 from virnucpro.run.manifest import Manifest
 from virnucpro.scoring.regions import embedded_finder
-from virnucpro.sequences.inputs import InputFile, check_recorded, generations
+from virnucpro.sequences.inputs import InputFile, check_recorded, expected_letters, generations
 
 
 def find_regions(options: RegionsOptions, on_event: OnEvent) -> Counter[str]:
@@ -47,7 +47,7 @@ def find_regions(options: RegionsOptions, on_event: OnEvent) -> Counter[str]:
         finder = embedded_finder(manifest.recipe.genetic_code, model=region_model)
         announce(f"regions: learned from {finder.model.training}")
         kinds, n_letters = Counter[str](), 0
-        total = sum(file.n_bytes for file in inputs)
+        total = expected_letters(inputs)
         with ExitStack() as stack:
             sinks: tuple[type[Sink], ...] = (RecordTable, *REGION_SINKS)
             adds = [stack.enter_context(open_sinks(sinks, Place(rundir.root, rundir.shards)))]

@@ -116,18 +116,19 @@ def resolve(options: RunOptions, on_event: OnEvent) -> tuple[RunConfig, Head | N
     if rundir.root.is_dir():
         with rundir.locked():
             rundir.check_free(resume=options.resume, force=options.force)
+    recorded = rundir.read_manifest() if options.resume else None
     for path in options.input:
         list_sources(path)
     genetic_code(options.genetic_code)
     scorer = _scorer(options)
     _check_place(options, scorer)
     names = model_names(options.model_name)
-    before_fetching = partial(_check_before_fetching, options)
+    before_fetching = partial(_check_before_fetching, options, recorded)
     models = tuple(open_model(name, on_event, before_fetching) for name in names)
     footprint = join_footprints([model.footprint for model in models])
     head = _at_threshold(_load_head(options, models, on_event), options)
     choice = _choose_devices(options if options.embeds_here else _on_cpu(options), footprint)
-    request = _asked_precision(options)
+    request = _asked_precision(options, recorded)
     precision = _precision(options, request, choice)
     resources = _resources(options, choice, footprint, precision)
     if scorer is not None or not options.embeds_here:
@@ -380,7 +381,9 @@ def _scorer(options: RunOptions) -> ScorerConfig | None:
     return ScorerConfig(path=path, recipe=recipe, announcement=announcement)
 
 
-def _check_before_fetching(options: RunOptions, model: str, digests: frozenset[str]) -> None:
+def _check_before_fetching(
+    options: RunOptions, recorded: Manifest | None, model: str, digests: frozenset[str]
+) -> None:
     """Refuse what gigabytes of a published model would be fetched for in vain.
 
     Raises:
@@ -389,13 +392,11 @@ def _check_before_fetching(options: RunOptions, model: str, digests: frozenset[s
     """
     if isinstance(options, PredictOptions) and options.model_name not in BUNDLES:
         _check_head(options.head, model)
-    recorded = RunDir(options.output_dir).read_manifest() if options.resume else None
-    if recorded is None:
-        return
-    before = recorded.recipe
-    if not any(encoder.model == model or encoder.sha256 in digests for encoder in before.encoders):
+    if recorded is not None and not any(
+        encoder.model == model or encoder.sha256 in digests for encoder in recorded.recipe.encoders
+    ):
         raise ResumeError(
-            f"this folder holds a run with {printable(before.reader)}, not {model}",
+            f"this folder holds a run with {printable(recorded.recipe.reader)}, not {model}",
             hint="use the old options, choose another --output-dir, or start again with --force",
         )
 
@@ -414,12 +415,10 @@ def _tokens_per_batch(
     return int(request)
 
 
-def _asked_precision(options: RunOptions) -> str:
+def _asked_precision(options: RunOptions, recorded: Manifest | None) -> str:
     """The precision to resolve; on resume, ``auto`` is the precision of the run."""
-    if options.precision == "auto" and options.resume:
-        recorded = RunDir(options.output_dir).read_manifest()
-        if recorded is not None and recorded.recipe.encoders:
-            return _precision_behind({one.precision for one in recorded.recipe.encoders})
+    if options.precision == "auto" and recorded is not None and recorded.recipe.encoders:
+        return _precision_behind({encoder.precision for encoder in recorded.recipe.encoders})
     return options.precision
 
 

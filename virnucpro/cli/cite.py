@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated
-
-import typer
 
 from virnucpro.citation import WORKS, as_bibtex, as_text
+from virnucpro.cli.command import command
 from virnucpro.cli.running import report
+from virnucpro.options import CiteOptions
 
 
-def cite(
-    bibtex: Annotated[
-        bool, typer.Option("--bibtex", metavar="", help="BibTeX entries only.")
-    ] = False,
-) -> None:
+@command(CiteOptions)
+def cite(options: CiteOptions) -> None:
     """Print how to cite a result: this program, its language models, and the original VirNucPro.
 
     Example: virnucpro cite --bibtex >> references.bib
     """
     references = "\n\n".join(map(as_bibtex, WORKS))
-    report([references] if bibtex else [*_as_list(), references])
+    report([references] if options.bibtex else [*_as_list(), references])
 
 
 def _as_list() -> Iterator[str]:

@@ -2,32 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
-import typer
-
+from virnucpro.cli.command import command
 from virnucpro.cli.exits import Finished, exits
 from virnucpro.cli.running import report
-
-_Result = typer.Argument(
-    metavar="RESULT", help="Run folder, folder of the original VirNucPro, or one table of either."
-)
+from virnucpro.options import CompareOptions
 
 
-def compare(
-    a: Annotated[Path, _Result],
-    b: Annotated[Path, _Result],
-    tolerance: Annotated[
-        float | None,
-        typer.Option(
-            metavar="SCORE",
-            min=0,
-            help="Largest difference of two scores that passes.",
-            show_default="any",
-        ),
-    ] = None,
-) -> None:
+@command(CompareOptions)
+def compare(options: CompareOptions) -> None:
     """Compare two results, row by row: missing rows, other labels, distances of scores.
 
     Frames, chunks and records are joined by their ids, in the tables that both results have.
@@ -44,6 +26,7 @@ def compare(
         from virnucpro.outputs.compare import compare as compare_results
         from virnucpro.outputs.compare import report_lines
 
-        comparisons = compare_results(a, b)
+        comparisons = compare_results(options.a, options.b)
         report(report_lines(comparisons))
-        raise Finished(0 if all(one.agrees(tolerance) for one in comparisons) else 1)
+        agree = all(one.agrees(options.tolerance) for one in comparisons)
+        raise Finished(0 if agree else 1)

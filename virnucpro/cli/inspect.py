@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
-from typing import Annotated
 
-import typer
-
+from virnucpro.cli.command import command
 from virnucpro.cli.exits import Finished, exits
 from virnucpro.cli.running import report
-from virnucpro.errors import UsageError
+from virnucpro.options import StatusOptions
 
 
 def devices() -> None:
@@ -25,22 +22,8 @@ def devices() -> None:
         report([*describe_machine(os.environ.get("CUDA_VISIBLE_DEVICES"))])
 
 
-def status(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Run folder.")],
-    verify: Annotated[
-        bool,
-        typer.Option("--verify", metavar="", help="Verification of every feature file."),
-    ] = False,
-    as_json: Annotated[
-        bool,
-        typer.Option(
-            "--json",
-            metavar="",
-            help="Figures for programs: shards done and pending, tokens/s of each host, "
-            "remaining time.",
-        ),
-    ] = False,
-) -> None:
+@command(StatusOptions)
+def status(options: StatusOptions) -> None:
     """Describe a run folder: finished, pending and failed work, and who is at it.
 
     Example: virnucpro status results/ --verify
@@ -48,11 +31,9 @@ def status(
     with exits():
         from virnucpro.run.status import inspect_run, measure_run
 
-        if as_json and verify:
-            raise UsageError("--json and --verify contradict each other", hint="give one of them")
-        if as_json:
-            report([json.dumps(measure_run(folder), indent=2)])
+        if options.as_json:
+            report([json.dumps(measure_run(options.folder), indent=2)])
             raise Finished(0)
-        lines, n_damaged = inspect_run(folder, verify=verify)
+        lines, n_damaged = inspect_run(options.folder, verify=options.verify)
         report(lines)
         raise Finished(1 if n_damaged else 0)

@@ -76,6 +76,8 @@ def main() -> None:
     except SystemExit as error:
         if error.code == INTERRUPTED_EXIT:  # typer says nothing of Ctrl-C before a command began
             complain("interrupted", NOTHING_BEGAN)
+        if {"-h", "--help"} & {*sys.argv} and isinstance(error.__context__, BrokenPipeError):
+            raise SystemExit(0) from None  # nobody reads the help to its end
         raise SystemExit(USAGE_EXIT if error.code == 2 else error.code) from None
     finally:
         _forget_closed_streams()

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import Annotated
 
 import typer
 
 from virnucpro.cli.command import command
 from virnucpro.cli.exits import end_cleanly, exits
 from virnucpro.cli.running import is_live, loading, report, watched
-from virnucpro.errors import UsageError, VirnucproError
+from virnucpro.errors import VirnucproError
 from virnucpro.log import printable
-from virnucpro.options import CheckOptions, ConsoleOptions, complete_model
+from virnucpro.options import (
+    CheckOptions,
+    ConsoleOptions,
+    DownloadOptions,
+    ImportOptions,
+    NamedModelOptions,
+)
 
 models = typer.Typer(
     no_args_is_help=True,
@@ -20,28 +25,6 @@ models = typer.Typer(
     help="Checkpoints, and bundles of them with a head. First on a new GPU, and with a new model: "
     "virnucpro models check esm2_t33_650M_UR50D --gpus 0",
 )
-
-
-def refuse_empty(
-    ctx: typer.Context, parameter: typer.CallbackParam, value: str | None
-) -> str | None:
-    """Refuse an argument that is there and empty, as of a variable that is not set."""
-    if value == "" and not ctx.resilient_parsing:
-        raise UsageError(
-            f"{parameter.opts[0]} is empty", hint="is the variable set that it came from?"
-        )
-    return value
-
-
-Model = Annotated[
-    str,
-    typer.Argument(
-        metavar="NAME|PATH",
-        help="Name, or path with a separator in it: ./model.pt.",
-        callback=refuse_empty,
-        autocompletion=complete_model,
-    ),
-]
 
 
 @models.command("list")
@@ -61,7 +44,8 @@ def list_models() -> None:
 
 
 @models.command("info")
-def show_model(model: Model) -> None:
+@command(NamedModelOptions)
+def show_model(options: NamedModelOptions) -> None:
     """Describe a checkpoint by its content, with the disk and memory that it needs.
 
     Example: virnucpro models info esm2_virnucpro
@@ -69,21 +53,12 @@ def show_model(model: Model) -> None:
     with exits():
         from virnucpro.encoders.describe import describe_model
 
-        report([*describe_model(model)])
+        report([*describe_model(options.model)])
 
 
 @models.command("download")
-def download_model(
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="NAME",
-            help="Published name of a model.",
-            callback=refuse_empty,
-            autocompletion=complete_model,
-        ),
-    ],
-) -> None:
+@command(DownloadOptions)
+def download_model(options: DownloadOptions) -> None:
     """Fetch a published checkpoint, or all files of a bundle, into folders of torch hub.
 
     They must be the published files: their hashes are known. A download that broke off goes on
@@ -108,6 +83,7 @@ def download_model(
             events = stack.enter_context(EventLog())
             if is_live(quiet=False):
                 stack.enter_context(Dashboard(events.figures, Console(stderr=True)))
+            name = options.name
             opened = tuple(open_model(each, events) for each in model_names(name))
             head = find_head(name, opened, events) if name in BUNDLES else None
         lines = [f"{printable(model.name)} is at {printable(model.path)}" for model in opened]
@@ -115,34 +91,8 @@ def download_model(
 
 
 @models.command("import")
-def import_model(
-    path: Annotated[
-        str,
-        typer.Argument(
-            metavar="PATH|NAME",
-            help="fair-esm .pt file, or Hugging Face folder; with --from the name of a bundle.",
-            callback=refuse_empty,
-        ),
-    ],
-    name: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="Name of the model.", show_default="that of the file or folder"
-        ),
-    ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", metavar="", help="Replacement of a model of that name.")
-    ] = False,
-    folder: Annotated[
-        str | None,
-        typer.Option(
-            "--from",
-            metavar="FOLDER",
-            help="Folder with the files of a bundle, or of dnabert-s, under their published names.",
-            show_default=False,
-        ),
-    ] = None,
-) -> None:
+@command(ImportOptions)
+def import_model(options: ImportOptions) -> None:
     """Copy a checkpoint to where --model finds it by name; nothing is fetched.
 
     All of it is checked first, and no code in it is run.
@@ -154,41 +104,25 @@ def import_model(
     All files of a bundle, from another machine: virnucpro models import virnucpro-500 --from usb/
     """
     with exits():
-        if folder is not None:
-            if name is not None or force:
-                raise UsageError(
-                    "--name and --force do not go with --from",
-                    hint="leave them out: the files of a bundle have their published names",
-                )
-            import_bundle(path, folder)
-            return
+        from virnucpro.encoders.imports import import_files
         from virnucpro.encoders.imports import import_model as copy_model
         from virnucpro.files import expanded
 
         end_cleanly()
-        name, checkpoint = copy_model(expanded(path), name, force=force)
-        digest = checkpoint.sha256()
-        report(
-            [
-                f"{name} is at {printable(checkpoint.path)}, sha256 {digest}",
-                f"use it with --model {name}",
-            ]
-        )
-
-
-def import_bundle(name: str, folder: str) -> None:
-    """Copy the files of a bundle, or of a model of several files, to where they are found."""
-    from virnucpro.encoders.imports import import_files
-    from virnucpro.files import expanded
-
-    end_cleanly()
-    paths = import_files(name, expanded(folder))
-    lines = [f"{printable(path.name)} is at {printable(path)}" for path in paths]
-    report([*lines, f"use it with --model {name}"])
+        if options.bundle_folder is not None:
+            name = options.path
+            paths = import_files(name, options.bundle_folder)
+            lines = [f"{printable(path.name)} is at {printable(path)}" for path in paths]
+        else:
+            path = expanded(options.path)
+            name, model = copy_model(path, options.name, force=options.force)
+            lines = [f"{name} is at {printable(model.path)}, sha256 {model.sha256()}"]
+        report([*lines, f"use it with --model {name}"])
 
 
 @models.command("verify")
-def verify(model: Model) -> None:
+@command(NamedModelOptions)
+def verify(options: NamedModelOptions) -> None:
     """Load a checkpoint, and check that every tensor is there and finite.
 
     A model with a published name must be the published file.
@@ -198,7 +132,7 @@ def verify(model: Model) -> None:
     with exits():
         from virnucpro.encoders.models import verify_model
 
-        checkpoint, digest = verify_model(model)
+        checkpoint, digest = verify_model(options.model)
         report([f"{printable(checkpoint.path)} is whole, sha256 {digest}"])
 
 

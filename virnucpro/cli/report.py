@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
-import typer
-
 from virnucpro.cli import running
+from virnucpro.cli.command import command
 from virnucpro.cli.exits import exits
+from virnucpro.options import ReportOptions
 
 
-def report(
-    folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Folder of a run, a training or an evaluation.")
-    ],
-) -> None:
+@command(ReportOptions)
+def report(options: ReportOptions) -> None:
     """Write DIR/report.html: a run, a training or an evaluation on one page, without a network.
 
     Only files of the folder are read, and nothing is embedded or scored. The same folder gives
@@ -27,4 +21,4 @@ def report(
         from virnucpro.log import printable
         from virnucpro.report.story import report_folder
 
-        running.report([f"report: {printable(report_folder(folder))}"])
+        running.report([f"report: {printable(report_folder(options.folder))}"])

@@ -25,7 +25,7 @@ from virnucpro.config import FOLLOWS, EncoderSpec
 from virnucpro.errors import FeatureFileError
 from virnucpro.files import writing
 from virnucpro.log import LOGGER, printable
-from virnucpro.records import Embeddings, Failure, Orf, Shard
+from virnucpro.records import SHARD_NAME, Embeddings, Failure, Orf, Shard
 from virnucpro.run.feature_file import (
     Attributes,
     find_vectors,
@@ -40,7 +40,7 @@ from virnucpro.run.shards import read_shard
 
 OnShard = Callable[[int, int], None]  # hears how many shards were looked at, and of how many
 _COPIES = "_copies"  # ends the stem of a file of copies
-_FILE = re.compile(rf"\d{{6}}({_COPIES})?\.h5")
+_FILE = re.compile(rf"({SHARD_NAME})({_COPIES})?\.h5")
 _FOLDER = re.compile(r"\w+-[0-9a-f]{16}")
 
 
@@ -97,14 +97,13 @@ class FeatureStore:
         return FeatureReader(self, shards)
 
     def files(self, shards: Sequence[Shard] = ()) -> Iterator[tuple[Path, Attributes]]:
-        """All files, copies included, with the attributes that are known of them."""
+        """All files, by shard and with copies, and the attributes that are known of them."""
         hashes = {shard.name: shard.sha256 for shard in shards}
-        for path in sorted(self.folder.glob("*.h5")):
-            if _FILE.fullmatch(path.name):
-                attributes: dict[str, str | int] = {"fingerprint": self.fingerprint}
-                if digest := hashes.get(path.stem.removesuffix(_COPIES)):
-                    attributes["shard_sha256"] = digest
-                yield path, attributes
+        for match in sorted(self._matches(), key=lambda match: (int(match[1]), match[0])):
+            attributes: dict[str, str | int] = {"fingerprint": self.fingerprint}
+            if digest := hashes.get(match[1]):
+                attributes["shard_sha256"] = digest
+            yield self.folder / match[0], attributes
 
     def read_files(self) -> Iterator[Embeddings]:
         """The content of all files, one at a time.
@@ -120,11 +119,14 @@ class FeatureStore:
 
         A file that exists was whole when it was written.
         """
+        return {match[1] for match in self._matches() if not match[2]}
+
+    def _matches(self) -> list[re.Match[str]]:
+        """The names of the files: of the shard, and whether it is of copies."""
         if not self.folder.is_dir():
-            return set()
+            return []
         with os.scandir(self.folder) as entries:
-            names = [entry.name for entry in entries if _FILE.fullmatch(entry.name)]
-        return {name.removesuffix(".h5") for name in names if not name.endswith(f"{_COPIES}.h5")}
+            return [match for entry in entries if (match := _FILE.fullmatch(entry.name))]
 
     def failed_records(self, shard: Shard) -> set[str] | None:
         """The records of which a shard's file holds failures; None without a complete file."""

@@ -19,6 +19,7 @@ from virnucpro.errors import InputMissingError, OutputError, UsageError
 from virnucpro.files import TEMPORARY, disk_error, refuse_links, sweep, writing
 from virnucpro.log import announce, logging_to_file, printable
 from virnucpro.outputs.sinks import Command, Sink, all_sinks, record_table
+from virnucpro.records import SHARD_NAME
 from virnucpro.run.features import FeatureStore, index_of, inner_names, open_stores
 from virnucpro.run.lock import LOCK, OF_A_LOCK, is_held, locked, own_name, shared, tagged
 from virnucpro.run.manifest import Manifest, read_manifest, write_manifest
@@ -27,7 +28,8 @@ from virnucpro.sequences.inputs import RUN_FILE
 PAGE = "report.html"  # of a run, a training or an evaluation
 # files that a run makes in its sub-folders
 _OURS = re.compile(
-    r"\d{6}(_copies)?\.(h5|npz|pt|faa|fna)|\w+-[0-9a-f]{16}\.h5|[0-9a-f]{16}\.fa|plan\.json"
+    rf"{SHARD_NAME}(_copies)?\.(h5|npz|pt|faa|fna)"
+    r"|\w+-[0-9a-f]{16}\.h5|[0-9a-f]{16}\.fa|plan\.json"
     r"|work-[\w.-]+-\d+\.log|\..*\.(tmp|partial)"
 )
 
@@ -178,25 +180,28 @@ class RunDir:
                 "--resume and --force contradict each other",
                 hint="--resume goes on with what is there, --force throws it away",
             )
-        names = [path.name for path in self._results if path.exists()]
-        if set(names) <= {self.shards.name, self.copies.name} and not self._strangers():
-            return  # a start that was ended before it had claimed the folder
-        if names and self.manifest.name not in names:
+        present = [path for path in self._results if path.exists()]
+        if all(map(self._is_left_over, present)):
+            return
+        names = [path.name for path in present]
+        if self.manifest.name not in names:
             raise OutputError(
                 f"{printable(self.root)} holds {', '.join(names)}, but no run of VirNucPro",
                 hint="choose another --output-dir, or move these files away",
             )
-        if names and not resume and not force:
+        if not resume and not force:
             raise OutputError(
                 f"{printable(self.root)} holds a run already",
                 hint="add --resume to go on with it, or --force to throw it away and start again",
             )
 
-    def _strangers(self) -> list[Path]:
-        folders = [path for path in (self.shards, self.copies) if path.is_dir()]
-        return [
-            file for path in folders for file in path.iterdir() if not _OURS.fullmatch(file.name)
-        ]
+    def _is_left_over(self, path: Path) -> bool:
+        """Whether it may be of a start that was ended before it had claimed the folder."""
+        return (
+            path in (self.shards, self.copies)
+            and path.is_dir()
+            and all(_OURS.fullmatch(file.name) for file in path.iterdir())
+        )
 
     def clear(self) -> None:
         """Delete the results of a run, and nothing else; the claim to the folder goes last.
@@ -209,8 +214,10 @@ class RunDir:
             elif path == self.features:
                 for folder in self.feature_folders():
                     _delete_ours(folder)
-            elif path != self.copies:
+            elif path == self.shards:
                 _delete_ours(path)
+            elif path != self.copies:
+                path.unlink(missing_ok=True)
         _delete_ours(self.logs)
 
     def feature_folders(self) -> list[Path]:
@@ -267,8 +274,8 @@ class RunDir:
     def clear_shards(self) -> None:
         """Delete what only the run needed; what cannot be deleted does no harm."""
         with suppress(OSError):
-            for path in (self.shards, self.chunks):
-                _delete_ours(path)
+            _delete_ours(self.shards)
+            self.chunks.unlink(missing_ok=True)
 
     @property
     def own_names(self) -> tuple[str, ...]:
@@ -324,15 +331,12 @@ def _told() -> Iterator[None]:
         raise disk_error(error) from error
 
 
-def _delete_ours(path: Path, kept: Collection[str] = ()) -> None:
-    """Delete a file, or the files of a run in a folder, which stays if it holds others."""
-    if not path.is_dir():
-        path.unlink(missing_ok=True)
-        return
-    for file in path.iterdir():
+def _delete_ours(folder: Path, kept: Collection[str] = ()) -> None:
+    """Delete the files of a run in a folder, which stays if it holds others."""
+    for file in folder.iterdir() if folder.is_dir() else ():
         if _OURS.fullmatch(file.name) and file.name not in kept:
             file.unlink()
-    _delete_empty(path)
+    _delete_empty(folder)
 
 
 def _delete_empty(folder: Path) -> None:

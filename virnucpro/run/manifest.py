@@ -10,7 +10,7 @@ from typing import Any
 
 from virnucpro import __version__
 from virnucpro.config import FOLLOWS, SHARD_FORMAT, EncoderSpec, Recipe
-from virnucpro.errors import ResumeError
+from virnucpro.errors import ResumeError, UsageError
 from virnucpro.files import atomic
 from virnucpro.log import printable
 from virnucpro.sequences.inputs import InputFile
@@ -69,7 +69,7 @@ def read_manifest(path: Path, copies: Path) -> Manifest | None:
             models=tuple(map(str, stored.get("models", ()))),
             version=str(version),
         )
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, UsageError) as error:
         if version != __version__:
             raise _of_another_version(path.parent, version) from error
         why = f"it has no {error}" if isinstance(error, KeyError) else error

@@ -26,7 +26,7 @@ from virnucpro.config import Recipe
 from virnucpro.errors import InputError
 from virnucpro.files import atomic, open_plain, open_table, sha256
 from virnucpro.log import printable
-from virnucpro.records import PROTEIN, Chunk, FastaRecord, Orf, Shard, check_counts
+from virnucpro.records import PROTEIN, Chunk, FastaRecord, Orf, Shard, check_counts, shard_name
 from virnucpro.run.dedup import SeenOrfs, digests_of
 from virnucpro.run.folder import RunDir
 from virnucpro.run.manifest import Manifest
@@ -316,7 +316,7 @@ def read_plan(rundir: RunDir, manifest: Manifest) -> Plan | None:
         for entries in stored["generations"]:
             shards = []
             for n_orfs, n_embedded, n_residues, digest in entries:
-                path = rundir.shards / f"{index:06d}.faa"
+                path = rundir.shards / f"{shard_name(index)}.faa"
                 shards.append(Shard(index, path, n_orfs, n_embedded, n_residues, digest))
                 index += 1
             by_generation.append(tuple(shards))

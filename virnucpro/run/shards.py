@@ -17,7 +17,7 @@ from pathlib import Path
 from virnucpro.errors import StorageError
 from virnucpro.files import disk_error, open_plain, writing
 from virnucpro.log import printable
-from virnucpro.records import Orf, Shard
+from virnucpro.records import Orf, Shard, shard_name
 
 _AGAIN = "the next start writes shards anew"
 # (shards, residues of each) before the largest: 17.5 million residues are 208 shards
@@ -107,7 +107,7 @@ class ShardWriter:
         if not self._entries:
             return
         index = self.next_index
-        path = self.folder / f"{index:06d}.faa"
+        path = self.folder / f"{shard_name(index)}.faa"
         content = "".join(self._entries).encode()
         with writing(path):
             path.write_bytes(content)

@@ -24,7 +24,7 @@ from virnucpro.records import FastaRecord
 
 SUFFIXES = (".fa", ".fna", ".fasta", ".faa", ".ffn", ".fas", ".fsa")
 _SUFFIXES_OF_READS = (".fastq", ".fq", ".sra")
-COMPRESSED = ("", ".gz", ".bz2", ".xz", ".zst")
+PACKED = (".gz", ".bz2", ".xz", ".zst")
 
 # what public archives and BAM hold of one sequence; a run takes 3 bytes of memory per letter
 MAX_LETTERS = 2**31 - 1
@@ -133,7 +133,7 @@ def _has_fasta_name(name: str) -> bool:
 
 def _ends_in(name: str, suffixes: Sequence[str]) -> bool:
     """Whether a name has one of these suffixes, packed or not."""
-    return name.lower().endswith(tuple(a + b for a in suffixes for b in COMPRESSED))
+    return name.lower().endswith(tuple(a + b for a in suffixes for b in ("", *PACKED)))
 
 
 def stem_of(name: str) -> str:
@@ -142,7 +142,7 @@ def stem_of(name: str) -> str:
     >>> stem_of("contigs.fna.gz")
     'contigs'
     """
-    endings = sorted((a + b for a in (*SUFFIXES, "") for b in COMPRESSED), key=len, reverse=True)
+    endings = sorted((a + b for a in (*SUFFIXES, "") for b in ("", *PACKED)), key=len, reverse=True)
     ending = next(ending for ending in endings if name.lower().endswith(ending))
     return name[: len(name) - len(ending)]
 

@@ -21,6 +21,7 @@ from virnucpro.files import sha256, sha256_of, temporary_beside, writing
 from virnucpro.log import LOGGER, announce, counted, printable
 from virnucpro.records import FastaRecord
 from virnucpro.sequences.fasta import (
+    PACKED,
     READS_AS_FASTA,
     cannot_open,
     list_fasta,
@@ -199,10 +200,10 @@ def _once(files: Iterable[Source]) -> list[Source]:
     """The files of a folder, without links to others of them."""
     by_path: dict[Path, Source] = {}
     for file in files:
-        if file.path in by_path:
-            announce(f"passed over: {file.shown} is the same file as {by_path[file.path].shown}")
-        else:
-            by_path[file.path] = file
+        if before := by_path.get(file.path):
+            file, link = sorted((before, file), key=lambda one: bool(one.name))
+            announce(f"passed over: {link.shown} is the same file as {file.shown}")
+        by_path[file.path] = file
     return list(by_path.values())
 
 
@@ -370,6 +371,12 @@ def check_recorded(inputs: Iterable[InputFile]) -> list[InputFile]:
             )
         checked.append(now)
     return checked
+
+
+def expected_letters(inputs: Sequence[InputFile]) -> int:
+    """About as many letters as the files hold; 0 where one is packed, and its size tells little."""
+    is_packed = any(file.path.lower().endswith(PACKED) for file in inputs)
+    return 0 if is_packed else sum(file.n_bytes for file in inputs)
 
 
 def generations(inputs: Sequence[InputFile]) -> Iterator[list[InputFile]]:

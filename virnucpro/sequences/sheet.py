@@ -84,7 +84,7 @@ def _rows(path: Path, reader: Iterator[list[str]]) -> Iterator[SheetRow]:
         names = ", ".join(map(printable, header)) or "nothing"
         raise InputError(
             f"{printable(path)}:1: expected '>' or the columns of a sample sheet, not {names}",
-            hint=_EXAMPLE,
+            hint=f"{_EXAMPLE}, separated by {_separator_name(path)}",
         )
     places = [header.index(name) for name in COLUMNS]
     for fields in reader:
