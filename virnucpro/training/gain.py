@@ -12,6 +12,7 @@ import numpy as np
 from virnucpro.evaluation.metrics import auroc_gain
 from virnucpro.files import write_whole
 from virnucpro.labelled.split import Split
+from virnucpro.scorer.nets import at_lengths
 from virnucpro.scoring.join import Join
 from virnucpro.training.joining import ScoredFragments, fold_log_odds, is_enough
 
@@ -64,7 +65,8 @@ def measure_gain(
         return None
     joined, weight, gain, low, high = None, None, None, None, None
     if join is not None:
-        weight = _weight(join, fragments.n_bases)
+        lengths, weights = np.array([fragments.n_bases]), [knot.head for knot in join.knots]
+        weight = at_lengths(lengths, join.knots, weights).item()
         log_odds = fragments.joined(join.knots)
         if split == "validation" and weight and is_enough(fragments):
             log_odds = fold_log_odds(fragments)
@@ -87,12 +89,6 @@ def measure_gain(
         gain_high=high,
         weight=weight,
     )
-
-
-def _weight(join: Join, n_bases: int) -> float:
-    """The weight of the head at a length."""
-    places = np.log([knot.n_bases for knot in join.knots])
-    return float(np.interp(np.log(n_bases), places, [knot.head for knot in join.knots]))
 
 
 def write_gains(path: Path, gains: Sequence[Gain]) -> None:
