@@ -176,8 +176,9 @@ def test_gpus_are_chosen_among_the_visible_by_place_or_uuid():
     ],
 )
 def test_a_gpu_that_is_not_there_or_twice_is_refused_by_name(asked, message):
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(UsageError, match=message) as caught:
         select_gpus(asked, GPUS)
+    assert caught.value.hint
 
 
 def test_a_refusal_lists_what_is_visible():

@@ -108,8 +108,9 @@ def test_a_file_may_name_the_data_too(tmp_path):
 def test_a_file_that_is_no_table_of_options_is_refused_with_a_word(tmp_path, content, message):
     config = tmp_path / "train.yaml"
     config.write_text(content)
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(UsageError, match=message) as caught:
         read_config(config, {"epochs", "batch_size", "model"})
+    assert caught.value.hint
     with pytest.raises(UsageError):
         parsed("--config", config)
 
