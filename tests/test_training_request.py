@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from virnucpro.errors import (
     InputMissingError,
     OutputError,
     ResumeError,
+    UnavailableError,
     UsageError,
     VirnucproError,
 )
@@ -212,6 +214,17 @@ def test_a_cpu_is_one_process_unless_more_are_asked_for(data):
     assert devices().devices == ("cpu",)
     assert devices(workers=2).devices == ("cpu", "cpu")
     assert devices(workers=2, no_multi_gpu=True).devices == ("cpu",)
+
+
+def test_a_damaged_head_beside_the_encoder_is_told_before_anything_is_trained(
+    data, tiny: Tiny, tmp_path
+):
+    model = str(shutil.copytree(tiny.model, tmp_path / "brought" / "esm2"))
+    (tmp_path / "brought" / "head.safetensors").write_bytes(b"no head")
+    with pytest.raises(UnavailableError, match="beside the encoder") as caught:
+        resolved(data, model=model)
+    assert "move it away" in caught.value.hint
+    assert resolved(data, model=model, pretrain=True).encoder == Path(model)
 
 
 def test_what_is_trained_on_what_is_said(data, tiny: Tiny):
