@@ -15,7 +15,7 @@ import numpy as np
 from virnucpro.evaluation.metrics import Samples, auroc, rank
 from virnucpro.labelled.arrays import Rows
 from virnucpro.numeric import Mask, Values, sigmoid
-from virnucpro.scorer.nets import ErrorRates, Scorer, threshold
+from virnucpro.scorer.nets import ErrorRates, Scorer, thresholds
 from virnucpro.scoring.join import Join, JoinKnot, join_log_odds
 from virnucpro.training.sampling import BASES_POWER
 from virnucpro.training.scorer_folds import fit_error_rates
@@ -118,7 +118,7 @@ def error_rates(fragments: ScoredFragments, knot: JoinKnot, scorer: Scorer) -> E
     joined, is_cell = both.joined([knot]), ~both.is_virus
     rates = fit_error_rates(both.n_bases, joined, both.is_virus)
     at = np.array([both.n_bases])
-    of_scorer = [threshold(scorer.error_rates, at, share) for share in rates.false_positives]
+    of_scorer = [thresholds(scorer.error_rates, at, share) for share in rates.false_positives]
     n_called = np.array([np.count_nonzero(both.base[is_cell] >= cut) for cut in of_scorer])
     alike = np.sort(joined[is_cell])[-np.maximum(1, n_called)]
     return replace(rates, cuts=tuple(np.maximum(alike, rates.log_odds).tolist()))
