@@ -450,12 +450,13 @@ def test_a_folder_with_strangers_files_is_refused(make_config, tiny, contigs, na
     assert (config.output / name).read_text() == "precious"
 
 
-def test_a_file_by_the_name_of_a_folder_of_logs_stays(make_config, tiny, contigs):
+@pytest.mark.parametrize("name", ["logs", ".mine.tmp"])
+def test_a_strangers_file_stays_in_the_output_folder(make_config, tiny, contigs, name):
     config = make_config(contigs)
     config.output.mkdir()
-    (config.output / "logs").write_text("precious")
+    (config.output / name).write_text("precious")
     run_inline(config, tiny.head)
-    assert (config.output / "logs").read_text() == "precious"
+    assert (config.output / name).read_text() == "precious"
 
 
 @pytest.mark.parametrize(
