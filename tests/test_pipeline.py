@@ -440,12 +440,14 @@ def test_a_run_without_frames_has_an_empty_feature_index(make_config, tiny, tmp_
         assert len(h5["ids"]) == len(h5["embeddings"]) == len(h5["lengths"]) == 0
 
 
-@pytest.mark.parametrize("name", ["viral.fasta", "shards", "inputs"])
+@pytest.mark.parametrize(
+    "name", ["viral.fasta", "shards", "shards/000001.fna", "inputs", "inputs/mine.fa"]
+)
 def test_a_folder_with_strangers_files_is_refused(make_config, tiny, contigs, name):
     config = make_config(contigs, force=True)
-    config.output.mkdir()
+    (config.output / name).parent.mkdir(parents=True)
     (config.output / name).write_text("precious")
-    with pytest.raises(OutputError, match=f"{name}, but no run"):
+    with pytest.raises(OutputError, match=f"{name.partition('/')[0]}, but no run"):
         run_inline(config, tiny.head)
     assert (config.output / name).read_text() == "precious"
 
