@@ -48,6 +48,7 @@ from virnucpro.scorer.nets import (
     Scorer,
     load_scorer,
     save_scorer,
+    thresholds,
 )
 from virnucpro.scorer.words import NO_WORDS
 from virnucpro.training import made
@@ -256,7 +257,7 @@ def calibrate(
         log_odds = held_out_log_odds(fragments, fold_of_record, nets)
         is_known = ~np.isnan(log_odds)  # a window may hold unknown bases alone
         knot = fit_knot(n_bases, log_odds[is_known], is_virus[is_known])
-        calibrated = knot.slope * log_odds + knot.offset
+        calibrated = knot.calibrated(log_odds)
         kinds = [
             (is_kind[is_known], LEEWAY.get(kingdom, 1.0))
             for kingdom, is_kind in kinds_of_cells(collection, fragments).items()
@@ -347,7 +348,7 @@ def measure_parts(manifest: Path, split: Path, scorer_file: Path, parts: list[st
         fragments = draw(collection, n_bases, n_fragments, SHARES, np.random.default_rng(n_bases))
         lengths = np.full(len(fragments), n_bases)
         log_odds = scorer.calibrated(fragment_log_odds(fragments.digits, scorer.pieces), lengths)
-        threshold = scorer.threshold(lengths[:1], FALSE_POSITIVES).item()
+        threshold = thresholds(scorer.error_rates, lengths[:1], FALSE_POSITIVES).item()
         write_figures(collection, fragments, log_odds, threshold)
 
 

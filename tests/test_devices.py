@@ -176,8 +176,9 @@ def test_gpus_are_chosen_among_the_visible_by_place_or_uuid():
     ],
 )
 def test_a_gpu_that_is_not_there_or_twice_is_refused_by_name(asked, message):
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(UsageError, match=message) as caught:
         select_gpus(asked, GPUS)
+    assert caught.value.hint
 
 
 def test_a_refusal_lists_what_is_visible():
@@ -349,3 +350,10 @@ def test_what_a_model_needs_is_what_its_batches_take():
         assert choose_tokens(less, model, "bf16") < choose_tokens(H200, model, "bf16")
         lines = describe_needs(model)
         assert f"{memory / 1e9:.1f} GB for the default batches" in lines[1]
+
+
+def test_the_first_of_unlike_gpus_can_do_by_itself_what_the_others_cannot():
+    both = Choice(("cuda:0", "cuda:1"), ("A100", "T4"), False, 14 * GIB, (A100, T4))
+    assert choose_precision("auto", both) == "fp16"
+    assert choose_precision("auto", both.first) == "bf16"
+    assert both.first.memory == A100.memory_free

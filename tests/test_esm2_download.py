@@ -492,6 +492,17 @@ def test_room_on_the_disk_is_asked_for_before_a_byte_is_fetched(checkpoint, publ
     assert not asked and not files() and "TORCH_HOME" in caught.value.hint
 
 
+def test_a_folder_that_cannot_be_made_is_no_fault_of_the_network(checkpoint, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "file"))
+    with (
+        serving(whole(checkpoint)) as (base_url, asked),
+        pytest.raises(OutputError, match="file/hub/checkpoints: Not a directory"),
+    ):
+        find_checkpoint(NAME, base_url=base_url)
+    assert not asked
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_name_says_the_layers_and_the_parameters(name, monkeypatch):
     monkeypatch.undo()

@@ -70,6 +70,8 @@ def test_sums_over_sequences_and_their_interval():
     assert RegionFigures.sum([good, bad]).ends == (0, 0)
     assert f1_interval([good, good], 0) == (1.0, 1.0)
     assert f1_interval([good, bad], 0) == (0.0, 1.0)
+    empty = measure_regions([], Truth(), 1000)
+    assert f1_interval([good, empty, empty], 0) == (1.0, 1.0)  # no figure is no bad one
 
 
 @pytest.mark.parametrize(

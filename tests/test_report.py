@@ -208,6 +208,20 @@ def test_a_region_over_the_origin_is_counted_once(tmp_path):
     assert "1 region is the record itself, without flanks of a host" in page.words
 
 
+def test_a_piece_over_the_origin_is_drawn_at_the_end_of_the_record_and_not_in_its_middle(tmp_path):
+    folder = write_table(tmp_path / "run", [call("circle", 0.1, 20_000)])
+    (folder / "regions.tsv").write_text(
+        "region\trecord\tfile\tkind\tstart\tend\tlength\tposterior\tatt\tnote\n"
+        "circle|provirus_19001_20000\tcircle\tcontigs\tprovirus\t19001\t20000\t1000\t0.9\t\t\n"
+    )
+    track = "record\tstart\tend\tlog_odds\tposterior\n"
+    track += "circle\t1\t1000\t-1.0\t0.0000\ncircle\t19501\t500\t2.0\t1.0000\n"
+    (folder / "tracks.tsv.gz").write_bytes(gzip.compress(track.encode()))
+    page = Page(report_folder(folder))
+    of_class = {(tag, item.get("class")): item for tag, item in page.elements}
+    assert of_class["path", "evidence"]["d"] == "M26.2 25.0L976.2 1.0"
+
+
 # More records than a page can hold
 
 
@@ -389,6 +403,20 @@ def test_the_page_of_a_training_has_its_curves_and_tables(tmp_path):
     assert [line["y"] for line in charts["figures"]["series"]] == [[None, 0.9]]
     assert f"split network auroc test {EVIL} 0.8125" in page.words
     assert "img" not in {tag for tag, _ in page.elements}
+
+
+def test_a_loss_that_is_no_number_is_a_gap_in_its_curve(tmp_path):
+    (tmp_path / "training.json").write_text("{}")
+    (tmp_path / "epochs.tsv").write_text("seed\tepoch\tloss\n0\t1\tnan\n0\t2\tinf\n0\t3\t0.5\n")
+    page = Page(report_folder(tmp_path))
+    assert [line["y"] for line in page.data["charts"]["loss"]["series"]] == [[None, None, 0.5]]
+
+
+def test_an_empty_table_of_a_training_is_told(tmp_path):
+    (tmp_path / "training.json").write_text("{}")
+    (tmp_path / "epochs.tsv").write_text("")
+    with pytest.raises(InputError, match=r"epochs\.tsv is damaged"):
+        report_folder(tmp_path)
 
 
 def test_a_training_that_was_not_ended_says_so_in_its_title(tmp_path):

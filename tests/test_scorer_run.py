@@ -31,7 +31,13 @@ from virnucpro.options import PredictOptions
 from virnucpro.outputs.summary import Summary
 from virnucpro.records import Shard
 from virnucpro.run.status import inspect_run
-from virnucpro.scorer.nets import Knot, embedded_scorer, load_scorer
+from virnucpro.scorer.nets import (
+    Knot,
+    embedded_scorer,
+    false_discovery_rates,
+    load_scorer,
+    thresholds,
+)
 from virnucpro.scorer.score import score_block, score_sequences
 
 Predict = Callable[..., Summary]
@@ -110,7 +116,7 @@ def test_a_record_is_called_virus_above_the_threshold_of_its_length(tmp_path):
     scorer = load_scorer(embedded_scorer())
     log_odds = score_sequences(many().values(), scorer)
     for (name, bases), value in zip(many().items(), log_odds, strict=True):
-        is_virus = value > scorer.threshold(np.array([len(bases)]), 0.03)[0]
+        is_virus = value > thresholds(scorer.error_rates, np.array([len(bases)]), 0.03)[0]
         assert calls[name] == ("virus" if is_virus else "other")
         assert (f">{name} of a test\n" in viral) == is_virus
 
@@ -125,7 +131,7 @@ def test_a_preset_is_a_share_of_false_positives_at_every_length(tmp_path, preset
     scorer = load_scorer(embedded_scorer())
     log_odds = list(score_sequences(many().values(), scorer))
     lengths = np.array([len(bases) for bases in many().values()])
-    is_virus = np.array(log_odds) >= scorer.threshold(lengths, share)
+    is_virus = np.array(log_odds) >= thresholds(scorer.error_rates, lengths, share)
     assert called(tmp_path / "run") == {
         name for name, viral in zip(many(), is_virus, strict=True) if viral
     }
@@ -154,7 +160,7 @@ def test_the_expected_share_of_false_calls_follows_the_prevalence(tmp_path):
         predict(source, to=tmp_path / "run", prevalence=prevalence, force=True)
         found = {row["record"]: row["fdr"] for row in rows(tmp_path / "run/predictions.tsv")}
         assert found.pop("short") == ""
-        expected = scorer.false_discovery_rates(log_odds, lengths, prevalence)
+        expected = false_discovery_rates(scorer.error_rates, log_odds, lengths, prevalence)
         assert list(found.values()) == [f"{rate:.4f}" for rate in expected]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from virnucpro.errors import (
     InputMissingError,
     OutputError,
     ResumeError,
+    UnavailableError,
     UsageError,
     VirnucproError,
 )
@@ -108,8 +110,9 @@ def test_a_file_may_name_the_data_too(tmp_path):
 def test_a_file_that_is_no_table_of_options_is_refused_with_a_word(tmp_path, content, message):
     config = tmp_path / "train.yaml"
     config.write_text(content)
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(UsageError, match=message) as caught:
         read_config(config, {"epochs", "batch_size", "model"})
+    assert caught.value.hint
     with pytest.raises(UsageError):
         parsed("--config", config)
 
@@ -211,6 +214,17 @@ def test_a_cpu_is_one_process_unless_more_are_asked_for(data):
     assert devices().devices == ("cpu",)
     assert devices(workers=2).devices == ("cpu", "cpu")
     assert devices(workers=2, no_multi_gpu=True).devices == ("cpu",)
+
+
+def test_a_damaged_head_beside_the_encoder_is_told_before_anything_is_trained(
+    data, tiny: Tiny, tmp_path
+):
+    model = str(shutil.copytree(tiny.model, tmp_path / "brought" / "esm2"))
+    (tmp_path / "brought" / "head.safetensors").write_bytes(b"no head")
+    with pytest.raises(UnavailableError, match="beside the encoder") as caught:
+        resolved(data, model=model)
+    assert "move it away" in caught.value.hint
+    assert resolved(data, model=model, pretrain=True).encoder == Path(model)
 
 
 def test_what_is_trained_on_what_is_said(data, tiny: Tiny):

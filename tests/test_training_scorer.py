@@ -10,7 +10,15 @@ import pytest
 
 from virnucpro.labelled.records import LabelledRecord
 from virnucpro.scorer.features import GC, N_FEATURES, N_FIGURES, fragment_features
-from virnucpro.scorer.nets import ErrorRates, Knot, Scorer, load_scorer, save_scorer
+from virnucpro.scorer.nets import (
+    ErrorRates,
+    Knot,
+    Scorer,
+    false_discovery_rates,
+    load_scorer,
+    save_scorer,
+    thresholds,
+)
 from virnucpro.scorer.pieces import Digits, encode
 from virnucpro.scorer.words import (
     N_WORD_FIGURES,
@@ -335,9 +343,9 @@ def test_thresholds_lie_on_lines_over_the_logarithms_of_length_and_share(tmp_pat
     scorer = load_scorer(tmp_path / "scorer.safetensors")
     assert scorer.error_rates == saved.error_rates
     lengths = np.array([0, 50, 100, 1000, 10_000, 5_000_000])
-    values = scorer.threshold(lengths, 0.01)
+    values = thresholds(scorer.error_rates, lengths, 0.01)
     np.testing.assert_allclose(values, [2, 2, 2, 0.5, -1, -1], rtol=0, atol=1e-12)
-    between = scorer.threshold(lengths, 10**-1.5)
+    between = thresholds(scorer.error_rates, lengths, 10**-1.5)
     np.testing.assert_allclose(between, [1.5, 1.5, 1.5, 0, -1.5, -1.5], rtol=0, atol=1e-12)
     for unordered in ((SHORT, SHORT), (LONG, SHORT), ()):
         with pytest.raises(ValueError, match="values at"):
@@ -347,12 +355,12 @@ def test_thresholds_lie_on_lines_over_the_logarithms_of_length_and_share(tmp_pat
 def test_the_false_discovery_rate_follows_from_prevalence_and_error_rates() -> None:
     scorer = make_scorer(SHORT, LONG)
     log_odds, lengths = np.array([1.0, 2.0, 1.5, 9.0]), np.array([100, 100, 10, 100])
-    found = scorer.false_discovery_rates(log_odds, lengths, 0.2)
+    found = false_discovery_rates(scorer.error_rates, log_odds, lengths, 0.2)
     # F / T is 1/8, 1/40 and 1/10, which does not count: it never rises
     ratios = np.array([1 / 8, 1 / 40, np.sqrt(1 / 8 / 40), 1 / 40])
     expected = 0.8 * ratios / (0.8 * ratios + 0.2)
     np.testing.assert_allclose(found, expected, rtol=1e-12)
-    (between,) = scorer.false_discovery_rates(np.array([0.0]), np.array([1000]), 0.5)
+    (between,) = false_discovery_rates(scorer.error_rates, np.array([0.0]), np.array([1000]), 0.5)
     ratio = np.sqrt(1 / 8 * 0.001 / 0.5)  # halfway, over the logarithm of the length
     assert between == pytest.approx(ratio / (1 + ratio))
 
@@ -361,7 +369,7 @@ def test_a_higher_score_never_has_a_higher_false_discovery_rate() -> None:
     scorer = make_scorer(SHORT, LONG)
     for n_bases in (10, 100, 700, 3000, 10**6):
         log_odds = np.linspace(-5, 5, 101)
-        rates = scorer.false_discovery_rates(log_odds, np.full(101, n_bases), 0.05)
+        rates = false_discovery_rates(scorer.error_rates, log_odds, np.full(101, n_bases), 0.05)
         assert (np.diff(rates) <= 0).all()
 
 

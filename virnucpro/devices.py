@@ -31,6 +31,7 @@ _MPS_TOKENS = 8192
 _FEWEST_TOKENS = 2048  # tokens on a GPU that has hardly any memory left
 _MOST_WORKERS = 1024
 _CPU_FACTS = Path("/proc/cpuinfo")
+_ELSE_CPU = "see `virnucpro devices`, or run on the CPU with --device cpu"
 _MUCH_LESS = 0.75  # share of another GPU's tokens below which a warning is due
 
 
@@ -74,13 +75,16 @@ class Choice:
 
     @property
     def first(self) -> Choice:
-        """The first device alone."""
-        return replace(
+        """The first device alone, with what it can do by itself."""
+        first = replace(
             self,
             devices=self.devices[:1],
             descriptions=self.descriptions[:1],
             gpus=self.gpus[:1],
         )
+        for gpu in first.gpus:
+            first = replace(first, has_bf16=gpu.has_bf16, memory=gpu.memory_free)
+        return first
 
 
 class TorchBuild(NamedTuple):
@@ -210,7 +214,7 @@ def select_gpus(request: str, visible: Sequence[Gpu]) -> list[int]:
             )
         place = visible.index(matches[0])
         if place in places:
-            raise UsageError(f"--gpus {request}: GPU {place} is named twice")
+            raise UsageError(f"--gpus {request}: GPU {place} is named twice", hint="name it once")
         places.append(place)
     return places
 
@@ -229,7 +233,7 @@ def choose_devices(
         UnavailableError: what was asked for is not there.
     """
     if gpus is not None and device in ("cpu", "mps"):
-        raise UsageError(f"--gpus does not go with --device {device}")
+        raise UsageError(f"--gpus does not go with --device {device}", hint="leave one of them out")
     kinds: dict[str, Callable[[], Choice]] = {
         "cuda": lambda: _choose_cuda(gpus or "all", cuda_visible_devices),
         "mps": _choose_mps,
@@ -270,10 +274,7 @@ def _choose_cuda(request: str, cuda_visible_devices: str | None) -> Choice:
     if visible and torch_build().cuda is None:
         visible, reason = [], f"this build of torch ({torch_build().version}) has no CUDA"
     if not visible:
-        raise UnavailableError(
-            f"no GPU can be used: {reason}",
-            hint="see `virnucpro devices`, or run on the CPU with --device cpu",
-        )
+        raise UnavailableError(f"no GPU can be used: {reason}", hint=_ELSE_CPU)
     places = select_gpus(request, visible)
     selected = [visible[place] for place in places]
     return Choice(
@@ -291,7 +292,10 @@ def _choose_cuda(request: str, cuda_visible_devices: str | None) -> Choice:
 
 def _choose_mps() -> Choice:
     if not has_mps():
-        raise UnavailableError("this machine or this build of torch has no MPS")
+        raise UnavailableError(
+            "this machine or this build of torch has no MPS",
+            hint=_ELSE_CPU,
+        )
     memory = psutil.virtual_memory().available
     return Choice(("mps",), ("Apple GPU (MPS)",), has_bf16=False, memory=memory)
 
@@ -306,7 +310,10 @@ def _choose_cpu(workers: int | None, model_bytes: int) -> Choice:
     n_cores, available = usable_cores(), psutil.virtual_memory().available
     n_workers = workers if workers is not None else count_fitting(model_bytes)
     if not 1 <= n_workers <= _MOST_WORKERS:
-        raise UsageError(f"--workers is {n_workers}; it must be 1 to {_MOST_WORKERS}")
+        raise UsageError(
+            f"--workers is {n_workers}",
+            hint=f"give 1 to {_MOST_WORKERS}; without it there is one for each core",
+        )
     return Choice(
         devices=("cpu",) * n_workers,
         descriptions=(

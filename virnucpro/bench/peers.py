@@ -9,10 +9,9 @@ wrong angles, and vectors that are wrong beyond some 256 residues.
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -28,6 +27,7 @@ from virnucpro.encoders import fair_esm
 from virnucpro.encoders.esm2.alphabet import N_TOKENS, PAD, tokenize
 from virnucpro.encoders.esm2.model import rotary_frequencies
 from virnucpro.encoders.esm2.packing import EXTRA_TOKENS
+from virnucpro.encoders.esm2.weights import fair_esm_state
 from virnucpro.errors import UnavailableError
 
 PUBLISHED_TOKENS = 4096  # per batch, in fair-esm's scripts/extract.py
@@ -172,7 +172,8 @@ def _esm_model(setting: Setting) -> nn.Module:
     )
     with torch.device(setting.device):
         model = hub.EsmModel(config, add_pooling_layer=False).eval()
-    state = {_name_in_transformers(name): value for name, value in _weights(setting).items()}
+    weights = fair_esm_state(setting.checkpoint)
+    state = {_name_in_transformers(name): value for name, value in weights.items()}
     assert model.config._attn_implementation == "sdpa"
     lacking = model.load_state_dict(state, strict=False)
     assert not lacking.unexpected_keys
@@ -189,13 +190,6 @@ def _import(module: str, extras: str) -> Any:  # noqa: ANN401 - packages without
             f"{module} is not installed; in the folder of the source: "
             f"pip install -c constraints.txt '.[{extras}]' ({error})"
         ) from error
-
-
-def _weights(setting: Setting) -> Mapping[str, Tensor]:
-    with torch.serialization.safe_globals([argparse.Namespace]):
-        content = torch.load(setting.checkpoint, map_location="cpu", weights_only=True, mmap=True)
-    weights: Mapping[str, Tensor] = content["model"]
-    return weights
 
 
 def _set_precision(model: nn.Module, setting: Setting, dtype: torch.dtype) -> None:

@@ -23,7 +23,7 @@ from typing import BinaryIO
 from virnucpro.devices import as_size
 from virnucpro.encoders.published import RemoteFile
 from virnucpro.errors import OutputError, StorageError, UnavailableError
-from virnucpro.files import put_in_place, writing
+from virnucpro.files import disk_error, put_in_place, writing
 from virnucpro.log import printable
 
 _BLOCK = 1 << 20
@@ -152,6 +152,9 @@ def download(file: RemoteFile, path: Path, check: Check, on_bytes: OnBytes) -> N
     )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise disk_error(error, path.parent) from error
+    try:
         _fetch(file, partial, on_bytes)
         check(partial)
     except UnavailableError as error:

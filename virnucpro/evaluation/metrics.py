@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.numeric import Mask, Values, sigmoid
+from virnucpro.numeric import Mask, Values
 
 PREVALENCES = (0.01, 0.05, 0.2)  # shares of viruses in a sample, at which precision is told
 MAX_FALSE_POSITIVES = 0.01  # share of what is not viral, at which recall is measured
@@ -40,6 +40,11 @@ class Samples:
 
     def __len__(self) -> int:
         return len(self.scores)
+
+    @property
+    def sides(self) -> NDArray[np.int64]:
+        """(n,) numbers of the groups of either label by themselves: one group may hold both."""
+        return 2 * self.groups + self.is_virus
 
     def where(self, mask: Mask) -> Samples:
         return Samples(
@@ -111,22 +116,35 @@ def measure(samples: Samples, is_called: Mask) -> Measures:
 def auroc(odds: Values, is_virus: Mask, weights: Values) -> float:
     """The AUROC of log-odds; both classes must be there. (n,) each"""
     groups = np.zeros(len(odds), dtype=np.int64)
-    return _Ranked(_samples(odds, is_virus, groups, weights)).auroc(weights)
+    return _Ranked(Samples(rank(odds), is_virus, groups, weights)).auroc(weights)
 
 
 def auroc_interval(
     odds: Values, is_virus: Mask, groups: NDArray[np.int64], seed: int
 ) -> tuple[float | None, float | None]:
     """The 95 % interval of ``auroc``, as ``bootstrap`` has it; each sample weighs the same."""
-    samples = _samples(odds, is_virus, groups, np.ones(len(odds)))
+    samples = Samples(rank(odds), is_virus, groups, np.ones(len(odds)))
     ranked = _Ranked(samples)
-    values = [ranked.auroc(weights) for weights in _resamples(samples, seed)]
+    return _interval([ranked.auroc(weights) for weights in _resamples(samples, seed)])
+
+
+def rank(odds: Values) -> Values:
+    """Log-odds as scores of the same order. (n,) -> (n,), in [0, 1)
+
+    Their probabilities would not do: those of the surest are all 1.
+
+    Raises:
+        ValueError: one is not a number.
+    """
+    if np.isnan(odds).any():
+        raise ValueError("log-odds that are not a number")
+    _, places = np.unique(odds, return_inverse=True)
+    return np.asarray(places / max(1, len(odds)))
+
+
+def _interval(values: Sequence[float]) -> tuple[float | None, float | None]:
     low, high = np.percentile(values, _INTERVAL).tolist() if values else (None, None)
     return low, high
-
-
-def _samples(odds: Values, is_virus: Mask, groups: NDArray[np.int64], weights: Values) -> Samples:
-    return Samples(sigmoid(odds), is_virus, groups, weights)
 
 
 def bootstrap(samples: Samples, is_called: Mask, seed: int) -> Interval:
@@ -153,21 +171,19 @@ def auroc_gain(
     """
     first, second = _Ranked(before), _Ranked(after)
     gains = [second.auroc(weights) - first.auroc(weights) for weights in _resamples(before, seed)]
-    low, high = np.percentile(gains, _INTERVAL).tolist() if gains else (None, None)
-    return second.auroc(after.weights) - first.auroc(before.weights), low, high
+    return second.auroc(after.weights) - first.auroc(before.weights), *_interval(gains)
 
 
 def _resamples(samples: Samples, seed: int) -> Iterator[Values]:
     """Weights of each resample of whole groups; none if a label has fewer than two."""
-    # the groups of either label by themselves: one group may hold both
-    labelled, own = np.unique(2 * samples.groups + samples.is_virus, return_inverse=True)
-    members = [np.flatnonzero(labelled % 2 == label) for label in (0, 1)]
+    sides, own = np.unique(samples.sides, return_inverse=True)
+    members = [np.flatnonzero(sides % 2 == label) for label in (0, 1)]
     if min(map(len, members)) < 2:
         return
     rng = np.random.default_rng(seed)
     for _ in range(N_RESAMPLES):
         groups = np.concatenate([rng.choice(of_label, len(of_label)) for of_label in members])
-        yield samples.weights * np.bincount(groups, minlength=len(labelled))[own]
+        yield samples.weights * np.bincount(groups, minlength=len(sides))[own]
 
 
 def _percentile(resamples: Sequence[Measures], at: float) -> Measures:

@@ -241,10 +241,14 @@ def _count(chosen: Mask) -> int:
 
 
 def f1_interval(each: Sequence[RegionFigures], seed: int) -> tuple[float, float]:
-    """95 % of the F1 of bases, when sequences are drawn again with replacement."""
+    """95 % of the F1 of bases, when sequences are drawn again with replacement.
+
+    A draw without a prophage and a region has none, and is left out.
+    """
     rng = np.random.default_rng(seed)
     counts = np.array([(one.bases_right, one.bases_false, one.bases_missed) for one in each])
     sums = counts[rng.integers(0, len(each), (_DRAWS, len(each)))].sum(axis=1)
-    values = 2 * sums[:, 0] / np.maximum(1, 2 * sums[:, 0] + sums[:, 1] + sums[:, 2])
+    sums = sums[sums.any(axis=1)]
+    values = 2 * sums[:, 0] / (sums @ [2, 1, 1])
     low, high = np.percentile(values, (2.5, 97.5)).tolist()
     return low, high

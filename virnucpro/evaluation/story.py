@@ -426,7 +426,5 @@ def measure_subset(kind: Sampled, subset: Subset, kingdom: str, seed: int) -> Ev
 
 def _with_equal_groups(samples: Samples) -> Samples:
     """Each group of a label weighs one, whatever its size."""
-    _, own, sizes = np.unique(
-        2 * samples.groups + samples.is_virus, return_inverse=True, return_counts=True
-    )
+    _, own, sizes = np.unique(samples.sides, return_inverse=True, return_counts=True)
     return replace(samples, weights=1.0 / sizes[own])

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from virnucpro.labelled.arrays import ArrayRows, Rows, Texts
 from virnucpro.records import FastaRecord
 from virnucpro.sequences.composition import frame_bases
-from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
+from virnucpro.sequences.genetic_code import GeneticCode
 from virnucpro.sequences.translate import chunk_record, translate_six_frames
 
 _FRAMES_AT_ONCE = 4096
@@ -73,7 +73,7 @@ class FrameBlock:
 
 
 def translate_records(
-    records: Iterable[FastaRecord], chunk_sizes: Sequence[int], code: GeneticCode = STANDARD
+    records: Iterable[FastaRecord], chunk_sizes: Sequence[int], code: GeneticCode
 ) -> Iterator[FrameBlock]:
     """Every frame of the records, cut at each of the chunk sizes, record by record."""
     block, n_chunks = FrameBlock.empty(), 0

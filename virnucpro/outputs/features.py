@@ -32,6 +32,7 @@ from virnucpro.run.features import FeatureStore
 # an index opens all its parts at once, and reads those over the limit of open files, which is
 # usually 1,024, as NaN and empty ids; HDF5 says nothing
 MAX_PARTS = 1000
+_WRITE_ANEW = "run the command of the run again with --resume: what is missing is made again"
 _OF_ONE_FILE = ("shard_sha256", "copies")  # attributes that a file over many does not have
 
 
@@ -145,15 +146,19 @@ def check_index(path: Path) -> None:
             parts = list(dict.fromkeys(source.file_name for source in sources))
         if strangers := [part for part in parts if ".." in part or Path(part).is_absolute()]:
             raise FeatureFileError(
-                f"{printable(path)} names {printable(strangers[0])}, which is not of this run"
+                f"{printable(path)} names {printable(strangers[0])}, which is not of this run",
+                hint=_WRITE_ANEW,
             )
         absent_parts = [part for part in parts if not (path.parent / part).exists()]
         if absent_parts:
             raise FeatureFileError(
-                f"{printable(path)} needs {printable(absent_parts[0])}, which is missing"
+                f"{printable(path)} needs {printable(absent_parts[0])}, which is missing",
+                hint=_WRITE_ANEW,
             )
         if _hash_of_parts(path.parent, parts) != written_for:
-            raise FeatureFileError(f"{printable(path)} was written for other files")
+            raise FeatureFileError(
+                f"{printable(path)} was written for other files", hint=_WRITE_ANEW
+            )
     except DAMAGE as error:
         raise refusal(path, error) from error
 

@@ -30,7 +30,7 @@ def table(path: Path, columns: Sequence[str] = ()) -> Iterator[TextIO]:
 
 
 @contextmanager
-def packed_table(path: Path, columns: Sequence[str] = ()) -> Iterator[TextIO]:
+def packed_table(path: Path, columns: Sequence[str]) -> Iterator[TextIO]:
     """The same, packed by gzip, without a name and a time: equal tables have equal bytes."""
     with (
         atomic(path) as temporary,
@@ -45,7 +45,7 @@ def packed_table(path: Path, columns: Sequence[str] = ()) -> Iterator[TextIO]:
 
 @contextmanager
 def optional_table(
-    path: Path, columns: Sequence[str] = (), kind: TableKind = table
+    path: Path, columns: Sequence[str], kind: TableKind = table
 ) -> Iterator[Callable[[], TextIO]]:
     """A table that is made at its first use; without one, an old table is deleted."""
     tables: list[TextIO] = []

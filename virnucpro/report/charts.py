@@ -27,6 +27,7 @@ GIB = 1 << 30
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 14, 46
 _TRACK_BINS = 400  # of the probability along a record
 _SHADES = 5  # of a density
+_N_TICKS = 5  # about
 _SCORE_TICKS = (0.001, 0.01, 0.1, 0.5, 0.9, 0.99, 0.999)
 
 Place = Callable[[float], float]  # a value to a coordinate
@@ -141,7 +142,7 @@ def _line(points: Iterable[tuple[float, float | None]]) -> str:
     return "".join(words)
 
 
-def ticks(start: float, end: float, about: int = 5) -> list[tuple[float, str]]:
+def ticks(start: float, end: float) -> list[tuple[float, str]]:
     """Round numbers between two, and their labels.
 
     >>> ticks(0, 1200)
@@ -149,7 +150,7 @@ def ticks(start: float, end: float, about: int = 5) -> list[tuple[float, str]]:
     """
     if not end > start:
         return [(start, _short(start))]
-    raw = (end - start) / about
+    raw = (end - start) / _N_TICKS
     power = 10.0 ** math.floor(math.log10(raw))
     step = power * next(m for m in (1, 2, 5, 10) if m * power >= raw * 0.999)
     first = math.ceil(start / step - 1e-9)

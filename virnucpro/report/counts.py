@@ -243,7 +243,7 @@ def bounded_log_odds(scores: Values) -> Values:
 
 
 def count_records(
-    table: Path, input_type: str, most_rows: int, measured: Iterable[tuple[str, str]] = ()
+    table: Path, input_type: str, most_rows: int, measured: Iterable[tuple[str, str]]
 ) -> RunCounts:
     """Count the rows of a table of records, and keep some of them.
 

@@ -9,7 +9,7 @@ from typing import Any
 from virnucpro.files import write_whole
 from virnucpro.log import escaped, printable
 from virnucpro.report.charts import Chart
-from virnucpro.report.facts import Facts, read_facts
+from virnucpro.report.facts import Facts, is_number, read_facts
 from virnucpro.report.page import pack, render
 from virnucpro.run.folder import RunDir
 
@@ -74,7 +74,7 @@ def _row(row: Mapping[str, Any]) -> dict[str, object]:
 
 def _number(part: Mapping[str, Any], name: str) -> float | None:
     value = part.get(name)
-    return float(value) if isinstance(value, int | float) else None
+    return float(value) if value is not None and is_number(value) else None
 
 
 def _name(kind: Mapping[str, Any]) -> str:
@@ -129,7 +129,7 @@ def _charts(facts: Facts, rows: Sequence[Mapping[str, Any]]) -> list[Chart]:
 
 def _numbers(curve: Mapping[str, Any], name: str) -> list[float]:
     values = curve.get(name)
-    if not isinstance(values, list) or not all(isinstance(one, int | float) for one in values):
+    if not isinstance(values, list) or not all(map(is_number, values)):
         return []
     return list(map(float, values))
 

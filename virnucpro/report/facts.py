@@ -67,7 +67,7 @@ class Facts:
 
     def share(self, *names: str) -> float:
         value = self.part(*names[:-1]).get(names[-1])
-        return value if isinstance(value, float) and _is_number(value) else 0.0
+        return value if isinstance(value, float) and is_number(value) else 0.0
 
     def sequence(self, *names: str) -> Sequence[Any]:
         value = self.part(*names[:-1]).get(names[-1])
@@ -95,7 +95,7 @@ class Facts:
         return {
             escaped(name): float(value)
             for name, value in self.part("counts", "seconds").items()
-            if _is_number(value)
+            if is_number(value)
         }
 
     @property
@@ -104,7 +104,7 @@ class Facts:
         pairs = [
             (float(pair[0]), float(pair[1]))
             for pair in self.sequence("counts", "cut_scores")
-            if isinstance(pair, list) and len(pair) == 2 and all(map(_is_number, pair))
+            if isinstance(pair, list) and len(pair) == 2 and all(map(is_number, pair))
         ]
         return sorted((n, score) for n, score in pairs if n >= 1 and 0 <= score <= 1)
 
@@ -115,7 +115,7 @@ class Facts:
         return sum(map(_count, numbers)) if numbers else None
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> bool:
     """Whether it can be counted with: JSON holds infinities, NaN and integers of any size too."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return False
@@ -123,7 +123,7 @@ def _is_number(value: object) -> bool:
 
 
 def _count(value: object) -> int:
-    return value if isinstance(value, int) and _is_number(value) else 0
+    return value if isinstance(value, int) and is_number(value) else 0
 
 
 def read_facts(path: Path) -> Facts:
@@ -232,8 +232,9 @@ def read_tracks(path: Path, run_ids: Container[str]) -> dict[str, list[tuple[int
             for line in lines:
                 run_id, start, end, _, posterior = line.rstrip("\n").split("\t")
                 if run_id in run_ids:
-                    piece = ((int(start) + int(end)) // 2, float(posterior))
-                    tracks.setdefault(run_id, []).append(piece)
+                    first, last = int(start), int(end)
+                    place = (first + last) // 2 if first <= last else first  # over the origin
+                    tracks.setdefault(run_id, []).append((place, float(posterior)))
     except (EOFError, zlib.error, gzip.BadGzipFile, ValueError) as error:
         raise damaged(path, error) from error
     return tracks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -51,13 +52,13 @@ def _read_table(path: Path) -> Table:
     """The rows of a small table by the names of their columns; none without a table.
 
     Raises:
-        InputError: a row has another number of values.
+        InputError: it is empty, or a row has another number of values.
     """
     if not path.is_file():
         return []
     lines = path.read_text(encoding="utf-8", errors="surrogateescape").split("\n")
-    names, *rows = (line.split("\t") for line in lines if line)
-    if any(len(row) != len(names) for row in rows):
+    names, *rows = (line.split("\t") for line in lines if line or line is lines[0])
+    if names == [""] or any(len(row) != len(names) for row in rows):
         raise damaged(path, "a line has another number of values than there are names")
     return [dict(zip(names, row, strict=True)) for row in rows]
 
@@ -98,9 +99,10 @@ def _chart(name: str, title: str, label: str, names: Sequence[str], epochs: Tabl
 
 def _number(text: str) -> float | None:
     try:
-        return float(text)
+        number = float(text)
     except ValueError:
         return None
+    return number if math.isfinite(number) else None
 
 
 def _by_kind(split: Table) -> Table:

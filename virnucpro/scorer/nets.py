@@ -16,9 +16,9 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from math import exp, isfinite
+from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,7 @@ from safetensors.numpy import save
 from virnucpro.errors import UnavailableError
 from virnucpro.files import EMBEDDED_FOLDER, atomic, sha256
 from virnucpro.log import printable
-from virnucpro.numeric import Mask, Values
+from virnucpro.numeric import Counts, Mask, Values, sigmoid
 from virnucpro.scorer.features import N_FEATURES, N_LAYOUT, RATIOS, SHARES, Features
 from virnucpro.scorer.words import NO_WORDS, WordTable
 
@@ -129,7 +129,7 @@ class PieceNets:
     def n_features(self) -> int:
         return N_FEATURES + (N_LAYOUT if self.part else 0)
 
-    def reads(self, lengths: NDArray[np.int64]) -> Mask:
+    def reads(self, lengths: Counts) -> Mask:
         """Whether they read records of these lengths. (n,) -> (n,)"""
         longest = np.inf if self.longest is None else self.longest
         return (lengths >= self.shortest) & (lengths < longest)
@@ -209,7 +209,7 @@ class ErrorRates:
 
     def cut_score(self, false_positives: float) -> float:
         """The score from which on at most this share of cellular records lies."""
-        return round(1 / (1 + exp(-self.cut_at(false_positives))), 6)
+        return round(sigmoid(np.array(self.cut_at(false_positives))).item(), 6)
 
     def cut_like(self, other: ErrorRates) -> ErrorRates:
         """These rates, with cuts that call the share of all cells that the other's cuts call."""
@@ -272,44 +272,44 @@ class Scorer:
         """Bases of the pieces that are told of a long record."""
         return min(nets.size for nets in self.pieces if nets.longest is None)
 
-    def calibrated(self, log_odds: Values, lengths: NDArray[np.int64]) -> Values:
+    def calibrated(self, log_odds: Values, lengths: Counts) -> Values:
         """Log-odds that mean what they say, half of all records being viral. (n,), (n,) -> (n,)
 
         Slope and offset lie on lines between the knots, over the logarithm of the length.
         """
-        places = np.log([knot.n_bases for knot in self.knots])
-        at = np.log(np.maximum(1, lengths))
-        slopes = np.interp(at, places, [knot.slope for knot in self.knots])
-        offsets = np.interp(at, places, [knot.offset for knot in self.knots])
+        slopes = at_lengths(lengths, self.knots, [knot.slope for knot in self.knots])
+        offsets = at_lengths(lengths, self.knots, [knot.offset for knot in self.knots])
         return np.asarray(slopes * log_odds + offsets)
 
-    def threshold(self, lengths: NDArray[np.int64], false_positives: float) -> Values:
-        """The calibrated log-odds from which on at most this share of cellular records lies."""
-        return threshold(self.error_rates, lengths, false_positives)
 
-    def false_discovery_rates(
-        self, log_odds: Values, lengths: NDArray[np.int64], prevalence: float
-    ) -> Values:
-        """The share of cellular records from these calibrated log-odds on. (n,), (n,) -> (n,)"""
-        return false_discovery_rates(self.error_rates, log_odds, lengths, prevalence)
+class AtLength(Protocol):
+    """What is known at one length."""
+
+    @property
+    def n_bases(self) -> int: ...
 
 
-def threshold(
-    error_rates: Sequence[ErrorRates], lengths: NDArray[np.int64], false_positives: float
+def at_lengths(lengths: Counts, known: Sequence[AtLength], values: Sequence[float]) -> Values:
+    """Values on lines between the known ones, over the logarithm of the length. (n,) -> (n,)"""
+    places = np.log([one.n_bases for one in known])
+    return np.interp(np.log(np.maximum(1, lengths)), places, values)
+
+
+def thresholds(
+    error_rates: Sequence[ErrorRates], lengths: Counts, false_positives: float
 ) -> Values:
     """The log-odds from which on at most this share of cellular records of each length lies.
 
     They lie on lines between the cuts, over the logarithm of the length. (n,) -> (n,)
     """
-    places = np.log([rates.n_bases for rates in error_rates])
-    values = [rates.cut_at(false_positives) for rates in error_rates]
-    return np.interp(np.log(np.maximum(1, lengths)), places, values)
+    cuts = [rates.cut_at(false_positives) for rates in error_rates]
+    return at_lengths(lengths, error_rates, cuts)
 
 
 def false_discovery_rates(
     error_rates: Sequence[ErrorRates],
     log_odds: Values,
-    lengths: NDArray[np.int64],
+    lengths: Counts,
     prevalence: float,
 ) -> Values:
     """The share of cellular records among those of this length from these log-odds on.
@@ -319,8 +319,7 @@ def false_discovery_rates(
     The logarithm of F / T lies on lines between the error rates, over the logarithm of the
     length. (n,), (n,) -> (n,)
     """
-    places = np.log([rates.n_bases for rates in error_rates])
-    place = np.interp(np.log(np.maximum(1, lengths)), places, np.arange(len(places)))
+    place = at_lengths(lengths, error_rates, range(len(error_rates)))
     left, right = np.floor(place).astype(np.int64), np.ceil(place).astype(np.int64)
     logs = np.log([rates.false_per_true(log_odds) for rates in error_rates])
     rows = np.arange(len(log_odds))

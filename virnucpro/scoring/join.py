@@ -13,10 +13,9 @@ from math import isfinite
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from virnucpro.numeric import Values
-from virnucpro.scorer.nets import ErrorRates
+from virnucpro.numeric import Counts, Values
+from virnucpro.scorer.nets import ErrorRates, at_lengths
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,19 +62,15 @@ class Join:
         )
 
 
-def join_log_odds(
-    knots: Sequence[JoinKnot], base: Values, head: Values, lengths: NDArray[np.int64]
-) -> Values:
+def join_log_odds(knots: Sequence[JoinKnot], base: Values, head: Values, lengths: Counts) -> Values:
     """The joined log-odds of records. (n,) each -> (n,)
 
     ``base`` is the scorer's, calibrated; ``head`` the mean over a record's chunks; NaN where
     either says nothing, and so is the result. Weights and offset lie on lines between the knots,
     over the logarithm of the length.
     """
-    places = np.log([knot.n_bases for knot in knots])
-    at = np.log(np.maximum(1, lengths))
     of_base, of_head, offset = (
-        np.interp(at, places, [getattr(knot, name) for knot in knots])
+        at_lengths(lengths, knots, [getattr(knot, name) for knot in knots])
         for name in ("base", "head", "offset")
     )
     return np.asarray(of_base * base + of_head * head + offset)

@@ -47,7 +47,7 @@ def host_peptides(sequence: str, code: GeneticCode = STANDARD) -> list[int]:
     return sorted(places)
 
 
-def open_edges(sequence: str, place: int, code: GeneticCode = STANDARD) -> list[int]:
+def open_edges(sequence: str, place: int, code: GeneticCode) -> list[int]:
     """Both edges of each gene-like open stretch near a place, but for those that are cut off."""
     first = max(0, place - 2 * REACH)
     part = sequence[first : place + 2 * REACH]

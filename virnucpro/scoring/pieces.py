@@ -15,7 +15,7 @@ from virnucpro.config import Recipe
 from virnucpro.numeric import Mask, Values
 from virnucpro.options import FALSE_POSITIVES, CutOptions
 from virnucpro.records import Call, FastaRecord, Orf, Prediction, RecordResult
-from virnucpro.scorer.nets import ErrorRates, Scorer, false_discovery_rates, threshold
+from virnucpro.scorer.nets import ErrorRates, Scorer, false_discovery_rates, thresholds
 from virnucpro.scorer.score import PieceScores, RecordScore, score_block
 from virnucpro.scoring.calls import (
     Decision,
@@ -121,7 +121,7 @@ def _decide(
     log_odds: Values, lengths: NDArray[np.int64], error_rates: Sequence[ErrorRates], cut: CutOptions
 ) -> Iterator[Decision]:
     """The decision that follows from each calibrated log-odds; none for NaN."""
-    is_virus = log_odds >= threshold(error_rates, lengths, FALSE_POSITIVES[cut.preset])
+    is_virus = log_odds >= thresholds(error_rates, lengths, FALSE_POSITIVES[cut.preset])
     if cut.threshold is not None:
         is_virus = np.array(list(map(probability, log_odds.tolist()))) >= cut.threshold
     rates = false_discovery_rates(error_rates, log_odds, lengths, cut.prevalence)

@@ -148,7 +148,7 @@ def quietest(log_odds: Values, model: RegionModel) -> int:
     reach = min(len(log_odds) // 2, round(model.virus_bases / model.step))
     is_known = ~np.isnan(log_odds)
     values = np.where(is_known, log_odds, np.median(log_odds[is_known]) if is_known.any() else 0.0)
-    sums = np.cumsum(np.concatenate([values, values[: 2 * reach], [0.0]]))
+    sums = np.cumsum(np.concatenate([values, values[: 2 * reach]]))
     window = sums[2 * reach : 2 * reach + len(values)] - sums[: len(values)]
     return int((np.argmin(window) + reach) % len(values))
 

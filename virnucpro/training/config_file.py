@@ -11,6 +11,8 @@ import yaml
 from virnucpro.errors import InputMissingError, UsageError
 from virnucpro.log import printable
 
+_EXAMPLE = "write an option and its value on each line, for example: batch_size: 64"
+
 
 def read_config(path: Path, names: Collection[str]) -> dict[str, Any]:
     """The options of a file, by their names in Python; ``names`` are all that there are.
@@ -24,15 +26,17 @@ def read_config(path: Path, names: Collection[str]) -> dict[str, Any]:
         table = loader.get_single_node()
         content = None if table is None else loader.construct_document(table)
     except OSError as error:
-        raise InputMissingError(f"{printable(path)}: {error.strerror}") from error
+        raise InputMissingError(
+            f"{printable(path)}: {error.strerror}", hint="check the path and its permissions"
+        ) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"{printable(path)} is not YAML: {printable(error)}") from error
+        raise UsageError(
+            f"{printable(path)} is not YAML: {printable(error)}", hint=_EXAMPLE
+        ) from error
     if content is None:
         return {}
     if not isinstance(table, yaml.MappingNode) or not isinstance(content, dict):
-        raise UsageError(
-            f"{printable(path)} is not a table of options", hint="for example: batch_size: 64"
-        )
+        raise UsageError(f"{printable(path)} is not a table of options", hint=_EXAMPLE)
     _check_keys(path, table, names)
     return {_name(key): value for key, value in content.items()}
 

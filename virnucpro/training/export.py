@@ -19,13 +19,12 @@ from virnucpro.scoring.head import (
     HeadFacts,
     Layer,
     Network,
-    load_head,
     save_head,
 )
 from virnucpro.scoring.join import Join
 from virnucpro.training.calibration import Calibration
 from virnucpro.training.networks import Classifier
-from virnucpro.training.settings import HEAD_FILE
+from virnucpro.training.settings import head_beside
 
 
 def write_head(
@@ -87,14 +86,13 @@ class TrainedOn:
 def find_trained(labels: Labels, encoder: Path | None, is_finetuned: bool) -> TrainedOn:
     """``encoder`` is the one that was started from, and ``is_finetuned`` if it was trained too.
 
-    The head beside it, as ``train`` leaves one, knows what it had been trained on before.
+    The head beside it knows what it had been trained on before.
     """
     records = frozenset(labels.digests)
     names = frozenset(group_digest(record.group) for record in labels.records)
     encoder_records = records if is_finetuned else frozenset()
     encoder_groups = names if is_finetuned else frozenset()
-    if encoder is not None and (before := encoder.with_name(HEAD_FILE)).is_file():
-        head = load_head(before)
+    if head := head_beside(encoder):
         encoder_records |= {*head.trained_records.tolist(), *head.encoder_records.tolist()}
         encoder_groups |= {*head.trained_groups.tolist(), *head.encoder_groups.tolist()}
     return TrainedOn(records, names, encoder_records, encoder_groups)

@@ -9,10 +9,10 @@ from statistics import fmean, stdev
 
 import numpy as np
 
-from virnucpro.evaluation.metrics import Samples, auroc_gain
+from virnucpro.evaluation.metrics import auroc_gain
 from virnucpro.files import write_whole
 from virnucpro.labelled.split import Split
-from virnucpro.numeric import Values, sigmoid
+from virnucpro.scorer.nets import at_lengths
 from virnucpro.scoring.join import Join
 from virnucpro.training.joining import ScoredFragments, fold_log_odds, is_enough
 
@@ -65,13 +65,15 @@ def measure_gain(
         return None
     joined, weight, gain, low, high = None, None, None, None, None
     if join is not None:
-        weight = _weight(join, fragments.n_bases)
+        lengths, weights = np.array([fragments.n_bases]), [knot.head for knot in join.knots]
+        weight = at_lengths(lengths, join.knots, weights).item()
         log_odds = fragments.joined(join.knots)
         if split == "validation" and weight and is_enough(fragments):
             log_odds = fold_log_odds(fragments)
         joined = fragments.auroc(log_odds)
-        samples = [_samples(fragments, values) for values in (fragments.base, log_odds)]
-        gain, low, high = auroc_gain(samples[0], samples[1], seed)
+        gain, low, high = auroc_gain(
+            fragments.samples(fragments.base), fragments.samples(log_odds), seed
+        )
     return Gain(
         seed=seed,
         split=split,
@@ -87,17 +89,6 @@ def measure_gain(
         gain_high=high,
         weight=weight,
     )
-
-
-def _weight(join: Join, n_bases: int) -> float:
-    """The weight of the head at a length."""
-    places = np.log([knot.n_bases for knot in join.knots])
-    return float(np.interp(np.log(n_bases), places, [knot.head for knot in join.knots]))
-
-
-def _samples(fragments: ScoredFragments, log_odds: Values) -> Samples:
-    scores = sigmoid(np.nan_to_num(log_odds, nan=-np.inf))
-    return Samples(scores, fragments.is_virus, fragments.group, fragments.weights)
 
 
 def write_gains(path: Path, gains: Sequence[Gain]) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from virnucpro.evaluation.metrics import auroc
+from virnucpro.evaluation.metrics import Samples, auroc, rank
 from virnucpro.labelled.arrays import Rows
 from virnucpro.numeric import Mask, Values, sigmoid
 from virnucpro.scorer.nets import ErrorRates, Scorer
@@ -72,8 +72,16 @@ class ScoredFragments:
         return np.where(np.isnan(both), either, both)
 
     def auroc(self, log_odds: Values) -> float:
-        """Every fragment counts; one without log-odds has the lowest."""
-        return auroc(np.nan_to_num(log_odds, nan=-np.inf), self.is_virus, self.weights)
+        return auroc(_with_lowest(log_odds), self.is_virus, self.weights)
+
+    def samples(self, log_odds: Values) -> Samples:
+        """The same fragments, ranked by these."""
+        return Samples(rank(_with_lowest(log_odds)), self.is_virus, self.group, self.weights)
+
+
+def _with_lowest(log_odds: Values) -> Values:
+    """Every fragment counts; one without log-odds has the lowest."""
+    return np.where(np.isnan(log_odds), -np.inf, log_odds)
 
 
 def is_enough(fragments: ScoredFragments) -> bool:

@@ -42,7 +42,7 @@ from virnucpro.options import LOOP_MAY_DIFFER, Mode, NetworkOptions, TrainOption
 from virnucpro.run.folder import PAGE
 from virnucpro.run.lock import OF_A_LOCK
 from virnucpro.sequences.genetic_code import genetic_code
-from virnucpro.training.settings import HEAD_FILE, Settings
+from virnucpro.training.settings import HEAD_FILE, Settings, head_beside
 
 FACTS = "training.json"
 SPLIT, HELD_OUT, BOARD = "split.tsv", "held_out.tsv", "tensorboard"
@@ -155,6 +155,8 @@ def resolve_training(options: TrainOptions, on_event: OnEvent) -> tuple[Training
     _check_network(options, mode)
     _check_others(options, mode)
     encoder, shape = _encoder(options, mode, on_event)
+    if mode != "pretrain":
+        head_beside(encoder)  # it is read again when all is trained: too late to be damaged
     choice = choose_devices(
         options.device,
         options.gpus,

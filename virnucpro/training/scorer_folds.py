@@ -26,7 +26,7 @@ _STEPS = 50  # of Newton's method; a few are enough
 _RIDGE = 1e-6
 
 
-def group_folds(records: Iterable[LabelledRecord], n_folds: int = N_FOLDS) -> dict[str, int]:
+def group_folds(records: Iterable[LabelledRecord]) -> dict[str, int]:
     """The fold of each group. The groups of a kingdom are spread evenly over the folds."""
     kingdoms: dict[str, Counter[str]] = defaultdict(Counter)
     for record in records:
@@ -39,7 +39,7 @@ def group_folds(records: Iterable[LabelledRecord], n_folds: int = N_FOLDS) -> di
         for _, groups in sorted(members.items())
         for group in sorted(groups, key=lambda name: hashlib.blake2b(name.encode()).digest())
     ]
-    return {group: place % n_folds for place, group in enumerate(in_order)}
+    return {group: place % N_FOLDS for place, group in enumerate(in_order)}
 
 
 def held_out_log_odds(

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
+from virnucpro.errors import UnavailableError
 from virnucpro.options import LoopOptions, Mode
+from virnucpro.scoring.head import Head, load_head
 
 HEAD_FILE = "head.safetensors"  # beside the encoder, if that was trained too
 
@@ -23,3 +26,20 @@ class Settings(LoopOptions):
         ratio = world_size * self.grad_accum_steps
         factor = {"none": 1.0, "linear": float(ratio), "sqrt": math.sqrt(ratio)}[self.scale_lr]
         return self.lr * factor
+
+
+def head_beside(encoder: Path | None) -> Head | None:
+    """The head beside an encoder, as ``train`` leaves one: it knows what both were trained on.
+
+    Raises:
+        UnavailableError: it is damaged, or of an older version.
+    """
+    if encoder is None or not (path := encoder.with_name(HEAD_FILE)).is_file():
+        return None
+    try:
+        return load_head(path)
+    except UnavailableError as error:
+        raise UnavailableError(
+            f"{error}; it lies beside the encoder, and would say what that was trained on",
+            hint="move it away if it is none, or start from a copy of the encoder elsewhere",
+        ) from error

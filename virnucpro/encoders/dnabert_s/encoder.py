@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from virnucpro.config import EncoderSpec, Footprint, Pooling, Precision, Reads
-from virnucpro.encoders.base import Pending
+from virnucpro.encoders.base import FAMILIES, Pending
 from virnucpro.encoders.dnabert_s.model import DNABERT, DNABERTShape, TokenBatch, mean_pool
 from virnucpro.encoders.dnabert_s.tokenizer import Tokenizer
 from virnucpro.encoders.dnabert_s.weights import (
@@ -27,8 +27,7 @@ from virnucpro.encoders.transfer import HostCopy, send
 from virnucpro.events import OnEvent, Progress
 from virnucpro.files import sha256
 
-LETTERS_PER_TOKEN = 4.6  # the fewest bases on average; an unknown letter is a token of its own
-EXTRA_TOKENS = 2  # [CLS] and [SEP]
+_FAMILY = FAMILIES["dnabert-s"]
 _BYTES_PER_TOKEN_AND_DIM = 128  # peak of all activations of a layer, with room to spare
 _BYTES_PER_PARAMETER = 6  # in two bf16 parts, of which one is there twice; float32 takes 4
 _FILLING = 65_536 * 768  # tokens times dimensions, in a batch for a GPU
@@ -136,11 +135,11 @@ class DNABERTEncoder:
 
     def count_tokens(self, lengths: Sequence[int]) -> int:
         """About as many: the tokenizer makes of a letter what its neighbours allow."""
-        return sum(map(_tokens_of, lengths)) + EXTRA_TOKENS * len(lengths)
+        return sum(map(_tokens_of, lengths)) + _FAMILY.extra_tokens * len(lengths)
 
     def count_flop(self, lengths: Sequence[int]) -> float:
         shape = self.model.shape
-        seqlens = [_tokens_of(length) + EXTRA_TOKENS for length in lengths]
+        seqlens = [_tokens_of(length) + _FAMILY.extra_tokens for length in lengths]
         squares = float(sum(seqlen * seqlen for seqlen in seqlens))
         products = 2.0 * shape.layer_products * sum(seqlens)
         return shape.n_layers * (products + 4.0 * squares * shape.dim)
@@ -159,4 +158,5 @@ class DNABERTEncoder:
 
 
 def _tokens_of(n_letters: int) -> int:
-    return int(-(-n_letters // LETTERS_PER_TOKEN))
+    """At the most, on average; an unknown letter is a token of its own."""
+    return int(-(-n_letters // _FAMILY.letters_per_token))

@@ -1,0 +1,59 @@
+"""The scripts of ``examples`` that make the data of the embedded scorer."""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+import sys
+from pathlib import Path
+from random import Random
+from runpy import run_path
+
+import pytest
+
+from virnucpro.sequences.fasta import read_fasta
+from virnucpro.sequences.genetic_code import STANDARD
+from virnucpro.sequences.translate import reverse_complement
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def random_bases(random: Random, n_bases: int) -> str:
+    return "".join(random.choices("ACGT", k=n_bases))
+
+
+def back_translated(random: Random, residues: str) -> str:
+    codons: dict[str, list[str]] = {}
+    for codon, residue in zip(STANDARD.codons, STANDARD.letters, strict=True):
+        codons.setdefault(residue, []).append(codon)
+    return "".join(random.choice(codons[residue]) for residue in residues)
+
+
+def test_transposable_elements_are_found_where_they_lie_in_eukaryotes_alone(tmp_path):
+    pytest.importorskip("pyhmmer", reason="the script searches with pyhmmer")
+    script, random = EXAMPLES / "scorer_elements.py", Random(1)
+    seeds = run_path(str(script))["SEEDS"]
+    line = reverse_complement(back_translated(random, seeds["LINE"]))
+    mariner = back_translated(random, seeds["mariner"])
+    animal = random_bases(random, 4000) + line + random_bases(random, 5000) + mariner
+    (tmp_path / "a.fa").write_text(f">animal\n{animal}\n>bacterium\n{mariner}\n")
+    (tmp_path / "manifest.tsv").write_text(
+        "path\tid\tlabel\tgroup\tkingdom\n"
+        "a.fa\tanimal\tother\tgenus Mus\tanimals\na.fa\tbacterium\tother\tfamily B\tbacteria\n"
+    )
+    command = [sys.executable, script, tmp_path / "manifest.tsv", tmp_path / "elements.fa"]
+    table = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    rows = list(csv.DictReader(table.splitlines(), delimiter="\t"))
+    records = {record.id: record for record in read_fasta(tmp_path / "elements.fa")}
+    assert [row["id"] for row in rows] == list(records)
+    kinds = []
+    for row, element in zip(rows, (line, mariner), strict=True):
+        place, name = animal.index(element), row["id"]
+        start, end = map(int, name.removeprefix("animal:").split("-"))
+        assert start <= place - 1000 and min(len(animal), place + len(element) + 1000) <= end
+        assert end - start < len(element) + 4000
+        assert records[name].sequence == animal[start:end]
+        kinds.append(records[name].header.split()[1])
+        assert (row["path"], row["label"]) == (str(tmp_path / "elements.fa"), "other")
+        assert (row["group"], row["kingdom"]) == ("genus Mus", "transposable elements")
+    assert kinds == ["LINE", "mariner"]
