@@ -6,9 +6,11 @@ regions; a region is false if less than half of what counts of it is prophage.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, fields, replace
 from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -82,6 +84,19 @@ def check_none_missing(names: Set[str]) -> None:
         raise InputError(
             f"the sequences have no {', '.join(map(printable, sorted(names)[:8]))} of the truth",
             hint="name the FASTA files of all sequences of the truth with --data",
+        )
+
+
+def check_unique(names: Iterable[str]) -> None:
+    """
+    Raises:
+        InputError: several sequences have the same name.
+    """
+    name, n_sequences = max(Counter(names).items(), key=itemgetter(1), default=("", 0))
+    if n_sequences > 1:
+        raise InputError(
+            f"{n_sequences} sequences are called {printable(name)}",
+            hint="give each an id of its own: the truth names sequences by their ids",
         )
 
 
