@@ -17,6 +17,7 @@ from urllib.parse import unquote
 import numpy as np
 
 from virnucpro.errors import InputError
+from virnucpro.evaluation.metrics import INTERVAL
 from virnucpro.labelled.tables import read_cells, read_lines
 from virnucpro.log import LOGGER, printable
 from virnucpro.numeric import Mask
@@ -265,5 +266,5 @@ def f1_interval(each: Sequence[RegionFigures], seed: int) -> tuple[float, float]
     sums = counts[rng.integers(0, len(each), (_DRAWS, len(each)))].sum(axis=1)
     sums = sums[sums.any(axis=1)]
     values = 2 * sums[:, 0] / (sums @ [2, 1, 1])
-    low, high = np.percentile(values, (2.5, 97.5)).tolist()
+    low, high = np.percentile(values, INTERVAL).tolist()
     return low, high
