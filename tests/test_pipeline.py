@@ -440,22 +440,25 @@ def test_a_run_without_frames_has_an_empty_feature_index(make_config, tiny, tmp_
         assert len(h5["ids"]) == len(h5["embeddings"]) == len(h5["lengths"]) == 0
 
 
-@pytest.mark.parametrize("name", ["viral.fasta", "shards", "inputs"])
+@pytest.mark.parametrize(
+    "name", ["viral.fasta", "shards", "shards/000001.fna", "inputs", "inputs/mine.fa"]
+)
 def test_a_folder_with_strangers_files_is_refused(make_config, tiny, contigs, name):
     config = make_config(contigs, force=True)
-    config.output.mkdir()
+    (config.output / name).parent.mkdir(parents=True)
     (config.output / name).write_text("precious")
-    with pytest.raises(OutputError, match=f"{name}, but no run"):
+    with pytest.raises(OutputError, match=f"{name.partition('/')[0]}, but no run"):
         run_inline(config, tiny.head)
     assert (config.output / name).read_text() == "precious"
 
 
-def test_a_file_by_the_name_of_a_folder_of_logs_stays(make_config, tiny, contigs):
+@pytest.mark.parametrize("name", ["logs", ".mine.tmp"])
+def test_a_strangers_file_stays_in_the_output_folder(make_config, tiny, contigs, name):
     config = make_config(contigs)
     config.output.mkdir()
-    (config.output / "logs").write_text("precious")
+    (config.output / name).write_text("precious")
     run_inline(config, tiny.head)
-    assert (config.output / "logs").read_text() == "precious"
+    assert (config.output / name).read_text() == "precious"
 
 
 @pytest.mark.parametrize(

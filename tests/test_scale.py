@@ -26,7 +26,7 @@ from virnucpro.events import EmbeddingStarted, Progress
 from virnucpro.options import ExtractOptions
 from virnucpro.outputs.features import MAX_PARTS, IndexPart, write_index
 from virnucpro.pipeline import find_pending, make_job
-from virnucpro.records import Embeddings
+from virnucpro.records import Embeddings, Shard
 from virnucpro.resolve import RunConfig
 from virnucpro.run.feature_file import write_embeddings
 from virnucpro.run.features import FeatureStore
@@ -89,6 +89,11 @@ def write_reads(path: Path, n_records: int) -> None:
     with path.open("wb") as out:
         for i in range(n_records):
             out.write(b">read%d\n%s\n" % (i, pool[i % len(pool)]))
+
+
+def test_the_shards_of_a_plan_are_listed_once_though_each_of_them_asks():
+    plan = Plan(((Shard(0, Path("000000.faa"), 1, 1, 10, ""),),))
+    assert plan.shards is plan.shards and [shard.index for shard in plan.shards] == [0]
 
 
 def plan_reads(fasta: Path, n_records: int, told: Path) -> None:

@@ -17,7 +17,7 @@ from virnucpro.labelled.digests import group_digest
 from virnucpro.labelled.split import read_split
 from virnucpro.labelled.store import FrameStore
 from virnucpro.records import FastaRecord
-from virnucpro.scorer.nets import Scorer, embedded_scorer, load_scorer
+from virnucpro.scorer.nets import ErrorRates, Scorer, embedded_scorer, load_scorer
 from virnucpro.scorer.score import score_sequences
 from virnucpro.scoring.head import load_head
 from virnucpro.scoring.join import Join, JoinKnot
@@ -42,6 +42,11 @@ from virnucpro.training.runs import Runs, read_runs
 @cache
 def scorer() -> Scorer:
     return load_scorer(embedded_scorer())
+
+
+def of_500_bases() -> ErrorRates:
+    (rates,) = (rates for rates in scorer().error_rates if rates.n_bases == 500)
+    return rates
 
 
 def fragments(n: int = 600, informs: float = 1.0, seed: int = 1) -> ScoredFragments:
@@ -138,19 +143,28 @@ def test_without_groups_to_measure_on_there_is_no_join():
     assert join.scorer_sha256 == scorer().sha256
 
 
-def test_the_cuts_of_a_join_call_as_many_cells_as_the_scorers_cuts_do():
+@pytest.mark.parametrize("share", [0.1, 0.03, 0.001])
+def test_a_cut_of_the_join_calls_as_many_of_the_cells_as_the_scorers(share):
     data = fragments()
+    data = replace(data, base=data.base - 0.5)  # below the share of all cells that a cut may call
     join = fit_join([data], scorer())
     assert join is not None and join.knots[0].head > 0
-    both = data.where(data.has_both)
-    (of_scorer,) = (rates for rates in scorer().error_rates if rates.n_bases == 500)
-    called = both.joined(join.knots) >= join.error_rates[0].cut_at(0.1)
-    share = np.interp(of_scorer.cut_at(0.1), of_scorer.log_odds, of_scorer.false_positives)
-    assert share < 0.1  # kinds of hosts have a say
-    # both are known to lie between the same two rates; a quantile of 200 values between two
-    low = max(rate for rate in of_scorer.false_positives if rate < share)
-    high = min(rate for rate in of_scorer.false_positives if rate > share)
-    assert low - 1 / 200 <= called[~both.is_virus].mean() <= high + 1 / 200
+    cells = data.where(data.has_both & ~data.is_virus)
+    n_called = np.count_nonzero(cells.base >= of_500_bases().cut_at(share))
+    assert n_called < share * len(cells) or n_called <= 1
+    joined = cells.joined(join.knots)
+    assert np.count_nonzero(joined >= join.error_rates[0].cut_at(share)) == max(1, n_called)
+
+
+def test_a_cut_of_the_join_calls_no_more_of_the_cells_than_its_share():
+    data = fragments()
+    data = replace(data, base=np.where(data.is_virus, data.base, data.base + 4))
+    join = fit_join([data], scorer())
+    assert join is not None and join.knots[0].head > 0
+    cells = data.where(data.has_both & ~data.is_virus)
+    assert np.mean(cells.base >= of_500_bases().cut_at(0.1)) > 0.5
+    called = cells.joined(join.knots) >= join.error_rates[0].cut_at(0.1)
+    assert 0.1 - 1 / len(cells) <= called.mean() <= 0.1 + 1 / len(cells)
 
 
 def test_where_a_head_has_no_weight_calls_are_the_scorers_and_beyond_too():

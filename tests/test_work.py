@@ -8,7 +8,7 @@ import os
 import shutil
 import signal
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -35,6 +35,7 @@ from virnucpro.report.story import report_folder
 from virnucpro.resolve import resolve
 from virnucpro.run.folder import RunDir
 from virnucpro.run.status import inspect_run, measure_run
+from virnucpro.run.work_log import ShardFigures, read_figures
 from virnucpro.work import Part, PartResult, choose_part, work
 
 FORK = multiprocessing.get_context("fork")
@@ -377,12 +378,25 @@ def test_a_part_is_what_was_said_or_that_of_the_task_in_its_array(text, array, p
     assert choose_part(text, array) == part
 
 
+def test_a_log_is_read_on_from_its_last_whole_line(tmp_path):
+    log, line = (
+        tmp_path / "work-a-1.log",
+        json.dumps(asdict(ShardFigures(7, "cpu", 1, 0, False, 1))),
+    )
+    log.write_text(f"text\n2026 INFO figures {line}\n2026 INFO figures {line[:9]}")
+    figures, end = read_figures(log)
+    assert ([figure.shard for figure in figures], read_figures(log, end)) == ([7], ([], end))
+    with log.open("a") as out:
+        out.write(f"{line[9:]}\n")
+    assert read_figures(log, end) == (figures, log.stat().st_size)
+
+
 @pytest.mark.parametrize(
     ("text", "array", "words"),
     [
         ("0/3", {}, "counted from 1 to 3"),
         ("4/3", {}, "counted from 1 to 3"),
-        ("1/0", {}, "counted from 1 to 0"),
+        ("1/0", {}, "is no part"),
         ("half", {}, "is no part"),
         ("0", SLURM, "is no part"),
         ("16", {}, "no task of a job array"),

@@ -108,7 +108,7 @@ class OneDeviceWorker(Worker):
     """Starts on the first device only, and not before the others have failed."""
 
     def __init__(self, job, resources, name: str, device: str) -> None:
-        failed = job.features.parent / ".failed.tmp"  # swept away like all temporary files
+        failed = job.features.parent / ".failed.00000000.tmp"  # swept away like all temporary files
         if not name.endswith("#0"):
             failed.touch()
             raise RuntimeError("no kernel image is available for this device (a test)")
@@ -149,7 +149,7 @@ class KilledWorker(Worker):
         return super().start(encoder, sequences)
 
     def die(self) -> None:
-        with (self.job.features / ".kills.tmp").open("ab") as kills:
+        with (self.job.features / ".kills.00000000.tmp").open("ab") as kills:
             if kills.tell() < 3:
                 kills.write(b".")
                 kills.flush()

@@ -83,8 +83,12 @@ def read_blocks(path: Path | None) -> Blocks:
     """
     if path is None:
         return Blocks(LocalProvider(), _PARTS_PER_BLOCK)
-    names = {name for kind in _PROVIDERS.values() for name in _words_of(kind)}
-    settings = read_config(path, sorted({*names, *_OURS}))
+    names = sorted({*_OURS, *(name for kind in _PROVIDERS.values() for name in _words_of(kind))})
+    try:
+        settings = read_config(path, names)
+    except UsageError as error:
+        hint = f"give a table of options of blocks: {', '.join(names)}"
+        raise UsageError(str(error), hint) from error
     for name in _LEAST.keys() & settings:
         if type(settings[name]) is not int or settings[name] < _LEAST[name]:
             raise UsageError(
@@ -128,21 +132,18 @@ class _News:
 
     logs: Path
     shards: dict[int, Shard]  # those that nothing was told of
-    n_read: dict[Path, int] = field(default_factory=dict)  # figures of each log
+    ends: dict[Path, int] = field(default_factory=dict)  # bytes of each log that were read
     workers: set[str] = field(default_factory=set)
 
     def skip(self) -> None:
         """Leave out what earlier starts wrote."""
-        self.n_read = {path: len(list(read_figures(path))) for path in self._paths()}
+        self.ends = {path: path.stat().st_size for path in self._paths()}
 
     def read(self) -> Iterator[Event]:
         """The events that the logs tell since the last time."""
         for path in self._paths():
-            figures = list(read_figures(path))
-            yield from self.tell(
-                path.stem.removeprefix("work-"), figures[self.n_read.get(path, 0) :]
-            )
-            self.n_read[path] = len(figures)
+            figures, self.ends[path] = read_figures(path, self.ends.get(path, 0))
+            yield from self.tell(path.stem.removeprefix("work-"), figures)
 
     def tell(self, process: str, figures: Sequence[ShardFigures]) -> Iterator[Event]:
         for end in figures:

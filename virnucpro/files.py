@@ -35,6 +35,7 @@ OnBlock = Callable[[bytes | memoryview], object]
 ZstdError = zstd.ZstdError
 EMBEDDED_FOLDER = Path(__file__).parent / "embedded"  # the models that are part of the package
 TEMPORARY = ".tmp"  # ends the name of every temporary file
+_N_DIGITS = 8  # before that, hexadecimal
 _BLOCK = 1 << 20
 _PACKED_BLOCK = 1 << 16  # what is left of it is copied at the end of each stream
 _BGZIP = b"BC\x02\0"  # in the header of each member that bgzip writes
@@ -187,7 +188,7 @@ def put_in_place(temporary: Path, path: Path) -> None:
 
 def temporary_beside(path: Path) -> Path:
     """A name that nobody else has, not even a process of the same number elsewhere."""
-    return path.with_name(f".{path.name}.{secrets.token_hex(4)}{TEMPORARY}")
+    return path.with_name(f".{path.name}.{secrets.token_hex(_N_DIGITS // 2)}{TEMPORARY}")
 
 
 @contextmanager
@@ -232,8 +233,8 @@ def _sync(path: Path) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Delete the temporary files that a killed run left in ``folder``."""
-    for leftover in folder.glob(f".*{TEMPORARY}"):
+    """Delete the temporary files that a killed run left in ``folder``, and nobody else's."""
+    for leftover in folder.glob(f".*.{_N_DIGITS * '[0-9a-f]'}{TEMPORARY}"):
         with suppress(OSError):  # it does no harm
             leftover.unlink()
 

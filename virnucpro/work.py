@@ -251,10 +251,13 @@ def choose_part(text: str | None, array: Mapping[str, str]) -> Part:
     Raises:
         UsageError: it is no part, or the array does not tell which one.
     """
-    if text is not None and (words := re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)):
+    if text is not None and (words := re.fullmatch(r"([0-9]{1,9})/([1-9][0-9]{0,8})", text)):
         number, n = int(words[1]), int(words[2])
         if not 1 <= number <= n:
-            raise UsageError(f"--part {text}: parts are counted from 1 to {n}")
+            raise UsageError(
+                f"--part {text}: parts are counted from 1 to {n}",
+                hint=f"the last is --part {n}/{n}",
+            )
         return Part(number - 1, n)
     if text is not None and re.fullmatch(r"[1-9][0-9]{0,8}", text):
         name = next((name for name in _TASKS if array.get(name, "").isdecimal()), None)

@@ -198,7 +198,7 @@ class RunDir:
     def _is_left_over(self, path: Path) -> bool:
         """Whether it may be of a start that was ended before it had claimed the folder."""
         return (
-            path in (self.shards, self.copies)
+            path == self.copies
             and path.is_dir()
             and all(_OURS.fullmatch(file.name) for file in path.iterdir())
         )

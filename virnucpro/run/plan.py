@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
 from itertools import chain
 from typing import Any, TextIO, TypeAlias
 
@@ -60,7 +61,7 @@ class Counts:
         check_counts(*(getattr(self, count.name) for count in fields(self)))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Plan:
     """The shards of each generation, and what they were made of."""
 
@@ -68,9 +69,9 @@ class Plan:
     counts: Counts = field(default_factory=Counts)
     files: tuple[tuple[int, int], ...] = ()  # (first shard, one after the last) of each input
 
-    @property
-    def shards(self) -> list[Shard]:
-        return list(chain.from_iterable(self.generations))
+    @cached_property
+    def shards(self) -> tuple[Shard, ...]:
+        return tuple(chain.from_iterable(self.generations))
 
 
 def count_done(files: Iterable[tuple[int, int]], missing: Sequence[int]) -> int:

@@ -9,7 +9,7 @@ reads it can tell whether they are still at work.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -59,7 +59,8 @@ def read_hosts(logs: Path) -> list[HostFigures]:
     by_host: dict[str, list[tuple[bool, list[ShardFigures]]]] = {}
     for path in sorted(logs.glob("work-*.log")):
         if holder := holder_of(path):
-            by_host.setdefault(holder[0], []).append((is_held(path), list(read_figures(path))))
+            figures, _ = read_figures(path)
+            by_host.setdefault(holder[0], []).append((is_held(path), figures))
     return [_of_host(host, logs_of_host) for host, logs_of_host in by_host.items()]
 
 
@@ -81,13 +82,19 @@ def _of_host(host: str, logs: list[tuple[bool, list[ShardFigures]]]) -> HostFigu
     )
 
 
-def read_figures(path: Path) -> Iterator[ShardFigures]:
-    """The figures in a log, in order; a line that is cut short, or is none of ours, is left out."""
-    with open_plain(path) as lines:
-        for line in lines:
-            _, mark, text = line.partition(_MARK.encode())
-            if mark:
-                try:
-                    yield ShardFigures(**json.loads(text))
-                except (ValueError, TypeError, RecursionError):
-                    continue
+def read_figures(path: Path, start: int = 0) -> tuple[list[ShardFigures], int]:
+    """The figures in a log from a byte on, in order, and the byte behind its last whole line.
+
+    Lines that are none of ours, or damaged, are left out.
+    """
+    with open_plain(path) as log:
+        log.seek(start)
+        content = log.read()
+    *lines, rest = content.split(b"\n")
+    figures = []
+    for line in lines:
+        _, mark, text = line.partition(_MARK.encode())
+        if mark:
+            with suppress(ValueError, TypeError, RecursionError):
+                figures.append(ShardFigures(**json.loads(text)))
+    return figures, start + len(content) - len(rest)

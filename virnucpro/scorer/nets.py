@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from math import isfinite
 from pathlib import Path
@@ -210,13 +210,6 @@ class ErrorRates:
     def cut_score(self, false_positives: float) -> float:
         """The score from which on at most this share of cellular records lies."""
         return round(sigmoid(np.array(self.cut_at(false_positives))).item(), 6)
-
-    def cut_like(self, other: ErrorRates) -> ErrorRates:
-        """These rates, with cuts that call the share of all cells that the other's cuts call."""
-        cuts = [other.cut_at(share) for share in self.false_positives]
-        shares = np.interp(cuts, other.log_odds, np.log(np.array(other.false_positives)))
-        places = -np.log(np.array(self.false_positives))
-        return replace(self, cuts=tuple(np.interp(-shares, places, self.log_odds).tolist()))
 
     def false_per_true(self, log_odds: Values) -> Values:
         """False positives over true positives from each of these log-odds on. (n,) -> (n,)

@@ -15,7 +15,7 @@ import numpy as np
 from virnucpro.evaluation.metrics import Samples, auroc, rank
 from virnucpro.labelled.arrays import Rows
 from virnucpro.numeric import Mask, Values, sigmoid
-from virnucpro.scorer.nets import ErrorRates, Scorer
+from virnucpro.scorer.nets import ErrorRates, Scorer, thresholds
 from virnucpro.scoring.join import Join, JoinKnot, join_log_odds
 from virnucpro.training.sampling import BASES_POWER
 from virnucpro.training.scorer_folds import fit_error_rates
@@ -106,16 +106,22 @@ def fit_join(of_lengths: Sequence[ScoredFragments], scorer: Scorer) -> Join | No
 
 
 def error_rates(fragments: ScoredFragments, knot: JoinKnot, scorer: Scorer) -> ErrorRates:
-    """The error rates of joined log-odds; cuts are as cautious as the scorer's at this length.
+    """The error rates of joined log-odds; a cut calls as many of the cells as the scorer's does.
 
-    Where the head has no weight they are the scorer's: the same scores have the same calls.
+    Never more than its share of all cells. Where the head has no weight the rates are the
+    scorer's: the same scores have the same calls.
     """
-    of_scorer = min(scorer.error_rates, key=lambda rates: abs(np.log(rates.n_bases / knot.n_bases)))
     if knot.head == 0:
-        return replace(of_scorer, n_bases=knot.n_bases)
+        nearest = min(scorer.error_rates, key=lambda one: abs(np.log(one.n_bases / knot.n_bases)))
+        return replace(nearest, n_bases=knot.n_bases)
     both = fragments.where(fragments.has_both)
-    rates = fit_error_rates(both.n_bases, both.joined([knot]), both.is_virus)
-    return rates.cut_like(of_scorer)
+    joined, is_cell = both.joined([knot]), ~both.is_virus
+    rates = fit_error_rates(both.n_bases, joined, both.is_virus)
+    at = np.array([both.n_bases])
+    of_scorer = [thresholds(scorer.error_rates, at, share) for share in rates.false_positives]
+    n_called = np.array([np.count_nonzero(both.base[is_cell] >= cut) for cut in of_scorer])
+    alike = np.sort(joined[is_cell])[-np.maximum(1, n_called)]
+    return replace(rates, cuts=tuple(np.maximum(alike, rates.log_odds).tolist()))
 
 
 def choose_knot(fragments: ScoredFragments) -> JoinKnot:
