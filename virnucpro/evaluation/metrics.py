@@ -19,6 +19,7 @@ MAX_FALSE_POSITIVES = 0.01  # share of what is not viral, at which recall is mea
 N_BINS = 15  # of the reliability curve, equally wide
 N_RESAMPLES = 200
 CHANCE = 0.5  # the AUROC of scores that tell nothing
+NOT_DEFINED = "n/a"  # a figure in a table that is None
 INTERVAL = (2.5, 97.5)  # percentiles: 95 % lie between
 
 

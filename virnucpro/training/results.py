@@ -19,7 +19,7 @@ from virnucpro.encoders.esm2.weights import inspect_checkpoint, save_esm2
 from virnucpro.encoders.learned.file import Base, LearnedFacts, inspect_learned, save_learned
 from virnucpro.encoders.learned.readers import MeanReader, NoReader, PaddedReader
 from virnucpro.encoders.published import EMBEDDED, PUBLISHED
-from virnucpro.evaluation.metrics import CHANCE, auroc, auroc_interval
+from virnucpro.evaluation.metrics import CHANCE, NOT_DEFINED, auroc, auroc_interval
 from virnucpro.files import write_whole
 from virnucpro.labelled.digests import TrainingDigests
 from virnucpro.labelled.frames import LabelledFrames
@@ -155,12 +155,12 @@ class Outcome:
 
 
 def _write_epochs(training: Training, epochs: Sequence[tuple[int, Figures]]) -> None:
-    """A row for each epoch of each seed; n/a where it was not measured."""
+    """A row for each epoch of each seed; not defined where it was not measured."""
     names = list(dict.fromkeys(name for _, row in epochs for name in row))
     names = [name for name in names if not name.endswith("_per_second")]  # never the same twice
     lines = ["\t".join(("seed", *names))]
     for seed, row in epochs:
-        cells = (f"{row[name]:.6g}" if name in row else "n/a" for name in names)
+        cells = (f"{row[name]:.6g}" if name in row else NOT_DEFINED for name in names)
         lines.append("\t".join((str(seed), *cells)))
     write_whole(training.output / EPOCHS, "\n".join([*lines, ""]))
 
