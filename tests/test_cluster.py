@@ -196,5 +196,6 @@ def test_a_scheduler_that_does_not_answer_at_the_end_is_told_of(tmp_path, monkey
 def test_blocks_that_there_are_not_are_refused(tmp_path, text, words):
     path = tmp_path / "blocks.yaml"
     path.write_text(text)
-    with pytest.raises(UsageError, match=words):
+    with pytest.raises(UsageError, match=words) as caught:
         read_blocks(path)
+    assert caught.value.hint and "virnucpro train" not in caught.value.hint

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -190,6 +191,19 @@ def test_regions_of_predict_are_measured_on_known_prophages(truth, tmp_path):
     again = EvaluateOptions(data=data, output_dir=tmp_path / "f", device="cpu")
     with pytest.raises(InputError, match="have no guest of the truth"):
         evaluate_regions(again, elsewhere, lambda _: None)
+
+
+def test_two_sequences_of_one_name_are_refused(truth, tmp_path):
+    data, table = truth
+    folder = tmp_path / "genomes"
+    folder.mkdir()
+    shutil.copy(data, folder / "a.fa")
+    write(folder / "b.fa", c1=random_dna(60_000, np.random.default_rng(8)))
+    with pytest.raises(InputError, match="2 sequences are called c1"):
+        train(folder, table, tmp_path / "model")
+    options = EvaluateOptions(data=folder, output_dir=tmp_path / "e", device="cpu")
+    with pytest.raises(InputError, match="2 sequences are called c1"):
+        evaluate_regions(options, table, lambda _: None)
 
 
 def test_too_few_chromosomes_and_another_sequence_are_refused(truth, tmp_path):

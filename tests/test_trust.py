@@ -426,11 +426,13 @@ def test_a_run_folder_may_be_a_link_and_where_it_leads_is_said(tmp_path, tiny, m
     assert config.output.is_symlink() and (tmp_path / "scratch" / "predictions.tsv").is_file()
 
 
-def test_a_lock_that_is_another_file_by_a_second_name_is_not_emptied(tmp_path) -> None:
-    mine, rundir = tmp_path / "mine", RunDir(tmp_path / "run")
+@pytest.mark.parametrize("name", ["mine", "run/.lock"])
+def test_a_lock_that_is_another_file_is_not_emptied(tmp_path, name) -> None:
+    mine, rundir = tmp_path / name, RunDir(tmp_path / "run")
     rundir.root.mkdir()
     mine.write_text("precious")
-    (rundir.root / ".lock").hardlink_to(mine)
+    if name == "mine":
+        (rundir.root / ".lock").hardlink_to(mine)
     with pytest.raises(OutputError, match=r"\.lock is not the lock of a run"), rundir.locked():
         pass
     assert mine.read_text() == "precious"

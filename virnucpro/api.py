@@ -139,9 +139,9 @@ def embed(sequences: Sequences, model: str | Path | None = None, **options: obje
 def read_features(folder: str | Path) -> Iterator[tuple[str, Vector]]:
     """Each id of a run folder with its vector, however many feature files there are.
 
-    A vector is (dim,); of a run with ``--pooling none`` it is (residues, dim). Each id is given
-    once, copies too; what was replaced by a later input is left out, as in ``features.h5``. Memory
-    holds one feature file.
+    A vector is (dim,); of a run with ``--pooling none`` it is (residues, dim). Of a run with two
+    encoders it is that of the first. Each id is given once, copies too; what was replaced by a
+    later input is left out, as in ``features.h5``. Memory holds one feature file.
 
     Raises:
         VirnucproError: the folder holds no features, or they are not whole.

@@ -83,8 +83,12 @@ def read_blocks(path: Path | None) -> Blocks:
     """
     if path is None:
         return Blocks(LocalProvider(), _PARTS_PER_BLOCK)
-    names = {name for kind in _PROVIDERS.values() for name in _words_of(kind)}
-    settings = read_config(path, sorted({*names, *_OURS}))
+    names = sorted({*_OURS, *(name for kind in _PROVIDERS.values() for name in _words_of(kind))})
+    try:
+        settings = read_config(path, names)
+    except UsageError as error:
+        hint = f"give a table of options of blocks: {', '.join(names)}"
+        raise UsageError(str(error), hint) from error
     for name in _LEAST.keys() & settings:
         if type(settings[name]) is not int or settings[name] < _LEAST[name]:
             raise UsageError(

@@ -84,8 +84,16 @@ def _chunk_size(help: str, default: str) -> Any:  # noqa: ANN401 - as typer has 
     return _option(help, MODEL, metavar="BASES", show_default=default)
 
 
-def _count(help: str, panel: str, **more: Any) -> Any:  # noqa: ANN401 - as typer has it
+def _count(help: str, panel: str | None = None, **more: Any) -> Any:  # noqa: ANN401 - as typer has it
     return _option(help, panel, metavar="N", **more)
+
+
+def _known_prophages(purpose: str) -> Any:  # noqa: ANN401 - as typer has it
+    return _file(
+        f"Table of known prophages (seq_id, start, end, kind) to {purpose}, in place of a head; "
+        "--data then names the FASTA files.",
+        "TRUTH",
+    )
 
 
 GeneticCode = Annotated[
@@ -540,14 +548,7 @@ class EvaluatedOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions(EngineOptions, FolderOptions, EvaluatedOptions):
-    regions: Annotated[
-        Path | None,
-        _file(
-            "Table of known prophages (seq_id, start, end, kind) to evaluate regions on, in "
-            "place of a head; --data then names the FASTA files.",
-            "TRUTH",
-        ),
-    ] = None
+    regions: Annotated[Path | None, _known_prophages("evaluate regions on")] = None
     region_model: RegionModel = None
     genes: Annotated[
         Path | None,
@@ -742,14 +743,7 @@ LOOP_MAY_DIFFER = ("num_workers", "early_stopping", "keep_checkpoints")  # on re
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions(DeviceOptions, LoopOptions, NetworkOptions, StartOptions, LabelledOptions):
-    regions: Annotated[
-        Path | None,
-        _file(
-            "Table of known prophages (seq_id, start, end, kind) to learn regions from, in "
-            "place of a head; --data then names the FASTA files.",
-            "TRUTH",
-        ),
-    ] = None
+    regions: Annotated[Path | None, _known_prophages("learn regions from")] = None
     workers: Annotated[
         int | None, _count("Number of processes with --device cpu.", DEVICES, show_default="1")
     ] = None
@@ -817,33 +811,26 @@ class BenchOptions:
     device: Annotated[Literal["auto", "cuda", "cpu", "mps"], _option("Kind of device.")] = "auto"
     threads: Annotated[
         int | None,
-        _option(
+        _count(
             "Number of cores for every program, on a CPU.",
-            metavar="N",
             min=1,
             show_default="all that it may use",
         ),
     ] = None
     tokens: Annotated[
         int | None,
-        _option(
-            "Number of tokens in one measurement.",
-            metavar="N",
-            min=1,
-            show_default="some full batches",
-        ),
+        _count("Number of tokens in one measurement.", min=1, show_default="some full batches"),
     ] = None
     repeats: Annotated[
         int | None,
-        _option(
+        _count(
             "Number of measurements after a warm-up, of 5 s or more each on a GPU; only one "
             "if a pass takes over 5 s.",
-            metavar="N",
             min=1,
             show_default="5",
         ),
     ] = None
-    seed: Annotated[int, _option("Seed of the proteins and weights.", metavar="N", min=0)] = 1
+    seed: Annotated[int, _count("Seed of the proteins and weights.", min=0)] = 1
     json: Annotated[
         Path | None,
         _option(

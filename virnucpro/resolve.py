@@ -440,7 +440,7 @@ def _check_head(path: Path | None, names: str) -> Path:
             hint="name one with --head, or get features without calls: `virnucpro extract`",
         )
     if not path.is_file():
-        raise InputMissingError(f"{printable(path)}: no such head file")
+        raise InputMissingError(f"{printable(path)}: no such head file", hint="check the path")
     return path
 
 

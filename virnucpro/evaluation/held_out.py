@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
 from virnucpro.errors import InputError, UsageError
-from virnucpro.labelled.digests import group_digest, record_digest
+from virnucpro.labelled.digests import TrainingDigests, record_digest
 from virnucpro.labelled.records import Labelled, LabelledRecord
 from virnucpro.log import LOGGER, announce, counted
 from virnucpro.scorer.nets import Scorer
 from virnucpro.scoring.head import Head
 
 OfTraining = Literal["refuse", "leave out", "keep"]
-Digests = NDArray[np.uint64]
 
 
 def policy(held_out_only: bool, allow_training_data: bool) -> OfTraining:
@@ -37,30 +33,25 @@ def policy(held_out_only: bool, allow_training_data: bool) -> OfTraining:
     return "refuse"
 
 
-def _memories_of(
-    head: Head | None, scorer: Scorer | None
-) -> Iterator[tuple[str, Digests, Digests]]:
-    """Each that calls the records, and what it was trained on: records, and groups of them."""
+def _memories_of(head: Head | None, scorer: Scorer | None) -> Iterator[tuple[str, TrainingDigests]]:
+    """Each that calls the records, and what it was trained on."""
     if head is not None:
-        yield "the head", head.trained_records, head.trained_groups
-        yield "its encoder", head.encoder_records, head.encoder_groups
+        yield "the head", TrainingDigests.of(head.trained_records, head.trained_groups)
+        yield "its encoder", TrainingDigests.of(head.encoder_records, head.encoder_groups)
     if scorer is not None:
-        yield "the scorer", scorer.trained_records, scorer.trained_groups
+        yield "the scorer", TrainingDigests.of(scorer.trained_records, scorer.trained_groups)
 
 
 class HeldOut:
     """Records to test a head or the scorer on, and those among them that it was trained on."""
 
     def __init__(self, head: Head | None, scorer: Scorer | None, of_training: OfTraining) -> None:
-        self._memories = {
-            owner: (set(groups.tolist()), set(records.tolist()))
-            for owner, records, groups in _memories_of(head, scorer)
-        }
+        self._memories = dict(_memories_of(head, scorer))
         self._of_training = of_training
         self.records: list[LabelledRecord] = []  # those that passed ``select``
         self.trained: frozenset[str] = frozenset()  # ids; empty unless they were to be kept
-        for owner, digests in self._memories.items():
-            if owner != "its encoder" and not any(digests):  # few encoders were trained on labels
+        for owner, memory in self._memories.items():
+            if owner != "its encoder" and not memory:  # few encoders were trained on labels
                 LOGGER.warning(
                     "%s does not say what it was trained on: nothing can be held out", owner
                 )
@@ -76,10 +67,9 @@ class HeldOut:
         ids: dict[str, set[str]] = {owner: set() for owner in self._memories}
         for labelled, record in pairs:
             n_records += 1
-            group, digest = group_digest(labelled.group), record_digest(record.sequence)
-            is_trained = False
-            for owner, (groups, records) in self._memories.items():
-                if group in groups or digest in records:
+            digest, is_trained = record_digest(record.sequence), False
+            for owner, memory in self._memories.items():
+                if memory.has(digest, labelled.group):
                     ids[owner].add(labelled.id)
                     is_trained = True
             if not is_trained or self._of_training != "leave out":

@@ -19,7 +19,8 @@ MAX_FALSE_POSITIVES = 0.01  # share of what is not viral, at which recall is mea
 N_BINS = 15  # of the reliability curve, equally wide
 N_RESAMPLES = 200
 CHANCE = 0.5  # the AUROC of scores that tell nothing
-_INTERVAL = (2.5, 97.5)  # percentiles
+NOT_DEFINED = "n/a"  # a figure in a table that is None
+INTERVAL = (2.5, 97.5)  # percentiles: 95 % lie between
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -143,7 +144,7 @@ def rank(odds: Values) -> Values:
 
 
 def _interval(values: Sequence[float]) -> tuple[float | None, float | None]:
-    low, high = np.percentile(values, _INTERVAL).tolist() if values else (None, None)
+    low, high = np.percentile(values, INTERVAL).tolist() if values else (None, None)
     return low, high
 
 
@@ -159,7 +160,7 @@ def bootstrap(samples: Samples, is_called: Mask, seed: int) -> Interval:
     resamples = [ranked.measures(weights, is_called) for weights in _resamples(samples, seed)]
     if not resamples:
         return Interval(Measures(), Measures())
-    return Interval(*(_percentile(resamples, at) for at in _INTERVAL))
+    return Interval(*(_percentile(resamples, at) for at in INTERVAL))
 
 
 def auroc_gain(

@@ -17,6 +17,7 @@ from virnucpro.evaluation.regions import (
     Truth,
     check_none_missing,
     check_truth,
+    check_unique,
     f1_interval,
     measure_regions,
     read_genes,
@@ -73,7 +74,9 @@ def _measure(
 ) -> list[tuple[str, RegionFigures]]:
     """Each sequence of the run with its figures; one without a row of the truth has no prophage."""
     with rundir.output(RecordTable).open(encoding="utf-8") as table:
-        lengths = {call.record_id: call.length for call in read_calls(table)}
+        calls = [(call.record_id, call.length) for call in read_calls(table)]
+    lengths = dict(calls)
+    check_unique(name for name, _ in calls)
     check_none_missing(truths.keys() - lengths.keys())
     regions: dict[str, list[Interval]] = {}
     if rundir.output(RegionTable).exists():

@@ -6,15 +6,18 @@ regions; a region is false if less than half of what counts of it is prophage.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, fields, replace
 from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from urllib.parse import unquote
 
 import numpy as np
 
 from virnucpro.errors import InputError
+from virnucpro.evaluation.metrics import INTERVAL
 from virnucpro.labelled.tables import read_cells, read_lines
 from virnucpro.log import LOGGER, printable
 from virnucpro.numeric import Mask
@@ -82,6 +85,19 @@ def check_none_missing(names: Set[str]) -> None:
         raise InputError(
             f"the sequences have no {', '.join(map(printable, sorted(names)[:8]))} of the truth",
             hint="name the FASTA files of all sequences of the truth with --data",
+        )
+
+
+def check_unique(names: Iterable[str]) -> None:
+    """
+    Raises:
+        InputError: several sequences have the same name.
+    """
+    name, n_sequences = max(Counter(names).items(), key=itemgetter(1), default=("", 0))
+    if n_sequences > 1:
+        raise InputError(
+            f"{n_sequences} sequences are called {printable(name)}",
+            hint="give each an id of its own: the truth names sequences by their ids",
         )
 
 
@@ -250,5 +266,5 @@ def f1_interval(each: Sequence[RegionFigures], seed: int) -> tuple[float, float]
     sums = counts[rng.integers(0, len(each), (_DRAWS, len(each)))].sum(axis=1)
     sums = sums[sums.any(axis=1)]
     values = 2 * sums[:, 0] / (sums @ [2, 1, 1])
-    low, high = np.percentile(values, (2.5, 97.5)).tolist()
+    low, high = np.percentile(values, INTERVAL).tolist()
     return low, high

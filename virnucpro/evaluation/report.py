@@ -10,12 +10,17 @@ from pathlib import Path
 import numpy as np
 
 from virnucpro import __version__
-from virnucpro.evaluation.metrics import MEASURES, Measures, reliability, roc_curve
+from virnucpro.evaluation.metrics import (
+    MEASURES,
+    NOT_DEFINED,
+    Measures,
+    reliability,
+    roc_curve,
+)
 from virnucpro.evaluation.story import Evaluation, EvaluationRow, Sampled
 from virnucpro.files import sha256, write_whole
 from virnucpro.log import counted, printable
 
-NOT_DEFINED = "n/a"
 _ROC_POINTS = 200
 _FACTS = ("unit", "length", "subset", "kingdom", "n", "n_virus", "n_groups")
 _COLUMNS = (

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from virnucpro.evaluation.metrics import NOT_DEFINED
 from virnucpro.files import write_whole
 from virnucpro.log import escaped
 from virnucpro.report.charts import Chart
@@ -68,7 +69,7 @@ def _columns(table: Table) -> list[tuple[str, bool, list[str]]]:
     return [
         (
             escaped(name).replace("_", " "),
-            all(row[name] == "n/a" or _number(row[name]) is not None for row in table),
+            all(row[name] == NOT_DEFINED or _number(row[name]) is not None for row in table),
             [escaped(row[name]) for row in table],
         )
         for name in (table[0] if table else ())

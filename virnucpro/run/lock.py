@@ -37,6 +37,7 @@ _STALE_SECONDS = 0.2  # for filelock to take over what a dead process left
 _QUEUE_SECONDS = 10.0  # for all that begin to work at once, without flock, one after the other
 _TAG = re.compile(r"work-(?P<host>[\w.-]+)-(?P<pid>\d+)\.log", re.ASCII)
 _NAMED = 3  # holders in a message
+_BEGINNING = b"process "  # of the name of a run in its lock
 _NO_FLOCK = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL)
 
 
@@ -130,7 +131,7 @@ def _holding(folder: Path, take: _Take) -> Iterator[None]:
     path = folder / LOCK
     with ExitStack() as stack:
         with writing(path):
-            handle = stack.enter_context(_open(path))
+            handle = stack.enter_context(_open(path, _BEGINNING))
             descriptor = os.open(folder, os.O_RDONLY)  # so that nothing else gets its number
             stack.callback(os.close, descriptor)
             stack.enter_context(take(handle, folder))
@@ -177,20 +178,21 @@ def _beside_others(handle: FileIO, folder: Path, tag: Path) -> Iterator[None]:
         yield
 
 
-def _open(path: Path) -> FileIO:
-    """Make or open the lock, which is emptied: so it must be no other file by another name.
+def _open(path: Path, beginning: bytes = b"") -> FileIO:
+    """Make or open a lock; one that is emptied must begin so, if it has any content.
 
     Raises:
         OSError: it is a link, or cannot be opened.
-        OutputError: it is not a plain file, or has content and a second name.
+        OutputError: it is not a plain file, or has other content.
     """
     handle = FileIO(path, "a+", opener=_open_itself)
-    about = os.fstat(handle.fileno())
-    if stat.S_ISREG(about.st_mode) and (about.st_nlink == 1 or not about.st_size):
-        return handle
+    if stat.S_ISREG(os.fstat(handle.fileno()).st_mode):
+        handle.seek(0)
+        if handle.read(len(beginning)) in (b"", beginning):
+            return handle
     handle.close()
     raise OutputError(
-        f"{printable(path)} is not the lock of a run: it is not a plain file, or has a second name",
+        f"{printable(path)} is not the lock of a run: it is not a plain file, or holds other text",
         hint="look at it, and move it away",
     )
 
@@ -271,7 +273,7 @@ def _in_use(handle: FileIO, folder: Path, tags: Path, *hints: str) -> OutputErro
 
 def _name() -> bytes:
     start = time.strftime("%Y-%m-%d %H:%M:%S")
-    return f"process {os.getpid()} on {socket.gethostname()} since {start}\n".encode()
+    return _BEGINNING + f"{os.getpid()} on {socket.gethostname()} since {start}\n".encode()
 
 
 def _await_name(handle: FileIO, tags: Path) -> tuple[str, Sequence[tuple[str, int]]]:

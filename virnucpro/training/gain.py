@@ -9,7 +9,7 @@ from statistics import fmean, stdev
 
 import numpy as np
 
-from virnucpro.evaluation.metrics import auroc_gain
+from virnucpro.evaluation.metrics import NOT_DEFINED, auroc_gain
 from virnucpro.files import write_whole
 from virnucpro.labelled.split import Split
 from virnucpro.scorer.nets import at_lengths
@@ -18,7 +18,6 @@ from virnucpro.training.joining import ScoredFragments, fold_log_odds, is_enough
 
 _FACTS = ("split", "n_bases", "n", "n_virus", "n_groups")
 _FIGURES = ("base", "head", "joined", "gain", "gain_low", "gain_high", "weight")
-_NOT_DEFINED = "n/a"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,4 +119,4 @@ def _figures(gain: Gain) -> list[str]:
 
 
 def _cell(value: float | None) -> str:
-    return _NOT_DEFINED if value is None else f"{value:.4f}"
+    return NOT_DEFINED if value is None else f"{value:.4f}"

@@ -22,6 +22,7 @@ from virnucpro.evaluation.regions import (
     Truth,
     check_none_missing,
     check_truth,
+    check_unique,
     measure_regions,
     read_truth,
 )
@@ -97,7 +98,7 @@ def read_genomes(data: Path, truth_table: Path, on_event: OnEvent) -> list[Genom
     """Each file with the sequences that the truth has prophages in, and its others as one host.
 
     Raises:
-        InputError: a chromosome is missing or has no host, or there are too few.
+        InputError: a chromosome is missing, there twice, or has no host; or there are too few.
     """
     truths = {name: one for name, one in read_truth(truth_table).items() if one.prophages}
     scorer = load_scorer(embedded_scorer())
@@ -109,7 +110,7 @@ def read_genomes(data: Path, truth_table: Path, on_event: OnEvent) -> list[Genom
         for record in read_fasta(source.path, source.name):
             on_event(Progress("scoring pieces", n_letters, 0, "letters"))
             n_letters += len(record.sequence)
-            truth = truths.pop(record.id, None)
+            truth = truths.get(record.id)
             if truth is not None:
                 _check(record, truth)
             if len(record.sequence) < SHORTEST_RECORD:
@@ -123,8 +124,10 @@ def read_genomes(data: Path, truth_table: Path, on_event: OnEvent) -> list[Genom
         host = Items.joined(others)
         is_host = np.count_nonzero(host.is_known) >= _FEWEST_PIECES
         genomes.append(Genome(chromosomes, host if is_host else None))
-    check_none_missing(truths.keys())
-    n_chromosomes = sum(len(genome.chromosomes) for genome in genomes)
+    names = [one.name for genome in genomes for one in genome.chromosomes]
+    check_unique(names)
+    check_none_missing(truths.keys() - names)
+    n_chromosomes = len(names)
     if n_chromosomes < _FEWEST:
         raise InputError(
             f"{counted(n_chromosomes, 'chromosome')} with prophages; {_FEWEST} are needed, "

@@ -19,9 +19,9 @@ from virnucpro.encoders.esm2.weights import inspect_checkpoint, save_esm2
 from virnucpro.encoders.learned.file import Base, LearnedFacts, inspect_learned, save_learned
 from virnucpro.encoders.learned.readers import MeanReader, NoReader, PaddedReader
 from virnucpro.encoders.published import EMBEDDED, PUBLISHED
-from virnucpro.evaluation.metrics import CHANCE, auroc, auroc_interval
-from virnucpro.files import atomic, write_whole
-from virnucpro.labelled.digests import group_digest
+from virnucpro.evaluation.metrics import CHANCE, NOT_DEFINED, auroc, auroc_interval
+from virnucpro.files import write_whole
+from virnucpro.labelled.digests import TrainingDigests
 from virnucpro.labelled.frames import LabelledFrames
 from virnucpro.labelled.split import Split
 from virnucpro.labelled.store import FrameStore, Labels
@@ -118,13 +118,13 @@ class Outcome:
 
     def _unseen(self, split: Split, of_lengths: list[ScoredFragments]) -> list[ScoredFragments]:
         """The fragments of groups that the scorer was not trained on, if these are enough."""
-        labels, scorer = self.frames.labels, self.scorer
-        records, groups = set(scorer.trained_records.tolist()), set(scorer.trained_groups.tolist())
+        labels = self.frames.labels
+        memory = TrainingDigests.of(self.scorer.trained_records, self.scorer.trained_groups)
         names = sorted({record.group for record in labels.records})  # as they are numbered
         trained = {
             record.group
             for record, digest in zip(labels.records, labels.digests, strict=True)
-            if digest in records or group_digest(record.group) in groups
+            if memory.has(digest, record.group)
         }
         numbers = [number for number, name in enumerate(names) if name in trained]
         unseen = [part.where(~np.isin(part.group, numbers)) for part in of_lengths]
@@ -155,33 +155,31 @@ class Outcome:
 
 
 def _write_epochs(training: Training, epochs: Sequence[tuple[int, Figures]]) -> None:
-    """A row for each epoch of each seed; n/a where it was not measured."""
+    """A row for each epoch of each seed; not defined where it was not measured."""
     names = list(dict.fromkeys(name for _, row in epochs for name in row))
     names = [name for name in names if not name.endswith("_per_second")]  # never the same twice
     lines = ["\t".join(("seed", *names))]
     for seed, row in epochs:
-        cells = (f"{row[name]:.6g}" if name in row else "n/a" for name in names)
+        cells = (f"{row[name]:.6g}" if name in row else NOT_DEFINED for name in names)
         lines.append("\t".join((str(seed), *cells)))
     write_whole(training.output / EPOCHS, "\n".join([*lines, ""]))
 
 
 def _write_figures(training: Training, scored: Sequence[Scored]) -> None:
     """AUROC of frames and of chunks (by their best frame), for each held-out split."""
-    with atomic(training.output / HELD_OUT) as temporary, temporary.open("w") as out:
-        out.write("split\tnetwork\tn_frames\tauroc_frames\tn_chunks\tauroc_chunks\n")
-        for part in scored:
-            split, frames, odds = part.split, part.frames, part.odds
-            for name, row in zip(NETWORKS[-len(odds) :], odds, strict=True):
-                chunks = chunks_of(row, frames, np.ones(len(frames)), "max")
-                of_frames = auroc(row, frames.is_virus, np.ones(len(frames)))
-                out.write(
-                    f"{split}\t{name}\t{len(frames)}\t{of_frames:.4f}\t{len(chunks.odds)}\t"
-                    f"{chunks.auroc():.4f}\n"
-                )
-                if split == "validation":  # the test is not for choosing between trainings
-                    announce(f"{split}, {name}: AUROC of chunks {chunks.auroc():.3f}")
-            if split == "validation":
-                _warn_of_chance(chunks, frames, training.settings.seed)
+    lines = ["split\tnetwork\tn_frames\tauroc_frames\tn_chunks\tauroc_chunks"]
+    for part in scored:
+        split, frames, odds = part.split, part.frames, part.odds
+        for name, row in zip(NETWORKS[-len(odds) :], odds, strict=True):
+            chunks = chunks_of(row, frames, np.ones(len(frames)), "max")
+            of_frames, of_chunks = auroc(row, frames.is_virus, np.ones(len(frames))), chunks.auroc()
+            cells = (split, name, len(frames), f"{of_frames:.4f}", len(chunks.odds))
+            lines.append("\t".join(map(str, (*cells, f"{of_chunks:.4f}"))))
+            if split == "validation":  # the test is not for choosing between trainings
+                announce(f"{split}, {name}: AUROC of chunks {of_chunks:.3f}")
+        if split == "validation":
+            _warn_of_chance(chunks, frames, training.settings.seed)
+    write_whole(training.output / HELD_OUT, "\n".join([*lines, ""]))
 
 
 def _warn_of_chance(chunks: Units, frames: LabelledFrames, seed: int) -> None:
