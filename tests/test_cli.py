@@ -381,8 +381,9 @@ def test_after_a_failure_the_same_command_with_resume_is_offered():
     argv = ["predict", "-i", "a b.fa", "-o", "x", "--force"]
     offered = next_step(Path("x/predictions.tsv"), argv, failed=True)
     assert offered == ["next: virnucpro predict -i 'a b.fa' -o x --resume"]
-    piped = next_step(Path("-x/predictions.tsv"), ["predict", "-i", "-", "-o", "-x"], failed=True)
-    assert piped == ["next: head ./-x/predictions.tsv | column -t -s $'\\t'"]
+    for pipe in (["-i", "-"], ["-i-"], ["--input=-"]):
+        piped = next_step(Path("-x/predictions.tsv"), ["predict", *pipe, "-o", "-x"], failed=True)
+        assert piped == ["next: head ./-x/predictions.tsv | column -t -s $'\\t'"]
     assert next_step(Path("x\x1b[2J/predictions.tsv"), argv, failed=False) == []
 
 

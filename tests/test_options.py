@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, get_type_hints
 
+import numpy as np
 import pytest
 import typer
 from test_architecture import tree_of
@@ -125,6 +126,13 @@ def test_a_value_of_no_use_is_refused_from_python_too(values, words):
     with pytest.raises(UsageError, match=words) as caught:
         make(Toy, {"place": "x", **values})
     assert caught.value.hint
+
+
+def test_a_number_of_numpy_is_a_number():
+    toy = make(Toy, {"place": "x", "number": np.int64(3)})
+    assert toy.number == 3 and type(toy.number) is int
+    options = make(PredictOptions, {"input": "i", "output_dir": "o", "threshold": np.float32(0.5)})
+    assert options.threshold == 0.5 and type(options.threshold) is float
 
 
 def test_what_two_commands_share_is_carried_from_one_to_the_other():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
+from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -104,6 +105,8 @@ def _value(option: str, hint: Any, value: object) -> object:  # noqa: ANN401 - a
     if get_origin(hint) is tuple:
         values = value if isinstance(value, (list, tuple)) else [value]
         return tuple(_value(option, get_args(hint)[0], one) for one in values)
+    if isinstance(value, Real) and not isinstance(value, bool):  # NumPy's too
+        value = int(value) if isinstance(value, Integral) else float(value)
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     for kind in kinds:
         if isinstance(value, bool) and kind is not bool:  # to Python it is a number

@@ -136,7 +136,7 @@ def _coloured(line: str) -> str:
 def next_step(table: Path, argv: Sequence[str], failed: bool) -> list[str]:
     """The line for what to type after a run: the same command again, or a look at the table."""
     again = [word for word in argv if word not in ("--force", "--resume")]
-    if failed and "-" not in again:  # standard input was read to its end
+    if failed and {"-", "-i-", "--input=-"}.isdisjoint(again):  # a pipe was read to its end
         return as_command(["virnucpro", *again, "--resume"])
     name = f"./{table}" if str(table).startswith("-") else str(table)
     return as_command(["head", name], " | column -t -s $'\\t'")
