@@ -51,7 +51,7 @@ LAYERS = """
     training.ranks training.batches training.clock training.checkpoints training.loop
     training.objectives
     training.sampling training.made training.scorer_words training.piece_nets
-    training.scorer_folds training.region_model training.region_story
+    training.logistic training.scorer_folds training.region_model training.region_story
     training.board training.calibration training.export training.features
     training.joining training.runs training.gain
     training.request report.training training.results training.story training.config_file

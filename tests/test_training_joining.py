@@ -125,7 +125,8 @@ def test_groups_count_nearly_evenly_and_both_labels_the_same():
 def test_folds_hold_whole_groups_and_leave_both_labels_to_fit_to():
     data = fragments(60)
     few = replace(data, group=np.arange(60) // 2 % 2 * 2 + data.is_virus)  # two of each label
-    for one in (data, few):
+    mixed = replace(data, group=np.arange(60) // 4)  # groups with both labels
+    for one in (data, few, mixed):
         fold = _folds(one)
         assert all(len(set(fold[one.group == group])) == 1 for group in set(one.group))
         for number in set(fold.tolist()):

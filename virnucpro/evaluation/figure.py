@@ -30,7 +30,7 @@ def draw_figure(evaluation: Evaluation) -> Figure:
     overall = {
         (row.unit, row.length): row
         for row in evaluation.rows
-        if row.subset == "all" and row.scored.auroc is not None
+        if row.subset == "all" and row.no_orf_as_0.auroc is not None
     }
     kinds = [
         (kind, row)
@@ -62,20 +62,20 @@ def _name(kind: Sampled) -> str:
 
 
 def _draw_roc(axes: Axes, kind: Sampled, row: EvaluationRow, colour: Values) -> None:
-    curve = roc_curve(kind.scored.samples)
+    curve = roc_curve(kind.samples)
     false, true = curve.false_positives, curve.true_positives
     axes.plot(
         np.concatenate([[0.0], false / false[-1]]),
         np.concatenate([[0.0], true / true[-1]]),
         color=colour,
-        label=f"{_name(kind)}: {row.scored.auroc:.3f}",
+        label=f"{_name(kind)}: {row.no_orf_as_0.auroc:.3f}",
     )
 
 
 def _finish_roc(axes: Axes) -> None:
     axes.plot([0, 1], [0, 1], color="grey", linewidth=0.8, linestyle=":")
     axes.set(xlabel="share of the rest that is called", ylabel="share of viruses that is called")
-    axes.set_title("ROC")
+    axes.set_title("ROC of all, with what has no score")
     axes.legend(title="area", loc="lower right", fontsize="small")
 
 

@@ -14,16 +14,16 @@ import numpy as np
 
 from virnucpro.evaluation.metrics import Samples, auroc, rank
 from virnucpro.labelled.arrays import Rows
-from virnucpro.numeric import Mask, Values, sigmoid
+from virnucpro.numeric import Mask, Values
 from virnucpro.scorer.nets import ErrorRates, Scorer, thresholds
 from virnucpro.scoring.join import Join, JoinKnot, join_log_odds
+from virnucpro.training.logistic import fit_logistic
 from virnucpro.training.sampling import BASES_POWER
 from virnucpro.training.scorer_folds import fit_error_rates
 
 N_FOLDS = 5
 _FEWEST_GROUPS = 2  # of each label, to fit on some and measure on others
-_STEPS = 50  # of Newton's method; a few are enough
-_RIDGE = 1e-3  # pull towards the scorer alone, where the weights of all fragments add up to 1
+_PULL = 1e-3  # towards the scorer alone, where the weights of all fragments add up to 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -150,22 +150,19 @@ def fold_log_odds(fragments: ScoredFragments) -> Values:
 
 def _folds(fragments: ScoredFragments) -> Rows:
     """The fold of each fragment: whole groups, those that can be fitted to spread evenly. (n,)"""
-    fold = np.zeros(len(fragments), dtype=np.int64)
-    for label in (False, True):
-        rows = fragments.is_virus == label
-        groups = fragments.group[rows]
-        fitted = set(groups[fragments.has_both[rows]].tolist())
-        in_order = sorted(set(groups.tolist()), key=lambda group: (group not in fitted, group))
-        fold_of = {group: place % N_FOLDS for place, group in enumerate(in_order)}
-        fold[rows] = [fold_of[group] for group in groups.tolist()]
-    return fold
+    fold_of: dict[int, int] = {}
+    fitted = set(fragments.group[fragments.has_both].tolist())
+    cellular, viral = (
+        set(fragments.group[fragments.is_virus == label].tolist()) for label in (False, True)
+    )
+    for groups in (cellular & viral, cellular - viral, viral - cellular):
+        in_order = sorted(groups, key=lambda group: (group not in fitted, group))
+        fold_of |= {group: place % N_FOLDS for place, group in enumerate(in_order)}
+    return np.array([fold_of[group] for group in fragments.group.tolist()], dtype=np.int64)
 
 
 def fit_join_knot(fragments: ScoredFragments) -> JoinKnot:
-    """The weights of the least cross-entropy, none below 0.
-
-    Newton's method; ``_RIDGE`` keeps the weights finite where a label is told apart perfectly.
-    """
+    """The weights of the least cross-entropy, none below 0."""
     both = fragments.where(fragments.has_both)
     inputs = np.stack([both.base, both.head, np.ones(len(both))], axis=1)
     is_used = np.ones(3, dtype=np.bool_)
@@ -180,13 +177,9 @@ def fit_join_knot(fragments: ScoredFragments) -> JoinKnot:
 
 def _fit(inputs: Values, fragments: ScoredFragments, is_used: Mask) -> Values:
     """Logistic regression on some of the columns; the weights of the others are 0. -> (3,)"""
-    weights, start = fragments.weights, np.array([1.0, 0.0, 0.0])[is_used]
-    x, fitted = inputs[:, is_used], start.copy()
-    for _ in range(_STEPS):
-        chances = sigmoid(x @ fitted)
-        gradient = x.T @ (weights * (fragments.is_virus - chances)) - _RIDGE * (fitted - start)
-        curvature = (x * (weights * chances * (1 - chances))[:, None]).T @ x
-        fitted += np.linalg.solve(curvature + _RIDGE * np.eye(len(fitted)), gradient)
+    start = np.array([1.0, 0.0, 0.0])  # the scorer alone
     values = np.zeros(3)
-    values[is_used] = fitted
+    values[is_used] = fit_logistic(
+        inputs[:, is_used], fragments.is_virus, fragments.weights, start[is_used], _PULL
+    )
     return values

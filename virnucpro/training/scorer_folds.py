@@ -13,17 +13,16 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from virnucpro.labelled.records import LabelledRecord
-from virnucpro.numeric import Counts, Mask, Values, sigmoid
+from virnucpro.numeric import Counts, Mask, Values
 from virnucpro.scorer.nets import ErrorRates, Knot, PieceNets
 from virnucpro.scorer.pieces import Digits
 from virnucpro.scorer.score import record_log_odds
+from virnucpro.training.logistic import fit_logistic
 from virnucpro.training.sampling import Collection, Fragments
 
 N_FOLDS = 5
 FALSE_POSITIVES = (0.5, 0.3, 0.2, 0.1, 0.05, 0.03, 0.02, 0.01, 0.005, 0.002, 0.001)
 FEWEST_GROUPS = 5  # of a kind of cells that has a say in where cuts lie
-_STEPS = 50  # of Newton's method; a few are enough
-_RIDGE = 1e-6
 
 
 def group_folds(records: Iterable[LabelledRecord]) -> dict[str, int]:
@@ -61,15 +60,10 @@ def fragment_log_odds(digits: Digits, pieces: Sequence[PieceNets]) -> Values:
 
 
 def fit_knot(n_bases: int, log_odds: Values, is_virus: Mask) -> Knot:
-    """Platt's scaling, both labels having the same weight (Platt 1999), by Newton's method."""
+    """Platt's scaling, both labels having the same weight (Platt 1999)."""
     weights = np.where(is_virus, 0.5 / is_virus.sum(), 0.5 / (~is_virus).sum())
     inputs = np.stack([log_odds, np.ones(len(log_odds))], axis=1)
-    values = np.array([1.0, 0.0])
-    for _ in range(_STEPS):
-        chances = sigmoid(inputs @ values)
-        gradient = inputs.T @ (weights * (is_virus - chances))
-        curvature = (inputs * (weights * chances * (1 - chances))[:, None]).T @ inputs
-        values += np.linalg.solve(curvature + _RIDGE * np.eye(2), gradient)
+    values = fit_logistic(inputs, is_virus, weights, np.array([1.0, 0.0]))
     slope, offset = values.tolist()
     return Knot(n_bases, slope, offset)
 
