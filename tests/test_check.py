@@ -216,7 +216,7 @@ def test_numbers_that_the_precision_cannot_hold_are_told(tmp_path, monkeypatch):
     ("arguments", "exit_code", "words"),
     [
         (["nonsense"], 69, "there is no model named nonsense"),
-        ([""], 64, "MODEL is empty"),
+        ([""], 64, "NAME|PATH is empty"),
         ([], 64, "Missing argument"),
         (["esm2_virnucpro", "--gpus", "0", "--device", "cpu"], 64, "--gpus does not go with"),
     ],

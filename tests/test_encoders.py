@@ -131,7 +131,8 @@ def test_frames_of_one_protein_and_other_bases_are_no_copies_for_an_encoder_of_b
     """GCA and GCG are alanine both."""
     fasta = tmp_path / "codons.fa"
     fasta.write_text(f">one\n{'GCA' * 100}\n>two\n{'GCG' * 100}\n>again\n{'GCA' * 100}\n")
-    by_bases, by_protein = toy_config(fasta), make_config(fasta, output=tmp_path / "protein")
+    by_bases = toy_config(fasta)
+    by_protein = make_config(fasta, output=tmp_path / "protein", command="extract")
     n_distinct = len(set(bases_by_frame(fasta).values()))
     assert run_inline(by_bases, None).n_copies == len(vectors(by_bases.output)) - n_distinct
     assert run_inline(by_protein, None).n_copies > len(vectors(by_bases.output)) - n_distinct

@@ -715,9 +715,9 @@ def test_chunks_of_fewer_inputs_are_not_believed_when_they_are_asked_for_again(
 
 def test_somebodys_files_beside_the_shards_are_kept(make_config, tiny, contigs):
     config = make_config(contigs)
-    (config.output / "shards").mkdir(parents=True)
 
     def leave(event) -> None:
+        (config.output / "shards").mkdir(exist_ok=True)
         (config.output / "shards" / "notes.txt").write_text("precious")
 
     run_inline(config, tiny.head, leave)
