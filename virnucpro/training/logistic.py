@@ -18,7 +18,7 @@ def fit_logistic(
     Weights add up to about 1. ``pull`` draws the coefficients towards the start, and keeps them
     finite where the labels are told apart perfectly.
     """
-    fitted = start.copy()
+    fitted: Values = start.copy()
     for _ in range(_STEPS):
         chances = sigmoid(inputs @ fitted)
         gradient = inputs.T @ (weights * (is_virus - chances)) - pull * (fitted - start)
