@@ -146,6 +146,10 @@ def test_records_know_the_line_of_their_header(write) -> None:
     ]
 
 
+def test_bytes_that_are_no_text_are_named_as_bytes(write) -> None:
+    assert r"expected '>', found '\x89PNG'" in str(refusal_of(write(b"\x89PNG\r\n")))
+
+
 def test_a_description_that_is_not_utf8_passes_unharmed(write, tmp_path: Path) -> None:
     content = b">a caf\xe9 \xff\xfe\nACGT\n"
     records = list(read_fasta(write(content)))

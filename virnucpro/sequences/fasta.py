@@ -275,8 +275,9 @@ def _check_blank(text: str, number: int, label: str) -> None:
     rest = text.lstrip(_BLANK)
     if rest:
         line = number - rest.count("\n")
+        start = rest[:20].splitlines()[0].encode(errors="surrogateescape")
         raise InputError(
-            f"{label}:{line}: expected '>', found {rest[:20].splitlines()[0]!a}",
+            f"{label}:{line}: expected '>', found {str(start).removeprefix('b')}",
             hint="a FASTA record begins with a line such as '>contig1'",
         )
 
