@@ -20,7 +20,7 @@ from io import TextIOWrapper
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TextIO, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -180,7 +180,7 @@ def read_predictions(folder: str | Path) -> Iterator[Call]:
 def _start(stack: ExitStack, output_dir: str | Path | None) -> Path:
     """The run folder: the one that is named, or one that goes. Errors and warnings are told."""
     stack.enter_context(_disk_errors())
-    stack.enter_context(logging_to(_Warnings()))
+    stack.enter_context(logging_to(_warnings()))
     if output_dir == "":
         raise UsageError("output_dir is empty", hint="is the variable set that it came from?")
     if output_dir is not None:
@@ -189,12 +189,11 @@ def _start(stack: ExitStack, output_dir: str | Path | None) -> Path:
     return Path(stack.enter_context(temporary)) / "run"
 
 
-class _Warnings(logging.StreamHandler[TextIO]):
+def _warnings() -> logging.Handler:
     """Shows what the user should act on; the rest is in the log of the run folder."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.setLevel(logging.WARNING)
+    handler = logging.StreamHandler()
+    handler.setLevel(logging.WARNING)
+    return handler
 
 
 @contextmanager
