@@ -57,10 +57,13 @@ def test_files_of_one_name_are_told_apart_by_their_folders_or_a_number(paths, ex
 def test_names_that_are_written_otherwise_are_told_in_one_line(caplog) -> None:
     caplog.set_level("INFO", "virnucpro")
     given = [("/d/a.fa", "S 1"), ("/d/b.fa", "S_1"), ("/d/c.fa", "S3"), ("/d/d.fa", "")]
+    given.append(("/d/d.fa.gz", ""))
     sources = [Source(Path(path), sample=sample) for path, sample in given]
-    assert [one.sample for one in name_samples(sources, ())] == ["S_1", "S_1_2", "S3", "d"]
+    found = [one.sample for one in name_samples(sources, ())]
+    assert found == ["S_1", "S_1_2", "S3", "d_d", "d_d_2"]
     (told,) = (record.getMessage() for record in caplog.records)
-    assert told == "samples written by another name: S 1 as S_1, S_1 as S_1_2"
+    names = "S 1 as S_1, S_1 as S_1_2, /d/d.fa.gz as d_d_2"
+    assert told == f"samples written by another name: {names}"
 
 
 @pytest.mark.parametrize(

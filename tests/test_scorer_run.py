@@ -147,8 +147,15 @@ def test_the_cut_of_a_finished_run_changes_and_its_scores_do_not(tmp_path):
     assert called(folder) == {name for name, score in before.items() if score >= middle}
     assert f"scores of {float(middle)} and more" in summary.lines(folder)[1]
     assert json.loads((folder / "run.json").read_text())["cut"]["threshold"] == float(middle)
-    predict(source, to=folder, resume=True)
-    assert called(folder) == usual
+    for _ in range(2):
+        predict(source, to=folder, resume=True)
+        assert called(folder) == usual
+    told = [
+        line for line in (folder / "virnucpro.log").read_text().splitlines() if "before," in line
+    ]
+    assert len(told) == 2
+    assert "called by another cut: preset default" in told[0]
+    assert f"called by another cut: scores of {float(middle)} and more" in told[1]
 
 
 def test_the_expected_share_of_false_calls_follows_the_prevalence(tmp_path):
@@ -284,6 +291,10 @@ def test_no_process_is_started_and_no_feature_is_written(tmp_path, monkeypatch):
     assert stored["recipe"]["scorer_sha256"] == load_scorer(embedded_scorer()).sha256
     assert "scorer" in stored["announced"][0]
     assert stored["checkpoints"][0].endswith("scorer.safetensors")
+    assert stored["models"] == []
+    rates = load_scorer(embedded_scorer()).error_rates
+    expected = [[one.n_bases, one.cut_score(0.03)] for one in rates]
+    assert stored["counts"]["cut_scores"] == expected, "the head is for proteins"
 
 
 def test_empty_input_leaves_tables_with_a_header_only(tmp_path):

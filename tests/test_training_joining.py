@@ -17,7 +17,7 @@ from virnucpro.labelled.digests import group_digest
 from virnucpro.labelled.split import read_split
 from virnucpro.labelled.store import FrameStore
 from virnucpro.records import FastaRecord
-from virnucpro.scorer.nets import ErrorRates, Scorer, embedded_scorer, load_scorer
+from virnucpro.scorer.nets import ErrorRates, Scorer, embedded_scorer, load_scorer, thresholds
 from virnucpro.scorer.score import score_sequences
 from virnucpro.scoring.head import load_head
 from virnucpro.scoring.join import Join, JoinKnot
@@ -168,15 +168,19 @@ def test_a_cut_of_the_join_calls_no_more_of_the_cells_than_its_share():
     assert 0.1 - 1 / len(cells) <= called.mean() <= 0.1 + 1 / len(cells)
 
 
-def test_where_a_head_has_no_weight_calls_are_the_scorers_and_beyond_too():
+def test_where_a_head_has_no_weight_calls_are_the_scorers_at_every_length():
     rng = np.random.default_rng(5)
     data = fragments()
     noise = replace(data, head=rng.normal(size=len(data)))
     join = fit_join([noise], scorer())
     assert join is not None and {knot.head for knot in join.knots} == {0}
-    assert join.error_rates == tuple(
-        rates for rates in scorer().error_rates if rates.n_bases >= 500
-    )
+    assert join.error_rates == scorer().error_rates
+    both = fit_join([data, replace(noise, n_bases=1000), replace(noise, n_bases=9000)], scorer())
+    assert both is not None and [knot.head > 0 for knot in both.knots] == [True, False, False]
+    lengths = np.array([1000, 1500, 1999, 2000, 5000, 20_000, 50_000])
+    for share in (0.1, 0.03, 0.005):
+        ours, alone = (thresholds(one.error_rates, lengths, share) for one in (both, scorer()))
+        assert ours == pytest.approx(alone, abs=1e-12)  # cuts on a line, from one more point
 
 
 # Runs of chunks

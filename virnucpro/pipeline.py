@@ -146,8 +146,11 @@ def begin(
     recorded = None if config.options.force else rundir.read_manifest()
     if config.options.resume and recorded is None:
         announce(f"there is no run yet in {printable(rundir.root)}: a new one begins")
-    manifest = replace(open_run(config, rundir, recorded, on_event), models=config.models)
+    manifest = open_run(config, rundir, recorded, on_event)
     config.options.check_type(manifest.recipe.input_type)
+    if not manifest.recipe.has_encoder:
+        head = None  # it was for proteins
+    manifest = replace(manifest, models=config.models if manifest.recipe.has_encoder else ())
     scorer = announce_choices(config, manifest.recipe, head)
     finder = make_finder(config.options, manifest.recipe, scorer)
     job = make_job(rundir, manifest.recipe, config.weights)
@@ -159,6 +162,8 @@ def begin(
     folders = filter(Path.is_dir, config.options.input)
     summary.n_reads_left_out = sum(len(list_reads(folder)) for folder in folders)
     announce_cut(config.options, scorer, head, summary)
+    if recorded is not None and summary.cut != recorded.cut != "":
+        announce(f"before, records were called by another cut: {recorded.cut}")
     rundir.report.unlink(missing_ok=True)  # it is of another state
     results = Results(
         rundir=rundir,

@@ -27,6 +27,7 @@ class Manifest:
     is_qualified: bool = False  # ids are written as FILE:ID
     refused: tuple[InputFile, ...] = ()  # files that could not be read
     models: tuple[str, ...] = ()  # what to open the encoders by: a name, or an absolute path
+    cut: str = ""  # what records were called by, in words
     version: str = __version__  # version of the program that wrote it last
 
     def __post_init__(self) -> None:
@@ -67,6 +68,7 @@ def read_manifest(path: Path, copies: Path) -> Manifest | None:
             is_qualified=stored.get("qualified", False),
             refused=tuple(_from_json(file, copies) for file in stored.get("refused", ())),
             models=tuple(map(str, stored.get("models", ()))),
+            cut=str({**stored.get("counts", {})}.get("cut", "")),
             version=str(version),
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, UsageError) as error:

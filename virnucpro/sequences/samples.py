@@ -51,7 +51,8 @@ def name_samples(sources: Sequence[Source], recorded: Sequence[InputFile]) -> li
             sample = _free(clean(name), keys)
             keys.add(_key(sample))
             if sample != name:
-                changed.append(f"{printable(name)} as {sample}")
+                shown = printable(source.sample) if source.sample else source.shown
+                changed.append(f"{shown} as {sample}")
         result.append(source._replace(sample=sample))
     if changed:
         more = f" + {len(changed) - _SHOWN:,} more" if len(changed) > _SHOWN else ""

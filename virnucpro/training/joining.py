@@ -15,7 +15,7 @@ import numpy as np
 from virnucpro.evaluation.metrics import Samples, auroc, rank
 from virnucpro.labelled.arrays import Rows
 from virnucpro.numeric import Mask, Values
-from virnucpro.scorer.nets import ErrorRates, Scorer, thresholds
+from virnucpro.scorer.nets import ErrorRates, Scorer, at_lengths, thresholds
 from virnucpro.scoring.join import Join, JoinKnot, join_log_odds
 from virnucpro.training.logistic import fit_logistic
 from virnucpro.training.sampling import BASES_POWER
@@ -92,32 +92,46 @@ def is_enough(fragments: ScoredFragments) -> bool:
 
 
 def fit_join(of_lengths: Sequence[ScoredFragments], scorer: Scorer) -> Join | None:
-    """The join from fragments of each length; None if there are groups for none of them."""
+    """The join from fragments of each length; None if there are groups for none of them.
+
+    Wherever the head has no weight, error rates are the scorer's, all that it has there: the same
+    scores have the same calls.
+    """
     fitted = [fragments for fragments in of_lengths if is_enough(fragments)]
-    knots = [choose_knot(fragments) for fragments in fitted]
-    rates = [
-        error_rates(fragments, knot, scorer) for fragments, knot in zip(fitted, knots, strict=True)
-    ]
-    if knots and knots[-1].head == 0:  # from there on the scorer says all, as it does alone
-        beyond = [one for one in scorer.error_rates if one.n_bases > knots[-1].n_bases]
-        knots += [_alone(one.n_bases) for one in beyond]
-        rates += beyond
-    return Join(scorer.sha256, tuple(knots), tuple(rates)) if knots else None
+    knots = tuple(choose_knot(fragments) for fragments in fitted)
+    if not knots:
+        return None
+    rates = {
+        knot.n_bases: error_rates(fragments, knot, scorer)
+        for fragments, knot in zip(fitted, knots, strict=True)
+    }
+    lengths = np.array([one.n_bases for one in scorer.error_rates])
+    weights = at_lengths(lengths, knots, [knot.head for knot in knots])
+    for one, weight in zip(scorer.error_rates, weights, strict=True):
+        if weight == 0:
+            rates[one.n_bases] = one
+    return Join(scorer.sha256, knots, tuple(rates[n_bases] for n_bases in sorted(rates)))
 
 
 def error_rates(fragments: ScoredFragments, knot: JoinKnot, scorer: Scorer) -> ErrorRates:
     """The error rates of joined log-odds; a cut calls as many of the cells as the scorer's does.
 
     Never more than its share of all cells. Where the head has no weight the rates are the
-    scorer's: the same scores have the same calls.
+    scorer's, on lines between its lengths.
     """
+    at = np.array([knot.n_bases])
     if knot.head == 0:
-        nearest = min(scorer.error_rates, key=lambda one: abs(np.log(one.n_bases / knot.n_bases)))
-        return replace(nearest, n_bases=knot.n_bases)
+        columns = {
+            name: tuple(
+                at_lengths(at, scorer.error_rates, values).item()
+                for values in zip(*(getattr(one, name) for one in scorer.error_rates), strict=True)
+            )
+            for name in ("log_odds", "false_positives", "true_positives", "cuts")
+        }
+        return ErrorRates(knot.n_bases, **columns)
     both = fragments.where(fragments.has_both)
     joined, is_cell = both.joined([knot]), ~both.is_virus
     rates = fit_error_rates(both.n_bases, joined, both.is_virus)
-    at = np.array([both.n_bases])
     of_scorer = [thresholds(scorer.error_rates, at, share) for share in rates.false_positives]
     n_called = np.array([np.count_nonzero(both.base[is_cell] >= cut) for cut in of_scorer])
     alike = np.sort(joined[is_cell])[-np.maximum(1, n_called)]
@@ -126,15 +140,10 @@ def error_rates(fragments: ScoredFragments, knot: JoinKnot, scorer: Scorer) -> E
 
 def choose_knot(fragments: ScoredFragments) -> JoinKnot:
     """The weights at a length, or those of the scorer alone if the head adds nothing in folds."""
-    held_out = fold_log_odds(fragments)
-    if fragments.auroc(held_out) > fragments.auroc(fragments.joined([_alone(fragments.n_bases)])):
-        return fit_join_knot(fragments)
-    return _alone(fragments.n_bases)
-
-
-def _alone(n_bases: int) -> JoinKnot:
-    """The scorer's log-odds as they are."""
-    return JoinKnot(n_bases, 1.0, 0.0, 0.0)
+    alone = JoinKnot(fragments.n_bases, 1.0, 0.0, 0.0)
+    held_out, knot = fold_log_odds(fragments), fit_join_knot(fragments)
+    gains = fragments.auroc(held_out) > fragments.auroc(fragments.joined([alone]))
+    return knot if gains and knot.head > 0 else alone
 
 
 def fold_log_odds(fragments: ScoredFragments) -> Values:
