@@ -115,7 +115,7 @@ def fasta_lines() -> Iterator[str]:
 
 
 def main(arguments: list[str]) -> None:
-    if len(arguments) > 1:
+    if len(arguments) > 1 or arguments[:1] in (["-h"], ["--help"]):
         sys.exit("usage: python make_contigs.py [PATH]")
     path = Path(arguments[0]) if arguments else Path(__file__).with_name("contigs.fa")
     text = "".join(f"{line}\n" for line in fasta_lines())

@@ -129,6 +129,6 @@ def main(catalogues: list[Path]) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 2:
+    if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
         raise SystemExit(__doc__)
     main([Path(path) for path in sys.argv[1:]])

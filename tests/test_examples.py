@@ -57,3 +57,13 @@ def test_transposable_elements_are_found_where_they_lie_in_eukaryotes_alone(tmp_
         assert (row["path"], row["label"]) == (str(tmp_path / "elements.fa"), "other")
         assert (row["group"], row["kingdom"]) == ("genus Mus", "transposable elements")
     assert kinds == ["LINE", "mariner"]
+
+
+@pytest.mark.parametrize("script", sorted(path.name for path in EXAMPLES.glob("*.py")))
+def test_each_tells_how_it_is_called(script, tmp_path):
+    command = [sys.executable, str(EXAMPLES / script), "--help"]
+    told = subprocess.run(command, check=False, capture_output=True, text=True, cwd=tmp_path)
+    assert f"python examples/{script}" in told.stdout + told.stderr or "usage: " in (
+        told.stdout + told.stderr
+    )
+    assert "Traceback" not in told.stderr and not list(tmp_path.iterdir())
