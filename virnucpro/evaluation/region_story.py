@@ -25,13 +25,14 @@ from virnucpro.evaluation.regions import (
 )
 from virnucpro.events import OnEvent
 from virnucpro.files import refuse_links, write_whole
-from virnucpro.log import printable
+from virnucpro.log import announce, printable
 from virnucpro.option_fields import carry
 from virnucpro.options import EvaluateOptions, PredictOptions
 from virnucpro.outputs.read import read_calls, read_regions
 from virnucpro.outputs.sinks import RecordTable, RegionTable
 from virnucpro.pipeline import predict
 from virnucpro.run.folder import RunDir
+from virnucpro.scoring.chain import embedded_region_model, load_region_model
 
 TABLE = "regions_evaluation.tsv"
 ALL = "all"
@@ -46,6 +47,8 @@ def evaluate_regions(options: EvaluateOptions, truth_table: Path, on_event: OnEv
     """
     truths = read_truth(truth_table)
     genes = read_genes(options.genes) if options.genes is not None else {}
+    model = load_region_model(options.region_model or embedded_region_model())
+    announce(f"regions were learned from {model.training}; of any of these, figures are too good")
     refuse_links(options.output_dir, [_RUN, TABLE])
     run_folder = options.output_dir / _RUN
     asked = carry(
