@@ -41,7 +41,7 @@ from virnucpro.training.joining import ScoredFragments, fit_join
 from virnucpro.training.scorer_folds import group_folds
 
 SEED = 0
-PARTS = ("train", "validation", "test", "locked")  # of the split; the scorer's folds are of all
+PARTS = ("train", "validation", "test")  # of the scorer's split, which its folds are made of
 
 
 @dataclass(frozen=True, slots=True, eq=False)

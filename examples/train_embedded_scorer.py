@@ -4,14 +4,11 @@
     python examples/scorer_elements.py manifest.tsv elements.fa > elements.tsv
     tail -n +2 elements.tsv >> manifest.tsv
     python examples/train_embedded_scorer.py train manifest.tsv examples/scorer_split.tsv \
-        without_locked.safetensors train validation test
+        scorer.safetensors train validation test
     python examples/train_embedded_scorer.py measure manifest.tsv examples/scorer_split.tsv \
-        without_locked.safetensors locked
-    python examples/train_embedded_scorer.py train manifest.tsv examples/scorer_split.tsv \
-        scorer.safetensors train validation test locked
+        scorer.safetensors locked
 
-The groups of the parts that are named train it: what the recipe is worth is seen on locked groups,
-and then all of them train what is shipped. Folds over the same groups give its calibration
+The groups of the parts that are named train it. Folds over the same groups give its calibration
 and its error rates. The words that a fragment's features are made with are always counted without
 its fold. Nets of three of the folds are fitted in a second process.
 Scorers of the folds are left in scorer_folds/: join_embedded_head.py needs what has not seen a
