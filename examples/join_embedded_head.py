@@ -1,16 +1,15 @@
 """Join the head that comes with VirNucPro, virnucpro/embedded/head.safetensors, with its scorer.
 
     virnucpro evaluate --data manifest.tsv --split examples/embedded_split.tsv --part validation \
-        --allow-training-data --lengths 500,1000,3000,10000 -o validation/ --head HEAD
-    python examples/join_embedded_head.py SCORER_MANIFEST examples/scorer_split.tsv \
-        SCORER_folds/ HEAD validation/ [test/]
+        --allow-training-data --lengths 150,300,500,1000,3000,10000 -o validation/ --head HEAD
+    python examples/join_embedded_head.py SCORER_MANIFEST SCORER_folds/ HEAD validation/ [test/]
 
-The scorer of the package was trained on the head's validation groups, so its log-odds are too
-good there. The nets of its folds were not: ``train_embedded_scorer.py train`` leaves a scorer for
-each fold, and a fragment is scored by that of its group's fold. The first evaluation is of the
-validation groups, to which the weights are fitted; the gain on them, by folds again, and on the
-groups of further evaluations is written as a table. An evaluation may be made by any join: the
-head's own scores of frames are what is read of it.
+The scorer of the package was trained on all groups, the head's validation groups too, so its
+log-odds are too good there. The nets of its folds were not: ``train_embedded_scorer.py train``
+leaves a scorer for each fold, and a fragment is scored by that of its group's fold. The first
+evaluation is of the validation groups, to which the weights are fitted; the gain on them, by folds
+again, and on the groups of further evaluations is written as a table. An evaluation may be made by
+any join: the head's own scores of frames are what is read of it.
 """
 
 from __future__ import annotations
@@ -41,7 +40,6 @@ from virnucpro.training.joining import ScoredFragments, fit_join
 from virnucpro.training.scorer_folds import group_folds
 
 SEED = 0
-PARTS = ("train", "validation", "test")  # of the scorer's split, which its folds are made of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,12 +50,9 @@ class Unseen:
     fold_of_record: dict[str, int]
 
     @classmethod
-    def of(cls, manifest: Path, split: Path, folder: Path) -> Unseen:
-        with split.open(encoding="utf-8", newline="") as table:
-            rows = csv.DictReader(table, delimiter="\t", quoting=csv.QUOTE_NONE)
-            trained = {row["group"] for row in rows if row["part"] in PARTS}
+    def of(cls, manifest: Path, folder: Path) -> Unseen:
         files = read_data_manifest(manifest).files.values()
-        records = [row for file in files for row in file.rows.values() if row.group in trained]
+        records = [row for file in files for row in file.rows.values()]
         fold_of_group = group_folds(records)
         scorers = [load_scorer(path) for path in sorted(folder.glob("fold*.safetensors"))]
         return cls(scorers, {record.id: fold_of_group[record.group] for record in records})
@@ -120,7 +115,7 @@ def main(unseen: Unseen, head_file: Path, folders: list[Path]) -> None:
 
 if __name__ == "__main__":
     match [Path(name) for name in sys.argv[1:]]:
-        case [manifest, split, folds, head_file, *folders] if folders:
-            main(Unseen.of(manifest, split, folds), head_file, folders)
+        case [manifest, folds, head_file, *folders] if folders:
+            main(Unseen.of(manifest, folds), head_file, folders)
         case _:
             raise SystemExit(__doc__)

@@ -4,15 +4,21 @@
     python examples/scorer_elements.py manifest.tsv elements.fa > elements.tsv
     tail -n +2 elements.tsv >> manifest.tsv
     python examples/train_embedded_scorer.py train manifest.tsv examples/scorer_split.tsv \
-        scorer.safetensors train validation test
-    python examples/train_embedded_scorer.py measure manifest.tsv examples/scorer_split.tsv \
-        scorer.safetensors locked
+        scorer.safetensors train validation test locked
 
 The groups of the parts that are named train it. Folds over the same groups give its calibration
 and its error rates. The words that a fragment's features are made with are always counted without
-its fold. Nets of three of the folds are fitted in a second process.
+its fold. Nets of half of the folds are fitted in a second process.
 Scorers of the folds are left in scorer_folds/: join_embedded_head.py needs what has not seen a
 group. Seeds are fixed: the same data makes the same file on the same machine.
+
+The scorer of the package has seen all groups. What the recipe does on groups that had no say in
+anything is told by a file that is trained without them:
+
+    python examples/train_embedded_scorer.py train manifest.tsv examples/scorer_split.tsv \
+        without_locked.safetensors train validation test
+    python examples/train_embedded_scorer.py measure manifest.tsv examples/scorer_split.tsv \
+        without_locked.safetensors locked
 
 Measuring writes a table: for each length all fragments of the parts, then each kind of virus
 against all cells, and each kind of cells against all viruses; training writes the same for the
@@ -136,7 +142,7 @@ N_FRAGMENTS = {
 N_WINDOWS, N_SEEDS_OF_WINDOWS = 20_000, 3
 MADE_SHARE = 40  # for so many fragments of each label there is one of each synthetic kind
 MADE_WEIGHT = 2.0
-FOLDS_BESIDE = (0, 1, 2)  # fitted in a second process
+FOLDS_BESIDE = range(N_FOLDS // 2)  # fitted in a second process
 SEED = 3  # of the fragments that nets of the folds are measured on
 KNOTS = {  # on both sides of where other nets begin
     150: 20_000,

@@ -20,7 +20,7 @@ from virnucpro.scorer.score import record_log_odds
 from virnucpro.training.logistic import fit_logistic
 from virnucpro.training.sampling import Collection, Fragments
 
-N_FOLDS = 5
+N_FOLDS = 10
 FALSE_POSITIVES = (0.5, 0.3, 0.2, 0.1, 0.05, 0.03, 0.02, 0.01, 0.005, 0.002, 0.001)
 FEWEST_GROUPS = 5  # of a kind of cells that has a say in where cuts lie
 
