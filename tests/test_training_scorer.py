@@ -35,6 +35,7 @@ from virnucpro.training.piece_nets import Fitting, Lessons, Range, fit_piece_net
 from virnucpro.training.sampling import Collection, Fragments, draw, gc_matched_weights
 from virnucpro.training.scorer_folds import (
     FEWEST_GROUPS,
+    N_FOLDS,
     fit_error_rates,
     fit_knot,
     fragment_log_odds,
@@ -249,13 +250,13 @@ def test_no_group_is_in_two_folds_and_every_kingdom_in_all() -> None:
     rows = [
         (f"{kingdom}{i}", kingdom == "phages", f"{kingdom} {i // 2}", kingdom)
         for kingdom in ("phages", "bacteria")
-        for i in range(20)
+        for i in range(4 * N_FOLDS)
     ]
     folds = group_folds(collection_of(rows).records)
-    assert len(folds) == 20
+    assert len(folds) == 4 * N_FOLDS
     for kingdom in ("phages", "bacteria"):
         inside = Counter(fold for group, fold in folds.items() if group.startswith(kingdom))
-        assert inside == dict.fromkeys(range(5), 2)
+        assert inside == dict.fromkeys(range(N_FOLDS), 2)
 
 
 def test_a_knot_finds_the_slope_and_the_offset_that_made_the_labels() -> None:
