@@ -79,7 +79,8 @@ def compare_variants(
 
 
 def load_plain(setting: Setting) -> TimedEncoder:
-    kernel = choose_kernel(torch.device(setting.device), torch.bfloat16)
+    head_dim = setting.shape.head_dim
+    kernel = choose_kernel(torch.device(setting.device), torch.bfloat16, head_dim)
     return load_ours(setting, "bf16", kernel)
 
 

@@ -218,6 +218,7 @@ DOORS = {
         "imports": {"import_files", "import_model"},
         "models": {"open_model", "verify_model"},
         "published": {"BUNDLES", "EMBEDDED", "NAMES"},
+        "transfer": {"use_device"},
     },
     "engine": {
         "executor": {"Executor", "InlineExecutor", "NoExecutor"},
@@ -248,7 +249,7 @@ def test_a_room_gives_away_what_is_listed_and_nothing_else(room: str) -> None:
 def test_the_engine_knows_no_family_of_encoders() -> None:
     engine = [name for name in ORDER if name.startswith("engine.")]
     used = {found for name in engine for found in used_by(name) if found.startswith("encoders.")}
-    assert used == {"encoders.base"}
+    assert used == {"encoders.base", "encoders.transfer"}
 
 
 # Imports when the program runs

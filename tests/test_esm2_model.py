@@ -60,6 +60,7 @@ from virnucpro.encoders.esm2.model import (
 )
 from virnucpro.encoders.esm2.packing import PackedBatch, StagedBatch
 from virnucpro.encoders.esm2.weights import load_esm2
+from virnucpro.encoders.transfer import use_device
 from virnucpro.errors import UnavailableError
 
 SHAPES = {  # by the dimensions of a head, as of the published 8M, 35M, 150M and 650M
@@ -341,7 +342,7 @@ def test_matrix_products_take_the_precision_asked_for_and_all_else_is_float32(or
     ],
 )
 def test_a_cpu_attends_to_runs_of_one_length(dtype, kernel):
-    assert choose_kernel(torch.device("cpu"), dtype) is kernel
+    assert choose_kernel(torch.device("cpu"), dtype, 32) is kernel
 
 
 @pytest.mark.parametrize("head_dim", SHAPES)
@@ -596,28 +597,47 @@ def test_projecting_the_33_tokens_once_is_projecting_each_place(oracle, kernel):
 @on_ampere
 def test_a_cuda_device_attends_with_flash_attention_but_in_float32():
     device = torch.device("cuda")
-    assert choose_kernel(device, torch.float32) is attend_efficient
+    assert choose_kernel(device, torch.float32, 32) is attend_efficient
     flash = attend_varlen_triton if rotary_triton.can_rotate(device) else attend_varlen
-    assert choose_kernel(device, torch.float16) is flash
-    assert choose_kernel(device, torch.bfloat16) is flash
+    assert choose_kernel(device, torch.float16, 32) is flash
+    assert choose_kernel(device, torch.bfloat16, 32) is flash
 
 
 @pytest.mark.parametrize(
-    ("capability", "dtype", "kernel"),
+    ("capability", "dtype", "head_dim", "kernel"),
     [
-        ((7, 5), torch.float16, attend_efficient),
-        ((7, 0), torch.float32, attend_efficient),
-        ((8, 0), torch.float32, attend_efficient),
-        ((8, 0), torch.float16, attend_varlen),
-        ((12, 0), torch.bfloat16, attend_varlen),
+        ((7, 5), torch.float16, 24, attend_efficient),
+        ((7, 0), torch.float32, 64, attend_efficient),
+        ((8, 0), torch.float32, 64, attend_efficient),
+        ((8, 0), torch.float16, 16, attend_varlen),
+        ((12, 0), torch.bfloat16, 256, attend_varlen),
+        ((9, 0), torch.bfloat16, 12, attend_runs),
+        ((9, 0), torch.bfloat16, 264, attend_runs),
+        ((7, 5), torch.float32, 12, attend_runs),
     ],
 )
-def test_the_kernel_of_a_gpu_goes_by_its_age_and_the_precision(
-    monkeypatch, capability, dtype, kernel
+def test_the_kernel_of_a_gpu_goes_by_its_age_the_precision_and_the_heads(
+    monkeypatch, capability, dtype, head_dim, kernel
 ):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     monkeypatch.setattr(rotary_triton, "triton", None)
-    assert choose_kernel(torch.device("cuda"), dtype) is kernel
+    assert choose_kernel(torch.device("cuda"), dtype, head_dim) is kernel
+
+
+def test_a_gpu_that_is_used_is_the_current_one_and_float32_is_float32_there(monkeypatch):
+    chosen: list[object] = []
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    was_planned = torch.backends.cuda.cudnn_sdp_enabled()
+    try:
+        use_device(torch.device("cpu"))
+        assert not chosen and torch.backends.cudnn.allow_tf32
+        use_device(torch.device("cuda:1"))
+        assert chosen == [torch.device("cuda:1")]
+        assert not torch.backends.cudnn.allow_tf32
+        assert not torch.backends.cuda.cudnn_sdp_enabled()
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(was_planned)
 
 
 class Operators(TorchDispatchMode):

@@ -68,6 +68,20 @@ def test_train_imports_nothing_from_the_current_folder(hostile, tiny):
     run_in(hostile, PROGRAM, *TRAIN, "--data", data, "-o", "out", "--model", tiny.model, *options)
 
 
+def tell_order(pipe: Pipe) -> None:
+    pipe.send(os.environ["CUDA_DEVICE_ORDER"])
+
+
+def test_a_process_numbers_gpus_as_nvml_does_whatever_is_set(monkeypatch):
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
+    with interrupts_held():
+        child = start(tell_order)
+    try:
+        assert child.pipe.recv() == "PCI_BUS_ID"
+    finally:
+        kill_all([child])
+
+
 @pytest.fixture
 def predicting(tiny, tmp_path) -> Callable[[Path], subprocess.Popen[bytes]]:
     options = ["--model", tiny.model, "--head", tiny.head_file, "--device", "cpu", "--workers", 1]

@@ -21,8 +21,9 @@ from runs import failures, hear_signals, leftovers, our_processes, rows, statuse
 from runs import tables as tables_of
 from test_genetic_code import gene
 
-from virnucpro import pipeline
+from virnucpro import devices, pipeline
 from virnucpro.config import EncoderSpec, Resources
+from virnucpro.devices import Gpu
 from virnucpro.engine.executor import Executor
 from virnucpro.engine.job import Job
 from virnucpro.errors import ResumeError, UsageError
@@ -416,6 +417,18 @@ def test_options_of_models_that_the_scorer_does_not_read_are_told(tmp_path):
     said = "not read, being for runs with --model: --esm-batch-size, --precision"
     assert said in (tmp_path / "run/virnucpro.log").read_text()
     assert "not read" not in (tmp_path / "plain/virnucpro.log").read_text()
+
+
+def test_workers_are_those_that_score_whatever_gpus_there_are(tmp_path, monkeypatch):
+    gpu = Gpu(0, "GPU-a", "NVIDIA A100", 80 << 30, 79 << 30, (8, 0))
+    monkeypatch.setattr(devices, "list_gpus", lambda: ([gpu], ""))
+    monkeypatch.setattr(devices, "torch_build", lambda: devices.TorchBuild("2.13.0", "13.0"))
+    fasta = write(tmp_path / "in.fa", **many())
+    predict(fasta, to=tmp_path / "run", workers=2, device="auto")
+    resources = json.loads((tmp_path / "run/run.json").read_text())["resources"]
+    assert (resources["n_helpers"], set(resources["devices"])) == (2, {"cpu"})
+    with pytest.raises(UsageError, match="--workers is for --device cpu"):
+        predict(fasta, to=tmp_path / "other", workers=2, device="cuda")
 
 
 def test_status_names_the_scorer_and_no_shard(tmp_path):

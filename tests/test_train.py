@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 from test_cli import virnucpro
 from test_training_loop import distance, free_port, weights_limit
 
+from virnucpro.encoders.esm2.attention import attend_to_train
 from virnucpro.encoders.esm2.weights import inspect_checkpoint, load_esm2
 from virnucpro.encoders.learned.readers import MeanReader, NoReader
 from virnucpro.errors import InputError, OutputError, ResumeError
@@ -34,7 +35,7 @@ from virnucpro.numeric import sigmoid
 from virnucpro.run.folder import RunDir
 from virnucpro.scoring.head import DECIMALS, load_head
 from virnucpro.sequences.fasta import write_record
-from virnucpro.training.networks import Classifier, FrameClassifier, training_kernel
+from virnucpro.training.networks import Classifier, FrameClassifier
 from virnucpro.training.objectives import frame_log_odds
 from virnucpro.training.ranks import Ranks
 
@@ -93,7 +94,7 @@ def trained_module(out: Path, encoder: Path | None) -> FrameClassifier:
         reader = MeanReader(
             load_esm2(encoder, TINY.n_layers, torch.float32, torch.device("cpu")), TINY.dim
         )
-        reader.encoder.attend = training_kernel(torch.device("cpu"))
+        reader.encoder.attend = attend_to_train
     module = FrameClassifier(reader, Classifier(dim, HIDDEN, 0.3))
     best = torch.load(out / "checkpoints" / "best.pt", weights_only=True)
     module.load_state_dict(best["module"])

@@ -2,7 +2,7 @@
 
 They are attributes of ``virnucpro``, and stable: names, arguments and results stay as they are
 described here. Options have the names of the command line (``--min-length`` is ``min_length``), but
-for those of several machines, which are for the command line alone.
+for those of the console and of several machines, which are for the command line alone.
 
 Every error is a ``VirnucproError``; its ``hint`` says what to do, in words of the command line.
 Nothing is left behind in the process that calls: one device works in it, several in processes of

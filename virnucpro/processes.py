@@ -41,6 +41,7 @@ Pipe: TypeAlias = Connection
 _PROGRAM = (
     "import sys; sys.path[:] = sys.argv[2:]; "
     "import os; os.environ.setdefault('OPENBLAS_NUM_THREADS', '1'); "
+    "os.environ['CUDA_DEVICE_ORDER'] = 'PCI_BUS_ID'; "  # as NVML numbers them
     "from virnucpro.processes import begin; begin(int(sys.argv[1]))"
 )
 _ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)

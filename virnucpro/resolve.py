@@ -127,7 +127,7 @@ def resolve(options: RunOptions, on_event: OnEvent) -> tuple[RunConfig, Head | N
     models = tuple(open_model(name, on_event, before_fetching) for name in names)
     footprint = join_footprints([model.footprint for model in models])
     head = _at_threshold(_load_head(options, models, on_event), options)
-    choice = _choose_devices(options if options.embeds_here else _on_cpu(options), footprint)
+    choice = _choose_devices(_placed(options, scorer), footprint)
     request = _asked_precision(options, recorded)
     precision = _precision(options, request, choice)
     resources = _resources(options, choice, footprint, precision)
@@ -232,9 +232,14 @@ def _check_place(options: RunOptions, scorer: ScorerConfig | None) -> None:
         )
 
 
-def _on_cpu(options: RunOptions) -> RunOptions:
-    """The same options for a machine that does not embed, and need not have a GPU."""
-    return replace(options, device="cpu", gpus=None, workers=1)
+def _placed(options: RunOptions, scorer: ScorerConfig | None) -> RunOptions:
+    """The same options, on the CPU where no GPU is needed: nothing is embedded here, or scored."""
+    if not options.embeds_here:
+        return replace(options, device="cpu", gpus=None, workers=1)
+    names_gpu = options.device != "auto" or options.gpus is not None
+    if scorer is not None and options.workers is not None and not names_gpu:
+        return replace(options, device="cpu")
+    return options
 
 
 def _name_anywhere(model: str) -> str:

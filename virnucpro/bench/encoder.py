@@ -193,7 +193,7 @@ def our_ways(precisions: Sequence[Precision], setting: Setting) -> list[Way]:
     """Each precision with each kernel that the device has for it; what a run takes first."""
     device, ways = torch.device(setting.device), []
     for precision in precisions:
-        chosen = choose_kernel(device, DTYPES[precision])
+        chosen = choose_kernel(device, DTYPES[precision], setting.shape.head_dim)
         for kernel in dict.fromkeys((chosen, attend_runs)):
             load = partial(load_ours, precision=precision, kernel=kernel)
             how = f"{kernel.__name__}, {setting.tokens_per_batch} tokens"

@@ -28,6 +28,7 @@ from virnucpro.encoders.esm2.alphabet import N_TOKENS, PAD, tokenize
 from virnucpro.encoders.esm2.model import rotary_frequencies
 from virnucpro.encoders.esm2.packing import EXTRA_TOKENS
 from virnucpro.encoders.esm2.weights import fair_esm_state
+from virnucpro.encoders.transfer import send
 from virnucpro.errors import UnavailableError
 
 PUBLISHED_TOKENS = 4096  # per batch, in fair-esm's scripts/extract.py
@@ -101,7 +102,7 @@ def transformers_bf16(setting: Setting) -> TimedEncoder:
 
     @torch.inference_mode()
     def embed(proteins: list[str]) -> Tensor:
-        tokens = _pad(proteins).to(setting.device, non_blocking=True)
+        tokens = send(_pad(proteins).numpy(), torch.device(setting.device))
         hidden = model(input_ids=tokens, attention_mask=tokens.ne(PAD)).last_hidden_state
         return _mean_of_residues(hidden, proteins)
 
@@ -220,7 +221,7 @@ def _pad(proteins: list[str]) -> Tensor:
 
 def _mean_of_residues(hidden: Tensor, proteins: list[str]) -> Tensor:
     """Without ``<cls>``, ``<eos>`` and padding. (n, longest + 2, dim) -> (n, dim) float32"""
-    lengths = torch.tensor([len(protein) for protein in proteins], device=hidden.device)
+    lengths = send(np.array([len(protein) for protein in proteins]), hidden.device)
     place = torch.arange(hidden.shape[1], device=hidden.device)
     is_residue = (place >= 1) & (place <= lengths[:, None])
     total = hidden.float().masked_fill(~is_residue[:, :, None], 0.0).sum(dim=1)

@@ -27,6 +27,8 @@ def status(options: StatusOptions) -> None:
     """Describe a run folder: finished, pending and failed work, and who is at it.
 
     Example: virnucpro status results/ --verify
+
+    Exit code 1: --verify found damaged files.
     """
     with exits():
         from virnucpro.run.status import inspect_run, measure_run

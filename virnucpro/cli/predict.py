@@ -32,8 +32,8 @@ def predict(options: PredictOptions, console: ConsoleOptions) -> None:
     """Call viruses: FASTA in, predictions.tsv and viral.fasta out.
 
     Nucleotides of 150 bases and more are scored in seconds, without a language model. With
-    --model every frame is embedded, and the calls come from the embeddings; so do those of
-    proteins.
+    --model every frame is embedded too, and a head that is joined with the scorer adds what the
+    frames say. Proteins, and heads that are not joined, are called from the embeddings alone.
 
     Example: virnucpro predict -i contigs.fa -o results/
 

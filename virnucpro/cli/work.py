@@ -22,7 +22,6 @@ def work_in_block(options: WorkOptions, indices: tuple[int, ...]) -> list[ShardF
 
     The process ends with the one that started it, which Parsl's own workers do not.
     """
-    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     from virnucpro.processes import end_with
     from virnucpro.work import work_for_run
 

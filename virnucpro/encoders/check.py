@@ -26,6 +26,7 @@ from virnucpro.encoders.base import Encoder, Model, Rows, load_encoder
 from virnucpro.encoders.models import open_model
 from virnucpro.encoders.panel import make_panel
 from virnucpro.encoders.rounding import add_roundings
+from virnucpro.encoders.transfer import use_device
 from virnucpro.errors import UnavailableError, UsageError
 from virnucpro.events import OnEvent, Progress
 from virnucpro.log import announce, printable
@@ -123,6 +124,7 @@ def check(options: CheckOptions, on_event: OnEvent) -> Check:
     oracle = _ask_oracle(spec, model, devices[0], on_event)
     checks = []
     for device in devices:
+        use_device(torch.device(device))
         run = _Ours(spec, weights, device, n_tokens)
         checks.append(_check_device(run, oracle, on_event))
     return Check(spec, oracle.tolerance, oracle.tokens_per_second, tuple(checks))
@@ -172,6 +174,7 @@ def _ask_oracle(spec: EncoderSpec, model: Model, device: str, on_event: OnEvent)
     precision = spec.precision
     spec = replace(spec, family="fair-esm", pooling="none", precision="fp32")
     with _told("fair-esm in float32", device):
+        use_device(torch.device(device))
         encoder = fair_esm.load(spec, model.path, torch.device(device))
         residues, rate = _embed(encoder, 1, f"fair-esm, float32, {device}", on_event)
         longest = max(map(encoder.count_tokens, ([len(text)] for text in make_panel().values())))

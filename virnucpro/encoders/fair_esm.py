@@ -20,7 +20,7 @@ from virnucpro.encoders.esm2.checkpoint import ESM2Shape
 from virnucpro.encoders.esm2.model import DTYPES, rotary_frequencies
 from virnucpro.encoders.esm2.packing import EXTRA_TOKENS
 from virnucpro.encoders.esm2.weights import ROTARY, fair_esm_state, inspect_checkpoint
-from virnucpro.encoders.transfer import HostCopy
+from virnucpro.encoders.transfer import HostCopy, send
 
 
 def load(spec: EncoderSpec, weights: Path, device: torch.device) -> FairESMEncoder:
@@ -84,7 +84,7 @@ class FairESMEncoder:
     @torch.inference_mode()
     def embed(self, sequences: Sequence[str]) -> Tensor:
         """The rows of a batch, on the device."""
-        tokens = tokens_of(self.model, sequences).to(self.device)
+        tokens = send(tokens_of(self.model, sequences).numpy(), self.device)
         layer = self.spec.layer
         hidden: Tensor = self.model(tokens, repr_layers=[layer])["representations"][layer].float()
         lengths = list(map(len, sequences))

@@ -1,4 +1,4 @@
-"""Arrays on their way to a device, and results on their way back."""
+"""A device, arrays on their way to it, and results on their way back."""
 
 from __future__ import annotations
 
@@ -11,6 +11,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from virnucpro.encoders.base import Pending, Rows
+
+
+def use_device(device: torch.device) -> None:
+    """Make a GPU the current one of this process, with float32 that is float32.
+
+    cuDNN would round to TF32 in convolutions and LSTMs, and as a backend of SDPA it plans for each
+    new shape of a batch.
+    """
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        torch.backends.cudnn.allow_tf32 = False
+        torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def send(array: NDArray[np.generic], device: torch.device) -> Tensor:
@@ -34,7 +46,7 @@ class HostCopy:
         if self.copying is None:
             return Arrived(results.cpu().numpy())
         host = torch.empty(results.shape, dtype=results.dtype, pin_memory=True)
-        self.copying.wait_stream(torch.cuda.current_stream())
+        self.copying.wait_stream(torch.cuda.current_stream(results.device))
         with torch.cuda.stream(self.copying):
             host.copy_(results, non_blocking=True)
             copied = self.copying.record_event()

@@ -24,6 +24,7 @@ import torch
 
 from virnucpro.config import Resources
 from virnucpro.encoders.base import Encoder, Pending, load_encoder
+from virnucpro.encoders.transfer import use_device
 from virnucpro.engine.batches import (
     Batches,
     EmbeddedBatch,
@@ -84,8 +85,7 @@ class Worker:
         self.device = torch.device(device)
         if self.device.type == "cpu":
             torch.set_num_threads(1)  # one core each: processes scale better than threads
-        if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)
+        use_device(self.device)
         self.encoders = [
             load_encoder(spec, weights, self.device)
             for spec, weights in zip(job.encoders, job.weights, strict=True)

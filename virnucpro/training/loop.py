@@ -20,6 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from virnucpro.encoders.base import Pending
+from virnucpro.encoders.transfer import Arrived, HostCopy
 from virnucpro.errors import ResumeError, UnavailableError, UsageError, VirnucproError
 from virnucpro.events import OnEvent, Progress
 from virnucpro.labelled.arrays import Rows
@@ -61,6 +63,10 @@ class Trainer(Generic[B]):
     clock: Clock = field(default_factory=Clock)
     state: Progressed = field(default_factory=Progressed)
     n_trained: int = 0  # rows of this rank, since it was started
+    norms: HostCopy = field(init=False)  # of gradients, on their way from the device
+
+    def __post_init__(self) -> None:
+        self.norms = HostCopy(self.ranks.device)
 
     def run(self) -> Progressed:
         """Train until the last epoch, or until nothing gets better. The best weights stay loaded.
@@ -121,13 +127,14 @@ class Trainer(Generic[B]):
         lr = settings.scaled_lr(ranks.world_size)
         loss, done, started = torch.zeros((), device=ranks.device), 0, time.perf_counter()
         self.clock.restart()
-        batches, norm = batches_of_parts(schedule.parts()), torch.zeros(())
+        batches = batches_of_parts(schedule.parts())
+        norm: Pending = Arrived(np.zeros(1, dtype=np.float32))
         for step, rows in enumerate(schedule.steps()):
             for group in optimizer.param_groups:
                 group["lr"] = lr * share_of_lr(state.step, schedule.n_steps, settings)
             norm_before = norm
             part, norm = self._step(wrapped, optimizer, batches, self.objective.weight(rows))
-            self._check_number(norm_before, step)  # a GPU is a step behind: it does not wait
+            self._check_number(norm_before, step)  # so that a GPU has the next step to do
             loss += part
             state.step += 1
             done += len(rows)
@@ -163,13 +170,13 @@ class Trainer(Generic[B]):
             announce(describe_epoch(row))
             self.on_epoch(row)
 
-    def _check_number(self, norm: Tensor, step: int) -> None:
+    def _check_number(self, norm: Pending, step: int) -> None:
         """The norm of a step's gradient is a number if its loss is; all ranks have the same.
 
         Raises:
             VirnucproError: it is none. No weights of this epoch have been stored.
         """
-        if torch.isfinite(norm):
+        if np.isfinite(norm.rows()).all():
             return
         last = f"epoch {self.state.epoch}" if self.state.epoch else "no epoch"
         raise VirnucproError(
@@ -185,7 +192,7 @@ class Trainer(Generic[B]):
         optimizer: torch.optim.Optimizer,
         batches: Iterator[B],
         weight: float,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Pending]:
         """One effective batch. -> this rank's part of its loss, the norm of the whole gradient"""
         n_parts, ranks = self.settings.grad_accum_steps, self.ranks
         loss = torch.zeros((), device=ranks.device)
@@ -200,10 +207,11 @@ class Trainer(Generic[B]):
             loss += part_loss.detach()
             self.clock.lap(STEP)
         norm = nn.utils.clip_grad_norm_(wrapped.parameters(), _MOST_GRADIENT)
+        arriving = self.norms.start(norm)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         self.clock.lap(OPTIMIZER)
-        return loss, norm
+        return loss, arriving
 
     def _is_stopped(self) -> bool:
         patience = self.settings.early_stopping * self.settings.eval_every

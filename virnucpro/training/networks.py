@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from virnucpro.encoders.esm2.alphabet import N_TOKENS
-from virnucpro.encoders.esm2.attention import Kernel, attend_runs, attend_to_train
+from virnucpro.encoders.esm2.attention import attend_to_train
 from virnucpro.encoders.esm2.checkpoint import ESM2Shape
 from virnucpro.encoders.esm2.model import ESM2
 from virnucpro.encoders.esm2.packing import PackedBatch, StagedBatch
+from virnucpro.encoders.transfer import send
 from virnucpro.labelled.arrays import ArrayRows, Values
 from virnucpro.sequences.composition import N_FEATURES
 
@@ -45,13 +46,13 @@ class FrameBatch:
     vectors: NDArray[np.float32]  # (n, dim) if they were made before, else (n, 0)
 
 
-def new_encoder(shape: ESM2Shape, attend: Kernel = attend_to_train) -> ESM2:
+def new_encoder(shape: ESM2Shape) -> ESM2:
     """An ESM-2 with random weights, ready to be trained.
 
     Normal with a deviation of 0.02, and less where a layer adds to the residual stream, so that
     it does not grow with depth (Radford et al. 2019).
     """
-    encoder = ESM2(shape, shape.n_layers, torch.float32, attend)
+    encoder = ESM2(shape, shape.n_layers, torch.float32, attend_to_train)
     for name, parameter in encoder.named_parameters():
         if parameter.ndim == 2:
             adds = name.endswith(("attention_out.weight", "down.weight"))
@@ -59,11 +60,6 @@ def new_encoder(shape: ESM2Shape, attend: Kernel = attend_to_train) -> ESM2:
         elif name.endswith("bias"):
             nn.init.zeros_(parameter)
     return encoder
-
-
-def training_kernel(device: torch.device) -> Kernel:
-    """The fastest whose gradients are right: SDPA, but on a CPU, where its backward is slow."""
-    return attend_to_train if device.type == "cpu" else attend_runs
 
 
 class MaskedLanguageModel(nn.Module):
@@ -81,16 +77,16 @@ class MaskedLanguageModel(nn.Module):
         """Logits of the tokens for each chosen residue, (n_chosen, N_TOKENS)."""
         staged = StagedBatch.of(batch.packed, self.encoder.inv_freq)
         device = staged.tokens.device
-        scale = torch.from_numpy(batch.scale).to(device)
+        scale = send(batch.scale, device)
         x = self.encoder.embedding(staged.tokens) * scale[:, None]
-        hidden = self.encoder.transform(x, staged)[torch.from_numpy(batch.places).to(device)]
+        hidden = self.encoder.transform(x, staged)[send(batch.places, device)]
         hidden = self.layer_norm(F.gelu(self.dense(hidden)))
         return F.linear(hidden, self.encoder.embedding.weight, self.bias).float()
 
     def forward(self, batch: MaskedBatch) -> Tensor:
         """The cross-entropies of the chosen residues, summed."""
         logits = self.logits(batch)
-        targets = torch.from_numpy(batch.targets).to(logits.device)
+        targets = send(batch.targets, logits.device)
         return F.cross_entropy(logits, targets, reduction="sum")
 
     def extra_tensors(self) -> dict[str, Tensor]:
@@ -175,8 +171,8 @@ class FrameClassifier(nn.Module):
         """The log-odds of being viral by each network, (n_networks, n)."""
         device = self.classifier.centre.device
         read = self.reader(batch.packed).to(device)
-        pooled = torch.cat([read, torch.from_numpy(batch.vectors).to(device)], dim=1)
-        out: Tensor = self.classifier(pooled, torch.from_numpy(batch.composition).to(device))
+        pooled = torch.cat([read, send(batch.vectors, device)], dim=1)
+        out: Tensor = self.classifier(pooled, send(batch.composition, device))
         return out.float()
 
     def forward(self, batch: FrameBatch) -> Tensor:
@@ -186,7 +182,7 @@ class FrameClassifier(nn.Module):
 
 def weighted_loss(logits: Tensor, batch: FrameBatch) -> Tensor:
     """Cross-entropy of (n_networks, n) log-odds, by weight, summed."""
-    is_virus = torch.from_numpy(batch.is_virus).to(logits.device).expand_as(logits)
-    weight = torch.from_numpy(batch.weight).to(logits.device)
+    is_virus = send(batch.is_virus, logits.device).expand_as(logits)
+    weight = send(batch.weight, logits.device)
     losses = F.binary_cross_entropy_with_logits(logits, is_virus, reduction="none")
     return (losses * weight).sum()

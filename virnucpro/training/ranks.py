@@ -22,6 +22,7 @@ from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
+from virnucpro.encoders.transfer import use_device
 from virnucpro.errors import UnavailableError, UsageError, VirnucproError
 from virnucpro.events import OnEvent, Telling
 from virnucpro.files import disk_error
@@ -344,13 +345,12 @@ def _use(name: str) -> torch.device:
         UnavailableError: there is no such GPU.
     """
     device = torch.device(name)
-    if device.type == "cuda":
-        if (device.index or 0) >= torch.cuda.device_count():
-            raise UnavailableError(
-                f"there is no {name}: {torch.cuda.device_count()} GPUs are visible here",
-                hint="start as many processes on a node as it has GPUs",
-            )
-        torch.cuda.set_device(device)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UnavailableError(
+            f"there is no {name}: {torch.cuda.device_count()} GPUs are visible here",
+            hint="start as many processes on a node as it has GPUs",
+        )
+    use_device(device)
     return device
 
 

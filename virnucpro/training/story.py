@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from virnucpro.devices import Choice
+from virnucpro.encoders.esm2.attention import attend_to_train
 from virnucpro.encoders.esm2.model import ESM2
 from virnucpro.encoders.esm2.weights import load_esm2, save_esm2
 from virnucpro.encoders.learned.readers import (
@@ -48,7 +49,6 @@ from virnucpro.training.networks import (
     FrameClassifier,
     MaskedLanguageModel,
     new_encoder,
-    training_kernel,
 )
 from virnucpro.training.objectives import FrameLabels, MaskedResidues, frame_log_odds
 from virnucpro.training.ranks import Ranks, Started, run_on, run_under_torchrun
@@ -233,12 +233,11 @@ def _train(
 def _encoder(training: Training, device: torch.device) -> ESM2:
     """The one to start from, or a new one; in float32, and asking for gradients."""
     assert training.shape is not None, "an encoding without an encoder"
-    kernel = training_kernel(device)
     if training.encoder is None:
-        return new_encoder(training.shape, kernel)
+        return new_encoder(training.shape)
     cpu = torch.device("cpu")  # moved to its device with what is trained beside it
     encoder = load_esm2(training.encoder, training.shape.n_layers, torch.float32, cpu)
-    encoder.attend = kernel
+    encoder.attend = attend_to_train
     return encoder.requires_grad_(training.settings.mode != "head")
 
 

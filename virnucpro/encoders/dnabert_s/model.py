@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from virnucpro.encoders.esm2.packing import Runs, find_runs
+from virnucpro.encoders.transfer import send
 
 LAYER_NORM_EPS = 1e-12
 _GELU = "none"  # exact, by erf
@@ -174,7 +175,7 @@ class DNABERT(nn.Module):
 def distance_penalties(n_heads: int, seqlen: int, device: torch.device) -> Tensor:
     """The numbers added to the scores of two tokens, (n_heads, seqlen, seqlen) float32."""
     place = torch.arange(seqlen, dtype=torch.float32, device=device)
-    slopes = torch.tensor(alibi_slopes(n_heads), dtype=torch.float32, device=device)
+    slopes = send(np.array(alibi_slopes(n_heads), dtype=np.float32), device)
     return -slopes[:, None, None] * (place[:, None] - place).abs()
 
 
@@ -198,4 +199,4 @@ def mean_pool(hidden: Tensor, batch: TokenBatch) -> Tensor:
         hidden[first : first + n * seqlen].view(n, seqlen, -1).mean(dim=1)
         for first, n, seqlen in batch.runs
     ]
-    return torch.cat(pooled)[torch.from_numpy(batch.places).to(hidden.device)]
+    return torch.cat(pooled)[send(batch.places, hidden.device)]

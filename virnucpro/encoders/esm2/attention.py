@@ -24,6 +24,7 @@ _LONGEST_DENSE = 1024  # tokens
 _SCORES_AT_ONCE = 1 << 19  # numbers in bf16: they stay in the caches
 # of the exponentials of a query: no score is above 14, which bf16 rounds by 0.03 at most
 _LARGEST_SUM = 2.0**20
+_WIDEST_HEAD = 256  # dimensions that FlashAttention takes
 _LANES = 32  # of a register: one divisor for fewer numbers in a row is slow
 
 
@@ -53,9 +54,10 @@ def attend_dense(qkv: Tensor, batch: StagedBatch) -> Tensor:
 
 
 def attend_to_train(qkv: Tensor, batch: StagedBatch) -> Tensor:
-    """Written-out scores, from which gradients flow: for training.
+    """Attention from which gradients flow: for training.
 
-    On a CPU the backward pass of SDPA takes three times as long.
+    By SDPA on a GPU. On a CPU its backward pass takes three times as long as that of written-out
+    scores.
     """
     attended = []
     with torch.autocast(qkv.device.type, enabled=False):
@@ -63,13 +65,17 @@ def attend_to_train(qkv: Tensor, batch: StagedBatch) -> Tensor:
             position = slice(first, first + seqlen)
             part = qkv[first : first + n * seqlen].view(n, seqlen, *qkv.shape[1:])
             q, k, v = part.permute(2, 0, 3, 1, 4)
-            turned = [
+            q, k = (
                 rotate(x.float(), batch.cos[position], batch.sin[position]).to(v.dtype)
                 for x in (q * q.shape[-1] ** -0.5, k)
-            ]
-            q, k, v = (x.reshape(-1, seqlen, x.shape[-1]) for x in (*turned, v))
-            out = torch.bmm(torch.softmax(torch.bmm(q, k.mT), dim=-1), v)
-            attended.append(out.view(n, -1, *out.shape[1:]).transpose(1, 2).flatten(0, 1))
+            )
+            if qkv.device.type == "cpu":
+                q, k, v = (x.reshape(-1, seqlen, x.shape[-1]) for x in (q, k, v))
+                out = torch.bmm(torch.softmax(torch.bmm(q, k.mT), dim=-1), v)
+                out = out.view(n, -1, *out.shape[1:])
+            else:
+                out = F.scaled_dot_product_attention(q, k, v, scale=1.0)
+            attended.append(out.transpose(1, 2).flatten(0, 1))
     return torch.cat(attended)
 
 
@@ -113,12 +119,13 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, batch: StagedBatch) -> Tens
     return out
 
 
-def choose_kernel(device: torch.device, dtype: torch.dtype) -> Kernel:
-    """The fastest kernel for this device and precision.
+def choose_kernel(device: torch.device, dtype: torch.dtype, head_dim: int) -> Kernel:
+    """The fastest kernel for this device, this precision and heads of so many dimensions.
 
-    FlashAttention takes fp16 and bf16 on CUDA devices of compute capability 8.0 and newer.
+    FlashAttention takes fp16 and bf16 on CUDA devices of compute capability 8.0 and newer. Neither
+    it nor its sibling for float32 takes heads of any size; SDPA, which pads them, does.
     """
-    if device.type == "cuda":
+    if device.type == "cuda" and head_dim % 8 == 0 and head_dim <= _WIDEST_HEAD:
         has_flash = torch.cuda.get_device_capability(device) >= (8, 0)
         if dtype == torch.float32 or not has_flash:
             return attend_efficient

@@ -134,7 +134,8 @@ def open_esm2(path: Path, layer: int, dtype: torch.dtype, device: torch.device) 
                 raise ValueError(f"it holds {facts['dtype']}")
             shape = ESM2Shape(**json.loads(facts["shape"]))
             with torch.device("meta"):
-                model = ESM2(shape, layer, dtype, choose_kernel(device, dtype))
+                kernel = choose_kernel(device, dtype, shape.head_dim)
+                model = ESM2(shape, layer, dtype, kernel)
             tensors = {name: handle.get_tensor(name) for name in model.state_dict()}
         model.load_state_dict(tensors, assign=True)
     except (*_DAMAGE, RuntimeError) as error:

@@ -148,7 +148,9 @@ class ESM2(nn.Module):
         Layers are converted one by one, each time: there is no room needed but for one of them.
         """
         attend = self.attend
-        self.attend, self.is_exact = choose_kernel(self.inv_freq.device, torch.float32), True
+        device = self.inv_freq.device
+        self.attend = choose_kernel(device, torch.float32, self.shape.head_dim)
+        self.is_exact = True
         try:
             yield
         finally:

@@ -75,7 +75,7 @@ def load_esm2(path: Path, layer: int, dtype: torch.dtype, device: torch.device) 
     shape = inspect_checkpoint(path).shape
     tensors = _open(path)
     with torch.device("meta"):
-        model = ESM2(shape, layer, dtype, choose_kernel(device, dtype))
+        model = ESM2(shape, layer, dtype, choose_kernel(device, dtype, shape.head_dim))
     # ``to_empty``, and ``empty_like`` of what is on "meta", import sympy: half a second
     memory = {
         name: torch.empty(stub.shape, dtype=stub.dtype, device=device)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from virnucpro.encoders.esm2.alphabet import N_TOKENS, RESIDUES, tokenize
 from virnucpro.encoders.esm2.model import mean_pool
 from virnucpro.encoders.esm2.packing import EXTRA_TOKENS, PackedBatch
+from virnucpro.encoders.transfer import send
 from virnucpro.options import Architecture
 
 AMINO_ACIDS = RESIDUES[:20]
@@ -35,7 +36,7 @@ class ResidueTable(nn.Module):
 
     def forward(self, batch: PackedBatch) -> Tensor:
         """-> (n_tokens, n_channels)"""
-        return self.rows[torch.from_numpy(batch.tokens).to(self.rows.device)]
+        return self.rows[send(batch.tokens, self.rows.device)]
 
 
 def one_hot() -> ResidueTable:
@@ -116,7 +117,7 @@ def new_reader(
 def pad_residues(hidden: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor]:
     """Lay the residues of each protein out in a row of its own, with zeros behind.
 
-    (n_tokens, n_channels) -> (n, longest, n_channels), and lengths in residues, (n,) on the host
+    (n_tokens, n_channels) -> (n, longest, n_channels), and lengths in residues, (n,)
     """
     longest = batch.max_seqlen - EXTRA_TOKENS
     rows = [
@@ -127,7 +128,7 @@ def pad_residues(hidden: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor]:
         for first, n, seqlen in batch.runs
     ]
     lengths = np.diff(batch.cu_seqlens.astype(np.int64)) - EXTRA_TOKENS
-    return torch.cat(rows), torch.from_numpy(lengths)
+    return torch.cat(rows), send(lengths, hidden.device)
 
 
 class ConvNet(nn.Module):
@@ -165,7 +166,7 @@ class LSTM(nn.Module):
         """(n, longest, n_channels), (n,) -> (n, width)"""
         rows = torch.arange(len(x), device=x.device)[:, None]
         places = torch.arange(x.shape[1], device=x.device)
-        mirrored = (lengths.to(x.device)[:, None] - 1 - places) % x.shape[1]  # padding stays behind
+        mirrored = (lengths[:, None] - 1 - places) % x.shape[1]  # padding stays behind
         homeward = self.homeward(x[rows, mirrored])[0][rows, mirrored]
         out = torch.cat([self.onward(x)[0], homeward], dim=2)
         return pool(out.mT, _mask(x, lengths))
@@ -238,4 +239,4 @@ def pool(x: Tensor, mask: Tensor) -> Tensor:
 def _mask(x: Tensor, lengths: Tensor) -> Tensor:
     """1 where a residue is, 0 behind. (n, longest, n_channels), (n,) -> (n, 1, longest)"""
     places = torch.arange(x.shape[1], device=x.device)
-    return (places < lengths.to(x.device)[:, None])[:, None].to(x.dtype)
+    return (places < lengths[:, None])[:, None].to(x.dtype)
