@@ -49,7 +49,8 @@ right) # 30 + 240 + 30 + 60 + 60 + 90 seconds
     # warnings of a compiler or a driver that nobody has seen yet fail no test
     run 240 gpu_tests.txt python3 -m pytest -W default -p no:cacheprovider \
         tests/test_esm2_model.py tests/test_devices.py tests/test_training_clock.py \
-        tests/test_training_loop.py::test_the_kernel_of_gpus_has_the_gradients_of_that_of_cpus \
+        tests/test_training_loop.py::test_training_has_the_gradients_of_sdpa \
+        tests/test_training_readers.py::test_a_gpu_reads_in_float32_as_a_cpu_does \
         tests/test_engine.py::test_a_gpu_gives_the_vectors_of_a_cpu
     run 60 gpu_check.txt python3 -m virnucpro models check esm2_virnucpro --device "$device"
     run 60 gpu_check_fp32.txt python3 -m virnucpro models check esm2_virnucpro \

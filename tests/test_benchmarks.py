@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -102,3 +103,11 @@ def test_the_script_runs_from_any_folder_and_prints_json(tmp_path, arguments, fa
     assert report["machine"]["cores"] >= 1 and arguments[0] in report["command"]
     for name, value in facts:
         assert value in [row[name] for row in rows]
+
+
+def test_the_tests_that_the_script_for_a_gpu_names_are_there():
+    root = Path(__file__).parents[1]
+    named = re.findall(r"(tests/\w+\.py)(?:::(\w+))?", (root / "benchmarks/gpu.sh").read_text())
+    assert named
+    for file, name in named:
+        assert f"def {name}" in (root / file).read_text(), name

@@ -11,6 +11,7 @@ from trainings import SHAPE, frames
 
 from virnucpro.encoders.esm2.packing import PackedBatch
 from virnucpro.encoders.learned.readers import NoReader, blosum62, new_reader, one_hot
+from virnucpro.encoders.transfer import use_device
 from virnucpro.labelled.arrays import Texts
 from virnucpro.labelled.frames import LabelledFrames, given_weights
 from virnucpro.training.networks import Classifier, FrameClassifier, new_encoder
@@ -54,6 +55,19 @@ def test_the_vector_of_a_frame_does_not_depend_on_the_frames_beside_it(encoding,
         # roundings of 2^-24 for each (see oracle.tolerance), which add up as squares
         limit = 2 * 0.42 * 2**-24 * np.sqrt(8 * 9 * 128 / 2)
         assert float((alone - vector).norm() / vector.norm()) < limit
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("encoding", ["onehot", "blosum62"])
+@architectures
+@torch.no_grad()
+def test_a_gpu_reads_in_float32_as_a_cpu_does(encoding, architecture):
+    reader, batch = make_reader(encoding, architecture), PackedBatch.of(PROTEINS)
+    expected = reader(batch)
+    use_device(torch.device("cuda:0"))
+    found = reader.to("cuda:0")(batch).cpu()
+    # 128 roundings of float32, and a sixty-fourth of one of TF32
+    assert float(((found - expected).norm(dim=1) / expected.norm(dim=1)).max()) < 2**-17
 
 
 @encodings
