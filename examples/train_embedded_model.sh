@@ -6,6 +6,10 @@
 # CATALOGUE lists labelled sequences and lies beside their FASTA files (see embedded_manifest.py); which
 # of its groups are for training, validation and test stands in embedded_split.tsv. A run that was stopped
 # goes on where it was. docs/MODEL_CARD.md says what came out.
+#
+# Another encoder by the same commands, on a GPU for example, and with short frames among those that it learns from:
+#
+#   DEVICE=cuda LAYERS=6 DIM=256 HEADS=8 EPOCHS=20 CHUNKS="500 300 150" examples/train_embedded_model.sh CATALOGUE.tsv.gz WORK
 set -euo pipefail
 
 catalogue=$1 work=$2
@@ -13,10 +17,13 @@ here=$(cd "$(dirname "$0")" && pwd)
 mkdir -p "$work"
 python3 "$here/embedded_manifest.py" "$catalogue" > "$work/manifest.tsv"
 data=(--data "$work/manifest.tsv" --split "$here/embedded_split.tsv")
-run=(--device cpu --precision bf16 --resume --quiet)
+run=(--device "${DEVICE:-cpu}" --precision bf16 --resume --quiet)
+chunks=()
+for size in ${CHUNKS:-500}; do chunks+=(--chunk-size "$size"); done
 
 virnucpro train --pretrain "${data[@]}" "${run[@]}" --output-dir "$work/pretrained" --seed 1 \
-    --name esm2_virnucpro --layers 6 --dim 128 --heads 4 --epochs 2 --lr 1e-3
+    --name esm2_virnucpro --layers "${LAYERS:-6}" --dim "${DIM:-128}" --heads "${HEADS:-4}" \
+    --epochs "${EPOCHS:-2}" --lr 1e-3 "${chunks[@]}"
 
 virnucpro train "${data[@]}" "${run[@]}" --output-dir "$work/head" --seed 1 \
     --model "$work/pretrained/esm2_virnucpro" --epochs 10 --lr 3e-3 --dropout 0.1
