@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,8 +20,12 @@ from virnucpro.errors import UnavailableError
 from virnucpro.scorer import score
 from virnucpro.scorer.features import (
     GC,
+    LONG,
+    MOST_STRETCHES,
+    N_CODONS,
     N_FEATURES,
     N_FIGURES,
+    N_JUNCTIONS,
     N_LAYOUT,
     RATIOS,
     SHARES,
@@ -63,6 +68,7 @@ from virnucpro.sequences.genetic_code import STANDARD
 GOLDEN = Path(__file__).parent / "golden" / "scorer"
 PAIRS = str.maketrans("ACGT", "TGCA")
 DNA = st.text("ACGTN", min_size=1, max_size=400)
+JUNCTION_COLUMNS = range(2 * N_CODONS, 2 * N_CODONS + N_JUNCTIONS)
 WORD_COLUMNS = range(GC + N_FIGURES, GC + N_FIGURES + N_WORD_FIGURES)
 
 
@@ -174,10 +180,31 @@ def test_features_are_those_of_an_independent_program() -> None:
         expected = stored["features"]
     found = piece_features(encode_pieces([record.sequence for record in records]), NO_WORDS)
     assert found.dtype == np.float32
-    found = np.delete(found, WORD_COLUMNS, axis=1)  # that program knows no words
+    unknown_there = (*JUNCTION_COLUMNS, *WORD_COLUMNS)  # that program counts neither
+    found = np.delete(found, unknown_there, axis=1)
     # both round once to float32, of values below 16 in float64: an ulp of these is 1e-6
     for record, of_record, golden in zip(records, found, expected, strict=True):
         np.testing.assert_allclose(of_record, golden, rtol=0, atol=1e-6, err_msg=record.id)
+
+
+@given(st.lists(DNA, min_size=1, max_size=6))
+def test_junctions_are_the_codons_of_the_long_stretches_one_and_two_bases_later(
+    sequences: list[str],
+) -> None:
+    features = piece_features(encode_pieces(sequences), NO_WORDS)[:, JUNCTION_COLUMNS]
+    for sequence, found in zip(sequences, features.reshape(-1, 2, N_CODONS), strict=True):
+        kept, _ = kept_of(sequence)
+        read = kept[:1] + [stretch for stretch in kept[1:MOST_STRETCHES] if stretch[0] >= LONG]
+        strands = (sequence, sequence.translate(PAIRS)[::-1])
+        for n_later, roots in enumerate(found, start=1):
+            counts = Counter(
+                strands[strand][place + n_later : place + n_later + 3]
+                for n_codons, strand, start in read
+                for place in range(start, start + 3 * (n_codons - 1), 3)
+            )
+            expected = np.array([counts[codon] for codon in STANDARD.codons])
+            expected = np.sqrt(expected / max(1, expected.sum()))
+            np.testing.assert_allclose(roots, expected, rtol=1e-6)  # float32
 
 
 def test_features_do_not_depend_on_the_pieces_beside() -> None:

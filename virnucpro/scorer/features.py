@@ -1,10 +1,11 @@
 """Features of pieces: how the stop-free stretches are spelled, and plain figures of the whole.
 
-A piece has 698 features in five blocks: codons of its longest stretch and of all long ones as
-square roots of their shares; pairs of neighbouring residues of the longest, likewise; plain
-figures; how many of its words other groups have; and the codons again as log ratios to what the
-GC of the piece lets expect. A long piece can be read as parts: it has the mean of their features,
-and 12 more, of how the gene-like stretches lie in all of it.
+A piece has 826 features in six blocks: codons of its longest stretch and of all long ones; the
+junctions of codons of the long ones, which are these read one and two bases later; pairs of
+neighbouring residues of the longest, all of them as square roots of their shares; plain figures;
+how many of its words other groups have; and the codons again as log ratios to what the GC of the
+piece lets expect. A long piece can be read as parts: it has the mean of their features, and 12
+more, of how the gene-like stretches lie in all of it.
 """
 
 from __future__ import annotations
@@ -29,11 +30,12 @@ from virnucpro.scorer.words import (
 from virnucpro.sequences.genetic_code import STANDARD, GeneticCode, standard_synonyms
 
 N_CODONS, N_PAIRS, N_FIGURES = 64, 400, 36
+N_JUNCTIONS = 2 * N_CODONS
 N_LAYOUT = 12
-N_FEATURES = 4 * N_CODONS + N_PAIRS + N_FIGURES + N_WORD_FIGURES
+N_FEATURES = 4 * N_CODONS + N_JUNCTIONS + N_PAIRS + N_FIGURES + N_WORD_FIGURES
 SHARES = slice(0, -2 * N_CODONS)  # codons by shares, and all else
 RATIOS = slice(2 * N_CODONS, None)  # all else, and codons by ratios
-GC = 2 * N_CODONS + N_PAIRS  # the column of the first figure
+GC = 2 * N_CODONS + N_JUNCTIONS + N_PAIRS  # the column of the first figure
 FIGURES = slice(GC, GC + N_FIGURES)
 MOST_STRETCHES = 6  # of a piece, that codons are counted of
 LONG = 20  # codons from which on a stretch counts beside the longest
@@ -76,7 +78,7 @@ _WORDS, _N_WORDS = _canonical_words()
 
 
 def piece_features(pieces: Pieces, words: WordTable, code: GeneticCode = STANDARD) -> Features:
-    """The features of each piece. n -> (n, 698)
+    """The features of each piece. n -> (n, 826)
 
     A codon that means something else than in the standard code counts as one that means it there.
     """
@@ -97,6 +99,7 @@ def piece_features(pieces: Pieces, words: WordTable, code: GeneticCode = STANDAR
         [
             _root_shares(longest),
             _root_shares(long),
+            *map(_root_shares, _count_junctions(codes, stretch, piece, n)),
             _root_shares(_count_pairs(codes[is_longest], piece[is_longest], n)),
             figures.astype(np.float32),
             word_figures(words.owners_of(numbers), piece[places], n).astype(np.float32),
@@ -107,14 +110,14 @@ def piece_features(pieces: Pieces, words: WordTable, code: GeneticCode = STANDAR
 
 
 def fragment_features(digits: Digits, words: WordTable) -> Features:
-    """The features of fragments as single pieces. (n, n_bases) -> (n, 698)"""
+    """The features of fragments as single pieces. (n, n_bases) -> (n, 826)"""
     return np.concatenate(list(_feature_blocks(digits, words)))
 
 
 def whole_features(digits: Digits, words: WordTable, part: int) -> Features:
     """The features of fragments that are read as whole parts of so many bases.
 
-    Of known bases, and without a rest: else ``score`` reads other parts. (n, n_bases) -> (n, 710)
+    Of known bases, and without a rest: else ``score`` reads other parts. (n, n_bases) -> (n, 838)
     """
     n, n_bases = digits.shape
     parts = digits[:, : n_bases // part * part].reshape(-1, part)
@@ -135,7 +138,7 @@ def _as_pieces(digits: Digits) -> Pieces:
 
 
 def with_layout(of_parts: Values, layout: Values) -> Features:
-    """The mean features of parts with those of the whole. (n, 698), (n, 12) -> (n, 710)"""
+    """The mean features of parts with those of the whole. (n, 826), (n, 12) -> (n, 838)"""
     before, behind = np.split(of_parts, [N_FEATURES - 2 * N_CODONS], axis=1)
     return np.hstack([before, layout, behind]).astype(np.float32)
 
@@ -214,6 +217,23 @@ def _count(words: NDArray[np.uint8], rows: Counts, n_rows: int, n_words: int) ->
     keys = rows * n_words + words
     counts = np.bincount(keys.reshape(-1), minlength=n_rows * n_words)
     return counts.reshape(n_rows, n_words)
+
+
+def _count_junctions(
+    codes: NDArray[np.uint8], stretch: Counts, piece: Counts, n: int
+) -> Iterator[Counts]:
+    """The codons that are read one base later, and those two bases later. -> twice (n, 64)
+
+    They tell which bases meet where one codon follows another, which is no chance (Gutman and
+    Hatfield 1989, doi:10.1073/pnas.86.10.3699).
+    """
+    left, right = codes[:-1], codes[1:]
+    is_last = stretch[:-1] != stretch[1:]
+    for n_later in (1, 2):
+        n_ends = 5 ** (3 - n_later)  # of left codons, without the bases that are passed
+        words = left % n_ends * 5**n_later + right // n_ends
+        words[is_last] = N_CODES - 1
+        yield _count(words, piece[:-1], n, N_CODES)[:, _CODE_OF_CODON]
 
 
 def _count_pairs(codes: NDArray[np.uint8], piece: Counts, n: int) -> Counts:

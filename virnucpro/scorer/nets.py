@@ -32,7 +32,8 @@ from virnucpro.numeric import Counts, Mask, Values, sigmoid
 from virnucpro.scorer.features import N_FEATURES, N_LAYOUT, RATIOS, SHARES, Features
 from virnucpro.scorer.words import NO_WORDS, WordTable
 
-FORMAT = 8  # 5: one cut for all hosts; 6: no pieces that are read as parts; 7: no kinds
+# 5: one cut for all hosts; 6: no pieces that are read as parts; 7: no kinds; 8: no junctions
+FORMAT = 9
 VIEWS = {"shares": SHARES, "ratios": RATIOS}
 WINDOWS = "windows"  # what tensors of the nets of windows are called by
 N_LAYERS = 3

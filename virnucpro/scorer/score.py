@@ -206,7 +206,7 @@ class _Wholes:
     nets: PieceNets
     records: Counts
     places: _Places
-    total: Values  # (n, 698) features of the parts
+    total: Values  # (n, 826) features of the parts
     n_parts: Counts  # (n,)
 
     @classmethod

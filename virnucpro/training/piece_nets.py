@@ -46,7 +46,7 @@ class Fitting:
 class Lessons:
     """Features of fragments, what these are, and what each weighs. Rows in step."""
 
-    features: Features  # (n, 698), of what is read as parts (n, 710)
+    features: Features  # (n, 826), of what is read as parts (n, 838)
     kind: Counts  # (n,) from 0 on; kinds of viruses come first
     weights: Values
     n_viral: int  # kinds of viruses
