@@ -30,6 +30,7 @@ pytestmark = [
 N_MANY = 100_000
 READY = "() => document.documentElement.dataset.ready === 'true'"
 ROWS = ".rows tr[data-place]"
+TWO_FRAMES = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
 
 
 @pytest.fixture(scope="module")
@@ -228,9 +229,14 @@ def test_the_table_is_worked_by_keys_alone(opened, few):
     one = opened(few)
     page = one.page
     page.focus(f"{ROWS} button")
-    for key in ("ArrowDown", "ArrowDown", "End", "ArrowUp"):
+    for key, record in {"ArrowDown": "contig0", "End": r"a\u202eb", "ArrowUp": "lost"}.items():
         page.keyboard.press(key)
-    assert page.evaluate("document.activeElement.textContent") == "lost"
+        page.evaluate(TWO_FRAMES)  # what a scroll sets off is done
+        assert page.evaluate("document.activeElement.textContent") == record
+    assert page.evaluate(
+        "document.activeElement.getBoundingClientRect().bottom"
+        " <= document.querySelector('.rows').getBoundingClientRect().bottom"
+    )
     page.keyboard.press("Enter")
     assert "6 frames failed" in page.inner_text(".details")
     page.focus("th button:text-is('bases')")

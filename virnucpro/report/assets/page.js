@@ -141,9 +141,12 @@
       below.style.height = `${(rows.length - end) * ROW}px`;
       const made = [];
       for (let place = start; place < end; place++) made.push(line(place));
-      const hadFocus = body.contains(document.activeElement);
-      body.replaceChildren(first, ...made, last);
-      if (hadFocus) (body.querySelector("tr.active button") ?? scroller).focus({ preventScroll: true });
+      const hadFocus = body.contains(document.activeElement), old = body.querySelectorAll("tr[data-place]");
+      // the new rows come before the old ones go: the table never gets shorter, for a browser lays out
+      // when what has the focus is removed, and would take the scrolling back to what is there just then
+      first.after(...made);
+      for (const row of old) row.remove();
+      if (hadFocus) (body.querySelector('button[tabindex="0"]') ?? scroller).focus({ preventScroll: true });
     }
 
     function line(place) {
@@ -173,7 +176,7 @@
       if (top < scroller.scrollTop) scroller.scrollTop = top;
       if (top > scroller.scrollTop + room) scroller.scrollTop = top - room;
       draw(true);
-      body.querySelector("tr.active button")?.focus({ preventScroll: true });
+      body.querySelector('button[tabindex="0"]')?.focus({ preventScroll: true });
     }
 
     function tell(place) {
