@@ -20,6 +20,7 @@ from virnucpro.config import EncoderSpec, Recipe, Resources
 from virnucpro.encoders.esm2.checkpoint import ESM2Shape
 from virnucpro.encoders.esm2.model import ESM2
 from virnucpro.encoders.esm2.weights import inspect_checkpoint, save_esm2
+from virnucpro.encoders.transfer import use_device
 from virnucpro.options import ExtractOptions, PredictOptions
 from virnucpro.resolve import RunConfig
 from virnucpro.scoring.head import (
@@ -37,6 +38,8 @@ from virnucpro.sequences.composition import N_FEATURES
 settings.register_profile("gate", derandomize=True, deadline=None)
 settings.register_profile("long", max_examples=5_000, deadline=None)
 settings.load_profile("gate")
+
+use_device(torch.device("cpu"))  # before a test computes: see there
 
 TINY = ESM2Shape(n_layers=2, dim=32, n_heads=2)
 

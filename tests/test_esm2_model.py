@@ -640,6 +640,30 @@ def test_a_gpu_that_is_used_is_the_current_one_and_float32_is_float32_there(monk
         torch.backends.cuda.enable_cudnn_sdp(was_planned)
 
 
+PRODUCTS = """
+import torch
+from virnucpro.encoders.transfer import use_device
+use_device(torch.device("cpu"))
+torch.set_num_threads(1)
+torch.manual_seed(0)
+rows, weight, bias = torch.randn(64, 320), torch.randn(1280, 320), torch.randn(1280)
+together = torch.nn.functional.linear(rows, weight, bias)
+for n in range(1, 40):
+    for first in range(0, 24, 5):
+        part = slice(first, first + n)
+        alone = torch.nn.functional.linear(rows[part], weight, bias)
+        assert torch.equal(alone, together[part]), (n, first)
+"""
+
+
+@pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="this torch has no MKL")
+@pytest.mark.parametrize("kernels", ["AVX2", "AVX512"])  # the second where the CPU has them
+def test_a_product_on_a_cpu_does_not_depend_on_the_place_of_a_row(monkeypatch, kernels):
+    monkeypatch.delenv("MKL_CBWR", raising=False)
+    monkeypatch.setenv("MKL_ENABLE_INSTRUCTIONS", kernels)
+    subprocess.run([sys.executable, "-c", PRODUCTS], check=True)
+
+
 class Operators(TorchDispatchMode):
     """Records the names of the operators that run."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,11 +15,15 @@ from virnucpro.encoders.base import Pending, Rows
 
 
 def use_device(device: torch.device) -> None:
-    """Make a GPU the current one of this process, with float32 that is float32.
+    """Have a device of this process compute in float32 that is float32; a GPU is its current one.
 
     cuDNN would round to TF32 in convolutions and LSTMs, and as a backend of SDPA it plans for each
-    new shape of a batch.
+    new shape of a batch. On a CPU, MKL is asked for sums that do not depend on a row's place in its
+    batch: otherwise those of its AVX2 kernels do, and those of AVX-512 in batches of a few rows.
+    It hears before its first product only.
     """
+    if device.type == "cpu":
+        os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
     if device.type == "cuda":
         torch.cuda.set_device(device)
         torch.backends.cudnn.allow_tf32 = False
