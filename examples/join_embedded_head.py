@@ -37,7 +37,7 @@ from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.translate import chunk_record, translate_six_frames
 from virnucpro.training.gain import measure_gain, write_gains
 from virnucpro.training.joining import ScoredFragments, fit_join
-from virnucpro.training.scorer_folds import group_folds
+from virnucpro.training.scorer_folds import N_FOLDS, group_folds
 
 SEED = 0
 
@@ -54,13 +54,13 @@ class Unseen:
         files = read_data_manifest(manifest).files.values()
         records = [row for file in files for row in file.rows.values()]
         fold_of_group = group_folds(records)
-        scorers = [load_scorer(path) for path in sorted(folder.glob("fold*.safetensors"))]
+        scorers = [load_scorer(folder / f"fold{fold}.safetensors") for fold in range(N_FOLDS)]
         return cls(scorers, {record.id: fold_of_group[record.group] for record in records})
 
     def log_odds(self, records: list[str], sequences: list[str]) -> Values:
         """The log-odds of sequences of these records by nets that have not seen their groups."""
         folds = np.array([self.fold_of_record.get(record, 0) for record in records])
-        values = np.empty(len(records))
+        values = np.full(len(records), np.nan)
         for fold, scorer in enumerate(self.scorers):
             rows = np.flatnonzero(folds == fold)
             scores = score_sequences((sequences[row] for row in rows.tolist()), scorer)

@@ -79,6 +79,17 @@ def test_missing_rows_other_labels_and_distances_are_told_by_id(result, tmp_path
     assert exit_code(result, other) == 1
 
 
+def test_a_difference_of_just_the_tolerance_passes(tmp_path):
+    """Of numbers with 6 decimals: 0.3 - 0.300001 is 1.00000000003e-06."""
+    header = "Sequence_ID\tPrediction\tscore1\tscore2\n"
+    frames = [f"{header}a_chunk_1F1\tothers\t0.7\t{score}\n" for score in ("0.3", "0.300001")]
+    one, other = (
+        write(tmp_path / name, table, CHUNKS) for name, table in zip("ab", frames, strict=True)
+    )
+    assert exit_code(one, other, "--tolerance", "0.000001") == 0
+    assert exit_code(one, other, "--tolerance", "0.0000009") == 1
+
+
 def test_scores_pass_within_a_tolerance(result, tmp_path):
     other = write(tmp_path / "other", FRAMES.replace("0.8789939", "0.878984"), CHUNKS)
     assert exit_code(result, other) == 0

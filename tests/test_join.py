@@ -89,8 +89,6 @@ def test_a_record_has_the_joined_score_or_the_scorers_or_the_heads_whichever_the
     assert (base.status, base.virus_score, base.base_score) == ("scored", 0.75, 0.75)
     assert base.is_virus and base.n_chunks == 2
     assert join_call(alone, None, None, decision) == alone
-    failed = Call("r", 900, "failed", note="1 of 1 frames failed: NaN")
-    assert join_call(failed, log(3), None, decision) == failed
 
 
 def test_a_run_calls_by_scorer_and_head_together(joined, scorer, make_config, tmp_path):

@@ -86,7 +86,7 @@ def scores_of(training: Training, fasta: Path, output: Path) -> dict[str, float]
 
 def scores_in_training(training: Training) -> dict[str, float]:
     """Those that the network had of the test groups, in the best epoch."""
-    frames, reader = frames_of(training.output, "test"), new_reader_of(training, CPU)
+    frames, reader = frames_of(training.output, "test"), new_reader_of(training)
     classifier = Classifier(reader.width, training.options.hidden, training.options.dropout)
     module = FrameClassifier(reader, classifier)
     best = torch.load(training.output / "checkpoints" / "best.pt", weights_only=True)

@@ -33,7 +33,6 @@ from virnucpro.errors import (
     FeatureFileError,
     InputError,
     InputMissingError,
-    UnavailableError,
     UsageError,
 )
 from virnucpro.events import Telling
@@ -112,7 +111,7 @@ def embed(sequences: Sequences, model: str | Path | None = None, **options: obje
         folder = _start(stack, None)
         parsed = _options(ExtractOptions, sequences, folder, stack, options)
         if parsed.pooling == "none":
-            raise UnavailableError(
+            raise UsageError(
                 "embed gives one vector per protein, not one per residue",
                 hint="use `virnucpro extract --pooling none` and read_features",
             )
@@ -150,7 +149,7 @@ def read_features(folder: str | Path) -> Iterator[tuple[str, Vector]]:
     manifest = _manifest(rundir.root)
     recipe = manifest.recipe
     if not recipe.has_encoder:
-        raise UnavailableError(
+        raise InputMissingError(
             f"{printable(rundir.root)} holds a run without vectors: {recipe.reader} called it",
             hint="make them with `virnucpro extract`, or predict with --model",
         )
@@ -316,7 +315,7 @@ def _read_calls(folder: Path, command: Command) -> Iterator[Any]:
         yield None
         try:
             yield from read_calls(lines)
-        except (ValueError, KeyError) as error:
+        except ValueError as error:
             raise InputError(
                 f"{printable(path)} is not as this version of VirNucPro writes it: "
                 f"{printable(error)}",

@@ -128,7 +128,7 @@ class _Part:
 
 @dataclass(slots=True)
 class _News:
-    """What is told of the shards of a run, once each."""
+    """News of the shards of a run, each told once."""
 
     logs: Path
     shards: dict[int, Shard]  # those that nothing was told of
@@ -206,7 +206,7 @@ class ParslExecutor(Executor):
 def _left(
     part: _Part, news: _News, job: Job, error: BaseException | None
 ) -> Generator[Event, None, _Part | None]:
-    """What is left of a part that ended; None if that is nothing, or given up."""
+    """The rest of a part that ended; None if that is nothing, or given up."""
     if isinstance(error, VirnucproError):
         raise error
     untold = [shard for shard in part.shards if shard.index in news.shards]

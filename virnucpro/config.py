@@ -50,6 +50,8 @@ class EncoderSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
+    """The settings that change the numbers of a run; their fingerprint decides on a resume."""
+
     command: Command
     input_type: InputType
     chunk_size: int  # bases; 0 for proteins, which are not cut

@@ -236,7 +236,8 @@ class PlaceOptions:
     no_embed: Annotated[
         bool,
         _option(
-            "With --resume, an error where vectors are missing, instead of embedding here.", CLUSTER
+            "Error where vectors are missing, instead of embedding here; goes with --resume.",
+            CLUSTER,
         ),
     ] = False
 
@@ -538,7 +539,9 @@ class EvaluatedOptions:
     held_out_only: Annotated[
         bool,
         _option(
-            "Omission of records whose sequence or group head or encoder was trained on.", MODEL
+            "Omission of records that the head, its encoder or the scorer was trained on, and of "
+            "others of their groups.",
+            MODEL,
         ),
     ] = False
     allow_training_data: Annotated[
@@ -888,7 +891,7 @@ class CompareOptions:
     tolerance: Annotated[
         float | None,
         _option(
-            "Largest difference of two scores that passes.",
+            "Largest allowed difference between two scores of a row.",
             metavar="SCORE",
             min=0,
             show_default="any",

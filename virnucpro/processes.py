@@ -130,7 +130,7 @@ def start(target: Callable[Concatenate[Pipe, P], None], *args: P.args, **kwargs:
 
 
 def as_message(value: object) -> bytes:
-    """What ``send_bytes`` of several pipes takes, so that the value is pickled once."""
+    """A value pickled once, for ``send_bytes`` of several pipes."""
     return bytes(ForkingPickler.dumps(value))
 
 

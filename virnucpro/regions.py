@@ -40,8 +40,9 @@ def find_regions(options: RegionsOptions, on_event: OnEvent) -> Counter[str]:
             gone or has changed; see ``errors``.
     """
     rundir, region_model = RunDir(options.folder), options.region_model
-    manifest = _finished_run(rundir)
+    _finished_run(rundir)  # before a lock is made in a folder of something else
     with rundir.in_use():
+        manifest = _finished_run(rundir)
         LOGGER.info("virnucpro %s: %s", __version__, printable(" ".join(options.argv)))
         inputs = check_recorded(manifest.inputs)
         finder = embedded_finder(manifest.recipe.genetic_code, model=region_model)
@@ -113,7 +114,7 @@ def _records_and_calls(
                     name = record.name if record else call.record_id
                     raise ValueError(f"{name} is in the inputs or in the table alone")
                 yield record, call
-        except (ValueError, KeyError) as error:
+        except ValueError as error:
             raise InputError(
                 f"{printable(path)} is not the table of this run: {printable(error)}",
                 hint="write it again: run the same `virnucpro predict` with --resume",

@@ -141,7 +141,7 @@ class Helpers(Generic[Tools]):
 
 
 def count_worth(most: int, n_letters: int) -> int:
-    """As many helpers as so many letters are work for. One alone would save nothing."""
+    """The number of helpers that so many letters are worth; one alone would save nothing."""
     n_helpers = min(most, n_letters // _LETTERS_PER_HELPER)
     return n_helpers if n_helpers > 1 else 0
 

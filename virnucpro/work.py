@@ -56,7 +56,7 @@ class Part:
 
 @dataclass(slots=True)
 class PartResult:
-    """What came of the shards of one ``work``."""
+    """The outcome of the shards of one ``work``."""
 
     part: Part
     n_pending: int = 0  # shards that it had to do

@@ -97,28 +97,29 @@ class CommandOnInput(Command):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - typer's or click's
         if not ctx.resilient_parsing:
             trial = self.make_context(ctx.info_name, list(args), ctx.parent, resilient_parsing=True)
-            given = {name for name, value in trial.params.items() if value}
-            _refuse_stray(trial.args, given)
+            named = {name for name, value in trial.params.items() if value}
+            _refuse_stray(trial.args, named)
         return super().parse_args(ctx, args)
 
 
-def _refuse_stray(stray: list[str], given: Collection[str]) -> None:
-    """
-    The last of several may be meant as the folder, if none is given and it is no file.
+def _refuse_stray(stray: list[str], named: Collection[str]) -> None:
+    """Refuse files that no option precedes.
+
+    The last of several may be meant as the output folder, if none is named and it is no file.
 
     Raises:
         UsageError: there is a file that no option precedes.
     """
     if not stray:
         return
-    shown = [printable(name) for name in stray[:_SHOWN]]
+    names = [printable(name) for name in stray[:_SHOWN]]
     more = ["..."] if len(stray) > _SHOWN else []
-    meant = [f"--input {name}" for name in shown] + more
+    suggestion = [f"--input {name}" for name in names] + more
     last = Path(stray[-1])
-    can_be_folder = not (more or last.suffix or last.is_file() or "output_dir" in given)
-    if can_be_folder and (len(stray) > 1 or "input" in given):
-        meant[-1] = f"--output-dir {shown[-1]}"
-    hint = f"did you mean {' '.join(meant)}?"
-    if "input" in given and meant[0].startswith("--input"):
+    can_be_folder = not (more or last.suffix or last.is_file() or "output_dir" in named)
+    if can_be_folder and (len(stray) > 1 or "input" in named):
+        suggestion[-1] = f"--output-dir {names[-1]}"
+    hint = f"did you mean {' '.join(suggestion)}?"
+    if "input" in named and suggestion[0].startswith("--input"):
         hint += " Each file needs an --input of its own; or name the folder that they are in"
-    raise UsageError(f"no option precedes {' '.join(shown + more)}", hint=hint)
+    raise UsageError(f"no option precedes {' '.join(names + more)}", hint=hint)

@@ -59,7 +59,9 @@ def _show_version(wanted: bool) -> None:
 def root(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Version of the program."
+        ),
     ] = False,
 ) -> None:
     """Find viral sequences in FASTA: by a fast scorer, or with the protein language model ESM-2."""

@@ -100,8 +100,6 @@ def what_is_kept(options: RunOptions) -> str:
 
 
 def _run(options: RunOptions, console: ConsoleOptions) -> None:
-    # numpy's matrices are small here: its threads would wait for each other, and take the cores
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     with exits(partial(what_is_kept, options)):
         with loading(console):
             from virnucpro import pipeline

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 from virnucpro.cli.command import command
 from virnucpro.cli.exits import exits
 from virnucpro.cli.running import as_command, loading, report, watched
@@ -24,8 +22,6 @@ def regions(options: RegionsOptions, console: ConsoleOptions) -> None:
 
     Exit codes are those of predict.
     """
-    # numpy's matrices are small here: its threads would wait for each other, and take the cores
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     with exits(lambda: _KEPT):
         with loading(console):
             from virnucpro.outputs.sinks import RegionTable

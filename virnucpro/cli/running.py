@@ -31,6 +31,8 @@ def loading(console: ConsoleOptions) -> Iterator[None]:
 
     It is plain text, and the cursor stays visible: a signal may end the program here at once.
     """
+    # numpy's matrices are small here: its threads would wait for each other, and take the cores
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if console.quiet or not _is_terminal():
         yield
         return

@@ -1,4 +1,4 @@
-"""What the roundings of a precision do to a vector, with the weights at hand: fair-esm is made to
+"""The effect of a precision's roundings on a vector, with the weights at hand: fair-esm is made to
 round as that precision does, and stays float32 else. So the growth of an error from layer to layer
 is that of these very weights, and nothing is assumed of them.
 

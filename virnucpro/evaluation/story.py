@@ -104,7 +104,7 @@ class Sampled:
     scores: Values  # (n,), NaN where there was nothing to be scored: no_orf
     is_called: Mask  # (n,)
     records: tuple[LabelledRecord, ...]  # (n,), what each is of
-    is_trained: Mask  # (n,), the head was trained on it
+    is_trained: Mask  # (n,), head, encoder or scorer was trained on it
 
     @property
     def is_virus(self) -> Mask:

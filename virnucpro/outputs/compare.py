@@ -1,7 +1,8 @@
 """Two results beside each other: which rows are in one alone, which labels differ, how far scores.
 
 A result is a run folder, a folder of the original VirNucPro, or a ``prediction_results.txt`` of
-either. Rows are joined by id. One of the two is held in memory, the other is read past it.
+either. Rows are joined by id. The rows of one, and the ids
+of both, are held in memory.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from virnucpro.log import printable
 from virnucpro.outputs.read import read_calls
 from virnucpro.outputs.sinks import ChunkTable, FrameTable, RecordTable
 
+_ROUNDING = 1e-9  # of differences between scores, which have 6 decimals
 _N_EXAMPLES = 3  # ids of each kind of difference
 _HEADINGS = ("table", "in both", "only in A", "only in B", "labels differ", "largest", "median")
 
@@ -46,7 +48,8 @@ class TableComparison:
 
     def agrees(self, tolerance: float | None) -> bool:
         """No row is missing, no label differs, and no score by more than the tolerance."""
-        is_near = tolerance is None or max(self.differences, default=0.0) <= tolerance
+        farthest = max(self.differences, default=0.0)
+        is_near = tolerance is None or farthest <= tolerance + _ROUNDING
         return is_near and not (self.only_in_a or self.only_in_b or self.relabelled)
 
     @property

@@ -1,4 +1,4 @@
-"""What a run wrote, read again: the rows of its tables."""
+"""Read the rows of a run's tables again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def read_calls(lines: Iterator[str]) -> Iterator[Call]:
     """The rows of a table of records.
 
     Raises:
-        ValueError, KeyError: it is not as it was written.
+        ValueError: it is not as it was written.
     """
     columns = tuple(next(lines, "").rstrip("\n").split("\t"))
     if columns != RecordTable.columns:

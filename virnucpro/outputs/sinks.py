@@ -14,9 +14,10 @@ from io import StringIO
 from itertools import chain
 from math import isnan
 from pathlib import Path
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Protocol
 from urllib.parse import quote
 
+from virnucpro.config import Command
 from virnucpro.log import counted, escaped
 from virnucpro.outputs.tables import SortedLines, optional_table, packed_table, table
 from virnucpro.records import (
@@ -32,8 +33,6 @@ from virnucpro.scoring.calls import chunk_scores, scored_frames
 from virnucpro.scoring.head import DECIMALS
 from virnucpro.sequences.fasta import write_record
 from virnucpro.sequences.inputs import InputFile
-
-Command = Literal["predict", "extract"]
 
 
 @dataclass(slots=True)
@@ -316,7 +315,7 @@ class RegionSink(OptionalTable):
 
 
 class RegionTable(RegionSink):
-    """Positions count from 1, and the end is the last base of the region."""
+    """The table of regions: positions count from 1, and the end is the last base."""
 
     file = "regions.tsv"
     columns = (
@@ -418,7 +417,7 @@ def region_name(record: FastaRecord, region: Region) -> str:
 
 
 def region_notes(result: RecordResult, region: Region) -> list[str]:
-    """What a user must know beside the place: no call follows from a region."""
+    """Notes on a region for the user: no call follows from it."""
     notes = [OVER_ORIGIN] if region.over_origin else []
     if region.kind == "whole" and not result.call.is_virus:
         notes.append(CALLED_OTHER)

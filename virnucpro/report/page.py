@@ -48,7 +48,7 @@ def render(template: str, content: Mapping[str, object], packed: str) -> bytes:
 
 
 def references_to(works: Iterable[Work]) -> list[tuple[str, str]]:
-    """What each work is cited for, and its line."""
+    """The role and the citation of each work."""
     return [(work.role, as_text(work)) for work in works]
 
 

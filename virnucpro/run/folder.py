@@ -15,10 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from virnucpro.config import Command
 from virnucpro.errors import InputMissingError, OutputError, UsageError
 from virnucpro.files import TEMPORARY, disk_error, refuse_links, sweep, writing
 from virnucpro.log import announce, logging_to_file, printable
-from virnucpro.outputs.sinks import Command, Sink, all_sinks, record_table
+from virnucpro.outputs.sinks import Sink, all_sinks, record_table
 from virnucpro.records import SHARD_NAME
 from virnucpro.run.features import FeatureStore, index_of, inner_names, open_stores
 from virnucpro.run.lock import LOCK, OF_A_LOCK, is_held, locked, own_name, shared, tagged

@@ -160,7 +160,7 @@ def _mendable(rundir: RunDir, recorded: Manifest) -> frozenset[str]:
             return frozenset(
                 recorded.ids.of(sample, record_id) for sample, record_id in read_mendable(lines)
             )
-    except (ValueError, KeyError) as error:
+    except ValueError as error:
         raise ResumeError(
             f"{printable(table)} is damaged: it does not tell which records failed",
             hint="go on with --resume alone, which writes it anew, then add the input",

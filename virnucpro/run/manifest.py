@@ -28,7 +28,6 @@ class Manifest:
     refused: tuple[InputFile, ...] = ()  # files that could not be read
     models: tuple[str, ...] = ()  # what to open the encoders by: a name, or an absolute path
     cut: str = ""  # what records were called by, in words
-    version: str = __version__  # version of the program that wrote it last
 
     def __post_init__(self) -> None:
         numbers = {file.generation for file in self.inputs}
@@ -69,7 +68,6 @@ def read_manifest(path: Path, copies: Path) -> Manifest | None:
             refused=tuple(_from_json(file, copies) for file in stored.get("refused", ())),
             models=tuple(map(str, stored.get("models", ()))),
             cut=str({**stored.get("counts", {})}.get("cut", "")),
-            version=str(version),
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, UsageError) as error:
         if version != __version__:
@@ -81,9 +79,9 @@ def read_manifest(path: Path, copies: Path) -> Manifest | None:
 def write_manifest(path: Path, copies: Path, manifest: Manifest, facts: Mapping[str, Any]) -> None:
     """Write the manifest, with facts of the run that a resume does not need."""
     content = {
+        **facts,
         "virnucpro_version": __version__,
         "fingerprint": manifest.recipe.fingerprint,
-        **facts,
         "recipe": asdict(manifest.recipe),
         "inputs": [_to_json(file, copies) for file in manifest.inputs],
         "replaced": manifest.replaced,

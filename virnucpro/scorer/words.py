@@ -18,7 +18,8 @@ from virnucpro.scorer.pieces import Digits
 from virnucpro.scorer.stretches import code_of
 from virnucpro.sequences.genetic_code import STANDARD, STOP
 
-LENGTH = 9  # residues of a word
+_STEP = 3  # residues; a word has so many times so many
+LENGTH = _STEP**2  # residues of a word
 AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"
 NO_RESIDUE = len(AMINO_ACIDS)  # stops, and codons with an unknown base
 # whose a word is: 0 of nobody here; several groups, all viral or all cellular; one group; both
@@ -148,7 +149,7 @@ def words_of(codes: Digits, stretch: Counts) -> tuple[Counts, Numbers]:
     """
     residues = residues_of(codes)
     numbers, is_word = residues.astype(np.int64), residues < NO_RESIDUE
-    for n in (1, 3):  # three residues, then three times three
+    for n in (1, _STEP):  # three residues, then three times three
         base = NO_RESIDUE**n
         numbers = (numbers[: -2 * n] * base + numbers[n:-n]) * base + numbers[2 * n :]
         is_word = is_word[: -2 * n] & is_word[n:-n] & is_word[2 * n :]

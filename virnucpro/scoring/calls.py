@@ -127,10 +127,9 @@ def join_call(alone: Call, base: float | None, joined: float | None, decision: D
     """The call of a record by scorer and head, from that of the head alone.
 
     ``base`` is the scorer's log-odds, None where it reads nothing, and ``joined`` those of both,
-    None where the head has none; the decision is of the joined ones, or else of the base. A record
-    of which every frame failed stays so: it can be run again.
+    None where the head has none; the decision is of the joined ones, or else of the base.
     """
-    if base is None or alone.status == "failed":
+    if base is None:
         return alone
     return replace(
         alone,

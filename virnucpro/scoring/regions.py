@@ -249,7 +249,7 @@ def near_host_peptides(
 
 
 def _hull(runs: Sequence[Run]) -> Run:
-    """From the first to the last."""
+    """One run from the first to the last of several."""
     return Run(runs[0].first, runs[-1].end, runs[0].start_base, runs[-1].end_base)
 
 
@@ -264,7 +264,7 @@ class Repeats:
 
     @classmethod
     def of(cls, sequence: str, starts: Counts, evidence: Values, model: RegionModel) -> Repeats:
-        """They are looked for within the length of a usual region from each end."""
+        """The repeats of a record, to be looked for within a usual region's length of each end."""
         sums = np.concatenate([[0.0], np.cumsum(evidence)])
         bases = sequence if sequence.isupper() else sequence.upper()
         return cls(bases, starts + model.size // 2, sums, round(model.virus_bases))

@@ -56,7 +56,7 @@ class ScoredFragments:
     @property
     def weights(self) -> Values:
         """Weights that let groups count nearly evenly, and both labels the same. They sum to 1."""
-        weights = np.empty(len(self))
+        weights = np.full(len(self), np.nan)
         for label in (False, True):
             rows = self.is_virus == label
             _, group, sizes = np.unique(self.group[rows], return_inverse=True, return_counts=True)
@@ -149,7 +149,7 @@ def choose_knot(fragments: ScoredFragments) -> JoinKnot:
 def fold_log_odds(fragments: ScoredFragments) -> Values:
     """The joined log-odds of each fragment, by weights fitted without the groups of its fold."""
     fold = _folds(fragments)
-    log_odds = np.empty(len(fragments))
+    log_odds = np.full(len(fragments), np.nan)
     for number in np.unique(fold).tolist():
         inside = fold == number
         knot = fit_join_knot(fragments.where(~inside))

@@ -355,7 +355,7 @@ def _use(name: str) -> torch.device:
 
 
 def open_store(port: int, *, is_master: bool) -> dist.TCPStore:  # type: ignore[name-defined]
-    """What the processes started here share. NCCL asks it too, with the time-out that it has."""
+    """The store that the processes started here share. NCCL asks it too, by its time-out."""
     return dist.TCPStore(  # type: ignore[attr-defined]
         _LOCALHOST, port, is_master=is_master, wait_for_workers=False, timeout=_TIMEOUT
     )

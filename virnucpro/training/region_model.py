@@ -129,7 +129,7 @@ def _mean_lengths(chromosomes: Sequence[Chromosome]) -> tuple[int, int]:
 def _log_ratios(
     with_virus: Sequence[_Contrasts], contrasts: Sequence[_Contrasts]
 ) -> tuple[float, ...]:
-    """The log-odds of a piece being viral, for each bin of its contrast."""
+    """Log ratios of virus over host, as one piece among others counts, by bin of its contrast."""
     virus, host = np.zeros(len(EDGES) + 1), np.zeros(len(EDGES) + 1)
     for one in with_virus:
         virus += _counts(one.virus) / len(one.virus) ** 0.5

@@ -178,7 +178,8 @@ def _write_figures(training: Training, scored: Sequence[Scored]) -> None:
             if split == "validation":  # the test is not for choosing between trainings
                 announce(f"{split}, {name}: AUROC of chunks {of_chunks:.3f}")
         if split == "validation":
-            _warn_of_chance(chunks, frames, training.settings.seed)
+            of_best = chunks_of(odds[-1], frames, np.ones(len(frames)), "max")
+            _warn_of_chance(of_best, frames, training.settings.seed)
     write_whole(training.output / HELD_OUT, "\n".join([*lines, ""]))
 
 

@@ -168,7 +168,7 @@ def _pretrain(
     held_out: LabelledFrames,
 ) -> None:
     settings = training.settings
-    module = MaskedLanguageModel(_encoder(training, ranks.device))
+    module = MaskedLanguageModel(_encoder(training))
     some = _some(held_out, settings.seed)
     objective = MaskedResidues(train.proteins, some.proteins, settings.seed)
     _train(training, ranks, module, objective)
@@ -185,7 +185,7 @@ def _classify(
 ) -> tuple[FrameClassifier, list[dict[str, float]]]:
     """Train, and return the network in eval mode with the figures of its epochs."""
     settings = training.settings
-    reader = new_reader_of(training, ranks.device)
+    reader = new_reader_of(training)
     dim = reader.width + train.vectors.width
     classifier = Classifier(dim, training.options.hidden, training.options.dropout)
     classifier.standardise(train.composition)
@@ -230,7 +230,7 @@ def _train(
     return state.history
 
 
-def _encoder(training: Training, device: torch.device) -> ESM2:
+def _encoder(training: Training) -> ESM2:
     """The one to start from, or a new one; in float32, and asking for gradients."""
     assert training.shape is not None, "an encoding without an encoder"
     if training.encoder is None:
@@ -241,7 +241,7 @@ def _encoder(training: Training, device: torch.device) -> ESM2:
     return encoder.requires_grad_(training.settings.mode != "head")
 
 
-def new_reader_of(training: Training, device: torch.device) -> Reader:
+def new_reader_of(training: Training) -> Reader:
     if training.has_stored_vectors or training.options.encoding == "composition":
         return NoReader()
     match training.options.encoding:
@@ -250,7 +250,7 @@ def new_reader_of(training: Training, device: torch.device) -> Reader:
         case "blosum62":
             table = blosum62()
         case "esm2":
-            encoder = _encoder(training, device)
+            encoder = _encoder(training)
             return new_reader(encoder, encoder.shape.dim, training.options.architecture)
     return new_reader(table, table.rows.shape[1], training.options.architecture)
 
