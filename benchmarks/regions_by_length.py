@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from virnucpro.evaluation.regions import Interval, Truth, read_truth
+from virnucpro.evaluation.regions import Span, Truth, read_truth
 from virnucpro.scorer.nets import embedded_scorer, load_scorer
 from virnucpro.scoring.chain import RegionModel
 from virnucpro.scoring.contrast import Items
@@ -35,7 +35,7 @@ MOST = 40  # contigs of a length of one host
 SHORTEST_HOST = 500_000
 
 
-def regions_of(one: Chromosome, start: int, n_bases: int, model: RegionModel) -> list[Interval]:
+def regions_of(one: Chromosome, start: int, n_bases: int, model: RegionModel) -> list[Span]:
     """The regions of a contig, in places of the chromosome."""
     start = start // STEP * STEP
     items = one.items.take((one.items.start >= start) & (one.items.start + SIZE <= start + n_bases))

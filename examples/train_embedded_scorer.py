@@ -46,6 +46,7 @@ from virnucpro.evaluation.metrics import Samples, bootstrap, measure
 from virnucpro.labelled.digests import group_digest, record_digest
 from virnucpro.labelled.records import Labelled, read_data_manifest, read_records
 from virnucpro.numeric import Counts, Values, sigmoid
+from virnucpro.options import FALSE_POSITIVES
 from virnucpro.scorer.features import GC, fragment_features, whole_features
 from virnucpro.scorer.nets import (
     ErrorRates,
@@ -171,12 +172,11 @@ COLUMNS = (
     *(f"{noun}_{kind}" for kind in ("viral", "cellular") for noun in ("n", "groups", "called")),
     *("auroc", "low", "high", "calibration_error"),
 )
-FALSE_POSITIVES = 0.03  # share of the cells' fragments that are called in the figures
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Course:
-    """What nets are fitted to: records, their folds, and words counted in these records alone."""
+    """The data that nets are fitted to: records, their folds, and words counted in them alone."""
 
     collection: Collection
     fold_of_record: Counts
@@ -198,8 +198,8 @@ def lessons(course: Course, of_size: Range, n_fragments: int, seed: int) -> Less
     cells = fragments.digits[~is_virus]
     invented = np.stack(
         [
-            made.make_sequence(kind, size, cells[rng.integers(len(cells))], rng)
-            for kind in made.KINDS
+            made.make_sequence(name, size, cells[rng.integers(len(cells))], rng)
+            for name in made.KINDS
             for _ in range(n_fragments // MADE_SHARE)
         ]
     )
@@ -271,7 +271,7 @@ def calibrate(
         rates = fit_error_rates(n_bases, calibrated[is_known], is_virus[is_known], kinds)
         knots.append(knot)
         error_rates.append(rates)
-        write_figures(collection, fragments, calibrated, rates.cut_at(FALSE_POSITIVES))
+        write_figures(collection, fragments, calibrated, rates.cut_at(FALSE_POSITIVES["default"]))
     return knots, error_rates
 
 
@@ -354,7 +354,7 @@ def measure_parts(manifest: Path, split: Path, scorer_file: Path, parts: list[st
         fragments = draw(collection, n_bases, n_fragments, SHARES, np.random.default_rng(n_bases))
         lengths = np.full(len(fragments), n_bases)
         log_odds = scorer.calibrated(fragment_log_odds(fragments.digits, scorer.pieces), lengths)
-        threshold = thresholds(scorer.error_rates, lengths[:1], FALSE_POSITIVES).item()
+        threshold = thresholds(scorer.error_rates, lengths[:1], FALSE_POSITIVES["default"]).item()
         write_figures(collection, fragments, log_odds, threshold)
 
 

@@ -124,7 +124,7 @@ def test_a_record_is_cut_the_same_whatever_stands_beside_it():
 )
 def test_a_cutting_that_makes_no_sense_is_refused(wrong):
     with pytest.raises(UsageError):
-        Cutting(**wrong)
+        replace(CUTTING, **wrong)
 
 
 # What is measured

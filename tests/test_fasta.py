@@ -238,6 +238,7 @@ FOREIGN = {
     "EMBL": b"ID   X56734; SV 1; linear; mRNA\n",
     "GFF": b"##gff-version 3\n",
     "zip": b"PK\x03\x04\x14\0\0\0\x08\0",
+    "tar archive": b"contigs.fa".ljust(257, b"\0") + b"ustar\x0000",
     "UTF-16": ">a\nACGT\n".encode("utf-16"),
     "binary": bytes(range(256)),
 }

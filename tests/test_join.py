@@ -34,7 +34,7 @@ from virnucpro.scoring.calls import (
 from virnucpro.scoring.head import Head, load_head, save_head
 from virnucpro.scoring.join import Join, JoinKnot, join_log_odds
 
-RATES = ErrorRates(500, (-1.0, 0.5, 2.0), (0.5, 0.03, 0.005), (0.9, 0.5, 0.2), (-1.0, 0.5, 2.0))
+RATES = ErrorRates(500, (-2.0, 0.5, 2.0), (0.5, 0.03, 0.005), (0.9, 0.5, 0.2), (-2.0, 0.5, 2.0))
 CLOSED = "TAAATAAATAACTTAATTAGTTAGCTAGCTAACTAGTCATCACTATTA" * 4  # no frame without a stop
 
 

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,7 @@ from virnucpro.scorer.features import (
     N_FIGURES,
     N_JUNCTIONS,
     N_LAYOUT,
+    N_PALINDROMES,
     RATIOS,
     SHARES,
     layout_features,
@@ -34,6 +36,8 @@ from virnucpro.scorer.features import (
     with_layout,
 )
 from virnucpro.scorer.nets import (
+    FARTHEST,
+    N_LEVELS,
     ErrorRates,
     Knot,
     Layer,
@@ -69,6 +73,7 @@ GOLDEN = Path(__file__).parent / "golden" / "scorer"
 PAIRS = str.maketrans("ACGT", "TGCA")
 DNA = st.text("ACGTN", min_size=1, max_size=400)
 JUNCTION_COLUMNS = range(2 * N_CODONS, 2 * N_CODONS + N_JUNCTIONS)
+PALINDROME_COLUMNS = range(GC - N_PALINDROMES, GC)
 WORD_COLUMNS = range(GC + N_FIGURES, GC + N_FIGURES + N_WORD_FIGURES)
 
 
@@ -180,7 +185,8 @@ def test_features_are_those_of_an_independent_program() -> None:
         expected = stored["features"]
     found = piece_features(encode_pieces([record.sequence for record in records]), NO_WORDS)
     assert found.dtype == np.float32
-    unknown_there = (*JUNCTION_COLUMNS, *WORD_COLUMNS)  # that program counts neither
+    # that program counts none of these
+    unknown_there = (*JUNCTION_COLUMNS, *PALINDROME_COLUMNS, *WORD_COLUMNS)
     found = np.delete(found, unknown_there, axis=1)
     # both round once to float32, of values below 16 in float64: an ulp of these is 1e-6
     for record, of_record, golden in zip(records, found, expected, strict=True):
@@ -188,23 +194,55 @@ def test_features_are_those_of_an_independent_program() -> None:
 
 
 @given(st.lists(DNA, min_size=1, max_size=6))
-def test_junctions_are_the_codons_of_the_long_stretches_one_and_two_bases_later(
+def test_junctions_are_the_four_bases_where_codons_of_long_stretches_meet(
     sequences: list[str],
 ) -> None:
     features = piece_features(encode_pieces(sequences), NO_WORDS)[:, JUNCTION_COLUMNS]
-    for sequence, found in zip(sequences, features.reshape(-1, 2, N_CODONS), strict=True):
+    words = ["".join(word) for word in product("ACGT", repeat=4)]
+    for sequence, found in zip(sequences, features.reshape(-1, 2, len(words)), strict=True):
         kept, _ = kept_of(sequence)
         read = kept[:1] + [stretch for stretch in kept[1:MOST_STRETCHES] if stretch[0] >= LONG]
         strands = (sequence, sequence.translate(PAIRS)[::-1])
-        for n_later, roots in enumerate(found, start=1):
-            counts = Counter(
-                strands[strand][place + n_later : place + n_later + 3]
-                for n_codons, strand, start in read
-                for place in range(start, start + 3 * (n_codons - 1), 3)
-            )
-            expected = np.array([counts[codon] for codon in STANDARD.codons])
+        pairs = [
+            strands[strand][place : place + 6]
+            for n_codons, strand, start in read
+            for place in range(start, start + 3 * (n_codons - 1), 3)
+        ]
+        known = [pair for pair in pairs if "N" not in pair]
+        for first, roots in zip((1, 2), found, strict=True):
+            counts = Counter(pair[first : first + 4] for pair in known)
+            expected = np.array([counts[word] for word in words])
             expected = np.sqrt(expected / max(1, expected.sum()))
             np.testing.assert_allclose(roots, expected, rtol=1e-6)  # float32
+
+
+@given(st.lists(DNA, min_size=1, max_size=6))
+def test_palindromes_are_counted_beside_what_single_bases_let_expect(
+    sequences: list[str],
+) -> None:
+    features = piece_features(encode_pieces(sequences), NO_WORDS)[:, PALINDROME_COLUMNS]
+    for sequence, found in zip(sequences, features, strict=True):
+        n_known = len(sequence) - sequence.count("N")
+        strong = (sequence.count("G") + sequence.count("C")) / 2 / max(1, n_known)
+        weak = (sequence.count("A") + sequence.count("T")) / 2 / max(1, n_known)
+        chance = {"A": weak**2, "T": weak**2, "C": strong**2, "G": strong**2}
+        counts = {
+            n: Counter(
+                word
+                for word in (sequence[i : i + n] for i in range(len(sequence) - n + 1))
+                if "N" not in word and word == word.translate(PAIRS)[::-1]
+            )
+            for n in (2, 4, 6)
+        }
+        expected = []
+        for one, other in product("ACGT", repeat=2):
+            word = one + other + (one + other).translate(PAIRS)[::-1]
+            by_chance = max(0, chance[one] * chance[other] * (n_known - 3))
+            expected.append(np.log((counts[4][word] + 0.5) / (by_chance + 0.5)))
+        for n in (4, 6, 2):
+            by_chance = max(0, sum(chance.values()) ** (n // 2) * (n_known - n + 1))
+            expected.append(np.log((counts[n].total() + 1) / (by_chance + 1)))
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)  # float32
 
 
 def test_features_do_not_depend_on_the_pieces_beside() -> None:
@@ -421,15 +459,52 @@ def test_what_is_read_as_parts_has_half_of_the_score(
     assert found == pytest.approx((of_pieces + np.mean(of_wholes)) / 2, abs=1e-5)
 
 
+def random_levels(n: int, n_inputs: int, seed: int) -> NDArray[np.float32]:
+    rng = np.random.default_rng(seed)
+    levels = rng.integers(-N_LEVELS, N_LEVELS, (n, n_inputs), endpoint=True)
+    return levels.astype(np.float32)
+
+
+def logits_of(nets: Nets, levels: NDArray[np.float32]) -> tuple[NDArray[np.float64], float]:
+    """By the weights as they are, and how far they are off by what is rounded: one net."""
+    (first, at_first), (second, at_second), (last, at_last) = (
+        (weight[0].astype(np.float64), bias[0]) for weight, bias in nets.layers
+    )
+    inner = gelu(levels.astype(np.float64) * FARTHEST / N_LEVELS @ first.T + at_first)
+    logits = gelu(inner @ second.T + at_second) @ last.T + at_last
+    n_inputs = first.shape[1]
+    worth = abs(first).sum(axis=1).max() / (2**24 / N_LEVELS - n_inputs / 2)
+    steepest = 1.13  # of a GELU
+    error = n_inputs * FARTHEST * worth / 2
+    for weight in (second, last):
+        error *= steepest * abs(weight).sum(axis=1).max()
+    return logits, error
+
+
 def test_log_odds_are_of_all_kinds_of_viruses_against_all_of_cells() -> None:
     nets = random_nets(6, 1, np.random.default_rng(8))
-    inputs = np.random.default_rng(9).normal(size=(4, 6))
-    (first, at_first), (second, at_second), (last, at_last) = nets.layers
-    inner = gelu(inputs @ first[0].T + at_first[0])
-    logits = gelu(inner @ second[0].T + at_second[0]) @ last[0].T + at_last[0]
+    levels = random_levels(4, 6, 9)
+    logits, error = logits_of(nets, levels)
     odds = np.exp(logits)
     expected = np.log(odds[:, :2].sum(axis=1) / odds[:, 2:].sum(axis=1))
-    np.testing.assert_allclose(nets.log_odds(inputs), expected, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(nets.log_odds(levels), expected, rtol=0, atol=2 * error + 1e-6)
+    assert 2 * error < 0.02 < abs(expected).min()
+
+
+def test_the_first_layer_has_no_rounding_that_depends_on_an_order() -> None:
+    nets = random_nets(1300, 2, np.random.default_rng(8))
+    weight, _ = nets.layers[0]
+    numbers, worth, _ = nets._first
+    rows = weight.reshape(-1, 1300)
+    np.testing.assert_allclose(numbers * worth * N_LEVELS / FARTHEST, rows, rtol=0, atol=1e-2)
+    farthest = np.sign(numbers) * N_LEVELS  # each sum as large as it can be
+    exact = farthest.astype(np.int64) @ numbers.T.astype(np.int64)
+    assert 0.99 * 2**24 < exact.max() <= 2**24
+    order = np.random.default_rng(1).permutation(1300)
+    for levels in (farthest, random_levels(50, 1300, 3)):
+        expected = levels.astype(np.int64) @ numbers.T.astype(np.int64)
+        np.testing.assert_array_equal(levels @ numbers.T, expected)
+        np.testing.assert_array_equal(levels[:, order] @ numbers[:, order].T, expected)
 
 
 @pytest.mark.parametrize("n_viral", [0, 5, 6])
@@ -444,6 +519,12 @@ def test_nets_that_read_parts_need_nets_of_these(scorer: Scorer) -> None:
     for pieces in ((whole,), (replace(parts, shortest=500), whole), (parts, parts)):
         with pytest.raises(ValueError, match=r"no nets read by themselves|several nets"):
             replace(scorer, pieces=pieces)
+
+
+def test_pieces_rise_in_size_since_those_of_the_smallest_are_told(scorer: Scorer) -> None:
+    small, large, *_ = scorer.pieces
+    with pytest.raises(ValueError, match="do not rise"):
+        replace(scorer, pieces=(large, small))
 
 
 def test_pieces_of_unknown_bases_do_not_change_a_score(scorer: Scorer) -> None:

@@ -35,7 +35,7 @@ from virnucpro.training.joining import (
     fold_log_odds,
 )
 from virnucpro.training.request import resolve_training
-from virnucpro.training.results import Outcome
+from virnucpro.training.results import TrainingResults
 from virnucpro.training.runs import Runs, read_runs
 
 
@@ -304,5 +304,5 @@ def test_groups_that_the_scorer_was_trained_on_are_left_out_of_the_join(tmp_path
     scorer = load_scorer(embedded_scorer())
     for known, n_left in (([], len(groups)), (groups[:1], len(groups) - 1), (groups, len(groups))):
         digests = np.unique(np.array([group_digest(name) for name in known], dtype=np.uint64))
-        outcome = Outcome(training, frames, splits, replace(scorer, trained_groups=digests))
+        outcome = TrainingResults(training, frames, splits, replace(scorer, trained_groups=digests))
         assert [len(part) for part in outcome._unseen("validation", [data_of])] == [n_left]

@@ -239,7 +239,7 @@ def test_dropout_spares_the_features_that_it_is_told_to() -> None:
     features = rng.normal(size=(400, N_FEATURES)).astype(np.float32)
     kinds = (features[:, GC] <= 0).astype(np.int64)
     lessons = Lessons(features, kinds, np.ones(400), 1, 2)
-    fitting = Fitting(input_dropout=1.0, spared=range(GC, GC + 1), batch=50, epochs=10)
+    fitting = Fitting(input_dropout=1.0, spared=range(GC, GC + 1), batch=50, epochs=20)
     nets = fit_piece_nets(Range(150, 150), [lessons], NO_WORDS, fitting)
     others = rng.normal(size=(200, N_FEATURES)).astype(np.float32)
     others[:, :GC] = others[:, GC + 1 :] = 0  # the net's first weights for these are still there

@@ -24,8 +24,6 @@ Command = Literal["predict", "extract"]
 FOLLOWS = ("model", "dim", "reads")  # of an encoder: a name, and what family and content imply
 RESIDUES_PER_SHARD = 250_000  # of the largest shards
 _RESIDUES_WITH_ROWS = 125_000  # the same, where each residue has a vector
-# 1: identical proteins embedded each by itself; 2: gaps kept; 3: no bases, codons with U lost;
-# 4: other products in bf16 on CPUs; 5: all shards of one size
 SHARD_FORMAT = 6
 
 

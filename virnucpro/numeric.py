@@ -15,7 +15,7 @@ def sigmoid(log_odds: Values) -> Values:
     return np.asarray(0.5 * (1 + np.tanh(log_odds / 2)))
 
 
-def stretches(mask: Mask) -> list[tuple[int, int]]:
-    """The stretches in which the mask is true, as (first, one after the last)."""
+def runs_of(mask: Mask) -> list[tuple[int, int]]:
+    """The runs in which the mask is true, as (first, one after the last)."""
     bounds = np.flatnonzero(np.diff(mask, prepend=False, append=False)).tolist()
     return list(zip(bounds[::2], bounds[1::2], strict=True))

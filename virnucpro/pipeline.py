@@ -233,6 +233,8 @@ def scorer_of(join: Join) -> Scorer:
         )
     weights = ", ".join(f"{knot.head:.2f} at {knot.n_bases:,}" for knot in join.knots)
     announce(f"joined with the scorer; weight of the head by bases: {weights}")
+    if not any(knot.head for knot in join.knots):
+        announce("the head adds nothing at any length: the scores are those of the scorer")
     return scorer
 
 

@@ -30,9 +30,9 @@ _COLUMNS = ("fragment", "record", "length", "start", "end", "strand", "label", "
 class Cutting:
     """The options by which records are cut into fragments."""
 
-    lengths: tuple[int, ...] = (150, 300, 500, 1000, 3000, 10_000)  # bases
-    per_record: int = 3  # fragments of each length
-    seed: int = 0
+    lengths: tuple[int, ...]  # bases
+    per_record: int  # fragments of each length
+    seed: int
 
     def __post_init__(self) -> None:
         if not self.lengths or min(self.lengths) < 1 or self.per_record < 1:

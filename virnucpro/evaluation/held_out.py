@@ -96,7 +96,8 @@ class HeldOut:
             )
         if {record.is_virus for record in self.records} != {True, False}:
             raise InputError(
-                "the data to evaluate on holds no virus, or nothing else",
+                "the data to evaluate on holds no virus, or nothing else: of "
+                f"{counted(n_records, 'record')}, {n_records - len(self.records):,} are left out",
                 hint="give labelled records of both kinds that were not trained on",
             )
         if trained and self._of_training == "keep":

@@ -12,8 +12,8 @@ from pathlib import Path
 from virnucpro.errors import VirnucproError
 from virnucpro.evaluation.regions import (
     COLUMNS,
-    Interval,
     RegionFigures,
+    Span,
     Truth,
     check_none_missing,
     check_truth,
@@ -73,7 +73,7 @@ def evaluate_regions(options: EvaluateOptions, truth_table: Path, on_event: OnEv
 
 
 def _measure(
-    rundir: RunDir, truths: dict[str, Truth], genes: dict[str, list[Interval]]
+    rundir: RunDir, truths: dict[str, Truth], genes: dict[str, list[Span]]
 ) -> list[tuple[str, RegionFigures]]:
     """Each sequence of the run with its figures; one without a row of the truth has no prophage."""
     with rundir.output(RecordTable).open(encoding="utf-8") as table:
@@ -81,7 +81,7 @@ def _measure(
     lengths = dict(calls)
     check_unique(name for name, _ in calls)
     check_none_missing(truths.keys() - lengths.keys())
-    regions: dict[str, list[Interval]] = {}
+    regions: dict[str, list[Span]] = {}
     if rundir.output(RegionTable).exists():
         with rundir.output(RegionTable).open(encoding="utf-8") as table:
             for name, region in read_regions(table):

@@ -22,7 +22,7 @@ from virnucpro.labelled.tables import read_cells, read_lines
 from virnucpro.log import LOGGER, printable
 from virnucpro.numeric import Mask
 
-Interval = tuple[int, int]
+Span = tuple[int, int]
 COUNTED, LEFT_OUT = "prophage", ("remnant", "unclear")  # kinds of a row of the truth
 COLUMNS = (
     *("precision", "recall", "f1", "prophages", "found", "regions", "false", "false_per_mbp"),
@@ -36,8 +36,8 @@ _DRAWS = 2_000
 class Truth:
     """Known intervals of one sequence."""
 
-    prophages: tuple[Interval, ...] = ()
-    unclear: tuple[Interval, ...] = ()  # neither virus nor host: left out of every count
+    prophages: tuple[Span, ...] = ()
+    unclear: tuple[Span, ...] = ()  # neither virus nor host: left out of every count
 
 
 def read_truth(path: Path) -> dict[str, Truth]:
@@ -114,13 +114,13 @@ def check_truth(name: str, truth: Truth, n_bases: int) -> None:
         )
 
 
-def read_genes(path: Path) -> dict[str, list[Interval]]:
+def read_genes(path: Path) -> dict[str, list[Span]]:
     """The coding sequences of a GFF3 file, plain or packed, by sequence.
 
     Raises:
         InputError, InputMissingError: it cannot be read, or is not GFF3.
     """
-    genes: dict[str, list[Interval]] = {}
+    genes: dict[str, list[Span]] = {}
     for number, line in read_lines(path, None):
         if line.startswith("##FASTA"):
             break
@@ -204,7 +204,7 @@ def _rates(right: int, false: int, missed: int) -> tuple[float, float, float]:
 
 
 def measure_regions(
-    regions: Sequence[Interval], truth: Truth, n_bases: int, genes: Sequence[Interval] = ()
+    regions: Sequence[Span], truth: Truth, n_bases: int, genes: Sequence[Span] = ()
 ) -> RegionFigures:
     """The regions of one sequence beside what is known of it."""
     is_virus = mask(truth.prophages, n_bases)
@@ -244,7 +244,7 @@ def measure_regions(
     )
 
 
-def mask(intervals: Iterable[Interval], n_bases: int) -> Mask:
+def mask(intervals: Iterable[Span], n_bases: int) -> Mask:
     """A mask of the bases that lie in the intervals. (n_bases,)"""
     inside = np.zeros(n_bases, dtype=np.bool_)
     for start, end in intervals:

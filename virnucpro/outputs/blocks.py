@@ -23,7 +23,7 @@ from virnucpro.run.features import FeatureReader, FeatureStore, ShardFeatures
 from virnucpro.run.plan import count_chunks
 from virnucpro.run.shards import read_shard
 from virnucpro.scorer.nets import Scorer
-from virnucpro.scoring.batches import Run, ScoredFrames, predict_records, score_frames
+from virnucpro.scoring.batches import FrameRange, ScoredFrames, predict_records, score_frames
 from virnucpro.scoring.calls import call_record
 from virnucpro.scoring.head import Head
 from virnucpro.scoring.pieces import call_by_scorer, join_calls
@@ -155,7 +155,7 @@ class BlockTask:
 
     n_letters: int
     columns: tuple[tuple[Any, ...], ...]  # fields of the records: packed in a quarter of the time
-    runs: array[int]  # flat: place of a record, and a ``Run`` of it
+    runs: array[int]  # flat: place of a record, and a ``FrameRange`` of it
     frames: list[ScoredFrames]
 
     def do(self, maker: Maker) -> list[Portion]:
@@ -173,7 +173,7 @@ class BlockTask:
         records = list(map(FastaRecord._make, zip(*self.columns, strict=True)))
         if scorer is not None and not recipe.has_encoder:
             return call_by_scorer(records, recipe, scorer, maker.cut)
-        runs: list[list[Run]] = [[] for _ in records]
+        runs: list[list[FrameRange]] = [[] for _ in records]
         for place, *run in np.reshape(self.runs, (-1, 4)).tolist():
             runs[place].append(tuple(run))
         predictions = predict_records(records, runs, self.frames, head)

@@ -17,7 +17,7 @@ from virnucpro.config import FeatureFormat, Reads
 from virnucpro.errors import FeatureFileError
 from virnucpro.files import atomic, write_whole
 from virnucpro.log import announce, printable
-from virnucpro.numeric import Mask, stretches
+from virnucpro.numeric import Mask, runs_of
 from virnucpro.records import Embeddings
 from virnucpro.run.feature_file import (
     DAMAGE,
@@ -109,7 +109,7 @@ def write_index(path: Path, parts: Sequence[IndexPart]) -> None:
             where = rows if name == "embeddings" else bounds
             of_dataset += [
                 _Piece(name_of_part, int(where[-1]), slice(int(where[a]), int(where[b])))
-                for a, b in stretches(part.mask)
+                for a, b in runs_of(part.mask)
             ]
     kinds: dict[str, tuple[tuple[int, ...], np.dtype[np.generic]]] = {
         "ids": ((), h5py.string_dtype("utf-8")),

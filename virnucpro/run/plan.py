@@ -46,7 +46,7 @@ _STEP_BASES = 2_000_000  # bases between two reports
 
 
 @dataclass(slots=True)
-class Counts:
+class PlanCounts:
     """The counts of what went into a plan."""
 
     n_records: int = 0
@@ -66,7 +66,7 @@ class Plan:
     """The shards of each generation, and what they were made of."""
 
     generations: tuple[tuple[Shard, ...], ...]
-    counts: Counts = field(default_factory=Counts)
+    counts: PlanCounts = field(default_factory=PlanCounts)
     files: tuple[tuple[int, int], ...] = ()  # (first shard, one after the last) of each input
 
     @cached_property
@@ -136,7 +136,7 @@ class _Planner:
     keep_intermediate: bool
     on_letters: Callable[[int], None]
     helpers: Helpers[Recipe]
-    counts: Counts = field(default_factory=Counts)
+    counts: PlanCounts = field(default_factory=PlanCounts)
     files: list[tuple[int, int]] = field(default_factory=list)
     # 8 bytes per record: ids themselves would fill the memory
     hashes: array[int] = field(default_factory=lambda: array("q"))
@@ -258,8 +258,8 @@ def _remedy(manifest: Manifest) -> str:
     if len(manifest.inputs) == 1:
         return "or add --rename-duplicates"
     return (
-        "or leave the added file out: this run writes ids without their file; another one, or the "
-        "same with --force, writes them with it if all files are given at once"
+        "or start again with all files and --force: ids that files share are then written with "
+        "their file; or leave the added file out"
     )
 
 
@@ -322,7 +322,7 @@ def read_plan(rundir: RunDir, manifest: Manifest) -> Plan | None:
                 index += 1
             by_generation.append(tuple(shards))
         files = tuple((int(first), int(end)) for first, end in stored["files"])
-        return Plan(tuple(by_generation), Counts(**stored["counts"]), files)
+        return Plan(tuple(by_generation), PlanCounts(**stored["counts"]), files)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 

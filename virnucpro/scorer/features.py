@@ -1,17 +1,18 @@
 """Features of pieces: how the stop-free stretches are spelled, and plain figures of the whole.
 
-A piece has 826 features in six blocks: codons of its longest stretch and of all long ones; the
-junctions of codons of the long ones, which are these read one and two bases later; pairs of
-neighbouring residues of the longest, all of them as square roots of their shares; plain figures;
-how many of its words other groups have; and the codons again as log ratios to what the GC of the
-piece lets expect. A long piece can be read as parts: it has the mean of their features, and 12
-more, of how the gene-like stretches lie in all of it.
+A piece has 1,229 features in seven blocks: codons of its longest stretch and of all long ones; the
+junctions of codons of the long ones, which are the four bases around where one follows another;
+pairs of neighbouring residues of the longest, all of them as square roots of their shares; its
+palindromes; plain figures; how many of its words other groups have; and the codons again as log
+ratios to what the GC of the piece lets expect. A long piece can be read as parts: it has the mean
+of their features, and 12 more, of how the gene-like stretches lie in all of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import product
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,13 +31,16 @@ from virnucpro.scorer.words import (
 from virnucpro.sequences.genetic_code import STANDARD, GeneticCode, standard_synonyms
 
 N_CODONS, N_PAIRS, N_FIGURES = 64, 400, 36
-N_JUNCTIONS = 2 * N_CODONS
+N_JUNCTION_WORDS = 4**4
+N_JUNCTIONS = 2 * N_JUNCTION_WORDS
+N_PALINDROMES = 4**2 + 3  # each of four bases, and all of two, four and six
 N_LAYOUT = 12
-N_FEATURES = 4 * N_CODONS + N_JUNCTIONS + N_PAIRS + N_FIGURES + N_WORD_FIGURES
+N_FEATURES = 4 * N_CODONS + N_JUNCTIONS + N_PAIRS + N_PALINDROMES + N_FIGURES + N_WORD_FIGURES
 SHARES = slice(0, -2 * N_CODONS)  # codons by shares, and all else
 RATIOS = slice(2 * N_CODONS, None)  # all else, and codons by ratios
-GC = 2 * N_CODONS + N_JUNCTIONS + N_PAIRS  # the column of the first figure
+GC = 2 * N_CODONS + N_JUNCTIONS + N_PAIRS + N_PALINDROMES  # the column of the first figure
 FIGURES = slice(GC, GC + N_FIGURES)
+_PAIRED = 3  # the sum of a base's digit and its partner's; UNKNOWN has no partner
 MOST_STRETCHES = 6  # of a piece, that codons are counted of
 LONG = 20  # codons from which on a stretch counts beside the longest
 GENE_LIKE, GENE = 30, 60  # codons
@@ -48,6 +52,8 @@ _PIECES_AT_ONCE = 512
 Features = NDArray[np.float32]
 
 _CODE_OF_CODON = np.array([code_of(codon) for codon in STANDARD.codons])
+_NUMBER_OF_CODE = np.full(N_CODES, -1)  # of codons as words of base 4; -1 with an unknown base
+_NUMBER_OF_CODE[[code_of("".join(codon)) for codon in product("ACGT", repeat=3)]] = range(N_CODONS)
 _GC_OF_CODON = np.array([sum(base in "GC" for base in codon) for codon in STANDARD.codons])
 # how often each code has each base at each position of the codon; unknown bases count nowhere
 _BASES_OF_CODE = np.array(
@@ -78,7 +84,7 @@ _WORDS, _N_WORDS = _canonical_words()
 
 
 def piece_features(pieces: Pieces, words: WordTable, code: GeneticCode = STANDARD) -> Features:
-    """The features of each piece. n -> (n, 826)
+    """The features of each piece. n -> (n, 1229)
 
     A codon that means something else than in the standard code counts as one that means it there.
     """
@@ -101,6 +107,7 @@ def piece_features(pieces: Pieces, words: WordTable, code: GeneticCode = STANDAR
             _root_shares(long),
             *map(_root_shares, _count_junctions(codes, stretch, piece, n)),
             _root_shares(_count_pairs(codes[is_longest], piece[is_longest], n)),
+            _palindromes(pieces, bases).astype(np.float32),
             figures.astype(np.float32),
             word_figures(words.owners_of(numbers), piece[places], n).astype(np.float32),
             _log_ratios(longest, gc),
@@ -110,14 +117,14 @@ def piece_features(pieces: Pieces, words: WordTable, code: GeneticCode = STANDAR
 
 
 def fragment_features(digits: Digits, words: WordTable) -> Features:
-    """The features of fragments as single pieces. (n, n_bases) -> (n, 826)"""
+    """The features of fragments as single pieces. (n, n_bases) -> (n, 1229)"""
     return np.concatenate(list(_feature_blocks(digits, words)))
 
 
 def whole_features(digits: Digits, words: WordTable, part: int) -> Features:
     """The features of fragments that are read as whole parts of so many bases.
 
-    Of known bases, and without a rest: else ``score`` reads other parts. (n, n_bases) -> (n, 838)
+    Of known bases, and without a rest: else ``score`` reads other parts. (n, n_bases) -> (n, 1241)
     """
     n, n_bases = digits.shape
     parts = digits[:, : n_bases // part * part].reshape(-1, part)
@@ -138,7 +145,7 @@ def _as_pieces(digits: Digits) -> Pieces:
 
 
 def with_layout(of_parts: Values, layout: Values) -> Features:
-    """The mean features of parts with those of the whole. (n, 826), (n, 12) -> (n, 838)"""
+    """The mean features of parts with those of the whole. (n, 1229), (n, 12) -> (n, 1241)"""
     before, behind = np.split(of_parts, [N_FEATURES - 2 * N_CODONS], axis=1)
     return np.hstack([before, layout, behind]).astype(np.float32)
 
@@ -212,7 +219,7 @@ def codons_of(
     return codes, np.repeat(np.arange(len(stretches)), stretches.n_codons)
 
 
-def _count(words: NDArray[np.uint8], rows: Counts, n_rows: int, n_words: int) -> Counts:
+def _count(words: NDArray[np.integer[Any]], rows: Counts, n_rows: int, n_words: int) -> Counts:
     """The counts of words in each row. -> (n_rows, n_words)"""
     keys = rows * n_words + words
     counts = np.bincount(keys.reshape(-1), minlength=n_rows * n_words)
@@ -222,18 +229,18 @@ def _count(words: NDArray[np.uint8], rows: Counts, n_rows: int, n_words: int) ->
 def _count_junctions(
     codes: NDArray[np.uint8], stretch: Counts, piece: Counts, n: int
 ) -> Iterator[Counts]:
-    """The codons that are read one base later, and those two bases later. -> twice (n, 64)
+    """Two bases of a codon with two of the next, and one with three. -> twice (n, 256)
 
-    They tell which bases meet where one codon follows another, which is no chance (Gutman and
-    Hatfield 1989, doi:10.1073/pnas.86.10.3699).
+    Which bases meet where one codon follows another is no chance (Gutman and Hatfield 1989,
+    doi:10.1073/pnas.86.10.3699).
     """
-    left, right = codes[:-1], codes[1:]
-    is_last = stretch[:-1] != stretch[1:]
-    for n_later in (1, 2):
-        n_ends = 5 ** (3 - n_later)  # of left codons, without the bases that are passed
-        words = left % n_ends * 5**n_later + right // n_ends
-        words[is_last] = N_CODES - 1
-        yield _count(words, piece[:-1], n, N_CODES)[:, _CODE_OF_CODON]
+    numbers = _NUMBER_OF_CODE[codes]
+    is_inside = (stretch[1:] == stretch[:-1]) & (numbers[1:] >= 0) & (numbers[:-1] >= 0)
+    left, right, piece = numbers[:-1][is_inside], numbers[1:][is_inside], piece[:-1][is_inside]
+    for n_left in (2, 1):
+        n_ends = 4**n_left  # of left codons, that many bases long
+        words = left % n_ends * (N_JUNCTION_WORDS // n_ends) + right // (n_ends // 4)
+        yield _count(words, piece, n, N_JUNCTION_WORDS)
 
 
 def _count_pairs(codes: NDArray[np.uint8], piece: Counts, n: int) -> Counts:
@@ -243,6 +250,38 @@ def _count_pairs(codes: NDArray[np.uint8], piece: Counts, n: int) -> Counts:
     is_pair = (left < NO_RESIDUE) & (right < NO_RESIDUE) & (piece[:-1] == piece[1:])
     keys = piece[:-1] * N_PAIRS + left * np.int64(NO_RESIDUE) + right
     return np.bincount(keys[is_pair], minlength=n * N_PAIRS).reshape(n, N_PAIRS)
+
+
+def _palindromes(pieces: Pieces, bases: Values) -> Values:
+    """Words that both strands spell alike, as log ratios to what single bases let expect. (n, 19)
+
+    Those of four bases, each and together, then all of six and of two. Restriction enzymes cut
+    at such words, and phages avoid them (Karlin, Burge and Campbell 1992,
+    doi:10.1093/nar/20.6.1363).
+    """
+    digits = pieces.digits[:, 0]
+    of_two = digits[:, :-1] + digits[:, 1:] == _PAIRED
+    of_four = of_two[:, 1:-1] & (digits[:, :-3] + digits[:, 3:] == _PAIRED)
+    of_six = of_four[:, 1:-1] & (digits[:, :-5] + digits[:, 5:] == _PAIRED)
+    n_bases = bases.sum(axis=1, keepdims=True)
+    a, c, g, t = bases.T / np.maximum(1, n_bases[:, 0])
+    weak, strong = (a + t) / 2, (c + g) / 2  # shares of each base where both strands count
+    pair = np.stack([weak, strong, strong, weak], axis=1) ** 2  # of a base and its partner
+    n_words = len(pair), N_PALINDROMES - 3
+    expected = (pair[:, :, None] * pair[:, None, :]).reshape(n_words) * (n_bases - 3)
+    row, place = np.nonzero(of_four)
+    words = 4 * digits[row, place] + digits[row, place + 1]
+    counts = _count(words, row, *n_words)
+    chance = pair.sum(axis=1, keepdims=True)
+    together = [
+        np.log((n_found[:, None] + 1) / (np.maximum(0, n_expected) + 1))
+        for n_found, n_expected in (
+            (counts.sum(axis=1), chance**2 * (n_bases - 3)),
+            (of_six.sum(axis=1), chance**3 * (n_bases - 5)),
+            (of_two.sum(axis=1), chance * (n_bases - 1)),
+        )
+    ]
+    return np.hstack([np.log((counts + 0.5) / (np.maximum(0, expected) + 0.5)), *together])
 
 
 def _count_bases(pieces: Pieces) -> Values:

@@ -30,6 +30,7 @@ BASES_AT_ONCE = 2_000_000  # of records that are read before any is scored
 _PIECE_BASES_AT_ONCE = 500_000
 _PIECES_AT_ONCE = 1_000
 _WHOLE_BASES_AT_ONCE = 1_000_000
+_STEPS = np.float64(2**24)  # that 1 has, where features of parts are added
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -206,7 +207,7 @@ class _Wholes:
     nets: PieceNets
     records: Counts
     places: _Places
-    total: Values  # (n, 826) features of the parts
+    total: Values  # (n, 1229) features of the parts, in steps
     n_parts: Counts  # (n,)
 
     @classmethod
@@ -227,12 +228,13 @@ class _Wholes:
                 some, rows, n_parts = np.unique(
                     whole[inside], return_index=True, return_counts=True
                 )
-                self.total[some] += np.add.reduceat(features[inside], rows, dtype=np.float64)
+                steps = np.rint(features[inside] * _STEPS)  # whole: no sum depends on its order
+                self.total[some] += np.add.reduceat(steps, rows)
                 self.n_parts[some] += n_parts
 
     def log_odds(self, digits: Digits, code: GeneticCode) -> Values:
-        """Of each piece, before calibration; NaN for one of unknown bases alone. -> (n,)"""
-        means = self.total / np.maximum(1, self.n_parts)[:, None]
+        """Log-odds of each piece, before calibration; NaN without a known base. -> (n,)"""
+        means = self.total / (_STEPS * np.maximum(1, self.n_parts)[:, None])
         blocks = self.places.blocks(digits, self.nets.size, _WHOLE_BASES_AT_ONCE)
         layouts = [layout_features(pieces, code) for _, pieces in blocks]
         features = with_layout(means, np.concatenate(layouts))
@@ -270,7 +272,7 @@ def _score_pieces(
 
     ``wholes`` get those with a known base as parts.
     """
-    values = np.empty(len(places.first))
+    values = np.full(len(places.first), np.nan)
     for block, features, log_odds in _read_pieces(digits, places, nets, code):
         values[block] = log_odds
         is_known = ~np.isnan(log_odds)

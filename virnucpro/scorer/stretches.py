@@ -169,8 +169,8 @@ def _choose(found: Stretches, lengths: Counts) -> tuple[Mask, Counts]:
         rows = slice(high, high := high + n_pieces)
         bits = below.take(end[rows], axis=0) ^ below.take(start[rows], axis=0)
         n_of_word = np.bitwise_count(covered[:n_pieces] & bits)
-        # Words first, since a sum along rows is slow. A product with ones is not much faster, and
-        # OpenBLAS was once seen to set the flag of an invalid value there where all were finite.
+        # Words first, since a sum along rows is slow; a product with ones is not much faster, and
+        # may set the flag of an invalid value in OpenBLAS where all are finite.
         n_before = np.ascontiguousarray(n_of_word.T).sum(axis=0, dtype=np.int32)
         is_kept[rows] = n_before <= most[rows]
         bits[~is_kept[rows]] = 0

@@ -21,9 +21,8 @@ from virnucpro.sequences.composition import frame_bases
 
 FRAMES_AT_ONCE = 2048
 
-Run = tuple[
-    int, int, int
-]  # number of a ``ScoredFrames``, its first frame, and the one after the last
+# the number of a ``ScoredFrames``, its first frame, and the one after the last
+FrameRange = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,7 +82,7 @@ def _classify(
 
 def predict_records(
     records: Sequence[FastaRecord],
-    runs: Sequence[Sequence[Run]],
+    runs: Sequence[Sequence[FrameRange]],
     frames: Sequence[ScoredFrames],
     head: Head | None,
 ) -> list[list[Prediction]]:

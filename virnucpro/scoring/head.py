@@ -233,7 +233,7 @@ def load_head(path: Path) -> Head:
         facts = json.loads(metadata[_FACTS])
         temperatures = facts.pop("temperatures")
         encoders = tuple(EncoderFacts(**encoder) for encoder in facts.pop("encoders"))
-        join = facts.pop("join", None)  # heads before 1.0 have none
+        join = facts.pop("join", None)  # a head without one calls alone
         networks = {
             name: _network(name, tensors, temperatures)
             for name in _NETWORKS

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from virnucpro.log import counted
-from virnucpro.numeric import Counts, Mask, Values, stretches
+from virnucpro.numeric import Counts, Mask, Values, runs_of
 from virnucpro.records import FastaRecord, RecordResult, Region, Track
 from virnucpro.scorer.nets import Scorer, embedded_scorer, load_scorer
 from virnucpro.scoring.chain import (
@@ -206,7 +206,7 @@ def viral_runs(
     bounds = [0, *_middles(starts, model).tolist(), n_bases]
 
     def runs(mask: Mask) -> list[Run]:
-        return [Run(first, end, bounds[first], bounds[end]) for first, end in stretches(mask)]
+        return [Run(first, end, bounds[first], bounds[end]) for first, end in runs_of(mask)]
 
     likely = [run for run in runs(posterior > 0.5) if not is_viral[run.first : run.end].any()]
     return runs(is_viral), likely, posterior
@@ -221,7 +221,7 @@ def parts_of(run: Run, starts: Counts, posterior: Values, model: RegionModel) ->
     is_host = posterior[run.first : run.end] < 0.5
     gaps = [
         (run.first + first, run.first + end)
-        for first, end in stretches(is_host)
+        for first, end in runs_of(is_host)
         if first and end < len(is_host)
     ]
     bounds = _middles(starts, model)  # behind each item but the last

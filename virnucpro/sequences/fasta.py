@@ -73,6 +73,7 @@ _WRONG_FORMATS = {
     b"\xff\xfe": ("UTF-16 text", "convert it: `iconv -f UTF-16 -t UTF-8 in.fa > out.fa`"),
     b"\xfe\xff": ("UTF-16 text", "convert it: `iconv -f UTF-16 -t UTF-8 in.fa > out.fa`"),
 }
+_TAR, _TAR_PLACE = b"ustar", 257  # it stands behind the name of the first file
 
 
 def list_fasta(path: Path) -> list[Path]:
@@ -201,6 +202,10 @@ def _open(path: Path, label: str, on_block: OnBlock | None) -> BinaryIO:
             raise InputError(f"{label}: this is {name}, not FASTA", hint=hint)
     if b"\0" in start:
         handle.close()
+        if start[_TAR_PLACE:].startswith(_TAR):
+            raise InputError(
+                f"{label}: this is a tar archive, not FASTA", hint="unpack it first: `tar xf`"
+            )
         raise InputError(
             f"{label}: this is a binary file, not FASTA",
             hint="give plain FASTA, or FASTA packed with gzip, bzip2, xz or zstd",

@@ -50,7 +50,7 @@ def name_samples(sources: Sequence[Source], recorded: Sequence[InputFile]) -> li
             name = source.sample or _name(_path_of(source), levels)
             sample = _free(clean(name), keys)
             keys.add(_key(sample))
-            if sample != name:
+            if sample != (source.sample or _stem(_path_of(source))):
                 shown = printable(source.sample) if source.sample else source.shown
                 changed.append(f"{shown} as {sample}")
         result.append(source._replace(sample=sample))

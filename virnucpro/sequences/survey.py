@@ -66,8 +66,8 @@ def doubt_type(inputs: Sequence[InputFile], input_type: InputType) -> None:
     if strange:
         others = f" and {counted(len(strange) - 1, 'other file')}" if len(strange) > 1 else ""
         LOGGER.warning(
-            "%s%s: the letters are not those of %ss, as which they are read (hint: say what they "
-            "are with --input-type, or leave it out)",
+            "%s%s: the letters are not those of %ss, as which they are read (hint: leave "
+            "--input-type out, and the letters decide)",
             *(strange[0], others, input_type),
         )
 

@@ -15,13 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from virnucpro.numeric import Counts, Values
-from virnucpro.scorer.features import FIGURES, N_LAYOUT, Features
+from virnucpro.scorer.features import FIGURES, N_LAYOUT, N_PALINDROMES, Features
 from virnucpro.scorer.nets import FARTHEST, VIEWS, Layer, Nets, PieceNets
 from virnucpro.scorer.words import N_WORD_FIGURES, WordTable
 
+_ROWS_AT_ONCE = 20_000
 NO_FEATURES = range(0)
-FIGURES_AND_WORDS = range(FIGURES.start, FIGURES.stop + N_WORD_FIGURES)
-FIGURES_WORDS_AND_LAYOUT = range(FIGURES.start, FIGURES_AND_WORDS.stop + N_LAYOUT)
+FIGURES_AND_WORDS = range(FIGURES.start - N_PALINDROMES, FIGURES.stop + N_WORD_FIGURES)
+FIGURES_WORDS_AND_LAYOUT = range(FIGURES_AND_WORDS.start, FIGURES_AND_WORDS.stop + N_LAYOUT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +47,7 @@ class Fitting:
 class Lessons:
     """Features of fragments, what these are, and what each weighs. Rows in step."""
 
-    features: Features  # (n, 826), of what is read as parts (n, 838)
+    features: Features  # (n, 1229), of what is read as parts (n, 1241)
     kind: Counts  # (n,) from 0 on; kinds of viruses come first
     weights: Values
     n_viral: int  # kinds of viruses
@@ -80,13 +81,11 @@ def fit_piece_nets(
 
     Features are standardised by the first draw. ``words`` is what the nets are to read later.
     """
-    first = lessons[0].features
-    mean, deviation = first.mean(axis=0), first.std(axis=0) + np.float32(1e-4)
+    mean, deviation = _spread(lessons[0].features)
     fitted: dict[str, list[list[Layer]]] = {view: [] for view in VIEWS}
     n_viral: dict[str, int] = {}
     for seed, draw in enumerate(lessons):
-        standard = ((draw.features - mean) / deviation).clip(-FARTHEST, FARTHEST)
-        inputs = torch.from_numpy(standard.astype(np.float32))
+        inputs = _standardised(draw.features, mean, deviation)
         for view, columns in VIEWS.items():
             of_view = draw if view in fitting.views_of_kinds else draw.without_kinds
             fitted[view].append(_fit(inputs, columns, of_view, seed, fitting))
@@ -104,6 +103,31 @@ def fit_piece_nets(
     )
 
 
+def _blocks(features: Features) -> Iterator[tuple[slice, Features]]:
+    """Some of the rows at a time, since features of all fragments fill a memory by themselves."""
+    for first in range(0, len(features), _ROWS_AT_ONCE):
+        rows = slice(first, first + _ROWS_AT_ONCE)
+        yield rows, features[rows]
+
+
+def _spread(features: Features) -> tuple[Features, Features]:
+    """The mean of each feature, and its deviation, which is above 0. -> twice (n_features,)"""
+    mean = np.sum([block.sum(axis=0, dtype=np.float64) for _, block in _blocks(features)], axis=0)
+    mean /= len(features)
+    squares = [((block - mean) ** 2).sum(axis=0) for _, block in _blocks(features)]
+    deviation = np.sqrt(np.sum(squares, axis=0) / len(features))
+    return mean.astype(np.float32), deviation.astype(np.float32) + np.float32(1e-4)
+
+
+def _standardised(features: Features, mean: Features, deviation: Features) -> Tensor:
+    """(n, n_features) -> the same in bfloat16"""
+    inputs = torch.empty(features.shape, dtype=torch.bfloat16)
+    for rows, block in _blocks(features):
+        standard = ((block - mean) / deviation).clip(-FARTHEST, FARTHEST)
+        inputs[rows] = torch.from_numpy(standard.astype(np.float32))
+    return inputs
+
+
 def _fit(
     features: Tensor, columns: slice, lessons: Lessons, seed: int, fitting: Fitting
 ) -> list[Layer]:
@@ -113,11 +137,13 @@ def _fit(
     inputs = features[:, columns]
     first = columns.start or 0
     spared = slice(fitting.spared.start - first, fitting.spared.stop - first)
-    net = _network(inputs.shape[1], lessons.n_kinds, spared, fitting)
+    dropout = _InputDropout(fitting.input_dropout, spared, rng)
+    net = _network(inputs.shape[1], lessons.n_kinds, fitting)
     kinds, n_viral = torch.from_numpy(lessons.kind), lessons.n_viral
     targets = (kinds < n_viral) * (1 - 2 * fitting.smoothing) + fitting.smoothing
     weights = torch.from_numpy(lessons.weights.astype(np.float32))
     n_batches = len(targets) // fitting.batch
+    assert n_batches, "fewer fragments than one batch"
     optimizer = torch.optim.AdamW(
         net.parameters(), lr=fitting.rate, weight_decay=fitting.weight_decay, fused=True
     )
@@ -130,7 +156,8 @@ def _fit(
     for _ in range(fitting.epochs):
         order = torch.from_numpy(rng.permutation(len(targets)))
         for rows in order[: n_batches * fitting.batch].reshape(n_batches, fitting.batch):
-            logits = net(inputs[rows])
+            with torch.autocast("cpu", torch.bfloat16):
+                logits = net(dropout(inputs[rows])).float()
             log_odds = logits[:, :n_viral].logsumexp(1) - logits[:, n_viral:].logsumexp(1)
             losses = nn.functional.binary_cross_entropy_with_logits(
                 log_odds, targets[rows], reduction="none"
@@ -146,23 +173,29 @@ def _fit(
     return list(_layers(net))
 
 
-class _InputDropout(nn.Dropout):
-    """Dropout that spares some of the inputs."""
+class _InputDropout:
+    """Dropout that spares some of the inputs. Its chance is rounded to a 256th.
 
-    def __init__(self, p: float, spared: slice) -> None:
-        super().__init__(p)
+    Random bytes are drawn in a third of the time that ``nn.Dropout`` takes for random numbers.
+    """
+
+    def __init__(self, p: float, spared: slice, rng: np.random.Generator) -> None:
+        self._least = round(256 * p)  # of a byte that keeps its input
         self._spared = spared
+        self._rng = rng
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        outputs = super().forward(inputs)
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """(n, n_inputs) -> the same, without the chosen ones."""
+        drawn = np.frombuffer(bytearray(self._rng.bytes(inputs.numel())), dtype=np.uint8)
+        kept = torch.from_numpy(drawn >= self._least).reshape(inputs.shape)
+        outputs = inputs * kept * (256 / max(1, 256 - self._least))
         outputs[:, self._spared] = inputs[:, self._spared]
         return outputs
 
 
-def _network(n_inputs: int, n_kinds: int, spared: slice, fitting: Fitting) -> nn.Sequential:
+def _network(n_inputs: int, n_kinds: int, fitting: Fitting) -> nn.Sequential:
     first, second = fitting.hidden
     return nn.Sequential(
-        _InputDropout(fitting.input_dropout, spared),
         nn.Linear(n_inputs, first),
         nn.GELU(approximate="tanh"),
         nn.Dropout(fitting.dropout),

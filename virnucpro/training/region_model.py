@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from virnucpro.errors import InputError
-from virnucpro.evaluation.regions import Interval, Truth, mask
+from virnucpro.evaluation.regions import Span, Truth, mask
 from virnucpro.log import printable
 from virnucpro.numeric import Mask, Values
 from virnucpro.scoring.chain import RegionModel
@@ -48,7 +48,7 @@ class Chromosome:
         elements = (*self.truth.prophages, *self.truth.unclear)
         return ~self._has_middle(elements) & self.items.is_known
 
-    def _has_middle(self, intervals: Sequence[Interval]) -> Mask:
+    def _has_middle(self, intervals: Sequence[Span]) -> Mask:
         return mask(intervals, len(self.sequence))[self.items.start + SIZE // 2]
 
 

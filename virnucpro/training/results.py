@@ -54,7 +54,7 @@ class Scored:
 
 
 @dataclass(slots=True)
-class Outcome:
+class TrainingResults:
     """The results of a training, seed by seed; the files for ``predict`` are those of the first."""
 
     training: Training

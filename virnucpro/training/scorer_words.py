@@ -135,12 +135,14 @@ class Words:
         -> (n, n_features)
         """
         folds = fold_of_record[fragments.record]
-        rows = [np.flatnonzero(folds == fold) for fold in self.without]
-        features = np.concatenate(
-            [
-                read(fragments.digits[some], table)
-                for some, table in zip(rows, self.without.values(), strict=True)
-                if len(some)
-            ]
-        )
-        return features[np.argsort(np.concatenate(rows))]
+        assert np.isin(folds, list(self.without)).all(), "a fragment of a fold that is left out"
+        rows = {fold: np.flatnonzero(folds == fold) for fold in self.without}
+        blocks = [
+            (some, read(fragments.digits[some], self.without[fold]))
+            for fold, some in rows.items()
+            if len(some)
+        ]
+        features = np.empty((len(fragments), blocks[0][1].shape[1]), dtype=np.float32)
+        for some, block in blocks:
+            features[some] = block
+        return features

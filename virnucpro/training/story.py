@@ -59,7 +59,7 @@ from virnucpro.training.request import (
     open_training,
     resolve_training,
 )
-from virnucpro.training.results import Outcome, Scored
+from virnucpro.training.results import Scored, TrainingResults
 from virnucpro.training.sampling import recipe_weights
 
 _MOST_FRAMES = 20_000  # that are scored after each epoch
@@ -146,7 +146,7 @@ def learn(training: Training, ranks: Ranks) -> None:
     for split, part in (("train", train), ("validation", held_out)):
         _check_labels(split, part)
     parts: dict[Split, LabelledFrames] = {"validation": held_out, "test": test}
-    outcome = Outcome(training, frames, splits) if ranks.is_first else None
+    outcome = TrainingResults(training, frames, splits) if ranks.is_first else None
     for number in range(training.options.seeds):
         repeated = training.repeat(number)
         torch.manual_seed(repeated.settings.seed)
