@@ -254,7 +254,7 @@ def test_a_program_that_is_not_installed_is_a_row_that_says_so(setting, monkeypa
     with layouts(setting, 1, len(ways)) as places:
         missing, ours = compare_ways(comparison(), ways, places)
     assert "transformers is not installed; " in missing.reason
-    assert "pip install -c constraints.txt '.[oracle]'" in missing.reason
+    assert "pip install -c constraints.txt -e '.[oracle]'" in missing.reason
     assert ours.ratio == 1 and ours.tokens_per_second
 
 

@@ -473,4 +473,4 @@ def test_what_is_not_installed_is_said_at_once_with_how_to_get_it(tmp_path):
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert answer.returncode == 69
     assert "this command needs matplotlib" in answer.stderr
-    assert "pip install -c constraints.txt '.[train]'" in answer.stderr
+    assert "pip install -c constraints.txt -e '.[train]'" in answer.stderr

@@ -189,7 +189,7 @@ def _import(module: str, extras: str) -> Any:  # noqa: ANN401 - packages without
     except ImportError as error:
         raise UnavailableError(
             f"{module} is not installed; in the folder of the source: "
-            f"pip install -c constraints.txt '.[{extras}]' ({error})"
+            f"pip install -c constraints.txt -e '.[{extras}]' ({error})"
         ) from error
 
 

@@ -19,7 +19,7 @@ def bench(options: BenchOptions) -> None:
     """Measure this machine: its limits, and the encoder beside fair-esm and transformers.
 
     Ratios are to the first row, fair-esm's own extract loop. The row of transformers needs it
-    installed (in the folder of the source: pip install -c constraints.txt '.[oracle]').
+    installed (in the folder of the source: pip install -c constraints.txt -e '.[oracle]').
 
     Example: virnucpro bench --quick --json bench.json
     """

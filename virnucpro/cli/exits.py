@@ -75,7 +75,7 @@ def needing(extra: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         raise UnavailableError(
             f"this command needs {error.name}, which is not installed",
-            hint=f"in the folder of the source: pip install -c constraints.txt '.[{extra}]'",
+            hint=f"in the folder of the source: pip install -c constraints.txt -e '.[{extra}]'",
         ) from error
 
 
