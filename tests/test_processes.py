@@ -110,7 +110,7 @@ def test_a_worker_that_was_stopped_while_it_starts_does_not_outlive_a_killed_par
 
 def test_a_worker_does_not_outlive_a_parent_that_is_killed_while_it_plans(predicting, tmp_path):
     fasta = tmp_path / "long.fa"
-    fasta.write_text("".join(f">r{i}\n{'TAAATAAATAACTTAATTAG' * 10}\n" for i in range(50_000)))
+    fasta.write_text("".join(f">r{i}\n{'TAAATAAATAACTTAATTAG' * 10}\n" for i in range(300_000)))
     parent = predicting(fasta)
     try:
         with within(120):
