@@ -16,6 +16,7 @@ from runs import again, run_inline
 
 from virnucpro.encoders.models import embedded_head
 from virnucpro.errors import UnavailableError, UsageError
+from virnucpro.pipeline import scorer_of
 from virnucpro.records import Call
 from virnucpro.scorer.nets import (
     ErrorRates,
@@ -154,6 +155,15 @@ def test_the_cut_of_a_joined_head_is_the_users_on_a_finished_run(joined, make_co
     odds = {name: log_odds(float(default[name]["virus_score"])) for name in called[2]}
     joint = [name for name in called[2] if default[name]["n_frames_scored"] != "0"]
     assert {name for name in joint if odds[name] >= RATES.cut_at(0.1)} == called[1] & {*joint}
+
+
+def test_a_head_without_a_say_is_told(joined, caplog):
+    caplog.set_level("INFO", "virnucpro")
+    join = joined.facts.join
+    scorer_of(join)
+    assert "weight of the head" in caplog.text and "adds nothing" not in caplog.text
+    scorer_of(replace(join, knots=tuple(replace(knot, head=0.0) for knot in join.knots)))
+    assert "the head adds nothing at any length: the scores are those of the scorer" in caplog.text
 
 
 @pytest.mark.parametrize("option", [{"preset": "sensitive"}, {"prevalence": 0.1}])

@@ -1,8 +1,7 @@
 """Two results beside each other: which rows are in one alone, which labels differ, how far scores.
 
 A result is a run folder, a folder of the original VirNucPro, or a ``prediction_results.txt`` of
-either. Rows are joined by id. The rows of one, and the ids
-of both, are held in memory.
+either. Rows are joined by id. The rows of one, and the ids of both, are held in memory.
 """
 
 from __future__ import annotations

@@ -249,8 +249,7 @@ class ErrorRates:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scorer:
-    """Everything that a score is made with. Pieces rise in size, knots and error
-    rates in length.
+    """Everything that a score is made with. Pieces rise in size, knots and error rates in length.
 
     The digests are of the sequences and the groups of the records that it was trained on.
     """
