@@ -1,4 +1,4 @@
-# make example   set up, then viral contigs called among host contigs, with the model that comes along
+# make example   set up, then ESM-2 vectors of contigs by two workers, and calls of the viral ones
 # make test      the gate: format, lint, types, tests (set-up included)
 #
 # TORCH=cpu      PyTorch without CUDA, from PyTorch's own index; TORCH=default: that of the package index.
@@ -15,7 +15,8 @@ TORCH ?= $(if $(filter Linux,$(shell uname -s)),$(if $(NVIDIA),default,cpu),defa
 .PHONY: example test clean
 
 example: $(VENV)/installed
-	$(BIN)/virnucpro predict --input examples/contigs.fa --output-dir example-results --force
+	$(BIN)/virnucpro predict --input examples/contigs.fa --output-dir example-results \
+	    --device cpu --workers 2 --force
 	@cut -f 1,5,6 example-results/predictions.tsv
 
 test: $(VENV)/installed-dev

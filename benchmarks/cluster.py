@@ -26,6 +26,7 @@ from virnucpro.resolve import RunConfig, WorkConfig
 from virnucpro.run.folder import RunDir
 from virnucpro.run.plan import read_plan
 from virnucpro.run.status import measure_run
+from virnucpro.scoring.caller import NoCall
 from virnucpro.work import Part, embed, find_owed, find_run
 
 _BASES = 60  # of a record: on average 2.3 of its six frames are open
@@ -53,7 +54,7 @@ def time_cluster(n_workers: int, n_shards: int) -> ClusterRow:
             for i in range(int(n_shards / 2.28)):
                 out.write(f">r{i}\n{''.join(rng.choices('ACGT', k=_BASES))}\n")
         with _timed() as plan:
-            run(_config(fasta, root / "run", plan_only=True), None, NoExecutor(), lambda _: None)
+            run(_config(fasta, root / "run", plan_only=True), NoExecutor(), lambda _: None)
         n = measure_run(root / "run")["shards"]["total"]
         fork = multiprocessing.get_context("fork")
         looks = fork.SimpleQueue()
@@ -70,7 +71,7 @@ def time_cluster(n_workers: int, n_shards: int) -> ClusterRow:
             assert measure_run(root / "run")["shards"]["pending"] == 0
         with _timed() as end:
             resumed = _config(fasta, root / "run", resume=True)
-            run(resumed, None, NoExecutor(), lambda _: None)
+            run(resumed, NoExecutor(), lambda _: None)
         shutil.rmtree(root / "run")
     return ClusterRow(
         n_workers=n_workers,
@@ -106,6 +107,7 @@ def _config(fasta: Path, folder: Path, **how: bool) -> RunConfig:
     )
     return RunConfig(
         options=make(ExtractOptions, options),
+        caller=NoCall(),
         recipe=recipe,
         resources=_RESOURCES,
         checkpoints=(fasta,),

@@ -89,10 +89,10 @@ def _time(file_run: FileRun, row: FileRow, folder: Path) -> FileRow:
             write_record(out, f"protein_{number}", protein)
     watch = _Watch()
     started = time.perf_counter()
-    config, _ = resolve(_options(file_run, fasta, folder / "run"), watch)
+    config = resolve(_options(file_run, fasta, folder / "run"), watch)
     config = _cut_finely(config, sum(map(len, file_run.proteins)))
     resolved = time.perf_counter()
-    summary = run(config, None, _LateWorkers(config.resources.devices), watch)
+    summary = run(config, _LateWorkers(config.resources.devices), watch)
     ended = time.perf_counter()
     starting = resolved - started + summary.seconds[STARTING]
     rate = summary.n_tokens / (ended - started - starting)

@@ -24,6 +24,7 @@ from virnucpro.engine.worker import Worker
 from virnucpro.options import ExtractOptions
 from virnucpro.pipeline import run
 from virnucpro.resolve import RunConfig
+from virnucpro.scoring.caller import NoCall
 
 POISON = "WWWWCWWWW"
 
@@ -58,7 +59,7 @@ def measure_poison(
             config = configure(folder / "proteins.faa", folder / run_name, n_workers)
             began, cpu = time.monotonic(), os.times()
             executor = ProcessExecutor(config.resources.devices, worker)
-            summary = run(config, None, executor, lambda _: None)
+            summary = run(config, executor, lambda _: None)
             seconds, used = time.monotonic() - began, os.times()
             undisturbed = undisturbed or seconds
             yield PoisonRow(
@@ -83,6 +84,7 @@ def write_proteins(path: Path, n_proteins: int, n_poisoned: int, length: int) ->
 def configure(proteins: Path, folder: Path, n_workers: int) -> RunConfig:
     checkpoint = inspect_checkpoint(embedded_model())
     return RunConfig(
+        caller=NoCall(),
         options=ExtractOptions(input=(proteins,), output_dir=folder, input_type="protein"),
         recipe=Recipe(
             command="extract",

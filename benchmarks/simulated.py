@@ -45,6 +45,7 @@ from virnucpro.option_fields import make
 from virnucpro.options import PredictOptions
 from virnucpro.pipeline import run
 from virnucpro.resolve import RunConfig
+from virnucpro.scoring.caller import caller_of
 from virnucpro.scoring.head import EncoderFacts, Head, Network, load_head
 from virnucpro.sequences.composition import N_FEATURES
 from virnucpro.sequences.fasta import write_record
@@ -241,7 +242,7 @@ def _simulate(fasta: Path, row: SimulatedRow, folder: Path) -> SimulatedRow:
     watch, cpu_before, of_children = _Watch(), time.process_time(), _cpu_of_children()
     head = _head(row.dim)
     config = _config(row, fasta, folder / "run", weights, head)
-    run(config, head, ProcessExecutor(config.resources.devices, SimulatedWorker), watch)
+    run(config, ProcessExecutor(config.resources.devices, SimulatedWorker), watch)
     end, cpu = time.monotonic(), time.process_time()
     of_children = _cpu_of_children() - of_children
     devices = [json.loads(path.read_text()) for path in folder.glob("cpu*.json")]
@@ -316,8 +317,10 @@ def _config(row: SimulatedRow, fasta: Path, output: Path, weights: Path, head: H
         head_sha256=head.sha256,
     )
     devices = ("cpu",) * row.n_devices
+    options = make(PredictOptions, {"input": [fasta], "output_dir": output, "report": False})
     return RunConfig(
-        options=make(PredictOptions, {"input": [fasta], "output_dir": output, "report": False}),
+        options=options,
+        caller=caller_of(options, head),
         recipe=recipe,
         resources=Resources(
             devices=devices, tokens_per_batch=row.tokens_per_batch, n_helpers=row.n_helpers

@@ -23,6 +23,7 @@ from virnucpro.encoders.esm2.weights import inspect_checkpoint, save_esm2
 from virnucpro.encoders.transfer import use_device
 from virnucpro.options import ExtractOptions, PredictOptions
 from virnucpro.resolve import RunConfig
+from virnucpro.scoring.caller import NoCall
 from virnucpro.scoring.head import (
     EncoderFacts,
     Head,
@@ -160,6 +161,7 @@ def make_config(tiny: Tiny, tmp_path: Path) -> Callable[..., RunConfig]:
         kind = {"predict": PredictOptions, "extract": ExtractOptions}[recipe["command"]]
         return RunConfig(
             options=kind(**options),
+            caller=NoCall(),  # until it is run: see ``run_inline``
             recipe=Recipe(encoders=(EncoderSpec(**encoder),), **recipe),
             resources=Resources(**resources),
             **weights,

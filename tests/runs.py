@@ -24,6 +24,7 @@ from virnucpro.options import PredictOptions
 from virnucpro.outputs.summary import Summary
 from virnucpro.pipeline import predict, run
 from virnucpro.resolve import RunConfig
+from virnucpro.scoring.caller import caller_of
 from virnucpro.scoring.head import Head
 
 if TYPE_CHECKING:
@@ -43,7 +44,9 @@ def run_inline(
     on_event: OnEvent = lambda _: None,
     executor: Executor | None = None,
 ) -> Summary:
-    return run(config, head, executor or InlineExecutor(), on_event)
+    """Run in this process; a prediction is called by the head, or without one by the scorer."""
+    config = replace(config, caller=caller_of(config.options, head))
+    return run(config, executor or InlineExecutor(), on_event)
 
 
 def predict_here(proteins: Path, tiny: Tiny, folder: Path) -> Path:

@@ -35,8 +35,9 @@ LAYERS = """
     run.feature_file run.shards run.features run.backlog run.lock run.machine run.work_log
     run.manifest run.folder run.dedup run.plan
     engine.job engine.recovery engine.batches engine.worker engine.executor engine.local
-    resolve
+
     scoring.batches scoring.contrast scoring.chain scoring.landmarks scoring.regions scoring.pieces
+    scoring.caller resolve
     outputs.summary outputs.features outputs.blocks outputs.write
     citation report.counts report.facts report.charts report.page report.run
     run.intake pipeline work regions

@@ -12,11 +12,12 @@ from statistics import fmean
 import numpy as np
 import pytest
 from conftest import open_dna, random_dna
-from runs import again, run_inline
+from runs import again, run_inline, tables, vectors
 
-from virnucpro.encoders.models import embedded_head
 from virnucpro.errors import UnavailableError, UsageError
-from virnucpro.pipeline import scorer_of
+from virnucpro.events import BatchDone
+from virnucpro.options import PredictOptions
+from virnucpro.pipeline import predict
 from virnucpro.records import Call
 from virnucpro.scorer.nets import (
     ErrorRates,
@@ -25,6 +26,7 @@ from virnucpro.scorer.nets import (
     load_scorer,
 )
 from virnucpro.scorer.score import score_sequences
+from virnucpro.scoring.caller import caller_of
 from virnucpro.scoring.calls import (
     Decision,
     chunk_log_odds,
@@ -157,18 +159,47 @@ def test_the_cut_of_a_joined_head_is_the_users_on_a_finished_run(joined, make_co
     assert {name for name in joint if odds[name] >= RATES.cut_at(0.1)} == called[1] & {*joint}
 
 
-def test_a_head_without_a_say_is_told(joined, caplog):
-    caplog.set_level("INFO", "virnucpro")
-    join = joined.facts.join
-    scorer_of(join)
-    assert "weight of the head" in caplog.text and "adds nothing" not in caplog.text
-    scorer_of(replace(join, knots=tuple(replace(knot, head=0.0) for knot in join.knots)))
-    assert "the head adds nothing at any length: the scores are those of the scorer" in caplog.text
+def test_a_head_without_weight_is_announced_before_anything_is_embedded(
+    joined, make_config, contigs
+):
+    join, adds_nothing = joined.facts.join, "the head adds nothing at any length"
+    caller = caller_of(make_config(contigs).options, joined)
+    assert "weight of the head" in " ".join(caller.announcements)
+    assert adds_nothing not in " ".join(caller.announcements)
+    knots = tuple(replace(knot, head=0.0) for knot in join.knots)
+    idle = replace(joined, facts=replace(joined.facts, join=replace(join, knots=knots)))
+    config, logs = make_config(contigs), list[str]()
+
+    def hear(event: object) -> None:
+        if isinstance(event, BatchDone):
+            logs.append((config.output / "virnucpro.log").read_text())
+
+    run_inline(config, idle, hear)
+    assert adds_nothing in logs[0]
+
+
+def test_the_head_calls_alone_where_that_is_asked_for(joined, make_config, contigs, tmp_path):
+    run_inline(make_config(contigs, calls="head"), joined)
+    not_joined = replace(joined, facts=replace(joined.facts, join=None))
+    run_inline(make_config(contigs, output=tmp_path / "alone"), not_joined)
+    assert tables(tmp_path / "run") == tables(tmp_path / "alone")
+
+
+def test_the_embedded_model_and_any_other_gives_vectors_and_changes_no_call(
+    make_config, contigs, tmp_path
+):
+    """A record that is embedded and one that is not have the same row, to the byte."""
+    run_inline(make_config(contigs, min_length=150), None)
+    options = PredictOptions(input=(contigs,), output_dir=tmp_path / "scored")
+    predict(options, lambda _: None)
+    assert tables(tmp_path / "run") == tables(tmp_path / "scored")
+    assert len(vectors(tmp_path / "run")) > 50
+    assert not (tmp_path / "scored/features.h5").exists()
 
 
 @pytest.mark.parametrize("option", [{"preset": "sensitive"}, {"prevalence": 0.1}])
 def test_a_head_that_is_not_joined_has_no_error_rates_to_cut_by(tiny, make_config, contigs, option):
-    with pytest.raises(UsageError, match="this head has no error rates"):
+    with pytest.raises(UsageError, match="a head alone has no"):
         run_inline(make_config(contigs, **option), tiny.head)
 
 
@@ -178,9 +209,3 @@ def test_a_head_that_is_joined_with_another_scorer_is_refused(joined, make_confi
     with pytest.raises(UnavailableError, match=r"joined with another scorer \(ffffffffffff\)"):
         run_inline(make_config(contigs), other)
     assert not (make_config(contigs).output / "run.json").exists()
-
-
-def test_the_head_of_the_package_is_joined_with_the_scorer_of_the_package(scorer):
-    join = load_head(embedded_head()).facts.join
-    assert join is not None, "see examples/join_embedded_head.py"
-    assert join.scorer_sha256 == scorer.sha256

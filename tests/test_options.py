@@ -72,6 +72,7 @@ class Toy:
     number: Annotated[int | None, typer.Option(min=2)] = None
     flagged: Annotated[bool, typer.Option(help="A flag.")] = False
     argv: tuple[str, ...] = ()
+    typed: tuple[str, ...] = ()
 
 
 def run_toy(*arguments: str) -> tuple[int, Toy | None]:
@@ -103,7 +104,13 @@ def test_the_help_of_every_command_has_an_example_of_it():
 def test_a_field_of_a_class_is_an_option_of_its_command():
     _, toy = run_toy("--place", "x", "--places", "y", "--places", "z", "--flagged")
     assert toy is not None and toy.argv
-    assert toy == Toy(place=Path("x"), places=(Path("y"), Path("z")), flagged=True, argv=toy.argv)
+    assert toy == Toy(
+        place=Path("x"),
+        places=(Path("y"), Path("z")),
+        flagged=True,
+        argv=toy.argv,
+        typed=("place", "places", "flagged"),
+    )
     assert run_toy()[0] == 2, "the place is required"
     assert run_toy("--place", "x", "--argv", "y")[0] == 2, "argv is no option"
     assert run_toy("--place", "x", "--no-flagged")[0] == 2

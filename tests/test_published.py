@@ -351,11 +351,11 @@ def options(brought, contigs, tmp_path) -> PredictOptions:
 def test_a_resumed_run_keeps_the_precision_of_each_encoder(options):
     """That of the run: DNABERT-S has its own, which tells nothing of ESM-2's."""
     first = replace(options, precision="bf16")
-    config, head = resolve(first, lambda _: None)
+    config = resolve(first, lambda _: None)
     assert [one.precision for one in config.recipe.encoders] == ["fp32", "bf16"]
     assert "layer 2, mean pooling of bases, fp32" in config.announcements[0]
-    run_inline(config, head)
-    again, _ = resolve(replace(first, precision="auto", resume=True), lambda _: None)
+    run_inline(config, config.caller.frame_head)
+    again = resolve(replace(first, precision="auto", resume=True), lambda _: None)
     assert again.recipe == config.recipe
 
 
@@ -380,9 +380,9 @@ def vectors_of(folder: Path, encoders: tuple[EncoderSpec, ...], fingerprint: str
 def test_scores_are_those_of_the_head_on_the_vectors_of_both_side_by_side(
     options, brought, classifier
 ):
-    config, head = resolve(options, lambda _: None)
+    config = resolve(options, lambda _: None)
     assert [one.precision for one in config.recipe.encoders] == ["fp32", "fp32"]
-    assert run_inline(config, head).exit_code == 0
+    assert run_inline(config, config.caller.frame_head).exit_code == 0
     recipe = config.recipe
     bases, proteins = vectors_of(options.output_dir, recipe.encoders, recipe.fingerprint)
     assert bases.keys() == proteins.keys() and len(bases) > 50
@@ -401,15 +401,15 @@ def test_a_run_that_is_killed_and_resumed_with_other_workers_has_the_same_bytes(
     options, quick_starts
 ):
     def small(chosen: PredictOptions):
-        config, head = resolve(chosen, lambda _: None)
-        return replace(config, recipe=replace(config.recipe, residues_per_shard=600)), head
+        config = resolve(chosen, lambda _: None)
+        return replace(config, recipe=replace(config.recipe, residues_per_shard=600))
 
     (fasta,) = options.input
     fasta.write_text("".join(fasta.read_text().splitlines(keepends=True)[:30]))
-    config, head = small(options)
-    run_inline(config, head)
+    config = small(options)
+    run_inline(config, config.caller.frame_head)
     broken = replace(options, output_dir=options.output_dir.with_name("other"), workers=3)
-    config, head = small(broken)
+    config = small(broken)
     events: list[object] = []
 
     def disturb(event: object) -> None:
@@ -420,9 +420,9 @@ def test_a_run_that_is_killed_and_resumed_with_other_workers_has_the_same_bytes(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(config, head, ProcessExecutor(config.resources.devices), disturb)
-    config, head = small(replace(broken, resume=True, workers=1))
-    run_inline(config, head)
+        run(config, ProcessExecutor(config.resources.devices), disturb)
+    config = small(replace(broken, resume=True, workers=1))
+    run_inline(config, config.caller.frame_head)
     assert_same_run(options.output_dir, broken.output_dir)
     names = {path.relative_to(options.output_dir) for path in options.output_dir.rglob("*.h5")}
     assert len(names) > 6

@@ -197,18 +197,6 @@ def test_the_level_of_a_long_host_hardly_matters():
         assert abs(region.end - 775_000) < 2_000
 
 
-def test_a_record_that_stands_out_as_a_whole_is_a_virus_only_far_from_all_hosts():
-    rng = np.random.default_rng(6)
-    sequence = random_dna(40_000, rng)
-    model = load_region_model(embedded_region_model())
-    spread = model.levels.spread
-    log_odds = rng.normal(model.levels.at(model.host.gc), 1.5, 79)
-    [region] = regions_of(sequence, log_odds + 5 * spread, model)
-    assert region[:3] == (0, 40_000, "whole")
-    for n_spreads in (0, 1.5):
-        assert regions_of(sequence, log_odds + n_spreads * spread, model) == ()
-
-
 def test_a_part_stands_out_from_a_host_of_an_unusual_level():
     rng = np.random.default_rng(6)
     sequence = random_dna(60_000, rng)
@@ -328,16 +316,15 @@ def written(folder: Path, made: list[RecordResult]) -> None:
         add(Portion.of("in", made, sinks))
 
 
-@pytest.mark.parametrize(("call", "note"), [("other", "the record is called other"), ("virus", "")])
-def test_a_region_that_is_all_of_a_record_tells_where_the_record_is_called_other(
-    tmp_path, call, note
-):
-    [made] = results([(0, 400, "whole")])
-    made = made._replace(call=replace(made.call, is_virus=call == "virus"))
-    written(tmp_path, [made])
-    assert [row["note"] for row in rows(tmp_path / "regions.tsv")] == [note]
-    gff = (tmp_path / "regions.gff3").read_text().splitlines()[-1]
-    assert (f";Note={note}" in gff) if note else ("Note=" not in gff)
+def test_a_region_that_covers_all_of_a_record_is_told_only_of_a_record_that_is_called_a_virus():
+    rng = np.random.default_rng(6)
+    sequence = random_dna(40_000, rng)
+    model = load_region_model(embedded_region_model())
+    far = model.levels.at(model.host.gc) + 5 * model.levels.spread
+    log_odds = rng.normal(far, 1.5, 79)
+    assert regions_of(sequence, log_odds, model) == ()
+    [region] = regions_of(sequence, log_odds, model, is_virus=True)
+    assert region[:3] == (0, 40_000, "whole")
 
 
 @st.composite
@@ -371,12 +358,11 @@ def test_all_files_of_regions_say_the_same(tmp_path_factory, regions_of):
     first, *lines = (folder / "regions.gff3").read_text().splitlines()
     assert first == "##gff-version 3"
     terms = {"provirus": "proviral_region", "whole": "viral_sequence"}
-    notes = {"provirus": "", "whole": ";Note=the record is called other"}
     assert [
         (unquote(row[0]), row[2], int(row[3]) - 1, int(row[4]), unquote(row[8]))
         for row in (line.split("\t") for line in lines)
     ] == [
-        (record, terms[kind], start, end, f"ID={name};att=ACGTTGCAACGT{notes[kind]}")
+        (record, terms[kind], start, end, f"ID={name};att=ACGTTGCAACGT")
         for (record, start, end, kind), name in zip(expected, names, strict=True)
     ]
     bases = {result.record.id: result.record.sequence for result in made}
@@ -555,8 +541,9 @@ def test_a_region_over_the_origin_of_a_circle_is_told_on_both_sides(chromosomes)
     for first in (0, 20_000, 105_000, 120_500):
         turned = FastaRecord("x", "x circular=true", bases[first:] + bases[:first])
         call = Call("x", len(bases), "scored", virus_score=0.1)
-        _, _, call, regions, track = finder.add_to(RecordResult(turned, [], call))
-        assert call.note == "1 virus-like region"  # in two parts where it has the origin
+        result = finder.add_to(RecordResult(turned, [], call))
+        regions, track = result.regions, result.track
+        assert result.call.note == "1 virus-like region"  # in two parts where it has the origin
         assert (np.diff(track.start) > 0).all()
         spans[first] = sorted(
             ((region.start + first) % len(bases), (region.end + first - 1) % len(bases) + 1)
@@ -587,8 +574,8 @@ def test_regions_are_counted_by_kind_and_the_two_parts_of_one_over_the_origin_on
     assert (summary.records.n_regions, summary.records.n_whole_regions) == (4, 2)
     assert region_line(0, 0) == "virus-like regions: none"
     assert region_line(4, 2) == (
-        "virus-like regions: 2 provirus (inside a record), 2 whole (the record itself, "
-        "without flanks of a host: look twice where it is called other); see regions.tsv"
+        "virus-like regions: 2 provirus (inside a record), 2 whole (a record called "
+        "virus); see regions.tsv"
     )
 
 

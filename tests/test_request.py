@@ -13,6 +13,8 @@ from conftest import TINY
 from oracle import make_fair_esm, save_fair_esm
 from runs import assert_same_vectors, vectors
 
+from virnucpro import devices
+from virnucpro.devices import Gpu, TorchBuild
 from virnucpro.encoders import models as download
 from virnucpro.encoders.esm2 import family as esm2
 from virnucpro.encoders.esm2.weights import verify_checkpoint
@@ -75,8 +77,10 @@ def embedded(tiny, tmp_path, monkeypatch) -> Path:
 
 
 def test_the_model_of_the_package_comes_with_its_head(options, embedded, tiny):
-    config, head = resolve(options(command="predict", model="esm2_virnucpro"), lambda _: None)
-    assert config.scorer is None
+    config = resolve(
+        options(command="predict", model="esm2_virnucpro", calls="head"), lambda _: None
+    )
+    head = config.caller.frame_head
     assert config.checkpoints == ((embedded / "esm2_virnucpro").resolve(),)
     assert config.recipe.encoders[0].model == "esm2_virnucpro"
     assert config.recipe.encoders[0].sha256 == sha256(
@@ -87,17 +91,64 @@ def test_the_model_of_the_package_comes_with_its_head(options, embedded, tiny):
 
 
 @pytest.mark.parametrize(
-    ("changes", "has_scorer"),
-    [({}, True), ({"model": "esm2_virnucpro"}, False), ({"command": "extract"}, False)],
+    ("changes", "embeds", "is_scored"),
+    [
+        ({}, False, True),
+        ({"workers": 1}, False, True),
+        ({"typed": ("output_dir", "workers")}, False, True),
+        ({"model": "esm2_virnucpro"}, True, True),
+        ({"device": "cpu"}, True, True),
+        ({"typed": ("device",)}, True, True),
+        ({"typed": ("precision", "output_dir")}, True, True),
+        ({"precision": "fp32"}, True, True),
+        ({"esm_batch_size": "1024"}, True, True),
+        ({"worker_timeout": 20.0}, True, True),
+        ({"plan_only": True, "precision": "fp32"}, True, True),
+        ({"executor": "parsl", "precision": "fp32"}, True, True),
+        ({"calls": "head"}, True, False),
+        ({"command": "extract"}, True, False),
+    ],
 )
-def test_nucleotides_are_scored_without_an_encoder_where_nothing_is_named(
-    options, changes, has_scorer
+@pytest.mark.parametrize("input_type", ["nucleotide", "protein"])
+def test_any_option_of_the_engine_means_vectors_and_the_scorer_calls_all_the_same(
+    options, changes, embeds, is_scored, input_type
 ):
-    config, _ = resolve(options(**{"command": "predict", "model": None, **changes}), lambda _: None)
-    recipe = config.recipe_for("nucleotide")
-    assert (recipe.scorer_sha256 == sha256(embedded_scorer())) == has_scorer
-    assert (recipe.encoders == ()) == has_scorer
-    assert config.recipe_for("protein").encoders[0].model == "esm2_virnucpro"
+    usual = {"command": "predict", "model": None, "device": "auto", "precision": "auto"}
+    config = resolve(options(**{**usual, **changes}), lambda _: None)
+    recipe = config.recipe_for(input_type)
+    assert [encoder.model for encoder in recipe.encoders] == ["esm2_virnucpro"] * embeds
+    assert (recipe.scorer_sha256 == sha256(embedded_scorer())) == is_scored
+    assert (config.caller.frame_head is not None) == (changes.get("calls") == "head")
+
+
+def test_four_gpus_are_used_as_they_are_named_and_only_where_they_are_named(options, monkeypatch):
+    gpus = [
+        Gpu(i, f"GPU-{i}", "NVIDIA H100", 80 << 30, 79 << 30, capability=(9, 0)) for i in range(4)
+    ]
+    monkeypatch.setattr(devices, "list_gpus", lambda: (gpus, ""))
+    monkeypatch.setattr(devices, "torch_build", lambda: TorchBuild("2.11", "12.8"))
+    for request, places in (("0,1,2", "012"), ("0", "0"), ("2,3", "23"), ("all", "0123")):
+        given = {"command": "predict", "model": None, "device": "auto", "workers": None}
+        config = resolve(options(**given, gpus=request), lambda _: None)
+        assert config.resources.devices == tuple(f"cuda:{place}" for place in places)
+        assert config.recipe.encoders[0].model == "esm2_virnucpro"
+        assert config.recipe.encoders[0].precision == "bf16"
+    assert not resolve(options(**given), lambda _: None).recipe.encoders
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"keep_intermediate": True}, "--keep-intermediate: not read where nothing is embedded"),
+        ({"chunk_size": 300}, "the scorer works on pieces of 500 bases"),
+        ({"calls": "scorer", "head": Path("h")}, "--head: not read with --calls scorer"),
+        ({"calls": "head", "preset": "sensitive"}, "--preset sensitive needs error rates"),
+    ],
+)
+def test_what_would_be_ignored_is_refused(options, given, reason):
+    usual = {"command": "predict", "model": None, "device": "auto", "precision": "auto"}
+    with pytest.raises(UsageError, match=reason):
+        resolve(options(**{**usual, **given}), lambda _: None)
 
 
 def test_without_its_file_there_is_no_scorer_and_the_message_says_so(options, embedded):
@@ -106,27 +157,29 @@ def test_without_its_file_there_is_no_scorer_and_the_message_says_so(options, em
 
 
 def test_a_worker_may_be_silent_for_as_long_as_was_asked(options):
-    config, _ = resolve(options(worker_timeout=7.0), lambda _: None)
+    config = resolve(options(worker_timeout=7.0), lambda _: None)
     assert config.resources.silence_seconds == 7.0
 
 
 def test_without_model_extract_takes_that_of_the_package(options, embedded):
-    config, head = resolve(options(model=None), lambda _: None)
-    assert config.recipe.encoders[0].model == "esm2_virnucpro" and head is None
+    config = resolve(options(model=None), lambda _: None)
+    assert config.recipe.encoders[0].model == "esm2_virnucpro"
     assert config.recipe.chunk_size == 500
 
 
-def test_another_model_needs_a_head(options, embedded):
+def test_another_model_needs_a_head_only_if_a_head_is_to_call(options):
+    config = resolve(options(command="predict"), lambda _: None)
+    assert config.caller.frame_head is None and config.recipe.scorer_sha256
     with pytest.raises(UnavailableError, match="no head comes with the model model"):
-        resolve(options(command="predict"), lambda _: None)
+        resolve(options(command="predict", calls="head"), lambda _: None)
 
 
 def test_a_head_without_a_model_is_for_the_one_of_the_package_or_refused(
     options, embedded, tiny, tmp_path
 ):
     own = save_changed(tiny.head, tmp_path / "own.safetensors", threshold=0.75)
-    _, head = resolve(options(command="predict", model=None, head=own), lambda _: None)
-    assert head.facts.threshold == 0.75
+    config = resolve(options(command="predict", model=None, head=own), lambda _: None)
+    assert config.caller.frame_head.facts.threshold == 0.75
     encoder = replace(tiny.head.facts.encoders[0], encoder_id="0" * 16)
     other = save_changed(tiny.head, tmp_path / "other.safetensors", encoders=(encoder,))
     with pytest.raises(UnavailableError, match="made for the encoder esm2_tiny") as caught:
@@ -141,27 +194,28 @@ def save_changed(head: Head, path: Path, **changes: object) -> Path:
 
 def test_a_run_with_another_model_of_the_package_is_not_resumed(options, embedded, tmp_path):
     # the folder has no scorer, which would look for regions
-    given = {"command": "predict", "model": "esm2_virnucpro", "regions": False}
-    config, head = resolve(options(**given), lambda _: None)
-    run(config, head, InlineExecutor(), lambda _: None)
+    given = {"command": "predict", "calls": "head", "model": None, "regions": False}
+    config = resolve(options(**given), lambda _: None)
+    run(config, InlineExecutor(), lambda _: None)
+    head = config.caller.frame_head
     stored = json.loads((config.output / "run.json").read_text())
     assert stored["recipe"]["encoders"][0]["model"] == "esm2_virnucpro"
     assert stored["recipe"]["head_sha256"] == head.sha256
-    again, head = resolve(options(**given, resume=True), lambda _: None)
-    assert run(again, head, InlineExecutor(), lambda _: None).n_tokens == 0
+    again = resolve(options(**given, resume=True), lambda _: None)
+    assert run(again, InlineExecutor(), lambda _: None).n_tokens == 0
     save_changed(head, embedded / "head.safetensors", threshold=0.75)
-    again, head = resolve(options(**given, resume=True), lambda _: None)
+    again = resolve(options(**given, resume=True), lambda _: None)
     with pytest.raises(ResumeError, match="head_sha256 was"):
-        run(again, head, InlineExecutor(), lambda _: None)
+        run(again, InlineExecutor(), lambda _: None)
 
 
 @pytest.mark.parametrize("budget", ["1", "7", "512", "1024"])
 def test_any_budget_is_taken_and_gives_the_same_vectors(options, budget):
-    config, _ = resolve(options(budget, esm_batch_size=budget, precision="fp32"), lambda _: None)
-    plain, _ = resolve(options("plain", precision="fp32"), lambda _: None)
+    config = resolve(options(budget, esm_batch_size=budget, precision="fp32"), lambda _: None)
+    plain = resolve(options("plain", precision="fp32"), lambda _: None)
     events: list[object] = []
-    run(config, None, InlineExecutor(), events.append)
-    run(plain, None, InlineExecutor(), lambda _: None)
+    run(config, InlineExecutor(), events.append)
+    run(plain, InlineExecutor(), lambda _: None)
     batches = [event for event in events if isinstance(event, BatchDone)]
     assert all(event.n_tokens <= int(budget) or len(event.rows) == 1 for event in batches)
     assert max(len(event.rows) for event in batches) == 1 or int(budget) > 7
@@ -180,8 +234,8 @@ def test_a_run_of_another_model_is_refused_before_this_one_is_fetched(
     options, monkeypatch, tmp_path, name
 ):
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
-    config, _ = resolve(options(), lambda _: None)
-    run(config, None, InlineExecutor(), lambda _: None)
+    config = resolve(options(), lambda _: None)
+    run(config, InlineExecutor(), lambda _: None)
     with pytest.raises(ResumeError, match=f"with the model model, not {name}"):
         resolve(options(model=name, resume=True), lambda _: None)
     assert not (tmp_path / "torch").exists()
@@ -195,7 +249,7 @@ def test_other_weights_of_a_published_name_are_refused(options, monkeypatch, tmp
     digest, shape = sha256(path), {"n_layers": TINY.n_layers, "dim": TINY.dim}
     published = Published(**shape, n_heads=TINY.n_heads, sha256=digest)
     monkeypatch.setitem(PUBLISHED, name, published)
-    config, _ = resolve(options(model=name), lambda _: None)
+    config = resolve(options(model=name), lambda _: None)
     assert config.recipe.encoders[0].sha256 == digest
     save_fair_esm(make_fair_esm(TINY, seed=1), path)
     with pytest.raises(UnavailableError, match=f"is not the published {name}"):
@@ -220,43 +274,43 @@ def test_the_head_of_the_package_is_for_its_model_and_both_are_whole():
 
 
 def test_a_batch_size_of_auto_is_what_stands_without_one_and_a_number_is_taken(options):
-    sized, _ = resolve(options(), lambda _: None)
-    given, _ = resolve(options(esm_batch_size="9999"), lambda _: None)
+    sized = resolve(options(), lambda _: None)
+    given = resolve(options(esm_batch_size="9999"), lambda _: None)
     assert sized.resources.tokens_per_batch == 4096  # of a narrow model on a CPU
     assert given.resources.tokens_per_batch == 9999
 
 
 def test_a_small_model_is_not_converted(options):
-    config, _ = resolve(options(), lambda _: None)
+    config = resolve(options(), lambda _: None)
     assert config.weights == config.checkpoints
 
 
 def test_a_large_model_is_converted_once_and_gives_the_same_vectors(options, kept, monkeypatch):
-    first, _ = resolve(options("first"), lambda _: None)
+    first = resolve(options("first"), lambda _: None)
     (made,) = kept.glob("*.safetensors")
     before = made.stat().st_mtime_ns
-    second, _ = resolve(options("second"), lambda _: None)
+    second = resolve(options("second"), lambda _: None)
     assert first.weights == second.weights == (made.resolve(),) != first.checkpoints
     assert made.stat().st_mtime_ns == before
-    run(second, None, ProcessExecutor(second.resources.devices), lambda _: None)
+    run(second, ProcessExecutor(second.resources.devices), lambda _: None)
 
     monkeypatch.setattr(esm2, "WORTH_CONVERTING", 1 << 40)
-    plain, _ = resolve(options("plain"), lambda _: None)
+    plain = resolve(options("plain"), lambda _: None)
     assert plain.weights == plain.checkpoints
-    run(plain, None, InlineExecutor(), lambda _: None)
+    run(plain, InlineExecutor(), lambda _: None)
     assert_same_vectors(vectors(second.output), vectors(plain.output))
 
 
 def test_the_converted_model_has_the_recipe_of_its_source(options, kept, monkeypatch):
-    converted, _ = resolve(options(), lambda _: None)
+    converted = resolve(options(), lambda _: None)
     monkeypatch.setattr(esm2, "WORTH_CONVERTING", 1 << 40)
-    direct, _ = resolve(options(), lambda _: None)
+    direct = resolve(options(), lambda _: None)
     assert converted.recipe.fingerprint == direct.recipe.fingerprint
 
 
 def test_where_nothing_can_be_kept_the_run_goes_on_with_the_model_itself(options, kept, caplog):
     kept.write_text("a file where the folder would be")
     with caplog.at_level(logging.WARNING):
-        config, _ = resolve(options(), lambda _: None)
+        config = resolve(options(), lambda _: None)
     assert config.weights == config.checkpoints
     assert "cannot be kept" in caplog.text

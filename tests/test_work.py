@@ -337,7 +337,7 @@ def test_options_for_others_that_make_no_sense_are_refused(tiny, contigs, tmp_pa
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_a_plan_may_be_for_devices_that_are_not_here(tiny, contigs, tmp_path, precision):
-    config, _ = resolve(
+    config = resolve(
         PredictOptions(
             input=(contigs,),
             output_dir=tmp_path / "run",

@@ -54,10 +54,10 @@ class Recipe:
     input_type: InputType
     chunk_size: int  # bases; 0 for proteins, which are not cut
     min_length: int  # bases, or residues of a protein
-    encoders: tuple[EncoderSpec, ...]  # none: the scorer reads the records
+    encoders: tuple[EncoderSpec, ...]  # none: nothing is embedded
     head_sha256: str = ""
     genetic_code: int = 11  # NCBI's number; unused for proteins
-    scorer_sha256: str = ""  # hash of the scorer, if no encoder is used
+    scorer_sha256: str = ""  # hash of the scorer, if it calls by itself
     residues_per_shard: int = RESIDUES_PER_SHARD
     shard_format: int = SHARD_FORMAT
 
@@ -102,6 +102,10 @@ class Recipe:
     def has_frames(self) -> bool:
         """True if records are cut into chunks, and these translated."""
         return self.has_encoder and self.input_type == "nucleotide"
+
+    def count_chunks(self, length: int) -> int:
+        """The chunks of a record of this length."""
+        return -(-length // self.chunk_size) if self.input_type == "nucleotide" else 1
 
     @property
     def reader(self) -> str:

@@ -306,14 +306,25 @@ def count_fitting(model_bytes: int) -> int:
     return min(usable_cores(), max(1, int(0.8 * available / (model_bytes + _GIB // 2))))
 
 
-def _choose_cpu(workers: int | None, model_bytes: int) -> Choice:
-    n_cores, available = usable_cores(), psutil.virtual_memory().available
-    n_workers = workers if workers is not None else count_fitting(model_bytes)
-    if not 1 <= n_workers <= _MOST_WORKERS:
+def count_workers(workers: int | None, model_bytes: int) -> int:
+    """The processes for ``--workers``, each with a model of so many bytes.
+
+    Raises:
+        UsageError: it is no useful number.
+    """
+    if workers is None:
+        return count_fitting(model_bytes)
+    if not 1 <= workers <= _MOST_WORKERS:
         raise UsageError(
-            f"--workers is {n_workers}",
+            f"--workers is {workers}",
             hint=f"give 1 to {_MOST_WORKERS}; without it there is one for each core",
         )
+    return workers
+
+
+def _choose_cpu(workers: int | None, model_bytes: int) -> Choice:
+    n_cores, available = usable_cores(), psutil.virtual_memory().available
+    n_workers = count_workers(workers, model_bytes)
     return Choice(
         devices=("cpu",) * n_workers,
         descriptions=(

@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import typer
 
-from virnucpro.config import Command, FeatureFormat, Pooling
+from virnucpro.config import Command, FeatureFormat, InputType, Pooling
 from virnucpro.encoders.published import EMBEDDED, NAMES
 from virnucpro.errors import UsageError
 from virnucpro.option_fields import flag, given_of, names_of, refuse
@@ -23,6 +23,7 @@ from virnucpro.option_fields import flag, given_of, names_of, refuse
 Encoding = Literal["esm2", "onehot", "blosum62", "composition"]
 Architecture = Literal["mlp", "cnn", "lstm", "unet"]
 Mode = Literal["head", "finetune", "pretrain"]
+Calls = Literal["auto", "scorer", "head"]
 
 FILES, MODEL, CALLS, DEVICES = "Files", "Model", "Calls", "Devices"
 CLUSTER = "Several machines"
@@ -53,10 +54,18 @@ def _model(default: str) -> Any:  # noqa: ANN401 - as typer has it
 Head = Annotated[
     Path | None,
     _option(
-        "Classifier head (safetensors) made for the model.",
+        "Classifier head (safetensors) made for the model, as `virnucpro train` makes it.",
         MODEL,
         metavar="PATH",
-        show_default="that of esm2_virnucpro; other models need one",
+        show_default="none: the scorer calls",
+    ),
+]
+CallsBy = Annotated[
+    Calls,
+    _option(
+        "Let the scorer call alone, or the head alone. auto: the scorer, joined with the head of "
+        "--head where it was joined in training.",
+        CALLS,
     ),
 ]
 
@@ -318,6 +327,11 @@ class SequenceOptions:
         ),
     ] = False
 
+    @property
+    def known_type(self) -> InputType | None:
+        """The type that the user named; None if the letters of the input decide."""
+        return None if self.input_type == "auto" else self.input_type
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
@@ -409,6 +423,7 @@ class RunOptions(PlaceOptions, EngineOptions, ModelOptions, FolderOptions, Seque
     """The options that ``predict`` and ``extract`` share."""
 
     command: ClassVar[Command]
+    typed: tuple[str, ...] = ()  # names of the options on the command line, defaults too
 
     report: Annotated[
         bool,
@@ -421,6 +436,19 @@ class RunOptions(PlaceOptions, EngineOptions, ModelOptions, FolderOptions, Seque
 
     def __post_init__(self) -> None:
         self.check_type(self.input_type)
+
+    @property
+    def asks_for_vectors(self) -> bool:
+        """True if the run is to embed."""
+        return True
+
+    def check_without_engine(self) -> None:
+        """Refuse options that are not read where nothing is embedded.
+
+        Raises:
+            UsageError: one of them was given.
+        """
+        refuse(self, ("keep_intermediate",), "where nothing is embedded", "add --model")
 
     def check_type(self, input_type: str) -> None:
         """Refuse options that are not read where the input is of this type.
@@ -439,14 +467,24 @@ class PredictOptions(CutOptions, RunOptions):
     model: Annotated[
         str | None,
         _model(
-            "none for nucleotides, which the scorer reads; esm2_virnucpro with --head or proteins"
+            "none: nothing is embedded; esm2_virnucpro with any option of devices but --workers"
         ),
     ] = None
     head: Head = None
+    calls: CallsBy = "auto"
 
     def __post_init__(self) -> None:
         CutOptions.__post_init__(self)
         RunOptions.__post_init__(self)
+        if self.calls == "scorer":
+            refuse(self, ("head",), "with --calls scorer")
+
+    @property
+    def asks_for_vectors(self) -> bool:
+        """True if a model, a head or any option of the engine was given."""
+        of_engine = names_of(EngineOptions, PlaceOptions) - {"workers"} | {"model", "head"}
+        is_typed = not of_engine.isdisjoint(self.typed)
+        return is_typed or bool(given_of(self, of_engine)) or self.calls == "head"
 
     def check_type(self, input_type: str) -> None:
         super().check_type(input_type)
@@ -564,6 +602,7 @@ class EvaluateOptions(EngineOptions, FolderOptions, EvaluatedOptions):
         str | None, _model("none: the scorer is evaluated; esm2_virnucpro with --head")
     ] = None
     head: Head = None
+    calls: CallsBy = "auto"
 
     def __post_init__(self) -> None:
         if self.regions is None:
@@ -573,9 +612,12 @@ class EvaluateOptions(EngineOptions, FolderOptions, EvaluatedOptions):
                 "without --regions",
                 "name the known prophages with --regions",
             )
+            if self.head is None and self.calls != "head":
+                of_engine = names_of(EngineOptions) - {"workers"} | {"model"}
+                refuse(self, of_engine, "where the scorer calls", "name a --head to evaluate it")
             return
         of_head = names_of(EngineOptions, EvaluatedOptions) - {"data", "seed", "genetic_code"}
-        refuse(self, of_head | {"model", "head"}, "with --regions, which the scorer tells")
+        refuse(self, of_head | {"model", "head", "calls"}, "with --regions")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -959,9 +1001,3 @@ class ImportOptions:
     def __post_init__(self) -> None:
         if self.bundle_folder is not None:
             refuse(self, ("name", "force"), "with --from: a bundle has published names")
-
-
-def engine_options_of(options: EngineOptions) -> list[str]:
-    """The options that only a run with a model reads, of those that were given."""
-    # the scorer is on the CPU anyway
-    return given_of(options, names_of(EngineOptions) - {"device", "workers"})

@@ -27,8 +27,6 @@ from virnucpro.errors import (
     FeatureFileError,
     OutputError,
     StorageError,
-    UnavailableError,
-    UsageError,
 )
 from virnucpro.events import (
     BatchDone,
@@ -43,12 +41,10 @@ from virnucpro.events import (
 )
 from virnucpro.log import LOGGER, announce, counted, printable
 from virnucpro.options import (
-    FALSE_POSITIVES,
     CutOptions,
     ExtractOptions,
     PredictOptions,
     RunOptions,
-    engine_options_of,
 )
 from virnucpro.outputs.blocks import Maker
 from virnucpro.outputs.summary import STAGES, STARTING, Summary
@@ -59,14 +55,12 @@ from virnucpro.resolve import RunConfig, resolve
 from virnucpro.run.backlog import Backlog
 from virnucpro.run.features import FeatureStore, OnShard
 from virnucpro.run.folder import RunDir
-from virnucpro.run.intake import open_run
+from virnucpro.run.intake import open_run, refuse_to_clear
 from virnucpro.run.lock import own_name
 from virnucpro.run.machine import MachineLog
 from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import Plan, find_plan, make_plan
-from virnucpro.scorer.nets import Scorer, embedded_scorer, load_scorer
-from virnucpro.scoring.head import Head
-from virnucpro.scoring.join import Join
+from virnucpro.scoring.caller import Caller
 from virnucpro.scoring.regions import RegionFinder, embedded_finder
 from virnucpro.sequences.fasta import list_reads
 from virnucpro.sequences.inputs import expected_letters
@@ -100,14 +94,14 @@ def extract(
 
 
 def _resolve_and_run(options: RunOptions, on_event: OnEvent, executor_on: ExecutorOn) -> Summary:
-    config, head = resolve(options, on_event)
-    is_left_to_others = options.no_embed or options.plan_only
+    config = resolve(options, on_event)
+    is_left_to_others = options.no_embed or options.plan_only or not config.recipe.has_encoder
     executor = NoExecutor() if is_left_to_others else executor_on(config.resources.devices)
-    return run(config, head, executor, on_event)
+    return run(config, executor, on_event)
 
 
-def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEvent) -> Summary:
-    """Run, or resume, a prediction (with a head) or an extraction (without).
+def run(config: RunConfig, executor: Executor, on_event: OnEvent) -> Summary:
+    """Run, or resume, a prediction or an extraction.
 
     Raises:
         VirnucproError: see ``errors``; finished shards are kept in every case.
@@ -118,7 +112,7 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
         LOGGER.info("virnucpro %s: %s", __version__, printable(" ".join(config.options.argv)))
         rundir.sweep()
         with summary.stage(STAGES[0]), rundir.planning():
-            results, job = begin(config, head, executor, summary, on_event)
+            results, job = begin(config, executor, summary, on_event)
         if config.options.plan_only:
             return close_plan(config, results, summary)
         try:
@@ -136,7 +130,7 @@ def run(config: RunConfig, head: Head | None, executor: Executor, on_event: OnEv
 
 
 def begin(
-    config: RunConfig, head: Head | None, executor: Executor, summary: Summary, on_event: OnEvent
+    config: RunConfig, executor: Executor, summary: Summary, on_event: OnEvent
 ) -> tuple[Results, Job]:
     """Open and plan the run while its workers start, and announce what it will do.
 
@@ -146,22 +140,29 @@ def begin(
     recorded = None if config.options.force else rundir.read_manifest()
     if config.options.resume and recorded is None:
         announce(f"there is no run yet in {printable(rundir.root)}: a new one begins")
-    manifest = open_run(config, rundir, recorded, on_event)
+    if config.options.force:
+        refuse_to_clear(config.options.input, rundir)
+    manifest = open_run(config.options, config.recipe_for, rundir, recorded, on_event)
     config.options.check_type(manifest.recipe.input_type)
-    if not manifest.recipe.has_encoder:
-        head = None  # it was for proteins
-    manifest = replace(manifest, models=config.models if manifest.recipe.has_encoder else ())
-    scorer = announce_choices(config, manifest.recipe, head)
-    finder = make_finder(config.options, manifest.recipe, scorer)
+    caller = config.caller.of_type(manifest.recipe.input_type)
+    manifest = replace(manifest, models=config.models)
+    for announcement in (*caller.announcements, *config.announcements):
+        announce(announcement)
+    for compromise in config.compromises:
+        LOGGER.warning("%s", compromise)
+    finder = make_finder(config.options, manifest.recipe)
     job = make_job(rundir, manifest.recipe, config.weights)
     executor.start(job, config.resources, count_worth_starting(manifest, recorded))
     plan = plan_run(config, rundir, recorded, manifest, on_event)
     rundir.clear_copies(manifest)
-    announce_input(plan, manifest)
+    announce_input(plan, manifest, caller)
     summary.count_plan(plan, manifest)
     folders = filter(Path.is_dir, config.options.input)
     summary.n_reads_left_out = sum(len(list_reads(folder)) for folder in folders)
-    announce_cut(config.options, scorer, head, summary)
+    summary.callers, summary.cut = caller.announcements, caller.cut.words
+    summary.cut_scores = list(caller.cut.scores)
+    if summary.cut:
+        announce(f"calls: {summary.cut}")
     if recorded is not None and summary.cut != recorded.cut != "":
         announce(f"before, records were called by another cut: {recorded.cut}")
     rundir.report.unlink(missing_ok=True)  # it is of another state
@@ -170,9 +171,7 @@ def begin(
         manifest=manifest,
         plan=plan,
         stores=job.stores,
-        head=head,
-        scorer=scorer,
-        cut=config.options if isinstance(config.options, PredictOptions) else CutOptions(),
+        caller=caller,
         finder=finder,
         backlog=Backlog(),
         feature_format=_feature_format(config.options),
@@ -187,82 +186,13 @@ def _feature_format(options: RunOptions) -> FeatureFormat:
     return options.format if isinstance(options, ExtractOptions) else "h5"
 
 
-def announce_choices(config: RunConfig, recipe: Recipe, head: Head | None) -> Scorer | None:
-    """Announce the scorer, or the choices for the encoder.
-
-    Returns the scorer, if it calls the records, by itself or joined with the head.
-    """
-    choice = config.scorer_for(recipe.input_type)
-    if choice is not None:
-        announce(choice.announcement)
-        if unread := engine_options_of(config.options):
-            announce(f"not read, being for runs with --model: {', '.join(unread)}")
-        return load_scorer(choice.path)
-    join = head.facts.join if head and recipe.input_type == "nucleotide" else None
-    cut = config.options if isinstance(config.options, CutOptions) else CutOptions()
-    if cut.preset != "default" and join is None:
-        raise UsageError(
-            f"--preset {cut.preset} is for the scorer, or a head that is joined with it: this head "
-            "has no error rates",
-            hint="give --threshold, or leave --model and --head out for nucleotides",
-        )
-    if cut.prevalence != CutOptions.prevalence and join is None and head is not None:
-        raise UsageError(
-            "--prevalence is for the column fdr: this head has no error rates",
-            hint="leave it out",
-        )
-    for announcement in config.announcements:
-        announce(announcement)
-    for compromise in config.compromises:
-        LOGGER.warning("%s", compromise)
-    return None if join is None else scorer_of(join)
-
-
-def scorer_of(join: Join) -> Scorer:
-    """The scorer that a head is joined with.
-
-    Raises:
-        UnavailableError: this version has another one.
-    """
-    scorer = load_scorer(embedded_scorer())
-    if scorer.sha256 != join.scorer_sha256:
-        raise UnavailableError(
-            f"the head is joined with another scorer ({join.scorer_sha256[:12]}) than that of "
-            f"VirNucPro {__version__} ({scorer.sha256[:12]})",
-            hint="train the head again with `virnucpro train`, or use the version that made it",
-        )
-    weights = ", ".join(f"{knot.head:.2f} at {knot.n_bases:,}" for knot in join.knots)
-    announce(f"joined with the scorer; weight of the head by bases: {weights}")
-    if not any(knot.head for knot in join.knots):
-        announce("the head adds nothing at any length: the scores are those of the scorer")
-    return scorer
-
-
-def make_finder(options: RunOptions, recipe: Recipe, scorer: Scorer | None) -> RegionFinder | None:
-    """The finder of regions in nucleotides; they are told by the scorer, whatever calls."""
+def make_finder(options: RunOptions, recipe: Recipe) -> RegionFinder | None:
+    """The finder of regions in nucleotides; it uses the scorer, whoever calls."""
     if not isinstance(options, PredictOptions) or not options.regions:
         return None
     if recipe.input_type != "nucleotide":
         return None
-    return embedded_finder(recipe.genetic_code, scorer, options.region_model)
-
-
-def announce_cut(
-    options: RunOptions, scorer: Scorer | None, head: Head | None, summary: Summary
-) -> None:
-    """Announce which records are called viral; the summary has it in words and in numbers."""
-    if not isinstance(options, PredictOptions):
-        return
-    threshold = head.facts.threshold if head and not scorer else options.threshold
-    if threshold is not None:
-        summary.cut, summary.cut_scores = f"scores of {threshold} and more", [(1, threshold)]
-    else:
-        assert scorer is not None, "records are called by the scorer or by a head"
-        preset, share = options.preset, FALSE_POSITIVES[options.preset]
-        summary.cut = f"preset {preset}, at most {share:.1%} false positives among unknown hosts"
-        error_rates = ((head and head.facts.join) or scorer).error_rates
-        summary.cut_scores = [(rates.n_bases, rates.cut_score(share)) for rates in error_rates]
-    announce(f"calls: {summary.cut}")
+    return embedded_finder(recipe.genetic_code, model=options.region_model)
 
 
 def plan_run(
@@ -429,8 +359,6 @@ def _on_shard(on_event: OnEvent, stage: str) -> OnShard:
 
 def close_run(config: RunConfig, rundir: RunDir, manifest: Manifest, summary: Summary) -> None:
     """Write the outcome into ``run.json``, delete intermediate files, and write the page."""
-    scorer = config.scorer_for(manifest.recipe.input_type)
-    summary.scorer = scorer.announcement if scorer else ""
     facts = _facts(config, manifest, "partial" if summary.exit_code else "complete")
     rundir.write_manifest(manifest, {**facts, "counts": summary.facts})
     if not config.options.keep_intermediate and not summary.records.n_failed_frames:
@@ -440,14 +368,14 @@ def close_run(config: RunConfig, rundir: RunDir, manifest: Manifest, summary: Su
 
 
 def _facts(config: RunConfig, manifest: Manifest, state: str) -> dict[str, object]:
-    scorer = config.scorer_for(manifest.recipe.input_type)
+    caller = config.caller.of_type(manifest.recipe.input_type)
     return {
         "argv": list(config.options.argv),
         "versions": {"torch": torch_build().version, "numpy": np.__version__},
         "host": socket.gethostname(),
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "checkpoints": list(map(str, [scorer.path] if scorer else config.checkpoints)),
-        "announced": [scorer.announcement] if scorer else list(config.announcements),
+        "checkpoints": list(map(str, config.checkpoints)),
+        "announced": [*caller.announcements, *config.announcements],
         "resources": asdict(config.resources),
         "cut": _cut_facts(config.options) if isinstance(config.options, CutOptions) else {},
         "state": state,
@@ -459,7 +387,7 @@ def _cut_facts(options: CutOptions) -> dict[str, object]:
     return {name: str(one) if isinstance(one, Path) else one for name, one in values.items()}
 
 
-def announce_input(plan: Plan, manifest: Manifest) -> None:
+def announce_input(plan: Plan, manifest: Manifest, caller: Caller) -> None:
     """Announce the input, and warn of what makes weak calls."""
     counts, recipe = plan.counts, manifest.recipe
     shards = f"; {counted(len(plan.shards), 'shard')}" if recipe.has_encoder else ""
@@ -475,7 +403,7 @@ def announce_input(plan: Plan, manifest: Manifest) -> None:
             counted(counts.n_gaps, "gap"),
             counted(counts.n_gapped, "record"),
         )
-    if counts.n_short > counts.n_records / 2:
+    if caller.frame_head and counts.n_short > counts.n_records / 2:
         LOGGER.warning(
             "shorter than half a chunk of %d bases: %d of %s; expect weaker calls",
             recipe.chunk_size,

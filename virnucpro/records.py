@@ -10,17 +10,28 @@ are tuples: making one takes a third of the time.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
 
 Status = Literal["scored", "embedded", "too_short", "no_orf", "invalid", "failed"]
 PROTEIN = "."  # the strand of an ORF that came as a protein
-# "embedded" is the status in extract instead of "scored"
-STATUSES: tuple[Status, ...] = ("scored", "embedded", "too_short", "no_orf", "invalid", "failed")
+STATUSES: Mapping[Status, str] = {  # and what became of the records with each
+    "scored": "with a score and a call",
+    "embedded": "with vectors",  # in extract, instead of scored
+    "too_short": "shorter than the minimum length",
+    "no_orf": "with nothing that can be scored: no frame without a stop, or no known base",
+    "invalid": "empty, or with letters that are no sequence",
+    "failed": "with no vector: every try failed",
+}
+
+
+def is_status(text: str) -> TypeGuard[Status]:
+    return text in STATUSES
 
 
 class FastaRecord(NamedTuple):
@@ -194,14 +205,14 @@ class Call:
 
 
 class Region(NamedTuple):
-    """A virus-like part of a record, all of it, or the virus of one that is called a virus."""
+    """A viral interval of a record: a provirus, or the virus of a record that is called one."""
 
     start: int
     end: int
-    kind: Literal["provirus", "whole"]  # whole: all of a record, or of one that is called a virus
+    kind: Literal["provirus", "whole"]  # whole: of a record that is called a virus
     posterior: float  # probability of being viral, the mean over its pieces
     att: str = ""  # bases of the direct repeat at both ends
-    over_origin: bool = False  # one of two parts: it goes on at the other end of a circular record
+    over_origin: bool = False  # one of two parts: it crosses the origin of a circular record
 
 
 class Track(NamedTuple):
@@ -214,18 +225,19 @@ class Track(NamedTuple):
 
 
 class RecordResult(NamedTuple):
-    """A record with its call, and the predictions behind it."""
+    """A record with its call, the predictions behind it, and the frames that were embedded."""
 
     record: FastaRecord
-    predictions: list[Prediction]  # predictions of its frames, in their order
+    predictions: list[Prediction]  # of its frames, or of the pieces that the scorer reads, in order
     call: Call
     regions: tuple[Region, ...] | None = None  # in order and apart; None: not looked for
     track: Track | None = None  # pieces that the regions were told by
+    frames: Sequence[Prediction] = ()  # what was to be embedded, each with its score or failure
 
     @property
     def failures(self) -> list[Prediction]:
         """The frames without a vector."""
-        return [prediction for prediction in self.predictions if prediction.failure]
+        return [frame for frame in self.frames if frame.failure]
 
     @property
     def region_kinds(self) -> Counter[str]:

@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
-from virnucpro import __version__
 from virnucpro.config import (
     EncoderSpec,
     Footprint,
@@ -27,8 +26,8 @@ from virnucpro.devices import (
     choose_devices,
     choose_precision,
     choose_tokens,
-    count_fitting,
     count_helpers,
+    count_workers,
     describe_compromises,
     usable_cores,
 )
@@ -48,22 +47,13 @@ from virnucpro.log import printable
 from virnucpro.options import EngineOptions, ExtractOptions, PredictOptions, RunOptions, WorkOptions
 from virnucpro.run.folder import RunDir
 from virnucpro.run.manifest import Manifest
-from virnucpro.scorer.nets import embedded_scorer, load_scorer
+from virnucpro.scoring.caller import Caller, caller_of
 from virnucpro.scoring.head import EncoderFacts, Head, load_head
 from virnucpro.sequences.genetic_code import genetic_code
 from virnucpro.sequences.inputs import list_sources
 
 _DEFAULT_CHUNK = 500
 _LONGEST_CHUNK = 1_000_000_000  # bases
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScorerConfig:
-    """The scorer of nucleotides, used in place of an encoder."""
-
-    path: Path
-    recipe: Recipe
-    announcement: str  # line for the log and the summary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,11 +64,11 @@ class RunConfig:
     """
 
     options: RunOptions
-    recipe: Recipe  # recipe of nucleotides with an encoder; see ``recipe_for``
+    caller: Caller
+    recipe: Recipe  # of nucleotides; see ``recipe_for``
     resources: Resources
-    checkpoints: tuple[Path, ...]
-    weights: tuple[Path, ...]  # checkpoints that the workers load, or their converted forms
-    scorer: ScorerConfig | None = None  # used for nucleotides in place of the encoder
+    checkpoints: tuple[Path, ...] = ()
+    weights: tuple[Path, ...] = ()  # checkpoints that the workers load, or their converted forms
     announcements: tuple[str, ...] = ()  # lines about the choices for the encoder
     compromises: tuple[str, ...] = ()  # warnings about their costs
     models: tuple[str, ...] = ()  # what other machines open the encoders by
@@ -87,26 +77,21 @@ class RunConfig:
     def output(self) -> Path:
         return self.options.output_dir
 
-    @property
-    def input_type(self) -> InputType | None:
-        """The type that the user named; None if the letters of the input decide."""
-        input_type = self.options.input_type
-        return None if input_type == "auto" else input_type
-
-    def scorer_for(self, input_type: InputType) -> ScorerConfig | None:
-        """The scorer for an input of this type, if it is scored without an encoder."""
-        return self.scorer if input_type == "nucleotide" else None
-
     def recipe_for(self, input_type: InputType) -> Recipe:
         """The recipe for this type. Proteins are neither cut nor translated."""
-        if scorer := self.scorer_for(input_type):
-            return scorer.recipe
         if input_type == "nucleotide":
             return self.recipe
-        return replace(self.recipe, input_type=input_type, chunk_size=0, genetic_code=11)
+        shortest = max(self.options.min_length, self.caller.shortest(input_type))
+        return replace(
+            self.recipe,
+            input_type=input_type,
+            chunk_size=0,
+            genetic_code=11,
+            min_length=shortest,
+        )
 
 
-def resolve(options: RunOptions, on_event: OnEvent) -> tuple[RunConfig, Head | None]:
+def resolve(options: RunOptions, on_event: OnEvent) -> RunConfig:
     """Resolve all that a run needs, or raise the first error.
 
     Raises:
@@ -120,18 +105,40 @@ def resolve(options: RunOptions, on_event: OnEvent) -> tuple[RunConfig, Head | N
     for path in options.input:
         list_sources(path)
     genetic_code(options.genetic_code)
-    scorer = _scorer(options)
-    _check_place(options, scorer)
+    _check_place(options)
+    if _embeds(options, recorded):
+        return _resolve_engine(options, recorded, on_event)
+    options.check_without_engine()
+    caller = caller_of(options, None)
+    resources = _for_tables(Resources(devices=("cpu",), tokens_per_batch=1), options)
+    return RunConfig(
+        options=options,
+        caller=caller,
+        recipe=_recipe(options, (), caller, None),
+        resources=resources,
+    )
+
+
+def _embeds(options: RunOptions, recorded: Manifest | None) -> bool:
+    """Whether the run makes vectors: it was asked to, now or when it began."""
+    if options.asks_for_vectors:
+        return True
+    return recorded is not None and recorded.models == (EMBEDDED,)
+
+
+def _resolve_engine(options: RunOptions, recorded: Manifest | None, on_event: OnEvent) -> RunConfig:
+    """Resolve a run that makes vectors."""
     names = model_names(options.model_name)
     before_fetching = partial(_check_before_fetching, options, recorded)
     models = tuple(open_model(name, on_event, before_fetching) for name in names)
     footprint = join_footprints([model.footprint for model in models])
-    head = _at_threshold(_load_head(options, models, on_event), options)
-    choice = _choose_devices(_placed(options, scorer), footprint)
+    head = _load_head(options, models, on_event)
+    caller = caller_of(options, head)
+    choice = _choose_devices(_placed(options), footprint)
     request = _asked_precision(options, recorded)
     precision = _precision(options, request, choice)
     resources = _resources(options, choice, footprint, precision)
-    if scorer is not None or not options.embeds_here:
+    if not options.embeds_here:
         resources = _for_tables(resources, options)
     is_auto = (request == "auto", options.esm_batch_size == "auto")
     prepared = [model.prepare(precision, options.converted, on_event) for model in models]
@@ -141,18 +148,18 @@ def resolve(options: RunOptions, on_event: OnEvent) -> tuple[RunConfig, Head | N
         _spec(options, model, digest, facts, model.precision_on(kind, precision))
         for model, (_, digest), facts in zip(models, prepared, made_for, strict=True)
     )
-    recipe = _recipe(options, encoders, head)
+    recipe = _recipe(options, encoders, caller, head)
     return RunConfig(
         options=options,
+        caller=caller,
         recipe=recipe,
         resources=resources,
         checkpoints=tuple(model.path.resolve() for model in models),
         weights=tuple(weights.resolve() for weights, _ in prepared),
-        scorer=scorer,
         announcements=_announcements(options, models, recipe, resources, choice),
         compromises=tuple(describe_compromises(choice, footprint, precision, is_auto)),
         models=tuple(map(_name_anywhere, names)),
-    ), head
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,7 +215,7 @@ def _check_precision(precision: Precision, choice: Choice) -> None:
         ) from error
 
 
-def _check_place(options: RunOptions, scorer: ScorerConfig | None) -> None:
+def _check_place(options: RunOptions) -> None:
     """
     Raises:
         UsageError: what others are to do, or have done, makes no sense.
@@ -225,21 +232,13 @@ def _check_place(options: RunOptions, scorer: ScorerConfig | None) -> None:
             "--no-embed goes with --resume: a new run has no vectors yet",
             hint="begin with --plan-only, then `virnucpro work DIR`",
         )
-    if (options.plan_only or options.executor != "local") and scorer is not None:
-        raise UsageError(
-            "--plan-only and --executor are for runs with a model: the scorer embeds nothing",
-            hint=f"leave it out, or name a model, for example --model {EMBEDDED}",
-        )
 
 
-def _placed(options: RunOptions, scorer: ScorerConfig | None) -> RunOptions:
-    """The same options, on the CPU where no GPU is needed: nothing is embedded here, or scored."""
-    if not options.embeds_here:
-        return replace(options, device="cpu", gpus=None, workers=1)
-    names_gpu = options.device != "auto" or options.gpus is not None
-    if scorer is not None and options.workers is not None and not names_gpu:
-        return replace(options, device="cpu")
-    return options
+def _placed(options: RunOptions) -> RunOptions:
+    """The same options, on the CPU where no GPU is needed: nothing is embedded here."""
+    if options.embeds_here:
+        return options
+    return replace(options, device="cpu", gpus=None, workers=1)
 
 
 def _name_anywhere(model: str) -> str:
@@ -270,8 +269,7 @@ def _resources(
 
 def _for_tables(resources: Resources, options: RunOptions) -> Resources:
     """The same where nothing but shards and tables is made: no device needs the cores."""
-    n_processes = count_fitting(0) if options.workers is None else options.workers
-    return replace(resources, n_helpers=n_processes)
+    return replace(resources, n_helpers=count_workers(options.workers, model_bytes=0))
 
 
 def _precision(options: RunOptions, request: str, choice: Choice) -> Precision:
@@ -292,13 +290,6 @@ def _precision(options: RunOptions, request: str, choice: Choice) -> Precision:
     return choose_precision(request, choice)
 
 
-def _at_threshold(head: Head | None, options: RunOptions) -> Head | None:
-    """The head with the threshold that the user named, if any."""
-    if head is None or not isinstance(options, PredictOptions) or options.threshold is None:
-        return head
-    return replace(head, facts=replace(head.facts, threshold=options.threshold))
-
-
 def _spec(
     options: RunOptions,
     model: Model,
@@ -306,7 +297,7 @@ def _spec(
     facts: EncoderFacts | None,
     precision: Precision,
 ) -> EncoderSpec:
-    """An encoder of the run: as its head asks, or the user.
+    """An encoder of the run: as its head asks, or the user; else the means of the last layer.
 
     Raises:
         UsageError: the model has no such layer, or makes no such vectors.
@@ -315,9 +306,10 @@ def _spec(
     match options:
         case ExtractOptions(layer=layer, pooling=pooling):
             layer = n_layers if layer is None else layer
-        case _:
-            assert facts is not None, "a prediction has a head"
+        case _ if facts is not None:
             layer, pooling = facts.layer, facts.pooling
+        case _:
+            layer, pooling = n_layers, model.poolings[0]
     if not 1 <= layer <= n_layers:
         raise UsageError(
             f"layer {layer} of a model with {n_layers} layers", hint=f"--layer 1 to {n_layers}"
@@ -339,51 +331,24 @@ def _spec(
     )
 
 
-def _recipe(options: RunOptions, encoders: tuple[EncoderSpec, ...], head: Head | None) -> Recipe:
+def _recipe(
+    options: RunOptions, encoders: tuple[EncoderSpec, ...], caller: Caller, head: Head | None
+) -> Recipe:
+    """The recipe of nucleotides.
+
+    Raises:
+        UsageError: chunks of another size are asked for than can be had.
+    """
     return Recipe(
         command=options.command,
         input_type="nucleotide",
-        chunk_size=_chunk_size(options, head),
-        min_length=options.min_length,
+        chunk_size=_chunk_size(options, encoders, head),
+        min_length=max(options.min_length, caller.shortest("nucleotide")),
         genetic_code=options.genetic_code,
         encoders=encoders,
-        head_sha256=head.sha256 if head else "",
+        head_sha256=caller.hashes.get("head_sha256", ""),
+        scorer_sha256=caller.hashes.get("scorer_sha256", ""),
     )
-
-
-def _scorer(options: RunOptions) -> ScorerConfig | None:
-    """The scorer of nucleotides, if the user named no model and no head.
-
-    Raises:
-        UnavailableError: its file is missing or damaged.
-        UsageError: chunks of another size are asked for.
-    """
-    match options:
-        case PredictOptions(model=None, head=None, input_type="auto" | "nucleotide"):
-            pass
-        case _:
-            return None
-    path = embedded_scorer()
-    scorer = load_scorer(path)
-    if options.chunk_size not in (None, scorer.piece_size):
-        raise UsageError(
-            f"the scorer tells of pieces of {scorer.piece_size} bases, not of {options.chunk_size}",
-            hint=f"leave --chunk-size out, or name a model and a head: --model {EMBEDDED}",
-        )
-    recipe = Recipe(
-        command=options.command,
-        input_type="nucleotide",
-        chunk_size=scorer.piece_size,
-        min_length=max(options.min_length, scorer.shortest),
-        genetic_code=options.genetic_code,
-        encoders=(),
-        scorer_sha256=scorer.sha256,
-    )
-    announcement = (
-        f"called by the scorer of VirNucPro {__version__}, without a language model "
-        f"(calls and vectors by ESM-2: --model {EMBEDDED})"
-    )
-    return ScorerConfig(path=path, recipe=recipe, announcement=announcement)
 
 
 def _check_before_fetching(
@@ -396,7 +361,7 @@ def _check_before_fetching(
         InputMissingError, UnavailableError: it has no head.
     """
     if isinstance(options, PredictOptions) and options.model_name not in BUNDLES:
-        _check_head(options.head, model)
+        _check_named_head(options, model)
     if recorded is not None and not any(
         encoder.model == model or encoder.sha256 in digests for encoder in recorded.recipe.encoders
     ):
@@ -434,6 +399,15 @@ def _precision_behind(precisions: Set[Precision]) -> Precision:
     return "bf16" if "bf16x2" in precisions else "fp32"
 
 
+def _check_named_head(options: PredictOptions, model: str) -> None:
+    """
+    Raises:
+        InputMissingError, UnavailableError: a head is to call, and there is none.
+    """
+    if options.head is not None or options.calls == "head":
+        _check_head(options.head, model)
+
+
 def _check_head(path: Path | None, names: str) -> Path:
     """
     Raises:
@@ -450,19 +424,22 @@ def _check_head(path: Path | None, names: str) -> Path:
 
 
 def _load_head(options: RunOptions, models: tuple[Model, ...], on_event: OnEvent) -> Head | None:
-    """The head of a prediction: the one that the user named, or that of the model or bundle.
+    """The head that calls, if one does: the one that the user named, or that of the bundle.
 
     Raises:
-        InputMissingError, UnavailableError: there is none, or not for these models.
+        InputMissingError, UnavailableError: it is not there, or not for these models.
     """
-    if not isinstance(options, PredictOptions):
+    if not isinstance(options, PredictOptions) or options.calls == "scorer":
         return None
     names = printable(" and ".join(model.name for model in models))
-    path = options.head or models[0].head
+    path = options.head
     if path is None and options.model_name in BUNDLES:
         from virnucpro.scoring.original_head import find_head
 
         path = find_head(options.model_name, models, on_event)
+    if path is None and options.calls == "auto":
+        return None
+    path = path or models[0].head
     head = load_head(_check_head(path, names))
     facts = head.facts
     if [one.encoder_id for one in facts.encoders] != [model.encoder_id for model in models]:
@@ -484,16 +461,22 @@ def _load_head(options: RunOptions, models: tuple[Model, ...], on_event: OnEvent
     return head
 
 
-def _chunk_size(options: RunOptions, head: Head | None) -> int:
-    if head is None:
-        return _DEFAULT_CHUNK if options.chunk_size is None else options.chunk_size
-    if options.chunk_size not in (None, head.facts.chunk_size):
+def _chunk_size(options: RunOptions, encoders: tuple[EncoderSpec, ...], head: Head | None) -> int:
+    if options.chunk_size is None:
+        return head.facts.chunk_size if head else _DEFAULT_CHUNK
+    if head is not None and options.chunk_size != head.facts.chunk_size:
         raise UsageError(
             f"the head was made for chunks of {head.facts.chunk_size} bases, "
             f"not of {options.chunk_size}",
             hint="leave --chunk-size out, or give a head made for that size",
         )
-    return head.facts.chunk_size
+    if not encoders and options.chunk_size != _DEFAULT_CHUNK:
+        raise UsageError(
+            f"the scorer works on pieces of {_DEFAULT_CHUNK} bases; --chunk-size "
+            f"{options.chunk_size} is not possible",
+            hint=f"leave --chunk-size out, or add --model {EMBEDDED}, whose chunks it is for",
+        )
+    return options.chunk_size
 
 
 def _announcements(

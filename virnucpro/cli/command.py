@@ -16,7 +16,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
-from typer import BadParameter
+from typer import BadParameter, Context
 from typer.core import TyperCommand
 
 from virnucpro.errors import UsageError
@@ -34,19 +34,27 @@ def command(*groups: type) -> Callable[[Callable[..., None]], Callable[..., None
 
     def wrap(run: Callable[..., None]) -> Callable[..., None]:
         @wraps(run)
-        def call(**values: object) -> None:
+        def call(context: Context, **values: object) -> None:
             values |= {
                 "argv": tuple(sys.argv),
+                "typed": tuple(name for name in values if _is_typed(context, name)),
                 "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
             }
             run(*(make(group, _of(group, values)) for group in groups))
 
         parameters = [parameter for group in groups for parameter in _parameters(group)]
         parameters.sort(key=lambda parameter: parameter.default is not Parameter.empty)
+        parameters.insert(0, Parameter("context", Parameter.KEYWORD_ONLY, annotation=Context))
         call.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
         return call
 
     return wrap
+
+
+def _is_typed(context: Context, name: str) -> bool:
+    """Whether the user typed an option, be it with its default."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _of(group: type, values: dict[str, object]) -> dict[str, object]:

@@ -31,19 +31,19 @@ if TYPE_CHECKING:
 def predict(options: PredictOptions, console: ConsoleOptions) -> None:
     """Call viruses: FASTA in, predictions.tsv and viral.fasta out.
 
-    Nucleotides of 150 bases and more are scored in seconds, without a language model. With
-    --model every frame is embedded too, and a head that is joined with the scorer adds what the
-    frames say. Proteins, and heads that are not joined, are called from the embeddings alone.
+    The scorer calls every record by its sequence, in seconds. With --model, or any option of
+    devices but --workers, ESM-2 embeds every frame too, and features.h5 has the vectors. The
+    embedded ESM-2 changes no call. A head of your own does, where its training proved a gain.
 
     Example: virnucpro predict -i contigs.fa -o results/
 
-    Calls and vectors: virnucpro predict -i contigs.fa -o results/ --model esm2_virnucpro
+    Calls and ESM-2 vectors: virnucpro predict -i contigs.fa -o results/ --gpus 0,1,2
 
     Many files, each with tables of its own: virnucpro predict -i assemblies/ -i samples.tsv
     -o results/ --per-file
 
-    With another model: virnucpro predict -i contigs.fa -o results/ --model esm2_t33_650M_UR50D
-    --head head.safetensors --gpus 0,1,2
+    With a model and head of your own: virnucpro predict -i contigs.fa -o results/
+    --model esm2_t33_650M_UR50D --head head.safetensors --gpus 0,1,2
 
     Exit codes: 0 all records accounted for, 2 some failed (see failed_files.txt), 1 nothing
     usable, 64 usage, 65 bad input, 66 input missing, 69 device or model unavailable, 73 output

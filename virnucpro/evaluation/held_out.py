@@ -9,8 +9,7 @@ from virnucpro.errors import InputError, UsageError
 from virnucpro.labelled.digests import TrainingDigests, record_digest
 from virnucpro.labelled.records import Labelled, LabelledRecord
 from virnucpro.log import LOGGER, announce, counted
-from virnucpro.scorer.nets import Scorer
-from virnucpro.scoring.head import Head
+from virnucpro.scoring.caller import Caller
 
 OfTraining = Literal["refuse", "leave out", "keep"]
 
@@ -33,20 +32,13 @@ def policy(held_out_only: bool, allow_training_data: bool) -> OfTraining:
     return "refuse"
 
 
-def _memories_of(head: Head | None, scorer: Scorer | None) -> Iterator[tuple[str, TrainingDigests]]:
-    """Each that calls the records, and what it was trained on."""
-    if head is not None:
-        yield "the head", TrainingDigests.of(head.trained_records, head.trained_groups)
-        yield "its encoder", TrainingDigests.of(head.encoder_records, head.encoder_groups)
-    if scorer is not None:
-        yield "the scorer", TrainingDigests.of(scorer.trained_records, scorer.trained_groups)
-
-
 class HeldOut:
-    """Records to test a head or the scorer on, and those among them that it was trained on."""
+    """Records to test a caller on, and those among them that it was trained on."""
 
-    def __init__(self, head: Head | None, scorer: Scorer | None, of_training: OfTraining) -> None:
-        self._memories = dict(_memories_of(head, scorer))
+    def __init__(self, caller: Caller, of_training: OfTraining) -> None:
+        self._memories = {
+            owner: TrainingDigests.of(*digests) for owner, digests in caller.trained_on.items()
+        }
         self._of_training = of_training
         self.records: list[LabelledRecord] = []  # those that passed ``select``
         self.trained: frozenset[str] = frozenset()  # ids; empty unless they were to be kept

@@ -109,7 +109,7 @@ def _cell(value: float | None) -> str:
 
 def _to_json(evaluation: Evaluation) -> dict[str, object]:
     question, held_out = evaluation.question, evaluation.held_out
-    head, scorer = evaluation.caller.head, evaluation.caller.scorer
+    facts = evaluation.caller.facts
     options = question.options
     return {
         "virnucpro_version": __version__,
@@ -117,8 +117,8 @@ def _to_json(evaluation: Evaluation) -> dict[str, object]:
         "split": _split_to_json(options.split, options.part or "test"),
         "n_records": len(held_out.records),
         "n_trained_records": len(held_out.trained),
-        "head": head and {"sha256": head.sha256, **asdict(head.facts)},
-        "scorer": scorer and {"sha256": scorer.sha256, "training": scorer.training},
+        "head": facts.get("head"),
+        "scorer": facts.get("scorer"),
         "cut": evaluation.cut,
         "cutting": asdict(question.cutting),
         "rows": [_row_to_json(row) for row in evaluation.rows],

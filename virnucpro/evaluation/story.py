@@ -43,9 +43,9 @@ from virnucpro.pipeline import run
 from virnucpro.records import Call, FastaRecord, Prediction
 from virnucpro.resolve import RunConfig, resolve
 from virnucpro.run.folder import RunDir
-from virnucpro.scorer.nets import Scorer, embedded_scorer, load_scorer
+from virnucpro.scoring.caller import Caller
 from virnucpro.scoring.calls import chunk_scores, score_record
-from virnucpro.scoring.head import Head, HeadFacts
+from virnucpro.scoring.head import HeadFacts
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.genetic_code import GeneticCode, genetic_code
 from virnucpro.sequences.translate import chunk_record, translate_six_frames
@@ -161,14 +161,6 @@ class EvaluationRow:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Caller:
-    """The caller of the records: the scorer, a head, or a head that is joined with the scorer."""
-
-    head: Head | None
-    scorer: Scorer | None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Evaluation:
     """The figures of an evaluation."""
 
@@ -196,17 +188,9 @@ def evaluate(options: EvaluateOptions, on_event: OnEvent) -> Evaluation:
         regions=False,
         report=False,
     )
-    config, head = resolve(prediction, on_event)
+    config = resolve(prediction, on_event)
     executor = ProcessExecutor(config.resources.devices)
-    return answer(question, config, caller_of(config, head), executor, on_event)
-
-
-def caller_of(config: RunConfig, head: Head | None) -> Caller:
-    """The caller of nucleotides in this run."""
-    if (choice := config.scorer_for("nucleotide")) is not None:
-        return Caller(None, load_scorer(choice.path))
-    is_joined = head is not None and head.facts.join is not None
-    return Caller(head, load_scorer(embedded_scorer()) if is_joined else None)
+    return answer(question, config, executor, on_event)
 
 
 def understand(options: EvaluateOptions) -> Question:
@@ -249,27 +233,28 @@ def _lengths(text: str) -> tuple[int, ...]:
 
 
 def answer(
-    question: Question, config: RunConfig, caller: Caller, executor: Executor, on_event: OnEvent
+    question: Question, config: RunConfig, executor: Executor, on_event: OnEvent
 ) -> Evaluation:
     """Cut, score and measure; ``config`` is of a run without inputs in ``run_folder``.
 
     Raises:
         VirnucproError: see ``errors``; or something could not be scored.
     """
-    held_out = HeldOut(caller.head, caller.scorer, question.of_training)
+    caller = config.caller.of_type("nucleotide")
+    held_out = HeldOut(caller, question.of_training)
     with _folder(question.output):
         pairs = held_out.select(question.read_records())
         fragments = write_fragments(pairs, question.cutting, question.fasta, question.table)
     config = replace(config, options=replace(config.options, input=(question.fasta,)))
-    summary = run(config, caller.head, executor, on_event)
+    summary = run(config, executor, on_event)
     if summary.exit_code:
         raise VirnucproError(
             f"not everything was scored: see {printable(question.run_folder)}",
             hint="figures of a part would mislead: run the same command with --resume",
         )
     kinds = read_records_of(question, fragments, held_out)
-    if caller.head is not None:  # the scorer's pieces are as good as fragments of that length
-        kinds.append(read_chunks(question, fragments, held_out, config.recipe, caller.head.facts))
+    if head := caller.frame_head:  # the scorer's pieces are as good as fragments of that length
+        kinds.append(read_chunks(question, fragments, held_out, config.recipe, head.facts))
     rows = tuple(row for kind in kinds for row in measure_kind(kind, question.cutting.seed))
     return Evaluation(question, caller, held_out, tuple(kinds), rows, summary.cut)
 

@@ -15,21 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from virnucpro.config import FeatureFormat, Recipe
-from virnucpro.options import CutOptions
 from virnucpro.outputs.features import IndexPart, export
 from virnucpro.outputs.sinks import Portion, Sink
-from virnucpro.records import Call, FastaRecord, Prediction, RecordResult, Shard
+from virnucpro.records import FastaRecord, RecordResult, Shard
 from virnucpro.run.features import FeatureReader, FeatureStore, ShardFeatures
-from virnucpro.run.plan import count_chunks
 from virnucpro.run.shards import read_shard
-from virnucpro.scorer.nets import Scorer
 from virnucpro.scoring.batches import FrameRange, ScoredFrames, predict_records, score_frames
-from virnucpro.scoring.calls import call_record
-from virnucpro.scoring.head import Head
-from virnucpro.scoring.pieces import call_by_scorer, join_calls
+from virnucpro.scoring.caller import Caller
 from virnucpro.scoring.regions import RegionFinder
-from virnucpro.sequences.genetic_code import find_open_code, genetic_code
-from virnucpro.sequences.screen import screen
+from virnucpro.sequences.genetic_code import find_open_code
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +34,7 @@ class Maker:
     sinks: tuple[type[Sink], ...]
     stores: tuple[FeatureStore, ...]  # one for each encoder
     generations: tuple[tuple[Shard, ...], ...]
-    head: Head | None
-    scorer: Scorer | None  # of nucleotides, by itself or joined with the head
-    cut: CutOptions
+    caller: Caller
     finder: RegionFinder | None  # None: regions are not looked for
     feature_format: FeatureFormat
     readers: dict[int, list[FeatureReader]] = field(default_factory=dict)  # of each generation
@@ -53,17 +45,6 @@ class Maker:
             shards = self.generations[generation]
             self.readers[generation] = [store.reader(shards) for store in self.stores]
         return self.readers[generation]
-
-    def result(self, record: FastaRecord, predictions: list[Prediction]) -> RecordResult:
-        """A record called by the head alone, or not at all."""
-        length = len(record.sequence)
-        status, note = screen(record, self.recipe)
-        if status is not None:
-            call = Call(record.name, length, status, record.sample, note=note)
-        else:
-            facts = self.head.facts if self.head else None
-            call = call_record(record, count_chunks(length, self.recipe), predictions, facts)
-        return RecordResult(record, predictions, call)
 
     def noted(self, result: RecordResult) -> RecordResult:
         """The same result; its note says what else was seen in the sequence, regions last."""
@@ -121,11 +102,12 @@ class ShardTask:
         for features in reversed(of_encoders):
             reasons |= features.reasons
         ids = [orf.id for orf in orfs if orf.id not in reasons]
-        rows = [features.rows(ids) for features in of_encoders] if maker.head else []
+        head = maker.caller.frame_head
+        rows = [features.rows(ids) for features in of_encoders] if head else []
         groups = groupby(orfs, key=lambda orf: orf.record_id)
         return ScoredShard(
             [(record_id, len(list(group))) for record_id, group in groups],
-            score_frames(orfs, _side_by_side(rows), reasons, maker.head),
+            score_frames(orfs, _side_by_side(rows), reasons, head),
             files,
         )
 
@@ -169,16 +151,9 @@ class BlockTask:
 
     def results(self, maker: Maker) -> Iterator[RecordResult]:
         """Each record, in order, with its predictions and its call."""
-        recipe, head, scorer = maker.recipe, maker.head, maker.scorer
         records = list(map(FastaRecord._make, zip(*self.columns, strict=True)))
-        if scorer is not None and not recipe.has_encoder:
-            return call_by_scorer(records, recipe, scorer, maker.cut)
         runs: list[list[FrameRange]] = [[] for _ in records]
         for place, *run in np.reshape(self.runs, (-1, 4)).tolist():
             runs[place].append(tuple(run))
-        predictions = predict_records(records, runs, self.frames, head)
-        results = map(maker.result, records, predictions)
-        if scorer is None or head is None:
-            return results
-        code = genetic_code(recipe.genetic_code)
-        return join_calls(list(results), head.facts, scorer, maker.cut, code)
+        frames = predict_records(records, runs, self.frames, maker.caller.frame_head)
+        return maker.caller.call(records, frames, maker.recipe)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TextIO
 
 from virnucpro.outputs.sinks import RecordTable, RegionTable
-from virnucpro.records import STATUSES, Call, Status
+from virnucpro.records import Call, is_status
 from virnucpro.scoring.calls import FRAMES_FAILED
 
 
@@ -22,9 +22,8 @@ def read_calls(lines: Iterator[str]) -> Iterator[Call]:
     for line in lines:
         values = line.rstrip("\n").split("\t", len(columns) - 1)
         row = dict(zip(columns, values, strict=True))
-        if row["status"] not in STATUSES or row["call"] not in ("virus", "other", ""):
-            raise ValueError(f"{row['status']} with the call {row['call']}")
-        status: Status = row["status"]
+        if not is_status(status := row["status"]) or row["call"] not in ("virus", "other", ""):
+            raise ValueError(f"{status} with the call {row['call']}")
         yield Call(
             row["record"],
             int(row["length"]),

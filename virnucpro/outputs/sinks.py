@@ -43,7 +43,7 @@ class Tally:
     n_viral: int = 0
     n_regions: int | None = None  # None: no record was searched for regions
     n_whole_regions: int = 0  # those of kind whole
-    n_frames: int = 0  # frames with a vector; for the scorer, with a score
+    n_frames: int = 0  # frames with a vector
     n_failed_frames: int = 0
     n_failed_records: int = 0  # records with a failed frame
     first_failure: str = ""  # the first failed frame, and its reason
@@ -54,15 +54,15 @@ class Tally:
 
     def add(self, result: RecordResult) -> None:
         """Count one record."""
-        call = result.call
+        call, failures = result.call, result.failures
         self.statuses[call.status] += 1
         self.n_viral += call.is_virus
-        self.n_frames += call.n_frames_scored
+        self.n_frames += len(result.frames) - len(failures)
         if result.regions is not None:
             kinds = result.region_kinds
             self.n_regions = (self.n_regions or 0) + kinds.total()
             self.n_whole_regions += kinds["whole"]
-        if failures := result.failures:
+        if failures:
             first = failures[0]
             self.first_failure = self.first_failure or f"{first.orf.id}: {first.failure}"
             self.n_failed_records += 1
@@ -335,7 +335,7 @@ class RegionTable(RegionSink):
     def row(cls, result: RecordResult, region: Region, name: str) -> str:
         place = f"{region.start + 1}\t{region.end}\t{region.end - region.start}"
         record = f"{result.record.name}\t{result.record.sample}"
-        note = "; ".join(region_notes(result, region))
+        note = OVER_ORIGIN if region.over_origin else ""
         words = f"{region.posterior:.4f}\t{region.att}\t{note}"
         return f"{name}\t{record}\t{region.kind}\t{place}\t{words}\n"
 
@@ -365,8 +365,8 @@ class RegionGff(RegionSink):
         attributes = f"ID={quote(name, safe=GFF3_SEQID, errors='surrogateescape')}"
         if region.att:
             attributes += f";att={region.att}"
-        if notes := region_notes(result, region):
-            attributes += f";Note={','.join(notes)}"
+        if region.over_origin:
+            attributes += f";Note={OVER_ORIGIN}"
         term = cls.terms[region.kind]
         return f"{seqid}\tvirnucpro\t{term}\t{place}\t{attributes}\n"
 
@@ -406,22 +406,13 @@ class RegionTracks(OptionalTable):
         ]
 
 
-OVER_ORIGIN = "goes on over the origin"
-CALLED_OTHER = "the record is called other"
+OVER_ORIGIN = "crosses the origin"
 GFF3_SEQID = ".:^*$@!+_?-|"  # what stands for itself in a sequence id, beside letters and digits
 
 
 def region_name(record: FastaRecord, region: Region) -> str:
     """Positions count from 1, and the end is the last base."""
     return f"{record.id}|{region.kind}_{region.start + 1}_{region.end}"
-
-
-def region_notes(result: RecordResult, region: Region) -> list[str]:
-    """Notes on a region for the user: no call follows from it."""
-    notes = [OVER_ORIGIN] if region.over_origin else []
-    if region.kind == "whole" and not result.call.is_virus:
-        notes.append(CALLED_OTHER)
-    return notes
 
 
 REGION_SINKS: tuple[type[Sink], ...] = (

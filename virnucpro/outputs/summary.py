@@ -28,8 +28,7 @@ def region_line(n_regions: int, n_whole: int) -> str:
         return "virus-like regions: none"
     return (
         f"virus-like regions: {n_regions - n_whole:,} provirus (inside a record), {n_whole:,} "
-        "whole (the record itself, without flanks of a host: look twice where it is called other); "
-        f"see {RegionTable.file}"
+        f"whole (a record called virus); see {RegionTable.file}"
     )
 
 
@@ -37,7 +36,8 @@ def region_line(n_regions: int, n_whole: int) -> str:
 class Summary:
     """The figures of a run."""
 
-    scorer: str = ""  # name of the scorer, if no encoder was used
+    callers: tuple[str, ...] = ()  # who calls, in lines
+    has_encoder: bool = True  # False: nothing was to be embedded
     cut: str = ""  # rule by which a record is called viral, in words
     # the same in numbers: length, and the lowest score of a viral record of that length
     cut_scores: list[tuple[int, float]] = field(default_factory=list)
@@ -55,6 +55,7 @@ class Summary:
     def count_plan(self, plan: Plan, manifest: Manifest) -> None:
         """Count the files of a run, and what its copies save."""
         encoders, counts, shards = manifest.recipe.encoders, plan.counts, plan.shards
+        self.has_encoder = bool(encoders)
         self.n_refused = len(manifest.refused)
         self.n_files = len(manifest.inputs) + self.n_refused
         self.n_copies = counts.n_copies
@@ -75,10 +76,10 @@ class Summary:
 
     @property
     def exit_code(self) -> int:
-        """2 if something failed, 1 if every frame did."""
+        """2 if something failed, 1 if nothing usable is left."""
         if not self.records.n_failed_frames:
             return 2 if self.n_refused else 0
-        return 2 if self.records.n_frames else 1
+        return 2 if self.records.n_frames or self.records.statuses["scored"] else 1
 
     def lines(self, folder: Path) -> list[str]:
         """The lines for the user at the end."""
@@ -89,43 +90,50 @@ class Summary:
                 f"results: {printable(folder)}",
                 *self._repair_lines(folder),
             ]
+        report = RunDir(folder).report
+        return [
+            *self._record_lines(),
+            *self.callers,
+            *(self._engine_lines() if self.has_encoder else ()),
+            self._time_line(),
+            f"results: {printable(folder)}",
+            *([f"report: {printable(report)}"] if report.exists() else []),
+            *self._repair_lines(folder),
+        ]
+
+    def _record_lines(self) -> Iterator[str]:
         records = self.records
         parts = [f"{n:,} {status}" for status, n in records.statuses.items() if n]
-        names = {name: name for name in STAGES}
-        if self.scorer:  # nothing is embedded, and scores come with the tables
-            names = {STAGES[0]: STAGES[0], STAGES[2]: "scoring"}
-        stages = ", ".join(f"{names[name]} {self.seconds[name]:.1f} s" for name in names)
-        starting = self.seconds.get(STARTING, 0.0)
-        rate = self.n_tokens / max(1e-3, self.seconds["embedding"] - starting)
-        lines = [
-            f"records: {records.n_records:,} in = {' + '.join(parts) or '0'}",
-            self.scorer or f"frames embedded: {records.n_frames:,}",
-            f"time: {stages}",
-            f"results: {printable(folder)}",
-        ]
-        report = RunDir(folder).report
-        if report.exists():
-            lines.append(f"report: {printable(report)}")
-        if self.n_tokens:
-            lines.insert(
-                3,
-                f"tokens: {self.n_tokens:,} embedded at {rate:,.0f} per second, once the workers "
-                f"were ready after {starting:.1f} s",
-            )
+        yield f"records: {records.n_records:,} in = {' + '.join(parts) or '0'}"
+        if n_scored := records.statuses["scored"]:
+            yield f"called virus: {records.n_viral:,} of {n_scored:,} ({self.cut})"
+        elif self.cut and records.n_records:
+            yield "none was scored: see the columns status and note of the table"
+        if records.n_regions is not None:
+            yield region_line(records.n_regions, records.n_whole_regions)
+
+    def _engine_lines(self) -> Iterator[str]:
+        yield f"frames embedded: {self.records.n_frames:,}"
         if self.n_copies:
             share = self.n_tokens_saved / self.n_tokens_in_all
-            lines.insert(
-                2,
+            yield (
                 f"copies: {counted(self.n_copies, 'frame')} of a protein that occurred before, "
-                f"{self.n_tokens_saved:,} tokens not embedded again ({share:.1%})",
+                f"{self.n_tokens_saved:,} tokens not embedded again ({share:.1%})"
             )
-        if n_scored := records.statuses["scored"]:
-            lines.insert(1, f"called virus: {records.n_viral:,} of {n_scored:,} ({self.cut})")
-        elif self.scorer and records.n_records:
-            lines.insert(1, "none was scored: see the columns status and note of the table")
-        if records.n_regions is not None:
-            lines.insert(2, region_line(records.n_regions, records.n_whole_regions))
-        return lines + self._repair_lines(folder)
+        if self.n_tokens:
+            starting = self.seconds.get(STARTING, 0.0)
+            rate = self.n_tokens / max(1e-3, self.seconds[STAGES[1]] - starting)
+            yield (
+                f"tokens: {self.n_tokens:,} embedded at {rate:,.0f} per second, once the workers "
+                f"were ready after {starting:.1f} s"
+            )
+
+    def _time_line(self) -> str:
+        names = {name: name for name in STAGES}
+        if not self.has_encoder:  # scores come with the tables
+            names = {STAGES[0]: STAGES[0], STAGES[2]: "scoring"}
+        stages = (f"{shown} {self.seconds[name]:.1f} s" for name, shown in names.items())
+        return f"time: {', '.join(stages)}"
 
     def _repair_lines(self, folder: Path) -> list[str]:
         listing, lines = printable(folder / FailedFiles.file), []

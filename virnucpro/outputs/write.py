@@ -23,7 +23,6 @@ from virnucpro.errors import InputError
 from virnucpro.events import OnEvent, Progress
 from virnucpro.files import writing
 from virnucpro.log import counted
-from virnucpro.options import CutOptions
 from virnucpro.outputs.blocks import BlockTask, Maker, ScoredShard, ShardTask
 from virnucpro.outputs.features import FeatureIndex
 from virnucpro.outputs.sinks import SINKS, Add, Place, Portion, Sink, Tally, open_sinks
@@ -34,9 +33,8 @@ from virnucpro.run.features import FeatureStore
 from virnucpro.run.folder import RunDir
 from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import Plan
-from virnucpro.scorer.nets import Scorer
 from virnucpro.scoring.batches import ScoredFrames, input_changed
-from virnucpro.scoring.head import Head
+from virnucpro.scoring.caller import Caller
 from virnucpro.scoring.regions import RegionFinder
 from virnucpro.sequences.inputs import InputFile, generations
 from virnucpro.tasks import Helpers, count_worth, helpers_for
@@ -58,9 +56,7 @@ class Results:
     manifest: Manifest
     plan: Plan
     stores: tuple[FeatureStore, ...]  # one for each encoder
-    head: Head | None
-    scorer: Scorer | None  # of nucleotides, by itself or joined with the head
-    cut: CutOptions
+    caller: Caller
     finder: RegionFinder | None  # None: regions are not looked for
     backlog: Backlog  # shards that are being embedded meanwhile
     feature_format: FeatureFormat
@@ -74,9 +70,7 @@ class Results:
             sinks=SINKS[self.manifest.recipe.command],
             stores=self.stores,
             generations=self.plan.generations,
-            head=self.head,
-            scorer=self.scorer,
-            cut=self.cut,
+            caller=self.caller,
             finder=self.finder,
             feature_format=self.feature_format,
         )

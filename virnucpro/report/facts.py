@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from virnucpro.errors import InputMissingError, ResumeError
 from virnucpro.files import open_plain
 from virnucpro.log import escaped, printable
-from virnucpro.outputs.sinks import OVER_ORIGIN, RegionTable
+from virnucpro.outputs.sinks import RegionTable
 from virnucpro.report.counts import damaged, read_columns
 
 _MOST_OF_LOG = 1 << 20  # bytes at its end
@@ -28,6 +28,7 @@ _MESSAGE = re.compile(r"\S+ \S+ (INFO|WARNING|ERROR) +(.*)")
 _START = re.compile(r"virnucpro \S+: ")
 _Key = tuple[str, str]  # file and id of a record
 _Line = tuple[int, int, str, float]  # start and end (bases, 0-based, half-open), kind, posterior
+_OVER_ORIGIN = "the origin"  # in a note; earlier versions used other words around it
 _Rank = tuple[bool, int]  # whether a record has more than a whole region, and its viral letters
 _MOST = 10**15  # no number of the page is larger
 _MOST_TRACKS = 24  # records whose regions are drawn
@@ -200,7 +201,7 @@ def read_page_regions(table: Path) -> Regions | None:
             except ValueError as error:
                 raise damaged(table, error) from error
             key = (file, record)
-            is_counted = not (line[0] == 0 and OVER_ORIGIN in note)  # its other part is
+            is_counted = not (line[0] == 0 and _OVER_ORIGIN in note)  # its other part is
             regions.kinds[kind] += is_counted
             regions.n_letters[kind] += line[1] - line[0]
             regions.of_records[key] += is_counted

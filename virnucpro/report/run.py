@@ -59,15 +59,7 @@ _SHORT = {"nucleotide": 500, "protein": 100}  # letters; shorter records have we
 _HIGH_FDR = 0.2  # share of false calls from which a class of length is called weak
 _SAFE_LETTERS = 200  # of a text that ``printable`` leaves as it is, if no letter is a control one
 _ROOM = 40_000  # bytes of the page that are not counted when rows are chosen
-# what became of the records with each status
-_MEANINGS = {
-    "scored": "with a score and a call",
-    "embedded": "with vectors",
-    "too_short": "shorter than the minimum length",
-    "no_orf": "with nothing that can be scored: no frame without a stop, or no known base",
-    "invalid": "empty, or with letters that are no sequence",
-    "failed": "with no vector: every try failed",
-}
+_PLACES: Mapping[str, int] = {status: place for place, status in enumerate(STATUSES)}
 
 
 class RunFiles(NamedTuple):
@@ -218,7 +210,7 @@ def _adds_up(run: RunFiles) -> dict[str, object] | None:
     counts, facts = run.counts, run.facts
     if counts is None:
         return None
-    parts = [(status, counts.statuses[status], _MEANINGS[status]) for status in STATUSES]
+    parts = [(status, counts.statuses[status], STATUSES[status]) for status in STATUSES]
     inputs = {file.sample: file for file in facts.inputs}
     names = dict.fromkeys([*inputs, *counts.files])
     rows = [_file_row(name, counts, inputs.get(name)) for name in names]
@@ -401,13 +393,13 @@ def _columns(run: RunFiles, rows: Sequence[RecordRow]) -> dict[str, object]:
         "cut": run.facts.cut,
         "letters": run.letters,
         "files": list(map(printable, files)),
-        "statuses": STATUSES,
+        "statuses": list(STATUSES),
         "columns": {
             "gap": np.diff([row.place for row in rows], prepend=-1).tolist(),
             "record": _lines([row.record for row in rows]),
             "file": [files[row.file] for row in rows],
             "length": [row.length for row in rows],
-            "status": [STATUSES.index(row.status) for row in rows],
+            "status": [_PLACES[row.status] for row in rows],
             "viral": [int(row.is_viral) for row in rows],
             "score": [_scaled(row.score, 1_000_000) for row in rows],
             "fdr": [_scaled(row.fdr, 10_000) for row in rows],
@@ -436,7 +428,7 @@ def _whole(text: str) -> int | None:
 def _machine(run: RunFiles) -> dict[str, object]:
     facts = run.facts
     names = {STAGES[0]: "reading", STAGES[1]: "embedding", STAGES[2]: "tables"}
-    if facts.text("counts", "scorer"):
+    if not facts.sequence("recipe", "encoders"):
         names = {STAGES[0]: "reading", STAGES[2]: "scoring and tables"}
     seconds = facts.seconds
     stages = [(label, seconds[name]) for name, label in names.items() if name in seconds]

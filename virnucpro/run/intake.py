@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from virnucpro.config import InputType, Recipe
 from virnucpro.errors import ResumeError, UsageError
 from virnucpro.events import OnEvent, Progress
 from virnucpro.files import open_plain
 from virnucpro.log import LOGGER, announce, counted, printable
+from virnucpro.options import SequenceOptions
 from virnucpro.outputs.read import read_mendable
 from virnucpro.outputs.sinks import FailedSequences
-from virnucpro.resolve import RunConfig
 from virnucpro.run.folder import RunDir
 from virnucpro.run.manifest import Manifest, check_same_recipe
 from virnucpro.sequences.inputs import (
@@ -35,8 +36,29 @@ from virnucpro.sequences.samples import name_samples
 from virnucpro.sequences.survey import Survey, agree_on_type, doubt_type
 
 
+def refuse_to_clear(inputs: Sequence[Path], rundir: RunDir) -> None:
+    """Refuse inputs that ``--force`` would delete.
+
+    Raises:
+        UsageError: there is one.
+    """
+    if any(map(rundir.would_clear, inputs)):
+        raise UsageError(
+            "an input lies in the folder that --force clears",
+            hint=f"move it away first; to repair a run with its {FailedSequences.file} "
+            "use --resume",
+        )
+
+
+RecipeFor = Callable[[InputType], Recipe]
+
+
 def open_run(
-    config: RunConfig, rundir: RunDir, recorded: Manifest | None, on_event: OnEvent
+    options: SequenceOptions,
+    recipe_for: RecipeFor,
+    rundir: RunDir,
+    recorded: Manifest | None,
+    on_event: OnEvent,
 ) -> Manifest:
     """Find and read the inputs, and check that they go with what is recorded, if anything is.
 
@@ -44,17 +66,11 @@ def open_run(
         InputError, InputMissingError: nothing of what was given can be read.
         ResumeError: what is recorded is another run.
     """
-    if config.options.force and any(rundir.would_clear(path) for path in config.options.input):
-        raise UsageError(
-            "an input lies in the folder that --force clears",
-            hint=f"move it away first; to repair a run with its {FailedSequences.file} "
-            "use --resume",
-        )
     on_event(Progress("looking for the input", 0, 0, "bytes"))
-    sources = find_inputs(config.options.input, rundir.root, rundir.copies, rundir.own_names)
+    sources = find_inputs(options.input, rundir.root, rundir.copies, rundir.own_names)
     again = _unnamed(recorded, sources) if recorded else []
     sources_by_sample = name_samples([*sources, *again], recorded.inputs if recorded else ())
-    sieve = Sieve(config.options.strict or len(sources_by_sample) == 1)
+    sieve = Sieve(options.strict or len(sources_by_sample) == 1)
     n_bytes = sum(
         source.path.stat().st_size for source in sources_by_sample if source.path.is_file()
     )
@@ -65,13 +81,13 @@ def open_run(
     )
     survey = Survey(
         sieve,
-        config.options.rename_duplicates,
+        options.rename_duplicates,
         lambda done: on_event(Progress("reading the input", done, 0, "letters")),
     )
     if recorded is None:
-        manifest = _begin(config, files, survey)
+        manifest = _begin(options, recipe_for, files, survey)
     else:
-        manifest = _go_on(config, rundir, recorded, files, survey)
+        manifest = _go_on(options, recipe_for, rundir, recorded, files, survey)
     if sources and {file.path for file, _ in sieve.refused} >= {str(s.path) for s in sources}:
         raise sieve.refused[0][1]
     return replace(manifest, refused=tuple(file for file, _ in sieve.refused))
@@ -104,21 +120,24 @@ def _unnamed(recorded: Manifest, sources: Sequence[Source]) -> list[Source]:
     return again
 
 
-def _begin(config: RunConfig, files: Sequence[InputFile], survey: Survey) -> Manifest:
+def _begin(
+    options: SequenceOptions, recipe_for: RecipeFor, files: Sequence[InputFile], survey: Survey
+) -> Manifest:
     is_qualified = False
     if len(files) > 1 or survey.renames:  # a single file is read once, when it is planned
         files = survey.run(files)
         is_qualified = survey.share_ids(files)
-    input_type = config.input_type
+    input_type = options.known_type
     if input_type is None:
         input_type, files = agree_on_type(files, survey.sieve)
     else:
         doubt_type(files, input_type)
-    return Manifest(config.recipe_for(input_type), tuple(files), is_qualified=is_qualified)
+    return Manifest(recipe_for(input_type), tuple(files), is_qualified=is_qualified)
 
 
 def _go_on(
-    config: RunConfig,
+    options: SequenceOptions,
+    recipe_for: RecipeFor,
     rundir: RunDir,
     recorded: Manifest,
     files: Sequence[InputFile],
@@ -126,7 +145,7 @@ def _go_on(
 ) -> Manifest:
     """The recorded run, with what is given now for the first time, or can be read at last."""
     run_type, sieve = recorded.recipe.input_type, survey.sieve
-    check_same_recipe(recorded, config.recipe_for(config.input_type or run_type))
+    check_same_recipe(recorded, recipe_for(options.known_type or run_type))
     paths = {file.path for file in recorded.inputs}
     for file, error in sieve.refused:
         if file.path in paths:
@@ -139,7 +158,7 @@ def _go_on(
     anew = {
         file.path: {record.id for record in file.read() if record.id in mendable} for file in new
     }
-    if config.input_type is None:
+    if options.known_type is None:
         ordinary = [file for file in new if not anew[file.path]]
         _, ordinary = agree_on_type(ordinary, sieve, run_type)
         new = [file for file in new if anew[file.path] or file in ordinary]

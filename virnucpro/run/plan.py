@@ -79,10 +79,6 @@ def count_done(files: Iterable[tuple[int, int]], missing: Sequence[int]) -> int:
     return sum(bisect_left(missing, first) == bisect_left(missing, end) for first, end in files)
 
 
-def count_chunks(length: int, recipe: Recipe) -> int:
-    return -(-length // recipe.chunk_size) if recipe.input_type == "nucleotide" else 1
-
-
 def make_plan(
     rundir: RunDir,
     manifest: Manifest,

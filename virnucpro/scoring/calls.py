@@ -73,12 +73,10 @@ def call_record(
     the record itself has failed.
     """
     chunks = chunk_scores(predictions)
-    failures = [p.failure for p in predictions if p.failure]
+    n_failed = sum(bool(prediction.failure) for prediction in predictions)
     status: Status = "scored" if chunks else "embedded" if predictions else "no_orf"
-    score, is_virus, note = None, False, ""
-    if failures:
-        note = f"{len(failures)} of {len(predictions)} {FRAMES_FAILED}: {failures[0]}"
-    if failures and len(failures) == len(predictions):
+    score, is_virus = None, False
+    if n_failed and n_failed == len(predictions):
         status = "failed"
     elif chunks and facts is not None:
         score = score_record([scores for _, scores in chunks], facts)
@@ -92,9 +90,17 @@ def call_record(
         is_virus=is_virus,
         n_chunks=n_chunks,
         n_chunks_scored=len(chunks),
-        n_frames_scored=len(predictions) - len(failures),
-        note=note,
+        n_frames_scored=len(predictions) - n_failed,
+        note=failure_note(predictions),
     )
+
+
+def failure_note(frames: Sequence[Prediction]) -> str:
+    """The note on frames without a vector, if there are any; the first reason stands for all."""
+    failures = [frame.failure for frame in frames if frame.failure]
+    if not failures:
+        return ""
+    return f"{len(failures)} of {len(frames)} {FRAMES_FAILED}: {failures[0]}"
 
 
 class Decision(NamedTuple):

@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -167,7 +167,11 @@ def _turned(region: Region, first: int, n_bases: int) -> list[Region]:
 def regions_of_items(
     sequence: str, items: Items, model: RegionModel, code: GeneticCode, *, is_virus: bool
 ) -> tuple[tuple[Region, ...], Track]:
-    """The regions of a record, of its overlapping pieces."""
+    """The regions of a record, of its overlapping pieces.
+
+    One that covers all of a record would be a call: it is made for a record that is called a virus,
+    and for no other.
+    """
     starts, n_bases = items.start, len(sequence)
     evidence = model.evidence(model.contrast(items, is_virus=is_virus))
     runs, weak, posterior = viral_runs(starts, evidence, n_bases, model)
@@ -182,15 +186,11 @@ def regions_of_items(
         runs = [part for run in runs for part in parts_of(run, starts, posterior, model)]
         runs = sorted([*runs, *(run for run in weak if repeats.prove(run))])
     ends = move_ends(runs, repeats, code)
+    kind: Literal["provirus", "whole"] = "whole" if is_virus else "provirus"
     regions = tuple(
-        Region(
-            start,
-            end,
-            "whole" if is_virus or (start, end) == (0, n_bases) else "provirus",
-            float(posterior[run.first : run.end].mean()),
-            att,
-        )
+        Region(start, end, kind, float(posterior[run.first : run.end].mean()), att)
         for run, (start, end, att) in zip(runs, ends, strict=True)
+        if is_virus or (start, end) != (0, n_bases)
     )
     return regions, Track(starts, starts + model.size, items.log_odds, posterior)
 

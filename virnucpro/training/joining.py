@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from virnucpro.evaluation.metrics import Samples, auroc, rank
+from virnucpro.evaluation.metrics import Samples, auroc, auroc_gain, rank
 from virnucpro.labelled.arrays import Rows
 from virnucpro.numeric import Mask, Values
 from virnucpro.scorer.nets import ErrorRates, Scorer, at_lengths, thresholds
@@ -23,6 +23,7 @@ from virnucpro.training.scorer_folds import fit_error_rates
 
 N_FOLDS = 5
 _FEWEST_GROUPS = 2  # of each label, to fit on some and measure on others
+_SEED = 0  # of the resamples of groups
 _PULL = 1e-3  # towards the scorer alone, where the weights of all fragments add up to 1
 
 
@@ -139,11 +140,16 @@ def error_rates(fragments: ScoredFragments, knot: JoinKnot, scorer: Scorer) -> E
 
 
 def choose_knot(fragments: ScoredFragments) -> JoinKnot:
-    """The weights at a length, or those of the scorer alone if the head adds nothing in folds."""
+    """The weights at a length, or those of the scorer alone if the head surely adds nothing.
+
+    It adds something where the gain of folds is above 0 at the lower end of its 95 % interval over
+    groups: a gain that the choice of groups explains is none.
+    """
     alone = JoinKnot(fragments.n_bases, 1.0, 0.0, 0.0)
-    held_out, knot = fold_log_odds(fragments), fit_join_knot(fragments)
-    gains = fragments.auroc(held_out) > fragments.auroc(fragments.joined([alone]))
-    return knot if gains and knot.head > 0 else alone
+    knot, by_scorer = fit_join_knot(fragments), fragments.joined([alone])
+    by_both = fold_log_odds(fragments)
+    _, low, _ = auroc_gain(fragments.samples(by_scorer), fragments.samples(by_both), _SEED)
+    return knot if low is not None and low > 0 and knot.head > 0 else alone
 
 
 def fold_log_odds(fragments: ScoredFragments) -> Values:
