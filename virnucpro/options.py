@@ -301,9 +301,10 @@ class SequenceOptions:
         int,
         _option(
             "Minimum length of a record (of a protein: in residues); shorter ones get the "
-            "status too_short. The scorer needs 150 bases, whatever is given.",
+            "status too_short. The scorer needs 150 bases, or 50 residues.",
             FILES,
             metavar="BASES",
+            min=0,
         ),
     ] = 0
     genetic_code: GeneticCode = 11
