@@ -8,7 +8,8 @@
 #   benchmarks/gpu.sh files    # files to files, beside the peers; and a training
 #
 # RESULTS is the folder of the results (benchmarks/results). WHEELS holds wheels of what the machine
-# lacks (fair-esm, biopython, nvidia-ml-py, fa3-fwd, ...), so that no network is needed. MODELS,
+# lacks, so that no network is needed: fair-esm, biopython, nvidia-ml-py, fa3-fwd, ...; for `right`
+# hypothesis too, for `files` tensorboard and matplotlib (each with all that it needs). MODELS,
 # DEVICE=cpu, SECONDS_PER_WAY and TOKENS are for trying the script on a small machine.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -26,12 +27,25 @@ if [[ -n ${WHEELS:-} ]]; then
 fi
 export PYTHONPATH=$PWD:$scratch/site${PYTHONPATH:+:$PYTHONPATH}
 
-# run SECONDS FILE COMMAND...: what it prints is kept as it comes; the next one runs all the same
+# need MODULE...: what is missing is known before the first second is spent
+need() {
+    python3 -c 'import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]' \
+        "$@" || {
+        echo "$call needs a module that is missing here: put its wheel into WHEELS, or" \
+            "pip install -c constraints.txt -e '.[dev]'" >&2
+        exit 69
+    }
+}
+
+# run SECONDS FILE COMMAND...: what it prints is kept as it comes; the next one runs all the same.
+# A .jsonl has its rows alone: warnings, errors and how it ended are in the .txt beside it.
 run() {
-    local seconds=$1 file=$results/$2
+    local seconds=$1 file=$results/$2 errors=/dev/stdout
     shift 2
-    timeout --signal=TERM --kill-after=10 "$seconds" "$@" 2>&1 | tee "$file" || {
-        echo "ended with ${PIPESTATUS[0]}: $*" | tee -a "$file"
+    local words=${file%.*}.txt
+    [[ $file == "$words" ]] || errors=$words
+    timeout --signal=TERM --kill-after=10 "$seconds" "$@" 2>"$errors" | tee "$file" || {
+        echo "ended with ${PIPESTATUS[0]}: $*" | tee -a "$words"
         status=1
     }
 }
@@ -45,10 +59,12 @@ bench() { # SECONDS NAME OPTIONS...
 
 case $call in
 right) # 30 + 240 + 30 + 60 + 60 + 90 seconds
+    need pytest hypothesis esm
     run 30 gpu_devices.txt python3 -m virnucpro devices
     # warnings of a compiler or a driver that nobody has seen yet fail no test
     run 240 gpu_tests.txt python3 -m pytest -W default -p no:cacheprovider \
-        tests/test_esm2_model.py tests/test_devices.py tests/test_training_clock.py \
+        tests/test_rotary_triton.py tests/test_esm2_model.py tests/test_devices.py \
+        tests/test_training_clock.py \
         tests/test_training_loop.py::test_training_has_the_gradients_of_sdpa \
         tests/test_training_readers.py::test_a_gpu_reads_in_float32_as_a_cpu_does \
         tests/test_engine.py::test_a_gpu_gives_the_vectors_of_a_cpu
@@ -66,6 +82,7 @@ time) # 280 + 230 seconds
     done
     ;;
 files) # 60 + 60 + 150 + 180 + 60 seconds
+    need torch.utils.tensorboard matplotlib yaml
     for model in $(tr , ' ' <<<"${MODELS:-650M,3B}"); do
         run 60 "gpu_files_$model.jsonl" python3 benchmarks/measure.py files \
             --models "$model" --device "$device" ${TOKENS:+--tokens "$TOKENS"}

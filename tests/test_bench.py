@@ -323,7 +323,7 @@ def test_a_repeat_fills_its_least_time(setting):
 
 
 def test_precisions_are_those_asked_for_and_on_a_gpu_not_float32(monkeypatch):
-    gpu = Gpu(0, "GPU-a", "NVIDIA H200", 140 << 30, 139 << 30, (9, 0))
+    gpu = Gpu(0, "GPU-a", "NVIDIA H200", 140 << 30, 139 << 30, (9, 0), (13, 0))
     choice = Choice(("cuda:0",), ("H200",), has_bf16=True, memory=139 << 30, gpus=(gpu,))
     monkeypatch.setattr("virnucpro.bench.programme.choose_devices", lambda *_: choice)
     assert resolve_bench(BenchOptions()).precisions == ("bf16", "fp16")

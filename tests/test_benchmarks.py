@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -103,6 +104,42 @@ def test_the_script_runs_from_any_folder_and_prints_json(tmp_path, arguments, fa
     assert report["machine"]["cores"] >= 1 and arguments[0] in report["command"]
     for name, value in facts:
         assert value in [row[name] for row in rows]
+
+
+GPU_SCRIPT = Path(__file__).parents[1] / "benchmarks/gpu.sh"
+
+
+def run_gpu_script(call: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """What a call of the script gives, with its results in ``folder``."""
+    python = str(Path(sys.executable).parent)
+    usual = {"PATH": f"{python}:{os.environ['PATH']}", "RESULTS": str(folder / "results")}
+    return subprocess.run(
+        [GPU_SCRIPT, call],
+        env={**os.environ, **usual, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_script_for_a_gpu_says_what_is_missing_before_it_measures(tmp_path):
+    (tmp_path / "tensorboard.py").write_text("raise ModuleNotFoundError('no tensorboard here')")
+    answer = run_gpu_script("files", tmp_path, PYTHONPATH=str(tmp_path))
+    assert answer.returncode == 69
+    assert "no tensorboard here" in answer.stderr and "WHEELS" in answer.stderr
+    assert not list((tmp_path / "results").iterdir())
+
+
+def test_lines_of_json_stay_free_of_warnings_and_say_beside_them_how_they_ended(tmp_path):
+    python = tmp_path / "python3"  # instead of a measurement on a GPU
+    python.write_text("#!/bin/sh\necho '{\"row\": 1}'\necho 'a warning' >&2\nexit 3\n")
+    python.chmod(0o755)
+    answer = run_gpu_script("time", tmp_path, PATH=f"{tmp_path}:{os.environ['PATH']}", MODELS="8M")
+    assert answer.returncode == 1
+    results = tmp_path / "results"
+    assert (results / "gpu_time_8M.jsonl").read_text() == '{"row": 1}\n'
+    said = (results / "gpu_time_8M.txt").read_text()
+    assert said.startswith("a warning\nended with 3: python3 benchmarks/measure.py variants")
 
 
 def test_the_tests_that_the_script_for_a_gpu_names_are_there():

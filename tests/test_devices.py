@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from types import SimpleNamespace
 
 import pynvml
@@ -37,7 +38,8 @@ from virnucpro.errors import UnavailableError, UsageError
 GIB = 1 << 30
 WITH_CUDA = TorchBuild("2.13.0", "13.0")
 GPUS = [
-    Gpu(i, f"GPU-{'abcd'[i]}0{i}", "NVIDIA H200", 140 * GIB, 139 * GIB, (9, 0)) for i in range(4)
+    Gpu(i, f"GPU-{'abcd'[i]}0{i}", "NVIDIA H200", 140 * GIB, 139 * GIB, (9, 0), (13, 0))
+    for i in range(4)
 ]
 NO_GPU = not list_gpus()[0]
 
@@ -67,18 +69,31 @@ def test_the_visible_gpus_are_those_that_cuda_shows(variable, expected):
 
 
 class Nvml:
-    """A driver with cards that are whole (None), or cut into slices of so many GiB."""
+    """A driver with cards that are whole (None), or cut into slices of so many GiB.
+
+    ``driver`` is its version of CUDA, as NVML tells it; ``models`` are names and capabilities.
+    """
 
     NVMLError = pynvml.NVMLError
     NVML_DEVICE_MIG_ENABLE = pynvml.NVML_DEVICE_MIG_ENABLE
 
-    def __init__(self, *cards: list[int] | None, first_place: int = 0) -> None:
-        self.cards, self.first_place = cards, first_place
+    def __init__(
+        self,
+        *cards: list[int] | None,
+        first_place: int = 0,
+        driver: int = 13000,
+        models: Sequence[tuple[str, tuple[int, int]]] = (),
+    ) -> None:
+        self.cards, self.first_place, self.driver = cards, first_place, driver
+        self.models = models or [("NVIDIA A100", (8, 0))] * len(cards)
 
     def nvmlInit(self):  # noqa: N802
         pass
 
     nvmlShutdown = nvmlInit  # noqa: N815
+
+    def nvmlSystemGetCudaDriverVersion(self):  # noqa: N802
+        return self.driver
 
     def nvmlDeviceGetCount(self):  # noqa: N802
         return len(self.cards)
@@ -103,14 +118,14 @@ class Nvml:
         return ("GPU-c" if len(handle) == 1 else "MIG-5") + "".join(map(str, handle))
 
     def nvmlDeviceGetName(self, handle):  # noqa: N802
-        return "NVIDIA A100" + " MIG" * (len(handle) - 1)
+        return self.models[handle[0]][0] + " MIG" * (len(handle) - 1)
 
     def nvmlDeviceGetMemoryInfo(self, handle):  # noqa: N802
         size = 80 if len(handle) == 1 else self.cards[handle[0]][handle[1]]
         return SimpleNamespace(total=size * GIB, free=(size - 1) * GIB)
 
-    def nvmlDeviceGetCudaComputeCapability(self, _):  # noqa: N802
-        return (8, 0)
+    def nvmlDeviceGetCudaComputeCapability(self, handle):  # noqa: N802
+        return self.models[handle[0]][1]
 
 
 CUT = Nvml(None, [20, 10], [10], first_place=2)
@@ -152,6 +167,109 @@ def test_a_card_that_is_to_be_cut_and_is_not_is_told(monkeypatch):
     monkeypatch.setattr(devices, "torch_build", lambda: WITH_CUDA)
     with pytest.raises(UnavailableError, match="2 cards are in MIG mode, and have no instance"):
         choose_devices("cuda", None, None, None, model_bytes=1)
+
+
+# Drivers, cards and builds of torch that do not go together
+
+CUDA_12_6 = TorchBuild("2.13.0+cu126", "12.6")
+V100, T4, A100, H100, B200 = (
+    ("Tesla V100", (7, 0)),
+    ("Tesla T4", (7, 5)),
+    ("NVIDIA A100", (8, 0)),
+    ("NVIDIA H100", (9, 0)),
+    ("NVIDIA B200", (10, 0)),
+)
+
+
+def feign(monkeypatch, models, driver: int, build: TorchBuild) -> None:
+    """Whole cards of these models, one driver, one build of torch."""
+    monkeypatch.setattr(
+        devices, "pynvml", Nvml(*[None] * len(models), driver=driver, models=models)
+    )
+    monkeypatch.setattr(devices, "torch_build", lambda: build)
+    monkeypatch.setattr(devices, "has_mps", lambda: False)
+
+
+def choose(device: str, gpus: str | None = None) -> Choice:
+    return choose_devices(device, gpus, None, None, model_bytes=1)
+
+
+@pytest.mark.parametrize(
+    ("models", "driver", "build", "used"),
+    [
+        ([H100] * 4, 13000, WITH_CUDA, "0123"),
+        ([H100] * 4, 13020, WITH_CUDA, "0123"),
+        ([B200] * 4, 13000, TorchBuild("2.14.0", "13.2"), "0123"),  # of the same major version
+        ([A100] * 4, 12020, CUDA_12_6, "0123"),
+        ([A100] * 4, 13000, CUDA_12_6, "0123"),  # older programs run
+        ([V100] * 4, 12080, CUDA_12_6, "0123"),
+        ([V100, A100, T4, H100], 13000, CUDA_12_6, "0123"),
+        ([V100, A100, T4, H100], 13000, WITH_CUDA, "123"),
+        ([H100, V100, V100, T4], 13000, WITH_CUDA, "03"),
+    ],
+)
+@pytest.mark.parametrize(("device", "gpus"), [("auto", None), ("cuda", None), ("auto", "all")])
+def test_every_gpu_that_driver_and_torch_can_use_is_used(
+    monkeypatch, models, driver, build, used, device, gpus
+):
+    feign(monkeypatch, models, driver, build)
+    choice = choose(device, gpus)
+    assert choice.devices == tuple(f"cuda:{place}" for place in used)
+    text = " ".join(choice.descriptions)
+    for place in "0123":
+        assert (f"cuda:{place} is left out: Tesla V100 has compute capability 7.0" in text) == (
+            place not in used
+        )
+
+
+OLD_DRIVER = (
+    "the NVIDIA driver supports CUDA up to {}, and this build of torch (2.13.0) needs CUDA 13"
+)
+OLD_CARD = "Tesla V100 has compute capability 7.0, and this build of torch (2.13.0), for CUDA 13.0"
+
+
+@pytest.mark.parametrize(
+    ("models", "driver", "build", "reason", "remedies"),
+    [
+        ([A100] * 4, 12040, WITH_CUDA, OLD_DRIVER.format("12.4"), {"driver", "cu126"}),
+        ([A100] * 4, 11080, WITH_CUDA, OLD_DRIVER.format("11.8"), {"driver"}),
+        ([B200] * 4, 12080, WITH_CUDA, OLD_DRIVER.format("12.8"), {"driver"}),
+        ([A100] * 4, 11080, CUDA_12_6, "(2.13.0+cu126) needs CUDA 12", {"driver"}),
+        ([V100] * 4, 13000, WITH_CUDA, OLD_CARD, {"cu126"}),
+        ([V100] * 4, 12040, WITH_CUDA, OLD_CARD, {"cu126"}),
+        ([("Tesla K80", (3, 7))], 13000, WITH_CUDA, "compute capability 3.7", {"newer GPU"}),
+        ([H100] * 4, 13000, TorchBuild("2.13.0+cpu", None), "(2.13.0+cpu) has no CUDA", set()),
+    ],
+)
+def test_gpus_that_cannot_be_used_are_refused_with_a_remedy_before_a_worker_starts(
+    monkeypatch, models, driver, build, reason, remedies
+):
+    feign(monkeypatch, models, driver, build)
+    for device, gpus in (("cuda", None), ("auto", "all"), ("auto", "0")):
+        with pytest.raises(UnavailableError) as caught:
+            choose(device, gpus)
+        assert caught.value.exit_code == 69
+        assert "no GPU can be used: " in str(caught.value) and reason in str(caught.value)
+        hint = caught.value.hint
+        assert {word for word in ("driver", "cu126", "newer GPU") if word in hint} == remedies
+        assert "run on the CPU with --device cpu" in hint
+    choice = choose("auto")
+    assert choice.kind == "cpu" and reason in choice.descriptions[0]
+    lines = describe_machine(None)
+    assert sum("cannot be used: " in line and reason in line for line in lines) == len(models)
+    assert f"NVIDIA driver, CUDA up to {driver // 1000}.{driver % 1000 // 10}" in lines
+
+
+def test_a_gpu_that_is_named_and_cannot_be_used_is_refused_beside_others_that_can(monkeypatch):
+    feign(monkeypatch, [V100, A100, T4, H100], 13000, WITH_CUDA)
+    for gpus in ("0", "1,0", "GPU-c0"):
+        with pytest.raises(UnavailableError, match="cuda:0 cannot be used: Tesla V100"):
+            choose("auto", gpus)
+    choice = choose("auto", "3,1")
+    assert choice.devices == ("cuda:3", "cuda:1")
+    assert "left out" not in " ".join(choice.descriptions), "nobody asked for the V100"
+    lines = "\n".join(describe_machine(None))
+    assert lines.count("cannot be used") == 1 and lines.count("bf16, FlashAttention") == 2
 
 
 def test_gpus_are_chosen_among_the_visible_by_place_or_uuid():
@@ -214,7 +332,7 @@ def test_without_a_gpu_asking_for_one_says_why_there_is_none(device, gpus):
     ("has_gpu", "has_mps", "kind"), [(1, 1, "cuda"), (1, 0, "cuda"), (0, 1, "mps"), (0, 0, "cpu")]
 )
 def test_the_first_kind_of_device_that_is_there_is_taken(monkeypatch, has_gpu, has_mps, kind):
-    gpus = [Gpu(0, "GPU-a", "NVIDIA A100", 80 * GIB, 79 * GIB, (8, 0))] * has_gpu
+    gpus = [Gpu(0, "GPU-a", "NVIDIA A100", 80 * GIB, 79 * GIB, (8, 0), (13, 0))] * has_gpu
     monkeypatch.setattr(devices, "list_gpus", lambda: (gpus, "no driver (a test)"))
     monkeypatch.setattr(devices, "torch_build", lambda: WITH_CUDA)
     monkeypatch.setattr(devices, "has_mps", lambda: bool(has_mps))
@@ -280,10 +398,10 @@ def test_the_machine_is_described_with_what_it_lacks():
 
 # Unlike GPUs
 
-A100 = Gpu(0, "GPU-a", "NVIDIA A100", 80 * GIB, 79 * GIB, (8, 0))
-A2 = Gpu(1, "GPU-b", "NVIDIA A2", 15 * GIB, 3 * GIB, (8, 6))
-T4 = Gpu(2, "GPU-c", "Tesla T4", 15 * GIB, 14 * GIB, (7, 5))
-GTX = Gpu(3, "GPU-d", "GTX 1080", 8 * GIB, 8 * GIB, (6, 1))
+BIG = Gpu(0, "GPU-a", "NVIDIA A100", 80 * GIB, 79 * GIB, (8, 0), (13, 0))
+SMALL = Gpu(1, "GPU-b", "NVIDIA A2", 15 * GIB, 3 * GIB, (8, 6), (13, 0))
+TURING = Gpu(2, "GPU-c", "Tesla T4", 15 * GIB, 14 * GIB, (7, 5), (13, 0))
+GTX = Gpu(3, "GPU-d", "GTX 1080", 8 * GIB, 8 * GIB, (6, 1), (13, 0))
 MEDIUM = footprint("esm2_t33_650M_UR50D")
 AUTO = (True, True)
 
@@ -291,12 +409,12 @@ AUTO = (True, True)
 def chosen(monkeypatch, *gpus: Gpu) -> Choice:
     """What a machine with these GPUs gives; the driver of this one is not asked."""
     monkeypatch.setattr(devices, "list_gpus", lambda: (list(gpus), ""))
-    monkeypatch.setattr(devices, "torch_build", lambda: WITH_CUDA)
+    monkeypatch.setattr(devices, "torch_build", lambda: CUDA_12_6)
     return choose_devices("auto", None, None, None, model_bytes=1)
 
 
 def test_the_card_that_sets_the_precision_of_all_is_named(monkeypatch):
-    choice = chosen(monkeypatch, A100, A100, GTX)
+    choice = chosen(monkeypatch, BIG, BIG, GTX)
     assert choose_precision("auto", choice) == "fp32"
     (line,) = describe_compromises(choice, MEDIUM, "bf16", AUTO)
     assert "cuda:2 (GTX 1080) is slow in 16 bits" in line and "fp32" in line
@@ -307,7 +425,7 @@ def test_the_card_that_sets_the_precision_of_all_is_named(monkeypatch):
 
 
 def test_the_card_that_sets_the_batches_of_all_is_named(monkeypatch):
-    choice = chosen(monkeypatch, A2, A100, A100)
+    choice = chosen(monkeypatch, SMALL, BIG, BIG)
     n_tokens = choose_tokens(choice, MEDIUM, "bf16")
     (line,) = describe_compromises(choice, MEDIUM, "bf16", AUTO)
     assert "cuda:0 (NVIDIA A2)" in line and f"{n_tokens:,} tokens" in line and "32,768" in line
@@ -318,14 +436,14 @@ def test_the_card_that_sets_the_batches_of_all_is_named(monkeypatch):
 
 
 def test_gpus_that_are_alike_get_no_warning(monkeypatch):
-    assert not describe_compromises(chosen(monkeypatch, A100, A100), MEDIUM, "bf16", AUTO)
-    used = dataclasses.replace(A100, memory_free=70 * GIB)
-    assert not describe_compromises(chosen(monkeypatch, A100, used), MEDIUM, "bf16", AUTO)
+    assert not describe_compromises(chosen(monkeypatch, BIG, BIG), MEDIUM, "bf16", AUTO)
+    used = dataclasses.replace(BIG, memory_free=70 * GIB)
+    assert not describe_compromises(chosen(monkeypatch, BIG, used), MEDIUM, "bf16", AUTO)
     assert not describe_compromises(CPU, MEDIUM, "bf16", AUTO)
 
 
 def test_auto_is_fp16_on_gpus_that_have_no_bf16_but_are_fast_in_fp16(monkeypatch):
-    for gpus in ([T4], [A100, T4]):
+    for gpus in ([TURING], [BIG, TURING]):
         choice = chosen(monkeypatch, *gpus)
         assert choose_precision("auto", choice) == "fp16"
         assert choose_precision("fp32", choice) == "fp32"
@@ -353,7 +471,7 @@ def test_what_a_model_needs_is_what_its_batches_take():
 
 
 def test_the_first_of_unlike_gpus_can_do_by_itself_what_the_others_cannot():
-    both = Choice(("cuda:0", "cuda:1"), ("A100", "T4"), False, 14 * GIB, (A100, T4))
+    both = Choice(("cuda:0", "cuda:1"), ("A100", "T4"), False, 14 * GIB, (BIG, TURING))
     assert choose_precision("auto", both) == "fp16"
     assert choose_precision("auto", both.first) == "bf16"
-    assert both.first.memory == A100.memory_free
+    assert both.first.memory == BIG.memory_free

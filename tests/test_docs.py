@@ -18,7 +18,14 @@ ROOT = Path(__file__).parent.parent
 PROMISES = re.findall(r"`([\w/]+\.py)::(\w+)`", (ROOT / "docs/RELIABILITY.md").read_text())
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "examples/README.md"]
 README, GPU_PAGE = (ROOT / name for name in ("README.md", "docs/GPU_OPTIMIZATION.md"))
-OF_OTHERS = {"--nv", "--index-url", "--nnodes", "--nproc-per-node", "--no-python"}
+OF_OTHERS = {
+    "--nv",
+    "--index-url",
+    "--force-reinstall",
+    "--nnodes",
+    "--nproc-per-node",
+    "--no-python",
+}
 OF_OTHERS |= {"--rdzv-backend", "--rdzv-endpoint"}
 OF_OTHERS |= {"--parsable", "--array", "--dependency", "--gres", "--snakefile", "--cores"}
 OF_OTHERS |= {"--jobs", "--run", "--parts", "--workers", "--shards"}

@@ -52,12 +52,15 @@ from virnucpro.events import (
     ShardFailed,
     Telling,
     WorkerLost,
+    WorkerReady,
 )
+from virnucpro.figures import EventLog
 from virnucpro.outputs.summary import STAGES
 from virnucpro.pipeline import make_job
 from virnucpro.processes import interrupts_held, start
 from virnucpro.records import Shard
 from virnucpro.run.folder import RunDir
+from virnucpro.run.machine import read_starts
 
 pytestmark = pytest.mark.usefixtures("quick_starts", "early_starts")
 CODONS_OF_POISON = "TGG" * 4 + "TGC" + "TGG" * 4
@@ -577,6 +580,27 @@ def test_a_worker_that_never_becomes_ready_is_given_up(make_config, tiny, contig
         run_inline(make_config(contigs), tiny.head, lost.append, executor)
     lost = [event for event in lost if isinstance(event, WorkerLost)]
     assert [event.is_final for event in lost] == [False, True]
+
+
+def test_what_workers_warn_of_while_they_start_is_one_warning_and_kept_for_each(
+    make_config, tiny, contigs, tmp_path
+):
+    config, log = make_config(contigs, output=tmp_path / "warned"), EventLog()
+    events: list[Telling] = []
+
+    def hear(event):
+        events.append(event)
+        log(event)
+
+    run_inline(config, tiny.head, hear, ProcessExecutor(["cpu"] * 2, workers.WarningWorker))
+    ready = [event for event in events if isinstance(event, WorkerReady)]
+    said = "rotation: PyTorch (a [red]test[/red])"
+    assert ready and all(event.warnings == (said,) for event in ready)
+    lines = (config.output / "virnucpro.log").read_text().splitlines()
+    (warning,) = (line for line in lines if " WARNING " in line)
+    assert warning.endswith(f"{ready[0].worker}: {said}")
+    (machine,) = read_starts(config.output / "machine.json")
+    assert [text for _, _, text in machine.incidents] == [said] * len(ready)
 
 
 def test_a_device_that_cannot_start_leaves_the_work_to_the_others(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import platform
 import subprocess
 import sys
@@ -10,7 +9,6 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 
 import esm
 import pytest
@@ -46,6 +44,7 @@ from virnucpro.encoders.esm2.attention import (
     attend_varlen,
     attend_varlen_triton,
     choose_kernel,
+    describe,
     flash_attention,
     rotate,
 )
@@ -598,7 +597,7 @@ def test_projecting_the_33_tokens_once_is_projecting_each_place(oracle, kernel):
 def test_a_cuda_device_attends_with_flash_attention_but_in_float32():
     device = torch.device("cuda")
     assert choose_kernel(device, torch.float32, 32) is attend_efficient
-    flash = attend_varlen_triton if rotary_triton.can_rotate(device) else attend_varlen
+    flash = attend_varlen if rotary_triton.why_refused(device) else attend_varlen_triton
     assert choose_kernel(device, torch.float16, 32) is flash
     assert choose_kernel(device, torch.bfloat16, 32) is flash
 
@@ -624,20 +623,70 @@ def test_the_kernel_of_a_gpu_goes_by_its_age_the_precision_and_the_heads(
     assert choose_kernel(torch.device("cuda"), dtype, head_dim) is kernel
 
 
-def test_a_gpu_that_is_used_is_the_current_one_and_float32_is_float32_there(monkeypatch):
+REDUCTIONS = [f"allow_{number}_reduced_precision_reduction" for number in ("bf16", "fp16")]
+
+
+@pytest.fixture
+def feigned_gpu(monkeypatch):
+    """A V100 that torch would find here, and the devices that are made the current one."""
     chosen: list[object] = []
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla V100")
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_50", "sm_70", "compute_90"])
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
-    was_planned = torch.backends.cuda.cudnn_sdp_enabled()
-    try:
-        use_device(torch.device("cpu"))
-        assert not chosen and torch.backends.cudnn.allow_tf32
-        use_device(torch.device("cuda:1"))
-        assert chosen == [torch.device("cuda:1")]
-        assert not torch.backends.cudnn.allow_tf32
-        assert not torch.backends.cuda.cudnn_sdp_enabled()
-    finally:
-        torch.backends.cuda.enable_cudnn_sdp(was_planned)
+    was_planned, products = torch.backends.cuda.cudnn_sdp_enabled(), torch.backends.cuda.matmul
+    were_reduced = [getattr(products, switch) for switch in REDUCTIONS]
+    for switch in REDUCTIONS:
+        setattr(products, switch, True)
+    yield chosen
+    torch.backends.cuda.enable_cudnn_sdp(was_planned)
+    for switch, was_reduced in zip(REDUCTIONS, were_reduced, strict=True):
+        setattr(products, switch, was_reduced)
+
+
+def test_a_gpu_that_is_used_is_the_current_one_and_float32_is_float32_there(feigned_gpu):
+    use_device(torch.device("cpu"))
+    assert not feigned_gpu and torch.backends.cudnn.allow_tf32
+    use_device(torch.device("cuda:1"))
+    assert feigned_gpu == [torch.device("cuda:1")]
+    assert not torch.backends.cudnn.allow_tf32
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+    assert not any(getattr(torch.backends.cuda.matmul, switch) for switch in REDUCTIONS)
+
+
+def test_a_gpu_without_a_number_is_the_current_one_already(feigned_gpu):
+    use_device(torch.device("cuda"))
+    assert not feigned_gpu and not torch.backends.cudnn.allow_tf32
+
+
+@pytest.mark.parametrize(
+    ("capability", "builds", "runs"),
+    [
+        ((7, 0), ["sm_50", "sm_70", "sm_90"], True),
+        ((7, 0), ["sm_75", "sm_80", "compute_120"], False),
+        ((8, 9), ["sm_80", "sm_90"], True),  # of its own generation
+        ((8, 0), ["sm_86"], False),
+        ((10, 0), ["sm_80", "sm_90"], False),
+        ((10, 0), ["sm_90", "compute_90"], True),  # the driver compiles it
+        ((9, 0), ["sm_90a"], True),
+        ((9, 0), [], True),  # unknown
+        ((9, 4), ["gfx942"], True),  # not NVIDIA's
+    ],
+)
+@pytest.mark.usefixtures("feigned_gpu")
+def test_a_build_of_torch_without_kernels_for_a_gpu_is_refused_before_it_computes(
+    monkeypatch, capability, builds, runs
+):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: builds)
+    if runs:
+        use_device(torch.device("cuda:0"))
+        return
+    with pytest.raises(UnavailableError) as caught:
+        use_device(torch.device("cuda:0"))
+    message = f"Tesla V100 has compute capability {capability[0]}.{capability[1]}, and"
+    assert str(caught.value).startswith(message) and ", ".join(builds) in str(caught.value)
 
 
 PRODUCTS = """
@@ -714,33 +763,19 @@ def test_one_kernel_pools_as_the_kernels_of_each_length_do(oracle):
         assert ((pool(hidden, batch) - exact).abs() <= limit * size).all()
 
 
-@pytest.mark.parametrize("head_dim", SHAPES)
-def test_the_rotation_in_triton_turns_queries_and_keys_and_leaves_the_values(monkeypatch, head_dim):
-    pytest.importorskip("triton")
-    monkeypatch.setenv("TRITON_INTERPRET", "1")  # on a CPU, as it stands
-    kernel = importlib.reload(rotary_triton)
-    shape = SHAPES[head_dim]
-    batch = StagedBatch.of(PackedBatch.of(["MKV", ODD_LETTERS]), rotary_frequencies(head_dim))
-    qkv = torch.randn(len(batch.tokens), 3, shape.n_heads, head_dim).bfloat16()
-    before = qkv.clone()
-    expected = rotate(qkv[:, :2].float(), batch.cos[:, None, None], batch.sin[:, None, None])
-    kernel.rotate_in_place(qkv, batch.cos, batch.sin)
-    assert torch.equal(qkv[:, 2], before[:, 2])
-    # both round the same sum of two products to bf16; where these nearly cancel each other, what
-    # float32 rounds off them is left
-    eps, size = torch.finfo(torch.bfloat16).eps, before[:, :2].float().abs().max()
-    slack = 4 * torch.finfo(torch.float32).eps * size
-    torch.testing.assert_close(qkv[:, :2].float(), expected, rtol=eps, atol=float(slack))
-
-
-def test_without_triton_or_a_compiler_for_it_the_rotation_is_torchs(monkeypatch):
-    def no_compiler(*_: object, **__: object) -> None:
-        raise RuntimeError("Failed to find C compiler (a test)")
-
+def test_a_rotation_that_triton_refuses_is_pytorchs_and_a_warning_says_why(monkeypatch, caplog):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     monkeypatch.setattr(rotary_triton, "triton", None)
-    assert not rotary_triton.can_rotate(torch.device("cpu"))
-    monkeypatch.setattr(rotary_triton, "triton", SimpleNamespace(next_power_of_2=no_compiler))
-    assert not rotary_triton.can_rotate(torch.device("cpu"))
+    kernel = choose_kernel(torch.device("cuda"), torch.bfloat16, 64)
+    assert describe(kernel) == "attend_varlen, rotation: PyTorch"
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert record.getMessage().endswith("slower than Triton (Triton is not installed)")
+
+
+def test_the_kernels_of_a_gpu_are_named_with_their_rotation():
+    assert describe(attend_varlen_triton) == "attend_varlen_triton, rotation: Triton"
+    assert describe(attend_efficient) == "attend_efficient"
 
 
 def test_the_number_of_parameters_is_that_of_the_model(oracle):

@@ -407,7 +407,7 @@ def test_the_help_of_min_length_tells_what_the_scorer_needs():
 
 
 def test_workers_are_those_that_score_whatever_gpus_there_are(tmp_path, monkeypatch):
-    gpu = Gpu(0, "GPU-a", "NVIDIA A100", 80 << 30, 79 << 30, (8, 0))
+    gpu = Gpu(0, "GPU-a", "NVIDIA A100", 80 << 30, 79 << 30, (8, 0), (13, 0))
     monkeypatch.setattr(devices, "list_gpus", lambda: ([gpu], ""))
     monkeypatch.setattr(devices, "torch_build", lambda: devices.TorchBuild("2.13.0", "13.0"))
     fasta = write(tmp_path / "in.fa", **many())

@@ -24,6 +24,7 @@ from virnucpro.engine.job import Job
 from virnucpro.engine.recovery import Attempt
 from virnucpro.engine.worker import Worker
 from virnucpro.events import Event
+from virnucpro.log import LOGGER
 from virnucpro.processes import Pipe
 from virnucpro.records import Embeddings, Shard
 
@@ -124,6 +125,12 @@ class OneStuckWorker(Worker):
         if not name.endswith("#0"):
             time.sleep(120)
         super().__init__(job, resources, name, device)
+
+
+class WarningWorker(Worker):
+    def __init__(self, job, resources, name: str, device: str) -> None:
+        super().__init__(job, resources, name, device)
+        LOGGER.warning("rotation: PyTorch (a [red]test[/red])")
 
 
 class NeverStartingWorker(Worker):

@@ -31,6 +31,12 @@ _MPS_TOKENS = 8192
 _FEWEST_TOKENS = 2048  # tokens on a GPU that has hardly any memory left
 _MOST_WORKERS = 1024
 _CPU_FACTS = Path("/proc/cpuinfo")
+_OLDEST_FOR_CUDA_13 = (7, 5)  # compute capability: its compiler makes no kernels for older cards
+# PyTorch's builds for CUDA 12.6, of 2.10 to 2.14, have kernels for these
+_OLDEST_FOR_CUDA_12, _NEWEST_FOR_CUDA_12 = (5, 0), (9, 0)
+_INSTALL_FOR_CUDA_12 = (
+    "pip install --force-reinstall 'torch<2.15' --index-url https://download.pytorch.org/whl/cu126"
+)
 _ELSE_CPU = "see `virnucpro devices`, or run on the CPU with --device cpu"
 _MUCH_LESS = 0.75  # share of another GPU's tokens below which a warning is due
 
@@ -43,6 +49,7 @@ class Gpu:
     memory_total: int  # bytes
     memory_free: int
     capability: tuple[int, int]
+    driver: tuple[int, int]  # newest version of CUDA that the driver of the machine knows
     card: str = ""  # UUID of the card that this is a slice (MIG) of
 
     @property
@@ -94,6 +101,51 @@ class TorchBuild(NamedTuple):
     cuda: str | None  # None: built without
 
 
+class _Lack(NamedTuple):
+    """Why a GPU cannot be used, and what to do."""
+
+    reason: str
+    remedy: str
+
+    def error(self, refusal: str) -> UnavailableError:
+        hint = f"{self.remedy}; or run on the CPU with --device cpu"
+        return UnavailableError(f"{refusal}: {self.reason}", hint=hint)
+
+
+def _lack_of(gpu: Gpu, torch: TorchBuild) -> _Lack | None:
+    """What keeps this build of torch from a GPU, as far as is known before a process starts.
+
+    A driver runs programs of its own major version of CUDA, whatever the minor one, and of older
+    ones (NVIDIA, "CUDA Compatibility"). Builds for CUDA 12 have kernels for different cards: a
+    worker checks that.
+    """
+    build = f"this build of torch ({torch.version})"
+    if torch.cuda is None:
+        return _Lack(f"{build} has no CUDA", "install a PyTorch that is built for CUDA")
+    major = int(torch.cuda.partition(".")[0])
+    fits_cuda_12 = _OLDEST_FOR_CUDA_12 <= gpu.capability <= _NEWEST_FOR_CUDA_12
+    install = f"install PyTorch for CUDA 12: {_INSTALL_FOR_CUDA_12}"
+    update = f"update the NVIDIA driver to one for CUDA {major}"
+    if major >= 13 and gpu.capability < _OLDEST_FOR_CUDA_13:
+        reason = (
+            f"{gpu.name} has compute capability {_dotted(gpu.capability)}, and {build}, for CUDA "
+            f"{torch.cuda}, has kernels for {_dotted(_OLDEST_FOR_CUDA_13)} and newer"
+        )
+        return _Lack(reason, install if fits_cuda_12 else "use a newer GPU")
+    if gpu.driver[0] < major:
+        reason = (
+            f"the NVIDIA driver supports CUDA up to {_dotted(gpu.driver)}, and {build} needs "
+            f"CUDA {major}"
+        )
+        has_choice = major >= 13 and gpu.driver[0] >= 12 and fits_cuda_12
+        return _Lack(reason, f"{update}, or {install}" if has_choice else update)
+    return None
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return f"{version[0]}.{version[1]}"
+
+
 def torch_build() -> TorchBuild:
     """The installed torch, by its file ``version.py``."""
     torch = find_spec("torch")
@@ -119,7 +171,9 @@ def list_gpus() -> tuple[list[Gpu], str]:
         return [], f"no NVIDIA driver answers ({error})"
     try:
         n_cards = pynvml.nvmlDeviceGetCount()
-        gpus = [gpu for index in range(n_cards) for gpu in _describe(index)]
+        cuda = int(pynvml.nvmlSystemGetCudaDriverVersion())  # 12040: 12.4
+        driver = (cuda // 1000, cuda % 1000 // 10)
+        gpus = [gpu for index in range(n_cards) for gpu in _describe(index, driver)]
     except pynvml.NVMLError as error:
         return [], f"the NVIDIA driver does not answer ({error})"
     finally:
@@ -127,7 +181,7 @@ def list_gpus() -> tuple[list[Gpu], str]:
     return gpus, "" if gpus else f"{n_cards} cards are in MIG mode, and have no instance"
 
 
-def _describe(index: int) -> list[Gpu]:
+def _describe(index: int, driver: tuple[int, int]) -> list[Gpu]:
     """A card, or its slices if it is cut into some."""
     card = pynvml.nvmlDeviceGetHandleByIndex(index)
     slices = _slices(card)
@@ -142,6 +196,7 @@ def _describe(index: int) -> list[Gpu]:
             memory_total=int(memory.total),
             memory_free=int(memory.free),
             capability=(int(capability[0]), int(capability[1])),
+            driver=driver,
             card="" if slices is None else pynvml.nvmlDeviceGetUUID(card),
         )
         gpus.append(gpu)
@@ -267,23 +322,40 @@ def _first_there(kinds: Iterable[Callable[[], Choice]]) -> Choice:
 
 
 def _choose_cuda(request: str, cuda_visible_devices: str | None) -> Choice:
+    """The requested GPUs; of ``all``, those that this build of torch can use.
+
+    Raises:
+        UsageError: one that was named is not visible.
+        UnavailableError: one that was named, or any, cannot be used.
+    """
     gpus, reason = list_gpus()
     visible = visible_gpus(gpus, cuda_visible_devices)
     if gpus and not visible:
         reason = f"CUDA_VISIBLE_DEVICES={cuda_visible_devices!a} hides all {len(gpus)} GPUs"
-    if visible and torch_build().cuda is None:
-        visible, reason = [], f"this build of torch ({torch_build().version}) has no CUDA"
     if not visible:
         raise UnavailableError(f"no GPU can be used: {reason}", hint=_ELSE_CPU)
+    torch = torch_build()
+    lacks = {i: lack for i, gpu in enumerate(visible) if (lack := _lack_of(gpu, torch))}
+    if len(lacks) == len(visible):
+        raise lacks[0].error("no GPU can be used")
     places = select_gpus(request, visible)
+    refused = [place for place in places if place in lacks]
+    if refused and request != "all":
+        raise lacks[refused[0]].error(f"cuda:{refused[0]} cannot be used")
+    places = [place for place in places if place not in lacks]
     selected = [visible[place] for place in places]
+    descriptions = [
+        f"cuda:{place} {gpu.name}, {gpu.memory_free / _GIB:.0f} of "
+        f"{gpu.memory_total / _GIB:.0f} GiB free"
+        for place, gpu in zip(places, selected, strict=True)
+    ]
+    descriptions[-1] += "".join(
+        f"; cuda:{place} is left out: {lacks[place].reason}; {lacks[place].remedy}"
+        for place in refused
+    )
     return Choice(
         devices=tuple(f"cuda:{place}" for place in places),
-        descriptions=tuple(
-            f"cuda:{place} {gpu.name}, {gpu.memory_free / _GIB:.0f} of "
-            f"{gpu.memory_total / _GIB:.0f} GiB free"
-            for place, gpu in zip(places, selected, strict=True)
-        ),
+        descriptions=tuple(descriptions),
         has_bf16=all(gpu.has_bf16 for gpu in selected),
         memory=min(gpu.memory_free for gpu in selected),
         gpus=tuple(selected),
@@ -465,22 +537,29 @@ def _without(choice: Choice, places: Sequence[int]) -> str:
     return f"--gpus {','.join(device.removeprefix('cuda:') for device in rest)}"
 
 
+def _describe_gpu(gpu: Gpu, torch: TorchBuild) -> str:
+    """A GPU with its memory and precision, or with the reason why it cannot be used."""
+    memory = f"{gpu.memory_free / _GIB:.1f} of {gpu.memory_total / _GIB:.1f} GiB free"
+    precision = "fp16" if gpu.has_fast_fp16 else "fp32"
+    use = "bf16, FlashAttention" if gpu.has_bf16 else f"{precision}, SDPA"
+    if lack := _lack_of(gpu, torch):
+        use = f"cannot be used: {lack.reason}; {lack.remedy}"
+    return f"{gpu.name}  {gpu.uuid}  {memory}  {use}"
+
+
 def describe_machine(cuda_visible_devices: str | None) -> list[str]:
     """The lines of ``virnucpro devices``: what a run would use here, and why not more."""
     gpus, reason = list_gpus()
     visible = visible_gpus(gpus, cuda_visible_devices)
     torch = torch_build()
     lines = [f"torch {torch.version}, CUDA {torch.cuda or 'not built in'}"]
+    if gpus:
+        lines.append(f"NVIDIA driver, CUDA up to {_dotted(gpus[0].driver)}")
     for gpu in gpus:
         place = f"cuda:{visible.index(gpu)}" if gpu in visible else "hidden"
-        memory = f"{gpu.memory_free / _GIB:.1f} of {gpu.memory_total / _GIB:.1f} GiB free"
-        precision = "fp16" if gpu.has_fast_fp16 else "fp32"
-        precision = "bf16, FlashAttention" if gpu.has_bf16 else f"{precision}, SDPA"
-        lines.append(f"{place:<8}{gpu.name}  {gpu.uuid}  {memory}  {precision}")
+        lines.append(f"{place:<8}{_describe_gpu(gpu, torch)}")
     if not gpus:
         lines.append(f"no GPU: {reason}")
-    elif torch.cuda is None:
-        lines.append("the GPUs cannot be used: this build of torch has no CUDA")
     if has_mps():
         lines.append("mps     Apple GPU  fp32, SDPA")
     ram = psutil.virtual_memory()

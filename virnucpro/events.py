@@ -27,6 +27,7 @@ class WorkerReady:
     worker: str
     description: str  # device, precision, kernel, token budget, process
     memory: Memory
+    warnings: tuple[str, ...] = ()  # of its start, where its process has no log
 
 
 @dataclass(frozen=True, slots=True)

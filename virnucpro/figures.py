@@ -243,6 +243,7 @@ class EventLog:
 
     def __init__(self, every_seconds: float = EVERY_SECONDS) -> None:
         self.figures = Figures()
+        self._warnings: set[str] = set()  # given already: workers share most reasons
         self._every = every_seconds
         self._stopped = threading.Event()
         self._lock = threading.Lock()
@@ -262,6 +263,11 @@ class EventLog:
         level, message = _describe(event)
         if message:
             LOGGER.log(level, "%s", message)
+        if isinstance(event, WorkerReady):
+            for warning in dict.fromkeys(event.warnings):
+                if warning not in self._warnings:
+                    LOGGER.warning("%s: %s", event.worker, warning)
+            self._warnings.update(event.warnings)
 
     def _tick(self) -> None:
         while not self._stopped.wait(self._every):

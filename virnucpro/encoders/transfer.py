@@ -12,22 +12,58 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from virnucpro.encoders.base import Pending, Rows
+from virnucpro.errors import UnavailableError
 
 
 def use_device(device: torch.device) -> None:
     """Have a device of this process compute in float32 that is float32; a GPU is its current one.
 
+    Products in 16 bits are summed in float32: cuBLAS may otherwise add up parts of one in 16 bits.
     cuDNN would round to TF32 in convolutions and LSTMs, and as a backend of SDPA it plans for each
     new shape of a batch. On a CPU, MKL is asked for sums that do not depend on a row's place in its
     batch: otherwise those of its AVX2 kernels do, and those of AVX-512 in batches of a few rows.
     It hears before its first product only.
+
+    Raises:
+        UnavailableError: this build of torch has no kernels for the GPU.
     """
     if device.type == "cpu":
         os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
     if device.type == "cuda":
-        torch.cuda.set_device(device)
+        if device.index is not None:  # else it is the current one
+            torch.cuda.set_device(device)
+        _check_kernels(device)
         torch.backends.cudnn.allow_tf32 = False
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
         torch.backends.cuda.enable_cudnn_sdp(False)
+
+
+def _check_kernels(device: torch.device) -> None:
+    """
+    Raises:
+        UnavailableError: this build of torch has no kernels for the GPU.
+    """
+    capability = torch.cuda.get_device_capability(device)
+    builds = [arch for arch in torch.cuda.get_arch_list() if arch.startswith(("sm_", "compute_"))]
+    if builds and not any(_runs_on(capability, build) for build in builds):
+        major, minor = capability
+        raise UnavailableError(
+            f"{torch.cuda.get_device_name(device)} has compute capability {major}.{minor}, and "
+            f"this build of torch ({torch.__version__}) has kernels for {', '.join(builds)} alone",
+            hint="install another build of PyTorch, or run on the CPU with --device cpu",
+        )
+
+
+def _runs_on(capability: tuple[int, int], build: str) -> bool:
+    """True if such a GPU runs ``sm_80`` (of its own generation), or ``compute_80`` (compiled anew).
+
+    A letter behind the number (``sm_90a``) is left out: the same without it is in the list too.
+    """
+    kind, _, number = build.partition("_")
+    major, minor = divmod(int(number.rstrip("af")), 10)
+    is_same = kind == "compute" or major == capability[0]
+    return is_same and (major, minor) <= capability
 
 
 def send(array: NDArray[np.generic], device: torch.device) -> Tensor:

@@ -16,6 +16,7 @@ A worker that ends or falls silent is replaced, and its shard goes on: ``recover
 from __future__ import annotations
 
 import ctypes
+import logging
 import signal
 import time
 from collections import Counter, deque
@@ -23,6 +24,7 @@ from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from logging.handlers import BufferingHandler
 
 from virnucpro.config import Resources
 from virnucpro.engine.executor import Executor, WorkerOn, load_worker
@@ -30,13 +32,14 @@ from virnucpro.engine.job import Job
 from virnucpro.engine.recovery import MAX_IN_FLIGHT, Attempt, Cause, Loss, Workload
 from virnucpro.errors import UnavailableError
 from virnucpro.events import BatchDone, Event, ShardDone, WorkerReady
-from virnucpro.log import LOGGER, counted
+from virnucpro.log import LOGGER, counted, logging_to
 from virnucpro.processes import Child, Pipe, Raised, interrupts_held, start, with_news
 from virnucpro.records import Shard
 
 TICK_SECONDS = 1.0  # between two checks for silent workers
 START_SECONDS = 900.0  # for a worker to import, load the model and report
 GRACE_SECONDS = 5.0  # for idle workers to end by themselves
+_MOST_WARNINGS = 100  # that the start of a worker may give
 _KILLED = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGQUIT}  # from outside
 # options of glibc's mallopt, and from how much on freed memory goes back to the system
 _KEEPING = {-3: 32 << 20, -1: 256 << 20}  # M_MMAP_THRESHOLD (at most 32 MiB), M_TRIM_THRESHOLD
@@ -264,8 +267,12 @@ def _serve(
     """The worker process."""
     if device == "cpu":
         _keep_freed_memory()
-    worker = worker_on(job, resources, name, device)
-    pipe.send(WorkerReady(name, worker.description, worker.memory()))
+    heard = BufferingHandler(_MOST_WARNINGS)
+    heard.setLevel(logging.WARNING)
+    with logging_to(heard):
+        worker = worker_on(job, resources, name, device)
+        warnings = tuple(record.getMessage() for record in heard.buffer)
+    pipe.send(WorkerReady(name, worker.description, worker.memory(), warnings))
     while True:
         if not pipe.poll():  # time to wait for the last batches and files as well
             for event in worker.finish():

@@ -86,10 +86,12 @@ class MachineLog:
         start = self.start
         start.seconds = round(self.clock() - self.began, 3)
         match event:
-            case WorkerReady(worker, description, memory):
+            case WorkerReady(worker, description, memory, warnings):
                 device = start.devices.setdefault(worker, DeviceSeries())
                 device.description, device.memory_total = description, memory.total
                 device.add(self._place(), 0, memory.used)
+                for warning in warnings:
+                    self._tell(worker, warning)
             case BatchDone(worker=worker, n_tokens=n_tokens, memory=memory):
                 device = start.devices.setdefault(worker, DeviceSeries())
                 device.add(self._place(), n_tokens, memory.used)

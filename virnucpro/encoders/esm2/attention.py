@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from virnucpro.encoders.esm2.packing import StagedBatch
+from virnucpro.log import LOGGER
 
 Kernel = Callable[[Tensor, StagedBatch], Tensor]
 
@@ -123,14 +124,26 @@ def choose_kernel(device: torch.device, dtype: torch.dtype, head_dim: int) -> Ke
     """The fastest kernel for this device, this precision and heads of so many dimensions.
 
     FlashAttention takes fp16 and bf16 on CUDA devices of compute capability 8.0 and newer. Neither
-    it nor its sibling for float32 takes heads of any size; SDPA, which pads them, does.
+    it nor its sibling for float32 takes heads of any size; SDPA, which pads them, does. A rotation
+    that Triton refuses is a warning with its reason.
     """
     if device.type == "cuda" and head_dim % 8 == 0 and head_dim <= _WIDEST_HEAD:
         has_flash = torch.cuda.get_device_capability(device) >= (8, 0)
         if dtype == torch.float32 or not has_flash:
             return attend_efficient
-        return attend_varlen_triton if _rotary_triton().can_rotate(device) else attend_varlen
+        refusal = _rotary_triton().why_refused(device)
+        if not refusal:
+            return attend_varlen_triton
+        LOGGER.warning("rotation: PyTorch, which is slower than Triton (%s)", refusal)
+        return attend_varlen
     return attend_dense if device.type == "cpu" and dtype == torch.bfloat16 else attend_runs
+
+
+def describe(kernel: Kernel) -> str:
+    """The name of a kernel, for messages; with its rotation, where another one may run."""
+    rotations: dict[Kernel, str] = {attend_varlen_triton: "Triton", attend_varlen: "PyTorch"}
+    rotation = rotations.get(kernel)
+    return f"{kernel.__name__}, rotation: {rotation}" if rotation else kernel.__name__
 
 
 def _rotary_triton() -> ModuleType:

@@ -134,8 +134,7 @@ def open_esm2(path: Path, layer: int, dtype: torch.dtype, device: torch.device) 
                 raise ValueError(f"it holds {facts['dtype']}")
             shape = ESM2Shape(**json.loads(facts["shape"]))
             with torch.device("meta"):
-                kernel = choose_kernel(device, dtype, shape.head_dim)
-                model = ESM2(shape, layer, dtype, kernel)
+                model = ESM2(shape, layer, dtype)
             tensors = {name: handle.get_tensor(name) for name in model.state_dict()}
         model.load_state_dict(tensors, assign=True)
     except (*_DAMAGE, RuntimeError) as error:
@@ -143,6 +142,7 @@ def open_esm2(path: Path, layer: int, dtype: torch.dtype, device: torch.device) 
             f"{printable(path)} cannot be used: {printable(error)}",
             hint="delete it: it is made again from the model",
         ) from error
+    model.attend = choose_kernel(device, dtype, shape.head_dim)
     return model.to(device).eval().requires_grad_(False)
 
 

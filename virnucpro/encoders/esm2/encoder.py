@@ -13,6 +13,7 @@ from torch import Tensor
 
 from virnucpro.config import EncoderSpec
 from virnucpro.encoders.base import Pending, Rows
+from virnucpro.encoders.esm2.attention import describe
 from virnucpro.encoders.esm2.converted import is_converted, open_esm2
 from virnucpro.encoders.esm2.model import DTYPES, ESM2, bos_pool, mean_pool, residues_only
 from virnucpro.encoders.esm2.packing import EXTRA_TOKENS, PackedBatch, plan_batches
@@ -43,7 +44,7 @@ class ESM2Encoder:
 
     @property
     def kernel(self) -> str:
-        return self.model.attend.__name__
+        return describe(self.model.attend)
 
     def count_tokens(self, lengths: Sequence[int]) -> int:
         return sum(lengths) + EXTRA_TOKENS * len(lengths)

@@ -6,10 +6,14 @@ Triton comes with PyTorch's builds for CUDA; only ``attention`` imports this mod
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from subprocess import SubprocessError
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from virnucpro.log import printable
 
 try:
     import triton
@@ -17,21 +21,35 @@ try:
 except ImportError:
     triton = None
 
+# a product is not rounded before it is added, whatever Triton's default is
+OPTIONS: Mapping[str, int | bool] = {"num_warps": 4, "enable_fp_fusion": True}
+# no compiler, a compiler that fails, no place for its work, and what cannot be loaded or launched
+_SYSTEM_FAILURES = (ImportError, OSError, RuntimeError, SubprocessError)
+_FAILURES = _SYSTEM_FAILURES if triton is None else (*_SYSTEM_FAILURES, triton.TritonError)
 
-def can_rotate(device: torch.device) -> bool:
-    """True if the kernel runs on the device: its first call on a machine compiles it.
 
-    That needs a C compiler and a place for Triton's cache.
+def why_refused(device: torch.device) -> str:
+    """The reason why the kernel does not run on the device; empty if it runs.
+
+    Its first call on a machine compiles it. That needs a C compiler and a place for Triton's cache.
     """
     if triton is None:
-        return False
+        return "Triton is not installed"
     qkv = torch.zeros(1, 3, 1, 8, dtype=torch.bfloat16, device=device)
     table = torch.zeros(1, 8, device=device)
+    half = table[:, :4].contiguous()
     try:
-        rotate_in_place(qkv, table, table[:, :4].contiguous())
-    except Exception:  # compilers fail in many ways, and there is another rotation
-        return False
-    return True
+        rotate_in_place(qkv, table, half)
+    except _FAILURES as error:
+        return reason_of(error)
+    return ""
+
+
+def reason_of(error: Exception) -> str:
+    """The first line of an error; Triton shows the source of the kernel before its own."""
+    text = str(getattr(error, "error_message", None) or error).strip()
+    first, _, _ = text.partition("\n")
+    return printable(f"{type(error).__name__}: {first}")
 
 
 def rotate_in_place(qkv: Tensor, cos: Tensor, sin: Tensor) -> None:
@@ -42,17 +60,20 @@ def rotate_in_place(qkv: Tensor, cos: Tensor, sin: Tensor) -> None:
     """
     assert qkv.is_contiguous() and cos.is_contiguous() and sin.is_contiguous()
     n_tokens, _, n_heads, head_dim = qkv.shape
-    n_pairs = n_heads * head_dim  # of numbers that turn together, in the queries and the keys
-    block = triton.next_power_of_2(n_pairs)
-    sizes = (n_pairs, head_dim // 2, 3 * n_pairs, block)
     with torch.cuda.device_of(qkv):  # type: ignore[no-untyped-call]  # Triton launches on the current device
-        _KERNEL[(n_tokens,)](qkv, cos, sin, *sizes, num_warps=4)
+        _KERNEL[(n_tokens,)](qkv, cos, sin, *sizes_of(n_heads, head_dim), **OPTIONS)
 
 
-def _rotate(  # type: ignore[no-untyped-def]  # noqa: ANN202 - Triton compiles it
-    qkv: Any,  # noqa: ANN401
-    cos: Any,  # noqa: ANN401
-    sin: Any,  # noqa: ANN401
+def sizes_of(n_heads: int, head_dim: int) -> tuple[int, int, int, int]:
+    """What the kernel is compiled for: ``n_pairs``, ``half``, ``row`` and ``block``."""
+    n_pairs = n_heads * head_dim  # of numbers that turn together, in the queries and the keys
+    return n_pairs, head_dim // 2, 3 * n_pairs, triton.next_power_of_2(n_pairs)
+
+
+def rotate_token(  # type: ignore[no-untyped-def]  # Triton refuses any other annotation
+    qkv,
+    cos,
+    sin,
     n_pairs: tl.constexpr,
     half: tl.constexpr,
     row: tl.constexpr,
@@ -72,4 +93,4 @@ def _rotate(  # type: ignore[no-untyped-def]  # noqa: ANN202 - Triton compiles i
     tl.store(at + half, (b * c + a * s).to(qkv.dtype.element_ty), mask=mask)
 
 
-_KERNEL: Any = None if triton is None else triton.jit(_rotate)
+_KERNEL: Any = None if triton is None else triton.jit(rotate_token)
