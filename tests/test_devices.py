@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Sequence
 from types import SimpleNamespace
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from virnucpro import devices
+from virnucpro.cli.main import main
 from virnucpro.config import Footprint
 from virnucpro.devices import (
     Choice,
@@ -24,6 +26,7 @@ from virnucpro.devices import (
     describe_compromises,
     describe_machine,
     describe_needs,
+    free_gpus,
     list_gpus,
     select_gpus,
     torch_build,
@@ -475,3 +478,23 @@ def test_the_first_of_unlike_gpus_can_do_by_itself_what_the_others_cannot():
     assert choose_precision("auto", both) == "fp16"
     assert choose_precision("auto", both.first) == "bf16"
     assert both.first.memory == BIG.memory_free
+
+
+def test_a_run_that_embedded_nothing_offers_the_gpus_that_nobody_uses(
+    monkeypatch, capsys, tmp_path
+):
+    busy = dataclasses.replace(GPUS[1], memory_free=20 * GIB)
+    monkeypatch.setattr(devices, "list_gpus", lambda: ([GPUS[0], busy, *GPUS[2:]], ""))
+    monkeypatch.setattr(devices, "torch_build", lambda: WITH_CUDA)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    fasta = tmp_path / "in.fa"
+    fasta.write_text(f">a\n{'ACGTTGCA' * 50}\n")
+    words = ["predict", "-i", str(fasta), "-o", str(tmp_path / "run")]
+    monkeypatch.setattr(sys, "argv", ["virnucpro", *words])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert not end.value.code
+    offer = f"virnucpro {' '.join(words)} --gpus 0,2,3 --force"
+    assert f"GPUs: 3 free; with ESM-2 vectors: {offer}\n" in capsys.readouterr().out
+    monkeypatch.setattr(devices, "list_gpus", lambda: ([], "no driver"))
+    assert free_gpus(None) == []

@@ -123,7 +123,7 @@ def test_any_option_of_the_engine_means_vectors_and_the_scorer_calls_all_the_sam
 
 def test_four_gpus_are_used_as_they_are_named_and_only_where_they_are_named(options, monkeypatch):
     gpus = [
-        Gpu(i, f"GPU-{i}", "NVIDIA H100", 80 << 30, 79 << 30, capability=(9, 0)) for i in range(4)
+        Gpu(i, f"GPU-{i}", "NVIDIA H100", 80 << 30, 79 << 30, (9, 0), (12, 8)) for i in range(4)
     ]
     monkeypatch.setattr(devices, "list_gpus", lambda: (gpus, ""))
     monkeypatch.setattr(devices, "torch_build", lambda: TorchBuild("2.11", "12.8"))

@@ -38,6 +38,7 @@ _INSTALL_FOR_CUDA_12 = (
     "pip install --force-reinstall 'torch<2.15' --index-url https://download.pytorch.org/whl/cu126"
 )
 _ELSE_CPU = "see `virnucpro devices`, or run on the CPU with --device cpu"
+_FREE = 0.9  # share of the memory of a GPU that nobody uses
 _MUCH_LESS = 0.75  # share of another GPU's tokens below which a warning is due
 
 
@@ -360,6 +361,19 @@ def _choose_cuda(request: str, cuda_visible_devices: str | None) -> Choice:
         memory=min(gpu.memory_free for gpu in selected),
         gpus=tuple(selected),
     )
+
+
+def free_gpus(cuda_visible_devices: str | None) -> list[int]:
+    """The places of the GPUs that could be used, and whose memory nobody uses."""
+    with suppress(UnavailableError):
+        choice = _choose_cuda("all", cuda_visible_devices)
+        places = (int(device.partition(":")[2]) for device in choice.devices)
+        return [
+            place
+            for place, gpu in zip(places, choice.gpus, strict=True)
+            if gpu.memory_free >= _FREE * gpu.memory_total
+        ]
+    return []
 
 
 def _choose_mps() -> Choice:

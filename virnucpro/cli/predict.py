@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from virnucpro.cli.command import command
 from virnucpro.cli.exits import Finished, exits, needing
-from virnucpro.cli.running import loading, next_step, planned_steps, report, watched
+from virnucpro.cli.running import as_command, loading, next_step, planned_steps, report, watched
 from virnucpro.cli.work import work_in_block
 from virnucpro.option_fields import carry
 from virnucpro.options import (
@@ -24,6 +24,8 @@ from virnucpro.options import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from virnucpro.pipeline import ExecutorOn
 
 
@@ -99,6 +101,19 @@ def what_is_kept(options: RunOptions) -> str:
     return "finished work is kept: go on with --resume"
 
 
+def _gpu_lines(options: RunOptions, argv: Sequence[str]) -> list[str]:
+    """The lines that offer GPUs which nobody uses to a run that embedded nothing."""
+    from virnucpro.devices import free_gpus
+
+    places = free_gpus(options.cuda_visible_devices)
+    if not places:
+        return []
+    again = [word for word in argv if word not in ("--force", "--resume")]
+    gpus = ["--gpus", ",".join(map(str, places)), "--force"]
+    (offer,) = as_command(["virnucpro", *again, *gpus]) or [""]
+    return [f"GPUs: {len(places)} free; with ESM-2 vectors: {offer.removeprefix('next: ')}"]
+
+
 def _run(options: RunOptions, console: ConsoleOptions) -> None:
     with exits(partial(what_is_kept, options)):
         with loading(console):
@@ -118,5 +133,6 @@ def _run(options: RunOptions, console: ConsoleOptions) -> None:
             step = next_step(table, sys.argv[1:], failed=summary.exit_code != 0)
         else:
             step = planned_steps(options, summary.n_shards, sys.argv[1:])
-        report([*summary.lines(options.output_dir), *step], console.quiet)
+        offer = [] if summary.has_encoder else _gpu_lines(options, sys.argv[1:])
+        report([*summary.lines(options.output_dir), *offer, *step], console.quiet)
     raise Finished(summary.exit_code)
