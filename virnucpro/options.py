@@ -42,7 +42,8 @@ def complete_model(incomplete: str) -> list[str]:
 
 def _model(default: str) -> Any:  # noqa: ANN401 - as typer has it
     return _option(
-        "Name of a model or bundle (see `virnucpro models list`); or path, with a separator "
+        "Embed with this model: a name (see `virnucpro models list`), or the path, with a "
+        "separator "
         "in it, of a fair-esm .pt file or Hugging Face folder: ./model.pt.",
         MODEL,
         metavar="NAME|PATH",
@@ -54,7 +55,7 @@ def _model(default: str) -> Any:  # noqa: ANN401 - as typer has it
 Head = Annotated[
     Path | None,
     _option(
-        "Classifier head (safetensors) made for the model, as `virnucpro train` makes it.",
+        "Call with this classifier head (safetensors), made for the model by `virnucpro train`.",
         MODEL,
         metavar="PATH",
         show_default="none: the scorer calls",
@@ -73,7 +74,7 @@ CallsBy = Annotated[
 RegionModel = Annotated[
     Path | None,
     _option(
-        "Model of regions (regions.json) that `virnucpro train --regions` made.",
+        "Find regions with this model (regions.json), made by `virnucpro train --regions`.",
         CALLS,
         metavar="PATH",
         show_default="that of VirNucPro",
@@ -99,14 +100,14 @@ def _count(help: str, panel: str | None = None, **more: Any) -> Any:  # noqa: AN
 
 def _known_prophages(purpose: str) -> Any:  # noqa: ANN401 - as typer has it
     return _file(
-        f"Table of known prophages (seq_id, start, end, kind) to {purpose}, in place of a head; "
+        f"{purpose} this table of known prophages (seq_id, start, end, kind), in place of a head; "
         "--data then names the FASTA files.",
         "TRUTH",
     )
 
 
 GeneticCode = Annotated[
-    int, _count("NCBI number of the genetic code; 1 and 11 translate alike.", FILES)
+    int, _count("Translate with this genetic code (NCBI number); 1 and 11 translate alike.", FILES)
 ]
 
 
@@ -117,12 +118,14 @@ GeneticCode = Annotated[
 class ConsoleOptions:
     """The output of a command on the console; options of the command line alone."""
 
-    quiet: Annotated[bool, _option("Warnings and the summary only.", None, "--quiet", "-q")] = False
-    verbose: Annotated[bool, _option("The whole log on the console.", None, "--verbose", "-v")] = (
-        False
-    )
+    quiet: Annotated[
+        bool, _option("Show only warnings and the summary.", None, "--quiet", "-q")
+    ] = False
+    verbose: Annotated[
+        bool, _option("Show the whole log on the console.", None, "--verbose", "-v")
+    ] = False
     log_file: Annotated[
-        Path | None, _option("A second log file.", metavar="FILE", show_default=False)
+        Path | None, _option("Write the log to this file too.", metavar="FILE", show_default=False)
     ] = None
 
     def __post_init__(self) -> None:
@@ -137,7 +140,7 @@ class OutputOptions:
     output_dir: Annotated[
         Path,
         _option(
-            "Folder for results, log, and what a resume needs.",
+            "Write results, the log, and what a resume needs to this folder.",
             FILES,
             "--output-dir",
             "-o",
@@ -145,20 +148,16 @@ class OutputOptions:
             show_default=False,
         ),
     ]
-    resume: Annotated[
-        bool, _option("Continuation of the run in DIR; finished work is kept.", FILES)
-    ] = False
+    resume: Annotated[bool, _option("Resume the run in DIR; finished work is kept.", FILES)] = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class FolderOptions(OutputOptions):
     """A run folder."""
 
-    force: Annotated[bool, _option("DELETION of the results in DIR, and a new start.", FILES)] = (
-        False
-    )
+    force: Annotated[bool, _option("Delete the results in DIR and start anew.", FILES)] = False
     keep_intermediate: Annotated[
-        bool, _option("Retention of chunks.fa and shards/ after the run.", FILES)
+        bool, _option("Keep chunks.fa and shards/ after the run.", FILES)
     ] = False
     argv: tuple[str, ...] = ()  # the command, for run.json and the log
 
@@ -170,19 +169,20 @@ class ComputeOptions:
     gpus: Annotated[
         str | None,
         _option(
-            "GPUs among the visible ones: numbers (0,1,2) or UUIDs.",
+            "Use these of the visible GPUs: numbers (0,1,2) or UUIDs.",
             DEVICES,
             metavar="all|LIST",
             show_default="all",
         ),
     ] = None
     device: Annotated[
-        Literal["auto", "cuda", "cpu", "mps"], _option("Kind of device.", DEVICES)
+        Literal["auto", "cuda", "cpu", "mps"], _option("Use this kind of device.", DEVICES)
     ] = "auto"
     precision: Annotated[
         Literal["auto", "bf16", "fp16", "fp32"],
         _option(
-            "Precision of matrix products; auto: bf16 where the device has it, fp16 on "
+            "Compute matrix products in this precision; auto: bf16 where the device has it, fp16 "
+            "on "
             "older GPUs with tensor cores, else fp32.",
             DEVICES,
         ),
@@ -197,9 +197,10 @@ class DeviceOptions(ComputeOptions):
     workers: Annotated[
         int | None,
         _count(
-            "Number of processes, one core each: those that embed with --device cpu; without a "
-            "model those that score; with --plan-only, --no-embed or --executor parsl those that "
-            "make shards and tables.",
+            "Start this number of processes, one core each. They embed with --device cpu, score "
+            "where "
+            "nothing is embedded, and make shards and tables with --plan-only, --no-embed or "
+            "--executor parsl.",
             DEVICES,
             show_default="as many as cores and memory allow",
         ),
@@ -213,7 +214,8 @@ class EngineOptions(DeviceOptions):
     esm_batch_size: Annotated[
         str,
         _option(
-            "Number of tokens per batch; a longer sequence gets a batch of its own. auto: "
+            "Embed this number of tokens per batch; a longer sequence gets a batch of its own. "
+            "auto: "
             "chosen by model, device and free memory.",
             DEVICES,
             metavar="auto|TOKENS",
@@ -222,7 +224,8 @@ class EngineOptions(DeviceOptions):
     worker_timeout: Annotated[
         float,
         _option(
-            "Silence, beyond the time its work needs, after which a worker is replaced.",
+            "Replace a worker that is silent for longer than this, beyond the time its batch "
+            "needs.",
             DEVICES,
             metavar="SECONDS",
             min=1,
@@ -239,13 +242,15 @@ class PlaceOptions:
     plan_only: Annotated[
         bool,
         _option(
-            "End after the plan; `virnucpro work DIR` embeds, on any number of machines.", CLUSTER
+            "Stop after the plan; `virnucpro work DIR` then embeds, on any number of machines.",
+            CLUSTER,
         ),
     ] = False
     no_embed: Annotated[
         bool,
         _option(
-            "Error where vectors are missing, instead of embedding here; goes with --resume.",
+            "Stop with an error where vectors are missing, instead of embedding here; needs "
+            "--resume.",
             CLUSTER,
         ),
     ] = False
@@ -253,15 +258,15 @@ class PlaceOptions:
     executor: Annotated[
         Literal["local", "parsl"],
         _option(
-            "Executor of the shards: the devices of this machine, or nodes that Parsl asks a "
-            "scheduler for.",
+            "Embed on the devices of this machine, or on nodes that Parsl gets from a scheduler.",
             CLUSTER,
         ),
     ] = "local"
     executor_config: Annotated[
         Path | None,
         _option(
-            "YAML file of Parsl's nodes: provider (local, slurm), max_blocks, walltime, ...",
+            "Describe Parsl's nodes by this YAML file: provider (local, slurm), max_blocks, "
+            "walltime, ...",
             CLUSTER,
             metavar="FILE",
             show_default="one block on this machine",
@@ -280,8 +285,9 @@ class SequenceOptions:
     input: Annotated[
         tuple[Path, ...],
         _option(
-            "FASTA file (plain, gz, bz2, xz or zst), folder, sample sheet (.tsv or .csv with "
-            "the columns sample and path), or - for standard input. Repeatable.",
+            "Read this FASTA file (plain, gz, bz2, xz or zst), folder, sample sheet (.tsv or .csv "
+            "with "
+            "the columns sample and path), or standard input (-). Repeatable.",
             FILES,
             "--input",
             "-i",
@@ -292,7 +298,7 @@ class SequenceOptions:
     input_type: Annotated[
         Literal["auto", "nucleotide", "protein"],
         _option(
-            "Type of the sequences: nucleotide, protein, or auto (decided by their letters).",
+            "Take the sequences for nucleotide or protein; auto: by their letters.",
             FILES,
             metavar="TYPE",
         ),
@@ -300,8 +306,9 @@ class SequenceOptions:
     min_length: Annotated[
         int,
         _option(
-            "Minimum length of a record (of a protein: in residues); shorter ones get the "
-            "status too_short. The scorer needs 150 bases, or 50 residues.",
+            "Give records shorter than this (proteins: in residues) the status too_short. The "
+            "scorer "
+            "needs at least 150 bases, or 50 residues.",
             FILES,
             metavar="BASES",
             min=0,
@@ -309,21 +316,19 @@ class SequenceOptions:
     ] = 0
     genetic_code: GeneticCode = 11
     per_file: Annotated[
-        bool, _option("Tables of each input file too, in DIR/samples/NAME/.", FILES)
+        bool, _option("Write tables of each input file too, in DIR/samples/NAME/.", FILES)
     ] = False
     strict: Annotated[
         bool,
         _option(
-            "End of the run at the first input file that cannot be read, instead of leaving "
-            "it out.",
+            "Stop at the first unreadable input file; default: skip it.",
             FILES,
         ),
     ] = False
     rename_duplicates: Annotated[
         bool,
         _option(
-            "Numbers for ids that occur twice in a file (id, id_2, ...), instead of leaving "
-            "the file out.",
+            "Number ids that occur twice in a file (id, id_2, ...); default: skip the file.",
             FILES,
         ),
     ] = False
@@ -338,9 +343,9 @@ class SequenceOptions:
 class ModelOptions:
     """A language model, and the chunks that it reads."""
 
-    chunk_size: Annotated[int | None, _chunk_size("Length of a chunk.", "500, or the head's")] = (
-        None
-    )
+    chunk_size: Annotated[
+        int | None, _chunk_size("Cut nucleotides into chunks of this length.", "500, or the head's")
+    ] = None
     model: Annotated[str | None, _model("esm2_virnucpro, which is part of this program")] = None
 
     @property
@@ -364,7 +369,7 @@ class CutOptions:
     threshold: Annotated[
         float | None,
         _option(
-            "Lowest score of a record that is called a virus.",
+            "Call a record virus if its score is at least this.",
             CALLS,
             metavar="SCORE",
             show_default="by --preset, or the head's",
@@ -373,15 +378,15 @@ class CutOptions:
     preset: Annotated[
         Preset,
         _option(
-            "Thresholds of the scorer by length, with at most 10, 3 or 0.5 % false positives among "
-            "unknown hosts.",
+            "Use the thresholds, by length, at which at most 10, 3 or 0.5 % of unknown hosts are "
+            "called virus.",
             CALLS,
         ),
     ] = "default"
     prevalence: Annotated[
         float,
         _option(
-            "Expected share of viral records in the sample, for the column fdr.",
+            "Expect this share of viral records in the sample, for the column fdr.",
             CALLS,
             metavar="SHARE",
         ),
@@ -389,8 +394,8 @@ class CutOptions:
     regions: Annotated[
         bool,
         _option(
-            "Search for virus-like regions, such as prophages, in nucleotide records of "
-            "10,000 bases and more.",
+            "Search nucleotide records of 10,000 bases and more for virus-like regions, such as "
+            "prophages.",
             CALLS,
             "--regions/--no-regions",
         ),
@@ -429,7 +434,7 @@ class RunOptions(PlaceOptions, EngineOptions, ModelOptions, FolderOptions, Seque
     report: Annotated[
         bool,
         _option(
-            "The run on one page, DIR/report.html, which needs no network.",
+            "Write DIR/report.html, the run on one page that needs no network.",
             FILES,
             "--report/--no-report",
         ),
@@ -499,23 +504,22 @@ class ExtractOptions(RunOptions):
 
     layer: Annotated[
         int | None,
-        _count(
-            "Number of the layer whose representation is taken.", MODEL, show_default="the last"
-        ),
+        _count("Take the representation after this layer.", MODEL, show_default="the last"),
     ] = None
     pooling: Annotated[
         Pooling,
         _option(
-            r"Pooling of residues into a vector. mean: their average; bos: the vector of the "
-            r"start token, \<cls>; none: one vector per residue.",
+            r"Pool residues into one vector. mean: their average; bos: the vector of the start "
+            r"token, "
+            r"\<cls>; none: one vector per residue.",
             MODEL,
         ),
     ] = "mean"
     format: Annotated[
         FeatureFormat,
         _option(
-            "Format of feature files beside the h5 ones: npz, or pt as VirNucPro's _ESM.pt "
-            "and _DNABERT_S.pt.",
+            "Write feature files in this format too, beside the h5 ones: npz, or pt as VirNucPro's "
+            "_ESM.pt and _DNABERT_S.pt.",
             FILES,
         ),
     ] = "h5"
@@ -527,7 +531,7 @@ class WorkOptions(EngineOptions):
     part: Annotated[
         str | None,
         _option(
-            "Part I of N of the shards. N alone: I is the number of this task in its array.",
+            "Embed part I of N of the shards. N alone: I is the number of this task in its array.",
             CLUSTER,
             metavar="I/N",
             show_default="by SLURM's array, else all",
@@ -544,14 +548,16 @@ class EvaluatedOptions:
     data: Annotated[
         Path,
         _file(
-            f"Table of labelled FASTA files, with the {_SHEET}; id and kingdom are optional.",
+            f"Evaluate on this table of labelled FASTA files, with the {_SHEET}; id and kingdom "
+            f"are "
+            "optional.",
             "MANIFEST",
         ),
     ]
     split: Annotated[
         Path | None,
         _option(
-            "Table of groups and their splits, as training writes it.",
+            "Split the groups by this table, as training writes it.",
             FILES,
             metavar="TABLE",
             show_default="all records",
@@ -559,43 +565,43 @@ class EvaluatedOptions:
     ] = None
     part: Annotated[
         Literal["train", "validation", "test"] | None,
-        _option("Part of the split to evaluate on.", FILES, show_default="test"),
+        _option("Evaluate on this part of the split.", FILES, show_default="test"),
     ] = None
     lengths: Annotated[
-        str, _option("Lengths of the fragments in bases.", SAMPLES, metavar="N,N,...")
+        str, _option("Cut fragments of these lengths, in bases.", SAMPLES, metavar="N,N,...")
     ] = "150,300,500,1000,3000,10000"
     fragments_per_record: Annotated[
         int,
         _count(
-            "Maximum number of fragments per record and length, without overlap. A whole record "
-            "counts up to this many times the longest length.",
+            "Cut at most this number of fragments per record and length, without overlap. A whole "
+            "record counts up to this many times the longest length.",
             SAMPLES,
             min=1,
         ),
     ] = 3
-    seed: Annotated[int, _count("Seed of the fragments and of the intervals.", SAMPLES, min=0)] = 0
+    seed: Annotated[int, _count("Draw fragments and intervals with this seed.", SAMPLES, min=0)] = 0
     genetic_code: GeneticCode = 11
     held_out_only: Annotated[
         bool,
         _option(
-            "Omission of records that the head, its encoder or the scorer was trained on, and of "
-            "others of their groups.",
+            "Leave out records that the head, its encoder or the scorer was trained on, and others "
+            "of their groups.",
             MODEL,
         ),
     ] = False
     allow_training_data: Annotated[
-        bool, _option("Evaluation on training records too; the report counts them.", MODEL)
+        bool, _option("Evaluate on training records too; the report counts them.", MODEL)
     ] = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions(EngineOptions, FolderOptions, EvaluatedOptions):
-    regions: Annotated[Path | None, _known_prophages("evaluate regions on")] = None
+    regions: Annotated[Path | None, _known_prophages("Evaluate regions on")] = None
     region_model: RegionModel = None
     genes: Annotated[
         Path | None,
         _file(
-            "GFF3 file of the sequences, for figures over genes beside those over bases.",
+            "Count genes of this GFF3 file of the sequences, too.",
             "GFF",
         ),
     ] = None
@@ -628,15 +634,16 @@ class LabelledOptions(OutputOptions):
     data: Annotated[
         Path,
         _file(
-            f"Table of labelled FASTA files, with the {_SHEET}; id, weight and kingdom are "
-            "optional.",
+            f"Train on this table of labelled FASTA files, with the {_SHEET}; id, weight and "
+            f"kingdom "
+            "are optional.",
             "MANIFEST",
         ),
     ]
     split: Annotated[
         Path | None,
         _option(
-            "Table of groups and their splits, as an earlier training wrote it.",
+            "Split the groups by this table, as an earlier training wrote it.",
             FILES,
             metavar="TABLE",
             show_default="70 % of the groups train, 15 % validation, 15 % test",
@@ -648,24 +655,23 @@ class LabelledOptions(OutputOptions):
 class StartOptions:
     """The start of a training: its mode and its encoder."""
 
-    finetune: Annotated[bool, _option("Training of the encoder together with the head.", MODEL)] = (
-        False
-    )
+    finetune: Annotated[bool, _option("Train the encoder together with the head.", MODEL)] = False
     pretrain: Annotated[
         bool,
-        _option(
-            "Training of an encoder alone, on masked residues; labels only decide the split.", MODEL
-        ),
+        _option("Train an encoder alone, on masked residues; labels only decide the split.", MODEL),
     ] = False
     model: Annotated[str | None, _model("esm2_virnucpro; with --pretrain a new one")] = None
     layers: Annotated[
-        int | None, _count("Number of layers of a new encoder.", MODEL, show_default="6")
+        int | None,
+        _count("Make a new encoder with this number of layers.", MODEL, show_default="6"),
     ] = None
     dim: Annotated[
-        int | None, _count("Dimensions of a new encoder.", MODEL, show_default="128")
+        int | None,
+        _count("Make a new encoder with this number of dimensions.", MODEL, show_default="128"),
     ] = None
     heads: Annotated[
-        int | None, _count("Number of attention heads of a new encoder.", MODEL, show_default="4")
+        int | None,
+        _count("Make a new encoder with this number of attention heads.", MODEL, show_default="4"),
     ] = None
 
     @property
@@ -697,23 +703,28 @@ class NetworkOptions:
 
     name: Annotated[
         str,
-        _option("Name of the trained encoder, and of its folder in DIR.", MODEL, metavar="NAME"),
+        _option(
+            "Give the trained encoder, and its folder in DIR, this name.", MODEL, metavar="NAME"
+        ),
     ] = "esm2_trained"
     encoding: Annotated[
-        Encoding, _option("Features of a residue; composition: those of the bases alone.", MODEL)
+        Encoding, _option("Describe a residue by this; composition: by the bases alone.", MODEL)
     ] = "esm2"
     architecture: Annotated[
-        Architecture, _option("Network from residues to one vector; mlp: their mean.", MODEL)
+        Architecture,
+        _option("Turn residues into one vector by this network; mlp: by their mean.", MODEL),
     ] = "mlp"
     chunk_size: Annotated[
         tuple[int, ...],
-        _chunk_size("Length of a chunk; repeatable, the head is for the first.", "500"),
+        _chunk_size("Cut chunks of this length; repeatable, the head is for the first.", "500"),
     ] = (500,)
     genetic_code: GeneticCode = 11
     hidden: Annotated[
-        int, _count("Number of hidden units of the classifier.", MODEL, min=1, max=65_536)
+        int, _count("Give the classifier this number of hidden units.", MODEL, min=1, max=65_536)
     ] = 128
-    dropout: Annotated[float, _option("Dropout of the classifier.", MODEL, metavar="RATE")] = 0.3
+    dropout: Annotated[
+        float, _option("Train the classifier with this dropout.", MODEL, metavar="RATE")
+    ] = 0.3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -723,48 +734,61 @@ class LoopOptions:
     The weights of an epoch depend on all of them but ``LOOP_MAY_DIFFER``.
     """
 
-    epochs: Annotated[int, _count("Number of passes over the training data.", LOOP)] = 10
-    batch_size: Annotated[int, _count("Frames per batch on each device.", LOOP)] = 128
-    lr: Annotated[float, _option("Peak learning rate.", LOOP, metavar="RATE")] = 5e-4
+    epochs: Annotated[int, _count("Pass over the training data this often.", LOOP)] = 10
+    batch_size: Annotated[
+        int, _count("Train on this number of frames per batch on each device.", LOOP)
+    ] = 128
+    lr: Annotated[float, _option("Reach this learning rate at the peak.", LOOP, metavar="RATE")] = (
+        5e-4
+    )
     scale_lr: Annotated[
         Literal["none", "linear", "sqrt"],
         _option(
-            "Scaling of --lr by effective batch / --batch-size (linear), or by the root of "
-            "it (sqrt).",
+            "Scale --lr by effective batch / --batch-size (linear), or by the root of it (sqrt).",
             LOOP,
         ),
     ] = "none"
     warmup_epochs: Annotated[
         float,
-        _option("Epochs of linear warm-up, followed by cosine decay.", LOOP, metavar="EPOCHS"),
+        _option(
+            "Warm up linearly for these epochs, then decay by a cosine.", LOOP, metavar="EPOCHS"
+        ),
     ] = 0.1
-    grad_accum_steps: Annotated[int, _count("Batches of each device per optimizer step.", LOOP)] = 1
-    weight_decay: Annotated[float, _option("Weight decay of AdamW.", LOOP, metavar="RATE")] = 0.01
+    grad_accum_steps: Annotated[
+        int, _count("Add up this number of batches of each device per optimizer step.", LOOP)
+    ] = 1
+    weight_decay: Annotated[
+        float, _option("Train with this weight decay of AdamW.", LOOP, metavar="RATE")
+    ] = 0.01
     class_weights: Annotated[
         Literal["auto", "recipe", "none"],
         _option(
-            "Weights of frames. auto: equal for both labels; per group the square root of its "
+            "Weight frames. auto: equal for both labels; per group the square root of its "
             "number of frames; recipe: groups nearly evenly, both labels equal at each GC, as the "
             "scorer was trained; none: those of the manifest.",
             LOOP,
         ),
     ] = "auto"
     eval_every: Annotated[
-        int, _count("Epochs between two evaluations on the validation groups.", LOOP)
+        int, _count("Evaluate on the validation groups after every N epochs.", LOOP)
     ] = 1
     early_stopping: Annotated[
         int,
-        _count("Number of evaluations without improvement that end the training; 0: never.", LOOP),
+        _count("Stop after this number of evaluations without improvement; 0: never.", LOOP),
     ] = 0
     keep_checkpoints: Annotated[
         int,
-        _count("Number of checkpoints of the last epochs, beside that of the best epoch.", LOOP),
+        _count(
+            "Keep checkpoints of this number of last epochs, beside that of the best epoch.", LOOP
+        ),
     ] = 1
     seed: Annotated[
-        int, _count("Seed of the split, the first weights, the order and dropout.", LOOP)
+        int,
+        _count("Draw the split, the first weights, the order and dropout with this seed.", LOOP),
     ] = 0
     num_workers: Annotated[
-        int, _count("Number of processes beside each device that make its batches.", DEVICES)
+        int,
+        _count("Start this number of processes beside each device that make its batches.", DEVICES),
     ] = 0
 
     def __post_init__(self) -> None:
@@ -789,26 +813,31 @@ LOOP_MAY_DIFFER = ("num_workers", "early_stopping", "keep_checkpoints")  # on re
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions(DeviceOptions, LoopOptions, NetworkOptions, StartOptions, LabelledOptions):
-    regions: Annotated[Path | None, _known_prophages("learn regions from")] = None
+    regions: Annotated[Path | None, _known_prophages("Learn regions from")] = None
     workers: Annotated[
-        int | None, _count("Number of processes with --device cpu.", DEVICES, show_default="1")
+        int | None,
+        _count("Start this number of processes with --device cpu.", DEVICES, show_default="1"),
     ] = None
     precision: Annotated[
         Literal["auto", "bf16", "fp32"],
         _option(
-            "Precision of matrix products; auto: bf16 where the device has it, else fp32.", DEVICES
+            "Compute matrix products in this precision; auto: bf16 where the device has it, else "
+            "fp32.",
+            DEVICES,
         ),
     ] = "auto"
     seeds: Annotated[
         int,
         _count(
-            "Number of trainings, with --seed and the seeds after it, for the spread of the gain "
+            "Train this often, with --seed and the seeds after it, for the spread of the gain "
             "(gain.tsv); the head is that of --seed.",
             LOOP,
         ),
     ] = 1
-    no_multi_gpu: Annotated[bool, _option("Training on the first GPU alone.", DEVICES)] = False
-    profile: Annotated[bool, _option("Table of the time per stage, at the end.", DEVICES)] = False
+    no_multi_gpu: Annotated[bool, _option("Train on the first GPU alone.", DEVICES)] = False
+    profile: Annotated[bool, _option("Show a table of the time per stage at the end.", DEVICES)] = (
+        False
+    )
     argv: tuple[str, ...] = ()  # the command, for run.json and the log
 
     def __post_init__(self) -> None:
@@ -828,7 +857,8 @@ class BenchOptions:
     models: Annotated[
         str | None,
         _option(
-            "Sizes of ESM-2, in order: 8M, 35M, 150M, 650M, 3B, 15B; weights are random.",
+            "Measure these sizes of ESM-2, in order: 8M, 35M, 150M, 650M, 3B, 15B; weights are "
+            "random.",
             metavar="SIZE,...",
             show_default="all but 15B on a GPU, else 8M,35M",
         ),
@@ -836,55 +866,64 @@ class BenchOptions:
     profiles: Annotated[
         str | None,
         _option(
-            "Lengths of the proteins: six-frame-500, reads-150, proteins.",
+            "Measure on proteins of these lengths: six-frame-500, reads-150, proteins.",
             metavar="NAME,...",
             show_default="all",
         ),
     ] = None
     parts: Annotated[
         str | None,
-        _option("Parts to measure: limits, encoder.", metavar="NAME,...", show_default="all"),
+        _option("Measure these parts: limits, encoder.", metavar="NAME,...", show_default="all"),
     ] = None
     precisions: Annotated[
         str | None,
         _option(
-            "Precisions of the encoders, in order: bf16, fp16, fp32. "
+            "Measure encoders in these precisions, in order: bf16, fp16, fp32. "
             "fair-esm as published is measured in fp32 always.",
             metavar="NAME,...",
             show_default="what the device has; on a GPU without fp32",
         ),
     ] = None
-    device: Annotated[Literal["auto", "cuda", "cpu", "mps"], _option("Kind of device.")] = "auto"
+    device: Annotated[
+        Literal["auto", "cuda", "cpu", "mps"], _option("Use this kind of device.")
+    ] = "auto"
     threads: Annotated[
         int | None,
         _count(
-            "Number of cores for every program, on a CPU.",
+            "Give every program this number of cores, on a CPU.",
             min=1,
             show_default="all that it may use",
         ),
     ] = None
     tokens: Annotated[
         int | None,
-        _count("Number of tokens in one measurement.", min=1, show_default="some full batches"),
+        _count(
+            "Embed this number of tokens in one measurement.",
+            min=1,
+            show_default="some full batches",
+        ),
     ] = None
     repeats: Annotated[
         int | None,
         _count(
-            "Number of measurements after a warm-up, of 5 s or more each on a GPU; only one "
-            "if a pass takes over 5 s.",
+            "Measure this often after a warm-up, for 5 s or more each on a GPU; only once if a "
+            "pass "
+            "takes over 5 s.",
             min=1,
             show_default="5",
         ),
     ] = None
-    seed: Annotated[int, _count("Seed of the proteins and weights.", min=0)] = 1
+    seed: Annotated[int, _count("Draw proteins and weights with this seed.", min=0)] = 1
     json: Annotated[
         Path | None,
         _option(
-            "JSON file of all figures, written as they come.", metavar="FILE", show_default=False
+            "Write all figures to this JSON file as they come.", metavar="FILE", show_default=False
         ),
     ] = None
-    quick: Annotated[bool, _option("Short measurement: 8M, one profile, 3 repeats.")] = False
-    quiet: Annotated[bool, _option("Tables only, without progress.", None, "--quiet", "-q")] = False
+    quick: Annotated[bool, _option("Measure for a short time: 8M, one profile, 3 repeats.")] = False
+    quiet: Annotated[
+        bool, _option("Show tables only, without progress.", None, "--quiet", "-q")
+    ] = False
     cuda_visible_devices: str | None = None  # the variable of the environment
 
 
@@ -903,11 +942,12 @@ class ReportOptions:
 @dataclass(frozen=True, kw_only=True)
 class StatusOptions:
     folder: Annotated[Path, _folder("Run folder.")]
-    verify: Annotated[bool, _option("Verification of every feature file.")] = False
+    verify: Annotated[bool, _option("Verify every output and feature file.")] = False
     as_json: Annotated[
         bool,
         _option(
-            "Figures for programs: shards done and pending, tokens/s of each host, remaining time.",
+            "Print figures for programs: shards done and pending, tokens/s of each host, "
+            "remaining time.",
             None,
             "--json",
         ),
@@ -934,7 +974,7 @@ class CompareOptions:
     tolerance: Annotated[
         float | None,
         _option(
-            "Largest allowed difference between two scores of a row.",
+            "Allow this difference between two scores of a row.",
             metavar="SCORE",
             min=0,
             show_default="any",
@@ -944,7 +984,7 @@ class CompareOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class CiteOptions:
-    bibtex: Annotated[bool, _option("BibTeX entries only.")] = False
+    bibtex: Annotated[bool, _option("Print BibTeX entries only.")] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -985,13 +1025,16 @@ class ImportOptions:
     ]
     name: Annotated[
         str | None,
-        _option("Name of the model.", metavar="NAME", show_default="that of the file or folder"),
+        _option(
+            "Give the model this name.", metavar="NAME", show_default="that of the file or folder"
+        ),
     ] = None
-    force: Annotated[bool, _option("Replacement of a model of that name.")] = False
+    force: Annotated[bool, _option("Replace a model of that name.")] = False
     bundle_folder: Annotated[
         Path | None,
         _option(
-            "Folder with the files of a bundle, or of dnabert-s, under their published names.",
+            "Import the files of a bundle, or of dnabert-s, from this folder, under their "
+            "published names.",
             None,
             "--from",
             metavar="FOLDER",

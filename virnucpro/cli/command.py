@@ -34,7 +34,8 @@ def command(*groups: type) -> Callable[[Callable[..., None]], Callable[..., None
 
     def wrap(run: Callable[..., None]) -> Callable[..., None]:
         @wraps(run)
-        def call(context: Context, **values: object) -> None:
+        def call(**values: object) -> None:
+            context: Any = values.pop("context")
             values |= {
                 "argv": tuple(sys.argv),
                 "typed": tuple(name for name in values if _is_typed(context, name)),
@@ -51,7 +52,7 @@ def command(*groups: type) -> Callable[[Callable[..., None]], Callable[..., None
     return wrap
 
 
-def _is_typed(context: Context, name: str) -> bool:
+def _is_typed(context: Any, name: str) -> bool:  # noqa: ANN401 - typer's or click's
     """Whether the user typed an option, be it with its default."""
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
