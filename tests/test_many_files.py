@@ -275,7 +275,7 @@ def test_a_file_that_could_not_be_read_can_be_left_out_of_the_command(make_confi
     fewer = run_inline(make_config(*good[:2], resume=True), tiny.head)
     assert fewer.exit_code == 2 and failed_files(config.output)
     log = (config.output / "virnucpro.log").read_text()
-    assert f"still part of this run, though not given: {good[2]} and 1 other file" in log
+    assert f"{good[2]} and 1 other file stay in this run although not named again" in log
     assert run_inline(make_config(*good, resume=True), tiny.head).exit_code == 0
     assert not (config.output / "failed_files.txt").exists() and tables(config.output) == before
 

@@ -163,7 +163,7 @@ def test_help_shows_terms_of_the_field_and_no_types_of_python(name):
 @pytest.mark.parametrize(
     ("options", "values", "words"),
     [
-        (ConsoleOptions, {"quiet": True, "verbose": True}, "--verbose: not read with --quiet"),
+        (ConsoleOptions, {"quiet": True, "verbose": True}, "--verbose: no effect with --quiet"),
         (PredictOptions, {"regions": False, "region_model": "m"}, "read with --no-regions"),
         (PredictOptions, {"input_type": "protein", "region_model": "m"}, "--region-model: .*prot"),
         (PredictOptions, {"input_type": "protein", "chunk_size": 300}, "--chunk-size: .*proteins"),
@@ -172,15 +172,15 @@ def test_help_shows_terms_of_the_field_and_no_types_of_python(name):
             {"input_type": "protein", "genetic_code": 4},
             "--genetic-code: .*proteins",
         ),
-        (EvaluateOptions, {"genes": "g"}, "--genes: not read without --regions"),
-        (EvaluateOptions, {"region_model": "m"}, "--region-model: not read without --regions"),
-        (EvaluateOptions, {"regions": "t", "head": "h"}, "--head: not read with --regions"),
+        (EvaluateOptions, {"genes": "g"}, "--genes: no effect without --regions"),
+        (EvaluateOptions, {"region_model": "m"}, "--region-model: no effect without --regions"),
+        (EvaluateOptions, {"regions": "t", "head": "h"}, "--head: no effect with --regions"),
         (EvaluateOptions, {"regions": "t", "lengths": "9", "split": "s"}, "--lengths and --split:"),
-        (EvaluateOptions, {"regions": "t", "device": "cpu"}, "--device: not read with --regions"),
-        (TrainOptions, {"regions": "t", "finetune": True}, "--finetune: not read with --regions"),
-        (TrainOptions, {"regions": "t", "resume": True}, "--resume: not read with --regions"),
-        (TrainOptions, {"name": "mine"}, "--name: not read without --finetune or --pretrain"),
-        (TrainOptions, {"pretrain": True, "hidden": 9}, "--hidden: not read with --pretrain"),
+        (EvaluateOptions, {"regions": "t", "device": "cpu"}, "--device: no effect with --regions"),
+        (TrainOptions, {"regions": "t", "finetune": True}, "--finetune: no effect with --regions"),
+        (TrainOptions, {"regions": "t", "resume": True}, "--resume: no effect with --regions"),
+        (TrainOptions, {"name": "mine"}, "--name: no effect without --finetune or --pretrain"),
+        (TrainOptions, {"pretrain": True, "hidden": 9}, "--hidden: no effect with --pretrain"),
     ],
 )
 def test_an_option_that_would_not_be_read_is_refused(options, values, words):

@@ -139,9 +139,9 @@ def test_four_gpus_are_used_as_they_are_named_and_only_where_they_are_named(opti
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        ({"keep_intermediate": True}, "--keep-intermediate: not read where nothing is embedded"),
+        ({"keep_intermediate": True}, "--keep-intermediate: no effect where nothing is embedded"),
         ({"chunk_size": 300}, "the scorer works on pieces of 500 bases"),
-        ({"calls": "scorer", "head": Path("h")}, "--head: not read with --calls scorer"),
+        ({"calls": "scorer", "head": Path("h")}, "--head: no effect with --calls scorer"),
         ({"calls": "head", "preset": "sensitive"}, "--preset sensitive needs error rates"),
     ],
 )

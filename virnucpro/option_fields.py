@@ -29,7 +29,7 @@ def names_of(*groups: type) -> set[str]:
 
 
 def refuse(options: Any, names: Iterable[str], where: str, else_: str = "") -> None:  # noqa: ANN401
-    """Refuse options that are not read, instead of ignoring them.
+    """Refuse options that have no effect, instead of ignoring them.
 
     Raises:
         UsageError: one of them has another value than its default.
@@ -38,7 +38,7 @@ def refuse(options: Any, names: Iterable[str], where: str, else_: str = "") -> N
     if given:
         hint = f"leave out {' and '.join(given)}"
         raise UsageError(
-            f"{' and '.join(given)}: not read {where}",
+            f"{' and '.join(given)}: no effect {where}",
             hint=f"{hint}; or {else_}" if else_ else hint,
         )
 

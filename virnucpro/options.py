@@ -463,7 +463,7 @@ class RunOptions(PlaceOptions, EngineOptions, ModelOptions, FolderOptions, Seque
             UsageError: one of them was given.
         """
         if input_type == "protein":
-            refuse(self, ("chunk_size", "genetic_code"), "of proteins, which are embedded whole")
+            refuse(self, ("chunk_size", "genetic_code"), "on proteins, which are not cut")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -495,7 +495,7 @@ class PredictOptions(CutOptions, RunOptions):
     def check_type(self, input_type: str) -> None:
         super().check_type(input_type)
         if input_type == "protein":
-            refuse(self, ("region_model",), "of proteins, which have no regions")
+            refuse(self, ("region_model",), "on proteins, which have no regions")
 
 
 @dataclass(frozen=True, kw_only=True)

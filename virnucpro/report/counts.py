@@ -145,9 +145,9 @@ class RunCounts:
         scores = np.array([float(text) if text else math.nan for text in block["virus_score"]])
         rates = np.array([float(text) if text else math.nan for text in block["fdr"]])
         if any(not 0 <= number < 2**_DOUBLINGS for number in numbers):
-            raise ValueError("a length that is none")
+            raise ValueError("a length is out of range")
         if any((shares < 0).any() or (shares > 1).any() for shares in (scores, rates)):
-            raise ValueError("a score or an fdr that is none")
+            raise ValueError("virus_score and fdr must lie between 0 and 1")
         lengths = np.array(numbers, np.int64)
         if unknown := set(block["status"]) - set(STATUSES):
             raise ValueError(f"the status {min(unknown)}")

@@ -106,15 +106,15 @@ def _unnamed(recorded: Manifest, sources: Sequence[Source]) -> list[Source]:
     kept = [file for file in recorded.inputs if not file.generation and not is_named(file)]
     if kept:
         others = f" and {counted(len(kept) - 1, 'other file')}" if len(kept) > 1 else ""
-        announce(f"still part of this run, though not given: {kept[0].shown}{others}")
+        announce(f"{kept[0].shown}{others} stay in this run although not named again")
     again = []
     for file in recorded.refused:
         if is_named(file):
             continue
         if not any(map(os.path.lexists, (file.path, file.name))):
-            LOGGER.warning("no part of this run any more, being gone: %s", file.shown)
+            LOGGER.warning("%s no longer exists; dropped from this run", file.shown)
         elif not kept:
-            LOGGER.warning("no part of this run any more, being left out: %s", file.shown)
+            LOGGER.warning("%s was not named again; dropped from this run", file.shown)
         else:
             again.append(Source(Path(file.path), file.name, file.sample))
     return again

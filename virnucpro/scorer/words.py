@@ -87,7 +87,7 @@ class WordTable:
         return end
 
     def owners_of(self, numbers: Numbers) -> NDArray[np.uint8]:
-        """Whose each of these words is, 0 for nobody's. (n,) -> (n,)"""
+        """Owner of each word; 0: none. (n,) -> (n,)"""
         owners = np.zeros(len(numbers), dtype=np.uint8)
         if not len(self):
             return owners

@@ -27,7 +27,10 @@ FrameRange = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoredFrames:
-    """The frames of a shard with their scores. Packed: whoever passes them on does not look."""
+    """The frames of a shard with their scores.
+
+    Serialised, so that processes that only forward them do not parse them.
+    """
 
     packed: bytes  # JSON of [id, chunk, record, start, end, strand, score, failure, row that waits]
     waiting: NDArray[np.float32]  # (n_waiting, dim), vectors of frames that wait for their bases

@@ -74,7 +74,7 @@ class Checkpoints:
             outdated.unlink(missing_ok=True)
 
     def load_last(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> Progressed:
-        """How far the training is, with the weights of there; nothing changes if there is none.
+        """Load the last checkpoint, if any, and return its state.
 
         Raises:
             ResumeError: the last checkpoint is damaged, or of another training.
