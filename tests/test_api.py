@@ -106,6 +106,16 @@ def test_records_are_called_in_their_order_and_a_run_of_them_is_resumed(tmp_path
     assert not list((tmp_path / "run").glob(".records*"))
 
 
+def test_strings_of_numpy_are_sequences_and_ids(tiny):
+    bases = "ATGGCAGCAGCTGCTGGT" * 20
+    (call,) = virnucpro.predict([(np.str_("a"), np.str_(bases))])
+    assert call == next(virnucpro.predict([("a", bases)]))
+    proteins = np.array(["MKVLEFPQIL", "MKVLPPQIL"])
+    found = virnucpro.embed(list(zip(["p", "q"], proteins, strict=True)))
+    usual = virnucpro.embed([("p", "MKVLEFPQIL"), ("q", "MKVLPPQIL")])
+    assert np.array_equal(found.vectors, usual.vectors)
+
+
 def test_vectors_come_in_input_order_by_id_and_leave_no_trace(tiny):
     before = traces()
     ids, rows = virnucpro.embed(PROTEINS, model=tiny.model, **ON_ONE)
@@ -146,6 +156,8 @@ def test_a_call_that_fails_leaves_no_trace_either(tiny, tmp_path):
         (None, {}, "neither a path nor a list"),
         (SeqRecord(Seq("ACGT"), id="a"), {}, "neither a path nor a list"),
         ([("a", "ACGT")], {"output_dir": ""}, "output_dir is empty"),
+        ([("a", "ACGT")], {"output_dir": "a\0b"}, r"the path a\\x00b has a NUL byte"),
+        ("a\0b.fa", {}, r"the path a\\x00b\.fa has a NUL byte"),
         ([("a", "ACGT")], {"threshold": True}, "--threshold is True"),
         ([3], {}, "3 is not a record"),
         ([EXAMPLE, EXAMPLE], {}, "occurs twice"),

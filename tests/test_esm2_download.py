@@ -446,6 +446,21 @@ def test_a_page_in_place_of_the_rest_costs_nothing_of_what_came(checkpoint):
         refusal(base_url, kept=1000)
 
 
+def test_a_range_of_thousands_of_digits_is_another_range(checkpoint):
+    hub_folder().mkdir(parents=True)
+    (hub_folder() / PARTIAL).write_bytes(checkpoint[:1000])
+
+    def endless(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(206)
+        request.send_header("Content-Range", f"bytes {'9' * 5_000}-1/*")
+        request.send_header("Content-Length", "3")
+        request.end_headers()
+        request.wfile.write(b"abc")
+
+    with serving(endless) as (base_url, _):
+        refusal(base_url, kept=1000)
+
+
 def test_what_is_as_long_as_the_file_and_not_known_to_be_is_fetched_anew(checkpoint, publish):
     """A server has nothing behind its end: the next attempt begins at the beginning."""
     publish(n_bytes=None)

@@ -480,6 +480,25 @@ def test_a_record_without_end_is_refused_within_a_bounded_memory(
     assert peak < 8 * 2**22 + 16 * 2**20  # and the blocks that are read
 
 
+def test_whoever_has_a_long_record_holds_its_letters_once(write) -> None:
+    path = write(b">a\n" + b"ACGT" * 2**21 + b"\n>b\nAC\n")
+    tracemalloc.start()
+    records = read_fasta(path)
+    first = next(records)
+    n_bytes = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert len(first.sequence) == 2**23
+    assert n_bytes < 2**23 + 4 * 2**20  # and the blocks that are read
+    assert next(records).sequence == "AC"
+
+
+def test_a_letter_that_is_none_is_found_wherever_it_is(monkeypatch) -> None:
+    monkeypatch.setattr(virnucpro.sequences.fasta, "_BLOCK", 8)
+    record = FastaRecord("a", "a", "ACGT" * 5 + "1")
+    assert find_invalid(record, "nucleotide") == "'1' at position 21 is not a nucleotide letter"
+    assert find_invalid(record._replace(sequence="ACGT" * 5), "nucleotide") == ""
+
+
 def test_a_header_without_end_is_refused_within_a_bounded_memory(write) -> None:
     path = write(gzip.compress(b">a\nAC\n>") + 64 * gzip.compress(b"x" * 2**20))
     error, peak = traced(lambda: refusal_of(path))

@@ -11,9 +11,11 @@ from virnucpro.errors import UsageError
 from virnucpro.records import Chunk
 from virnucpro.scorer.nets import embedded_scorer, load_scorer
 from virnucpro.scorer.score import score_block
+from virnucpro.sequences import genetic_code as module
 from virnucpro.sequences.genetic_code import (
     GENETIC_CODES,
     STANDARD,
+    _longest_open,
     find_open_code,
     genetic_code,
     standard_synonyms,
@@ -96,6 +98,15 @@ def test_a_genome_in_another_code_is_noted(code: int) -> None:
     assert find_open_code(reverse) == code
     assert find_open_code(recoded.replace("T", "u").lower()) == code
     assert find_open_code(gene(900, 5).join(flanks)) is None
+
+
+@pytest.mark.parametrize("size", [3, 100, 1_001])
+def test_a_stretch_is_as_long_however_a_sequence_is_read(monkeypatch, size: int) -> None:
+    sequences = [noise(300, 1) + gene(700, 5, code=code) + noise(301, 2) for code in (4, 15, 6, 1)]
+    whole = list(map(_longest_open, sequences))
+    assert max(whole[0].values()) >= 700
+    monkeypatch.setattr(module, "_BASES_AT_ONCE", size)
+    assert list(map(_longest_open, sequences)) == whole
 
 
 def test_random_sequence_is_hardly_ever_noted() -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from array import array
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -252,6 +253,23 @@ def test_helpers_end_with_a_parent_that_is_killed(number):
 )
 def test_helpers_take_the_cores_that_devices_leave(devices, n_cores, expected):
     assert count_helpers(devices, n_cores) == expected
+
+
+@dataclass(frozen=True)
+class WhoDoesIt:
+    """A block whose result is the process that did it."""
+
+    n_letters: int
+
+    def do(self, _: object) -> int:
+        return os.getpid()
+
+
+def test_a_block_of_one_long_record_is_not_copied_to_a_helper():
+    sizes = [10, tasks._LETTERS_AHEAD + 1, 10]
+    with helpers_for("no maker", 2, "tables") as helpers:
+        done_by = list(helpers.in_order(map(WhoDoesIt, sizes)))
+    assert [number == os.getpid() for number in done_by] == [False, True, False]
 
 
 def test_frames_of_a_shard_are_sent_once_with_a_block_however_its_records_alternate():

@@ -38,6 +38,7 @@ from virnucpro.records import Call, FastaRecord, RecordResult, Region
 from virnucpro.regions import find_regions
 from virnucpro.scorer.nets import embedded_scorer, load_scorer
 from virnucpro.scorer.score import score_windows
+from virnucpro.scoring import landmarks
 from virnucpro.scoring.chain import (
     RegionModel,
     embedded_region_model,
@@ -278,6 +279,17 @@ def test_a_peptide_of_rna_polymerase_is_seen_in_every_frame(strand, frame):
     [place] = host_peptides(sequence)
     start = 120 + frame
     assert place == (start if strand == "forward" else start + len(bases))
+
+
+@pytest.mark.parametrize("size", [3, 99, 120])
+def test_a_peptide_is_seen_over_the_edge_of_what_is_read_at_once(monkeypatch, size):
+    bases = "GGTGATAAATTCGCTGGTCGTCACGGTCAGAAAGGT"
+    opposite = bases.translate(str.maketrans("ACGT", "TGCA"))[::-1]
+    sequence = "CAC" * 30 + bases + "CACC" * 31 + opposite + "CAC" * 7 + "C"
+    whole = host_peptides(sequence)
+    assert len(whole) == 2
+    monkeypatch.setattr(landmarks, "_BASES_AT_ONCE", size)
+    assert host_peptides(sequence) == whole
 
 
 def test_genes_of_rna_polymerase_are_the_hosts_though_they_look_viral():

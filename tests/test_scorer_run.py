@@ -9,7 +9,7 @@ import sys
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from math import exp
 from pathlib import Path
 from typing import get_type_hints
@@ -32,14 +32,16 @@ from virnucpro.options import PredictOptions
 from virnucpro.outputs.summary import Summary
 from virnucpro.records import Shard
 from virnucpro.run.status import inspect_run
+from virnucpro.scorer import score
 from virnucpro.scorer.nets import (
-    Knot,
     embedded_scorer,
     false_discovery_rates,
     load_scorer,
     thresholds,
 )
 from virnucpro.scorer.score import score_block, score_sequences
+from virnucpro.scoring import landmarks
+from virnucpro.sequences import genetic_code
 
 Predict = Callable[..., Summary]
 EXAMPLE = Path(__file__).parents[1] / "examples" / "contigs.fa"
@@ -245,21 +247,34 @@ def test_a_piece_has_a_score_of_its_own_bases(tmp_path):
     assert of_piece["whole_piece_2"] == of_piece["other_piece_2"] != of_piece["whole_piece_1"]
 
 
-def test_a_record_of_any_length_takes_three_bytes_of_memory_per_base_at_most():
-    scorer = load_scorer(embedded_scorer())
-    raw = replace(scorer, knots=(Knot(1000, 1.0, 0.0),))
-    unit = random_dna(10_000, np.random.default_rng(4))
-    score_block([unit], raw)
-    peaks, values = [], []
-    for n_units in (100, 400):
-        sequence = unit * n_units
+def test_a_long_record_takes_four_bytes_of_memory_per_base_at_most(tmp_path, monkeypatch):
+    """It is read, scored, searched for regions, and written; what is read at once is small here."""
+    monkeypatch.setattr(landmarks, "_BASES_AT_ONCE", 99_999)
+    monkeypatch.setattr(genetic_code, "_BASES_AT_ONCE", 100_000)
+    rng = np.random.default_rng(4)
+    bases = "".join(rng.choice(list("ACGT"), 1_500_000, p=[0.3, 0.2, 0.2, 0.3]))
+    predict(write(tmp_path / "short.fa", a=bases[:20_000]), to=tmp_path / "first")
+    peaks = []
+    for n_bases in (500_000, 1_500_000):
+        source = write(tmp_path / f"{n_bases}.fa", a=bases[:n_bases])
         tracemalloc.start()
-        values += [score.log_odds for score in score_block([sequence], raw)]
+        predict(source, to=tmp_path / str(n_bases), report=False)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-    assert peaks[1] - peaks[0] < 3 * 3_000_000
-    # all pieces are those of one unit; float64 sums of thousands of values
-    assert values == pytest.approx([next(score_sequences([unit], raw))] * 2, abs=1e-9)
+    assert peaks[1] - peaks[0] < 4 * 1_000_000
+
+
+def test_a_record_is_scored_by_parts_as_if_its_features_were_held_at_once(monkeypatch):
+    """Whatever is open at once: bits of a sum in float64 apart, which a product may round."""
+    scorer = load_scorer(embedded_scorer())
+    sequences = [random_dna(31_000, np.random.default_rng(n)) for n in range(3)]
+    usual = [found.log_odds for found in score_block(sequences, scorer)]
+    monkeypatch.setattr(score, "_PIECE_BASES_AT_ONCE", 3_000)
+    few = [found.log_odds for found in score_block(sequences, scorer)]
+    monkeypatch.setattr(score, "_LONG", 1_000)
+    apart = [found.log_odds for found in score_block(sequences, scorer)]
+    assert few == pytest.approx(usual, abs=1e-9)
+    assert apart == pytest.approx(usual, abs=1e-9)
 
 
 # A run without a language model is a run

@@ -257,12 +257,13 @@ def _id_and_letters(record: Record) -> tuple[str, str]:
         InputError: it is not a pair of an id and a sequence, or not one that FASTA could hold.
     """
     pair = (record.id, str(record.seq)) if hasattr(record, "seq") else record
-    if not isinstance(pair, (tuple, list)) or not [type(part) for part in pair] == [str, str]:
+    is_pair = isinstance(pair, (tuple, list)) and len(pair) == 2
+    if not (is_pair and all(isinstance(part, str) for part in pair)):
         raise InputError(
             f"{printable(repr(record))} is not a record",
             hint="give paths, pairs of id and sequence, or SeqRecords",
         )
-    name, letters = pair
+    name, letters = map(str, pair)  # NumPy has strings of its own
     is_sequence = letters.split() in ([letters], []) and ">" not in letters
     if not name or name.split() != [name] or not is_sequence:
         raise InputError(

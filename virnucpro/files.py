@@ -35,6 +35,9 @@ OnBlock = Callable[[bytes | memoryview], object]
 ZstdError = zstd.ZstdError
 EMBEDDED_FOLDER = Path(__file__).parent / "embedded"  # the models that are part of the package
 TEMPORARY = ".tmp"  # ends the name of every temporary file
+MOST_JSON = 2**28  # bytes of a file of JSON; run.json has 400 for each input
+_DEEPEST = 64  # levels of JSON; files of ours have a handful
+_MOST_DIGITS = 21  # of a number of 64 bits, with its sign
 _N_DIGITS = 8  # before that, hexadecimal
 _BLOCK = 1 << 20
 _PACKED_BLOCK = 1 << 16  # what is left of it is copied at the end of each stream
@@ -100,8 +103,12 @@ def expanded(path: str | Path) -> Path:
     """The path with the home folder in the place of a leading ``~`` or ``~user``.
 
     Raises:
-        UsageError: there is no such user.
+        UsageError: there is no such user, or no file can have this name.
     """
+    if "\0" in str(path):
+        raise UsageError(
+            f"the path {printable(path)} has a NUL byte", hint="is the name the right one?"
+        )
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
@@ -177,6 +184,45 @@ def write_whole(path: Path, content: bytes | memoryview | str) -> None:
 def write_json(path: Path, content: object) -> None:
     """Write a file of JSON that people can read; as ``write_whole``."""
     write_whole(path, json.dumps(content, indent=2) + "\n")
+
+
+def read_json(path: Path, most_bytes: int = MOST_JSON) -> Any:  # noqa: ANN401 - as it comes
+    """The content of a plain file of JSON, in UTF-8.
+
+    Raises:
+        OSError: it cannot be opened, or is not a plain file.
+        ValueError: it is too large, too deep, or not JSON.
+    """
+    with open_plain(path) as handle:
+        if os.fstat(handle.fileno()).st_size > most_bytes:
+            raise ValueError(f"it has more than {most_bytes:,} bytes")
+        return parse_json(handle.read())
+
+
+def parse_json(text: bytes | str) -> Any:  # noqa: ANN401 - as it comes
+    """The content of JSON, in UTF-8.
+
+    Raises:
+        ValueError: it is nested too deeply, or not JSON.
+    """
+    too_deep = ValueError(f"it is nested more than {_DEEPEST} levels deep")
+    try:
+        content = json.loads(text if isinstance(text, str) else text.decode(), parse_int=_number)
+    except RecursionError as error:
+        raise too_deep from error
+    level = [content] if isinstance(content, (dict, list)) else []
+    for _ in range(_DEEPEST):
+        inner = (one.values() if isinstance(one, dict) else one for one in level)
+        level = [one for some in inner for one in some if isinstance(one, (dict, list))]
+    if level:
+        raise too_deep
+    return content
+
+
+def _number(digits: str) -> int | float:
+    """A whole number; one of more than 64 bits, which arrays do not hold, becomes a float."""
+    is_short = len(digits) <= _MOST_DIGITS and abs(int(digits)) < 2**64
+    return int(digits) if is_short else float(digits)
 
 
 def put_in_place(temporary: Path, path: Path) -> None:

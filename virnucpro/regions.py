@@ -6,7 +6,6 @@ table of records, which is written again for its notes.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -17,7 +16,7 @@ from pathlib import Path
 from virnucpro import __version__
 from virnucpro.errors import InputError, InputMissingError, UsageError
 from virnucpro.events import OnEvent, Progress
-from virnucpro.files import open_plain
+from virnucpro.files import open_plain, read_json
 from virnucpro.log import LOGGER, announce, printable
 from virnucpro.options import RegionsOptions
 from virnucpro.outputs.read import read_calls
@@ -130,7 +129,7 @@ def _note_in_manifest(
     rundir: RunDir, manifest: Manifest, kinds: Counter[str], region_model: Path | None
 ) -> None:
     """Write into ``run.json`` that regions were looked for, as ``predict`` does."""
-    stored = json.loads(rundir.manifest.read_text())
+    stored = read_json(rundir.manifest)
     cut, counts = ({**stored.get(name, {})} for name in ("cut", "counts"))
     facts = {
         **stored,

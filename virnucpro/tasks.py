@@ -73,9 +73,7 @@ class Helpers(Generic[Tools]):
         """Have a task done."""
         if self.threads is not None:
             return self.threads.submit(self._do, task)
-        future: Future[T] = Future()
-        future.set_result(task.do(self.tools))
-        return future
+        return _done(task, self.tools)
 
     def in_order(self, tasks: Iterable[Block[Tools, T]]) -> Iterator[T]:
         """The results of blocks, in their order; a few blocks of bounded size are taken ahead."""
@@ -83,13 +81,17 @@ class Helpers(Generic[Tools]):
         n_letters = 0
         for task in tasks:
             n_letters += task.n_letters
-            waiting.append((task.n_letters, self.submit(task)))
+            waiting.append((task.n_letters, self._submit_block(task)))
             while waiting and (len(waiting) > self.n_ahead or n_letters > _LETTERS_AHEAD):
                 n_taken, future = waiting.popleft()
                 n_letters -= n_taken
                 yield future.result()
         for _, future in waiting:
             yield future.result()
+
+    def _submit_block(self, block: Block[Tools, T]) -> Future[T]:
+        """Have a block done: here, if nothing is done beside it, since a message is two copies."""
+        return _done(block, self.tools) if block.n_letters > _LETTERS_AHEAD else self.submit(block)
 
     def _do(self, task: Task[Tools, T]) -> T:
         """
@@ -138,6 +140,13 @@ class Helpers(Generic[Tools]):
         for child in self.children:
             child.wait()
             child.close()
+
+
+def _done(task: Task[Tools, T], tools: Tools) -> Future[T]:
+    """Do a task at once."""
+    future: Future[T] = Future()
+    future.set_result(task.do(tools))
+    return future
 
 
 def count_worth(most: int, n_letters: int) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import sys
@@ -14,6 +13,7 @@ from virnucpro.cli.command import command
 from virnucpro.cli.exits import Finished, exits, needing
 from virnucpro.cli.running import as_command, loading, next_step, planned_steps, report, watched
 from virnucpro.cli.work import work_in_block
+from virnucpro.files import read_json
 from virnucpro.option_fields import carry
 from virnucpro.options import (
     ConsoleOptions,
@@ -87,7 +87,7 @@ def what_is_kept(options: RunOptions) -> str:
     """The hint for a run that was ended, by the ``run.json`` that is there by then."""
     folder = options.output_dir
     try:
-        stored = json.loads((folder / "run.json").read_text())
+        stored = read_json(folder / "run.json")
         is_ours = not options.force or stored["argv"] == list(options.argv)
         has_encoder, has_tables = bool(stored["recipe"]["encoders"]), "counts" in stored
     except (OSError, ValueError, LookupError, TypeError):

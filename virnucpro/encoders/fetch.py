@@ -88,7 +88,7 @@ def _goes_on(answer: http.client.HTTPResponse, start: int) -> bool:
     """True if the answer begins behind what is there, and not with the first byte."""
     match = _RANGE.fullmatch(answer.headers.get("Content-Range") or "")
     is_part = answer.status == http.client.PARTIAL_CONTENT
-    return is_part and match is not None and int(match[1]) == start
+    return is_part and match is not None and match[1] == str(start)
 
 
 def _total(answer: http.client.HTTPResponse, start: int, n_bytes: int | None) -> int:

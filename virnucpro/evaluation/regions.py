@@ -6,6 +6,7 @@ regions; a region is false if less than half of what counts of it is prophage.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, fields, replace
@@ -29,6 +30,7 @@ COLUMNS = (
     *("end_median", "end_90", "split", "merged", "gene_precision", "gene_recall", "gene_f1"),
 )
 _TRUTH = "a table of the columns seq_id, start, end (bases from 0, half-open) and kind: prophage"
+_PLACE = re.compile(r"[0-9]{1,15}")  # no sequence is longer
 _DRAWS = 2_000
 
 
@@ -53,7 +55,7 @@ def read_truth(path: Path) -> dict[str, Truth]:
     others = set()
     for line, row in read_cells(path, ("seq_id", "start", "end", "kind"), _TRUTH):
         name, kind, digits = row["seq_id"], row["kind"], (row["start"], row["end"])
-        is_place = all(text.isascii() and text.isdigit() for text in digits)
+        is_place = all(map(_PLACE.fullmatch, digits))
         start, end = map(int, digits) if is_place else (0, 0)
         if start >= end:
             raise InputError(
@@ -129,6 +131,8 @@ def read_genes(path: Path) -> dict[str, list[Span]]:
         values = line.split("\t")
         try:
             if values[2] == "CDS":
+                if not (_PLACE.fullmatch(values[3]) and _PLACE.fullmatch(values[4])):
+                    raise ValueError("no place")
                 place = (int(values[3]) - 1, int(values[4]))
                 genes.setdefault(unquote(values[0]), []).append(place)
         except (IndexError, ValueError) as error:

@@ -24,7 +24,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.files import atomic, open_plain, open_table, sha256, sweep, write_whole, writing
+from virnucpro.files import (
+    atomic,
+    open_table,
+    read_json,
+    sha256,
+    sweep,
+    write_whole,
+    writing,
+)
 from virnucpro.labelled.arrays import ArrayRows, Mapped, Rows, Texts, growing, growing_texts
 from virnucpro.labelled.digests import record_digest
 from virnucpro.labelled.frames import LabelledFrames, translate_records
@@ -46,6 +54,7 @@ _COLUMNS = (
     "places.npy",
 )
 _FORMAT = 1
+_MOST_RECORDS = 2**36  # bytes of the file of records, which is ours
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +137,7 @@ def write_label(folder: Path, source: FrameOrigin, *beside: Path) -> None:
 def are_whole(folder: Path, source: FrameOrigin, *beside: Path) -> bool:
     """True if the folder holds just these frames, and all files are undamaged."""
     with suppress(OSError, ValueError, LookupError, TypeError):
-        with open_plain(folder / _LABEL) as content:
-            label = json.load(content)
+        label = read_json(folder / _LABEL)
         own = json.loads(json.dumps(asdict(source)))
         return bool(label == {"source": own, "files": _hashes(folder, beside)})
     return False
@@ -149,7 +157,7 @@ def delete_frames(folder: Path, *beside: Path) -> None:
 
 def read_labels(folder: Path) -> Labels:
     """The records of frames that are whole."""
-    rows = json.loads((folder / _RECORDS).read_text())
+    rows = read_json(folder / _RECORDS, most_bytes=_MOST_RECORDS)
     records = tuple(LabelledRecord(*facts) for *facts, _ in rows)
     return Labels(records, tuple(digest for *_, digest in rows))
 

@@ -101,7 +101,8 @@ class Portion:
             for sink in sinks:
                 more = sink.rows(result)
                 if more is not None:
-                    rows.setdefault(sink.file, []).extend(more)
+                    # a text per record: its lines by themselves take thrice the memory
+                    rows.setdefault(sink.file, []).append("".join(more))
         return cls(sample, {name: "".join(of_sink) for name, of_sink in rows.items()}, tally)
 
 
@@ -398,12 +399,11 @@ class RegionTracks(OptionalTable):
     def rows(cls, result: RecordResult) -> Iterable[str] | None:
         if result.track is None:
             return None
-        columns = (column.tolist() for column in result.track)
-        return [
+        return (
             f"{result.record.id}\t{start + 1}\t{end}\t"
             f"{'' if isnan(log_odds) else f'{log_odds:.3f}'}\t{posterior:.4f}\n"
-            for start, end, log_odds, posterior in zip(*columns, strict=True)
-        ]
+            for start, end, log_odds, posterior in zip(*result.track, strict=True)
+        )
 
 
 OVER_ORIGIN = "crosses the origin"

@@ -7,7 +7,6 @@ be, is left out.
 from __future__ import annotations
 
 import gzip
-import json
 import os
 import re
 import zlib
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from virnucpro.errors import InputMissingError, ResumeError
-from virnucpro.files import open_plain
+from virnucpro.files import open_plain, read_json
 from virnucpro.log import escaped, printable
 from virnucpro.outputs.sinks import RegionTable
 from virnucpro.report.counts import damaged, read_columns
@@ -140,8 +139,8 @@ def read_facts(path: Path) -> Facts:
         )
     content, why = None, "it is no object"
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
+        content = read_json(path)
+    except ValueError as error:
         why = str(error)
     if not isinstance(content, dict):
         raise ResumeError(

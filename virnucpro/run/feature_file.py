@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from virnucpro import __version__
 from virnucpro.errors import FeatureFileError, StorageError, VirnucproError
-from virnucpro.files import atomic, disk_error, sha256
+from virnucpro.files import atomic, disk_error, parse_json, sha256
 from virnucpro.log import printable
 from virnucpro.records import Embeddings, Failure
 
@@ -178,7 +178,7 @@ def read_label(path: Path, attributes: Attributes) -> Label:
             text = handle.read(n_bytes)
         if hashlib.sha256(text).digest() != digest:
             raise ValueError("it has no label at its end")
-        label = Label(**json.loads(text))
+        label = Label(**parse_json(text))
         if label.n_bytes != start:
             raise ValueError(f"its content has {start} bytes of {label.n_bytes}")
         for name, value in attributes.items():

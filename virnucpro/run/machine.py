@@ -23,7 +23,7 @@ from virnucpro.events import (
     WorkerLost,
     WorkerReady,
 )
-from virnucpro.files import atomic, open_plain
+from virnucpro.files import atomic, read_json
 from virnucpro.log import LOGGER, escaped
 
 _FIRST_WIDTH = 1.0  # seconds of a bin at first
@@ -141,9 +141,8 @@ class MachineLog:
 def read_starts(path: Path) -> list[Start]:
     """The starts in a file; none if there is no such file, or it is damaged."""
     try:
-        with open_plain(path) as content:
-            return [_from_json(start) for start in json.load(content)["starts"]]
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return [_from_json(start) for start in read_json(path)["starts"]]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 from virnucpro import __version__
 from virnucpro.config import FOLLOWS, SHARD_FORMAT, EncoderSpec, Recipe
 from virnucpro.errors import ResumeError, UsageError
-from virnucpro.files import atomic
+from virnucpro.files import atomic, read_json
 from virnucpro.log import printable
 from virnucpro.sequences.inputs import InputFile
 from virnucpro.sequences.samples import RunIds
@@ -55,10 +56,11 @@ def read_manifest(path: Path, copies: Path) -> Manifest | None:
         raise _damaged(path, "it is not a plain file")
     version: object = __version__
     try:
-        stored = json.loads(path.read_text())
+        stored = read_json(path)
         version = stored["virnucpro_version"]
         if stored["recipe"].get("shard_format") != SHARD_FORMAT:
             raise _of_another_version(path.parent, version)
+        facts = {name: {**stored.get(name, {})} for name in ("counts", "cut")}
         encoders = tuple(EncoderSpec(**spec) for spec in stored["recipe"]["encoders"])
         return Manifest(
             recipe=Recipe(**{**stored["recipe"], "encoders": encoders}),
@@ -67,9 +69,9 @@ def read_manifest(path: Path, copies: Path) -> Manifest | None:
             is_qualified=stored.get("qualified", False),
             refused=tuple(_from_json(file, copies) for file in stored.get("refused", ())),
             models=tuple(map(str, stored.get("models", ()))),
-            cut=str({**stored.get("counts", {})}.get("cut", "")),
+            cut=str(facts["counts"].get("cut", "")),
         )
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, UsageError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, UsageError) as error:
         if version != __version__:
             raise _of_another_version(path.parent, version) from error
         why = f"it has no {error}" if isinstance(error, KeyError) else error
@@ -104,7 +106,10 @@ def _to_json(file: InputFile, copies: Path) -> dict[str, Any]:
 
 
 def _from_json(stored: Mapping[str, Any], copies: Path) -> InputFile:
-    return InputFile(**{**stored, "path": str(copies.parent.resolve() / stored["path"])})
+    path = copies.parent.resolve() / stored["path"]
+    if b"\0" in os.fsencode(path):
+        raise ValueError("no file can have the name of an input")
+    return InputFile(**{**stored, "path": str(path)})
 
 
 def _damaged(manifest: Path, why: object) -> ResumeError:
@@ -184,5 +189,5 @@ _SHOWN = {"sha256": "model_sha256"}  # a field -> its name in messages
 
 
 def _short(value: object) -> str:
-    text = str(value) or "none"
+    text = printable(value) or "none"
     return f"{text[:12]}..." if len(text) == 64 else text  # a hash

@@ -25,7 +25,7 @@ import numpy as np
 
 from virnucpro.config import Recipe
 from virnucpro.errors import InputError
-from virnucpro.files import atomic, open_plain, open_table, sha256
+from virnucpro.files import atomic, open_table, read_json, sha256
 from virnucpro.log import printable
 from virnucpro.records import PROTEIN, Chunk, FastaRecord, Orf, Shard, check_counts, shard_name
 from virnucpro.run.dedup import SeenOrfs, digests_of
@@ -305,8 +305,7 @@ def find_plan(
 def read_plan(rundir: RunDir, manifest: Manifest) -> Plan | None:
     """The plan in ``plan.json``, if it is of this run and as it was written."""
     try:
-        with open_plain(rundir.plan) as content:
-            stored = dict(json.load(content))
+        stored = dict(read_json(rundir.plan))
         if stored.pop("sha256") != _plan_sha256(stored) or stored["key"] != _key(manifest):
             return None
         index, by_generation = 0, []
@@ -319,7 +318,7 @@ def read_plan(rundir: RunDir, manifest: Manifest) -> Plan | None:
             by_generation.append(tuple(shards))
         files = tuple((int(first), int(end)) for first, end in stored["files"])
         return Plan(tuple(by_generation), PlanCounts(**stored["counts"]), files)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -12,6 +11,7 @@ from typing import Any
 from virnucpro.config import EncoderSpec, Recipe
 from virnucpro.encoders.base import estimate_tokens
 from virnucpro.errors import FeatureFileError, InputMissingError, ResumeError
+from virnucpro.files import read_json
 from virnucpro.log import counted, printable
 from virnucpro.outputs.features import check_index
 from virnucpro.outputs.sinks import FailedFiles
@@ -84,7 +84,7 @@ def _told(folder: Path) -> Iterator[None]:
     """
     try:
         yield
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise ResumeError(
             f"{printable(folder)}: run.json is damaged: {printable(error)}",
             hint="go on with --resume, which writes it anew",
@@ -121,7 +121,7 @@ def _verify_index(store: FeatureStore) -> list[str]:
 
 
 def _describe(rundir: RunDir, manifest: Manifest) -> list[str]:
-    stored = json.loads(rundir.manifest.read_text())
+    stored = read_json(rundir.manifest)
     recipe, run = manifest.recipe, run_at(rundir.root)
     lines = [
         printable(f"state     {stored.get('state')}, {stored.get('time')} on {stored.get('host')}"),
@@ -134,7 +134,8 @@ def _describe(rundir: RunDir, manifest: Manifest) -> list[str]:
         lines += _describe_shards(rundir, manifest)
     if "counts" in stored:
         statuses = stored["counts"]["statuses"].items()
-        lines.append(f"records   {', '.join(f'{n} {status}' for status, n in statuses if n)}")
+        counts = ", ".join(f"{n} {status}" for status, n in statuses if n)
+        lines.append(printable(f"records   {counts}"))
     if not run and (next_step := _NEXT.get(stored.get("state"))):
         lines.append(f"next      {next_step}")
     listing = rundir.output(FailedFiles)
@@ -197,7 +198,7 @@ def measure_run(folder: Path) -> dict[str, Any]:
 
 
 def _measure(rundir: RunDir, manifest: Manifest) -> dict[str, Any]:
-    plan, stored = read_plan(rundir, manifest), json.loads(rundir.manifest.read_text())
+    plan, stored = read_plan(rundir, manifest), read_json(rundir.manifest)
     shards, encoders = plan.shards if plan else [], manifest.recipe.encoders
     done = _names_done(rundir, manifest) if encoders else set()
     has_all = _has_all(stored)  # its plan was deleted with its shards

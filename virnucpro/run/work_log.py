@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from virnucpro.files import open_plain
+from virnucpro.files import open_plain, parse_json
 from virnucpro.log import LOGGER
 from virnucpro.run.lock import holder_of, is_held
 
@@ -95,6 +95,6 @@ def read_figures(path: Path, start: int = 0) -> tuple[list[ShardFigures], int]:
     for line in lines:
         _, mark, text = line.partition(_MARK.encode())
         if mark:
-            with suppress(ValueError, TypeError, RecursionError):
-                figures.append(ShardFigures(**json.loads(text)))
+            with suppress(ValueError, TypeError):
+                figures.append(ShardFigures(**parse_json(text)))
     return figures, start + len(content) - len(rest)

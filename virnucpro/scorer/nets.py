@@ -26,7 +26,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from virnucpro.errors import UnavailableError
-from virnucpro.files import EMBEDDED_FOLDER, atomic, sha256
+from virnucpro.files import EMBEDDED_FOLDER, atomic, parse_json, sha256
 from virnucpro.log import printable
 from virnucpro.numeric import Counts, Mask, Values, sigmoid
 from virnucpro.scorer.features import N_FEATURES, N_LAYOUT, RATIOS, SHARES, Features
@@ -377,7 +377,7 @@ def load_scorer(path: Path) -> Scorer:
     """
     try:
         with safe_open(path, framework="np") as handle:
-            facts = json.loads((handle.metadata() or {})["facts"])
+            facts = parse_json((handle.metadata() or {})["facts"])
             tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
         if facts["format"] != FORMAT:
             raise ValueError(f"the format {facts['format']}")

@@ -8,7 +8,7 @@ the record and the scorer alone, not on the records beside it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -16,20 +16,20 @@ from virnucpro.numeric import Counts, Values
 from virnucpro.scorer.features import (
     FIGURES,
     N_FEATURES,
-    N_FIGURES,
     Features,
     layout_features,
     piece_features,
     with_layout,
 )
 from virnucpro.scorer.nets import PieceNets, Scorer
-from virnucpro.scorer.pieces import UNKNOWN, Digits, Pieces, cut, encode
+from virnucpro.scorer.pieces import UNKNOWN, Digits, Pieces, cut, digits_of
 from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
 
 BASES_AT_ONCE = 2_000_000  # of records that are read before any is scored
 _PIECE_BASES_AT_ONCE = 500_000
 _PIECES_AT_ONCE = 1_000
 _WHOLE_BASES_AT_ONCE = 1_000_000
+_LONG = 1_000_000  # bases of a record that is not copied to lie beside others
 _STEPS = np.float64(2**24)  # that 1 has, where features of parts are added
 
 
@@ -97,14 +97,16 @@ def score_block(
     sequences: Sequence[str], scorer: Scorer, code: GeneticCode = STANDARD
 ) -> list[RecordScore]:
     """Each sequence with its pieces, in order, read side by side."""
+    if len(sequences) > 1 and len(sequences[-1]) > _LONG:  # the longest of a block is its last
+        each = (sequences[:-1], sequences[-1:])
+        return [score for some in each for score in score_block(some, scorer, code)]
     lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int64)
     starts = np.cumsum(lengths) - lengths
     mean = _Mean(len(lengths))
     pieces: dict[int, PieceScores] = {}
     nothing = np.empty(0, dtype=np.int64)
     no_pieces = PieceScores(nothing, nothing, nothing, np.empty(0))
-    digits = encode("".join(sequences))
-    for nets, records, scores in _by_size(digits, lengths, scorer.pieces, code):
+    for nets, records, scores in _by_size("".join(sequences), lengths, scorer.pieces, code):
         mean.add(nets, records, scores)
         if nets.part:
             continue
@@ -169,21 +171,27 @@ class _Places:
         moved = (np.cumsum(lengths) - lengths)[records] - (np.cumsum(of_records) - of_records)
         return cls(owner, place + moved[owner], n_bases)
 
-    def blocks(self, digits: Digits, size: int, n_bases: int) -> Iterator[tuple[slice, Pieces]]:
+    def of_rows(self, low: int, high: int) -> _Places:
+        rows = slice(low, high)
+        return _Places(self.record[rows], self.first[rows], self.n_bases[rows])
+
+    def blocks(
+        self, sequence: str | Digits, size: int, n_bases: int
+    ) -> Iterator[tuple[slice, Pieces]]:
         """The pieces, of about this size, with their bases, so many bases at a time."""
         n_at_once = max(1, min(_PIECES_AT_ONCE, n_bases // size))
         for low in range(0, len(self.first), n_at_once):
             block = slice(low, low + n_at_once)
             first, lengths = self.first[block], self.n_bases[block]
-            bases = slice(first[0], first[-1] + lengths[-1])
-            yield block, Pieces.of(digits[bases], first - first[0], lengths)
+            digits = digits_of(sequence[int(first[0]) : int(first[-1] + lengths[-1])])
+            yield block, Pieces.of(digits, first - first[0], lengths)
 
     def scored(self, log_odds: Values) -> PieceScores:
         return PieceScores(self.record, self.first, self.n_bases, log_odds)
 
 
 def _by_size(
-    digits: Digits, lengths: Counts, pieces: Sequence[PieceNets], code: GeneticCode
+    sequence: str | Digits, lengths: Counts, pieces: Sequence[PieceNets], code: GeneticCode
 ) -> Iterator[tuple[PieceNets, Counts, PieceScores]]:
     """Records and their pieces for each piece size; pieces are numbered among these records."""
     for nets in pieces:
@@ -191,36 +199,44 @@ def _by_size(
         if nets.part is None and len(records):
             places = _Places.of(lengths, records, nets.size)
             wholes = [
-                _Wholes.of(lengths, one)
+                _Wholes.of(sequence, lengths, one, code)
                 for one in pieces
                 if one.part == nets.size and one.reads(lengths).any()
             ]
-            yield nets, records, places.scored(_score_pieces(digits, places, nets, code, wholes))
+            log_odds = _score_pieces(sequence, places, nets, code, wholes)
+            yield nets, records, places.scored(log_odds)
             for whole in wholes:
-                yield whole.nets, whole.records, whole.places.scored(whole.log_odds(digits, code))
+                yield whole.nets, whole.records, whole.places.scored(whole.log_odds())
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Wholes:
-    """Pieces that are read as parts, and what is known of their parts so far."""
+    """Pieces that are read as parts; features of parts are kept until their piece has all."""
 
+    sequence: str | Digits
     nets: PieceNets
+    code: GeneticCode
     records: Counts
     places: _Places
-    total: Values  # (n, 1229) features of the parts, in steps
-    n_parts: Counts  # (n,)
+    total: Values  # (n_open, 1229) features of the parts, in steps, of pieces that wait for more
+    n_parts: Counts  # (n_open,)
+    done: list[Values] = field(default_factory=list)  # log-odds of the pieces before
+    n_done: int = 0
 
     @classmethod
-    def of(cls, lengths: Counts, nets: PieceNets) -> _Wholes:
+    def of(
+        cls, sequence: str | Digits, lengths: Counts, nets: PieceNets, code: GeneticCode
+    ) -> _Wholes:
         records = np.flatnonzero(nets.reads(lengths))
         places = _Places.of(lengths, records, nets.size)
-        n = len(places.first)
-        return cls(nets, records, places, np.zeros((n, N_FEATURES)), np.zeros(n, dtype=np.int64))
+        nothing = np.zeros((0, N_FEATURES)), np.zeros(0, dtype=np.int64)
+        return cls(sequence, nets, code, records, places, *nothing)
 
     def add(self, first: Counts, features: Features) -> None:
         """Add parts in their order, each to the pieces that its first base lies in, at most two."""
         starts, n_bases = self.places.first, self.places.n_bases
         latest = np.searchsorted(starts, first, side="right") - 1
+        self._open(int(latest.max(initial=-1)) + 1)
         for whole in (latest, latest - 1):
             inside = np.flatnonzero(whole >= 0)
             inside = inside[first[inside] < (starts + n_bases)[whole[inside]]]
@@ -229,25 +245,50 @@ class _Wholes:
                     whole[inside], return_index=True, return_counts=True
                 )
                 steps = np.rint(features[inside] * _STEPS)  # whole: no sum depends on its order
-                self.total[some] += np.add.reduceat(steps, rows)
-                self.n_parts[some] += n_parts
+                self.total[some - self.n_done] += np.add.reduceat(steps, rows)
+                self.n_parts[some - self.n_done] += n_parts
+        if len(first):
+            self._score(int(latest[-1]) - 1)
 
-    def log_odds(self, digits: Digits, code: GeneticCode) -> Values:
+    def log_odds(self) -> Values:
         """Log-odds of each piece, before calibration; NaN without a known base. -> (n,)"""
-        means = self.total / (_STEPS * np.maximum(1, self.n_parts)[:, None])
-        blocks = self.places.blocks(digits, self.nets.size, _WHOLE_BASES_AT_ONCE)
-        layouts = [layout_features(pieces, code) for _, pieces in blocks]
+        self._open(len(self.places.first))
+        self._score(len(self.places.first))
+        return np.concatenate([np.empty(0), *self.done])
+
+    def _open(self, end: int) -> None:
+        """Make room for the features of all pieces before this one."""
+        n_more = max(0, end - self.n_done - len(self.total))
+        self.total = np.concatenate([self.total, np.zeros((n_more, N_FEATURES))])
+        self.n_parts = np.concatenate([self.n_parts, np.zeros(n_more, dtype=np.int64)])
+
+    def _score(self, end: int) -> None:
+        """Score the pieces before this one, which get no more parts."""
+        n = end - self.n_done
+        if n <= 0:
+            return
+        means = self.total[:n] / (_STEPS * np.maximum(1, self.n_parts[:n])[:, None])
+        places = self.places.of_rows(self.n_done, end)
+        blocks = places.blocks(self.sequence, self.nets.size, _WHOLE_BASES_AT_ONCE)
+        layouts = [layout_features(pieces, self.code) for _, pieces in blocks]
         features = with_layout(means, np.concatenate(layouts))
-        return np.where(self.n_parts > 0, self.nets.log_odds(features), np.nan)
+        self.done.append(np.where(self.n_parts[:n] > 0, self.nets.log_odds(features), np.nan))
+        self.total, self.n_parts, self.n_done = self.total[n:].copy(), self.n_parts[n:], end
 
 
 def score_windows(
-    sequence: str, scorer: Scorer, size: int, step: int, code: GeneticCode = STANDARD
+    sequence: str,
+    scorer: Scorer,
+    size: int,
+    step: int,
+    code: GeneticCode = STANDARD,
+    chosen: Sequence[int] = (),
 ) -> tuple[PieceScores, Features]:
     """Overlapping pieces of one sequence, one every ``step`` bases, with calibrated log-odds.
 
-    Beside them the plain figures of each piece, (n, 36): see ``features``. Words do not count:
-    those of the prophages of a host's relatives are words of cells.
+    Beside them the chosen ones of the 36 plain figures of each piece, (n, n_chosen): see
+    ``features``. Words do not count: those of the prophages of a host's relatives are words of
+    cells.
 
     Raises:
         ValueError: the scorer's nets of windows are of another size.
@@ -256,24 +297,29 @@ def score_windows(
         raise ValueError(f"windows of {size} bases for nets of {scorer.windows.size} bases")
     start = np.arange(0, len(sequence) - size + 1, step, dtype=np.int64)
     places = _Places(np.zeros(len(start), dtype=np.int64), start, np.full(len(start), size))
-    figures = [np.empty((0, N_FIGURES), dtype=np.float32)]
+    columns = [FIGURES.start + number for number in chosen]
+    figures = [np.empty((0, len(columns)), dtype=np.float32)]
     values = [np.empty(0)]
-    for _, features, log_odds in _read_pieces(encode(sequence), places, scorer.windows, code):
-        figures.append(features[:, FIGURES])
+    for _, features, log_odds in _read_pieces(sequence, places, scorer.windows, code):
+        figures.append(np.ascontiguousarray(features[:, columns]))
         values.append(log_odds)
     log_odds = scorer.windows_knot.calibrated(np.concatenate(values))
     return places.scored(log_odds), np.concatenate(figures)
 
 
 def _score_pieces(
-    digits: Digits, places: _Places, nets: PieceNets, code: GeneticCode, wholes: Iterable[_Wholes]
+    sequence: str | Digits,
+    places: _Places,
+    nets: PieceNets,
+    code: GeneticCode,
+    wholes: Iterable[_Wholes],
 ) -> Values:
     """The log-odds of each piece of this size, before calibration; NaN for unknown bases alone.
 
     ``wholes`` get those with a known base as parts.
     """
     values = np.full(len(places.first), np.nan)
-    for block, features, log_odds in _read_pieces(digits, places, nets, code):
+    for block, features, log_odds in _read_pieces(sequence, places, nets, code):
         values[block] = log_odds
         is_known = ~np.isnan(log_odds)
         for whole in wholes:
@@ -282,10 +328,10 @@ def _score_pieces(
 
 
 def _read_pieces(
-    digits: Digits, places: _Places, nets: PieceNets, code: GeneticCode
+    sequence: str | Digits, places: _Places, nets: PieceNets, code: GeneticCode
 ) -> Iterator[tuple[slice, Features, Values]]:
     """Some of the pieces at a time: their features, and log-odds as above."""
-    for block, pieces in places.blocks(digits, nets.size, _PIECE_BASES_AT_ONCE):
+    for block, pieces in places.blocks(sequence, nets.size, _PIECE_BASES_AT_ONCE):
         features = piece_features(pieces, nets.words, code)
         is_blank = (pieces.digits[:, 0] == UNKNOWN).all(axis=1)
         yield block, features, np.where(is_blank, np.nan, nets.log_odds(features))

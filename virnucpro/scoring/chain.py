@@ -14,15 +14,16 @@ an unusual level, and one whose parts differ shows its host's level itself.
 from __future__ import annotations
 
 import json
+from array import array
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from math import exp, inf, isfinite, log, log1p
+from math import exp, inf, log, log1p
 from pathlib import Path
 
 import numpy as np
 
 from virnucpro.errors import InputMissingError, UnavailableError
-from virnucpro.files import EMBEDDED_FOLDER
+from virnucpro.files import EMBEDDED_FOLDER, read_json
 from virnucpro.log import printable
 from virnucpro.numeric import Counts, Mask, Values, sigmoid
 from virnucpro.records import check_counts
@@ -31,6 +32,7 @@ from virnucpro.scoring.contrast import Hosts, Items, Levels, signal
 FORMAT = 3
 _DEPARTURES = np.arange(-5.0, 5.25, 0.25)  # of a host, in spreads of hosts
 _ITEMS_AT_ONCE = 10_000
+_LARGEST = 1e12  # squares and products of larger values may overflow
 
 Transition = tuple[tuple[float, float], tuple[float, float]]  # log-probabilities, from and to
 
@@ -61,21 +63,22 @@ class RegionModel:
         if not 1 <= self.step <= self.size:
             raise ValueError(f"pieces of {self.size} bases, one every {self.step}")
         rates = (self.host_bases, self.virus_bases)
-        if not all(0 < n_bases < inf for n_bases in rates):
+        if not all(1 <= n_bases < inf for n_bases in rates):
             raise ValueError(f"regions of {self.virus_bases} bases, {self.host_bases} apart")
         if not 0 < self.first_share < 1:
             raise ValueError(f"records begin in a virus with probability {self.first_share}")
         if len(self.log_ratios) != len(self.edges) + 1 or list(self.edges) != sorted(self.edges):
             raise ValueError(f"{len(self.log_ratios)} bins with {len(self.edges)} edges")
-        if not (self.deviation > 0 and self.weight > 0 and self.distance > 0):
+        if not (self.deviation > 1 / _LARGEST and self.weight > 0 and self.distance > 0):
             raise ValueError(
                 f"pieces that weigh {self.weight}, deviate by {self.deviation} in a host, and "
                 f"stand out by {self.distance} in a virus"
             )
         numbers = (*self.edges, *self.log_ratios, *self.levels.usual, self.distance)
         others = (self.gc_weight, self.shape_weight, self.weight, self.deviation)
-        if not all(map(isfinite, (*numbers, *others))):
-            raise ValueError("a value that is not finite")
+        hosts = (self.host.gc, self.host.slope, *self.host.shape, *self.host.deviation, *rates)
+        if not all(abs(value) < _LARGEST for value in (*numbers, *others, *hosts)):  # nor NaN
+            raise ValueError(f"a value that is not finite, or not below {_LARGEST:.0e}")
 
     def contrast(self, items: Items, *, is_virus: bool) -> Values:
         """How far each piece stands out from the host of its record. (n,)
@@ -130,7 +133,7 @@ def load_region_model(path: Path) -> RegionModel:
             hint="name the regions.json that `virnucpro train --regions` made",
         )
     try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
+        facts = read_json(path)
         if facts.pop("format") != FORMAT:
             raise ValueError("another format")
         host, levels = facts.pop("host"), facts.pop("levels")
@@ -168,16 +171,18 @@ def viterbi(starts: Counts, evidence: Values, model: RegionModel) -> Mask:
         return np.zeros(0, dtype=np.bool_)
     values, steps = evidence.tolist(), _steps(starts, model)
     host, virus = log1p(-model.first_share), log(model.first_share) + values[0]
-    before: list[tuple[bool, bool]] = []  # of host and of virus: whether a virus came before it
+    of_host, of_virus = bytearray(), bytearray()  # whether a virus came before it
     for value, ((stay, enter), (leave, last)) in zip(values[1:], steps, strict=True):
-        before.append((virus + leave > host + stay, virus + last > host + enter))
+        of_host.append(virus + leave > host + stay)
+        of_virus.append(virus + last > host + enter)
         host, virus = max(host + stay, virus + leave), max(host + enter, virus + last) + value
     state = virus > host
-    path = [state]
-    for of_host, of_virus in reversed(before):
-        state = of_virus if state else of_host
+    path = bytearray([state])
+    for host_before, virus_before in zip(reversed(of_host), reversed(of_virus), strict=True):
+        state = bool(virus_before if state else host_before)
         path.append(state)
-    return np.array(path[::-1], dtype=np.bool_)
+    is_viral: Mask = np.frombuffer(path, dtype=np.bool_)[::-1].copy()
+    return is_viral
 
 
 def posteriors(starts: Counts, evidence: Values, model: RegionModel) -> Values:
@@ -185,17 +190,17 @@ def posteriors(starts: Counts, evidence: Values, model: RegionModel) -> Values:
     if not len(starts):
         return np.zeros(0)
     values, steps = evidence.tolist(), _steps(starts, model)
-    forward = [log(model.first_share) - log1p(-model.first_share) + values[0]]
+    forward = array("d", [log(model.first_share) - log1p(-model.first_share) + values[0]])
     for value, step in zip(values[1:], steps, strict=True):
         (stay, enter), (leave, last) = step
         odds = forward[-1]
         forward.append(_log_sum(enter, odds + last) - _log_sum(stay, odds + leave) + value)
-    backward = [0.0]
+    backward = array("d", [0.0])
     for value, step in zip(values[:0:-1], reversed(steps), strict=True):
         (stay, enter), (leave, last) = step
         odds = backward[-1] + value
         backward.append(_log_sum(leave, odds + last) - _log_sum(stay, odds + enter))
-    odds_of_all = np.array(forward) + np.array(backward[::-1])
+    odds_of_all = np.array(forward) + np.array(backward)[::-1]
     return sigmoid(odds_of_all)
 
 

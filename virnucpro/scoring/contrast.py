@@ -45,8 +45,8 @@ class Items:
     def of(
         cls, sequence: str, scorer: Scorer, size: int, step: int, code: GeneticCode = STANDARD
     ) -> Items:
-        pieces, figures = score_windows(sequence, scorer, size, step, code)
-        shape = figures[:, _SHAPE].astype(np.float64)
+        pieces, figures = score_windows(sequence, scorer, size, step, code, (0, *_SHAPE))
+        shape = figures[:, range(1, 1 + len(_SHAPE))].astype(np.float64)
         return cls(pieces.start, pieces.log_odds, figures[:, 0].astype(np.float64), shape)
 
     @classmethod

@@ -24,7 +24,7 @@ from safetensors.numpy import save
 from virnucpro.config import Pooling
 from virnucpro.encoders.base import Model
 from virnucpro.errors import UnavailableError
-from virnucpro.files import sha256, write_whole
+from virnucpro.files import parse_json, sha256, write_whole
 from virnucpro.log import printable
 from virnucpro.records import check_counts
 from virnucpro.scoring.join import Join
@@ -33,7 +33,7 @@ from virnucpro.sequences.composition import N_FEATURES, frame_composition
 CLASSES = "others,virus"
 DECIMALS = 6
 _FACTS = "virnucpro_head"  # entry of the metadata
-_DAMAGE = (LookupError, ValueError, TypeError, AttributeError, RecursionError)
+_DAMAGE = (LookupError, ValueError, TypeError, AttributeError)
 _NETWORKS = ("protein", "nucleotide")
 _DIGESTS = ("trained_records", "trained_groups", "encoder_records", "encoder_groups")
 
@@ -230,7 +230,7 @@ def load_head(path: Path) -> Head:
             tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
         if _FACTS not in metadata and "encoder_id" in metadata:
             raise _of_an_older_version(path)
-        facts = json.loads(metadata[_FACTS])
+        facts = parse_json(metadata[_FACTS])
         temperatures = facts.pop("temperatures")
         encoders = tuple(EncoderFacts(**encoder) for encoder in facts.pop("encoders"))
         join = facts.pop("join", None)  # a head without one calls alone

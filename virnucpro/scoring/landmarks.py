@@ -10,7 +10,7 @@ import numpy as np
 
 from virnucpro.numeric import Counts
 from virnucpro.scorer.features import GENE_LIKE
-from virnucpro.scorer.pieces import UNKNOWN, Digits, Pieces, encode
+from virnucpro.scorer.pieces import UNKNOWN, Digits, Pieces, encode, opposite_strand
 from virnucpro.scorer.stretches import code_of, codon_codes, find_stretches
 from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
 from virnucpro.sequences.translate import reverse_complement
@@ -25,6 +25,7 @@ NEAR = 3_000  # bases; a repeat that lies twice as far from an end is twice as s
 SHORTEST_REPEAT, LONGEST_REPEAT = 12, 300  # bases
 MOST_BY_CHANCE = 0.01  # expected number of repeats as good as one that is taken
 _WORD = 6  # letters; codons and composition make some common
+_BASES_AT_ONCE = 999_999  # that are translated; whole codons
 _HAIRPIN = 2 / 3  # of the bases of a repeat that pair with each other: a terminator
 
 
@@ -33,18 +34,32 @@ def host_peptides(sequence: str, code: GeneticCode = STANDARD) -> list[int]:
     if not sequence:
         return []
     length = len(sequence)
-    pieces = Pieces.of(encode(sequence), np.array([0]), np.array([length]))
     letters = bytearray(b"X" * 256)
     for codon, letter in zip(code.codons, code.letters, strict=True):
         letters[code_of(codon)] = ord(letter)
     places = []
-    for strand, codes in enumerate(codon_codes(pieces.digits)[0]):
-        translation = codes.tobytes().translate(bytes(letters))
-        for frame in range(3):
-            for match in HOST_PEPTIDES.finditer(translation[frame::3]):
+    for strand in range(2):
+        frames = _translations(sequence, strand, bytes(letters))
+        for frame, translation in enumerate(frames):
+            for match in HOST_PEPTIDES.finditer(translation):
                 place = frame + 3 * match.start()
                 places.append(place if strand == 0 else length - place)
     return sorted(places)
+
+
+def _translations(sequence: str, strand: int, letters: bytes) -> list[bytearray]:
+    """The three frames of a strand: a letter for each codon. Built in windows, to save memory."""
+    frames = [bytearray() for _ in range(3)]
+    for first in range(0, len(sequence), _BASES_AT_ONCE):
+        end = first + _BASES_AT_ONCE + 2  # the last codon begins within the window
+        low, high = (first, end) if strand == 0 else (len(sequence) - end, len(sequence) - first)
+        digits = encode(sequence[max(0, low) : high])
+        digits = digits if strand == 0 else opposite_strand(digits)
+        codes = codon_codes(digits[None])[0, : len(digits) - 2]
+        window = codes.tobytes().translate(letters)
+        for frame, translation in enumerate(frames):
+            translation += window[frame::3]
+    return frames
 
 
 def open_edges(sequence: str, place: int, code: GeneticCode) -> list[int]:

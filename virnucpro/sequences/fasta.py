@@ -26,7 +26,7 @@ SUFFIXES = (".fa", ".fna", ".fasta", ".faa", ".ffn", ".fas", ".fsa")
 _SUFFIXES_OF_READS = (".fastq", ".fq", ".sra")
 PACKED = (".gz", ".bz2", ".xz", ".zst")
 
-# what public archives and BAM hold of one sequence; a run takes 3 bytes of memory per letter
+# what public archives and BAM hold of one sequence; a run takes 3 to 4 bytes of memory per letter
 MAX_LETTERS = 2**31 - 1
 MAX_HEADER = 2**24  # characters
 _BLOCK = 2**20  # bytes that are read at once
@@ -235,7 +235,9 @@ def _parse(pieces: Iterable[str], label: str, sample: str) -> Iterator[FastaReco
 
     def record() -> FastaRecord:
         """The record whose last line was read."""
-        found = _record(header, header_line, "".join(parts), label, sample)
+        sequence = "".join(parts)
+        parts.clear()  # while somebody works with a long record, its letters are there once
+        found = _record(header, header_line, sequence, label, sample)
         if may_hold_nul and ("\0" in found.header or "\0" in found.sequence):
             raise InputError(
                 f"{label}:{header_line}: a NUL byte in the record {printable(found.id)}",
@@ -342,8 +344,11 @@ def find_invalid(record: FastaRecord, input_type: InputType) -> str:
     if not record.sequence:
         return "the record is empty"
     letters_of_type = _NUCLEOTIDES if input_type == "nucleotide" else _RESIDUES
-    letters = record.sequence.encode("ascii", "replace")  # "?" is allowed nowhere
-    if not letters.translate(None, delete=letters_of_type):
+    for start in range(0, len(record.sequence), _BLOCK):
+        letters = record.sequence[start : start + _BLOCK].encode("ascii", "replace")
+        if letters.translate(None, delete=letters_of_type):  # "?" is allowed nowhere
+            break
+    else:
         return ""
     first = min(set(record.sequence) - set(letters_of_type.decode()), key=record.sequence.index)
     return f"{first!a} at position {record.sequence.index(first) + 1} is not a {input_type} letter"

@@ -5,6 +5,7 @@ Codons are those of ncbi.nlm.nih.gov/Taxonomy/Utils/wprintgc.cgi, as Biopython h
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from math import exp, prod
@@ -24,6 +25,7 @@ SAME_LENGTH = 0.8  # of the longest stretch of all codes: reading on more stops 
 SHORTEST = 2000  # bases
 MOST_GC = 0.45  # where bases C and G are common, wrong frames of genes are open too
 MOST_BY_CHANCE = 1e-3  # stretches so long in a random sequence with these bases
+_BASES_AT_ONCE = 2_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,17 +105,15 @@ def find_open_code(sequence: str) -> int | None:
     n_bases = len(sequence)
     if n_bases < SHORTEST:
         return None
-    text = sequence.encode("ascii", "replace").translate(_BASES)
-    shares = {base: text.count(base) / n_bases for base in b"ACGT"}
+    shares = {base: n / n_bases for base, n in _count_bases(sequence).items()}
     if shares[ord("C")] + shares[ord("G")] > MOST_GC:
         return None
-    keys, kinds = _stops_by_frame(text)
-    closed = _longest(keys)
+    open_codons = _longest_open(sequence)
+    closed = open_codons[STANDARD.number]
     lengths = {}
     for number, stops in READ_ON.items():
         closing = [stop for stop in STANDARD.stops if stop not in stops]
-        is_end = _IS_OF_CODE[number][kinds]
-        longest = _longest(keys[is_end])
+        longest = open_codons[number]
         chance = sum(prod(shares[base] for base in stop.encode()) for stop in closing)
         n_by_chance = 2 * n_bases * chance * exp(-longest * chance)
         if longest >= max(OPEN_CODONS, OPEN_RATIO * closed) and n_by_chance < MOST_BY_CHANCE:
@@ -122,8 +122,8 @@ def find_open_code(sequence: str) -> int | None:
     return next((number for number in lengths if lengths[number] >= SAME_LENGTH * longest), None)
 
 
-# Kinds of codons, for ``bytes.translate``: 0 is an end of the sequence; 1, 2 and 3 are the stops,
-# 4, 5 and 6 those of the reverse strand; 7 is any other codon. A codon is 25a + 5b + c of digits.
+# Kinds of codons, for ``bytes.translate``: 1, 2 and 3 are the stops, 4, 5 and 6 those of the
+# reverse strand; 7 is any other codon. A codon is 25a + 5b + c of digits.
 _BASES = bytes.maketrans(b"acgtuU", b"ACGTTT")
 _DIGITS = bytes(
     {ord(base): digit for digit, base in enumerate("ACGT")}.get(i, 4) for i in range(256)
@@ -134,35 +134,54 @@ for _place, _stop in enumerate(STANDARD.stops):
     _a, _b, _c = ("ACGT".index(base) for base in _stop)
     _KINDS[25 * _a + 5 * _b + _c] = 1 + _place
     _KINDS[25 * (3 - _c) + 5 * (3 - _b) + 3 - _a] = 4 + _place
+# whether each kind ends a stretch; 0 is none
 _IS_OF_CODE = {
-    number: np.array([True, *2 * [stop not in stops for stop in STANDARD.stops]])
-    for number, stops in READ_ON.items()
+    number: np.array([False, *2 * [stop not in stops for stop in STANDARD.stops]])
+    for number, stops in {STANDARD.number: (), **READ_ON}.items()
 }
 
 
-def _stops_by_frame(text: bytes) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
-    """The places of all stops and of the ends of the six frames, frame by frame, and their kinds.
+def _windows(sequence: str, n_more: int = 0) -> Iterator[tuple[int, bytes]]:
+    """Parts of a sequence as upper-case DNA, with the bases behind each, and their places."""
+    for first in range(0, len(sequence), _BASES_AT_ONCE):
+        part = sequence[first : first + _BASES_AT_ONCE + n_more]
+        yield first, part.encode("ascii", "replace").translate(_BASES)
 
-    Places in one frame are three apart for neighbouring codons.
-    """
+
+def _count_bases(sequence: str) -> dict[int, int]:
+    counts = dict.fromkeys(b"ACGT", 0)
+    for _, text in _windows(sequence):
+        for base in counts:
+            counts[base] += text.count(base)
+    return counts
+
+
+def _longest_open(sequence: str) -> dict[int, int]:
+    """Codons of the longest stretch of the six frames without a stop, for each code."""
+    frames = np.arange(6)
+    last = dict.fromkeys(_IS_OF_CODE, frames % 3 - 3)  # place of the last stop so far
+    longest = dict.fromkeys(_IS_OF_CODE, 0)  # bases from a stop to the next
+    for first, text in _windows(sequence, n_more=2):
+        places, kinds = _stops(text)
+        frame_of = (first + places) % 3 + 3 * (kinds > 3)
+        for number, is_of_code in _IS_OF_CODE.items():
+            is_end = is_of_code[kinds]
+            place = np.concatenate([last[number], first + places[is_end]])
+            frame = np.concatenate([frames, frame_of[is_end]])
+            order = np.argsort(frame, kind="stable")  # places rise in each frame
+            steps = np.diff(place[order])[np.diff(frame[order]) == 0]
+            longest[number] = max(longest[number], int(steps.max(initial=0)))
+            last[number] = place[order][np.searchsorted(frame[order], frames, "right") - 1]
+    return {
+        number: max(longest[number], int((len(sequence) - last[number]).max())) // 3 - 1
+        for number in _IS_OF_CODE
+    }
+
+
+def _stops(text: bytes) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+    """The places of all stops of both strands, and their kinds."""
     digits = np.frombuffer(text.translate(_DIGITS), dtype=np.uint8)
     codes = digits[:-2] * 25 + digits[1:-1] * 5 + digits[2:]
-    all_kinds = np.frombuffer(codes.tobytes().translate(bytes(_KINDS)), dtype=np.uint8)
-    places = np.flatnonzero(all_kinds < _OTHER)
-    kinds = all_kinds[places]
-    stride = len(text) + 6  # so that the ends of two frames are no stretch
-    frames = np.arange(6)
-    keys = np.concatenate(
-        [
-            (places % 3 + 3 * (kinds > 3)) * stride + places,
-            frames * stride + frames % 3 - 3,
-            frames * stride + len(text),
-        ]
-    )
-    order = np.argsort(keys)
-    return keys[order], np.concatenate([kinds, np.zeros(12, dtype=np.uint8)])[order]
-
-
-def _longest(keys: NDArray[np.int64]) -> int:
-    """Codons of the longest stretch between two of these places."""
-    return int(np.diff(keys).max()) // 3 - 1
+    kinds = np.frombuffer(codes.tobytes().translate(bytes(_KINDS)), dtype=np.uint8)
+    places = np.flatnonzero(kinds < _OTHER)
+    return places, kinds[places]

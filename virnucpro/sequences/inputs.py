@@ -92,7 +92,7 @@ class InputFile:
     @property
     def shown(self) -> str:
         """The name of the file in messages, as the user gave it."""
-        return self.name or printable(self.path)
+        return printable(self.name or self.path)
 
     def read(self) -> Iterator[FastaRecord]:
         """Yield the records, as ``read_fasta`` does.

@@ -29,7 +29,7 @@ def read_config(path: Path, names: Collection[str]) -> dict[str, Any]:
         raise InputMissingError(
             f"{printable(path)}: {error.strerror}", hint="check the path and its permissions"
         ) from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UsageError(
             f"{printable(path)} is not YAML: {printable(error)}", hint=_EXAMPLE
         ) from error

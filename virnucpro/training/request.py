@@ -17,7 +17,7 @@ from virnucpro.encoders.models import find_checkpoint
 from virnucpro.encoders.published import EMBEDDED
 from virnucpro.errors import InputError, OutputError, ResumeError, UsageError
 from virnucpro.events import OnEvent, Progress
-from virnucpro.files import open_plain, refuse_links, sha256, write_json
+from virnucpro.files import read_json, refuse_links, sha256, write_json
 from virnucpro.labelled.records import (
     DataManifest,
     LabelledRecord,
@@ -422,8 +422,7 @@ def _check_same(path: Path, facts: Mapping[str, Any]) -> None:
         ResumeError: the folder holds another training; the message names what differs.
     """
     try:
-        with open_plain(path) as content:
-            stored = _flat(json.load(content))
+        stored = _flat(read_json(path))
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ResumeError(
             f"{printable(path)} cannot be read: {printable(error)}",

@@ -9,7 +9,6 @@ does, the one before it was wrong.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from virnucpro.errors import UnavailableError
+from virnucpro.files import read_json
 from virnucpro.log import printable
 
 UNKNOWN, FIRST, LAST = 0, 1, 2  # ids of [UNK], [CLS], [SEP]
@@ -27,7 +27,7 @@ _BASES = "ACGT"
 _PIECES = re.compile(r"[ACGT]+|\S")  # any other letter is unknown, each by itself
 _OTHER = len(_BASES)  # code of such a letter
 _UNASKED, _APART, _MERGED = 0, 1, 2
-_DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
+_DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError)
 
 
 class Tokenizer:
@@ -161,7 +161,7 @@ def read_tokenizer(path: Path) -> Tokenizer:
         UnavailableError: it is missing, damaged, or of another kind.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
         _check_settings(content)
         vocabulary = content["model"]["vocab"]
         words = sorted(vocabulary, key=vocabulary.__getitem__)

@@ -7,7 +7,6 @@ It holds ``config.json``, ``tokenizer.json``, and the weights as ``model.safeten
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -20,6 +19,7 @@ from torch import Tensor
 from virnucpro.encoders.dnabert_s.model import DNABERT, LAYER_NORM_EPS, DNABERTShape
 from virnucpro.encoders.dnabert_s.tokenizer import Tokenizer, read_tokenizer
 from virnucpro.errors import UnavailableError
+from virnucpro.files import read_json
 from virnucpro.log import printable
 from virnucpro.tensors import check_plain, read_pt
 
@@ -42,7 +42,7 @@ _LAYER_NAMES = {
     "down": ("mlp.wo", _BOTH),
     "mlp_norm": ("mlp.layernorm", _BOTH),
 }
-_DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
+_DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError)
 
 Read = Callable[[], Tensor]
 
@@ -50,7 +50,7 @@ Read = Callable[[], Tensor]
 def is_bert(path: Path) -> bool:
     """True for a folder whose ``config.json`` says that it holds a BERT, whichever that is."""
     try:
-        config = json.loads((path / CONFIG).read_text(encoding="utf-8"))
+        config = read_json(path / CONFIG)
         return bool(config["model_type"] == "bert")
     except _DAMAGE:
         return False
@@ -116,7 +116,7 @@ def _read_shape(path: Path, tokenizer: Tokenizer) -> DNABERTShape:
     """
     file = path / CONFIG
     try:
-        config: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        config: Mapping[str, Any] = read_json(file)
         if "alibi_starting_size" not in config:
             raise ValueError("it has no alibi_starting_size: a plain BERT")
         expected = {

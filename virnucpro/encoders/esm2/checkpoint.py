@@ -6,7 +6,6 @@ Torch is needed for a folder only where numpy lacks the type of its numbers (bf1
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 
 from virnucpro.encoders.esm2.alphabet import N_TOKENS
 from virnucpro.errors import UnavailableError
-from virnucpro.files import sha256
+from virnucpro.files import read_json, sha256
 from virnucpro.log import printable
 
 LAYER_NORM_EPS = 1e-5
@@ -138,7 +137,7 @@ class Tensors:
         try:
             return self.read(stored_name, n_rows)
         except _NONSENSE as error:
-            raise not_esm2(self.path, printable(error)) from error
+            raise not_esm2(self.path, error) from error
 
 
 def inspect_tensors(tensors: Tensors) -> Checkpoint:
@@ -150,7 +149,7 @@ def inspect_tensors(tensors: Tensors) -> Checkpoint:
     try:
         return _inspect(tensors)
     except _NONSENSE as error:
-        raise not_esm2(tensors.path, printable(error)) from error
+        raise not_esm2(tensors.path, error) from error
 
 
 def _inspect(tensors: Tensors) -> Checkpoint:
@@ -194,7 +193,7 @@ def open_folder(path: Path, framework: Literal["np", "pt"]) -> Tensors:
         UnavailableError: it is no ESM-2, or is damaged.
     """
     try:
-        settings = json.loads((path / "config.json").read_text())
+        settings = read_json(path / "config.json")
         parts: dict[str, Any] = {}  # what is read of a tensor when it is sliced
         for file in weight_files(path):
             handle = safe_open(file, framework=framework)
@@ -253,7 +252,7 @@ def weight_files(path: Path) -> list[Path]:
     return files
 
 
-def not_esm2(path: Path, why: str) -> UnavailableError:
+def not_esm2(path: Path, why: object) -> UnavailableError:
     return UnavailableError(
-        f"{printable(path)} is not {KIND}: {why}", hint="see `virnucpro models list`"
+        f"{printable(path)} is not {KIND}: {printable(why)}", hint="see `virnucpro models list`"
     )

@@ -27,13 +27,13 @@ from virnucpro.encoders.esm2.model import DTYPES, ESM2
 from virnucpro.encoders.esm2.weights import load_esm2
 from virnucpro.errors import OutputError, StorageError, UnavailableError
 from virnucpro.events import OnEvent, Progress
-from virnucpro.files import atomic, sha256, write_json
+from virnucpro.files import atomic, parse_json, read_json, sha256, write_json
 from virnucpro.log import LOGGER, printable
 
 _FORMAT = "1"
 _SUFFIX = ".virnucpro.safetensors"
 _STALE_SECONDS = 86_400  # age after which a half written file has no writer any more
-_DAMAGE = (OSError, ValueError, LookupError, TypeError, RecursionError, SafetensorError)
+_DAMAGE = (OSError, ValueError, LookupError, TypeError, SafetensorError)
 
 OnBytes = Callable[[int], None]
 
@@ -89,7 +89,7 @@ def find_converted(
     The checkpoint is known by place, size and times: it is not read again.
     """
     try:
-        source_sha256 = str(json.loads(_note(checkpoint, folder).read_text())["source_sha256"])
+        source_sha256 = str(read_json(_note(checkpoint, folder))["source_sha256"])
     except _DAMAGE:
         return None
     return _find(checkpoint, source_sha256, dtype, folder, on_bytes)
@@ -132,7 +132,7 @@ def open_esm2(path: Path, layer: int, dtype: torch.dtype, device: torch.device) 
             facts = handle.metadata()
             if facts["dtype"] != str(dtype):
                 raise ValueError(f"it holds {facts['dtype']}")
-            shape = ESM2Shape(**json.loads(facts["shape"]))
+            shape = ESM2Shape(**parse_json(facts["shape"]))
             with torch.device("meta"):
                 model = ESM2(shape, layer, dtype)
             tensors = {name: handle.get_tensor(name) for name in model.state_dict()}
@@ -161,7 +161,7 @@ def _find(
             metadata = handle.metadata()
         if metadata != _metadata(checkpoint, source_sha256, dtype):
             return None
-        if json.loads(path.with_suffix(".json").read_text())["sha256"] != sha256(path, on_bytes):
+        if read_json(path.with_suffix(".json"))["sha256"] != sha256(path, on_bytes):
             return None
     except _DAMAGE:
         return None

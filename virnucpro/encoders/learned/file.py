@@ -24,7 +24,7 @@ from virnucpro.encoders.esm2.family import ESM2Model, inspect_esm2
 from virnucpro.encoders.models import find_checkpoint
 from virnucpro.errors import UnavailableError
 from virnucpro.events import OnEvent
-from virnucpro.files import sha256, write_whole
+from virnucpro.files import parse_json, sha256, write_whole
 from virnucpro.log import printable
 from virnucpro.options import Architecture, Encoding
 from virnucpro.records import check_counts
@@ -33,7 +33,7 @@ ENCODER_FILE = "encoder.safetensors"
 LEARNED, COMPOSITION = "learned", "composition"  # families
 _FACTS = "virnucpro_encoder"  # entry of the metadata
 _HEAD_BYTES = 256  # at the start of a file, where the first entry of its metadata stands
-_DAMAGE = (LookupError, ValueError, TypeError, AttributeError, RecursionError)
+_DAMAGE = (LookupError, ValueError, TypeError, AttributeError)
 _BYTES_PER_TOKEN = 8192  # of an LSTM, which has the most: gates, states, copies, in float32
 _FILLING_TOKENS = 327_680  # in a batch for a GPU
 
@@ -172,7 +172,7 @@ def _read_facts(path: Path) -> tuple[LearnedFacts, int]:
     """
     try:
         with safe_open(path, framework="np") as handle:
-            stored = json.loads(handle.metadata()[_FACTS])
+            stored = parse_json(handle.metadata()[_FACTS])
             shapes = [handle.get_slice(name).get_shape() for name in handle.keys()]  # noqa: SIM118
         base = stored.pop("base")
         facts = LearnedFacts(**stored, base=Base(**base) if base is not None else None)
