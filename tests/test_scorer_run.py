@@ -418,7 +418,7 @@ def test_a_record_is_short_by_the_larger_of_what_the_scorer_and_the_user_want(tm
 def test_the_help_of_min_length_tells_what_the_scorer_needs():
     shortest = load_scorer(embedded_scorer()).shortest
     option = get_type_hints(PredictOptions, include_extras=True)["min_length"].__metadata__[0]
-    assert f"The scorer needs {shortest} bases" in option.help
+    assert f"at least {shortest} bases" in option.help
 
 
 def test_workers_are_those_that_score_whatever_gpus_there_are(tmp_path, monkeypatch):
