@@ -15,7 +15,7 @@ import virnucpro
 
 ROOT = Path(virnucpro.__file__).parent
 LAYERS = """
-    errors log numeric records files tensors processes tasks config devices events
+    errors log numeric records files tree tensors processes tasks config devices events
     sequences.fasta sequences.sheet sequences.inputs sequences.samples sequences.survey
     sequences.genetic_code sequences.translate sequences.composition sequences.screen
     encoders.base encoders.transfer encoders.published encoders.fetch option_fields options
@@ -33,7 +33,7 @@ LAYERS = """
     scoring.join scoring.head scoring.original_head scoring.calls
     outputs.tables outputs.sinks outputs.read
     run.feature_file run.shards run.features run.backlog run.lock run.machine run.work_log
-    run.manifest run.folder run.dedup run.plan
+    run.manifest run.folder run.hashes run.dedup run.plan
     engine.job engine.recovery engine.batches engine.worker engine.executor engine.local
 
     scoring.batches scoring.contrast scoring.chain scoring.landmarks scoring.regions scoring.pieces
@@ -359,6 +359,30 @@ def test_no_function_is_longer_than_a_page(name: str) -> None:
             assert node.end_lineno is not None
             length = node.end_lineno - node.lineno + 1
             assert length <= LONGEST_FUNCTION, f"{node.name}: {length} lines"
+
+
+# modules that write into a run folder, and what would do that by a path
+IN_A_RUN_FOLDER = [
+    name
+    for name in ORDER
+    if name.startswith(("run.", "outputs.", "engine.", "report."))
+    or name in ("pipeline", "work", "regions", "sequences.inputs")
+]
+BY_PATH = {"unlink", "rmdir", "mkdir", "rename", "touch", "write_text", "write_bytes"}
+BY_PATH |= {"symlink_to", "hardlink_to"}
+FROM_FILES = {"atomic", "write_whole", "write_json"}
+
+
+@pytest.mark.parametrize("name", IN_A_RUN_FOLDER)
+def test_a_run_folder_is_written_and_deleted_from_by_its_tree_alone(name: str) -> None:
+    """Which follows no link; the run folder itself may be one, and is made as one."""
+    for function, call in calls_in(name):
+        is_root = function == "self.root.mkdir"
+        assert is_root or function.rpartition(".")[2] not in BY_PATH, call.lineno
+        assert function not in ("os.replace", "os.remove"), call.lineno
+    for node in ast.walk(tree_of(name)):
+        if isinstance(node, ast.ImportFrom) and node.module == "virnucpro.files":
+            assert not FROM_FILES & {alias.name for alias in node.names}, node.lineno
 
 
 @modules

@@ -19,6 +19,7 @@ from virnucpro.run.features import FeatureStore, ShardFeatures, open_stores
 from virnucpro.run.folder import RunDir
 from virnucpro.run.shards import ShardWriter, header_of, shard_size
 from virnucpro.run.status import inspect_run
+from virnucpro.tree import Tree
 
 DIM = 4
 ENCODER = EncoderSpec(
@@ -55,7 +56,7 @@ def test_few_residues_are_spread_over_many_shards_and_many_make_few_files(n_resi
 
 
 def test_shards_grow_with_their_place(tmp_path):
-    writer = ShardWriter(tmp_path, largest=50_000)
+    writer = ShardWriter(Tree(tmp_path), tmp_path, largest=50_000)
     headers = [header_of(make_orf(f"p{number}")) for number in range(32 + 64 + 4)]
     writer.extend(headers, ["A" * 16_000] * len(headers), [None] * len(headers))
     writer.flush()

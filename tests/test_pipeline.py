@@ -17,6 +17,7 @@ from runs import (
     again,
     assert_same_run,
     exported,
+    forget_hashes,
     leftovers,
     rows,
     run_inline,
@@ -787,6 +788,7 @@ def test_status_finds_swapped_files_of_an_unfinished_run_by_its_plan(
     config = make_config(contigs, keep_intermediate=True)
     run_inline(config, tiny.head)
     (config.output / "features.h5").unlink()
+    forget_hashes(config.output)
     one, two = (config.output / "features" / f"{i:06d}.h5" for i in (1, 2))
     assert inspect_run(config.output, verify=True)[0][-1].startswith("verified  whole: ")
     one.rename(tmp_path / "aside")

@@ -16,7 +16,7 @@ import pytest
 from conftest import open_dna, random_dna
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runs import rows
+from runs import forget_hashes, rows
 from test_scorer_run import predict, write
 from typer.testing import CliRunner
 
@@ -63,6 +63,7 @@ from virnucpro.scoring.regions import (
 )
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.genetic_code import STANDARD
+from virnucpro.tree import Tree
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 FILES = ("regions.tsv", "regions.bed", "regions.gff3", "regions.fasta", "tracks.tsv.gz")
@@ -322,7 +323,7 @@ def results(*regions_of: list[tuple[int, int, str]]) -> list[RecordResult]:
 
 def written(folder: Path, made: list[RecordResult]) -> None:
     with ExitStack() as stack:
-        place = Place(folder, folder)
+        place = Place(folder, Tree(folder), folder)
         sinks = (RegionTable, RegionBed, RegionGff, RegionFasta)
         add = stack.enter_context(open_sinks(sinks, place))
         add(Portion.of("in", made, sinks))
@@ -502,6 +503,7 @@ def test_regions_are_refused_where_there_is_no_run_or_another_table(tmp_path, ch
         find_regions(RegionsOptions(folder=tmp_path / "nothing"), lambda _: None)
     source = write(tmp_path / "in.fa", host=chromosomes["host"])
     predict(source, to=tmp_path / "run")
+    forget_hashes(tmp_path / "run")
     table = tmp_path / "run/predictions.tsv"
     before = table.read_text()
     table.write_text(before.replace("host", "guest"))

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import workers
 from pages import EVIL, EXAMPLE, Page, call, write_table
-from runs import again, run_inline, within
+from runs import again, forget_hashes, run_inline, within
 
 from virnucpro import pipeline
 from virnucpro.engine.executor import InlineExecutor
@@ -67,6 +67,7 @@ def test_the_page_has_every_record_with_its_values(tmp_path):
 
 def test_the_page_tells_a_table_that_does_not_add_up(tmp_path):
     predict(tmp_path / "run", EXAMPLE)
+    forget_hashes(tmp_path / "run")
     table = tmp_path / "run/predictions.tsv"
     table.write_text("".join(table.read_text().splitlines(keepends=True)[:-1]))
     page = Page(report_folder(tmp_path / "run"))

@@ -36,6 +36,7 @@ from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import Plan, make_plan, refuse_duplicates
 from virnucpro.sequences.inputs import Sieve, Source, hash_inputs
 from virnucpro.sequences.survey import Survey
+from virnucpro.tree import Tree
 
 PROC = Path("/proc/self")
 needs_proc = pytest.mark.skipif(
@@ -267,7 +268,7 @@ def test_the_largest_index_can_be_read_at_once_under_the_usual_limit_of_open_fil
     paths = map(finished.store.path, shards)
     parts = [IndexPart.of(path, mask, per_residue=False) for path in paths]
     index = finished.rundir.root / "largest.h5"
-    write_index(index, parts)
+    write_index(index, parts, Tree(index.parent))
     reader = multiprocessing.get_context("spawn").Process(target=read_index, args=(index,))
     reader.start()
     reader.join()
@@ -284,7 +285,7 @@ def test_among_many_the_truncated_the_swapped_and_the_foreign_are_found(finished
     shard = finished.plan.shards[900]
     foreign = {**finished.store.attributes(shard), "fingerprint": "of another recipe"}
     one = Embeddings(("p900",), np.array([1], np.int32), np.ones((1, DIM), np.float32))
-    write_embeddings(files[900], one, foreign)
+    write_embeddings(files[900], one, foreign, Tree(files[900].parent))
     assert finished.pending() == sorted(before)
     for i, content in before.items():
         files[i].write_bytes(content)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import json
 import multiprocessing
 import os
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -24,11 +26,12 @@ import torch
 
 from virnucpro import __version__
 from virnucpro.errors import FeatureFileError, OutputError, StorageError
-from virnucpro.files import atomic, disk_error, sweep
+from virnucpro.files import atomic, disk_error
 from virnucpro.outputs.features import IndexPart, save_npz, save_pt, write_index
 from virnucpro.records import Embeddings, Failure
 from virnucpro.run.feature_file import read_embeddings, read_label, write_embeddings
 from virnucpro.run.folder import RunDir
+from virnucpro.tree import Tree
 
 ATTRIBUTES: dict[str, str | int] = {
     "model": "esm2_t6_8M_UR50D",
@@ -110,20 +113,20 @@ def test_embeddings_and_failures_are_read_as_they_were_written(
     path: Path, per_residue: bool, n_orfs: int, n_failures: int
 ) -> None:
     embeddings = make_embeddings(n_orfs, per_residue=per_residue, n_failures=n_failures)
-    write_embeddings(path, embeddings, attributes_of(embeddings))
+    write_embeddings(path, embeddings, attributes_of(embeddings), Tree(path.parent))
     assert is_same(read_embeddings(path, attributes_of(embeddings)), embeddings)
 
 
 def test_ids_of_any_kind_come_back(path: Path) -> None:
     ids = ("../../x", "/etc/x", "[red]", "\x1b[31m", "\u00e9\U0001f9a0", "a" * 10_000, "\x7f", "'")
     embeddings = replace(make_embeddings(len(ids)), ids=ids)
-    write_embeddings(path, embeddings, ATTRIBUTES)
+    write_embeddings(path, embeddings, ATTRIBUTES, Tree(path.parent))
     assert read_embeddings(path, ATTRIBUTES).ids == ids
 
 
 def test_anyone_with_h5py_can_read_a_feature_file_by_the_documented_names(path: Path) -> None:
     embeddings = make_embeddings(5)
-    write_embeddings(path, embeddings, ATTRIBUTES)
+    write_embeddings(path, embeddings, ATTRIBUTES, Tree(path.parent))
     with h5py.File(path) as h5:
         assert h5["ids"].asstr()[:].tolist() == list(embeddings.ids)
         assert h5["ids"].dtype == h5py.string_dtype("utf-8")
@@ -164,7 +167,7 @@ def test_an_hdf5_file_of_another_program_is_refused(path: Path) -> None:
 def test_a_file_of_another_recipe_or_shard_is_refused_and_the_difference_named(
     path: Path, name: str
 ) -> None:
-    write_embeddings(path, make_embeddings(5), ATTRIBUTES)
+    write_embeddings(path, make_embeddings(5), ATTRIBUTES, Tree(path.parent))
     message = str(refusal_of(path, {**ATTRIBUTES, name: "another"}))
     assert f"has {name} " in message and message.endswith(", not another")
     refusal_of(path, {**ATTRIBUTES, f"new_{name}": ATTRIBUTES[name]})
@@ -177,7 +180,7 @@ def test_a_file_of_another_recipe_or_shard_is_refused_and_the_difference_named(
 def test_a_label_that_says_something_else_than_labels_do_is_refused(
     path: Path, attributes: object, failed_records: object
 ) -> None:
-    write_embeddings(path, make_embeddings(5), ATTRIBUTES)
+    write_embeddings(path, make_embeddings(5), ATTRIBUTES, Tree(path.parent))
     content = path.read_bytes()[: read_label(path, {}).n_bytes]
     label = {"attributes": attributes, "failed_records": failed_records}
     label |= {"n_bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
@@ -190,7 +193,7 @@ def test_a_label_that_says_something_else_than_labels_do_is_refused(
 
 def test_one_changed_bit_anywhere_in_the_label_or_its_seal_is_refused(path: Path) -> None:
     """Also where what it says is asked by nobody, or would be another label."""
-    write_embeddings(path, make_embeddings(5), ATTRIBUTES)
+    write_embeddings(path, make_embeddings(5), ATTRIBUTES, Tree(path.parent))
     whole, start = path.read_bytes(), read_label(path, {}).n_bytes
     assert len(whole) - start > 200
     for place in range(start, len(whole)):
@@ -215,19 +218,24 @@ def test_a_label_without_bound_is_refused_unread(path: Path) -> None:
 
 def test_the_file_of_another_shard_in_its_place_is_refused(path: Path) -> None:
     """Shards are told apart by their hash: a copied or renamed file does not pass."""
-    write_embeddings(path, make_embeddings(5, prefix="other"), {**ATTRIBUTES, "shard_sha256": "0"})
+    write_embeddings(
+        path,
+        make_embeddings(5, prefix="other"),
+        {**ATTRIBUTES, "shard_sha256": "0"},
+        Tree(path.parent),
+    )
     refusal_of(path)
 
 
 def test_a_value_that_was_changed_afterwards_is_refused(path: Path) -> None:
-    write_embeddings(path, make_embeddings(5), ATTRIBUTES)
+    write_embeddings(path, make_embeddings(5), ATTRIBUTES, Tree(path.parent))
     with h5py.File(path, "r+") as h5:
         h5["embeddings"][3, 1] += 1
     refusal_of(path)
 
 
 def test_rows_that_changed_places_are_refused(path: Path) -> None:
-    write_embeddings(path, make_embeddings(5), ATTRIBUTES)
+    write_embeddings(path, make_embeddings(5), ATTRIBUTES, Tree(path.parent))
     with h5py.File(path, "r+") as h5:
         h5["embeddings"][:] = h5["embeddings"][:][::-1]
     refusal_of(path)
@@ -275,7 +283,7 @@ def flips(content: bytes) -> Iterator[tuple[int, int]]:
 def test_damage_anywhere_is_refused_or_harmless_and_never_hangs(
     path: Path, is_truncation: bool
 ) -> None:
-    write_embeddings(path, make_embeddings(7, n_failures=1), ATTRIBUTES)
+    write_embeddings(path, make_embeddings(7, n_failures=1), ATTRIBUTES, Tree(path.parent))
     survey = multiprocessing.get_context("spawn").Process(
         target=survey_damage, args=(path, is_truncation)
     )
@@ -290,7 +298,7 @@ def test_damage_anywhere_is_refused_or_harmless_and_never_hangs(
 
 
 def test_a_truncated_file_is_refused_by_its_last_bytes(path: Path) -> None:
-    write_embeddings(path, make_embeddings(7, n_failures=1), ATTRIBUTES)
+    write_embeddings(path, make_embeddings(7, n_failures=1), ATTRIBUTES, Tree(path.parent))
     content = path.read_bytes()
     assert read_label(path, ATTRIBUTES).failed_records == ["contig_bad0"]
     for length, _ in truncations(content):
@@ -300,7 +308,7 @@ def test_a_truncated_file_is_refused_by_its_last_bytes(path: Path) -> None:
 
 
 def test_a_file_that_lost_a_block_in_its_middle_is_refused_by_its_last_bytes(path: Path) -> None:
-    write_embeddings(path, make_embeddings(7), ATTRIBUTES)
+    write_embeddings(path, make_embeddings(7), ATTRIBUTES, Tree(path.parent))
     content = path.read_bytes()
     path.write_bytes(content[:512] + content[1024:])
     with pytest.raises(FeatureFileError, match=r"its content has \d+ bytes of \d+"):
@@ -323,29 +331,30 @@ def no_file_longer_than(n_bytes: int) -> Iterator[None]:
 
 def test_a_write_that_finds_no_room_leaves_nothing(path: Path) -> None:
     with pytest.raises(StorageError, match="too large"), no_file_longer_than(1000):
-        write_embeddings(path, make_embeddings(5), ATTRIBUTES)
+        write_embeddings(path, make_embeddings(5), ATTRIBUTES, Tree(path.parent))
     assert list(path.parent.iterdir()) == []
 
 
 def test_a_disk_that_gives_another_bit_than_it_was_given_is_told(path, monkeypatch) -> None:
-    def write_bytes(self: Path, content: bytes) -> None:
-        with self.open("wb") as out:
-            out.write(content[:-1] + bytes([content[-1] ^ 1]))
+    class Faulty(io.FileIO):
+        def write(self, content: Any) -> int:
+            whole = bytes(content)
+            return super().write(whole[:-1] + bytes([whole[-1] ^ 1]))
 
-    monkeypatch.setattr(Path, "write_bytes", write_bytes)
+    monkeypatch.setattr("virnucpro.tree.NamedFile", Faulty)
     with pytest.raises(StorageError, match="reads back otherwise"):
-        write_embeddings(path, make_embeddings(5), ATTRIBUTES)
+        write_embeddings(path, make_embeddings(5), ATTRIBUTES, Tree(path.parent))
     assert not list(path.parent.iterdir())
 
 
 def test_a_write_that_fails_leaves_the_file_that_was_there(path: Path) -> None:
     before, after = make_embeddings(5), make_embeddings(9)
-    write_embeddings(path, before, ATTRIBUTES)
+    write_embeddings(path, before, ATTRIBUTES, Tree(path.parent))
     with pytest.raises(StorageError, match="too large"), no_file_longer_than(1000):
-        write_embeddings(path, after, ATTRIBUTES)
+        write_embeddings(path, after, ATTRIBUTES, Tree(path.parent))
     assert is_same(read_embeddings(path, ATTRIBUTES), before)
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
-    write_embeddings(path, after, ATTRIBUTES)
+    write_embeddings(path, after, ATTRIBUTES, Tree(path.parent))
     assert is_same(read_embeddings(path, ATTRIBUTES), after)
 
 
@@ -381,10 +390,10 @@ def test_a_write_that_is_interrupted_leaves_nothing(path: Path) -> None:
 
 
 def test_what_a_killed_write_left_is_swept_away_and_nothing_else(path: Path) -> None:
-    write_embeddings(path, make_embeddings(5), ATTRIBUTES)
+    write_embeddings(path, make_embeddings(5), ATTRIBUTES, Tree(path.parent))
     with pytest.raises(OutputError), atomic(path.with_name("000001.h5")) as temporary:
         temporary.write_bytes(b"half")
-        sweep(path.parent)  # as the next run does
+        Tree(path.parents[1]).sweep_folder(path.parent)  # as the next run does
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
 
 
@@ -398,7 +407,7 @@ def make_run(root: Path, *parts: Embeddings) -> list[IndexPart]:
     for i, embeddings in enumerate(parts):
         path = root / "features" / f"{i:06d}.h5"
         attributes = {**attributes_of(embeddings), "shard_sha256": f"{i}" * 64}
-        write_embeddings(path, embeddings, attributes)
+        write_embeddings(path, embeddings, attributes, Tree(path.parent))
         mask = np.ones(len(embeddings.ids), dtype=np.bool_)
         shown.append(IndexPart.of(path, mask, per_residue=embeddings.per_residue))
     return shown
@@ -424,7 +433,7 @@ def parts(request: pytest.FixtureRequest) -> list[Embeddings]:
 
 def test_the_index_shows_the_rows_of_all_files_in_their_order(tmp_path: Path, parts) -> None:
     index = tmp_path / "run" / "features.h5"
-    write_index(index, make_run(index.parent, *parts))
+    write_index(index, make_run(index.parent, *parts), Tree(index.parent))
     found = read_index(index)
     assert found.ids == tuple(orf_id for part in parts for orf_id in part.ids)
     assert found.lengths.tolist() == [n for part in parts for n in part.lengths.tolist()]
@@ -438,7 +447,7 @@ def test_the_index_leaves_out_what_is_masked(tmp_path: Path, parts) -> None:
     masked[0].mask[[0, 2, 3]] = False
     masked[1].mask[:] = False
     masked[3].mask[-1] = False
-    write_index(index, masked)
+    write_index(index, masked, Tree(index.parent))
     expected = {
         orf_id: rows
         for part, shown in zip(parts, masked, strict=True)
@@ -452,7 +461,7 @@ def test_the_index_leaves_out_what_is_masked(tmp_path: Path, parts) -> None:
 
 def test_the_index_works_after_the_run_folder_was_moved(tmp_path, parts, monkeypatch) -> None:
     index = tmp_path / "run" / "features.h5"
-    write_index(index, make_run(index.parent, *parts))
+    write_index(index, make_run(index.parent, *parts), Tree(index.parent))
     moved = tmp_path / "elsewhere" / "moved"
     moved.parent.mkdir()
     index.parent.rename(moved)
@@ -463,7 +472,7 @@ def test_the_index_works_after_the_run_folder_was_moved(tmp_path, parts, monkeyp
 
 def test_the_index_says_what_made_it_but_names_no_single_shard(tmp_path: Path, parts) -> None:
     index = tmp_path / "run" / "features.h5"
-    write_index(index, make_run(index.parent, *parts))
+    write_index(index, make_run(index.parent, *parts), Tree(index.parent))
     with h5py.File(index) as h5:
         expected = {**attributes_of(parts[0])}
         del expected["shard_sha256"]
@@ -478,7 +487,7 @@ def test_an_index_of_nothing_has_its_datasets_without_rows(tmp_path: Path) -> No
     for embeddings in (make_embeddings(0, n_failures=2), make_embeddings(3)):
         (part,) = make_run(index.parent, embeddings)
         part.mask[:] = False
-        write_index(index, [part])
+        write_index(index, [part], Tree(index.parent))
         assert read_index(index).ids == ()
         assert read_index(index).vectors.shape == (0, DIM)
 
@@ -486,7 +495,7 @@ def test_an_index_of_nothing_has_its_datasets_without_rows(tmp_path: Path) -> No
 def test_rows_of_a_file_that_is_gone_read_as_nan_never_as_zeros(tmp_path: Path) -> None:
     index = tmp_path / "run" / "features.h5"
     parts = make_run(index.parent, make_embeddings(3, prefix="a"), make_embeddings(2, prefix="b"))
-    write_index(index, parts)
+    write_index(index, parts, Tree(index.parent))
     parts[0].path.unlink()
     with h5py.File(index) as h5:
         assert np.isnan(h5["embeddings"][:3]).all()
@@ -500,7 +509,7 @@ def test_rows_of_a_file_that_is_gone_read_as_nan_never_as_zeros(tmp_path: Path) 
 @pytest.mark.parametrize("per_residue", [False, True], ids=["mean", "per-residue"])
 def test_npz_loads_without_pickle(tmp_path: Path, n_orfs: int, per_residue: bool) -> None:
     embeddings = make_embeddings(n_orfs, per_residue=per_residue)
-    save_npz(tmp_path / "000000.npz", embeddings)
+    save_npz(tmp_path / "000000.npz", embeddings, Tree(tmp_path))
     with np.load(tmp_path / "000000.npz", allow_pickle=False) as stored:
         found = Embeddings(
             tuple(stored["ids"].tolist()), stored["lengths"], stored["embeddings"], per_residue
@@ -514,7 +523,7 @@ def test_pt_loads_without_code_and_names_each_tensor(
     tmp_path: Path, n_orfs: int, per_residue: bool
 ) -> None:
     embeddings = make_embeddings(n_orfs, per_residue=per_residue)
-    save_pt(tmp_path / "000000.pt", embeddings)
+    save_pt(tmp_path / "000000.pt", embeddings, Tree(tmp_path))
     stored = torch.load(tmp_path / "000000.pt", weights_only=True)
     assert set(stored) == {"proteins", "data"}
     assert len(stored["proteins"]) == len(stored["data"]) == n_orfs
@@ -530,9 +539,9 @@ def test_the_same_content_gives_the_same_bytes_whenever_and_wherever(tmp_path: P
     parts = [make_embeddings(5, prefix="a", n_failures=1), make_embeddings(3, prefix="b")]
     for name in ("one", "two"):
         index = tmp_path / name / "features.h5"
-        write_index(index, make_run(index.parent, *parts))
-        save_npz(index.with_name("000000.npz"), parts[0])
-        save_pt(index.with_name("000000.pt"), parts[0])
+        write_index(index, make_run(index.parent, *parts), Tree(index.parent))
+        save_npz(index.with_name("000000.npz"), parts[0], Tree(index.parent))
+        save_pt(index.with_name("000000.pt"), parts[0], Tree(index.parent))
         time.sleep(1.1)  # HDF5 counts its time stamps in seconds
     for name in ("features/000000.h5", "features.h5", "000000.npz", "000000.pt"):
         first, second = tmp_path / "one" / name, tmp_path / "two" / name
@@ -540,6 +549,6 @@ def test_the_same_content_gives_the_same_bytes_whenever_and_wherever(tmp_path: P
 
 
 def test_a_pt_file_does_not_tell_which_process_wrote_it(tmp_path: Path) -> None:
-    save_pt(tmp_path / "000000.pt", make_embeddings(5))
+    save_pt(tmp_path / "000000.pt", make_embeddings(5), Tree(tmp_path))
     with zipfile.ZipFile(tmp_path / "000000.pt") as archive:
         assert not any(f".{os.getpid()}" in name for name in archive.namelist())

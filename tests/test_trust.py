@@ -24,18 +24,24 @@ from conftest import Tiny, open_dna
 from runs import again, assert_same_vectors, run_inline, tables, vectors
 from trainings import Training, run_here, settings
 
+from virnucpro import pipeline
 from virnucpro.cli.exits import Finished, exits
 from virnucpro.encoders.esm2.converted import convert, find_converted, open_esm2
 from virnucpro.encoders.esm2.weights import inspect_checkpoint
+from virnucpro.engine.executor import NoExecutor
 from virnucpro.errors import FeatureFileError, OutputError
 from virnucpro.evaluation.story import understand
-from virnucpro.options import EvaluateOptions, PredictOptions
+from virnucpro.events import EmbeddingStarted, OnEvent, Progress, Telling
+from virnucpro.options import EvaluateOptions, PredictOptions, RegionsOptions
 from virnucpro.outputs.features import check_index
 from virnucpro.records import Embeddings, Failure
+from virnucpro.regions import find_regions
+from virnucpro.report.story import report_folder
 from virnucpro.resolve import RunConfig, resolve
 from virnucpro.run.feature_file import read_embeddings, read_label, sealed_label, write_embeddings
 from virnucpro.run.folder import RunDir
 from virnucpro.training.config_file import read_config
+from virnucpro.tree import Tree
 
 
 class Payload:
@@ -213,7 +219,7 @@ def forge(
 ) -> None:
     """A feature file with a right label, changed in one thing."""
     good = Embeddings(("a",), np.ones(1, dtype=np.int32), np.ones((1, 4), dtype=np.float32))
-    write_embeddings(path, good, ATTRIBUTES)
+    write_embeddings(path, good, ATTRIBUTES, Tree(path.parent))
     change_content(path, change, failed_records)
 
 
@@ -348,9 +354,13 @@ def test_a_file_of_failures_alone_is_not_made_again_for_its_width(tmp_path) -> N
     nothing = np.empty(0, dtype=np.int32)
     for width in (0, 32):
         rows = np.empty((0, width), dtype=np.float32)
-        write_embeddings(path, Embeddings((), nothing, rows, failures=failures), ATTRIBUTES)
+        write_embeddings(
+            path, Embeddings((), nothing, rows, failures=failures), ATTRIBUTES, Tree(path.parent)
+        )
         assert read_embeddings(path, ATTRIBUTES, 32).failures == failures
-    write_embeddings(path, Embeddings((), nothing, rows[:, :7], failures=failures), ATTRIBUTES)
+    write_embeddings(
+        path, Embeddings((), nothing, rows[:, :7], failures=failures), ATTRIBUTES, Tree(path.parent)
+    )
     with pytest.raises(FeatureFileError, match="7 values of 32"):
         read_embeddings(path, ATTRIBUTES, 32)
 
@@ -413,6 +423,136 @@ def test_nothing_is_written_or_deleted_through_a_link_in_a_run_folder(
         given = options(tiny, tmp_path, output_dir=config.output, **how)
         assert ending_of(partial(resolve, given, print)) == (exit_code, shown)
         assert content_of(outside) == before and (config.output / name).is_symlink()
+
+
+def scored(folder: Path, **changes: object) -> Path:
+    """A finished run of the scorer on two files, with tables of each. Returns its folder."""
+    rng = np.random.default_rng(4)
+    for name in "ab":
+        (folder / f"{name}.fa").write_text(f">{name}\n{open_dna(900, rng)}\n")
+    predict_again(folder, **changes)
+    return folder / "run"
+
+
+def predict_again(folder: Path, on_event: OnEvent = lambda _: None, **changes: object) -> None:
+    inputs = (folder / "a.fa", folder / "b.fa")
+    usual = {"input": inputs, "output_dir": folder / "run", "device": "cpu", "per_file": True}
+    pipeline.predict(PredictOptions(**usual | changes), on_event, lambda _: NoExecutor())
+
+
+COMMANDS = {
+    "predict": lambda folder: predict_again(folder),
+    "resume": lambda folder: predict_again(folder, resume=True),
+    "force": lambda folder: predict_again(folder, force=True),
+    "regions": lambda folder: find_regions(RegionsOptions(folder=folder / "run"), lambda _: None),
+    "report": lambda folder: report_folder(folder / "run"),
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("name", ["samples", "samples/b", "logs", ".planned.tmp", ".parsl.tmp"])
+def test_no_command_writes_or_deletes_through_a_link_at_any_depth(tmp_path, name, command) -> None:
+    run, outside = scored(tmp_path), tmp_path / "outside"
+    outside.mkdir()
+    if not (run / name).exists():
+        (run / name).mkdir()
+        (run / name / "precious").touch()
+    put_outside(run / name, outside)
+    before, inside = content_of(outside), content_of(run)
+    exit_code, shown = ending_of(partial(COMMANDS[command], tmp_path))
+    assert exit_code == 73 and f"{run / name} is a link to {outside / Path(name).name}" in shown
+    assert content_of(outside) == before and (run / name).is_symlink()
+    assert content_of(run) == inside  # not even the log
+
+
+def test_a_link_in_the_place_of_an_output_of_one_file_is_replaced(tmp_path) -> None:
+    """What it leads to stays."""
+    run, mine = scored(tmp_path), tmp_path / "mine"
+    before = content_of(run / "samples")
+    mine.write_text("precious")
+    for name in ("predictions.tsv", "viral.fasta"):
+        (run / "samples/a" / name).unlink()
+        (run / "samples/a" / name).symlink_to(mine)
+    predict_again(tmp_path, resume=True)
+    assert mine.read_text() == "precious" and content_of(run / "samples") == before
+    assert not any(path.is_symlink() for path in run.rglob("*"))
+
+
+@pytest.mark.parametrize("command", ["resume", "regions"])
+def test_a_link_that_is_placed_while_a_command_runs_leads_it_nowhere(tmp_path, command) -> None:
+    """After every check of its beginning."""
+    run, outside = scored(tmp_path), tmp_path / "outside"
+    outside.mkdir()
+    before: dict[str, bytes] = {}
+
+    def place(event: Telling) -> None:
+        if not before and isinstance(event, Progress):
+            put_outside(run / "samples/b", outside)
+            before.update(content_of(outside))
+
+    def go() -> None:
+        if command == "resume":
+            predict_again(tmp_path, place, resume=True)
+        else:
+            find_regions(RegionsOptions(folder=run), place)
+
+    exit_code, shown = ending_of(go)
+    assert exit_code == 73 and f"{run / 'samples/b'} is a link to {outside / 'b'}" in shown
+    assert content_of(outside) == before
+    assert not [path for path in run.rglob("*") if path.name.endswith(".tmp")]
+
+
+@pytest.mark.parametrize("name", ["features", "shards"])
+def test_a_link_that_is_placed_while_vectors_are_made_leads_them_nowhere(
+    tmp_path, tiny, make_config, name
+) -> None:
+    fasta = tmp_path / "in.fa"
+    fasta.write_text(f">a\n{open_dna(300, np.random.default_rng(3))}\n")
+    config, outside = make_config(fasta), tmp_path / "outside"
+    outside.mkdir()
+    before: dict[str, bytes] = {}
+
+    def place(event: Telling) -> None:
+        if isinstance(event, EmbeddingStarted):
+            put_outside(config.output / name, outside)
+            before.update(content_of(outside))
+
+    exit_code, shown = ending_of(partial(run_inline, config, tiny.head, place))
+    assert exit_code == 73 and f"{config.output / name} is a link to" in shown
+    assert before and content_of(outside) == before
+
+
+def test_a_link_that_is_placed_before_an_input_is_copied_leads_the_copy_nowhere(tmp_path) -> None:
+    """An input inside the run folder is copied: a later start must find it."""
+    run, outside = tmp_path / "run", tmp_path / "outside"
+    for folder in (run, outside):
+        folder.mkdir()
+    (run / "in.fa").write_text(f">a\n{open_dna(900, np.random.default_rng(3))}\n")
+
+    def place(_: Telling) -> None:
+        if not (run / "inputs").is_symlink():
+            (run / "inputs").symlink_to(outside)
+
+    exit_code, shown = ending_of(partial(predict_again, tmp_path, place, input=(run / "in.fa",)))
+    assert exit_code == 73 and f"{run / 'inputs'} is a link to {outside}" in shown
+    assert not list(outside.iterdir())
+
+
+@pytest.mark.parametrize("command", ["resume", "force", "regions", "report"])
+def test_every_command_that_locks_a_run_folder_sweeps_what_a_killed_one_left(
+    tmp_path, command
+) -> None:
+    run = scored(tmp_path)
+    left = [".predictions.tsv.0123abcd.tmp", "samples/b/.viral.fasta.0123abcd.tmp"]
+    left += [".planned.tmp/shards/000000.faa", "features/.000000.h5.0123abcd.tmp"]
+    left += ["features/.000000.host-7.partial"]
+    mine = [".notes.tmp", "samples/b/.0123abcd.tmp.txt"]
+    for name in (*left, *mine):
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        (run / name).write_text("half")
+    COMMANDS[command](tmp_path)
+    assert not [name for name in left if (run / name).exists()]
+    assert [(run / name).read_text() for name in mine] == ["half"] * 2
 
 
 def test_a_run_folder_may_be_a_link_and_where_it_leads_is_said(tmp_path, tiny, make_config) -> None:

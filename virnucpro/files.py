@@ -14,6 +14,7 @@ import io
 import json
 import lzma
 import os
+import re
 import secrets
 import stat
 import sys
@@ -32,6 +33,7 @@ else:
     from backports import zstd
 
 OnBlock = Callable[[bytes | memoryview], object]
+Opener = Callable[[str, int], int]  # for ``open``: takes a path and flags, gives a descriptor
 ZstdError = zstd.ZstdError
 EMBEDDED_FOLDER = Path(__file__).parent / "embedded"  # the models that are part of the package
 TEMPORARY = ".tmp"  # ends the name of every temporary file
@@ -39,6 +41,7 @@ MOST_JSON = 2**28  # bytes of a file of JSON; run.json has 400 for each input
 _DEEPEST = 64  # levels of JSON; files of ours have a handful
 _MOST_DIGITS = 21  # of a number of 64 bits, with its sign
 _N_DIGITS = 8  # before that, hexadecimal
+_TEMPORARY = re.compile(rf"\..*\.[0-9a-f]{{{_N_DIGITS}}}{re.escape(TEMPORARY)}", re.DOTALL)
 _BLOCK = 1 << 20
 _PACKED_BLOCK = 1 << 16  # what is left of it is copied at the end of each stream
 _BGZIP = b"BC\x02\0"  # in the header of each member that bgzip writes
@@ -125,14 +128,23 @@ def refuse_links(folder: Path, names: Iterable[str]) -> None:
     Raises:
         OutputError: one of these names is a symbolic link.
     """
-    for path in (folder / name for name in names):
-        if path.is_symlink():
-            raise OutputError(
-                f"{printable(path)} is a link to {printable(path.readlink())}: nothing is written "
-                "or deleted through a link inside the output folder",
-                hint="put what it leads to in its place, or delete the link; to use another disk, "
-                "name a folder there with --output-dir, or make the whole folder a link",
-            )
+    for name in names:
+        refuse_link(folder / name)
+
+
+def refuse_link(path: Path, folder: int | None = None) -> None:
+    """The same of one path, whose last name is looked up in an open folder, if one is given."""
+    name = path if folder is None else path.name
+    try:
+        target = os.readlink(name, dir_fd=folder)
+    except OSError:  # it is no link, or not there
+        return
+    raise OutputError(
+        f"{printable(path)} is a link to {printable(target)}: nothing is written "
+        "or deleted through a link inside the output folder",
+        hint="put what it leads to in its place, or delete the link; to use another disk, "
+        "name a folder there with --output-dir, or make the whole folder a link",
+    )
 
 
 def open_plain(path: Path) -> BinaryIO:
@@ -238,28 +250,14 @@ def temporary_beside(path: Path) -> Path:
 
 
 @contextmanager
-def open_table(path: Path) -> Iterator[TextIO]:
-    """Write text that may hold what is not UTF-8, as one of several files that grow together."""
-    with open_named(path) as content:
-        out = io.TextIOWrapper(content, "utf-8", "surrogateescape", newline="\n")
-        yield out
-        out.flush()
+def as_text(content: BinaryIO) -> Iterator[TextIO]:
+    """Write text that may hold what is not UTF-8 into a file, which stays open."""
+    out = io.TextIOWrapper(content, "utf-8", "surrogateescape", newline="\n")
+    yield out
+    out.detach()
 
 
-@contextmanager
-def open_named(path: Path) -> Iterator[BinaryIO]:
-    """Write bytes, as to one of several files that grow together."""
-    out = io.BufferedWriter(_NamedFile(str(path), "w"))
-    try:
-        yield out
-    except BaseException:
-        with suppress(OSError):  # the first error is the one to tell
-            out.close()
-        raise
-    out.close()
-
-
-class _NamedFile(io.FileIO):
+class NamedFile(io.FileIO):
     """A file whose errors of writing name it, as those of opening do."""
 
     def write(self, content: Any) -> int:  # noqa: ANN401 - all that has bytes
@@ -278,11 +276,9 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def sweep(folder: Path) -> None:
-    """Delete the temporary files that a killed run left in ``folder``, and nobody else's."""
-    for leftover in folder.glob(f".*.{_N_DIGITS * '[0-9a-f]'}{TEMPORARY}"):
-        with suppress(OSError):  # it does no harm
-            leftover.unlink()
+def is_temporary(name: str) -> bool:
+    """Whether a file has a name that ``temporary_beside`` gives."""
+    return _TEMPORARY.fullmatch(name) is not None
 
 
 def open_binary(path: Path, on_block: OnBlock | None = None) -> BinaryIO:

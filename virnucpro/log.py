@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -71,14 +71,16 @@ class ConsoleFilter(logging.Filter):
         )
 
 
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a log: a pipe that nobody reads is refused, and not waited for."""
+    return os.open(path, flags | os.O_NONBLOCK, 0o666)
+
+
 class _QuietFileHandler(logging.FileHandler):
-    """A log that cannot be written is told once: it must not stop a run, nor fill the terminal.
+    """A log that cannot be written is told once: it must not stop a run, nor fill the terminal."""
 
-    ``flags`` are those of ``os.open``, beside the usual ones.
-    """
-
-    def __init__(self, path: Path, flags: int) -> None:
-        self._flags, self._is_told = flags, False
+    def __init__(self, path: Path, opener: Callable[[str, int], int]) -> None:
+        self._opener, self._is_told = opener, False
         super().__init__(path, encoding="utf-8", errors="backslashreplace")
 
     def _open(self) -> Any:  # noqa: ANN401 - as in the class above it
@@ -87,12 +89,11 @@ class _QuietFileHandler(logging.FileHandler):
             self.mode,
             encoding=self.encoding,
             errors=self.errors,
-            opener=self._open_at_once,
+            opener=self._open_and_wait,
         )
 
-    def _open_at_once(self, path: str, flags: int) -> int:
-        """A pipe that nobody reads is refused, and not waited for."""
-        descriptor = os.open(path, flags | self._flags | os.O_NONBLOCK, 0o666)
+    def _open_and_wait(self, path: str, flags: int) -> int:
+        descriptor = self._opener(path, flags)
         os.set_blocking(descriptor, True)
         return descriptor
 
@@ -123,9 +124,11 @@ def logging_to(handler: logging.Handler, level: int = logging.INFO) -> Iterator[
 
 
 @contextmanager
-def logging_to_file(path: Path, flags: int = 0) -> Iterator[None]:
-    """Append the log to a file, opened with these flags too, for the time of the block."""
-    handler = _QuietFileHandler(path, flags)
+def logging_to_file(
+    path: Path, opener: Callable[[str, int], int] = _open_at_once
+) -> Iterator[None]:
+    """Append the log to a file, opened by ``opener``, for the time of the block."""
+    handler = _QuietFileHandler(path, opener)
     with logging_to(handler, LOGGER.level or logging.INFO):
         try:
             yield

@@ -55,6 +55,7 @@ from virnucpro.resolve import RunConfig, resolve
 from virnucpro.run.backlog import Backlog
 from virnucpro.run.features import FeatureStore, OnShard
 from virnucpro.run.folder import RunDir
+from virnucpro.run.hashes import OUTPUTS, hash_outputs
 from virnucpro.run.intake import open_run, refuse_to_clear
 from virnucpro.run.lock import own_name
 from virnucpro.run.machine import MachineLog
@@ -110,7 +111,6 @@ def run(config: RunConfig, executor: Executor, on_event: OnEvent) -> Summary:
     with rundir.in_use(), closing(executor):
         rundir.check_free(resume=config.options.resume, force=config.options.force)
         LOGGER.info("virnucpro %s: %s", __version__, printable(" ".join(config.options.argv)))
-        rundir.sweep()
         with summary.stage(STAGES[0]), rundir.planning():
             results, job = begin(config, executor, summary, on_event)
         if config.options.plan_only:
@@ -165,7 +165,7 @@ def begin(
         announce(f"calls: {summary.cut}")
     if recorded is not None and summary.cut != recorded.cut != "":
         announce(f"before, records were called by another cut: {recorded.cut}")
-    rundir.report.unlink(missing_ok=True)  # it is of another state
+    rundir.delete(rundir.report)  # it is of another state
     results = Results(
         rundir=rundir,
         manifest=manifest,
@@ -360,7 +360,8 @@ def _on_shard(on_event: OnEvent, stage: str) -> OnShard:
 def close_run(config: RunConfig, rundir: RunDir, manifest: Manifest, summary: Summary) -> None:
     """Write the outcome into ``run.json``, delete intermediate files, and write the page."""
     facts = _facts(config, manifest, "partial" if summary.exit_code else "complete")
-    rundir.write_manifest(manifest, {**facts, "counts": summary.facts})
+    outcome = {"counts": summary.facts, OUTPUTS: hash_outputs(rundir)}
+    rundir.write_manifest(manifest, {**facts, **outcome})
     if not config.options.keep_intermediate and not summary.records.n_failed_frames:
         rundir.clear_shards()
     if config.options.report:

@@ -25,9 +25,10 @@ from virnucpro.outputs.summary import region_line
 from virnucpro.outputs.write import in_first_places, open_sinks_of_samples
 from virnucpro.records import Call, FastaRecord, RecordResult
 from virnucpro.report.run import write_run_page
-from virnucpro.run.folder import RunDir, no_run
+from virnucpro.run.folder import PAGE, RunDir, no_run
+from virnucpro.run.hashes import REGION_FILES, check_outputs, rewriting
 from virnucpro.run.manifest import Manifest
-from virnucpro.scoring.regions import embedded_finder
+from virnucpro.scoring.regions import RegionFinder, embedded_finder
 from virnucpro.sequences.inputs import InputFile, check_recorded, expected_letters, generations
 
 
@@ -43,29 +44,43 @@ def find_regions(options: RegionsOptions, on_event: OnEvent) -> Counter[str]:
     with rundir.in_use():
         manifest = _finished_run(rundir)
         LOGGER.info("virnucpro %s: %s", __version__, printable(" ".join(options.argv)))
+        check_outputs(rundir, but=(PAGE, *REGION_FILES))
         inputs = check_recorded(manifest.inputs)
         finder = embedded_finder(manifest.recipe.genetic_code, model=region_model)
         announce(f"regions: learned from {finder.model.training}")
-        kinds, n_letters = Counter[str](), 0
-        total = expected_letters(inputs)
-        with ExitStack() as stack:
-            sinks: tuple[type[Sink], ...] = (RecordTable, *REGION_SINKS)
-            adds = [stack.enter_context(open_sinks(sinks, Place(rundir.root, rundir.shards)))]
-            if rundir.samples.is_dir():
-                samples = [file.sample for file in inputs if not file.generation]
-                adds.append(stack.enter_context(open_sinks_of_samples(rundir, sinks, samples)))
-            for record, call in _records_and_calls(rundir, manifest, inputs):
-                result = finder.add_to(RecordResult(record, [], call))
-                portion = Portion.of(record.sample, [result], sinks)
-                for add in adds:
-                    add(portion)
-                kinds += result.region_kinds
-                n_letters += len(record.sequence)
-                on_event(Progress("looking for regions", n_letters, total, "letters"))
-        _note_in_manifest(rundir, manifest, kinds, region_model)
+        with rewriting(rundir, (RecordTable.file, *REGION_FILES)):
+            kinds = _write_files(rundir, manifest, inputs, finder, on_event)
+            _note_in_manifest(rundir, manifest, kinds, region_model)
         if rundir.report.exists():
             write_run_page(rundir)
         LOGGER.info("%s", region_line(kinds.total(), kinds["whole"]))
+    return kinds
+
+
+def _write_files(
+    rundir: RunDir,
+    manifest: Manifest,
+    inputs: Sequence[InputFile],
+    finder: RegionFinder,
+    on_event: OnEvent,
+) -> Counter[str]:
+    """Write the files of regions, and the table of records with its notes."""
+    kinds, n_letters, total = Counter[str](), 0, expected_letters(inputs)
+    sinks: tuple[type[Sink], ...] = (RecordTable, *REGION_SINKS)
+    place = Place(rundir.root, rundir, rundir.shards)
+    with ExitStack() as stack:
+        adds = [stack.enter_context(open_sinks(sinks, place))]
+        if rundir.samples.is_dir():
+            samples = [file.sample for file in inputs if not file.generation]
+            adds.append(stack.enter_context(open_sinks_of_samples(rundir, sinks, samples)))
+        for record, call in _records_and_calls(rundir, manifest, inputs):
+            result = finder.add_to(RecordResult(record, [], call))
+            portion = Portion.of(record.sample, [result], sinks)
+            for add in adds:
+                add(portion)
+            kinds += result.region_kinds
+            n_letters += len(record.sequence)
+            on_event(Progress("looking for regions", n_letters, total, "letters"))
     return kinds
 
 

@@ -322,5 +322,4 @@ def cleared(job: Job) -> Iterator[None]:
         yield
     finally:
         for store in job.stores:
-            for partial in store.folder.glob(f".*.{job.owner}.partial"):
-                partial.unlink(missing_ok=True)
+            store.delete_partials(job.owner)

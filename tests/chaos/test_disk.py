@@ -7,6 +7,7 @@ every file a run writes gets to be the one that fails. ``--rounds 32`` strikes e
 from __future__ import annotations
 
 import errno
+import fcntl
 import gzip
 import hashlib
 import json
@@ -50,6 +51,20 @@ UNREADABLE = {errno.EIO: 74, errno.EMFILE: 74, errno.EACCES: 73, errno.ESTALE: 7
 Strike = Callable[[int, str], None]  # the number of a call, and its path
 
 
+# where a call has the open folder that a relative path begins in
+_DESCRIPTORS = {"os.rename": 2, "os.remove": 1, "os.mkdir": 2}
+
+
+def path_of(descriptor: object) -> Path:
+    """The path of an open folder; without one, of the current folder."""
+    if descriptor == -1:
+        return Path()
+    if sys.platform == "darwin":
+        path = fcntl.fcntl(descriptor, fcntl.F_GETPATH, bytes(1024))
+        return Path(os.fsdecode(path.rstrip(b"\0")))
+    return Path(f"/proc/self/fd/{descriptor}").readlink()
+
+
 class Calls:
     """Hears of every file that is opened, made, renamed or deleted below a folder."""
 
@@ -63,6 +78,8 @@ class Calls:
         if not self.folder or event not in ("open", "os.rename", "os.remove", "os.mkdir"):
             return
         path = os.fspath(arguments[0]) if isinstance(arguments[0], (str, Path)) else ""
+        if event in _DESCRIPTORS:
+            path = str(path_of(arguments[_DESCRIPTORS[event]]) / path)
         if not path.startswith(self.folder):
             return
         if event == "open" and set("wax+") & set(str(arguments[1])):

@@ -17,6 +17,7 @@ from virnucpro.encoders.base import Encoder, Pending, Rows
 from virnucpro.files import writing
 from virnucpro.log import printable
 from virnucpro.records import Embeddings, Failure, Orf
+from virnucpro.tree import Tree
 
 _T = TypeVar("_T")
 
@@ -179,23 +180,25 @@ class ShardRows:
         self.vectors[self._rows_of(batch)] = rows
         self.done[batch] = True
 
-    def save(self, batch: list[int], path: Path) -> None:
+    def save(self, batch: list[int], tree: Tree, path: Path) -> None:
         """Append the rows of a batch; a kill in the middle leaves whole rows before it."""
         rows = self._rows_of([i for i in batch if i not in self.reasons])
         saved = np.empty(len(rows), dtype=self._saved)
         saved["row"], saved["vector"] = rows, self.vectors[rows]
-        with writing(path), path.open("ab") as out:
+        with writing(path), tree.open(path, "a") as out:
             out.write(saved.tobytes())
 
-    def restore(self, path: Path) -> None:
+    def restore(self, tree: Tree, path: Path) -> None:
         """Take over what an earlier attempt of this run saved."""
-        if not path.exists():
+        try:
+            partial = tree.open(path, "r+")
+        except FileNotFoundError:
             return
-        content = path.read_bytes()
-        whole = len(content) // self._saved.itemsize * self._saved.itemsize
+        with partial:
+            content = partial.read()
+            whole = len(content) // self._saved.itemsize * self._saved.itemsize
+            partial.truncate(whole)
         saved = np.frombuffer(content[:whole], dtype=self._saved)
-        with path.open("r+b") as out:
-            out.truncate(whole)
         self.vectors[saved["row"]] = saved["vector"]
         filled = np.isfinite(self.vectors).all(axis=1)
         self.done |= np.logical_and.reduceat(filled, self.bounds[:-1])

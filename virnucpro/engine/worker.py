@@ -17,7 +17,6 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 import torch
@@ -50,6 +49,7 @@ from virnucpro.events import (
 from virnucpro.files import disk_error
 from virnucpro.log import printable
 from virnucpro.records import Orf, Shard
+from virnucpro.run.features import FeatureStore
 from virnucpro.run.shards import read_shard
 
 _STORAGE_ERRORS = (OSError, OutputError, StorageError)
@@ -150,10 +150,10 @@ class Worker:
         yield from self._written()
 
     def _opened(self, attempt: Attempt) -> _Open:
-        started, shard, owner = time.monotonic(), attempt.shard, self.job.owner
+        started, shard = time.monotonic(), attempt.shard
         orfs = [orf for orf in read_shard(shard) if orf.copy_of is None]
         embeddings = [
-            _Embedding(self, encoder, attempt, orfs, store.partial(shard, owner))
+            _Embedding(self, encoder, attempt, orfs, store)
             for encoder, store in zip(self.encoders, self.job.stores, strict=True)
         ]
         return _Open(attempt, started, embeddings)
@@ -231,7 +231,7 @@ class Worker:
     def _write(self, shard: Shard, rows: Sequence[ShardRows]) -> float:
         for store, each in zip(self.job.stores, rows, strict=True):
             store.write(shard, each.finish())
-            store.partial(shard, self.job.owner).unlink(missing_ok=True)
+            store.tree.delete(store.partial(shard, self.job.owner))
         return time.monotonic()
 
     def _not_stored(self, shard: Shard, error: OSError | OutputError | StorageError) -> ShardFailed:
@@ -255,16 +255,16 @@ class _Embedding:
         encoder: Encoder,
         attempt: Attempt,
         orfs: Sequence[Orf],
-        partial: Path,
+        store: FeatureStore,
     ) -> None:
         self.worker, self.encoder, self.attempt = worker, encoder, attempt
         self.sequences = [orf.text(encoder.spec.reads) for orf in orfs]
         lengths = list(map(len, self.sequences))
         self.rows = ShardRows(orfs, lengths, encoder)
         self.rows.condemn(attempt.condemned)
-        self.partial = partial
+        self.tree, self.partial = store.tree, store.partial(attempt.shard, worker.job.owner)
         if attempt.n_losses:
-            self.rows.restore(self.partial)
+            self.rows.restore(self.tree, self.partial)
         budget = worker.tokens_per_batch[encoder.spec]
         self.batches = Batches(encoder, lengths, budget, attempt.suspects)
         # after a loss one batch at a time: there must be no doubt which one is at fault
@@ -298,7 +298,7 @@ class _Embedding:
             case TooLarge(reason=reason) | Refused(reason=reason):
                 self.rows.condemn(dict.fromkeys(batch, reason))
         if self.attempt.n_losses:
-            self.rows.save(batch, self.partial)
+            self.rows.save(batch, self.tree, self.partial)
         n_tokens = self.batches.n_tokens(batch)
         shard, memory = self.attempt.shard, self.worker.memory()
         yield BatchDone(self.worker.name, shard, tuple(batch), n_tokens, memory, n_repeated)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from virnucpro.files import atomic, open_named
+from virnucpro.tree import Tree
 
 Values = NDArray[Any]
 Rows = NDArray[np.int64]
@@ -138,7 +138,7 @@ def growing(path: Path, dtype: str, width: int | None = None) -> Iterator[Callab
     """
     row_shape = () if width is None else (width,)
     n_rows = 0
-    with atomic(path) as temporary, open_named(temporary) as out:
+    with Tree(path.parents[1]).replacing(path) as out:
         _write_header(out, dtype, (n_rows, *row_shape))
 
         def add(values: Values) -> None:

@@ -24,15 +24,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.files import (
-    atomic,
-    open_table,
-    read_json,
-    sha256,
-    sweep,
-    write_whole,
-    writing,
-)
+from virnucpro.files import as_text, read_json, sha256, writing
 from virnucpro.labelled.arrays import ArrayRows, Mapped, Rows, Texts, growing, growing_texts
 from virnucpro.labelled.digests import record_digest
 from virnucpro.labelled.frames import LabelledFrames, translate_records
@@ -42,6 +34,7 @@ from virnucpro.records import FastaRecord
 from virnucpro.sequences.composition import N_FEATURES, frame_composition
 from virnucpro.sequences.fasta import write_record
 from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
+from virnucpro.tree import Tree
 
 VECTORS = "vectors.npy"
 _LABEL, _RECORDS = "label.json", "records.json"
@@ -84,7 +77,7 @@ class Labels:
 
 def copying(pairs: Iterable[Labelled], path: Path) -> Iterator[Labelled]:
     """The same records; when all have passed, one FASTA file has them, with their ids."""
-    with atomic(path) as temporary, open_table(temporary) as out:
+    with Tree(path.parent).replacing(path) as content, as_text(content) as out:
         for labelled, record in pairs:
             write_record(out, record.id, record.sequence)
             yield labelled, record
@@ -101,11 +94,12 @@ def write_frames(
     Raises:
         OutputError, StorageError: as ``files.writing``.
     """
+    tree = Tree(folder.parent)
     with writing(folder):
-        folder.mkdir(exist_ok=True)
+        tree.make_folder(folder)
         for name in (_LABEL, VECTORS):
-            (folder / name).unlink(missing_ok=True)
-    sweep(folder)
+            tree.delete(folder / name)
+    tree.sweep_folder(folder)
     noted: list[tuple[object, ...]] = []
 
     def noting() -> Iterator[FastaRecord]:
@@ -125,13 +119,14 @@ def write_frames(
             add_ids(block.ids)
             add_composition(frame_composition(block.bases))
             add_places(np.array(block.places, dtype=np.int64).reshape(-1, 3))
-    write_whole(folder / _RECORDS, json.dumps(noted))
+    tree.write_whole(folder / _RECORDS, json.dumps(noted))
 
 
 def write_label(folder: Path, source: FrameOrigin, *beside: Path) -> None:
     """Say of the frames, and of files that were made with them, that they are whole."""
     hashes = {str(path): digest for path, digest in _hashes(folder, beside).items()}
-    write_whole(folder / _LABEL, json.dumps({"source": asdict(source), "files": hashes}, indent=2))
+    label = {"source": asdict(source), "files": hashes}
+    Tree(folder.parent).write_whole(folder / _LABEL, json.dumps(label, indent=2))
 
 
 def are_whole(folder: Path, source: FrameOrigin, *beside: Path) -> bool:
@@ -152,7 +147,7 @@ def delete_frames(folder: Path, *beside: Path) -> None:
     with suppress(OSError):  # it is told what went wrong before
         shutil.rmtree(folder)
     for path in beside:
-        path.unlink(missing_ok=True)
+        Tree(path.parent).delete(path)
 
 
 def read_labels(folder: Path) -> Labels:

@@ -96,7 +96,7 @@ class ShardTask:
         files = []
         for store, features in zip(maker.stores, of_encoders, strict=True):
             for path, embeddings in features.files:
-                export(path, embeddings, maker.feature_format, store.encoder.reads)
+                export(path, embeddings, maker.feature_format, store.encoder.reads, store.tree)
             files.append(shown_files(features, unseen, per_residue=store.encoder.per_residue))
         reasons: dict[str, str] = {}
         for features in reversed(of_encoders):

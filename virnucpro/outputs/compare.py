@@ -7,7 +7,7 @@ either. Rows are joined by id. The rows of one, and the ids of both, are held in
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from math import isfinite
@@ -20,6 +20,8 @@ from virnucpro.files import disk_error, open_plain
 from virnucpro.log import printable
 from virnucpro.outputs.read import read_calls
 from virnucpro.outputs.sinks import ChunkTable, FrameTable, RecordTable
+from virnucpro.run.folder import RunDir
+from virnucpro.run.hashes import check_outputs
 
 _ROUNDING = 1e-9  # of differences between scores, which have 6 decimals
 _N_EXAMPLES = 3  # ids of each kind of difference
@@ -93,7 +95,20 @@ def compare(a: Path, b: Path) -> list[TableComparison]:
             f"{printable(b)} has {' and '.join(tables_of_b)}: no table in common",
             hint="name two folders, or two files of one kind",
         )
+    for tables in (tables_of_a, tables_of_b):
+        _check_hashes([tables[name] for name in names])
     return [_compare_table(name, tables_of_a[name], tables_of_b[name]) for name in names]
+
+
+def _check_hashes(tables: Sequence[Path]) -> None:
+    """Check that tables of a run folder, which lie in it, are as they were written.
+
+    Raises:
+        InputError: one is not.
+    """
+    rundir = RunDir(tables[0].parent)
+    if rundir.manifest.is_file():
+        check_outputs(rundir, only=[table.name for table in tables])
 
 
 def report_lines(comparisons: list[TableComparison]) -> list[str]:

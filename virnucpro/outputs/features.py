@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from virnucpro.config import FeatureFormat, Reads
 from virnucpro.errors import FeatureFileError
-from virnucpro.files import atomic, write_whole
 from virnucpro.log import announce, printable
 from virnucpro.numeric import Mask, runs_of
 from virnucpro.records import Embeddings
@@ -28,6 +27,7 @@ from virnucpro.run.feature_file import (
     refusal,
 )
 from virnucpro.run.features import FeatureStore
+from virnucpro.tree import Tree
 
 # an index opens all its parts at once, and reads those over the limit of open files, which is
 # usually 1,024, as NaN and empty ids; HDF5 says nothing
@@ -63,8 +63,8 @@ class IndexPart:
 class FeatureIndex:
     """One HDF5 file over the feature files of an encoder, unless they are too many for one."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, tree: Tree) -> None:
+        self.path, self.tree = path, tree
         self.n_parts = 0
         self.parts: list[IndexPart] = []
 
@@ -76,9 +76,9 @@ class FeatureIndex:
     def write(self, features: Path) -> None:
         """Write it; or delete an old one, and say why there is none over the files of a folder."""
         if self.n_parts <= MAX_PARTS:
-            write_index(self.path, self.parts)
+            write_index(self.path, self.parts, self.tree)
             return
-        self.path.unlink(missing_ok=True)
+        self.tree.delete(self.path)
         announce(
             f"no {self.path.name}: HDF5 cannot join {self.n_parts:,} files ({MAX_PARTS:,} at "
             f"most); read those in {printable(features)} one by one"
@@ -93,7 +93,7 @@ class _Piece(NamedTuple):
     rows: slice
 
 
-def write_index(path: Path, parts: Sequence[IndexPart]) -> None:
+def write_index(path: Path, parts: Sequence[IndexPart], tree: Tree) -> None:
     """Write one HDF5 file whose ``ids``, ``lengths`` and ``embeddings`` are those of many.
 
     The datasets are virtual and name the parts, ``MAX_PARTS`` at most, by relative paths, so that
@@ -131,7 +131,7 @@ def write_index(path: Path, parts: Sequence[IndexPart]) -> None:
             h5.create_virtual_dataset(name, layout, np.nan if name == "embeddings" else None)
         h5.flush()
         content = bytes(h5.id.get_file_image())
-    write_whole(path, content)
+    tree.write_whole(path, content)
 
 
 def check_index(path: Path) -> None:
@@ -222,20 +222,22 @@ def _lay_out(
     return layout
 
 
-def export(path: Path, embeddings: Embeddings, layout: FeatureFormat, reads: Reads) -> None:
+def export(
+    path: Path, embeddings: Embeddings, layout: FeatureFormat, reads: Reads, tree: Tree
+) -> None:
     """Write the content of a feature file beside it, in another format."""
     match layout:
         case "npz":
-            save_npz(path.with_suffix(".npz"), embeddings)
+            save_npz(path.with_suffix(".npz"), embeddings, tree)
         case "pt" if reads == "dna":
-            save_pt_of_bases(path.with_suffix(".pt"), embeddings)
+            save_pt_of_bases(path.with_suffix(".pt"), embeddings, tree)
         case "pt":
-            save_pt(path.with_suffix(".pt"), embeddings)
+            save_pt(path.with_suffix(".pt"), embeddings, tree)
 
 
-def save_npz(path: Path, embeddings: Embeddings) -> None:
+def save_npz(path: Path, embeddings: Embeddings, tree: Tree) -> None:
     """``ids``, ``lengths`` and ``embeddings``, for ``numpy.load`` without pickle."""
-    with atomic(path) as temporary, temporary.open("wb") as out:
+    with tree.replacing(path) as out:
         np.savez(
             out,
             ids=np.array(embeddings.ids, dtype=np.str_),
@@ -244,30 +246,30 @@ def save_npz(path: Path, embeddings: Embeddings) -> None:
         )
 
 
-def save_pt(path: Path, embeddings: Embeddings) -> None:
+def save_pt(path: Path, embeddings: Embeddings, tree: Tree) -> None:
     """The layout of VirNucPro's ``_ESM.pt``: ``proteins`` (ids) and ``data`` (a tensor each)."""
     from torch import from_numpy
 
     data = [from_numpy(rows.copy()) for rows in split_rows(embeddings)]
-    _save(path, {"proteins": list(embeddings.ids), "data": data})
+    _save(path, {"proteins": list(embeddings.ids), "data": data}, tree)
 
 
-def save_pt_of_bases(path: Path, embeddings: Embeddings) -> None:
+def save_pt_of_bases(path: Path, embeddings: Embeddings, tree: Tree) -> None:
     """The layout of VirNucPro's ``_DNABERT_S.pt``: ``nucleotide`` (ids) and ``data``, of which each
     entry has an id and a list of numbers, which torch makes into the same float32 again."""
     data = [
         {"label": frame, "mean_representation": row.tolist()}
         for frame, row in zip(embeddings.ids, embeddings.vectors, strict=True)
     ]
-    _save(path, {"nucleotide": list(embeddings.ids), "data": data})
+    _save(path, {"nucleotide": list(embeddings.ids), "data": data}, tree)
 
 
-def _save(path: Path, content: object) -> None:
+def _save(path: Path, content: object, tree: Tree) -> None:
     import torch
 
     image = io.BytesIO()  # a path would be written into the archive
     torch.save(content, image)
-    write_whole(path, image.getbuffer())
+    tree.write_whole(path, image.getbuffer())
 
 
 def split_rows(embeddings: Embeddings) -> list[NDArray[np.float32]]:

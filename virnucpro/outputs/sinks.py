@@ -33,6 +33,7 @@ from virnucpro.scoring.calls import chunk_scores, scored_frames
 from virnucpro.scoring.head import DECIMALS
 from virnucpro.sequences.fasta import write_record
 from virnucpro.sequences.inputs import InputFile
+from virnucpro.tree import Tree
 
 
 @dataclass(slots=True)
@@ -114,6 +115,7 @@ class Place:
     """The place of the outputs of a run, or of one of its files."""
 
     folder: Path
+    tree: Tree  # that it lies in
     aside: Path  # for lines that wait to be sorted: a folder on a disk that is large enough
     inputs: Sequence[InputFile] = ()
     refused: Sequence[InputFile] = ()  # inputs that could not be read
@@ -149,7 +151,7 @@ class TextSink:
     per_file: ClassVar[bool] = True
 
     def __init__(self, place: Place, stack: ExitStack) -> None:
-        self.out = stack.enter_context(table(place.folder / self.file, self.columns))
+        self.out = stack.enter_context(table(place.tree, place.folder / self.file, self.columns))
 
     @classmethod
     def rows(cls, result: RecordResult) -> Iterable[str] | None:
@@ -241,7 +243,8 @@ class OptionalTable(TextSink):
     per_file = False
 
     def __init__(self, place: Place, stack: ExitStack) -> None:
-        self.opened = stack.enter_context(optional_table(place.folder / self.file, self.columns))
+        path = place.folder / self.file
+        self.opened = stack.enter_context(optional_table(place.tree, path, self.columns))
 
     def add(self, portion: Portion) -> None:
         if self.file in portion.rows:
@@ -393,7 +396,9 @@ class RegionTracks(OptionalTable):
 
     def __init__(self, place: Place, stack: ExitStack) -> None:
         path = place.folder / self.file
-        self.opened = stack.enter_context(optional_table(path, self.columns, packed_table))
+        self.opened = stack.enter_context(
+            optional_table(place.tree, path, self.columns, packed_table)
+        )
 
     @classmethod
     def rows(cls, result: RecordResult) -> Iterable[str] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -11,9 +10,10 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import TextIO
 
-from virnucpro.files import atomic, open_named, open_table, writing
+from virnucpro.files import as_text, writing
+from virnucpro.tree import Tree
 
-TableKind = Callable[[Path, Sequence[str]], AbstractContextManager[TextIO]]
+TableKind = Callable[[Tree, Path, Sequence[str]], AbstractContextManager[TextIO]]
 _LINES_IN_MEMORY = 500_000
 _FILES_AT_ONCE = 100  # that are open while lines are sorted
 _BLOCK = 2**18  # characters of each that are merged at once, ...
@@ -21,20 +21,19 @@ _LINES_AT_ONCE = 10_000  # ... and lines of those in memory
 
 
 @contextmanager
-def table(path: Path, columns: Sequence[str] = ()) -> Iterator[TextIO]:
+def table(tree: Tree, path: Path, columns: Sequence[str] = ()) -> Iterator[TextIO]:
     """A text file that appears when it is whole; headers may hold what is not UTF-8."""
-    with atomic(path) as temporary, open_table(temporary) as out:
+    with tree.replacing(path) as content, as_text(content) as out:
         if columns:
             out.write("\t".join(columns) + "\n")
         yield out
 
 
 @contextmanager
-def packed_table(path: Path, columns: Sequence[str]) -> Iterator[TextIO]:
+def packed_table(tree: Tree, path: Path, columns: Sequence[str]) -> Iterator[TextIO]:
     """The same, packed by gzip, without a name and a time: equal tables have equal bytes."""
     with (
-        atomic(path) as temporary,
-        open_named(temporary) as handle,
+        tree.replacing(path) as handle,
         GzipFile("", "wb", 6, handle, mtime=0) as packed,
         TextIOWrapper(packed, "utf-8", "surrogateescape", newline="\n") as out,
     ):
@@ -45,7 +44,7 @@ def packed_table(path: Path, columns: Sequence[str]) -> Iterator[TextIO]:
 
 @contextmanager
 def optional_table(
-    path: Path, columns: Sequence[str], kind: TableKind = table
+    tree: Tree, path: Path, columns: Sequence[str], kind: TableKind = table
 ) -> Iterator[Callable[[], TextIO]]:
     """A table that is made at its first use; without one, an old table is deleted."""
     tables: list[TextIO] = []
@@ -53,12 +52,12 @@ def optional_table(
 
         def open_once() -> TextIO:
             if not tables:
-                tables.append(stack.enter_context(kind(path, columns)))
+                tables.append(stack.enter_context(kind(tree, path, columns)))
             return tables[0]
 
         yield open_once
     if not tables:
-        path.unlink(missing_ok=True)
+        tree.delete(path)
 
 
 class SortedLines:
@@ -70,6 +69,7 @@ class SortedLines:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder  # on a disk that is large enough
+        self._tree = Tree(folder.parent)
         self._lines: list[str] = []
         self._runs = ExitStack()
         self._files: list[TextIO] = []
@@ -93,9 +93,9 @@ class SortedLines:
                 file.close()
 
     def _write(self, blocks: Iterable[list[str]]) -> None:
+        content = self._runs.enter_context(self._tree.scratch(self._folder))
         with writing(self._folder):
-            run = tempfile.TemporaryFile("w+", encoding="utf-8", dir=self._folder)  # noqa: SIM115
-            self._runs.enter_context(run)
+            run = self._runs.enter_context(TextIOWrapper(content, encoding="utf-8"))
             for block in blocks:
                 run.writelines(block)
             run.seek(0)

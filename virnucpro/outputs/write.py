@@ -100,13 +100,14 @@ class Results:
 
     def new_indexes(self) -> list[FeatureIndex]:
         """An index, still empty, of each store."""
-        return [FeatureIndex(store.index) for store in self.stores]
+        return [FeatureIndex(store.index, store.tree) for store in self.stores]
 
     def open_outputs(self, stack: ExitStack) -> Iterator[Add]:
         """The functions that add a portion to the outputs of the run and, if asked, of its file."""
         rundir, sinks = self.rundir, SINKS[self.manifest.recipe.command]
         inputs = [file for file in self.manifest.inputs if not file.generation]
-        place = Place(rundir.root, rundir.shards, self.manifest.inputs, self.manifest.refused)
+        files = (self.manifest.inputs, self.manifest.refused)
+        place = Place(rundir.root, rundir, rundir.shards, *files)
         yield stack.enter_context(open_sinks(sinks, place))
         if self.per_file:
             samples = [file.sample for file in inputs]
@@ -322,8 +323,8 @@ def open_sinks_of_samples(
             close()
             folder = rundir.sample(sample)
             with writing(folder):
-                folder.mkdir(parents=True, exist_ok=True)
-            place = Place(folder, rundir.shards)
+                rundir.make_folder(folder)
+            place = Place(folder, rundir, rundir.shards)
             current, add_to = sample, stack.enter_context(open_sinks(sinks, place))
 
         def add(portion: Portion) -> None:

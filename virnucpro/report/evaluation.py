@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from virnucpro.files import write_whole
 from virnucpro.log import escaped, printable
 from virnucpro.report.charts import Chart
 from virnucpro.report.facts import Facts, is_number, read_facts
@@ -46,7 +45,8 @@ def write_evaluation_page(folder: Path) -> None:
         "provenance": list(_provenance(facts)),
     }
     page = render("evaluation.html", content, pack({}))
-    write_whole(RunDir(folder).report, page)
+    rundir = RunDir(folder)
+    rundir.write_whole(rundir.report, page)
 
 
 def _row(row: Mapping[str, Any]) -> dict[str, object]:

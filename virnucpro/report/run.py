@@ -15,7 +15,6 @@ from typing import NamedTuple
 import numpy as np
 
 from virnucpro.citation import as_bibtex, works_of
-from virnucpro.files import write_whole
 from virnucpro.log import LOGGER, counted, escaped, printable
 from virnucpro.outputs.sinks import (
     EmbeddedTable,
@@ -47,7 +46,8 @@ from virnucpro.report.facts import (
     read_tracks,
 )
 from virnucpro.report.page import MOST_BYTES, pack, references_to, render
-from virnucpro.run.folder import RunDir
+from virnucpro.run.folder import PAGE, RunDir
+from virnucpro.run.hashes import rewriting
 from virnucpro.run.machine import Start, read_starts
 
 MOST_ROWS = 100_000  # records in the table of the page
@@ -123,7 +123,8 @@ def write_run_page(rundir: RunDir) -> None:
     frame = render("run.html", {**content, "table": _table(run.counts, ())}, "")
     packed, rows = _pack(run, MOST_BYTES - len(frame) - _ROOM)
     page = render("run.html", {**content, "table": _table(run.counts, rows)}, packed)
-    write_whole(rundir.report, page)
+    with rewriting(rundir, [PAGE]):
+        rundir.write_whole(rundir.report, page)
 
 
 def _pack(run: RunFiles, most_bytes: int) -> tuple[str, Sequence[RecordRow]]:

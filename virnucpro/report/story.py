@@ -8,7 +8,8 @@ from pathlib import Path
 from virnucpro.report.evaluation import EVALUATION, write_evaluation_page
 from virnucpro.report.run import write_run_page
 from virnucpro.report.training import write_training_page
-from virnucpro.run.folder import RunDir, no_run
+from virnucpro.run.folder import PAGE, RunDir, no_run
+from virnucpro.run.hashes import check_outputs
 from virnucpro.training.request import FACTS
 
 
@@ -22,13 +23,20 @@ def report_folder(folder: Path) -> Path:
     """
     rundir = RunDir(folder)
     kinds: list[tuple[Path, Callable[[Path], None]]] = [
-        (rundir.manifest, lambda folder: write_run_page(RunDir(folder))),
+        (rundir.manifest, _write_run_page),
         (folder / FACTS, write_training_page),
         (folder / EVALUATION, write_evaluation_page),
     ]
     for file, write in kinds:
         if file.is_file():
             with rundir.locked():
+                rundir.sweep()
                 write(folder)
             return rundir.report
     raise no_run(folder, "give the --output-dir of one", "run, no training and no evaluation")
+
+
+def _write_run_page(folder: Path) -> None:
+    rundir = RunDir(folder)
+    check_outputs(rundir, but=[PAGE])
+    write_run_page(rundir)

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from virnucpro.evaluation.metrics import NOT_DEFINED
-from virnucpro.files import write_whole
 from virnucpro.log import escaped
 from virnucpro.report.charts import Chart
 from virnucpro.report.counts import damaged
@@ -46,7 +45,8 @@ def write_training_page(folder: Path) -> None:
     }
     data = {"charts": {chart.name: chart.as_data() for chart in charts}}
     page = render("training.html", content, pack(data))
-    write_whole(RunDir(folder).report, page)
+    rundir = RunDir(folder)
+    rundir.write_whole(rundir.report, page)
 
 
 def _read_table(path: Path) -> Table:

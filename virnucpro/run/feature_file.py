@@ -21,6 +21,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import h5py
 import numpy as np
@@ -28,9 +29,10 @@ from numpy.typing import NDArray
 
 from virnucpro import __version__
 from virnucpro.errors import FeatureFileError, StorageError, VirnucproError
-from virnucpro.files import atomic, disk_error, parse_json, sha256
+from virnucpro.files import disk_error, parse_json, sha256
 from virnucpro.log import printable
 from virnucpro.records import Embeddings, Failure
+from virnucpro.tree import Tree
 
 _SEAL = struct.Struct("<32sI")  # SHA-256 and length of the label
 _BLOCK = 1 << 18
@@ -61,44 +63,46 @@ class Label:
             raise TypeError("failed records are named by their ids")
 
 
-def write_embeddings(path: Path, embeddings: Embeddings, attributes: Attributes) -> None:
+def write_embeddings(
+    path: Path, embeddings: Embeddings, attributes: Attributes, tree: Tree
+) -> None:
     """Write one file: ``ids``, ``lengths``, ``embeddings``, and what failed.
 
     Beside its attributes stands the version of the program, which no reader asks for: what counts
     for the numbers is the recipe.
     """
-    _write(path, _parts(embeddings, attributes))
+    _write(path, _parts(embeddings, attributes), tree)
 
 
-def update_embeddings(path: Path, embeddings: Embeddings, attributes: Attributes) -> None:
+def update_embeddings(
+    path: Path, embeddings: Embeddings, attributes: Attributes, tree: Tree
+) -> None:
     """Write one file, unless it is there with the same content, to the last bit."""
     parts = _parts(embeddings, attributes)
     if not path.is_file() or sha256(path) != _hash(*parts):
-        _write(path, parts)
+        _write(path, parts, tree)
 
 
-def _write(path: Path, parts: tuple[bytes, bytes]) -> None:
-    with atomic(path) as temporary:
-        content, label = parts
-        temporary.write_bytes(content)
-        with temporary.open("ab") as out:
-            out.write(label)
-        if not _holds(temporary, parts):
+def _write(path: Path, parts: tuple[bytes, bytes], tree: Tree) -> None:
+    with tree.replacing(path) as out:
+        for part in parts:
+            out.write(part)
+        out.seek(0)
+        if not _holds(out, parts):
             raise StorageError(
                 f"{printable(path)} was written, but reads back otherwise",
                 hint="the disk has a fault: see the system's log",
             )
 
 
-def _holds(path: Path, parts: Iterable[bytes]) -> bool:
+def _holds(handle: BinaryIO, parts: Iterable[bytes]) -> bool:
     """True if a file has this content; it is read in blocks, which are in memory already."""
-    with path.open("rb") as handle:
-        for part in parts:
-            for first in range(0, len(part), _BLOCK):
-                block = part[first : first + _BLOCK]
-                if handle.read(len(block)) != block:
-                    return False
-        return not handle.read(1)
+    for part in parts:
+        for first in range(0, len(part), _BLOCK):
+            block = part[first : first + _BLOCK]
+            if handle.read(len(block)) != block:
+                return False
+    return not handle.read(1)
 
 
 def _parts(embeddings: Embeddings, attributes: Attributes) -> tuple[bytes, bytes]:

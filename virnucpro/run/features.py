@@ -37,10 +37,12 @@ from virnucpro.run.feature_file import (
     write_embeddings,
 )
 from virnucpro.run.shards import read_shard
+from virnucpro.tree import Tree
 
 OnShard = Callable[[int, int], None]  # hears how many shards were looked at, and of how many
 _COPIES = "_copies"  # ends the stem of a file of copies
 _FILE = re.compile(rf"({SHARD_NAME})({_COPIES})?\.h5")
+_EXPORT = re.compile(rf"{SHARD_NAME}(?:{_COPIES})?\.(?:npz|pt)")
 _FOLDER = re.compile(r"\w+-[0-9a-f]{16}")
 
 
@@ -48,6 +50,7 @@ _FOLDER = re.compile(r"\w+-[0-9a-f]{16}")
 class FeatureStore:
     """The vectors that one encoder makes of the shards of a run."""
 
+    tree: Tree  # the run folder
     folder: Path
     encoder: EncoderSpec
     fingerprint: str  # hash of the recipe
@@ -86,11 +89,15 @@ class FeatureStore:
 
     def write(self, shard: Shard, embeddings: Embeddings) -> None:
         """Write the file of a shard, which appears when it is whole."""
-        write_embeddings(self.path(shard), embeddings, self.attributes(shard))
+        write_embeddings(self.path(shard), embeddings, self.attributes(shard), self.tree)
+
+    def delete_partials(self, owner: str) -> None:
+        """Delete the partial files of a process."""
+        self.tree.delete_files(self.folder, lambda name: name.endswith(f".{owner}.partial"))
 
     def make_folder(self) -> None:
         """Make the folder that the files go to, in the run folder, which must be there."""
-        self.folder.mkdir(exist_ok=True)
+        self.tree.make_folder(self.folder)
 
     def reader(self, shards: Sequence[Shard]) -> FeatureReader:
         """A reader of a generation's shards, of which all are given."""
@@ -130,7 +137,7 @@ class FeatureStore:
 
     def failed_records(self, shard: Shard) -> set[str] | None:
         """The records of which a shard's file holds failures; None without a complete file."""
-        return _failed_records(self.path(shard), self.attributes(shard))
+        return self._failed_in(self.path(shard), self.attributes(shard))
 
     def find_pending(
         self, shards: Sequence[Shard], replaced: frozenset[str], on_shard: OnShard
@@ -151,7 +158,7 @@ class FeatureStore:
         if settled:
             with_copies = [shard for shard in shards if shard.n_orfs > shard.n_embedded]
             of_copies = [
-                _failed_records(self.path_of_copies(shard), self.attributes_of_copies(shard))
+                self._failed_in(self.path_of_copies(shard), self.attributes_of_copies(shard))
                 for shard in with_copies
             ]
             if any(failed is None or not failed <= replaced for failed in of_copies):
@@ -188,17 +195,37 @@ class FeatureStore:
                 if path.exists():
                     read_embeddings(path, self.attributes(shard), self.encoder.dim)
             except FeatureFileError as error:
-                _discard(path, error)
+                self._discard(path, error)
+
+    def _failed_in(self, path: Path, attributes: Attributes) -> set[str] | None:
+        if not path.exists():
+            return None
+        try:
+            return set(read_label(path, attributes).failed_records)
+        except FeatureFileError as error:
+            self._discard(path, error)
+            return None
+
+    def _discard(self, path: Path, error: FeatureFileError) -> None:
+        LOGGER.warning("%s; it is made again", error)
+        with writing(path):
+            self.tree.delete(path)
 
 
 def open_stores(
     features: Path, encoders: Sequence[EncoderSpec], fingerprint: str
 ) -> tuple[FeatureStore, ...]:
     """A store for each encoder: the first in the folder itself, the others in folders in it."""
+    tree = Tree(features.parent)
     return tuple(
-        FeatureStore(features / _name(encoder) if i else features, encoder, fingerprint)
+        FeatureStore(tree, features / _name(encoder) if i else features, encoder, fingerprint)
         for i, encoder in enumerate(encoders)
     )
+
+
+def is_export(path: Path) -> bool:
+    """Whether a file in the folder of a store is one of a shard in another format."""
+    return _EXPORT.fullmatch(path.name) is not None
 
 
 def index_of(folder: Path) -> Path:
@@ -217,22 +244,6 @@ def inner_names(features: Path) -> list[str]:
     if not features.is_dir():
         return []
     return [path.name for path in features.iterdir() if _FOLDER.fullmatch(path.name)]
-
-
-def _failed_records(path: Path, attributes: Attributes) -> set[str] | None:
-    if not path.exists():
-        return None
-    try:
-        return set(read_label(path, attributes).failed_records)
-    except FeatureFileError as error:
-        _discard(path, error)
-        return None
-
-
-def _discard(path: Path, error: FeatureFileError) -> None:
-    LOGGER.warning("%s; it is made again", error)
-    with writing(path):
-        path.unlink()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -287,7 +298,8 @@ class FeatureReader:
         if copies := [orf for orf in orfs if orf.copy_of is not None]:
             path = self._store.path_of_copies(shard)
             embeddings = self._copy_to(copies, lost, n_verified)
-            update_embeddings(path, embeddings, self._store.attributes_of_copies(shard))
+            attributes = self._store.attributes_of_copies(shard)
+            update_embeddings(path, embeddings, attributes, self._store.tree)
             files.append((path, embeddings))
         for _, embeddings in files:
             reasons |= {failure.orf_id: failure.reason for failure in embeddings.failures}

@@ -5,7 +5,6 @@ The names of the outputs are those of the sinks; every other name stands here.
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -17,7 +16,7 @@ from typing import Any
 
 from virnucpro.config import Command
 from virnucpro.errors import InputMissingError, OutputError, UsageError
-from virnucpro.files import TEMPORARY, disk_error, refuse_links, sweep, writing
+from virnucpro.files import TEMPORARY, disk_error, refuse_links, writing
 from virnucpro.log import announce, logging_to_file, printable
 from virnucpro.outputs.sinks import Sink, all_sinks, record_table
 from virnucpro.records import SHARD_NAME
@@ -25,6 +24,7 @@ from virnucpro.run.features import FeatureStore, index_of, inner_names, open_sto
 from virnucpro.run.lock import LOCK, OF_A_LOCK, is_held, locked, own_name, shared, tagged
 from virnucpro.run.manifest import Manifest, read_manifest, write_manifest
 from virnucpro.sequences.inputs import RUN_FILE
+from virnucpro.tree import Tree
 
 PAGE = "report.html"  # of a run, a training or an evaluation
 # files that a run makes in its sub-folders
@@ -33,6 +33,7 @@ _OURS = re.compile(
     r"|\w+-[0-9a-f]{16}\.h5|[0-9a-f]{16}\.fa|plan\.json"
     r"|work-[\w.-]+-\d+\.log|\..*\.(tmp|partial)"
 )
+_PARTIAL = re.compile(r"\..*\.partial")
 
 
 class _Inside:
@@ -46,8 +47,8 @@ class _Inside:
 
 
 @dataclass(frozen=True, slots=True)
-class RunDir:
-    root: Path
+class RunDir(Tree):
+    """The folder of a run; see ``Tree`` for how it is written into."""
 
     manifest = _Inside(RUN_FILE)
     log = _Inside("virnucpro.log")
@@ -142,9 +143,9 @@ class RunDir:
     ) -> Iterator[None]:
         with _told():
             self._refuse_links()
-            self.logs.mkdir(exist_ok=True)
+            self.make_folder(self.logs)
             log = self.logs / f"work-{own_name()}.log"
-            with lock(log), logging_to_file(log, os.O_NOFOLLOW):
+            with lock(log), logging_to_file(log, self.opener(log)):
                 yield
 
     @property
@@ -153,20 +154,26 @@ class RunDir:
         return is_held(self.root / LOCK)
 
     def _refuse_links(self) -> None:
-        ours = (self.log, self.logs, *self._results)
+        aside = (self.planned.root, self.parsl)
+        ours = (self.log, self.logs, *aside, *self._results)
         refuse_links(self.root, (*OF_A_LOCK, *(path.name for path in ours)))
         refuse_links(self.features, inner_names(self.features))
+        if self.samples.is_dir():
+            refuse_links(self.samples, [path.name for path in self.samples.iterdir()])
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
         """Lock this folder and append to its log; say where the folder is, if it is a link.
 
+        What a killed command left in it half done is deleted.
+
         Raises:
             OutputError, StorageError: as ``locked``.
         """
-        with self.locked(), logging_to_file(self.log, os.O_NOFOLLOW):
+        with self.locked(), logging_to_file(self.log, self.opener(self.log)):
             if self.root.is_symlink():
                 announce(f"{printable(self.root)} is a link to {printable(self.root.resolve())}")
+            self.sweep()
             yield
 
     def check_free(self, *, resume: bool, force: bool) -> None:
@@ -214,12 +221,12 @@ class RunDir:
                 self.clear_samples()
             elif path == self.features:
                 for folder in self.feature_folders():
-                    _delete_ours(folder)
+                    self._delete_ours(folder)
             elif path == self.shards:
-                _delete_ours(path)
+                self._delete_ours(path)
             elif path != self.copies:
-                path.unlink(missing_ok=True)
-        _delete_ours(self.logs)
+                self.delete(path)
+        self._delete_ours(self.logs)
 
     def feature_folders(self) -> list[Path]:
         """The folders of further encoders, and then that of the first, which contains them."""
@@ -227,24 +234,28 @@ class RunDir:
 
     def clear_samples(self) -> None:
         """Delete the outputs of single samples."""
+        names = {sink.file for sink in all_sinks() if sink.per_file}
         for folder in self.sample_folders():
-            for sink in all_sinks():
-                if sink.per_file:
-                    (folder / sink.file).unlink(missing_ok=True)
-            _delete_empty(folder)
-        _delete_empty(self.samples)
+            self.delete_files(folder, names.__contains__)
+            self.delete_folder(folder)
+        self.delete_folder(self.samples)
 
     def sample_folders(self) -> list[Path]:
-        """The folders of single samples. Links are left out: they lead out of the run."""
-        if self.samples.is_symlink() or not self.samples.is_dir():
+        """The folders of single samples."""
+        if not self.samples.is_dir():
             return []
-        return [path for path in self.samples.iterdir() if path.is_dir() and not path.is_symlink()]
+        return [path for path in self.samples.iterdir() if path.is_dir()]
+
+    def _delete_ours(self, folder: Path, kept: Collection[str] = ()) -> None:
+        """Delete the files of a run in a folder, which stays if it holds others."""
+        self.delete_files(folder, lambda name: _OURS.fullmatch(name) and name not in kept)
+        self.delete_folder(folder)
 
     def clear_copies(self, manifest: Manifest) -> None:
         """Delete the copies of inputs that a run, whose manifest is written, does not need."""
         paths = [Path(file.path) for file in (*manifest.inputs, *manifest.refused)]
         names_in_use = [path.name for path in paths if path.parent == self.copies.resolve()]
-        _delete_ours(self.copies, kept=names_in_use)
+        self._delete_ours(self.copies, kept=names_in_use)
 
     @contextmanager
     def planning(self) -> Iterator[None]:
@@ -252,7 +263,7 @@ class RunDir:
         try:
             for folder in (self.planned.root, self.planned.shards):
                 with writing(folder):
-                    folder.mkdir()
+                    self.make_folder(folder)
             yield
         finally:
             shutil.rmtree(self.planned.root, ignore_errors=True)
@@ -260,23 +271,23 @@ class RunDir:
     def adopt_plan(self) -> None:
         """Put what was planned aside in its place; ``plan.json``, which vouches for it, last."""
         with writing(self.shards):
-            self.shards.mkdir(exist_ok=True)
+            self.make_folder(self.shards)
         if self.planned.chunks.exists():
             with writing(self.chunks, self.planned.chunks):
-                self.planned.chunks.replace(self.chunks)
+                self.move(self.planned.chunks, self.chunks)
         else:  # an old one would be of other inputs
-            self.chunks.unlink(missing_ok=True)
+            self.delete(self.chunks)
         files = {file.name: file for file in self.planned.shards.iterdir()}
         vouching = files.pop(self.plan.name)
         for file in (*files.values(), vouching):
             with writing(self.shards / file.name, file):
-                file.replace(self.shards / file.name)
+                self.move(file, self.shards / file.name)
 
     def clear_shards(self) -> None:
         """Delete what only the run needed; what cannot be deleted does no harm."""
         with suppress(OSError):
-            _delete_ours(self.shards)
-            self.chunks.unlink(missing_ok=True)
+            self._delete_ours(self.shards)
+            self.delete(self.chunks)
 
     @property
     def own_names(self) -> tuple[str, ...]:
@@ -289,18 +300,13 @@ class RunDir:
         return bool(ours & {path.resolve(), *path.resolve().parents})
 
     def sweep(self) -> None:
-        """Delete what a killed run left half done."""
+        """Delete what a killed command left half done."""
         for folder in (self.planned.root, self.parsl):
             shutil.rmtree(folder, ignore_errors=True)
-        for folder in (
-            *(self.root, self.shards, self.copies),
-            *self.feature_folders(),
-            *self.sample_folders(),
-        ):
-            sweep(folder)
+        for folder in (self.root, self.shards, self.copies, *self.sample_folders()):
+            self.sweep_folder(folder)
         for folder in self.feature_folders():
-            for leftover in folder.glob(".*.partial"):
-                leftover.unlink(missing_ok=True)
+            self.sweep_folder(folder, _PARTIAL.fullmatch)
 
     def read_manifest(self) -> Manifest | None:
         """
@@ -330,19 +336,6 @@ def _told() -> Iterator[None]:
         raise
     except OSError as error:
         raise disk_error(error) from error
-
-
-def _delete_ours(folder: Path, kept: Collection[str] = ()) -> None:
-    """Delete the files of a run in a folder, which stays if it holds others."""
-    for file in folder.iterdir() if folder.is_dir() else ():
-        if _OURS.fullmatch(file.name) and file.name not in kept:
-            file.unlink()
-    _delete_empty(folder)
-
-
-def _delete_empty(folder: Path) -> None:
-    with suppress(OSError):  # it is not there, or holds somebody's files
-        folder.rmdir()
 
 
 def stores_of(rundir: RunDir, manifest: Manifest) -> tuple[FeatureStore, ...]:

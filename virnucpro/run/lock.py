@@ -28,6 +28,7 @@ from filelock import SoftFileLock, Timeout
 from virnucpro.errors import OutputError, VirnucproError
 from virnucpro.files import open_plain, writing
 from virnucpro.log import printable
+from virnucpro.tree import Tree
 
 LOCK = ".lock"
 _MARK = f"{LOCK}.held"  # the lock of a file system without flock
@@ -77,7 +78,7 @@ def tagged(tag: Path) -> Iterator[None]:
     """
     with ExitStack() as stack:
         with writing(tag):
-            own = stack.enter_context(_open(tag))
+            own = stack.enter_context(_open(Tree(tag.parents[1]), tag))
             if _flock(own, fcntl.LOCK_EX) is None:
                 stack.enter_context(_soft(own, _mark_of(tag), tag.parent, _STALE_SECONDS))
         yield
@@ -131,7 +132,7 @@ def _holding(folder: Path, take: _Take) -> Iterator[None]:
     path = folder / LOCK
     with ExitStack() as stack:
         with writing(path):
-            handle = stack.enter_context(_open(path, _BEGINNING))
+            handle = stack.enter_context(_open(Tree(folder), path, _BEGINNING))
             descriptor = os.open(folder, os.O_RDONLY)  # so that nothing else gets its number
             stack.callback(os.close, descriptor)
             stack.enter_context(take(handle, folder))
@@ -165,7 +166,7 @@ def _alone(handle: FileIO, folder: Path, tags: Path) -> Iterator[None]:
 def _beside_others(handle: FileIO, folder: Path, tag: Path) -> Iterator[None]:
     """Share the lock of a folder, and have a tag."""
     with ExitStack() as stack:
-        own = stack.enter_context(_open(tag))
+        own = stack.enter_context(_open(Tree(folder), tag))
         match _flock(handle, fcntl.LOCK_SH):
             case False:
                 raise _in_use(handle, folder, tag.parent)
@@ -178,14 +179,14 @@ def _beside_others(handle: FileIO, folder: Path, tag: Path) -> Iterator[None]:
         yield
 
 
-def _open(path: Path, beginning: bytes = b"") -> FileIO:
+def _open(tree: Tree, path: Path, beginning: bytes = b"") -> FileIO:
     """Make or open a lock; one that is emptied must begin so, if it has any content.
 
     Raises:
-        OSError: it is a link, or cannot be opened.
-        OutputError: it is not a plain file, or has other content.
+        OSError: it cannot be opened.
+        OutputError: it is a link, not a plain file, or has other content.
     """
-    handle = FileIO(path, "a+", opener=_open_itself)
+    handle = FileIO(path, "a+", opener=tree.opener(path))
     if stat.S_ISREG(os.fstat(handle.fileno()).st_mode):
         handle.seek(0)
         if handle.read(len(beginning)) in (b"", beginning):
@@ -195,10 +196,6 @@ def _open(path: Path, beginning: bytes = b"") -> FileIO:
         f"{printable(path)} is not the lock of a run: it is not a plain file, or holds other text",
         hint="look at it, and move it away",
     )
-
-
-def _open_itself(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
 
 def _flock(handle: FileIO, kind: int) -> bool | None:

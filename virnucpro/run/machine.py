@@ -23,8 +23,9 @@ from virnucpro.events import (
     WorkerLost,
     WorkerReady,
 )
-from virnucpro.files import atomic, read_json
+from virnucpro.files import read_json
 from virnucpro.log import LOGGER, escaped
+from virnucpro.tree import Tree
 
 _FIRST_WIDTH = 1.0  # seconds of a bin at first
 _MOST_BINS = 240  # then neighbours are joined, and bins are twice as wide
@@ -132,8 +133,8 @@ class MachineLog:
         finally:
             starts = [*read_starts(path), self.start][-_MOST_STARTS:]
             try:
-                with atomic(path) as temporary:
-                    temporary.write_text(json.dumps({"starts": list(map(asdict, starts))}) + "\n")
+                content = json.dumps({"starts": list(map(asdict, starts))})
+                Tree(path.parent).write_whole(path, content + "\n")
             except VirnucproError as error:
                 LOGGER.warning("the work of the devices over time is not kept: %s", error)
 

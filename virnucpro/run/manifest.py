@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
@@ -12,10 +11,11 @@ from typing import Any
 from virnucpro import __version__
 from virnucpro.config import FOLLOWS, SHARD_FORMAT, EncoderSpec, Recipe
 from virnucpro.errors import ResumeError, UsageError
-from virnucpro.files import atomic, read_json
+from virnucpro.files import read_json
 from virnucpro.log import printable
 from virnucpro.sequences.inputs import InputFile
 from virnucpro.sequences.samples import RunIds
+from virnucpro.tree import Tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +91,7 @@ def write_manifest(path: Path, copies: Path, manifest: Manifest, facts: Mapping[
         "refused": [_to_json(file, copies) for file in manifest.refused],
         "models": manifest.models,
     }
-    with atomic(path) as temporary:
-        temporary.write_text(json.dumps(content, indent=2) + "\n")
+    Tree(path.parent).write_json(path, content)
 
 
 def _to_json(file: InputFile, copies: Path) -> dict[str, Any]:

@@ -25,7 +25,7 @@ import numpy as np
 
 from virnucpro.config import Recipe
 from virnucpro.errors import InputError
-from virnucpro.files import atomic, open_table, read_json, sha256
+from virnucpro.files import as_text, read_json, sha256
 from virnucpro.log import printable
 from virnucpro.records import PROTEIN, Chunk, FastaRecord, Orf, Shard, check_counts, shard_name
 from virnucpro.run.dedup import SeenOrfs, digests_of
@@ -96,8 +96,7 @@ def make_plan(
     n_bytes = sum(file.n_bytes for file in manifest.inputs) if manifest.recipe.has_encoder else 0
     with helpers_for(manifest.recipe, count_worth(n_helpers, n_bytes), "shards") as helpers:
         plan = _Planner(rundir, manifest, keep_intermediate, on_letters, helpers).run()
-    with atomic(rundir.planned.plan) as temporary:
-        temporary.write_text(json.dumps(_to_json(plan, manifest)))
+    rundir.write_whole(rundir.planned.plan, json.dumps(_to_json(plan, manifest)))
     return plan
 
 
@@ -144,9 +143,11 @@ class _Planner:
         with ExitStack() as stack:
             chunks = None
             if self.keep_intermediate and recipe.has_frames:
-                chunks = stack.enter_context(open_table(self.rundir.planned.chunks))
+                content = stack.enter_context(self.rundir.replacing(self.rundir.planned.chunks))
+                chunks = stack.enter_context(as_text(content))
             for number, inputs in enumerate(generations(self.manifest.inputs)):
                 writer = ShardWriter(
+                    self.rundir,
                     self.rundir.planned.shards,
                     recipe.largest_shard,
                     sum(map(len, shards)),

@@ -18,6 +18,7 @@ from virnucpro.errors import StorageError
 from virnucpro.files import disk_error, open_plain, writing
 from virnucpro.log import printable
 from virnucpro.records import Orf, Shard, shard_name
+from virnucpro.tree import Tree
 
 _AGAIN = "the next start writes shards anew"
 # (shards, residues of each) before the largest: 17.5 million residues are 208 shards
@@ -52,13 +53,14 @@ class ShardWriter:
 
     def __init__(
         self,
+        tree: Tree,
         folder: Path,
         largest: int,
         first_index: int = 0,
         *,
         keep_bases: bool = False,
     ) -> None:
-        self.folder = folder
+        self.tree, self.folder = tree, folder
         self.largest = largest  # residues of the largest shard
         self.first_index = first_index
         self.keep_bases = keep_bases
@@ -109,11 +111,9 @@ class ShardWriter:
         index = self.next_index
         path = self.folder / f"{shard_name(index)}.faa"
         content = "".join(self._entries).encode()
-        with writing(path):
-            path.write_bytes(content)
+        self._write(path, content)
         if self._nucleotides:
-            with writing(path.with_suffix(".fna")):
-                path.with_suffix(".fna").write_text("".join(self._nucleotides), encoding="utf-8")
+            self._write(path.with_suffix(".fna"), "".join(self._nucleotides).encode())
             self._nucleotides = []
         digest = hashlib.sha256(content).hexdigest()
         n_orfs = len(self._entries)
@@ -121,6 +121,10 @@ class ShardWriter:
         self._entries, self._n_embedded, self._n_residues = [], 0, 0
         self._n_copied_before = self.n_copied_residues
         self._full = shard_size(len(self.shards), self.largest)
+
+    def _write(self, path: Path, content: bytes) -> None:
+        with writing(path), self.tree.open(path, "w") as out:
+            out.write(content)
 
 
 def read_shard(shard: Shard) -> list[Orf]:

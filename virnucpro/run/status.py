@@ -18,6 +18,7 @@ from virnucpro.outputs.sinks import FailedFiles
 from virnucpro.records import Shard
 from virnucpro.run.features import FeatureStore
 from virnucpro.run.folder import RunDir, no_run, stores_of
+from virnucpro.run.hashes import count_unhashed, find_damaged, read_hashes
 from virnucpro.run.lock import run_at
 from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import count_done, read_plan
@@ -27,13 +28,18 @@ _NEXT = {
     "unfinished": "the command of the run with --resume goes on",
     "planned": "virnucpro work DIR embeds, then the planned command with --resume",
 }
+_NO_HASHES = (
+    "outputs were not verified: run.json has no SHA-256 of them (the run is not finished, or an "
+    "older version made it)"
+)
 _LISTED = 8  # number of files that are listed
 
 
 def inspect_run(folder: Path, *, verify: bool) -> tuple[list[str], int]:
     """The lines that describe a run, and its number of damaged files.
 
-    With ``verify`` every feature file is read to its last bit; without, none counts as damaged.
+    With ``verify`` every feature file and output is read to its last bit; without, none counts as
+    damaged.
 
     Raises:
         InputMissingError: there is no run in this folder.
@@ -93,8 +99,22 @@ def _told(folder: Path) -> Iterator[None]:
 
 def _verify(rundir: RunDir, manifest: Manifest) -> tuple[list[str], str]:
     """A line for each damaged file, and the line to print if there is none."""
-    if not manifest.recipe.has_encoder:
-        return [], "verified  nothing to verify: there are no feature files"
+    hashes, damaged, whole, remarks = read_hashes(rundir), list[str](), list[str](), list[str]()
+    if manifest.recipe.has_encoder:
+        damaged, n_files, remarks = _verify_features(rundir, manifest)
+        whole.append(counted(n_files, "feature file"))
+    if hashes is None:
+        remarks.append(_NO_HASHES)
+    else:
+        damaged += [f"damaged   {error}; {error.hint}" for _, error in find_damaged(rundir, hashes)]
+        whole.append(counted(len(hashes), "output"))
+        if n_others := count_unhashed(rundir, hashes):
+            remarks.append(f"{counted(n_others, 'output')} without a SHA-256 in run.json")
+    return damaged, f"verified  whole: {'; '.join([', '.join(whole), *remarks])}"
+
+
+def _verify_features(rundir: RunDir, manifest: Manifest) -> tuple[list[str], int, list[str]]:
+    """A line for each damaged file, the number of files, and what was not looked at."""
     plan = read_plan(rundir, manifest)
     damaged, n_files, has_index = [], 0, False
     for store in stores_of(rundir, manifest):
@@ -106,10 +126,10 @@ def _verify(rundir: RunDir, manifest: Manifest) -> tuple[list[str], str]:
             has_index = True
             of_store += [] if of_store else _verify_index(store)
         damaged += of_store
-    verified = f"verified  whole: {counted(n_files, 'feature file')}"
     if plan is None and not has_index:
-        verified += "; whether each is in its place was not checked: the plan is not here"
-    return damaged, verified
+        remark = "whether each is in its place was not checked: the plan is not here"
+        return damaged, n_files, [remark]
+    return damaged, n_files, []
 
 
 def _verify_index(store: FeatureStore) -> list[str]:

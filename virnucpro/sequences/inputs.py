@@ -11,13 +11,13 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from virnucpro.errors import InputError, InputMissingError, ResumeError
-from virnucpro.files import sha256, sha256_of, temporary_beside, writing
+from virnucpro.files import sha256_of, temporary_beside, writing
 from virnucpro.log import LOGGER, announce, counted, printable
 from virnucpro.records import FastaRecord
 from virnucpro.sequences.fasta import (
@@ -30,6 +30,7 @@ from virnucpro.sequences.fasta import (
     read_fasta,
 )
 from virnucpro.sequences.sheet import is_sheet, read_sheet
+from virnucpro.tree import Tree
 
 STDIN = Path("-")
 RECORDS = ".records-"  # folders of records that Python gave, whose place tells the user nothing
@@ -252,17 +253,21 @@ def _copy(source: Source, copies: Path) -> Source:
         name = source.path.name
     waits = ", as soon as something writes to it" if source.path.is_fifo() else ""
     announce(f"copying {name} first{waits}")
-    unnamed = temporary_beside(copies.resolve() / "copy")
+    copies = copies.parent.resolve() / copies.name  # a link in its own place is not followed
+    tree, unnamed = Tree(copies.parent), temporary_beside(copies / "copy")
     try:
         with writing(copies, unnamed), _opened(source.path) as handle:
-            copies.mkdir(exist_ok=True)
-            with unnamed.open("wb") as out:
+            tree.make_folder(copies)
+            with tree.open(unnamed, "x+") as out:
                 shutil.copyfileobj(handle, out)
                 out.flush()
                 os.fsync(out.fileno())  # it may be all that is left of a pipe
-            path = unnamed.replace(unnamed.with_name(f"{sha256(unnamed)[:16]}.fa"))
+                out.seek(0)
+                path = copies / f"{sha256_of(out)[:16]}.fa"
+            tree.move(unnamed, path)
     finally:
-        unnamed.unlink(missing_ok=True)
+        with suppress(OSError):  # it is swept away later
+            tree.delete(unnamed)
     return Source(path, name, source.sample)
 
 

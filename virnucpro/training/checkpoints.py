@@ -13,16 +13,17 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor, nn
 
 from virnucpro.errors import ResumeError
-from virnucpro.files import atomic, open_plain, sweep
+from virnucpro.files import open_plain
 from virnucpro.log import printable
 from virnucpro.options import LOOP_MAY_DIFFER
 from virnucpro.training.settings import Settings
+from virnucpro.tree import Tree
 
 _BEST = "best.pt"
 _EPOCH = re.compile(r"epoch_(\d{4,})\.pt")
@@ -66,12 +67,13 @@ class Checkpoints:
             "settings": {**asdict(self.settings), "effective_batch": self.effective_batch},
         }
         best = [_BEST] if state.best_epoch == state.epoch else []
-        self.folder.mkdir(exist_ok=True)
+        tree = Tree(self.folder.parent)
+        tree.make_folder(self.folder)
         for name in (*best, f"epoch_{state.epoch:04d}.pt"):
-            with atomic(self.folder / name) as temporary:
-                _write(content, temporary)
+            with tree.replacing(self.folder / name) as out:
+                _write(content, out)
         for outdated in self._epochs()[: -self.settings.keep_checkpoints]:
-            outdated.unlink(missing_ok=True)
+            tree.delete(outdated)
 
     def load_last(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> Progressed:
         """Load the last checkpoint, if any, and return its state.
@@ -109,7 +111,7 @@ class Checkpoints:
 
     def sweep(self) -> None:
         """Delete what a kill left half-written."""
-        sweep(self.folder)
+        Tree(self.folder.parent).sweep_folder(self.folder)
 
 
 def _learned(module: nn.Module) -> dict[str, Tensor]:
@@ -118,14 +120,13 @@ def _learned(module: nn.Module) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in module.state_dict().items() if name not in frozen}
 
 
-def _write(content: Mapping[str, object], path: Path) -> None:
-    """Write through a file of Python, whose errors say what the disk refuses.
+def _write(content: Mapping[str, object], out: BinaryIO) -> None:
+    """Write into a file of Python, whose errors say what the disk refuses.
 
     torch does not say it of a file of its own, and its error at the end hides that of Python's.
     """
     try:
-        with path.open("wb") as out:
-            torch.save(content, out)
+        torch.save(content, out)
     except RuntimeError as error:
         if isinstance(error.__context__, OSError):
             raise error.__context__ from error

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.lib import format as npy
 
 from virnucpro.errors import FeatureFileError
-from virnucpro.files import atomic, open_named
 from virnucpro.log import printable
 from virnucpro.records import Embeddings
 from virnucpro.run.folder import RunDir, stores_of
+from virnucpro.tree import Tree
 
 
 def write_vectors(path: Path, folder: Path, ids: Sequence[str]) -> None:
@@ -27,7 +27,7 @@ def write_vectors(path: Path, folder: Path, ids: Sequence[str]) -> None:
     place = {name: row for row, name in enumerate(ids)}
     is_there = np.zeros(len(ids), dtype=np.bool_)
     begin = 0
-    with atomic(path) as temporary, open_named(temporary) as out:
+    with Tree(path.parents[1]).replacing(path) as out:
         for embeddings in _read_files(folder):
             if embeddings.ids and not begin:
                 shape = (len(ids), embeddings.vectors.shape[1])

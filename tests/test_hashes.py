@@ -1,0 +1,256 @@
+"""Damage to the results of a finished run is noticed by whoever reads them, and by nobody else."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import open_dna, random_dna
+from runs import again, forget_hashes, run_inline
+from test_scorer_run import predict, write
+from typer.testing import CliRunner
+
+from virnucpro.cli.main import app
+from virnucpro.events import Telling
+from virnucpro.files import sha256
+from virnucpro.options import RegionsOptions
+from virnucpro.regions import find_regions
+from virnucpro.report.story import report_folder
+from virnucpro.run.folder import RunDir
+from virnucpro.run.hashes import list_outputs
+
+REGIONS = {"regions.tsv", "regions.bed", "regions.gff3", "regions.fasta", "tracks.tsv.gz"}
+RECORDS = {"predictions.tsv", "prediction_results.txt", "viral.fasta"}
+SETTINGS = {"per_file": True, "threshold": 0.0}  # so that every record is called viral
+OF_THE_RUN = {*RECORDS, "prediction_results_highestscore.csv", "report.html", *REGIONS}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    """A run of two files with tables of each, and with regions."""
+    folder, rng = tmp_path_factory.mktemp("finished"), np.random.default_rng(8)
+    sources = [
+        write(folder / f"{name}.fa", long=random_dna(12_000, rng), open=open_dna(900, rng))
+        for name in ("a", "b")
+    ]
+    predict(*sources, to=folder / "run", **SETTINGS)
+    return folder / "run"
+
+
+@pytest.fixture
+def copied(finished: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+def say(*words: object) -> tuple[int, str]:
+    """The exit code of a command, and what it prints, in one line."""
+    outcome = CliRunner().invoke(app, list(map(str, words)))
+    code = getattr(outcome.exception, "exit_code", outcome.exit_code)
+    return code, " ".join(outcome.output.split())
+
+
+def flip_a_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes() or b"\0")
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def hashes_of(folder: Path) -> dict[str, str]:
+    return json.loads((folder / "run.json").read_text())["outputs"]
+
+
+def test_every_output_of_a_finished_run_has_its_sha256_in_run_json(finished):
+    of_samples = {f"samples/{one}/{name}" for one in "ab" for name in OF_THE_RUN - {"report.html"}}
+    assert set(hashes_of(finished)) == OF_THE_RUN | of_samples
+    code, told = say("status", finished, "--verify")
+    assert code == 0 and f"verified whole: {len(OF_THE_RUN | of_samples)} outputs" in told
+
+
+@pytest.mark.parametrize("name", sorted(OF_THE_RUN | {"samples/b/predictions.tsv"}))
+def test_one_flipped_bit_in_any_output_is_named_by_status_verify(copied, name):
+    flip_a_bit(copied / name)
+    code, told = say("status", copied, "--verify")
+    assert code == 1
+    assert f"damaged {copied / name} is not as it was written" in told
+    assert told.count("damaged ") == 1
+    assert say("status", copied)[0] == 0  # which reads no table
+
+
+@pytest.mark.parametrize("name", sorted(RECORDS))
+@pytest.mark.parametrize("command", ["report", "regions", "compare"])
+def test_a_command_that_reads_results_refuses_damaged_ones_and_names_the_remedy(
+    copied, finished, name, command
+):
+    before = {path: path.read_bytes() for path in list_outputs(RunDir(copied))}
+    flip_a_bit(copied / name)
+    code, told = say(command, copied, *([finished] if command == "compare" else []))
+    if command == "compare" and name == "viral.fasta":  # which it does not read
+        assert code == 0
+        return
+    assert code == 65
+    assert f"{copied / name} is not as it was written" in told and "--resume" in told
+    for path, content in before.items():
+        assert path.name == name or path.read_bytes() == content
+
+
+def test_resume_writes_damaged_tables_anew(copied, finished):
+    sources = [finished.parent / f"{name}.fa" for name in ("a", "b")]
+    for name in ("predictions.tsv", "samples/a/viral.fasta", "regions.bed"):
+        flip_a_bit(copied / name)
+    predict(*sources, to=copied, resume=True, **SETTINGS)
+    for path in list_outputs(RunDir(finished)):
+        name = path.relative_to(finished)
+        assert name.name == "report.html" or (copied / name).read_bytes() == path.read_bytes()
+    assert say("status", copied, "--verify")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "name"), [("report", "report.html"), ("regions", "tracks.tsv.gz")]
+)
+def test_the_remedy_of_a_damaged_page_or_region_file_works(copied, command, name):
+    flip_a_bit(copied / name)
+    code, told = say("status", copied, "--verify")
+    assert code == 1 and f"virnucpro {command} {copied}" in told
+    assert say(command, copied)[0] == 0
+    assert say("status", copied, "--verify")[0] == 0
+
+
+def test_the_hashes_follow_what_regions_and_report_write(tmp_path, finished):
+    sources = [finished.parent / f"{name}.fa" for name in ("a", "b")]
+    predict(*sources, to=tmp_path / "run", regions=False, report=False, **SETTINGS)
+    assert not {"report.html", *REGIONS} & set(hashes_of(tmp_path / "run"))
+    assert say("regions", tmp_path / "run")[0] == 0
+    assert say("report", tmp_path / "run")[0] == 0
+    expected, found = hashes_of(finished), hashes_of(tmp_path / "run")
+    del expected["report.html"], found["report.html"]  # it has times
+    assert found == expected
+    assert say("status", tmp_path / "run", "--verify")[0] == 0
+
+
+def test_an_output_that_is_gone_is_named_and_keeps_no_page_back(copied):
+    (copied / "prediction_results.txt").unlink()
+    code, told = say("status", copied, "--verify")
+    assert code == 1 and f"{copied}/prediction_results.txt is missing" in told
+    assert say("report", copied)[0] == 0
+
+
+def test_a_run_of_an_older_version_has_no_hashes_and_is_read_all_the_same(copied, finished):
+    forget_hashes(copied)
+    flip_a_bit(copied / "viral.fasta")
+    code, told = say("status", copied, "--verify")
+    assert code == 0 and "outputs were not verified: run.json has no SHA-256 of them" in told
+    assert say("compare", copied, finished)[0] == 0
+    assert say("report", copied)[0] == 0
+    assert say("regions", copied)[0] == 0
+    assert "outputs" not in json.loads((copied / "run.json").read_text())
+
+
+class Killed(BaseException):
+    """As of a process that is killed: nothing of ours catches it."""
+
+
+def at_call(number: int, name: str) -> Callable[..., None]:
+    """Stands for the system's call of a process that is killed at its n-th call."""
+    left = [number]
+    real = getattr(os, name)
+
+    def call(*arguments: object, **named: object) -> None:
+        left[0] -= 1
+        if left[0] <= 0:
+            raise Killed
+        real(*arguments, **named)
+
+    return call
+
+
+def make_other(folder: Path, names: Collection[str]) -> None:
+    """Give outputs another content, as if an earlier command had written it."""
+    stored = json.loads((folder / "run.json").read_text())
+    for place in stored["outputs"]:
+        if Path(place).name in names:
+            (folder / place).write_text("other\n")
+            stored["outputs"][place] = sha256(folder / place)
+    (folder / "run.json").write_text(json.dumps(stored))
+
+
+@pytest.mark.parametrize(
+    ("command", "names", "n_renames", "apart"),
+    [("predict", RECORDS, 20, 4), ("regions", REGIONS, 15, 2), ("report", {"report.html"}, 2, 1)],
+)
+def test_a_kill_between_a_table_and_run_json_is_no_damage(
+    copied, finished, monkeypatch, chaos_seed, command, names, n_renames, apart
+):
+    """Files appear one by one, each by a rename; other ones are struck in the next rounds."""
+    sources = [finished.parent / f"{name}.fa" for name in ("a", "b")]
+    number, is_over = chaos_seed % apart + 1 - apart, False
+    while not is_over:
+        number += apart
+        shutil.rmtree(copied)
+        shutil.copytree(finished, copied)
+        make_other(copied, names)
+        with monkeypatch.context() as patch, suppress(Killed):
+            patch.setattr("os.replace", at_call(number, "replace"))
+            match command:
+                case "predict":
+                    predict(*sources, to=copied, resume=True)
+                case "regions":
+                    find_regions(RegionsOptions(folder=copied), lambda _: None)
+                case "report":
+                    report_folder(copied)
+            is_over = True
+        code, told = say("status", copied, "--verify")
+        assert code == 0, (number, told)
+    assert number > n_renames
+
+
+@pytest.mark.parametrize("command", ["predict", "extract"])
+def test_one_flipped_bit_in_the_index_over_all_vectors_is_noticed(
+    tmp_path, tiny, make_config, command
+):
+    fasta = write(tmp_path / "in.fa", a=open_dna(300, np.random.default_rng(3)))
+    config = make_config(fasta, command=command)
+    head = tiny.head if command == "predict" else None
+    run_inline(config, head)
+    assert say("status", config.output, "--verify")[0] == 0
+    before = (config.output / "features.h5").read_bytes()
+    flip_a_bit(config.output / "features.h5")
+    code, told = say("status", config.output, "--verify")
+    assert code == 1 and "features.h5 is not as it was written" in told
+    assert say("report", config.output)[0] == 65
+    run_inline(again(config, resume=True), head)
+    assert (config.output / "features.h5").read_bytes() == before
+    assert say("status", config.output, "--verify")[0] == 0
+
+
+@pytest.mark.parametrize("layout", ["npz", "pt"])
+def test_damage_to_vectors_in_another_format_is_noticed_and_mended(
+    tmp_path, tiny, make_config, layout
+):
+    fasta = write(tmp_path / "in.fa", a=open_dna(300, np.random.default_rng(3)))
+    config = make_config(fasta, command="extract", format=layout)
+    run_inline(config, None)
+    path = config.output / f"features/000000.{layout}"
+    before = path.read_bytes()
+    flip_a_bit(path)
+    code, told = say("status", config.output, "--verify")
+    assert code == 1 and f"{path.name} is not as it was written" in told
+    run_inline(again(config, resume=True), None)
+    assert path.read_bytes() == before
+    assert say("status", config.output, "--verify")[0] == 0
+
+
+def test_while_a_run_goes_on_none_of_its_outputs_counts_as_damaged(copied, finished):
+    sources = [finished.parent / f"{name}.fa" for name in ("a", "b")]
+    codes = set()
+
+    def look(_: Telling) -> None:
+        codes.add(say("status", copied, "--verify")[0])
+
+    predict(*sources, to=copied, resume=True, on_event=look)
+    assert codes == {0}
