@@ -20,10 +20,9 @@ from virnucpro.config import RESIDUES_PER_SHARD, Resources
 from virnucpro.engine.job import Job
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.errors import VirnucproError
-from virnucpro.events import BatchDone, BatchStarted, ShardDone, Telling, WorkerReady
+from virnucpro.events import STARTING, BatchDone, BatchStarted, ShardDone, Telling, WorkerReady
 from virnucpro.option_fields import make
 from virnucpro.options import ExtractOptions
-from virnucpro.outputs.summary import STARTING
 from virnucpro.pipeline import run
 from virnucpro.resolve import RunConfig, resolve
 from virnucpro.sequences.fasta import write_record

@@ -43,6 +43,7 @@ from virnucpro.engine.recovery import Attempt, Workload
 from virnucpro.engine.worker import Worker
 from virnucpro.errors import InputError, OutputError, UnavailableError
 from virnucpro.events import (
+    STAGES,
     BatchDone,
     BatchStarted,
     BudgetReduced,
@@ -55,7 +56,6 @@ from virnucpro.events import (
     WorkerReady,
 )
 from virnucpro.figures import EventLog
-from virnucpro.outputs.summary import STAGES
 from virnucpro.pipeline import make_job
 from virnucpro.processes import interrupts_held, start
 from virnucpro.records import Shard

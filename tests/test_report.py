@@ -20,9 +20,8 @@ from runs import again, forget_hashes, run_inline, within
 from virnucpro import pipeline
 from virnucpro.engine.executor import InlineExecutor
 from virnucpro.errors import InputError, InputMissingError, ResumeError
-from virnucpro.events import BatchDone, Memory, WorkerLost, WorkerReady
+from virnucpro.events import STAGES, BatchDone, Memory, WorkerLost, WorkerReady
 from virnucpro.options import PredictOptions
-from virnucpro.outputs.summary import STAGES
 from virnucpro.records import Call, Shard
 from virnucpro.report.page import MOST_BYTES
 from virnucpro.report.story import report_folder

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from virnucpro.config import EncoderSpec
 from virnucpro.records import Shard
 
+STAGES = ("reading", "embedding", "writing tables")  # of a run
+STARTING = "starting workers"  # a part of embedding
+
 
 @dataclass(frozen=True, slots=True)
 class Memory:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from virnucpro.config import EncoderSpec
 from virnucpro.encoders.base import estimate_tokens
 from virnucpro.events import (
+    STAGES,
     BatchDone,
     BudgetReduced,
     EmbeddingStarted,
@@ -27,7 +28,6 @@ from virnucpro.events import (
     WorkerReady,
 )
 from virnucpro.log import LOGGER, counted, log_figures
-from virnucpro.outputs.summary import STAGES
 from virnucpro.records import Shard
 from virnucpro.run.plan import count_done
 

@@ -29,6 +29,8 @@ from virnucpro.errors import (
     StorageError,
 )
 from virnucpro.events import (
+    STAGES,
+    STARTING,
     BatchDone,
     EmbeddingStarted,
     Event,
@@ -47,7 +49,7 @@ from virnucpro.options import (
     RunOptions,
 )
 from virnucpro.outputs.blocks import Maker
-from virnucpro.outputs.summary import STAGES, STARTING, Summary
+from virnucpro.outputs.summary import Summary
 from virnucpro.outputs.write import Results
 from virnucpro.records import Shard
 from virnucpro.report.run import write_run_page

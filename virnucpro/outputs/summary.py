@@ -12,14 +12,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from virnucpro.encoders.base import estimate_tokens
+from virnucpro.events import STAGES, STARTING
 from virnucpro.log import counted, printable
 from virnucpro.outputs.sinks import FailedFiles, FailedSequences, RegionTable, Tally
 from virnucpro.run.folder import RunDir
 from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import Plan
-
-STAGES = ("reading", "embedding", "writing tables")
-STARTING = "starting workers"  # a part of embedding
 
 
 def region_line(n_regions: int, n_whole: int) -> str:

@@ -20,13 +20,13 @@ from typing import TypeAlias, TypeVar
 
 from virnucpro.config import FeatureFormat
 from virnucpro.errors import InputError
-from virnucpro.events import OnEvent, Progress
+from virnucpro.events import STAGES, OnEvent, Progress
 from virnucpro.files import writing
 from virnucpro.log import counted
 from virnucpro.outputs.blocks import BlockTask, Maker, ScoredShard, ShardTask
 from virnucpro.outputs.features import FeatureIndex
 from virnucpro.outputs.sinks import SINKS, Add, Place, Portion, Sink, Tally, open_sinks
-from virnucpro.outputs.summary import STAGES, Summary
+from virnucpro.outputs.summary import Summary
 from virnucpro.records import FastaRecord, Shard
 from virnucpro.run.backlog import Backlog
 from virnucpro.run.features import FeatureStore

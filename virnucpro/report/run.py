@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from virnucpro.citation import as_bibtex, works_of
+from virnucpro.events import STAGES, STARTING
 from virnucpro.log import LOGGER, counted, escaped, printable
 from virnucpro.outputs.sinks import (
     EmbeddedTable,
@@ -25,7 +26,6 @@ from virnucpro.outputs.sinks import (
     RegionTracks,
     ViralFasta,
 )
-from virnucpro.outputs.summary import STAGES, STARTING
 from virnucpro.records import STATUSES
 from virnucpro.report.charts import (
     GIB,

@@ -6,7 +6,6 @@ anew has no hash meanwhile, so that a kill between the file and ``run.json`` is 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from virnucpro.errors import InputError, ResumeError, VirnucproError
-from virnucpro.files import disk_error, open_plain, sha256
+from virnucpro.files import disk_error, read_json, sha256
 from virnucpro.log import printable
 from virnucpro.outputs.sinks import REGION_SINKS, all_sinks
 from virnucpro.run.features import index_of, is_export
@@ -135,13 +134,12 @@ def _update(rundir: RunDir, names: Collection[str], now: Mapping[str, str]) -> N
 def _read(rundir: RunDir) -> dict[str, Any]:
     why: object = "it is no object"
     try:
-        with open_plain(rundir.manifest) as content:
-            stored = json.load(content)
+        stored = read_json(rundir.manifest)
         if isinstance(stored, dict):
             return stored
     except OSError as error:
         raise disk_error(error, rundir.manifest) from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         why = error
     raise ResumeError(
         f"{printable(rundir.manifest)} is damaged: {printable(why)}", hint="put a copy of it back"
