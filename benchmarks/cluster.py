@@ -17,17 +17,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from virnucpro.config import EncoderSpec, Recipe, Resources
+from virnucpro.callers.caller import NoCall
 from virnucpro.engine.executor import InlineExecutor, NoExecutor
-from virnucpro.option_fields import make
-from virnucpro.options import ExtractOptions
-from virnucpro.pipeline import make_job, run
-from virnucpro.resolve import RunConfig, WorkConfig
+from virnucpro.ground.config import EncoderSpec, Recipe, Resources
+from virnucpro.ground.option_fields import make
 from virnucpro.run.folder import RunDir
 from virnucpro.run.plan import read_plan
 from virnucpro.run.status import measure_run
-from virnucpro.scoring.caller import NoCall
-from virnucpro.work import Part, embed, find_owed, find_run
+from virnucpro.stories.options import ExtractOptions
+from virnucpro.stories.pipeline import make_job, run
+from virnucpro.stories.resolve import RunConfig, WorkConfig
+from virnucpro.stories.work import Part, embed, find_owed, find_run
 
 _BASES = 60  # of a record: on average 2.3 of its six frames are open
 _RESOURCES = Resources(devices=("cpu",), tokens_per_batch=2048)

@@ -17,15 +17,15 @@ from tempfile import TemporaryDirectory
 
 import psutil
 
-from virnucpro.bench.layouts import FAILURES, reason_of
-from virnucpro.config import Resources
+from virnucpro.encoders.bench.layouts import FAILURES, reason_of
 from virnucpro.engine.job import Job
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.engine.recovery import Attempt
 from virnucpro.engine.worker import Worker
-from virnucpro.errors import UnavailableError, VirnucproError
-from virnucpro.events import Event, Memory, ShardDone, ShardFailed
-from virnucpro.records import Shard
+from virnucpro.ground.config import Resources
+from virnucpro.ground.errors import UnavailableError, VirnucproError
+from virnucpro.ground.events import Event, Memory, ShardDone, ShardFailed
+from virnucpro.ground.records import Shard
 
 N_EMPTY = 2000  # shards that take no time
 N_NAPS = 10  # shards for each worker that take NAP_SECONDS

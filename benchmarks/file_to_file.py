@@ -13,19 +13,26 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from virnucpro.bench.encoder import Setting
-from virnucpro.bench.layouts import FAILURES, reason_of
-from virnucpro.bench.synthetic import count_tokens, lengths_of
-from virnucpro.config import RESIDUES_PER_SHARD, Resources
+from virnucpro.encoders.bench.encoder import Setting
+from virnucpro.encoders.bench.layouts import FAILURES, reason_of
+from virnucpro.encoders.bench.synthetic import count_tokens, lengths_of
 from virnucpro.engine.job import Job
 from virnucpro.engine.local import ProcessExecutor
-from virnucpro.errors import VirnucproError
-from virnucpro.events import STARTING, BatchDone, BatchStarted, ShardDone, Telling, WorkerReady
-from virnucpro.option_fields import make
-from virnucpro.options import ExtractOptions
-from virnucpro.pipeline import run
-from virnucpro.resolve import RunConfig, resolve
+from virnucpro.ground.config import RESIDUES_PER_SHARD, Resources
+from virnucpro.ground.errors import VirnucproError
+from virnucpro.ground.events import (
+    STARTING,
+    BatchDone,
+    BatchStarted,
+    ShardDone,
+    Telling,
+    WorkerReady,
+)
+from virnucpro.ground.option_fields import make
 from virnucpro.sequences.fasta import write_record
+from virnucpro.stories.options import ExtractOptions
+from virnucpro.stories.pipeline import run
+from virnucpro.stories.resolve import RunConfig, resolve
 
 _SHARDS_PER_WORKER = 4
 

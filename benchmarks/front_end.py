@@ -24,7 +24,7 @@ from tempfile import TemporaryDirectory
 
 from Bio import SeqIO
 
-from virnucpro.config import EncoderSpec, Recipe
+from virnucpro.ground.config import EncoderSpec, Recipe
 from virnucpro.run.folder import RunDir
 from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import make_plan

@@ -32,13 +32,13 @@ from poison import PoisonRow, measure_poison
 from simulated import SimulatedRow, simulate
 from variants import BudgetRow, KernelRow, compare_variants, profile_kernels, try_budgets
 
-from virnucpro.bench.comparison import EncoderRow
-from virnucpro.bench.encoder import Setting
-from virnucpro.bench.report import describe_versions, machine_facts
-from virnucpro.bench.synthetic import MODELS, PROFILES, make_proteins, write_checkpoint
-from virnucpro.devices import choose_devices, choose_precision, choose_tokens, usable_cores
+from virnucpro.encoders.bench.comparison import EncoderRow
+from virnucpro.encoders.bench.encoder import Setting
+from virnucpro.encoders.bench.report import describe_versions, machine_facts
+from virnucpro.encoders.bench.synthetic import MODELS, PROFILES, make_proteins, write_checkpoint
 from virnucpro.encoders.esm2.family import footprint_of
-from virnucpro.errors import VirnucproError
+from virnucpro.ground.devices import choose_devices, choose_precision, choose_tokens, usable_cores
+from virnucpro.ground.errors import VirnucproError
 
 Row = (
     FileRow

@@ -15,16 +15,16 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from virnucpro.config import EncoderSpec, Recipe, Resources
+from virnucpro.callers.caller import NoCall
 from virnucpro.encoders.base import Encoder, Pending
 from virnucpro.encoders.esm2.weights import inspect_checkpoint
 from virnucpro.encoders.models import embedded_model
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.engine.worker import Worker
-from virnucpro.options import ExtractOptions
-from virnucpro.pipeline import run
-from virnucpro.resolve import RunConfig
-from virnucpro.scoring.caller import NoCall
+from virnucpro.ground.config import EncoderSpec, Recipe, Resources
+from virnucpro.stories.options import ExtractOptions
+from virnucpro.stories.pipeline import run
+from virnucpro.stories.resolve import RunConfig
 
 POISON = "WWWWCWWWW"
 

@@ -20,15 +20,15 @@ from pathlib import Path
 
 import numpy as np
 
-from virnucpro.evaluation.regions import Span, Truth, read_truth
+from virnucpro.callers.chain import RegionModel
+from virnucpro.callers.contrast import Items
+from virnucpro.callers.regions import regions_of_items
+from virnucpro.learning.evaluation.regions import Span, Truth, read_truth
+from virnucpro.learning.training.region_model import SIZE, STEP, Chromosome, learn_region_model
 from virnucpro.scorer.nets import embedded_scorer, load_scorer
-from virnucpro.scoring.chain import RegionModel
-from virnucpro.scoring.contrast import Items
-from virnucpro.scoring.regions import regions_of_items
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.genetic_code import STANDARD, genetic_code
 from virnucpro.sequences.inputs import list_sources
-from virnucpro.training.region_model import SIZE, STEP, Chromosome, learn_region_model
 
 LENGTHS = (10_000, 20_000, 50_000, 100_000, 200_000, 500_000)
 MOST = 40  # contigs of a length of one host

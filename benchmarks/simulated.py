@@ -31,24 +31,24 @@ import numpy as np
 import torch
 from front_end import CHUNK_SIZE, make_contigs, make_reads
 
-from virnucpro.bench.layouts import FAILURES, reason_of
-from virnucpro.config import EncoderSpec, Recipe, Resources
+from virnucpro.callers.caller import caller_of
+from virnucpro.callers.head import EncoderFacts, Head, Network, load_head
 from virnucpro.encoders.base import FAMILIES, Family, Pending, Rows
+from virnucpro.encoders.bench.layouts import FAILURES, reason_of
 from virnucpro.encoders.esm2.packing import EXTRA_TOKENS, PackedBatch, plan_batches
 from virnucpro.engine.job import Job
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.engine.worker import Worker
-from virnucpro.errors import VirnucproError
-from virnucpro.events import EmbeddingStarted, Event, ShardDone, Telling
-from virnucpro.files import EMBEDDED_FOLDER
-from virnucpro.option_fields import make
-from virnucpro.options import PredictOptions
-from virnucpro.pipeline import run
-from virnucpro.resolve import RunConfig
-from virnucpro.scoring.caller import caller_of
-from virnucpro.scoring.head import EncoderFacts, Head, Network, load_head
+from virnucpro.ground.config import EncoderSpec, Recipe, Resources
+from virnucpro.ground.errors import VirnucproError
+from virnucpro.ground.events import EmbeddingStarted, Event, ShardDone, Telling
+from virnucpro.ground.files import EMBEDDED_FOLDER
+from virnucpro.ground.option_fields import make
 from virnucpro.sequences.composition import N_FEATURES
 from virnucpro.sequences.fasta import write_record
+from virnucpro.stories.options import PredictOptions
+from virnucpro.stories.pipeline import run
+from virnucpro.stories.resolve import RunConfig
 
 _FAMILY = "simulated"  # and the name of this module
 _HASH = "0" * 64  # of what is no file
@@ -320,7 +320,7 @@ def _config(row: SimulatedRow, fasta: Path, output: Path, weights: Path, head: H
     options = make(PredictOptions, {"input": [fasta], "output_dir": output, "report": False})
     return RunConfig(
         options=options,
-        caller=caller_of(options, head),
+        caller=caller_of(options, "auto", head),
         recipe=recipe,
         resources=Resources(
             devices=devices, tokens_per_batch=row.tokens_per_batch, n_helpers=row.n_helpers

@@ -17,8 +17,8 @@ import torch
 from graphs import Attend, compile_layers, load_graphed
 from torch import Tensor, nn
 
-from virnucpro.bench.comparison import Comparison, EncoderRow, compare_ways
-from virnucpro.bench.encoder import (
+from virnucpro.encoders.bench.comparison import Comparison, EncoderRow, compare_ways
+from virnucpro.encoders.bench.encoder import (
     OURS,
     Setting,
     TimedEncoder,
@@ -27,8 +27,8 @@ from virnucpro.bench.encoder import (
     synchronize,
     time_pass,
 )
-from virnucpro.bench.layouts import FAILURES, layouts, reason_of
-from virnucpro.bench.synthetic import make_proteins
+from virnucpro.encoders.bench.layouts import FAILURES, layouts, reason_of
+from virnucpro.encoders.bench.synthetic import make_proteins
 from virnucpro.encoders.esm2.attention import attend_varlen, choose_kernel, flash_attention
 from virnucpro.encoders.esm2.model import ESM2, Layer
 from virnucpro.encoders.esm2.packing import StagedBatch

@@ -42,11 +42,37 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from virnucpro.evaluation.metrics import Samples, bootstrap, measure
-from virnucpro.labelled.digests import group_digest, record_digest
-from virnucpro.labelled.records import Labelled, read_data_manifest, read_records
-from virnucpro.numeric import Counts, Values, sigmoid
-from virnucpro.options import FALSE_POSITIVES
+from virnucpro.callers.options import FALSE_POSITIVES
+from virnucpro.ground.numeric import Counts, Values, sigmoid
+from virnucpro.learning.evaluation.metrics import Samples, bootstrap, measure
+from virnucpro.learning.labelled.digests import group_digest, record_digest
+from virnucpro.learning.labelled.records import Labelled, read_data_manifest, read_records
+from virnucpro.learning.training import made
+from virnucpro.learning.training.piece_nets import (
+    FIGURES_AND_WORDS,
+    FIGURES_WORDS_AND_LAYOUT,
+    Fitting,
+    Lessons,
+    Range,
+    fit_piece_nets,
+)
+from virnucpro.learning.training.sampling import (
+    Collection,
+    Fragments,
+    collect,
+    draw,
+    gc_matched_weights,
+)
+from virnucpro.learning.training.scorer_folds import (
+    N_FOLDS,
+    fit_error_rates,
+    fit_knot,
+    fragment_log_odds,
+    group_folds,
+    held_out_log_odds,
+    kinds_of_cells,
+)
+from virnucpro.learning.training.scorer_words import WordCounts, Words, count_words
 from virnucpro.scorer.features import GC, fragment_features, whole_features
 from virnucpro.scorer.nets import (
     ErrorRates,
@@ -58,32 +84,6 @@ from virnucpro.scorer.nets import (
     thresholds,
 )
 from virnucpro.scorer.words import NO_WORDS
-from virnucpro.training import made
-from virnucpro.training.piece_nets import (
-    FIGURES_AND_WORDS,
-    FIGURES_WORDS_AND_LAYOUT,
-    Fitting,
-    Lessons,
-    Range,
-    fit_piece_nets,
-)
-from virnucpro.training.sampling import (
-    Collection,
-    Fragments,
-    collect,
-    draw,
-    gc_matched_weights,
-)
-from virnucpro.training.scorer_folds import (
-    N_FOLDS,
-    fit_error_rates,
-    fit_knot,
-    fragment_log_odds,
-    group_folds,
-    held_out_log_odds,
-    kinds_of_cells,
-)
-from virnucpro.training.scorer_words import WordCounts, Words, count_words
 
 ELEMENTS = "transposable elements"
 SHARES = {  # of the fragments of viruses, then of those of cells

@@ -15,16 +15,8 @@ from forked import Forked
 from hypothesis import settings
 from runs import our_processes
 
-from virnucpro import processes
-from virnucpro.config import EncoderSpec, Recipe, Resources
-from virnucpro.encoders.esm2.checkpoint import ESM2Shape
-from virnucpro.encoders.esm2.model import ESM2
-from virnucpro.encoders.esm2.weights import inspect_checkpoint, save_esm2
-from virnucpro.encoders.transfer import use_device
-from virnucpro.options import ExtractOptions, PredictOptions
-from virnucpro.resolve import RunConfig
-from virnucpro.scoring.caller import NoCall
-from virnucpro.scoring.head import (
+from virnucpro.callers.caller import NoCall
+from virnucpro.callers.head import (
     EncoderFacts,
     Head,
     HeadFacts,
@@ -33,7 +25,15 @@ from virnucpro.scoring.head import (
     load_head,
     save_head,
 )
+from virnucpro.encoders.esm2.checkpoint import ESM2Shape
+from virnucpro.encoders.esm2.model import ESM2
+from virnucpro.encoders.esm2.weights import inspect_checkpoint, save_esm2
+from virnucpro.encoders.transfer import use_device
+from virnucpro.ground import processes
+from virnucpro.ground.config import EncoderSpec, Recipe, Resources
 from virnucpro.sequences.composition import N_FEATURES
+from virnucpro.stories.options import ExtractOptions, PredictOptions
+from virnucpro.stories.resolve import RunConfig
 
 # the same examples every time; many more, and others, with --hypothesis-profile=long
 settings.register_profile("gate", derandomize=True, deadline=None)

@@ -7,7 +7,7 @@ import os
 import subprocess
 from multiprocessing.connection import Connection
 
-from virnucpro.processes import Pipe, begin
+from virnucpro.ground.processes import Pipe, begin
 
 NEEDED = ["torch", "h5py", "virnucpro.engine.local", "workers", "forked"]
 

@@ -6,15 +6,20 @@ from pathlib import Path
 
 import numpy as np
 
-from virnucpro.events import Telling
-from virnucpro.labelled.frames import LabelledFrames
-from virnucpro.labelled.records import Labelled, LabelledRecord, read_data_manifest, read_records
-from virnucpro.labelled.split import Split, read_split
-from virnucpro.labelled.store import FrameStore
-from virnucpro.options import TrainOptions
+from virnucpro.ground.events import Telling
+from virnucpro.learning.labelled.frames import LabelledFrames
+from virnucpro.learning.labelled.records import (
+    Labelled,
+    LabelledRecord,
+    read_data_manifest,
+    read_records,
+)
+from virnucpro.learning.labelled.split import Split, read_split
+from virnucpro.learning.labelled.store import FrameStore
+from virnucpro.learning.options import TrainOptions
+from virnucpro.learning.training.request import Training
+from virnucpro.learning.training.story import train
 from virnucpro.sequences.translate import reverse_complement
-from virnucpro.training.request import Training
-from virnucpro.training.story import train
 
 # without a T no frame of the strand has a stop
 _CODONS = {

@@ -11,8 +11,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-from virnucpro.outputs.sinks import RecordTable, record_row
-from virnucpro.records import Call
+from virnucpro.ground.records import Call
+from virnucpro.tables.sinks import RecordTable, record_row
 
 EVIL = "<img/src=x/onerror=document.title='bad'>"
 EXAMPLE = Path(__file__).parents[1] / "examples" / "contigs.fa"

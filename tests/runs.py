@@ -19,14 +19,14 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from virnucpro.callers.caller import Caller, NoCall, caller_of
+from virnucpro.callers.head import Head
 from virnucpro.engine.executor import Executor, InlineExecutor
-from virnucpro.events import OnEvent
-from virnucpro.options import PredictOptions
-from virnucpro.outputs.summary import Summary
-from virnucpro.pipeline import predict, run
-from virnucpro.resolve import RunConfig
-from virnucpro.scoring.caller import caller_of
-from virnucpro.scoring.head import Head
+from virnucpro.ground.events import OnEvent
+from virnucpro.stories.options import PredictOptions
+from virnucpro.stories.pipeline import predict, run
+from virnucpro.stories.resolve import RunConfig
+from virnucpro.stories.summary import Summary
 
 if TYPE_CHECKING:
     from conftest import Tiny
@@ -46,8 +46,16 @@ def run_inline(
     executor: Executor | None = None,
 ) -> Summary:
     """Run in this process; a prediction is called by the head, or without one by the scorer."""
-    config = replace(config, caller=caller_of(config.options, head))
+    config = replace(config, caller=caller_in(config, head))
     return run(config, executor or InlineExecutor(), on_event)
+
+
+def caller_in(config: RunConfig, head: Head | None) -> Caller:
+    """Who calls the records of a run with this head."""
+    options = config.options
+    if isinstance(options, PredictOptions):
+        return caller_of(options, options.calls, head)
+    return NoCall()
 
 
 def predict_here(proteins: Path, tiny: Tiny, folder: Path) -> Path:
@@ -83,7 +91,7 @@ def our_processes() -> list[psutil.Process]:
 
 def is_ours(process: psutil.Process) -> bool:
     with suppress(psutil.NoSuchProcess):
-        return "virnucpro.processes" in " ".join(process.cmdline())
+        return "virnucpro.ground.processes" in " ".join(process.cmdline())
     return False
 
 

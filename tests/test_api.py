@@ -26,7 +26,7 @@ from workers import POISON, RaisingWorker
 
 import virnucpro
 from virnucpro.engine.executor import InlineExecutor
-from virnucpro.outputs import features as index
+from virnucpro.run import index
 
 ON_ONE = {"device": "cpu", "workers": 1}
 PROTEINS = [("p1", "MKVLEFPQIL"), ("p2", "MSTNPKPQRK"), ("p3", "MKVLEFPQIL"), ("p0", "MA")]

@@ -18,18 +18,18 @@ from conftest import TINY
 from oracle import LONGEST, tolerance
 from runs import our_processes
 
-from virnucpro.bench.comparison import Comparison, compare_ways
-from virnucpro.bench.encoder import Setting, TimedEncoder, Way, load_ours, our_ways
-from virnucpro.bench.layouts import layouts
-from virnucpro.bench.peers import peer_ways
-from virnucpro.bench.programme import Programme, resolve_bench, run_bench
-from virnucpro.bench.report import Report, make_console
-from virnucpro.bench.synthetic import PROFILES, make_proteins, write_checkpoint
-from virnucpro.devices import Choice, Gpu
+from virnucpro.encoders.bench.comparison import Comparison, compare_ways
+from virnucpro.encoders.bench.encoder import Setting, TimedEncoder, Way, load_ours, our_ways
+from virnucpro.encoders.bench.layouts import layouts
+from virnucpro.encoders.bench.peers import peer_ways
+from virnucpro.encoders.bench.programme import Programme, resolve_bench, run_bench
+from virnucpro.encoders.bench.report import Report, make_console
+from virnucpro.encoders.bench.synthetic import PROFILES, make_proteins, write_checkpoint
 from virnucpro.encoders.esm2.attention import attend_runs
 from virnucpro.encoders.esm2.model import DTYPES
-from virnucpro.errors import UnavailableError, UsageError
-from virnucpro.options import BenchOptions
+from virnucpro.encoders.options import BenchOptions
+from virnucpro.ground.devices import Choice, Gpu
+from virnucpro.ground.errors import UnavailableError, UsageError
 
 ESCAPE = "\x1b"
 SECTIONS = ("limits", "encoder")
@@ -262,7 +262,7 @@ def test_weights_that_find_no_room_are_a_row_and_not_the_end(programme, monkeypa
     def fill_the_disk(*_: object) -> None:
         raise RuntimeError("PytorchStreamWriter failed writing file data.pkl (a test)")
 
-    monkeypatch.setattr("virnucpro.bench.programme.write_checkpoint", fill_the_disk)
+    monkeypatch.setattr("virnucpro.encoders.bench.programme.write_checkpoint", fill_the_disk)
     rows: list = []
     models = {"tiny": TINY, "second": TINY}
     run_bench(replace(programme, parts=("encoder",), models=models), rows.append, lambda _: None)
@@ -325,7 +325,7 @@ def test_a_repeat_fills_its_least_time(setting):
 def test_precisions_are_those_asked_for_and_on_a_gpu_not_float32(monkeypatch):
     gpu = Gpu(0, "GPU-a", "NVIDIA H200", 140 << 30, 139 << 30, (9, 0), (13, 0))
     choice = Choice(("cuda:0",), ("H200",), has_bf16=True, memory=139 << 30, gpus=(gpu,))
-    monkeypatch.setattr("virnucpro.bench.programme.choose_devices", lambda *_: choice)
+    monkeypatch.setattr("virnucpro.encoders.bench.programme.choose_devices", lambda *_: choice)
     assert resolve_bench(BenchOptions()).precisions == ("bf16", "fp16")
     assert resolve_bench(BenchOptions(precisions="bf16,fp32")).precisions == ("bf16", "fp32")
     assert resolve_bench(BenchOptions()).least_seconds == 5
@@ -335,7 +335,7 @@ def test_precisions_are_those_asked_for_and_on_a_gpu_not_float32(monkeypatch):
 
 
 def test_a_pass_that_takes_long_is_repeated_once(setting, monkeypatch):
-    monkeypatch.setattr("virnucpro.bench.comparison.LONG_SECONDS", 0.0)
+    monkeypatch.setattr("virnucpro.encoders.bench.comparison.LONG_SECONDS", 0.0)
     with layouts(setting, 1, 1) as places:
         (row,) = compare_ways(comparison(repeats=5), our_ways(("fp32",), setting), places)
     assert len(row.seconds) == 1

@@ -20,8 +20,8 @@ from front_end import check_agreement, make_contigs, make_reads
 from runs import our_processes
 from variants import compare_variants, profile_kernels, try_budgets
 
-from virnucpro.bench.encoder import Setting
-from virnucpro.bench.synthetic import make_proteins, write_checkpoint
+from virnucpro.encoders.bench.encoder import Setting
+from virnucpro.encoders.bench.synthetic import make_proteins, write_checkpoint
 
 MEASURE = Path(front_end.__file__).with_name("measure.py")
 

@@ -9,9 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from virnucpro.outputs import tables
-from virnucpro.outputs.read import read_calls, read_mendable
-from virnucpro.outputs.sinks import (
+from virnucpro.callers.calls import call_record, score_record
+from virnucpro.callers.head import EncoderFacts, HeadFacts
+from virnucpro.ground.records import Call, FastaRecord, Orf, Prediction
+from virnucpro.tables import text as tables
+from virnucpro.tables.read import read_calls, read_mendable
+from virnucpro.tables.sinks import (
     ChunkTable,
     FrameTable,
     RecordTable,
@@ -19,10 +22,7 @@ from virnucpro.outputs.sinks import (
     frame_rows,
     record_row,
 )
-from virnucpro.outputs.tables import SortedLines
-from virnucpro.records import Call, FastaRecord, Orf, Prediction
-from virnucpro.scoring.calls import call_record, score_record
-from virnucpro.scoring.head import EncoderFacts, HeadFacts
+from virnucpro.tables.text import SortedLines
 
 GOLDEN = Path(__file__).parent / "golden" / "consensus"
 

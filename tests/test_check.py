@@ -14,14 +14,14 @@ from conftest import TINY
 from oracle import make_fair_esm, save_fair_esm
 from test_cli import virnucpro
 
-from virnucpro.config import Precision
 from virnucpro.encoders.check import Check, check, find_deviations, report_lines
 from virnucpro.encoders.esm2.checkpoint import ESM2Shape
 from virnucpro.encoders.learned.file import LearnedFacts, save_learned
+from virnucpro.encoders.options import CheckOptions
 from virnucpro.encoders.panel import ODD_LETTERS, make_panel
-from virnucpro.errors import UnavailableError, UsageError
-from virnucpro.events import Progress, Telling
-from virnucpro.options import CheckOptions
+from virnucpro.ground.config import Precision
+from virnucpro.ground.errors import UnavailableError, UsageError
+from virnucpro.ground.events import Progress, Telling
 
 PANEL_SHA256 = "3b4a4a847851cec74aba954be386d06d7e323ca3876f7e529336cf1141a5db67"
 DEEP = ESM2Shape(n_layers=12, dim=32, n_heads=2)

@@ -8,8 +8,8 @@ import yaml
 from typer.testing import CliRunner
 
 from virnucpro import __version__
-from virnucpro.citation import WORKS, Work, as_bibtex, as_text
 from virnucpro.cli.main import app
+from virnucpro.page.citation import WORKS, Work, as_bibtex, as_text
 
 CITATION = yaml.safe_load((Path(__file__).parents[1] / "CITATION.cff").read_text())
 

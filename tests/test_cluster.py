@@ -18,13 +18,13 @@ from one_node_slurm import NEEDS_SLURM, one_node_slurm
 from oracle import random_protein
 from runs import assert_same_run, leftovers, predict_here, within
 
-from virnucpro.errors import UsageError
+from virnucpro.ground.errors import UsageError
 from virnucpro.run.folder import RunDir
 
 pytest.importorskip("parsl", reason="needs the extra cluster")
 from parsl.providers import LocalProvider
 
-from virnucpro.cluster import Blocks, parsl_on, read_blocks
+from virnucpro.engine.parsl import Blocks, parsl_on, read_blocks
 
 LOCAL = "provider: local\nmax_blocks: 2\nparts: 4\n"
 SLURM = LOCAL.replace("local", "slurm") + "exclusive: false\ncores_per_node: 1\nmem_per_node: 1\n"
@@ -77,7 +77,7 @@ class Run:
                 with suppress(psutil.Error):
                     inner = [" ".join(p.cmdline()) for p in pool.children(recursive=True)]
                     is_pool = "process_worker_pool.py" in " ".join(pool.cmdline())
-                    if is_pool and any("virnucpro.processes" in line for line in inner):
+                    if is_pool and any("virnucpro.ground.processes" in line for line in inner):
                         return pool
             time.sleep(0.05)
 

@@ -10,8 +10,8 @@ from runs import forget_hashes
 from typer.testing import CliRunner
 
 from virnucpro.cli.main import app
-from virnucpro.errors import InputError, InputMissingError
-from virnucpro.outputs.compare import TableComparison, compare, report_lines
+from virnucpro.ground.errors import InputError, InputMissingError
+from virnucpro.stories.compare import TableComparison, compare, report_lines
 
 FRAMES = """Sequence_ID\tPrediction\tscore1\tscore2
 a_chunk_1F1\tvirus\t0.12100612\t0.8789939

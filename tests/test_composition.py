@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from virnucpro.records import FastaRecord, Orf
+from virnucpro.ground.records import FastaRecord, Orf
 from virnucpro.sequences.composition import (
     N_BORDERS,
     N_CODONS,

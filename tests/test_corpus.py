@@ -21,9 +21,9 @@ from runs import again, run_inline
 
 import virnucpro.sequences.fasta
 from virnucpro.cli.exits import Finished, exits
-from virnucpro.events import EmbeddingStarted, OnEvent, Telling
-from virnucpro.files import open_binary
-from virnucpro.log import ConsoleFilter, logging_to
+from virnucpro.ground.events import EmbeddingStarted, OnEvent, Telling
+from virnucpro.ground.files import open_binary
+from virnucpro.ground.log import ConsoleFilter, logging_to
 
 CORPUS = Path(__file__).parent / "corpus"
 FILES = CORPUS / "files"

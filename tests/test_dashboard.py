@@ -12,9 +12,10 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from virnucpro.config import EncoderSpec
-from virnucpro.dashboard import ConsoleHandler, Dashboard
-from virnucpro.events import (
+from virnucpro.cli.dashboard import ConsoleHandler, Dashboard
+from virnucpro.cli.figures import EventLog
+from virnucpro.ground.config import EncoderSpec
+from virnucpro.ground.events import (
     BatchDone,
     EmbeddingStarted,
     Memory,
@@ -24,9 +25,8 @@ from virnucpro.events import (
     WorkerLost,
     WorkerReady,
 )
-from virnucpro.figures import EventLog
-from virnucpro.log import LOGGER, ConsoleFilter, announce, logging_to, printable
-from virnucpro.records import Shard
+from virnucpro.ground.log import LOGGER, ConsoleFilter, announce, logging_to, printable
+from virnucpro.ground.records import Shard
 
 GIB = 1 << 30
 ESCAPE = "\x1b"

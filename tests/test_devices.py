@@ -11,10 +11,14 @@ import pynvml
 import pytest
 import torch
 
-from virnucpro import devices
 from virnucpro.cli.main import main
-from virnucpro.config import Footprint
-from virnucpro.devices import (
+from virnucpro.encoders.esm2.checkpoint import ESM2Shape
+from virnucpro.encoders.esm2.family import footprint_of
+from virnucpro.encoders.models import shape_of
+from virnucpro.encoders.published import PUBLISHED
+from virnucpro.ground import devices
+from virnucpro.ground.config import Footprint
+from virnucpro.ground.devices import (
     Choice,
     Gpu,
     TorchBuild,
@@ -32,11 +36,7 @@ from virnucpro.devices import (
     torch_build,
     visible_gpus,
 )
-from virnucpro.encoders.esm2.checkpoint import ESM2Shape
-from virnucpro.encoders.esm2.family import footprint_of
-from virnucpro.encoders.models import shape_of
-from virnucpro.encoders.published import PUBLISHED
-from virnucpro.errors import UnavailableError, UsageError
+from virnucpro.ground.errors import UnavailableError, UsageError
 
 GIB = 1 << 30
 WITH_CUDA = TorchBuild("2.13.0", "13.0")

@@ -18,14 +18,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from virnucpro.config import EncoderSpec
 from virnucpro.encoders.base import load_encoder, recognise
 from virnucpro.encoders.dnabert_s import encoder as family
 from virnucpro.encoders.dnabert_s import model as network
 from virnucpro.encoders.dnabert_s.model import DNABERT, TokenBatch, alibi_slopes, mean_pool
 from virnucpro.encoders.dnabert_s.tokenizer import Tokenizer, read_tokenizer
 from virnucpro.encoders.dnabert_s.weights import inspect_folder, load_dnabert
-from virnucpro.errors import UnavailableError
+from virnucpro.ground.config import EncoderSpec
+from virnucpro.ground.errors import UnavailableError
 
 GOLDEN = Path(__file__).parents[2] / "shared" / "golden" / "dnabert_s"
 golden = pytest.mark.skipif(not GOLDEN.exists(), reason="the published code's values are not here")

@@ -22,21 +22,21 @@ from oracle import (
 )
 from runs import run_inline, vectors
 
-from virnucpro.config import EncoderSpec
+from virnucpro.callers.head import EncoderFacts, Head, Network
 from virnucpro.encoders.base import FAMILIES, Encoder, Family, Pending, Rows, load_encoder
 from virnucpro.encoders.describe import describe_model
 from virnucpro.engine.executor import InlineExecutor
 from virnucpro.engine.worker import Worker
-from virnucpro.errors import ResumeError, UsageError
-from virnucpro.events import ShardDone
-from virnucpro.files import sha256
-from virnucpro.options import ExtractOptions
-from virnucpro.pipeline import extract
-from virnucpro.resolve import RunConfig, resolve
+from virnucpro.ground.config import EncoderSpec
+from virnucpro.ground.errors import ResumeError, UsageError
+from virnucpro.ground.events import ShardDone
+from virnucpro.ground.files import sha256
 from virnucpro.run.features import open_stores
-from virnucpro.scoring.head import EncoderFacts, Head, Network
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.translate import chunk_record, translate_six_frames
+from virnucpro.stories.options import ExtractOptions
+from virnucpro.stories.pipeline import extract
+from virnucpro.stories.resolve import RunConfig, resolve
 
 FAIR_ESM = EncoderSpec(
     family="fair-esm",

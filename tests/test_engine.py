@@ -33,16 +33,16 @@ from runs import (
 )
 from toy_executor import BackwardExecutor
 
-from virnucpro import pipeline
-from virnucpro.config import Resources
+from virnucpro.cli.figures import EventLog
 from virnucpro.engine import local
 from virnucpro.engine.batches import TooLarge, outcome_of
 from virnucpro.engine.executor import InlineExecutor
 from virnucpro.engine.local import ProcessExecutor, _Peer
 from virnucpro.engine.recovery import Attempt, Workload
 from virnucpro.engine.worker import Worker
-from virnucpro.errors import InputError, OutputError, UnavailableError
-from virnucpro.events import (
+from virnucpro.ground.config import Resources
+from virnucpro.ground.errors import InputError, OutputError, UnavailableError
+from virnucpro.ground.events import (
     STAGES,
     BatchDone,
     BatchStarted,
@@ -55,12 +55,12 @@ from virnucpro.events import (
     WorkerLost,
     WorkerReady,
 )
-from virnucpro.figures import EventLog
-from virnucpro.pipeline import make_job
-from virnucpro.processes import interrupts_held, start
-from virnucpro.records import Shard
+from virnucpro.ground.processes import interrupts_held, start
+from virnucpro.ground.records import Shard
 from virnucpro.run.folder import RunDir
 from virnucpro.run.machine import read_starts
+from virnucpro.stories import pipeline
+from virnucpro.stories.pipeline import make_job
 
 pytestmark = pytest.mark.usefixtures("quick_starts", "early_starts")
 CODONS_OF_POISON = "TGG" * 4 + "TGC" + "TGG" * 4

@@ -16,7 +16,7 @@ from virnucpro.encoders.esm2.checkpoint import Checkpoint
 from virnucpro.encoders.esm2.converted import Converted, convert, find_converted, open_esm2
 from virnucpro.encoders.esm2.packing import PackedBatch
 from virnucpro.encoders.esm2.weights import inspect_checkpoint, load_esm2
-from virnucpro.errors import UnavailableError
+from virnucpro.ground.errors import UnavailableError
 
 CPU = torch.device("cpu")
 BF16 = torch.bfloat16

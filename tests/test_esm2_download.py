@@ -36,8 +36,8 @@ from virnucpro.encoders.models import (
     verify_model,
 )
 from virnucpro.encoders.published import BASE_URL, EMBEDDED, PUBLISHED, Published
-from virnucpro.errors import OutputError, StorageError, UnavailableError, UsageError
-from virnucpro.events import Progress
+from virnucpro.ground.errors import OutputError, StorageError, UnavailableError, UsageError
+from virnucpro.ground.events import Progress
 
 NAME = "esm2_t6_8M_UR50D"
 PARTIAL = f".{NAME}.pt.part"

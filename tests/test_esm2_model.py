@@ -60,7 +60,7 @@ from virnucpro.encoders.esm2.model import (
 from virnucpro.encoders.esm2.packing import PackedBatch, StagedBatch
 from virnucpro.encoders.esm2.weights import load_esm2
 from virnucpro.encoders.transfer import use_device
-from virnucpro.errors import UnavailableError
+from virnucpro.ground.errors import UnavailableError
 
 SHAPES = {  # by the dimensions of a head, as of the published 8M, 35M, 150M and 650M
     16: ESM2Shape(n_layers=3, dim=64, n_heads=4),
@@ -373,7 +373,7 @@ _COUNT_FAULTS = """
 import resource, sys
 from pathlib import Path
 import torch
-from virnucpro.config import EncoderSpec
+from virnucpro.ground.config import EncoderSpec
 from virnucpro.encoders.esm2.encoder import load
 from virnucpro.engine.local import _serve
 

@@ -40,7 +40,7 @@ from virnucpro.encoders.esm2.weights import (
     save_esm2,
     verify_checkpoint,
 )
-from virnucpro.errors import UnavailableError
+from virnucpro.ground.errors import UnavailableError
 
 SHAPE = ESM2Shape(n_layers=2, dim=64, n_heads=2)
 PROTEINS = ["M", "MKXBUZO-J*.A", random_protein(60), random_protein(LONGEST)]

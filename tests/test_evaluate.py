@@ -21,18 +21,25 @@ from sklearn.metrics import roc_auc_score
 from test_cli import virnucpro
 from workers import POISON, RaisingWorker
 
+from virnucpro.callers.head import load_head, save_head
 from virnucpro.engine.executor import InlineExecutor
-from virnucpro.errors import InputError, ResumeError, UsageError, VirnucproError
-from virnucpro.evaluation.figure import draw_figure, write_figure
-from virnucpro.evaluation.fragments import Cutting, Fragment, cut_record, write_fragments
-from virnucpro.evaluation.held_out import HeldOut
-from virnucpro.evaluation.report import summary_lines, write_report
-from virnucpro.evaluation.story import Caller, answer, caller_of, evaluate, read_chunks, understand
-from virnucpro.labelled.digests import group_digest, record_digest
-from virnucpro.labelled.records import LabelledRecord
-from virnucpro.options import EvaluateOptions
+from virnucpro.ground.errors import InputError, ResumeError, UsageError, VirnucproError
+from virnucpro.learning.evaluation.figure import draw_figure, write_figure
+from virnucpro.learning.evaluation.fragments import Cutting, Fragment, cut_record, write_fragments
+from virnucpro.learning.evaluation.held_out import HeldOut
+from virnucpro.learning.evaluation.report import summary_lines, write_report
+from virnucpro.learning.evaluation.story import (
+    Caller,
+    answer,
+    caller_of,
+    evaluate,
+    read_chunks,
+    understand,
+)
+from virnucpro.learning.labelled.digests import group_digest, record_digest
+from virnucpro.learning.labelled.records import LabelledRecord
+from virnucpro.learning.options import EvaluateOptions
 from virnucpro.scorer.nets import embedded_scorer, load_scorer, save_scorer
-from virnucpro.scoring.head import load_head, save_head
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.translate import chunk_record, translate_six_frames
 

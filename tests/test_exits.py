@@ -21,7 +21,7 @@ from virnucpro.cli import exits as module
 from virnucpro.cli import main as main_module
 from virnucpro.cli.exits import DEAF_SECONDS, Finished, Terminated, end_cleanly, exits
 from virnucpro.cli.predict import what_is_kept
-from virnucpro.options import PredictOptions
+from virnucpro.stories.options import PredictOptions
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "contigs.fa"
 ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -105,7 +105,7 @@ FORGETFUL = """
 import os, signal, warnings
 import test_exits
 from virnucpro.cli.exits import end_cleanly
-from virnucpro.processes import interrupts_held, start
+from virnucpro.ground.processes import interrupts_held, start
 warnings.simplefilter("ignore", ResourceWarning)
 end_cleanly()
 with interrupts_held():

@@ -22,8 +22,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import virnucpro.sequences.fasta
-from virnucpro.errors import InputError, InputMissingError
-from virnucpro.records import FastaRecord
+from virnucpro.ground.errors import InputError, InputMissingError
+from virnucpro.ground.records import FastaRecord
 from virnucpro.sequences.fasta import (
     MAX_HEADER,
     find_invalid,

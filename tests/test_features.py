@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 from runs import assert_same_vectors, run_inline, vectors
 
-from virnucpro.config import RESIDUES_PER_SHARD, EncoderSpec
-from virnucpro.errors import FeatureFileError, OutputError
-from virnucpro.records import Embeddings, Failure, Orf, Shard
-from virnucpro.resolve import RunConfig
+from virnucpro.ground.config import RESIDUES_PER_SHARD, EncoderSpec
+from virnucpro.ground.errors import FeatureFileError, OutputError
+from virnucpro.ground.records import Embeddings, Failure, Orf, Shard
+from virnucpro.ground.tree import Tree
 from virnucpro.run.feature_file import find_vectors
 from virnucpro.run.features import FeatureStore, ShardFeatures, open_stores
 from virnucpro.run.folder import RunDir
 from virnucpro.run.shards import ShardWriter, header_of, shard_size
 from virnucpro.run.status import inspect_run
-from virnucpro.tree import Tree
+from virnucpro.stories.resolve import RunConfig
 
 DIM = 4
 ENCODER = EncoderSpec(

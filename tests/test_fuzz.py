@@ -29,14 +29,14 @@ from labelled import write_labelled
 from runs import predict_here
 from test_regions import host_dna
 
+from virnucpro.callers.chain import embedded_region_model
 from virnucpro.cli.main import main
 from virnucpro.encoders.learned.file import LearnedFacts, save_learned
 from virnucpro.engine.executor import InlineExecutor
-from virnucpro.files import MOST_JSON
-from virnucpro.options import PredictOptions
-from virnucpro.pipeline import predict
+from virnucpro.ground.files import MOST_JSON
 from virnucpro.run.feature_file import _SEAL
-from virnucpro.scoring.chain import embedded_region_model
+from virnucpro.stories.options import PredictOptions
+from virnucpro.stories.pipeline import predict
 
 EXITS = {0, 1, 2, 64, 65, 66, 69, 73, 74}
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

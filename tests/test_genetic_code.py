@@ -7,8 +7,8 @@ import random
 import numpy as np
 import pytest
 
-from virnucpro.errors import UsageError
-from virnucpro.records import Chunk
+from virnucpro.ground.errors import UsageError
+from virnucpro.ground.records import Chunk
 from virnucpro.scorer.nets import embedded_scorer, load_scorer
 from virnucpro.scorer.score import score_block
 from virnucpro.sequences import genetic_code as module

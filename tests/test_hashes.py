@@ -17,13 +17,13 @@ from test_scorer_run import predict, write
 from typer.testing import CliRunner
 
 from virnucpro.cli.main import app
-from virnucpro.events import Telling
-from virnucpro.files import sha256
-from virnucpro.options import RegionsOptions
-from virnucpro.regions import find_regions
-from virnucpro.report.story import report_folder
+from virnucpro.ground.events import Telling
+from virnucpro.ground.files import sha256
+from virnucpro.learning.pages import report_folder
 from virnucpro.run.folder import RunDir
 from virnucpro.run.hashes import list_outputs
+from virnucpro.stories.options import RegionsOptions
+from virnucpro.stories.regions import find_regions
 
 REGIONS = {"regions.tsv", "regions.bed", "regions.gff3", "regions.fasta", "tracks.tsv.gz"}
 RECORDS = {"predictions.tsv", "prediction_results.txt", "viral.fasta"}

@@ -16,8 +16,7 @@ import torch
 from safetensors.numpy import load_file, save_file
 from safetensors.torch import save_file as save_torch_file
 
-from virnucpro.errors import UnavailableError
-from virnucpro.scoring.head import (
+from virnucpro.callers.head import (
     EncoderFacts,
     Head,
     HeadFacts,
@@ -26,6 +25,7 @@ from virnucpro.scoring.head import (
     load_head,
     save_head,
 )
+from virnucpro.ground.errors import UnavailableError
 from virnucpro.sequences.composition import N_FEATURES, frame_composition
 
 ENCODER = EncoderFacts(

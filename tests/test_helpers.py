@@ -19,20 +19,20 @@ from runs import TABLES, assert_gone, assert_same_run, is_ours, our_processes, r
 from test_scorer_run import many, predict
 from workers import POISON, RaisingWorker
 
-from virnucpro import tasks
-from virnucpro.devices import count_helpers
+from virnucpro.callers.batches import ScoredFrames
 from virnucpro.engine.executor import InlineExecutor
-from virnucpro.errors import InputError, UnavailableError
-from virnucpro.events import Progress, ShardDone
-from virnucpro.options import PredictOptions
-from virnucpro.outputs import write
-from virnucpro.outputs.blocks import BlockTask
-from virnucpro.pipeline import predict as predict_run
-from virnucpro.records import FastaRecord
+from virnucpro.ground import tasks
+from virnucpro.ground.devices import count_helpers
+from virnucpro.ground.errors import InputError, UnavailableError
+from virnucpro.ground.events import Progress, ShardDone
+from virnucpro.ground.records import FastaRecord
+from virnucpro.ground.tasks import helpers_for
 from virnucpro.run import plan
 from virnucpro.run.folder import RunDir
-from virnucpro.scoring.batches import ScoredFrames
-from virnucpro.tasks import helpers_for
+from virnucpro.stories import write
+from virnucpro.stories.blocks import BlockTask
+from virnucpro.stories.options import PredictOptions
+from virnucpro.stories.pipeline import predict as predict_run
 
 POISON_BASES = POISON.replace("W", "TGG").replace("C", "TGT")
 
@@ -143,7 +143,7 @@ def test_a_bad_record_behind_good_ones_ends_helpers_too(make_config, tiny, conti
 
 def test_a_small_input_starts_no_process(make_config, tiny, contigs, monkeypatch):
     started = []
-    monkeypatch.setattr("virnucpro.tasks.start", started.append)
+    monkeypatch.setattr("virnucpro.ground.tasks.start", started.append)
     run_inline(make_config(contigs, n_helpers=8), tiny.head)
     assert not started
 
@@ -213,8 +213,8 @@ def test_an_error_that_is_none_of_ours_is_told_in_words(capfd):
 
 PARENT = """
 import sys, time
-from virnucpro.scoring.batches import ScoredFrames
-from virnucpro.tasks import helpers_for
+from virnucpro.callers.batches import ScoredFrames
+from virnucpro.ground.tasks import helpers_for
 with helpers_for("no maker", 2, "tables") as helpers:
     print(*[child.pid for child in helpers.children], flush=True)
     time.sleep(60)
@@ -301,8 +301,8 @@ def test_a_helper_that_is_stopped_is_named_with_what_to_do(monkeypatch, caplog):
 
 PAUSED_PARENT = """
 import logging, os, signal, time
-from virnucpro import tasks
-from virnucpro.outputs.blocks import BlockTask
+from virnucpro.ground import tasks
+from virnucpro.stories.blocks import BlockTask
 tasks._SILENCE_SECONDS = 3.0
 warned = []
 tasks.LOGGER.addFilter(lambda record: warned.append(time.monotonic()))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from virnucpro.errors import InputError, InputMissingError, ResumeError
+from virnucpro.ground.errors import InputError, InputMissingError, ResumeError
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.inputs import (
     InputFile,

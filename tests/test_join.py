@@ -14,11 +14,20 @@ import pytest
 from conftest import open_dna, random_dna
 from runs import again, run_inline, tables, vectors
 
-from virnucpro.errors import UnavailableError, UsageError
-from virnucpro.events import BatchDone
-from virnucpro.options import PredictOptions
-from virnucpro.pipeline import predict
-from virnucpro.records import Call
+from virnucpro.callers.caller import caller_of
+from virnucpro.callers.calls import (
+    Decision,
+    chunk_log_odds,
+    join_call,
+    log_odds,
+    probability,
+)
+from virnucpro.callers.head import Head, load_head, save_head
+from virnucpro.callers.join import Join, JoinKnot, join_log_odds
+from virnucpro.callers.options import CutOptions
+from virnucpro.ground.errors import UnavailableError, UsageError
+from virnucpro.ground.events import BatchDone
+from virnucpro.ground.records import Call
 from virnucpro.scorer.nets import (
     ErrorRates,
     Scorer,
@@ -26,16 +35,8 @@ from virnucpro.scorer.nets import (
     load_scorer,
 )
 from virnucpro.scorer.score import score_sequences
-from virnucpro.scoring.caller import caller_of
-from virnucpro.scoring.calls import (
-    Decision,
-    chunk_log_odds,
-    join_call,
-    log_odds,
-    probability,
-)
-from virnucpro.scoring.head import Head, load_head, save_head
-from virnucpro.scoring.join import Join, JoinKnot, join_log_odds
+from virnucpro.stories.options import PredictOptions
+from virnucpro.stories.pipeline import predict
 
 RATES = ErrorRates(500, (-2.0, 0.5, 2.0), (0.5, 0.03, 0.005), (0.9, 0.5, 0.2), (-2.0, 0.5, 2.0))
 CLOSED = "TAAATAAATAACTTAATTAGTTAGCTAGCTAACTAGTCATCACTATTA" * 4  # no frame without a stop
@@ -163,7 +164,7 @@ def test_a_head_without_weight_is_announced_before_anything_is_embedded(
     joined, make_config, contigs
 ):
     join, adds_nothing = joined.facts.join, "the head adds nothing at any length"
-    caller = caller_of(make_config(contigs).options, joined)
+    caller = caller_of(CutOptions(), "auto", joined)
     assert "weight of the head" in " ".join(caller.announcements)
     assert adds_nothing not in " ".join(caller.announcements)
     knots = tuple(replace(knot, head=0.0) for knot in join.knots)

@@ -12,25 +12,26 @@ from labelled import frames_of, options, pairs_of, train_here, write_labelled
 from runs import rows
 from safetensors.numpy import load_file
 
+from virnucpro.callers.head import DECIMALS, load_head
 from virnucpro.encoders.describe import describe_model
 from virnucpro.encoders.learned.file import ENCODER_FILE, inspect_learned, save_learned
 from virnucpro.encoders.models import open_model
 from virnucpro.encoders.published import EMBEDDED
 from virnucpro.engine.executor import InlineExecutor
-from virnucpro.errors import UnavailableError, UsageError
-from virnucpro.evaluation.story import evaluate
-from virnucpro.files import sha256
-from virnucpro.labelled.split import read_split
-from virnucpro.numeric import sigmoid
-from virnucpro.options import EvaluateOptions, ExtractOptions, PredictOptions
-from virnucpro.pipeline import extract, predict
-from virnucpro.scoring.head import DECIMALS, load_head
+from virnucpro.ground.errors import UnavailableError, UsageError
+from virnucpro.ground.files import sha256
+from virnucpro.ground.numeric import sigmoid
+from virnucpro.learning.evaluation.story import evaluate
+from virnucpro.learning.labelled.split import read_split
+from virnucpro.learning.options import EvaluateOptions
+from virnucpro.learning.training.networks import Classifier, FrameClassifier
+from virnucpro.learning.training.objectives import frame_log_odds
+from virnucpro.learning.training.ranks import Ranks
+from virnucpro.learning.training.request import Training
+from virnucpro.learning.training.story import new_reader_of
 from virnucpro.sequences.fasta import write_record
-from virnucpro.training.networks import Classifier, FrameClassifier
-from virnucpro.training.objectives import frame_log_odds
-from virnucpro.training.ranks import Ranks
-from virnucpro.training.request import Training
-from virnucpro.training.story import new_reader_of
+from virnucpro.stories.options import ExtractOptions, PredictOptions
+from virnucpro.stories.pipeline import extract, predict
 
 CPU = torch.device("cpu")
 KINDS = {

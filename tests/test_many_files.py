@@ -24,10 +24,10 @@ from runs import (
     vectors,
 )
 
+from virnucpro.cli.figures import DeviceState, Figures
 from virnucpro.engine.executor import InlineExecutor
-from virnucpro.errors import InputError, InputMissingError
-from virnucpro.events import EmbeddingStarted, ShardDone
-from virnucpro.figures import DeviceState, Figures
+from virnucpro.ground.errors import InputError, InputMissingError
+from virnucpro.ground.events import EmbeddingStarted, ShardDone
 from virnucpro.run.status import inspect_run, measure_run
 from virnucpro.sequences.fasta import list_fasta, read_fasta
 

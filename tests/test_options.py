@@ -17,21 +17,17 @@ from typer.testing import CliRunner
 
 from virnucpro.cli.command import command
 from virnucpro.cli.main import app
-from virnucpro.errors import UsageError
-from virnucpro.option_fields import carry, make, options_of
-from virnucpro.options import (
-    ConsoleOptions,
-    EvaluateOptions,
-    ExtractOptions,
-    PredictOptions,
-    TrainOptions,
-)
+from virnucpro.ground.errors import UsageError
+from virnucpro.ground.option_fields import carry, make, options_of
+from virnucpro.ground.options import ConsoleOptions
+from virnucpro.learning.options import EvaluateOptions, TrainOptions
+from virnucpro.stories.options import ExtractOptions, PredictOptions
 
 # where options pass through on their way to where they are used
 PASSED = (
-    *("cli.command", "cli.predict", "cli.evaluate", "cli.train", "resolve", "run.intake"),
-    *("pipeline", "evaluation.story"),
-    *("training.request", "training.settings", "training.story"),
+    *("cli.command", "cli.predict", "cli.evaluate", "cli.train", "stories.resolve", "run.intake"),
+    *("stories.pipeline", "learning.evaluation.story"),
+    *(f"learning.training.{name}" for name in ("request", "settings", "story")),
 )
 RUNS = (PredictOptions, ExtractOptions)
 
@@ -164,7 +160,7 @@ def test_help_shows_terms_of_the_field_and_no_types_of_python(name):
     ("options", "values", "words"),
     [
         (ConsoleOptions, {"quiet": True, "verbose": True}, "--verbose: no effect with --quiet"),
-        (PredictOptions, {"regions": False, "region_model": "m"}, "read with --no-regions"),
+        (PredictOptions, {"regions": False, "region_model": "m"}, "no effect with --no-regions"),
         (PredictOptions, {"input_type": "protein", "region_model": "m"}, "--region-model: .*prot"),
         (PredictOptions, {"input_type": "protein", "chunk_size": 300}, "--chunk-size: .*proteins"),
         (

@@ -26,19 +26,25 @@ from runs import (
     vectors,
 )
 
-from virnucpro import __version__, pipeline
+from virnucpro import __version__
+from virnucpro.callers import batches as scoring
+from virnucpro.callers.calls import score_record
 from virnucpro.engine.executor import InlineExecutor
-from virnucpro.errors import FeatureFileError, InputError, OutputError, ResumeError, UsageError
-from virnucpro.events import EmbeddingStarted, Progress, ShardDone
-from virnucpro.outputs import write
+from virnucpro.ground.errors import (
+    FeatureFileError,
+    InputError,
+    OutputError,
+    ResumeError,
+    UsageError,
+)
+from virnucpro.ground.events import EmbeddingStarted, Progress, ShardDone
 from virnucpro.run.backlog import Backlog
 from virnucpro.run.folder import RunDir
 from virnucpro.run.status import inspect_run
-from virnucpro.scoring import batches as scoring
-from virnucpro.scoring.calls import score_record
 from virnucpro.sequences.composition import frame_bases
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.translate import chunk_record, translate_six_frames
+from virnucpro.stories import pipeline, write
 
 SHARED = Path(__file__).parents[2] / "shared"
 

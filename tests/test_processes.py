@@ -16,7 +16,7 @@ import pytest
 from labelled import write_labelled
 from runs import assert_gone, hear_signals, is_ours, within
 
-from virnucpro.processes import Pipe, Raised, interrupts_held, kill_all, start, with_news
+from virnucpro.ground.processes import Pipe, Raised, interrupts_held, kill_all, start, with_news
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "contigs.fa"
 PROGRAM = Path(sysconfig.get_path("scripts")) / "virnucpro"

@@ -25,8 +25,9 @@ from runs import assert_same_run, our_processes, run_inline
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
+from virnucpro.callers.head import EncoderFacts, load_head
+from virnucpro.callers.original_head import find_head, read_original_head
 from virnucpro.cli.main import app
-from virnucpro.config import EncoderSpec, Footprint, join_footprints
 from virnucpro.encoders.base import Model
 from virnucpro.encoders.bundles import model_names
 from virnucpro.encoders.dnabert_s.encoder import DNABERTModel
@@ -37,15 +38,14 @@ from virnucpro.encoders.models import locate, open_model, published_folder
 from virnucpro.encoders.published import BUNDLES, FOLDERS, PUBLISHED, Bundle, Published, RemoteFile
 from virnucpro.engine.executor import InlineExecutor
 from virnucpro.engine.local import ProcessExecutor
-from virnucpro.errors import InputMissingError, UnavailableError, UsageError
-from virnucpro.events import BatchDone, ShardDone
-from virnucpro.files import sha256
-from virnucpro.options import ExtractOptions, PredictOptions
-from virnucpro.pipeline import extract, run
-from virnucpro.resolve import resolve
+from virnucpro.ground.config import EncoderSpec, Footprint, join_footprints
+from virnucpro.ground.errors import InputMissingError, UnavailableError, UsageError
+from virnucpro.ground.events import BatchDone, ShardDone
+from virnucpro.ground.files import sha256
 from virnucpro.run.features import open_stores
-from virnucpro.scoring.head import EncoderFacts, load_head
-from virnucpro.scoring.original_head import find_head, read_original_head
+from virnucpro.stories.options import ExtractOptions, PredictOptions
+from virnucpro.stories.pipeline import extract, run
+from virnucpro.stories.resolve import resolve
 
 HEADS = Path(__file__).parents[2] / "shared" / "golden" / "heads"
 golden = pytest.mark.skipif(not HEADS.exists(), reason="the golden heads are not here")

@@ -17,7 +17,7 @@ from virnucpro.engine.recovery import (
     Workload,
     next_attempt,
 )
-from virnucpro.events import (
+from virnucpro.ground.events import (
     BatchDone,
     BatchStarted,
     Memory,
@@ -26,7 +26,7 @@ from virnucpro.events import (
     ShardFailed,
     WorkerReady,
 )
-from virnucpro.records import Shard
+from virnucpro.ground.records import Shard
 
 SHARDS = [Shard(i, Path(f"{i:06d}.faa"), 10, 10, 1000, "") for i in range(3)]
 SHARD, NO_MEMORY = SHARDS[0], Memory(0, 1)

@@ -14,9 +14,10 @@ from runs import rows
 from test_regions import host_dna, items_of
 from test_scorer_run import predict, write
 
-from virnucpro.errors import InputError, UnavailableError
-from virnucpro.evaluation.region_story import evaluate_regions
-from virnucpro.evaluation.regions import (
+from virnucpro.callers.chain import load_region_model
+from virnucpro.ground.errors import InputError, UnavailableError
+from virnucpro.learning.evaluation.region_story import evaluate_regions
+from virnucpro.learning.evaluation.regions import (
     RegionFigures,
     Truth,
     f1_interval,
@@ -24,11 +25,10 @@ from virnucpro.evaluation.regions import (
     read_genes,
     read_truth,
 )
-from virnucpro.options import EvaluateOptions, TrainOptions
-from virnucpro.scoring.chain import load_region_model
+from virnucpro.learning.options import EvaluateOptions, TrainOptions
+from virnucpro.learning.training.region_model import Chromosome, learn_region_model
+from virnucpro.learning.training.region_story import Genome, left_out, train_regions
 from virnucpro.sequences.genetic_code import STANDARD
-from virnucpro.training.region_model import Chromosome, learn_region_model
-from virnucpro.training.region_story import Genome, left_out, train_regions
 
 TRUTH = Truth(prophages=((100, 200), (300, 400), (600, 700)), unclear=((500, 520),))
 

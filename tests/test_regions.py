@@ -20,26 +20,8 @@ from runs import forget_hashes, rows
 from test_scorer_run import predict, write
 from typer.testing import CliRunner
 
-from virnucpro.cli.main import app
-from virnucpro.errors import InputError, InputMissingError, ResumeError, UnavailableError
-from virnucpro.options import RegionsOptions
-from virnucpro.outputs.sinks import (
-    Place,
-    Portion,
-    RegionBed,
-    RegionFasta,
-    RegionGff,
-    RegionTable,
-    open_sinks,
-)
-from virnucpro.outputs.summary import Summary, region_line
-from virnucpro.outputs.write import in_first_places
-from virnucpro.records import Call, FastaRecord, RecordResult, Region
-from virnucpro.regions import find_regions
-from virnucpro.scorer.nets import embedded_scorer, load_scorer
-from virnucpro.scorer.score import score_windows
-from virnucpro.scoring import landmarks
-from virnucpro.scoring.chain import (
+from virnucpro.callers import landmarks
+from virnucpro.callers.chain import (
     RegionModel,
     embedded_region_model,
     load_region_model,
@@ -48,9 +30,9 @@ from virnucpro.scoring.chain import (
     region_model_text,
     viterbi,
 )
-from virnucpro.scoring.contrast import Hosts, Items, Levels, signal
-from virnucpro.scoring.landmarks import Repeat, direct_repeats, host_peptides
-from virnucpro.scoring.regions import (
+from virnucpro.callers.contrast import Hosts, Items, Levels, signal
+from virnucpro.callers.landmarks import Repeat, direct_repeats, host_peptides
+from virnucpro.callers.regions import (
     SHORTEST_RECORD,
     RegionFinder,
     Repeats,
@@ -61,9 +43,27 @@ from virnucpro.scoring.regions import (
     parts_of,
     regions_of_items,
 )
+from virnucpro.cli.main import app
+from virnucpro.ground.errors import InputError, InputMissingError, ResumeError, UnavailableError
+from virnucpro.ground.records import Call, FastaRecord, RecordResult, Region
+from virnucpro.ground.tree import Tree
+from virnucpro.scorer.nets import embedded_scorer, load_scorer
+from virnucpro.scorer.score import score_windows
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.genetic_code import STANDARD
-from virnucpro.tree import Tree
+from virnucpro.stories.options import RegionsOptions
+from virnucpro.stories.regions import find_regions
+from virnucpro.stories.summary import Summary, region_line
+from virnucpro.stories.write import in_first_places
+from virnucpro.tables.sinks import (
+    Place,
+    Portion,
+    RegionBed,
+    RegionFasta,
+    RegionGff,
+    RegionTable,
+    open_sinks,
+)
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 FILES = ("regions.tsv", "regions.bed", "regions.gff3", "regions.fasta", "tracks.tsv.gz")
@@ -140,7 +140,7 @@ def test_the_likelihood_of_a_departure_is_the_sum_over_all_paths(chain, monkeypa
         total = sum(exp(log_joint(path, starts, of_virus - of_host)) for path in paths)
         expected.append(log(total) + of_host.sum())
     for n_items in (10_000, 4):
-        monkeypatch.setattr("virnucpro.scoring.chain._ITEMS_AT_ONCE", n_items)
+        monkeypatch.setattr("virnucpro.callers.chain._ITEMS_AT_ONCE", n_items)
         likely = log_likelihoods(starts, contrasts, departures, MODEL)
         np.testing.assert_allclose(likely, expected, rtol=1e-10)  # sums of 512 float64 terms
 

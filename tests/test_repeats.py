@@ -32,9 +32,9 @@ from virnucpro.encoders.esm2.model import mean_pool, residues_only
 from virnucpro.encoders.esm2.packing import PackedBatch
 from virnucpro.encoders.esm2.weights import load_esm2
 from virnucpro.engine.executor import InlineExecutor
-from virnucpro.errors import FeatureFileError, ResumeError
-from virnucpro.events import BatchDone, Progress, ShardDone, ShardFailed
-from virnucpro.records import Embeddings, Orf, Shard
+from virnucpro.ground.errors import FeatureFileError, ResumeError
+from virnucpro.ground.events import BatchDone, Progress, ShardDone, ShardFailed
+from virnucpro.ground.records import Embeddings, Orf, Shard
 from virnucpro.run import plan
 from virnucpro.run.dedup import SeenOrfs, digests_of
 from virnucpro.run.features import open_stores
@@ -483,7 +483,8 @@ def test_the_table_grows_to_its_limit_and_keeps_what_it_knew():
 def test_what_is_found_is_the_same_in_every_process():
     """Python salts its own hashes anew in each."""
     code = (
-        "from virnucpro.records import Orf; from virnucpro.run.dedup import SeenOrfs, digests_of;"
+        "from virnucpro.ground.records import Orf;"
+        "from virnucpro.run.dedup import SeenOrfs, digests_of;"
         "seen = SeenOrfs(8, 64);"
         "orfs = [Orf('o', 'c', 'r', 0, 0, '+', f'M{i % 37}') for i in range(500)];"
         "digests = digests_of(orfs, frozenset({'protein'}));"

@@ -17,18 +17,18 @@ import workers
 from pages import EVIL, EXAMPLE, Page, call, write_table
 from runs import again, forget_hashes, run_inline, within
 
-from virnucpro import pipeline
 from virnucpro.engine.executor import InlineExecutor
-from virnucpro.errors import InputError, InputMissingError, ResumeError
-from virnucpro.events import STAGES, BatchDone, Memory, WorkerLost, WorkerReady
-from virnucpro.options import PredictOptions
-from virnucpro.records import Call, Shard
-from virnucpro.report.page import MOST_BYTES
-from virnucpro.report.story import report_folder
+from virnucpro.ground.errors import InputError, InputMissingError, ResumeError
+from virnucpro.ground.events import STAGES, BatchDone, Memory, WorkerLost, WorkerReady
+from virnucpro.ground.records import Call, Shard
+from virnucpro.learning.pages import report_folder
+from virnucpro.page.html import MOST_BYTES
 from virnucpro.run.folder import RunDir
 from virnucpro.run.machine import MachineLog, read_starts
+from virnucpro.stories import pipeline
+from virnucpro.stories.options import PredictOptions
 
-ASSETS = files("virnucpro.report") / "assets"
+ASSETS = files("virnucpro.page") / "assets"
 
 
 def predict(to: Path, *inputs: Path, **changes: object) -> Path:
@@ -228,7 +228,7 @@ def test_a_piece_over_the_origin_is_drawn_at_the_end_of_the_record_and_not_in_it
 def test_of_many_records_the_page_has_the_viral_ones_and_a_sample_and_says_so(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("virnucpro.report.run.MOST_ROWS", 1_000)
+    monkeypatch.setattr("virnucpro.page.run.MOST_ROWS", 1_000)
     calls = (call(f"contig{i}", 0.95 if i % 100 == 0 else 0.1) for i in range(45_000))
     page = Page(report_folder(write_table(tmp_path / "run", calls)))
     places = np.array([int(name.removeprefix("contig")) for name in page.ids])
@@ -245,7 +245,7 @@ def test_of_many_records_the_page_has_the_viral_ones_and_a_sample_and_says_so(
 
 
 def test_of_too_many_viral_records_the_page_has_the_best(tmp_path, monkeypatch):
-    monkeypatch.setattr("virnucpro.report.run.MOST_ROWS", 500)
+    monkeypatch.setattr("virnucpro.page.run.MOST_ROWS", 500)
     scores = np.random.default_rng(1).permutation(2_000) / 100_000 + 0.95
     calls = (call(f"contig{i}", score) for i, score in enumerate(scores.tolist()))
     page = Page(report_folder(write_table(tmp_path / "run", calls)))
@@ -256,7 +256,7 @@ def test_of_too_many_viral_records_the_page_has_the_best(tmp_path, monkeypatch):
 
 def test_a_page_has_no_more_bytes_than_it_may_whatever_the_ids(tmp_path, monkeypatch):
     assert MOST_BYTES == 3_000_000
-    monkeypatch.setattr("virnucpro.report.run.MOST_BYTES", 400_000)
+    monkeypatch.setattr("virnucpro.page.run.MOST_BYTES", 400_000)
     rng = np.random.default_rng(1)
     names = (rng.bytes(140).hex() for _ in range(2_000))
     path = report_folder(write_table(tmp_path / "run", (call(name, 0.5) for name in names)))

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 from pages import EVIL, call, write_table
 
-from virnucpro.events import BatchDone, Memory, WorkerReady
-from virnucpro.records import Call, Shard
-from virnucpro.report.story import report_folder
+from virnucpro.ground.events import BatchDone, Memory, WorkerReady
+from virnucpro.ground.records import Call, Shard
+from virnucpro.learning.pages import report_folder
 from virnucpro.run.machine import MachineLog
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs the extra `browser`")

@@ -13,8 +13,7 @@ from conftest import TINY
 from oracle import make_fair_esm, save_fair_esm
 from runs import assert_same_vectors, vectors
 
-from virnucpro import devices
-from virnucpro.devices import Gpu, TorchBuild
+from virnucpro.callers.head import Head, load_head, save_head
 from virnucpro.encoders import models as download
 from virnucpro.encoders.esm2 import family as esm2
 from virnucpro.encoders.esm2.weights import verify_checkpoint
@@ -22,15 +21,16 @@ from virnucpro.encoders.models import embedded_head, embedded_model
 from virnucpro.encoders.published import PUBLISHED, Published
 from virnucpro.engine.executor import InlineExecutor
 from virnucpro.engine.local import ProcessExecutor
-from virnucpro.errors import ResumeError, UnavailableError, UsageError
-from virnucpro.events import BatchDone
-from virnucpro.files import sha256
-from virnucpro.options import ExtractOptions, PredictOptions, RunOptions
-from virnucpro.pipeline import run
-from virnucpro.resolve import resolve
+from virnucpro.ground import devices
+from virnucpro.ground.devices import Gpu, TorchBuild
+from virnucpro.ground.errors import ResumeError, UnavailableError, UsageError
+from virnucpro.ground.events import BatchDone
+from virnucpro.ground.files import sha256
 from virnucpro.scorer import nets
 from virnucpro.scorer.nets import embedded_scorer
-from virnucpro.scoring.head import Head, load_head, save_head
+from virnucpro.stories.options import ExtractOptions, PredictOptions, RunOptions
+from virnucpro.stories.pipeline import run
+from virnucpro.stories.resolve import resolve
 
 
 @pytest.fixture

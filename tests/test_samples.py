@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from virnucpro.errors import InputError, InputMissingError
+from virnucpro.ground.errors import InputError, InputMissingError
 from virnucpro.sequences.inputs import InputFile, Sieve, Source, find_inputs, hash_inputs
 from virnucpro.sequences.samples import RunIds, name_samples
 from virnucpro.sequences.sheet import read_sheet

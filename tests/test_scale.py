@@ -21,22 +21,22 @@ import pytest
 from conftest import TINY, Tiny
 from runs import again, run_inline, statuses
 
-from virnucpro.config import EncoderSpec, Recipe, Resources
-from virnucpro.events import EmbeddingStarted, Progress
-from virnucpro.options import ExtractOptions
-from virnucpro.outputs.features import MAX_PARTS, IndexPart, write_index
-from virnucpro.pipeline import find_pending, make_job
-from virnucpro.records import Embeddings, Shard
-from virnucpro.resolve import RunConfig
+from virnucpro.ground.config import EncoderSpec, Recipe, Resources
+from virnucpro.ground.events import EmbeddingStarted, Progress
+from virnucpro.ground.records import Embeddings, Shard
+from virnucpro.ground.tree import Tree
 from virnucpro.run.feature_file import write_embeddings
 from virnucpro.run.features import FeatureStore
 from virnucpro.run.folder import RunDir
+from virnucpro.run.index import MAX_PARTS, IndexPart, write_index
 from virnucpro.run.intake import open_run
 from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import Plan, make_plan, refuse_duplicates
 from virnucpro.sequences.inputs import Sieve, Source, hash_inputs
 from virnucpro.sequences.survey import Survey
-from virnucpro.tree import Tree
+from virnucpro.stories.options import ExtractOptions
+from virnucpro.stories.pipeline import find_pending, make_job
+from virnucpro.stories.resolve import RunConfig
 
 PROC = Path("/proc/self")
 needs_proc = pytest.mark.skipif(

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from virnucpro.errors import UnavailableError
+from virnucpro.ground.errors import UnavailableError
 from virnucpro.scorer import score
 from virnucpro.scorer.features import (
     GC,

@@ -21,16 +21,15 @@ from runs import failures, hear_signals, leftovers, our_processes, rows, statuse
 from runs import tables as tables_of
 from test_genetic_code import gene
 
-from virnucpro import devices, pipeline
-from virnucpro.config import EncoderSpec, Resources
-from virnucpro.devices import Gpu
+from virnucpro.callers import landmarks
 from virnucpro.engine.executor import Executor
 from virnucpro.engine.job import Job
-from virnucpro.errors import ResumeError, UsageError
-from virnucpro.events import Event, OnEvent, Progress, Telling
-from virnucpro.options import PredictOptions
-from virnucpro.outputs.summary import Summary
-from virnucpro.records import Shard
+from virnucpro.ground import devices
+from virnucpro.ground.config import EncoderSpec, Resources
+from virnucpro.ground.devices import Gpu
+from virnucpro.ground.errors import ResumeError, UsageError
+from virnucpro.ground.events import Event, OnEvent, Progress, Telling
+from virnucpro.ground.records import Shard
 from virnucpro.run.status import inspect_run
 from virnucpro.scorer import score
 from virnucpro.scorer.nets import (
@@ -40,8 +39,10 @@ from virnucpro.scorer.nets import (
     thresholds,
 )
 from virnucpro.scorer.score import score_block, score_sequences
-from virnucpro.scoring import landmarks
 from virnucpro.sequences import genetic_code
+from virnucpro.stories import pipeline
+from virnucpro.stories.options import PredictOptions
+from virnucpro.stories.summary import Summary
 
 Predict = Callable[..., Summary]
 EXAMPLE = Path(__file__).parents[1] / "examples" / "contigs.fa"

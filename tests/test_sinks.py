@@ -9,9 +9,9 @@ import pytest
 from runs import run_inline
 
 import virnucpro
-from virnucpro.errors import OutputError
-from virnucpro.outputs.sinks import SINKS, TextSink, all_sinks
+from virnucpro.ground.errors import OutputError
 from virnucpro.run.folder import RunDir
+from virnucpro.tables.sinks import SINKS, TextSink, all_sinks
 
 
 class LengthTable(TextSink):

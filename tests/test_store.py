@@ -25,13 +25,13 @@ import pytest
 import torch
 
 from virnucpro import __version__
-from virnucpro.errors import FeatureFileError, OutputError, StorageError
-from virnucpro.files import atomic, disk_error
-from virnucpro.outputs.features import IndexPart, save_npz, save_pt, write_index
-from virnucpro.records import Embeddings, Failure
+from virnucpro.ground.errors import FeatureFileError, OutputError, StorageError
+from virnucpro.ground.files import atomic, disk_error
+from virnucpro.ground.records import Embeddings, Failure
+from virnucpro.ground.tree import Tree
 from virnucpro.run.feature_file import read_embeddings, read_label, write_embeddings
 from virnucpro.run.folder import RunDir
-from virnucpro.tree import Tree
+from virnucpro.run.index import IndexPart, save_npz, save_pt, write_index
 
 ATTRIBUTES: dict[str, str | int] = {
     "model": "esm2_t6_8M_UR50D",
@@ -341,7 +341,7 @@ def test_a_disk_that_gives_another_bit_than_it_was_given_is_told(path, monkeypat
             whole = bytes(content)
             return super().write(whole[:-1] + bytes([whole[-1] ^ 1]))
 
-    monkeypatch.setattr("virnucpro.tree.NamedFile", Faulty)
+    monkeypatch.setattr("virnucpro.ground.tree.NamedFile", Faulty)
     with pytest.raises(StorageError, match="reads back otherwise"):
         write_embeddings(path, make_embeddings(5), ATTRIBUTES, Tree(path.parent))
     assert not list(path.parent.iterdir())

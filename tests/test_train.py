@@ -22,22 +22,22 @@ from safetensors.torch import load_file
 from test_cli import virnucpro
 from test_training_loop import distance, free_port, weights_limit
 
+from virnucpro.callers.head import DECIMALS, load_head
 from virnucpro.encoders.esm2.attention import attend_to_train
 from virnucpro.encoders.esm2.weights import inspect_checkpoint, load_esm2
 from virnucpro.encoders.learned.readers import MeanReader, NoReader
-from virnucpro.errors import InputError, OutputError, ResumeError
-from virnucpro.evaluation.held_out import HeldOut
-from virnucpro.events import Progress
-from virnucpro.labelled.digests import group_digest, record_digest
-from virnucpro.labelled.frames import LabelledFrames
-from virnucpro.labelled.split import read_split
-from virnucpro.numeric import sigmoid
+from virnucpro.ground.errors import InputError, OutputError, ResumeError
+from virnucpro.ground.events import Progress
+from virnucpro.ground.numeric import sigmoid
+from virnucpro.learning.evaluation.held_out import HeldOut
+from virnucpro.learning.labelled.digests import group_digest, record_digest
+from virnucpro.learning.labelled.frames import LabelledFrames
+from virnucpro.learning.labelled.split import read_split
+from virnucpro.learning.training.networks import Classifier, FrameClassifier
+from virnucpro.learning.training.objectives import frame_log_odds
+from virnucpro.learning.training.ranks import Ranks
 from virnucpro.run.folder import RunDir
-from virnucpro.scoring.head import DECIMALS, load_head
 from virnucpro.sequences.fasta import write_record
-from virnucpro.training.networks import Classifier, FrameClassifier
-from virnucpro.training.objectives import frame_log_odds
-from virnucpro.training.ranks import Ranks
 
 CPU = Ranks(0, 1, torch.device("cpu"))
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -607,8 +607,8 @@ def test_an_error_of_the_first_of_torchruns_processes_ends_all_with_its_exit_cod
 LAST_FAILS = """
 import os, sys
 from contextlib import nullcontext
-from virnucpro.errors import UsageError
-from virnucpro.training.ranks import run_under_torchrun, started_by_torchrun
+from virnucpro.ground.errors import UsageError
+from virnucpro.learning.training.ranks import run_under_torchrun, started_by_torchrun
 
 def work(ranks):
     if ranks.rank == ranks.world_size - 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from virnucpro.training.board import Board
+from virnucpro.learning.training.board import Board
 
 
 def points(folder, name: str) -> list[tuple[int, float]]:

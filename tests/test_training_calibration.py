@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from virnucpro.evaluation.metrics import Samples, measure
-from virnucpro.labelled.arrays import ArrayRows, Texts
-from virnucpro.labelled.frames import LabelledFrames
-from virnucpro.numeric import Values, sigmoid
-from virnucpro.scoring.calls import score_record
-from virnucpro.scoring.head import EncoderFacts, HeadFacts
-from virnucpro.sequences.composition import N_FEATURES
-from virnucpro.training.calibration import (
+from virnucpro.callers.calls import score_record
+from virnucpro.callers.head import EncoderFacts, HeadFacts
+from virnucpro.ground.numeric import Values, sigmoid
+from virnucpro.learning.evaluation.metrics import Samples, measure
+from virnucpro.learning.labelled.arrays import ArrayRows, Texts
+from virnucpro.learning.labelled.frames import LabelledFrames
+from virnucpro.learning.training.calibration import (
     FALSE_POSITIVES,
     Calibration,
     Units,
@@ -24,6 +23,7 @@ from virnucpro.training.calibration import (
     chunks_of,
     fit_temperature,
 )
+from virnucpro.sequences.composition import N_FEATURES
 
 N_CHUNKS = 20  # of a record
 TOO_SURE = 6.0  # times the log-odds that would be right

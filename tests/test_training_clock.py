@@ -8,8 +8,8 @@ import pytest
 import torch
 from trainings import Training, settings
 
-from virnucpro.training.clock import Clock, Speed, profile_lines, speed_lines
-from virnucpro.training.ranks import Ranks
+from virnucpro.learning.training.clock import Clock, Speed, profile_lines, speed_lines
+from virnucpro.learning.training.ranks import Ranks
 
 SPEEDS = [
     Speed("cuda:0", 6000, {"waiting for data": 1.0, "forward and backward": 2.0, "validation": 9}),

@@ -10,17 +10,17 @@ import torch
 from conftest import Tiny, random_dna
 from numpy.typing import NDArray
 
+from virnucpro.callers.head import DECIMALS, Head, Network, load_head
 from virnucpro.encoders.esm2.weights import inspect_checkpoint
-from virnucpro.labelled.arrays import ArrayRows
-from virnucpro.labelled.digests import group_digest, record_digest
-from virnucpro.labelled.records import LabelledRecord
-from virnucpro.labelled.store import Labels
-from virnucpro.numeric import sigmoid
-from virnucpro.scoring.head import DECIMALS, Head, Network, load_head
+from virnucpro.ground.numeric import sigmoid
+from virnucpro.learning.labelled.arrays import ArrayRows
+from virnucpro.learning.labelled.digests import group_digest, record_digest
+from virnucpro.learning.labelled.records import LabelledRecord
+from virnucpro.learning.labelled.store import Labels
+from virnucpro.learning.training.calibration import Calibration
+from virnucpro.learning.training.export import facts_of, find_trained, write_head
+from virnucpro.learning.training.networks import Classifier
 from virnucpro.sequences.composition import N_FEATURES, frame_composition
-from virnucpro.training.calibration import Calibration
-from virnucpro.training.export import facts_of, find_trained, write_head
-from virnucpro.training.networks import Classifier
 
 DIM, HIDDEN, N = 32, 16, 40
 CALIBRATION = Calibration("mean", 0.75, 1.5, 0.3, 0.25)

@@ -9,11 +9,11 @@ import pytest
 import torch
 from trainings import Training, frames, settings
 
-from virnucpro.labelled.arrays import ArrayRows
-from virnucpro.labelled.frames import balanced_weights
+from virnucpro.learning.labelled.arrays import ArrayRows
+from virnucpro.learning.labelled.frames import balanced_weights
+from virnucpro.learning.training.ranks import Ranks
+from virnucpro.learning.training.sampling import recipe_weights
 from virnucpro.sequences.composition import N_FEATURES
-from virnucpro.training.ranks import Ranks
-from virnucpro.training.sampling import recipe_weights
 
 CPU = Ranks(0, 1, torch.device("cpu"))
 

@@ -12,20 +12,15 @@ import pytest
 from conftest import random_dna
 from labelled import options, relabelled, train_here
 
-from virnucpro.evaluation.metrics import auroc
-from virnucpro.labelled.digests import group_digest
-from virnucpro.labelled.split import read_split
-from virnucpro.labelled.store import FrameStore
-from virnucpro.records import FastaRecord
-from virnucpro.scorer.nets import ErrorRates, Scorer, embedded_scorer, load_scorer, thresholds
-from virnucpro.scorer.score import score_sequences
-from virnucpro.scoring.head import load_head
-from virnucpro.scoring.join import Join, JoinKnot
-from virnucpro.sequences.fasta import write_record
-from virnucpro.sequences.genetic_code import STANDARD
-from virnucpro.sequences.translate import chunk_record
-from virnucpro.training.gain import measure_gain, write_gains
-from virnucpro.training.joining import (
+from virnucpro.callers.head import load_head
+from virnucpro.callers.join import Join, JoinKnot
+from virnucpro.ground.records import FastaRecord
+from virnucpro.learning.evaluation.metrics import auroc
+from virnucpro.learning.labelled.digests import group_digest
+from virnucpro.learning.labelled.split import read_split
+from virnucpro.learning.labelled.store import FrameStore
+from virnucpro.learning.training.gain import measure_gain, write_gains
+from virnucpro.learning.training.joining import (
     N_FOLDS,
     ScoredFragments,
     _folds,
@@ -34,9 +29,14 @@ from virnucpro.training.joining import (
     fit_join_knot,
     fold_log_odds,
 )
-from virnucpro.training.request import resolve_training
-from virnucpro.training.results import TrainingResults
-from virnucpro.training.runs import Runs, read_runs
+from virnucpro.learning.training.request import resolve_training
+from virnucpro.learning.training.results import TrainingResults
+from virnucpro.learning.training.runs import Runs, read_runs
+from virnucpro.scorer.nets import ErrorRates, Scorer, embedded_scorer, load_scorer, thresholds
+from virnucpro.scorer.score import score_sequences
+from virnucpro.sequences.fasta import write_record
+from virnucpro.sequences.genetic_code import STANDARD
+from virnucpro.sequences.translate import chunk_record
 
 
 @cache

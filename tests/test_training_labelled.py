@@ -12,10 +12,10 @@ import pytest
 from labelled import records_of
 from runs import within
 
-from virnucpro.errors import InputError, InputMissingError
-from virnucpro.files import sha256, zstd
-from virnucpro.labelled.digests import group_digest, record_digest
-from virnucpro.labelled.records import (
+from virnucpro.ground.errors import InputError, InputMissingError
+from virnucpro.ground.files import sha256, zstd
+from virnucpro.learning.labelled.digests import group_digest, record_digest
+from virnucpro.learning.labelled.records import (
     LabelledRecord,
     read_data_manifest,
     read_records,

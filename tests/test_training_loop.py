@@ -40,19 +40,19 @@ from trainings import (
 
 from virnucpro.encoders.esm2.attention import attend_runs, attend_to_train
 from virnucpro.encoders.learned.readers import MeanReader
-from virnucpro.errors import (
+from virnucpro.ground.errors import (
     InputError,
     ResumeError,
     StorageError,
     UsageError,
     VirnucproError,
 )
-from virnucpro.labelled.frames import balanced_weights, given_weights
-from virnucpro.training import ranks
-from virnucpro.training.loop import share_of_lr
-from virnucpro.training.networks import Classifier, FrameClassifier, new_encoder
-from virnucpro.training.objectives import FrameLabels
-from virnucpro.training.ranks import Ranks, Started, started_by_torchrun
+from virnucpro.learning.labelled.frames import balanced_weights, given_weights
+from virnucpro.learning.training import ranks
+from virnucpro.learning.training.loop import share_of_lr
+from virnucpro.learning.training.networks import Classifier, FrameClassifier, new_encoder
+from virnucpro.learning.training.objectives import FrameLabels
+from virnucpro.learning.training.ranks import Ranks, Started, started_by_torchrun
 
 CPU = Ranks(0, 1, torch.device("cpu"))
 

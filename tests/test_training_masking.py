@@ -21,10 +21,10 @@ from virnucpro.encoders.esm2.alphabet import CLS, EOS, MASK
 from virnucpro.encoders.esm2.checkpoint import ESM2Shape
 from virnucpro.encoders.esm2.packing import PackedBatch
 from virnucpro.encoders.esm2.weights import load_esm2
-from virnucpro.labelled.arrays import Texts
-from virnucpro.training.masking import STANDARD, mask_residues
-from virnucpro.training.networks import MaskedLanguageModel
-from virnucpro.training.objectives import MaskedResidues, masked_batch
+from virnucpro.learning.labelled.arrays import Texts
+from virnucpro.learning.training.masking import STANDARD, mask_residues
+from virnucpro.learning.training.networks import MaskedLanguageModel
+from virnucpro.learning.training.objectives import MaskedResidues, masked_batch
 
 LENGTHS = (1, 2, 3, 7, 10, 20, 50, 166, 333)
 PROTEINS = [random_protein(length, seed) for seed, length in enumerate(LENGTHS)]

@@ -17,8 +17,9 @@ from labelled import options, pairs_of, records_of, train_here, write_labelled
 from runs import run_inline, vectors, within
 
 from virnucpro.cli.main import app
-from virnucpro.devices import Choice
-from virnucpro.errors import (
+from virnucpro.ground.config_file import read_config
+from virnucpro.ground.devices import Choice
+from virnucpro.ground.errors import (
     FeatureFileError,
     InputError,
     InputMissingError,
@@ -28,13 +29,17 @@ from virnucpro.errors import (
     UsageError,
     VirnucproError,
 )
-from virnucpro.events import Progress
-from virnucpro.labelled.split import read_split
-from virnucpro.options import TrainOptions
-from virnucpro.training.config_file import read_config
-from virnucpro.training.features import write_vectors
-from virnucpro.training.ranks import Ranks
-from virnucpro.training.request import Training, describe_training, open_training, resolve_training
+from virnucpro.ground.events import Progress
+from virnucpro.learning.labelled.split import read_split
+from virnucpro.learning.options import TrainOptions
+from virnucpro.learning.training.features import write_vectors
+from virnucpro.learning.training.ranks import Ranks
+from virnucpro.learning.training.request import (
+    Training,
+    describe_training,
+    open_training,
+    resolve_training,
+)
 
 TRAIN = typer.main.get_command(app).commands["train"]
 

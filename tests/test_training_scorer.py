@@ -8,7 +8,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from virnucpro.labelled.records import LabelledRecord
+from virnucpro.learning.labelled.records import LabelledRecord
+from virnucpro.learning.training import made
+from virnucpro.learning.training.piece_nets import Fitting, Lessons, Range, fit_piece_nets
+from virnucpro.learning.training.sampling import Collection, Fragments, draw, gc_matched_weights
+from virnucpro.learning.training.scorer_folds import (
+    FEWEST_GROUPS,
+    N_FOLDS,
+    fit_error_rates,
+    fit_knot,
+    fragment_log_odds,
+    group_folds,
+    kinds_of_cells,
+)
+from virnucpro.learning.training.scorer_words import Words, count_words
 from virnucpro.scorer.features import GC, N_FEATURES, N_FIGURES, fragment_features
 from virnucpro.scorer.nets import (
     ErrorRates,
@@ -30,19 +43,6 @@ from virnucpro.scorer.words import (
     VIRAL,
     is_in_sample,
 )
-from virnucpro.training import made
-from virnucpro.training.piece_nets import Fitting, Lessons, Range, fit_piece_nets
-from virnucpro.training.sampling import Collection, Fragments, draw, gc_matched_weights
-from virnucpro.training.scorer_folds import (
-    FEWEST_GROUPS,
-    N_FOLDS,
-    fit_error_rates,
-    fit_knot,
-    fragment_log_odds,
-    group_folds,
-    kinds_of_cells,
-)
-from virnucpro.training.scorer_words import Words, count_words
 
 SHARES = {"phages": 0.75, "RNA viruses": 0.25, "bacteria": 1.0}
 

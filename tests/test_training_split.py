@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from virnucpro.errors import InputError
-from virnucpro.labelled.records import LabelledRecord
-from virnucpro.labelled.split import read_split, select, split_groups, write_split
+from virnucpro.ground.errors import InputError
+from virnucpro.learning.labelled.records import LabelledRecord
+from virnucpro.learning.labelled.split import read_split, select, split_groups, write_split
 
 PATH = Path("data.fa")
 

@@ -13,11 +13,17 @@ import numpy as np
 import pytest
 from labelled import options, pairs_of, train_here, write_labelled
 
-from virnucpro.labelled.arrays import ArrayRows, Mapped, Texts, growing
-from virnucpro.labelled.store import FrameOrigin, FrameStore, are_whole, write_frames, write_label
+from virnucpro.learning.labelled.arrays import ArrayRows, Mapped, Texts, growing
+from virnucpro.learning.labelled.store import (
+    FrameOrigin,
+    FrameStore,
+    are_whole,
+    write_frames,
+    write_label,
+)
+from virnucpro.learning.training.networks import mean_and_deviation
 from virnucpro.sequences.composition import N_FEATURES, frame_bases, frame_composition
 from virnucpro.sequences.translate import chunk_record, translate_six_frames
-from virnucpro.training.networks import mean_and_deviation
 
 SIZES = (300, 210)
 SOURCE = FrameOrigin("0" * 64, ("1" * 64,), SIZES)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from virnucpro.records import Chunk, FastaRecord, Orf
+from virnucpro.ground.records import Chunk, FastaRecord, Orf
 from virnucpro.sequences.fasta import read_fasta, write_record
 from virnucpro.sequences.translate import (
     FRAMES,

@@ -24,24 +24,25 @@ from conftest import Tiny, open_dna
 from runs import again, assert_same_vectors, run_inline, tables, vectors
 from trainings import Training, run_here, settings
 
-from virnucpro import pipeline
 from virnucpro.cli.exits import Finished, exits
 from virnucpro.encoders.esm2.converted import convert, find_converted, open_esm2
 from virnucpro.encoders.esm2.weights import inspect_checkpoint
 from virnucpro.engine.executor import NoExecutor
-from virnucpro.errors import FeatureFileError, OutputError
-from virnucpro.evaluation.story import understand
-from virnucpro.events import EmbeddingStarted, OnEvent, Progress, Telling
-from virnucpro.options import EvaluateOptions, PredictOptions, RegionsOptions
-from virnucpro.outputs.features import check_index
-from virnucpro.records import Embeddings, Failure
-from virnucpro.regions import find_regions
-from virnucpro.report.story import report_folder
-from virnucpro.resolve import RunConfig, resolve
+from virnucpro.ground.config_file import read_config
+from virnucpro.ground.errors import FeatureFileError, OutputError
+from virnucpro.ground.events import EmbeddingStarted, OnEvent, Progress, Telling
+from virnucpro.ground.records import Embeddings, Failure
+from virnucpro.ground.tree import Tree
+from virnucpro.learning.evaluation.story import understand
+from virnucpro.learning.options import EvaluateOptions
+from virnucpro.learning.pages import report_folder
 from virnucpro.run.feature_file import read_embeddings, read_label, sealed_label, write_embeddings
 from virnucpro.run.folder import RunDir
-from virnucpro.training.config_file import read_config
-from virnucpro.tree import Tree
+from virnucpro.run.index import check_index
+from virnucpro.stories import pipeline
+from virnucpro.stories.options import PredictOptions, RegionsOptions
+from virnucpro.stories.regions import find_regions
+from virnucpro.stories.resolve import RunConfig, resolve
 
 
 class Payload:

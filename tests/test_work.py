@@ -17,26 +17,27 @@ from runs import assert_same_run, leftovers, run_inline, within
 from test_cli import virnucpro
 from workers import CrashingWorker
 
-from virnucpro.api import read_features
 from virnucpro.cli.running import planned_steps
 from virnucpro.encoders.models import open_model
 from virnucpro.engine.executor import InlineExecutor, NoExecutor
-from virnucpro.errors import (
+from virnucpro.engine.options import WorkOptions
+from virnucpro.ground.errors import (
     InputMissingError,
     OutputError,
     ResumeError,
     UnavailableError,
     UsageError,
 )
-from virnucpro.events import OnEvent, ShardDone, Telling
-from virnucpro.options import PredictOptions, WorkOptions
-from virnucpro.records import Shard
-from virnucpro.report.story import report_folder
-from virnucpro.resolve import resolve
+from virnucpro.ground.events import OnEvent, ShardDone, Telling
+from virnucpro.ground.records import Shard
+from virnucpro.learning.pages import report_folder
 from virnucpro.run.folder import RunDir
 from virnucpro.run.status import inspect_run, measure_run
 from virnucpro.run.work_log import ShardFigures, read_figures
-from virnucpro.work import Part, PartResult, choose_part, work
+from virnucpro.stories.api import read_features
+from virnucpro.stories.options import PredictOptions
+from virnucpro.stories.resolve import resolve
+from virnucpro.stories.work import Part, PartResult, choose_part, work
 
 FORK = multiprocessing.get_context("fork")
 

@@ -10,10 +10,10 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from virnucpro.config import EncoderSpec, Footprint, Pooling, Precision, Reads
 from virnucpro.encoders.base import Pending, Rows
-from virnucpro.events import OnEvent
-from virnucpro.files import sha256
+from virnucpro.ground.config import EncoderSpec, Footprint, Pooling, Precision, Reads
+from virnucpro.ground.events import OnEvent
+from virnucpro.ground.files import sha256
 
 MAGIC = b"counts of bases\n"  # the file of such an encoder
 ROOM = Footprint(n_parameters=0, file_bytes=len(MAGIC), bytes_per_token=1, filling_tokens=4096)

@@ -6,13 +6,13 @@ from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from functools import partial
 
-from virnucpro.config import Resources
 from virnucpro.engine.executor import Executor
 from virnucpro.engine.job import Job
 from virnucpro.engine.recovery import Attempt, Cause, Loss, Workload
 from virnucpro.engine.worker import Worker
-from virnucpro.events import Event, WorkerReady
-from virnucpro.records import Shard
+from virnucpro.ground.config import Resources
+from virnucpro.ground.events import Event, WorkerReady
+from virnucpro.ground.records import Shard
 
 
 class BackwardExecutor(Executor):

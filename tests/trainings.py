@@ -20,21 +20,21 @@ from torch import Tensor
 
 from virnucpro.encoders.esm2.checkpoint import ESM2Shape
 from virnucpro.encoders.learned.readers import MeanReader
-from virnucpro.errors import InputError
-from virnucpro.labelled.arrays import ArrayRows, Texts
-from virnucpro.labelled.frames import LabelledFrames, given_weights
-from virnucpro.sequences.composition import N_FEATURES
-from virnucpro.training.checkpoints import Progressed
-from virnucpro.training.loop import Trainer
-from virnucpro.training.networks import (
+from virnucpro.ground.errors import InputError
+from virnucpro.learning.labelled.arrays import ArrayRows, Texts
+from virnucpro.learning.labelled.frames import LabelledFrames, given_weights
+from virnucpro.learning.training.checkpoints import Progressed
+from virnucpro.learning.training.loop import Trainer
+from virnucpro.learning.training.networks import (
     Classifier,
     FrameClassifier,
     MaskedLanguageModel,
     new_encoder,
 )
-from virnucpro.training.objectives import FrameLabels, MaskedResidues
-from virnucpro.training.ranks import Ranks, run_on, run_under_torchrun, started_by_torchrun
-from virnucpro.training.settings import Settings
+from virnucpro.learning.training.objectives import FrameLabels, MaskedResidues
+from virnucpro.learning.training.ranks import Ranks, run_on, run_under_torchrun, started_by_torchrun
+from virnucpro.learning.training.settings import Settings
+from virnucpro.sequences.composition import N_FEATURES
 
 SHAPE = ESM2Shape(n_layers=2, dim=32, n_heads=2)
 N_ROWS = 50  # not a multiple of any batch

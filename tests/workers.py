@@ -16,17 +16,17 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from virnucpro.config import Resources
 from virnucpro.encoders.base import Encoder, Pending, Rows
 from virnucpro.engine import local
 from virnucpro.engine.executor import InlineExecutor
 from virnucpro.engine.job import Job
 from virnucpro.engine.recovery import Attempt
 from virnucpro.engine.worker import Worker
-from virnucpro.events import Event
-from virnucpro.log import LOGGER
-from virnucpro.processes import Pipe
-from virnucpro.records import Embeddings, Shard
+from virnucpro.ground.config import Resources
+from virnucpro.ground.events import Event
+from virnucpro.ground.log import LOGGER
+from virnucpro.ground.processes import Pipe
+from virnucpro.ground.records import Embeddings, Shard
 
 
 @dataclass(frozen=True)

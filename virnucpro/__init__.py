@@ -4,7 +4,7 @@
 >>> for call in virnucpro.predict("contigs.fa"):  # doctest: +SKIP
 ...     print(call.record_id, call.virus_score, call.is_virus)
 
-What ``__all__`` names is the public interface, and stable: see ``virnucpro.api``. It is loaded
+What ``__all__`` names is the public interface, and stable: see ``stories.api``. It is loaded
 when it is first used, and torch by the first model that computes in this process.
 """
 
@@ -12,20 +12,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from virnucpro.api import Embedded, embed, predict, read_features, read_predictions
-    from virnucpro.errors import VirnucproError
-    from virnucpro.records import Call
+    from virnucpro.ground.errors import VirnucproError
+    from virnucpro.ground.records import Call
+    from virnucpro.stories.api import Embedded, embed, predict, read_features, read_predictions
 
 __version__ = "0.1.0"
 
 _MODULES = {
-    "Call": "virnucpro.records",
-    "Embedded": "virnucpro.api",
-    "VirnucproError": "virnucpro.errors",
-    "embed": "virnucpro.api",
-    "predict": "virnucpro.api",
-    "read_features": "virnucpro.api",
-    "read_predictions": "virnucpro.api",
+    "Call": "virnucpro.ground.records",
+    "Embedded": "virnucpro.stories.api",
+    "VirnucproError": "virnucpro.ground.errors",
+    "embed": "virnucpro.stories.api",
+    "predict": "virnucpro.stories.api",
+    "read_features": "virnucpro.stories.api",
+    "read_predictions": "virnucpro.stories.api",
 }
 __all__ = [
     "Call",

@@ -17,14 +17,14 @@ from pathlib import Path
 from labelled import train_here
 from runs import again, leftovers, run_inline
 
+from virnucpro.callers.head import load_head
 from virnucpro.engine.executor import InlineExecutor
-from virnucpro.errors import VirnucproError
-from virnucpro.evaluation.figure import write_figure
-from virnucpro.evaluation.report import write_report
-from virnucpro.evaluation.story import Question, answer, caller_of
-from virnucpro.options import TrainOptions
-from virnucpro.resolve import RunConfig
-from virnucpro.scoring.head import load_head
+from virnucpro.ground.errors import VirnucproError
+from virnucpro.learning.evaluation.figure import write_figure
+from virnucpro.learning.evaluation.report import write_report
+from virnucpro.learning.evaluation.story import Question, answer, caller_of
+from virnucpro.learning.options import TrainOptions
+from virnucpro.stories.resolve import RunConfig
 
 
 @dataclass(frozen=True)

@@ -37,14 +37,20 @@ from labelled import options, train_here, write_labelled
 from runs import again, assert_same_run, leftovers, run_inline, within
 from small_disk import Evaluation, Prediction, Training
 
-from virnucpro.errors import InputError, OutputError, ResumeError, StorageError, VirnucproError
-from virnucpro.evaluation.story import understand
-from virnucpro.events import ShardDone
-from virnucpro.options import EvaluateOptions
-from virnucpro.resolve import RunConfig
+from virnucpro.ground.errors import (
+    InputError,
+    OutputError,
+    ResumeError,
+    StorageError,
+    VirnucproError,
+)
+from virnucpro.ground.events import ShardDone
+from virnucpro.learning.evaluation.story import understand
+from virnucpro.learning.options import EvaluateOptions
 from virnucpro.run.folder import RunDir
 from virnucpro.run.plan import read_plan
 from virnucpro.run.status import inspect_run
+from virnucpro.stories.resolve import RunConfig
 
 CODES = {errno.ENOSPC: 74, errno.EDQUOT: 74, errno.EIO: 74, errno.EROFS: 73, errno.EACCES: 73}
 UNREADABLE = {errno.EIO: 74, errno.EMFILE: 74, errno.EACCES: 73, errno.ESTALE: 73}

@@ -19,8 +19,8 @@ import pytest
 from runs import assert_same_run, run_inline, vectors
 
 from virnucpro import __version__
-from virnucpro.errors import OutputError, ResumeError
-from virnucpro.events import ShardDone
+from virnucpro.ground.errors import OutputError, ResumeError
+from virnucpro.ground.events import ShardDone
 from virnucpro.run import lock
 from virnucpro.run.folder import RunDir
 from virnucpro.run.status import inspect_run
@@ -31,7 +31,7 @@ CONTENDER = """
 import sys
 from pathlib import Path
 from virnucpro.run import lock
-from virnucpro.errors import OutputError
+from virnucpro.ground.errors import OutputError
 from virnucpro.run.folder import RunDir
 lock._PATIENCE = 60.0  # a busy machine may keep a holder from writing its name
 lock._QUEUE_SECONDS = 1.0

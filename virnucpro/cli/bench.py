@@ -9,7 +9,7 @@ import typer
 from virnucpro.cli.command import command
 from virnucpro.cli.exits import end_cleanly, exits
 from virnucpro.cli.running import number_gpus_by_bus, report, spare_the_collector
-from virnucpro.options import BenchOptions
+from virnucpro.encoders.options import BenchOptions
 
 _MEASURED = "the tables, and the file of --json, hold what was measured"
 
@@ -24,8 +24,8 @@ def bench(options: BenchOptions) -> None:
     Example: virnucpro bench --quick --json bench.json
     """
     with exits(lambda: _MEASURED):
-        from virnucpro.bench.programme import resolve_bench, run_bench
-        from virnucpro.bench.report import Report, make_console
+        from virnucpro.encoders.bench.programme import resolve_bench, run_bench
+        from virnucpro.encoders.bench.report import Report, make_console
 
         number_gpus_by_bus()
         end_cleanly()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from virnucpro.citation import WORKS, as_bibtex, as_text
 from virnucpro.cli.command import command
 from virnucpro.cli.running import report
-from virnucpro.options import CiteOptions
+from virnucpro.page.citation import WORKS, as_bibtex, as_text
+from virnucpro.page.options import CiteOptions
 
 
 @command(CiteOptions)

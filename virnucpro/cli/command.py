@@ -19,9 +19,9 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 from typer import BadParameter, Context
 from typer.core import TyperCommand
 
-from virnucpro.errors import UsageError
-from virnucpro.log import printable
-from virnucpro.option_fields import flag, make, options_of
+from virnucpro.ground.errors import UsageError
+from virnucpro.ground.log import printable
+from virnucpro.ground.option_fields import flag, make, options_of
 
 _SHOWN = 3  # files in a hint
 

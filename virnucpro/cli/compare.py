@@ -5,7 +5,7 @@ from __future__ import annotations
 from virnucpro.cli.command import command
 from virnucpro.cli.exits import Finished, exits
 from virnucpro.cli.running import report
-from virnucpro.options import CompareOptions
+from virnucpro.stories.options import CompareOptions
 
 
 @command(CompareOptions)
@@ -23,8 +23,8 @@ def compare(options: CompareOptions) -> None:
     65 bad table, 66 result missing.
     """
     with exits():
-        from virnucpro.outputs.compare import compare as compare_results
-        from virnucpro.outputs.compare import report_lines
+        from virnucpro.stories.compare import compare as compare_results
+        from virnucpro.stories.compare import report_lines
 
         comparisons = compare_results(options.a, options.b)
         report(report_lines(comparisons))

@@ -7,7 +7,8 @@ from pathlib import Path
 from virnucpro.cli.command import command
 from virnucpro.cli.exits import exits, needing
 from virnucpro.cli.running import loading, report, watched
-from virnucpro.options import ConsoleOptions, EvaluateOptions
+from virnucpro.ground.options import ConsoleOptions
+from virnucpro.learning.options import EvaluateOptions
 
 _KEPT = "run the same command again with --resume"
 
@@ -40,10 +41,10 @@ def evaluate(options: EvaluateOptions, console: ConsoleOptions) -> None:
     with exits(lambda: _KEPT):
         with loading(console):
             with needing("train"):
-                from virnucpro.evaluation.figure import write_figure
-            from virnucpro.evaluation import story
-            from virnucpro.evaluation.report import summary_lines, write_report
-            from virnucpro.report.evaluation import write_evaluation_page
+                from virnucpro.learning.evaluation.figure import write_figure
+            from virnucpro.learning.evaluation import story
+            from virnucpro.learning.evaluation.page import write_evaluation_page
+            from virnucpro.learning.evaluation.report import summary_lines, write_report
 
         with watched(console) as events:
             evaluation = story.evaluate(options, events)
@@ -57,7 +58,7 @@ def evaluate(options: EvaluateOptions, console: ConsoleOptions) -> None:
 def _evaluate_regions(options: EvaluateOptions, truth: Path, console: ConsoleOptions) -> None:
     with exits(lambda: _KEPT):
         with loading(console):
-            from virnucpro.evaluation.region_story import evaluate_regions
+            from virnucpro.learning.evaluation.region_story import evaluate_regions
 
         with watched(console) as events:
             lines = evaluate_regions(options, truth, events)

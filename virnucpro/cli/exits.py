@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import typer
 
-from virnucpro.errors import StorageError, UnavailableError, VirnucproError
+from virnucpro.ground.errors import StorageError, UnavailableError, VirnucproError
 
 USAGE_EXIT, INTERRUPTED_EXIT, TERMINATED_EXIT = 64, 130, 143
 DEAF_SECONDS = 10.0  # after a signal, while what it ended is cleared away
@@ -52,7 +52,7 @@ def exits(kept: Callable[[], str] = str) -> Iterator[None]:
     except BrokenPipeError:
         raise
     except OSError as error:
-        from virnucpro.files import disk_error
+        from virnucpro.ground.files import disk_error
 
         _end(disk_error(error), kept)
 

@@ -8,7 +8,7 @@ import os
 from virnucpro.cli.command import command
 from virnucpro.cli.exits import Finished, exits
 from virnucpro.cli.running import report
-from virnucpro.options import StatusOptions
+from virnucpro.stories.options import StatusOptions
 
 
 def devices() -> None:
@@ -17,7 +17,7 @@ def devices() -> None:
     Example: virnucpro devices
     """
     with exits():
-        from virnucpro.devices import describe_machine
+        from virnucpro.ground.devices import describe_machine
 
         report([*describe_machine(os.environ.get("CUDA_VISIBLE_DEVICES"))])
 

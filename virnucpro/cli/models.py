@@ -9,15 +9,15 @@ import typer
 from virnucpro.cli.command import command
 from virnucpro.cli.exits import end_cleanly, exits
 from virnucpro.cli.running import is_live, loading, report, watched
-from virnucpro.errors import VirnucproError
-from virnucpro.log import printable
-from virnucpro.options import (
+from virnucpro.encoders.options import (
     CheckOptions,
-    ConsoleOptions,
     DownloadOptions,
     ImportOptions,
     NamedModelOptions,
 )
+from virnucpro.ground.errors import VirnucproError
+from virnucpro.ground.log import printable
+from virnucpro.ground.options import ConsoleOptions
 
 models = typer.Typer(
     no_args_is_help=True,
@@ -71,12 +71,12 @@ def download_model(options: DownloadOptions) -> None:
     with exits():
         from rich.console import Console
 
-        from virnucpro.dashboard import Dashboard
+        from virnucpro.callers.original_head import find_head
+        from virnucpro.cli.dashboard import Dashboard
+        from virnucpro.cli.figures import EventLog
         from virnucpro.encoders.bundles import model_names
         from virnucpro.encoders.models import open_model
         from virnucpro.encoders.published import BUNDLES
-        from virnucpro.figures import EventLog
-        from virnucpro.scoring.original_head import find_head
 
         end_cleanly()
         with ExitStack() as stack:
@@ -106,7 +106,7 @@ def import_model(options: ImportOptions) -> None:
     with exits():
         from virnucpro.encoders.imports import import_files
         from virnucpro.encoders.imports import import_model as copy_model
-        from virnucpro.files import expanded
+        from virnucpro.ground.files import expanded
 
         end_cleanly()
         if options.bundle_folder is not None:

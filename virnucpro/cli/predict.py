@@ -13,20 +13,16 @@ from virnucpro.cli.command import command
 from virnucpro.cli.exits import Finished, exits, needing
 from virnucpro.cli.running import as_command, loading, next_step, planned_steps, report, watched
 from virnucpro.cli.work import work_in_block
-from virnucpro.files import read_json
-from virnucpro.option_fields import carry
-from virnucpro.options import (
-    ConsoleOptions,
-    ExtractOptions,
-    PredictOptions,
-    RunOptions,
-    WorkOptions,
-)
+from virnucpro.engine.options import WorkOptions
+from virnucpro.ground.files import read_json
+from virnucpro.ground.option_fields import carry
+from virnucpro.ground.options import ConsoleOptions
+from virnucpro.stories.options import ExtractOptions, PredictOptions, RunOptions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from virnucpro.pipeline import ExecutorOn
+    from virnucpro.stories.pipeline import ExecutorOn
 
 
 @command(PredictOptions, ConsoleOptions)
@@ -75,7 +71,7 @@ def _executor_on(options: RunOptions) -> ExecutorOn:
 
         return ProcessExecutor
     with needing("cluster"):
-        from virnucpro.cluster import ParslExecutor, read_blocks
+        from virnucpro.engine.parsl import ParslExecutor, read_blocks
     # Parsl starts programs of its own by their names, which lie beside this interpreter
     os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"
     blocks = read_blocks(options.executor_config)
@@ -103,7 +99,7 @@ def what_is_kept(options: RunOptions) -> str:
 
 def _gpu_lines(options: RunOptions, argv: Sequence[str]) -> list[str]:
     """The lines that offer GPUs which nobody uses to a run that embedded nothing."""
-    from virnucpro.devices import free_gpus
+    from virnucpro.ground.devices import free_gpus
 
     places = free_gpus(options.cuda_visible_devices)
     if not places:
@@ -117,8 +113,8 @@ def _gpu_lines(options: RunOptions, argv: Sequence[str]) -> list[str]:
 def _run(options: RunOptions, console: ConsoleOptions) -> None:
     with exits(partial(what_is_kept, options)):
         with loading(console):
-            from virnucpro import pipeline
             from virnucpro.run.folder import RunDir
+            from virnucpro.stories import pipeline
 
             executor_on = _executor_on(options)
         with watched(console) as events:

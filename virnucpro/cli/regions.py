@@ -5,7 +5,8 @@ from __future__ import annotations
 from virnucpro.cli.command import command
 from virnucpro.cli.exits import exits
 from virnucpro.cli.running import as_command, loading, report, watched
-from virnucpro.options import ConsoleOptions, RegionsOptions
+from virnucpro.ground.options import ConsoleOptions
+from virnucpro.stories.options import RegionsOptions
 
 _KEPT = "the folder is as it was: run the same command again"
 
@@ -24,10 +25,10 @@ def regions(options: RegionsOptions, console: ConsoleOptions) -> None:
     """
     with exits(lambda: _KEPT):
         with loading(console):
-            from virnucpro.outputs.sinks import RegionTable
-            from virnucpro.outputs.summary import region_line
-            from virnucpro.regions import find_regions
-            from virnucpro.scoring.regions import SHORTEST_RECORD
+            from virnucpro.callers.regions import SHORTEST_RECORD
+            from virnucpro.stories.regions import find_regions
+            from virnucpro.stories.summary import region_line
+            from virnucpro.tables.sinks import RegionTable
 
         with watched(console) as events:
             kinds = find_regions(options, events)

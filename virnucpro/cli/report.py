@@ -5,7 +5,7 @@ from __future__ import annotations
 from virnucpro.cli import running
 from virnucpro.cli.command import command
 from virnucpro.cli.exits import exits
-from virnucpro.options import ReportOptions
+from virnucpro.page.options import ReportOptions
 
 
 @command(ReportOptions)
@@ -18,7 +18,7 @@ def report(options: ReportOptions) -> None:
     Example: virnucpro report results/
     """
     with exits():
-        from virnucpro.log import printable
-        from virnucpro.report.story import report_folder
+        from virnucpro.ground.log import printable
+        from virnucpro.learning.pages import report_folder
 
         running.report([f"report: {printable(report_folder(options.folder))}"])

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 import typer
 
 from virnucpro.cli.exits import GONE, end_cleanly, has_colours
-from virnucpro.options import ConsoleOptions, RunOptions
+from virnucpro.ground.options import ConsoleOptions
+from virnucpro.stories.options import RunOptions
 
 if TYPE_CHECKING:
-    from virnucpro.figures import EventLog
+    from virnucpro.cli.figures import EventLog
 
 _BY_BUS = "PCI_BUS_ID"
 _TASKS = 16  # at most, in the array that is offered
@@ -56,9 +57,9 @@ def watched(options: ConsoleOptions) -> Iterator[EventLog]:
     """
     from rich.console import Console
 
-    from virnucpro.dashboard import ConsoleHandler, Dashboard
-    from virnucpro.figures import EventLog
-    from virnucpro.log import ConsoleFilter, logging_to, logging_to_file
+    from virnucpro.cli.dashboard import ConsoleHandler, Dashboard
+    from virnucpro.cli.figures import EventLog
+    from virnucpro.ground.log import ConsoleFilter, logging_to, logging_to_file
 
     number_gpus_by_bus()
     end_cleanly()
@@ -115,7 +116,7 @@ def report(lines: Iterable[str], quiet: bool = False) -> None:
             sys.stdout.flush()
     except OSError as error:
         if error.errno not in GONE:
-            from virnucpro.files import disk_error
+            from virnucpro.ground.files import disk_error
 
             raise disk_error(error, "standard output") from error
         # nobody reads: the run is as done as it was

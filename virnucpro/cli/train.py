@@ -12,11 +12,12 @@ import typer
 from virnucpro.cli.command import command
 from virnucpro.cli.exits import exits, needing
 from virnucpro.cli.running import as_command, loading, report, watched
-from virnucpro.files import expanded
-from virnucpro.options import FILES, ConsoleOptions, TrainOptions
+from virnucpro.ground.files import expanded
+from virnucpro.ground.options import FILES, ConsoleOptions
+from virnucpro.learning.options import TrainOptions
 
 if TYPE_CHECKING:
-    from virnucpro.training.request import Training
+    from virnucpro.learning.training.request import Training
 
 _KEPT = "finished epochs are kept: go on with --resume"
 
@@ -25,7 +26,7 @@ def _read_config(context: typer.Context, text: str | None) -> str | None:
     """Options of a file become defaults, so that those on the command line win."""
     if text:
         with needing("train"):
-            from virnucpro.training.config_file import read_config
+            from virnucpro.ground.config_file import read_config
 
         options = {option.name: option for option in context.command.params if option.name}
         values = read_config(expanded(text), options.keys() - {"config"})
@@ -89,9 +90,9 @@ def train(options: TrainOptions, console: Console) -> None:
     parent = os.getppid()  # before the imports, which take long
     with exits(lambda: _KEPT):
         with loading(console), needing("train"):
-            from virnucpro.processes import end_with
-            from virnucpro.training import story
-            from virnucpro.training.ranks import started_by_torchrun
+            from virnucpro.ground.processes import end_with
+            from virnucpro.learning.training import story
+            from virnucpro.learning.training.ranks import started_by_torchrun
 
         started = started_by_torchrun(os.environ)
         if started is not None and started.rank:
@@ -107,7 +108,7 @@ def train(options: TrainOptions, console: Console) -> None:
 def _train_regions(options: TrainOptions, truth: Path, console: Console) -> None:
     with exits():
         with loading(console):
-            from virnucpro.training.region_story import train_regions
+            from virnucpro.learning.training.region_story import train_regions
 
         with watched(console) as events:
             lines = train_regions(options, truth, events)
@@ -116,7 +117,7 @@ def _train_regions(options: TrainOptions, truth: Path, console: Console) -> None
 
 def _outcome(training: Training) -> list[str]:
     """Lines on where the results are, and how to use them."""
-    from virnucpro.log import printable
+    from virnucpro.ground.log import printable
 
     lines = [f"results: {printable(training.output)}"]
     if training.head.exists():

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from virnucpro.cli.command import command
 from virnucpro.cli.exits import Finished, exits
 from virnucpro.cli.running import loading, report, watched
-from virnucpro.options import ConsoleOptions, WorkOptions
+from virnucpro.engine.options import WorkOptions
+from virnucpro.ground.options import ConsoleOptions
 
 if TYPE_CHECKING:
     from virnucpro.run.work_log import ShardFigures
@@ -22,8 +23,8 @@ def work_in_block(options: WorkOptions, indices: tuple[int, ...]) -> list[ShardF
 
     The process ends with the one that started it, which Parsl's own workers do not.
     """
-    from virnucpro.processes import end_with
-    from virnucpro.work import work_for_run
+    from virnucpro.ground.processes import end_with
+    from virnucpro.stories.work import work_for_run
 
     end_with(os.getppid())
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -48,7 +49,7 @@ def work(options: WorkOptions, console: ConsoleOptions) -> None:
     """
     with exits(lambda: _KEPT):
         with loading(console):
-            from virnucpro import work as story
+            from virnucpro.stories import work as story
 
         array = {name: os.environ[name] for name in story.ARRAY_VARIABLES if name in os.environ}
         with watched(console) as events:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.config import EncoderSpec, Footprint, Pooling, Precision, Reads
-from virnucpro.events import OnEvent
+from virnucpro.ground.config import EncoderSpec, Footprint, Pooling, Precision, Reads
+from virnucpro.ground.events import OnEvent
 
 if TYPE_CHECKING:
     import torch

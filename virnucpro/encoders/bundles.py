@@ -9,9 +9,9 @@ from pathlib import Path
 
 from virnucpro.encoders.models import bundled_head, check_file, fetch_file
 from virnucpro.encoders.published import BUNDLES
-from virnucpro.errors import UnavailableError
-from virnucpro.events import OnEvent
-from virnucpro.log import printable
+from virnucpro.ground.errors import UnavailableError
+from virnucpro.ground.events import OnEvent
+from virnucpro.ground.log import printable
 
 
 def model_names(name: str) -> tuple[str, ...]:

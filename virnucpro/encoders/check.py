@@ -19,18 +19,18 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from virnucpro.config import EncoderSpec, Pooling
-from virnucpro.devices import choose_devices, choose_precision, choose_tokens
 from virnucpro.encoders import fair_esm
 from virnucpro.encoders.base import Encoder, Model, Rows, load_encoder
 from virnucpro.encoders.models import open_model
+from virnucpro.encoders.options import CheckOptions
 from virnucpro.encoders.panel import make_panel
 from virnucpro.encoders.rounding import add_roundings
 from virnucpro.encoders.transfer import use_device
-from virnucpro.errors import UnavailableError, UsageError
-from virnucpro.events import OnEvent, Progress
-from virnucpro.log import announce, printable
-from virnucpro.options import CheckOptions
+from virnucpro.ground.config import EncoderSpec, Pooling
+from virnucpro.ground.devices import choose_devices, choose_precision, choose_tokens
+from virnucpro.ground.errors import UnavailableError, UsageError
+from virnucpro.ground.events import OnEvent, Progress
+from virnucpro.ground.log import announce, printable
 
 # Our roundings are other ones than those that the tolerance is measured with, of the same size: the
 # worst of thirty proteins is as far in both, but for chance. It was 0.8 to 1.1 times as far in bf16

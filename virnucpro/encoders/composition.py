@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from virnucpro.config import EncoderSpec
 from virnucpro.encoders.base import Pending
 from virnucpro.encoders.transfer import Arrived
+from virnucpro.ground.config import EncoderSpec
 
 
 def load(spec: EncoderSpec, weights: Path, device: torch.device) -> EmptyEncoder:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from virnucpro.config import Footprint, join_footprints
-from virnucpro.devices import as_size, default_gpu_memory, describe_needs
 from virnucpro.encoders.esm2.family import footprint_of, inspect_esm2
 from virnucpro.encoders.models import (
     bundled_head,
@@ -18,7 +16,9 @@ from virnucpro.encoders.models import (
     shape_of,
 )
 from virnucpro.encoders.published import BASE_URL, BUNDLES, EMBEDDED, FOLDERS, PUBLISHED
-from virnucpro.log import printable
+from virnucpro.ground.config import Footprint, join_footprints
+from virnucpro.ground.devices import as_size, default_gpu_memory, describe_needs
+from virnucpro.ground.log import printable
 
 
 def describe_models() -> Iterator[str]:

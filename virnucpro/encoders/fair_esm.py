@@ -14,13 +14,13 @@ import esm
 import torch
 from torch import Tensor
 
-from virnucpro.config import EncoderSpec
 from virnucpro.encoders.base import Pending
 from virnucpro.encoders.esm2.checkpoint import ESM2Shape
 from virnucpro.encoders.esm2.model import DTYPES, rotary_frequencies
 from virnucpro.encoders.esm2.packing import EXTRA_TOKENS
 from virnucpro.encoders.esm2.weights import ROTARY, fair_esm_state, inspect_checkpoint
 from virnucpro.encoders.transfer import HostCopy, send
+from virnucpro.ground.config import EncoderSpec
 
 
 def load(spec: EncoderSpec, weights: Path, device: torch.device) -> FairESMEncoder:

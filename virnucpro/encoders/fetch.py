@@ -20,11 +20,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from virnucpro.devices import as_size
 from virnucpro.encoders.published import RemoteFile
-from virnucpro.errors import OutputError, StorageError, UnavailableError
-from virnucpro.files import disk_error, put_in_place, writing
-from virnucpro.log import printable
+from virnucpro.ground.devices import as_size
+from virnucpro.ground.errors import OutputError, StorageError, UnavailableError
+from virnucpro.ground.files import disk_error, put_in_place, writing
+from virnucpro.ground.log import printable
 
 _BLOCK = 1 << 20
 _TIMEOUT = 30  # seconds without a byte

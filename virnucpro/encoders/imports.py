@@ -21,15 +21,15 @@ from virnucpro.encoders.models import (
     places_in_use,
 )
 from virnucpro.encoders.published import BUNDLES, EMBEDDED, FOLDERS, PUBLISHED, RemoteFile
-from virnucpro.errors import (
+from virnucpro.ground.errors import (
     InputMissingError,
     OutputError,
     StorageError,
     UnavailableError,
     UsageError,
 )
-from virnucpro.files import TEMPORARY, atomic, temporary_beside, writing
-from virnucpro.log import printable
+from virnucpro.ground.files import TEMPORARY, atomic, temporary_beside, writing
+from virnucpro.ground.log import printable
 
 
 def import_model(source: Path, name: str | None, *, force: bool) -> tuple[str, ESM2Model]:

@@ -29,14 +29,14 @@ from virnucpro.encoders.published import (
     PUBLISHED,
     RemoteFile,
 )
-from virnucpro.errors import UnavailableError, UsageError
-from virnucpro.events import OnEvent, Progress
-from virnucpro.files import (
+from virnucpro.ground.errors import UnavailableError, UsageError
+from virnucpro.ground.events import OnEvent, Progress
+from virnucpro.ground.files import (
     EMBEDDED_FOLDER,
     expanded,
     sha256,
 )
-from virnucpro.log import printable
+from virnucpro.ground.log import printable
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
 _BLOCK = 1 << 20

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from virnucpro.config import Footprint
+from virnucpro.ground.config import Footprint
 
 EMBEDDED = "esm2_virnucpro"
 BASE_URL = "https://dl.fbaipublicfiles.com/fair-esm/models"

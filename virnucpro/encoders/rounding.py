@@ -25,8 +25,8 @@ import esm
 import torch
 from torch import Tensor, nn
 
-from virnucpro.config import Precision
 from virnucpro.encoders.esm2.model import DTYPES
+from virnucpro.ground.config import Precision
 
 Loss = Callable[[Tensor], Tensor]
 _ONE_ROUNDING = 0.42  # u, in the root mean square

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from virnucpro.encoders.base import Pending, Rows
-from virnucpro.errors import UnavailableError
+from virnucpro.ground.errors import UnavailableError
 
 
 def use_device(device: torch.device) -> None:

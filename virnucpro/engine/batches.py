@@ -14,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 
 from virnucpro.encoders.base import Encoder, Pending, Rows
-from virnucpro.files import writing
-from virnucpro.log import printable
-from virnucpro.records import Embeddings, Failure, Orf
-from virnucpro.tree import Tree
+from virnucpro.ground.files import writing
+from virnucpro.ground.log import printable
+from virnucpro.ground.records import Embeddings, Failure, Orf
+from virnucpro.ground.tree import Tree
 
 _T = TypeVar("_T")
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from virnucpro.config import Resources
 from virnucpro.engine.job import Job
 from virnucpro.engine.recovery import Attempt
-from virnucpro.errors import UnavailableError
-from virnucpro.events import Event, WorkerReady
-from virnucpro.log import counted
-from virnucpro.records import Shard
+from virnucpro.ground.config import Resources
+from virnucpro.ground.errors import UnavailableError
+from virnucpro.ground.events import Event, WorkerReady
+from virnucpro.ground.log import counted
+from virnucpro.ground.records import Shard
 
 if TYPE_CHECKING:
     from virnucpro.engine.worker import Worker

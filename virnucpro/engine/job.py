@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from virnucpro.config import EncoderSpec
+from virnucpro.ground.config import EncoderSpec
 from virnucpro.run.features import FeatureStore, open_stores
 
 

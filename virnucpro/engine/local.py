@@ -26,15 +26,15 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from logging.handlers import BufferingHandler
 
-from virnucpro.config import Resources
 from virnucpro.engine.executor import Executor, WorkerOn, load_worker
 from virnucpro.engine.job import Job
 from virnucpro.engine.recovery import MAX_IN_FLIGHT, Attempt, Cause, Loss, Workload
-from virnucpro.errors import UnavailableError
-from virnucpro.events import BatchDone, Event, ShardDone, WorkerReady
-from virnucpro.log import LOGGER, counted, logging_to
-from virnucpro.processes import Child, Pipe, Raised, interrupts_held, start, with_news
-from virnucpro.records import Shard
+from virnucpro.ground.config import Resources
+from virnucpro.ground.errors import UnavailableError
+from virnucpro.ground.events import BatchDone, Event, ShardDone, WorkerReady
+from virnucpro.ground.log import LOGGER, counted, logging_to
+from virnucpro.ground.processes import Child, Pipe, Raised, interrupts_held, start, with_news
+from virnucpro.ground.records import Shard
 
 TICK_SECONDS = 1.0  # between two checks for silent workers
 START_SECONDS = 900.0  # for a worker to import, load the model and report

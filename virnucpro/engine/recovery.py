@@ -19,7 +19,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from virnucpro.events import (
+from virnucpro.ground.events import (
     BatchDone,
     BatchStarted,
     Event,
@@ -28,7 +28,7 @@ from virnucpro.events import (
     WorkerLost,
     WorkerReady,
 )
-from virnucpro.records import Shard
+from virnucpro.ground.records import Shard
 
 IN_FLIGHT = 2  # shards per worker, beside those that are being written
 MAX_IN_FLIGHT = 4  # the same, of small shards, while they have less than ...

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 import psutil
 import torch
 
-from virnucpro.config import Resources
 from virnucpro.encoders.base import Encoder, Pending, load_encoder
 from virnucpro.encoders.transfer import use_device
 from virnucpro.engine.batches import (
@@ -35,8 +34,9 @@ from virnucpro.engine.batches import (
 )
 from virnucpro.engine.job import Job
 from virnucpro.engine.recovery import Attempt
-from virnucpro.errors import OutputError, StorageError
-from virnucpro.events import (
+from virnucpro.ground.config import Resources
+from virnucpro.ground.errors import OutputError, StorageError
+from virnucpro.ground.events import (
     BatchDone,
     BatchStarted,
     BudgetReduced,
@@ -46,9 +46,9 @@ from virnucpro.events import (
     ShardDone,
     ShardFailed,
 )
-from virnucpro.files import disk_error
-from virnucpro.log import printable
-from virnucpro.records import Orf, Shard
+from virnucpro.ground.files import disk_error
+from virnucpro.ground.log import printable
+from virnucpro.ground.records import Orf, Shard
 from virnucpro.run.features import FeatureStore
 from virnucpro.run.shards import read_shard
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from threading import Condition
 
-from virnucpro.records import Shard
-from virnucpro.tasks import AbandonedError
+from virnucpro.ground.records import Shard
+from virnucpro.ground.tasks import AbandonedError
 
 
 class Backlog:

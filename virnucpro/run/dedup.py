@@ -18,8 +18,8 @@ from hashlib import blake2s
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.config import Reads
-from virnucpro.records import Orf
+from virnucpro.ground.config import Reads
+from virnucpro.ground.records import Orf
 
 N_SLOTS = 2**18  # at first: 6 MB
 MAX_SLOTS = 2**22  # 100 MB

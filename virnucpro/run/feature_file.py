@@ -28,11 +28,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from virnucpro import __version__
-from virnucpro.errors import FeatureFileError, StorageError, VirnucproError
-from virnucpro.files import disk_error, parse_json, sha256
-from virnucpro.log import printable
-from virnucpro.records import Embeddings, Failure
-from virnucpro.tree import Tree
+from virnucpro.ground.errors import FeatureFileError, StorageError, VirnucproError
+from virnucpro.ground.files import disk_error, parse_json, sha256
+from virnucpro.ground.log import printable
+from virnucpro.ground.records import Embeddings, Failure
+from virnucpro.ground.tree import Tree
 
 _SEAL = struct.Struct("<32sI")  # SHA-256 and length of the label
 _BLOCK = 1 << 18

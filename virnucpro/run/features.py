@@ -21,11 +21,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.config import FOLLOWS, EncoderSpec
-from virnucpro.errors import FeatureFileError
-from virnucpro.files import writing
-from virnucpro.log import LOGGER, printable
-from virnucpro.records import SHARD_NAME, Embeddings, Failure, Orf, Shard
+from virnucpro.ground.config import FOLLOWS, EncoderSpec
+from virnucpro.ground.errors import FeatureFileError
+from virnucpro.ground.files import writing
+from virnucpro.ground.log import LOGGER, printable
+from virnucpro.ground.records import SHARD_NAME, Embeddings, Failure, Orf, Shard
+from virnucpro.ground.tree import Tree
 from virnucpro.run.feature_file import (
     Attributes,
     find_vectors,
@@ -37,7 +38,6 @@ from virnucpro.run.feature_file import (
     write_embeddings,
 )
 from virnucpro.run.shards import read_shard
-from virnucpro.tree import Tree
 
 OnShard = Callable[[int, int], None]  # hears how many shards were looked at, and of how many
 _COPIES = "_copies"  # ends the stem of a file of copies

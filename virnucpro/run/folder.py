@@ -14,17 +14,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from virnucpro.config import Command
-from virnucpro.errors import InputMissingError, OutputError, UsageError
-from virnucpro.files import TEMPORARY, disk_error, refuse_links, writing
-from virnucpro.log import announce, logging_to_file, printable
-from virnucpro.outputs.sinks import Sink, all_sinks, record_table
-from virnucpro.records import SHARD_NAME
+from virnucpro.ground.config import Command
+from virnucpro.ground.errors import InputMissingError, OutputError, UsageError
+from virnucpro.ground.files import TEMPORARY, disk_error, refuse_links, writing
+from virnucpro.ground.log import announce, logging_to_file, printable
+from virnucpro.ground.records import SHARD_NAME
+from virnucpro.ground.tree import Tree
 from virnucpro.run.features import FeatureStore, index_of, inner_names, open_stores
 from virnucpro.run.lock import LOCK, OF_A_LOCK, is_held, locked, own_name, shared, tagged
 from virnucpro.run.manifest import Manifest, read_manifest, write_manifest
 from virnucpro.sequences.inputs import RUN_FILE
-from virnucpro.tree import Tree
+from virnucpro.tables.sinks import Sink, all_sinks, record_table
 
 PAGE = "report.html"  # of a run, a training or an evaluation
 # files that a run makes in its sub-folders

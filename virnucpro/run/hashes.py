@@ -12,12 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from virnucpro.errors import InputError, ResumeError, VirnucproError
-from virnucpro.files import disk_error, read_json, sha256
-from virnucpro.log import printable
-from virnucpro.outputs.sinks import REGION_SINKS, all_sinks
+from virnucpro.ground.errors import InputError, ResumeError, VirnucproError
+from virnucpro.ground.files import disk_error, read_json, sha256
+from virnucpro.ground.log import printable
 from virnucpro.run.features import index_of, is_export
 from virnucpro.run.folder import PAGE, RunDir
+from virnucpro.tables.sinks import REGION_SINKS, all_sinks
 
 OUTPUTS = "outputs"  # field of ``run.json``: place in the run folder -> SHA-256
 REGION_FILES = frozenset(sink.file for sink in REGION_SINKS)

@@ -13,14 +13,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from virnucpro.config import InputType, Recipe
-from virnucpro.errors import ResumeError, UsageError
-from virnucpro.events import OnEvent, Progress
-from virnucpro.files import open_plain
-from virnucpro.log import LOGGER, announce, counted, printable
-from virnucpro.options import SequenceOptions
-from virnucpro.outputs.read import read_mendable
-from virnucpro.outputs.sinks import FailedSequences
+from virnucpro.ground.config import InputType, Recipe
+from virnucpro.ground.errors import ResumeError, UsageError
+from virnucpro.ground.events import OnEvent, Progress
+from virnucpro.ground.files import open_plain
+from virnucpro.ground.log import LOGGER, announce, counted, printable
+from virnucpro.ground.options import SequenceOptions
 from virnucpro.run.folder import RunDir
 from virnucpro.run.manifest import Manifest, check_same_recipe
 from virnucpro.sequences.inputs import (
@@ -34,6 +32,8 @@ from virnucpro.sequences.inputs import (
 )
 from virnucpro.sequences.samples import name_samples
 from virnucpro.sequences.survey import Survey, agree_on_type, doubt_type
+from virnucpro.tables.read import read_mendable
+from virnucpro.tables.sinks import FailedSequences
 
 
 def refuse_to_clear(inputs: Sequence[Path], rundir: RunDir) -> None:

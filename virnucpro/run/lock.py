@@ -25,10 +25,10 @@ from pathlib import Path
 import psutil
 from filelock import SoftFileLock, Timeout
 
-from virnucpro.errors import OutputError, VirnucproError
-from virnucpro.files import open_plain, writing
-from virnucpro.log import printable
-from virnucpro.tree import Tree
+from virnucpro.ground.errors import OutputError, VirnucproError
+from virnucpro.ground.files import open_plain, writing
+from virnucpro.ground.log import printable
+from virnucpro.ground.tree import Tree
 
 LOCK = ".lock"
 _MARK = f"{LOCK}.held"  # the lock of a file system without flock

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from virnucpro.errors import VirnucproError
-from virnucpro.events import (
+from virnucpro.ground.errors import VirnucproError
+from virnucpro.ground.events import (
     BatchDone,
     BudgetReduced,
     Event,
@@ -23,9 +23,9 @@ from virnucpro.events import (
     WorkerLost,
     WorkerReady,
 )
-from virnucpro.files import read_json
-from virnucpro.log import LOGGER, escaped
-from virnucpro.tree import Tree
+from virnucpro.ground.files import read_json
+from virnucpro.ground.log import LOGGER, escaped
+from virnucpro.ground.tree import Tree
 
 _FIRST_WIDTH = 1.0  # seconds of a bin at first
 _MOST_BINS = 240  # then neighbours are joined, and bins are twice as wide

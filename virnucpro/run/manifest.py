@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from virnucpro import __version__
-from virnucpro.config import FOLLOWS, SHARD_FORMAT, EncoderSpec, Recipe
-from virnucpro.errors import ResumeError, UsageError
-from virnucpro.files import read_json
-from virnucpro.log import printable
+from virnucpro.ground.config import FOLLOWS, SHARD_FORMAT, EncoderSpec, Recipe
+from virnucpro.ground.errors import ResumeError, UsageError
+from virnucpro.ground.files import read_json
+from virnucpro.ground.log import printable
+from virnucpro.ground.tree import Tree
 from virnucpro.sequences.inputs import InputFile
 from virnucpro.sequences.samples import RunIds
-from virnucpro.tree import Tree
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,11 +23,20 @@ from typing import Any, TextIO, TypeAlias
 
 import numpy as np
 
-from virnucpro.config import Recipe
-from virnucpro.errors import InputError
-from virnucpro.files import as_text, read_json, sha256
-from virnucpro.log import printable
-from virnucpro.records import PROTEIN, Chunk, FastaRecord, Orf, Shard, check_counts, shard_name
+from virnucpro.ground.config import Recipe
+from virnucpro.ground.errors import InputError
+from virnucpro.ground.files import as_text, read_json, sha256
+from virnucpro.ground.log import printable
+from virnucpro.ground.records import (
+    PROTEIN,
+    Chunk,
+    FastaRecord,
+    Orf,
+    Shard,
+    check_counts,
+    shard_name,
+)
+from virnucpro.ground.tasks import Helpers, count_worth, helpers_for
 from virnucpro.run.dedup import SeenOrfs, digests_of
 from virnucpro.run.folder import RunDir
 from virnucpro.run.manifest import Manifest
@@ -38,7 +47,6 @@ from virnucpro.sequences.inputs import InputFile, generations
 from virnucpro.sequences.screen import protein_of, screen
 from virnucpro.sequences.survey import find_repeat, repeated
 from virnucpro.sequences.translate import chunk_record, translate_six_frames
-from virnucpro.tasks import Helpers, count_worth, helpers_for
 
 _BLOCK_LETTERS = 500_000  # letters that are translated, or looked up, at once
 _SHARDS_AT_ONCE = 256  # shards that are verified at once

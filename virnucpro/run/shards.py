@@ -14,11 +14,11 @@ import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from virnucpro.errors import StorageError
-from virnucpro.files import disk_error, open_plain, writing
-from virnucpro.log import printable
-from virnucpro.records import Orf, Shard, shard_name
-from virnucpro.tree import Tree
+from virnucpro.ground.errors import StorageError
+from virnucpro.ground.files import disk_error, open_plain, writing
+from virnucpro.ground.log import printable
+from virnucpro.ground.records import Orf, Shard, shard_name
+from virnucpro.ground.tree import Tree
 
 _AGAIN = "the next start writes shards anew"
 # (shards, residues of each) before the largest: 17.5 million residues are 208 shards

@@ -8,21 +8,21 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from virnucpro.config import EncoderSpec, Recipe
 from virnucpro.encoders.base import estimate_tokens
-from virnucpro.errors import FeatureFileError, InputMissingError, ResumeError
-from virnucpro.files import read_json
-from virnucpro.log import counted, printable
-from virnucpro.outputs.features import check_index
-from virnucpro.outputs.sinks import FailedFiles
-from virnucpro.records import Shard
+from virnucpro.ground.config import EncoderSpec, Recipe
+from virnucpro.ground.errors import FeatureFileError, InputMissingError, ResumeError
+from virnucpro.ground.files import read_json
+from virnucpro.ground.log import counted, printable
+from virnucpro.ground.records import Shard
 from virnucpro.run.features import FeatureStore
 from virnucpro.run.folder import RunDir, no_run, stores_of
 from virnucpro.run.hashes import count_unhashed, find_damaged, read_hashes
+from virnucpro.run.index import check_index
 from virnucpro.run.lock import run_at
 from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import count_done, read_plan
 from virnucpro.run.work_log import HostFigures, read_hosts
+from virnucpro.tables.sinks import FailedFiles
 
 _NEXT = {
     "unfinished": "the command of the run with --resume goes on",

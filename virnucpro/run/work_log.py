@@ -13,8 +13,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from virnucpro.files import open_plain, parse_json
-from virnucpro.log import LOGGER
+from virnucpro.ground.files import open_plain, parse_json
+from virnucpro.ground.log import LOGGER
 from virnucpro.run.lock import holder_of, is_held
 
 _MARK = " figures "

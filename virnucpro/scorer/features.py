@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.numeric import Counts, Values
+from virnucpro.ground.numeric import Counts, Values
 from virnucpro.scorer.pieces import UNKNOWN, Digits, Pieces
 from virnucpro.scorer.stretches import N_CODES, SixFrames, Stretches, code_of, find_stretches
 from virnucpro.scorer.words import (

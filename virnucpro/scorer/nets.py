@@ -25,10 +25,10 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from virnucpro.errors import UnavailableError
-from virnucpro.files import EMBEDDED_FOLDER, atomic, parse_json, sha256
-from virnucpro.log import printable
-from virnucpro.numeric import Counts, Mask, Values, sigmoid
+from virnucpro.ground.errors import UnavailableError
+from virnucpro.ground.files import EMBEDDED_FOLDER, atomic, parse_json, sha256
+from virnucpro.ground.log import printable
+from virnucpro.ground.numeric import Counts, Mask, Values, sigmoid
 from virnucpro.scorer.features import N_FEATURES, N_LAYOUT, RATIOS, SHARES, Features
 from virnucpro.scorer.words import NO_WORDS, WordTable
 

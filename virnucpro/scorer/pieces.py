@@ -12,7 +12,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from virnucpro.numeric import Counts
+from virnucpro.ground.numeric import Counts
 
 UNKNOWN = 4
 Digits = NDArray[np.uint8]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from virnucpro.numeric import Counts, Values
+from virnucpro.ground.numeric import Counts, Values
 from virnucpro.scorer.features import (
     FIGURES,
     N_FEATURES,

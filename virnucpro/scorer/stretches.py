@@ -13,7 +13,7 @@ from functools import cache, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.numeric import Counts, Mask
+from virnucpro.ground.numeric import Counts, Mask
 from virnucpro.scorer.pieces import Digits, Pieces
 from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
 

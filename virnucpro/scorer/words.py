@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.numeric import Counts, Mask, Values
+from virnucpro.ground.numeric import Counts, Mask, Values
 from virnucpro.scorer.pieces import Digits
 from virnucpro.scorer.stretches import code_of
 from virnucpro.sequences.genetic_code import STANDARD, STOP

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.records import Orf
+from virnucpro.ground.records import Orf
 from virnucpro.sequences.translate import reverse_complement
 
 N_CODONS, N_TETRANUCLEOTIDES, N_BORDERS = 64, 256, 16

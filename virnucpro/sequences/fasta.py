@@ -16,11 +16,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
-from virnucpro.config import InputType
-from virnucpro.errors import InputError, InputMissingError
-from virnucpro.files import OnBlock, ZstdError, open_binary
-from virnucpro.log import printable
-from virnucpro.records import FastaRecord
+from virnucpro.ground.config import InputType
+from virnucpro.ground.errors import InputError, InputMissingError
+from virnucpro.ground.files import OnBlock, ZstdError, open_binary
+from virnucpro.ground.log import printable
+from virnucpro.ground.records import FastaRecord
 
 SUFFIXES = (".fa", ".fna", ".fasta", ".faa", ".ffn", ".fas", ".fsa")
 _SUFFIXES_OF_READS = (".fastq", ".fq", ".sra")

@@ -14,7 +14,7 @@ import numpy as np
 from Bio.Data.CodonTable import unambiguous_dna_by_id
 from numpy.typing import NDArray
 
-from virnucpro.errors import UsageError
+from virnucpro.ground.errors import UsageError
 
 STOP = "*"
 # code -> stops of the bacterial code that are codons in it; codes with fewer come first

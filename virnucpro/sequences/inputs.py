@@ -16,10 +16,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from virnucpro.errors import InputError, InputMissingError, ResumeError
-from virnucpro.files import sha256_of, temporary_beside, writing
-from virnucpro.log import LOGGER, announce, counted, printable
-from virnucpro.records import FastaRecord
+from virnucpro.ground.errors import InputError, InputMissingError, ResumeError
+from virnucpro.ground.files import sha256_of, temporary_beside, writing
+from virnucpro.ground.log import LOGGER, announce, counted, printable
+from virnucpro.ground.records import FastaRecord
+from virnucpro.ground.tree import Tree
 from virnucpro.sequences.fasta import (
     PACKED,
     READS_AS_FASTA,
@@ -30,7 +31,6 @@ from virnucpro.sequences.fasta import (
     read_fasta,
 )
 from virnucpro.sequences.sheet import is_sheet, read_sheet
-from virnucpro.tree import Tree
 
 STDIN = Path("-")
 RECORDS = ".records-"  # folders of records that Python gave, whose place tells the user nothing

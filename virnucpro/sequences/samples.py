@@ -20,8 +20,8 @@ from pathlib import PurePath
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.log import announce, printable
-from virnucpro.records import FastaRecord
+from virnucpro.ground.log import announce, printable
+from virnucpro.ground.records import FastaRecord
 from virnucpro.sequences.fasta import stem_of
 from virnucpro.sequences.inputs import InputFile, Source
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from virnucpro.config import Recipe
-from virnucpro.records import FastaRecord, Status
+from virnucpro.ground.config import Recipe
+from virnucpro.ground.records import FastaRecord, Status
 from virnucpro.sequences.fasta import find_invalid
 
 MAX_RESIDUES = 50_000  # longer than any protein known; attention grows with the square

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from virnucpro.errors import InputError, InputMissingError
-from virnucpro.log import printable
+from virnucpro.ground.errors import InputError, InputMissingError
+from virnucpro.ground.log import printable
 from virnucpro.sequences.fasta import cannot_open
 
 COLUMNS = ("sample", "path")

@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.config import InputType
-from virnucpro.errors import InputError, InputMissingError
-from virnucpro.log import LOGGER, announce, counted, printable
-from virnucpro.records import FastaRecord
+from virnucpro.ground.config import InputType
+from virnucpro.ground.errors import InputError, InputMissingError
+from virnucpro.ground.log import LOGGER, announce, counted, printable
+from virnucpro.ground.records import FastaRecord
 from virnucpro.sequences.fasta import guess_input_type
 from virnucpro.sequences.inputs import InputFile, Sieve
 from virnucpro.sequences.samples import renamed

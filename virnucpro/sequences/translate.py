@@ -13,7 +13,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.records import Chunk, FastaRecord, Orf
+from virnucpro.ground.records import Chunk, FastaRecord, Orf
 from virnucpro.sequences.genetic_code import STANDARD, STOP, GeneticCode
 
 FRAMES = ("F1", "F2", "F3", "R1", "R2", "R3")

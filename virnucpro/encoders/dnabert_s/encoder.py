@@ -11,7 +11,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from virnucpro.config import EncoderSpec, Footprint, Pooling, Precision, Reads
 from virnucpro.encoders.base import FAMILIES, Pending
 from virnucpro.encoders.dnabert_s.model import DNABERT, DNABERTShape, TokenBatch, mean_pool
 from virnucpro.encoders.dnabert_s.tokenizer import Tokenizer
@@ -24,8 +23,9 @@ from virnucpro.encoders.dnabert_s.weights import (
 )
 from virnucpro.encoders.esm2.packing import plan_batches
 from virnucpro.encoders.transfer import HostCopy, send
-from virnucpro.events import OnEvent, Progress
-from virnucpro.files import sha256
+from virnucpro.ground.config import EncoderSpec, Footprint, Pooling, Precision, Reads
+from virnucpro.ground.events import OnEvent, Progress
+from virnucpro.ground.files import sha256
 
 _FAMILY = FAMILIES["dnabert-s"]
 _BYTES_PER_TOKEN_AND_DIM = 128  # peak of all activations of a layer, with room to spare

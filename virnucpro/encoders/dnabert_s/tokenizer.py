@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.errors import UnavailableError
-from virnucpro.files import read_json
-from virnucpro.log import printable
+from virnucpro.ground.errors import UnavailableError
+from virnucpro.ground.files import read_json
+from virnucpro.ground.log import printable
 
 UNKNOWN, FIRST, LAST = 0, 1, 2  # ids of [UNK], [CLS], [SEP]
 _SPECIAL = ("[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]")

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from virnucpro.encoders.dnabert_s.model import DNABERT, LAYER_NORM_EPS, DNABERTShape
 from virnucpro.encoders.dnabert_s.tokenizer import Tokenizer, read_tokenizer
-from virnucpro.errors import UnavailableError
-from virnucpro.files import read_json
-from virnucpro.log import printable
-from virnucpro.tensors import check_plain, read_pt
+from virnucpro.ground.errors import UnavailableError
+from virnucpro.ground.files import read_json
+from virnucpro.ground.log import printable
+from virnucpro.ground.tensors import check_plain, read_pt
 
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # the first that is there is read

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from virnucpro.encoders.esm2.packing import StagedBatch
-from virnucpro.log import LOGGER
+from virnucpro.ground.log import LOGGER
 
 Kernel = Callable[[Tensor, StagedBatch], Tensor]
 

@@ -16,9 +16,9 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from virnucpro.encoders.esm2.alphabet import N_TOKENS
-from virnucpro.errors import UnavailableError
-from virnucpro.files import read_json, sha256
-from virnucpro.log import printable
+from virnucpro.ground.errors import UnavailableError
+from virnucpro.ground.files import read_json, sha256
+from virnucpro.ground.log import printable
 
 LAYER_NORM_EPS = 1e-5
 ROPE_THETA = 10000.0

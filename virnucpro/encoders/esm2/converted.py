@@ -20,15 +20,15 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from virnucpro.config import Precision
 from virnucpro.encoders.esm2.attention import choose_kernel
 from virnucpro.encoders.esm2.checkpoint import Checkpoint, ESM2Shape
 from virnucpro.encoders.esm2.model import DTYPES, ESM2
 from virnucpro.encoders.esm2.weights import load_esm2
-from virnucpro.errors import OutputError, StorageError, UnavailableError
-from virnucpro.events import OnEvent, Progress
-from virnucpro.files import atomic, parse_json, read_json, sha256, write_json
-from virnucpro.log import LOGGER, printable
+from virnucpro.ground.config import Precision
+from virnucpro.ground.errors import OutputError, StorageError, UnavailableError
+from virnucpro.ground.events import OnEvent, Progress
+from virnucpro.ground.files import atomic, parse_json, read_json, sha256, write_json
+from virnucpro.ground.log import LOGGER, printable
 
 _FORMAT = "1"
 _SUFFIX = ".virnucpro.safetensors"

@@ -11,13 +11,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from virnucpro.config import EncoderSpec
 from virnucpro.encoders.base import Pending, Rows
 from virnucpro.encoders.esm2.attention import describe
 from virnucpro.encoders.esm2.converted import is_converted, open_esm2
 from virnucpro.encoders.esm2.model import DTYPES, ESM2, bos_pool, mean_pool, residues_only
 from virnucpro.encoders.esm2.packing import EXTRA_TOKENS, PackedBatch, plan_batches
 from virnucpro.encoders.transfer import HostCopy
+from virnucpro.ground.config import EncoderSpec
 
 _POOL = {"mean": mean_pool, "bos": bos_pool, "none": residues_only}
 

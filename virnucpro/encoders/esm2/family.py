@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from virnucpro.config import EncoderSpec, Footprint, Pooling, Precision
 from virnucpro.encoders.esm2.checkpoint import Checkpoint, ESM2Shape, inspect_tensors, open_folder
-from virnucpro.errors import UnavailableError
-from virnucpro.events import OnEvent, Progress
-from virnucpro.log import printable
+from virnucpro.ground.config import EncoderSpec, Footprint, Pooling, Precision
+from virnucpro.ground.errors import UnavailableError
+from virnucpro.ground.events import OnEvent, Progress
+from virnucpro.ground.log import printable
 
 WORTH_CONVERTING = 256 << 20  # bytes; what is smaller loads in a second anyway
 _BYTES_PER_TOKEN_AND_DIM = 64  # peak of all activations of a layer, with room to spare

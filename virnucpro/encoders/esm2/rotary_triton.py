@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from virnucpro.log import printable
+from virnucpro.ground.log import printable
 
 try:
     import triton

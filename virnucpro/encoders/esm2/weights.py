@@ -29,10 +29,10 @@ from virnucpro.encoders.esm2.checkpoint import (
     open_folder,
 )
 from virnucpro.encoders.esm2.model import ESM2, rotary_frequencies
-from virnucpro.errors import UnavailableError
-from virnucpro.files import write_json, write_whole
-from virnucpro.log import printable
-from virnucpro.tensors import check_plain, read_pt
+from virnucpro.ground.errors import UnavailableError
+from virnucpro.ground.files import write_json, write_whole
+from virnucpro.ground.log import printable
+from virnucpro.ground.tensors import check_plain, read_pt
 
 _FAIRSEQ_PREFIX = re.compile(r"^(encoder\.sentence_encoder\.|encoder\.)")
 ROTARY = "layers.0.self_attn.rot_emb.inv_freq"  # in fair-esm; the same in every layer

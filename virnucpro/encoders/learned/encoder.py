@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from virnucpro.config import EncoderSpec
 from virnucpro.encoders.base import Pending
 from virnucpro.encoders.esm2.encoder import Fp16Batch
 from virnucpro.encoders.esm2.model import DTYPES, ESM2
@@ -28,9 +27,10 @@ from virnucpro.encoders.learned.readers import (
     one_hot,
 )
 from virnucpro.encoders.transfer import HostCopy
-from virnucpro.errors import UnavailableError
-from virnucpro.events import OnEvent
-from virnucpro.log import printable
+from virnucpro.ground.config import EncoderSpec
+from virnucpro.ground.errors import UnavailableError
+from virnucpro.ground.events import OnEvent
+from virnucpro.ground.log import printable
 
 Network = MeanReader | PaddedReader
 

@@ -19,15 +19,15 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from virnucpro.config import EncoderSpec, Footprint, Pooling, Precision, Reads
 from virnucpro.encoders.esm2.family import ESM2Model, inspect_esm2
 from virnucpro.encoders.models import find_checkpoint
-from virnucpro.errors import UnavailableError
-from virnucpro.events import OnEvent
-from virnucpro.files import parse_json, sha256, write_whole
-from virnucpro.log import printable
-from virnucpro.options import Architecture, Encoding
-from virnucpro.records import check_counts
+from virnucpro.encoders.options import Architecture, Encoding
+from virnucpro.ground.config import EncoderSpec, Footprint, Pooling, Precision, Reads
+from virnucpro.ground.errors import UnavailableError
+from virnucpro.ground.events import OnEvent
+from virnucpro.ground.files import parse_json, sha256, write_whole
+from virnucpro.ground.log import printable
+from virnucpro.ground.records import check_counts
 
 ENCODER_FILE = "encoder.safetensors"
 LEARNED, COMPOSITION = "learned", "composition"  # families

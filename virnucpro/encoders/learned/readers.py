@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from virnucpro.encoders.esm2.alphabet import N_TOKENS, RESIDUES, tokenize
 from virnucpro.encoders.esm2.model import mean_pool
 from virnucpro.encoders.esm2.packing import EXTRA_TOKENS, PackedBatch
+from virnucpro.encoders.options import Architecture
 from virnucpro.encoders.transfer import send
-from virnucpro.options import Architecture
 
 AMINO_ACIDS = RESIDUES[:20]
 

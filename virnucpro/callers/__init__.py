@@ -1,0 +1,1 @@
+"""Who calls a record: scorer, head, both; and its regions."""

@@ -1,0 +1,351 @@
+"""Who calls the records of a run: the scorer, a head, both, or nobody.
+
+A run has one caller, which is chosen here. Whoever needs a call asks it, and never what it is made
+of. Whether a run embeds is another question: the scorer calls with vectors or without, and its
+calls are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Protocol
+
+from virnucpro import __version__
+from virnucpro.callers.calls import call_record, failure_note
+from virnucpro.callers.head import Head, HeadFacts
+from virnucpro.callers.join import Join
+from virnucpro.callers.options import FALSE_POSITIVES, Calls, CutOptions
+from virnucpro.callers.pieces import call_by_scorer, join_calls
+from virnucpro.ground.config import InputType, Recipe
+from virnucpro.ground.errors import UnavailableError, UsageError
+from virnucpro.ground.records import Call, FastaRecord, Prediction, RecordResult
+from virnucpro.scorer.nets import Digests, ErrorRates, Scorer, embedded_scorer, load_scorer
+from virnucpro.sequences.genetic_code import genetic_code
+from virnucpro.sequences.screen import screen
+
+Trained = tuple[Digests, Digests]  # of records, and of their groups
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The rule by which a record is called viral, in words and in numbers."""
+
+    words: str = ""
+    scores: tuple[tuple[int, float], ...] = ()  # a length, and the lowest score of a virus there
+
+
+class Caller(Protocol):
+    """Calls records: by their sequence, by vectors of their frames, or by both.
+
+    It may cross to another process.
+    """
+
+    @property
+    def announcements(self) -> tuple[str, ...]:
+        """Who calls, in lines for the user."""
+
+    @property
+    def cut(self) -> Cut: ...
+
+    @property
+    def hashes(self) -> Mapping[str, str]:
+        """What of it belongs to the recipe of a run."""
+
+    @property
+    def facts(self) -> Mapping[str, Mapping[str, object]]:
+        """What a report says of the scorer and of the head, if they call."""
+
+    @property
+    def trained_on(self) -> Mapping[str, Trained]:
+        """What each that calls was trained on."""
+
+    @property
+    def frame_head(self) -> Head | None:
+        """What scores frames by their vectors; None: nobody reads these."""
+
+    def shortest(self, input_type: InputType) -> int:
+        """The length of the shortest record that it calls."""
+
+    def of_type(self, input_type: InputType) -> Caller:
+        """Who calls records of this type.
+
+        Raises:
+            UsageError: an option of the cut is not for them.
+        """
+
+    def call(
+        self, records: Sequence[FastaRecord], frames: Sequence[list[Prediction]], recipe: Recipe
+    ) -> Iterator[RecordResult]:
+        """Call each record, in order. Beside it are its embedded frames, scored or not."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoCall:
+    """Nobody calls: records are only embedded."""
+
+    announcements: tuple[str, ...] = ()
+    cut: Cut = Cut()
+    frame_head: Head | None = None
+
+    @property
+    def hashes(self) -> Mapping[str, str]:
+        return {}
+
+    @property
+    def facts(self) -> Mapping[str, Mapping[str, object]]:
+        return {}
+
+    @property
+    def trained_on(self) -> Mapping[str, Trained]:
+        return {}
+
+    def shortest(self, input_type: InputType) -> int:
+        return 0
+
+    def of_type(self, input_type: InputType) -> Caller:
+        return self
+
+    def call(
+        self, records: Sequence[FastaRecord], frames: Sequence[list[Prediction]], recipe: Recipe
+    ) -> Iterator[RecordResult]:
+        return map(partial(_call_by_frames, recipe, None), records, frames)
+
+
+@dataclass(frozen=True, slots=True)
+class ByScorer:
+    """The scorer calls, by the sequence alone; frames that are embedded change no call."""
+
+    scorer: Scorer
+    options: CutOptions
+    frame_head: Head | None = None
+
+    @property
+    def announcements(self) -> tuple[str, ...]:
+        return (f"called by the scorer of VirNucPro {__version__}",)
+
+    @property
+    def cut(self) -> Cut:
+        return _cut_of(self.options, self.scorer.error_rates)
+
+    @property
+    def hashes(self) -> Mapping[str, str]:
+        return {"scorer_sha256": self.scorer.sha256}
+
+    @property
+    def facts(self) -> Mapping[str, Mapping[str, object]]:
+        return _facts_of_scorer(self.scorer)
+
+    @property
+    def trained_on(self) -> Mapping[str, Trained]:
+        return _training_of_scorer(self.scorer)
+
+    def shortest(self, input_type: InputType) -> int:
+        return self.scorer.shortest
+
+    def of_type(self, input_type: InputType) -> Caller:
+        return self
+
+    def call(
+        self, records: Sequence[FastaRecord], frames: Sequence[list[Prediction]], recipe: Recipe
+    ) -> Iterator[RecordResult]:
+        results = call_by_scorer(records, recipe, self.scorer, self.options)
+        for result, of_record in zip(results, frames, strict=True):
+            note = result.call.note or failure_note(of_record)
+            yield result._replace(frames=of_record, call=replace(result.call, note=note))
+
+
+@dataclass(frozen=True, slots=True)
+class ByHead:
+    """A head calls, by the vectors of frames and, if it reads them, their bases.
+
+    Raises:
+        UsageError: the cut is by error rates, which a head alone does not have.
+    """
+
+    head: Head
+    options: CutOptions
+
+    def __post_init__(self) -> None:
+        if self.options.preset != "default":
+            raise UsageError(
+                f"--preset {self.options.preset} needs error rates, and a head alone has none",
+                hint="give --threshold, or let the scorer call: leave out --head and --calls",
+            )
+        if self.options.prevalence != CutOptions.prevalence:
+            raise UsageError(
+                "--prevalence is for the column fdr; a head alone has no error rates",
+                hint="leave it out",
+            )
+
+    @property
+    def announcements(self) -> tuple[str, ...]:
+        return ("called by the head alone",)
+
+    @property
+    def cut(self) -> Cut:
+        return _cut_at(self._facts.threshold)
+
+    @property
+    def frame_head(self) -> Head:
+        return self.head
+
+    @property
+    def hashes(self) -> Mapping[str, str]:
+        return {"head_sha256": self.head.sha256}
+
+    @property
+    def facts(self) -> Mapping[str, Mapping[str, object]]:
+        return _facts_of_head(self.head)
+
+    @property
+    def trained_on(self) -> Mapping[str, Trained]:
+        return _training_of_head(self.head)
+
+    @property
+    def _facts(self) -> HeadFacts:
+        """The facts of the head, with the user's threshold."""
+        threshold = self.options.threshold
+        facts = self.head.facts
+        return facts if threshold is None else replace(facts, threshold=threshold)
+
+    def shortest(self, input_type: InputType) -> int:
+        return 0
+
+    def of_type(self, input_type: InputType) -> Caller:
+        return self
+
+    def call(
+        self, records: Sequence[FastaRecord], frames: Sequence[list[Prediction]], recipe: Recipe
+    ) -> Iterator[RecordResult]:
+        return map(partial(_call_by_frames, recipe, self._facts), records, frames)
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A head and the scorer call nucleotides together; proteins are called by the head alone.
+
+    Raises:
+        UnavailableError: the head was joined with another scorer than that of this version.
+    """
+
+    head: Head
+    scorer: Scorer
+    options: CutOptions
+
+    def __post_init__(self) -> None:
+        if self.scorer.sha256 != self._join.scorer_sha256:
+            raise UnavailableError(
+                f"the head is joined with another scorer ({self._join.scorer_sha256[:12]}) than "
+                f"that of VirNucPro {__version__} ({self.scorer.sha256[:12]})",
+                hint="train the head again with `virnucpro train`, use the version that made it, "
+                "or let it call alone: --calls head",
+            )
+
+    @property
+    def _join(self) -> Join:
+        assert self.head.facts.join is not None, "a head that is not joined calls by itself"
+        return self.head.facts.join
+
+    @property
+    def announcements(self) -> tuple[str, ...]:
+        knots = self._join.knots
+        weights = ", ".join(f"{knot.head:.2f} at {knot.n_bases:,}" for knot in knots)
+        lines = [f"called by the scorer and the head; weight of the head by bases: {weights}"]
+        if not any(knot.head for knot in knots):
+            lines.append("the head adds nothing at any length: the scores are those of the scorer")
+        return tuple(lines)
+
+    @property
+    def cut(self) -> Cut:
+        return _cut_of(self.options, self._join.error_rates)
+
+    @property
+    def frame_head(self) -> Head:
+        return self.head
+
+    @property
+    def hashes(self) -> Mapping[str, str]:
+        return {"head_sha256": self.head.sha256}  # which names the scorer
+
+    @property
+    def facts(self) -> Mapping[str, Mapping[str, object]]:
+        return {**_facts_of_head(self.head), **_facts_of_scorer(self.scorer)}
+
+    @property
+    def trained_on(self) -> Mapping[str, Trained]:
+        return {**_training_of_head(self.head), **_training_of_scorer(self.scorer)}
+
+    def shortest(self, input_type: InputType) -> int:
+        return 0
+
+    def of_type(self, input_type: InputType) -> Caller:
+        return self if input_type == "nucleotide" else ByHead(self.head, self.options)
+
+    def call(
+        self, records: Sequence[FastaRecord], frames: Sequence[list[Prediction]], recipe: Recipe
+    ) -> Iterator[RecordResult]:
+        facts, code = self.head.facts, genetic_code(recipe.genetic_code)
+        alone = map(partial(_call_by_frames, recipe, facts), records, frames)
+        return join_calls(list(alone), facts, self.scorer, self.options, code)
+
+
+def caller_of(options: CutOptions, calls: Calls, head: Head | None) -> Caller:
+    """The caller of a prediction: the head if there is one, joined where it may be, or the scorer.
+
+    Raises:
+        UnavailableError: the head was joined with another scorer.
+        UsageError: the cut is not for a head.
+    """
+    if head is not None and (head.facts.join is None or calls == "head"):
+        return ByHead(head, options)
+    scorer = load_scorer(embedded_scorer())
+    return ByScorer(scorer, options) if head is None else Joined(head, scorer, options)
+
+
+def _facts_of_head(head: Head) -> dict[str, Mapping[str, object]]:
+    return {"head": {"sha256": head.sha256, **asdict(head.facts)}}
+
+
+def _facts_of_scorer(scorer: Scorer) -> dict[str, Mapping[str, object]]:
+    return {"scorer": {"sha256": scorer.sha256, "training": scorer.training}}
+
+
+def _training_of_head(head: Head) -> dict[str, Trained]:
+    return {
+        "the head": (head.trained_records, head.trained_groups),
+        "its encoder": (head.encoder_records, head.encoder_groups),
+    }
+
+
+def _training_of_scorer(scorer: Scorer) -> dict[str, Trained]:
+    return {"the scorer": (scorer.trained_records, scorer.trained_groups)}
+
+
+def _cut_of(options: CutOptions, error_rates: Sequence[ErrorRates]) -> Cut:
+    """The cut of a preset, by error rates, unless the user named a threshold."""
+    if options.threshold is not None:
+        return _cut_at(options.threshold)
+    share = FALSE_POSITIVES[options.preset]
+    return Cut(
+        f"preset {options.preset}, at most {share:.1%} false positives among unknown hosts",
+        tuple((rates.n_bases, rates.cut_score(share)) for rates in error_rates),
+    )
+
+
+def _cut_at(threshold: float) -> Cut:
+    return Cut(f"scores of {threshold} and more", ((1, threshold),))
+
+
+def _call_by_frames(
+    recipe: Recipe, facts: HeadFacts | None, record: FastaRecord, predictions: list[Prediction]
+) -> RecordResult:
+    """Call a record by the scores of its frames; without facts it was only to be embedded."""
+    length = len(record.sequence)
+    status, note = screen(record, recipe)
+    if status is not None:
+        call = Call(record.name, length, status, record.sample, note=note)
+    else:
+        call = call_record(record, recipe.count_chunks(length), predictions, facts)
+    return RecordResult(record, predictions, call, frames=predictions)

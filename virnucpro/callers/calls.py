@@ -1,0 +1,147 @@
+"""Rules that turn the scores of frames into calls of chunks and records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
+from math import fsum, log, tanh
+from statistics import fmean
+from typing import NamedTuple
+
+from virnucpro.callers.head import DECIMALS, HeadFacts
+from virnucpro.ground.records import Call, FastaRecord, Prediction, Status
+from virnucpro.scorer.score import RecordScore
+
+FRAMES_FAILED = "frames failed"  # in the note of a record that can be run again
+SURE = 10.0**-DECIMALS  # scores are clipped to [SURE, 1 - SURE] before log-odds are taken
+
+
+def scored_frames(predictions: Iterable[Prediction]) -> Iterator[tuple[Prediction, float]]:
+    for prediction in predictions:
+        if prediction.virus_score is not None:
+            yield prediction, prediction.virus_score
+
+
+def chunk_scores(predictions: Sequence[Prediction]) -> list[tuple[str, list[float]]]:
+    """The id of each scored chunk, and the scores of its frames.
+
+    Frames of one chunk are neighbours, as ``translate_six_frames`` makes them.
+    """
+    frames = scored_frames(predictions)
+    return [
+        (chunk_id, [score for _, score in group])
+        for chunk_id, group in groupby(frames, key=lambda frame: frame[0].orf.chunk_id)
+    ]
+
+
+def score_record(chunks: Iterable[Sequence[float]], facts: HeadFacts) -> float:
+    """The score of a record, 6 decimals, from those of each chunk's frames; one chunk at least.
+
+    In log-odds the record has the sum of its n chunks' over ``n ** exponent``.
+    """
+    odds = chunk_log_odds(chunks, facts)
+    return probability(fsum(odds) / len(odds) ** facts.exponent)
+
+
+def chunk_log_odds(chunks: Iterable[Sequence[float]], facts: HeadFacts) -> list[float]:
+    """The log-odds of each chunk from the scores of its frames: the largest, or their mean."""
+    pick = max if facts.frame_rule == "max" else fmean
+    return [pick([log_odds(score) for score in scores]) for scores in chunks]
+
+
+def probability(log_odds: float) -> float:
+    """The score for these log-odds, with 6 decimals."""
+    return round(0.5 * (1 + tanh(log_odds / 2)), DECIMALS)
+
+
+def log_odds(score: float) -> float:
+    """The log-odds of being viral, within what 6 decimals can tell."""
+    score = min(max(score, SURE), 1 - SURE)
+    return log(score / (1 - score))
+
+
+def call_record(
+    record: FastaRecord,
+    n_chunks: int,
+    predictions: Sequence[Prediction],
+    facts: HeadFacts | None,
+) -> Call:
+    """Call one record that could be screened; without facts it was only to be embedded.
+
+    The frames that failed are left out of its score, and are named in its note; without any other
+    the record itself has failed.
+    """
+    chunks = chunk_scores(predictions)
+    n_failed = sum(bool(prediction.failure) for prediction in predictions)
+    status: Status = "scored" if chunks else "embedded" if predictions else "no_orf"
+    score, is_virus = None, False
+    if n_failed and n_failed == len(predictions):
+        status = "failed"
+    elif chunks and facts is not None:
+        score = score_record([scores for _, scores in chunks], facts)
+        is_virus = score >= facts.threshold
+    return Call(
+        record.name,
+        len(record.sequence),
+        status,
+        record.sample,
+        virus_score=score,
+        is_virus=is_virus,
+        n_chunks=n_chunks,
+        n_chunks_scored=len(chunks),
+        n_frames_scored=len(predictions) - n_failed,
+        note=failure_note(predictions),
+    )
+
+
+def failure_note(frames: Sequence[Prediction]) -> str:
+    """The note on frames without a vector, if there are any; the first reason stands for all."""
+    failures = [frame.failure for frame in frames if frame.failure]
+    if not failures:
+        return ""
+    return f"{len(failures)} of {len(frames)} {FRAMES_FAILED}: {failures[0]}"
+
+
+class Decision(NamedTuple):
+    """The call at a score, and the false discovery rate there."""
+
+    is_virus: bool
+    false_discovery_rate: float  # expected among records with this score and above
+
+
+def call_by_score(record: FastaRecord, score: RecordScore, decision: Decision) -> Call:
+    """Call one record that could be screened by the score of its sequence."""
+    pieces, value = score.pieces, score.log_odds
+    virus_score = None if value is None else probability(value)
+    return Call(
+        record.name,
+        len(record.sequence),
+        "no_orf" if value is None else "scored",
+        record.sample,
+        virus_score=virus_score,
+        base_score=virus_score,
+        is_virus=decision.is_virus,
+        false_discovery_rate=None if value is None else decision.false_discovery_rate,
+        n_chunks=len(pieces.start),
+        n_chunks_scored=pieces.n_known,
+        note="no known base" if value is None else "",
+    )
+
+
+def join_call(alone: Call, base: float | None, joined: float | None, decision: Decision) -> Call:
+    """The call of a record by scorer and head, from that of the head alone.
+
+    ``base`` is the scorer's log-odds, None where it reads nothing, and ``joined`` those of both,
+    None where the head has none; the decision is of the joined ones, or else of the base.
+    """
+    if base is None:
+        return alone
+    return replace(
+        alone,
+        status="scored",
+        virus_score=probability(base if joined is None else joined),
+        base_score=probability(base),
+        is_virus=decision.is_virus,
+        false_discovery_rate=decision.false_discovery_rate,
+    )

@@ -1,0 +1,203 @@
+"""The signal of each piece of a record: its log-odds without what its GC explains, and its genes.
+
+Genes of phages are shorter and lie closer than those of their hosts, as PhiSpy has it (Akhter
+et al. 2012, Nucleic Acids Res. 40:e126); here stop-free stretches stand for genes.
+
+What is usual in a host is measured on the record itself, by medians, and drawn to what is usual
+among hosts where a record is short. The level of hosts depends on their GC, and differs between
+hosts of the same GC: ``Levels``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from virnucpro.ground.numeric import Counts, Mask, Values
+from virnucpro.scorer.nets import Scorer
+from virnucpro.scorer.score import score_windows
+from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
+
+# of the 36 plain figures of a piece: its longest stretch, that beyond chance, gene-like ones per kb
+_SHAPE = (3, 24, 7)
+_SIGNS = np.array([-1.0, -1.0, 1.0])  # of viral genes beside those of hosts
+_PRIOR_ITEMS = 100  # pieces of a record that weigh as much as all other hosts
+_PARTS = 20  # of a record, by GC, for the slope of log-odds over GC
+_MOST_SHAPE = 1.0  # standard deviations; beyond, a sequence is like no genes rather than a virus's
+_KNOTS = np.linspace(0.2, 0.8, 25)  # shares of GC
+_NEAR = 0.03  # of GC: hosts so far apart still tell much of each other's level
+_FAR = 1e-4  # weight of every other host
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Items:
+    """Pieces along a record, and what is known of each. Columns in step."""
+
+    start: Counts  # (n,)
+    log_odds: Values  # (n,), NaN for one of unknown bases alone
+    gc: Values  # (n,)
+    shape: Values  # (n, 3)
+
+    @classmethod
+    def of(
+        cls, sequence: str, scorer: Scorer, size: int, step: int, code: GeneticCode = STANDARD
+    ) -> Items:
+        pieces, figures = score_windows(sequence, scorer, size, step, code, (0, *_SHAPE))
+        shape = figures[:, range(1, 1 + len(_SHAPE))].astype(np.float64)
+        return cls(pieces.start, pieces.log_odds, figures[:, 0].astype(np.float64), shape)
+
+    @classmethod
+    def joined(cls, each: Sequence[Items]) -> Items:
+        """The pieces of several records, one record behind the other."""
+        if not each:
+            return cls(np.zeros(0, np.int64), np.zeros(0), np.zeros(0), np.zeros((0, len(_SHAPE))))
+        columns = ([one.start, one.log_odds, one.gc, one.shape] for one in each)
+        return cls(*map(np.concatenate, zip(*columns, strict=True)))
+
+    @property
+    def is_known(self) -> Mask:
+        return ~np.isnan(self.log_odds)
+
+    def take(self, chosen: NDArray[np.int64] | Mask) -> Items:
+        """The chosen ones, in this order."""
+        return Items(self.start[chosen], self.log_odds[chosen], self.gc[chosen], self.shape[chosen])
+
+
+@dataclass(frozen=True, slots=True)
+class Hosts:
+    """Medians and slopes that are usual in hosts, the mean over them."""
+
+    gc: float
+    slope: float  # of log-odds over GC, from part to part of a host
+    shape: tuple[float, ...]
+    deviation: tuple[float, ...]  # of each figure of the shape, between pieces of a host
+
+    def __post_init__(self) -> None:
+        if {len(self.shape), len(self.deviation)} != {len(_SHAPE)}:
+            raise ValueError(
+                f"{len(self.shape)} figures of genes, {len(self.deviation)} deviations"
+            )
+        if not np.isfinite((self.gc, self.slope, *self.shape)).all():
+            raise ValueError("a figure of hosts that is not finite")
+        if not all(0 < value < np.inf for value in self.deviation):
+            raise ValueError(f"figures of genes that deviate by {self.deviation}")
+
+    @classmethod
+    def mean(cls, each: Sequence[Hosts]) -> Hosts:
+        def mean(values: Sequence[float]) -> float:
+            return round(float(np.mean(values)), 4)
+
+        return cls(
+            mean([one.gc for one in each]),
+            mean([one.slope for one in each]),
+            tuple(map(mean, zip(*(one.shape for one in each), strict=True))),
+            tuple(map(mean, zip(*(one.deviation for one in each), strict=True))),
+        )
+
+    @classmethod
+    def of(cls, items: Items) -> Hosts:
+        """The medians of one record, which is mostly host."""
+        known = items.take(items.is_known)
+        return cls(
+            float(np.median(known.gc)),
+            _slope(known.gc, known.log_odds),
+            tuple(np.median(known.shape, axis=0).tolist()),
+            tuple((known.shape.std(axis=0) + 1e-6).tolist()),
+        )
+
+    def at(self, items: Items, *, is_virus: bool) -> Hosts:
+        """The medians of this record's host; if it is a virus itself, those of hosts."""
+        n = int(np.count_nonzero(items.is_known))
+        if not n:
+            return self
+        own = Hosts.of(items)
+        share = 0.0 if is_virus else n / (n + _PRIOR_ITEMS)
+        has_slope = n >= _PRIOR_ITEMS
+
+        def drawn(value: float, prior: float) -> float:
+            return share * value + (1 - share) * prior
+
+        return Hosts(
+            own.gc,
+            drawn(own.slope, self.slope) if has_slope else self.slope,
+            tuple(map(drawn, own.shape, self.shape)),
+            self.deviation,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Levels:
+    """The level of the signal in hosts: what is usual at each GC, and how far hosts depart."""
+
+    usual: tuple[float, ...]  # at each GC of 0.2 to 0.8, in steps of 0.025
+    spread: float  # standard deviation of hosts of the same GC
+
+    def __post_init__(self) -> None:
+        if len(self.usual) != len(_KNOTS):
+            raise ValueError(f"{len(self.usual)} levels of hosts where {len(_KNOTS)} belong")
+        if not 0 < self.spread < np.inf:
+            raise ValueError(f"levels of hosts of the same GC spread by {self.spread}")
+
+    @classmethod
+    def of(cls, gc: Values, level: Values) -> Levels:
+        """Weighted means over hosts, near ones in GC counting most; two hosts or more. (n,), (n,)
+
+        The spread is that of each host about the mean over the others.
+        """
+        apart = np.array(
+            [
+                level[i] - _means(np.delete(gc, i), np.delete(level, i), gc[i : i + 1])[0]
+                for i in range(len(gc))
+            ]
+        )
+        usual = np.round(_means(gc, level, _KNOTS), 4)
+        return cls(tuple(usual.tolist()), round(float((apart**2).mean() ** 0.5), 4))
+
+    def at(self, gc: float) -> float:
+        return float(np.interp(gc, _KNOTS, self.usual))
+
+
+def _means(gc: Values, level: Values, places: Values) -> Values:
+    """Means of the levels of hosts, weighted by how near their GC is. (n,), (n,), (k,) -> (k,)"""
+    weights = np.exp(-0.5 * ((places[:, None] - gc) / _NEAR) ** 2) + _FAR
+    return np.asarray((weights * level).sum(axis=1) / weights.sum(axis=1))
+
+
+def _slope(gc: Values, log_odds: Values) -> float:
+    """The slope of the line through medians of parts of rising GC; 0 for equal ones."""
+    order = np.argsort(gc, kind="stable")
+    parts = [part for part in np.array_split(order, _PARTS) if len(part)]
+    x = np.array([np.median(gc[part]) for part in parts])
+    y = np.array([np.median(log_odds[part]) for part in parts])
+    x -= x.mean()
+    spread = float((x**2).sum())
+    return float((x * (y - y.mean())).sum()) / spread if spread > 0 else 0.0
+
+
+def signal(
+    items: Items, host: Hosts, gc_weight: float, shape_weight: float, n_items: int
+) -> Values:
+    """Log-odds at the median GC of the host, and how much the genes around differ from its. (n,)
+
+    ``gc_weight`` is the share of the slope over GC that is taken out; the shape is the mean over
+    ``n_items`` pieces around, in standard deviations of a host's pieces, times ``shape_weight``.
+    """
+    level = items.log_odds - gc_weight * host.slope * (items.gc - host.gc)
+    shape = ((items.shape - host.shape) / host.deviation) @ _SIGNS / len(_SIGNS)
+    around = _moving_mean(np.where(items.is_known, shape, np.nan), n_items)
+    return np.asarray(level + shape_weight * np.clip(around, -_MOST_SHAPE, _MOST_SHAPE))
+
+
+def _moving_mean(values: Values, n_items: int) -> Values:
+    """The mean of the known values among ``n_items`` around each; fewer at the ends. (n,)"""
+    is_known = ~np.isnan(values)
+    sums = np.concatenate([[0.0], np.cumsum(np.where(is_known, values, 0.0))])
+    counts = np.concatenate([[0], np.cumsum(is_known)])
+    middle = np.arange(len(values))
+    low = np.maximum(0, middle - n_items // 2)
+    high = np.minimum(len(values), middle + n_items // 2 + 1)
+    means: Values = (sums[high] - sums[low]) / np.maximum(1, counts[high] - counts[low])
+    return means

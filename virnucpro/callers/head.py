@@ -1,0 +1,289 @@
+"""The classifier head: small networks that call a frame "virus" or "others".
+
+A safetensors file: ``protein.layers.0.weight``, ``protein.layers.0.bias``,
+``protein.layers.1.weight`` … of the network that sees an embedding; the same under
+``nucleotide.`` of the one that sees the embedding and the composition of the frame's bases, if
+there is one; and the head's facts, in JSON, as its one entry of metadata. Between two layers stands
+a ReLU; the last gives two logits. Digests of what it was trained on may lie beside them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from math import isfinite
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from virnucpro.callers.join import Join
+from virnucpro.encoders.base import Model
+from virnucpro.ground.config import Pooling
+from virnucpro.ground.errors import UnavailableError
+from virnucpro.ground.files import parse_json, sha256, write_whole
+from virnucpro.ground.log import printable
+from virnucpro.ground.records import check_counts
+from virnucpro.sequences.composition import N_FEATURES, frame_composition
+
+CLASSES = "others,virus"
+DECIMALS = 6
+_FACTS = "virnucpro_head"  # entry of the metadata
+_DAMAGE = (LookupError, ValueError, TypeError, AttributeError)
+_NETWORKS = ("protein", "nucleotide")
+_DIGESTS = ("trained_records", "trained_groups", "encoder_records", "encoder_groups")
+
+FrameRule = Literal["max", "mean"]
+Values = NDArray[Any]
+Layer = tuple[NDArray[np.float32], NDArray[np.float32]]  # weight (out, in), bias (out,)
+
+
+def _no_digests() -> NDArray[np.uint64]:
+    return np.empty(0, dtype=np.uint64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderFacts:
+    """An encoder whose vectors a head was made for."""
+
+    family: str
+    name: str  # in messages
+    encoder_id: str  # hash of the weights, the same in every file format
+    layer: int
+    pooling: Pooling
+    dim: int  # length of a vector
+
+    def __post_init__(self) -> None:
+        check_counts(self.layer, self.dim)
+        if not all(isinstance(text, str) for text in (self.family, self.name, self.encoder_id)):
+            raise TypeError("an encoder is named by text")
+        if self.pooling not in ("mean", "bos"):
+            raise ValueError(f"a head on {self.pooling!a} pooling")
+
+    @classmethod
+    def of(cls, model: Model) -> EncoderFacts:
+        """The means of a model's last layer."""
+        return cls(
+            family=model.family,
+            name=model.name,
+            encoder_id=model.encoder_id,
+            layer=model.n_layers,
+            pooling="mean",
+            dim=model.dim,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadFacts:
+    """The facts of a head: its encoders, its rules and its training. Stored with it."""
+
+    encoders: tuple[EncoderFacts, ...]  # the vector of a frame has those of each, in this order
+    chunk_size: int  # bases; the default of --chunk-size
+    threshold: float  # a record is called virus from this score on
+    frame_rule: FrameRule  # a chunk has the largest log-odds of its frames, or their mean
+    exponent: float  # a record has the sum of its n chunks' log-odds over n ** exponent
+    training: str  # how it was trained, in a sentence
+    classes: str = CLASSES
+    join: Join | None = None  # with the scorer; None: nucleotides are called by the head alone
+
+    def __post_init__(self) -> None:
+        check_counts(self.chunk_size)
+        if not self.encoders:
+            raise ValueError("a head for no encoder")
+        if self.classes != CLASSES:
+            raise ValueError(f"the classes {self.classes!a}")
+        if self.frame_rule not in ("max", "mean"):
+            raise ValueError(f"a head with the {self.frame_rule!a} of a chunk's frames")
+        if type(self.threshold) not in (int, float) or not 0 <= self.threshold <= 1:
+            raise ValueError(f"a threshold of {self.threshold!a}")
+        if type(self.exponent) not in (int, float) or not 0 <= self.exponent <= 1:
+            raise ValueError(f"an exponent of {self.exponent!a}")
+        if not isinstance(self.training, str):
+            raise TypeError("how a head was trained is a sentence")
+
+    @property
+    def dim(self) -> int:
+        """Numbers in the vector of a frame."""
+        return sum(encoder.dim for encoder in self.encoders)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Network:
+    """Fully connected layers, and the temperature that calibrates them.
+
+    Logits are divided by it before the softmax (Guo et al. 2017, arXiv:1706.04599).
+    """
+
+    layers: tuple[Layer, ...]
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.layers:
+            raise ValueError("a network without a layer")
+        n_inputs = self.n_inputs
+        for weight, bias in self.layers:
+            is_layer = weight.ndim == 2 and weight.size and bias.shape == weight.shape[:1]
+            if not is_layer or weight.shape[1] != n_inputs:
+                raise ValueError(f"a layer of shape {weight.shape} behind {n_inputs} values")
+            n_inputs = len(weight)
+        if n_inputs != 2:
+            raise ValueError(f"{n_inputs} outputs for the classes {CLASSES!a}")
+        if not all(np.isfinite(values).all() for layer in self.layers for values in layer):
+            raise ValueError("a weight that is not finite")
+        if not all(values.dtype == np.float32 for layer in self.layers for values in layer):
+            raise ValueError("weights that are not float32")
+        if not (isfinite(self.temperature) and self.temperature > 0):
+            raise ValueError(f"a temperature of {self.temperature}")
+        if not isfinite(self._largest_logit):
+            raise ValueError("weights so large that scores would not be finite")
+
+    @property
+    def _largest_logit(self) -> float:
+        """A bound of the logits for inputs within float32, as ``classify`` computes them."""
+        largest = float(np.finfo(np.float32).max)
+        with np.errstate(over="ignore", invalid="ignore"):
+            for weight, bias in self.layers:
+                sums = np.abs(weight.astype(np.float64)).sum(axis=1) * largest + np.abs(bias)
+                largest = float(sums.max())
+            return float(np.float64(2 * largest) / self.temperature)
+
+    @property
+    def n_inputs(self) -> int:
+        return int(self.layers[0][0].shape[-1])
+
+    def classify(self, inputs: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The probability that each row is viral, 6 decimals. (n, n_inputs) -> (n,)
+
+        In float64: a score does not depend on the rows beside it.
+        """
+        x = inputs
+        for i, (weight, bias) in enumerate(self.layers):
+            x = (np.maximum(x, 0) if i else x) @ weight.T.astype(np.float64) + bias
+        logit = (x[:, 0] - x[:, 1]) / self.temperature
+        scores: NDArray[np.float64] = np.round(0.5 * (1 - np.tanh(logit / 2)), DECIMALS)
+        return scores
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Head:
+    """A classifier of frames: facts, and a network for proteins, for nucleotides, or for both.
+
+    The digests, sorted, are of the sequences and the groups of the records that it was trained and
+    tuned on, and of those that its encoder was.
+    """
+
+    facts: HeadFacts
+    protein: Network | None  # None where the vector is empty
+    nucleotide: Network | None = None
+    trained_records: NDArray[np.uint64] = field(default_factory=_no_digests)
+    trained_groups: NDArray[np.uint64] = field(default_factory=_no_digests)
+    encoder_records: NDArray[np.uint64] = field(default_factory=_no_digests)
+    encoder_groups: NDArray[np.uint64] = field(default_factory=_no_digests)
+    sha256: str = ""
+
+    def __post_init__(self) -> None:
+        dim = self.facts.dim
+        if self.protein is None and (dim or self.nucleotide is None):
+            raise ValueError("a head without a network")
+        if self.protein is not None and self.protein.n_inputs != dim:
+            raise ValueError(f"a layer of {self.protein.n_inputs} inputs behind {dim} values")
+        if self.nucleotide is not None and self.nucleotide.n_inputs != dim + N_FEATURES:
+            raise ValueError(
+                f"a layer of {self.nucleotide.n_inputs} inputs behind {dim} + {N_FEATURES} values"
+            )
+        for digests in (getattr(self, name) for name in _DIGESTS):
+            if digests.dtype != np.uint64 or digests.ndim != 1:
+                raise ValueError("digests that are not a row of uint64")
+            if (digests[1:] <= digests[:-1]).any():
+                raise ValueError("digests that are not sorted, or one of them twice")
+
+    def classify(self, vectors: NDArray[np.float32]) -> NDArray[np.float64]:
+        """The probability that each protein is viral, 6 decimals. (n, dim) -> (n,)"""
+        assert self.protein is not None, "an encoder of empty vectors reads no proteins"
+        return self.protein.classify(vectors.astype(np.float64))
+
+    def classify_frames(
+        self, vectors: NDArray[np.float32], frames: Sequence[str]
+    ) -> NDArray[np.float64]:
+        """The probability that each frame is viral, 6 decimals, from vectors and coding strands.
+
+        (n, dim), n strings as of ``composition.frame_bases`` -> (n,)
+        """
+        if self.nucleotide is None:
+            return self.classify(vectors)
+        inputs = np.hstack([vectors.astype(np.float64), frame_composition(frames)])
+        return self.nucleotide.classify(inputs)
+
+
+def load_head(path: Path) -> Head:
+    """
+    Raises:
+        UnavailableError: the file is missing, damaged, of an older version, or not a head.
+    """
+    try:
+        with safe_open(path, framework="np") as handle:
+            metadata = handle.metadata() or {}
+            tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
+        if _FACTS not in metadata and "encoder_id" in metadata:
+            raise _of_an_older_version(path)
+        facts = parse_json(metadata[_FACTS])
+        temperatures = facts.pop("temperatures")
+        encoders = tuple(EncoderFacts(**encoder) for encoder in facts.pop("encoders"))
+        join = facts.pop("join", None)  # a head without one calls alone
+        networks = {
+            name: _network(name, tensors, temperatures)
+            for name in _NETWORKS
+            if any(tensor.startswith(f"{name}.") for tensor in tensors)
+        }
+        return Head(
+            facts=HeadFacts(encoders=encoders, join=join and Join.of(join), **facts),
+            protein=networks.get("protein"),
+            nucleotide=networks.get("nucleotide"),
+            **{name: tensors[name] for name in _DIGESTS if name in tensors},
+            sha256=sha256(path),
+        )
+    except (OSError, SafetensorError, *_DAMAGE) as error:
+        raise UnavailableError(
+            f"{printable(path)} is not a VirNucPro head file: {printable(error)}",
+            hint="a head is a safetensors file that `virnucpro train` writes",
+        ) from error
+
+
+def _of_an_older_version(path: Path) -> UnavailableError:
+    return UnavailableError(
+        f"{printable(path)} is a head of an older version of VirNucPro, which this one cannot read",
+        hint="train it again with `virnucpro train`, or use the version that made it",
+    )
+
+
+def _network(
+    name: str, tensors: Mapping[str, Values], temperatures: Mapping[str, float]
+) -> Network:
+    n_tensors = sum(tensor.startswith(f"{name}.") for tensor in tensors)
+    layers = tuple(
+        (tensors[f"{name}.layers.{i}.weight"], tensors[f"{name}.layers.{i}.bias"])
+        for i in range(-(-n_tensors // 2))
+    )
+    return Network(layers, float(temperatures[name]))
+
+
+def save_head(path: Path, head: Head) -> None:
+    """Write a head, but for the hash of its file: the same bytes every time."""
+    both = {name: getattr(head, name) for name in _NETWORKS}
+    networks: dict[str, Network] = {name: network for name, network in both.items() if network}
+    temperatures = {name: network.temperature for name, network in networks.items()}
+    facts = {**asdict(head.facts), "temperatures": temperatures}
+    tensors: dict[str, Values] = {
+        f"{name}.layers.{i}.{kind}": values
+        for name, network in networks.items()
+        for i, layer in enumerate(network.layers)
+        for kind, values in zip(("weight", "bias"), layer, strict=True)
+    }
+    tensors |= {name: getattr(head, name) for name in _DIGESTS}
+    content = {name: np.ascontiguousarray(values) for name, values in tensors.items()}
+    metadata = {_FACTS: json.dumps(facts, sort_keys=True)}  # one entry: they come in any order
+    write_whole(path, save(content, metadata=metadata))

@@ -1,0 +1,182 @@
+"""Landmarks of a sequence: peptides of host genes, edges of open stretches, direct repeats."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from virnucpro.ground.numeric import Counts
+from virnucpro.scorer.features import GENE_LIKE
+from virnucpro.scorer.pieces import UNKNOWN, Digits, Pieces, encode, opposite_strand
+from virnucpro.scorer.stretches import code_of, codon_codes, find_stretches
+from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
+from virnucpro.sequences.translate import reverse_complement
+
+# of RpoB, RpoC, S19, L2, S11 and S12, aligned over bacteria of several phyla
+HOST_PEPTIDES = re.compile(
+    rb"GDK[FLM]A[GSN]RHG[QN]KG|NADFDGDQM|GH[KM][LI][GA]EF[AS][PL]TR|NP[VI]DHPHGGGEG"
+    rb"|PHNGCRPPK[KR]R|KPNSA[LM]RK"
+)
+REACH = 1_000  # bases, from a place to an edge of an open stretch
+NEAR = 3_000  # bases; a repeat that lies twice as far from an end is twice as suspect
+SHORTEST_REPEAT, LONGEST_REPEAT = 12, 300  # bases
+MOST_BY_CHANCE = 0.01  # expected number of repeats as good as one that is taken
+_WORD = 6  # letters; codons and composition make some common
+_BASES_AT_ONCE = 999_999  # that are translated; whole codons
+_HAIRPIN = 2 / 3  # of the bases of a repeat that pair with each other: a terminator
+
+
+def host_peptides(sequence: str, code: GeneticCode = STANDARD) -> list[int]:
+    """Where, in bases, translations of the six frames hold a peptide that is a host's."""
+    if not sequence:
+        return []
+    length = len(sequence)
+    letters = bytearray(b"X" * 256)
+    for codon, letter in zip(code.codons, code.letters, strict=True):
+        letters[code_of(codon)] = ord(letter)
+    places = []
+    for strand in range(2):
+        frames = _translations(sequence, strand, bytes(letters))
+        for frame, translation in enumerate(frames):
+            for match in HOST_PEPTIDES.finditer(translation):
+                place = frame + 3 * match.start()
+                places.append(place if strand == 0 else length - place)
+    return sorted(places)
+
+
+def _translations(sequence: str, strand: int, letters: bytes) -> list[bytearray]:
+    """The three frames of a strand: a letter for each codon. Built in windows, to save memory."""
+    frames = [bytearray() for _ in range(3)]
+    for first in range(0, len(sequence), _BASES_AT_ONCE):
+        end = first + _BASES_AT_ONCE + 2  # the last codon begins within the window
+        low, high = (first, end) if strand == 0 else (len(sequence) - end, len(sequence) - first)
+        digits = encode(sequence[max(0, low) : high])
+        digits = digits if strand == 0 else opposite_strand(digits)
+        codes = codon_codes(digits[None])[0, : len(digits) - 2]
+        window = codes.tobytes().translate(letters)
+        for frame, translation in enumerate(frames):
+            translation += window[frame::3]
+    return frames
+
+
+def open_edges(sequence: str, place: int, code: GeneticCode) -> list[int]:
+    """Both edges of each gene-like open stretch near a place, but for those that are cut off."""
+    first = max(0, place - 2 * REACH)
+    part = sequence[first : place + 2 * REACH]
+    kept = find_stretches(Pieces.of(encode(part), np.array([0]), np.array([len(part)])), code).kept
+    long = kept.where(kept.n_codons >= GENE_LIKE)
+    left = np.where(long.strand == 0, long.start, len(part) - long.start - 3 * long.n_codons)
+    edges = np.concatenate([left, left + 3 * long.n_codons])
+    whole: list[int] = (first + edges[(edges > 2) & (edges < len(part) - 2)]).tolist()
+    return whole
+
+
+class Repeat(NamedTuple):
+    """The same bases at two places, as often on either side of an integrated element."""
+
+    n_by_chance: float  # expected number of repeats as good, as near to both ends
+    start: int  # of the left copy
+    end: int  # of the right copy
+    bases: str
+
+
+def direct_repeats(
+    sequence: str, ends: tuple[int, int], bounds: tuple[int, int], reach: int
+) -> list[Repeat]:
+    """The direct repeats around a region that are not to be expected by chance, best first.
+
+    The left copy begins at most ``reach`` bases from the start, the right one ends as near to the
+    end, within the bounds; neither is beyond the other end. With p for the probability of two
+    bases of these windows to be equal, a repeat of n bases that lies a and b bases from the ends
+    is expected w(a) w(b) p^n times; w(a) is 2 a + 1, and more beyond ``NEAR``. One that is found c
+    times elsewhere in a record of N bases is expected w(max(a, b)) c / N times, if that is more.
+    Hairpins are left out, as terminators of transcription are alike, and parts of copies that are
+    longer than ``LONGEST_REPEAT``, as those of genes and of mobile elements are.
+    """
+    start, end = ends
+    first, second = max(bounds[0], start - reach), max(start, end - reach)
+    left = encode(sequence[first : min(end, start + reach)])
+    right = encode(sequence[second : min(bounds[1], end + reach)])
+    if min(len(left), len(right)) < SHORTEST_REPEAT:
+        return []
+    chance = _chance(left, right)
+    words = np.array(list(_common_words(left, right)), dtype=np.int64).reshape(-1, 3)
+    repeats = []
+    for i, j, n in words.tolist():
+        if first + i + n > second + j:
+            continue
+        a, b = abs(first + i - start), abs(second + j + n - end)
+        expected = _places(a) * _places(b) * chance**n
+        if expected >= MOST_BY_CHANCE or _is_hairpin(left[i : i + n]):
+            continue
+        if _n_alike(words, i, j) > LONGEST_REPEAT:
+            continue
+        bases = sequence[first + i : first + i + n]
+        elsewhere = sequence.count(bases) + sequence.count(reverse_complement(bases)) - 2
+        expected = max(expected, _places(max(a, b)) * elsewhere / len(sequence))
+        if expected < MOST_BY_CHANCE:
+            repeats.append(Repeat(expected, first + i, second + j + n, bases))
+    return sorted(repeats)
+
+
+def _places(n_bases: int) -> float:
+    """The number of places that lie as near to an end, or nearer; far ones count for more."""
+    return (2 * n_bases + 1) * max(1.0, n_bases / NEAR)
+
+
+def _chance(left: Digits, right: Digits) -> float:
+    """The probability of two bases to be equal, from that of words of ``_WORD`` letters."""
+    words = np.concatenate([_words(left, _WORD), _words(right, _WORD)])
+    counts = np.bincount(words[words >= 0], minlength=4**_WORD).astype(np.float64)
+    n_words = counts.sum()
+    n_pairs = max(1.0, n_words * (n_words - 1))
+    return float((max(1.0, (counts * (counts - 1)).sum()) / n_pairs) ** (1 / _WORD))
+
+
+def _words(digits: Digits, size: int) -> Counts:
+    """Each word of so many letters as a number; -1 for one with an unknown letter. (n,) -> (m,)"""
+    n_words = max(0, len(digits) - size + 1)
+    words, is_known = np.zeros(n_words, dtype=np.int64), np.ones(n_words, dtype=np.bool_)
+    for i in range(size):
+        letters = digits[i : i + n_words]
+        words = 4 * words + letters
+        is_known &= letters != UNKNOWN
+    return np.where(is_known, words, -1)
+
+
+def _common_words(left: Digits, right: Digits) -> Iterator[tuple[int, int, int]]:
+    """Longest common words: where each begins in left and right, and its length.
+
+    They begin with a word that the left has once or twice: it is no part of a tandem repeat. The
+    length is cut behind ``LONGEST_REPEAT`` bases.
+    """
+    of_left, of_right = _words(left, SHORTEST_REPEAT), _words(right, SHORTEST_REPEAT)
+    order = np.argsort(of_left, kind="stable")
+    low = np.searchsorted(of_left[order], of_right, "left")
+    n_places = np.searchsorted(of_left[order], of_right, "right") - low
+    for j in np.flatnonzero((of_right >= 0) & (n_places > 0) & (n_places <= 2)).tolist():
+        for i in order[low[j] : low[j] + n_places[j]].tolist():
+            if i and j and left[i - 1] == right[j - 1] != UNKNOWN:
+                continue  # it is part of a longer one
+            n_both = min(len(left) - i, len(right) - j, LONGEST_REPEAT + 1)
+            a, b = left[i : i + n_both], right[j : j + n_both]
+            differs = np.flatnonzero((a != b) | (a == UNKNOWN))
+            yield i, j, int(differs[0]) if len(differs) else n_both
+
+
+def _n_alike(words: Counts, i: int, j: int) -> int:
+    """Bases of the common words around one, which is among them, but for a few lost or gained."""
+    is_near = abs(words[:, 0] - i) <= NEAR
+    is_beside = abs(words[:, 1] - words[:, 0] - (j - i)) <= LONGEST_REPEAT
+    return int(words[is_near & is_beside, 2].sum())
+
+
+def _is_hairpin(digits: Digits) -> bool:
+    """Whether most bases pair with another, around one axis."""
+    n_bases = len(digits)
+    paired = np.equal.outer(digits, 3 - digits)  # known digits
+    most = max(int(np.fliplr(paired).trace(offset)) for offset in range(1 - n_bases, n_bases))
+    return most >= _HAIRPIN * n_bases

@@ -1,0 +1,116 @@
+"""The options of a call: who makes it, and the cut between viral records and others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from virnucpro.ground.errors import UsageError
+from virnucpro.ground.option_fields import refuse
+from virnucpro.ground.options import CALLS, MODEL, option
+
+Calls = Literal["auto", "scorer", "head"]
+
+
+Head = Annotated[
+    Path | None,
+    option(
+        "Call with this classifier head (safetensors), made for the model by `virnucpro train`.",
+        MODEL,
+        metavar="PATH",
+        show_default="none: the scorer calls",
+    ),
+]
+
+
+CallsBy = Annotated[
+    Calls,
+    option(
+        "Let the scorer call alone, or the head alone. auto: the scorer, joined with the head of "
+        "--head where it was joined in training.",
+        CALLS,
+    ),
+]
+
+
+RegionModel = Annotated[
+    Path | None,
+    option(
+        "Find regions with this model (regions.json), made by `virnucpro train --regions`.",
+        CALLS,
+        metavar="PATH",
+        show_default="that of VirNucPro",
+    ),
+]
+
+
+Preset = Literal["sensitive", "default", "conservative"]
+
+
+# the largest share of cellular records, of every length, that a preset calls viral
+FALSE_POSITIVES: Mapping[Preset, float] = {
+    "sensitive": 0.10,
+    "default": 0.03,
+    "conservative": 0.005,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CutOptions:
+    """The cut between viral records and others, and regions. Scores do not depend on it."""
+
+    threshold: Annotated[
+        float | None,
+        option(
+            "Call a record virus if its score is at least this.",
+            CALLS,
+            metavar="SCORE",
+            show_default="by --preset, or the head's",
+        ),
+    ] = None
+    preset: Annotated[
+        Preset,
+        option(
+            "Use the thresholds, by length, at which at most 10, 3 or 0.5 % of unknown hosts are "
+            "called virus.",
+            CALLS,
+        ),
+    ] = "default"
+    prevalence: Annotated[
+        float,
+        option(
+            "Expect this share of viral records in the sample, for the column fdr.",
+            CALLS,
+            metavar="SHARE",
+        ),
+    ] = 0.05
+    regions: Annotated[
+        bool,
+        option(
+            "Search nucleotide records of 10,000 bases and more for virus-like regions, such as "
+            "prophages.",
+            CALLS,
+            "--regions/--no-regions",
+        ),
+    ] = True
+    region_model: RegionModel = None
+
+    def __post_init__(self) -> None:
+        if self.threshold is not None and not 0 <= self.threshold <= 1:
+            raise UsageError(
+                f"--threshold is {self.threshold}; scores lie between 0 and 1",
+                hint="leave it out for the thresholds of --preset",
+            )
+        if self.threshold is not None and self.preset != "default":
+            raise UsageError(
+                "--threshold and --preset contradict each other", hint="give one of them"
+            )
+        if not 0 < self.prevalence < 1:
+            raise UsageError(
+                f"--prevalence is {self.prevalence}; it must lie between 0 and 1",
+                hint="give the share of viral records that you expect, for example 0.05",
+            )
+        if not self.regions:
+            refuse(self, ("region_model",), "with --no-regions")

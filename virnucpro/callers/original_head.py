@@ -1,0 +1,115 @@
+"""The heads that the original VirNucPro publishes: a whole module of torch, read once.
+
+``500_model.pth`` and ``300_model.pth`` are pickles of a module with a hidden layer, a batch norm
+and an output layer (github.com/Li-Jing-1997/VirNucPro @ 0f93f27). Only the tensors are taken, into
+a head of ours: the batch norm is folded into the hidden layer, so that two layers are left.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from virnucpro.callers.head import (
+    EncoderFacts,
+    Head,
+    HeadFacts,
+    Network,
+    load_head,
+    save_head,
+)
+from virnucpro.encoders.base import Model
+from virnucpro.encoders.bundles import fetch_head
+from virnucpro.ground.errors import UnavailableError
+from virnucpro.ground.events import OnEvent
+from virnucpro.ground.log import printable
+from virnucpro.ground.tensors import check_plain, read_pt
+
+_KIND = "a head of VirNucPro"
+_CONVERTED = "head.safetensors"  # its place beside the published file
+_TRAINING = (
+    "published by the authors of VirNucPro; frames and chunks are called as theirs are; the call "
+    "of a record, which they do not make, is ours: the mean of its chunks' log-odds"
+)
+
+
+class _Module(nn.Module):
+    """An empty class in the place of theirs: what a pickle puts into it is data."""
+
+
+_ALLOWED = ((_Module, "__main__.MLPClassifier"), nn.Linear, nn.BatchNorm1d, nn.Dropout, set)
+
+
+def find_head(bundle: str, models: tuple[Model, ...], on_event: OnEvent) -> Path:
+    """The head of a bundle, fetched if need be and converted once, bound to these encoders.
+
+    Raises:
+        UnavailableError: it cannot be fetched, or is another one.
+    """
+    source, chunk_size = fetch_head(bundle, on_event)
+    encoders = tuple(map(EncoderFacts.of, models))
+    converted = source.with_name(_CONVERTED)
+    with suppress(UnavailableError):  # it was never made, or is damaged
+        if load_head(converted).facts.encoders == encoders:
+            return converted
+    save_head(converted, read_original_head(source, encoders, chunk_size))
+    return converted
+
+
+def read_original_head(path: Path, encoders: tuple[EncoderFacts, ...], chunk_size: int) -> Head:
+    """The head in a ``.pth`` file, for the vectors of these encoders side by side.
+
+    Raises:
+        UnavailableError: it is another file, is damaged, or holds code, which is not run.
+    """
+    module = read_pt(path, _KIND, _ALLOWED)
+    facts = HeadFacts(
+        encoders=encoders,
+        chunk_size=chunk_size,
+        threshold=0.5,
+        frame_rule="max",
+        exponent=1.0,
+        training=_TRAINING,
+    )
+    try:
+        weight, bias = (_numbers(module, "hidden_layer", name) for name in ("weight", "bias"))
+        scale, shift, mean, variance = (
+            _numbers(module, "bn1", name)
+            for name in ("weight", "bias", "running_mean", "running_var")
+        )
+        epsilon = _part(module, "bn1").eps
+        if not isinstance(epsilon, float) or not epsilon > 0 or (variance < 0).any():
+            raise ValueError("a batch norm without a variance")
+        scale = scale / np.sqrt(variance + epsilon)
+        hidden = (scale[:, None] * weight, scale * (bias - mean) + shift)
+        out = tuple(_numbers(module, "output_layer", name) for name in ("weight", "bias"))
+        layers = tuple((w.astype(np.float32), b.astype(np.float32)) for w, b in (hidden, out))
+        return Head(facts, Network(layers))
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise UnavailableError(
+            f"{printable(path)} is not {_KIND}: {printable(error)}",
+            hint="`virnucpro models download virnucpro-500` fetches the published one",
+        ) from error
+
+
+def _part(module: object, layer: str) -> nn.Module:
+    part = module._modules.get(layer) if isinstance(module, _Module) else None
+    if not isinstance(part, nn.Module):
+        raise TypeError(f"it has no {layer}")
+    return part
+
+
+def _numbers(module: object, layer: str, name: str) -> NDArray[np.float64]:
+    """A tensor of a layer, in float64."""
+    part = _part(module, layer)
+    tensor = (part._parameters | part._buffers).get(name)
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{layer}.{name} is no tensor")
+    check_plain(tensor)
+    numbers: NDArray[np.float64] = tensor.detach().double().numpy()
+    return numbers

@@ -1,0 +1,140 @@
+"""Records become calls by the scorer, which reads their bases alone: no frame, no vector.
+
+They come in blocks. A score does not depend on the block that it is computed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from statistics import fmean
+
+import numpy as np
+from numpy.typing import NDArray
+
+from virnucpro.callers.calls import (
+    Decision,
+    call_by_score,
+    chunk_log_odds,
+    chunk_scores,
+    join_call,
+    probability,
+)
+from virnucpro.callers.head import HeadFacts
+from virnucpro.callers.join import join_log_odds
+from virnucpro.callers.options import FALSE_POSITIVES, CutOptions
+from virnucpro.ground.config import Recipe
+from virnucpro.ground.numeric import Mask, Values
+from virnucpro.ground.records import Call, FastaRecord, Orf, Prediction, RecordResult
+from virnucpro.scorer.nets import ErrorRates, Scorer, false_discovery_rates, thresholds
+from virnucpro.scorer.score import PieceScores, RecordScore, score_block
+from virnucpro.sequences.genetic_code import GeneticCode, genetic_code
+from virnucpro.sequences.screen import screen
+
+
+def call_by_scorer(
+    records: Sequence[FastaRecord], recipe: Recipe, scorer: Scorer, cut: CutOptions
+) -> Iterator[RecordResult]:
+    """Each record, in order, with a prediction for each of its pieces, and its call."""
+    refusals = [screen(record, recipe) for record in records]
+    sequences = [
+        record.sequence
+        for record, (status, _) in zip(records, refusals, strict=True)
+        if status is None
+    ]
+    scores = score_block(sequences, scorer, genetic_code(recipe.genetic_code))
+    decisions = iter(_decide_all(scores, sequences, scorer, cut))
+    for record, (status, note) in zip(records, refusals, strict=True):
+        if status is None:
+            score, decision = next(decisions)
+            predictions = list(_predictions(record.id, score.pieces))
+            yield RecordResult(record, predictions, call_by_score(record, score, decision))
+        else:
+            call = Call(record.name, len(record.sequence), status, record.sample, note=note)
+            yield RecordResult(record, [], call)
+
+
+def join_calls(
+    results: Sequence[RecordResult],
+    facts: HeadFacts,
+    scorer: Scorer,
+    cut: CutOptions,
+    code: GeneticCode,
+) -> Iterator[RecordResult]:
+    """Records called by a head become records called by scorer and head, in the same order.
+
+    One without a scored frame gets the score of the scorer; what the scorer cannot read keeps
+    that of the head.
+    """
+    assert facts.join is not None, "a head that is not joined calls by itself"
+    readable = [result for result in results if result.call.status in ("scored", "no_orf")]
+    sequences = [result.record.sequence for result in readable]
+    lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int64)
+    scores = score_block(sequences, scorer, code)
+    base = np.array([score.log_odds for score in scores], dtype=np.float64)  # NaN for None
+    head = np.array([_head_log_odds(result, facts) for result in readable], dtype=np.float64)
+    joined = join_log_odds(facts.join.knots, base, head, lengths)
+    calls = map(
+        join_call,
+        [result.call for result in readable],
+        map(_number, base.tolist()),
+        map(_number, joined.tolist()),
+        _prefer(
+            _decide(joined, lengths, facts.join.error_rates, cut),
+            _decide(base, lengths, scorer.error_rates, cut),
+            ~np.isnan(joined),
+        ),
+    )
+    for result in results:
+        is_joined = result.call.status in ("scored", "no_orf")
+        yield result._replace(call=next(calls)) if is_joined else result
+
+
+def _head_log_odds(result: RecordResult, facts: HeadFacts) -> float:
+    """The mean log-odds of a record's scored chunks; NaN without one."""
+    chunks = [scores for _, scores in chunk_scores(result.predictions)]
+    return fmean(chunk_log_odds(chunks, facts)) if chunks else np.nan
+
+
+def _number(value: float) -> float | None:
+    """The value, or None for NaN."""
+    return None if value != value else value
+
+
+def _prefer(
+    firsts: Iterable[Decision], seconds: Iterable[Decision], is_first: Mask
+) -> Iterator[Decision]:
+    """The first decision on each record where there is one, or else the second."""
+    for first, second, is_there in zip(firsts, seconds, is_first.tolist(), strict=True):
+        yield first if is_there else second
+
+
+def _decide_all(
+    scores: Sequence[RecordScore], sequences: Sequence[str], scorer: Scorer, cut: CutOptions
+) -> Iterator[tuple[RecordScore, Decision]]:
+    """Each score with the decision that follows from it."""
+    lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int64)
+    log_odds = np.array([score.log_odds for score in scores], dtype=np.float64)  # NaN for None
+    return zip(scores, _decide(log_odds, lengths, scorer.error_rates, cut), strict=True)
+
+
+def _decide(
+    log_odds: Values, lengths: NDArray[np.int64], error_rates: Sequence[ErrorRates], cut: CutOptions
+) -> Iterator[Decision]:
+    """The decision that follows from each calibrated log-odds; none for NaN."""
+    is_virus = log_odds >= thresholds(error_rates, lengths, FALSE_POSITIVES[cut.preset])
+    if cut.threshold is not None:
+        is_virus = np.array(list(map(probability, log_odds.tolist()))) >= cut.threshold
+    rates = false_discovery_rates(error_rates, log_odds, lengths, cut.prevalence)
+    return map(Decision, is_virus.tolist(), rates.tolist())
+
+
+def _predictions(record_id: str, pieces: PieceScores) -> Iterator[Prediction]:
+    """A prediction per piece with a known base. A piece has both strands, and is its own chunk."""
+    rows = zip(
+        pieces.start.tolist(), pieces.n_bases.tolist(), pieces.log_odds.tolist(), strict=True
+    )
+    for number, (start, n_bases, log_odds) in enumerate(rows, 1):
+        if log_odds == log_odds:  # not NaN
+            name = f"{record_id}_piece_{number}"
+            orf = Orf(name, name, record_id, start, start + n_bases, "+", "")
+            yield Prediction(orf, probability(log_odds))

@@ -1,0 +1,323 @@
+"""Virus-like regions of a record, from the log-odds of pieces along it.
+
+How far the signal of a piece (``contrast``) stands out from its host's has a learned log-ratio of
+virus over host. A chain of two states gives the most probable path through these (``chain``).
+
+The genes of ribosomal proteins and of RNA polymerase look viral by their spelling. Peptides that
+every bacterium has in them, and no phage, tell them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from virnucpro.callers.chain import (
+    RegionModel,
+    embedded_region_model,
+    load_region_model,
+    posteriors,
+    unusable,
+    viterbi,
+)
+from virnucpro.callers.contrast import Items
+from virnucpro.callers.landmarks import (
+    REACH,
+    Repeat,
+    direct_repeats,
+    host_peptides,
+    open_edges,
+)
+from virnucpro.ground.log import counted
+from virnucpro.ground.numeric import Counts, Mask, Values, runs_of
+from virnucpro.ground.records import FastaRecord, RecordResult, Region, Track
+from virnucpro.scorer.nets import Scorer, embedded_scorer, load_scorer
+from virnucpro.sequences.genetic_code import STANDARD, GeneticCode, genetic_code
+
+SHORTEST_RECORD = 10_000  # bases; in a shorter one no regions are looked for
+MOST_BY_CHANCE_IF_WEAK = 1e-4  # repeats; one in twenty random places of a host has one as good
+HOST_REACH = 10_000  # bases on either side of a host's peptide that are taken for the host's
+# how assemblers (Unicycler, metaMDBG) and NCBI write it behind the id
+_CIRCULAR = re.compile(
+    r"[\s\[;,|](circular\s*=\s*(true|yes|y|1)|topology\s*=\s*circular)\b", re.IGNORECASE
+)
+_NOTE = re.compile(r"(^|; )\d+ virus-like regions?$")  # that ``add_to`` adds
+
+
+def is_circular(header: str) -> bool:
+    """Whether the header of a record says that its sequence is a circle.
+
+    >>> is_circular("1 length=5000 depth=1.00x circular=true"), is_circular("1 circular=no")
+    (True, False)
+    """
+    return _CIRCULAR.search(header) is not None
+
+
+class Run(NamedTuple):
+    """Neighbouring viral items and the bases from the middle before them to that behind them."""
+
+    first: int
+    end: int  # item behind the last
+    start_base: int
+    end_base: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RegionFinder:
+    """Finds the regions of records, one record at a time."""
+
+    scorer: Scorer
+    model: RegionModel
+    code: GeneticCode = STANDARD
+
+    def add_to(self, result: RecordResult) -> RecordResult:
+        """The same result with the regions of its record; its note counts them."""
+        call = result.call
+        found = None
+        if call.status == "scored":
+            found = self.find(result.record, is_virus=call.is_virus)
+        if found is None:
+            return result
+        regions, track = found
+        result = result._replace(regions=regions, track=track)
+        notes = [_NOTE.sub("", call.note)]
+        if regions and not call.is_virus:
+            notes.append(counted(result.region_kinds.total(), "virus-like region"))
+        return result._replace(call=replace(call, note="; ".join(filter(None, notes))))
+
+    def find(
+        self, record: FastaRecord, *, is_virus: bool
+    ) -> tuple[tuple[Region, ...], Track] | None:
+        """The virus-like regions of a record, and what they are told by; None for a short record.
+
+        A record that is called a virus is one region, without a host's flanks.
+        """
+        sequence = record.sequence
+        if len(sequence) < SHORTEST_RECORD:
+            return None
+        if not is_virus and is_circular(record.header):
+            return self._around(sequence)
+        items = self._items(sequence)
+        return regions_of_items(sequence, items, self.model, self.code, is_virus=is_virus)
+
+    def _items(self, sequence: str) -> Items:
+        return Items.of(sequence, self.scorer, self.model.size, self.model.step, self.code)
+
+    def _around(self, circle: str) -> tuple[tuple[Region, ...], Track]:
+        """The regions of a circle, which is cut open where it looks least viral."""
+        size, n_bases = self.model.size, len(circle)
+        items = self._items(circle + circle[: size - 1])
+        turn = quietest(items.log_odds, self.model)
+        first = int(items.start[turn])
+        turned = items.take(np.roll(np.arange(len(items.start)), -turn))
+        turned = replace(turned, start=(turned.start - first) % n_bases)
+        turned = turned.take(turned.start + size <= n_bases)
+        sequence = circle[first:] + circle[:first]
+        regions, track = regions_of_items(sequence, turned, self.model, self.code, is_virus=False)
+        placed = [part for region in regions for part in _turned(region, first, n_bases)]
+        starts = (track.start + first) % n_bases
+        order = np.argsort(starts)
+        ends = (track.end + first - 1) % n_bases + 1
+        columns = (starts[order], ends[order], track.log_odds[order], track.posterior[order])
+        return tuple(sorted(placed)), Track(*columns)
+
+
+def embedded_finder(
+    code: int, scorer: Scorer | None = None, model: Path | None = None
+) -> RegionFinder:
+    """The finder that comes with VirNucPro, or with another model, for a genetic code by number.
+
+    Raises:
+        InputMissingError: there is no such model.
+        UnavailableError: the model is damaged, of another format, or of other pieces.
+    """
+    scorer, path = scorer or load_scorer(embedded_scorer()), model or embedded_region_model()
+    region_model, size = load_region_model(path), scorer.windows.size
+    if region_model.size != size:
+        raise unusable(path, f"pieces of {region_model.size} bases where nets read {size}")
+    return RegionFinder(scorer, region_model, genetic_code(code))
+
+
+def quietest(log_odds: Values, model: RegionModel) -> int:
+    """The item of a circle around which ``virus_bases`` on either side look least viral."""
+    reach = min(len(log_odds) // 2, round(model.virus_bases / model.step))
+    is_known = ~np.isnan(log_odds)
+    values = np.where(is_known, log_odds, np.median(log_odds[is_known]) if is_known.any() else 0.0)
+    sums = np.cumsum(np.concatenate([values, values[: 2 * reach]]))
+    window = sums[2 * reach : 2 * reach + len(values)] - sums[: len(values)]
+    return int((np.argmin(window) + reach) % len(values))
+
+
+def _turned(region: Region, first: int, n_bases: int) -> list[Region]:
+    """A region of a circle that was cut open at ``first``, in two parts if it has the origin."""
+    start, end = region.start + first, region.end + first
+    if start >= n_bases:
+        start, end = start - n_bases, end - n_bases
+    if end <= n_bases:
+        return [region._replace(start=start, end=end)]
+    joined = region._replace(over_origin=True)
+    return [joined._replace(start=start, end=n_bases), joined._replace(start=0, end=end - n_bases)]
+
+
+def regions_of_items(
+    sequence: str, items: Items, model: RegionModel, code: GeneticCode, *, is_virus: bool
+) -> tuple[tuple[Region, ...], Track]:
+    """The regions of a record, of its overlapping pieces.
+
+    One that covers all of a record would be a call: it is made for a record that is called a virus,
+    and for no other.
+    """
+    starts, n_bases = items.start, len(sequence)
+    evidence = model.evidence(model.contrast(items, is_virus=is_virus))
+    runs, weak, posterior = viral_runs(starts, evidence, n_bases, model)
+    guarded = near_host_peptides(sequence, starts + model.size // 2, [*runs, *weak], code)
+    if guarded.any():
+        evidence[guarded] = min(model.log_ratios)
+        runs, weak, posterior = viral_runs(starts, evidence, n_bases, model)
+    repeats = Repeats.of(sequence, starts, evidence, model)
+    if is_virus:
+        runs = [_hull(runs) if runs else Run(0, len(posterior), 0, n_bases)]
+    else:
+        runs = [part for run in runs for part in parts_of(run, starts, posterior, model)]
+        runs = sorted([*runs, *(run for run in weak if repeats.prove(run))])
+    ends = move_ends(runs, repeats, code)
+    kind: Literal["provirus", "whole"] = "whole" if is_virus else "provirus"
+    regions = tuple(
+        Region(start, end, kind, float(posterior[run.first : run.end].mean()), att)
+        for run, (start, end, att) in zip(runs, ends, strict=True)
+        if is_virus or (start, end) != (0, n_bases)
+    )
+    return regions, Track(starts, starts + model.size, items.log_odds, posterior)
+
+
+def viral_runs(
+    starts: Counts, evidence: Values, n_bases: int, model: RegionModel
+) -> tuple[list[Run], list[Run], Values]:
+    """The runs of viral items on the most probable path, the weak ones, and the posteriors.
+
+    A weak run is viral by all paths together, rather than not, and has no item of that path.
+    """
+    is_viral, posterior = viterbi(starts, evidence, model), posteriors(starts, evidence, model)
+    bounds = [0, *_middles(starts, model).tolist(), n_bases]
+
+    def runs(mask: Mask) -> list[Run]:
+        return [Run(first, end, bounds[first], bounds[end]) for first, end in runs_of(mask)]
+
+    likely = [run for run in runs(posterior > 0.5) if not is_viral[run.first : run.end].any()]
+    return runs(is_viral), likely, posterior
+
+
+def parts_of(run: Run, starts: Counts, posterior: Values, model: RegionModel) -> list[Run]:
+    """The parts of a run between items that are, by all paths, rather the host's.
+
+    Leaving the virus and coming back is rare, so the most probable path alone bridges gaps of
+    10,000 bases between neighbouring viruses.
+    """
+    is_host = posterior[run.first : run.end] < 0.5
+    gaps = [
+        (run.first + first, run.first + end)
+        for first, end in runs_of(is_host)
+        if first and end < len(is_host)
+    ]
+    bounds = _middles(starts, model)  # behind each item but the last
+    parts = []
+    for first, end in gaps:
+        parts.append(run._replace(end=first, end_base=int(bounds[first - 1])))
+        run = run._replace(first=end, start_base=int(bounds[end - 1]))
+    return [*parts, run]
+
+
+def _middles(starts: Counts, model: RegionModel) -> Counts:
+    """The bases between the middles of neighbouring items. (n,) -> (n - 1,)"""
+    return np.asarray((starts[1:] + starts[:-1] + model.size) // 2)
+
+
+def near_host_peptides(
+    sequence: str, middles: Counts, runs: Sequence[Run], code: GeneticCode
+) -> Mask:
+    """A mask of the items whose middles are near a host's peptide in one of the runs."""
+    is_near = np.zeros(len(middles), dtype=np.bool_)
+    for run in runs:
+        for place in host_peptides(sequence[run.start_base : run.end_base], code):
+            is_near |= abs(middles - run.start_base - place) <= HOST_REACH
+    return is_near
+
+
+def _hull(runs: Sequence[Run]) -> Run:
+    """One run from the first to the last of several."""
+    return Run(runs[0].first, runs[-1].end, runs[0].start_base, runs[-1].end_base)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Repeats:
+    """The direct repeats of a record, by the evidence that lies between them."""
+
+    bases: str  # upper case
+    middles: Counts  # of items
+    sums: Values  # of the evidence before each item, and of all
+    reach: int  # bases that the end of a repeat lies from the end of a run at most
+
+    @classmethod
+    def of(cls, sequence: str, starts: Counts, evidence: Values, model: RegionModel) -> Repeats:
+        """The repeats of a record, to be looked for within a usual region's length of each end."""
+        sums = np.concatenate([[0.0], np.cumsum(evidence)])
+        bases = sequence if sequence.isupper() else sequence.upper()
+        return cls(bases, starts + model.size // 2, sums, round(model.virus_bases))
+
+    def around(self, run: Run, bounds: tuple[int, int]) -> Repeat | None:
+        """The best one around a run within the record that has most of its evidence."""
+        start, end = run.start_base, run.end_base
+        if start <= 0 or end >= len(self.bases):
+            return None
+        repeats = direct_repeats(self.bases, (start, end), bounds, self.reach)
+        least = self._evidence(start, end) / 2
+        return next((one for one in repeats if self._evidence(one.start, one.end) > least), None)
+
+    def prove(self, run: Run) -> bool:
+        """Whether a weak run has a repeat that is not to be expected in a host either."""
+        repeat = self.around(run, (0, len(self.bases)))
+        return repeat is not None and repeat.n_by_chance < MOST_BY_CHANCE_IF_WEAK
+
+    def _evidence(self, start: int, end: int) -> float:
+        first, last = np.searchsorted(self.middles, (start, end)).tolist()
+        return float(self.sums[last] - self.sums[first])
+
+
+def move_ends(
+    runs: Sequence[Run], repeats: Repeats, code: GeneticCode = STANDARD
+) -> list[tuple[int, int, str]]:
+    """Move the ends of each run within the record to landmarks near them.
+
+    These are a direct repeat around both, which is named beside them, or for each by itself the
+    nearest edge of an open stretch. No end passes the middle between it and the next, so what was
+    apart stays apart.
+    """
+    sequence = repeats.bases
+    moved = []
+    for i, run in enumerate(runs):
+        start, end = run.start_base, run.end_base
+        low = (runs[i - 1].end_base + start) // 2 + 1 if i else 0
+        middle = (start + end) // 2
+        high = (end + runs[i + 1].start_base) // 2 if i + 1 < len(runs) else len(sequence)
+        repeat = repeats.around(run, (low, high))
+        if repeat is not None:
+            moved.append((repeat.start, repeat.end, repeat.bases))
+            continue
+        left = _to_edge(start, low, middle, sequence, code)
+        right = _to_edge(end, middle + 1, high, sequence, code)
+        moved.append((left, right, ""))
+    return moved
+
+
+def _to_edge(place: int, low: int, high: int, sequence: str, code: GeneticCode) -> int:
+    """The nearest edge of an open stretch within these bounds, or the place itself."""
+    if not 0 < place < len(sequence):
+        return place
+    low, high = max(low, place - REACH), min(high, place + REACH)
+    edges = [edge for edge in open_edges(sequence, place, code) if low <= edge <= high]
+    return min(edges, key=lambda edge: (abs(edge - place), edge), default=place)

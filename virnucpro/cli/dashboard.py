@@ -1,0 +1,179 @@
+"""The figures of a run on a terminal, within its width and height; colours repeat words."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+
+from rich.cells import cell_len
+from rich.console import Console, Group, RenderableType
+from rich.control import Control
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.segment import ControlType
+from rich.table import Table
+from rich.text import Text
+
+from virnucpro.cli.figures import DeviceState, Figures, amount, percent, share_of
+
+_GAP = "   "  # between the figures of a line
+_SHORTEST_BAR = 12  # characters of the shortest bar
+_LONGEST_BAR = 40  # characters of a device's bar; the bar of the total fills the terminal
+_PADDING = 2  # between the columns of the table
+_BAR, _WARNING = "cyan", "yellow"  # told apart by those who do not see red or green
+_LINE, _TIME = "%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"
+
+
+class Dashboard:
+    """Draws the figures of an ``EventLog`` on a terminal, several times a second.
+
+    The total comes first, then a line for each device. What does not fit is folded (devices) or
+    left out (columns, the last first), so that no line is wrapped.
+    """
+
+    def __init__(self, figures: Figures, console: Console) -> None:
+        self._figures = figures
+        self._console = console
+        self._line_widths: list[int] = []  # of what stands on the terminal
+        self._live = Live(
+            console=console, get_renderable=self._redraw, refresh_per_second=4, transient=True
+        )
+
+    def __enter__(self) -> Dashboard:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(OSError):  # the terminal may be gone
+            self._live.stop()
+
+    def _redraw(self) -> RenderableType:
+        """``draw``, after the cursor was moved to where rich expects it.
+
+        A terminal that was made narrower has wrapped the lines that stand on it; rich moves up as
+        many lines as it wrote.
+        """
+        drawing, width = self.draw(), self._console.width
+        n_wrapped = sum(max(0, before - 1) // width for before in self._line_widths)
+        if n_wrapped:
+            up = ((ControlType.ERASE_IN_LINE, 2), (ControlType.CURSOR_UP, 1))
+            self._console.control(Control(*up * n_wrapped))
+        lines = self._console.render_lines(drawing, pad=False)
+        self._line_widths = [sum(segment.cell_length for segment in line) for line in lines]
+        return drawing
+
+    def draw(self) -> RenderableType:
+        now, width = self._figures, self._console.width
+        elapsed = f"elapsed {now.elapsed}"
+        if now.stage is not None:
+            bar = _headline(now.stage.stage, share_of(now.stage))
+            return Group(bar, _flow([Text(amount(now.stage)), Text(elapsed, "dim")], width))
+        if not now.n_shards:
+            return _flow([Text("looking at model and devices"), Text(elapsed, "dim")], width)
+        figures = [
+            *(Text(count) for count in now.counts),
+            Text(f"{now.tokens_per_second:,.0f} tokens/s"),
+            Text(f"{now.n_failed:,} failed", _WARNING if now.n_failed else ""),
+            Text(elapsed, "dim"),
+            Text(f"remaining {now.remaining}", "dim"),
+        ]
+        total, below = _headline("total", now.share_done), _flow(figures, width)
+        if not now.devices:
+            return Group(total, below, Text("workers are starting"))
+        n_above = 3 + len(below.split())  # total and figures, head of the table, a free line
+        table = _device_table(now, width, self._console.height - n_above)
+        return Group(total, below, table)
+
+
+def _headline(label: str, share: float | None) -> Table:
+    """A name and a bar over the width of the terminal."""
+    row = Table.grid(padding=(0, 2), expand=True)
+    row.add_column(no_wrap=True)
+    row.add_column(ratio=1)
+    row.add_column(justify="right", no_wrap=True)
+    row.add_row(Text(label, "bold"), _bar(share), Text("" if share is None else percent(share)))
+    return row
+
+
+def _bar(share: float | None, width: int | None = None) -> ProgressBar:
+    return ProgressBar(
+        total=1.0,
+        completed=share or 0.0,
+        width=width,
+        pulse=share is None,
+        complete_style=_BAR,
+        finished_style=_BAR,
+        pulse_style=_BAR,
+    )
+
+
+def _flow(figures: Iterable[Text], width: int) -> Text:
+    """Put figures side by side, on as many lines as they need."""
+    lines: list[Text] = []
+    for figure in figures:
+        if lines and lines[-1].cell_len + len(_GAP) + figure.cell_len <= width:
+            lines[-1] = Text.assemble(lines[-1], _GAP, figure)
+        else:
+            lines.append(figure)
+    return Text("\n", no_wrap=True, overflow="ellipsis").join(lines)
+
+
+def _device_table(now: Figures, width: int, n_lines: int) -> Table:
+    """A line for each device; the last one sums up those that found no place."""
+    devices = now.sorted_devices
+    n_visible = len(devices) if len(devices) <= n_lines else max(0, n_lines - 1)
+    visible, folded = devices[:n_visible], [device for _, device in devices[n_visible:]]
+    rows = [_head(devices), *(_cells(name, [device]) for name, device in visible)]
+    if folded:
+        rows.append(_cells(f"+ {len(folded)} more", folded))
+    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
+    while len(widths) > 1 and _table_width(widths) > width:
+        widths.pop()
+    bar_width = min(_LONGEST_BAR, width - _table_width([*widths, 0]))
+    table = Table.grid(padding=(0, _PADDING), pad_edge=False)
+    for index in range(len(widths)):
+        table.add_column(justify="right" if index else "left", no_wrap=True, overflow="ellipsis")
+    shares = [now.share_of_shard(device) for _, device in visible]
+    bars: list[RenderableType] = [Text("shard in work")]
+    bars += [Text() if share is None else _bar(share, bar_width) for share in shares]
+    bars += [Text()] * bool(folded)
+    for row, bar in zip(rows, bars, strict=True):
+        cells = [Text(cell) for cell in row[: len(widths)]]
+        table.add_row(*cells, *([bar] if bar_width >= _SHORTEST_BAR else []))
+    table.rows[0].style = "dim"
+    return table
+
+
+def _head(devices: Sequence[tuple[str, DeviceState]]) -> tuple[str, ...]:
+    is_cuda = all(name.startswith("cuda") for name, _ in devices)
+    memory = "GPU memory, used/total" if is_cuda else "memory, process/machine"
+    return "device", "shards", "tokens/s", memory
+
+
+def _cells(name: str, devices: Sequence[DeviceState]) -> tuple[str, ...]:
+    """A row of the table: one device, or the sum of several."""
+    return (
+        name,
+        f"{sum(device.n_shards for device in devices):,}",
+        f"{sum(device.tokens_per_second for device in devices):,.0f}",
+        devices[0].memory_text if len(devices) == 1 else "",
+    )
+
+
+def _table_width(widths: Sequence[int]) -> int:
+    return sum(widths) + _PADDING * (len(widths) - 1)
+
+
+class ConsoleHandler(logging.Handler):
+    """Prints log records above a dashboard: no markup, and the time without milliseconds."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._console = console
+        self.setFormatter(logging.Formatter(_LINE, _TIME))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = Text(self.format(record), _WARNING if record.levelno >= logging.WARNING else "")
+        with suppress(OSError):  # the terminal may be gone
+            self._console.print(line, soft_wrap=True)

@@ -1,0 +1,311 @@
+"""The figures of a run while it goes on, and its log: pure consumers of events.
+
+``Figures`` counts; ``EventLog`` writes events and figures as plain lines into the log, the figures
+every ten seconds. Every figure is a count, so those of the devices add up to the total's.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+from dataclasses import dataclass, field
+
+from virnucpro.encoders.base import estimate_tokens
+from virnucpro.ground.config import EncoderSpec
+from virnucpro.ground.events import (
+    STAGES,
+    BatchDone,
+    BudgetReduced,
+    EmbeddingStarted,
+    Memory,
+    Progress,
+    ShardDone,
+    ShardFailed,
+    Telling,
+    WorkerLost,
+    WorkerReady,
+)
+from virnucpro.ground.log import LOGGER, counted, log_figures
+from virnucpro.ground.records import Shard
+from virnucpro.run.plan import count_done
+
+EVERY_SECONDS = 10.0
+_GIB = 1 << 30
+
+
+@dataclass(slots=True)
+class DeviceState:
+    """The figures of one worker."""
+
+    n_shards: int = 0
+    n_tokens: int = 0
+    memory: Memory | None = None
+    shard: Shard | None = None  # the one in work
+    is_given_up: bool = False
+    since: float = field(default_factory=time.monotonic)
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.n_tokens / max(1e-9, time.monotonic() - self.since)
+
+    @property
+    def memory_text(self) -> str:
+        if self.memory is None:
+            return "given up" if self.is_given_up else "starting"
+        return f"{self.memory.used / _GIB:.1f}/{self.memory.total / _GIB:.1f} GiB"
+
+
+@dataclass(slots=True)
+class Figures:
+    """The figures of a run so far.
+
+    One thread takes events while another draws: a dict is replaced, never changed in place.
+    """
+
+    stage: Progress | None = None
+    devices: dict[str, DeviceState] = field(default_factory=dict)
+    n_shards: int = 0  # shards in all
+    n_before: int = 0  # shards finished by an earlier start
+    encoders: tuple[EncoderSpec, ...] = ()
+    n_tokens: int = 0  # tokens to embed
+    n_failed: int = 0  # sequences that failed
+    n_failed_shards: int = 0
+    n_settled_tokens: int = 0  # tokens of the shards that are finished or failed
+    in_work: dict[int, int] = field(default_factory=dict)  # shard -> tokens that are embedded
+    files: tuple[tuple[int, int], ...] = ()  # (first shard, one after the last) of each input
+    pending: set[int] = field(default_factory=set)  # shards
+    started: float = field(default_factory=time.monotonic)
+    embedding_since: float = 0.0
+
+    def _tokens_of(self, shard: Shard) -> int:
+        return estimate_tokens(self.encoders, shard.n_embedded, shard.n_residues)
+
+    def take(self, event: Telling) -> None:
+        match event:
+            case Progress(stage=stage) if stage == STAGES[2] and self.pending:
+                pass  # tables are written beside what is shown
+            case Progress():
+                self.stage = event
+            case EmbeddingStarted(pending, before, files, encoders):
+                self.stage = None
+                self.devices, self.in_work = {}, {}
+                self.n_failed = self.n_failed_shards = self.n_settled_tokens = 0
+                self.files, self.pending = files, {shard.index for shard in pending}
+                self.n_shards, self.n_before = before + len(pending), before
+                self.encoders = encoders
+                self.n_tokens = sum(map(self._tokens_of, pending))
+                self.embedding_since = time.monotonic()
+            case WorkerReady(worker=worker, memory=memory):
+                if not self.devices:
+                    self.embedding_since = time.monotonic()  # without the start of workers
+                self._device(worker).memory = memory
+            case WorkerLost(worker=worker, shard=shard, is_final=is_final):
+                device = self._device(worker)
+                device.memory, device.shard, device.is_given_up = None, None, is_final
+                if shard is not None:
+                    self._forget(shard)
+            case BatchDone(worker=worker, shard=shard, n_tokens=n_tokens, memory=memory):
+                device = self.devices[worker]
+                device.n_tokens += n_tokens
+                device.memory, device.shard = memory, shard
+                n_before = self.in_work.get(shard.index, 0)
+                self.in_work = {**self.in_work, shard.index: n_before + n_tokens}
+            case ShardDone(worker=worker, shard=shard, n_failed=n_failed):
+                self.pending.discard(shard.index)
+                self.devices[worker].n_shards += 1
+                self.n_failed += n_failed
+                self._settle(shard)
+            case ShardFailed(shard=shard, refusal=None):
+                self.pending.discard(shard.index)
+                self.n_failed += shard.n_embedded
+                self.n_failed_shards += 1
+                self._settle(shard)
+
+    def _device(self, worker: str) -> DeviceState:
+        if worker not in self.devices:
+            self.devices = {**self.devices, worker: DeviceState()}
+        return self.devices[worker]
+
+    def _forget(self, shard: Shard) -> None:
+        self.in_work = {index: n for index, n in self.in_work.items() if index != shard.index}
+
+    def _settle(self, shard: Shard) -> None:
+        self._forget(shard)
+        self.n_settled_tokens += self._tokens_of(shard)
+
+    @property
+    def n_done(self) -> int:
+        """Number of shards that are finished or failed."""
+        done_now = sum(device.n_shards for device in self.devices.values())
+        return self.n_before + self.n_failed_shards + done_now
+
+    @property
+    def n_files_done(self) -> int:
+        """Number of input files without a pending shard."""
+        return count_done(self.files, sorted(self.pending))
+
+    @property
+    def n_tokens_done(self) -> int:
+        return min(self.n_tokens, self.n_settled_tokens + sum(self.in_work.values()))
+
+    @property
+    def share_done(self) -> float:
+        """The share of the whole run that is done, by earlier starts too; finer than shards."""
+        pending = self.n_shards - self.n_before
+        done = self.n_before + pending * self.n_tokens_done / max(1, self.n_tokens)
+        return done / max(1, self.n_shards)
+
+    def share_of_shard(self, device: DeviceState) -> float | None:
+        """The share of the shard in work that is embedded; None while there is none."""
+        if device.shard is None or device.shard.index not in self.in_work:
+            return None
+        return min(1.0, self.in_work[device.shard.index] / max(1, self._tokens_of(device.shard)))
+
+    @property
+    def tokens_per_second(self) -> float:
+        return sum(device.tokens_per_second for device in self.devices.values())
+
+    @property
+    def elapsed(self) -> str:
+        return _clock(time.monotonic() - self.started)
+
+    @property
+    def remaining(self) -> str:
+        done = self.n_tokens_done
+        if not done:
+            return "unknown"
+        spent = time.monotonic() - self.embedding_since
+        return _clock(max(0.0, spent * (self.n_tokens - done) / done))
+
+    @property
+    def counts(self) -> list[str]:
+        """The number of finished shards, and of input files if there are several."""
+        shards = f"{self.n_done:,}/{self.n_shards:,} shards"
+        if len(self.files) < 2:
+            return [shards]
+        return [shards, f"{self.n_files_done:,}/{len(self.files):,} files"]
+
+    @property
+    def sorted_devices(self) -> list[tuple[str, DeviceState]]:
+        """Devices by name, with numbers as numbers: cuda:2 is before cuda:10."""
+        return sorted(self.devices.items(), key=lambda item: _natural(item[0]))
+
+    @property
+    def line(self) -> str:
+        """The figures in one plain line."""
+        if self.stage is None and not self.n_shards:
+            return f"looking at model and devices, elapsed {self.elapsed}"
+        if self.stage is not None:
+            stage, share = self.stage, share_of(self.stage)
+            of_all = "" if share is None else f" ({percent(share)})"
+            return f"{stage.stage}: {amount(stage)}{of_all}, elapsed {self.elapsed}"
+        devices = "; ".join(
+            f"{name} {counted(device.n_shards, 'shard')} {device.tokens_per_second:,.0f} tokens/s "
+            f"memory {device.memory_text}"
+            for name, device in self.sorted_devices
+        )
+        return (
+            f"embedding: {', '.join(self.counts)} ({percent(self.share_done)}), "
+            f"{self.tokens_per_second:,.0f} tokens/s, {self.n_failed:,} failed, "
+            f"elapsed {self.elapsed}, remaining {self.remaining}"
+            + (f" | {devices}" if devices else " | workers are starting")
+        )
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    return [(int(word) if word.isdecimal() else -1, word) for word in re.split(r"(\d+)", name)]
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}"
+
+
+def share_of(stage: Progress) -> float | None:
+    return min(1.0, stage.done / stage.total) if stage.total else None
+
+
+def amount(stage: Progress) -> str:
+    of = f" of {stage.total:,}" if stage.total else ""
+    return f"{stage.done:,}{of} {stage.unit}"
+
+
+def percent(share: float) -> str:
+    """A share in percent, rounded down: only what is done has 100 %."""
+    return f"{int(100 * share)}%"
+
+
+class EventLog:
+    """Writes events, and every ten seconds a line of figures, to the log."""
+
+    def __init__(self, every_seconds: float = EVERY_SECONDS) -> None:
+        self.figures = Figures()
+        self._warnings: set[str] = set()  # given already: workers share most reasons
+        self._every = every_seconds
+        self._stopped = threading.Event()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._tick, daemon=True)
+
+    def __enter__(self) -> EventLog:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    def __call__(self, event: Telling) -> None:
+        with self._lock:
+            self.figures.take(event)
+        level, message = _describe(event)
+        if message:
+            LOGGER.log(level, "%s", message)
+        if isinstance(event, WorkerReady):
+            for warning in dict.fromkeys(event.warnings):
+                if warning not in self._warnings:
+                    LOGGER.warning("%s: %s", event.worker, warning)
+            self._warnings.update(event.warnings)
+
+    def _tick(self) -> None:
+        while not self._stopped.wait(self._every):
+            with self._lock:
+                line = self.figures.line
+            log_figures(line)
+
+
+def _describe(event: Telling) -> tuple[int, str]:
+    match event:
+        case EmbeddingStarted(pending=pending, n_done_before=before):
+            return (
+                logging.INFO,
+                f"{counted(len(pending), 'shard')} to embed, {before:,} done before",
+            )
+        case WorkerReady(worker=worker, description=description):
+            return logging.INFO, f"{worker} is ready: {description}"
+        case WorkerLost(worker=worker, reason=reason, shard=shard, is_final=is_final):
+            work = f" with shard {shard.name}" if shard else ""
+            fate = "it is given up" if is_final else "it is replaced"
+            detail = f"\n{event.traceback.rstrip()}" if event.traceback else ""
+            LOGGER.debug("%s%s", worker, detail)
+            return logging.WARNING, f"{worker} was lost{work}: {reason}; {fate}"
+        case BatchDone(worker=worker, shard=shard, n_repeated=n) if n:
+            return (
+                logging.INFO,
+                f"{worker}: embedded in fp32, being too large for fp16: {counted(n, 'sequence')} "
+                f"of shard {shard.name}",
+            )
+        case BudgetReduced(worker=worker, tokens_per_batch=tokens):
+            return logging.WARNING, f"{worker}: out of memory; batches of {tokens} tokens from now"
+        case ShardDone(worker=worker, shard=shard, seconds=seconds, n_failed=n_failed):
+            failed = f", {counted(n_failed, 'sequence')} failed" if n_failed else ""
+            level = logging.WARNING if n_failed else logging.INFO
+            return level, f"shard {shard.name} done by {worker} in {seconds:.2f} s{failed}"
+        case ShardFailed(worker=worker, shard=shard, reason=reason):
+            LOGGER.debug("%s %s", worker, event.traceback)
+            # what the disk refused ends the run, which tells it
+            level = logging.INFO if event.refusal else logging.ERROR
+            return level, f"shard {shard.name} failed on {worker}: {reason}"
+    return logging.DEBUG, ""

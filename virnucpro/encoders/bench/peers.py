@@ -1,0 +1,238 @@
+"""The programs that ours is held against, with the same weights: fair-esm, transformers, OpenVINO.
+
+transformers is optional (``pip install '.[oracle]'``); where it is missing, loading it says so.
+OpenVINO (``'.[oracle,openvino]'``) is held against on CPUs, where it is installed.
+
+In bf16 the frequencies of the rotary tables stay float32 in both: rounded to 8 bits they give
+wrong angles, and vectors that are wrong beyond some 256 residues.
+"""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from collections.abc import Sequence
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+
+import esm
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from virnucpro.encoders import fair_esm
+from virnucpro.encoders.bench.encoder import Setting, TimedEncoder, Way
+from virnucpro.encoders.esm2.alphabet import N_TOKENS, PAD, tokenize
+from virnucpro.encoders.esm2.model import rotary_frequencies
+from virnucpro.encoders.esm2.packing import EXTRA_TOKENS
+from virnucpro.encoders.esm2.weights import fair_esm_state
+from virnucpro.encoders.transfer import send
+from virnucpro.ground.config import Precision
+from virnucpro.ground.errors import UnavailableError
+
+PUBLISHED_TOKENS = 4096  # per batch, in fair-esm's scripts/extract.py
+# a part of a layer in fair-esm -> in transformers
+_LAYER_PARTS = {
+    "self_attn_layer_norm": "attention.LayerNorm",
+    "self_attn.q_proj": "attention.self.query",
+    "self_attn.k_proj": "attention.self.key",
+    "self_attn.v_proj": "attention.self.value",
+    "self_attn.out_proj": "attention.output.dense",
+    "final_layer_norm": "LayerNorm",
+    "fc1": "intermediate.dense",
+    "fc2": "output.dense",
+}
+
+
+def peer_ways(setting: Setting, *, has_bf16: bool) -> list[Way]:
+    """fair-esm as published first; the others as fast as they honestly get."""
+    ways = [Way("fair-esm", "fp32", f"as published, {PUBLISHED_TOKENS} tokens", fair_esm_published)]
+    if has_bf16:
+        ways += [
+            Way("fair-esm", "bf16", f"{_tokens(setting)} tokens", fair_esm_bf16),
+            Way("transformers", "bf16", f"SDPA, {_tokens(setting)} tokens", transformers_bf16),
+        ]
+    if setting.device == "cpu" and find_spec("openvino"):
+        precision: Precision = "bf16" if has_bf16 else "fp32"
+        load = partial(openvino_model, precision=precision)
+        ways.append(Way("openvino", precision, f"{_tokens(setting)} tokens", load))
+    return ways
+
+
+def fair_esm_published(setting: Setting) -> TimedEncoder:
+    """The loop of scripts/extract.py, but for the file per protein and the cut at 1,022 residues.
+
+    Logits and whole representations are copied to the CPU and averaged there, as it does.
+    """
+    device = torch.device(setting.device)
+    model = fair_esm.load_model(setting.checkpoint, setting.shape, torch.float32, device)
+    convert = model.alphabet.get_batch_converter()
+    layer = setting.shape.n_layers
+
+    def plan(proteins: Sequence[str]) -> list[list[int]]:
+        data = esm.FastaBatchedDataset([str(i) for i in range(len(proteins))], proteins)
+        batches: list[list[int]] = data.get_batch_indices(PUBLISHED_TOKENS, extra_toks_per_seq=1)
+        return batches
+
+    @torch.no_grad()
+    def embed(proteins: list[str]) -> Tensor:
+        _, texts, tokens = convert([("", protein) for protein in proteins])
+        out = model(tokens.to(setting.device), repr_layers=[layer], return_contacts=False)
+        out["logits"].cpu()
+        hidden = out["representations"][layer].cpu()
+        return torch.stack(
+            [hidden[row, 1 : len(text) + 1].mean(0).clone() for row, text in enumerate(texts)]
+        )
+
+    return TimedEncoder(model, setting, plan, embed)
+
+
+def fair_esm_bf16(setting: Setting) -> TimedEncoder:
+    """fair-esm's model in bf16, in batches that fill the device, pooled there."""
+    spec = setting.spec("bf16", family="fair-esm")
+    encoder = fair_esm.load(spec, setting.checkpoint, torch.device(setting.device))
+    return TimedEncoder(encoder.model, setting, partial(_plan, setting), encoder.embed)
+
+
+def transformers_bf16(setting: Setting) -> TimedEncoder:
+    """``EsmModel`` with SDPA in bf16, sorted and padded, fed from our own quick tokenizer."""
+    model = _esm_model(setting)
+    _set_precision(model, setting, torch.bfloat16)
+
+    @torch.inference_mode()
+    def embed(proteins: list[str]) -> Tensor:
+        tokens = send(_pad(proteins).numpy(), torch.device(setting.device))
+        hidden = model(input_ids=tokens, attention_mask=tokens.ne(PAD)).last_hidden_state
+        return _mean_of_residues(hidden, proteins)
+
+    return TimedEncoder(model, setting, partial(_plan, setting), embed)
+
+
+def openvino_model(setting: Setting, precision: Precision) -> TimedEncoder:
+    """transformers' ``EsmModel``, converted by OpenVINO, with as many threads as torch has."""
+    openvino = _import("openvino", "oracle,openvino")
+    example = _pad(["MKVLA", "MKV"])
+    model = LastHiddenState(_esm_model(setting))
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what its converter takes from torch, and of tracing
+        converted = openvino.convert_model(model, example_input=(example, example.ne(PAD)))
+    settings = {
+        "INFERENCE_PRECISION_HINT": {"bf16": "bf16", "fp16": "f16", "fp32": "f32"}[precision],
+        "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+    }
+    compiled = OpenVinoModel(openvino.Core().compile_model(converted, "CPU", settings))
+
+    @torch.inference_mode()
+    def embed(proteins: list[str]) -> Tensor:
+        return _mean_of_residues(compiled(_pad(proteins)), proteins)
+
+    return TimedEncoder(compiled, setting, partial(_plan, setting), embed)
+
+
+class LastHiddenState(nn.Module):
+    """An ``EsmModel`` with nothing else in its result."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: Tensor, is_token: Tensor) -> Tensor:
+        hidden: Tensor = self.model(input_ids=tokens, attention_mask=is_token).last_hidden_state
+        return hidden
+
+
+class OpenVinoModel(nn.Module):
+    """A model that OpenVINO compiled. (n, longest + 2) -> (n, longest + 2, dim) float32"""
+
+    def __init__(self, compiled: Any) -> None:  # noqa: ANN401 - packages without types
+        super().__init__()
+        self.compiled = compiled
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        answer = self.compiled([tokens.numpy(), tokens.ne(PAD).numpy()])
+        return torch.from_numpy(answer[0])
+
+
+def _esm_model(setting: Setting) -> nn.Module:
+    """``EsmModel`` with SDPA, in float32."""
+    hub, shape = _import("transformers", "oracle"), setting.shape
+    config = hub.EsmConfig(
+        vocab_size=N_TOKENS,
+        hidden_size=shape.dim,
+        num_hidden_layers=shape.n_layers,
+        num_attention_heads=shape.n_heads,
+        intermediate_size=4 * shape.dim,
+        position_embedding_type="rotary",
+        token_dropout=shape.token_dropout,
+        layer_norm_eps=1e-5,
+        pad_token_id=PAD,
+        mask_token_id=32,
+        max_position_embeddings=4096,
+        attn_implementation="sdpa",
+    )
+    with torch.device(setting.device):
+        model = hub.EsmModel(config, add_pooling_layer=False).eval()
+    weights = fair_esm_state(setting.checkpoint)
+    state = {_name_in_transformers(name): value for name, value in weights.items()}
+    assert model.config._attn_implementation == "sdpa"
+    lacking = model.load_state_dict(state, strict=False)
+    assert not lacking.unexpected_keys
+    assert all("inv_freq" in k or "contact" in k or "position" in k for k in lacking.missing_keys)
+    module: nn.Module = model.requires_grad_(False)
+    return module
+
+
+def _import(module: str, extras: str) -> Any:  # noqa: ANN401 - packages without types
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise UnavailableError(
+            f"{module} is not installed; in the folder of the source: "
+            f"pip install -c constraints.txt -e '.[{extras}]' ({error})"
+        ) from error
+
+
+def _set_precision(model: nn.Module, setting: Setting, dtype: torch.dtype) -> None:
+    """Convert all but the rotary frequencies: they are float32, and the same as ours to the bit."""
+    model.to(dtype)
+    frequencies = rotary_frequencies(setting.shape.head_dim).to(setting.device)
+    for module in model.modules():
+        if hasattr(module, "inv_freq"):
+            module.inv_freq = frequencies
+
+
+def _tokens(setting: Setting) -> int:
+    return max(PUBLISHED_TOKENS, setting.tokens_per_batch)
+
+
+def _plan(setting: Setting, proteins: Sequence[str]) -> list[list[int]]:
+    """Sorted, in padded batches that fill the device."""
+    return fair_esm.plan_padded([len(protein) for protein in proteins], _tokens(setting))
+
+
+def _pad(proteins: list[str]) -> Tensor:
+    """(n_proteins, longest + 2), ``<pad>`` behind each."""
+    seqlens = np.array([len(protein) + EXTRA_TOKENS for protein in proteins])
+    rows = np.full((len(proteins), seqlens.max()), PAD, dtype=np.int64)
+    rows[np.arange(seqlens.max()) < seqlens[:, None]] = tokenize(proteins)
+    return torch.from_numpy(rows)
+
+
+def _mean_of_residues(hidden: Tensor, proteins: list[str]) -> Tensor:
+    """Without ``<cls>``, ``<eos>`` and padding. (n, longest + 2, dim) -> (n, dim) float32"""
+    lengths = send(np.array([len(protein) for protein in proteins]), hidden.device)
+    place = torch.arange(hidden.shape[1], device=hidden.device)
+    is_residue = (place >= 1) & (place <= lengths[:, None])
+    total = hidden.float().masked_fill(~is_residue[:, :, None], 0.0).sum(dim=1)
+    return total / lengths[:, None]
+
+
+def _name_in_transformers(name: str) -> str:
+    if name.startswith("embed_tokens"):
+        return "embeddings.word_embeddings.weight"
+    if name.startswith("emb_layer_norm_after"):
+        return f"encoder.{name}"
+    _, number, rest = name.split(".", 2)
+    part, kind = rest.rsplit(".", 1)
+    return f"encoder.layer.{number}.{_LAYER_PARTS[part]}.{kind}"

@@ -1,0 +1,183 @@
+"""The options of a model, and of the commands that are about models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from virnucpro.encoders.published import EMBEDDED, NAMES
+from virnucpro.ground.option_fields import refuse
+from virnucpro.ground.options import MODEL, ComputeOptions, chunk_option, count, option
+
+Encoding = Literal["esm2", "onehot", "blosum62", "composition"]
+Architecture = Literal["mlp", "cnn", "lstm", "unet"]
+
+
+def complete_model(incomplete: str) -> list[str]:
+    """The names of models that begin so."""
+    return [name for name in NAMES if name.startswith(incomplete)]
+
+
+def model_option(default: str) -> Any:  # noqa: ANN401 - as typer has it
+    return option(
+        "Embed with this model: a name (see `virnucpro models list`), or the path, with a "
+        "separator "
+        "in it, of a fair-esm .pt file or Hugging Face folder: ./model.pt.",
+        MODEL,
+        metavar="NAME|PATH",
+        show_default=default,
+        autocompletion=complete_model,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """A language model, and the chunks that it reads."""
+
+    chunk_size: Annotated[
+        int | None,
+        chunk_option("Cut nucleotides into chunks of this length.", "500 or the head's"),
+    ] = None
+    model: Annotated[str | None, model_option("esm2_virnucpro, part of this program")] = None
+
+    @property
+    def model_name(self) -> str:
+        return EMBEDDED if self.model is None else self.model
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions:
+    models: Annotated[
+        str | None,
+        option(
+            "Measure these sizes of ESM-2, in order: 8M, 35M, 150M, 650M, 3B, 15B; weights are "
+            "random.",
+            metavar="SIZE,...",
+            show_default="all but 15B on a GPU, else 8M,35M",
+        ),
+    ] = None
+    profiles: Annotated[
+        str | None,
+        option(
+            "Measure on proteins of these lengths: six-frame-500, reads-150, proteins.",
+            metavar="NAME,...",
+            show_default="all",
+        ),
+    ] = None
+    parts: Annotated[
+        str | None,
+        option("Measure these parts: limits, encoder.", metavar="NAME,...", show_default="all"),
+    ] = None
+    precisions: Annotated[
+        str | None,
+        option(
+            "Measure encoders in these precisions, in order: bf16, fp16, fp32. "
+            "fair-esm as published is measured in fp32 always.",
+            metavar="NAME,...",
+            show_default="what the device has; on a GPU without fp32",
+        ),
+    ] = None
+    device: Annotated[Literal["auto", "cuda", "cpu", "mps"], option("Use this kind of device.")] = (
+        "auto"
+    )
+    threads: Annotated[
+        int | None,
+        count(
+            "Give every program this number of cores, on a CPU.",
+            min=1,
+            show_default="all that it may use",
+        ),
+    ] = None
+    tokens: Annotated[
+        int | None,
+        count(
+            "Embed this number of tokens in one measurement.",
+            min=1,
+            show_default="some full batches",
+        ),
+    ] = None
+    repeats: Annotated[
+        int | None,
+        count(
+            "Measure this often after a warm-up, for 5 s or more each on a GPU; only once if a "
+            "pass "
+            "takes over 5 s.",
+            min=1,
+            show_default="5",
+        ),
+    ] = None
+    seed: Annotated[int, count("Draw proteins and weights with this seed.", min=0)] = 1
+    json: Annotated[
+        Path | None,
+        option(
+            "Write all figures to this JSON file as they come.", metavar="FILE", show_default=False
+        ),
+    ] = None
+    quick: Annotated[bool, option("Measure for a short time: 8M, one profile, 3 repeats.")] = False
+    quiet: Annotated[bool, option("Show tables only, without progress.", None, "--quiet", "-q")] = (
+        False
+    )
+    cuda_visible_devices: str | None = None  # the variable of the environment
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedModelOptions:
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME|PATH",
+            help="Name, or path with a separator in it: ./model.pt.",
+            autocompletion=complete_model,
+        ),
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckOptions(ComputeOptions, NamedModelOptions):
+    pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class DownloadOptions:
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME", help="Published name of a model.", autocompletion=complete_model
+        ),
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportOptions:
+    path: Annotated[
+        str,
+        typer.Argument(
+            metavar="PATH|NAME",
+            help="fair-esm .pt file, or Hugging Face folder; with --from the name of a bundle.",
+        ),
+    ]
+    name: Annotated[
+        str | None,
+        option(
+            "Give the model this name.", metavar="NAME", show_default="that of the file or folder"
+        ),
+    ] = None
+    force: Annotated[bool, option("Replace a model of that name.")] = False
+    bundle_folder: Annotated[
+        Path | None,
+        option(
+            "Import the files of a bundle, or of dnabert-s, from this folder, under their "
+            "published names.",
+            None,
+            "--from",
+            metavar="FOLDER",
+            show_default=False,
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        if self.bundle_folder is not None:
+            refuse(self, ("name", "force"), "with --from: a bundle has published names")

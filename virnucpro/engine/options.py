@@ -1,0 +1,97 @@
+"""The options of the engine, and of ``work``: devices, batches, and who embeds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+from virnucpro.ground.options import CLUSTER, DEVICES, DeviceOptions, folder, option
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions(DeviceOptions):
+    """The engine that makes vectors."""
+
+    esm_batch_size: Annotated[
+        str,
+        option(
+            "Embed this number of tokens per batch; a longer sequence gets a batch of its own. "
+            "auto: "
+            "chosen by model, device and free memory.",
+            DEVICES,
+            metavar="auto|TOKENS",
+        ),
+    ] = "auto"
+    worker_timeout: Annotated[
+        float,
+        option(
+            "Replace a worker that is silent for longer than this, beyond the time its batch "
+            "needs.",
+            DEVICES,
+            metavar="SECONDS",
+            min=1,
+            max=86_400,
+        ),
+    ] = 300.0
+    converted: Path | None = None  # folder of converted models, if not the usual one
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlaceOptions:
+    """The machines that embed the shards of a run."""
+
+    plan_only: Annotated[
+        bool,
+        option(
+            "Stop after the plan; `virnucpro work DIR` then embeds, on any number of machines.",
+            CLUSTER,
+        ),
+    ] = False
+    no_embed: Annotated[
+        bool,
+        option(
+            "Stop with an error where vectors are missing, instead of embedding here; needs "
+            "--resume.",
+            CLUSTER,
+        ),
+    ] = False
+
+    executor: Annotated[
+        Literal["local", "parsl"],
+        option(
+            "Embed on the devices of this machine, or on nodes that Parsl gets from a scheduler.",
+            CLUSTER,
+        ),
+    ] = "local"
+    executor_config: Annotated[
+        Path | None,
+        option(
+            "Describe Parsl's nodes by this YAML file: provider (local, slurm), max_blocks, "
+            "walltime, ...",
+            CLUSTER,
+            metavar="FILE",
+            show_default="one block on this machine",
+        ),
+    ] = None
+
+    @property
+    def embeds_here(self) -> bool:
+        return not (self.plan_only or self.no_embed) and self.executor == "local"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkOptions(EngineOptions):
+    folder: Annotated[Path, folder("Run folder, planned with --plan-only.")]
+    part: Annotated[
+        str | None,
+        option(
+            "Embed part I of N of the shards. N alone: I is the number of this task in its array.",
+            CLUSTER,
+            metavar="I/N",
+            show_default="by SLURM's array, else all",
+        ),
+    ] = None
+    precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto"  # that of the run; no option
+    array: Mapping[str, str] = field(default_factory=dict)  # variables of a task in a job array

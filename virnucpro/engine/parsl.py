@@ -1,0 +1,269 @@
+"""An executor on Parsl, which asks a scheduler for nodes as there is work, and gives them back.
+
+    this process --Parsl--> a block, a node of the scheduler  --ProcessExecutor--> its devices
+    this process <--files--  vectors, and the log of each process that does a part
+
+A part is a list of shards, done as by ``virnucpro work``, in a process of a block. What it ended is
+read from its log while it goes on, and from its answer at its end. A part that is lost with its
+node is given to another, as far as its vectors are missing. The run folder's lock is the life line:
+a part ends when nobody holds it any more, and Parsl's own processes with this one.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import shutil
+import sys
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import parsl
+from parsl.config import Config
+from parsl.dataflow.dflow import DataFlowKernel
+from parsl.errors import ParslError
+from parsl.executors import HighThroughputExecutor
+from parsl.executors.high_throughput.errors import CommandClientBadError, CommandClientTimeoutError
+from parsl.providers import LocalProvider, SlurmProvider
+from typeguard import TypeCheckError
+
+from virnucpro.engine.executor import Executor
+from virnucpro.engine.job import Job
+from virnucpro.engine.options import WorkOptions
+from virnucpro.engine.recovery import MAX_BLIND_LOSSES
+from virnucpro.ground.config import Resources
+from virnucpro.ground.config_file import read_config
+from virnucpro.ground.errors import UsageError, VirnucproError
+from virnucpro.ground.events import (
+    BatchDone,
+    Event,
+    Memory,
+    ShardDone,
+    ShardFailed,
+    WorkerLost,
+    WorkerReady,
+)
+from virnucpro.ground.log import LOGGER, printable
+from virnucpro.ground.records import Shard
+from virnucpro.run.folder import RunDir
+from virnucpro.run.work_log import ShardFigures, read_figures
+
+RunPart = Callable[[WorkOptions, tuple[int, ...]], list[ShardFigures]]
+_PROVIDERS = {"local": LocalProvider, "slurm": SlurmProvider}
+_OURS = ("provider", "parts")
+# numbers in a file of blocks, and the least of each
+_LEAST = {"parts": 1, "max_blocks": 1, "nodes_per_block": 1, "min_blocks": 0, "init_blocks": 0}
+_NOT_PLAIN = {"self", "launcher", "regex_job_id"}
+_PARTS_PER_BLOCK = 4  # so that a block that comes late, or goes early, costs little
+_TICK_SECONDS = 1.0  # between two looks at the logs
+_HEARTBEAT_SECONDS, _SILENCE_SECONDS = 5, 30  # of Parsl's processes on a node
+_UNKNOWN = Memory(0, 0)
+# what Parsl raises when a scheduler, or a process of its own, does not answer
+_AT_END = (ParslError, CommandClientBadError, CommandClientTimeoutError, OSError)
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """The blocks that Parsl may ask for, and the number of parts."""
+
+    provider: Any
+    n_parts: int
+
+
+def read_blocks(path: Path | None) -> Blocks:
+    """The blocks that a YAML file describes, in the words of Parsl's providers; None: this machine.
+
+    Raises:
+        InputMissingError: the file cannot be read.
+        UsageError: it names what there is not.
+    """
+    if path is None:
+        return Blocks(LocalProvider(), _PARTS_PER_BLOCK)
+    names = sorted({*_OURS, *(name for kind in _PROVIDERS.values() for name in _words_of(kind))})
+    try:
+        settings = read_config(path, names)
+    except UsageError as error:
+        hint = f"give a table of options of blocks: {', '.join(names)}"
+        raise UsageError(str(error), hint) from error
+    for name in _LEAST.keys() & settings:
+        if type(settings[name]) is not int or settings[name] < _LEAST[name]:
+            raise UsageError(
+                f"{printable(path)}: {name} is {printable(settings[name])}",
+                hint=f"give a whole number, {_LEAST[name]} or more",
+            )
+    kind = str(settings.pop("provider", "local"))
+    n_parts = settings.pop("parts", _PARTS_PER_BLOCK * settings.get("max_blocks", 1))
+    if kind not in _PROVIDERS:
+        raise UsageError(
+            f"{printable(path)}: there is no provider {printable(kind)}",
+            hint=f"there are {', '.join(_PROVIDERS)}",
+        )
+    if strangers := settings.keys() - _words_of(_PROVIDERS[kind]):
+        raise UsageError(
+            f"{printable(path)}: the provider {kind} has no {min(strangers)}",
+            hint=f"it has {', '.join(sorted(_words_of(_PROVIDERS[kind])))}",
+        )
+    try:
+        return Blocks(_PROVIDERS[kind](**settings), n_parts)
+    except (TypeError, ValueError, TypeCheckError) as error:
+        raise UsageError(
+            f"{printable(path)}: {printable(error)}",
+            hint='text of digits needs quotes, for example walltime: "12:00:00"',
+        ) from error
+
+
+def _words_of(provider: type) -> set[str]:
+    return set(inspect.signature(provider).parameters) - _NOT_PLAIN
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    shards: tuple[Shard, ...]
+    n_losses: int = 0
+
+
+@dataclass(slots=True)
+class _News:
+    """News of the shards of a run, each told once."""
+
+    logs: Path
+    shards: dict[int, Shard]  # those that nothing was told of
+    ends: dict[Path, int] = field(default_factory=dict)  # bytes of each log that were read
+    workers: set[str] = field(default_factory=set)
+
+    def skip(self) -> None:
+        """Leave out what earlier starts wrote."""
+        self.ends = {path: path.stat().st_size for path in self._paths()}
+
+    def read(self) -> Iterator[Event]:
+        """The events that the logs tell since the last time."""
+        for path in self._paths():
+            figures, self.ends[path] = read_figures(path, self.ends.get(path, 0))
+            yield from self.tell(path.stem.removeprefix("work-"), figures)
+
+    def tell(self, process: str, figures: Sequence[ShardFigures]) -> Iterator[Event]:
+        for end in figures:
+            shard = self.shards.pop(end.shard, None)
+            if shard is None:
+                continue
+            worker = f"{process.rpartition('-')[0]} {end.device}"
+            if worker not in self.workers:
+                self.workers.add(worker)
+                yield WorkerReady(worker, f"of process {process}", _UNKNOWN)
+            if end.is_lost:
+                yield ShardFailed(worker, shard, "its worker gave it up: see the log of that host")
+                continue
+            yield BatchDone(worker, shard, (), end.n_tokens, _UNKNOWN)
+            yield ShardDone(worker, shard, 0.0, end.n_failed)
+
+    def _paths(self) -> list[Path]:
+        return sorted(self.logs.glob("work-*.log"))
+
+
+class ParslExecutor(Executor):
+    """Parts of a run on the blocks of Parsl, as many at once as there are."""
+
+    def __init__(self, blocks: Blocks, options: WorkOptions, run_part: RunPart) -> None:
+        self.blocks, self.options, self.run_part = blocks, options, run_part
+
+    def run(
+        self, shards: Sequence[Shard], job: Job, resources: Resources
+    ) -> Generator[Event, None, None]:
+        """Run every shard, as ``Executor.run`` says; the blocks have devices of their own.
+
+        Raises:
+            VirnucproError: what a part ended with that another block could not mend.
+        """
+        rundir, n = RunDir(job.features.parent), min(self.blocks.n_parts, len(shards))
+        news = _News(rundir.logs, {shard.index: shard for shard in shards})
+        news.skip()
+        with parsl_on(self.blocks, rundir) as kernel:
+            submit = parsl.python_app(self.run_part, data_flow_kernel=kernel)
+
+            def begin(part: _Part) -> Future[list[ShardFigures]]:
+                indices = tuple(shard.index for shard in part.shards)
+                future: Future[list[ShardFigures]] = submit(self.options, indices)
+                return future
+
+            parts = [_Part(tuple(shards[i::n])) for i in range(n)]
+            going = {begin(part): part for part in parts}
+            while going:
+                ended, _ = wait(going, _TICK_SECONDS, FIRST_COMPLETED)
+                yield from news.read()
+                for future in ended:
+                    part = going.pop(future)
+                    if (error := future.exception()) is None:
+                        yield from news.tell("block-0", future.result())
+                    again = yield from _left(part, news, job, error)
+                    if again is not None:
+                        going[begin(again)] = again
+
+
+def _left(
+    part: _Part, news: _News, job: Job, error: BaseException | None
+) -> Generator[Event, None, _Part | None]:
+    """The rest of a part that ended; None if that is nothing, or given up."""
+    if isinstance(error, VirnucproError):
+        raise error
+    untold = [shard for shard in part.shards if shard.index in news.shards]
+    owed = [s for s in untold if any(store.owes(s, frozenset()) for store in job.stores)]
+    for shard in untold:
+        if shard not in owed:
+            yield from news.tell("block-0", [ShardFigures(shard.index, "", 0, 0, False, 0.0)])
+    if not owed:
+        return None
+    reason = f"a part was lost: {type(error).__name__}: {printable(error)}"
+    again = _Part(tuple(owed), part.n_losses + 1)
+    is_final = again.n_losses >= MAX_BLIND_LOSSES
+    yield WorkerLost("parsl", reason, is_final=is_final)
+    if not is_final:
+        return again
+    for shard in owed:
+        del news.shards[shard.index]
+        yield ShardFailed("parsl", shard, reason)
+    return None
+
+
+@contextmanager
+def parsl_on(blocks: Blocks, rundir: RunDir) -> Iterator[DataFlowKernel]:
+    """Parsl with one pool of blocks, whose processes end with this one."""
+    shutil.rmtree(rundir.parsl, ignore_errors=True)
+    parent = os.getpid()
+    bound = (
+        f"from virnucpro.ground.processes import end_with; end_with({parent}); "
+        "import os; os.execvp('interchange.py', ['interchange.py'])"
+    )
+    executor = HighThroughputExecutor(
+        label="virnucpro",
+        provider=blocks.provider,
+        address="127.0.0.1" if isinstance(blocks.provider, LocalProvider) else None,
+        max_workers_per_node=1,
+        cores_per_worker=1e-6,  # of one worker for all cores: it starts a process for each device
+        heartbeat_period=_HEARTBEAT_SECONDS,
+        heartbeat_threshold=_SILENCE_SECONDS,
+        interchange_launch_cmd=[sys.executable, "-c", bound],
+    )
+    kernel = DataFlowKernel(
+        Config(
+            executors=[executor],
+            run_dir=str(rundir.parsl.absolute()),
+            strategy="htex_auto_scale",
+            max_idletime=_SILENCE_SECONDS,
+            initialize_logging=False,
+        )
+    )
+    try:
+        yield kernel
+    finally:
+        try:
+            kernel.cleanup()
+        except _AT_END as error:
+            LOGGER.warning(
+                "Parsl did not end in order: %s; if jobs of it are left (squeue), cancel them",
+                printable(error),
+            )
+        shutil.rmtree(rundir.parsl, ignore_errors=True)

@@ -1,0 +1,1 @@
+"""Words and machine: nouns, errors, recipe, whole files, processes, devices, options."""

@@ -1,0 +1,170 @@
+"""The configuration of a run: what changes its numbers, and what changes its speed.
+
+``Recipe`` holds whatever changes the numbers; it makes the fingerprint, and a run is resumed
+only with the same. ``Resources`` holds whatever changes only the speed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from virnucpro.ground.errors import UsageError
+
+InputType = Literal["nucleotide", "protein"]
+Precision = Literal["fp32", "bf16", "fp16", "bf16x2"]  # bf16x2: numbers in two bf16 parts
+Pooling = Literal["mean", "bos", "none"]
+Reads = Literal["protein", "dna"]  # the sequence of a frame that an encoder reads
+FeatureFormat = Literal["h5", "npz", "pt"]
+Command = Literal["predict", "extract"]
+
+FOLLOWS = ("model", "dim", "reads")  # of an encoder: a name, and what family and content imply
+RESIDUES_PER_SHARD = 250_000  # of the largest shards
+_RESIDUES_WITH_ROWS = 125_000  # the same, where each residue has a vector
+SHARD_FORMAT = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderSpec:
+    """A model that makes vectors of sequences, and how its vectors are made."""
+
+    family: str = "esm2"  # a name in ``encoders.base.FAMILIES``
+    model: str  # name in messages
+    sha256: str  # hash of the weights
+    layer: int
+    pooling: Pooling
+    precision: Precision
+    dim: int  # length of a vector
+    reads: Reads = "protein"
+
+    @property
+    def per_residue(self) -> bool:
+        """True if a sequence has a row for each residue, and not one in all."""
+        return self.pooling == "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """The settings that change the numbers of a run; their fingerprint decides on a resume."""
+
+    command: Command
+    input_type: InputType
+    chunk_size: int  # bases; 0 for proteins, which are not cut
+    min_length: int  # bases, or residues of a protein
+    encoders: tuple[EncoderSpec, ...]  # none: nothing is embedded
+    head_sha256: str = ""
+    genetic_code: int = 11  # NCBI's number; unused for proteins
+    scorer_sha256: str = ""  # hash of the scorer, if it calls by itself
+    residues_per_shard: int = RESIDUES_PER_SHARD
+    shard_format: int = SHARD_FORMAT
+
+    def __post_init__(self) -> None:
+        if self.input_type == "nucleotide" and self.chunk_size < 30:
+            raise UsageError(
+                f"--chunk-size is {self.chunk_size} bases; the shortest useful one is 30",
+                hint="use 500 or 300, or what the head was trained for",
+            )
+        for encoder in self.encoders:
+            if encoder.reads == "dna" and self.input_type == "protein":
+                raise UsageError(
+                    f"{encoder.model} reads nucleotides; the input holds proteins",
+                    hint="give the nucleotide sequences, or name a model that reads proteins",
+                )
+        if self.min_length < 0:
+            raise UsageError(
+                f"--min-length is {self.min_length}; it cannot be negative",
+                hint="leave it out to take records of every length",
+            )
+
+    @property
+    def has_encoder(self) -> bool:
+        return bool(self.encoders)
+
+    @property
+    def per_residue(self) -> bool:
+        return any(encoder.per_residue for encoder in self.encoders)
+
+    @property
+    def largest_shard(self) -> int:
+        """Residues of the largest shards: their vectors are in memory at once."""
+        limit = _RESIDUES_WITH_ROWS if self.per_residue else self.residues_per_shard
+        return min(limit, self.residues_per_shard)
+
+    @property
+    def reads(self) -> frozenset[Reads]:
+        """The sequences of a frame that the encoders read."""
+        return frozenset(encoder.reads for encoder in self.encoders)
+
+    @property
+    def has_frames(self) -> bool:
+        """True if records are cut into chunks, and these translated."""
+        return self.has_encoder and self.input_type == "nucleotide"
+
+    def count_chunks(self, length: int) -> int:
+        """The chunks of a record of this length."""
+        return -(-length // self.chunk_size) if self.input_type == "nucleotide" else 1
+
+    @property
+    def reader(self) -> str:
+        """The encoders, or the scorer, by name."""
+        models = " and ".join(encoder.model for encoder in self.encoders)
+        return f"the model {models}" if models else "the scorer"
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the recipe, the same on every machine."""
+        fields = asdict(self)
+        for encoder in fields["encoders"]:
+            for name in FOLLOWS:
+                del encoder[name]
+        text = json.dumps(fields, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footprint:
+    """The room that a model takes: by it devices, workers and batches are chosen."""
+
+    n_parameters: int
+    file_bytes: int
+    converted_bytes: int = 0  # on disk, beside the file; 0: it is used as it is
+    bytes_per_parameter: float = 2  # on a device; half precision
+    bytes_per_token: int  # peak of all activations on a device, with room to spare
+    filling_tokens: int  # in a batch that keeps a GPU busy
+
+    def weight_bytes(self, precision: Precision) -> int:
+        """On a device."""
+        least = 4 if precision == "fp32" else 0
+        return round(max(least, self.bytes_per_parameter) * self.n_parameters)
+
+
+def join_footprints(footprints: Sequence[Footprint]) -> Footprint:
+    """The room for models that are loaded together, and are at work one after the other."""
+    n_parameters = sum(each.n_parameters for each in footprints)
+    weight_bytes = sum(each.weight_bytes("bf16") for each in footprints)
+    return Footprint(
+        n_parameters=n_parameters,
+        file_bytes=sum(each.file_bytes for each in footprints),
+        converted_bytes=sum(each.converted_bytes for each in footprints),
+        bytes_per_parameter=weight_bytes / max(n_parameters, 1),
+        bytes_per_token=max(each.bytes_per_token for each in footprints),
+        filling_tokens=min(each.filling_tokens for each in footprints),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resources:
+    devices: tuple[str, ...]  # of torch: "cuda:0", "cpu", "mps"; one worker each
+    tokens_per_batch: int
+    silence_seconds: float = 300.0  # a worker that is silent for longer is replaced
+    n_helpers: int = 0  # processes that make shards and tables, at most
+
+    def __post_init__(self) -> None:
+        if self.tokens_per_batch < 1:
+            raise UsageError(
+                f"--esm-batch-size is {self.tokens_per_batch}; it must be 1 token or more",
+                hint="leave it out to have it sized to the device",
+            )

@@ -1,0 +1,585 @@
+"""The devices of a machine. GPUs are listed through NVML: the parent never starts CUDA.
+
+A GPU is chosen by its place among the visible ones (``CUDA_VISIBLE_DEVICES``) or by UUID, as
+everywhere in CUDA, and checked before any process starts. Nor is torch imported, but on a Mac: that
+takes seconds.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from runpy import run_path
+from typing import NamedTuple
+
+import psutil
+import pynvml
+
+from virnucpro.ground.config import Footprint, Precision
+from virnucpro.ground.errors import UnavailableError, UsageError
+from virnucpro.ground.log import counted
+
+_GIB = 1 << 30
+_CPU_TOKENS = 2048  # tokens that stay in the caches, and twice as many of a narrow model
+_CPU_SHARE = 80  # a core is filled by so many times fewer tokens than a GPU
+_MPS_TOKENS = 8192
+_FEWEST_TOKENS = 2048  # tokens on a GPU that has hardly any memory left
+_MOST_WORKERS = 1024
+_CPU_FACTS = Path("/proc/cpuinfo")
+_OLDEST_FOR_CUDA_13 = (7, 5)  # compute capability: its compiler makes no kernels for older cards
+# PyTorch's builds for CUDA 12.6, of 2.10 to 2.14, have kernels for these
+_OLDEST_FOR_CUDA_12, _NEWEST_FOR_CUDA_12 = (5, 0), (9, 0)
+_INSTALL_FOR_CUDA_12 = (
+    "pip install --force-reinstall 'torch<2.15' --index-url https://download.pytorch.org/whl/cu126"
+)
+_ELSE_CPU = "see `virnucpro devices`, or run on the CPU with --device cpu"
+_FREE = 0.9  # share of the memory of a GPU that nobody uses
+_MUCH_LESS = 0.75  # share of another GPU's tokens below which a warning is due
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    index: int  # index of the card among all of the machine, by PCI bus
+    uuid: str
+    name: str
+    memory_total: int  # bytes
+    memory_free: int
+    capability: tuple[int, int]
+    driver: tuple[int, int]  # newest version of CUDA that the driver of the machine knows
+    card: str = ""  # UUID of the card that this is a slice (MIG) of
+
+    @property
+    def has_bf16(self) -> bool:
+        return self.capability >= (8, 0)
+
+    @property
+    def has_fast_fp16(self) -> bool:
+        """True for tensor cores, from Volta on."""
+        return self.capability >= (7, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The devices of a run, and what follows from their kind."""
+
+    devices: tuple[str, ...]  # of torch, one per worker
+    descriptions: tuple[str, ...]
+    has_bf16: bool
+    memory: int  # bytes free on the smallest device, or for each CPU worker
+    gpus: tuple[Gpu, ...] = ()  # NVIDIA GPUs, in the order of ``devices``
+
+    @property
+    def kind(self) -> str:
+        return self.devices[0].partition(":")[0]
+
+    @property
+    def has_fast_fp16(self) -> bool:
+        return bool(self.gpus) and all(gpu.has_fast_fp16 for gpu in self.gpus)
+
+    @property
+    def first(self) -> Choice:
+        """The first device alone, with what it can do by itself."""
+        first = replace(
+            self,
+            devices=self.devices[:1],
+            descriptions=self.descriptions[:1],
+            gpus=self.gpus[:1],
+        )
+        for gpu in first.gpus:
+            first = replace(first, has_bf16=gpu.has_bf16, memory=gpu.memory_free)
+        return first
+
+
+class TorchBuild(NamedTuple):
+    """The installed torch."""
+
+    version: str
+    cuda: str | None  # None: built without
+
+
+class _Lack(NamedTuple):
+    """Why a GPU cannot be used, and what to do."""
+
+    reason: str
+    remedy: str
+
+    def error(self, refusal: str) -> UnavailableError:
+        hint = f"{self.remedy}; or run on the CPU with --device cpu"
+        return UnavailableError(f"{refusal}: {self.reason}", hint=hint)
+
+
+def _lack_of(gpu: Gpu, torch: TorchBuild) -> _Lack | None:
+    """What keeps this build of torch from a GPU, as far as is known before a process starts.
+
+    A driver runs programs of its own major version of CUDA, whatever the minor one, and of older
+    ones (NVIDIA, "CUDA Compatibility"). Builds for CUDA 12 have kernels for different cards: a
+    worker checks that.
+    """
+    build = f"this build of torch ({torch.version})"
+    if torch.cuda is None:
+        return _Lack(f"{build} has no CUDA", "install a PyTorch that is built for CUDA")
+    major = int(torch.cuda.partition(".")[0])
+    fits_cuda_12 = _OLDEST_FOR_CUDA_12 <= gpu.capability <= _NEWEST_FOR_CUDA_12
+    install = f"install PyTorch for CUDA 12: {_INSTALL_FOR_CUDA_12}"
+    update = f"update the NVIDIA driver to one for CUDA {major}"
+    if major >= 13 and gpu.capability < _OLDEST_FOR_CUDA_13:
+        reason = (
+            f"{gpu.name} has compute capability {_dotted(gpu.capability)}, and {build}, for CUDA "
+            f"{torch.cuda}, has kernels for {_dotted(_OLDEST_FOR_CUDA_13)} and newer"
+        )
+        return _Lack(reason, install if fits_cuda_12 else "use a newer GPU")
+    if gpu.driver[0] < major:
+        reason = (
+            f"the NVIDIA driver supports CUDA up to {_dotted(gpu.driver)}, and {build} needs "
+            f"CUDA {major}"
+        )
+        has_choice = major >= 13 and gpu.driver[0] >= 12 and fits_cuda_12
+        return _Lack(reason, f"{update}, or {install}" if has_choice else update)
+    return None
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return f"{version[0]}.{version[1]}"
+
+
+def torch_build() -> TorchBuild:
+    """The installed torch, by its file ``version.py``."""
+    torch = find_spec("torch")
+    assert torch is not None and torch.origin is not None, "torch is a dependency"
+    facts = run_path(str(Path(torch.origin).with_name("version.py")))
+    return TorchBuild(facts["__version__"], facts["cuda"])
+
+
+def has_mps() -> bool:
+    """True if torch can use an Apple GPU."""
+    if sys.platform != "darwin":
+        return False
+    import torch
+
+    return torch.backends.mps.is_available()
+
+
+def list_gpus() -> tuple[list[Gpu], str]:
+    """NVIDIA GPUs of the machine; where there is none, an empty list and the reason."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return [], f"no NVIDIA driver answers ({error})"
+    try:
+        n_cards = pynvml.nvmlDeviceGetCount()
+        cuda = int(pynvml.nvmlSystemGetCudaDriverVersion())  # 12040: 12.4
+        driver = (cuda // 1000, cuda % 1000 // 10)
+        gpus = [gpu for index in range(n_cards) for gpu in _describe(index, driver)]
+    except pynvml.NVMLError as error:
+        return [], f"the NVIDIA driver does not answer ({error})"
+    finally:
+        pynvml.nvmlShutdown()
+    return gpus, "" if gpus else f"{n_cards} cards are in MIG mode, and have no instance"
+
+
+def _describe(index: int, driver: tuple[int, int]) -> list[Gpu]:
+    """A card, or its slices if it is cut into some."""
+    card = pynvml.nvmlDeviceGetHandleByIndex(index)
+    slices = _slices(card)
+    capability = pynvml.nvmlDeviceGetCudaComputeCapability(card)
+    gpus = []
+    for handle in [card] if slices is None else slices:
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+        gpu = Gpu(
+            index=index,
+            uuid=pynvml.nvmlDeviceGetUUID(handle),
+            name=pynvml.nvmlDeviceGetName(handle),
+            memory_total=int(memory.total),
+            memory_free=int(memory.free),
+            capability=(int(capability[0]), int(capability[1])),
+            driver=driver,
+            card="" if slices is None else pynvml.nvmlDeviceGetUUID(card),
+        )
+        gpus.append(gpu)
+    return gpus
+
+
+def _slices(card: object) -> list[object] | None:
+    """NVML's handles of the MIG instances of a card; None if it is not in MIG mode."""
+    try:
+        is_cut = pynvml.nvmlDeviceGetMigMode(card)[0] == pynvml.NVML_DEVICE_MIG_ENABLE
+    except pynvml.NVMLError:  # it has no such mode
+        return None
+    if not is_cut:
+        return None
+    handles = []
+    for place in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(card)):
+        with suppress(pynvml.NVMLError):  # a place without an instance, or not ours
+            handles.append(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(card, place))
+    return handles
+
+
+def visible_gpus(gpus: Sequence[Gpu], cuda_visible_devices: str | None) -> list[Gpu]:
+    """The GPUs that CUDA shows, in its order: a wrong entry hides itself and all behind it.
+
+    Of slices (MIG) it shows one to a process, and that only without a whole card beside it.
+    """
+    if cuda_visible_devices is None:
+        return [gpu for gpu in gpus if not gpu.card] or list(gpus[:1])
+    visible: list[Gpu] = []
+    for entry in map(str.strip, cuda_visible_devices.split(",")):
+        matches = _named_to_cuda(gpus, entry)
+        if len(matches) != 1 or matches[0] in visible:
+            break
+        if matches[0].card:
+            return visible or matches
+        visible += matches
+    return visible
+
+
+def _named_to_cuda(gpus: Sequence[Gpu], entry: str) -> list[Gpu]:
+    """The GPUs that an entry may mean; the number or UUID of a card means its first slice."""
+    if entry.isdigit():
+        return [gpu for gpu in gpus if gpu.index == int(entry)][:1]
+    cards = {gpu.card: gpu for gpu in reversed(gpus) if entry and gpu.card.startswith(entry)}
+    return [gpu for gpu in gpus if entry and gpu.uuid.startswith(entry)] + list(cards.values())
+
+
+def _matching(visible: Sequence[Gpu], entry: str) -> list[Gpu]:
+    if entry.isdigit():
+        return list(visible[int(entry) : int(entry) + 1])
+    return [gpu for gpu in visible if entry and gpu.uuid.startswith(entry)]
+
+
+def select_gpus(request: str, visible: Sequence[Gpu]) -> list[int]:
+    """Places of the requested GPUs among the visible ones: ``all``, ``0,2`` or UUIDs.
+
+    Raises:
+        UsageError: one is out of range, ambiguous or named twice.
+    """
+    if request == "all":
+        return list(range(len(visible)))
+    places: list[int] = []
+    for entry in request.split(","):
+        matches = _matching(visible, entry.strip())
+        if len(matches) != 1:
+            names = ", ".join(f"{i}: {gpu.name} {gpu.uuid}" for i, gpu in enumerate(visible))
+            raise UsageError(
+                f"--gpus {request}: {entry.strip()!a} is not a visible GPU",
+                hint=f"visible: {names or 'none'}",
+            )
+        place = visible.index(matches[0])
+        if place in places:
+            raise UsageError(f"--gpus {request}: GPU {place} is named twice", hint="name it once")
+        places.append(place)
+    return places
+
+
+def choose_devices(
+    device: str,
+    gpus: str | None,
+    workers: int | None,
+    cuda_visible_devices: str | None,
+    model_bytes: int,
+) -> Choice:
+    """The devices for ``--device``, ``--gpus`` and ``--workers``: the first kind that is there.
+
+    Raises:
+        UsageError: the options contradict each other.
+        UnavailableError: what was asked for is not there.
+    """
+    if gpus is not None and device in ("cpu", "mps"):
+        raise UsageError(f"--gpus does not go with --device {device}", hint="leave one of them out")
+    kinds: dict[str, Callable[[], Choice]] = {
+        "cuda": lambda: _choose_cuda(gpus or "all", cuda_visible_devices),
+        "mps": _choose_mps,
+        "cpu": lambda: _choose_cpu(workers, model_bytes),
+    }
+    if device != "auto" or gpus is not None:
+        choice = kinds["cuda" if gpus is not None else device]()
+    else:
+        choice = _first_there(kinds.values())
+    if workers is not None and choice.kind != "cpu":
+        raise UsageError(
+            f"--workers is for --device cpu: there is one worker per GPU, and here is "
+            f"{choice.descriptions[0]}",
+            hint="leave it out, or add --device cpu",
+        )
+    return choice
+
+
+def _first_there(kinds: Iterable[Callable[[], Choice]]) -> Choice:
+    """The first choice that can be made; the last one, a CPU, always can, and says why it is."""
+    *gpus, cpu = kinds
+    lacks = []
+    for choose in gpus:
+        try:
+            return choose()
+        except UnavailableError as lack:
+            lacks.append(str(lack))
+    choice = cpu()
+    (text,) = choice.descriptions
+    return replace(choice, descriptions=(f"{text}; {lacks[0]}",))
+
+
+def _choose_cuda(request: str, cuda_visible_devices: str | None) -> Choice:
+    """The requested GPUs; of ``all``, those that this build of torch can use.
+
+    Raises:
+        UsageError: one that was named is not visible.
+        UnavailableError: one that was named, or any, cannot be used.
+    """
+    gpus, reason = list_gpus()
+    visible = visible_gpus(gpus, cuda_visible_devices)
+    if gpus and not visible:
+        reason = f"CUDA_VISIBLE_DEVICES={cuda_visible_devices!a} hides all {len(gpus)} GPUs"
+    if not visible:
+        raise UnavailableError(f"no GPU can be used: {reason}", hint=_ELSE_CPU)
+    torch = torch_build()
+    lacks = {i: lack for i, gpu in enumerate(visible) if (lack := _lack_of(gpu, torch))}
+    if len(lacks) == len(visible):
+        raise lacks[0].error("no GPU can be used")
+    places = select_gpus(request, visible)
+    refused = [place for place in places if place in lacks]
+    if refused and request != "all":
+        raise lacks[refused[0]].error(f"cuda:{refused[0]} cannot be used")
+    places = [place for place in places if place not in lacks]
+    selected = [visible[place] for place in places]
+    descriptions = [
+        f"cuda:{place} {gpu.name}, {gpu.memory_free / _GIB:.0f} of "
+        f"{gpu.memory_total / _GIB:.0f} GiB free"
+        for place, gpu in zip(places, selected, strict=True)
+    ]
+    descriptions[-1] += "".join(
+        f"; cuda:{place} is left out: {lacks[place].reason}; {lacks[place].remedy}"
+        for place in refused
+    )
+    return Choice(
+        devices=tuple(f"cuda:{place}" for place in places),
+        descriptions=tuple(descriptions),
+        has_bf16=all(gpu.has_bf16 for gpu in selected),
+        memory=min(gpu.memory_free for gpu in selected),
+        gpus=tuple(selected),
+    )
+
+
+def free_gpus(cuda_visible_devices: str | None) -> list[int]:
+    """The places of the GPUs that could be used, and whose memory nobody uses."""
+    with suppress(UnavailableError):
+        choice = _choose_cuda("all", cuda_visible_devices)
+        places = (int(device.partition(":")[2]) for device in choice.devices)
+        return [
+            place
+            for place, gpu in zip(places, choice.gpus, strict=True)
+            if gpu.memory_free >= _FREE * gpu.memory_total
+        ]
+    return []
+
+
+def _choose_mps() -> Choice:
+    if not has_mps():
+        raise UnavailableError(
+            "this machine or this build of torch has no MPS",
+            hint=_ELSE_CPU,
+        )
+    memory = psutil.virtual_memory().available
+    return Choice(("mps",), ("Apple GPU (MPS)",), has_bf16=False, memory=memory)
+
+
+def count_fitting(model_bytes: int) -> int:
+    """The processes of one core, each with a model of so many bytes, that fit into this machine."""
+    available = psutil.virtual_memory().available
+    return min(usable_cores(), max(1, int(0.8 * available / (model_bytes + _GIB // 2))))
+
+
+def count_workers(workers: int | None, model_bytes: int) -> int:
+    """The processes for ``--workers``, each with a model of so many bytes.
+
+    Raises:
+        UsageError: it is no useful number.
+    """
+    if workers is None:
+        return count_fitting(model_bytes)
+    if not 1 <= workers <= _MOST_WORKERS:
+        raise UsageError(
+            f"--workers is {workers}",
+            hint=f"give 1 to {_MOST_WORKERS}; without it there is one for each core",
+        )
+    return workers
+
+
+def _choose_cpu(workers: int | None, model_bytes: int) -> Choice:
+    n_cores, available = usable_cores(), psutil.virtual_memory().available
+    n_workers = count_workers(workers, model_bytes)
+    return Choice(
+        devices=("cpu",) * n_workers,
+        descriptions=(
+            f"CPU, up to {counted(n_workers, 'worker')} of one core each on "
+            f"{counted(n_cores, 'core')}",
+        ),
+        has_bf16=cpu_has_bf16(),
+        memory=available // n_workers,
+    )
+
+
+def usable_cores() -> int:
+    """Cores that this process may use; a batch system often grants fewer than there are."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def count_helpers(devices: Sequence[str], n_cores: int) -> int:
+    """The processes, at most, that make shards and tables beside these devices.
+
+    A GPU gives one of them work for all of its time, or up to two (benchmarks/measure.py
+    simulated), and leaves the other cores to them. On a CPU the tables take a sixth of the time of
+    the smallest model.
+    """
+    if any(device.startswith("cuda") for device in devices):
+        return max(0, min(2 * len(devices), n_cores - len(devices) - 1))
+    return len(devices) // 6
+
+
+def cpu_has_bf16() -> bool:
+    """True if the CPU multiplies bf16 natively; where it does not, bf16 is slower than fp32.
+
+    Torch asks for the same two features. No Mac has them.
+    """
+    if not _CPU_FACTS.exists():
+        return False
+    with _CPU_FACTS.open(errors="replace") as facts:
+        flags = next((line.split() for line in facts if line.startswith("flags")), [])
+    return "avx512_bf16" in flags or "amx_tile" in flags
+
+
+def choose_precision(request: str, choice: Choice) -> Precision:
+    """The precision for ``--precision``.
+
+    Raises:
+        UnavailableError: the device cannot do what was asked for.
+    """
+    match request:
+        case "auto":
+            if choice.has_bf16:
+                return "bf16"
+            return "fp16" if choice.has_fast_fp16 else "fp32"
+        case "fp32":
+            return "fp32"
+        case "fp16" if choice.kind != "cpu":
+            return "fp16"
+        case "bf16" | "bf16x2" if choice.has_bf16 or choice.kind == "cpu":
+            return request
+    raise UnavailableError(
+        f"--precision {request} is not for {choice.descriptions[0]}",
+        hint="leave it out for the best that the device has",
+    )
+
+
+def choose_tokens(choice: Choice, footprint: Footprint, precision: Precision) -> int:
+    """The token budget of a batch: enough to fill the device, and well within its memory."""
+    if choice.kind == "cpu":
+        return min(max(_CPU_TOKENS, footprint.filling_tokens // _CPU_SHARE), 2 * _CPU_TOKENS)
+    if choice.kind == "mps":
+        return _MPS_TOKENS
+    fitting = (choice.memory - footprint.weight_bytes(precision)) // 2 // footprint.bytes_per_token
+    return max(_FEWEST_TOKENS, min(fitting, footprint.filling_tokens))
+
+
+def gpu_memory(footprint: Footprint, n_tokens: int) -> int:
+    """Bytes for the weights in half precision and two batches of so many tokens."""
+    return footprint.weight_bytes("bf16") + 2 * n_tokens * footprint.bytes_per_token
+
+
+def default_gpu_memory(footprint: Footprint) -> int:
+    """Bytes for the weights and the default batches of a GPU that has them."""
+    return gpu_memory(footprint, footprint.filling_tokens)
+
+
+def describe_needs(footprint: Footprint) -> list[str]:
+    """Lines about the disk and memory a model needs: calculated for half precision."""
+    most, least = default_gpu_memory(footprint), gpu_memory(footprint, _FEWEST_TOKENS)
+    converted = footprint.converted_bytes
+    return [
+        f"disk        {as_size(footprint.file_bytes + converted)}"
+        + (f", of which {as_size(converted)} are for the converted model" if converted else ""),
+        f"GPU memory  {as_size(most)} for the default batches, {as_size(least)} at the least",
+        f"RAM         {as_size(footprint.weight_bytes('bf16') + _GIB // 2)} for a CPU worker",
+    ]
+
+
+def as_size(n_bytes: int) -> str:
+    """A number of bytes for people."""
+    return f"{n_bytes / 1e9:.1f} GB" if n_bytes >= 1e9 else f"{n_bytes / 1e6:.0f} MB"
+
+
+def describe_compromises(
+    choice: Choice, footprint: Footprint, precision: Precision, is_auto: tuple[bool, bool]
+) -> list[str]:
+    """Lines about what unlike GPUs cost each other, and how to leave out the weaker ones.
+
+    ``is_auto``: whether precision, and the budget of a batch, are chosen by the devices.
+    """
+    auto_precision, auto_tokens = is_auto
+    lines: list[str] = []
+    if not choice.gpus:
+        return lines
+    old = [place for place, gpu in enumerate(choice.gpus) if not gpu.has_fast_fp16]
+    if auto_precision and old and len(old) < len(choice.gpus):
+        lines.append(
+            f"{_named(choice, old)} is slow in 16 bits, so every GPU runs in fp32: "
+            f"leave it out with {_without(choice, old)}"
+        )
+    alone = [replace(choice, memory=gpu.memory_free) for gpu in choice.gpus]
+    tokens = [choose_tokens(each, footprint, precision) for each in alone]
+    small = [place for place, n in enumerate(tokens) if n < _MUCH_LESS * max(tokens)]
+    if auto_tokens and small:
+        lines.append(
+            f"{_named(choice, small)} has memory for batches of {min(tokens):,} tokens, so every "
+            f"GPU gets such batches, and not {max(tokens):,}: "
+            f"leave it out with {_without(choice, small)}"
+        )
+    return lines
+
+
+def _named(choice: Choice, places: Sequence[int]) -> str:
+    return ", ".join(f"{choice.devices[place]} ({choice.gpus[place].name})" for place in places)
+
+
+def _without(choice: Choice, places: Sequence[int]) -> str:
+    rest = [device for place, device in enumerate(choice.devices) if place not in places]
+    return f"--gpus {','.join(device.removeprefix('cuda:') for device in rest)}"
+
+
+def _describe_gpu(gpu: Gpu, torch: TorchBuild) -> str:
+    """A GPU with its memory and precision, or with the reason why it cannot be used."""
+    memory = f"{gpu.memory_free / _GIB:.1f} of {gpu.memory_total / _GIB:.1f} GiB free"
+    precision = "fp16" if gpu.has_fast_fp16 else "fp32"
+    use = "bf16, FlashAttention" if gpu.has_bf16 else f"{precision}, SDPA"
+    if lack := _lack_of(gpu, torch):
+        use = f"cannot be used: {lack.reason}; {lack.remedy}"
+    return f"{gpu.name}  {gpu.uuid}  {memory}  {use}"
+
+
+def describe_machine(cuda_visible_devices: str | None) -> list[str]:
+    """The lines of ``virnucpro devices``: what a run would use here, and why not more."""
+    gpus, reason = list_gpus()
+    visible = visible_gpus(gpus, cuda_visible_devices)
+    torch = torch_build()
+    lines = [f"torch {torch.version}, CUDA {torch.cuda or 'not built in'}"]
+    if gpus:
+        lines.append(f"NVIDIA driver, CUDA up to {_dotted(gpus[0].driver)}")
+    for gpu in gpus:
+        place = f"cuda:{visible.index(gpu)}" if gpu in visible else "hidden"
+        lines.append(f"{place:<8}{_describe_gpu(gpu, torch)}")
+    if not gpus:
+        lines.append(f"no GPU: {reason}")
+    if has_mps():
+        lines.append("mps     Apple GPU  fp32, SDPA")
+    ram = psutil.virtual_memory()
+    precision = "bf16" if cpu_has_bf16() else "fp32"
+    lines.append(
+        f"cpu     {usable_cores()} cores  "
+        f"{ram.available / _GIB:.1f} of {ram.total / _GIB:.1f} GiB free  {precision}"
+    )
+    return lines

@@ -1,0 +1,136 @@
+"""The events of a run. Plain values: they are pickled, logged, drawn.
+
+Every shard of a run ends in exactly one ``ShardDone`` or ``ShardFailed``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from virnucpro.ground.config import EncoderSpec
+from virnucpro.ground.records import Shard
+
+STAGES = ("reading", "embedding", "writing tables")  # of a run
+STARTING = "starting workers"  # a part of embedding
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes of a device, or of the process and the machine where the device is a CPU."""
+
+    used: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReady:
+    """A worker has loaded its models and waits for shards."""
+
+    worker: str
+    description: str  # device, precision, kernel, token budget, process
+    memory: Memory
+    warnings: tuple[str, ...] = ()  # of its start, where its process has no log
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLost:
+    """A worker could not start, died, or fell silent; ``shard`` is the one it worked on."""
+
+    worker: str
+    reason: str
+    shard: Shard | None = None
+    traceback: str = ""
+    is_final: bool = False  # it is not replaced
+
+
+@dataclass(frozen=True, slots=True)
+class BatchStarted:
+    """The ORFs, by their place in the shard, that may be at fault if the worker dies now.
+
+    The next batch may start before this one is done: of this shard, or the first of the next.
+    """
+
+    worker: str
+    shard: Shard
+    rows: tuple[int, ...]
+    allowed_seconds: float  # limit after which the worker counts as hung
+
+
+@dataclass(frozen=True, slots=True)
+class BatchDone:
+    """The rows of a batch have vectors, or reasons for having none."""
+
+    worker: str
+    shard: Shard
+    rows: tuple[int, ...]
+    n_tokens: int
+    memory: Memory
+    n_repeated: int = 0  # sequences that the precision could not hold, and float32 did
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetReduced:
+    """A batch did not fit into the device's memory."""
+
+    worker: str
+    tokens_per_batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShardDone:
+    """The shard's feature file is whole; ``n_failed`` of its ORFs are in it as failures.
+
+    It comes when the file is written, while the next shard is embedded already.
+    """
+
+    worker: str
+    shard: Shard
+    seconds: float
+    n_failed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The disk did not take a shard; it will not take others either."""
+
+    hint: str
+    is_place: bool  # nothing can be written there, else it is full or has a fault
+
+
+@dataclass(frozen=True, slots=True)
+class ShardFailed:
+    """The shard has no feature file."""
+
+    worker: str
+    shard: Shard
+    reason: str
+    traceback: str = ""
+    refusal: Refusal | None = None  # set if only the disk is to blame
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A stage of the parent's own; ``total`` is 0 where it cannot be known."""
+
+    stage: str
+    done: int
+    total: int
+    unit: str
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingStarted:
+    """The plan is known, and the shards that an earlier start has finished."""
+
+    pending: tuple[Shard, ...]
+    n_done_before: int
+    files: tuple[tuple[int, int], ...] = ()  # (first shard, one after the last) of each input
+    encoders: tuple[EncoderSpec, ...] = ()
+
+
+Event = (
+    WorkerReady | WorkerLost | BatchStarted | BatchDone | BudgetReduced | ShardDone | ShardFailed
+)
+Telling = Event | Progress | EmbeddingStarted
+OnEvent = Callable[[Telling], None]

@@ -1,0 +1,408 @@
+"""Files on disk: written whole or not at all, read plain or compressed; and what the disk refuses.
+
+Python's errors of ``write`` name no file, and their numbers tell a user little. Here they get the
+name of the file, an exit code and a remedy.
+"""
+
+from __future__ import annotations
+
+import bz2
+import errno
+import gzip
+import hashlib
+import io
+import json
+import lzma
+import os
+import re
+import secrets
+import stat
+import sys
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO, TextIO
+
+from virnucpro.ground.errors import OutputError, StorageError, UsageError
+from virnucpro.ground.log import printable
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+OnBlock = Callable[[bytes | memoryview], object]
+Opener = Callable[[str, int], int]  # for ``open``: takes a path and flags, gives a descriptor
+ZstdError = zstd.ZstdError
+EMBEDDED_FOLDER = Path(__file__).parents[1] / "embedded"  # the models that are part of the package
+TEMPORARY = ".tmp"  # ends the name of every temporary file
+MOST_JSON = 2**28  # bytes of a file of JSON; run.json has 400 for each input
+_DEEPEST = 64  # levels of JSON; files of ours have a handful
+_MOST_DIGITS = 21  # of a number of 64 bits, with its sign
+_N_DIGITS = 8  # before that, hexadecimal
+_TEMPORARY = re.compile(rf"\..*\.[0-9a-f]{{{_N_DIGITS}}}{re.escape(TEMPORARY)}", re.DOTALL)
+_BLOCK = 1 << 20
+_PACKED_BLOCK = 1 << 16  # what is left of it is copied at the end of each stream
+_BGZIP = b"BC\x02\0"  # in the header of each member that bgzip writes
+_BGZIP_END = bytes.fromhex("1f8b08040000000000ff0600424302001b0003000000000000000000")
+
+
+_ROOM = "make room there"
+_GONE = (
+    "it, or the folder that it is in, is missing: make it, or put back what was moved or deleted"
+)
+_PERMISSION = "check the permissions there, or choose another folder"
+_IN_THE_WAY = "something else has this name: move it away, or choose another path"
+_NAME = "choose another path: this one is too long, or a link that leads nowhere"
+_UNKNOWN = "check the path, its disk and its permissions, or choose another folder"
+_REMEDIES: dict[int, tuple[type[OutputError | StorageError], str]] = {
+    errno.ENOSPC: (StorageError, _ROOM),
+    errno.EDQUOT: (StorageError, _ROOM),
+    errno.EFBIG: (StorageError, "files may not grow so large here: see `ulimit -f`"),
+    errno.EMFILE: (StorageError, "too many files are open: see `ulimit -n`"),
+    errno.EIO: (StorageError, "the disk, or the way to it, has a fault: see the system's log"),
+    errno.ENOENT: (OutputError, _GONE),
+    errno.ESTALE: (OutputError, _GONE),
+    errno.EACCES: (OutputError, _PERMISSION),
+    errno.EPERM: (OutputError, _PERMISSION),
+    errno.EROFS: (OutputError, _PERMISSION),
+    errno.EEXIST: (OutputError, _IN_THE_WAY),
+    errno.ENXIO: (OutputError, _IN_THE_WAY),  # a pipe, a socket or a device
+    errno.EISDIR: (OutputError, _IN_THE_WAY),
+    errno.ENOTDIR: (OutputError, _IN_THE_WAY),
+    errno.ENOTEMPTY: (OutputError, _IN_THE_WAY),
+    errno.ENAMETOOLONG: (OutputError, _NAME),
+    errno.ELOOP: (OutputError, _NAME),
+}
+
+
+def disk_error(error: OSError, path: object = "") -> OutputError | StorageError:
+    """The error for a file, with its exit code: 73 if it cannot be made there, else 74."""
+    where = path or error.filename
+    message = error.strerror or str(error)
+    kind, hint = _REMEDIES.get(error.errno or 0, (StorageError, _UNKNOWN))
+    return kind(f"{printable(where)}: {message}" if where else message, hint)
+
+
+@contextmanager
+def writing(path: Path, *also: Path) -> Iterator[None]:
+    """Turn errors of writing a file or folder into ours; ``also`` are further names of it.
+
+    Raises:
+        OutputError: it cannot be made there.
+        StorageError: the disk is full, or has a fault.
+    """
+    try:
+        yield
+    except OSError as error:
+        ours = (None, *map(str, (path, *also)))
+        if error.errno not in _REMEDIES or error.filename not in ours:
+            raise
+        raise disk_error(error, path) from error
+
+
+def expanded(path: str | Path) -> Path:
+    """The path with the home folder in the place of a leading ``~`` or ``~user``.
+
+    Raises:
+        UsageError: there is no such user, or no file can have this name.
+    """
+    if "\0" in str(path):
+        raise UsageError(
+            f"the path {printable(path)} has a NUL byte", hint="is the name the right one?"
+        )
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        user = Path(path).parts[0]
+        raise UsageError(
+            f"{printable(path)}: no home folder is known for {printable(user)}",
+            hint=f"write the path in full, or ./{printable(user)} for a file of that name",
+        ) from error
+
+
+def refuse_links(folder: Path, names: Iterable[str]) -> None:
+    """Check that what a command writes into, or deletes from, a folder lies there itself.
+
+    Raises:
+        OutputError: one of these names is a symbolic link.
+    """
+    for name in names:
+        refuse_link(folder / name)
+
+
+def refuse_link(path: Path, folder: int | None = None) -> None:
+    """The same of one path, whose last name is looked up in an open folder, if one is given."""
+    name = path if folder is None else path.name
+    try:
+        target = os.readlink(name, dir_fd=folder)
+    except OSError:  # it is no link, or not there
+        return
+    raise OutputError(
+        f"{printable(path)} is a link to {printable(target)}: nothing is written "
+        "or deleted through a link inside the output folder",
+        hint="put what it leads to in its place, or delete the link; to use another disk, "
+        "name a folder there with --output-dir, or make the whole folder a link",
+    )
+
+
+def open_plain(path: Path) -> BinaryIO:
+    """Open a file to read. A pipe, a device or a socket is refused, where ``open`` might wait.
+
+    Raises:
+        OSError: it cannot be opened, or is not a plain file.
+    """
+    handle = open(path, "rb", opener=_open_at_once)  # noqa: SIM115 - the caller closes it
+    if stat.S_ISREG(os.fstat(handle.fileno()).st_mode):
+        return handle
+    handle.close()
+    raise OSError(errno.ENXIO, "it is not a plain file", str(path))
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # a pipe would wait for its other end
+
+
+@contextmanager
+def atomic(path: Path) -> Iterator[Path]:
+    """Yield a temporary sibling that replaces ``path``, synced to disk, if the block succeeds.
+
+    The folder must be there: one that somebody took away does not come back by itself.
+
+    Raises:
+        OutputError, StorageError: as ``writing``.
+    """
+    temporary = temporary_beside(path)
+    try:
+        with writing(path, temporary, path.parent):
+            yield temporary
+            put_in_place(temporary, path)
+    finally:
+        with suppress(OSError):  # it is swept away later
+            temporary.unlink()
+
+
+def write_whole(path: Path, content: bytes | memoryview | str) -> None:
+    """Write a file that replaces ``path`` when it is whole; text in UTF-8.
+
+    Raises:
+        OutputError, StorageError: as ``writing``.
+    """
+    with atomic(path) as temporary:
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def write_json(path: Path, content: object) -> None:
+    """Write a file of JSON that people can read; as ``write_whole``."""
+    write_whole(path, json.dumps(content, indent=2) + "\n")
+
+
+def read_json(path: Path, most_bytes: int = MOST_JSON) -> Any:  # noqa: ANN401 - as it comes
+    """The content of a plain file of JSON, in UTF-8.
+
+    Raises:
+        OSError: it cannot be opened, or is not a plain file.
+        ValueError: it is too large, too deep, or not JSON.
+    """
+    with open_plain(path) as handle:
+        if os.fstat(handle.fileno()).st_size > most_bytes:
+            raise ValueError(f"it has more than {most_bytes:,} bytes")
+        return parse_json(handle.read())
+
+
+def parse_json(text: bytes | str) -> Any:  # noqa: ANN401 - as it comes
+    """The content of JSON, in UTF-8.
+
+    Raises:
+        ValueError: it is nested too deeply, or not JSON.
+    """
+    too_deep = ValueError(f"it is nested more than {_DEEPEST} levels deep")
+    try:
+        content = json.loads(text if isinstance(text, str) else text.decode(), parse_int=_number)
+    except RecursionError as error:
+        raise too_deep from error
+    level = [content] if isinstance(content, (dict, list)) else []
+    for _ in range(_DEEPEST):
+        inner = (one.values() if isinstance(one, dict) else one for one in level)
+        level = [one for some in inner for one in some if isinstance(one, (dict, list))]
+    if level:
+        raise too_deep
+    return content
+
+
+def _number(digits: str) -> int | float:
+    """A whole number; one of more than 64 bits, which arrays do not hold, becomes a float."""
+    is_short = len(digits) <= _MOST_DIGITS and abs(int(digits)) < 2**64
+    return int(digits) if is_short else float(digits)
+
+
+def put_in_place(temporary: Path, path: Path) -> None:
+    """Replace ``path`` by its whole temporary sibling, synced to disk."""
+    _sync(temporary)
+    temporary.replace(path)
+    _sync(path.parent)
+
+
+def temporary_beside(path: Path) -> Path:
+    """A name that nobody else has, not even a process of the same number elsewhere."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(_N_DIGITS // 2)}{TEMPORARY}")
+
+
+@contextmanager
+def as_text(content: BinaryIO) -> Iterator[TextIO]:
+    """Write text that may hold what is not UTF-8 into a file, which stays open."""
+    out = io.TextIOWrapper(content, "utf-8", "surrogateescape", newline="\n")
+    yield out
+    out.detach()
+
+
+class NamedFile(io.FileIO):
+    """A file whose errors of writing name it, as those of opening do."""
+
+    def write(self, content: Any) -> int:  # noqa: ANN401 - all that has bytes
+        try:
+            return super().write(content)
+        except OSError as error:
+            error.filename = self.name
+            raise
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def is_temporary(name: str) -> bool:
+    """Whether a file has a name that ``temporary_beside`` gives."""
+    return _TEMPORARY.fullmatch(name) is not None
+
+
+def open_binary(path: Path, on_block: OnBlock | None = None) -> BinaryIO:
+    """Open a plain, gzip, bzip2, xz or zstd file; the content decides, not the name.
+
+    ``on_block`` is given the bytes of the file itself, once each, as they are read.
+
+    Raises:
+        OSError: it cannot be opened, or is a pipe or a device, which can be read only once.
+        EOFError: a file of bgzip ends early, between two members, where gzip cannot tell.
+    """
+    with open_plain(path) as handle:
+        magic = handle.read(16)
+        if magic.startswith(b"\x1f\x8b\x08\x04") and magic.endswith(_BGZIP):
+            handle.seek(-min(len(_BGZIP_END), path.stat().st_size), io.SEEK_END)
+            if handle.read() != _BGZIP_END:
+                raise EOFError("the end mark of bgzip is missing")
+    opened = partial(_opened, path, on_block)
+    if magic.startswith(b"\x1f\x8b"):
+        return _reader(_read_through(opened, lambda packed: gzip.GzipFile(fileobj=packed)))
+    if magic.startswith(b"BZh"):
+        return _reader(_unpack(opened, bz2.BZ2Decompressor))
+    if magic.startswith(b"\xfd7zXZ\x00"):
+        start = partial(lzma.LZMADecompressor, lzma.FORMAT_XZ)
+        return _reader(_unpack(opened, start, padding=bytes(4)))
+    if magic.startswith(b"\x28\xb5\x2f\xfd"):
+        return _reader(_read_through(opened, zstd.ZstdFile))
+    return opened()
+
+
+def _opened(path: Path, on_block: OnBlock | None) -> BinaryIO:
+    return (
+        path.open("rb") if on_block is None else io.BufferedReader(_Heard(path, on_block), _BLOCK)
+    )
+
+
+class _Heard(io.FileIO):
+    """A file that reports the blocks that are read from it."""
+
+    def __init__(self, path: Path, on_block: OnBlock) -> None:
+        super().__init__(path)
+        self._on_block = on_block
+
+    def readinto(self, buffer: Any) -> int | None:  # noqa: ANN401 - all that has bytes
+        n_bytes = super().readinto(buffer)
+        self._on_block(memoryview(buffer)[:n_bytes])
+        return n_bytes
+
+
+def _reader(pieces: Generator[bytes]) -> BinaryIO:
+    return io.BufferedReader(_Pieces(pieces))
+
+
+def _read_through(
+    opened: Callable[[], BinaryIO], unpacking: Callable[[BinaryIO], Any]
+) -> Generator[bytes]:
+    """The content of a packed file, as a reader of Python gives it."""
+    with opened() as packed, unpacking(packed) as content:
+        while block := content.read(_BLOCK):
+            yield block
+
+
+def _unpack(
+    opened: Callable[[], BinaryIO],
+    start: Callable[[], bz2.BZ2Decompressor | lzma.LZMADecompressor],
+    padding: bytes = b"",
+) -> Generator[bytes]:
+    """The content of all streams of a bzip2 or xz file, with padding between and behind them.
+
+    Python's own readers end without a word where the next stream is damaged.
+
+    Raises:
+        EOFError: the file ends within a stream.
+        OSError, LZMAError: what is there does not decompress.
+    """
+    with opened() as handle:
+        packed = handle.read(_PACKED_BLOCK)
+        while packed:
+            stream = start()
+            while not stream.eof:
+                if stream.needs_input and not packed:
+                    raise EOFError("the file ends within a stream")
+                yield stream.decompress(packed, _BLOCK)
+                packed = handle.read(_PACKED_BLOCK) if stream.needs_input else b""
+            packed = stream.unused_data or handle.read(_PACKED_BLOCK)
+            # streams of xz and blocks are of whole paddings: none is divided between two blocks
+            while padding and packed.startswith(padding):
+                n_zeros = len(packed) - len(packed.lstrip(padding))
+                rest = packed[n_zeros - n_zeros % len(padding) :]
+                packed = rest or handle.read(_PACKED_BLOCK)
+
+
+class _Pieces(io.RawIOBase):
+    """A file to read, of pieces that come one by one."""
+
+    def __init__(self, pieces: Generator[bytes]) -> None:
+        self._pieces, self._held = pieces, memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:  # noqa: ANN401 - as in the class above it
+        while not self._held and (piece := next(self._pieces, None)) is not None:
+            self._held = memoryview(piece)
+        n_bytes = min(len(buffer), len(self._held))
+        buffer[:n_bytes], self._held = self._held[:n_bytes], self._held[n_bytes:]
+        return n_bytes
+
+    def close(self) -> None:
+        self._pieces.close()
+        super().close()
+
+
+def sha256(path: Path, on_bytes: Callable[[int], None] = lambda _: None) -> str:
+    """The hash of a plain file; ``on_bytes`` gets the number of bytes read so far."""
+    with open_plain(path) as handle:
+        return sha256_of(handle, on_bytes)
+
+
+def sha256_of(handle: BinaryIO, on_bytes: Callable[[int], None] = lambda _: None) -> str:
+    """The hash of what an open file holds from here on."""
+    digest, done = hashlib.sha256(), 0
+    while block := handle.read(_BLOCK):
+        digest.update(block)
+        done += len(block)
+        on_bytes(done)
+    return digest.hexdigest()

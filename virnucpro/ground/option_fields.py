@@ -1,0 +1,146 @@
+"""Classes of options, whatever they hold: their fields by name, from values, and in messages.
+
+A field that is ``Annotated`` with an option of typer is on the command line; the others are filled
+by whoever calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
+from numbers import Integral, Real
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from typer.models import ArgumentInfo, ParameterInfo
+
+from virnucpro.ground.errors import UsageError
+from virnucpro.ground.files import expanded
+from virnucpro.ground.log import printable
+
+T = TypeVar("T")
+
+
+def names_of(*groups: type) -> set[str]:
+    """The options of these classes."""
+    hints = [get_type_hints(group, include_extras=True) for group in groups]
+    return set().union(*map(options_of, hints))
+
+
+def refuse(options: Any, names: Iterable[str], where: str, else_: str = "") -> None:  # noqa: ANN401
+    """Refuse options that have no effect, instead of ignoring them.
+
+    Raises:
+        UsageError: one of them has another value than its default.
+    """
+    given = given_of(options, names)
+    if given:
+        hint = f"leave out {' and '.join(given)}"
+        raise UsageError(
+            f"{' and '.join(given)}: no effect {where}",
+            hint=f"{hint}; or {else_}" if else_ else hint,
+        )
+
+
+def given_of(options: Any, names: Iterable[str]) -> list[str]:  # noqa: ANN401
+    """The options, among these, that have another value than their default."""
+    defaults = {field.name: field.default for field in fields(options)}
+    return sorted(flag(name) for name in names if getattr(options, name) != defaults[name])
+
+
+def flag(name: str) -> str:
+    """The option on the command line that a field is."""
+    return f"--{name.replace('_', '-')}"
+
+
+def make(options: Callable[..., T], values: Mapping[str, object]) -> T:
+    """Options of values by their names, as a user gives them: text for a path, a list for a tuple.
+
+    Raises:
+        UsageError: a value is empty or of no use.
+    """
+    hints = get_type_hints(options, include_extras=True)
+    on_command_line = options_of(hints)
+    checked = {
+        name: _value(_word(name, on_command_line[name]), get_args(hints[name])[0], value)
+        if name in on_command_line
+        else value
+        for name, value in values.items()
+    }
+    for name, info in on_command_line.items():
+        _check_range(name, info, checked.get(name))
+    return options(**checked)
+
+
+def options_of(hints: Mapping[str, Any]) -> dict[str, ParameterInfo]:
+    """The ``typer`` option of each field that is one, by its name."""
+    return {
+        name: get_args(hint)[1] for name, hint in hints.items() if get_origin(hint) is Annotated
+    }
+
+
+def carry(options: object, to: Callable[..., T], **changes: object) -> T:
+    """Options of another command: the values of those that both have, but for the changes."""
+    names = {field.name for field in fields(to)} - changes.keys()  # type: ignore[arg-type]
+    shared = {name: getattr(options, name) for name in names if hasattr(options, name)}
+    return to(**shared, **changes)
+
+
+def _word(name: str, info: ParameterInfo) -> str:
+    """The name of a field on the command line."""
+    if isinstance(info, ArgumentInfo):
+        return info.metavar or name.upper()
+    return info.default if isinstance(info.default, str) else flag(name)  # typer's first name
+
+
+def _value(option: str, hint: Any, value: object) -> object:  # noqa: ANN401 - a type
+    """The value in the type of its option.
+
+    Raises:
+        UsageError: it is empty, or of another type or choice.
+    """
+    if value == "":
+        raise UsageError(f"{option} is empty", hint="is the variable set that it came from?")
+    if get_origin(hint) is tuple:
+        values = value if isinstance(value, (list, tuple)) else [value]
+        return tuple(_value(option, get_args(hint)[0], one) for one in values)
+    if isinstance(value, Real) and not isinstance(value, bool):  # NumPy's too
+        value = int(value) if isinstance(value, Integral) else float(value)
+    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    for kind in kinds:
+        if isinstance(value, bool) and kind is not bool:  # to Python it is a number
+            continue
+        if kind is Path and isinstance(value, (str, Path)):
+            return expanded(value)
+        if kind is str and isinstance(value, int):  # a number where a word is possible, too
+            return str(value)
+        if get_origin(kind) is Literal:
+            if value in get_args(kind):
+                return value
+        elif isinstance(value, (int, float) if kind is float else kind):
+            return value
+    words = [word for kind in kinds for word in get_args(kind) or (_WORDS[kind],)]
+    raise UsageError(f"{option} is {printable(repr(value))}", hint=f"give {' or '.join(words)}")
+
+
+_WORDS = {
+    bool: "True or False",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    Path: "a path",
+    NoneType: "None",
+}
+
+
+def _check_range(name: str, info: ParameterInfo, value: object) -> None:
+    """
+    Raises:
+        UsageError: a number is not in the range of its option.
+    """
+    if not isinstance(value, (int, float)):
+        return
+    if not (info.min is None or info.min <= value) or not (info.max is None or value <= info.max):
+        most = "" if info.max is None else f", and at most {info.max}"
+        raise UsageError(f"{flag(name)} is {value}", hint=f"give {info.min} or more{most}")

@@ -1,0 +1,91 @@
+"""Files that ``torch.save`` wrote, read without running anything that is in them.
+
+A pickle may name code. Here it may name tensors, and the classes that the caller lists; whatever
+else it names is refused, and does nothing.
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+import zipfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from virnucpro.ground.errors import UnavailableError
+from virnucpro.ground.log import printable
+
+_MAGIC = (b"PK", b"\x80")  # a zip archive, or a bare pickle of old
+# errors of torch.load on a damaged file
+_DAMAGE = (
+    OSError,
+    RuntimeError,
+    EOFError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    AssertionError,
+    struct.error,
+    zipfile.BadZipFile,
+)
+
+Allowed = Callable[..., object] | tuple[Callable[..., object], str]
+
+
+def read_pt(path: Path, kind: str, allowed: Sequence[Allowed] = ()) -> object:
+    """The content of a file of torch, mapped and not read where that can be.
+
+    ``kind`` says in messages what it should be: "an ESM-2 checkpoint". ``allowed`` are classes that
+    it may name beside tensors, or pairs of a class of ours and the name that stands for it.
+
+    Raises:
+        UnavailableError: it is no such file, is damaged, or names anything else.
+    """
+    try:
+        with path.open("rb") as handle:
+            if not handle.read(2).startswith(_MAGIC):
+                raise _other(path, kind, "neither a .pt file nor a model folder")
+        is_archive = zipfile.is_zipfile(path)
+        if is_archive and _is_compressed(path):
+            raise _other(path, kind, "it is compressed")
+        with torch.serialization.safe_globals(list(allowed)):
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)
+    except pickle.UnpicklingError as error:
+        raise UnavailableError(
+            f"{printable(path)} holds more than tensors, or is damaged: it was not loaded",
+            hint="use the published file, or one in the format safetensors",
+        ) from error
+    except _DAMAGE as error:
+        raise UnavailableError(
+            f"{printable(path)} cannot be read: {printable(error)}",
+            hint="the file is damaged or not a checkpoint: download it again",
+        ) from error
+
+
+def _is_compressed(path: Path) -> bool:
+    """True if a member of an archive can be of any size; torch writes none such."""
+    with zipfile.ZipFile(path) as archive:
+        return any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist())
+
+
+def _other(path: Path, kind: str, why: str) -> UnavailableError:
+    return UnavailableError(
+        f"{printable(path)} is not {kind}: {why}", hint="see `virnucpro models list`"
+    )
+
+
+def check_plain(tensor: Tensor) -> None:
+    """Refuse what is not numbers in a file, one after the other: a few bytes can stand for more.
+
+    Raises:
+        ValueError: the tensor repeats its numbers, or has none.
+    """
+    is_plain = tensor.layout == torch.strided and tensor.device.type == "cpu"
+    if not is_plain or not tensor.is_floating_point():
+        raise ValueError(f"a tensor of {tensor.layout}, {tensor.dtype} on {tensor.device}")
+    if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+        raise ValueError(f"a tensor of shape {tuple(tensor.shape)} repeats what is stored")

@@ -1,0 +1,207 @@
+"""A folder that a command writes into. Nothing below it is written or deleted through a link.
+
+The folder itself may be a link: that is the user's choice. From there on every folder is opened
+relative to the one above it, and a link is refused, whenever it was placed there. A file that is
+written or deleted is named relative to its open folder.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO
+
+from virnucpro.ground.errors import OutputError
+from virnucpro.ground.files import (
+    NamedFile,
+    Opener,
+    is_temporary,
+    refuse_link,
+    temporary_beside,
+    writing,
+)
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY
+_NO_FOLDER = (FileNotFoundError, NotADirectoryError)
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """A folder of ours and all that lies in it; every path that it is given lies below ``root``.
+
+    Each method raises OutputError where a folder on the way is a link, and OSError, with the path,
+    for what the disk refuses.
+    """
+
+    root: Path
+
+    @contextmanager
+    def folder(self, path: Path) -> Iterator[int]:
+        """The descriptor of a folder, the root or one below it."""
+        descriptor, here = os.open(self.root, _FOLDER), self.root
+        try:
+            for name in _names(path, self.root):
+                here = here / name
+                inner = _open_in(descriptor, here, _FOLDER)
+                os.close(descriptor)
+                descriptor = inner
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def opener(self, path: Path) -> Opener:
+        """What ``open`` of Python takes to open a file here: a pipe is not waited for."""
+
+        def open_here(_: str, flags: int) -> int:
+            with self.folder(path.parent) as folder:
+                return _open_in(folder, path, flags)
+
+        return open_here
+
+    def open(self, path: Path, mode: str) -> BinaryIO:
+        """Open a file itself, not what a link leads to; its errors name it."""
+        raw = NamedFile(str(path), mode, opener=self.opener(path))
+        return io.BufferedRandom(raw) if raw.readable() else io.BufferedWriter(raw)
+
+    @contextmanager
+    def replacing(self, path: Path) -> Iterator[BinaryIO]:
+        """Yield a new file that replaces ``path``, synced to disk, if the block succeeds.
+
+        Its folder must be there: one that somebody took away does not come back by itself. A link
+        in the place of the file is replaced, and what it leads to stays as it is.
+
+        Raises:
+            OutputError, StorageError: as ``files.writing``.
+        """
+        temporary = temporary_beside(path)
+        with writing(path, temporary, path.parent), self.folder(path.parent) as folder:
+            opener = partial(_open_as, folder, temporary)
+            out = io.BufferedRandom(NamedFile(str(temporary), "x+", opener=opener))
+            try:
+                yield out
+                out.flush()
+                os.fsync(out.fileno())
+                out.close()
+                with _named(temporary):
+                    os.replace(temporary.name, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+                os.fsync(folder)
+            finally:
+                with suppress(OSError):  # the first error is the one to tell
+                    out.close()
+                with suppress(OSError):  # it is swept away later
+                    os.unlink(temporary.name, dir_fd=folder)
+
+    def write_whole(self, path: Path, content: bytes | memoryview | str) -> None:
+        """Write a file that replaces ``path`` when it is whole; text in UTF-8."""
+        with self.replacing(path) as out:
+            out.write(content.encode() if isinstance(content, str) else content)
+
+    def write_json(self, path: Path, content: object) -> None:
+        """Write a file of JSON that people can read; as ``write_whole``."""
+        self.write_whole(path, json.dumps(content, indent=2) + "\n")
+
+    @contextmanager
+    def scratch(self, folder: Path) -> Iterator[BinaryIO]:
+        """Yield a file without a name, on the disk of a folder; it is gone with the block."""
+        path = temporary_beside(folder / "scratch")
+        with writing(folder, path):
+            out = self.open(path, "x+")
+        with out:
+            self.delete(path)
+            yield out
+
+    def make_folder(self, path: Path) -> None:
+        """Make a folder, and those between the root and it, unless they are there."""
+        here = self.root
+        for name in _names(path, self.root):
+            with self.folder(here) as folder:
+                here = here / name
+                _make_in(folder, here)
+
+    def move(self, source: Path, target: Path) -> None:
+        """Give a file another place; what was there is replaced."""
+        with (
+            self.folder(source.parent) as before,
+            self.folder(target.parent) as after,
+            _named(target),
+        ):
+            os.replace(source.name, target.name, src_dir_fd=before, dst_dir_fd=after)
+
+    def delete(self, path: Path) -> None:
+        """Delete a file, if it is there; of a link, the link alone."""
+        with suppress(*_NO_FOLDER), self.folder(path.parent) as folder, _named(path):
+            os.unlink(path.name, dir_fd=folder)
+
+    def delete_files(self, path: Path, is_ours: Callable[[str], object]) -> None:
+        """Delete the files of a folder whose names are ours."""
+        with suppress(*_NO_FOLDER), self.folder(path) as folder:
+            for name in filter(is_ours, os.listdir(folder)):  # noqa: PTH208 - of a descriptor
+                with suppress(FileNotFoundError), _named(path / name):
+                    os.unlink(name, dir_fd=folder)
+
+    def delete_folder(self, path: Path) -> None:
+        """Delete a folder, unless it holds somebody's files."""
+        with suppress(OSError), self.folder(path.parent) as folder:
+            os.rmdir(path.name, dir_fd=folder)
+
+    def sweep_folder(self, path: Path, is_left: Callable[[str], object] = lambda _: False) -> None:
+        """Delete the temporary files that a killed command left in a folder, and nobody else's.
+
+        So are further files that it left, by their names.
+        """
+        with suppress(OSError, OutputError), self.folder(path) as folder:
+            for name in os.listdir(folder):  # noqa: PTH208 - of a descriptor
+                if is_temporary(name) or is_left(name):
+                    with suppress(OSError):  # it does no harm
+                        os.unlink(name, dir_fd=folder)
+
+
+def _names(path: Path, root: Path) -> tuple[str, ...]:
+    names = path.relative_to(root).parts
+    assert ".." not in names, "no way leads out of a tree"
+    return names
+
+
+def _open_as(folder: int, path: Path, _: str, flags: int) -> int:
+    return _open_in(folder, path, flags)
+
+
+def _open_in(folder: int, path: Path, flags: int) -> int:
+    """Open what has the last name of a path in an open folder."""
+    try:
+        with _named(path):
+            flags |= os.O_NOFOLLOW | os.O_NONBLOCK
+            return os.open(path.name, flags, 0o666, dir_fd=folder)
+    except OSError:
+        refuse_link(path, folder)
+        raise
+
+
+def _make_in(folder: int, path: Path) -> None:
+    try:
+        with _named(path):
+            os.mkdir(path.name, dir_fd=folder)
+    except OSError:
+        refuse_link(path, folder)
+        with suppress(FileNotFoundError):
+            if stat.S_ISDIR(os.stat(path.name, dir_fd=folder, follow_symlinks=False).st_mode):
+                return
+        raise
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Have errors of the system name a whole path, where a part of it was opened."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = str(path)
+        error.filename2 = None
+        raise

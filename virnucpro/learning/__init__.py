@@ -1,0 +1,1 @@
+"""Labelled data, training, evaluation and their pages."""

@@ -1,0 +1,147 @@
+"""``report.html`` of an evaluation, made of its ``evaluation.json``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from virnucpro.ground.log import escaped, printable
+from virnucpro.page.charts import Chart
+from virnucpro.page.facts import Facts, is_number, read_facts
+from virnucpro.page.html import pack, render
+from virnucpro.run.folder import RunDir
+
+EVALUATION = "evaluation.json"
+# figures of all samples, those without a score as the lowest, and their interval
+_OF_ALL = ("no_orf_as_0", "no_orf_as_0_low", "no_orf_as_0_high")
+_MEASURES = (
+    ("recall", "recall"),
+    ("false_positives", "false positives"),
+    ("precision_if_5_percent_viral", "precision if 5 % are viral"),
+    ("recall_at_1_percent", "recall at 1 % false positives"),
+    ("calibration_error", "calibration error"),
+)
+
+
+def write_evaluation_page(folder: Path) -> None:
+    """Write the page of an evaluation into its folder.
+
+    Raises:
+        InputMissingError: there is no evaluation in this folder.
+        ResumeError: ``evaluation.json`` is damaged.
+        OutputError, StorageError: as ``files.writing``.
+    """
+    facts = read_facts(folder / EVALUATION)
+    rows = [row for row in facts.sequence("rows") if isinstance(row, dict)]
+    content = {
+        "n_records": facts.number("n_records"),
+        "n_trained": facts.number("n_trained_records"),
+        "cut": facts.text("cut"),
+        "measures": [name for _, name in _MEASURES],
+        "overall": [_row(row) for row in rows if row.get("subset") == "all"],
+        "by_kingdom": [_row(row) for row in rows if row.get("subset") != "all"],
+        "charts": [(chart.name, chart.drawn()) for chart in _charts(facts, rows)],
+        "provenance": list(_provenance(facts)),
+    }
+    page = render("evaluation.html", content, pack({}))
+    rundir = RunDir(folder)
+    rundir.write_whole(rundir.report, page)
+
+
+def _row(row: Mapping[str, Any]) -> dict[str, object]:
+    """A row of figures; AUROC and its interval also as places between 0.5 and 1."""
+    facts = Facts(row)
+    of_all, low_of_all, high_of_all = map(facts.part, _OF_ALL)
+    auroc, low, high = (_number(part, "auroc") for part in (of_all, low_of_all, high_of_all))
+    return {
+        "kind": _name(row),
+        "subset": facts.text("subset"),
+        "kingdom": facts.text("kingdom"),
+        "n": facts.number("n"),
+        "n_virus": facts.number("n_virus"),
+        "n_groups": facts.number("n_groups"),
+        "n_unscored": facts.number("n_no_orf"),
+        "auroc": auroc,
+        "low": low,
+        "high": high,
+        "places": [
+            None if one is None else 200 * max(0.0, one - 0.5) for one in (low, auroc, high)
+        ],
+        "values": [_number(of_all, name) for name, _ in _MEASURES],
+    }
+
+
+def _number(part: Mapping[str, Any], name: str) -> float | None:
+    value = part.get(name)
+    return float(value) if value is not None and is_number(value) else None
+
+
+def _name(kind: Mapping[str, Any]) -> str:
+    """Records of a length, or chunks, as a legend has them."""
+    facts = Facts(kind)
+    if facts.text("unit") == "chunk":
+        return "chunks"
+    length = facts.text("length")
+    return "whole records" if length == "whole" else printable(f"{length} bases")
+
+
+def _charts(facts: Facts, rows: Sequence[Mapping[str, Any]]) -> list[Chart]:
+    """ROC, precision over recall, and reliability, a line for each kind of samples."""
+    sizes = {
+        _name(row): (Facts(row).number("n_virus"), Facts(row).number("n"))
+        for row in rows
+        if row.get("subset") == "all"
+    }
+    roc, precision, reliability = [], [], []
+    for curve in (one for one in facts.sequence("roc") if isinstance(one, dict)):
+        name = _name(curve)
+        true, false = _numbers(curve, "true_positives"), _numbers(curve, "false_positives")
+        if not true or len(true) != len(false):
+            continue
+        roc.append((name, [0.0, *false], [0.0, *true]))
+        n_virus, n = sizes.get(name, (0, 0))
+        calls = [(t, t * n_virus, f * (n - n_virus)) for t, f in zip(true, false, strict=True)]
+        shares = [(recall, tp / (tp + fp)) for recall, tp, fp in calls if tp + fp]
+        precision.append((name, [recall for recall, _ in shares], [share for _, share in shares]))
+    for curve in (one for one in facts.sequence("reliability") if isinstance(one, dict)):
+        x, y = _numbers(curve, "mean_score"), _numbers(curve, "share_of_viruses")
+        if x and len(x) == len(y):
+            reliability.append((_name(curve), x, y))
+    unit = (0.0, 1.0)
+    texts = (
+        ("roc", "ROC", "The share of viruses that is called, over that of the rest.", roc),
+        ("precision", "Precision and recall", "In the mixture of this data.", precision),
+        ("reliability", "Reliability", "Scores that mean what they say lie on the diagonal, where "
+         "half of all is viral.", reliability),
+    )  # fmt: skip
+    labels = {
+        "roc": ("share of the rest that is called", "share of viruses that is called"),
+        "precision": ("recall", "precision"),
+        "reliability": ("score", "share of viruses with that score"),
+    }
+    return [
+        Chart(name, title, text, *labels[name], series, unit, unit, diagonal=name != "precision")
+        for name, title, text, series in texts
+        if series
+    ]
+
+
+def _numbers(curve: Mapping[str, Any], name: str) -> list[float]:
+    values = curve.get(name)
+    if not isinstance(values, list) or not all(map(is_number, values)):
+        return []
+    return list(map(float, values))
+
+
+def _provenance(facts: Facts) -> Iterator[tuple[str, str]]:
+    yield "VirNucPro", facts.text("virnucpro_version")
+    for label, name in (("Labelled data", "data"), ("Split", "split")):
+        path, digest = facts.text(name, "path"), facts.text(name, "sha256")
+        yield label, f"{path}, SHA-256 {digest}" if path else ""
+    yield "Part of the split", facts.text("split", "part")
+    for label, name in (("Head", "head"), ("Scorer", "scorer")):
+        digest = facts.text(name, "sha256")
+        yield label, f"SHA-256 {digest}; {facts.text(name, 'training')}" if digest else ""
+    cutting = facts.part("cutting").items()
+    yield "Cutting", escaped(", ".join(f"{name} {value}" for name, value in cutting))

@@ -1,0 +1,422 @@
+"""``virnucpro evaluate``: labelled records, called as users have theirs called, and measured.
+
+Fragments of the records go through the same ``pipeline.run`` as any input of ``predict``; what
+is measured is read from the tables that it leaves, and joined by id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, TextIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from virnucpro.callers.caller import Caller
+from virnucpro.callers.calls import chunk_scores, score_record
+from virnucpro.callers.head import HeadFacts
+from virnucpro.engine.executor import Executor
+from virnucpro.engine.local import ProcessExecutor
+from virnucpro.ground.config import Recipe
+from virnucpro.ground.errors import UsageError, VirnucproError
+from virnucpro.ground.events import OnEvent
+from virnucpro.ground.files import refuse_links, writing
+from virnucpro.ground.log import printable
+from virnucpro.ground.numeric import Mask, Values
+from virnucpro.ground.option_fields import carry
+from virnucpro.ground.records import Call, FastaRecord, Prediction
+from virnucpro.learning.evaluation.fragments import (
+    WHOLE,
+    Cutting,
+    Fragment,
+    length_name,
+    write_fragments,
+)
+from virnucpro.learning.evaluation.held_out import HeldOut, OfTraining, policy
+from virnucpro.learning.evaluation.metrics import Interval, Measures, Samples, bootstrap, measure
+from virnucpro.learning.labelled.records import (
+    DataManifest,
+    Labelled,
+    LabelledRecord,
+    read_data_manifest,
+    read_records,
+    warn_of_mixed_groups,
+)
+from virnucpro.learning.labelled.split import Split, check_groups, read_split
+from virnucpro.learning.options import EvaluateOptions
+from virnucpro.run.folder import RunDir
+from virnucpro.sequences.fasta import read_fasta
+from virnucpro.sequences.genetic_code import GeneticCode, genetic_code
+from virnucpro.sequences.translate import chunk_record, translate_six_frames
+from virnucpro.stories.options import PredictOptions
+from virnucpro.stories.pipeline import run
+from virnucpro.stories.resolve import RunConfig, resolve
+from virnucpro.tables.read import read_calls, read_frame_scores
+from virnucpro.tables.sinks import FrameTable
+
+Unit = Literal["record", "chunk"]
+Subset = Literal["all", "virus", "other"]
+_RUN = "run"  # the run folder of the fragments
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """An evaluation before it runs: the data, the options, and the folders of the results."""
+
+    options: EvaluateOptions
+    manifest: DataManifest
+    splits: dict[str, Split] | None
+    of_training: OfTraining
+    cutting: Cutting
+
+    @property
+    def output(self) -> Path:
+        return self.options.output_dir
+
+    @property
+    def run_folder(self) -> Path:
+        return self.output / _RUN
+
+    @property
+    def fasta(self) -> Path:
+        return self.output / "fragments.fa"
+
+    @property
+    def table(self) -> Path:
+        return self.output / "fragments.tsv"
+
+    def read_records(self) -> Iterator[Labelled]:
+        """The records that are asked for, one by one; at the end it is told if groups are mixed.
+
+        Raises:
+            InputError: a FASTA file contradicts the manifest, or holds other letters.
+        """
+        part, splits, records = self.options.part or "test", self.splits, []
+        for labelled, record in read_records(self.manifest):
+            if splits is None or splits[labelled.group] == part:
+                records.append(labelled)
+                yield labelled, record
+        warn_of_mixed_groups(records)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sampled:
+    """All samples of one kind: records of one length, or chunks. Rows in step."""
+
+    unit: Unit
+    length: str
+    scores: Values  # (n,), NaN where there was nothing to be scored: no_orf
+    is_called: Mask  # (n,)
+    records: tuple[LabelledRecord, ...]  # (n,), what each is of
+    is_trained: Mask  # (n,), head, encoder or scorer was trained on it
+
+    @property
+    def is_virus(self) -> Mask:
+        return np.array([record.is_virus for record in self.records], dtype=np.bool_)
+
+    @property
+    def groups(self) -> NDArray[np.int64]:
+        """(n,) numbers of groups."""
+        numbers: dict[str, int] = {}
+        numbers_of_records = [
+            numbers.setdefault(record.group, len(numbers)) for record in self.records
+        ]
+        return np.array(numbers_of_records, dtype=np.int64)
+
+    @property
+    def scored(self) -> Sampled:
+        """The samples with a score."""
+        return self.where(np.isfinite(self.scores))
+
+    @property
+    def samples(self) -> Samples:
+        """All samples, each of weight 1; one without a score has the lowest."""
+        scores = np.nan_to_num(self.scores, nan=0.0)
+        return Samples(scores, self.is_virus, self.groups, np.ones(len(scores)))
+
+    def where(self, mask: Mask) -> Sampled:
+        return replace(
+            self,
+            scores=self.scores[mask],
+            is_called=self.is_called[mask],
+            records=tuple(self.records[i] for i in np.flatnonzero(mask)),
+            is_trained=self.is_trained[mask],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationRow:
+    """The figures of one kind of samples, all of them or with one kingdom on one side."""
+
+    unit: Unit
+    length: str
+    subset: Subset  # "virus": viruses of the kingdom against all others; "other": the reverse
+    kingdom: str
+    n: int
+    n_virus: int
+    n_groups: int
+    n_no_orf: int
+    n_trained: int
+    scored: Measures  # of what was scored, each sample counting one
+    interval: Interval  # of ``scored``
+    equal_groups: Measures  # of what was scored, each group of a label counting one
+    no_orf_as_0: Measures  # of everything
+    interval_no_orf_as_0: Interval
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Evaluation:
+    """The figures of an evaluation."""
+
+    question: Question
+    caller: Caller
+    held_out: HeldOut
+    kinds: tuple[Sampled, ...]
+    rows: tuple[EvaluationRow, ...]
+    cut: str  # rule by which a record is called viral, in words
+
+
+def evaluate(options: EvaluateOptions, on_event: OnEvent) -> Evaluation:
+    """Measure a head, or the scorer, on labelled sequences, as the options say.
+
+    Raises:
+        VirnucproError: see ``errors``; or something could not be scored.
+    """
+    question = understand(options)
+    prediction = carry(
+        options,
+        PredictOptions,
+        input=(),  # the fragments, when they are cut
+        input_type="nucleotide",
+        output_dir=question.run_folder,
+        regions=False,
+        report=False,
+    )
+    config = resolve(prediction, on_event)
+    executor = ProcessExecutor(config.resources.devices)
+    return answer(question, config, executor, on_event)
+
+
+def understand(options: EvaluateOptions) -> Question:
+    """Check what is asked, and read what the manifest says.
+
+    Raises:
+        UsageError: options contradict each other, or make no sense.
+        InputError: manifest or split are wrong.
+    """
+    if options.part is not None and options.split is None:
+        raise UsageError("--part without --split", hint="say which split with --split FILE")
+    of_training = policy(options.held_out_only, options.allow_training_data)
+    cutting = Cutting(
+        lengths=_lengths(options.lengths),
+        per_record=options.fragments_per_record,
+        seed=options.seed,
+    )
+    refuse_links(options.output_dir, [_RUN])
+    manifest = read_data_manifest(options.data)
+    splits = read_split(options.split) if options.split is not None else None
+    if splits is not None:
+        check_groups(manifest.groups, splits)
+    return Question(
+        options=options,
+        manifest=manifest,
+        splits=splits,
+        of_training=of_training,
+        cutting=cutting,
+    )
+
+
+def _lengths(text: str) -> tuple[int, ...]:
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isascii() and word.isdigit() for word in words):
+        raise UsageError(
+            f"--lengths is {printable(text)!r}; it must be numbers of bases",
+            hint="for example --lengths 300,500,3000",
+        )
+    return tuple(map(int, words))
+
+
+def answer(
+    question: Question, config: RunConfig, executor: Executor, on_event: OnEvent
+) -> Evaluation:
+    """Cut, score and measure; ``config`` is of a run without inputs in ``run_folder``.
+
+    Raises:
+        VirnucproError: see ``errors``; or something could not be scored.
+    """
+    caller = config.caller.of_type("nucleotide")
+    held_out = HeldOut(caller, question.of_training)
+    with _folder(question.output):
+        pairs = held_out.select(question.read_records())
+        fragments = write_fragments(pairs, question.cutting, question.fasta, question.table)
+    config = replace(config, options=replace(config.options, input=(question.fasta,)))
+    summary = run(config, executor, on_event)
+    if summary.exit_code:
+        raise VirnucproError(
+            f"not everything was scored: see {printable(question.run_folder)}",
+            hint="figures of a part would mislead: run the same command with --resume",
+        )
+    kinds = read_records_of(question, fragments, held_out)
+    if head := caller.frame_head:  # the scorer's pieces are as good as fragments of that length
+        kinds.append(read_chunks(question, fragments, held_out, config.recipe, head.facts))
+    rows = tuple(row for kind in kinds for row in measure_kind(kind, question.cutting.seed))
+    return Evaluation(question, caller, held_out, tuple(kinds), rows, summary.cut)
+
+
+@contextmanager
+def _folder(path: Path) -> Iterator[None]:
+    """A folder that is there, and if the block fails only if it was there before."""
+    is_new = not path.exists()
+    with writing(path):
+        path.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        if is_new:
+            with suppress(OSError):  # it is told what went wrong before
+                path.rmdir()
+        raise
+
+
+def read_records_of(
+    question: Question, fragments: Sequence[Fragment], held_out: HeldOut
+) -> list[Sampled]:
+    """The fragments by rising length, and the whole records, with the calls of the run."""
+    with RunDir(question.run_folder).record_table("predict").open(encoding="utf-8") as table:
+        calls = read_answers(table, fragments)
+    scores = np.array([call.virus_score for call in calls], dtype=np.float64)  # NaN for None
+    is_called = np.array([call.is_virus for call in calls], dtype=np.bool_)
+    lengths = np.array([fragment.length for fragment in fragments], dtype=np.int64)
+    kinds = []
+    for length in (*sorted(question.cutting.lengths), WHOLE):
+        rows = np.flatnonzero(lengths == length)
+        records = tuple(fragments[i].record for i in rows.tolist())
+        is_trained = _is_trained(records, held_out)
+        name = length_name(length)
+        kinds.append(Sampled("record", name, scores[rows], is_called[rows], records, is_trained))
+    return kinds
+
+
+def read_chunks(
+    question: Question,
+    fragments: Sequence[Fragment],
+    held_out: HeldOut,
+    recipe: Recipe,
+    facts: HeadFacts,
+) -> Sampled:
+    """The chunks of the whole records, as the head alone scores and calls them."""
+    whole = {fragment.id: fragment.record for fragment in fragments if fragment.length == WHOLE}
+    rundir, code = RunDir(question.run_folder), genetic_code(recipe.genetic_code)
+    with rundir.output(FrameTable).open(encoding="utf-8") as table:
+        pieces = (record for record in read_fasta(question.fasta) if record.id in whole)
+        chunks = list(read_chunk_scores(table, pieces, recipe.chunk_size, facts, code))
+    scores = np.array([score for _, score in chunks], dtype=np.float64)
+    records = tuple(whole[record_id] for record_id, _ in chunks)
+    is_called, is_trained = scores >= facts.threshold, _is_trained(records, held_out)
+    return Sampled("chunk", length_name(WHOLE), scores, is_called, records, is_trained)
+
+
+def _is_trained(records: Sequence[LabelledRecord], held_out: HeldOut) -> Mask:
+    return np.array([record.id in held_out.trained for record in records], dtype=np.bool_)
+
+
+def read_answers(table: TextIO, fragments: Sequence[Fragment]) -> list[Call]:
+    """The call of each fragment in a table of records, by id.
+
+    Raises:
+        VirnucproError: a fragment is not in the table, or could not be used.
+    """
+    calls = {
+        call.record_id: call
+        for call in read_calls(table)
+        if call.status in ("scored", "no_orf", "too_short")
+    }
+    unscored = [fragment for fragment in fragments if fragment.id not in calls]
+    if unscored:
+        raise VirnucproError(
+            f"{printable(unscored[0].id)}, of {printable(unscored[0].record.id)}, has no score",
+            hint="the run folder was changed by another program: start again with --force",
+        )
+    return [calls[fragment.id] for fragment in fragments]
+
+
+def read_chunk_scores(
+    table: TextIO,
+    records: Iterator[FastaRecord],
+    chunk_size: int,
+    facts: HeadFacts,
+    code: GeneticCode,
+) -> Iterator[tuple[str, float]]:
+    """Each chunk's record and its score, or NaN if it has no stop-free frame.
+
+    The frames of the records are found in the table of frames by their ids. Those of
+    other records may stand between them; the order is the same.
+
+    Raises:
+        VirnucproError: a frame is not in the table.
+    """
+    scores = read_frame_scores(table)
+    for record in records:
+        chunks = list(chunk_record(record, chunk_size))
+        predictions = [
+            Prediction(orf, _find(orf.id, scores)) for orf in translate_six_frames(chunks, code)
+        ]
+        score_of = {
+            chunk_id: score_record([frames], facts)
+            for chunk_id, frames in chunk_scores(predictions)
+        }
+        for chunk in chunks:
+            yield record.id, score_of.get(chunk.id, np.nan)
+
+
+def _find(frame_id: str, scores: Iterator[tuple[str, float]]) -> float:
+    for next_id, score in scores:
+        if next_id == frame_id:
+            return score
+    raise VirnucproError(
+        f"the frame {printable(frame_id)} has no score",
+        hint="the run folder was changed by another program: start again with --force",
+    )
+
+
+def measure_kind(kind: Sampled, seed: int) -> Iterator[EvaluationRow]:
+    """The samples as a whole, then each kingdom of either label against all of the other."""
+    if not kind.records:
+        return
+    yield measure_subset(kind, "all", "", seed)
+    is_virus = kind.is_virus
+    kingdoms = np.array([record.kingdom for record in kind.records])
+    for subset, own_side in (("virus", is_virus), ("other", ~is_virus)):
+        for kingdom in sorted(set(kingdoms[own_side].tolist()) - {""}):
+            part = kind.where(~own_side | (kingdoms == kingdom))
+            yield measure_subset(part, subset, kingdom, seed)  # type: ignore[arg-type]
+
+
+def measure_subset(kind: Sampled, subset: Subset, kingdom: str, seed: int) -> EvaluationRow:
+    scored, everything = kind.scored, kind.samples
+    samples, is_called = scored.samples, scored.is_called
+    return EvaluationRow(
+        unit=kind.unit,
+        length=kind.length,
+        subset=subset,
+        kingdom=kingdom,
+        n=len(kind.records),
+        n_virus=int(kind.is_virus.sum()),
+        n_groups=len({record.group for record in kind.records}),
+        n_no_orf=len(kind.records) - len(samples),
+        n_trained=int(kind.is_trained.sum()),
+        scored=measure(samples, is_called),
+        interval=bootstrap(samples, is_called, seed),
+        equal_groups=measure(_with_equal_groups(samples), is_called),
+        no_orf_as_0=measure(everything, kind.is_called),
+        interval_no_orf_as_0=bootstrap(everything, kind.is_called, seed),
+    )
+
+
+def _with_equal_groups(samples: Samples) -> Samples:
+    """Each group of a label weighs one, whatever its size."""
+    _, own, sizes = np.unique(samples.sides, return_inverse=True, return_counts=True)
+    return replace(samples, weights=1.0 / sizes[own])

@@ -1,0 +1,250 @@
+"""Labelled data: FASTA files, and a manifest that says what is in them.
+
+A manifest is a table of tab-separated columns with a header, plain or packed:
+
+path     FASTA file, relative to the manifest. Needed.
+label    ``virus`` or ``other``. Needed.
+group    What must not be torn apart by a split: a viral family, a genus of hosts. Needed.
+id       A record of the file; empty, or without this column, all its records.
+weight   How much a record counts in training, above 0, at most a million; 1 if it is not said.
+kingdom  Free text, for reports: what is measured apart.
+
+Other columns are ignored. Ids are unique over the whole manifest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from sys import intern
+
+from virnucpro.ground.errors import InputError, InputMissingError, UsageError
+from virnucpro.ground.files import OnBlock, expanded, open_plain
+from virnucpro.ground.log import LOGGER, printable
+from virnucpro.ground.records import FastaRecord
+from virnucpro.learning.labelled.tables import read_cells
+from virnucpro.sequences.fasta import cannot_open, find_invalid, read_fasta
+
+_NEEDED = ("path", "label", "group")
+_HINT = (
+    "a manifest is a table with tabs between its columns and a header: path, label, group, "
+    "and if you like id, weight, kingdom"
+)
+_HEAVIEST = 1e6  # more than all others together, and losses are still numbers
+_MOST_NAMED = 5  # groups, in a message
+_LABELS = {"virus": True, "other": False}
+
+
+@dataclass(frozen=True, slots=True)
+class LabelledRecord:
+    """One record of a FASTA file, and its row of the manifest."""
+
+    id: str
+    is_virus: bool
+    group: str
+    weight: float = 1.0
+    kingdom: str = ""
+
+    @property
+    def label(self) -> str:
+        return "virus" if self.is_virus else "other"
+
+
+Labelled = tuple[LabelledRecord, FastaRecord]
+
+
+@dataclass(slots=True)
+class _File:
+    """The rows of a manifest for one FASTA file; the id "" stands for all its records."""
+
+    rows: dict[str, LabelledRecord] = field(default_factory=dict)
+    lines: dict[str, int] = field(default_factory=dict)  # line of the manifest, by id
+
+    def row_of(self, record_id: str) -> LabelledRecord | None:
+        if (of_all := self.rows.get("")) is not None:
+            return replace(of_all, id=record_id)
+        return self.rows.get(record_id)
+
+
+@dataclass(frozen=True, slots=True)
+class DataManifest:
+    """A manifest, file by file in its order. The FASTA files are not read yet."""
+
+    path: Path
+    sha256: str
+    files: Mapping[Path, _File]
+
+    @property
+    def groups(self) -> set[str]:
+        return {row.group for file in self.files.values() for row in file.rows.values()}
+
+
+def read_data_manifest(path: Path) -> DataManifest:
+    """
+    Raises:
+        InputError: the manifest contradicts itself; names its line.
+        InputMissingError: the manifest or a FASTA file cannot be opened.
+    """
+    digest = hashlib.sha256()
+    files = _read_files(path, digest.update)
+    return DataManifest(path, digest.hexdigest(), files)
+
+
+def read_records(
+    manifest: DataManifest,
+    on_file: Callable[[str], None] = lambda _: None,
+    on_block: OnBlock = lambda _: None,
+) -> Iterator[Labelled]:
+    """The records that a manifest names, with their sequences, each file in FASTA order.
+
+    Every file is read once; memory holds one sequence, and the ids. ``on_file`` is given the
+    sha256 of each file when it was read to its end, ``on_block`` its bytes.
+
+    Raises:
+        InputError: the files contradict the manifest, or one another; names file and line.
+        InputMissingError: a file cannot be read.
+    """
+    places: dict[str, Path] = {}
+    for fasta, file in manifest.files.items():
+        digest = hashlib.sha256()
+        n_before = len(places)
+        for record in read_fasta(fasta, on_block=_each(digest.update, on_block)):
+            if (row := file.row_of(record.id)) is not None:
+                _check(record, fasta, places)
+                places[record.id] = fasta
+                yield row, record
+        if "" in file.rows and len(places) == n_before:
+            raise InputError(
+                f"{printable(manifest.path)}:{file.lines['']}: {printable(fasta)} holds no record",
+                hint="give a FASTA file that is not empty, or leave the line out",
+            )
+        _check_complete(manifest.path, fasta, file, places)
+        on_file(digest.hexdigest())
+
+
+def _each(*hearers: OnBlock) -> OnBlock:
+    def hear(block: bytes | memoryview) -> None:
+        for hearer in hearers:
+            hearer(block)
+
+    return hear
+
+
+def _check_complete(manifest: Path, fasta: Path, file: _File, places: Mapping[str, Path]) -> None:
+    """
+    Raises:
+        InputError: the file lacks a record that the manifest names.
+    """
+    absent = [name for name in file.rows if name and places.get(name) != fasta]
+    if absent:
+        raise InputError(
+            f"{printable(manifest)}:{file.lines[absent[0]]}: {printable(fasta)} holds no record "
+            f"{printable(absent[0])} ({len(absent)} missing of this file)",
+            hint="an id is the first word behind the '>'; check the id and the path",
+        )
+
+
+def warn_of_mixed_groups(records: Iterable[LabelledRecord]) -> None:
+    """Name the groups with both labels: a family of proviruses may be one, a typing error too."""
+    labels: dict[str, set[str]] = {}
+    for record in records:
+        labels.setdefault(record.group, set()).add(record.label)
+    if mixed := sorted(group for group, own in labels.items() if len(own) > 1):
+        more = f" and {len(mixed) - _MOST_NAMED} more" if len(mixed) > _MOST_NAMED else ""
+        LOGGER.warning(
+            "groups with both labels, virus and other: %s%s; check that this is meant",
+            ", ".join(map(printable, mixed[:_MOST_NAMED])),
+            more,
+        )
+
+
+def _check(record: FastaRecord, path: Path, places: Mapping[str, Path]) -> None:
+    """
+    Raises:
+        InputError: the id occurred before, or the sequence is not of nucleotides.
+    """
+    where = f"{printable(path)}:{record.line}"
+    if record.id in places:
+        raise InputError(
+            f"{where}: the id {printable(record.id)} occurs twice "
+            f"(first in {printable(places[record.id])})",
+            hint="ids must be unique over the manifest: rename one of the records",
+        )
+    if problem := find_invalid(record, "nucleotide"):
+        raise InputError(
+            f"{where}: the record {printable(record.id)} cannot be used: {problem}",
+            hint="labelled records are nucleotides: fix the record or leave it out",
+        )
+
+
+def _read_files(manifest: Path, on_block: OnBlock) -> dict[Path, _File]:
+    """The FASTA files of a manifest, in its order."""
+    paths: dict[str, Path] = {}
+    files: dict[Path, _File] = {}
+    for line, cells in read_cells(manifest, _NEEDED, _HINT, on_block):
+        where = f"{printable(manifest)}:{line}"
+        if cells["path"] not in paths:
+            paths[cells["path"]] = _fasta_path(manifest, cells["path"], where)
+        path, row = paths[cells["path"]], _row(cells, where)
+        file = files.setdefault(path, _File())
+        if row.id in file.rows or (file.rows and not row.id) or "" in file.rows:
+            what = f"the record {printable(row.id)} of " if row.id else ""
+            earlier = file.lines.get(row.id) or next(iter(file.lines.values()))
+            raise InputError(
+                f"{where}: {what}{printable(path)} is named twice (first in line {earlier})",
+                hint="keep one of the lines; a line without an id stands for the whole file",
+            )
+        file.rows[row.id], file.lines[row.id] = row, line
+    return files
+
+
+def _row(cells: dict[str, str], where: str) -> LabelledRecord:
+    if cells["label"] not in _LABELS:
+        raise InputError(
+            f"{where}: the label is {printable(cells['label'])!r}",
+            hint="a label is 'virus' or 'other'",
+        )
+    if not cells["group"]:
+        raise InputError(
+            f"{where}: the group is empty",
+            hint="name what must not be torn apart by a split, for example the viral family",
+        )
+    return LabelledRecord(
+        cells.get("id", ""),
+        _LABELS[cells["label"]],
+        intern(cells["group"]),
+        _weight(cells.get("weight", ""), where),
+        intern(cells.get("kingdom", "")),
+    )
+
+
+def _weight(text: str, where: str) -> float:
+    try:
+        weight = float(text or 1)
+    except ValueError:
+        weight = math.nan
+    if not 0 < weight <= _HEAVIEST:
+        raise InputError(
+            f"{where}: the weight is {printable(text)!r}",
+            hint="a weight is a number above 0, at most a million; without one it is 1",
+        )
+    return weight
+
+
+def _fasta_path(manifest: Path, cell: str, where: str) -> Path:
+    if not cell:
+        raise InputError(
+            f"{where}: the path is empty", hint="name a FASTA file, relative to the manifest"
+        )
+    try:
+        path = (manifest.parent / expanded(cell)).resolve()
+        open_plain(path).close()  # a pipe could not be read again
+    except UsageError as error:
+        raise InputMissingError(f"{where}: {error}", hint=error.hint) from error
+    except OSError as error:
+        problem = cannot_open(path, error)
+        raise InputMissingError(f"{where}: {problem}", hint=problem.hint) from error
+    return path

@@ -1,0 +1,354 @@
+"""The options of ``train`` and ``evaluate``."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from virnucpro.callers.options import CallsBy, Head, RegionModel
+from virnucpro.encoders.options import Architecture, Encoding, model_option
+from virnucpro.engine.options import EngineOptions
+from virnucpro.ground.errors import UsageError
+from virnucpro.ground.option_fields import flag, names_of, refuse
+from virnucpro.ground.options import (
+    DEVICES,
+    FILES,
+    MODEL,
+    DeviceOptions,
+    FolderOptions,
+    GeneticCode,
+    OutputOptions,
+    chunk_option,
+    count,
+    file,
+    option,
+)
+
+Mode = Literal["head", "finetune", "pretrain"]
+
+
+SAMPLES, LOOP = "Samples", "Training"
+
+
+_SHEET = "columns path, label (virus or other) and group"
+
+
+def _known_prophages(purpose: str) -> Any:  # noqa: ANN401 - as typer has it
+    return file(
+        f"{purpose} this table of known prophages (seq_id, start, end, kind), in place of a head; "
+        "--data then names the FASTA files.",
+        "TRUTH",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluatedOptions:
+    """Labelled sequences to evaluate on, and how they are cut."""
+
+    data: Annotated[
+        Path,
+        file(
+            f"Evaluate on this table of labelled FASTA files, with the {_SHEET}; id and kingdom "
+            f"are "
+            "optional.",
+            "MANIFEST",
+        ),
+    ]
+    split: Annotated[
+        Path | None,
+        option(
+            "Split the groups by this table, as training writes it.",
+            FILES,
+            metavar="TABLE",
+            show_default="all records",
+        ),
+    ] = None
+    part: Annotated[
+        Literal["train", "validation", "test"] | None,
+        option("Evaluate on this part of the split.", FILES, show_default="test"),
+    ] = None
+    lengths: Annotated[
+        str, option("Cut fragments of these lengths, in bases.", SAMPLES, metavar="N,N,...")
+    ] = "150,300,500,1000,3000,10000"
+    fragments_per_record: Annotated[
+        int,
+        count(
+            "Cut at most this number of fragments per record and length, without overlap. A whole "
+            "record counts up to this many times the longest length.",
+            SAMPLES,
+            min=1,
+        ),
+    ] = 3
+    seed: Annotated[int, count("Draw fragments and intervals with this seed.", SAMPLES, min=0)] = 0
+    genetic_code: GeneticCode = 11
+    held_out_only: Annotated[
+        bool,
+        option(
+            "Leave out records that the head, its encoder or the scorer was trained on, and others "
+            "of their groups.",
+            MODEL,
+        ),
+    ] = False
+    allow_training_data: Annotated[
+        bool, option("Evaluate on training records too; the report counts them.", MODEL)
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOptions(EngineOptions, FolderOptions, EvaluatedOptions):
+    regions: Annotated[Path | None, _known_prophages("Evaluate regions on")] = None
+    region_model: RegionModel = None
+    genes: Annotated[
+        Path | None,
+        file(
+            "Count genes of this GFF3 file of the sequences, too.",
+            "GFF",
+        ),
+    ] = None
+    model: Annotated[
+        str | None, model_option("none: the scorer is evaluated; esm2_virnucpro with --head")
+    ] = None
+    head: Head = None
+    calls: CallsBy = "auto"
+
+    def __post_init__(self) -> None:
+        if self.regions is None:
+            refuse(
+                self,
+                ("region_model", "genes"),
+                "without --regions",
+                "name the known prophages with --regions",
+            )
+            if self.head is None and self.calls != "head":
+                of_engine = names_of(EngineOptions) - {"workers"} | {"model"}
+                refuse(self, of_engine, "where the scorer calls", "name a --head to evaluate it")
+            return
+        of_head = names_of(EngineOptions, EvaluatedOptions) - {"data", "seed", "genetic_code"}
+        refuse(self, of_head | {"model", "head", "calls"}, "with --regions")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelledOptions(OutputOptions):
+    """Labelled sequences to train on."""
+
+    data: Annotated[
+        Path,
+        file(
+            f"Train on this table of labelled FASTA files, with the {_SHEET}; id, weight and "
+            f"kingdom "
+            "are optional.",
+            "MANIFEST",
+        ),
+    ]
+    split: Annotated[
+        Path | None,
+        option(
+            "Split the groups by this table, as an earlier training wrote it.",
+            FILES,
+            metavar="TABLE",
+            show_default="70 % of the groups train, 15 % validation, 15 % test",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartOptions:
+    """The start of a training: its mode and its encoder."""
+
+    finetune: Annotated[bool, option("Train the encoder together with the head.", MODEL)] = False
+    pretrain: Annotated[
+        bool,
+        option("Train an encoder alone, on masked residues; labels only decide the split.", MODEL),
+    ] = False
+    model: Annotated[str | None, model_option("esm2_virnucpro; with --pretrain a new one")] = None
+    layers: Annotated[
+        int | None,
+        count("Make a new encoder with this number of layers.", MODEL, show_default="6"),
+    ] = None
+    dim: Annotated[
+        int | None,
+        count("Make a new encoder with this number of dimensions.", MODEL, show_default="128"),
+    ] = None
+    heads: Annotated[
+        int | None,
+        count("Make a new encoder with this number of attention heads.", MODEL, show_default="4"),
+    ] = None
+
+    @property
+    def mode(self) -> Mode:
+        """
+        Raises:
+            UsageError: two modes were asked for.
+        """
+        match self.finetune, self.pretrain:
+            case True, True:
+                raise UsageError(
+                    "--finetune and --pretrain contradict each other",
+                    hint="pretrain first, then fine-tune the result: --finetune --model DIR",
+                )
+            case True, False:
+                return "finetune"
+            case False, True:
+                return "pretrain"
+        return "head"
+
+    @property
+    def has_shape(self) -> bool:
+        return any(size is not None for size in (self.layers, self.dim, self.heads))
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkOptions:
+    """The network that is trained. Its weights depend on all of them."""
+
+    name: Annotated[
+        str,
+        option(
+            "Give the trained encoder, and its folder in DIR, this name.", MODEL, metavar="NAME"
+        ),
+    ] = "esm2_trained"
+    encoding: Annotated[
+        Encoding, option("Describe a residue by this; composition: by the bases alone.", MODEL)
+    ] = "esm2"
+    architecture: Annotated[
+        Architecture,
+        option("Turn residues into one vector by this network; mlp: by their mean.", MODEL),
+    ] = "mlp"
+    chunk_size: Annotated[
+        tuple[int, ...],
+        chunk_option("Cut chunks of this length; repeatable, the head is for the first.", "500"),
+    ] = (500,)
+    genetic_code: GeneticCode = 11
+    hidden: Annotated[
+        int, count("Give the classifier this number of hidden units.", MODEL, min=1, max=65_536)
+    ] = 128
+    dropout: Annotated[
+        float, option("Train the classifier with this dropout.", MODEL, metavar="RATE")
+    ] = 0.3
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopOptions:
+    """The training loop. Sizes are of one step on one device unless they say more.
+
+    The weights of an epoch depend on all of them but ``LOOP_MAY_DIFFER``.
+    """
+
+    epochs: Annotated[int, count("Pass over the training data this often.", LOOP)] = 10
+    batch_size: Annotated[
+        int, count("Train on this number of frames per batch on each device.", LOOP)
+    ] = 128
+    lr: Annotated[float, option("Reach this learning rate at the peak.", LOOP, metavar="RATE")] = (
+        5e-4
+    )
+    scale_lr: Annotated[
+        Literal["none", "linear", "sqrt"],
+        option(
+            "Scale --lr by effective batch / --batch-size (linear), or by the root of it (sqrt).",
+            LOOP,
+        ),
+    ] = "none"
+    warmup_epochs: Annotated[
+        float,
+        option(
+            "Warm up linearly for these epochs, then decay by a cosine.", LOOP, metavar="EPOCHS"
+        ),
+    ] = 0.1
+    grad_accum_steps: Annotated[
+        int, count("Add up this number of batches of each device per optimizer step.", LOOP)
+    ] = 1
+    weight_decay: Annotated[
+        float, option("Train with this weight decay of AdamW.", LOOP, metavar="RATE")
+    ] = 0.01
+    class_weights: Annotated[
+        Literal["auto", "recipe", "none"],
+        option(
+            "Weight frames. auto: equal for both labels; per group the square root of its "
+            "number of frames; recipe: groups nearly evenly, both labels equal at each GC, as the "
+            "scorer was trained; none: those of the manifest.",
+            LOOP,
+        ),
+    ] = "auto"
+    eval_every: Annotated[
+        int, count("Evaluate on the validation groups after every N epochs.", LOOP)
+    ] = 1
+    early_stopping: Annotated[
+        int,
+        count("Stop after this number of evaluations without improvement; 0: never.", LOOP),
+    ] = 0
+    keep_checkpoints: Annotated[
+        int,
+        count(
+            "Keep checkpoints of this number of last epochs, beside that of the best epoch.", LOOP
+        ),
+    ] = 1
+    seed: Annotated[
+        int,
+        count("Draw the split, the first weights, the order and dropout with this seed.", LOOP),
+    ] = 0
+    num_workers: Annotated[
+        int,
+        count("Start this number of processes beside each device that make its batches.", DEVICES),
+    ] = 0
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size", "grad_accum_steps", "eval_every", "keep_checkpoints"):
+            self._check(name, getattr(self, name) >= 1, "1 or more")
+        for name in ("num_workers", "early_stopping", "warmup_epochs", "weight_decay", "seed"):
+            self._check(name, 0 <= getattr(self, name) < math.inf, "0 or more")
+        self._check("lr", 0 < self.lr <= 1, "a rate above 0 and at most 1")
+        self._check("warmup_epochs", self.warmup_epochs < self.epochs, "fewer than --epochs")
+
+    def _check(self, name: str, is_right: bool, allowed: str) -> None:
+        """
+        Raises:
+            UsageError: it is not right; names the option.
+        """
+        if not is_right:
+            raise UsageError(f"{flag(name)} is {getattr(self, name)}", hint=f"give {allowed}")
+
+
+LOOP_MAY_DIFFER = ("num_workers", "early_stopping", "keep_checkpoints")  # on resume
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions(DeviceOptions, LoopOptions, NetworkOptions, StartOptions, LabelledOptions):
+    regions: Annotated[Path | None, _known_prophages("Learn regions from")] = None
+    workers: Annotated[
+        int | None,
+        count("Start this number of processes with --device cpu.", DEVICES, show_default="1"),
+    ] = None
+    precision: Annotated[
+        Literal["auto", "bf16", "fp32"],
+        option(
+            "Compute matrix products in this precision; auto: bf16 where the device has it, else "
+            "fp32.",
+            DEVICES,
+        ),
+    ] = "auto"
+    seeds: Annotated[
+        int,
+        count(
+            "Train this often, with --seed and the seeds after it, for the spread of the gain "
+            "(gain.tsv); the head is that of --seed.",
+            LOOP,
+        ),
+    ] = 1
+    no_multi_gpu: Annotated[bool, option("Train on the first GPU alone.", DEVICES)] = False
+    profile: Annotated[bool, option("Show a table of the time per stage at the end.", DEVICES)] = (
+        False
+    )
+    argv: tuple[str, ...] = ()  # the command, for run.json and the log
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.regions is not None:
+            unread = names_of(TrainOptions) - {"regions", "data", "output_dir", "seed"}
+            refuse(self, unread, "with --regions, which trains no network")
+        match self.mode:
+            case "head":
+                refuse(self, ("name",), "without --finetune or --pretrain, which train an encoder")
+            case "pretrain":
+                refuse(self, ("hidden", "dropout", "class_weights"), "with --pretrain")

@@ -1,0 +1,183 @@
+"""Checkpoints of a training after every epoch, so that it can go on after a kill.
+
+A checkpoint is written by the first rank and read by all. The best epoch is stored a second
+time, before its checkpoint: whatever moment a kill comes, the best is at least as new as what
+the last checkpoint says of it. Those of older epochs are deleted when the new one is there.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor, nn
+
+from virnucpro.ground.errors import ResumeError
+from virnucpro.ground.files import open_plain
+from virnucpro.ground.log import printable
+from virnucpro.ground.tree import Tree
+from virnucpro.learning.options import LOOP_MAY_DIFFER
+from virnucpro.learning.training.settings import Settings
+
+_BEST = "best.pt"
+_EPOCH = re.compile(r"epoch_(\d{4,})\.pt")
+_OTHER = "give the settings that it was started with, or another --output-dir"
+
+
+@dataclass(slots=True)
+class Progressed:
+    """The progress of a training."""
+
+    epoch: int = 0  # done
+    step: int = 0
+    best: float = -math.inf
+    best_epoch: int = 0  # 0: none was measured
+    history: list[dict[str, float]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoints:
+    """The checkpoints of one training, in a folder of their own."""
+
+    folder: Path
+    settings: Settings
+    effective_batch: int
+
+    def save(
+        self,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        state: Progressed,
+    ) -> None:
+        """Atomically, with the settings, and once more if this epoch is the best.
+
+        Raises:
+            OutputError, StorageError: as ``files.writing``.
+        """
+        content = {
+            "module": _learned(module),
+            "optimizer": optimizer.state_dict(),
+            "state": asdict(state),
+            "settings": {**asdict(self.settings), "effective_batch": self.effective_batch},
+        }
+        best = [_BEST] if state.best_epoch == state.epoch else []
+        tree = Tree(self.folder.parent)
+        tree.make_folder(self.folder)
+        for name in (*best, f"epoch_{state.epoch:04d}.pt"):
+            with tree.replacing(self.folder / name) as out:
+                _write(content, out)
+        for outdated in self._epochs()[: -self.settings.keep_checkpoints]:
+            tree.delete(outdated)
+
+    def load_last(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> Progressed:
+        """Load the last checkpoint, if any, and return its state.
+
+        Raises:
+            ResumeError: the last checkpoint is damaged, or of another training.
+        """
+        last = next(reversed(self._epochs()), self.folder / _BEST)
+        if not last.exists():
+            return Progressed()
+        content = _read(last)
+        now = {**asdict(self.settings), "effective_batch": self.effective_batch}
+        if differences := _differences(now, content["settings"]):
+            raise ResumeError(
+                f"{printable(last)} was trained with other settings: {', '.join(differences)}",
+                hint=_OTHER,
+            )
+        _load_weights(module, content, last)
+        optimizer.load_state_dict(content["optimizer"])
+        return Progressed(**content["state"])
+
+    def load_best(self, module: nn.Module) -> None:
+        """
+        Raises:
+            ResumeError: the file is missing or damaged.
+        """
+        path = self.folder / _BEST
+        _load_weights(module, _read(path), path)
+
+    def _epochs(self) -> list[Path]:
+        """The checkpoints of epochs, in their order; a file with another name is not ours."""
+        numbers = {path: _EPOCH.fullmatch(path.name) for path in self.folder.glob("epoch_*.pt")}
+        epochs = {path: int(match[1]) for path, match in numbers.items() if match}
+        return sorted(epochs, key=lambda path: epochs[path])
+
+    def sweep(self) -> None:
+        """Delete what a kill left half-written."""
+        Tree(self.folder.parent).sweep_folder(self.folder)
+
+
+def _learned(module: nn.Module) -> dict[str, Tensor]:
+    """The state without the weights that are not trained: they are those of ``--model``."""
+    frozen = {name for name, weight in module.named_parameters() if not weight.requires_grad}
+    return {name: tensor for name, tensor in module.state_dict().items() if name not in frozen}
+
+
+def _write(content: Mapping[str, object], out: BinaryIO) -> None:
+    """Write into a file of Python, whose errors say what the disk refuses.
+
+    torch does not say it of a file of its own, and its error at the end hides that of Python's.
+    """
+    try:
+        torch.save(content, out)
+    except RuntimeError as error:
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from error
+        raise
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """
+    Raises:
+        ResumeError: the file is missing, damaged, or no checkpoint.
+    """
+    hint = "delete it: the training goes on from the checkpoint before, or else from the best"
+    if path.name == _BEST:
+        hint = "nothing else holds these weights: train again, in another --output-dir"
+    try:
+        with open_plain(path) as stored:
+            content = torch.load(stored, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise ResumeError(
+            f"{printable(path)} cannot be read: it is damaged, or holds more than tensors",
+            hint=hint,
+        ) from error
+    except (OSError, RuntimeError, EOFError, ValueError) as error:
+        raise ResumeError(
+            f"{printable(path)} cannot be read: {printable(error)}",
+            hint=hint,
+        ) from error
+    parts = ("module", "optimizer", "state", "settings")
+    if not isinstance(content, dict) or not all(part in content for part in parts):
+        raise ResumeError(f"{printable(path)} is not a checkpoint of a training", hint=_OTHER)
+    return content
+
+
+def _differences(now: Mapping[str, object], stored: Mapping[str, object]) -> list[str]:
+    """The settings with which a training could not go on as it began, with both values."""
+    return [
+        f"{name} ({printable(stored.get(name))}, now {printable(value)})"
+        for name, value in now.items()
+        if name not in LOOP_MAY_DIFFER and stored.get(name) != value
+    ]
+
+
+def _load_weights(module: nn.Module, content: dict[str, Any], path: Path) -> None:
+    """
+    Raises:
+        ResumeError: they are those of another network.
+    """
+    theirs = {name: tensor.shape for name, tensor in content["module"].items()}
+    ours = {name: tensor.shape for name, tensor in _learned(module).items()}
+    if differ := sorted(name for name, _ in theirs.items() ^ ours.items()):
+        raise ResumeError(
+            f"{printable(path)} holds another network: {printable(differ[0])} differs", hint=_OTHER
+        )
+    module.load_state_dict(content["module"], strict=False)  # what is frozen is there

@@ -1,0 +1,308 @@
+"""The training loop: one for every mode, on one device or on many.
+
+A step takes one effective batch, which all ranks know: the rows of an epoch in the order that
+the seed gives, cut into parts for each rank and each accumulated step. The loss is divided by
+what the whole batch weighs, so that the gradients do not depend on how it was cut. All that is
+random depends on the seed and the epoch alone; an epoch can be repeated from its checkpoint.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from virnucpro.encoders.base import Pending
+from virnucpro.encoders.transfer import Arrived, HostCopy
+from virnucpro.ground.errors import ResumeError, UnavailableError, UsageError, VirnucproError
+from virnucpro.ground.events import OnEvent, Progress
+from virnucpro.ground.log import announce, printable
+from virnucpro.learning.labelled.arrays import Rows
+from virnucpro.learning.training.batches import BatchRows, MakesBatches, batches_of
+from virnucpro.learning.training.checkpoints import Checkpoints, Progressed
+from virnucpro.learning.training.clock import (
+    CHECKPOINT,
+    DATA,
+    OPTIMIZER,
+    STEP,
+    VALIDATION,
+    Clock,
+    Speed,
+)
+from virnucpro.learning.training.ranks import Ranks
+from virnucpro.learning.training.settings import Settings
+
+_MOST_GRADIENT = 1.0  # norm; beyond it the step is shortened
+
+B = TypeVar("B")
+B_co = TypeVar("B_co", covariant=True)
+
+
+class Objective(MakesBatches[B_co], Protocol[B_co]):
+    """An objective: its rows, losses and evaluation. ``B_co`` is its kind of batch."""
+
+    n_rows: int  # of an epoch
+    unit: str
+    best: str  # the name of the figure by which the best epoch is chosen; larger is better
+
+    def weight(self, rows: Rows) -> float:
+        """The divisor of the losses of these rows."""
+
+    def validate(self, module: nn.Module, ranks: Ranks) -> dict[str, float]: ...
+
+
+@dataclass(slots=True)
+class Trainer(Generic[B]):
+    module: nn.Module
+    objective: Objective[B]
+    settings: Settings
+    ranks: Ranks
+    folder: Path
+    on_event: OnEvent
+    on_epoch: Callable[[dict[str, float]], None] = lambda _: None  # of the first rank
+    clock: Clock = field(default_factory=Clock)
+    state: Progressed = field(default_factory=Progressed)
+    n_trained: int = 0  # rows of this rank, since it was started
+    norms: HostCopy = field(init=False)  # of gradients, on their way from the device
+
+    def __post_init__(self) -> None:
+        self.norms = HostCopy(self.ranks.device)
+
+    def run(self) -> Progressed:
+        """Train until the last epoch, or until nothing gets better. The best weights stay loaded.
+
+        Raises:
+            UsageError: there are fewer rows than ranks and accumulated steps.
+            ResumeError: the folder holds checkpoints of another training, or a damaged one.
+            UnavailableError: a batch does not fit into the device's memory.
+            VirnucproError: the loss is not a number any more.
+        """
+        settings, ranks = self.settings, self.ranks
+        schedule = _Schedule(self.objective.n_rows, settings, ranks)
+        checkpoints = Checkpoints(self.folder / "checkpoints", settings, schedule.effective)
+        self.module.to(ranks.device)
+        optimizer = new_optimizer(self.module, settings.scaled_lr(ranks.world_size), settings)
+        self._resume(checkpoints, optimizer)
+        wrapped = ranks.wrap(self.module)
+        with batches_of(self.objective, settings.num_workers) as batches:
+            while self.state.epoch < settings.epochs and not self._is_stopped():
+                self._epoch(wrapped, optimizer, schedule, batches)
+                if ranks.is_first:
+                    checkpoints.save(self.module, optimizer, self.state)
+                ranks.wait()
+                self.clock.lap(CHECKPOINT)
+        if self.state.best_epoch:
+            checkpoints.load_best(self.module)
+        return self.state
+
+    def speeds(self) -> list[Speed]:
+        """The speeds of all ranks, in their order."""
+        mine = Speed(str(self.ranks.device), self.n_trained, self.clock.seconds)
+        return self.ranks.gather(mine)
+
+    def _resume(self, checkpoints: Checkpoints, optimizer: torch.optim.Optimizer) -> None:
+        """Go on from the last checkpoint, if there is one."""
+        self.state = checkpoints.load_last(self.module, optimizer)
+        if len(set(self.ranks.gather(self.state.epoch))) > 1:
+            raise ResumeError(
+                f"not all processes see the same checkpoints in {printable(checkpoints.folder)}",
+                hint="give an --output-dir on a file system that all nodes share",
+            )
+        if self.ranks.is_first:
+            checkpoints.sweep()
+            if self.state.epoch:
+                announce(f"going on after epoch {self.state.epoch}")
+
+    def _epoch(
+        self,
+        wrapped: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        schedule: _Schedule,
+        batches_of_parts: Callable[[Iterable[BatchRows]], Iterator[B]],
+    ) -> None:
+        settings, state, ranks = self.settings, self.state, self.ranks
+        schedule.epoch = state.epoch
+        torch.manual_seed(_seed_of(settings.seed, state.epoch, ranks.rank))
+        wrapped.train()
+        lr = settings.scaled_lr(ranks.world_size)
+        loss, done, started = torch.zeros((), device=ranks.device), 0, time.perf_counter()
+        self.clock.restart()
+        batches = batches_of_parts(schedule.parts())
+        norm: Pending = Arrived(np.zeros(1, dtype=np.float32))
+        for step, rows in enumerate(schedule.steps()):
+            for group in optimizer.param_groups:
+                group["lr"] = lr * share_of_lr(state.step, schedule.n_steps, settings)
+            norm_before = norm
+            part, norm = self._step(wrapped, optimizer, batches, self.objective.weight(rows))
+            self._check_number(norm_before, step)  # so that a GPU has the next step to do
+            loss += part
+            state.step += 1
+            done += len(rows)
+            name = f"epoch {state.epoch + 1} of {settings.epochs}"
+            self.on_event(Progress(name, done, schedule.n_used, self.objective.unit))
+        self._check_number(norm, schedule.n_steps)
+        self.n_trained += sum(len(part) for _, part in schedule.parts())
+        mean_loss = sum(ranks.gather(float(loss))) / schedule.n_steps  # waits for the device
+        self.clock.lap(STEP)
+        seconds = time.perf_counter() - started
+        state.epoch += 1
+        row = {
+            "epoch": float(state.epoch),
+            "lr": float(optimizer.param_groups[0]["lr"]),
+            "loss": mean_loss,
+            f"{self.objective.unit}_per_second": done / seconds,
+        }
+        self._finish_epoch(row, wrapped)
+
+    def _finish_epoch(self, row: dict[str, float], wrapped: nn.Module) -> None:
+        """Measure the epoch if it is time for it, keep what is known of it, and tell it."""
+        settings, state = self.settings, self.state
+        if state.epoch % settings.eval_every == 0 or state.epoch == settings.epochs:
+            wrapped.eval()
+            device = self.ranks.device
+            with torch.inference_mode(), precision_of(settings, device), _fitting(device):
+                row |= self.objective.validate(self.module, self.ranks)
+            if row[self.objective.best] > state.best:
+                state.best, state.best_epoch = row[self.objective.best], state.epoch
+            self.clock.lap(VALIDATION)
+        state.history.append(row)
+        if self.ranks.is_first:
+            announce(describe_epoch(row))
+            self.on_epoch(row)
+
+    def _check_number(self, norm: Pending, step: int) -> None:
+        """The norm of a step's gradient is a number if its loss is; all ranks have the same.
+
+        Raises:
+            VirnucproError: it is none. No weights of this epoch have been stored.
+        """
+        if np.isfinite(norm.rows()).all():
+            return
+        last = f"epoch {self.state.epoch}" if self.state.epoch else "no epoch"
+        raise VirnucproError(
+            f"epoch {self.state.epoch + 1}, step {step}: the loss or its gradient is no number any "
+            f"more ({last} is stored)",
+            hint="train again, in another --output-dir, with a smaller --lr, more --warmup-epochs "
+            "or --precision fp32",
+        )
+
+    def _step(
+        self,
+        wrapped: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        batches: Iterator[B],
+        weight: float,
+    ) -> tuple[Tensor, Pending]:
+        """One effective batch. -> this rank's part of its loss, the norm of the whole gradient"""
+        n_parts, ranks = self.settings.grad_accum_steps, self.ranks
+        loss = torch.zeros((), device=ranks.device)
+        for part in range(n_parts):
+            batch = next(batches)
+            self.clock.lap(DATA)
+            is_last = part == n_parts - 1
+            with nullcontext() if is_last else ranks.alone(wrapped), _fitting(ranks.device):
+                with precision_of(self.settings, ranks.device):
+                    part_loss = wrapped(batch) / weight
+                (part_loss * ranks.world_size).backward()  # the ranks' gradients are averaged
+            loss += part_loss.detach()
+            self.clock.lap(STEP)
+        norm = nn.utils.clip_grad_norm_(wrapped.parameters(), _MOST_GRADIENT)
+        arriving = self.norms.start(norm)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        self.clock.lap(OPTIMIZER)
+        return loss, arriving
+
+    def _is_stopped(self) -> bool:
+        patience = self.settings.early_stopping * self.settings.eval_every
+        return patience > 0 and self.state.epoch - self.state.best_epoch >= patience
+
+
+class _Schedule:
+    """The parts of this rank, in the order of an epoch's steps."""
+
+    def __init__(self, n_rows: int, settings: Settings, ranks: Ranks) -> None:
+        self.settings, self.ranks = settings, ranks
+        self.effective = effective_batch(settings, ranks.world_size)
+        self.n_parts = ranks.world_size * settings.grad_accum_steps
+        self.n_steps = max(1, n_rows // self.effective)
+        self.n_rows, self.epoch = n_rows, 0
+        self.n_used = min(n_rows, self.n_steps * self.effective)  # of the rows, in one epoch
+        if n_rows < self.n_parts:
+            raise UsageError(
+                f"{n_rows} rows to train on, for {self.n_parts} parts of a batch",
+                hint="give more data, fewer GPUs or fewer --grad-accum-steps",
+            )
+
+    def steps(self) -> Iterator[Rows]:
+        """The rows of each effective batch. Those of a last one that is not full wait."""
+        order = np.random.default_rng([self.settings.seed, self.epoch]).permutation(self.n_rows)
+        for step in range(self.n_steps):
+            yield order[step * self.effective : (step + 1) * self.effective]
+
+    def parts(self) -> Iterator[BatchRows]:
+        for rows in self.steps():
+            parts = np.array_split(rows, self.n_parts)
+            for part in parts[self.ranks.rank :: self.ranks.world_size]:
+                yield self.epoch, part
+
+
+def new_optimizer(module: nn.Module, lr: float, settings: Settings) -> torch.optim.Optimizer:
+    """AdamW (Loshchilov and Hutter 2019) that lets biases and norms be."""
+    matrices = [p for p in module.parameters() if p.requires_grad and p.ndim > 1]
+    others = [p for p in module.parameters() if p.requires_grad and p.ndim <= 1]
+    groups = [
+        {"params": matrices, "weight_decay": settings.weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.98))
+
+
+def effective_batch(settings: Settings, world_size: int) -> int:
+    return settings.batch_size * world_size * settings.grad_accum_steps
+
+
+def share_of_lr(step: int, steps_per_epoch: int, settings: Settings) -> float:
+    """Linear warm-up, then half a cosine down to nothing (Loshchilov and Hutter 2017)."""
+    warmup, total = settings.warmup_epochs * steps_per_epoch, settings.epochs * steps_per_epoch
+    if step < warmup:
+        return (step + 1) / (warmup + 1)
+    return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1.0, total - warmup)))
+
+
+def precision_of(settings: Settings, device: torch.device) -> torch.autocast:
+    return torch.autocast(device.type, torch.bfloat16, enabled=settings.precision == "bf16")
+
+
+def _seed_of(*numbers: int) -> int:
+    return int(np.random.SeedSequence(numbers).generate_state(1)[0])
+
+
+@contextmanager
+def _fitting(device: torch.device) -> Iterator[None]:
+    """
+    Raises:
+        UnavailableError: the block needs more memory than the device has.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise UnavailableError(
+            f"{device} has too little memory for a batch of this size",
+            hint="give a smaller --batch-size, and more --grad-accum-steps for the same training",
+        ) from error
+
+
+def describe_epoch(row: dict[str, float]) -> str:
+    """One line of an epoch's figures."""
+    figures = {name: value for name, value in row.items() if name != "epoch"}
+    shown = ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
+    return f"epoch {row['epoch']:.0f}: {shown}"

@@ -1,0 +1,218 @@
+"""Fit the nets of a scorer to fragments of one length.
+
+Those of one view learn to tell viruses from cells, and the kinds of both apart: what tells a
+phage from a retrovirus, or a bacterium from a transposon, helps with families that no net has
+seen. Those of the other learn nothing of kinds. The two together are better than either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from virnucpro.ground.numeric import Counts, Values
+from virnucpro.scorer.features import FIGURES, N_LAYOUT, N_PALINDROMES, Features
+from virnucpro.scorer.nets import FARTHEST, VIEWS, Layer, Nets, PieceNets
+from virnucpro.scorer.words import N_WORD_FIGURES, WordTable
+
+_ROWS_AT_ONCE = 20_000
+NO_FEATURES = range(0)
+FIGURES_AND_WORDS = range(FIGURES.start - N_PALINDROMES, FIGURES.stop + N_WORD_FIGURES)
+FIGURES_WORDS_AND_LAYOUT = range(FIGURES_AND_WORDS.start, FIGURES_AND_WORDS.stop + N_LAYOUT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitting:
+    """The settings by which nets are fitted."""
+
+    hidden: tuple[int, int] = (128, 64)
+    input_dropout: float = 0.4
+    spared: range = NO_FEATURES  # features that no dropout falls on
+    dropout: float = 0.3
+    smoothing: float = 0.05  # targets are this far from 0 and 1
+    views_of_kinds: tuple[str, ...] = ("shares",)  # whose nets tell kinds apart
+    share_of_kinds: float = 0.5  # weight of the loss of kinds beside that of viruses and cells
+    epochs: int = 8
+    batch: int = 256
+    rate: float = 1e-3
+    warm_up: float = 0.15  # share of the steps
+    weight_decay: float = 0.02
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lessons:
+    """Features of fragments, what these are, and what each weighs. Rows in step."""
+
+    features: Features  # (n, 1229), of what is read as parts (n, 1241)
+    kind: Counts  # (n,) from 0 on; kinds of viruses come first
+    weights: Values
+    n_viral: int  # kinds of viruses
+    n_kinds: int
+
+    @property
+    def without_kinds(self) -> Lessons:
+        """The same of two kinds, viruses and cells."""
+        return replace(
+            self, kind=(self.kind >= self.n_viral).astype(np.int64), n_viral=1, n_kinds=2
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Pieces of this size are cut from records of ``shortest`` to below ``longest`` bases.
+
+    They are read at once, or as parts of so many bases.
+    """
+
+    size: int
+    shortest: int
+    longest: int | None = None
+    part: int | None = None
+
+
+def fit_piece_nets(
+    of_size: Range, lessons: Sequence[Lessons], words: WordTable, fitting: Fitting
+) -> PieceNets:
+    """A net of each view for each of several draws of fragments, which seed themselves by place.
+
+    Features are standardised by the first draw. ``words`` is what the nets are to read later.
+    """
+    mean, deviation = _spread(lessons[0].features)
+    fitted: dict[str, list[list[Layer]]] = {view: [] for view in VIEWS}
+    n_viral: dict[str, int] = {}
+    for seed, draw in enumerate(lessons):
+        inputs = _standardised(draw.features, mean, deviation)
+        for view, columns in VIEWS.items():
+            of_view = draw if view in fitting.views_of_kinds else draw.without_kinds
+            fitted[view].append(_fit(inputs, columns, of_view, seed, fitting))
+            n_viral[view] = of_view.n_viral
+    views = {view: Nets(tuple(_stacked(nets)), n_viral[view]) for view, nets in fitted.items()}
+    return PieceNets(
+        of_size.size,
+        of_size.shortest,
+        of_size.longest,
+        of_size.part,
+        words,
+        mean,
+        deviation,
+        views,
+    )
+
+
+def _blocks(features: Features) -> Iterator[tuple[slice, Features]]:
+    """Some of the rows at a time, since features of all fragments fill a memory by themselves."""
+    for first in range(0, len(features), _ROWS_AT_ONCE):
+        rows = slice(first, first + _ROWS_AT_ONCE)
+        yield rows, features[rows]
+
+
+def _spread(features: Features) -> tuple[Features, Features]:
+    """The mean of each feature, and its deviation, which is above 0. -> twice (n_features,)"""
+    mean = np.sum([block.sum(axis=0, dtype=np.float64) for _, block in _blocks(features)], axis=0)
+    mean /= len(features)
+    squares = [((block - mean) ** 2).sum(axis=0) for _, block in _blocks(features)]
+    deviation = np.sqrt(np.sum(squares, axis=0) / len(features))
+    return mean.astype(np.float32), deviation.astype(np.float32) + np.float32(1e-4)
+
+
+def _standardised(features: Features, mean: Features, deviation: Features) -> Tensor:
+    """(n, n_features) -> the same in bfloat16"""
+    inputs = torch.empty(features.shape, dtype=torch.bfloat16)
+    for rows, block in _blocks(features):
+        standard = ((block - mean) / deviation).clip(-FARTHEST, FARTHEST)
+        inputs[rows] = torch.from_numpy(standard.astype(np.float32))
+    return inputs
+
+
+def _fit(
+    features: Tensor, columns: slice, lessons: Lessons, seed: int, fitting: Fitting
+) -> list[Layer]:
+    """A net that reads these columns of the standardised features."""
+    torch.manual_seed(seed)
+    rng = np.random.default_rng(seed)
+    inputs = features[:, columns]
+    first = columns.start or 0
+    spared = slice(fitting.spared.start - first, fitting.spared.stop - first)
+    dropout = _InputDropout(fitting.input_dropout, spared, rng)
+    net = _network(inputs.shape[1], lessons.n_kinds, fitting)
+    kinds, n_viral = torch.from_numpy(lessons.kind), lessons.n_viral
+    targets = (kinds < n_viral) * (1 - 2 * fitting.smoothing) + fitting.smoothing
+    weights = torch.from_numpy(lessons.weights.astype(np.float32))
+    n_batches = len(targets) // fitting.batch
+    assert n_batches, "fewer fragments than one batch"
+    optimizer = torch.optim.AdamW(
+        net.parameters(), lr=fitting.rate, weight_decay=fitting.weight_decay, fused=True
+    )
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer,
+        fitting.rate,
+        total_steps=fitting.epochs * n_batches + 1,
+        pct_start=fitting.warm_up,
+    )
+    for _ in range(fitting.epochs):
+        order = torch.from_numpy(rng.permutation(len(targets)))
+        for rows in order[: n_batches * fitting.batch].reshape(n_batches, fitting.batch):
+            with torch.autocast("cpu", torch.bfloat16):
+                logits = net(dropout(inputs[rows])).float()
+            log_odds = logits[:, :n_viral].logsumexp(1) - logits[:, n_viral:].logsumexp(1)
+            losses = nn.functional.binary_cross_entropy_with_logits(
+                log_odds, targets[rows], reduction="none"
+            )
+            losses += fitting.share_of_kinds * nn.functional.cross_entropy(
+                logits, kinds[rows], reduction="none", label_smoothing=fitting.smoothing
+            )
+            loss = (losses * weights[rows]).mean()
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            schedule.step()
+    return list(_layers(net))
+
+
+class _InputDropout:
+    """Dropout that spares some of the inputs. Its chance is rounded to a 256th.
+
+    Random bytes are drawn in a third of the time that ``nn.Dropout`` takes for random numbers.
+    """
+
+    def __init__(self, p: float, spared: slice, rng: np.random.Generator) -> None:
+        self._least = round(256 * p)  # of a byte that keeps its input
+        self._spared = spared
+        self._rng = rng
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """(n, n_inputs) -> the same, without the chosen ones."""
+        drawn = np.frombuffer(bytearray(self._rng.bytes(inputs.numel())), dtype=np.uint8)
+        kept = torch.from_numpy(drawn >= self._least).reshape(inputs.shape)
+        outputs = inputs * kept * (256 / max(1, 256 - self._least))
+        outputs[:, self._spared] = inputs[:, self._spared]
+        return outputs
+
+
+def _network(n_inputs: int, n_kinds: int, fitting: Fitting) -> nn.Sequential:
+    first, second = fitting.hidden
+    return nn.Sequential(
+        nn.Linear(n_inputs, first),
+        nn.GELU(approximate="tanh"),
+        nn.Dropout(fitting.dropout),
+        nn.Linear(first, second),
+        nn.GELU(approximate="tanh"),
+        nn.Dropout(fitting.dropout),
+        nn.Linear(second, n_kinds),
+    )
+
+
+def _layers(net: nn.Sequential) -> Iterator[Layer]:
+    for module in net:
+        if isinstance(module, nn.Linear):
+            yield module.weight.detach().numpy(), module.bias.detach().numpy()
+
+
+def _stacked(nets: Sequence[Sequence[Layer]]) -> Iterator[Layer]:
+    """Nets as layers of all of them."""
+    for layers in zip(*nets, strict=True):
+        yield np.stack([weight for weight, _ in layers]), np.stack([bias for _, bias in layers])

@@ -1,0 +1,374 @@
+"""The processes of one training: one per device, started here or by torchrun.
+
+Nothing but this module knows how they were started. One process alone has no group.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.distributed_c10d import Store
+from torch.distributed.rendezvous import rendezvous
+from torch.nn.parallel import DistributedDataParallel
+
+from virnucpro.encoders.transfer import use_device
+from virnucpro.ground.errors import UnavailableError, UsageError, VirnucproError
+from virnucpro.ground.events import OnEvent, Telling
+from virnucpro.ground.files import disk_error
+from virnucpro.ground.log import LOGGER, printable
+from virnucpro.ground.processes import (
+    Child,
+    ErrorText,
+    Pipe,
+    Raised,
+    interrupts_held,
+    kill_all,
+    start,
+    with_news,
+)
+
+T = TypeVar("T")
+_LOCALHOST = "127.0.0.1"
+_TIMEOUT = timedelta(hours=6)  # the first may have vectors to make while the others wait
+_LISTEN_SECONDS = 0.1
+_GRACE_SECONDS = 30.0  # for the others to hear of an error, on a busy machine too
+_AGENT_SECONDS, _FIRST_SECONDS = 30, 900  # to answer; the first process may have to start yet
+# in the store that torchrun's processes share
+_PREPARED, _EXIT_CODE = "virnucpro/prepared", "virnucpro/exit_code"
+_N_ERRORS, _N_HEARD = "virnucpro/n_errors", "virnucpro/n_heard"
+_KEPT = "the epochs that were finished are kept: go on with --resume when that is fixed"
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """The rank of this process in the training."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+    on_event: OnEvent = lambda _: None  # whoever watches the training
+
+    @property
+    def is_first(self) -> bool:
+        """The one that writes and speaks."""
+        return self.rank == 0
+
+    def tell(self, event: Telling) -> None:
+        """Tell it to whoever watches, once: all ranks do the same."""
+        if self.is_first:
+            self.on_event(event)
+
+    def wrap(self, module: nn.Module) -> nn.Module:
+        """Have the gradients of all ranks averaged."""
+        if self.world_size == 1:
+            return module
+        return DistributedDataParallel(module)
+
+    def alone(self, wrapped: nn.Module) -> AbstractContextManager[None]:
+        """Let gradients add up in this process, until a later step averages them."""
+        if isinstance(wrapped, DistributedDataParallel):
+            alone: AbstractContextManager[None] = wrapped.no_sync()
+            return alone
+        return nullcontext()
+
+    def gather(self, value: T) -> list[T]:
+        """The values of all ranks, in their order."""
+        values = [value] * self.world_size
+        if self.world_size > 1:
+            dist.all_gather_object(values, value)
+        return values
+
+    def wait(self) -> None:
+        if self.world_size > 1:
+            dist.barrier()
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The environment that torchrun gives to a process."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    has_agent: bool  # which is there before the processes, and has what they share
+
+    def device(self, kind: str) -> str:
+        return f"cuda:{self.local_rank}" if kind == "cuda" else kind
+
+
+def started_by_torchrun(environ: Mapping[str, str]) -> Started | None:
+    """None if torchrun did not start this process.
+
+    Raises:
+        UsageError: the variables are there in part.
+    """
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    given = {name: environ[name] for name in names if name in environ}
+    if "RANK" not in given:
+        return None
+    if missing := [name for name in names if name not in given]:
+        raise UsageError(
+            f"RANK is set, but {', '.join(missing)} is not",
+            hint="start with torchrun, or unset RANK and give --gpus",
+        )
+    rank, local_rank, world_size = (int(given[name]) for name in names[:3])
+    has_agent = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return Started(rank, local_rank, world_size, has_agent)
+
+
+def run_under_torchrun(
+    started: Started,
+    kind: str,
+    prepared: AbstractContextManager[None],
+    work: Callable[[Ranks], None],
+    on_event: OnEvent,
+) -> None:
+    """Run ``work`` as one of the processes that torchrun started.
+
+    The first enters ``prepared`` before, while the others wait for it. An error of one ends all
+    with its exit code; it is told once.
+
+    Raises:
+        VirnucproError, OSError: of this process, the first of all to fail.
+        SystemExit: this process failed too; with the exit code of the first error.
+    """
+    used, rank, world_size = _use(started.device(kind)), started.rank, started.world_size
+    store = _connect(started)
+    with _ending_together(store, world_size), prepared if rank == 0 else nullcontext():
+        if rank == 0:
+            store.set(_PREPARED, "")
+        while not store.check([_PREPARED]):  # to wait for it would keep others from the store
+            time.sleep(_LISTEN_SECONDS)
+        join_group(store, rank, world_size, used)
+        work(Ranks(rank, world_size, used, on_event))
+        dist.destroy_process_group()
+
+
+def _connect(started: Started) -> Store:
+    """
+    Raises:
+        UnavailableError: the process that has the store, torchrun's agent or the first, is gone.
+    """
+    seconds = _AGENT_SECONDS if started.has_agent else _FIRST_SECONDS
+    try:
+        store: Store = next(rendezvous("env://", timeout=timedelta(seconds=seconds)))[0]
+    except dist.DistError as error:
+        raise UnavailableError(
+            f"no connection to the other processes within {seconds} seconds: {printable(error)}",
+            hint="is torchrun still running, and can its first node be reached?",
+        ) from error
+    store.set_timeout(_TIMEOUT)
+    return store
+
+
+@contextmanager
+def _ending_together(store: Store, world_size: int) -> Iterator[None]:
+    """The first error of a process ends all of them with its exit code."""
+    is_done = threading.Event()
+    watcher = threading.Thread(
+        target=_end_with_others, args=(store, world_size, is_done), daemon=True
+    )
+    watcher.start()
+    try:
+        yield
+    except (VirnucproError, OSError) as error:
+        is_done.set()
+        watcher.join()
+        told = error if isinstance(error, VirnucproError) else disk_error(error)
+        with suppress(dist.DistError):  # the store is gone, with its process
+            if store.add(_N_ERRORS, 1) > 1:
+                exit_code = int(store.get(_EXIT_CODE))
+                _wait_for_all(store, world_size, heard=1)
+                raise SystemExit(exit_code) from error
+            store.set(_EXIT_CODE, str(told.exit_code))
+            _wait_for_all(store, world_size, heard=0)
+        raise
+    finally:
+        is_done.set()
+        watcher.join()
+
+
+def _end_with_others(store: Store, world_size: int, is_done: threading.Event) -> None:
+    """End this process when another one has told an error: its main thread may wait within torch.
+
+    Nothing wakes it there: a group that is destroyed closes its connections only when nothing
+    refers to it any more.
+    """
+    with suppress(dist.DistError):  # the store is gone, with its process: torch says so
+        while not is_done.wait(_LISTEN_SECONDS):
+            if store.check([_EXIT_CODE]):
+                exit_code = int(store.get(_EXIT_CODE))
+                with suppress(dist.DistError):
+                    _wait_for_all(store, world_size, heard=1)
+                os._exit(exit_code)
+
+
+def _wait_for_all(store: Store, world_size: int, *, heard: int) -> None:
+    """Wait until all but the one that told an error have heard: one of them may have the store."""
+    store.add(_N_HEARD, heard)
+    deadline = time.monotonic() + _GRACE_SECONDS
+    while store.add(_N_HEARD, 0) < world_size - 1 and time.monotonic() < deadline:
+        time.sleep(_LISTEN_SECONDS)
+
+
+def run_on(devices: Sequence[str], work: Callable[[Ranks], None], on_event: OnEvent) -> None:
+    """Run ``work`` (which can be pickled) on each device: one here, several as processes.
+
+    What the processes tell and log is heard here. The first error ends all of them. None
+    outlives this call, nor this process.
+
+    Raises:
+        VirnucproError: one of the processes raised it, or ended otherwise.
+    """
+    if len(devices) == 1:
+        work(Ranks(0, 1, _use(devices[0]), on_event))
+        return
+    store = open_store(0, is_master=True)
+    group = _Group(tuple(devices), store.port, LOGGER.level)
+    children: list[Child] = []
+    try:
+        with interrupts_held():
+            for rank in range(len(devices)):
+                children.append(start(_run_rank, rank, group, work))
+        _hear(children, devices, on_event)
+    finally:
+        kill_all(children)
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """The devices, port and log level that the processes of a training share."""
+
+    devices: tuple[str, ...]
+    port: int
+    log_level: int
+
+
+def _run_rank(pipe: Pipe, rank: int, group: _Group, work: Callable[[Ranks], None]) -> None:
+    device, world_size = group.devices[rank], len(group.devices)
+    LOGGER.addHandler(_Relay(pipe))
+    LOGGER.setLevel(group.log_level)
+    if device == "cpu":
+        torch.set_num_threads(max(1, torch.get_num_threads() // world_size))
+    try:
+        used = _use(device)
+        join_group(open_store(group.port, is_master=False), rank, world_size, used)
+        work(Ranks(rank, world_size, used, pipe.send))
+    except (VirnucproError, OSError) as error:
+        pipe.send(ErrorText.of(error))
+        raise
+    # only now: if an error closed the group, the others would fail at once, and be blamed for it
+    dist.destroy_process_group()
+
+
+def _hear(children: Sequence[Child], devices: Sequence[str], on_event: OnEvent) -> None:
+    """Pass on what the processes say, until all have ended well or one has not.
+
+    Raises:
+        VirnucproError: the first error that one raised on purpose, or what else ended it.
+    """
+    running = dict(zip(children, devices, strict=True))
+    while running:
+        with_news(list(running))
+        if ends := _ends(running, on_event):
+            ends += _ends(running, on_event)  # a cause is there when its effect was heard
+            first = min(ends, key=lambda end: end.place)
+            if first.traceback:
+                LOGGER.info("%s", first.traceback)
+            raise first.error
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """A process that did not end well. The first place is that of the one to blame."""
+
+    place: tuple[int, float]
+    error: VirnucproError
+    traceback: str = ""
+
+
+def _ends(running: dict[Child, str], on_event: OnEvent) -> list[_End]:
+    """Pass on what was said since. Those that have ended run no more. -> those that failed"""
+    ends: list[_End] = []
+    for child, device in list(running.items()):
+        try:
+            while child.pipe.poll():
+                match child.pipe.recv():
+                    case logging.LogRecord() as record:
+                        LOGGER.handle(record)
+                    case ErrorText() as text:
+                        ends.append(_End((0, 0.0), text.error))
+                    case Raised(reason, traceback, seconds):
+                        ends.append(_End((2, seconds), _ended(device, reason), traceback))
+                        del running[child]  # its last word: that it ends tells nothing more
+                        break
+                    case event:
+                        on_event(event)
+        except (EOFError, OSError):
+            del running[child]
+            cause = child.cause_of_end()
+            if child.process.returncode != 0:
+                ends.append(_End((1, 0.0), _ended(device, cause)))
+    return ends
+
+
+def _ended(device: str, reason: str) -> VirnucproError:
+    return VirnucproError(f"the process on {device} ended: {reason}", hint=_KEPT)
+
+
+class _Relay(logging.Handler):
+    """Sends the log of a process to its parent, which has the handlers."""
+
+    def __init__(self, pipe: Pipe) -> None:
+        super().__init__()
+        self._pipe = pipe
+
+    def emit(self, record: logging.LogRecord) -> None:
+        facts = {**record.__dict__, "msg": record.getMessage(), "args": None, "exc_info": None}
+        self._pipe.send(logging.makeLogRecord(facts))
+
+
+def _use(name: str) -> torch.device:
+    """
+    Raises:
+        UnavailableError: there is no such GPU.
+    """
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UnavailableError(
+            f"there is no {name}: {torch.cuda.device_count()} GPUs are visible here",
+            hint="start as many processes on a node as it has GPUs",
+        )
+    use_device(device)
+    return device
+
+
+def open_store(port: int, *, is_master: bool) -> dist.TCPStore:  # type: ignore[name-defined]
+    """The store that the processes started here share. NCCL asks it too, by its time-out."""
+    return dist.TCPStore(  # type: ignore[attr-defined]
+        _LOCALHOST, port, is_master=is_master, wait_for_workers=False, timeout=_TIMEOUT
+    )
+
+
+def join_group(store: Store, rank: int, world_size: int, device: torch.device) -> None:
+    """Be one of the group; NCCL is told the device, which it guesses else."""
+    is_gpu = device.type == "cuda"
+    dist.init_process_group(
+        "nccl" if is_gpu else "gloo",
+        store=store,
+        rank=rank,
+        world_size=world_size,
+        timeout=_TIMEOUT,
+        device_id=device if is_gpu else None,
+    )

@@ -1,0 +1,452 @@
+"""Options of ``virnucpro train`` become a training that can begin, and its devices."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from virnucpro.encoders.esm2.checkpoint import ESM2Shape
+from virnucpro.encoders.esm2.family import inspect_esm2
+from virnucpro.encoders.learned.file import ENCODER_FILE
+from virnucpro.encoders.models import find_checkpoint
+from virnucpro.encoders.published import EMBEDDED
+from virnucpro.ground.devices import Choice, choose_devices, choose_precision
+from virnucpro.ground.errors import InputError, OutputError, ResumeError, UsageError
+from virnucpro.ground.events import OnEvent, Progress
+from virnucpro.ground.files import read_json, refuse_links, sha256, write_json
+from virnucpro.ground.log import announce, printable
+from virnucpro.ground.option_fields import carry
+from virnucpro.learning.labelled.records import (
+    DataManifest,
+    LabelledRecord,
+    read_data_manifest,
+    read_records,
+    warn_of_mixed_groups,
+)
+from virnucpro.learning.labelled.split import (
+    SPLITS,
+    Split,
+    read_split,
+    select,
+    split_groups,
+    write_split,
+)
+from virnucpro.learning.labelled.store import (
+    VECTORS,
+    FrameOrigin,
+    are_whole,
+    copying,
+    delete_frames,
+    read_labels,
+    write_frames,
+    write_label,
+)
+from virnucpro.learning.options import LOOP_MAY_DIFFER, Mode, NetworkOptions, TrainOptions
+from virnucpro.learning.training.settings import HEAD_FILE, Settings, head_beside
+from virnucpro.run.folder import PAGE
+from virnucpro.run.lock import OF_A_LOCK
+from virnucpro.sequences.genetic_code import genetic_code
+
+FACTS = "training.json"
+SPLIT, HELD_OUT, BOARD = "split.tsv", "held_out.tsv", "tensorboard"
+GAIN, EPOCHS = "gain.tsv", "epochs.tsv"
+_SEEDS = "seeds"
+_FRAMES, _FEATURES, _FASTA = "frames", "features", "records.fa"
+# in the folder of a training
+_OURS = (
+    FACTS,
+    SPLIT,
+    HEAD_FILE,
+    ENCODER_FILE,
+    HELD_OUT,
+    GAIN,
+    EPOCHS,
+    PAGE,
+    _SEEDS,
+    _FRAMES,
+    _FEATURES,
+    _FASTA,
+    BOARD,
+    "checkpoints",
+)
+_OF_EVERY_FOLDER = {*OF_A_LOCK, "virnucpro.log"}
+_PLACES = ("manifest", "encoder")  # their contents count: data_sha256, encoder_id
+_USUAL = (6, 128, 4)  # layers, dimensions and heads of a new encoder
+_MORE_GROUPS = "label more groups, or move some in a table of the split and give it with --split"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """A request for a training, checked but for the data."""
+
+    options: TrainOptions
+    settings: Settings
+    encoder: Path | None  # to start from; None: a new one of ``shape``
+    shape: ESM2Shape | None  # None: there is not an ESM-2 in it
+    is_repeat: bool = False  # with a further seed, only to be measured
+
+    def repeat(self, number: int) -> Training:
+        """The same training with a later seed; number 0 is this one."""
+        settings = replace(self.settings, seed=self.settings.seed + number)
+        return replace(self, settings=settings, is_repeat=number > 0)
+
+    @property
+    def place(self) -> Path:
+        """The folder of checkpoints and of what TensorBoard reads."""
+        seed = str(self.settings.seed)
+        return self.output / _SEEDS / seed if self.is_repeat else self.output
+
+    @property
+    def output(self) -> Path:
+        return self.options.output_dir
+
+    @property
+    def split(self) -> Path:
+        return self.output / SPLIT
+
+    @property
+    def trained_encoder(self) -> Path:
+        return self.output / self.options.name
+
+    @property
+    def head(self) -> Path:
+        return self.output / HEAD_FILE
+
+    @property
+    def frames(self) -> Path:
+        """The frames of all records, which every process maps."""
+        return self.output / _FRAMES
+
+    @property
+    def vectors(self) -> Path:
+        """The vectors of these, for a head on vectors of the engine."""
+        return self.frames / VECTORS
+
+    @property
+    def features(self) -> Path:
+        """The run folder of the vectors that a head is trained on."""
+        return self.output / _FEATURES
+
+    @property
+    def fasta(self) -> Path:
+        """The FASTA file of all records, which the engine and the scorer read."""
+        return self.output / _FASTA
+
+    @property
+    def learned_encoder(self) -> Path:
+        """The file of the trained encoder, if it is not a plain ESM-2."""
+        return self.output / ENCODER_FILE
+
+    @property
+    def is_plain(self) -> bool:
+        """True if a frame's vector is the mean of an ESM-2: such an encoder needs no file."""
+        return (self.options.encoding, self.options.architecture) == ("esm2", "mlp")
+
+    @property
+    def has_stored_vectors(self) -> bool:
+        """True if the engine makes the vectors, once, before the training."""
+        return self.settings.mode == "head" and self.is_plain
+
+
+def resolve_training(options: TrainOptions, on_event: OnEvent) -> tuple[Training, Choice]:
+    """A training and its devices, or the first thing that stands in its way.
+
+    Raises:
+        VirnucproError: see ``errors``.
+    """
+    mode = options.mode
+    _check_network(options, mode)
+    _check_others(options, mode)
+    encoder, shape = _encoder(options, mode, on_event)
+    if mode != "pretrain":
+        head_beside(encoder)  # it is read again when all is trained: too late to be damaged
+    choice = choose_devices(
+        options.device,
+        options.gpus,
+        options.workers,
+        options.cuda_visible_devices,
+        # weights, gradients, two moments
+        model_bytes=16 * shape.n_parameters if shape else 0,
+    )
+    if options.no_multi_gpu or (choice.kind == "cpu" and options.workers is None):
+        choice = choice.first
+    precision = choose_precision(options.precision, choice)
+    if precision == "fp16":  # auto, on a GPU without bf16: gradients in fp16 would underflow
+        precision = "fp32"
+    settings = carry(options, Settings, mode=mode, precision=precision)
+    return Training(options=options, settings=settings, encoder=encoder, shape=shape), choice
+
+
+def _check_network(options: TrainOptions, mode: Mode) -> None:
+    """
+    Raises:
+        UsageError: no network can be trained as the options say.
+    """
+    if options.encoding != "esm2" and (mode != "head" or options.model or options.has_shape):
+        raise UsageError(
+            f"--encoding {options.encoding} has no ESM-2 in it",
+            hint="leave out --finetune, --pretrain, --model, --layers, --dim and --heads",
+        )
+    if options.encoding == "composition" and options.architecture != "mlp":
+        raise UsageError(
+            "--encoding composition has no residues for an architecture to read",
+            hint="leave --architecture out",
+        )
+    if mode == "pretrain" and options.architecture != "mlp":
+        raise UsageError("--pretrain trains an encoder alone", hint="leave --architecture out")
+    if options.has_shape and (options.model is not None or mode == "head"):
+        raise UsageError(
+            "--layers, --dim and --heads are for a new encoder",
+            hint="give --pretrain or --finetune with them, and no --model",
+        )
+    if not 0 <= options.dropout < 1 or options.hidden < 1:
+        raise UsageError(
+            f"--dropout is {options.dropout}, --hidden {options.hidden}",
+            hint="give a dropout from 0 to below 1, and a width of 1 or more",
+        )
+
+
+def _check_others(options: TrainOptions, mode: Mode) -> None:
+    """
+    Raises:
+        UsageError: options contradict each other, or make no sense.
+    """
+    sizes, name = options.chunk_size, options.name
+    if not sizes or min(sizes) < 30 or len(set(sizes)) < len(sizes):
+        raise UsageError(
+            f"--chunk-size is {', '.join(map(str, sizes))}",
+            hint="give each size once, 30 bases or more; the first is that of the head",
+        )
+    if mode == "head" and len(sizes) > 1 and options.encoding == "esm2":
+        raise UsageError(
+            "a head on vectors of the engine has one --chunk-size",
+            hint="train it with --finetune for several",
+        )
+    genetic_code(options.genetic_code)
+    if options.seeds < 1 or (options.seeds > 1 and mode == "pretrain"):
+        raise UsageError(
+            f"--seeds is {options.seeds}",
+            hint="give 1 or more; --pretrain has one, as nothing is measured on labels",
+        )
+    if options.no_multi_gpu and options.gpus is not None:
+        raise UsageError("--no-multi-gpu and --gpus contradict each other", hint="give one of them")
+    if Path(name).name != name or name.startswith(".") or name in _OURS:
+        raise UsageError(
+            f"--name is {printable(name)!r}",
+            hint="give a plain name of a folder that a training does not write, such as esm2_mine",
+        )
+
+
+def _encoder(
+    options: TrainOptions, mode: Mode, on_event: OnEvent
+) -> tuple[Path | None, ESM2Shape | None]:
+    """The encoder to start from, or None for a new one, and its shape; or no encoder at all."""
+    if options.encoding != "esm2":
+        return None, None
+    is_new = options.has_shape or (mode == "pretrain" and options.model is None)
+    if not is_new:
+        model = EMBEDDED if options.model is None else options.model
+        checkpoint = find_checkpoint(model, on_event)
+        checkpoint.check(checkpoint.sha256())
+        return checkpoint.path, checkpoint.shape
+    asked = (options.layers, options.dim, options.heads)
+    sizes = [usual if size is None else size for size, usual in zip(asked, _USUAL, strict=True)]
+    n_layers, dim, n_heads = sizes
+    if min(n_layers, dim, n_heads) < 1 or dim % (2 * n_heads):
+        raise UsageError(
+            f"{n_layers} layers of {dim} dimensions in {n_heads} heads",
+            hint="give at least one layer, and dimensions that are a multiple of twice --heads",
+        )
+    return None, ESM2Shape(n_layers, dim, n_heads)
+
+
+def open_training(training: Training, on_event: OnEvent) -> None:
+    """Read what is labelled, split it, and write down what was asked for; or check it is the same.
+
+    The folder is there, and locked. It has all that the processes of the training read.
+
+    Raises:
+        OutputError: the folder is not empty, and this is not a resume.
+        ResumeError: it holds another training.
+        InputError: manifest or split are wrong.
+    """
+    refuse_links(training.output, (*_OURS, training.options.name))
+    path, options = training.output / FACTS, training.options
+    is_begun = path.exists()
+    _check_free(training.output, is_begun, options.resume)
+    manifest = read_data_manifest(options.data)
+    with nullcontext() if is_begun else _leaving_nothing(training):
+        source = _prepare_frames(training, manifest, on_event)
+        records = read_labels(training.frames).records
+        warn_of_mixed_groups(records)
+        splits = _splits(training, records)
+        _check_split(records, splits, training.settings.mode)
+    if not training.split.exists():
+        write_split(training.split, records, splits)
+    facts = _facts(training, source)
+    if is_begun:
+        _check_same(path, facts)
+        announce(f"going on with the training in {printable(training.output)}")
+    write_json(path, facts)
+
+
+def _prepare_frames(training: Training, manifest: DataManifest, on_event: OnEvent) -> FrameOrigin:
+    """Read the labelled FASTA, once, and leave its frames in the folder; or find them there.
+
+    -> what they are made of
+    """
+    beside = [] if training.settings.mode == "pretrain" else [training.fasta]
+    sizes, number = tuple(training.options.chunk_size), training.options.genetic_code
+    if training.frames.exists():
+        source = FrameOrigin(manifest.sha256, tuple(map(sha256, manifest.files)), sizes, number)
+        if are_whole(training.frames, source, *beside):
+            return source
+    n_bytes, n_read = sum(path.stat().st_size for path in manifest.files), 0
+
+    def hear(block: bytes | memoryview) -> None:
+        nonlocal n_read
+        n_read += len(block)
+        on_event(Progress("reading the labelled sequences", n_read, n_bytes, "bytes"))
+
+    hashes: list[str] = []
+    pairs = read_records(manifest, hashes.append, hear)
+    for path in beside:
+        pairs = copying(pairs, path)
+    write_frames(training.frames, pairs, sizes, genetic_code(number))
+    source = FrameOrigin(manifest.sha256, tuple(hashes), sizes, number)
+    write_label(training.frames, source, *beside)
+    return source
+
+
+@contextmanager
+def _leaving_nothing(training: Training) -> Iterator[None]:
+    """Delete the frames if the block fails."""
+    try:
+        yield
+    except BaseException:
+        delete_frames(training.frames, training.fasta)
+        raise
+
+
+def describe_training(training: Training, choice: Choice) -> list[str]:
+    """Lines on mode, model, precision and devices."""
+    shape, settings = training.shape, training.settings
+    encoder = f"no ESM-2, {training.options.encoding}"
+    if shape is not None:
+        size = f"{shape.n_parameters / 1e6:.1f} M parameters"
+        encoder = f"ESM-2 of {shape.n_layers} layers, {shape.dim} dimensions, {size}"
+    devices = choice.descriptions
+    if choice.kind == "cpu":
+        devices = (f"CPU, processes: {len(choice.devices)}",)
+    return [f"{settings.mode}: {encoder}, {settings.precision}", *devices]
+
+
+def _check_free(folder: Path, is_begun: bool, resume: bool) -> None:
+    """
+    Raises:
+        OutputError: the folder holds a training, and this is not a resume; or something else.
+    """
+    found = {entry.name for entry in folder.iterdir()} - _OF_EVERY_FOLDER
+    if is_begun and not resume:
+        raise OutputError(
+            f"{printable(folder)} holds a training already",
+            hint="go on with it with --resume, or give another --output-dir",
+        )
+    if resume:
+        found -= {SPLIT, _FRAMES, _FASTA}  # of a start that was killed before it claimed the folder
+    if found and not is_begun:
+        raise OutputError(
+            f"{printable(folder)} is not empty, and holds no training: {printable(min(found))}",
+            hint="give another --output-dir",
+        )
+
+
+def _splits(training: Training, records: Sequence[LabelledRecord]) -> dict[str, Split]:
+    """The splits of an earlier start, those that the user gives, or new ones.
+
+    Raises:
+        ResumeError: those given are not those of the earlier start.
+    """
+    options = training.options
+    given = read_split(options.split) if options.split else None
+    if not training.split.exists():
+        return split_groups(records, options.seed) if given is None else given
+    splits = read_split(training.split)
+    if given is not None and (
+        moved := [group for group in splits if given.get(group) != splits[group]]
+    ):
+        raise ResumeError(
+            f"{printable(options.split)} is not the split of this training: "
+            f"{printable(moved[0])} was for {splits[moved[0]]}",
+            hint="leave --split out to go on, or give another --output-dir",
+        )
+    return splits
+
+
+def _check_split(
+    records: Sequence[LabelledRecord], splits: Mapping[str, Split], mode: Mode
+) -> None:
+    """
+    Raises:
+        InputError: a group has no split, or a split lacks what the mode needs in it.
+    """
+    for split in SPLITS:
+        labels = {record.label for record in select(records, splits, split)}
+        if mode == "pretrain" and split != "test" and not labels:
+            raise InputError(f"no group is for {split}", hint=_MORE_GROUPS)
+        if mode != "pretrain" and (missing := {"virus", "other"} - labels):
+            raise InputError(
+                f"no group with the label {min(missing)} is for {split}", hint=_MORE_GROUPS
+            )
+
+
+def _facts(training: Training, source: FrameOrigin) -> dict[str, Any]:
+    """The facts that the weights depend on; files by their content."""
+    options = training.options
+    facts: dict[str, Any] = {
+        "manifest": options.data,
+        "settings": asdict(training.settings),
+        "encoder": training.encoder,
+        "shape": asdict(training.shape) if training.shape else None,
+        **asdict(carry(options, NetworkOptions)),
+    }
+    facts["data_sha256"] = source.manifest_sha256
+    facts["fasta_sha256"] = source.fasta_sha256
+    facts["split_sha256"] = sha256(training.split)
+    if training.encoder is not None:
+        facts["encoder_id"] = inspect_esm2(training.encoder).encoder_id
+    plain: dict[str, Any] = json.loads(json.dumps(facts, default=str))
+    return plain
+
+
+def _check_same(path: Path, facts: Mapping[str, Any]) -> None:
+    """
+    Raises:
+        ResumeError: the folder holds another training; the message names what differs.
+    """
+    try:
+        stored = _flat(read_json(path))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ResumeError(
+            f"{printable(path)} cannot be read: {printable(error)}",
+            hint="give another --output-dir",
+        ) from error
+    now = _flat(facts)
+    differences = [
+        f"{name} ({printable(stored.get(name))}, now {printable(now.get(name))})"
+        for name in sorted({*stored, *now} - {*LOOP_MAY_DIFFER, *_PLACES})
+        if stored.get(name) != now.get(name)
+    ]
+    if differences:
+        raise ResumeError(
+            f"{printable(path.parent)} holds a training with other {'; '.join(differences)}",
+            hint="give what it was started with, or another --output-dir",
+        )
+
+
+def _flat(facts: Mapping[str, Any]) -> dict[str, Any]:
+    return {**{k: v for k, v in facts.items() if k != "settings"}, **facts["settings"]}

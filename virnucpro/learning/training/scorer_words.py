@@ -1,0 +1,148 @@
+"""Tables of words for a scorer, counted in labelled records: all of them, or without a fold.
+
+Whoever reads a word in a record that the table was counted in learns that record by heart. So the
+features that nets are fitted to come from tables without the fold that the fragment is of, and
+the nets learn what words of other groups are worth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Collection as Container
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from virnucpro.ground.numeric import Counts
+from virnucpro.learning.training.sampling import Collection, Fragments
+from virnucpro.scorer.features import Features, codons_of, fragment_features
+from virnucpro.scorer.pieces import Digits, Pieces
+from virnucpro.scorer.stretches import find_stretches
+from virnucpro.scorer.words import (
+    CELLULAR,
+    ONE_CELLULAR,
+    ONE_VIRAL,
+    RATHER_CELLULAR,
+    RATHER_VIRAL,
+    VIRAL,
+    Numbers,
+    WordTable,
+    is_in_sample,
+    words_of,
+)
+from virnucpro.sequences.genetic_code import STANDARD
+
+PIECE = 1000  # bases; words are read in its longest stretch, and in long ones
+GENE_LIKE = 60  # codons from which on a stretch is read beside the longest
+_PIECES_AT_ONCE = 400
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WordCounts:
+    """Words that several groups have or that are in the sample, and how many groups have each."""
+
+    numbers: Numbers  # (n_words,) rising
+    n_groups: NDArray[np.uint16]  # (n_words, n_folds, 2): cellular, viral
+
+    @property
+    def n_folds(self) -> int:
+        return int(self.n_groups.shape[1])
+
+    def table(self, left_out: Container[int] = ()) -> WordTable:
+        """The words that groups of the other folds have; of those of one group, the sample."""
+        folds = [fold for fold in range(self.n_folds) if fold not in left_out]
+        n_cellular, n_viral = self.n_groups[:, folds].sum(axis=1, dtype=np.int32).T
+        owners = np.where(n_viral > n_cellular, RATHER_VIRAL, RATHER_CELLULAR).astype(np.uint8)
+        owners[n_cellular == 0] = VIRAL
+        owners[n_viral == 0] = CELLULAR
+        is_alone = n_viral + n_cellular == 1
+        owners[is_alone & (n_viral == 1)] = ONE_VIRAL
+        owners[is_alone & (n_cellular == 1)] = ONE_CELLULAR
+        is_kept = (n_viral + n_cellular > 1) | (is_alone & is_in_sample(self.numbers))
+        return WordTable.of(self.numbers[is_kept], owners[is_kept])
+
+
+def count_words(collection: Collection, fold_of_record: Counts) -> WordCounts:
+    """Count the groups that have each word; a group has it or not."""
+    names, group = np.unique([one.group for one in collection.records], return_inverse=True)
+    is_virus = np.array([one.is_virus for one in collection.records])
+    column = np.empty(len(names), dtype=np.int64)
+    column[group] = 2 * fold_of_record + is_virus
+    n_bits = len(names).bit_length()
+    pairs = np.concatenate(
+        [(numbers << n_bits) + group[record] for record, numbers in _words_of_records(collection)]
+    )
+    pairs.sort()
+    pairs = pairs[np.diff(pairs, prepend=-1) > 0]
+    numbers = pairs >> n_bits
+    first = np.flatnonzero(np.diff(numbers, prepend=-1))
+    n_owners = np.diff(first, append=len(numbers))
+    is_kept = (n_owners > 1) | is_in_sample(numbers[first])
+    row = np.repeat(np.cumsum(is_kept) - 1, n_owners)
+    inside = np.repeat(is_kept, n_owners)
+    n_columns = 2 * (int(fold_of_record.max()) + 1)
+    owner = column[pairs[inside] & ((1 << n_bits) - 1)]
+    n_groups = np.bincount(row[inside] * n_columns + owner, minlength=is_kept.sum() * n_columns)
+    return WordCounts(
+        numbers[first[is_kept]], n_groups.astype(np.uint16).reshape(-1, n_columns // 2, 2)
+    )
+
+
+def _words_of_records(collection: Collection) -> Iterator[tuple[Counts, Numbers]]:
+    """Records and words, block by block of pieces."""
+    n_whole, rest = np.divmod(collection.lengths, PIECE)
+    n_pieces = np.maximum(1, n_whole + (2 * rest >= PIECE))  # a word counts once: they lie apart
+    owner = np.repeat(np.arange(len(n_pieces)), n_pieces)
+    place = PIECE * (np.arange(len(owner)) - (np.cumsum(n_pieces) - n_pieces)[owner])
+    n_bases = np.minimum(PIECE, collection.lengths[owner] - place)
+    place += collection.starts[owner]
+    for first in range(0, len(owner), _PIECES_AT_ONCE):
+        block = slice(first, first + _PIECES_AT_ONCE)
+        low, high = place[block][0], place[block][-1] + n_bases[block][-1]
+        pieces = Pieces.of(collection.digits[low:high], place[block] - low, n_bases[block])
+        frames = find_stretches(pieces)
+        kept = frames.kept
+        read = kept.where((kept.rank == 0) | (kept.n_codons >= GENE_LIKE))
+        codes, stretch = codons_of(frames, read, STANDARD)
+        places, numbers = words_of(codes, stretch)
+        yield owner[block][read.piece[stretch[places]]], numbers
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Words:
+    """The table that nets are to read, and for each fold the one without its groups too."""
+
+    table: WordTable
+    without: Mapping[int, WordTable]
+
+    @classmethod
+    def of(cls, counts: WordCounts, left_out: Container[int] = ()) -> Words:
+        """The tables of all folds but those left out."""
+        folds = [fold for fold in range(counts.n_folds) if fold not in left_out]
+        return cls(
+            counts.table(left_out), {fold: counts.table({*left_out, fold}) for fold in folds}
+        )
+
+    def features(
+        self,
+        fragments: Fragments,
+        fold_of_record: Counts,
+        read: Callable[[Digits, WordTable], Features] = fragment_features,
+    ) -> Features:
+        """The features of fragments, as they are read, each by the words of other folds.
+
+        -> (n, n_features)
+        """
+        folds = fold_of_record[fragments.record]
+        assert np.isin(folds, list(self.without)).all(), "a fragment of a fold that is left out"
+        rows = {fold: np.flatnonzero(folds == fold) for fold in self.without}
+        blocks = [
+            (some, read(fragments.digits[some], self.without[fold]))
+            for fold, some in rows.items()
+            if len(some)
+        ]
+        features = np.empty((len(fragments), blocks[0][1].shape[1]), dtype=np.float32)
+        for some, block in blocks:
+            features[some] = block
+        return features

@@ -1,0 +1,301 @@
+"""``virnucpro train``: from labelled FASTA to an encoder, a head, and what they are worth.
+
+Three modes on one loop: a head on vectors that the engine made (``head``), encoder and head
+together (``finetune``), or an encoder alone, on masked residues (``pretrain``). ``train`` is the
+whole of it; ``learn`` is what every rank does; the first one writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from virnucpro.encoders.esm2.attention import attend_to_train
+from virnucpro.encoders.esm2.model import ESM2
+from virnucpro.encoders.esm2.weights import load_esm2, save_esm2
+from virnucpro.encoders.learned.readers import (
+    NoReader,
+    Reader,
+    blosum62,
+    new_reader,
+    one_hot,
+)
+from virnucpro.engine.executor import Executor
+from virnucpro.engine.local import ProcessExecutor
+from virnucpro.ground.devices import Choice
+from virnucpro.ground.errors import InputError, UsageError, VirnucproError
+from virnucpro.ground.events import OnEvent
+from virnucpro.ground.log import announce, printable
+from virnucpro.ground.option_fields import carry
+from virnucpro.learning.labelled.frames import LabelledFrames, balanced_weights, given_weights
+from virnucpro.learning.labelled.split import Split, read_split
+from virnucpro.learning.labelled.store import FrameStore
+from virnucpro.learning.options import TrainOptions
+from virnucpro.learning.training.board import Board
+from virnucpro.learning.training.clock import Clock, profile_lines, speed_lines
+from virnucpro.learning.training.features import write_vectors
+from virnucpro.learning.training.loop import B, Objective, Trainer, effective_batch, precision_of
+from virnucpro.learning.training.networks import (
+    Classifier,
+    FrameClassifier,
+    MaskedLanguageModel,
+    new_encoder,
+)
+from virnucpro.learning.training.objectives import FrameLabels, MaskedResidues, frame_log_odds
+from virnucpro.learning.training.page import write_training_page
+from virnucpro.learning.training.ranks import Ranks, Started, run_on, run_under_torchrun
+from virnucpro.learning.training.request import (
+    BOARD,
+    Training,
+    describe_training,
+    open_training,
+    resolve_training,
+)
+from virnucpro.learning.training.results import Scored, TrainingResults
+from virnucpro.learning.training.sampling import recipe_weights
+from virnucpro.run.folder import RunDir
+from virnucpro.stories.options import ExtractOptions
+from virnucpro.stories.pipeline import extract
+
+_MOST_FRAMES = 20_000  # that are scored after each epoch
+_WEIGHTS = {"auto": balanced_weights, "recipe": recipe_weights, "none": given_weights}
+
+
+def train(options: TrainOptions, on_event: OnEvent, started: Started | None = None) -> Training:
+    """Train, as the options say, on all devices, or as one of the processes of torchrun.
+
+    Raises:
+        VirnucproError: see ``errors``; finished epochs are kept.
+        SystemExit: another process of torchrun failed first; with the exit code of its error.
+    """
+    if started and (options.gpus or options.workers or options.no_multi_gpu):
+        raise UsageError(
+            "--gpus, --workers and --no-multi-gpu do not go with torchrun",
+            hint="torchrun chooses the devices: see --nproc-per-node and CUDA_VISIBLE_DEVICES",
+        )
+    training, choice = resolve_training(options, on_event)
+    prepared, work = _prepared(training, choice, on_event), partial(learn, training)
+    if started:
+        run_under_torchrun(started, choice.kind, prepared, work, on_event)
+    else:
+        with prepared:
+            run_on(choice.devices, work, on_event)
+    return training
+
+
+@contextmanager
+def _prepared(training: Training, choice: Choice, on_event: OnEvent) -> Iterator[None]:
+    """The folder is ours, and holds all that every process of the training reads."""
+    with RunDir(training.output).in_use():
+        open_training(training, on_event)
+        for line in describe_training(training, choice):
+            announce(line)
+        if training.has_stored_vectors:
+            _extract(training, on_event)
+        yield
+        write_training_page(training.output)
+
+
+def _extract(training: Training, on_event: OnEvent) -> None:
+    """Make the vectors that a head is trained on, as ``extract`` makes them; or go on with it."""
+    options = training.options
+    extraction = carry(
+        options,
+        ExtractOptions,
+        input=(training.fasta,),
+        input_type="nucleotide",
+        output_dir=training.features,
+        report=False,
+        chunk_size=options.chunk_size[0],
+        model=str(training.encoder),
+        resume=RunDir(training.features).read_manifest() is not None,
+    )
+
+    def executor_on(devices: Sequence[str]) -> Executor:
+        return ProcessExecutor(devices[:1] if options.no_multi_gpu else devices)
+
+    if extract(extraction, on_event, executor_on).exit_code:
+        raise VirnucproError(
+            f"not every frame has a vector: see {training.features}",
+            hint="run the same command again with --resume",
+        )
+    write_vectors(training.vectors, training.features, FrameStore.open(training.frames).all.ids)
+
+
+def learn(training: Training, ranks: Ranks) -> None:
+    """
+    Raises:
+        VirnucproError: see ``errors``; finished epochs are kept.
+    """
+    frames, splits = FrameStore.open(training.frames), read_split(training.split)
+    chunk_sizes = training.options.chunk_size
+    train = frames.select(splits, "train", chunk_sizes)
+    held_out = frames.select(splits, "validation", chunk_sizes[:1])
+    torch.manual_seed(training.settings.seed)
+    if training.settings.mode == "pretrain":
+        for split, part in (("train", train), ("validation", held_out)):
+            _check_any(split, part)
+        _pretrain(training, ranks, train, held_out)
+        return
+    test = frames.select(splits, "test", chunk_sizes[:1])
+    for split, part in (("train", train), ("validation", held_out)):
+        _check_labels(split, part)
+    parts: dict[Split, LabelledFrames] = {"validation": held_out, "test": test}
+    outcome = TrainingResults(training, frames, splits) if ranks.is_first else None
+    for number in range(training.options.seeds):
+        repeated = training.repeat(number)
+        torch.manual_seed(repeated.settings.seed)
+        module, history = _classify(repeated, ranks, train, held_out)
+        odds = {}
+        for split, part in parts.items():
+            if _has_both(part):
+                with precision_of(training.settings, ranks.device):
+                    odds[split] = frame_log_odds(module, part, ranks).astype(np.float64)
+        if outcome is not None:
+            scored = [Scored(split, parts[split], odds[split]) for split in odds]
+            outcome.add(repeated, module, scored, history)
+
+
+def _pretrain(
+    training: Training,
+    ranks: Ranks,
+    train: LabelledFrames,
+    held_out: LabelledFrames,
+) -> None:
+    settings = training.settings
+    module = MaskedLanguageModel(_encoder(training))
+    some = _some(held_out, settings.seed)
+    objective = MaskedResidues(train.proteins, some.proteins, settings.seed)
+    _train(training, ranks, module, objective)
+    if ranks.is_first:
+        save_esm2(training.trained_encoder, module.encoder, module.extra_tensors())
+        announce(f"encoder: {printable(training.trained_encoder)}")
+
+
+def _classify(
+    training: Training,
+    ranks: Ranks,
+    train: LabelledFrames,
+    held_out: LabelledFrames,
+) -> tuple[FrameClassifier, list[dict[str, float]]]:
+    """Train, and return the network in eval mode with the figures of its epochs."""
+    settings = training.settings
+    reader = new_reader_of(training)
+    dim = reader.width + train.vectors.width
+    classifier = Classifier(dim, training.options.hidden, training.options.dropout)
+    classifier.standardise(train.composition)
+    weigh = _WEIGHTS[settings.class_weights]
+    objective = FrameLabels(train, _some(held_out, settings.seed), weigh)
+    if ranks.is_first:
+        for line in _count_lines(train, objective.weights):
+            announce(line)
+    module = FrameClassifier(reader, classifier)
+    history = _train(training, ranks, module, objective)
+    return module.eval(), history
+
+
+def _train(
+    training: Training,
+    ranks: Ranks,
+    module: nn.Module,
+    objective: Objective[B],
+) -> list[dict[str, float]]:
+    """Train the module, and return the figures of its epochs."""
+    settings = training.settings
+    if ranks.is_first:
+        if training.is_repeat:
+            announce(f"once more, with seed {settings.seed}")
+        n = effective_batch(settings, ranks.world_size)
+        announce(
+            f"{objective.n_rows:,} {objective.unit} in an epoch; effective batch {n}: "
+            f"{settings.batch_size} on each of {ranks.world_size} devices, "
+            f"{settings.grad_accum_steps} steps added up"
+        )
+    clock = Clock(ranks.device if training.options.profile else None)
+    with Board(training.place / BOARD) as on_epoch:
+        trainer = Trainer(
+            module, objective, settings, ranks, training.place, ranks.tell, on_epoch, clock=clock
+        )
+        state = trainer.run()
+    speeds = trainer.speeds()
+    if ranks.is_first:
+        lines = [f"best epoch: {state.best_epoch}", *speed_lines(speeds, objective.unit)]
+        for line in (*lines, *(profile_lines(speeds) if training.options.profile else ())):
+            announce(line)
+    return state.history
+
+
+def _encoder(training: Training) -> ESM2:
+    """The one to start from, or a new one; in float32, and asking for gradients."""
+    assert training.shape is not None, "an encoding without an encoder"
+    if training.encoder is None:
+        return new_encoder(training.shape)
+    cpu = torch.device("cpu")  # moved to its device with what is trained beside it
+    encoder = load_esm2(training.encoder, training.shape.n_layers, torch.float32, cpu)
+    encoder.attend = attend_to_train
+    return encoder.requires_grad_(training.settings.mode != "head")
+
+
+def new_reader_of(training: Training) -> Reader:
+    if training.has_stored_vectors or training.options.encoding == "composition":
+        return NoReader()
+    match training.options.encoding:
+        case "onehot":
+            table = one_hot()
+        case "blosum62":
+            table = blosum62()
+        case "esm2":
+            encoder = _encoder(training)
+            return new_reader(encoder, encoder.shape.dim, training.options.architecture)
+    return new_reader(table, table.rows.shape[1], training.options.architecture)
+
+
+def _some(frames: LabelledFrames, seed: int) -> LabelledFrames:
+    """The validation frames that are scored after each epoch."""
+    order = np.random.default_rng([seed, len(frames)]).permutation(len(frames))
+    return frames.take(np.sort(order[:_MOST_FRAMES]))
+
+
+def _check_any(split: str, frames: LabelledFrames) -> None:
+    """
+    Raises:
+        InputError: there are none.
+    """
+    if not len(frames):
+        raise InputError(
+            f"the {split} groups have no frame without a stop",
+            hint="give more data, or a smaller --chunk-size",
+        )
+
+
+def _check_labels(split: str, frames: LabelledFrames) -> None:
+    """
+    Raises:
+        InputError: the frames are of one label only.
+    """
+    n_virus = int(frames.is_virus.sum())
+    if not _has_both(frames):
+        raise InputError(
+            f"the {split} groups have {n_virus:,} viral frames, {len(frames) - n_virus:,} others",
+            hint="both are needed: label more groups, or edit split.tsv and give it with --split",
+        )
+
+
+def _has_both(frames: LabelledFrames) -> bool:
+    return 0 < int(frames.is_virus.sum()) < len(frames)
+
+
+def _count_lines(frames: LabelledFrames, weight: NDArray[np.float32]) -> list[str]:
+    """Lines with the number and the weight of the frames of each label."""
+    names = (("virus", frames.is_virus), ("other", ~frames.is_virus))
+    return [
+        f"{name}: {int(rows.sum()):,} frames of {len(np.unique(frames.group[rows])):,} groups, "
+        f"mean weight {weight[rows].mean():.3f}"
+        for name, rows in names
+    ]

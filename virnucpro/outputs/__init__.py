@@ -1,1 +1,0 @@
-"""The files that users read, written in one pass over the records."""

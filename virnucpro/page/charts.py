@@ -1,0 +1,292 @@
+"""Charts as geometry for SVG, which needs no JavaScript; a template gives them their look.
+
+Everything is in the coordinates of a drawing of ``WIDTH`` by ``HEIGHT``; no markup is made here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from virnucpro.ground.log import counted
+from virnucpro.page.counts import (
+    MOST_LOG_ODDS,
+    N_SCORES,
+    PER_DOUBLING,
+    RunCounts,
+    bounded_log_odds,
+)
+from virnucpro.run.machine import Start
+
+WIDTH, HEIGHT = 760, 320
+GIB = 1 << 30
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 14, 46
+_TRACK_BINS = 400  # of the probability along a record
+_SHADES = 5  # of a density
+_N_TICKS = 5  # about
+_SCORE_TICKS = (0.001, 0.01, 0.1, 0.5, 0.9, 0.99, 0.999)
+
+Place = Callable[[float], float]  # a value to a coordinate
+
+
+class Tick(NamedTuple):
+    at: float
+    label: str
+
+
+class ChartPath(NamedTuple):
+    """A path of the drawing."""
+
+    look: str  # classes of the style sheet
+    path: str
+    label: str = ""  # in the legend
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """A chart, ready to be drawn."""
+
+    title: str
+    text: str  # alternative in words
+    x_label: str
+    y_label: str
+    x_ticks: Sequence[Tick]
+    y_ticks: Sequence[Tick]
+    layers: Sequence[ChartPath]
+    width: int = WIDTH
+    height: int = HEIGHT
+    left: int = _LEFT
+    right: int = WIDTH - _RIGHT
+    top: int = _TOP
+    bottom: int = HEIGHT - _BOTTOM
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """Lines over one axis. ``None`` in a series is a gap."""
+
+    name: str  # of the chart in the page
+    title: str
+    text: str
+    x_label: str
+    y_label: str
+    series: Sequence[tuple[str, Sequence[float], Sequence[float | None]]]  # label, x, y
+    y_range: tuple[float, float] | None = None
+    x_range: tuple[float, float] | None = None
+    diagonal: bool = False
+    kind: Literal["line", "step"] = "line"
+    look: Sequence[str] = field(default=())  # classes in place of the usual ones
+
+    def drawn(self) -> Drawing:
+        xs = [x for _, of_series, _ in self.series for x in of_series]
+        ys = [y for *_, of_series in self.series for y in of_series if y is not None]
+        x_range = self.x_range or (min(xs, default=0.0), max(xs, default=1.0))
+        y_range = self.y_range or (min(0.0, *ys, 0.0), max([*ys, 0.0]) or 1.0)
+        x_at = _linear(*x_range, _LEFT, WIDTH - _RIGHT)
+        y_at = _linear(*y_range, HEIGHT - _BOTTOM, _TOP)
+        layers = [ChartPath("guide", _line([(x_at(0), y_at(0)), (x_at(1), y_at(1))]))]
+        layers = layers if self.diagonal else []
+        for i, (label, of_x, of_y) in enumerate(self.series):
+            points = [
+                (x_at(x), None if y is None else y_at(y)) for x, y in zip(of_x, of_y, strict=True)
+            ]
+            look = self.look[i] if self.look else f"line s{i % 7}"
+            layers.append(ChartPath(look, _line(points), label))
+        return Drawing(
+            self.title,
+            self.text,
+            self.x_label,
+            self.y_label,
+            [Tick(x_at(x), text) for x, text in ticks(*x_range)],
+            [Tick(y_at(y), text) for y, text in ticks(*y_range)],
+            layers,
+        )
+
+    def as_data(self) -> dict[str, object]:
+        """The same for the chart of the page that shows values under the cursor."""
+        xs = sorted({x for _, of_series, _ in self.series for x in of_series})
+        lines = []
+        for label, of_x, of_y in self.series:
+            values = dict(zip(of_x, of_y, strict=True))
+            lines.append({"label": label, "y": [values.get(x) for x in xs]})
+        return {
+            "x": xs,
+            "series": lines,
+            "xLabel": self.x_label,
+            "yLabel": self.y_label,
+            "yRange": self.y_range,
+            "stepped": self.kind == "step",
+        }
+
+
+def _linear(start: float, end: float, first: float, last: float) -> Place:
+    extent = (end - start) or 1.0
+    return lambda value: first + (value - start) / extent * (last - first)
+
+
+def _line(points: Iterable[tuple[float, float | None]]) -> str:
+    """A path through points; one without y is a gap."""
+    words, is_down = [], False
+    for x, y in points:
+        if y is None:
+            is_down = False
+            continue
+        words.append(f"{'L' if is_down else 'M'}{x:.1f} {y:.1f}")
+        is_down = True
+    if len(words) == 1:
+        words.append("h0.1")  # a point
+    return "".join(words)
+
+
+def ticks(start: float, end: float) -> list[tuple[float, str]]:
+    """Round numbers between two, and their labels.
+
+    >>> ticks(0, 1200)
+    [(0.0, '0'), (500.0, '500'), (1000.0, '1,000')]
+    """
+    if not end > start:
+        return [(start, _short(start))]
+    raw = (end - start) / _N_TICKS
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = power * next(m for m in (1, 2, 5, 10) if m * power >= raw * 0.999)
+    first = math.ceil(start / step - 1e-9)
+    values = [step * i for i in range(first, math.floor(end / step + 1e-9) + 1)]
+    return [(value, _short(value)) for value in values]
+
+
+def _short(value: float) -> str:
+    """
+    >>> _short(2_500_000), _short(12_000), _short(0.25)
+    ('2.5M', '12k', '0.25')
+    """
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= size:
+            unit = 1e3 if letter == "k" else size
+            return f"{value / unit:.4g}{letter}"
+    return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
+
+
+def scores_by_length(
+    counts: RunCounts, cut: Sequence[tuple[float, float]], letters: str
+) -> Drawing | None:
+    """The density of records over length and score, by call; None if no record has a score.
+
+    ``cut`` is the lowest viral score at some lengths.
+    """
+    density = counts.density
+    in_use = np.flatnonzero(density.sum(axis=(1, 2)))
+    if not len(in_use):
+        return None
+    first, last = int(in_use[0]), int(in_use[-1]) + 1
+    x_at = _linear(first / PER_DOUBLING, last / PER_DOUBLING, _LEFT, WIDTH - _RIGHT)
+    y_at = _linear(-MOST_LOG_ODDS, MOST_LOG_ODDS, HEIGHT - _BOTTOM, _TOP)
+    layers = []
+    for call, (look, label) in enumerate((("other", "other"), ("viral", "virus"))):
+        cells = density[first:last, :, call]
+        shades = np.ceil(_SHADES * np.log1p(cells) / np.log1p(max(1, int(cells.max()))))
+        for shade in range(1, _SHADES + 1):
+            places = np.argwhere(shades == shade)
+            path = "".join(_cell(x_at, y_at, first + int(i), int(j)) for i, j in places)
+            layers.append(ChartPath(f"{look} d{shade}", path, label if shade == _SHADES else ""))
+    low, high = 2 ** (first / PER_DOUBLING), 2 ** (last / PER_DOUBLING)
+    if cut:
+        points = [(x_at(math.log2(n)), y_at(_odds(score))) for n, score in _within(cut, low, high)]
+        layers.append(ChartPath("cut", _line(points), "cut: called virus from here on"))
+    return Drawing(
+        "Scores by length",
+        f"Records called virus, above the cut: {counts.n_viral:,}; others, below it: "
+        f"{int(density.sum()) - counts.n_viral:,}.",
+        f"length in {letters}",
+        "score",
+        [Tick(x_at(math.log2(n)), _short(n)) for n in _round_lengths(low, high)],
+        [Tick(y_at(_odds(score)), f"{score:g}") for score in _SCORE_TICKS],
+        layers,
+    )
+
+
+def device_charts(number: int, start: Start) -> list[Chart]:
+    """Tokens per second and memory of each device; none if nothing was embedded."""
+    width = start.seconds_per_bin
+    devices = sorted(start.devices.items())
+    if not any(device.tokens for _, device in devices):
+        return []
+    speed, memory = [], []
+    for name, device in devices:
+        times = [round(width * (i + 0.5), 3) for i in range(len(device.tokens))]
+        # the last bin has not gone by; a short rest of one says little, so it counts as half of one
+        lasts = [min(width, max(width / 2, start.seconds - width * i)) for i in range(len(times))]
+        rates = [n / last for n, last in zip(device.tokens, lasts, strict=True)]
+        speed.append((name, times, [round(rate, 1) for rate in rates]))
+        memory.append((name, times, [round(n / GIB, 3) if n else None for n in device.memory]))
+    n_tokens = sum(sum(device.tokens) for _, device in devices)
+    return [
+        Chart(
+            f"speed{number}",
+            "Tokens per second of each device",
+            f"{counted(n_tokens, 'token')} on {counted(len(devices), 'device')} in "
+            f"{start.seconds:,.1f} seconds.",
+            "seconds since the start of the workers",
+            "tokens per second",
+            speed,
+            kind="step",
+        ),
+        Chart(
+            f"memory{number}",
+            "Memory of each device",
+            "Largest use: "
+            + ", ".join(
+                f"{name} {max(of, default=0) / GIB:.1f} GiB"
+                for name, of in ((name, device.memory) for name, device in devices)
+            )
+            + ".",
+            "seconds since the start of the workers",
+            "memory in GiB",
+            memory,
+            kind="step",
+        ),
+    ]
+
+
+def track_path(pieces: Iterable[tuple[int, float]], length: int) -> str:
+    """The probability along a record, the largest of each bin, over 1,000 by 26 units."""
+    bins: dict[int, float] = {}
+    for place, probability in pieces:
+        at = min(_TRACK_BINS - 1, _TRACK_BINS * place // max(1, length))
+        bins[at] = max(bins.get(at, 0.0), probability)
+    width = 1000 / _TRACK_BINS
+    return _line(((at + 0.5) * width, 25 - 24 * bins[at]) for at in sorted(bins))
+
+
+def _odds(score: float) -> float:
+    return float(bounded_log_odds(np.array([score]))[0])
+
+
+def _cell(x_at: Place, y_at: Place, i: int, j: int) -> str:
+    left, right = x_at(i / PER_DOUBLING), x_at((i + 1) / PER_DOUBLING)
+    height = 2 * MOST_LOG_ODDS / N_SCORES
+    top, bottom = (y_at(-MOST_LOG_ODDS + (j + k) * height) for k in (1, 0))
+    return f"M{left:.1f} {top:.1f}H{right - 0.4:.1f}V{bottom - 0.4:.1f}H{left:.1f}z"
+
+
+def _within(
+    cut: Sequence[tuple[float, float]], low: float, high: float
+) -> list[tuple[float, float]]:
+    """The cut between two lengths, on lines between its points over the logarithm of length."""
+    places = np.log2([n for n, _ in cut])
+    values = bounded_log_odds(np.array([score for _, score in cut]))
+    inside = [math.log2(n) for n, _ in cut if low < n < high]
+    xs = [math.log2(low), *inside, math.log2(high)]
+    odds = np.interp(xs, places, values)
+    return [(2.0**x, 1 / (1 + math.exp(-y))) for x, y in zip(xs, odds.tolist(), strict=True)]
+
+
+def _round_lengths(low: float, high: float) -> list[int]:
+    """Round numbers of letters: the fewer powers of ten, the more of their multiples."""
+    n_powers = math.log10(high / low)
+    multiples = (1,) if n_powers > 3 else (1, 2, 5) if n_powers > 0.7 else range(1, 10)
+    values = (m * 10**power for power in range(11) for m in multiples)
+    return [value for value in values if low <= value <= high]

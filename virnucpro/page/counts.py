@@ -1,0 +1,290 @@
+"""The records of a run, counted in one pass over its table, and the rows that a page shows.
+
+Tables are read by the names of their columns, so those of any version will do: what a table
+lacks is empty. Memory holds the rows that are shown, and a few numbers per file.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import compress, islice
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from virnucpro.ground.errors import InputError
+from virnucpro.ground.log import printable
+from virnucpro.ground.numeric import Mask, Values
+from virnucpro.ground.records import STATUSES
+from virnucpro.tables.sinks import RecordTable
+
+N_TOP = 20
+PER_DOUBLING = 4  # bins of length
+_DOUBLINGS = 40  # a record is shorter than 2^40 letters
+N_LENGTHS = _DOUBLINGS * PER_DOUBLING
+N_SCORES = 40  # bins of log-odds
+MOST_LOG_ODDS = 7.0  # a score of 0.9991
+_LINES_AT_ONCE = 20_000
+_MOST_NOTES = 1_000  # different ones that are counted
+# bases, or residues, from which the classes of length begin
+LENGTHS = {
+    "nucleotide": (0, 300, 500, 1_000, 3_000, 10_000, 100_000),
+    "protein": (0, 50, 100, 300, 1_000),
+}
+
+
+class RecordRow(NamedTuple):
+    """A record as the page shows it."""
+
+    place: int  # in the table, from 0
+    record: str
+    file: str
+    length: int
+    status: str
+    is_viral: bool
+    score: float  # NaN: none
+    fdr: float  # NaN: none
+    n_chunks: str
+    note: str
+
+    @property
+    def rank(self) -> tuple[float, int, int]:
+        """The place among viral records: by score, then by length."""
+        return (-self.score, -self.length, self.place)
+
+
+@dataclass(slots=True)
+class LengthClass:
+    """The records of one class of length."""
+
+    start: int
+    end: int | None  # one after the last; None: open
+    n: int = 0
+    n_scored: int = 0
+    n_viral: int = 0
+    n_letters_viral: int = 0
+    lowest: float = math.inf  # score of a record called viral
+    fdr: float = math.nan  # false calls to expect among those called: of the lowest
+
+
+@dataclass(slots=True)
+class PageRows:
+    """The rows that a page shows: all, or the best viral ones and every k-th of the others."""
+
+    most: int
+    viral: list[RecordRow] = field(default_factory=list)
+    others: list[RecordRow] = field(default_factory=list)
+    n_others: int = 0
+    every: int = 1
+
+    def mask(self, is_viral: Mask) -> Mask:
+        """The next records that may be shown. (n,) -> (n,)"""
+        places = self.n_others + np.cumsum(~is_viral) - 1
+        self.n_others += int((~is_viral).sum())
+        mask: Mask = is_viral | (places % self.every == 0)
+        return mask
+
+    def extend(self, rows: Iterable[RecordRow]) -> None:
+        """Keep rows, of which some are left out again when they become too many."""
+        for row in rows:
+            (self.viral if row.is_viral else self.others).append(row)
+        if len(self.viral) > 2 * self.most:
+            self.viral = sorted(self.viral, key=lambda row: row.rank)[: self.most]
+        while len(self.others) > 2 * self.most:
+            self.others = self.others[::2]
+            self.every *= 2
+
+    def rows(self, most: int) -> list[RecordRow]:
+        """So many rows at most, in the order of the table."""
+        viral = self.viral
+        if len(viral) > most:
+            viral = sorted(viral, key=lambda row: row.rank)[:most]
+        n_others = min(len(self.others), most - len(viral))
+        places = np.arange(n_others) * len(self.others) // max(1, n_others)
+        return sorted([*viral, *(self.others[i] for i in places.tolist())])
+
+
+@dataclass(slots=True)
+class RunCounts:
+    """The records of a run in numbers."""
+
+    classes: list[LengthClass]
+    page_rows: PageRows
+    n_records: int = 0
+    n_letters: int = 0
+    n_letters_viral: int = 0
+    n_viral: int = 0
+    statuses: Counter[str] = field(default_factory=Counter)
+    notes: Counter[str] = field(default_factory=Counter)  # but of records that are too short
+    # file -> status or "viral" -> records
+    files: dict[str, Counter[str]] = field(default_factory=dict)
+    # file and id -> length, of records that somebody wants to know it of; 0 until they are met
+    measured: dict[tuple[str, str], int] = field(default_factory=dict)
+    # (length, score, called viral) of scored records
+    density: NDArray[np.int64] = field(
+        default_factory=lambda: np.zeros((N_LENGTHS, N_SCORES, 2), np.int64)
+    )
+
+    @property
+    def top(self) -> list[RecordRow]:
+        """The viral records with the highest scores, the longest first among equals."""
+        return sorted(self.page_rows.viral, key=lambda row: row.rank)[:N_TOP]
+
+    def add(self, block: Mapping[str, Sequence[str]]) -> None:
+        """Count a block of the table, given as its columns.
+
+        Raises:
+            ValueError: a number is none, or a status is unknown.
+        """
+        numbers = list(map(int, block["length"]))
+        scores = np.array([float(text) if text else math.nan for text in block["virus_score"]])
+        rates = np.array([float(text) if text else math.nan for text in block["fdr"]])
+        if any(not 0 <= number < 2**_DOUBLINGS for number in numbers):
+            raise ValueError("a length is out of range")
+        if any((shares < 0).any() or (shares > 1).any() for shares in (scores, rates)):
+            raise ValueError("virus_score and fdr must lie between 0 and 1")
+        lengths = np.array(numbers, np.int64)
+        if unknown := set(block["status"]) - set(STATUSES):
+            raise ValueError(f"the status {min(unknown)}")
+        is_viral = np.array([call == "virus" for call in block["call"]], np.bool_)
+        self._show(block, lengths, scores, rates, is_viral)
+        self.n_records += len(lengths)
+        self.n_letters += int(lengths.sum())
+        self.n_viral += int(is_viral.sum())
+        self.n_letters_viral += int(lengths[is_viral].sum())
+        self.statuses.update(block["status"])
+        self._count_files(block, is_viral)
+        told = zip(block["note"], block["status"], strict=True)
+        for note, n in Counter(note for note, status in told if status != "too_short").items():
+            if not note:
+                continue
+            if note in self.notes or len(self.notes) < _MOST_NOTES:
+                self.notes[note] += n
+        self._count_lengths(lengths, scores, rates, is_viral)
+        if self.measured:
+            for i, key in enumerate(zip(block["file"], block["record"], strict=True)):
+                if key in self.measured:
+                    self.measured[key] = int(lengths[i])
+        is_scored = np.isfinite(scores)
+        places = np.log2(np.maximum(1, lengths[is_scored])) * PER_DOUBLING
+        np.add.at(
+            self.density,
+            (
+                places.astype(np.int64),
+                score_bin(scores[is_scored]),
+                is_viral[is_scored].astype(np.int64),
+            ),
+            1,
+        )
+
+    def _show(
+        self,
+        block: Mapping[str, Sequence[str]],
+        lengths: NDArray[np.int64],
+        scores: Values,
+        rates: Values,
+        is_viral: Mask,
+    ) -> None:
+        mask = self.page_rows.mask(is_viral)
+        columns = (
+            range(self.n_records, self.n_records + len(lengths)),
+            block["record"],
+            block["file"],
+            lengths.tolist(),
+            block["status"],
+            is_viral.tolist(),
+            scores.tolist(),
+            rates.tolist(),
+            block["n_chunks"],
+            block["note"],
+        )
+        selected = (compress(column, mask.tolist()) for column in columns)
+        self.page_rows.extend(map(RecordRow._make, zip(*selected, strict=True)))
+
+    def _count_files(self, block: Mapping[str, Sequence[str]], is_viral: Mask) -> None:
+        for (file, status), n in Counter(zip(block["file"], block["status"], strict=True)).items():
+            self.files.setdefault(file, Counter())[status] += n
+        for file, n in Counter(np.array(block["file"], object)[is_viral].tolist()).items():
+            self.files[file]["viral"] += n
+
+    def _count_lengths(
+        self, lengths: NDArray[np.int64], scores: Values, rates: Values, is_viral: Mask
+    ) -> None:
+        starts = np.array([one.start for one in self.classes])
+        places = np.searchsorted(starts, lengths, side="right") - 1
+        for i, one in enumerate(self.classes):
+            in_class = places == i
+            viral = np.flatnonzero(in_class & is_viral)
+            one.n += int(in_class.sum())
+            one.n_scored += int(np.isfinite(scores[in_class]).sum())
+            one.n_viral += len(viral)
+            one.n_letters_viral += int(lengths[viral].sum())
+            if len(viral):
+                weakest = viral[np.argmin(scores[viral])]
+                if scores[weakest] < one.lowest:
+                    one.lowest, one.fdr = float(scores[weakest]), float(rates[weakest])
+
+
+def score_bin(scores: Values) -> NDArray[np.int64]:
+    """Bins of log-odds between -MOST_LOG_ODDS and +MOST_LOG_ODDS. (n,) -> (n,)"""
+    share = (bounded_log_odds(scores) + MOST_LOG_ODDS) / (2 * MOST_LOG_ODDS)
+    return np.clip(share * N_SCORES, 0, N_SCORES - 1).astype(np.int64)
+
+
+def bounded_log_odds(scores: Values) -> Values:
+    """log(p / (1 - p)), between -MOST_LOG_ODDS and +MOST_LOG_ODDS. (n,) -> (n,)"""
+    inside = np.clip(scores, 1e-9, 1 - 1e-9)
+    return np.clip(np.log(inside / (1 - inside)), -MOST_LOG_ODDS, MOST_LOG_ODDS)
+
+
+def count_records(
+    table: Path, input_type: str, most_rows: int, measured: Iterable[tuple[str, str]]
+) -> RunCounts:
+    """Count the rows of a table of records, and keep some of them.
+
+    ``measured`` are files and ids of records whose length is wanted.
+
+    Raises:
+        InputError: it is not a table of records, or damaged.
+        OSError: it cannot be read.
+    """
+    starts = LENGTHS.get(input_type, LENGTHS["nucleotide"])
+    ends = (*starts[1:], None)
+    classes = [LengthClass(*pair) for pair in zip(starts, ends, strict=True)]
+    counts = RunCounts(classes, PageRows(most_rows), measured=dict.fromkeys(measured, 0))
+    for block in read_columns(table, RecordTable.columns):
+        try:
+            counts.add(block)
+        except ValueError as error:
+            raise damaged(table, error) from error
+    return counts
+
+
+def read_columns(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Sequence[str]]]:
+    """These columns of a table of ours, some lines at a time; a column that it lacks is empty.
+
+    Raises:
+        InputError: lines have another number of values than there are names.
+        OSError: it cannot be read.
+    """
+    with path.open(encoding="utf-8", errors="surrogateescape", newline="\n") as lines:
+        names = next(lines, "").rstrip("\n").split("\t")
+        while block := list(islice(lines, _LINES_AT_ONCE)):
+            fields = [line.rstrip("\n").split("\t", len(names) - 1) for line in block]
+            if any(len(values) != len(names) for values in fields):
+                raise damaged(path, "a line has too few values")
+            by_name = dict(zip(names, zip(*fields, strict=True), strict=True))
+            empty = ("",) * len(block)
+            yield {name: by_name.get(name, empty) for name in columns}
+
+
+def damaged(table: Path, why: object) -> InputError:
+    return InputError(
+        f"{printable(table)} is damaged: {printable(why)}",
+        hint="run the command of the run again with --resume: it writes the tables anew",
+    )

@@ -1,0 +1,240 @@
+"""The files of a run folder beside the table of records: what the run says of itself.
+
+Runs of any version are read: a fact that a file lacks, or that is of another kind than it should
+be, is left out.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+import zlib
+from collections import Counter
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from virnucpro.ground.errors import InputMissingError, ResumeError
+from virnucpro.ground.files import open_plain, read_json
+from virnucpro.ground.log import escaped, printable
+from virnucpro.page.counts import damaged, read_columns
+from virnucpro.tables.sinks import RegionTable
+
+_MOST_OF_LOG = 1 << 20  # bytes at its end
+_MESSAGE = re.compile(r"\S+ \S+ (INFO|WARNING|ERROR) +(.*)")
+_START = re.compile(r"virnucpro \S+: ")
+_Key = tuple[str, str]  # file and id of a record
+_Line = tuple[int, int, str, float]  # start and end (bases, 0-based, half-open), kind, posterior
+_OVER_ORIGIN = "the origin"  # in a note; earlier versions used other words around it
+_Rank = tuple[bool, int]  # whether a record has more than a whole region, and its viral letters
+_MOST = 10**15  # no number of the page is larger
+_MOST_TRACKS = 24  # records whose regions are drawn
+_REGION_COLUMNS = ("region", "file", "record", "kind", "start", "end", "posterior", "note")
+
+
+class InputFact(NamedTuple):
+    """An input file of the run."""
+
+    sample: str  # its name in the tables
+    path: str
+    sha256: str
+    n_bytes: int
+    n_renamed: int
+    error: str  # why it could not be read
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """The content of ``run.json`` or its like, of which nothing is taken for granted."""
+
+    content: Mapping[str, Any]
+
+    def part(self, *names: str) -> Mapping[str, Any]:
+        """An object within it; an empty one if it is not there."""
+        value: object = self.content
+        for name in names:
+            value = value.get(name) if isinstance(value, Mapping) else None
+        return value if isinstance(value, Mapping) else {}
+
+    def text(self, *names: str) -> str:
+        value = self.part(*names[:-1]).get(names[-1])
+        return escaped(value) if isinstance(value, str) else ""
+
+    def number(self, *names: str) -> int:
+        return _count(self.part(*names[:-1]).get(names[-1]))
+
+    def share(self, *names: str) -> float:
+        value = self.part(*names[:-1]).get(names[-1])
+        return value if isinstance(value, float) and is_number(value) else 0.0
+
+    def sequence(self, *names: str) -> Sequence[Any]:
+        value = self.part(*names[:-1]).get(names[-1])
+        return value if isinstance(value, list) else ()
+
+    @property
+    def inputs(self) -> list[InputFact]:
+        """The input files, and those that could not be read."""
+        return [
+            InputFact(
+                sample=escaped(file.get("sample", "")),
+                path=escaped(file.get("name") or file.get("path", "")),
+                sha256=escaped(file.get("sha256", "")),
+                n_bytes=_count(file.get("n_bytes")),
+                n_renamed=_count(file.get("n_renamed")),
+                error=escaped(file.get("error", "")),
+            )
+            for file in (*self.sequence("inputs"), *self.sequence("refused"))
+            if isinstance(file, Mapping)
+        ]
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """The seconds of each stage, by name."""
+        return {
+            escaped(name): float(value)
+            for name, value in self.part("counts", "seconds").items()
+            if is_number(value)
+        }
+
+    @property
+    def cut(self) -> list[tuple[float, float]]:
+        """The lowest viral score at some lengths, by rising length."""
+        pairs = [
+            (float(pair[0]), float(pair[1]))
+            for pair in self.sequence("counts", "cut_scores")
+            if isinstance(pair, list) and len(pair) == 2 and all(map(is_number, pair))
+        ]
+        return sorted((n, score) for n, score in pairs if n >= 1 and 0 <= score <= 1)
+
+    @property
+    def n_counted(self) -> int | None:
+        """Number of records that the run counted when it wrote its tables."""
+        numbers = self.part("counts", "statuses").values()
+        return sum(map(_count, numbers)) if numbers else None
+
+
+def is_number(value: object) -> bool:
+    """Whether it can be counted with: JSON holds infinities, NaN and integers of any size too."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return -_MOST <= value <= _MOST
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) and is_number(value) else 0
+
+
+def read_facts(path: Path) -> Facts:
+    """The facts of a run, a training or an evaluation, from its JSON file.
+
+    Raises:
+        InputMissingError: there is no such file.
+        ResumeError: it is damaged.
+    """
+    if not path.is_file():
+        raise InputMissingError(
+            f"{printable(path.parent)} holds no run", hint="give the --output-dir of a run"
+        )
+    content, why = None, "it is no object"
+    try:
+        content = read_json(path)
+    except ValueError as error:
+        why = str(error)
+    if not isinstance(content, dict):
+        raise ResumeError(
+            f"{printable(path)} is damaged: {printable(why)}", hint="put a copy of it back"
+        )
+    return Facts(content)
+
+
+def read_complaints(log: Path) -> Counter[str]:
+    """Warnings and errors of the last start, each with how often it came; none without a log."""
+    try:
+        with open_plain(log) as handle:
+            handle.seek(max(0, handle.seek(0, os.SEEK_END) - _MOST_OF_LOG))
+            text = handle.read().decode("utf-8", "backslashreplace")
+    except OSError:
+        return Counter()
+    complaints: Counter[str] = Counter()
+    for line in text.splitlines():
+        match = _MESSAGE.fullmatch(line)
+        if match is None:
+            continue
+        level, message = match.groups()
+        if level == "INFO" and _START.match(message):
+            complaints.clear()
+        elif level != "INFO":
+            complaints[printable(message)] += 1
+    return complaints
+
+
+@dataclass(slots=True)
+class Regions:
+    """The regions of a run: how many there are, and the records whose regions are drawn."""
+
+    kinds: Counter[str] = field(default_factory=Counter)
+    n_letters: Counter[str] = field(default_factory=Counter)  # by kind
+    of_records: Counter[_Key] = field(default_factory=Counter)
+    run_ids: dict[_Key, str] = field(default_factory=dict)  # of the drawn ones
+    drawn: dict[_Key, list[_Line]] = field(default_factory=dict)
+
+
+def read_page_regions(table: Path) -> Regions | None:
+    """The regions in a table; None if there is none. Parts of records are drawn before whole ones.
+
+    Raises:
+        InputError: the table is damaged.
+    """
+    if not table.is_file():
+        return None
+    regions = Regions()
+    ranks: dict[_Key, _Rank] = {}
+    lines: dict[_Key, list[_Line]] = {}
+    for block in read_columns(table, RegionTable.columns):
+        columns = [block[name] for name in _REGION_COLUMNS]
+        for region, file, record, kind, start, end, posterior, note in zip(*columns, strict=True):
+            try:
+                line = (int(start) - 1, int(end), kind, float(posterior or "nan"))
+            except ValueError as error:
+                raise damaged(table, error) from error
+            key = (file, record)
+            is_counted = not (line[0] == 0 and _OVER_ORIGIN in note)  # its other part is
+            regions.kinds[kind] += is_counted
+            regions.n_letters[kind] += line[1] - line[0]
+            regions.of_records[key] += is_counted
+            is_part, n_letters = ranks.get(key, (False, 0))
+            ranks[key] = (is_part or kind != "whole", n_letters + line[1] - line[0])
+            lines.setdefault(key, []).append(line)
+            regions.run_ids[key] = region.rpartition("|")[0]
+        best = sorted(ranks, key=lambda key: (ranks[key], key), reverse=True)[:_MOST_TRACKS]
+        ranks, lines = {key: ranks[key] for key in best}, {key: lines[key] for key in best}
+        regions.run_ids = {key: regions.run_ids[key] for key in lines}
+    regions.drawn = lines
+    return regions
+
+
+def read_tracks(path: Path, run_ids: Container[str]) -> dict[str, list[tuple[int, float]]]:
+    """The middle of each piece, and how probably it is viral, of some records; none without a file.
+
+    Raises:
+        InputError: the file is damaged.
+    """
+    tracks: dict[str, list[tuple[int, float]]] = {}
+    if not path.is_file():
+        return tracks
+    try:
+        with gzip.open(
+            path, "rt", encoding="utf-8", errors="surrogateescape", newline="\n"
+        ) as lines:
+            next(lines, None)
+            for line in lines:
+                run_id, start, end, _, posterior = line.rstrip("\n").split("\t")
+                if run_id in run_ids:
+                    first, last = int(start), int(end)
+                    place = (first + last) // 2 if first <= last else first  # over the origin
+                    tracks.setdefault(run_id, []).append((place, float(posterior)))
+    except (EOFError, zlib.error, gzip.BadGzipFile, ValueError) as error:
+        raise damaged(path, error) from error
+    return tracks

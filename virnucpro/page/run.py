@@ -1,0 +1,497 @@
+"""``report.html`` of a run: what its files say, in the order in which a reader asks.
+
+Only files of the run folder are read, so a page can be made of a run of any age, and is the same
+each time.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from virnucpro.ground.events import STAGES, STARTING
+from virnucpro.ground.log import LOGGER, counted, escaped, printable
+from virnucpro.ground.records import STATUSES
+from virnucpro.page.charts import (
+    GIB,
+    Chart,
+    Drawing,
+    device_charts,
+    scores_by_length,
+    track_path,
+)
+from virnucpro.page.citation import as_bibtex, works_of
+from virnucpro.page.counts import PageRows, RecordRow, RunCounts, count_records
+from virnucpro.page.facts import (
+    Facts,
+    InputFact,
+    Regions,
+    read_complaints,
+    read_facts,
+    read_page_regions,
+    read_tracks,
+)
+from virnucpro.page.html import MOST_BYTES, pack, references_to, render
+from virnucpro.run.folder import PAGE, RunDir
+from virnucpro.run.hashes import rewriting
+from virnucpro.run.machine import Start, read_starts
+from virnucpro.tables.sinks import (
+    EmbeddedTable,
+    FailedFiles,
+    FailedSequences,
+    RecordTable,
+    RegionTable,
+    RegionTracks,
+    ViralFasta,
+)
+
+MOST_ROWS = 100_000  # records in the table of the page
+_MOST_FILES = 60  # input files in the table of files
+_MOST_HASHES = 1_000
+_MOST_COMPLAINTS = 20
+_MOST_LINES = 8  # devices of a chart, starts of a run
+_SHORT = {"nucleotide": 500, "protein": 100}  # letters; shorter records have weak calls
+_HIGH_FDR = 0.2  # share of false calls from which a class of length is called weak
+_SAFE_LETTERS = 200  # of a text that ``printable`` leaves as it is, if no letter is a control one
+_ROOM = 40_000  # bytes of the page that are not counted when rows are chosen
+_PLACES: Mapping[str, int] = {status: place for place, status in enumerate(STATUSES)}
+
+
+class RunFiles(NamedTuple):
+    """All that is read of a run folder."""
+
+    rundir: RunDir
+    facts: Facts
+    counts: RunCounts | None  # None: there is no table yet
+    regions: Regions | None
+    starts: list[Start]
+    complaints: Mapping[str, int]
+
+    @property
+    def command(self) -> str:
+        return self.facts.text("recipe", "command") or "predict"
+
+    @property
+    def families(self) -> set[str]:
+        """The families of the encoders; none in a run of the scorer."""
+        encoders = self.facts.sequence("recipe", "encoders")
+        return {str(spec.get("family")) for spec in encoders if isinstance(spec, Mapping)}
+
+    @property
+    def is_protein(self) -> bool:
+        return self.facts.text("recipe", "input_type") == "protein"
+
+    @property
+    def letters(self) -> str:
+        return "residues" if self.is_protein else "bases"
+
+
+def write_run_page(rundir: RunDir) -> None:
+    """Write the page of a run into its folder.
+
+    Raises:
+        InputMissingError: there is no run in this folder.
+        ResumeError: ``run.json`` is damaged.
+        InputError: a table is damaged.
+        OutputError, StorageError: as ``files.writing``.
+    """
+    run = read_run(rundir)
+    works, heading = works_of(run.families), _heading(run)
+    if heading["state"] == "unfinished":
+        LOGGER.warning("%s", heading["state_text"])
+    content = {
+        **heading,
+        "adds_up": _adds_up(run),
+        "answer": _answer(run),
+        "warnings": list(_warnings(run)),
+        "complaints": list(run.complaints.items())[:_MOST_COMPLAINTS],
+        "classes": _classes(run),
+        "prevalence": run.facts.share("cut", "prevalence"),
+        "scores": _scores(run),
+        "tracks": list(_tracks(run)),
+        "machine": _machine(run),
+        "provenance": list(_provenance(run)),
+        "hashes": [(file.path, file.sha256) for file in run.facts.inputs[:_MOST_HASHES]],
+        "references": references_to(works),
+        "bibtex": "\n\n".join(map(as_bibtex, works)),
+    }
+    frame = render("run.html", {**content, "table": _table(run.counts, ())}, "")
+    packed, rows = _pack(run, MOST_BYTES - len(frame) - _ROOM)
+    page = render("run.html", {**content, "table": _table(run.counts, rows)}, packed)
+    with rewriting(rundir, [PAGE]):
+        rundir.write_whole(rundir.report, page)
+
+
+def _pack(run: RunFiles, most_bytes: int) -> tuple[str, Sequence[RecordRow]]:
+    """The data of the page with as many rows as fit, and these rows."""
+    charts = {chart.name: chart.as_data() for start in _charts(run) for chart in start}
+    page_rows = run.counts.page_rows if run.counts else PageRows(0)
+    rows = page_rows.rows(MOST_ROWS)
+    while True:
+        packed = pack({"charts": charts, **_columns(run, rows)})
+        if len(packed) <= most_bytes or not rows:
+            return packed, rows
+        rows = page_rows.rows(max(0, int(0.95 * len(rows) * most_bytes / len(packed))))
+
+
+def read_run(rundir: RunDir) -> RunFiles:
+    """
+    Raises:
+        InputMissingError, ResumeError, InputError: as ``write_run_page``.
+    """
+    facts = read_facts(rundir.manifest)
+    is_extract = facts.text("recipe", "command") == "extract"
+    table = rundir.output(EmbeddedTable if is_extract else RecordTable)
+    regions = None if is_extract else read_page_regions(rundir.output(RegionTable))
+    counts = None
+    if table.is_file():
+        counts = count_records(
+            table,
+            facts.text("recipe", "input_type"),
+            MOST_ROWS,
+            regions.drawn if regions else (),
+        )
+    return RunFiles(
+        rundir,
+        facts,
+        counts,
+        regions,
+        read_starts(rundir.machine),
+        read_complaints(rundir.log),
+    )
+
+
+def _heading(run: RunFiles) -> dict[str, object]:
+    facts, counts = run.facts, run.counts
+    inputs = facts.inputs
+    name = inputs[0].sample if len(inputs) == 1 else counted(len(inputs), "file")
+    state = facts.text("state")
+    n_failed, n_refused = _failures(facts)
+    if state == "planned":
+        label, text = (
+            "unfinished",
+            "The run is planned: see virnucpro work, and go on with --resume.",
+        )
+    elif state not in ("complete", "partial"):
+        label, text = "unfinished", "The run was not ended: go on with --resume."
+        if counts is not None:
+            text += " The figures are those of the tables of an earlier state."
+    elif facts.part("counts") and n_failed and not facts.number("counts", "n_frames"):
+        label, text = "failed", "Every frame failed: no record has a score."
+    elif state == "partial":
+        words = [f"{counted(n_failed, 'frame')} failed"] if n_failed else []
+        words += [f"{counted(n_refused, 'file')} could not be read"] if n_refused else []
+        label, text = "partial", f"{' and '.join(words)}: everything else is complete."
+    else:
+        label, text = "complete", "Every record of the input is accounted for."
+    return {
+        "name": name,
+        "state": label,
+        "state_text": text,
+        "command": run.command,
+        "letters": run.letters,
+        "is_predict": run.command == "predict",
+        "when": facts.text("time"),
+        "made_by": facts.text("virnucpro_version"),
+        "n_inputs": len(inputs),
+    }
+
+
+def _failures(facts: Facts) -> tuple[int, int]:
+    """Numbers of frames without a vector, and of files that could not be read."""
+    return facts.number("counts", "n_failed_frames"), len(facts.sequence("refused"))
+
+
+def _adds_up(run: RunFiles) -> dict[str, object] | None:
+    counts, facts = run.counts, run.facts
+    if counts is None:
+        return None
+    parts = [(status, counts.statuses[status], STATUSES[status]) for status in STATUSES]
+    inputs = {file.sample: file for file in facts.inputs}
+    names = dict.fromkeys([*inputs, *counts.files])
+    rows = [_file_row(name, counts, inputs.get(name)) for name in names]
+    rows.sort(key=lambda row: not row["error"])  # files that could not be read come first
+    return {
+        "n": counts.n_records,
+        "n_letters": counts.n_letters,
+        "parts": [part for part in parts if part[1]] or parts[:1],
+        "n_counted": facts.n_counted,
+        "is_right": facts.n_counted in (None, counts.n_records),
+        "statuses": [status for status in STATUSES if counts.statuses[status]],
+        "files": rows[:_MOST_FILES],
+        "n_more_files": max(0, len(rows) - _MOST_FILES),
+    }
+
+
+def _file_row(name: str, counts: RunCounts, file: InputFact | None) -> dict[str, object]:
+    of_file = counts.files.get(name, Counter())
+    numbers = {status: of_file[status] for status in STATUSES}
+    return {
+        "name": printable(name),
+        "path": printable(file.path) if file else "",
+        "n": sum(numbers.values()),
+        "numbers": numbers,
+        "n_viral": of_file["viral"],
+        "error": printable(file.error) if file else "",
+    }
+
+
+def _answer(run: RunFiles) -> dict[str, object] | None:
+    counts, regions = run.counts, run.regions
+    if counts is None:
+        return None
+    files = [
+        (RecordTable, "every record, with its status, call and score"),
+        (EmbeddedTable, "every record, with its status"),
+        (ViralFasta, "the sequences of the records called virus"),
+        (RegionTable, "virus-like regions, also as .bed, .gff3 and .fasta"),
+        (FailedFiles, "what failed, by file"),
+        (FailedSequences, "the sequences that failed, to be corrected and run again"),
+    ]
+    names = [(sink.file, what) for sink, what in files if run.rundir.output(sink).is_file()]
+    if run.rundir.feature_index.is_file():
+        names.append((run.rundir.feature_index.name, "all vectors, with their ids"))
+    return {
+        "n_viral": counts.n_viral,
+        "n_scored": counts.statuses["scored"],
+        "n_embedded": counts.statuses["embedded"],
+        "n_letters_viral": counts.n_letters_viral,
+        "n_letters": counts.n_letters,
+        "cut": run.facts.text("counts", "cut"),
+        "regions": sorted(regions.kinds.items()) if regions else [],
+        "n_letters_in_regions": sum(regions.n_letters.values()) if regions else 0,
+        "looked_for_regions": run.facts.part("counts").get("n_regions") == 0,
+        "top": [
+            {
+                **row._asdict(),
+                "record": printable(row.record),
+                "file": printable(row.file),
+                "note": printable(row.note),
+                "has_fdr": not math.isnan(row.fdr),
+            }
+            for row in counts.top
+        ],
+        "has_fdr": any(not math.isnan(row.fdr) for row in counts.top),
+        "files": names,
+    }
+
+
+def _warnings(run: RunFiles) -> Iterator[tuple[str, str]]:
+    """Kind (``bad`` or ``mind``) and text of what a reader should know before the figures."""
+    facts, counts = run.facts, run.counts
+    n_failed, n_refused = _failures(facts)
+    if counts is None:
+        yield "bad", "There are no tables yet: the run was ended before it wrote them."
+        return
+    if facts.n_counted not in (None, counts.n_records):
+        yield (
+            "bad",
+            f"The table has {counts.n_records:,} records, and the run counted "
+            f"{facts.n_counted:,}: one of the files was changed since.",
+        )
+    if n_refused:
+        files = counted(n_refused, "input file")
+        yield "bad", f"{files} could not be read: see {FailedFiles.file}."
+    if n_failed:
+        yield (
+            "bad",
+            f"{counted(n_failed, 'frame')} without a vector: see {FailedFiles.file}, correct "
+            f"{FailedSequences.file}, and go on with --resume.",
+        )
+    if not counts.n_records:
+        yield "mind", "The input holds no record."
+    short = _SHORT["protein" if run.is_protein else "nucleotide"]
+    n_short = sum(one.n for one in counts.classes if one.end is not None and one.end <= short)
+    if 2 * n_short > counts.n_records:
+        yield (
+            "mind",
+            f"Shorter than {short:,} {run.letters}: {n_short:,} of "
+            f"{counted(counts.n_records, 'record')}. Calls of these are weak.",
+        )
+    n_renamed = sum(file.n_renamed for file in facts.inputs)
+    if n_renamed:
+        yield "mind", f"Numbered, having occurred twice in a file: {counted(n_renamed, 'id')}."
+    for note, n in counts.notes.most_common(_MOST_LINES):
+        yield "note", f"{counted(n, 'record')} with the note: {escaped(note)}"
+    if len(counts.notes) > _MOST_LINES:
+        n_more = counted(len(counts.notes) - _MOST_LINES, "more note")
+        yield "note", f"and {n_more}: see the column note of {RecordTable.file}."
+
+
+def _classes(run: RunFiles) -> list[dict[str, object]]:
+    """The classes of length that have records, and what a call means there."""
+    if run.counts is None:
+        return []
+    return [
+        {
+            "name": f"{one.start:,} to {one.end - 1:,}" if one.end else f"{one.start:,} and more",
+            "n": one.n,
+            "n_scored": one.n_scored,
+            "n_viral": one.n_viral,
+            "n_letters_viral": one.n_letters_viral,
+            "lowest": one.lowest,
+            "fdr": None if math.isnan(one.fdr) else one.fdr,
+            "is_weak": one.fdr >= _HIGH_FDR,  # not a number: false
+        }
+        for one in run.counts.classes
+        if one.n
+    ]
+
+
+def _scores(run: RunFiles) -> Drawing | None:
+    if run.counts is None:
+        return None
+    return scores_by_length(run.counts, run.facts.cut, run.letters)
+
+
+def _tracks(run: RunFiles) -> Iterator[dict[str, object]]:
+    """The records whose regions are drawn, each with its regions as shares of its length."""
+    if run.regions is None or run.counts is None:
+        return
+    run_ids = run.regions.run_ids
+    pieces = read_tracks(run.rundir.output(RegionTracks), set(run_ids.values()))
+    for (file, record), regions in run.regions.drawn.items():
+        length = max(run.counts.measured[file, record], *(end for _, end, *_ in regions))
+        yield {
+            "record": printable(record),
+            "file": printable(file),
+            "length": length,
+            "evidence": track_path(pieces.get(run_ids[file, record], ()), length),
+            "regions": [
+                {
+                    "kind": escaped(kind),
+                    "start": start + 1,
+                    "end": end,
+                    "x": 1000 * start / length,
+                    "width": max(2.0, 1000 * (end - start) / length),
+                    "posterior": posterior,
+                }
+                for start, end, kind, posterior in regions
+            ],
+        }
+
+
+def _table(counts: RunCounts | None, rows: Sequence[RecordRow]) -> dict[str, int]:
+    """Numbers of records, in the table of the page and in all."""
+    return {
+        "n_rows": len(rows),
+        "n_viral_rows": sum(row.is_viral for row in rows),
+        "n_records": counts.n_records if counts else 0,
+        "n_viral": counts.n_viral if counts else 0,
+    }
+
+
+def _columns(run: RunFiles, rows: Sequence[RecordRow]) -> dict[str, object]:
+    """The rows of the table as columns: scores in millionths, rates in ten-thousandths."""
+    files = {file: i for i, file in enumerate(dict.fromkeys(row.file for row in rows))}
+    of_records = run.regions.of_records if run.regions else {}
+    return {
+        "cut": run.facts.cut,
+        "letters": run.letters,
+        "files": list(map(printable, files)),
+        "statuses": list(STATUSES),
+        "columns": {
+            "gap": np.diff([row.place for row in rows], prepend=-1).tolist(),
+            "record": _lines([row.record for row in rows]),
+            "file": [files[row.file] for row in rows],
+            "length": [row.length for row in rows],
+            "status": [_PLACES[row.status] for row in rows],
+            "viral": [int(row.is_viral) for row in rows],
+            "score": [_scaled(row.score, 1_000_000) for row in rows],
+            "fdr": [_scaled(row.fdr, 10_000) for row in rows],
+            "chunks": [_whole(row.n_chunks) for row in rows],
+            "regions": [of_records.get((row.file, row.record), 0) for row in rows],
+            "note": _lines([row.note for row in rows]),
+        },
+    }
+
+
+def _lines(texts: Sequence[str]) -> str:
+    """Each text on a line of its own, as ``printable`` gives it."""
+    joined = "".join(texts)
+    is_safe = joined.isprintable() and max(map(len, texts), default=0) <= _SAFE_LETTERS
+    return "\n".join(texts if is_safe else map(printable, texts))
+
+
+def _scaled(value: float, scale: int) -> int | None:
+    return None if math.isnan(value) else round(value * scale)
+
+
+def _whole(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdigit() else None
+
+
+def _machine(run: RunFiles) -> dict[str, object]:
+    facts = run.facts
+    names = {STAGES[0]: "reading", STAGES[1]: "embedding", STAGES[2]: "tables"}
+    if not facts.sequence("recipe", "encoders"):
+        names = {STAGES[0]: "reading", STAGES[2]: "scoring and tables"}
+    seconds = facts.seconds
+    stages = [(label, seconds[name]) for name, label in names.items() if name in seconds]
+    charts = _charts(run)
+    return {
+        "stages": stages,
+        "longest": max((value for _, value in stages), default=0.0) or 1.0,
+        "starting": seconds.get(STARTING, 0.0),
+        "has_encoder": bool(facts.sequence("recipe", "encoders")),
+        "n_tokens": facts.number("counts", "n_tokens"),
+        "n_tokens_in_all": facts.number("counts", "n_tokens_in_all"),
+        "n_copies": facts.number("counts", "n_copies"),
+        "n_tokens_saved": facts.number("counts", "n_tokens_saved"),
+        "has_logs": run.rundir.logs.is_dir(),
+        "n_starts": len(run.starts),
+        "n_losses": sum(start.n_losses for start in run.starts),
+        "n_reductions": sum(start.n_reductions for start in run.starts),
+        "n_failed_shards": sum(start.n_failed_shards for start in run.starts),
+        "starts": [
+            {
+                "seconds": start.seconds,
+                "devices": [
+                    (name, device, sum(device.tokens), max(device.memory, default=0) / GIB)
+                    for name, device in sorted(start.devices.items())
+                ],
+                "charts": [(chart.name, chart.drawn()) for chart in of_start],
+                "incidents": start.incidents,
+            }
+            for start, of_start in zip(run.starts[-_MOST_LINES:], charts, strict=True)
+        ],
+    }
+
+
+def _charts(run: RunFiles) -> list[list[Chart]]:
+    """Tokens per second and memory of each device, for each of the latest starts."""
+    return [device_charts(number, start) for number, start in enumerate(run.starts[-_MOST_LINES:])]
+
+
+def _provenance(run: RunFiles) -> Iterator[tuple[str, str]]:
+    facts = run.facts
+    words = [word for word in facts.sequence("argv") if isinstance(word, str)]
+    yield "Command", escaped(shlex.join(words))
+    yield "VirNucPro", facts.text("virnucpro_version")
+    yield "Run", " on ".join(filter(None, [facts.text("time"), facts.text("host")]))
+    for text in _texts(facts.sequence("announced")):
+        yield "Announced", text
+    yield "Calls", facts.text("counts", "cut")
+    for encoder in facts.sequence("recipe", "encoders"):
+        if isinstance(encoder, dict):
+            words = [f"{name} {value}" for name, value in encoder.items()]
+            yield "Encoder", escaped(", ".join(words))
+    for label, name in (("Head", "head_sha256"), ("Scorer", "scorer_sha256")):
+        digest = facts.text("recipe", name)
+        yield label, f"SHA-256 {digest}" if digest else ""
+    recipe = ("input_type", "chunk_size", "min_length", "genetic_code")
+    values = {name: facts.part("recipe").get(name) for name in recipe}
+    yield "Recipe", escaped(", ".join(f"{name} {value}" for name, value in values.items()))
+    yield "Fingerprint of the recipe", facts.text("fingerprint")
+    yield "Devices", ", ".join(_texts(facts.sequence("resources", "devices")))
+    versions = facts.part("versions")
+    yield "Versions", escaped(", ".join(f"{name} {text}" for name, text in versions.items()))
+
+
+def _texts(values: Sequence[object]) -> list[str]:
+    return [escaped(value) for value in values if isinstance(value, str)]

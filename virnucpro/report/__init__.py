@@ -1,1 +1,0 @@
-"""A finished run, a training or an evaluation as one HTML page that needs no network."""

@@ -1,1 +1,0 @@
-"""Vectors to calls: the head, and the rules that join its scores."""

@@ -1,0 +1,271 @@
+"""Two results beside each other: which rows are in one alone, which labels differ, how far scores.
+
+A result is a run folder, a folder of the original VirNucPro, or a ``prediction_results.txt`` of
+either. Rows are joined by id. The rows of one, and the ids of both, are held in memory.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from math import isfinite
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple, TextIO
+
+from virnucpro.ground.errors import InputError, InputMissingError
+from virnucpro.ground.files import disk_error, open_plain
+from virnucpro.ground.log import printable
+from virnucpro.run.folder import RunDir
+from virnucpro.run.hashes import check_outputs
+from virnucpro.tables.read import read_calls
+from virnucpro.tables.sinks import ChunkTable, FrameTable, RecordTable
+
+_ROUNDING = 1e-9  # of differences between scores, which have 6 decimals
+_N_EXAMPLES = 3  # ids of each kind of difference
+_HEADINGS = ("table", "in both", "only in A", "only in B", "labels differ", "largest", "median")
+
+
+class TableRow(NamedTuple):
+    """A frame, a chunk or a record, as a table has it."""
+
+    id: str
+    label: str
+    score: float | None  # that of the class virus
+
+
+@dataclass(slots=True)
+class TableComparison:
+    """One table of two results."""
+
+    table: str
+    n_both: int = 0
+    only_in_a: list[str] = field(default_factory=list)  # ids
+    only_in_b: list[str] = field(default_factory=list)
+    relabelled: list[str] = field(default_factory=list)  # ids with their two labels
+    differences: array[float] = field(default_factory=lambda: array("d"))  # of scores, absolute
+
+    def agrees(self, tolerance: float | None) -> bool:
+        """No row is missing, no label differs, and no score by more than the tolerance."""
+        farthest = max(self.differences, default=0.0)
+        is_near = tolerance is None or farthest <= tolerance + _ROUNDING
+        return is_near and not (self.only_in_a or self.only_in_b or self.relabelled)
+
+    @property
+    def is_apart(self) -> bool:
+        """Both have rows, and none is in both."""
+        return bool(self.only_in_a and self.only_in_b and not self.n_both)
+
+    def columns(self) -> tuple[str, ...]:
+        """The texts of the comparison, as under ``_HEADINGS``."""
+        counts = (self.n_both, *map(len, (self.only_in_a, self.only_in_b, self.relabelled)))
+        scores = ("", "")
+        if self.differences:
+            scores = (f"{max(self.differences):.2g}", f"{median(self.differences):.2g}")
+        return (self.table, *(f"{count:,}" for count in counts), *scores)
+
+    def examples(self) -> Iterator[str]:
+        """Lines with the first ids of each kind of difference."""
+        kinds = {
+            "only in A": self.only_in_a,
+            "only in B": self.only_in_b,
+            "labels differ": self.relabelled,
+        }
+        for kind, ids in kinds.items():
+            if ids:
+                more = ", ..." if len(ids) > _N_EXAMPLES else ""
+                examples = ", ".join(map(printable, islice(ids, _N_EXAMPLES)))
+                yield f"{self.table}, {kind}: {examples}{more}"
+
+
+def compare(a: Path, b: Path) -> list[TableComparison]:
+    """Every table that both results have: frames, chunks, records.
+
+    Raises:
+        InputMissingError: a result is not there, or the two have no table in common.
+        InputError: a table is not as VirNucPro writes it.
+    """
+    tables_of_a, tables_of_b = _find_tables(a), _find_tables(b)
+    names = [name for name in _READERS if name in tables_of_a and name in tables_of_b]
+    if not names:
+        raise InputMissingError(
+            f"{printable(a)} has {' and '.join(tables_of_a)}, "
+            f"{printable(b)} has {' and '.join(tables_of_b)}: no table in common",
+            hint="name two folders, or two files of one kind",
+        )
+    for tables in (tables_of_a, tables_of_b):
+        _check_hashes([tables[name] for name in names])
+    return [_compare_table(name, tables_of_a[name], tables_of_b[name]) for name in names]
+
+
+def _check_hashes(tables: Sequence[Path]) -> None:
+    """Check that tables of a run folder, which lie in it, are as they were written.
+
+    Raises:
+        InputError: one is not.
+    """
+    rundir = RunDir(tables[0].parent)
+    if rundir.manifest.is_file():
+        check_outputs(rundir, only=[table.name for table in tables])
+
+
+def report_lines(comparisons: list[TableComparison]) -> list[str]:
+    """The comparison as a table, and the first of what differs."""
+    rows = [_HEADINGS, *(comparison.columns() for comparison in comparisons)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        name, *texts = (text.rjust(width) for text, width in zip(row, widths, strict=True))
+        lines.append("  ".join([name.strip().ljust(widths[0]), *texts]).rstrip())
+    for comparison in comparisons:
+        lines += comparison.examples()
+    if apart := [one.table for one in comparisons if one.is_apart]:
+        lines.append(
+            f"hint: no id of {', '.join(apart)} is in both: were they made of the same files? "
+            "Ids of records begin with the name of their file; a sample sheet can name it as "
+            "before. Frames and chunks are pieces where the scorer called"
+        )
+    return lines
+
+
+def _find_tables(path: Path) -> dict[str, Path]:
+    """The tables of a result that can be compared, by their kind."""
+    if path.is_dir():
+        files = {name: path / reader.file for name, reader in _READERS.items()}
+        tables = {name: file for name, file in files.items() if file.is_file()}
+        if tables:
+            return tables
+        names = ", ".join(file.name for file in files.values())
+        raise InputMissingError(
+            f"{printable(path)} has none of {names}",
+            hint="name a folder with the results of `virnucpro predict`, or of VirNucPro",
+        )
+    if not path.exists():
+        raise InputMissingError(
+            f"{printable(path)}: no such file or folder",
+            hint="name a run folder of `virnucpro predict`, one of VirNucPro, or a table",
+        )
+    for name, reader in _READERS.items():
+        with _open(path) as lines:
+            if next(lines, "").rstrip("\r\n") == reader.header:
+                return {name: path}
+    raise InputError(
+        f"{printable(path)} is no table of results",
+        hint=f"name a folder, or a file such as {FrameTable.file}",
+    )
+
+
+def _compare_table(name: str, a: Path, b: Path) -> TableComparison:
+    comparison, rows_of_a = TableComparison(name), {}
+    for row in _read(name, a):
+        rows_of_a[row.id] = row
+    for row in _read(name, b):
+        other = rows_of_a.pop(row.id, None)
+        if other is None:
+            comparison.only_in_b.append(row.id)
+            continue
+        comparison.n_both += 1
+        if other.label != row.label:
+            comparison.relabelled.append(f"{row.id} ({other.label}, {row.label})")
+        if other.score is not None and row.score is not None:
+            comparison.differences.append(abs(other.score - row.score))
+    comparison.only_in_a += rows_of_a
+    return comparison
+
+
+def _read(name: str, path: Path) -> Iterator[TableRow]:
+    """The rows of a table.
+
+    Raises:
+        InputError: it is damaged, or an id occurs twice.
+    """
+    ids: set[str] = set()
+    with _open(path) as lines:
+        try:
+            for row in _READERS[name].read(_whole(lines)):
+                if row.score is not None and not isfinite(row.score):
+                    raise ValueError(f"{row.id} has the score {row.score}")
+                if row.id in ids:
+                    raise ValueError(f"{row.id} occurs twice")
+                ids.add(row.id)
+                yield row
+        except (ValueError, LookupError) as error:
+            raise InputError(
+                f"{printable(path)} is not as VirNucPro writes it: {printable(error)}",
+                hint="make it again with the version of the program that is used here",
+            ) from error
+
+
+def _open(path: Path) -> TextIO:
+    """A table as text, which is read from its beginning.
+
+    Raises:
+        OutputError, StorageError: it cannot be opened.
+    """
+    try:
+        open_plain(path).close()  # a pipe would wait for its other end
+        return path.open(encoding="utf-8", errors="surrogateescape", newline="\n")
+    except OSError as error:
+        raise disk_error(error, path) from error
+
+
+def _whole(lines: Iterable[str]) -> Iterator[str]:
+    """The same lines.
+
+    Raises:
+        ValueError: there is none, or the last is cut short.
+    """
+    line = ""
+    for line in lines:
+        yield line
+    if not line.endswith("\n"):
+        raise ValueError("its end is missing")
+
+
+def _read_frames(lines: Iterator[str]) -> Iterator[TableRow]:
+    for frame_id, label, _, score in _split(lines, FrameTable.columns):
+        yield TableRow(frame_id, label, float(score))
+
+
+def _read_chunks(lines: Iterator[str]) -> Iterator[TableRow]:
+    for chunk_id, label in _split(lines, ChunkTable.columns):
+        yield TableRow(chunk_id, label, None)
+
+
+def _read_records(lines: Iterator[str]) -> Iterator[TableRow]:
+    for call in read_calls(lines):
+        label: str = call.status
+        if call.virus_score is not None:
+            label = "virus" if call.is_virus else "other"
+        record_id = f"{call.sample}: {call.record_id}" if call.sample else call.record_id
+        yield TableRow(record_id, label, call.virus_score)
+
+
+def _split(lines: Iterator[str], columns: tuple[str, ...]) -> Iterator[list[str]]:
+    """The values of each row below the line of columns."""
+    for number, line in enumerate(lines):
+        values = line.rstrip("\r\n").split("\t")
+        if len(values) != len(columns) or (number == 0 and tuple(values) != columns):
+            raise ValueError(f"line {number + 1} is not of the columns {', '.join(columns)}")
+        if number:
+            yield values
+
+
+class _Reader(NamedTuple):
+    """A table that can be compared."""
+
+    file: str
+    header: str
+    read: Callable[[Iterator[str]], Iterator[TableRow]]
+
+
+_READERS = {
+    name: _Reader(sink.file, "\t".join(sink.columns), read)
+    for name, sink, read in (
+        ("frames", FrameTable, _read_frames),
+        ("chunks", ChunkTable, _read_chunks),
+        ("records", RecordTable, _read_records),
+    )
+}

@@ -1,0 +1,411 @@
+"""The whole of ``virnucpro predict`` and ``virnucpro extract``, on one page.
+
+The two differ in one thing: ``predict`` has a head, and therefore calls. The command line, users of
+Python and the tests call them alike.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import asdict, fields, replace
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+
+from virnucpro import __version__
+from virnucpro.callers.caller import Caller
+from virnucpro.callers.options import CutOptions
+from virnucpro.callers.regions import RegionFinder, embedded_finder
+from virnucpro.engine.executor import Executor, NoExecutor
+from virnucpro.engine.job import Job
+from virnucpro.engine.local import ProcessExecutor
+from virnucpro.ground.config import FeatureFormat, Recipe, Resources
+from virnucpro.ground.devices import torch_build
+from virnucpro.ground.errors import (
+    FeatureFileError,
+    OutputError,
+    StorageError,
+)
+from virnucpro.ground.events import (
+    STAGES,
+    STARTING,
+    BatchDone,
+    EmbeddingStarted,
+    Event,
+    OnEvent,
+    Progress,
+    Refusal,
+    ShardDone,
+    ShardFailed,
+    WorkerReady,
+)
+from virnucpro.ground.log import LOGGER, announce, counted, printable
+from virnucpro.ground.records import Shard
+from virnucpro.ground.tasks import Helpers
+from virnucpro.page.run import write_run_page
+from virnucpro.run.backlog import Backlog
+from virnucpro.run.features import FeatureStore, OnShard
+from virnucpro.run.folder import RunDir
+from virnucpro.run.hashes import OUTPUTS, hash_outputs
+from virnucpro.run.intake import open_run, refuse_to_clear
+from virnucpro.run.lock import own_name
+from virnucpro.run.machine import MachineLog
+from virnucpro.run.manifest import Manifest
+from virnucpro.run.plan import Plan, find_plan, make_plan
+from virnucpro.sequences.fasta import list_reads
+from virnucpro.sequences.inputs import expected_letters
+from virnucpro.stories.blocks import Maker
+from virnucpro.stories.options import ExtractOptions, PredictOptions, RunOptions
+from virnucpro.stories.resolve import RunConfig, resolve
+from virnucpro.stories.summary import Summary
+from virnucpro.stories.write import Results
+
+_BYTES_PER_WORKER = 1_000_000  # of input; less is planned in a tenth of a second
+
+ExecutorOn = Callable[[Sequence[str]], Executor]  # given the devices
+
+
+def predict(
+    options: PredictOptions, on_event: OnEvent, executor_on: ExecutorOn = ProcessExecutor
+) -> Summary:
+    """Call viruses, as the options say, in their run folder.
+
+    Raises:
+        VirnucproError: see ``errors``; finished shards are kept in every case.
+    """
+    return _resolve_and_run(options, on_event, executor_on)
+
+
+def extract(
+    options: ExtractOptions, on_event: OnEvent, executor_on: ExecutorOn = ProcessExecutor
+) -> Summary:
+    """Make vectors, as the options say, in their run folder.
+
+    Raises:
+        VirnucproError: see ``errors``; finished shards are kept in every case.
+    """
+    return _resolve_and_run(options, on_event, executor_on)
+
+
+def _resolve_and_run(options: RunOptions, on_event: OnEvent, executor_on: ExecutorOn) -> Summary:
+    config = resolve(options, on_event)
+    is_left_to_others = options.no_embed or options.plan_only or not config.recipe.has_encoder
+    executor = NoExecutor() if is_left_to_others else executor_on(config.resources.devices)
+    return run(config, executor, on_event)
+
+
+def run(config: RunConfig, executor: Executor, on_event: OnEvent) -> Summary:
+    """Run, or resume, a prediction or an extraction.
+
+    Raises:
+        VirnucproError: see ``errors``; finished shards are kept in every case.
+    """
+    rundir, summary = RunDir(config.output), Summary()
+    with rundir.in_use(), closing(executor):
+        rundir.check_free(resume=config.options.resume, force=config.options.force)
+        LOGGER.info("virnucpro %s: %s", __version__, printable(" ".join(config.options.argv)))
+        with summary.stage(STAGES[0]), rundir.planning():
+            results, job = begin(config, executor, summary, on_event)
+        if config.options.plan_only:
+            return close_plan(config, results, summary)
+        try:
+            complete(results, job, executor, config.resources, summary)
+        except FeatureFileError as error:
+            LOGGER.warning("%s; every feature file is read now; damaged ones are made again", error)
+            on_shard = _on_shard(on_event, "reading every feature file")
+            for store in job.stores:
+                store.discard_damaged(results.plan.shards, on_shard)
+            complete(results, job, executor, config.resources, summary)
+        close_run(config, rundir, results.manifest, summary)
+        for line in summary.lines(config.output):
+            LOGGER.info("%s", line)
+    return summary
+
+
+def begin(
+    config: RunConfig, executor: Executor, summary: Summary, on_event: OnEvent
+) -> tuple[Results, Job]:
+    """Open and plan the run while its workers start, and announce what it will do.
+
+    -> all that its outputs are made of, and the job of its workers
+    """
+    rundir = RunDir(config.output)
+    recorded = None if config.options.force else rundir.read_manifest()
+    if config.options.resume and recorded is None:
+        announce(f"there is no run yet in {printable(rundir.root)}: a new one begins")
+    if config.options.force:
+        refuse_to_clear(config.options.input, rundir)
+    manifest = open_run(config.options, config.recipe_for, rundir, recorded, on_event)
+    config.options.check_type(manifest.recipe.input_type)
+    caller = config.caller.of_type(manifest.recipe.input_type)
+    manifest = replace(manifest, models=config.models)
+    for announcement in (*caller.announcements, *config.announcements):
+        announce(announcement)
+    for compromise in config.compromises:
+        LOGGER.warning("%s", compromise)
+    finder = make_finder(config.options, manifest.recipe)
+    job = make_job(rundir, manifest.recipe, config.weights)
+    executor.start(job, config.resources, count_worth_starting(manifest, recorded))
+    plan = plan_run(config, rundir, recorded, manifest, on_event)
+    rundir.clear_copies(manifest)
+    announce_input(plan, manifest, caller)
+    summary.count_plan(plan, manifest)
+    folders = filter(Path.is_dir, config.options.input)
+    summary.n_reads_left_out = sum(len(list_reads(folder)) for folder in folders)
+    summary.callers, summary.cut = caller.announcements, caller.cut.words
+    summary.cut_scores = list(caller.cut.scores)
+    if summary.cut:
+        announce(f"calls: {summary.cut}")
+    if recorded is not None and summary.cut != recorded.cut != "":
+        announce(f"before, records were called by another cut: {recorded.cut}")
+    rundir.delete(rundir.report)  # it is of another state
+    results = Results(
+        rundir=rundir,
+        manifest=manifest,
+        plan=plan,
+        stores=job.stores,
+        caller=caller,
+        finder=finder,
+        backlog=Backlog(),
+        feature_format=_feature_format(config.options),
+        per_file=config.options.per_file or (recorded is not None and rundir.samples.is_dir()),
+        on_event=on_event,
+    )
+    return results, job
+
+
+def _feature_format(options: RunOptions) -> FeatureFormat:
+    """The format of the files beside the h5 ones."""
+    return options.format if isinstance(options, ExtractOptions) else "h5"
+
+
+def make_finder(options: RunOptions, recipe: Recipe) -> RegionFinder | None:
+    """The finder of regions in nucleotides; it uses the scorer, whoever calls."""
+    if not isinstance(options, PredictOptions) or not options.regions:
+        return None
+    if recipe.input_type != "nucleotide":
+        return None
+    return embedded_finder(recipe.genetic_code, model=options.region_model)
+
+
+def plan_run(
+    config: RunConfig,
+    rundir: RunDir,
+    recorded: Manifest | None,
+    manifest: Manifest,
+    on_event: OnEvent,
+) -> Plan:
+    """Cut the inputs into shards, or find that an earlier start did, and claim the folder.
+
+    Results go, and ``run.json`` comes, when every input was read to its end: one that is refused
+    changes nothing. A kill at any point leaves a folder with a run, or one that is free.
+    """
+    keep, facts = config.options.keep_intermediate, _facts(config, manifest, "unfinished")
+    if recorded is not None:
+        on_shard = _on_shard(on_event, "checking shards")
+        plan = find_plan(rundir, manifest, keep_intermediate=keep, on_shard=on_shard)
+        if plan is not None:
+            rundir.write_manifest(manifest, facts)
+            return plan
+    stage = "reading and translating" if manifest.recipe.has_frames else "reading"
+    total = expected_letters(manifest.inputs)
+    plan = make_plan(
+        rundir,
+        manifest,
+        keep_intermediate=keep,
+        n_helpers=config.resources.n_helpers,
+        on_letters=lambda done: on_event(Progress(stage, done, total, "letters")),
+    )
+    if recorded is None:
+        rundir.clear()
+    rundir.write_manifest(manifest, facts)
+    rundir.adopt_plan()
+    return plan
+
+
+def count_worth_starting(manifest: Manifest, recorded: Manifest | None) -> int:
+    """The workers that inputs without a plan are worth, before their shards are known."""
+    new = manifest.inputs[len(recorded.inputs) if recorded else 0 :]
+    n_bytes = sum(file.n_bytes for file in new) if manifest.recipe.has_encoder else 0
+    return n_bytes // _BYTES_PER_WORKER
+
+
+def make_job(rundir: RunDir, recipe: Recipe, weights: tuple[Path, ...]) -> Job:
+    return Job(
+        features=rundir.features,
+        encoders=recipe.encoders,
+        weights=weights if recipe.encoders else (),
+        fingerprint=recipe.fingerprint,
+        owner=own_name(),
+    )
+
+
+def close_plan(config: RunConfig, results: Results, summary: Summary) -> Summary:
+    """Leave a planned run to others, with the folders that they need."""
+    for store in results.stores:
+        store.make_folder()
+    facts = _facts(config, results.manifest, "planned")
+    results.rundir.write_manifest(results.manifest, facts)
+    summary.n_shards = len(results.plan.shards)
+    for line in summary.lines(config.output):
+        LOGGER.info("%s", line)
+    return summary
+
+
+def complete(
+    results: Results, job: Job, executor: Executor, resources: Resources, summary: Summary
+) -> None:
+    """Embed what is not done yet, and make the tables of all: of what is done, meanwhile.
+
+    Raises:
+        FeatureFileError: a file that looked finished is damaged within.
+    """
+    plan, stores, on_event = results.plan, results.stores, results.on_event
+    with summary.stage(STAGES[1]):
+        pending = find_pending(stores, plan, frozenset(results.manifest.replaced), on_event)
+        for store in stores if pending else ():
+            store.make_folder()
+    n_helpers = resources.n_helpers
+    if not pending:
+        executor.close()  # workers for inputs that gave no shard
+        try:
+            with summary.stage(STAGES[2]), results.helpers(n_helpers) as helpers:
+                results.write(summary, helpers)
+        finally:
+            results.rundir.sweep()  # what helpers that were stopped were writing
+        return
+    n_before = len(plan.shards) - len(pending)
+    on_event(EmbeddingStarted(tuple(pending), n_before, plan.files, job.encoders))
+    results = replace(results, backlog=Backlog(pending))
+    with results.helpers(n_helpers) as helpers, writing_beside(results, summary, helpers) as tables:
+        with summary.stage(STAGES[1]):
+            embed(executor.run(pending, job, resources), results, summary, tables)
+        with summary.stage(STAGES[2]):
+            tables.result()
+
+
+@contextmanager
+def writing_beside(
+    results: Results, summary: Summary, helpers: Helpers[Maker]
+) -> Iterator[Future[None]]:
+    """Write the tables in a thread, which waits for each shard; it ends with the block."""
+    thread = ThreadPoolExecutor(1, "tables")
+    try:
+        yield thread.submit(results.write, summary, helpers)
+    finally:
+        results.backlog.abandon()
+        helpers.stop()
+        thread.shutdown()
+        results.rundir.sweep()  # what workers that died, or were stopped, were writing
+
+
+def embed(
+    events: Generator[Event, None, None],
+    results: Results,
+    summary: Summary,
+    tables: Future[None],
+) -> None:
+    """Follow the events of an executor to their end, or until the tables met with an error."""
+    machine = MachineLog()
+    start = time.monotonic()
+    with machine.kept(results.rundir.machine), closing(events):
+        for event in events:
+            results.on_event(event)
+            machine.take(event)
+            match event:
+                case WorkerReady() if STARTING not in summary.seconds:
+                    summary.seconds[STARTING] = round(time.monotonic() - start, 3)
+                case BatchDone(n_tokens=n_tokens):
+                    summary.n_tokens += n_tokens
+                case ShardDone(shard=shard):
+                    results.backlog.settle(shard)
+                case ShardFailed(shard=shard, reason=reason):
+                    check_stored(event)
+                    results.backlog.settle(shard, reason)
+            if tables.done() and not results.backlog.is_empty:
+                return
+    assert results.backlog.is_empty, "an executor ends each shard in ShardDone or ShardFailed"
+
+
+def check_stored(event: ShardFailed) -> None:
+    """
+    Raises:
+        OutputError, StorageError: the disk is to blame, and will not take others either.
+    """
+    match event.refusal:
+        case Refusal(hint=hint, is_place=is_place):
+            raise (OutputError if is_place else StorageError)(event.reason, hint)
+
+
+def find_pending(
+    stores: Sequence[FeatureStore], plan: Plan, replaced: frozenset[str], on_event: OnEvent
+) -> list[Shard]:
+    """The shards that any of the encoders still owes, but for records that were ``replaced``."""
+    on_shard = _on_shard(on_event, "checking finished shards")
+    by_store = [store.find_pending(plan.shards, replaced, on_shard) for store in stores]
+    return sorted(set(chain.from_iterable(by_store)), key=lambda shard: shard.index)
+
+
+def _on_shard(on_event: OnEvent, stage: str) -> OnShard:
+    return lambda done, total: on_event(Progress(stage, done, total, "shards"))
+
+
+def close_run(config: RunConfig, rundir: RunDir, manifest: Manifest, summary: Summary) -> None:
+    """Write the outcome into ``run.json``, delete intermediate files, and write the page."""
+    facts = _facts(config, manifest, "partial" if summary.exit_code else "complete")
+    outcome = {"counts": summary.facts, OUTPUTS: hash_outputs(rundir)}
+    rundir.write_manifest(manifest, {**facts, **outcome})
+    if not config.options.keep_intermediate and not summary.records.n_failed_frames:
+        rundir.clear_shards()
+    if config.options.report:
+        write_run_page(rundir)
+
+
+def _facts(config: RunConfig, manifest: Manifest, state: str) -> dict[str, object]:
+    caller = config.caller.of_type(manifest.recipe.input_type)
+    return {
+        "argv": list(config.options.argv),
+        "versions": {"torch": torch_build().version, "numpy": np.__version__},
+        "host": socket.gethostname(),
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "checkpoints": list(map(str, config.checkpoints)),
+        "announced": [*caller.announcements, *config.announcements],
+        "resources": asdict(config.resources),
+        "cut": _cut_facts(config.options) if isinstance(config.options, CutOptions) else {},
+        "state": state,
+    }
+
+
+def _cut_facts(options: CutOptions) -> dict[str, object]:
+    values = {field.name: getattr(options, field.name) for field in fields(CutOptions)}
+    return {name: str(one) if isinstance(one, Path) else one for name, one in values.items()}
+
+
+def announce_input(plan: Plan, manifest: Manifest, caller: Caller) -> None:
+    """Announce the input, and warn of what makes weak calls."""
+    counts, recipe = plan.counts, manifest.recipe
+    shards = f"; {counted(len(plan.shards), 'shard')}" if recipe.has_encoder else ""
+    records = counted(counts.n_records, "record")
+    announce(f"{records} of {counted(len(manifest.inputs), 'file')}, {recipe.input_type}{shards}")
+    if not counts.n_records:
+        LOGGER.warning("the input holds no record: the tables hold a header only")
+    elif recipe.has_encoder and not plan.shards:
+        LOGGER.warning("no record has a frame to embed: see the table for each one's status")
+    if counts.n_gaps:
+        LOGGER.warning(
+            "left out: %s (- . ~) of an alignment, in %s",
+            counted(counts.n_gaps, "gap"),
+            counted(counts.n_gapped, "record"),
+        )
+    if caller.frame_head and counts.n_short > counts.n_records / 2:
+        LOGGER.warning(
+            "shorter than half a chunk of %d bases: %d of %s; expect weaker calls",
+            recipe.chunk_size,
+            counts.n_short,
+            records,
+        )

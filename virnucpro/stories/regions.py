@@ -1,0 +1,158 @@
+"""``virnucpro regions``: the regions of a finished run, in the files of ``predict``.
+
+Nothing is embedded and no call is made: records are read from the inputs, their calls from the
+table of records, which is written again for its notes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from io import TextIOWrapper
+from itertools import chain, zip_longest
+from pathlib import Path
+
+from virnucpro import __version__
+from virnucpro.callers.regions import RegionFinder, embedded_finder
+from virnucpro.ground.errors import InputError, InputMissingError, UsageError
+from virnucpro.ground.events import OnEvent, Progress
+from virnucpro.ground.files import open_plain, read_json
+from virnucpro.ground.log import LOGGER, announce, printable
+from virnucpro.ground.records import Call, FastaRecord, RecordResult
+from virnucpro.page.run import write_run_page
+from virnucpro.run.folder import PAGE, RunDir, no_run
+from virnucpro.run.hashes import REGION_FILES, check_outputs, rewriting
+from virnucpro.run.manifest import Manifest
+from virnucpro.sequences.inputs import InputFile, check_recorded, expected_letters, generations
+from virnucpro.stories.options import RegionsOptions
+from virnucpro.stories.summary import region_line
+from virnucpro.stories.write import in_first_places, open_sinks_of_samples
+from virnucpro.tables.read import read_calls
+from virnucpro.tables.sinks import REGION_SINKS, Place, Portion, RecordTable, Sink, open_sinks
+
+
+def find_regions(options: RegionsOptions, on_event: OnEvent) -> Counter[str]:
+    """Look for regions in the records of a finished run. Returns their numbers by kind.
+
+    Raises:
+        VirnucproError: the folder holds no finished ``predict`` of nucleotides, or an input is
+            gone or has changed; see ``errors``.
+    """
+    rundir, region_model = RunDir(options.folder), options.region_model
+    _finished_run(rundir)  # before a lock is made in a folder of something else
+    with rundir.in_use():
+        manifest = _finished_run(rundir)
+        LOGGER.info("virnucpro %s: %s", __version__, printable(" ".join(options.argv)))
+        check_outputs(rundir, but=(PAGE, *REGION_FILES))
+        inputs = check_recorded(manifest.inputs)
+        finder = embedded_finder(manifest.recipe.genetic_code, model=region_model)
+        announce(f"regions: learned from {finder.model.training}")
+        with rewriting(rundir, (RecordTable.file, *REGION_FILES)):
+            kinds = _write_files(rundir, manifest, inputs, finder, on_event)
+            _note_in_manifest(rundir, manifest, kinds, region_model)
+        if rundir.report.exists():
+            write_run_page(rundir)
+        LOGGER.info("%s", region_line(kinds.total(), kinds["whole"]))
+    return kinds
+
+
+def _write_files(
+    rundir: RunDir,
+    manifest: Manifest,
+    inputs: Sequence[InputFile],
+    finder: RegionFinder,
+    on_event: OnEvent,
+) -> Counter[str]:
+    """Write the files of regions, and the table of records with its notes."""
+    kinds, n_letters, total = Counter[str](), 0, expected_letters(inputs)
+    sinks: tuple[type[Sink], ...] = (RecordTable, *REGION_SINKS)
+    place = Place(rundir.root, rundir, rundir.shards)
+    with ExitStack() as stack:
+        adds = [stack.enter_context(open_sinks(sinks, place))]
+        if rundir.samples.is_dir():
+            samples = [file.sample for file in inputs if not file.generation]
+            adds.append(stack.enter_context(open_sinks_of_samples(rundir, sinks, samples)))
+        for record, call in _records_and_calls(rundir, manifest, inputs):
+            result = finder.add_to(RecordResult(record, [], call))
+            portion = Portion.of(record.sample, [result], sinks)
+            for add in adds:
+                add(portion)
+            kinds += result.region_kinds
+            n_letters += len(record.sequence)
+            on_event(Progress("looking for regions", n_letters, total, "letters"))
+    return kinds
+
+
+def _finished_run(rundir: RunDir) -> Manifest:
+    manifest = rundir.read_manifest()
+    if manifest is None:
+        hint = "name the --output-dir of a finished `virnucpro predict`"
+        raise no_run(rundir.root, hint)
+    recipe = manifest.recipe
+    if recipe.command != "predict" or recipe.input_type != "nucleotide":
+        raise UsageError(
+            f"{printable(rundir.root)} holds a run of {recipe.command} on "
+            f"{recipe.input_type}s: regions are looked for in nucleotides that were called",
+            hint="run `virnucpro predict` on nucleotides",
+        )
+    if not rundir.output(RecordTable).exists():
+        raise InputMissingError(
+            f"{printable(rundir.root)} holds a run that is not finished",
+            hint="go on with the same command and --resume",
+        )
+    return manifest
+
+
+def _records_and_calls(
+    rundir: RunDir, manifest: Manifest, inputs: Sequence[InputFile]
+) -> Iterator[tuple[FastaRecord, Call]]:
+    """Each record beside its call: the rows of the table stand in the order of the records.
+
+    Raises:
+        InputError: a row is of another record.
+    """
+    path = rundir.output(RecordTable)
+    read, replaced = manifest.ids.read, frozenset(manifest.replaced)
+    files = list(chain.from_iterable(generations(inputs)))
+    later = chain.from_iterable(map(read, (file for file in files if file.generation)))
+    every = chain.from_iterable(map(read, files))
+    records = (
+        record.in_place_of(place)
+        for record, place in in_first_places(replaced, later, every, lambda record: record)
+    )
+    with TextIOWrapper(open_plain(path), "utf-8", "surrogateescape", newline="\n") as lines:
+        try:
+            for record, call in zip_longest(records, read_calls(lines)):
+                if record is None or call is None or not _is_of(call, record):
+                    name = record.name if record else call.record_id
+                    raise ValueError(f"{name} is in the inputs or in the table alone")
+                yield record, call
+        except ValueError as error:
+            raise InputError(
+                f"{printable(path)} is not the table of this run: {printable(error)}",
+                hint="write it again: run the same `virnucpro predict` with --resume",
+            ) from error
+
+
+def _is_of(call: Call, record: FastaRecord) -> bool:
+    expected = (record.sample, record.name, len(record.sequence))
+    return (call.sample, call.record_id, call.length) == expected
+
+
+def _note_in_manifest(
+    rundir: RunDir, manifest: Manifest, kinds: Counter[str], region_model: Path | None
+) -> None:
+    """Write into ``run.json`` that regions were looked for, as ``predict`` does."""
+    stored = read_json(rundir.manifest)
+    cut, counts = ({**stored.get(name, {})} for name in ("cut", "counts"))
+    facts = {
+        **stored,
+        "cut": {
+            **cut,
+            "regions": True,
+            "region_model": None if region_model is None else str(region_model),
+        },
+        "counts": {**counts, "n_regions": kinds.total(), "n_whole_regions": kinds["whole"]},
+    }
+    rundir.write_manifest(manifest, facts)

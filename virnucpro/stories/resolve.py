@@ -1,0 +1,507 @@
+"""Options become a run that can begin: model, head, devices, precision, budget.
+
+All that can be checked is checked here, before a file is read or a process is started.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Set
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import cast
+
+from virnucpro.callers.caller import Caller, NoCall, caller_of
+from virnucpro.callers.head import EncoderFacts, Head, load_head
+from virnucpro.callers.options import CutOptions
+from virnucpro.encoders.base import Model
+from virnucpro.encoders.bundles import model_names
+from virnucpro.encoders.models import open_model
+from virnucpro.encoders.published import BUNDLES, EMBEDDED
+from virnucpro.engine.options import EngineOptions, WorkOptions
+from virnucpro.ground.config import (
+    EncoderSpec,
+    Footprint,
+    InputType,
+    Precision,
+    Recipe,
+    Resources,
+    join_footprints,
+)
+from virnucpro.ground.devices import (
+    Choice,
+    choose_devices,
+    choose_precision,
+    choose_tokens,
+    count_helpers,
+    count_workers,
+    describe_compromises,
+    usable_cores,
+)
+from virnucpro.ground.errors import (
+    InputMissingError,
+    ResumeError,
+    UnavailableError,
+    UsageError,
+)
+from virnucpro.ground.events import OnEvent
+from virnucpro.ground.files import expanded
+from virnucpro.ground.log import printable
+from virnucpro.ground.option_fields import carry
+from virnucpro.run.folder import RunDir
+from virnucpro.run.manifest import Manifest
+from virnucpro.sequences.genetic_code import genetic_code
+from virnucpro.sequences.inputs import list_sources
+from virnucpro.stories.options import ExtractOptions, PredictOptions, RunOptions
+
+_DEFAULT_CHUNK = 500
+_LONGEST_CHUNK = 1_000_000_000  # bases
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """One ``predict`` or ``extract``: its options, and what they resolve to.
+
+    Complete and checked, but for what the inputs tell.
+    """
+
+    options: RunOptions
+    caller: Caller
+    recipe: Recipe  # of nucleotides; see ``recipe_for``
+    resources: Resources
+    checkpoints: tuple[Path, ...] = ()
+    weights: tuple[Path, ...] = ()  # checkpoints that the workers load, or their converted forms
+    announcements: tuple[str, ...] = ()  # lines about the choices for the encoder
+    compromises: tuple[str, ...] = ()  # warnings about their costs
+    models: tuple[str, ...] = ()  # what other machines open the encoders by
+
+    @property
+    def output(self) -> Path:
+        return self.options.output_dir
+
+    def recipe_for(self, input_type: InputType) -> Recipe:
+        """The recipe for this type. Proteins are neither cut nor translated."""
+        if input_type == "nucleotide":
+            return self.recipe
+        shortest = max(self.options.min_length, self.caller.shortest(input_type))
+        return replace(
+            self.recipe,
+            input_type=input_type,
+            chunk_size=0,
+            genetic_code=11,
+            min_length=shortest,
+        )
+
+
+def resolve(options: RunOptions, on_event: OnEvent) -> RunConfig:
+    """Resolve all that a run needs, or raise the first error.
+
+    Raises:
+        VirnucproError: see ``errors``.
+    """
+    rundir = RunDir(options.output_dir)
+    if rundir.root.is_dir():
+        with rundir.locked():
+            rundir.check_free(resume=options.resume, force=options.force)
+    recorded = rundir.read_manifest() if options.resume else None
+    for path in options.input:
+        list_sources(path)
+    genetic_code(options.genetic_code)
+    _check_place(options)
+    if _embeds(options, recorded):
+        return _resolve_engine(options, recorded, on_event)
+    options.check_without_engine()
+    caller = _caller(options, None)
+    resources = _for_tables(Resources(devices=("cpu",), tokens_per_batch=1), options)
+    return RunConfig(
+        options=options,
+        caller=caller,
+        recipe=_recipe(options, (), caller, None),
+        resources=resources,
+    )
+
+
+def _embeds(options: RunOptions, recorded: Manifest | None) -> bool:
+    """Whether the run makes vectors: it was asked to, now or when it began."""
+    if options.asks_for_vectors:
+        return True
+    return recorded is not None and recorded.models == (EMBEDDED,)
+
+
+def _caller(options: RunOptions, head: Head | None) -> Caller:
+    match options:
+        case PredictOptions(calls=calls):
+            return caller_of(carry(options, CutOptions), calls, head)
+    return NoCall()
+
+
+def _resolve_engine(options: RunOptions, recorded: Manifest | None, on_event: OnEvent) -> RunConfig:
+    """Resolve a run that makes vectors."""
+    names = model_names(options.model_name)
+    before_fetching = partial(_check_before_fetching, options, recorded)
+    models = tuple(open_model(name, on_event, before_fetching) for name in names)
+    footprint = join_footprints([model.footprint for model in models])
+    head = _load_head(options, models, on_event)
+    caller = _caller(options, head)
+    choice = _choose_devices(_placed(options), footprint)
+    request = _asked_precision(options, recorded)
+    precision = _precision(options, request, choice)
+    resources = _resources(options, choice, footprint, precision)
+    if not options.embeds_here:
+        resources = _for_tables(resources, options)
+    is_auto = (request == "auto", options.esm_batch_size == "auto")
+    prepared = [model.prepare(precision, options.converted, on_event) for model in models]
+    kind = choice.kind if options.embeds_here else "cuda"
+    made_for = head.facts.encoders if head else [None] * len(models)
+    encoders = tuple(
+        _spec(options, model, digest, facts, model.precision_on(kind, precision))
+        for model, (_, digest), facts in zip(models, prepared, made_for, strict=True)
+    )
+    recipe = _recipe(options, encoders, caller, head)
+    return RunConfig(
+        options=options,
+        caller=caller,
+        recipe=recipe,
+        resources=resources,
+        checkpoints=tuple(model.path.resolve() for model in models),
+        weights=tuple(weights.resolve() for weights, _ in prepared),
+        announcements=_announcements(options, models, recipe, resources, choice),
+        compromises=tuple(describe_compromises(choice, footprint, precision, is_auto)),
+        models=tuple(map(_name_anywhere, names)),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkConfig:
+    """The devices of one ``work``, and what they load."""
+
+    resources: Resources
+    weights: tuple[Path, ...]  # of each encoder
+    announcements: tuple[str, ...]
+
+
+def resolve_work(options: WorkOptions, recorded: Manifest, on_event: OnEvent) -> WorkConfig:
+    """Resolve all that a part of a recorded run needs on this machine.
+
+    Raises:
+        UnavailableError: its model is not here, or no device computes in its precision.
+    """
+    encoders = recorded.recipe.encoders
+    models = [open_model(name, on_event) for name in recorded.models]
+    footprint = join_footprints([model.footprint for model in models])
+    choice = _choose_devices(options, footprint)
+    precision = _precision_behind({encoder.precision for encoder in encoders})
+    resources = _resources(options, choice, footprint, precision)
+    weights, announcements = [], []
+    for model, encoder in zip(models, encoders, strict=True):
+        _check_precision(encoder.precision, choice)
+        path, digest = model.prepare(encoder.precision, options.converted, on_event)
+        if (model.family, digest) != (encoder.family, encoder.sha256):
+            raise UnavailableError(
+                f"{printable(model.path)} is not the model of this run: its SHA-256 is {digest}, "
+                f"that of the run {printable(encoder.sha256)}",
+                hint="put the model of the run there, as on the machine that planned",
+            )
+        weights.append(path.resolve())
+        announcements += [f"model {printable(model.name)}: {model.describe(encoder)}"]
+    announcements += _announce_devices(resources, choice)
+    return WorkConfig(
+        resources=resources, weights=tuple(weights), announcements=tuple(announcements)
+    )
+
+
+def _check_precision(precision: Precision, choice: Choice) -> None:
+    """
+    Raises:
+        UnavailableError: the devices do not compute in the precision of the run.
+    """
+    try:
+        choose_precision(precision, choice)
+    except UnavailableError as error:
+        raise UnavailableError(
+            f"the run computes in {precision}, and {choice.descriptions[0]} does not",
+            hint="use devices that do; or plan again, with --force and another --precision",
+        ) from error
+
+
+def _check_place(options: RunOptions) -> None:
+    """
+    Raises:
+        UsageError: what others are to do, or have done, makes no sense.
+    """
+    if options.plan_only and options.no_embed:
+        raise UsageError(
+            "--plan-only and --no-embed contradict each other",
+            hint="plan first; when all is embedded, the same with --resume --no-embed",
+        )
+    if options.executor_config is not None and options.executor == "local":
+        raise UsageError("--executor-config is for --executor parsl", hint="give both, or none")
+    if options.no_embed and not options.resume:
+        raise UsageError(
+            "--no-embed goes with --resume: a new run has no vectors yet",
+            hint="begin with --plan-only, then `virnucpro work DIR`",
+        )
+
+
+def _placed(options: RunOptions) -> RunOptions:
+    """The same options, on the CPU where no GPU is needed: nothing is embedded here."""
+    if options.embeds_here:
+        return options
+    return replace(options, device="cpu", gpus=None, workers=1)
+
+
+def _name_anywhere(model: str) -> str:
+    """A model as ``--model`` names it, from whatever folder it is opened."""
+    return model if Path(model).name == model else str(expanded(model).absolute())
+
+
+def _choose_devices(options: EngineOptions, footprint: Footprint) -> Choice:
+    return choose_devices(
+        options.device,
+        options.gpus,
+        options.workers,
+        options.cuda_visible_devices,
+        model_bytes=footprint.weight_bytes("bf16"),
+    )
+
+
+def _resources(
+    options: EngineOptions, choice: Choice, footprint: Footprint, precision: Precision
+) -> Resources:
+    return Resources(
+        devices=choice.devices,
+        tokens_per_batch=_tokens_per_batch(options, choice, footprint, precision),
+        silence_seconds=options.worker_timeout,
+        n_helpers=count_helpers(choice.devices, usable_cores()),
+    )
+
+
+def _for_tables(resources: Resources, options: RunOptions) -> Resources:
+    """The same where nothing but shards and tables is made: no device needs the cores."""
+    return replace(resources, n_helpers=count_workers(options.workers, model_bytes=0))
+
+
+def _precision(options: RunOptions, request: str, choice: Choice) -> Precision:
+    """The precision of the run: by the devices here, unless others embed.
+
+    Raises:
+        UnavailableError: the devices cannot do what was asked for.
+        UsageError: others embed, and nobody said in what.
+    """
+    if not options.embeds_here and request in ("bf16", "fp16", "fp32"):
+        return cast(Precision, request)
+    if not (options.embeds_here or options.no_embed) and options.device != "cpu":
+        raise UsageError(
+            "the precision of the run is fixed now, and the devices that embed are elsewhere",
+            hint="add --precision bf16 (GPUs from Ampere on, such as A100 or H100), --precision "
+            "fp16 (older ones), or --precision fp32 (CPUs)",
+        )
+    return choose_precision(request, choice)
+
+
+def _spec(
+    options: RunOptions,
+    model: Model,
+    digest: str,
+    facts: EncoderFacts | None,
+    precision: Precision,
+) -> EncoderSpec:
+    """An encoder of the run: as its head asks, or the user; else the means of the last layer.
+
+    Raises:
+        UsageError: the model has no such layer, or makes no such vectors.
+    """
+    n_layers = model.n_layers
+    match options:
+        case ExtractOptions(layer=layer, pooling=pooling):
+            layer = n_layers if layer is None else layer
+        case _ if facts is not None:
+            layer, pooling = facts.layer, facts.pooling
+        case _:
+            layer, pooling = n_layers, model.poolings[0]
+    if not 1 <= layer <= n_layers:
+        raise UsageError(
+            f"layer {layer} of a model with {n_layers} layers", hint=f"--layer 1 to {n_layers}"
+        )
+    if pooling not in model.poolings:
+        raise UsageError(
+            f"--pooling {pooling}: {printable(model.name)} makes one vector of a frame",
+            hint="leave --pooling out, or name an ESM-2 with --model",
+        )
+    return EncoderSpec(
+        family=model.family,
+        reads=model.reads,
+        model=model.name,
+        sha256=digest,
+        layer=layer,
+        pooling=pooling,
+        precision=precision,
+        dim=model.dim,
+    )
+
+
+def _recipe(
+    options: RunOptions, encoders: tuple[EncoderSpec, ...], caller: Caller, head: Head | None
+) -> Recipe:
+    """The recipe of nucleotides.
+
+    Raises:
+        UsageError: chunks of another size are asked for than can be had.
+    """
+    return Recipe(
+        command=options.command,
+        input_type="nucleotide",
+        chunk_size=_chunk_size(options, encoders, head),
+        min_length=max(options.min_length, caller.shortest("nucleotide")),
+        genetic_code=options.genetic_code,
+        encoders=encoders,
+        head_sha256=caller.hashes.get("head_sha256", ""),
+        scorer_sha256=caller.hashes.get("scorer_sha256", ""),
+    )
+
+
+def _check_before_fetching(
+    options: RunOptions, recorded: Manifest | None, model: str, digests: frozenset[str]
+) -> None:
+    """Refuse what gigabytes of a published model would be fetched for in vain.
+
+    Raises:
+        ResumeError: the run began with another one.
+        InputMissingError, UnavailableError: it has no head.
+    """
+    if isinstance(options, PredictOptions) and options.model_name not in BUNDLES:
+        _check_named_head(options, model)
+    if recorded is not None and not any(
+        encoder.model == model or encoder.sha256 in digests for encoder in recorded.recipe.encoders
+    ):
+        raise ResumeError(
+            f"this folder holds a run with {printable(recorded.recipe.reader)}, not {model}",
+            hint="use the old options, choose another --output-dir, or start again with --force",
+        )
+
+
+def _tokens_per_batch(
+    options: EngineOptions, choice: Choice, footprint: Footprint, precision: Precision
+) -> int:
+    request = options.esm_batch_size
+    if request == "auto":
+        return choose_tokens(choice, footprint, precision)
+    if not re.fullmatch("[0-9]{1,18}", request):
+        raise UsageError(
+            f"--esm-batch-size is {printable(request)!r}; it must be auto or a number of tokens",
+            hint="leave it out to have it sized to the device",
+        )
+    return int(request)
+
+
+def _asked_precision(options: RunOptions, recorded: Manifest | None) -> str:
+    """The precision to resolve; on resume, ``auto`` is the precision of the run."""
+    if options.precision == "auto" and recorded is not None and recorded.recipe.encoders:
+        return _precision_behind({encoder.precision for encoder in recorded.recipe.encoders})
+    return options.precision
+
+
+def _precision_behind(precisions: Set[Precision]) -> Precision:
+    """The precision of a run whose encoders have these; see ``Model.precision_on``."""
+    if coarse := precisions & {"bf16", "fp16"}:
+        return min(coarse)
+    return "bf16" if "bf16x2" in precisions else "fp32"
+
+
+def _check_named_head(options: PredictOptions, model: str) -> None:
+    """
+    Raises:
+        InputMissingError, UnavailableError: a head is to call, and there is none.
+    """
+    if options.head is not None or options.calls == "head":
+        _check_head(options.head, model)
+
+
+def _check_head(path: Path | None, names: str) -> Path:
+    """
+    Raises:
+        InputMissingError, UnavailableError: there is no head.
+    """
+    if path is None:
+        raise UnavailableError(
+            f"no head comes with the model {names}",
+            hint="name one with --head, or get features without calls: `virnucpro extract`",
+        )
+    if not path.is_file():
+        raise InputMissingError(f"{printable(path)}: no such head file", hint="check the path")
+    return path
+
+
+def _load_head(options: RunOptions, models: tuple[Model, ...], on_event: OnEvent) -> Head | None:
+    """The head that calls, if one does: the one that the user named, or that of the bundle.
+
+    Raises:
+        InputMissingError, UnavailableError: it is not there, or not for these models.
+    """
+    if not isinstance(options, PredictOptions) or options.calls == "scorer":
+        return None
+    names = printable(" and ".join(model.name for model in models))
+    path = options.head
+    if path is None and options.model_name in BUNDLES:
+        from virnucpro.callers.original_head import find_head
+
+        path = find_head(options.model_name, models, on_event)
+    if path is None and options.calls == "auto":
+        return None
+    path = path or models[0].head
+    head = load_head(_check_head(path, names))
+    facts = head.facts
+    if [one.encoder_id for one in facts.encoders] != [model.encoder_id for model in models]:
+        made_for = " and ".join(f"{one.name} ({one.encoder_id})" for one in facts.encoders)
+        ids = " and ".join(model.encoder_id for model in models)
+        raise UnavailableError(
+            f"the head was made for the encoder {printable(made_for)}, not for {names} ({ids})",
+            hint="give with --model the encoder that the head was made for",
+        )
+    for encoder, model in zip(facts.encoders, models, strict=True):
+        has_layer = encoder.dim == model.dim and 1 <= encoder.layer <= model.n_layers
+        if not has_layer or not 30 <= facts.chunk_size <= _LONGEST_CHUNK:
+            raise UnavailableError(
+                f"the head asks for layer {encoder.layer} of {encoder.dim} dimensions and chunks "
+                f"of {facts.chunk_size} bases; the model has {model.n_layers} layers of "
+                f"{model.dim}",
+                hint="the head is damaged: get it again",
+            )
+    return head
+
+
+def _chunk_size(options: RunOptions, encoders: tuple[EncoderSpec, ...], head: Head | None) -> int:
+    if options.chunk_size is None:
+        return head.facts.chunk_size if head else _DEFAULT_CHUNK
+    if head is not None and options.chunk_size != head.facts.chunk_size:
+        raise UsageError(
+            f"the head was made for chunks of {head.facts.chunk_size} bases, "
+            f"not of {options.chunk_size}",
+            hint="leave --chunk-size out, or give a head made for that size",
+        )
+    if not encoders and options.chunk_size != _DEFAULT_CHUNK:
+        raise UsageError(
+            f"the scorer works on pieces of {_DEFAULT_CHUNK} bases; --chunk-size "
+            f"{options.chunk_size} is not possible",
+            hint=f"leave --chunk-size out, or add --model {EMBEDDED}, whose chunks it is for",
+        )
+    return options.chunk_size
+
+
+def _announcements(
+    options: RunOptions,
+    models: tuple[Model, ...],
+    recipe: Recipe,
+    resources: Resources,
+    choice: Choice,
+) -> tuple[str, ...]:
+    encoders = (
+        f"model {printable(model.name)}: {model.describe(encoder)}"
+        for model, encoder in zip(models, recipe.encoders, strict=True)
+    )
+    return (*encoders, *(_announce_devices(resources, choice) if options.embeds_here else ()))
+
+
+def _announce_devices(resources: Resources, choice: Choice) -> tuple[str, ...]:
+    return (*choice.descriptions, f"batches of {resources.tokens_per_batch} tokens")

@@ -1,0 +1,161 @@
+"""The figures of a run, counted once from its plan, its batches and its records.
+
+``run.json``, the log and the console all have these figures.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from virnucpro.encoders.base import estimate_tokens
+from virnucpro.ground.events import STAGES, STARTING
+from virnucpro.ground.log import counted, printable
+from virnucpro.run.folder import RunDir
+from virnucpro.run.manifest import Manifest
+from virnucpro.run.plan import Plan
+from virnucpro.tables.sinks import FailedFiles, FailedSequences, RegionTable, Tally
+
+
+def region_line(n_regions: int, n_whole: int) -> str:
+    """The line on regions, by their two kinds."""
+    if not n_regions:
+        return "virus-like regions: none"
+    return (
+        f"virus-like regions: {n_regions - n_whole:,} provirus (inside a record), {n_whole:,} "
+        f"whole (a record called virus); see {RegionTable.file}"
+    )
+
+
+@dataclass(slots=True)
+class Summary:
+    """The figures of a run."""
+
+    callers: tuple[str, ...] = ()  # who calls, in lines
+    has_encoder: bool = True  # False: nothing was to be embedded
+    cut: str = ""  # rule by which a record is called viral, in words
+    # the same in numbers: length, and the lowest score of a viral record of that length
+    cut_scores: list[tuple[int, float]] = field(default_factory=list)
+    records: Tally = field(default_factory=Tally)
+    n_files: int = 0
+    n_shards: int | None = None  # shards of a run that others embed; None: it came to its end
+    n_refused: int = 0  # files that could not be read
+    n_reads_left_out: int = 0  # files of reads, not FASTA, in the folders of the input
+    n_tokens: int = 0  # embedded since this start
+    n_copies: int = 0  # frames whose protein occurred before
+    n_tokens_saved: int = 0  # tokens of the copies
+    n_tokens_in_all: int = 0  # tokens of the whole run, copies included
+    seconds: dict[str, float] = field(default_factory=dict)  # per stage
+
+    def count_plan(self, plan: Plan, manifest: Manifest) -> None:
+        """Count the files of a run, and what its copies save."""
+        encoders, counts, shards = manifest.recipe.encoders, plan.counts, plan.shards
+        self.has_encoder = bool(encoders)
+        self.n_refused = len(manifest.refused)
+        self.n_files = len(manifest.inputs) + self.n_refused
+        self.n_copies = counts.n_copies
+        self.n_tokens_saved = estimate_tokens(encoders, counts.n_copies, counts.n_copied_residues)
+        n_embedded = sum(shard.n_embedded for shard in shards)
+        n_residues = sum(shard.n_residues for shard in shards)
+        n_tokens = estimate_tokens(encoders, n_embedded, n_residues)
+        self.n_tokens_in_all = n_tokens + self.n_tokens_saved
+
+    @property
+    def facts(self) -> dict[str, object]:
+        """The figures for ``run.json``."""
+        facts: dict[str, object] = {}
+        for name, value in asdict(self).items():
+            facts |= value if name == "records" else {name: value}
+        del facts["n_failed_records"], facts["first_failure"]  # which stand in a table
+        return facts
+
+    @property
+    def exit_code(self) -> int:
+        """2 if something failed, 1 if nothing usable is left."""
+        if not self.records.n_failed_frames:
+            return 2 if self.n_refused else 0
+        return 2 if self.records.n_frames or self.records.statuses["scored"] else 1
+
+    def lines(self, folder: Path) -> list[str]:
+        """The lines for the user at the end."""
+        if self.n_shards is not None:
+            n_tokens = self.n_tokens_in_all - self.n_tokens_saved
+            return [
+                f"planned: {counted(self.n_shards, 'shard')}, {counted(n_tokens, 'token')}",
+                f"results: {printable(folder)}",
+                *self._repair_lines(folder),
+            ]
+        report = RunDir(folder).report
+        return [
+            *self._record_lines(),
+            *self.callers,
+            *(self._engine_lines() if self.has_encoder else ()),
+            self._time_line(),
+            f"results: {printable(folder)}",
+            *([f"report: {printable(report)}"] if report.exists() else []),
+            *self._repair_lines(folder),
+        ]
+
+    def _record_lines(self) -> Iterator[str]:
+        records = self.records
+        parts = [f"{n:,} {status}" for status, n in records.statuses.items() if n]
+        yield f"records: {records.n_records:,} in = {' + '.join(parts) or '0'}"
+        if n_scored := records.statuses["scored"]:
+            yield f"called virus: {records.n_viral:,} of {n_scored:,} ({self.cut})"
+        elif self.cut and records.n_records:
+            yield "none was scored: see the columns status and note of the table"
+        if records.n_regions is not None:
+            yield region_line(records.n_regions, records.n_whole_regions)
+
+    def _engine_lines(self) -> Iterator[str]:
+        yield f"frames embedded: {self.records.n_frames:,}"
+        if self.n_copies:
+            share = self.n_tokens_saved / self.n_tokens_in_all
+            yield (
+                f"copies: {counted(self.n_copies, 'frame')} of a protein that occurred before, "
+                f"{self.n_tokens_saved:,} tokens not embedded again ({share:.1%})"
+            )
+        if self.n_tokens:
+            starting = self.seconds.get(STARTING, 0.0)
+            rate = self.n_tokens / max(1e-3, self.seconds[STAGES[1]] - starting)
+            yield (
+                f"tokens: {self.n_tokens:,} embedded at {rate:,.0f} per second, once the workers "
+                f"were ready after {starting:.1f} s"
+            )
+
+    def _time_line(self) -> str:
+        names = {name: name for name in STAGES}
+        if not self.has_encoder:  # scores come with the tables
+            names = {STAGES[0]: STAGES[0], STAGES[2]: "scoring"}
+        stages = (f"{shown} {self.seconds[name]:.1f} s" for name, shown in names.items())
+        return f"time: {', '.join(stages)}"
+
+    def _repair_lines(self, folder: Path) -> list[str]:
+        listing, lines = printable(folder / FailedFiles.file), []
+        if self.n_shards is not None:  # no table is written yet
+            listing = f"virnucpro status {printable(folder)}"
+        if self.n_refused:
+            those = "it" if self.n_refused == 1 else "them"
+            lines += [
+                f"files: {self.n_refused:,} of {self.n_files:,} could not be read: see {listing};",
+                f"  fix {those}, or take {those} out of the command; then run it with --resume",
+            ]
+        if n := self.n_reads_left_out:
+            lines.append(f"left out: {counted(n, 'file')} of reads, not FASTA; see virnucpro.log")
+        if n := self.records.n_failed_frames:
+            lines += [
+                f"failed: {counted(n, 'frame')}, see {listing}; to repair,",
+                "  run with --resume to try the same sequences again, or fix them and run with",
+                f"  --resume --input {printable(folder / FailedSequences.file)}",
+            ]
+        return lines
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        start = time.monotonic()
+        yield
+        seconds = self.seconds.get(name, 0.0) + time.monotonic() - start
+        self.seconds[name] = round(seconds, 3)
