@@ -17,11 +17,19 @@ from virnucpro.callers.calls import call_record, failure_note
 from virnucpro.callers.head import Head, HeadFacts
 from virnucpro.callers.join import Join
 from virnucpro.callers.options import FALSE_POSITIVES, Calls, CutOptions
-from virnucpro.callers.pieces import call_by_scorer, join_calls
+from virnucpro.callers.pieces import call_by_scorer, call_proteins, join_calls
 from virnucpro.ground.config import InputType, Recipe
 from virnucpro.ground.errors import UnavailableError, UsageError
 from virnucpro.ground.records import Call, FastaRecord, Prediction, RecordResult
-from virnucpro.scorer.nets import Digests, ErrorRates, Scorer, embedded_scorer, load_scorer
+from virnucpro.scorer.nets import (
+    Digests,
+    ErrorRates,
+    ProteinNets,
+    Scorer,
+    embedded_scorer,
+    load_scorer,
+)
+from virnucpro.scorer.proteins import SHORTEST as SHORTEST_PROTEIN
 from virnucpro.sequences.genetic_code import genetic_code
 from virnucpro.sequences.screen import screen
 
@@ -119,6 +127,7 @@ class ByScorer:
 
     scorer: Scorer
     options: CutOptions
+    input_type: InputType = "nucleotide"
     frame_head: Head | None = None
 
     @property
@@ -127,7 +136,13 @@ class ByScorer:
 
     @property
     def cut(self) -> Cut:
-        return _cut_of(self.options, self.scorer.error_rates)
+        of_type = self._proteins if self.input_type == "protein" else self.scorer
+        return _cut_of(self.options, of_type.error_rates)
+
+    @property
+    def _proteins(self) -> ProteinNets:
+        assert self.scorer.proteins is not None, "the scorer of the package reads proteins"
+        return self.scorer.proteins
 
     @property
     def hashes(self) -> Mapping[str, str]:
@@ -142,15 +157,16 @@ class ByScorer:
         return _training_of_scorer(self.scorer)
 
     def shortest(self, input_type: InputType) -> int:
-        return self.scorer.shortest
+        return SHORTEST_PROTEIN if input_type == "protein" else self.scorer.shortest
 
     def of_type(self, input_type: InputType) -> Caller:
-        return self
+        return replace(self, input_type=input_type)
 
     def call(
         self, records: Sequence[FastaRecord], frames: Sequence[list[Prediction]], recipe: Recipe
     ) -> Iterator[RecordResult]:
-        results = call_by_scorer(records, recipe, self.scorer, self.options)
+        call = call_proteins if self.input_type == "protein" else call_by_scorer
+        results = call(records, recipe, self.scorer, self.options)
         for result, of_record in zip(results, frames, strict=True):
             note = result.call.note or failure_note(of_record)
             yield result._replace(frames=of_record, call=replace(result.call, note=note))

@@ -112,20 +112,36 @@ class Decision(NamedTuple):
 
 def call_by_score(record: FastaRecord, score: RecordScore, decision: Decision) -> Call:
     """Call one record that could be screened by the score of its sequence."""
-    pieces, value = score.pieces, score.log_odds
-    virus_score = None if value is None else probability(value)
+    pieces = score.pieces
+    return _call(record, score.log_odds, decision, len(pieces.start), pieces.n_known, "base")
+
+
+def call_protein(record: FastaRecord, log_odds: float | None, decision: Decision) -> Call:
+    """Call one protein that could be screened, which is its only chunk."""
+    return _call(record, log_odds, decision, 1, int(log_odds is not None), "residue")
+
+
+def _call(
+    record: FastaRecord,
+    log_odds: float | None,
+    decision: Decision,
+    n_chunks: int,
+    n_chunks_scored: int,
+    letter: str,
+) -> Call:
+    virus_score = None if log_odds is None else probability(log_odds)
     return Call(
         record.name,
         len(record.sequence),
-        "no_orf" if value is None else "scored",
+        "no_orf" if log_odds is None else "scored",
         record.sample,
         virus_score=virus_score,
         base_score=virus_score,
         is_virus=decision.is_virus,
-        false_discovery_rate=None if value is None else decision.false_discovery_rate,
-        n_chunks=len(pieces.start),
-        n_chunks_scored=pieces.n_known,
-        note="no known base" if value is None else "",
+        false_discovery_rate=None if log_odds is None else decision.false_discovery_rate,
+        n_chunks=n_chunks,
+        n_chunks_scored=n_chunks_scored,
+        note=f"no known {letter}" if log_odds is None else "",
     )
 
 

@@ -1,4 +1,4 @@
-"""Records become calls by the scorer, which reads their bases alone: no frame, no vector.
+"""Records become calls by the scorer, which reads their letters alone: no frame, no vector.
 
 They come in blocks. A score does not depend on the block that it is computed in.
 """
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from virnucpro.callers.calls import (
     Decision,
     call_by_score,
+    call_protein,
     chunk_log_odds,
     chunk_scores,
     join_call,
@@ -24,11 +25,20 @@ from virnucpro.callers.join import join_log_odds
 from virnucpro.callers.options import FALSE_POSITIVES, CutOptions
 from virnucpro.ground.config import Recipe
 from virnucpro.ground.numeric import Mask, Values
-from virnucpro.ground.records import Call, FastaRecord, Orf, Prediction, RecordResult
+from virnucpro.ground.records import (
+    PROTEIN,
+    Call,
+    FastaRecord,
+    Orf,
+    Prediction,
+    RecordResult,
+    Status,
+)
 from virnucpro.scorer.nets import ErrorRates, Scorer, false_discovery_rates, thresholds
-from virnucpro.scorer.score import PieceScores, RecordScore, score_block
+from virnucpro.scorer.proteins import SHORTEST as SHORTEST_PROTEIN
+from virnucpro.scorer.score import PieceScores, RecordScore, score_block, score_proteins
 from virnucpro.sequences.genetic_code import GeneticCode, genetic_code
-from virnucpro.sequences.screen import screen
+from virnucpro.sequences.screen import protein_of, screen
 
 
 def call_by_scorer(
@@ -51,6 +61,48 @@ def call_by_scorer(
         else:
             call = Call(record.name, len(record.sequence), status, record.sample, note=note)
             yield RecordResult(record, [], call)
+
+
+def call_proteins(
+    records: Sequence[FastaRecord], recipe: Recipe, scorer: Scorer, cut: CutOptions
+) -> Iterator[RecordResult]:
+    """Each protein, in order, with its call, and a prediction if it has a score.
+
+    The stop that gene callers write behind a protein does not count.
+    """
+    assert scorer.proteins is not None, "a scorer without nets for proteins calls none"
+    refusals = [_screen_protein(record, recipe) for record in records]
+    proteins = [
+        protein_of(record)
+        for record, (status, _) in zip(records, refusals, strict=True)
+        if status is None
+    ]
+    scores = score_proteins(proteins, scorer)
+    lengths = np.array([len(protein) for protein in proteins], dtype=np.int64)
+    log_odds = np.array(scores, dtype=np.float64)  # NaN for None
+    decisions = _decide(log_odds, lengths, scorer.proteins.error_rates, cut)
+    scored = zip(proteins, scores, decisions, strict=True)
+    for record, (status, note) in zip(records, refusals, strict=True):
+        if status is None:
+            protein, score, decision = next(scored)
+            predictions = []
+            if score is not None:
+                name, n = record.id, len(protein)
+                orf = Orf(name, name, name, 0, n, PROTEIN, protein)
+                predictions.append(Prediction(orf, probability(score)))
+            yield RecordResult(record, predictions, call_protein(record, score, decision))
+        else:
+            call = Call(record.name, len(record.sequence), status, record.sample, note=note)
+            yield RecordResult(record, [], call)
+
+
+def _screen_protein(record: FastaRecord, recipe: Recipe) -> tuple[Status | None, str]:
+    """The status and the note of a protein that is left out, or None and ""."""
+    status, note = screen(record, recipe)
+    n_residues = len(protein_of(record))
+    if status is None and n_residues < SHORTEST_PROTEIN:
+        return "too_short", f"{n_residues} of at least {SHORTEST_PROTEIN}"
+    return status, note
 
 
 def join_calls(

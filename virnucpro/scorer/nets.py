@@ -7,7 +7,8 @@ One safetensors file holds all nets and the table of words that they read. For e
 there are the mean and the deviation that features are standardised by, and nets of three layers,
 each of which reads one of two views of the features. Nets of the same view are stacked:
 ``500.shares.0.weight`` is (n_nets, out, in). The nets of windows along a record read no words;
-theirs is ``windows.shares.0.weight``. The facts, JSON, lie beside them.
+theirs is ``windows.shares.0.weight``. Those of proteins read features of residues, and log ratios
+of patterns (``proteins.0.weight``, ``proteins.patterns.0``). The facts, JSON, lie beside them.
 """
 
 from __future__ import annotations
@@ -30,11 +31,13 @@ from virnucpro.ground.files import EMBEDDED_FOLDER, atomic, parse_json, sha256
 from virnucpro.ground.log import printable
 from virnucpro.ground.numeric import Counts, Mask, Values, sigmoid
 from virnucpro.scorer.features import N_FEATURES, N_LAYOUT, RATIOS, SHARES, Features
+from virnucpro.scorer.proteins import N_FEATURES as N_PROTEIN_FEATURES
+from virnucpro.scorer.proteins import PATTERNS, Proteins, Ratios, n_numbers, protein_features
 from virnucpro.scorer.words import NO_WORDS, WordTable
 
-FORMAT = 10
+FORMAT = 11
 VIEWS = {"shares": SHARES, "ratios": RATIOS}
-WINDOWS = "windows"  # what tensors of the nets of windows are called by
+WINDOWS, PROTEINS = "windows", "proteins"  # what tensors of these nets are called by
 N_LAYERS = 3
 FARTHEST = 6.0  # deviations from the mean; what is farther is taken for this
 N_LEVELS = 255  # from the mean to the farthest
@@ -159,24 +162,28 @@ class PieceNets:
 
     def log_odds(self, features: Features) -> Values:
         """The mean over all nets. (n, n_features) -> (n,)"""
-        levels = self._levels(features)
+        levels = levels_of(features, self.mean, self.deviation)
         total = np.zeros(len(features))
         for view, nets in self.views.items():
             total += nets.log_odds(levels[:, VIEWS[view]]) * len(nets)
         return total / sum(map(len, self.views.values()))
 
-    def _levels(self, features: Features) -> Levels:
-        """Standardised features in steps of ``FARTHEST / N_LEVELS``. (n, n_features) -> the same"""
-        levels = features - self.mean
-        levels *= np.float32(N_LEVELS / FARTHEST) / self.deviation
-        levels.clip(-N_LEVELS, N_LEVELS, out=levels)
-        np.rint(levels, out=levels)
-        return levels
+
+def levels_of(features: Features, mean: Weights, deviation: Weights) -> Levels:
+    """Standardised features in steps of ``FARTHEST / N_LEVELS``. (n, n_features) -> the same"""
+    levels = features - mean
+    levels *= np.float32(N_LEVELS / FARTHEST) / deviation
+    levels.clip(-N_LEVELS, N_LEVELS, out=levels)
+    np.rint(levels, out=levels)
+    return levels
 
 
 @dataclass(frozen=True, slots=True)
 class Knot:
-    """A calibration at one length: probability is the logistic function of slope * x + offset."""
+    """A calibration at one length: probability is the logistic function of slope * x + offset.
+
+    Of proteins the length is one of residues, here and in ``ErrorRates``.
+    """
 
     n_bases: int
     slope: float
@@ -248,6 +255,40 @@ class ErrorRates:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class ProteinNets:
+    """The nets for proteins. Lengths of knots and error rates are residues, and rise."""
+
+    words: WordTable
+    ratios: tuple[Ratios, ...]  # of each pattern: log of how much more often viruses have it
+    mean: Weights  # (n_features,)
+    deviation: Weights  # (n_features,)
+    nets: Nets
+    knots: tuple[Knot, ...]
+    error_rates: tuple[ErrorRates, ...]
+    training: str  # how they were trained, in a sentence
+
+    def __post_init__(self) -> None:
+        if self.mean.shape != (N_PROTEIN_FEATURES,) or self.deviation.shape != self.mean.shape:
+            raise ValueError(f"means of shape {self.mean.shape} for proteins")
+        if not (np.isfinite(self.mean).all() and (self.deviation > 0).all()):
+            raise ValueError("a mean that is not finite, or a deviation that is not above 0")
+        if self.nets.n_inputs != N_PROTEIN_FEATURES:
+            raise ValueError(f"nets of {self.nets.n_inputs} inputs behind features of proteins")
+        if [ratios.shape for ratios in self.ratios] != [(n_numbers(of),) for of in PATTERNS]:
+            raise ValueError("log ratios that are not those of the patterns")
+        _check_lengths(self.knots, self.error_rates)
+
+    def log_odds(self, proteins: Proteins) -> Values:
+        """The log-odds of each protein, before calibration. n -> (n,)"""
+        features = protein_features(proteins, self.words, self.ratios)
+        return self.nets.log_odds(levels_of(features, self.mean, self.deviation))
+
+    def calibrated(self, log_odds: Values, lengths: Counts) -> Values:
+        """Log-odds that mean what they say, half of all proteins being viral. (n,), (n,) -> (n,)"""
+        return calibrate(self.knots, log_odds, lengths)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Scorer:
     """Everything that a score is made with. Pieces rise in size, knots and error rates in length.
 
@@ -260,15 +301,15 @@ class Scorer:
     knots: tuple[Knot, ...]
     training: str  # how it was trained, in a sentence
     error_rates: tuple[ErrorRates, ...]
+    proteins: ProteinNets | None = None  # None: it reads nucleotides alone
     sha256: str = ""
     trained_records: Digests = field(default_factory=lambda: np.empty(0, dtype=np.uint64))
     trained_groups: Digests = field(default_factory=lambda: np.empty(0, dtype=np.uint64))
 
     def __post_init__(self) -> None:
-        for at in (self.knots, self.error_rates):
-            lengths = [one.n_bases for one in at]
-            if not lengths or lengths != sorted(set(lengths)) or not self.pieces:
-                raise ValueError(f"values at {lengths} bases, nets for {len(self.pieces)} sizes")
+        _check_lengths(self.knots, self.error_rates)
+        if not self.pieces:
+            raise ValueError("no nets for pieces")
         of_size = {nets.size: nets for nets in self.pieces}
         if len(of_size) < len(self.pieces):
             raise ValueError("several nets for pieces of one size")
@@ -282,6 +323,8 @@ class Scorer:
             raise ValueError("nets that read several tables of words")
         if len(self.windows.words):
             raise ValueError("nets of windows that read words")
+        if self.proteins and self.proteins.words is not self.pieces[0].words:
+            raise ValueError("nets of proteins that read other words than those of pieces")
 
     @property
     def shortest(self) -> int:
@@ -294,20 +337,29 @@ class Scorer:
         return min(nets.size for nets in self.pieces if nets.longest is None)
 
     def calibrated(self, log_odds: Values, lengths: Counts) -> Values:
-        """Log-odds that mean what they say, half of all records being viral. (n,), (n,) -> (n,)
-
-        Slope and offset lie on lines between the knots, over the logarithm of the length.
-        """
-        slopes = at_lengths(lengths, self.knots, [knot.slope for knot in self.knots])
-        offsets = at_lengths(lengths, self.knots, [knot.offset for knot in self.knots])
-        return np.asarray(slopes * log_odds + offsets)
+        """Log-odds that mean what they say, half of all records being viral. (n,), (n,) -> (n,)"""
+        return calibrate(self.knots, log_odds, lengths)
 
 
 class AtLength(Protocol):
-    """A value that is known at one length."""
+    """A value that is known at one length, in bases, or residues of a protein."""
 
     @property
     def n_bases(self) -> int: ...
+
+
+def _check_lengths(*columns: Sequence[AtLength]) -> None:
+    for column in columns:
+        lengths = [one.n_bases for one in column]
+        if not lengths or lengths != sorted(set(lengths)):
+            raise ValueError(f"values at the lengths {lengths}")
+
+
+def calibrate(knots: Sequence[Knot], log_odds: Values, lengths: Counts) -> Values:
+    """Scale and move log-odds. Slope and offset lie on lines between the knots, as below."""
+    slopes = at_lengths(lengths, knots, [knot.slope for knot in knots])
+    offsets = at_lengths(lengths, knots, [knot.offset for knot in knots])
+    return np.asarray(slopes * log_odds + offsets)
 
 
 def at_lengths(lengths: Counts, known: Sequence[AtLength], values: Sequence[float]) -> Values:
@@ -392,6 +444,7 @@ def load_scorer(path: Path) -> Scorer:
             knots=tuple(Knot(**knot) for knot in facts["knots"]),
             training=str(facts["training"]),
             error_rates=tuple(ErrorRates.of(rates) for rates in facts["error_rates"]),
+            proteins=_protein_nets(facts[PROTEINS], words, tensors),
             sha256=sha256(path),
             **{name: tensors[name] for name in _DIGESTS if name in tensors},
         )
@@ -414,15 +467,31 @@ def _piece_nets(
         mean=tensors[f"{name}.mean"],
         deviation=tensors[f"{name}.deviation"],
         views={
-            view: Nets(
-                tuple(
-                    (tensors[f"{name}.{view}.{i}.weight"], tensors[f"{name}.{view}.{i}.bias"])
-                    for i in range(N_LAYERS)
-                ),
-                n_viral,
-            )
+            view: _nets(f"{name}.{view}", n_viral, tensors)
             for view, n_viral in facts["views"].items()
         },
+    )
+
+
+def _nets(name: str, n_viral: int, tensors: Mapping[str, Any]) -> Nets:
+    layers = ((tensors[f"{name}.{i}.weight"], tensors[f"{name}.{i}.bias"]) for i in range(N_LAYERS))
+    return Nets(tuple(layers), n_viral)
+
+
+def _protein_nets(
+    facts: Mapping[str, Any] | None, words: WordTable, tensors: Mapping[str, Any]
+) -> ProteinNets | None:
+    if facts is None:
+        return None
+    return ProteinNets(
+        words=words,
+        ratios=tuple(tensors[f"{PROTEINS}.patterns.{i}"] for i in range(len(PATTERNS))),
+        mean=tensors[f"{PROTEINS}.mean"],
+        deviation=tensors[f"{PROTEINS}.deviation"],
+        nets=_nets(PROTEINS, facts["n_viral"], tensors),
+        knots=tuple(Knot(**knot) for knot in facts["knots"]),
+        error_rates=tuple(ErrorRates.of(rates) for rates in facts["error_rates"]),
+        training=str(facts["training"]),
     )
 
 
@@ -435,19 +504,29 @@ def save_scorer(path: Path, scorer: Scorer) -> None:
     for nets in scorer.pieces:
         tensors |= _tensors(str(nets.size), nets)
     tensors |= _tensors(WINDOWS, scorer.windows)
+    if scorer.proteins:
+        tensors |= _protein_tensors(scorer.proteins)
     tensors |= {name: getattr(scorer, name) for name in _DIGESTS}
     facts = {
         "format": FORMAT,
         "pieces": [_facts(nets) for nets in scorer.pieces],
         WINDOWS: _facts(scorer.windows),
         "windows_knot": asdict(scorer.windows_knot),
-        "knots": [asdict(knot) for knot in scorer.knots],
-        "error_rates": [asdict(rates) for rates in scorer.error_rates],
-        "training": scorer.training,
+        **_by_length(scorer),
+        PROTEINS: scorer.proteins
+        and {"n_viral": scorer.proteins.nets.n_viral, **_by_length(scorer.proteins)},
     }
     content = {name: np.ascontiguousarray(values) for name, values in tensors.items()}
     with atomic(path) as temporary:
         temporary.write_bytes(save(content, metadata={"facts": json.dumps(facts)}))
+
+
+def _by_length(of: Scorer | ProteinNets) -> dict[str, Any]:
+    return {
+        "knots": [asdict(knot) for knot in of.knots],
+        "error_rates": [asdict(rates) for rates in of.error_rates],
+        "training": of.training,
+    }
 
 
 def _tensors(name: str, nets: PieceNets) -> dict[str, NDArray[Any]]:
@@ -456,9 +535,23 @@ def _tensors(name: str, nets: PieceNets) -> dict[str, NDArray[Any]]:
         f"{name}.deviation": nets.deviation,
     }
     for view, of_view in nets.views.items():
-        for i, (weight, bias) in enumerate(of_view.layers):
-            tensors[f"{name}.{view}.{i}.weight"] = weight
-            tensors[f"{name}.{view}.{i}.bias"] = bias
+        tensors |= _layers(f"{name}.{view}", of_view)
+    return tensors
+
+
+def _protein_tensors(proteins: ProteinNets) -> dict[str, NDArray[Any]]:
+    tensors: dict[str, NDArray[Any]] = {
+        f"{PROTEINS}.mean": proteins.mean,
+        f"{PROTEINS}.deviation": proteins.deviation,
+    }
+    tensors |= {f"{PROTEINS}.patterns.{i}": ratios for i, ratios in enumerate(proteins.ratios)}
+    return tensors | _layers(PROTEINS, proteins.nets)
+
+
+def _layers(name: str, nets: Nets) -> dict[str, NDArray[Any]]:
+    tensors: dict[str, NDArray[Any]] = {}
+    for i, (weight, bias) in enumerate(nets.layers):
+        tensors |= {f"{name}.{i}.weight": weight, f"{name}.{i}.bias": bias}
     return tensors
 
 

@@ -1,4 +1,4 @@
-"""Scores of records: their pieces' log-odds, averaged and calibrated by length.
+"""Scores of records: their pieces' log-odds, averaged and calibrated by length; and of proteins.
 
 Long pieces are read as parts, which are pieces too: the features of these are made once.
 A record's score is the probability that it is viral where half of all records are. It depends on
@@ -23,6 +23,7 @@ from virnucpro.scorer.features import (
 )
 from virnucpro.scorer.nets import PieceNets, Scorer
 from virnucpro.scorer.pieces import UNKNOWN, Digits, Pieces, cut, digits_of
+from virnucpro.scorer.proteins import SHORTEST, Proteins
 from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
 
 BASES_AT_ONCE = 2_000_000  # of records that are read before any is scored
@@ -30,6 +31,7 @@ _PIECE_BASES_AT_ONCE = 500_000
 _PIECES_AT_ONCE = 1_000
 _WHOLE_BASES_AT_ONCE = 1_000_000
 _LONG = 1_000_000  # bases of a record that is not copied to lie beside others
+_RESIDUES_AT_ONCE, _PROTEINS_AT_ONCE = 500_000, 1_000
 _STEPS = np.float64(2**24)  # that 1 has, where features of parts are added
 
 
@@ -274,6 +276,41 @@ class _Wholes:
         features = with_layout(means, np.concatenate(layouts))
         self.done.append(np.where(self.n_parts[:n] > 0, self.nets.log_odds(features), np.nan))
         self.total, self.n_parts, self.n_done = self.total[n:].copy(), self.n_parts[n:], end
+
+
+def score_proteins(sequences: Sequence[str], scorer: Scorer) -> list[float | None]:
+    """The calibrated log-odds of each protein, in order; None where there is nothing to read.
+
+    That is a protein without a known residue.
+
+    Raises:
+        ValueError: the scorer has no nets for proteins, or a protein is too short for them.
+    """
+    if scorer.proteins is None:
+        raise ValueError("a scorer that reads nucleotides alone")
+    if any(len(sequence) < SHORTEST for sequence in sequences):
+        raise ValueError(f"a protein of fewer than {SHORTEST} residues")
+    scores: list[float | None] = []
+    for block in _protein_blocks(sequences):
+        proteins = Proteins.of(block)
+        log_odds = scorer.proteins.calibrated(scorer.proteins.log_odds(proteins), proteins.lengths)
+        log_odds[proteins.n_known == 0] = np.nan
+        scores += [None if np.isnan(value) else value for value in log_odds.tolist()]
+    return scores
+
+
+def _protein_blocks(sequences: Sequence[str]) -> Iterator[list[str]]:
+    """Some of the proteins at a time, in order."""
+    waiting: list[str] = []
+    n_residues = 0
+    for sequence in sequences:
+        waiting.append(sequence)
+        n_residues += len(sequence)
+        if n_residues >= _RESIDUES_AT_ONCE or len(waiting) == _PROTEINS_AT_ONCE:
+            yield waiting
+            waiting, n_residues = [], 0
+    if waiting:
+        yield waiting
 
 
 def score_windows(

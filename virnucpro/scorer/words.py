@@ -147,13 +147,17 @@ def words_of(codes: Digits, stretch: Counts) -> tuple[Counts, Numbers]:
 
     Codons lie one behind the other, stretch by stretch: (n_codons,), (n_codons,)
     """
-    residues = residues_of(codes)
+    return words_in(residues_of(codes), stretch)
+
+
+def words_in(residues: Residues, owner: Counts) -> tuple[Counts, Numbers]:
+    """The words of residues that lie side by side, none across two owners: places, numbers."""
     numbers, is_word = residues.astype(np.int64), residues < NO_RESIDUE
     for n in (1, _STEP):  # three residues, then three times three
         base = NO_RESIDUE**n
         numbers = (numbers[: -2 * n] * base + numbers[n:-n]) * base + numbers[2 * n :]
         is_word = is_word[: -2 * n] & is_word[n:-n] & is_word[2 * n :]
-    is_word &= stretch[: len(is_word)] == stretch[len(stretch) - len(is_word) :]
+    is_word &= owner[: len(is_word)] == owner[len(owner) - len(is_word) :]
     places = np.flatnonzero(is_word)
     return places, numbers[places]
 

@@ -103,6 +103,14 @@ def fit_piece_nets(
     )
 
 
+def fit_nets(lessons: Lessons, seed: int, fitting: Fitting) -> tuple[Features, Features, Nets]:
+    """One net that reads all features: their mean and deviation, and the net."""
+    mean, deviation = _spread(lessons.features)
+    inputs = _standardised(lessons.features, mean, deviation)
+    layers = _fit(inputs, slice(None), lessons, seed, fitting)
+    return mean, deviation, Nets(tuple(_stacked([layers])), lessons.n_viral)
+
+
 def _blocks(features: Features) -> Iterator[tuple[slice, Features]]:
     """Some of the rows at a time, since features of all fragments fill a memory by themselves."""
     for first in range(0, len(features), _ROWS_AT_ONCE):

@@ -1,0 +1,136 @@
+"""Find the proteins of labelled sequences, for ``train_protein_scorer.py``. Needs pyrodigal.
+
+    python examples/scorer_proteins.py manifest.tsv > proteins.tsv
+
+The manifest is that of ``scorer_manifest.py``. Genes of prokaryotes, their viruses and large DNA
+viruses are predicted. Elsewhere an open frame is a protein if it is long for its kind and hardly
+covered by longer ones, which leaves frames on the wrong strand of a gene out; a transcript has
+one. From each group at most a million bases are read, and twice that of kinds with few groups.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+
+import pyrodigal
+
+from virnucpro.learning.labelled.records import Labelled, read_data_manifest, read_records
+from virnucpro.sequences.genetic_code import STANDARD
+from virnucpro.sequences.translate import reverse_complement
+
+PREDICTED = (
+    *("phages", "archaeal viruses", "dsDNA viruses of eukaryotes"),
+    *("bacteria", "plasmids", "bins", "archaea"),
+)
+# residues from which on an open frame is taken for a protein
+SHORTEST = {
+    "transcripts": 100,
+    "RNA+ viruses": 100,
+    "RNA- viruses": 100,
+    "dsRNA viruses": 100,
+    "ssDNA viruses of eukaryotes": 100,
+    "reverse-transcribing viruses": 100,
+    "organelles": 120,
+    "protists": 200,
+    "fungi": 200,
+    "animals": 200,
+    "plants": 200,
+}
+SHORTEST_GENE = 40  # residues
+MOST_COVERED = 0.3  # of a frame, by longer ones
+MOST_BASES = 1_000_000
+FEW_GROUPS = ("archaea", "bins", "protists", "fungi", "animals", "plants", "plasmids")
+COLUMNS = ("group", "kingdom", "label", "record", "protein")
+
+_KNOWN = dict(zip(STANDARD.codons, STANDARD.letters, strict=True))
+_RESIDUE_OF = {codon: _KNOWN.get(codon, "X") for codon in map("".join, product("ACGTN", repeat=3))}
+
+
+def chosen(pairs: Iterator[Labelled]) -> Iterator[Labelled]:
+    """The records of each group in the order of a hash, up to so many bases; then none."""
+    groups: dict[str, list[Labelled]] = defaultdict(list)
+    for labelled, record in pairs:
+        if labelled.kingdom in PREDICTED or labelled.kingdom in SHORTEST:
+            groups[labelled.group].append((labelled, record))
+    for _, members in sorted(groups.items()):
+        n_bases: dict[str, int] = defaultdict(int)
+        for labelled, record in sorted(members, key=lambda pair: _rank(pair[0].id)):
+            most = 2 * MOST_BASES if labelled.kingdom in FEW_GROUPS else MOST_BASES
+            if n_bases[labelled.kingdom] < most:
+                n_bases[labelled.kingdom] += len(record.sequence)
+                yield labelled, record
+
+
+def _rank(name: str) -> bytes:
+    return hashlib.blake2b(name.encode()).digest()
+
+
+def proteins_of(kingdom: str, sequence: str, finder: pyrodigal.GeneFinder) -> Iterator[str]:
+    """The proteins of a sequence, without a stop behind them."""
+    if kingdom in PREDICTED:
+        for gene in finder.find_genes(sequence.encode()):
+            protein = gene.translate().rstrip("*")
+            if len(protein) >= SHORTEST_GENE and "*" not in protein:
+                yield protein
+    else:
+        proteins = apart(sequence, SHORTEST[kingdom])
+        yield from proteins[:1] if kingdom == "transcripts" else proteins
+
+
+def apart(sequence: str, shortest: int) -> list[str]:
+    """Open frames of both strands from the longest on, that longer ones hardly cover."""
+    covered = bytearray(len(sequence))
+    found = []
+    for start, end, protein in sorted(
+        open_frames(sequence, shortest), key=lambda frame: (-len(frame[2]), frame)
+    ):
+        if sum(covered[start:end]) <= MOST_COVERED * (end - start):
+            covered[start:end] = b"\x01" * (end - start)
+            found.append(protein)
+    return found
+
+
+def open_frames(sequence: str, shortest: int) -> Iterator[tuple[int, int, str]]:
+    """First base, end and residues of each frame from its first start codon to its stop.
+
+    A frame that is open at the end of the sequence begins there.
+    """
+    n_bases = len(sequence)
+    for strand, bases in enumerate((sequence, reverse_complement(sequence))):
+        known = re.sub("[^ACGT]", "N", bases.upper().replace("U", "T"))
+        for frame in range(3):
+            codons = (known[i : i + 3] for i in range(frame, n_bases - 2, 3))
+            residues = "".join(map(_RESIDUE_OF.__getitem__, codons))
+            for match in re.finditer(r"[^*]+", residues):
+                first = match.start()
+                if first:
+                    start = residues.find("M", first, match.end())
+                    first = match.end() if start < 0 else start
+                protein = residues[first : match.end()]
+                if len(protein) >= shortest and protein.count("X") <= 0.1 * len(protein):
+                    low, high = frame + 3 * first, frame + 3 * match.end()
+                    low, high = (low, high) if strand == 0 else (n_bases - high, n_bases - low)
+                    yield low, high, protein
+
+
+def main(manifest: Path) -> None:
+    table = csv.writer(sys.stdout, delimiter="\t", lineterminator="\n")
+    table.writerow(COLUMNS)
+    finder = pyrodigal.GeneFinder(meta=True)
+    for labelled, record in chosen(read_records(read_data_manifest(manifest))):
+        for protein in proteins_of(labelled.kingdom, record.sequence, finder):
+            row = (labelled.group, labelled.kingdom, labelled.label, labelled.id, protein)
+            table.writerow(row)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
+        raise SystemExit(__doc__)
+    main(Path(sys.argv[1]))

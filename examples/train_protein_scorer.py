@@ -1,0 +1,478 @@
+"""Give the scorer its nets for proteins, and tell how good they are.
+
+    python examples/scorer_proteins.py manifest.tsv > proteins.tsv
+    python examples/train_protein_scorer.py manifest.tsv proteins.tsv examples/scorer_split.tsv \
+        virnucpro/embedded/scorer.safetensors virnucpro/embedded/head.safetensors > figures.tsv
+
+Run it after ``train_embedded_scorer.py``. The nets for proteins are added to the scorer's file, or
+take the place of older ones; all else in it stays as it is. So does the head, which is joined with
+the scorer by the hash of its file: it gets the new hash. The manifest is that which the scorer was
+trained on.
+
+Nets learn from whole proteins and from fragments of 50 to 600 residues, half and half. The words
+and patterns that a protein's features are made with are counted without its fold. Calibration and
+error rates come from nets that no protein of its fold was fitted to. Seeds are fixed.
+
+Figures are written of three sorts of nets: "validation" of nets fitted to the groups of training
+(three seeds, by which choices are made), "held out" of nets fitted to training and validation,
+on the groups of test and locked, and "folds" of the nets that calibrate.
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from train_embedded_scorer import KIND_OF, KINDS, N_VIRAL, SHARES
+
+from virnucpro.callers.head import load_head, save_head
+from virnucpro.callers.options import FALSE_POSITIVES
+from virnucpro.ground.numeric import Counts, Mask, Values, sigmoid
+from virnucpro.learning.evaluation.metrics import Samples, bootstrap, measure
+from virnucpro.learning.labelled.records import read_data_manifest, read_records
+from virnucpro.learning.training.piece_nets import Fitting, Lessons, fit_nets
+from virnucpro.learning.training.sampling import BASES_POWER, collect
+from virnucpro.learning.training.scorer_folds import N_FOLDS, fit_error_rates, fit_knot, group_folds
+from virnucpro.learning.training.scorer_words import WordCounts, count_words
+from virnucpro.scorer.nets import (
+    ErrorRates,
+    Knot,
+    Nets,
+    ProteinNets,
+    calibrate,
+    levels_of,
+    load_scorer,
+    save_scorer,
+    thresholds,
+)
+from virnucpro.scorer.proteins import (
+    N_COMPOSITION,
+    N_FEATURES,
+    N_RESIDUES,
+    PATTERNS,
+    RATIO_STEP,
+    SHORTEST,
+    Features,
+    Proteins,
+    Ratios,
+    encode_protein,
+    n_numbers,
+    occurrences,
+    shared,
+    spelling,
+)
+from virnucpro.scorer.words import NO_RESIDUE, Residues
+
+N_FRAGMENTS = 150_000  # of each label
+LONGEST = 600  # residues of a fragment
+WHOLE = 0.5  # share of the proteins that are read whole
+N_MADE = 500  # of each sort of made sequences, which are not viral
+MADE_WEIGHT = 2.0
+# what the sparse patterns add to their counts, in shares of what single residues let expect
+PRIOR = {3: 0.1, 4: 0.3}
+FITTING = Fitting(
+    hidden=(256, 64), input_dropout=0.2, spared=range(N_COMPOSITION, N_FEATURES), epochs=4
+)
+BINS = (50, 70, 100, 150, 220, 320, 500, 1000)  # residues; the last is open
+CENTRES = (59, 84, 122, 182, 265, 400, 700, 1500)
+TOLD = ((50, 99), (100, 149), (150, 299), (300, None), (150, None))  # residues, in the figures
+PARTS = ("train", "validation", "test", "locked")
+MADE = -1  # the fold of made sequences
+PROKARYOTIC = ("phages", "bacteria", "archaea", "bins")
+WITH_INTERVAL = ("all", "phages and prokaryotes")
+_EDGES = np.geomspace(60, 1000, 12)
+_MOST, _FEWEST = 4.0, 20
+_AT_ONCE = 2000  # proteins
+SEED = 4
+SEEDS = (0, 1, 2)
+COLUMNS = (
+    *("nets", "seed", "residues", "kind", "n_viral", "n_cellular", "groups_viral"),
+    *("groups_cellular", "auroc", "low", "high", "ece"),
+    *(f"{rate}_{preset}" for preset in FALSE_POSITIVES for rate in ("recall", "false_positives")),
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Library:
+    """Labelled proteins, or fragments of them: places in the same residues. Rows in step."""
+
+    residues: Residues  # of all proteins, side by side
+    first: Counts
+    length: Counts
+    group: Counts
+    fold: Counts
+    kind: Counts  # a place in SHARES
+    is_virus: Mask
+    part: Counts  # a place in PARTS
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+    def where(self, rows: Mask | Counts) -> Library:
+        columns = ("first", "length", "group", "fold", "kind", "is_virus", "part")
+        return replace(self, **{name: getattr(self, name)[rows] for name in columns})
+
+    def blocks(self) -> Iterator[tuple[slice, Proteins]]:
+        for low in range(0, len(self), _AT_ONCE):
+            rows = slice(low, min(len(self), low + _AT_ONCE))
+            length = self.length[rows]
+            moved = self.first[rows] - (np.cumsum(length) - length)
+            places = np.repeat(moved, length) + np.arange(length.sum())
+            yield rows, Proteins(self.residues[places], length)
+
+    def read(self, what: Callable[[Proteins], Features]) -> Features:
+        return np.concatenate([what(proteins) for _, proteins in self.blocks()])
+
+    def each(self) -> Iterator[Residues]:
+        for first, length in zip(self.first.tolist(), self.length.tolist(), strict=True):
+            yield self.residues[first : first + length]
+
+    def chances(self, by_residue: bool) -> Values:
+        """The chance of each to be drawn: kinds by their shares, groups nearly evenly."""
+        chances = np.zeros(len(self))
+        shares = np.array(list(SHARES.values()))
+        n_groups = int(self.group.max()) + 1
+        for kind in np.unique(self.kind):
+            rows = np.flatnonzero(self.kind == kind)
+            group, length = self.group[rows], self.length[rows]
+            of_group = np.bincount(group, length, n_groups) ** BASES_POWER
+            inside = length if by_residue else np.ones(len(rows))
+            inside = inside / np.bincount(group, inside, n_groups)[group]
+            chances[rows] = shares[kind] * of_group[group] / of_group.sum() * inside
+        for label in (True, False):
+            chances[self.is_virus == label] /= chances[self.is_virus == label].sum()
+        return chances
+
+
+def read_library(path: Path, split: Path, folds: dict[str, int]) -> Library:
+    csv.field_size_limit(2**31 - 1)
+    part_of = {row["group"]: PARTS.index(row["part"]) for row in rows_of(split)}
+    rows = [row for row in rows_of(path) if len(row["protein"]) >= SHORTEST]
+    names, group = np.unique([row["group"] for row in rows], return_inverse=True)
+    length = np.array([len(row["protein"]) for row in rows], dtype=np.int64)
+    return Library(
+        encode_protein("".join(row["protein"] for row in rows)),
+        np.cumsum(length) - length,
+        length,
+        group,
+        np.array([folds[name] for name in names])[group],
+        np.array([list(SHARES).index(row["kingdom"]) for row in rows]),
+        np.array([row["label"] == "virus" for row in rows]),
+        np.array([part_of[name] for name in names])[group],
+    )
+
+
+def rows_of(path: Path) -> Iterator[dict[str, str]]:
+    with path.open(encoding="utf-8") as lines:
+        yield from csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
+
+
+def draw(library: Library, n: int, rng: np.random.Generator) -> Library:
+    """So many of each label: some whole, the others cut to a length at random."""
+    chances = library.chances(by_residue=False)
+    drawn = [
+        rng.choice(rows := np.flatnonzero(library.is_virus == label), n, p=chances[rows])
+        for label in (True, False)
+    ]
+    chosen = library.where(np.concatenate(drawn))
+    most = np.minimum(LONGEST, chosen.length)
+    cut = np.exp(rng.uniform(np.log(SHORTEST), np.log(most + 1))).astype(np.int64)
+    is_whole = rng.random(len(chosen)) < WHOLE
+    length = np.where(is_whole, chosen.length, np.minimum(cut, most))
+    first = chosen.first + rng.integers(chosen.length - length, endpoint=True)
+    return replace(chosen, first=first, length=length)
+
+
+class Counted:
+    """Words and patterns of all folds, and tables of them without some folds."""
+
+    def __init__(self, library: Library, words: WordCounts) -> None:
+        self._words = words
+        self._counts = [count_pattern(library, pattern) for pattern in PATTERNS]
+        chances = np.repeat(library.chances(by_residue=True) / library.length, library.length)
+        is_known = library.residues < NO_RESIDUE
+        shares = np.bincount(library.residues[is_known], chances[is_known], N_RESIDUES)
+        self._by_residue = shares / shares.sum()
+
+    def ratios(self, left_out: Collection[int]) -> tuple[Ratios, ...]:
+        folds = [fold for fold in range(N_FOLDS) if fold not in left_out]
+        return tuple(
+            self._ratios(pattern, counts[folds].sum(axis=0, dtype=np.float64))
+            for pattern, counts in zip(PATTERNS, self._counts, strict=True)
+        )
+
+    def _ratios(self, pattern: Sequence[int], counts: Values) -> Ratios:
+        """Log of how much more often viruses have each, in steps. (2, n) -> (n,)"""
+        expected = np.ones(1)
+        for _ in pattern:
+            expected = (expected[:, None] * self._by_residue).reshape(-1)
+        shares = counts / counts.sum(axis=1, keepdims=True) + PRIOR[len(pattern)] * expected
+        steps = np.rint((np.log(shares[1]) - np.log(shares[0])) / RATIO_STEP)
+        return np.asarray(steps.clip(-127, 127).astype(np.int8))
+
+    def shared_without(self, fold: int) -> Callable[[Proteins], Features]:
+        """What proteins share with others, by words and patterns counted without this fold."""
+        words, ratios = self._words.table({fold}), self.ratios({fold})
+        return lambda proteins: shared(proteins, words, ratios)
+
+
+def count_pattern(library: Library, pattern: Sequence[int]) -> NDArray[np.float32]:
+    """How often viruses and cells of each fold have each, groups counting nearly evenly.
+
+    -> (n_folds, 2, n_numbers)
+    """
+    weights = library.chances(by_residue=True) / library.length
+    counts = np.zeros((N_FOLDS, 2, n_numbers(pattern)), dtype=np.float32)
+    for fold in range(N_FOLDS):
+        for label in (0, 1):
+            rows = np.flatnonzero((library.fold == fold) & (library.is_virus == label))
+            for some, proteins in library.where(rows).blocks():
+                owner, numbers = occurrences(proteins, pattern)
+                of_block = weights[rows[some]][owner]
+                counts[fold, label] += np.bincount(numbers, of_block, n_numbers(pattern))
+    return counts
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Course:
+    """Fragments, made ones behind them, and their features. Rows in step.
+
+    Made ones have the kind behind all others, and are of no fold.
+    """
+
+    fragments: Library
+    kind: Counts
+    features: Features
+
+    @classmethod
+    def of(cls, library: Library, counted: Counted) -> Course:
+        rng = np.random.default_rng(SEED)
+        fragments = with_made(draw(library, N_FRAGMENTS, rng), rng)
+        names = [KIND_OF.get(name, name) for name in SHARES]
+        kinds = np.array([*map(KINDS.index, names), len(KINDS)])
+        alone = fragments.read(spelling)
+        features = np.hstack([alone, np.empty((len(alone), N_FEATURES - alone.shape[1]), "f4")])
+        for fold in range(MADE, N_FOLDS):
+            rows = np.flatnonzero(fragments.fold == fold)
+            others = counted.shared_without(fold)
+            features[rows, alone.shape[1] :] = fragments.where(rows).read(others)
+        return cls(fragments, kinds[fragments.kind], features)
+
+    def fit(self, rows: Mask, seed: int = 0) -> Fitted:
+        """A net of these rows and the made ones."""
+        rows = rows | (self.fragments.fold == MADE)
+        some = self.fragments.where(rows)
+        is_made = some.fold == MADE
+        weights = np.where(is_made, MADE_WEIGHT, length_weights(some.length, some.is_virus))
+        lessons = Lessons(self.features[rows], self.kind[rows], weights, N_VIRAL, len(KINDS) + 1)
+        return Fitted(*fit_nets(lessons, seed, FITTING))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fitted:
+    """A net and what its features are standardised by."""
+
+    mean: Features
+    deviation: Features
+    nets: Nets
+
+    def log_odds(self, features: Features) -> Values:
+        return self.nets.log_odds(levels_of(features, self.mean, self.deviation))
+
+
+def with_made(fragments: Library, rng: np.random.Generator) -> Library:
+    """Shuffled and random proteins, homopolymers and repeats behind: nothing viral."""
+    chosen = rng.integers(len(fragments), size=N_MADE)
+    made = [rng.permutation(residues) for residues in fragments.where(chosen).each()]
+    for number in range(N_MADE):
+        length, n = rng.integers(SHORTEST, LONGEST, size=3), rng.integers(2, 12)
+        made.append(rng.integers(N_RESIDUES, size=length[0]).astype(np.uint8))
+        made.append(np.full(length[1], number % N_RESIDUES, dtype=np.uint8))
+        made.append(np.resize(rng.integers(N_RESIDUES, size=n).astype(np.uint8), length[2]))
+    lengths = np.array([len(one) for one in made])
+
+    def behind(column: Counts, value: int) -> Counts:
+        return np.append(column, np.full(len(made), value))
+
+    return Library(
+        np.concatenate([fragments.residues, *made]),
+        np.append(fragments.first, len(fragments.residues) + np.cumsum(lengths) - lengths),
+        np.append(fragments.length, lengths),
+        behind(fragments.group, -1),
+        behind(fragments.fold, MADE),
+        behind(fragments.kind, len(SHARES)),
+        np.append(fragments.is_virus, np.zeros(len(made), dtype=np.bool_)),
+        behind(fragments.part, -1),
+    )
+
+
+def length_weights(length: Counts, is_virus: Mask) -> Values:
+    """Weights that give both labels the same say at each length, so that it tells nothing."""
+    bins = np.digitize(length, _EDGES)
+    counts = np.bincount(2 * bins + is_virus, minlength=2 * len(_EDGES) + 2).reshape(-1, 2)
+    weights = counts.sum(axis=1)[bins] / 2 / np.maximum(_FEWEST, counts[bins, is_virus.astype(int)])
+    return np.asarray(np.minimum(weights / weights.mean(), _MOST))
+
+
+def calibrated_by(
+    fragments: Library, log_odds: Values
+) -> tuple[tuple[Knot, ...], tuple[ErrorRates, ...]]:
+    """Knots and error rates by length, from log-odds by nets that have not seen the fragments."""
+    in_bin = np.digitize(fragments.length, BINS[1:])
+    knots = tuple(
+        fit_knot(length, log_odds[in_bin == i], fragments.is_virus[in_bin == i])
+        for i, length in enumerate(CENTRES)
+    )
+    log_odds = calibrate(knots, log_odds, fragments.length)
+    rates = (
+        fit_error_rates(length, log_odds[in_bin == i], fragments.is_virus[in_bin == i])
+        for i, length in enumerate(CENTRES)
+    )
+    return knots, tuple(rates)
+
+
+def train(manifest: Path, proteins: Path, split: Path, scorer_file: Path, head_file: Path) -> None:
+    scorer = load_scorer(scorer_file)
+    collection = collect(read_records(read_data_manifest(manifest)))
+    fold_of_group = group_folds(collection.records)
+    fold_of_record = np.array([fold_of_group[record.group] for record in collection.records])
+    library = read_library(proteins, split, fold_of_group)
+    counted = Counted(library, count_words(collection, fold_of_record))
+    course = Course.of(library, counted)
+    for seed in SEEDS:
+        look(course, "validation", ("train",), ("validation",), seed)
+    look(course, "held out", ("train", "validation"), ("test", "locked"), 0)
+    fitted = course.fit(np.ones(len(course.fragments), dtype=np.bool_))
+    knots, rates = calibrate_folds(course)
+    words = scorer.pieces[0].words
+    training = f"{len(library):,} proteins of {len(np.unique(library.group)):,} groups"
+    nets = ProteinNets(
+        words,
+        counted.ratios(()),
+        fitted.mean,
+        fitted.deviation,
+        fitted.nets,
+        knots,
+        rates,
+        training,
+    )
+    save_scorer(scorer_file, replace(scorer, proteins=nets))
+    keep_join(head_file, scorer.sha256, load_scorer(scorer_file).sha256)
+
+
+def keep_join(head_file: Path, old: str, new: str) -> None:
+    """Name the new file of the scorer, which scores nucleotides as the old one does."""
+    head = load_head(head_file)
+    join = head.facts.join
+    assert join is not None and join.scorer_sha256 == old, "a head joined with another scorer"
+    facts = replace(head.facts, join=replace(join, scorer_sha256=new))
+    save_head(head_file, replace(head, facts=facts))
+
+
+def look(
+    course: Course, name: str, fitted_to: Sequence[str], looked_at: Sequence[str], seed: int
+) -> None:
+    """Fit nets to some parts, and write their figures on others."""
+    part = course.fragments.part
+    fitted = course.fit(np.isin(part, [PARTS.index(one) for one in fitted_to]), seed)
+    rows = np.flatnonzero(np.isin(part, [PARTS.index(one) for one in looked_at]))
+    log_odds = fitted.log_odds(course.features[rows])
+    write_figures(f"{name}\t{seed}", course.fragments.where(rows), log_odds)
+
+
+def calibrate_folds(course: Course) -> tuple[tuple[Knot, ...], tuple[ErrorRates, ...]]:
+    """Knots and error rates by the nets of folds; writes their figures."""
+    fold_of = course.fragments.fold
+    log_odds = np.full(len(fold_of), np.nan)
+    for fold in range(N_FOLDS):
+        rows = np.flatnonzero(fold_of == fold)
+        fitted = course.fit((fold_of != fold) & (fold_of != MADE))
+        log_odds[rows] = fitted.log_odds(course.features[rows])
+        print(f"fold {fold + 1} of {N_FOLDS}", file=sys.stderr, flush=True)
+    rows = np.flatnonzero(fold_of != MADE)
+    fragments = course.fragments.where(rows)
+    knots, rates = calibrated_by(fragments, log_odds[rows])
+    values = calibrate(knots, log_odds[rows], fragments.length)
+    cuts = {
+        str(preset): thresholds(rates, fragments.length, share)
+        for preset, share in FALSE_POSITIVES.items()
+    }
+    write_figures("folds\t0", fragments, values, cuts)
+    return knots, rates
+
+
+def write_figures(
+    name: str, fragments: Library, log_odds: Values, cuts: Mapping[str, Values] | None = None
+) -> None:
+    """Rows of the table. Without cuts, presets call their share of the cells at each length."""
+    for low, high in TOLD:
+        inside = (fragments.length >= low) & (fragments.length <= (high or np.inf))
+        some, values = fragments.where(inside), log_odds[inside]
+        called: dict[str, Mask] = {}
+        for preset, share in FALSE_POSITIVES.items():
+            cut = cuts[preset][inside] if cuts else np.quantile(values[~some.is_virus], 1 - share)
+            called[preset] = values >= cut
+        residues = f"{low}-{high or ''}"
+        for kind, is_own, is_inside in kinds_of(some):
+            cells = row_of(some, values, called, is_own, is_inside, kind in WITH_INTERVAL)
+            sys.stdout.write("\t".join([name, residues, kind, *cells]) + "\n")
+    sys.stdout.flush()
+
+
+def kinds_of(fragments: Library) -> Iterator[tuple[str, Mask, Mask]]:
+    """Each kind, its own fragments, and these with what they are ranked against."""
+    everything = np.ones(len(fragments), dtype=np.bool_)
+    yield "all", everything, everything
+    kinds = np.array([*SHARES, "made"])[fragments.kind]
+    is_prokaryotic = np.isin(kinds, PROKARYOTIC)
+    yield "phages and prokaryotes", is_prokaryotic, is_prokaryotic
+    for kind in SHARES:
+        if (is_own := kinds == kind).any():
+            is_opposite = fragments.is_virus != fragments.is_virus[is_own][0]
+            yield kind, is_own, is_own | is_opposite
+
+
+def row_of(
+    fragments: Library,
+    log_odds: Values,
+    called: Mapping[str, Mask],
+    is_own: Mask,
+    is_inside: Mask,
+    has_interval: bool,
+) -> Iterator[str]:
+    own = fragments.where(is_own)
+    for label in (True, False):
+        yield str((own.is_virus == label).sum())
+    for label in (True, False):
+        yield str(len(np.unique(own.group[own.is_virus == label])))
+    inside = fragments.where(is_inside)
+    samples = Samples(
+        sigmoid(log_odds[is_inside]), inside.is_virus, inside.group, np.ones(len(inside))
+    )
+    n_of_label = np.bincount(inside.is_virus, minlength=2)
+    samples = replace(samples, weights=1 / n_of_label[inside.is_virus.astype(np.int64)])
+    is_called = called["default"][is_inside]
+    figures = measure(samples, is_called)
+    values = [figures.auroc, None, None, figures.calibration_error]
+    if has_interval:
+        interval = bootstrap(samples, is_called, seed=0)
+        values[1:3] = interval.low.auroc, interval.high.auroc
+    for mask in called.values():
+        for label in (True, False):
+            rows = is_own & (fragments.is_virus == label)
+            values.append(float(mask[rows].mean()) if rows.any() else None)
+    yield from ("" if value is None else f"{value:.4f}" for value in values)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    if len(sys.argv) != 6 or sys.argv[1].startswith("-"):
+        raise SystemExit(__doc__)
+    sys.stdout.write("\t".join(COLUMNS) + "\n")
+    train(*map(Path, sys.argv[1:]))

@@ -1,0 +1,336 @@
+"""Proteins are scored and called by their residues alone, whatever stands beside them."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+
+from virnucpro.callers.options import CutOptions
+from virnucpro.callers.pieces import call_proteins
+from virnucpro.ground.config import Recipe
+from virnucpro.ground.records import FastaRecord, RecordResult
+from virnucpro.learning.training.piece_nets import Fitting, Lessons, fit_nets
+from virnucpro.scorer.nets import (
+    ErrorRates,
+    Knot,
+    ProteinNets,
+    Scorer,
+    embedded_scorer,
+    load_scorer,
+    save_scorer,
+)
+from virnucpro.scorer.proteins import (
+    N_COMPOSITION,
+    N_FEATURES,
+    N_PAIRS,
+    N_RESIDUES,
+    PATTERNS,
+    RATIO_STEP,
+    SHORTEST,
+    Proteins,
+    composition,
+    encode_protein,
+    n_numbers,
+    occurrences,
+    owner_figures,
+    pattern_figures,
+    protein_features,
+    spelling,
+)
+from virnucpro.scorer.score import score_proteins
+from virnucpro.scorer.words import AMINO_ACIDS, LENGTH, NO_RESIDUE, VIRAL, WordTable, words_in
+from virnucpro.sequences.fasta import read_fasta
+
+EXAMPLES = Path(__file__).parents[1] / "examples" / "proteins.faa"
+# of all tensors but those of proteins: a change of theirs would change scores of nucleotides
+OF_NUCLEOTIDES = "d910e80b74b988015bef0a788f7e5f665be94c5b5a6d93e7f0c73de6f4ba1147"
+LETTERS = AMINO_ACIDS + AMINO_ACIDS.lower() + "BZJXUO*"
+PROTEIN = st.text(LETTERS, min_size=SHORTEST, max_size=300)
+RECIPE = Recipe(command="predict", input_type="protein", chunk_size=0, min_length=0, encoders=())
+
+
+@pytest.fixture(scope="module")
+def scorer() -> Scorer:
+    return load_scorer(embedded_scorer())
+
+
+@pytest.fixture(scope="module")
+def nets(scorer: Scorer) -> ProteinNets:
+    assert scorer.proteins is not None
+    return scorer.proteins
+
+
+def random_protein(n_residues: int, seed: int) -> str:
+    return "".join(np.random.default_rng(seed).choice(list(AMINO_ACIDS), n_residues))
+
+
+def called(
+    sequences: list[str], scorer: Scorer, cut: CutOptions | None = None
+) -> list[RecordResult]:
+    records = [FastaRecord(f"p{i}", f"p{i}", sequence) for i, sequence in enumerate(sequences)]
+    return list(call_proteins(records, RECIPE, scorer, cut or CutOptions()))
+
+
+# Features
+
+
+def test_a_letter_counts_as_its_residue_in_either_case_and_others_as_none() -> None:
+    assert encode_protein(AMINO_ACIDS).tolist() == list(range(N_RESIDUES))
+    assert encode_protein(AMINO_ACIDS.lower()).tolist() == list(range(N_RESIDUES))
+    assert (encode_protein("UuOo") == encode_protein("CCKK")).all()
+    assert encode_protein("BZJX*bzjx-").tolist() == [NO_RESIDUE] * 10
+
+
+def test_shares_of_residues_and_pairs_are_those_counted_by_hand() -> None:
+    protein = "MKVAXLLK"
+    features = composition(Proteins.of([protein]))[0]
+    residues = {AMINO_ACIDS[i]: value for i, value in enumerate(features[:N_RESIDUES]) if value}
+    assert residues == {
+        letter: pytest.approx((protein.count(letter) / 7) ** 0.5) for letter in "MKVAL"
+    }
+    pairs = features[N_RESIDUES : N_RESIDUES + N_PAIRS]
+    found = {AMINO_ACIDS[i // 20] + AMINO_ACIDS[i % 20]: pairs[i] for i in np.flatnonzero(pairs)}
+    expected = [a + b for a, b in pairwise(protein) if "X" not in a + b]
+    assert found == {pair: pytest.approx((1 / len(expected)) ** 0.5) for pair in expected}
+    assert len(features) == N_COMPOSITION
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_a_pattern_is_found_inside_proteins_and_never_across_two(pattern: tuple[int, ...]) -> None:
+    sequences = ["MKVALLKWX", "ACDEFGH", "MK"]
+    owner, numbers = occurrences(Proteins.of(sequences), pattern)
+    expected = []
+    for i, sequence in enumerate(sequences):
+        for start in range(len(sequence) - pattern[-1]):
+            letters = [sequence[start + place] for place in pattern]
+            if "X" not in letters:
+                number = 0
+                for letter in letters:
+                    number = number * N_RESIDUES + AMINO_ACIDS.index(letter)
+                expected.append((i, number))
+    assert list(zip(owner.tolist(), numbers.tolist(), strict=True)) == expected
+
+
+def test_log_ratios_of_a_pattern_are_averaged_over_its_occurrences() -> None:
+    ratios = np.zeros(n_numbers(PATTERNS[0]), dtype=np.int8)
+    proteins = Proteins.of(["ACDE", "ACDC", "AC"])
+    numbers = occurrences(proteins, PATTERNS[0])[1]
+    ratios[numbers[0]], ratios[numbers[1]] = 64, -32  # ACD, CDE
+    figures = pattern_figures(proteins, PATTERNS[0], ratios) / RATIO_STEP
+    assert figures[0].tolist() == pytest.approx([16, 32, ((64**2 + 32**2) / 2) ** 0.5])
+    assert figures[1].tolist() == pytest.approx([32, 32, (64**2 / 2) ** 0.5])
+    assert figures[2].tolist() == [0, 0, 0]
+
+
+def test_a_word_of_viruses_is_found_wherever_it_stands_in_a_protein() -> None:
+    word = random_protein(LENGTH, 1)
+    proteins = Proteins.of([random_protein(40, 2) + word + random_protein(11, 3), word[:-1] * 4])
+    lone = encode_protein(word)
+    numbers = words_in(lone, np.zeros(LENGTH, dtype=np.int64))[1]
+    table = WordTable.of(numbers, np.array([VIRAL], dtype=np.uint8))
+    figures = owner_figures(proteins, table)
+    assert figures[0, VIRAL - 1] == pytest.approx((1 / 52) ** 0.5)
+    assert not figures[0, VIRAL:].any() and not figures[1].any()
+
+
+def test_a_helix_through_a_membrane_and_simple_sequence_are_seen() -> None:
+    helix = "LIVALIVALIVALIVALIVAL"
+    simple, plain = "SG" * 40, random_protein(80, 5)
+    figures = spelling(Proteins.of([plain[:40] + helix + plain[40:], plain, simple]))
+    share_in_membrane, share_simple = figures[:, N_COMPOSITION + 8], figures[:, N_COMPOSITION + 2]
+    assert share_in_membrane[0] > share_in_membrane[1] == 0
+    assert share_simple[2] == 1 > share_simple[1]
+
+
+@given(st.lists(PROTEIN, min_size=1, max_size=4), PROTEIN)
+@settings(max_examples=30, deadline=None)
+def test_features_of_a_protein_do_not_depend_on_the_proteins_beside_it(
+    scorer: Scorer, nets: ProteinNets, others: list[str], protein: str
+) -> None:
+    alone = protein_features(Proteins.of([protein]), nets.words, nets.ratios)
+    among = protein_features(Proteins.of([*others, protein, *others]), nets.words, nets.ratios)
+    assert alone.shape == (1, N_FEATURES)
+    assert (alone[0] == among[len(others)]).all()
+
+
+# Scores
+
+
+def test_a_score_is_the_same_alone_and_among_thousands(scorer: Scorer) -> None:
+    lengths = np.random.default_rng(0).integers(SHORTEST, 700, size=2500)
+    sequences = [random_protein(int(length), seed) for seed, length in enumerate(lengths)]
+    together = score_proteins(sequences, scorer)
+    some = [0, 999, 1000, 2499]
+    alone = [score_proteins([sequences[i]], scorer)[0] for i in some]
+    backwards = score_proteins(sequences[::-1], scorer)[::-1]
+    # the sums of the later layers are in float64, and may differ in their last bits
+    tolerance = {"rtol": 0, "atol": 1e-7}
+    np.testing.assert_allclose(alone, [together[i] for i in some], **tolerance)  # type: ignore[arg-type]
+    np.testing.assert_allclose(backwards, together, **tolerance)  # type: ignore[arg-type]
+
+
+@given(PROTEIN)
+@settings(max_examples=50, deadline=None)
+def test_every_protein_with_a_residue_has_a_score_whatever_its_letters(
+    scorer: Scorer, protein: str
+) -> None:
+    (score,) = score_proteins([protein], scorer)
+    has_residue = bool(set(protein.upper()) & set(AMINO_ACIDS + "UO"))
+    assert (score is not None and np.isfinite(score)) == has_residue
+
+
+def test_no_proteins_have_no_scores(scorer: Scorer) -> None:
+    assert score_proteins([], scorer) == []
+
+
+def test_a_scorer_without_nets_for_proteins_says_so(scorer: Scorer) -> None:
+    with pytest.raises(ValueError, match="nucleotides alone"):
+        score_proteins([random_protein(60, 1)], replace(scorer, proteins=None))
+
+
+# Calls
+
+
+def test_short_empty_and_unknown_proteins_have_their_status(scorer: Scorer) -> None:
+    sequences = [
+        random_protein(SHORTEST - 1, 1) + "*",
+        random_protein(SHORTEST, 1) + "*",
+        "X" * 80,
+        "*",
+        "ACDE-FGH" * 20,
+    ]
+    results = called(sequences, scorer)
+    assert [result.call.status for result in results] == [
+        *("too_short", "scored", "no_orf", "invalid", "invalid")
+    ]
+    assert results[0].call.note == "49 of at least 50"
+    assert results[2].call.note == "no known residue"
+    assert [len(result.predictions) for result in results] == [0, 1, 0, 0, 0]
+    assert [result.record.id for result in results] == [f"p{i}" for i in range(5)]
+
+
+def test_a_prediction_is_the_whole_protein_and_has_the_score_of_the_call(scorer: Scorer) -> None:
+    protein = random_protein(120, 3)
+    (result,) = called([protein.lower() + "*"], scorer)
+    ((orf, score, _),) = [
+        (prediction.orf, prediction.virus_score, prediction.failure)
+        for prediction in result.predictions
+    ]
+    assert (orf.id, orf.record_id, orf.start, orf.end, orf.strand) == ("p0", "p0", 0, 120, ".")
+    assert orf.protein == protein
+    assert score == result.call.virus_score == result.call.base_score
+    assert (result.call.n_chunks, result.call.n_chunks_scored) == (1, 1)
+
+
+def test_a_stop_at_the_end_changes_no_score(scorer: Scorer) -> None:
+    protein = random_protein(200, 4)
+    bare, stopped = called([protein, protein + "*"], scorer)
+    assert bare.call.virus_score == stopped.call.virus_score
+    assert bare.call.false_discovery_rate == stopped.call.false_discovery_rate
+
+
+def test_a_stricter_preset_calls_fewer_proteins_and_none_besides(scorer: Scorer) -> None:
+    records = [record.sequence for record in read_fasta(EXAMPLES)]
+    by_preset = [
+        {
+            result.record.id
+            for result in called(records, scorer, CutOptions(preset=preset))
+            if result.call.is_virus
+        }
+        for preset in ("conservative", "default", "sensitive")
+    ]
+    assert by_preset[0] <= by_preset[1] <= by_preset[2]
+    assert by_preset[2]
+
+
+def test_a_threshold_takes_the_place_of_the_preset(scorer: Scorer) -> None:
+    records = [record.sequence for record in read_fasta(EXAMPLES)]
+    results = called(records, scorer, CutOptions(threshold=0.3))
+    assert [result.call.is_virus for result in results] == [
+        (result.call.virus_score or 0) >= 0.3 for result in results
+    ]
+
+
+def test_the_rarer_viruses_are_the_more_calls_are_false(scorer: Scorer) -> None:
+    records = [record.sequence for record in read_fasta(EXAMPLES)]
+    often, rarely = (
+        called(records, scorer, CutOptions(prevalence=prevalence)) for prevalence in (0.5, 0.01)
+    )
+    for one, other in zip(often, rarely, strict=True):
+        assert one.call.virus_score == other.call.virus_score
+        assert (one.call.false_discovery_rate or 0) < (other.call.false_discovery_rate or 0)
+
+
+def test_made_sequences_are_not_called(scorer: Scorer) -> None:
+    made = [letter * 120 for letter in AMINO_ACIDS]
+    made += [random_protein(150, seed) for seed in range(100)]
+    results = called(made, scorer)
+    assert sum(result.call.is_virus for result in results) <= 0.03 * len(made)
+
+
+# The file
+
+
+def test_nets_for_proteins_left_the_tensors_of_nucleotides_as_they_were() -> None:
+    digest = hashlib.sha256()
+    with safe_open(embedded_scorer(), framework="np") as handle:
+        for name in sorted(handle.keys()):
+            if not name.startswith("proteins."):
+                digest.update(name.encode())
+                digest.update(handle.get_tensor(name).tobytes())
+    assert digest.hexdigest() == OF_NUCLEOTIDES
+
+
+def test_the_file_of_the_scorer_stays_below_40_megabytes() -> None:
+    assert embedded_scorer().stat().st_size < 40_000_000
+
+
+def test_a_scorer_is_written_and_read_with_its_nets_for_proteins_and_without(
+    scorer: Scorer, nets: ProteinNets, tmp_path: Path
+) -> None:
+    save_scorer(tmp_path / "both", scorer)
+    save_scorer(tmp_path / "alone", replace(scorer, proteins=None))
+    assert (tmp_path / "both").read_bytes() == embedded_scorer().read_bytes()
+    assert load_scorer(tmp_path / "alone").proteins is None
+    read = load_scorer(tmp_path / "both")
+    protein = random_protein(90, 1)
+    assert score_proteins([protein], read) == score_proteins([protein], scorer)
+
+
+def test_nets_that_do_not_fit_proteins_are_refused(scorer: Scorer, nets: ProteinNets) -> None:
+    rates = ErrorRates(100, (0.0,), (0.1,), (0.5,), (0.0,))
+    for change in (
+        {"mean": nets.mean[1:]},
+        {"deviation": np.zeros_like(nets.deviation)},
+        {"ratios": nets.ratios[::-1]},
+        {"knots": (Knot(100, 1.0, 0.0), Knot(100, 1.0, 0.0))},
+        {"error_rates": (rates, rates)},
+    ):
+        with pytest.raises(ValueError, match=r"mean|log ratios|lengths"):
+            replace(nets, **change)  # type: ignore[arg-type]
+    other = WordTable(nets.words.n_of_bucket, nets.words.entries)
+    with pytest.raises(ValueError, match="other words"):
+        replace(scorer, proteins=replace(nets, words=other))
+
+
+# Training
+
+
+def test_nets_learn_what_tells_proteins_apart() -> None:
+    rng = np.random.default_rng(0)
+    kind = np.arange(600) % 2
+    features = rng.normal(0, 1, (600, 12)).astype(np.float32)
+    features[:, 3] += 2 * kind
+    lessons = Lessons(features, kind, np.ones(600), n_viral=1, n_kinds=2)
+    fitting = Fitting(hidden=(16, 8), input_dropout=0.0, dropout=0.0, epochs=20, batch=50)
+    mean, deviation, fitted = fit_nets(lessons, 0, fitting)
+    assert mean.shape == deviation.shape == (12,)
+    assert fitted.n_inputs == 12 and len(fitted) == 1

@@ -1,0 +1,253 @@
+"""Features of proteins: their composition, their words, and how often viruses have their patterns.
+
+A protein is a row of numbers of residues, and proteins lie side by side. U counts as C and O as
+K; any other letter that names no residue, and a stop inside, is no residue: nothing is read
+across it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from virnucpro.ground.numeric import Counts, Mask, Values
+from virnucpro.scorer.words import (
+    AMINO_ACIDS,
+    N_WORD_FIGURES,
+    NO_RESIDUE,
+    Residues,
+    WordTable,
+    word_figures,
+    words_in,
+)
+
+SHORTEST = 50  # residues of a protein that is scored
+N_RESIDUES, N_PAIRS = len(AMINO_ACIDS), len(AMINO_ACIDS) ** 2
+# residues that are much alike count as one where a pair has others between its two
+CLASSES = ("AG", "C", "DE", "FWY", "H", "ILMV", "KR", "NQ", "P", "ST")
+N_CLASSES = len(CLASSES)
+GAPS = (1, 2, 3)  # residues between the two
+PATTERNS = ((0, 1, 2), (0, 1, 2, 3), (0, 1, 3, 4), (0, 2, 3, 5))  # places of the residues read
+N_FIGURES = 12
+N_PATTERN_FIGURES = 3
+N_COMPOSITION = N_RESIDUES + N_PAIRS + len(GAPS) * N_CLASSES**2
+N_FEATURES = N_COMPOSITION + N_FIGURES + N_WORD_FIGURES + N_PATTERN_FIGURES * len(PATTERNS)
+RATIO_STEP = 1 / 32  # log ratios are whole numbers of steps
+
+_NUMBERS = bytearray([NO_RESIDUE]) * 256
+for _number, _letter in enumerate(AMINO_ACIDS):
+    _NUMBERS[ord(_letter)] = _NUMBERS[ord(_letter.lower())] = _number
+for _letter, _like in ("UC", "OK"):
+    _NUMBERS[ord(_letter)] = _NUMBERS[ord(_letter.lower())] = AMINO_ACIDS.index(_like)
+_CLASS_OF = np.array(
+    [[letter in like for like in CLASSES].index(True) for letter in AMINO_ACIDS] + [0], np.uint8
+)
+# Kyte and Doolittle 1982, doi:10.1016/0022-2836(82)90515-0, in tenths
+_HYDROPATHY = np.array(
+    [18, 25, -35, -35, 28, -4, -32, 45, -39, 38, 19, -35, -16, -35, -45, -8, -7, 42, -9, -13, 0]
+)
+_CHARGE = np.array([(letter in "KR") - (letter in "DE") for letter in AMINO_ACIDS] + [0])
+_WINDOW, _IN_MEMBRANE = 19, 15  # residues of a helix through a membrane, tenths
+_SIMPLE, _FEW = 12, 5  # a window of so many residues is simple if it has so few different ones
+
+Features = NDArray[np.float32]
+Ratios = NDArray[np.int8]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Proteins:
+    """Proteins side by side, none empty."""
+
+    residues: Residues  # (n_residues,)
+    lengths: Counts  # (n,)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def owner(self) -> Counts:
+        """The protein of each residue. (n_residues,)"""
+        return np.repeat(np.arange(len(self)), self.lengths)
+
+    @property
+    def n_known(self) -> Counts:
+        """How many letters of each name a residue. (n,)"""
+        return np.bincount(self.owner[self.residues < NO_RESIDUE], minlength=len(self))
+
+    @classmethod
+    def of(cls, sequences: Sequence[str]) -> Proteins:
+        return cls(
+            encode_protein("".join(sequences)),
+            np.array([len(sequence) for sequence in sequences], dtype=np.int64),
+        )
+
+
+def encode_protein(sequence: str) -> Residues:
+    """A sequence as numbers of residues. (n_residues,)"""
+    return np.frombuffer(sequence.encode("ascii", "replace").translate(bytes(_NUMBERS)), np.uint8)
+
+
+def protein_features(proteins: Proteins, words: WordTable, ratios: Sequence[Ratios]) -> Features:
+    """The features of each protein. n -> (n, 750)"""
+    return np.hstack([spelling(proteins), shared(proteins, words, ratios)])
+
+
+def spelling(proteins: Proteins) -> Features:
+    """What can be told of each protein alone. n -> (n, 732)"""
+    return np.hstack([composition(proteins), figures(proteins)])
+
+
+def shared(proteins: Proteins, words: WordTable, ratios: Sequence[Ratios]) -> Features:
+    """What it shares with viruses and cells: words, and patterns by their log ratios. (n, 18)"""
+    of_patterns = [
+        pattern_figures(proteins, pattern, of_pattern)
+        for pattern, of_pattern in zip(PATTERNS, ratios, strict=True)
+    ]
+    return np.hstack([owner_figures(proteins, words), *of_patterns])
+
+
+def occurrences(
+    proteins: Proteins, places: Sequence[int], n_letters: int = N_RESIDUES
+) -> tuple[Counts, Counts]:
+    """Each place where a pattern lies inside a protein: the protein, and what is read there.
+
+    That is a number of as many digits as the pattern has places. The letters are the residues, or
+    their classes.
+    """
+    residues, owner = proteins.residues, proteins.owner
+    letters = residues if n_letters == N_RESIDUES else _CLASS_OF[residues]
+    n = max(0, len(residues) - places[-1])
+    is_inside: Mask = owner[:n] == owner[len(residues) - n :]
+    numbers = np.zeros(n, dtype=np.int64)
+    for place in places:
+        numbers *= n_letters
+        numbers += letters[place : place + n]
+        is_inside &= residues[place : place + n] < NO_RESIDUE
+    found = np.flatnonzero(is_inside)
+    return owner[found], numbers[found]
+
+
+def n_numbers(places: Sequence[int]) -> int:
+    """How many numbers a pattern of residues can have."""
+    return int(N_RESIDUES ** len(places))
+
+
+def composition(proteins: Proteins) -> Features:
+    """Roots of the shares of residues, of pairs, and of pairs of classes. -> (n, 720)"""
+    blocks = [_root_shares(proteins, (0,), N_RESIDUES), _root_shares(proteins, (0, 1), N_RESIDUES)]
+    blocks += [_root_shares(proteins, (0, gap + 1), N_CLASSES) for gap in GAPS]
+    return np.hstack(blocks)
+
+
+def _root_shares(proteins: Proteins, places: Sequence[int], n_letters: int) -> Features:
+    owner, numbers = occurrences(proteins, places, n_letters)
+    n, n_columns = len(proteins), n_letters ** len(places)
+    counts = np.bincount(owner * n_columns + numbers, minlength=n * n_columns)
+    shares = counts.reshape(n, n_columns).astype(np.float32)
+    shares /= np.maximum(1, shares.sum(axis=1, keepdims=True))
+    return np.sqrt(shares, out=shares)
+
+
+def figures(proteins: Proteins) -> Features:
+    """Plain figures of each protein. -> (n, 12)"""
+    n, residues, lengths = len(proteins), proteins.residues, proteins.lengths
+    owner, numbers = occurrences(proteins, (0,))
+    counts = np.bincount(owner * N_RESIDUES + numbers, minlength=n * N_RESIDUES)
+    shares = counts.reshape(n, N_RESIDUES) / np.maximum(1, lengths)[:, None]
+    hydropathy = _Windows(_HYDROPATHY[residues], lengths)
+    charge = _Windows(_CHARGE[residues], lengths)
+    first = np.cumsum(lengths) - lengths
+    return np.stack(
+        [
+            np.log(lengths),
+            -(shares * np.log(np.maximum(shares, 1e-9))).sum(axis=1),
+            _simple(proteins),
+            (shares * _HYDROPATHY[:N_RESIDUES]).sum(axis=1) / 10,
+            (shares * _CHARGE[:N_RESIDUES]).sum(axis=1),
+            (shares * abs(_CHARGE[:N_RESIDUES])).sum(axis=1),
+            hydropathy.highest / 10,
+            hydropathy.lowest / 10,
+            hydropathy.share_above(_IN_MEMBRANE),
+            charge.highest,
+            charge.lowest,
+            residues[first] == AMINO_ACIDS.index("M"),
+        ],
+        axis=1,
+    ).astype(np.float32)
+
+
+class _Windows:
+    """The sums of a value over all windows inside proteins, and what they are of each protein.
+
+    A protein shorter than a window has none, and 0 for all.
+    """
+
+    def __init__(self, values: Counts, lengths: Counts) -> None:
+        n_windows = np.maximum(0, lengths - _WINDOW + 1)
+        self._owner = np.repeat(np.arange(len(lengths)), n_windows)
+        self._first = np.cumsum(n_windows) - n_windows
+        self._n_windows = n_windows
+        moved = (np.cumsum(lengths) - lengths) - self._first
+        place = np.arange(len(self._owner)) + moved[self._owner]
+        total = np.append(0, np.cumsum(values))
+        self._sums = total[place + _WINDOW] - total[place]
+
+    @property
+    def highest(self) -> Values:
+        return self._extreme(np.maximum)
+
+    @property
+    def lowest(self) -> Values:
+        return self._extreme(np.minimum)
+
+    def _extreme(self, of: np.ufunc) -> Values:
+        """The largest or smallest mean of a window of each protein."""
+        values = np.zeros(len(self._n_windows))
+        if len(has_window := np.flatnonzero(self._n_windows)):
+            values[has_window] = of.reduceat(self._sums, self._first[has_window]) / _WINDOW
+        return values
+
+    def share_above(self, least: int) -> Values:
+        """The share of windows with a mean above ``least``."""
+        is_above = self._sums > least * _WINDOW
+        n_above = np.bincount(self._owner[is_above], minlength=len(self._n_windows))
+        return n_above / np.maximum(1, self._n_windows)
+
+
+def _simple(proteins: Proteins) -> Values:
+    """The share of windows with few different residues."""
+    residues, owner = proteins.residues, proteins.owner
+    n = max(0, len(residues) - _SIMPLE + 1)
+    bits = np.left_shift(np.uint32(1), residues.astype(np.uint32))
+    seen = bits[:n].copy()
+    for place in range(1, _SIMPLE):
+        seen |= bits[place : place + n]
+    is_inside = owner[:n] == owner[len(residues) - n :]
+    is_few = is_inside & (np.bitwise_count(seen) <= _FEW)
+    n_windows, n_few = (
+        np.bincount(owner[:n][chosen], minlength=len(proteins)) for chosen in (is_inside, is_few)
+    )
+    return np.asarray(n_few / np.maximum(1, n_windows))
+
+
+def owner_figures(proteins: Proteins, words: WordTable) -> Features:
+    """Roots of the shares of words that others have too, by their owners. -> (n, 6)"""
+    owner = proteins.owner
+    places, numbers = words_in(proteins.residues, owner)
+    return word_figures(words.owners_of(numbers), owner[places], len(proteins)).astype(np.float32)
+
+
+def pattern_figures(proteins: Proteins, pattern: Sequence[int], ratios: Ratios) -> Features:
+    """Of the log ratios of its occurrences: mean, mean of the rises, root of the mean square."""
+    n = len(proteins)
+    owner, numbers = occurrences(proteins, pattern)
+    values = ratios[numbers].astype(np.int64)  # whole: no sum depends on the other proteins
+    sums = [
+        np.bincount(owner, of_values, minlength=n)
+        for of_values in (values, np.maximum(values, 0), values**2)
+    ]
+    mean, rises, square = np.array(sums) / np.maximum(1, np.bincount(owner, minlength=n))
+    return (np.stack([mean, rises, np.sqrt(square)], axis=1) * RATIO_STEP).astype(np.float32)
