@@ -2,12 +2,11 @@
 
     python examples/scorer_proteins.py manifest.tsv > proteins.tsv
     python examples/train_protein_scorer.py manifest.tsv proteins.tsv examples/scorer_split.tsv \
-        virnucpro/embedded/scorer.safetensors virnucpro/embedded/head.safetensors > figures.tsv
+        virnucpro/embedded/scorer.safetensors > figures.tsv
 
 Run it after ``train_embedded_scorer.py``. The nets for proteins are added to the scorer's file, or
-take the place of older ones; all else in it stays as it is. So does the head, which is joined with
-the scorer by the hash of its file: it gets the new hash. The manifest is that which the scorer was
-trained on.
+take the place of older ones; all else in it stays as it is. The manifest is that which the scorer
+was trained on.
 
 Nets learn from whole proteins and from fragments of 50 to 600 residues, half and half. The words
 and patterns that a protein's features are made with are counted without its fold. Calibration and
@@ -31,7 +30,6 @@ import torch
 from numpy.typing import NDArray
 from train_embedded_scorer import KIND_OF, KINDS, N_VIRAL, SHARES
 
-from virnucpro.callers.head import load_head, save_head
 from virnucpro.callers.options import FALSE_POSITIVES
 from virnucpro.ground.numeric import Counts, Mask, Values, sigmoid
 from virnucpro.learning.evaluation.metrics import Samples, bootstrap, measure
@@ -337,7 +335,7 @@ def calibrated_by(
     return knots, tuple(rates)
 
 
-def train(manifest: Path, proteins: Path, split: Path, scorer_file: Path, head_file: Path) -> None:
+def train(manifest: Path, proteins: Path, split: Path, scorer_file: Path) -> None:
     scorer = load_scorer(scorer_file)
     collection = collect(read_records(read_data_manifest(manifest)))
     fold_of_group = group_folds(collection.records)
@@ -363,16 +361,6 @@ def train(manifest: Path, proteins: Path, split: Path, scorer_file: Path, head_f
         training,
     )
     save_scorer(scorer_file, replace(scorer, proteins=nets))
-    keep_join(head_file, scorer.sha256, load_scorer(scorer_file).sha256)
-
-
-def keep_join(head_file: Path, old: str, new: str) -> None:
-    """Name the new file of the scorer, which scores nucleotides as the old one does."""
-    head = load_head(head_file)
-    join = head.facts.join
-    assert join is not None and join.scorer_sha256 == old, "a head joined with another scorer"
-    facts = replace(head.facts, join=replace(join, scorer_sha256=new))
-    save_head(head_file, replace(head, facts=facts))
 
 
 def look(
@@ -472,7 +460,7 @@ def row_of(
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    if len(sys.argv) != 6 or sys.argv[1].startswith("-"):
+    if len(sys.argv) != 5 or sys.argv[1].startswith("-"):
         raise SystemExit(__doc__)
     sys.stdout.write("\t".join(COLUMNS) + "\n")
     train(*map(Path, sys.argv[1:]))
