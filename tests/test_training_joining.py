@@ -15,7 +15,7 @@ from labelled import options, relabelled, train_here
 from virnucpro.callers.head import load_head
 from virnucpro.callers.join import Join, JoinKnot
 from virnucpro.ground.records import FastaRecord
-from virnucpro.learning.evaluation.metrics import auroc
+from virnucpro.learning.evaluation.metrics import auroc, auroc_gain
 from virnucpro.learning.labelled.digests import group_digest
 from virnucpro.learning.labelled.split import read_split
 from virnucpro.learning.labelled.store import FrameStore
@@ -103,6 +103,16 @@ def test_a_head_that_adds_nothing_has_no_weight_and_scores_are_the_scorers():
     assert knot == JoinKnot(500, 1.0, 0.0, 0.0)
     both = data.has_both
     assert data.joined([knot])[both].tolist() == data.base[both].tolist()
+
+
+@pytest.mark.parametrize("seed", [1, 2, 9])
+def test_a_gain_that_the_choice_of_groups_explains_gives_no_weight(seed):
+    """By its gain alone this head would join; the interval over groups reaches below 0."""
+    data = fragments(informs=0.25, seed=seed)
+    before, after = data.samples(data.base), data.samples(fold_log_odds(data))
+    gain, low, _ = auroc_gain(before, after, 0)
+    assert low < 0 < gain and fit_join_knot(data).head > 0.5
+    assert choose_knot(data) == JoinKnot(500, 1.0, 0.0, 0.0)
 
 
 @pytest.mark.parametrize("name", ["base", "head"])
