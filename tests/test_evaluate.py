@@ -16,12 +16,14 @@ import pytest
 from conftest import open_dna, random_dna
 from labelled import pairs_of, records_of
 from matplotlib import rc_context
-from runs import leftovers
+from runs import caller_in, leftovers
 from sklearn.metrics import roc_auc_score
 from test_cli import virnucpro
 from workers import POISON, RaisingWorker
 
+from virnucpro.callers.caller import caller_of
 from virnucpro.callers.head import load_head, save_head
+from virnucpro.callers.options import CutOptions
 from virnucpro.engine.executor import InlineExecutor
 from virnucpro.ground.errors import InputError, ResumeError, UsageError, VirnucproError
 from virnucpro.learning.evaluation.figure import draw_figure, write_figure
@@ -29,9 +31,7 @@ from virnucpro.learning.evaluation.fragments import Cutting, Fragment, cut_recor
 from virnucpro.learning.evaluation.held_out import HeldOut
 from virnucpro.learning.evaluation.report import summary_lines, write_report
 from virnucpro.learning.evaluation.story import (
-    Caller,
     answer,
-    caller_of,
     evaluate,
     read_chunks,
     understand,
@@ -74,8 +74,8 @@ def ask(tiny, make_config, manifest, tmp_path):
         given = {"data": manifest, "output_dir": tmp_path / "evaluation", **SAMPLES}
         question = understand(EvaluateOptions(**(given | changes)))
         config = make_config(output=question.run_folder, input_type="nucleotide", **(run or {}))
-        caller = caller_of(config, head)
-        return answer(question, config, caller, executor or InlineExecutor(), lambda _: None)
+        config = replace(config, caller=caller_in(config, head))
+        return answer(question, config, executor or InlineExecutor(), lambda _: None)
 
     return asked
 
@@ -281,7 +281,7 @@ def test_only_the_part_of_the_split_that_is_asked_for_is_scored(ask, manifest, t
 
 
 def test_without_a_model_the_scorer_is_measured_as_it_calls(manifest, tmp_path):
-    asked = {"data": manifest, "output_dir": tmp_path / "evaluation", **SAMPLES, "device": "cpu"}
+    asked = {"data": manifest, "output_dir": tmp_path / "evaluation", **SAMPLES}
     evaluation = evaluate(EvaluateOptions(**asked), lambda _: None)
     write_report(evaluation)
     folder = tmp_path / "evaluation"
@@ -307,9 +307,10 @@ def test_the_scorer_remembers_what_it_was_trained_on(manifest, tmp_path):
     records = records_of(manifest)
     scorer = trained_on(load_scorer(embedded_scorer()), groups=[records[0].group])
     save_scorer(tmp_path / "scorer.safetensors", scorer)
-    caller = Caller(None, load_scorer(tmp_path / "scorer.safetensors"))
+    caller = caller_of(CutOptions(), "auto", None)
+    caller = replace(caller, scorer=load_scorer(tmp_path / "scorer.safetensors"))
     with pytest.raises(InputError, match="the scorer was trained on 2 of 24 records"):
-        list(HeldOut(None, caller.scorer, "refuse").select(pairs_of(manifest)))
+        list(HeldOut(caller, "refuse").select(pairs_of(manifest)))
 
 
 # Held-out data

@@ -63,6 +63,8 @@ def test_transposable_elements_are_found_where_they_lie_in_eukaryotes_alone(tmp_
 def test_each_tells_how_it_is_called(script, tmp_path):
     if script == "scorer_elements.py":
         pytest.importorskip("pyhmmer", reason="it finds elements with pyhmmer")
+    if script == "scorer_proteins.py":
+        pytest.importorskip("pyrodigal", reason="it predicts genes with pyrodigal")
     command = [sys.executable, str(EXAMPLES / script), "--help"]
     told = subprocess.run(command, check=False, capture_output=True, text=True, cwd=tmp_path)
     assert f"python examples/{script}" in told.stdout + told.stderr or "usage: " in (

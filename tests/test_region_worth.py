@@ -180,7 +180,7 @@ def train(data: Path, table: Path, to: Path) -> Path:
 
 def test_regions_of_predict_are_measured_on_known_prophages(truth, tmp_path):
     data, table = truth
-    options = EvaluateOptions(data=data, output_dir=tmp_path / "e", device="cpu")
+    options = EvaluateOptions(data=data, output_dir=tmp_path / "e")
     lines = evaluate_regions(options, table, lambda _: None)
     assert lines == (tmp_path / "e/regions_evaluation.tsv").read_text().splitlines()
     figures = rows(tmp_path / "e/regions_evaluation.tsv")
@@ -188,7 +188,7 @@ def test_regions_of_predict_are_measured_on_known_prophages(truth, tmp_path):
     assert (tmp_path / "e/run/regions.tsv").exists()
     elsewhere = tmp_path / "elsewhere.tsv"
     elsewhere.write_text(table.read_text().replace("c0", "guest"))
-    again = EvaluateOptions(data=data, output_dir=tmp_path / "f", device="cpu")
+    again = EvaluateOptions(data=data, output_dir=tmp_path / "f")
     with pytest.raises(InputError, match="have no guest of the truth"):
         evaluate_regions(again, elsewhere, lambda _: None)
 
@@ -201,7 +201,7 @@ def test_two_sequences_of_one_name_are_refused(truth, tmp_path):
     write(folder / "b.fa", c1=random_dna(60_000, np.random.default_rng(8)))
     with pytest.raises(InputError, match="2 sequences are called c1"):
         train(folder, table, tmp_path / "model")
-    options = EvaluateOptions(data=folder, output_dir=tmp_path / "e", device="cpu")
+    options = EvaluateOptions(data=folder, output_dir=tmp_path / "e")
     with pytest.raises(InputError, match="2 sequences are called c1"):
         evaluate_regions(options, table, lambda _: None)
 

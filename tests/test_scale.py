@@ -21,6 +21,7 @@ import pytest
 from conftest import TINY, Tiny
 from runs import again, run_inline, statuses
 
+from virnucpro.callers.caller import NoCall
 from virnucpro.ground.config import EncoderSpec, Recipe, Resources
 from virnucpro.ground.events import EmbeddingStarted, Progress
 from virnucpro.ground.records import Embeddings, Shard
@@ -207,6 +208,7 @@ def finished(tmp_path_factory, tiny: Tiny, request) -> FinishedRun:
             out.write(f">p{i}\n{protein}\n")
     config = RunConfig(
         options=ExtractOptions(input=(fasta,), output_dir=folder / "run"),
+        caller=NoCall(),
         recipe=replace(RECIPE, residues_per_shard=N_RESIDUES),
         resources=Resources(devices=("cpu",), tokens_per_batch=2048),
         checkpoints=(tiny.model,),
@@ -215,7 +217,7 @@ def finished(tmp_path_factory, tiny: Tiny, request) -> FinishedRun:
     rundir = RunDir(config.output)
     rundir.root.mkdir()
     rundir.features.mkdir()
-    manifest = open_run(config, rundir, None, nothing)
+    manifest = open_run(config.options, config.recipe_for, rundir, None, nothing)
     plan = adopted_plan(rundir, manifest)
     rundir.write_manifest(manifest, {"state": "unfinished"})
     (store,) = make_job(rundir, manifest.recipe, config.weights).stores

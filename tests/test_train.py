@@ -22,7 +22,9 @@ from safetensors.torch import load_file
 from test_cli import virnucpro
 from test_training_loop import distance, free_port, weights_limit
 
+from virnucpro.callers.caller import caller_of
 from virnucpro.callers.head import DECIMALS, load_head
+from virnucpro.callers.options import CutOptions
 from virnucpro.encoders.esm2.attention import attend_to_train
 from virnucpro.encoders.esm2.weights import inspect_checkpoint, load_esm2
 from virnucpro.encoders.learned.readers import MeanReader, NoReader
@@ -339,6 +341,7 @@ def test_the_head_remembers_training_and_validation_and_evaluate_takes_the_test_
     head_only, data
 ):
     head, splits = load_head(head_only / "head.safetensors"), read_split(head_only / "split.tsv")
+    caller = caller_of(CutOptions(), "head", head)
     known = pairs_of(data, splits, "train", "validation")
     digests = {record_digest(record.sequence) for _, record in known}
     assert set(head.trained_records.tolist()) == digests
@@ -347,18 +350,19 @@ def test_the_head_remembers_training_and_validation_and_evaluate_takes_the_test_
     everything, test = pairs_of(data), pairs_of(data, splits, "test")
     told = rf"the head was trained on {len(known)} of {len(everything)} records"
     with pytest.raises(InputError, match=told):
-        list(HeldOut(head, None, "refuse").select(everything))
-    kept = HeldOut(head, None, "keep")
+        list(HeldOut(caller, "refuse").select(everything))
+    kept = HeldOut(caller, "keep")
     assert list(kept.select(everything)) == everything
     assert kept.trained == {labelled.id for labelled, _ in known}
-    assert list(HeldOut(head, None, "refuse").select(test)) == test
+    assert list(HeldOut(caller, "refuse").select(test)) == test
 
 
 def test_an_encoder_that_was_finetuned_is_said_to_know_its_data(finetuned, data):
     head = load_head(finetuned / "head.safetensors")
+    caller = caller_of(CutOptions(), "head", head)
     both = r"the head was trained on (\d+), its encoder was trained on \1 of"
     with pytest.raises(InputError, match=both):
-        list(HeldOut(head, None, "refuse").select(pairs_of(data)))
+        list(HeldOut(caller, "refuse").select(pairs_of(data)))
 
 
 def test_a_split_that_is_given_is_the_one_that_is_used(data, tmp_path, head_only):

@@ -320,7 +320,6 @@ def test_a_lost_plan_is_named(plan):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"plan_only": True, "model": None, "head": None}, "the scorer embeds nothing"),
         ({"plan_only": True}, "the precision of the run is fixed now"),
         ({"no_embed": True}, "--no-embed goes with --resume"),
         ({"no_embed": True, "plan_only": True}, "contradict each other"),

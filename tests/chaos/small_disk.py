@@ -15,14 +15,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from labelled import train_here
-from runs import again, leftovers, run_inline
+from runs import again, caller_in, leftovers, run_inline
 
 from virnucpro.callers.head import load_head
 from virnucpro.engine.executor import InlineExecutor
 from virnucpro.ground.errors import VirnucproError
 from virnucpro.learning.evaluation.figure import write_figure
 from virnucpro.learning.evaluation.report import write_report
-from virnucpro.learning.evaluation.story import Question, answer, caller_of
+from virnucpro.learning.evaluation.story import Question, answer
 from virnucpro.learning.options import TrainOptions
 from virnucpro.stories.resolve import RunConfig
 
@@ -43,9 +43,9 @@ class Evaluation:
     head: Path
 
     def __call__(self, resume: bool) -> None:
-        config, head = again(self.config, resume=resume), load_head(self.head)
-        caller = caller_of(config, head)
-        found = answer(self.question, config, caller, InlineExecutor(), lambda _: None)
+        config = again(self.config, resume=resume)
+        config = replace(config, caller=caller_in(config, load_head(self.head)))
+        found = answer(self.question, config, InlineExecutor(), lambda _: None)
         write_report(found)
         write_figure(found)
 
