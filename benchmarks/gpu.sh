@@ -9,7 +9,7 @@
 #
 # RESULTS is the folder of the results (benchmarks/results). WHEELS holds wheels of what the machine
 # lacks, so that no network is needed: fair-esm, biopython, nvidia-ml-py, fa3-fwd, ...; for `right`
-# hypothesis too, for `files` tensorboard and matplotlib (each with all that it needs). MODELS,
+# hypothesis too, for `files` tensorboard (each with all that it needs). MODELS,
 # DEVICE=cpu, SECONDS_PER_WAY and TOKENS are for trying the script on a small machine.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -82,7 +82,7 @@ time) # 280 + 230 seconds
     done
     ;;
 files) # 60 + 60 + 150 + 180 + 60 seconds
-    need torch.utils.tensorboard matplotlib yaml
+    need torch.utils.tensorboard yaml
     for model in $(tr , ' ' <<<"${MODELS:-650M,3B}"); do
         run 60 "gpu_files_$model.jsonl" python3 benchmarks/measure.py files \
             --models "$model" --device "$device" ${TOKENS:+--tokens "$TOKENS"}

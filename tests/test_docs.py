@@ -16,7 +16,8 @@ from virnucpro.cli.main import app
 
 ROOT = Path(__file__).parent.parent
 PROMISES = re.findall(r"`([\w/]+\.py)::(\w+)`", (ROOT / "docs/RELIABILITY.md").read_text())
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "examples/README.md"]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES += [ROOT / "examples/README.md", ROOT / "making/README.md"]
 README, GPU_PAGE = (ROOT / name for name in ("README.md", "docs/GPU_OPTIMIZATION.md"))
 OF_OTHERS = {
     "--nv",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
@@ -15,7 +13,6 @@ import numpy as np
 import pytest
 from conftest import open_dna, random_dna
 from labelled import pairs_of, records_of
-from matplotlib import rc_context
 from runs import caller_in, leftovers
 from sklearn.metrics import roc_auc_score
 from test_cli import virnucpro
@@ -26,7 +23,6 @@ from virnucpro.callers.head import load_head, save_head
 from virnucpro.callers.options import CutOptions
 from virnucpro.engine.executor import InlineExecutor
 from virnucpro.ground.errors import InputError, ResumeError, UsageError, VirnucproError
-from virnucpro.learning.evaluation.figure import draw_figure, write_figure
 from virnucpro.learning.evaluation.fragments import Cutting, Fragment, cut_record, write_fragments
 from virnucpro.learning.evaluation.held_out import HeldOut
 from virnucpro.learning.evaluation.report import summary_lines, write_report
@@ -237,35 +233,20 @@ def test_the_report_holds_no_number_that_is_none(ask, tmp_path):
     assert any("records, 150" in line for line in summary_lines(evaluation))
 
 
-def test_the_figure_is_drawn_with_the_same_bytes(ask, tmp_path):
+def test_every_score_is_in_the_histogram_of_its_label_and_kind(ask, tmp_path):
     evaluation = ask()
-    write_figure(evaluation)
-    before = [(tmp_path / "evaluation" / f"evaluation.{e}").read_bytes() for e in ("pdf", "png")]
-    write_figure(evaluation)
-    after = [(tmp_path / "evaluation" / f"evaluation.{e}").read_bytes() for e in ("pdf", "png")]
-    assert before == after
-    assert before[0].startswith(b"%PDF") and before[1].startswith(b"\x89PNG")
-
-
-def test_the_figure_does_not_depend_on_a_matplotlibrc(ask, tmp_path):
-    evaluation, png = ask(), tmp_path / "evaluation" / "evaluation.png"
-    write_figure(evaluation)
-    before = png.read_bytes()
-    with rc_context({"axes.facecolor": "red", "savefig.bbox": "tight"}):
-        write_figure(evaluation)
-    assert png.read_bytes() == before
-
-
-def test_the_figure_tells_the_areas_of_all_records(ask):
-    evaluation = ask()
-    legend = draw_figure(evaluation).axes[0].get_legend()
-    shown = {text.get_text() for text in legend.get_texts()}
-    names = {"150": "150 bases", "400": "400 bases", "whole": "whole records"}
-    overall = [row for row in evaluation.rows if row.subset == "all"]
-    assert shown == {
-        f"{names[row.length] if row.unit == 'record' else 'chunks'}: {row.no_orf_as_0.auroc:.3f}"
-        for row in overall
-    }
+    write_report(evaluation)
+    stored = json.loads((tmp_path / "evaluation" / "evaluation.json").read_text())
+    assert [(one["unit"], one["length"]) for one in stored["scores"]] == [
+        (kind.unit, kind.length) for kind in evaluation.kinds
+    ]
+    for one, kind in zip(stored["scores"], evaluation.kinds, strict=True):
+        for label in ("virus", "other"):
+            scores = kind.scored.scores[kind.scored.is_virus == (label == "virus")]
+            bars = np.minimum((scores * 40).astype(int), 39)  # 1 is in the last bar
+            assert one[label] == np.bincount(bars, minlength=40).tolist()
+        called = kind.scores[kind.is_called]
+        assert one["lowest_called"] == pytest.approx(called.min(), abs=1e-6)
 
 
 def test_only_the_part_of_the_split_that_is_asked_for_is_scored(ask, manifest, tmp_path):
@@ -300,7 +281,6 @@ def test_without_a_model_the_scorer_is_measured_as_it_calls(manifest, tmp_path):
     assert stored["head"] is None and stored["scorer"]["sha256"] == evaluation.caller.scorer.sha256
     assert "preset default" in stored["cut"]
     assert stored["roc"][0]["true_positives"][-1] == 1.0
-    write_figure(evaluation)
 
 
 def test_the_scorer_remembers_what_it_was_trained_on(manifest, tmp_path):
@@ -454,7 +434,7 @@ def test_the_command_evaluates_resumes_and_tells_mistakes(tiny, manifest, tmp_pa
     assert "AUROC of all (95 % interval)" in answer.stdout and "precision at 5 %" in answer.stdout
     files = {path.name for path in out.iterdir()}
     assert files == {"fragments.fa", "fragments.tsv", "run", "report.html"} | {
-        f"evaluation.{ending}" for ending in ("tsv", "json", "pdf", "png")
+        f"evaluation.{ending}" for ending in ("tsv", "json")
     }
     table = (out / "evaluation.tsv").read_bytes()
     assert virnucpro(*command).returncode == 73
@@ -469,16 +449,3 @@ def test_the_command_evaluates_resumes_and_tells_mistakes(tiny, manifest, tmp_pa
         refused = virnucpro(*command, "-o", tmp_path / "other", *wrong)
         assert (refused.returncode, words in refused.stderr) == (exit_code, True), refused.stderr
         assert not (tmp_path / "other").exists()
-
-
-def test_what_is_not_installed_is_said_at_once_with_how_to_get_it(tmp_path):
-    code = (
-        "import sys; sys.modules['matplotlib'] = None\n"
-        "from virnucpro.cli.main import main\n"
-        f"sys.argv = ['virnucpro', 'evaluate', '--data', 'm.tsv', '-o', {str(tmp_path / 'x')!r}]\n"
-        "main()"
-    )
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert answer.returncode == 69
-    assert "this command needs matplotlib" in answer.stderr
-    assert "pip install -c constraints.txt -e '.[train]'" in answer.stderr

@@ -440,6 +440,7 @@ def test_the_page_of_an_evaluation_has_figures_of_all_samples_and_curves(tmp_pat
         "rows": [row, {**row, "subset": "virus", "kingdom": EVIL}],
         "roc": [{**kind, "true_positives": [0.5, 1.0], "false_positives": [0.0, 1.0]}],
         "reliability": [{**kind, "mean_score": [0.1], "share_of_viruses": [0.2]}],
+        "scores": [{**kind, "virus": [1, 9], "other": [1200, 0], "lowest_called": 0.75}],
     }
     (tmp_path / "evaluation.json").write_text(json.dumps(content))
     page = Page(report_folder(tmp_path))
@@ -447,7 +448,15 @@ def test_the_page_of_an_evaluation_has_figures_of_all_samples_and_curves(tmp_pat
     assert "500 bases 30 10 0 4 0.875 0.750 to 1.000 0.500" in page.words
     assert f"{EVIL} viruses" in page.words
     captions = re.findall(r"<figcaption>(.*?)</figcaption>", page.source)
-    assert captions == ["ROC", "Precision and recall", "Reliability"]
+    assert captions == ["ROC", "Precision and recall", "Reliability", "Scores of 500 bases"]
+    assert "virus (10) other (1,200) lowest score that is called" in page.words
+
+
+@pytest.mark.parametrize("wrong", [{"virus": [1]}, {"other": "2"}, {"virus": [], "other": []}])
+def test_a_histogram_that_is_damaged_is_left_out(tmp_path, wrong):
+    scores = {"unit": "record", "length": "500", "virus": [1, 9], "other": [2, 0], **wrong}
+    (tmp_path / "evaluation.json").write_text(json.dumps({"scores": [scores]}))
+    assert "This evaluation kept no curves." in Page(report_folder(tmp_path)).words
 
 
 # The record of the devices

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from piece_nets import Fitting, Lessons, fit_nets
 from safetensors import safe_open
 
 from virnucpro.callers.options import CutOptions
 from virnucpro.callers.pieces import call_proteins
 from virnucpro.ground.config import Recipe
 from virnucpro.ground.records import FastaRecord, RecordResult
-from virnucpro.learning.training.piece_nets import Fitting, Lessons, fit_nets
 from virnucpro.scorer.nets import (
     ErrorRates,
     Knot,

@@ -684,3 +684,16 @@ def test_no_process_outlives_a_torchrun_that_is_killed(data, tiny, tmp_path, is_
     agent.wait()
     _, alive = psutil.wait_procs(family, timeout=10 if is_training else 120)
     assert not alive
+
+
+def test_what_is_not_installed_is_said_at_once_with_how_to_get_it(tmp_path):
+    code = (
+        "import sys; sys.modules['tensorboard'] = None\n"
+        "from virnucpro.cli.main import main\n"
+        f"sys.argv = ['virnucpro', 'train', '--data', 'm.tsv', '-o', {str(tmp_path / 'x')!r}]\n"
+        "main()"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert answer.returncode == 69
+    assert "this command needs tensorboard" in answer.stderr
+    assert "pip install -c constraints.txt -e '.[train]'" in answer.stderr

@@ -10,9 +10,8 @@ import torch
 from trainings import Training, frames, settings
 
 from virnucpro.learning.labelled.arrays import ArrayRows
-from virnucpro.learning.labelled.frames import balanced_weights
+from virnucpro.learning.labelled.frames import balanced_weights, recipe_weights
 from virnucpro.learning.training.ranks import Ranks
-from virnucpro.learning.training.sampling import recipe_weights
 from virnucpro.sequences.composition import N_FEATURES
 
 CPU = Ranks(0, 1, torch.device("cpu"))

@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+import made
 import numpy as np
 import pytest
-
-from virnucpro.learning.labelled.records import LabelledRecord
-from virnucpro.learning.training import made
-from virnucpro.learning.training.piece_nets import Fitting, Lessons, Range, fit_piece_nets
-from virnucpro.learning.training.sampling import Collection, Fragments, draw, gc_matched_weights
-from virnucpro.learning.training.scorer_folds import (
+from piece_nets import Fitting, Lessons, Range, fit_piece_nets
+from sampling import Collection, Fragments, draw, gc_matched_weights
+from scorer_folds import (
     FEWEST_GROUPS,
     N_FOLDS,
-    fit_error_rates,
     fit_knot,
     fragment_log_odds,
     group_folds,
     kinds_of_cells,
 )
-from virnucpro.learning.training.scorer_words import Words, count_words
+from scorer_words import Words, count_words
+
+from virnucpro.learning.labelled.records import LabelledRecord
+from virnucpro.learning.training.joining import fit_error_rates
 from virnucpro.scorer.features import GC, N_FEATURES, N_FIGURES, fragment_features
 from virnucpro.scorer.nets import (
     ErrorRates,

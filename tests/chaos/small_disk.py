@@ -20,7 +20,7 @@ from runs import again, caller_in, leftovers, run_inline
 from virnucpro.callers.head import load_head
 from virnucpro.engine.executor import InlineExecutor
 from virnucpro.ground.errors import VirnucproError
-from virnucpro.learning.evaluation.figure import write_figure
+from virnucpro.learning.evaluation.page import write_evaluation_page
 from virnucpro.learning.evaluation.report import write_report
 from virnucpro.learning.evaluation.story import Question, answer
 from virnucpro.learning.options import TrainOptions
@@ -47,7 +47,7 @@ class Evaluation:
         config = replace(config, caller=caller_in(config, load_head(self.head)))
         found = answer(self.question, config, InlineExecutor(), lambda _: None)
         write_report(found)
-        write_figure(found)
+        write_evaluation_page(self.question.output)
 
 
 @dataclass(frozen=True)

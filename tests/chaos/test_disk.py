@@ -349,7 +349,7 @@ def test_a_full_disk_ends_an_evaluation_with_a_word_and_resume_completes_it(
     config = make_config(output=elsewhere.run_folder)
     Evaluation(elsewhere, config, tiny.head_file)(resume=False)
     for folder in kept:
-        for name in ("evaluation.tsv", "evaluation.png"):
+        for name in ("evaluation.tsv", "report.html"):
             assert (folder / name).read_bytes() == (elsewhere.output / name).read_bytes()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from virnucpro.cli.command import command
-from virnucpro.cli.exits import exits, needing
+from virnucpro.cli.exits import exits
 from virnucpro.cli.running import loading, report, watched
 from virnucpro.ground.options import ConsoleOptions
 from virnucpro.learning.options import EvaluateOptions
@@ -18,10 +18,10 @@ def evaluate(options: EvaluateOptions, console: ConsoleOptions) -> None:
     """Measure the scorer, or a head, on labelled sequences that it was not trained on.
 
     Fragments of each length and the whole records are called as predict calls them, in the run
-    folder DIR/run. evaluation.tsv, .json, .pdf and .png tell AUROC (with intervals over groups),
+    folder DIR/run. evaluation.tsv, .json and report.html have AUROC (with intervals over groups),
     AUPRC, accuracy, precision, recall, F1 and false positives of the calls, precision where 1, 5
     and 20 % are viral, recall at 1 % false positives, and calibration; overall and by kingdom, of
-    all fragments and of those with a score.
+    all fragments and of those with a score. report.html draws the curves.
 
     Example: virnucpro evaluate --data manifest.tsv --output-dir evaluation/
 
@@ -40,8 +40,6 @@ def evaluate(options: EvaluateOptions, console: ConsoleOptions) -> None:
         return
     with exits(lambda: _KEPT):
         with loading(console):
-            with needing("train"):
-                from virnucpro.learning.evaluation.figure import write_figure
             from virnucpro.learning.evaluation import story
             from virnucpro.learning.evaluation.page import write_evaluation_page
             from virnucpro.learning.evaluation.report import summary_lines, write_report
@@ -49,7 +47,6 @@ def evaluate(options: EvaluateOptions, console: ConsoleOptions) -> None:
         with watched(console) as events:
             evaluation = story.evaluate(options, events)
             write_report(evaluation)
-            write_figure(evaluation)
             write_evaluation_page(options.output_dir)
     with exits():
         report(summary_lines(evaluation), console.quiet)

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from virnucpro.ground.log import escaped, printable
 from virnucpro.page.charts import Chart
 from virnucpro.page.facts import Facts, is_number, read_facts
@@ -15,6 +17,8 @@ from virnucpro.run.folder import RunDir
 EVALUATION = "evaluation.json"
 # figures of all samples, those without a score as the lowest, and their interval
 _OF_ALL = ("no_orf_as_0", "no_orf_as_0_low", "no_orf_as_0_high")
+_LABELS = ("virus", "other")
+_N_HISTOGRAMS = 2  # of whole records, and of chunks or the longest fragments
 _MEASURES = (
     ("recall", "recall"),
     ("false_positives", "false positives"),
@@ -87,7 +91,7 @@ def _name(kind: Mapping[str, Any]) -> str:
 
 
 def _charts(facts: Facts, rows: Sequence[Mapping[str, Any]]) -> list[Chart]:
-    """ROC, precision over recall, and reliability, a line for each kind of samples."""
+    """ROC, precision over recall, and reliability, a line for each kind of samples; scores."""
     sizes = {
         _name(row): (Facts(row).number("n_virus"), Facts(row).number("n"))
         for row in rows
@@ -124,7 +128,41 @@ def _charts(facts: Facts, rows: Sequence[Mapping[str, Any]]) -> list[Chart]:
         Chart(name, title, text, *labels[name], series, unit, unit, diagonal=name != "precision")
         for name, title, text, series in texts
         if series
-    ]
+    ] + [_histogram(i, one) for i, one in enumerate(_histograms(facts)[-_N_HISTOGRAMS:])]
+
+
+def _histograms(facts: Facts) -> list[Mapping[str, Any]]:
+    """Those whose numbers are there."""
+    scores = [one for one in facts.sequence("scores") if isinstance(one, dict)]
+    counts = [{len(_numbers(one, label)) for label in _LABELS} for one in scores]
+    return [one for one, n in zip(scores, counts, strict=True) if len(n) == 1 and n != {0}]
+
+
+def _histogram(i: int, scores: Mapping[str, Any]) -> Chart:
+    """Steps over the scores, a line for each label, and the lowest score that is called."""
+    series, look = [], []
+    most = 1.0
+    for place, label in enumerate(_LABELS):
+        counts = np.array(_numbers(scores, label))
+        edges = np.linspace(0, 1, len(counts) + 1)
+        most = max(most, counts.max())
+        name = f"{label} ({int(counts.sum()):,})"
+        series.append((name, edges.repeat(2)[1:-1].tolist(), counts.repeat(2).tolist()))
+        look.append(f"line s{place}")
+    cut = _number(scores, "lowest_called")
+    if cut is not None:
+        series.append(("lowest score that is called", [cut, cut], [0.0, most]))
+        look.append("cut")
+    return Chart(
+        f"scores{i}",
+        f"Scores of {_name(scores)}",
+        "Samples by score; those without a score are left out.",
+        "score",
+        "samples",
+        series,
+        x_range=(0.0, 1.0),
+        look=look,
+    )
 
 
 def _numbers(curve: Mapping[str, Any], name: str) -> list[float]:

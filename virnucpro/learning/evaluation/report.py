@@ -22,6 +22,7 @@ from virnucpro.learning.evaluation.metrics import (
 from virnucpro.learning.evaluation.story import Evaluation, EvaluationRow, Sampled
 
 _ROC_POINTS = 200
+_N_BARS = 40  # of the scores from 0 to 1
 _FACTS = ("unit", "length", "subset", "kingdom", "n", "n_virus", "n_groups")
 _COLUMNS = (
     *_FACTS,
@@ -59,7 +60,8 @@ def summary_lines(evaluation: Evaluation) -> list[str]:
         f"{'':16}{'n':>8}{'no score':>10}  {'AUROC of all (95 % interval)':<30}{'recall':>8}"
         f"{'false +':>9}{'precision at 5 % viruses':>26}",
         *(_line(row) for row in evaluation.rows if row.subset == "all"),
-        f"by kingdom, and more: {printable(question.output / 'evaluation.tsv')}, .json, .pdf, .png",
+        f"by kingdom, and more: {printable(question.output / 'evaluation.tsv')}, .json; "
+        "curves: report.html",
     ]
     if held_out.trained:
         lines.append(
@@ -124,6 +126,7 @@ def _to_json(evaluation: Evaluation) -> dict[str, object]:
         "rows": [_row_to_json(row) for row in evaluation.rows],
         "reliability": [_reliability_to_json(kind) for kind in evaluation.kinds if kind.records],
         "roc": [_roc_to_json(kind) for kind in evaluation.kinds if kind.records],
+        "scores": [_scores_to_json(kind) for kind in evaluation.kinds if kind.records],
     }
 
 
@@ -172,4 +175,21 @@ def _roc_to_json(kind: Sampled) -> dict[str, object]:
         "length": kind.length,
         "true_positives": (true[points] / true[-1]).round(6).tolist() if has_both else [],
         "false_positives": (false[points] / false[-1]).round(6).tolist() if has_both else [],
+    }
+
+
+def _scores_to_json(kind: Sampled) -> dict[str, object]:
+    """How many samples have a score in each of some equally wide bins, by label."""
+    scored = kind.scored
+    called = scored.scores[scored.is_called]
+    virus, other = (
+        np.histogram(scored.scores[scored.is_virus == label], bins=_N_BARS, range=(0, 1))[0]
+        for label in (True, False)
+    )
+    return {
+        "unit": kind.unit,
+        "length": kind.length,
+        "virus": virus.tolist(),
+        "other": other.tolist(),
+        "lowest_called": round(float(called.min()), 6) if len(called) else None,
     }

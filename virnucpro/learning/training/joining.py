@@ -13,18 +13,19 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from virnucpro.callers.join import Join, JoinKnot, join_log_odds
-from virnucpro.ground.numeric import Mask, Values
+from virnucpro.ground.numeric import Mask, Values, sigmoid
 from virnucpro.learning.evaluation.metrics import Samples, auroc, auroc_gain, rank
 from virnucpro.learning.labelled.arrays import Rows
-from virnucpro.learning.training.logistic import fit_logistic
-from virnucpro.learning.training.sampling import BASES_POWER
-from virnucpro.learning.training.scorer_folds import fit_error_rates
+from virnucpro.learning.labelled.frames import BASES_POWER
 from virnucpro.scorer.nets import ErrorRates, Scorer, at_lengths, thresholds
 
 N_FOLDS = 5
 _FEWEST_GROUPS = 2  # of each label, to fit on some and measure on others
 _SEED = 0  # of the resamples of groups
+_FALSE_POSITIVES = (0.5, 0.3, 0.2, 0.1, 0.05, 0.03, 0.02, 0.01, 0.005, 0.002, 0.001)
 _PULL = 1e-3  # towards the scorer alone, where the weights of all fragments add up to 1
+_STEPS = 50  # a few are enough
+_DAMPING = 1e-6  # each step can be solved, even where all rows are alike
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -139,6 +140,30 @@ def error_rates(fragments: ScoredFragments, knot: JoinKnot, scorer: Scorer) -> E
     return replace(rates, cuts=tuple(np.maximum(alike, rates.log_odds).tolist()))
 
 
+def fit_error_rates(
+    n_bases: int,
+    log_odds: Values,
+    is_virus: Mask,
+    kinds: Sequence[tuple[Mask, float]] = (),
+) -> ErrorRates:
+    """The log-odds from which on each share of the cellular fragments lies, and of the viral ones.
+
+    A share counts one more fragment than there is, so that none is 0. From its cut on no kind of
+    cells is called more often either, or not more than so many times as often.
+    """
+    shares = np.array(_FALSE_POSITIVES)
+    at_shares = np.quantile(log_odds[~is_virus], 1 - shares)
+    of_kinds = [
+        np.quantile(log_odds[kind], 1 - np.minimum(1, times * shares)) for kind, times in kinds
+    ]
+    cuts = np.max([at_shares, *of_kinds], axis=0)
+    viral = np.sort(log_odds[is_virus])
+    n_called = len(viral) - np.searchsorted(viral, at_shares)
+    true_positives = (n_called + 1) / (len(viral) + 1)
+    columns = (at_shares, shares, true_positives, cuts)
+    return ErrorRates(n_bases, *(tuple(column.tolist()) for column in columns))
+
+
 def choose_knot(fragments: ScoredFragments) -> JoinKnot:
     """The weights at a length, or those of the scorer alone if the head surely adds nothing.
 
@@ -198,3 +223,20 @@ def _fit(inputs: Values, fragments: ScoredFragments, is_used: Mask) -> Values:
         inputs[:, is_used], fragments.is_virus, fragments.weights, start[is_used], _PULL
     )
     return values
+
+
+def fit_logistic(
+    inputs: Values, is_virus: Mask, weights: Values, start: Values, pull: float = 0.0
+) -> Values:
+    """The coefficients of the least weighted cross-entropy. (n, k), (n,), (n,), (k,) -> (k,)
+
+    Weights add up to about 1. ``pull`` draws the coefficients towards the start, and keeps them
+    finite where the labels are told apart perfectly.
+    """
+    fitted: Values = start.copy()
+    for _ in range(_STEPS):
+        chances = sigmoid(inputs @ fitted)
+        gradient = inputs.T @ (weights * (is_virus - chances)) - pull * (fitted - start)
+        curvature = (inputs * (weights * chances * (1 - chances))[:, None]).T @ inputs
+        fitted += np.linalg.solve(curvature + max(pull, _DAMPING) * np.eye(len(fitted)), gradient)
+    return fitted

@@ -33,7 +33,12 @@ from virnucpro.ground.errors import InputError, UsageError, VirnucproError
 from virnucpro.ground.events import OnEvent
 from virnucpro.ground.log import announce, printable
 from virnucpro.ground.option_fields import carry
-from virnucpro.learning.labelled.frames import LabelledFrames, balanced_weights, given_weights
+from virnucpro.learning.labelled.frames import (
+    LabelledFrames,
+    balanced_weights,
+    given_weights,
+    recipe_weights,
+)
 from virnucpro.learning.labelled.split import Split, read_split
 from virnucpro.learning.labelled.store import FrameStore
 from virnucpro.learning.options import TrainOptions
@@ -58,7 +63,6 @@ from virnucpro.learning.training.request import (
     resolve_training,
 )
 from virnucpro.learning.training.results import Scored, TrainingResults
-from virnucpro.learning.training.sampling import recipe_weights
 from virnucpro.run.folder import RunDir
 from virnucpro.stories.options import ExtractOptions
 from virnucpro.stories.pipeline import extract

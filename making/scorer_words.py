@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from sampling import Collection, Fragments
 
 from virnucpro.ground.numeric import Counts
-from virnucpro.learning.training.sampling import Collection, Fragments
 from virnucpro.scorer.features import Features, codons_of, fragment_features
 from virnucpro.scorer.pieces import Digits, Pieces
 from virnucpro.scorer.stretches import find_stretches

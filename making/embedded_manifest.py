@@ -1,6 +1,6 @@
 """Turn the catalogue of labelled sequences into a manifest for ``virnucpro train``.
 
-    python examples/embedded_manifest.py CATALOGUE.tsv.gz > manifest.tsv
+    python making/embedded_manifest.py CATALOGUE.tsv.gz > manifest.tsv
 
 The catalogue has a row for each sequence (id, file, label, kind, family, genus, cluster, ...) and
 lies beside its FASTA files. A group is what a new sequence may be new in: the family of a virus

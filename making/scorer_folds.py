@@ -11,17 +11,16 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
+from sampling import Collection, Fragments
 
 from virnucpro.ground.numeric import Counts, Mask, Values
 from virnucpro.learning.labelled.records import LabelledRecord
-from virnucpro.learning.training.logistic import fit_logistic
-from virnucpro.learning.training.sampling import Collection, Fragments
-from virnucpro.scorer.nets import ErrorRates, Knot, PieceNets
+from virnucpro.learning.training.joining import fit_logistic
+from virnucpro.scorer.nets import Knot, PieceNets
 from virnucpro.scorer.pieces import Digits
 from virnucpro.scorer.score import record_log_odds
 
 N_FOLDS = 10
-FALSE_POSITIVES = (0.5, 0.3, 0.2, 0.1, 0.05, 0.03, 0.02, 0.01, 0.005, 0.002, 0.001)
 FEWEST_GROUPS = 5  # of a kind of cells that has a say in where cuts lie
 
 
@@ -66,30 +65,6 @@ def fit_knot(n_bases: int, log_odds: Values, is_virus: Mask) -> Knot:
     values = fit_logistic(inputs, is_virus, weights, np.array([1.0, 0.0]))
     slope, offset = values.tolist()
     return Knot(n_bases, slope, offset)
-
-
-def fit_error_rates(
-    n_bases: int,
-    log_odds: Values,
-    is_virus: Mask,
-    kinds: Sequence[tuple[Mask, float]] = (),
-) -> ErrorRates:
-    """The log-odds from which on each share of the cellular fragments lies, and of the viral ones.
-
-    A share counts one more fragment than there is, so that none is 0. From its cut on no kind of
-    cells is called more often either, or not more than so many times as often.
-    """
-    shares = np.array(FALSE_POSITIVES)
-    at_shares = np.quantile(log_odds[~is_virus], 1 - shares)
-    of_kinds = [
-        np.quantile(log_odds[kind], 1 - np.minimum(1, times * shares)) for kind, times in kinds
-    ]
-    cuts = np.max([at_shares, *of_kinds], axis=0)
-    viral = np.sort(log_odds[is_virus])
-    n_called = len(viral) - np.searchsorted(viral, at_shares)
-    true_positives = (n_called + 1) / (len(viral) + 1)
-    columns = (at_shares, shares, true_positives, cuts)
-    return ErrorRates(n_bases, *(tuple(column.tolist()) for column in columns))
 
 
 def kinds_of_cells(collection: Collection, fragments: Fragments) -> dict[str, Mask]:

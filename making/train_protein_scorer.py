@@ -1,7 +1,7 @@
 """Give the scorer its nets for proteins, and tell how good they are.
 
-    python examples/scorer_proteins.py manifest.tsv > proteins.tsv
-    python examples/train_protein_scorer.py manifest.tsv proteins.tsv examples/scorer_split.tsv \
+    python making/scorer_proteins.py manifest.tsv > proteins.tsv
+    python making/train_protein_scorer.py manifest.tsv proteins.tsv making/scorer_split.tsv \
         virnucpro/embedded/scorer.safetensors > figures.tsv
 
 Run it after ``train_embedded_scorer.py``. The nets for proteins are added to the scorer's file, or
@@ -28,16 +28,18 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from piece_nets import Fitting, Lessons, fit_nets
+from sampling import collect
+from scorer_folds import N_FOLDS, fit_knot, group_folds
+from scorer_words import WordCounts, count_words
 from train_embedded_scorer import KIND_OF, KINDS, N_VIRAL, SHARES
 
 from virnucpro.callers.options import FALSE_POSITIVES
 from virnucpro.ground.numeric import Counts, Mask, Values, sigmoid
 from virnucpro.learning.evaluation.metrics import Samples, bootstrap, measure
+from virnucpro.learning.labelled.frames import BASES_POWER
 from virnucpro.learning.labelled.records import read_data_manifest, read_records
-from virnucpro.learning.training.piece_nets import Fitting, Lessons, fit_nets
-from virnucpro.learning.training.sampling import BASES_POWER, collect
-from virnucpro.learning.training.scorer_folds import N_FOLDS, fit_error_rates, fit_knot, group_folds
-from virnucpro.learning.training.scorer_words import WordCounts, count_words
+from virnucpro.learning.training.joining import fit_error_rates
 from virnucpro.scorer.nets import (
     ErrorRates,
     Knot,

@@ -1,23 +1,23 @@
 """Make the scorer that comes with VirNucPro, virnucpro/embedded/scorer.safetensors, or measure it.
 
-    python examples/scorer_manifest.py CATALOGUE.tsv.gz ... > manifest.tsv
-    python examples/scorer_elements.py manifest.tsv elements.fa > elements.tsv
+    python making/scorer_manifest.py CATALOGUE.tsv.gz ... > manifest.tsv
+    python making/scorer_elements.py manifest.tsv elements.fa > elements.tsv
     tail -n +2 elements.tsv >> manifest.tsv
-    python examples/train_embedded_scorer.py train manifest.tsv examples/scorer_split.tsv \
+    python making/train_embedded_scorer.py train manifest.tsv making/scorer_split.tsv \
         scorer.safetensors train validation test locked
 
 The groups of the parts that are named train it. Folds over the same groups give its calibration
 and its error rates. The words that a fragment's features are made with are always counted without
 its fold. Nets of half of the folds are fitted in a second process.
-Scorers of the folds are left in scorer_folds/: join_embedded_head.py needs what has not seen a
-group. Seeds are fixed: the same data makes the same file on the same machine.
+A scorer without each fold is left in scorer_folds/, for measurements on groups that the file itself
+has seen. Seeds are fixed: the same data makes the same file on the same machine.
 
 The scorer of the package has seen all groups. What the recipe does on groups that had no say in
 anything is told by a file that is trained without them:
 
-    python examples/train_embedded_scorer.py train manifest.tsv examples/scorer_split.tsv \
+    python making/train_embedded_scorer.py train manifest.tsv making/scorer_split.tsv \
         without_locked.safetensors train validation test
-    python examples/train_embedded_scorer.py measure manifest.tsv examples/scorer_split.tsv \
+    python making/train_embedded_scorer.py measure manifest.tsv making/scorer_split.tsv \
         without_locked.safetensors locked
 
 Measuring writes a table: for each length all fragments of the parts, then each kind of virus
@@ -38,17 +38,11 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+import made
 import numpy as np
 import torch
 from numpy.typing import NDArray
-
-from virnucpro.callers.options import FALSE_POSITIVES
-from virnucpro.ground.numeric import Counts, Values, sigmoid
-from virnucpro.learning.evaluation.metrics import Samples, bootstrap, measure
-from virnucpro.learning.labelled.digests import group_digest, record_digest
-from virnucpro.learning.labelled.records import Labelled, read_data_manifest, read_records
-from virnucpro.learning.training import made
-from virnucpro.learning.training.piece_nets import (
+from piece_nets import (
     FIGURES_AND_WORDS,
     FIGURES_WORDS_AND_LAYOUT,
     Fitting,
@@ -56,23 +50,29 @@ from virnucpro.learning.training.piece_nets import (
     Range,
     fit_piece_nets,
 )
-from virnucpro.learning.training.sampling import (
+from sampling import (
     Collection,
     Fragments,
     collect,
     draw,
     gc_matched_weights,
 )
-from virnucpro.learning.training.scorer_folds import (
+from scorer_folds import (
     N_FOLDS,
-    fit_error_rates,
     fit_knot,
     fragment_log_odds,
     group_folds,
     held_out_log_odds,
     kinds_of_cells,
 )
-from virnucpro.learning.training.scorer_words import WordCounts, Words, count_words
+from scorer_words import WordCounts, Words, count_words
+
+from virnucpro.callers.options import FALSE_POSITIVES
+from virnucpro.ground.numeric import Counts, Values, sigmoid
+from virnucpro.learning.evaluation.metrics import Samples, bootstrap, measure
+from virnucpro.learning.labelled.digests import group_digest, record_digest
+from virnucpro.learning.labelled.records import Labelled, read_data_manifest, read_records
+from virnucpro.learning.training.joining import fit_error_rates
 from virnucpro.scorer.features import GC, fragment_features, whole_features
 from virnucpro.scorer.nets import (
     ErrorRates,
@@ -370,7 +370,7 @@ def write_figures(
         np.ones(len(records)),
     )
     kingdoms = np.array([record.kingdom for record in records])
-    for cells in rows_of(samples, kingdoms, sigmoid(threshold)):
+    for cells in rows_of(samples, kingdoms, sigmoid(np.array(threshold)).item()):
         sys.stdout.write("\t".join([str(fragments.digits.shape[1]), *cells]) + "\n")
     sys.stdout.flush()
 

@@ -1,6 +1,6 @@
 """Give the groups of a manifest to four parts: a table of group, kingdom and part.
 
-    python examples/scorer_split.py MANIFEST.tsv > scorer_split.tsv
+    python making/scorer_split.py MANIFEST.tsv > scorer_split.tsv
 
 Each kingdom is split by itself, in the order of a hash of the groups' names: some for the test,
 some for validation, some locked away, and the rest for training. The locked ones are looked at

@@ -1,7 +1,8 @@
-"""The scripts of ``examples`` that make the data of the embedded scorer."""
+"""The scripts of ``making``, which make the weights of the package, and those of ``examples``."""
 
 from __future__ import annotations
 
+import ast
 import csv
 import subprocess
 import sys
@@ -11,11 +12,18 @@ from runpy import run_path
 
 import pytest
 
+import virnucpro
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.genetic_code import STANDARD
 from virnucpro.sequences.translate import reverse_complement
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+ROOT = Path(__file__).parents[1]
+SCRIPTS = [
+    path
+    for folder in ("examples", "making")
+    for path in sorted((ROOT / folder).glob("*.py"))
+    if "\nif __name__ ==" in path.read_text(encoding="utf-8")
+]
 
 
 def random_bases(random: Random, n_bases: int) -> str:
@@ -31,7 +39,7 @@ def back_translated(random: Random, residues: str) -> str:
 
 def test_transposable_elements_are_found_where_they_lie_in_eukaryotes_alone(tmp_path):
     pytest.importorskip("pyhmmer", reason="the script searches with pyhmmer")
-    script, random = EXAMPLES / "scorer_elements.py", Random(1)
+    script, random = ROOT / "making/scorer_elements.py", Random(1)
     seeds = run_path(str(script))["SEEDS"]
     line = reverse_complement(back_translated(random, seeds["LINE"]))
     mariner = back_translated(random, seeds["mariner"])
@@ -59,15 +67,28 @@ def test_transposable_elements_are_found_where_they_lie_in_eukaryotes_alone(tmp_
     assert kinds == ["LINE", "mariner"]
 
 
-@pytest.mark.parametrize("script", sorted(path.name for path in EXAMPLES.glob("*.py")))
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
 def test_each_tells_how_it_is_called(script, tmp_path):
-    if script == "scorer_elements.py":
-        pytest.importorskip("pyhmmer", reason="it finds elements with pyhmmer")
-    if script == "scorer_proteins.py":
-        pytest.importorskip("pyrodigal", reason="it predicts genes with pyrodigal")
-    command = [sys.executable, str(EXAMPLES / script), "--help"]
+    for package in ("pyhmmer", "pyrodigal"):
+        if f"import {package}\n" in script.read_text(encoding="utf-8"):
+            pytest.importorskip(package, reason=f"the script needs {package}")
+    command = [sys.executable, str(script), "--help"]
     told = subprocess.run(command, check=False, capture_output=True, text=True, cwd=tmp_path)
-    assert f"python examples/{script}" in told.stdout + told.stderr or "usage: " in (
-        told.stdout + told.stderr
-    )
+    said = told.stdout + told.stderr
+    assert f"python {script.relative_to(ROOT)}" in said or "usage: " in said
     assert "Traceback" not in told.stderr and not list(tmp_path.iterdir())
+
+
+def test_nothing_of_how_weights_are_made_is_installed_or_used_by_a_command():
+    made = {path.stem for path in (ROOT / "making").glob("*.py")}
+    package = Path(virnucpro.__file__).parent
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in package.rglob("*.py")]
+    imported = {
+        name.partition(".")[0]
+        for tree in trees
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        for name in (getattr(node, "module", None) or "", *(alias.name for alias in node.names))
+    }
+    assert not made & imported
+    assert not (package / "making").exists()

@@ -1,6 +1,6 @@
 """Write a FASTA file for each genus of bacteria and archaea in catalogues of labelled sequences.
 
-    python examples/region_hosts.py FOLDER CATALOGUE.tsv.gz ... [--without GENUS ...]
+    python making/region_hosts.py FOLDER CATALOGUE.tsv.gz ... [--without GENUS ...]
 
 Beside the chromosomes with known prophages, ``virnucpro train --data FOLDER --regions`` takes each
 of these files for one host, and learns from it how hosts of its GC score. A catalogue has a row
@@ -43,11 +43,11 @@ def main() -> None:
     for genus in genera:
         (options.folder / f"{genus}.fa").unlink(missing_ok=True)
     for path in sorted(chosen):
-        genus = None
+        genus = ""
         with gzip.open(path, "rt", encoding="ascii") as lines:
             for line in lines:
                 if line.startswith(">"):
-                    genus = chosen[path].get(line[1:].split()[0])
+                    genus = chosen[path].get(line[1:].split()[0], "")
                 if genus:
                     with (options.folder / f"{genus}.fa").open("a", encoding="ascii") as file:
                         file.write(line)

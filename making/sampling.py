@@ -11,18 +11,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from virnucpro.ground.numeric import Counts, Mask, Values
-from virnucpro.learning.labelled.frames import MOST_WEIGHT, LabelledFrames
+from virnucpro.learning.labelled.frames import BASES_POWER, GC_EDGES, HEAVIEST
 from virnucpro.learning.labelled.records import Labelled, LabelledRecord
 from virnucpro.scorer.pieces import Digits, encode, opposite_strand
-from virnucpro.sequences.composition import N_CODONS
 
-BASES_POWER = 0.25
-_GC_EDGES = np.linspace(0.25, 0.7, 10)
 _FEWEST = 20  # fragments of a class that a bin of GC is shared out to
-_HEAVIEST = 4.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,46 +112,12 @@ def _cut(
 
 def gc_matched_weights(gc: Values, is_virus: Mask) -> Values:
     """Weights that give both labels the same say in each bin of GC, so that it tells nothing."""
-    bins = np.digitize(gc, _GC_EDGES)
+    bins = np.digitize(gc, GC_EDGES)
     weights = np.ones(len(gc))
-    for number in range(len(_GC_EDGES) + 1):
+    for number in range(len(GC_EDGES) + 1):
         inside = bins == number
         for label in (False, True):
             members = inside & (is_virus == label)
             weights[members] = inside.sum() / 2 / max(members.sum(), _FEWEST)
-    balanced: Values = np.minimum(weights / weights.mean(), _HEAVIEST)
+    balanced: Values = np.minimum(weights / weights.mean(), HEAVIEST)
     return balanced
-
-
-def recipe_weights(frames: LabelledFrames) -> NDArray[np.float32]:
-    """Weights of frames that stand for drawing them by the scorer's recipe. (n,) with mean 1
-
-    A group has a low power of its number of frames, times the manifest's weights; both labels have
-    the same say, over all and in each bin of GC, as far as ``_HEAVIEST`` allows.
-    """
-    side = 2 * frames.group + frames.is_virus
-    _, group, size = np.unique(side, return_inverse=True, return_counts=True)
-    weights = frames.weight * size[group] ** (BASES_POWER - 1)
-    bins = np.digitize(_gc_of(frames), _GC_EDGES)
-    for label in (False, True):
-        rows = frames.is_virus == label
-        if rows.any():
-            weights[rows] = np.minimum(weights[rows] / weights[rows].mean(), MOST_WEIGHT)
-            weights[rows] /= weights[rows].sum()
-    for number in range(len(_GC_EDGES) + 1):
-        inside = bins == number
-        total = weights[inside].sum()
-        for label in (False, True):
-            rows = inside & (frames.is_virus == label)
-            if rows.any():
-                weights[rows] *= min(_HEAVIEST, total / 2 / weights[rows].sum())
-    even: NDArray[np.float32] = (weights / weights.mean()).astype(np.float32)
-    return even
-
-
-def _gc_of(frames: LabelledFrames) -> Values:
-    """The share of G and C in the codons of each frame. (n,)"""
-    codons = np.arange(N_CODONS)
-    n_gc = sum(np.isin(codons // 4**place % 4, (1, 2)).astype(np.float64) for place in range(3))
-    blocks = [block[:, :N_CODONS] @ n_gc / 3 for block in frames.composition.blocks()]
-    return np.concatenate(blocks) if blocks else np.empty(0)

@@ -1,6 +1,6 @@
 """Find transposable elements among the labelled cells, to train and measure a scorer on.
 
-    python examples/scorer_elements.py manifest.tsv elements.fa > elements.tsv
+    python making/scorer_elements.py manifest.tsv elements.fa > elements.tsv
     tail -n +2 elements.tsv >> manifest.tsv
 
 Needs pyhmmer. Long stop-free stretches of eukaryotes, in six frames, are searched with one protein
@@ -95,7 +95,8 @@ def stretches(sequence: str, record: int) -> Iterator[tuple[Stretch, str]]:
         for frame in range(3):
             start = frame
             in_frame = strand[frame : frame + (n_bases - frame) // 3 * 3]
-            for residues in str(Seq(in_frame).translate()).split("*"):
+            protein = str(Seq(in_frame).translate())  # type: ignore[no-untyped-call]
+            for residues in protein.split("*"):
                 end = start + 3 * len(residues)
                 if len(residues) >= SHORTEST:
                     low, high = (n_bases - end, n_bases - start) if is_reverse else (start, end)

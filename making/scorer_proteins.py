@@ -1,6 +1,6 @@
 """Find the proteins of labelled sequences, for ``train_protein_scorer.py``. Needs pyrodigal.
 
-    python examples/scorer_proteins.py manifest.tsv > proteins.tsv
+    python making/scorer_proteins.py manifest.tsv > proteins.tsv
 
 The manifest is that of ``scorer_manifest.py``. Genes of prokaryotes, their viruses and large DNA
 viruses are predicted. Elsewhere an open frame is a protein if it is long for its kind and hardly

@@ -1,6 +1,6 @@
 """Turn catalogues of labelled sequences into a manifest for ``train_embedded_scorer.py``.
 
-    python examples/scorer_manifest.py CATALOGUE.tsv.gz ... > manifest.tsv
+    python making/scorer_manifest.py CATALOGUE.tsv.gz ... > manifest.tsv
 
 A catalogue has a row for each sequence (id, file, label, kind, family, genus, cluster, ...) and
 lies beside its FASTA files. A group is all that must not be torn apart: viruses that share a
