@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,23 +45,30 @@ def score_frames(
     ``reasons`` has those of the frames without a vector, by their ids; with a head the others have
     a row each, in their order. (n, dim)
     """
-    scores: dict[str, float] = {}
-    waiting: dict[str, int] = {}
-    rows_waiting: list[int] = []
-    if head is not None:
-        embedded = [orf for orf in orfs if orf.id not in reasons]
-        rows_waiting = [i for i, orf in enumerate(embedded) if _needs_record(orf, head)]
-        waiting = {embedded[i].id: place for place, i in enumerate(rows_waiting)}
-        rows = [i for i, orf in enumerate(embedded) if orf.id not in waiting]
-        ready = [embedded[i] for i in rows]
-        bases = [orf.bases[: orf.end - orf.start] for orf in ready]
-        is_protein = bool(ready) and ready[0].strand == PROTEIN
-        values = _classify(head, vectors[rows] if waiting else vectors, bases, is_protein)
-        scores = dict(zip((orf.id for orf in ready), values, strict=True))
-    packed = [
+    if head is None:
+        return ScoredFrames(_packed(orfs, {}, reasons, {}), vectors[[]])
+    embedded = [orf for orf in orfs if orf.id not in reasons]
+    rows_waiting = [i for i, orf in enumerate(embedded) if _needs_record(orf, head)]
+    waiting = {embedded[i].id: place for place, i in enumerate(rows_waiting)}
+    rows = [i for i, orf in enumerate(embedded) if orf.id not in waiting]
+    ready = [embedded[i] for i in rows]
+    bases = [orf.bases[: orf.end - orf.start] for orf in ready]
+    is_protein = bool(ready) and ready[0].strand == PROTEIN
+    values = _classify(head, vectors[rows] if waiting else vectors, bases, is_protein)
+    scores = dict(zip((orf.id for orf in ready), values, strict=True))
+    return ScoredFrames(_packed(orfs, scores, reasons, waiting), vectors[rows_waiting])
+
+
+def _packed(
+    orfs: Sequence[Orf],
+    scores: Mapping[str, float],
+    reasons: Mapping[str, str],
+    waiting: Mapping[str, int],
+) -> bytes:
+    rows = [
         [*orf[:6], scores.get(orf.id), reasons.get(orf.id, ""), waiting.get(orf.id)] for orf in orfs
     ]
-    return ScoredFrames(json.dumps(packed).encode(), vectors[rows_waiting])
+    return json.dumps(rows).encode()
 
 
 def _needs_record(orf: Orf, head: Head) -> bool:
@@ -95,27 +103,47 @@ def predict_records(
         InputError: a sequence is not the one that a frame was found in.
     """
     rows_of = [json.loads(each.packed) for each in frames]
-    results: list[list[Prediction]] = []
-    waiting: list[tuple[list[Prediction], int]] = []  # whose, and its place there
-    bases, vectors = [], []
-    for record, runs_of_record in zip(records, runs, strict=True):
-        predictions: list[Prediction] = []
-        for number, first, end in runs_of_record:
-            for *place, score, failure, row in rows_of[number][first:end]:
-                orf = Orf._make((*place, "", "", None))
-                if orf.strand != PROTEIN and orf.end > len(record.sequence):
-                    raise input_changed()
-                if row is not None:
-                    waiting.append((predictions, len(predictions)))
-                    bases.append(frame_bases(orf, record.sequence))
-                    vectors.append(frames[number].waiting[row])
-                predictions.append(Prediction(orf, score, failure))
-        results.append(predictions)
+    waiting: list[_Waiting] = []
+    results = [
+        _predict_record(record, runs_of_record, rows_of, waiting)
+        for record, runs_of_record in zip(records, runs, strict=True)
+    ]
     if head is not None and waiting:
-        scores = _classify(head, np.stack(vectors), bases)
-        for (predictions, i), score in zip(waiting, scores, strict=True):
-            predictions[i] = Prediction(predictions[i].orf, score)
+        vectors = np.stack([frames[one.number].waiting[one.row] for one in waiting])
+        scores = _classify(head, vectors, [one.bases for one in waiting])
+        for one, score in zip(waiting, scores, strict=True):
+            one.predictions[one.place] = Prediction(one.predictions[one.place].orf, score)
     return results
+
+
+class _Waiting(NamedTuple):
+    """A prediction without its score, and what the head reads for it."""
+
+    predictions: list[Prediction]  # of the record
+    place: int  # there
+    number: int  # of the ``ScoredFrames`` with the vector
+    row: int  # there
+    bases: str
+
+
+def _predict_record(
+    record: FastaRecord,
+    runs: Sequence[FrameRange],
+    rows_of: Sequence[Sequence[Any]],
+    waiting: list[_Waiting],
+) -> list[Prediction]:
+    """The predictions of a record; those that wait for its bases are put to ``waiting`` too."""
+    predictions: list[Prediction] = []
+    for number, first, end in runs:
+        for *place, score, failure, row in rows_of[number][first:end]:
+            orf = Orf._make((*place, "", "", None))
+            if orf.strand != PROTEIN and orf.end > len(record.sequence):
+                raise input_changed()
+            if row is not None:
+                bases = frame_bases(orf, record.sequence)
+                waiting.append(_Waiting(predictions, len(predictions), number, row, bases))
+            predictions.append(Prediction(orf, score, failure))
+    return predictions
 
 
 def input_changed() -> InputError:

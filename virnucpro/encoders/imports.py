@@ -53,12 +53,7 @@ def import_checkpoint(source: Path, name: str, *, force: bool) -> ESM2Model:
         UnavailableError: it is not an ESM-2, damaged, holds code, or has another name.
         OutputError: another model has the name, and ``force`` was not given.
     """
-    is_taken = name == EMBEDDED or name in FOLDERS or name in BUNDLES
-    if not is_name(name) or is_taken or name.endswith(".pt"):
-        raise UsageError(
-            f"{printable(name)!r} cannot be the name of a model",
-            hint="give another with --name: letters, digits, '_', '-' and '.'",
-        )
+    _check_name(name)
     checkpoint = verify_esm2(source)
     in_use, digest = places_in_use(name), checkpoint.sha256()
     try:
@@ -87,6 +82,19 @@ def import_checkpoint(source: Path, name: str, *, force: bool) -> ESM2Model:
         if path != target:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     return inspect_esm2(target)
+
+
+def _check_name(name: str) -> None:
+    """
+    Raises:
+        UsageError: an imported model cannot have this name.
+    """
+    is_taken = name == EMBEDDED or name in FOLDERS or name in BUNDLES
+    if not is_name(name) or is_taken or name.endswith(".pt"):
+        raise UsageError(
+            f"{printable(name)!r} cannot be the name of a model",
+            hint="give another with --name: letters, digits, '_', '-' and '.'",
+        )
 
 
 def import_files(name: str, folder: Path) -> list[Path]:

@@ -143,9 +143,13 @@ class _Run:
             for peer in self.peers:
                 if self.waiting and peer.work.wants(n_attempts):
                     peer.give(self.waiting.popleft())
+        self.hand_over()
+
+    def hand_over(self) -> None:
+        """Give idle workers the shards of those that still start, which takes long."""
         starting = [peer for peer in self.peers if not peer.work.is_ready and peer.work.attempts]
         for peer in self.peers:
-            if peer.work.is_ready and not peer.work.attempts and starting:  # that takes long
+            if peer.work.is_ready and not peer.work.attempts and starting:
                 peer.give(starting[0].work.attempts.pop())
                 starting = [late for late in starting if late.work.attempts]
 
@@ -274,16 +278,21 @@ def _serve(
         warnings = tuple(record.getMessage() for record in heard.buffer)
     pipe.send(WorkerReady(name, worker.description, worker.memory(), warnings))
     while True:
-        if not pipe.poll():  # time to wait for the last batches and files as well
-            for event in worker.finish():
-                pipe.send(event)
-                if isinstance(event, (BatchDone, ShardDone)) and pipe.poll():
-                    break
+        if not pipe.poll():
+            _send_until_news(worker.finish(), pipe)
         attempt: Attempt | None = pipe.recv()
         if attempt is None:
             return
         for event in worker.run(attempt):
             pipe.send(event)
+
+
+def _send_until_news(events: Iterator[Event], pipe: Pipe) -> None:
+    """Wait for the last batches and files, until the parent sends another shard."""
+    for event in events:
+        pipe.send(event)
+        if isinstance(event, (BatchDone, ShardDone)) and pipe.poll():
+            return
 
 
 def _keep_freed_memory() -> None:

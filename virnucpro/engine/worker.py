@@ -162,22 +162,26 @@ class Worker:
         """Embed what is open: all of it, or until the device has room for a batch of another."""
         while self.open:
             of_all = [embedding for shard in self.open for embedding in shard.embeddings]
-            if len(self.in_flight) < min(embedding.most_in_flight for embedding in of_all):
-                if found := self._next_batch(of_all):
-                    embedding, batch = found
-                    yield self._announced(embedding, batch)
-                    self.in_flight.append((embedding, embedding.start(batch)))
-                    continue
-                is_left = any(embedding.batches.waiting for embedding in of_all)
-                if self.in_flight and not to_the_end and not is_left:
-                    return
-            if self.in_flight:
-                yield from self._land()
-            if self.writing and self.writing.written.done():
-                yield from self._written()
-            while self.open and not any(map(self._is_at, self.open[0].embeddings)):
-                yield from self._written()
-                self._close(self.open.popleft())
+            has_room = len(self.in_flight) < min(each.most_in_flight for each in of_all)
+            if has_room and (found := self._next_batch(of_all)):
+                embedding, batch = found
+                yield self._announced(embedding, batch)
+                self.in_flight.append((embedding, embedding.start(batch)))
+                continue
+            is_left = any(embedding.batches.waiting for embedding in of_all)
+            if has_room and self.in_flight and not to_the_end and not is_left:
+                return
+            yield from self._end_oldest()
+
+    def _end_oldest(self) -> Iterator[Event]:
+        """Take the oldest batch from the device, and close the shards that are embedded by then."""
+        if self.in_flight:
+            yield from self._land()
+        if self.writing and self.writing.written.done():
+            yield from self._written()
+        while self.open and not any(map(self._is_at, self.open[0].embeddings)):
+            yield from self._written()
+            self._close(self.open.popleft())
 
     def _next_batch(self, of_all: Sequence[_Embedding]) -> tuple[_Embedding, list[int]] | None:
         """The next batch that can be started beside those in flight."""

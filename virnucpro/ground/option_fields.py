@@ -105,25 +105,41 @@ def _value(option: str, hint: Any, value: object) -> object:  # noqa: ANN401 - a
     if get_origin(hint) is tuple:
         values = value if isinstance(value, (list, tuple)) else [value]
         return tuple(_value(option, get_args(hint)[0], one) for one in values)
-    if isinstance(value, Real) and not isinstance(value, bool):  # NumPy's too
-        value = int(value) if isinstance(value, Integral) else float(value)
+    value = _number_of_python(value)
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     for kind in kinds:
-        if isinstance(value, bool) and kind is not bool:  # to Python it is a number
-            continue
-        if kind is Path and isinstance(value, (str, Path)):
-            return expanded(value)
-        if kind is str and isinstance(value, int):  # a number where a word is possible, too
-            return str(value)
-        if get_origin(kind) is Literal:
-            if value in get_args(kind):
-                return value
-        elif isinstance(value, (int, float) if kind is float else kind):
-            return value
+        if _will_do(kind, value):
+            return _converted(kind, value)
     words = [word for kind in kinds for word in get_args(kind) or (_WORDS[kind],)]
     raise UsageError(f"{option} is {printable(repr(value))}", hint=f"give {' or '.join(words)}")
 
 
+def _number_of_python(value: object) -> object:
+    """A number of NumPy as one of Python; another value as it is."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return value
+    return int(value) if isinstance(value, Integral) else float(value)
+
+
+def _will_do(kind: Any, value: object) -> bool:  # noqa: ANN401 - a type
+    if isinstance(value, bool):  # to Python it is a number
+        return kind is bool
+    if get_origin(kind) is Literal:
+        return value in get_args(kind)
+    return isinstance(value, _GIVEN_AS.get(kind, kind))
+
+
+def _converted(kind: Any, value: Any) -> object:  # noqa: ANN401 - a type
+    if kind is Path:
+        return expanded(value)
+    return str(value) if kind is str and isinstance(value, int) else value
+
+
+_GIVEN_AS: dict[Any, tuple[type, ...]] = {  # types of values that stand for another
+    float: (int, float),
+    str: (str, int),
+    Path: (str, Path),
+}
 _WORDS = {
     bool: "True or False",
     int: "a whole number",

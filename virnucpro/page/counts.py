@@ -109,6 +109,34 @@ class PageRows:
         return sorted([*viral, *(self.others[i] for i in places.tolist())])
 
 
+class _Figures(NamedTuple):
+    """Numbers of the records of a block. (n,) each"""
+
+    lengths: NDArray[np.int64]
+    scores: Values
+    rates: Values
+    is_viral: Mask
+
+    @classmethod
+    def of(cls, block: Mapping[str, Sequence[str]]) -> _Figures:
+        """
+        Raises:
+            ValueError: a number is none, or out of range.
+        """
+        numbers = list(map(int, block["length"]))
+        scores, rates = _shares(block["virus_score"]), _shares(block["fdr"])
+        if any(not 0 <= number < 2**_DOUBLINGS for number in numbers):
+            raise ValueError("a length is out of range")
+        if any((shares < 0).any() or (shares > 1).any() for shares in (scores, rates)):
+            raise ValueError("virus_score and fdr must lie between 0 and 1")
+        is_viral = np.array([call == "virus" for call in block["call"]], np.bool_)
+        return cls(np.array(numbers, np.int64), scores, rates, is_viral)
+
+
+def _shares(texts: Sequence[str]) -> Values:
+    return np.array([float(text) if text else math.nan for text in texts])
+
+
 @dataclass(slots=True)
 class RunCounts:
     """The records of a run in numbers."""
@@ -141,55 +169,34 @@ class RunCounts:
         Raises:
             ValueError: a number is none, or a status is unknown.
         """
-        numbers = list(map(int, block["length"]))
-        scores = np.array([float(text) if text else math.nan for text in block["virus_score"]])
-        rates = np.array([float(text) if text else math.nan for text in block["fdr"]])
-        if any(not 0 <= number < 2**_DOUBLINGS for number in numbers):
-            raise ValueError("a length is out of range")
-        if any((shares < 0).any() or (shares > 1).any() for shares in (scores, rates)):
-            raise ValueError("virus_score and fdr must lie between 0 and 1")
-        lengths = np.array(numbers, np.int64)
+        figures = _Figures.of(block)
         if unknown := set(block["status"]) - set(STATUSES):
             raise ValueError(f"the status {min(unknown)}")
-        is_viral = np.array([call == "virus" for call in block["call"]], np.bool_)
-        self._show(block, lengths, scores, rates, is_viral)
+        lengths, is_viral = figures.lengths, figures.is_viral
+        self._show(block, figures)
         self.n_records += len(lengths)
         self.n_letters += int(lengths.sum())
         self.n_viral += int(is_viral.sum())
         self.n_letters_viral += int(lengths[is_viral].sum())
         self.statuses.update(block["status"])
         self._count_files(block, is_viral)
-        told = zip(block["note"], block["status"], strict=True)
-        for note, n in Counter(note for note, status in told if status != "too_short").items():
-            if not note:
-                continue
-            if note in self.notes or len(self.notes) < _MOST_NOTES:
-                self.notes[note] += n
-        self._count_lengths(lengths, scores, rates, is_viral)
-        if self.measured:
-            for i, key in enumerate(zip(block["file"], block["record"], strict=True)):
-                if key in self.measured:
-                    self.measured[key] = int(lengths[i])
-        is_scored = np.isfinite(scores)
+        self._count_notes(block)
+        self._count_lengths(figures)
+        self._measure(block, lengths)
+        is_scored = np.isfinite(figures.scores)
         places = np.log2(np.maximum(1, lengths[is_scored])) * PER_DOUBLING
         np.add.at(
             self.density,
             (
                 places.astype(np.int64),
-                score_bin(scores[is_scored]),
+                score_bin(figures.scores[is_scored]),
                 is_viral[is_scored].astype(np.int64),
             ),
             1,
         )
 
-    def _show(
-        self,
-        block: Mapping[str, Sequence[str]],
-        lengths: NDArray[np.int64],
-        scores: Values,
-        rates: Values,
-        is_viral: Mask,
-    ) -> None:
+    def _show(self, block: Mapping[str, Sequence[str]], figures: _Figures) -> None:
+        lengths, scores, rates, is_viral = figures
         mask = self.page_rows.mask(is_viral)
         columns = (
             range(self.n_records, self.n_records + len(lengths)),
@@ -212,9 +219,22 @@ class RunCounts:
         for file, n in Counter(np.array(block["file"], object)[is_viral].tolist()).items():
             self.files[file]["viral"] += n
 
-    def _count_lengths(
-        self, lengths: NDArray[np.int64], scores: Values, rates: Values, is_viral: Mask
-    ) -> None:
+    def _count_notes(self, block: Mapping[str, Sequence[str]]) -> None:
+        told = zip(block["note"], block["status"], strict=True)
+        counts = Counter(note for note, status in told if note and status != "too_short")
+        for note, n in counts.items():
+            if note in self.notes or len(self.notes) < _MOST_NOTES:
+                self.notes[note] += n
+
+    def _measure(self, block: Mapping[str, Sequence[str]], lengths: NDArray[np.int64]) -> None:
+        if not self.measured:
+            return
+        for i, key in enumerate(zip(block["file"], block["record"], strict=True)):
+            if key in self.measured:
+                self.measured[key] = int(lengths[i])
+
+    def _count_lengths(self, figures: _Figures) -> None:
+        lengths, scores, rates, is_viral = figures
         starts = np.array([one.start for one in self.classes])
         places = np.searchsorted(starts, lengths, side="right") - 1
         for i, one in enumerate(self.classes):

@@ -11,7 +11,7 @@ import os
 import re
 import zlib
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -193,26 +193,38 @@ def read_page_regions(table: Path) -> Regions | None:
     ranks: dict[_Key, _Rank] = {}
     lines: dict[_Key, list[_Line]] = {}
     for block in read_columns(table, RegionTable.columns):
-        columns = [block[name] for name in _REGION_COLUMNS]
-        for region, file, record, kind, start, end, posterior, note in zip(*columns, strict=True):
-            try:
-                line = (int(start) - 1, int(end), kind, float(posterior or "nan"))
-            except ValueError as error:
-                raise damaged(table, error) from error
-            key = (file, record)
-            is_counted = not (line[0] == 0 and _OVER_ORIGIN in note)  # its other part is
+        for key, line, is_counted, run_id in _region_lines(table, block):
+            start, end, kind, _ = line
             regions.kinds[kind] += is_counted
-            regions.n_letters[kind] += line[1] - line[0]
+            regions.n_letters[kind] += end - start
             regions.of_records[key] += is_counted
             is_part, n_letters = ranks.get(key, (False, 0))
-            ranks[key] = (is_part or kind != "whole", n_letters + line[1] - line[0])
+            ranks[key] = (is_part or kind != "whole", n_letters + end - start)
             lines.setdefault(key, []).append(line)
-            regions.run_ids[key] = region.rpartition("|")[0]
+            regions.run_ids[key] = run_id
         best = sorted(ranks, key=lambda key: (ranks[key], key), reverse=True)[:_MOST_TRACKS]
         ranks, lines = {key: ranks[key] for key in best}, {key: lines[key] for key in best}
         regions.run_ids = {key: regions.run_ids[key] for key in lines}
     regions.drawn = lines
     return regions
+
+
+def _region_lines(
+    table: Path, block: Mapping[str, Sequence[str]]
+) -> Iterator[tuple[_Key, _Line, bool, str]]:
+    """The key and the line of each region, whether it is counted, and its record's id in the run.
+
+    Raises:
+        InputError: a number is none.
+    """
+    columns = [block[name] for name in _REGION_COLUMNS]
+    for region, file, record, kind, start, end, posterior, note in zip(*columns, strict=True):
+        try:
+            line = (int(start) - 1, int(end), kind, float(posterior or "nan"))
+        except ValueError as error:
+            raise damaged(table, error) from error
+        is_counted = not (line[0] == 0 and _OVER_ORIGIN in note)  # its other part is
+        yield (file, record), line, is_counted, region.rpartition("|")[0]
 
 
 def read_tracks(path: Path, run_ids: Container[str]) -> dict[str, list[tuple[int, float]]]:

@@ -155,15 +155,17 @@ class FeatureStore:
                 pending.append(shard)
             elif failed:
                 settled.append(shard)
-        if settled:
-            with_copies = [shard for shard in shards if shard.n_orfs > shard.n_embedded]
-            of_copies = [
-                self._failed_in(self.path_of_copies(shard), self.attributes_of_copies(shard))
-                for shard in with_copies
-            ]
-            if any(failed is None or not failed <= replaced for failed in of_copies):
-                pending = sorted([*pending, *settled], key=lambda shard: shard.index)
+        if settled and self._owes_copies(shards, replaced):
+            pending = sorted([*pending, *settled], key=lambda shard: shard.index)
         return pending
+
+    def _owes_copies(self, shards: Sequence[Shard], replaced: frozenset[str]) -> bool:
+        of_copies = [
+            self._failed_in(self.path_of_copies(shard), self.attributes_of_copies(shard))
+            for shard in shards
+            if shard.n_orfs > shard.n_embedded
+        ]
+        return any(failed is None or not failed <= replaced for failed in of_copies)
 
     def owes(self, shard: Shard, replaced: frozenset[str]) -> bool:
         """Whether a shard has no complete file, or one with failures that were not ``replaced``.

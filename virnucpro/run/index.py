@@ -100,17 +100,7 @@ def write_index(path: Path, parts: Sequence[IndexPart], tree: Tree) -> None:
     the folder can be moved.
     """
     assert len(parts) <= MAX_PARTS, "readers cannot open so many"
-    pieces: dict[str, list[_Piece]] = {name: [] for name in ("ids", "lengths", "embeddings")}
-    for part in parts:
-        name_of_part = part.path.relative_to(path.parent).as_posix()
-        bounds = np.arange(len(part.mask) + 1)
-        rows = np.concatenate([[0], np.cumsum(part.lengths)])
-        for name, of_dataset in pieces.items():
-            where = rows if name == "embeddings" else bounds
-            of_dataset += [
-                _Piece(name_of_part, int(where[-1]), slice(int(where[a]), int(where[b])))
-                for a, b in runs_of(part.mask)
-            ]
+    pieces = _pieces(path.parent, parts)
     kinds: dict[str, tuple[tuple[int, ...], np.dtype[np.generic]]] = {
         "ids": ((), h5py.string_dtype("utf-8")),
         "lengths": ((), np.dtype(np.int32)),
@@ -132,6 +122,22 @@ def write_index(path: Path, parts: Sequence[IndexPart], tree: Tree) -> None:
         h5.flush()
         content = bytes(h5.id.get_file_image())
     tree.write_whole(path, content)
+
+
+def _pieces(folder: Path, parts: Sequence[IndexPart]) -> dict[str, list[_Piece]]:
+    """The pieces of each dataset."""
+    pieces: dict[str, list[_Piece]] = {name: [] for name in ("ids", "lengths", "embeddings")}
+    for part in parts:
+        name_of_part = part.path.relative_to(folder).as_posix()
+        bounds = np.arange(len(part.mask) + 1)
+        rows = np.concatenate([[0], np.cumsum(part.lengths)])
+        for name, of_dataset in pieces.items():
+            where = rows if name == "embeddings" else bounds
+            of_dataset += [
+                _Piece(name_of_part, int(where[-1]), slice(int(where[a]), int(where[b])))
+                for a, b in runs_of(part.mask)
+            ]
+    return pieces
 
 
 def check_index(path: Path) -> None:

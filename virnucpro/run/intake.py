@@ -107,17 +107,21 @@ def _unnamed(recorded: Manifest, sources: Sequence[Source]) -> list[Source]:
     if kept:
         others = f" and {counted(len(kept) - 1, 'other file')}" if len(kept) > 1 else ""
         announce(f"{kept[0].shown}{others} stay in this run although not named again")
-    again = []
-    for file in recorded.refused:
-        if is_named(file):
-            continue
-        if not any(map(os.path.lexists, (file.path, file.name))):
-            LOGGER.warning("%s no longer exists; dropped from this run", file.shown)
-        elif not kept:
-            LOGGER.warning("%s was not named again; dropped from this run", file.shown)
-        else:
-            again.append(Source(Path(file.path), file.name, file.sample))
-    return again
+    return [
+        Source(Path(file.path), file.name, file.sample)
+        for file in recorded.refused
+        if not is_named(file) and _is_tried_again(file, is_kept=bool(kept))
+    ]
+
+
+def _is_tried_again(file: InputFile, *, is_kept: bool) -> bool:
+    """Whether a refused file is read again; the log says why not."""
+    if not any(map(os.path.lexists, (file.path, file.name))):
+        LOGGER.warning("%s no longer exists; dropped from this run", file.shown)
+        return False
+    if not is_kept:
+        LOGGER.warning("%s was not named again; dropped from this run", file.shown)
+    return is_kept
 
 
 def _begin(
@@ -154,10 +158,7 @@ def _go_on(
     old, new = inputs[: len(recorded.inputs)], inputs[len(recorded.inputs) :]
     if new:
         new = survey.run(new)
-    mendable = _mendable(rundir, recorded) if new else frozenset[str]()
-    anew = {
-        file.path: {record.id for record in file.read() if record.id in mendable} for file in new
-    }
+    anew = _given_anew(rundir, recorded, new)
     if options.known_type is None:
         ordinary = [file for file in new if not anew[file.path]]
         _, ordinary = agree_on_type(ordinary, sieve, run_type)
@@ -167,6 +168,16 @@ def _go_on(
     announce(f"going on with the run in {printable(rundir.root)}")
     replaced = set(recorded.replaced).union(*(anew[file.path] for file in new))
     return replace(recorded, inputs=(*old, *new), replaced=tuple(sorted(replaced)))
+
+
+def _given_anew(
+    rundir: RunDir, recorded: Manifest, files: Sequence[InputFile]
+) -> dict[str, set[str]]:
+    """The ids of the records that each file gives anew, by its path."""
+    mendable = _mendable(rundir, recorded) if files else frozenset[str]()
+    return {
+        file.path: {record.id for record in file.read() if record.id in mendable} for file in files
+    }
 
 
 def _mendable(rundir: RunDir, recorded: Manifest) -> frozenset[str]:

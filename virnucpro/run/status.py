@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -20,7 +20,7 @@ from virnucpro.run.hashes import count_unhashed, find_damaged, read_hashes
 from virnucpro.run.index import check_index
 from virnucpro.run.lock import run_at
 from virnucpro.run.manifest import Manifest
-from virnucpro.run.plan import count_done, read_plan
+from virnucpro.run.plan import Plan, count_done, read_plan
 from virnucpro.run.work_log import HostFigures, read_hosts
 from virnucpro.tables.sinks import FailedFiles
 
@@ -222,7 +222,6 @@ def _measure(rundir: RunDir, manifest: Manifest) -> dict[str, Any]:
     shards, encoders = plan.shards if plan else [], manifest.recipe.encoders
     done = _names_done(rundir, manifest) if encoders else set()
     has_all = _has_all(stored)  # its plan was deleted with its shards
-    n_shards = len(shards) if plan else len(done) if has_all else None
     pending = [shard for shard in shards if shard.name not in done]
     hosts = read_hosts(rundir.logs)
     rate = sum(host.tokens_per_second for host in hosts if host.n_working)
@@ -234,17 +233,32 @@ def _measure(rundir: RunDir, manifest: Manifest) -> dict[str, Any]:
         "state": stored.get("state"),
         "running": run_at(rundir.root) or None,
         "shards": {
-            "total": n_shards,
-            "done": len(done),
-            "pending": len(pending) if plan or has_all else None,
+            **_shard_counts(plan, done, has_all=has_all),
             "given_up": sum(host.n_lost for host in hosts),
         },
         "sequences_failed": sum(host.n_failed for host in hosts),
         "tokens": {"total": n_tokens, "pending": n_pending_tokens},
         "tokens_per_second": round(rate, 1),
-        "remaining_seconds": 0 if has_all else round(n_pending_tokens / rate) if rate else None,
+        "remaining_seconds": 0 if has_all else _seconds(n_pending_tokens, rate),
         "hosts": [asdict(host) for host in hosts],
     }
+
+
+def _shard_counts(
+    plan: Plan | None, done: Collection[str], *, has_all: bool
+) -> dict[str, int | None]:
+    """None is what only a plan that is there would say."""
+    n_done = len(done)
+    if plan is None and not has_all:
+        return {"total": None, "done": n_done, "pending": None}
+    if plan is None:
+        return {"total": n_done, "done": n_done, "pending": 0}
+    n_pending = sum(shard.name not in done for shard in plan.shards)
+    return {"total": len(plan.shards), "done": n_done, "pending": n_pending}
+
+
+def _seconds(n_tokens: int, tokens_per_second: float) -> int | None:
+    return round(n_tokens / tokens_per_second) if tokens_per_second else None
 
 
 def _has_all(stored: dict[str, Any]) -> bool:

@@ -288,6 +288,21 @@ class ProteinNets:
         return calibrate(self.knots, log_odds, lengths)
 
 
+def _check_sizes(pieces: Sequence[PieceNets]) -> None:
+    """Raise ValueError unless sizes rise, and parts are read by nets of their own."""
+    if not pieces:
+        raise ValueError("no nets for pieces")
+    of_size = {nets.size: nets for nets in pieces}
+    if len(of_size) < len(pieces):
+        raise ValueError("several nets for pieces of one size")
+    if list(of_size) != sorted(of_size):
+        raise ValueError(f"nets for pieces of {list(of_size)} bases, which do not rise")
+    for whole in (nets for nets in pieces if nets.part):
+        parts = of_size.get(whole.part or 0)
+        if parts is None or parts.part or parts.longest or parts.shortest > whole.shortest:
+            raise ValueError(f"parts of {whole.part} bases, which no nets read by themselves")
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Scorer:
     """Everything that a score is made with. Pieces rise in size, knots and error rates in length.
@@ -308,17 +323,7 @@ class Scorer:
 
     def __post_init__(self) -> None:
         _check_lengths(self.knots, self.error_rates)
-        if not self.pieces:
-            raise ValueError("no nets for pieces")
-        of_size = {nets.size: nets for nets in self.pieces}
-        if len(of_size) < len(self.pieces):
-            raise ValueError("several nets for pieces of one size")
-        if list(of_size) != sorted(of_size):
-            raise ValueError(f"nets for pieces of {list(of_size)} bases, which do not rise")
-        for whole in (nets for nets in self.pieces if nets.part):
-            parts = of_size.get(whole.part or 0)
-            if parts is None or parts.part or parts.longest or parts.shortest > whole.shortest:
-                raise ValueError(f"parts of {whole.part} bases, which no nets read by themselves")
+        _check_sizes(self.pieces)
         if any(nets.words is not self.pieces[0].words for nets in self.pieces):
             raise ValueError("nets that read several tables of words")
         if len(self.windows.words):

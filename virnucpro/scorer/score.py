@@ -110,18 +110,24 @@ def score_block(
     no_pieces = PieceScores(nothing, nothing, nothing, np.empty(0))
     for nets, records, scores in _by_size("".join(sequences), lengths, scorer.pieces, code):
         mean.add(nets, records, scores)
-        if nets.part:
-            continue
-        calibrated = replace(scores, log_odds=scorer.calibrated(scores.log_odds, scores.n_bases))
-        bounds = np.searchsorted(scores.record, np.arange(len(records) + 1)).tolist()
-        for i, record in enumerate(records.tolist()):
-            if record not in pieces:
-                pieces[record] = calibrated.of_record(bounds[i], bounds[i + 1], int(starts[record]))
+        if not nets.part:
+            calibrated = scorer.calibrated(scores.log_odds, scores.n_bases)
+            _add_pieces(pieces, records, replace(scores, log_odds=calibrated), starts)
     log_odds = scorer.calibrated(mean.values, lengths)
     return [
         RecordScore(None if np.isnan(value) else value, pieces.get(record, no_pieces))
         for record, value in enumerate(log_odds.tolist())
     ]
+
+
+def _add_pieces(
+    pieces: dict[int, PieceScores], records: Counts, scores: PieceScores, starts: Counts
+) -> None:
+    """Give records their pieces, but for those that have pieces of a smaller size."""
+    bounds = np.searchsorted(scores.record, np.arange(len(records) + 1)).tolist()
+    for i, record in enumerate(records.tolist()):
+        if record not in pieces:
+            pieces[record] = scores.of_record(bounds[i], bounds[i + 1], int(starts[record]))
 
 
 def record_log_odds(digits: Digits, lengths: Counts, pieces: Sequence[PieceNets]) -> Values:

@@ -238,17 +238,14 @@ def _parse(pieces: Iterable[str], label: str, sample: str) -> Iterator[FastaReco
         sequence = "".join(parts)
         parts.clear()  # while somebody works with a long record, its letters are there once
         found = _record(header, header_line, sequence, label, sample)
-        if may_hold_nul and ("\0" in found.header or "\0" in found.sequence):
-            raise InputError(
-                f"{label}:{header_line}: a NUL byte in the record {printable(found.id)}",
-                hint="the file is damaged or not text: write it again",
-            )
+        if may_hold_nul:
+            _check_nul(found, header_line, label)
         return found
 
     for piece in pieces:
-        may_hold_nul = may_hold_nul or "\0" in piece
+        may_hold_nul |= "\0" in piece
         rest, *entries = piece.split("\n>")
-        blanks = [blank for blank in _INNER_BLANKS if blank in piece]
+        blanks = _blanks_in(piece)
         number += rest.count("\n")
         if header_line:
             parts.append(_without(blanks, rest.replace("\n", "")))
@@ -270,6 +267,10 @@ def _parse(pieces: Iterable[str], label: str, sample: str) -> Iterator[FastaReco
         yield record()
 
 
+def _blanks_in(piece: str) -> list[str]:
+    return [blank for blank in _INNER_BLANKS if blank in piece]
+
+
 def _without(blanks: Iterable[str], letters: str) -> str:
     for blank in blanks:
         if blank in letters:
@@ -286,6 +287,14 @@ def _check_blank(text: str, number: int, label: str) -> None:
         raise InputError(
             f"{label}:{line}: expected '>', found {str(start).removeprefix('b')}",
             hint="a FASTA record begins with a line such as '>contig1'",
+        )
+
+
+def _check_nul(record: FastaRecord, line: int, label: str) -> None:
+    if "\0" in record.header or "\0" in record.sequence:
+        raise InputError(
+            f"{label}:{line}: a NUL byte in the record {printable(record.id)}",
+            hint="the file is damaged or not text: write it again",
         )
 
 

@@ -5,7 +5,7 @@ Codons are those of ncbi.nlm.nih.gov/Taxonomy/Utils/wprintgc.cgi, as Biopython h
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from math import exp, prod
@@ -112,14 +112,19 @@ def find_open_code(sequence: str) -> int | None:
     closed = open_codons[STANDARD.number]
     lengths = {}
     for number, stops in READ_ON.items():
-        closing = [stop for stop in STANDARD.stops if stop not in stops]
         longest = open_codons[number]
-        chance = sum(prod(shares[base] for base in stop.encode()) for stop in closing)
+        chance = _chance_of_stop(shares, read_on=stops)
         n_by_chance = 2 * n_bases * chance * exp(-longest * chance)
         if longest >= max(OPEN_CODONS, OPEN_RATIO * closed) and n_by_chance < MOST_BY_CHANCE:
             lengths[number] = longest
     longest = max(lengths.values(), default=0)
     return next((number for number in lengths if lengths[number] >= SAME_LENGTH * longest), None)
+
+
+def _chance_of_stop(shares: Mapping[int, float], read_on: Container[str]) -> float:
+    """Of a codon of random bases to close a stretch; the stops of ``read_on`` do not."""
+    closing = [stop for stop in STANDARD.stops if stop not in read_on]
+    return sum(prod(shares[base] for base in stop.encode()) for stop in closing)
 
 
 # Kinds of codons, for ``bytes.translate``: 1, 2 and 3 are the stops, 4, 5 and 6 those of the

@@ -164,14 +164,7 @@ def find_inputs(
         files = list_sources(path)
         if path.is_dir():
             is_run = run_folder.resolve() == path.resolve() or (path / RUN_FILE).exists()
-            skipped = own_names if is_run else ()
-            files = _once(file for file in files if file.path.name not in skipped)
-            _tell_others(path, skipped)
-            if is_run and not files:
-                raise InputMissingError(
-                    f"{printable(path)}: no FASTA file in this folder but the results of a run",
-                    hint="name the files that the run was made of; a result counts if named itself",
-                )
+            files = _of_folder(path, files, own_names if is_run else ())
         for file in files:
             if file.path in sources:
                 raise InputError(
@@ -181,6 +174,22 @@ def find_inputs(
                 )
             sources[file.path] = _readable_twice(file, run_folder, copies)
     return list(sources.values())
+
+
+def _of_folder(folder: Path, files: Iterable[Source], skipped: Collection[str]) -> list[Source]:
+    """The files of a folder that are part of the input, each once.
+
+    Raises:
+        InputMissingError: all of them are skipped.
+    """
+    kept = _once(file for file in files if file.path.name not in skipped)
+    _tell_others(folder, skipped)
+    if not kept:
+        raise InputMissingError(
+            f"{printable(folder)}: no FASTA file in this folder but the results of a run",
+            hint="name the files that the run was made of; a result counts if named itself",
+        )
+    return kept
 
 
 def list_sources(path: Path) -> list[Source]:

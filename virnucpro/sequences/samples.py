@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import unicodedata
 from array import array
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import PurePath
@@ -39,25 +39,26 @@ def name_samples(sources: Sequence[Source], recorded: Sequence[InputFile]) -> li
     """
     keys = {_key(file.sample) for file in recorded}
     by_path = {file.path: file.sample for file in recorded}
-    groups: dict[str, set[PurePath]] = {}
-    for path in (*map(_path_of, sources), *(PurePath(file.name or file.path) for file in recorded)):
-        groups.setdefault(_key(_stem(path)), set()).add(path)
-    levels = {stem: _telling_level(paths) for stem, paths in groups.items() if len(paths) > 1}
+    old_paths = (PurePath(file.name or file.path) for file in recorded)
+    levels = _telling_levels((*map(_path_of, sources), *old_paths))
     result, changed = [], []
     for source in sources:
         sample = by_path.get(str(source.path), "")
         if not sample:
-            name = source.sample or _name(_path_of(source), levels)
-            sample = _free(clean(name), keys)
+            path = _path_of(source)
+            sample = _free(clean(source.sample or _name(path, levels)), keys)
             keys.add(_key(sample))
-            if sample != (source.sample or _stem(_path_of(source))):
-                shown = printable(source.sample) if source.sample else source.shown
-                changed.append(f"{shown} as {sample}")
+            if sample != (source.sample or _stem(path)):
+                changed.append(f"{printable(source.sample) or source.shown} as {sample}")
         result.append(source._replace(sample=sample))
-    if changed:
-        more = f" + {len(changed) - _SHOWN:,} more" if len(changed) > _SHOWN else ""
-        announce(f"samples written by another name: {', '.join(changed[:_SHOWN])}{more}")
+    _announce_changed(changed)
     return result
+
+
+def _announce_changed(names: Sequence[str]) -> None:
+    if names:
+        more = f" + {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
+        announce(f"samples written by another name: {', '.join(names[:_SHOWN])}{more}")
 
 
 def clean(text: str) -> str:
@@ -90,6 +91,14 @@ def _name(path: PurePath, levels: Mapping[str, int | None]) -> str:
     level = levels.get(_key(stem))
     parent = "" if level is None else path.parents[level].name
     return clean(f"{clean(parent)}_{stem}") if parent else stem
+
+
+def _telling_levels(paths: Iterable[PurePath]) -> dict[str, int | None]:
+    """The level that tells files apart, for each stem that several of them have."""
+    groups: dict[str, set[PurePath]] = {}
+    for path in paths:
+        groups.setdefault(_key(_stem(path)), set()).add(path)
+    return {stem: _telling_level(paths) for stem, paths in groups.items() if len(paths) > 1}
 
 
 def _telling_level(paths: Collection[PurePath]) -> int | None:

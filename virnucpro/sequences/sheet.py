@@ -86,19 +86,19 @@ def _rows(path: Path, reader: Iterator[list[str]]) -> Iterator[SheetRow]:
             f"{printable(path)}:1: expected '>' or the columns of a sample sheet, not {names}",
             hint=f"{_EXAMPLE}, separated by {_separator_name(path)}",
         )
-    places = [header.index(name) for name in COLUMNS]
+    places = {name: header.index(name) for name in COLUMNS}
     for fields in reader:
         line: int = reader.line_num  # type: ignore[attr-defined]
         if not any(field.strip() for field in fields):
             continue
-        sample, file = (fields[i].strip() if i < len(fields) else "" for i in places)
-        if not sample or not file:
-            column = "sample" if not sample else "path"
-            raise InputError(
-                f"{printable(path)}:{line}: no {column} in this line",
-                hint=f"columns are separated by {_separator_name(path)}",
-            )
-        yield SheetRow(sample, path.parent / file, line)
+        cells = {name: fields[i].strip() for name, i in places.items() if i < len(fields)}
+        for name in COLUMNS:
+            if not cells.get(name):
+                raise InputError(
+                    f"{printable(path)}:{line}: no {name} in this line",
+                    hint=f"columns are separated by {_separator_name(path)}",
+                )
+        yield SheetRow(cells["sample"], path.parent / cells["path"], line)
 
 
 def _separator_name(path: Path) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import cast
 
 from virnucpro.callers.caller import Caller, NoCall, caller_of
-from virnucpro.callers.head import EncoderFacts, Head, load_head
+from virnucpro.callers.head import EncoderFacts, Head, HeadFacts, load_head
 from virnucpro.callers.options import CutOptions
 from virnucpro.encoders.base import Model
 from virnucpro.encoders.bundles import model_names
@@ -441,7 +441,6 @@ def _load_head(options: RunOptions, models: tuple[Model, ...], on_event: OnEvent
     """
     if not isinstance(options, PredictOptions) or options.calls == "scorer":
         return None
-    names = printable(" and ".join(model.name for model in models))
     path = options.head
     if path is None and options.model_name in BUNDLES:
         from virnucpro.callers.original_head import find_head
@@ -449,9 +448,17 @@ def _load_head(options: RunOptions, models: tuple[Model, ...], on_event: OnEvent
         path = find_head(options.model_name, models, on_event)
     if path is None and options.calls == "auto":
         return None
-    path = path or models[0].head
-    head = load_head(_check_head(path, names))
-    facts = head.facts
+    names = printable(" and ".join(model.name for model in models))
+    head = load_head(_check_head(path or models[0].head, names))
+    _check_made_for(models, names, head.facts)
+    return head
+
+
+def _check_made_for(models: tuple[Model, ...], names: str, facts: HeadFacts) -> None:
+    """
+    Raises:
+        UnavailableError: a head is not for these models.
+    """
     if [one.encoder_id for one in facts.encoders] != [model.encoder_id for model in models]:
         made_for = " and ".join(f"{one.name} ({one.encoder_id})" for one in facts.encoders)
         ids = " and ".join(model.encoder_id for model in models)
@@ -468,7 +475,6 @@ def _load_head(options: RunOptions, models: tuple[Model, ...], on_event: OnEvent
                 f"{model.dim}",
                 hint="the head is damaged: get it again",
             )
-    return head
 
 
 def _chunk_size(options: RunOptions, encoders: tuple[EncoderSpec, ...], head: Head | None) -> int:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from operator import itemgetter
 from typing import TypeAlias, TypeVar
 
@@ -143,27 +143,19 @@ class Results:
         Raises:
             InputError: there are not as many records as the plan was made of.
         """
-        inputs = list(generations(self.manifest.inputs))
         owners: dict[str, int] = {}  # replaced id -> its last generation
         replaced = frozenset(self.manifest.replaced)
         n_read = 0
 
-        def later() -> Iterator[FramedRecord]:
-            for number in range(1, len(inputs)):
-                shards = self.scored(number, self.new_indexes(), owners, helpers)
-                for record, frames in self.generation(inputs[number], shards):
-                    if record.id in replaced:
-                        owners[record.id] = number
-                    yield record, frames
-
         def every() -> Iterator[FramedRecord]:
             nonlocal n_read
-            for number, files in enumerate(inputs):
+            for number, files in enumerate(generations(self.manifest.inputs)):
                 shards = self.scored(number, indexes, owners, helpers)
                 n_read += yield from self.generation(files, shards)
 
         if replaced:
-            pairs = in_first_places(replaced, later(), every(), itemgetter(0))
+            later = self.later_records(replaced, owners, helpers)
+            pairs = in_first_places(replaced, later, every(), itemgetter(0))
             for (record, frames), place in pairs:
                 yield record if record is place else record.in_place_of(place), frames
         else:
@@ -174,6 +166,17 @@ class Results:
                 f"{n_read} now: an input file changed while the run went on",
                 hint="let it be written to its end, then start again with --force",
             )
+
+    def later_records(
+        self, replaced: frozenset[str], owners: dict[str, int], helpers: Helpers[Maker]
+    ) -> Iterator[FramedRecord]:
+        """The records of all generations but the first; ``owners`` gets who gives which anew."""
+        for number, files in islice(enumerate(generations(self.manifest.inputs)), 1, None):
+            shards = self.scored(number, self.new_indexes(), owners, helpers)
+            for record, frames in self.generation(files, shards):
+                if record.id in replaced:
+                    owners[record.id] = number
+                yield record, frames
 
     def generation(
         self, inputs: list[InputFile], shards: Iterable[ScoredShard]

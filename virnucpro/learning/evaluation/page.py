@@ -26,6 +26,7 @@ _MEASURES = (
     ("recall_at_1_percent", "recall at 1 % false positives"),
     ("calibration_error", "calibration error"),
 )
+_Series = tuple[str, list[float], list[float]]  # label, x, y
 
 
 def write_evaluation_page(folder: Path) -> None:
@@ -92,26 +93,8 @@ def _name(kind: Mapping[str, Any]) -> str:
 
 def _charts(facts: Facts, rows: Sequence[Mapping[str, Any]]) -> list[Chart]:
     """ROC, precision over recall, and reliability, a line for each kind of samples; scores."""
-    sizes = {
-        _name(row): (Facts(row).number("n_virus"), Facts(row).number("n"))
-        for row in rows
-        if row.get("subset") == "all"
-    }
-    roc, precision, reliability = [], [], []
-    for curve in (one for one in facts.sequence("roc") if isinstance(one, dict)):
-        name = _name(curve)
-        true, false = _numbers(curve, "true_positives"), _numbers(curve, "false_positives")
-        if not true or len(true) != len(false):
-            continue
-        roc.append((name, [0.0, *false], [0.0, *true]))
-        n_virus, n = sizes.get(name, (0, 0))
-        calls = [(t, t * n_virus, f * (n - n_virus)) for t, f in zip(true, false, strict=True)]
-        shares = [(recall, tp / (tp + fp)) for recall, tp, fp in calls if tp + fp]
-        precision.append((name, [recall for recall, _ in shares], [share for _, share in shares]))
-    for curve in (one for one in facts.sequence("reliability") if isinstance(one, dict)):
-        x, y = _numbers(curve, "mean_score"), _numbers(curve, "share_of_viruses")
-        if x and len(x) == len(y):
-            reliability.append((_name(curve), x, y))
+    roc, precision = _ranking(facts, rows)
+    reliability = list(_curves(facts, "reliability", ("mean_score", "share_of_viruses")))
     unit = (0.0, 1.0)
     texts = (
         ("roc", "ROC", "The share of viruses that is called, over that of the rest.", roc),
@@ -163,6 +146,34 @@ def _histogram(i: int, scores: Mapping[str, Any]) -> Chart:
         x_range=(0.0, 1.0),
         look=look,
     )
+
+
+def _ranking(
+    facts: Facts, rows: Sequence[Mapping[str, Any]]
+) -> tuple[list[_Series], list[_Series]]:
+    """The lines of ROC, and those of precision over recall."""
+    sizes = {
+        _name(row): (Facts(row).number("n_virus"), Facts(row).number("n"))
+        for row in rows
+        if row.get("subset") == "all"
+    }
+    roc: list[_Series] = []
+    precision: list[_Series] = []
+    for name, true, false in _curves(facts, "roc", ("true_positives", "false_positives")):
+        roc.append((name, [0.0, *false], [0.0, *true]))
+        n_virus, n = sizes.get(name, (0, 0))
+        calls = [(t, t * n_virus, f * (n - n_virus)) for t, f in zip(true, false, strict=True)]
+        shares = [(recall, tp / (tp + fp)) for recall, tp, fp in calls if tp + fp]
+        precision.append((name, [recall for recall, _ in shares], [share for _, share in shares]))
+    return roc, precision
+
+
+def _curves(facts: Facts, kind: str, columns: tuple[str, str]) -> Iterator[_Series]:
+    """The curves of a kind whose two columns are whole."""
+    for curve in (one for one in facts.sequence(kind) if isinstance(one, dict)):
+        first, second = (_numbers(curve, column) for column in columns)
+        if first and len(first) == len(second):
+            yield _name(curve), first, second
 
 
 def _numbers(curve: Mapping[str, Any], name: str) -> list[float]:

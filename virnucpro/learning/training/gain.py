@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
@@ -100,14 +100,22 @@ def write_gains(path: Path, gains: Sequence[Gain]) -> None:
 
 def _summaries(gains: Sequence[Gain]) -> Iterator[str]:
     """Rows with the mean and the standard deviation over the seeds, in place of the seed."""
-    kinds = dict.fromkeys((gain.split, gain.n_bases) for gain in gains)
+    by_kind: dict[tuple[Split, int], list[Gain]] = {}
+    for gain in gains:
+        by_kind.setdefault((gain.split, gain.n_bases), []).append(gain)
+    repeated = [of_kind for of_kind in by_kind.values() if len(of_kind) > 1]
     for name, summarise in (("mean", fmean), ("deviation", stdev)):
-        for kind in kinds:
-            of_kind = [gain for gain in gains if (gain.split, gain.n_bases) == kind]
-            if len(of_kind) > 1:
-                columns = ([getattr(gain, name) for gain in of_kind] for name in _FIGURES)
-                cells = (None if None in values else summarise(values) for values in columns)
-                yield "\t".join((name, *_facts(of_kind[0]), *map(_cell, cells)))
+        for of_kind in repeated:
+            cells = (_over_seeds(of_kind, figure, summarise) for figure in _FIGURES)
+            yield "\t".join((name, *_facts(of_kind[0]), *map(_cell, cells)))
+
+
+def _over_seeds(
+    gains: Sequence[Gain], figure: str, summarise: Callable[[list[float]], float]
+) -> float | None:
+    """None if a seed has none."""
+    values = [getattr(gain, figure) for gain in gains]
+    return None if None in values else summarise(values)
 
 
 def _facts(gain: Gain) -> list[str]:

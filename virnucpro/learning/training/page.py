@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 
 from virnucpro.ground.log import escaped
@@ -88,13 +89,12 @@ def _charts(epochs: Table) -> Iterator[Chart]:
 def _chart(name: str, title: str, label: str, names: Sequence[str], epochs: Table) -> Chart:
     series = []
     seeds = list(dict.fromkeys(row["seed"] for row in epochs))[:_MOST_SEEDS]
-    for seed in seeds:
+    for seed, column in product(seeds, names):
         rows = [row for row in epochs if row["seed"] == seed]
-        for column in names:
-            values = ((_number(row["epoch"]), _number(row[column])) for row in rows)
-            points = [(x, y) for x, y in values if x is not None]
-            words = escaped(column).replace("_", " ") + (f", seed {seed}" if len(seeds) > 1 else "")
-            series.append((words, [x for x, _ in points], [y for _, y in points]))
+        values = ((_number(row["epoch"]), _number(row[column])) for row in rows)
+        points = [(x, y) for x, y in values if x is not None]
+        words = escaped(column).replace("_", " ") + (f", seed {seed}" if len(seeds) > 1 else "")
+        series.append((words, [x for x, _ in points], [y for _, y in points]))
     return Chart(name, title, "One point for each epoch.", "epoch", label, series)
 
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from virnucpro.ground.numeric import Mask, Values
+from virnucpro.ground.records import FastaRecord
 from virnucpro.learning.labelled.arrays import Rows
 from virnucpro.learning.labelled.split import Split
 from virnucpro.learning.training.calibration import N_CHUNKS
@@ -84,13 +86,12 @@ def read_runs(
     scores = score_sequences(sequences(), scorer, code)
     base = np.array([np.nan if value is None else value for value in scores], dtype=np.float64)
     runs: dict[Split, list[Runs]] = {split: [] for split in HELD_OUT}
-    for split in HELD_OUT:
-        for n_chunks in N_CHUNKS:
-            rows = [i for i, p in enumerate(places) if (p.split, p.n_chunks) == (split, n_chunks)]
-            first = np.array([places[i].first for i in rows], dtype=np.int64)
-            record = np.array([places[i].record for i in rows], dtype=np.int64)
-            n_bases = n_chunks * chunk_sizes[0]
-            runs[split].append(Runs(n_bases, n_chunks, first, record, base[rows]))
+    for split, n_chunks in product(HELD_OUT, N_CHUNKS):
+        rows = [i for i, p in enumerate(places) if (p.split, p.n_chunks) == (split, n_chunks)]
+        first = np.array([places[i].first for i in rows], dtype=np.int64)
+        record = np.array([places[i].record for i in rows], dtype=np.int64)
+        n_bases = n_chunks * chunk_sizes[0]
+        runs[split].append(Runs(n_bases, n_chunks, first, record, base[rows]))
     return runs
 
 
@@ -98,19 +99,23 @@ def _cut(
     fasta: Path, split_of: Sequence[Split], chunk_sizes: Sequence[int]
 ) -> Iterator[tuple[_Place, str]]:
     """The runs of each held-out record and their bases; their chunks follow one another."""
-    size, n_before = chunk_sizes[0], 0
+    n_before = 0
     for number, (record, split) in enumerate(zip(read_fasta(fasta), split_of, strict=True)):
-        n_bases = len(record.sequence)
         if split in HELD_OUT:
-            starts = [chunk.start for chunk in chunk_record(record, size)]
-            for n_chunks in N_CHUNKS:
-                for first in _spread(len(starts) // n_chunks) * n_chunks:
-                    begin = starts[first]
-                    end = min(n_bases, starts[first + n_chunks - 1] + size)
-                    if end - begin >= _SHORTEST * n_chunks * size:
-                        place = _Place(split, n_chunks, n_before + int(first), number)
-                        yield place, record.sequence[begin:end]
-        n_before += sum(-(-n_bases // one) for one in chunk_sizes)
+            for n_chunks, first, bases in _cut_record(record, chunk_sizes[0]):
+                yield _Place(split, n_chunks, n_before + first, number), bases
+        n_before += sum(-(-len(record.sequence) // size) for size in chunk_sizes)
+
+
+def _cut_record(record: FastaRecord, size: int) -> Iterator[tuple[int, int, str]]:
+    """The runs of a record: their number of chunks, the first of these, and their bases."""
+    starts = [chunk.start for chunk in chunk_record(record, size)]
+    for n_chunks in N_CHUNKS:
+        for first in _spread(len(starts) // n_chunks) * n_chunks:
+            end = starts[first + n_chunks - 1] + size
+            bases = record.sequence[starts[first] : end]
+            if len(bases) >= _SHORTEST * n_chunks * size:
+                yield n_chunks, int(first), bases
 
 
 def _spread(n_runs: int) -> Rows:

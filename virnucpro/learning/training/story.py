@@ -7,7 +7,7 @@ whole of it; ``learn`` is what every rank does; the first one writes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -32,6 +32,7 @@ from virnucpro.ground.devices import Choice
 from virnucpro.ground.errors import InputError, UsageError, VirnucproError
 from virnucpro.ground.events import OnEvent
 from virnucpro.ground.log import announce, printable
+from virnucpro.ground.numeric import Values
 from virnucpro.ground.option_fields import carry
 from virnucpro.learning.labelled.frames import (
     LabelledFrames,
@@ -156,14 +157,22 @@ def learn(training: Training, ranks: Ranks) -> None:
         repeated = training.repeat(number)
         torch.manual_seed(repeated.settings.seed)
         module, history = _classify(repeated, ranks, train, held_out)
-        odds = {}
-        for split, part in parts.items():
-            if _has_both(part):
-                with precision_of(training.settings, ranks.device):
-                    odds[split] = frame_log_odds(module, part, ranks).astype(np.float64)
+        odds = _odds_of(parts, training, ranks, module)
         if outcome is not None:
             scored = [Scored(split, parts[split], odds[split]) for split in odds]
             outcome.add(repeated, module, scored, history)
+
+
+def _odds_of(
+    parts: Mapping[Split, LabelledFrames], training: Training, ranks: Ranks, module: FrameClassifier
+) -> dict[Split, Values]:
+    """The log-odds of the frames of each part that has both labels."""
+    odds = {}
+    for split, part in parts.items():
+        if _has_both(part):
+            with precision_of(training.settings, ranks.device):
+                odds[split] = frame_log_odds(module, part, ranks).astype(np.float64)
+    return odds
 
 
 def _pretrain(
