@@ -45,17 +45,17 @@ def traces() -> tuple[object, ...]:
     )
 
 
-def readme_example() -> str:
-    text = (ROOT / "README.md").read_text()
+def guide_example() -> str:
+    text = (ROOT / "docs/USING.md").read_text()
     (example,) = re.findall(r"## From Python\n\n```python\n(.*?)```", text, flags=re.DOTALL)
     return example
 
 
 @pytest.mark.parametrize("how", ["script", "standard input", "exec"])
-def test_the_example_of_the_readme_runs_in_a_fresh_process(tmp_path, how):
+def test_the_example_of_the_guide_runs_in_a_fresh_process(tmp_path, how):
     """Without a guard for ``__main__``; and as IPython runs what is typed."""
     (tmp_path / "examples").symlink_to(EXAMPLE.parent)
-    (tmp_path / "example.py").write_text(readme_example())
+    (tmp_path / "example.py").write_text(guide_example())
     program = {
         "script": ["example.py"],
         "standard input": ["-"],
@@ -64,7 +64,7 @@ def test_the_example_of_the_readme_runs_in_a_fresh_process(tmp_path, how):
     answer = subprocess.run(
         [sys.executable, *program[how]],
         cwd=tmp_path,
-        input=readme_example() if how == "standard input" else "",
+        input=guide_example() if how == "standard input" else "",
         capture_output=True,
         text=True,
     )
