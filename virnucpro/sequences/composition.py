@@ -19,10 +19,10 @@ N_FEATURES = N_CODONS + N_TETRANUCLEOTIDES + N_BORDERS
 _GAP = "NNN"  # between two frames, so that no word of four bases and no border spans both
 
 # a letter that is not ACGTU is a digit so large that no word with it is one of those counted
-_DIGITS = np.full(256, N_TETRANUCLEOTIDES, dtype=np.uint16)
+BASE_DIGITS = np.full(256, N_TETRANUCLEOTIDES, dtype=np.uint16)
 for _digit, _base in enumerate("ACGT"):
-    _DIGITS[[ord(_base), ord(_base.lower())]] = _digit
-_DIGITS[[ord("U"), ord("u")]] = _DIGITS[ord("T")]
+    BASE_DIGITS[[ord(_base), ord(_base.lower())]] = _digit
+BASE_DIGITS[[ord("U"), ord("u")]] = BASE_DIGITS[ord("T")]
 
 
 def frame_bases(orf: Orf, sequence: str) -> str:
@@ -42,7 +42,7 @@ def frame_composition(frames: Sequence[str]) -> NDArray[np.float32]:
     lengths = np.array([len(bases) for bases in frames], dtype=np.int64)
     assert not (lengths % 3).any(), "a frame is whole codons"
     text = (_GAP.join(frames) + _GAP).encode("ascii", "replace")
-    digits = _DIGITS[np.frombuffer(text, dtype=np.uint8)]
+    digits = BASE_DIGITS[np.frombuffer(text, dtype=np.uint8)]
     row_of_codon = np.repeat(np.arange(len(frames)), lengths // 3 + 1)
     by_codon = digits[: 3 * len(row_of_codon)].reshape(-1, 3)
     codons = 16 * by_codon[:, 0] + 4 * by_codon[:, 1] + by_codon[:, 2]

@@ -1,0 +1,34 @@
+"""Write the sketch of all that the scorer was trained on: virnucpro/embedded/trained.safetensors.
+
+    python making/scorer_sketch.py manifest.tsv trained.safetensors
+
+The manifest is that of ``train_embedded_scorer.py``; every record of it must be one that the scorer
+of the package knows by its digest.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from safetensors.numpy import save_file
+
+from virnucpro.ground.errors import InputError
+from virnucpro.learning.labelled.digests import record_digest
+from virnucpro.learning.labelled.records import read_data_manifest, read_records
+from virnucpro.scorer.nets import embedded_scorer, load_scorer
+from virnucpro.sequences.sketch import join_sketches, pack, sketch_of
+
+
+def main(manifest: Path, out: Path) -> None:
+    trained = frozenset(load_scorer(embedded_scorer()).trained_records.tolist())
+    sketches = []
+    for labelled, record in read_records(read_data_manifest(manifest)):
+        if record_digest(record.sequence) not in trained:
+            raise InputError(f"{labelled.id}: the scorer was not trained on this record")
+        sketches.append(sketch_of(record.sequence))
+    save_file({"trained_kmers": pack(join_sketches(sketches))}, out)
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:3]))

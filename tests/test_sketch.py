@@ -1,0 +1,78 @@
+"""Training data is recognised in any piece of it, on either strand, and nothing else is."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from virnucpro.sequences.sketch import (
+    ONE_IN,
+    K,
+    join_sketches,
+    pack,
+    share_known,
+    sketch_of,
+    unpack,
+)
+from virnucpro.sequences.translate import reverse_complement
+
+
+def random_bases(n_bases: int, seed: int) -> str:
+    return "".join(np.random.default_rng(seed).choice(list("ACGT"), n_bases))
+
+
+def mutated(bases: str, share: float, seed: int) -> str:
+    rng = np.random.default_rng(seed)
+    letters = np.array(list(bases))
+    places = rng.choice(len(bases), round(share * len(bases)), replace=False)
+    letters[places] = rng.choice(list("ACGT"), len(places))
+    return "".join(letters)
+
+
+def test_every_piece_of_a_known_sequence_is_known_on_both_strands_and_in_any_case() -> None:
+    genome = random_bases(60_000, seed=1)
+    known = sketch_of(genome)
+    for start in range(0, 60_000, 4_000):
+        piece = genome[start : start + 4_000]
+        spellings = (piece, reverse_complement(piece), piece.lower(), piece.replace("T", "U"))
+        assert [share_known(sketch_of(one), known) for one in spellings] == [1.0] * 4
+
+
+def test_an_unknown_sequence_is_not_known_and_a_relative_is_by_the_words_that_it_shares() -> None:
+    genome = random_bases(200_000, seed=2)
+    known = sketch_of(genome)
+    assert share_known(sketch_of(random_bases(200_000, seed=3)), known) < 0.01
+    # one base in 50 is drawn anew and three in four of these differ: a word is whole by
+    # (1 - 0.015) ** 31 = 0.63; of 2,000 sampled words the share is within 0.05 of it
+    relative = sketch_of(mutated(genome, 0.02, seed=4))
+    assert share_known(relative, known) == pytest.approx((1 - 0.015) ** K, abs=0.05)
+
+
+def test_one_word_in_a_hundred_is_sampled() -> None:
+    n_words = 1_000_000 - K + 1
+    n_sampled = sketch_of(random_bases(1_000_000, seed=5)).size
+    # a binomial count: six standard deviations of 100
+    assert n_sampled == pytest.approx(n_words / ONE_IN, abs=600)
+
+
+def test_words_with_an_unknown_base_are_left_out() -> None:
+    genome = random_bases(40_000, seed=6)
+    with_gaps = "N".join(genome[i : i + 30] for i in range(0, 40_000, 30))
+    assert not sketch_of(with_gaps).size
+    assert not sketch_of("").size and not share_known(sketch_of(""), sketch_of(genome))
+    assert not share_known(sketch_of(genome), sketch_of(""))
+
+
+@given(st.sets(st.integers(0, 2**32 - 1)))
+def test_a_packed_sketch_comes_back_as_it_was(hashes: set[int]) -> None:
+    sketch = np.array(sorted(hashes), dtype=np.uint32)
+    assert unpack(pack(sketch)).tolist() == sketch.tolist()
+
+
+def test_a_packed_sketch_that_is_damaged_is_refused() -> None:
+    packed = pack(join_sketches([np.array([2**32 - 1], dtype=np.uint32)]))
+    for damaged in (np.append(packed, np.uint16(0)), packed.astype(np.int64), packed[None]):
+        with pytest.raises(ValueError, match="gaps"):
+            unpack(damaged)

@@ -1,0 +1,91 @@
+"""A sample of the k-mers of sequences, by which training data is recognised in any piece of it.
+
+FracMinHash (Irber et al. 2022, doi:10.1101/2022.01.11.475838): of all k-mers those with the lowest
+hashes, which are the same wherever they occur. A k-mer and its reverse complement are one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from virnucpro.sequences.composition import BASE_DIGITS
+
+K = 31
+ONE_IN = 100  # of so many k-mers one is sampled
+
+Sketch = NDArray[np.uint32]  # hashes, sorted, each once
+Gaps = NDArray[np.uint16]
+_SPAN = 1_000_000  # words at once: memory does not grow with the sequence
+_FULL_GAP = np.iinfo(np.uint16).max  # it stands for itself, and for no hash
+
+
+def sketch_of(sequence: str) -> Sketch:
+    """The sampled 31-mers of A, C, G, T and U, in either case: about one for each 100 bases.
+
+    >>> sketch_of("ACGT" * 7).size  # shorter than a word
+    0
+    """
+    spans = range(0, len(sequence) - K + 1, _SPAN)
+    return join_sketches([_sketch_of_span(sequence[i : i + _SPAN + K - 1]) for i in spans])
+
+
+def _sketch_of_span(sequence: str) -> Sketch:
+    digits = BASE_DIGITS[np.frombuffer(sequence.encode("ascii", "replace"), dtype=np.uint8)]
+    n_words = len(digits) - K + 1
+    n_others = np.concatenate([[0], np.cumsum(digits > 3)])
+    is_whole = n_others[K:] == n_others[:-K]
+    bases = (digits & 3).astype(np.uint64)
+    forward, backward = np.zeros((2, n_words), dtype=np.uint64)
+    for place in range(K):
+        base = bases[place : place + n_words]
+        forward |= base << np.uint64(2 * (K - 1 - place))
+        backward |= (np.uint64(3) - base) << np.uint64(2 * place)
+    hashes = _mixed(np.minimum(forward, backward)[is_whole])
+    return np.unique(hashes[hashes < np.uint64(2**64 // ONE_IN)].astype(np.uint32))
+
+
+def share_known(sketch: Sketch, known: Sketch) -> float:
+    """The share of a sequence's sampled k-mers that are among those known; 0 if it has none."""
+    if not len(sketch) or not len(known):
+        return 0.0
+    places = np.minimum(np.searchsorted(known, sketch), len(known) - 1)
+    return float((known[places] == sketch).mean())
+
+
+def join_sketches(sketches: list[Sketch]) -> Sketch:
+    """All the hashes of some sketches."""
+    joined: Sketch = np.unique(np.concatenate([np.empty(0, dtype=np.uint32), *sketches]))
+    return joined
+
+
+def pack(sketch: Sketch) -> Gaps:
+    """The gaps between hashes, the first one from -1: two bytes for most, where there are many."""
+    gaps = np.diff(sketch.astype(np.int64), prepend=-1) - 1
+    n_full, rest = np.divmod(gaps, _FULL_GAP)
+    packed = np.full(int((n_full + 1).sum()), _FULL_GAP, dtype=np.uint16)
+    packed[np.cumsum(n_full + 1) - 1] = rest
+    return packed
+
+
+def unpack(gaps: Gaps) -> Sketch:
+    """
+    Raises:
+        ValueError: these are not gaps between hashes.
+    """
+    if gaps.dtype != np.uint16 or gaps.ndim != 1:
+        raise ValueError("gaps between hashes are a row of uint16")
+    is_hash = gaps != _FULL_GAP
+    hashes = np.cumsum(gaps.astype(np.int64) + is_hash)[is_hash] - 1
+    if len(hashes) and hashes[-1] > np.iinfo(np.uint32).max:
+        raise ValueError("gaps that lead beyond the largest hash")
+    sketch: Sketch = hashes.astype(np.uint32)
+    return sketch
+
+
+def _mixed(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Spread words over all hashes: the finaliser of SplitMix64 (Steele et al. 2014)."""
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: NDArray[np.uint64] = words ^ (words >> np.uint64(31))
+    return mixed
