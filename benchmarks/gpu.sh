@@ -88,8 +88,9 @@ files) # 60 + 60 + 150 + 180 + 60 seconds
             --models "$model" --device "$device" ${TOKENS:+--tokens "$TOKENS"}
     done
     for model in $(tr , ' ' <<<"${MODELS:-650M,3B}"); do
-        bench "$([[ $model == 650M ]] && echo 150 || echo 180)" "gpu_peers_$model" \
-            --parts encoder --models "$model" --profiles six-frame-500 --precisions bf16 --repeats 2
+        run "$([[ $model == 650M ]] && echo 150 || echo 180)" "gpu_peers_$model.jsonl" \
+            python3 benchmarks/measure.py peers --models "$model" --device "$device" --repeats 2 \
+            ${TOKENS:+--tokens "$TOKENS"}
     done
     awk 'BEGIN { OFS = "\t"; print "path", "id", "label", "group" }
         /^>/ { id = substr($1, 2); print fasta, id, id ~ /virus/ ? "virus" : "other", id }' \

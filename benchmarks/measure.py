@@ -5,6 +5,7 @@ and a line for each row, as it comes. For developers; users have ``virnucpro ben
     python benchmarks/measure.py front-end --bases 90000000 --helpers 2
     python benchmarks/measure.py coordinator --workers 1,4,16,64
     python benchmarks/measure.py cluster --workers 1,16,256 --shards 100000
+    python benchmarks/measure.py peers --models 8M,35M
     python benchmarks/measure.py variants --models 650M,3B   (NVIDIA GPU with bf16)
     python benchmarks/measure.py poison
     python benchmarks/measure.py simulated --input reads --devices 1,2 --helpers 2 --dilation 10
@@ -28,15 +29,17 @@ from cluster import ClusterRow, time_cluster
 from coordinator import CoordinatorRow, time_coordinator
 from file_to_file import FileRow, FileRun, time_extract
 from front_end import FrontEndRow, measure_front_end
+from peers import peer_ways
 from poison import PoisonRow, measure_poison
 from simulated import SimulatedRow, simulate
 from variants import BudgetRow, KernelRow, compare_variants, profile_kernels, try_budgets
 
-from virnucpro.encoders.bench.comparison import EncoderRow
-from virnucpro.encoders.bench.encoder import Setting
+from virnucpro.encoders.bench.comparison import Comparison, EncoderRow, compare_ways
+from virnucpro.encoders.bench.encoder import Setting, our_ways
+from virnucpro.encoders.bench.layouts import layouts
 from virnucpro.encoders.bench.report import describe_versions, machine_facts
 from virnucpro.encoders.bench.synthetic import MODELS, PROFILES, make_proteins, write_checkpoint
-from virnucpro.encoders.esm2.family import footprint_of
+from virnucpro.encoders.esm2.family import room_for
 from virnucpro.ground.devices import choose_devices, choose_precision, choose_tokens, usable_cores
 from virnucpro.ground.errors import VirnucproError
 
@@ -66,7 +69,7 @@ def made_up(model: str, device: str, seed: int) -> Iterator[Setting]:
             shape=shape,
             device=choice.devices[0],
             tokens_per_batch=choose_tokens(
-                choice, footprint_of(shape), choose_precision("auto", choice)
+                choice, room_for(shape), choose_precision("auto", choice)
             ),
         )
         write_checkpoint(setting.checkpoint, shape, seed)
@@ -100,6 +103,27 @@ def variants(options: argparse.Namespace) -> Iterator[Row]:
             yield profile_kernels(setting, model, options.profile, proteins)
             yield from rows
             yield from try_budgets(setting, model, options.budgets)
+
+
+def peers(options: argparse.Namespace) -> Iterator[Row]:
+    for model in options.models:
+        with made_up(model, options.device, options.seed) as setting:
+            is_cpu, n_threads = setting.device == "cpu", usable_cores()
+            choice = choose_devices(setting.device.partition(":")[0], None, None, None, 0)
+            n_tokens = options.tokens or _N_BATCHES_OF_VARIANTS * setting.tokens_per_batch
+            comparison = Comparison(
+                model=model,
+                shape=setting.shape,
+                profile=options.profile,
+                proteins=make_proteins(options.profile, int(n_tokens), options.seed),
+                repeats=options.repeats,
+                limits={},
+                one_by_one=not is_cpu,
+            )
+            ours = our_ways([choose_precision("auto", choice)], setting)
+            ways = [*peer_ways(setting, has_bf16=choice.has_bf16), *ours]
+            with layouts(setting, n_threads, len(ways)) as places:
+                yield from compare_ways(comparison, ways, places)
 
 
 def front_end(options: argparse.Namespace) -> Iterator[Row]:
@@ -149,7 +173,7 @@ def numbers(text: str) -> list[int]:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parts = parser.add_subparsers(required=True)
-    for name, measure in (("files", files), ("variants", variants)):
+    for name, measure in (("files", files), ("peers", peers), ("variants", variants)):
         part = parts.add_parser(name)
         part.set_defaults(measure=measure)
         part.add_argument("--models", type=model_names, default=["8M"])
@@ -159,6 +183,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         part.add_argument("--device", choices=["auto", "cuda", "mps", "cpu"], default="auto")
         if measure is files:
             part.add_argument("--workers", type=int, default=usable_cores())
+        elif measure is peers:
+            part.add_argument("--repeats", type=int, default=5)
         else:
             part.add_argument("--seconds", type=float, default=3.0, help="seconds for each way")
             part.add_argument(

@@ -17,8 +17,8 @@ import numpy as np
 
 from virnucpro.callers.caller import NoCall
 from virnucpro.encoders.base import Encoder, Pending
+from virnucpro.encoders.catalogue import embedded_model
 from virnucpro.encoders.esm2.weights import inspect_checkpoint
-from virnucpro.encoders.models import embedded_model
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.engine.worker import Worker
 from virnucpro.ground.config import EncoderSpec, Recipe, Resources

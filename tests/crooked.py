@@ -10,11 +10,13 @@ from types import SimpleNamespace
 
 import torch
 
-from virnucpro.encoders.base import FAMILIES, Family, Pending
+from virnucpro.encoders.base import Pending
 from virnucpro.encoders.esm2 import encoder as esm2
+from virnucpro.encoders.esm2 import family
 from virnucpro.encoders.esm2.encoder import ESM2Encoder
 from virnucpro.encoders.esm2.model import bos_pool
 from virnucpro.encoders.esm2.packing import PackedBatch, StagedBatch
+from virnucpro.encoders.families import FAMILIES
 
 Fault = Callable[[ESM2Encoder], None]
 
@@ -29,8 +31,8 @@ def crooked(fault: Fault) -> Iterator[None]:
         return encoder
 
     before = FAMILIES["esm2"]
-    sys.modules["crooked_esm2"] = SimpleNamespace(load=load)
-    FAMILIES["esm2"] = Family("crooked_esm2", reads="protein")
+    sys.modules["crooked_esm2"] = SimpleNamespace(load=load, inspect=family.inspect)
+    FAMILIES["esm2"] = replace(before, module="crooked_esm2")
     try:
         yield
     finally:

@@ -23,6 +23,8 @@ from virnucpro.callers.caller import Caller, NoCall, caller_of
 from virnucpro.callers.head import Head
 from virnucpro.engine.executor import Executor, InlineExecutor
 from virnucpro.ground.events import OnEvent
+from virnucpro.sequences.fasta import read_fasta
+from virnucpro.sequences.translate import chunk_record, translate_six_frames
 from virnucpro.stories.options import PredictOptions
 from virnucpro.stories.pipeline import predict, run
 from virnucpro.stories.resolve import RunConfig
@@ -159,6 +161,15 @@ def vectors(folder: Path) -> dict[str, NDArray[np.float32]]:
         rows = h5["embeddings"][:] if "ids" in h5 else []
     assert len(set(ids)) == len(ids)
     return dict(zip(ids, rows, strict=True))
+
+
+def bases_by_frame(fasta: Path) -> dict[str, str]:
+    frames = {}
+    for record in read_fasta(fasta):
+        if set(record.sequence) <= set("ACGT"):
+            chunks = list(chunk_record(record, 300))
+            frames |= {orf.id: orf.bases for orf in translate_six_frames(chunks)}
+    return frames
 
 
 def statuses(folder: Path, table: str = "predictions.tsv") -> dict[str, str]:

@@ -31,7 +31,13 @@ VOCABULARY = [
 MODEL = [name for name in MODULES if name.startswith(("encoders.esm2.", "encoders.dnabert_s."))]
 # tensors in, tensors out
 MODEL_MAY_USE = {f"ground.{name}" for name in ("errors", "log", "files", "tensors")}
-MODEL_MAY_USE |= {"ground.config", "ground.events", "encoders.base", "encoders.transfer"}
+MODEL_MAY_USE |= {
+    "ground.config",
+    "ground.events",
+    "encoders.base",
+    "encoders.families",
+    "encoders.transfer",
+}
 LONGEST_FUNCTION = 60
 COMMAND_LINE = [name for name in MODULES if name.startswith("cli.")]
 
@@ -116,8 +122,8 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 # Weight: what the next engineer has to learn. A number here may fall, and never rise.
 
-MOST_MODULES = 182
-MOST_CLASSES = 333
+MOST_MODULES = 179
+MOST_CLASSES = 330
 MOST_DOORS = 433
 MOST_COMPLEX = 4
 COMPLEX = 15  # cognitive complexity that a reader still follows
@@ -256,9 +262,10 @@ DOORS_TO_TORCH = {
     "encoders.esm2.attention": {"virnucpro.encoders.esm2.rotary_triton"},
     "encoders.esm2.family": {
         "virnucpro.encoders.esm2.converted",
+        "virnucpro.encoders.esm2.encoder",
         "virnucpro.encoders.esm2.weights",
     },
-    "encoders.models": {"torch"},
+    "encoders.catalogue": {"torch"},
     "stories.resolve": {"virnucpro.callers.original_head"},
     "run.index": {"torch"},
 }
@@ -282,7 +289,7 @@ def test_a_worker_starts_without_torchs_compiler_and_sympy() -> None:
     """Their imports take more than a second, for every worker and after every loss of one."""
     statement = (
         "import virnucpro.stories.pipeline, virnucpro.stories.resolve, torch; "
-        "from virnucpro.encoders.models import embedded_model; "
+        "from virnucpro.encoders.catalogue import embedded_model; "
         "from virnucpro.encoders.esm2.weights import load_esm2; "
         "from virnucpro.encoders.esm2.packing import PackedBatch; "
         "model = load_esm2(embedded_model(), 1, torch.bfloat16, torch.device('cpu')); "

@@ -14,11 +14,17 @@ from conftest import TINY
 from oracle import make_fair_esm, save_fair_esm
 from test_cli import virnucpro
 
-from virnucpro.encoders.check import Check, check, find_deviations, report_lines
+from virnucpro.encoders.check import (
+    ODD_LETTERS,
+    Check,
+    check,
+    find_deviations,
+    make_panel,
+    report_lines,
+)
 from virnucpro.encoders.esm2.checkpoint import ESM2Shape
 from virnucpro.encoders.learned.file import LearnedFacts, save_learned
 from virnucpro.encoders.options import CheckOptions
-from virnucpro.encoders.panel import ODD_LETTERS, make_panel
 from virnucpro.ground.config import Precision
 from virnucpro.ground.errors import UnavailableError, UsageError
 from virnucpro.ground.events import Progress, Telling

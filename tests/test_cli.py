@@ -15,7 +15,7 @@ from runs import rows, statuses
 
 from virnucpro.cli.running import next_step, number_gpus_by_bus
 from virnucpro.encoders.esm2.weights import inspect_checkpoint
-from virnucpro.encoders.published import EMBEDDED, NAMES
+from virnucpro.encoders.families import EMBEDDED, NAMES
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "contigs.fa"

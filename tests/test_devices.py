@@ -13,9 +13,8 @@ import torch
 
 from virnucpro.cli.main import main
 from virnucpro.encoders.esm2.checkpoint import ESM2Shape
-from virnucpro.encoders.esm2.family import footprint_of
-from virnucpro.encoders.models import shape_of
-from virnucpro.encoders.published import PUBLISHED
+from virnucpro.encoders.esm2.family import footprint_of, room_for
+from virnucpro.encoders.families import FAMILIES
 from virnucpro.ground import devices
 from virnucpro.ground.config import Footprint
 from virnucpro.ground.devices import (
@@ -44,13 +43,13 @@ GPUS = [
     Gpu(i, f"GPU-{'abcd'[i]}0{i}", "NVIDIA H200", 140 * GIB, 139 * GIB, (9, 0), (13, 0))
     for i in range(4)
 ]
+PUBLISHED = FAMILIES["esm2"].published
 NO_GPU = not list_gpus()[0]
 
 
 def footprint(name: str) -> Footprint:
     """The room for a published model."""
-    shape = shape_of(name)
-    return footprint_of(shape, PUBLISHED[name].n_bytes or 2 * shape.n_parameters)
+    return footprint_of(PUBLISHED[name])
 
 
 @pytest.mark.parametrize(
@@ -386,7 +385,7 @@ def test_the_token_budget_fits_the_device_and_the_model():
     assert sizes["esm2_t36_3B_UR50D"] == 16_384
     assert list(sizes.values()) == sorted(sizes.values(), reverse=True)
     assert choose_tokens(CPU, footprint("esm2_t6_8M_UR50D"), "bf16") == 2048
-    narrow = footprint_of(ESM2Shape(n_layers=6, dim=128, n_heads=4))
+    narrow = room_for(ESM2Shape(n_layers=6, dim=128, n_heads=4))
     assert choose_tokens(CPU, narrow, "bf16") == 4096
     tight = dataclasses.replace(OLD, memory=2 * GIB)
     assert choose_tokens(tight, footprint("esm2_t36_3B_UR50D"), "bf16") == 2048  # never below

@@ -20,11 +20,12 @@ from oracle import (
     tolerance,
     worst_row,
 )
-from runs import run_inline, vectors
+from runs import bases_by_frame, run_inline, vectors
 
 from virnucpro.callers.head import EncoderFacts, Head, Network
-from virnucpro.encoders.base import FAMILIES, Encoder, Family, Pending, Rows, load_encoder
+from virnucpro.encoders.base import Encoder, Pending, Rows, load_encoder
 from virnucpro.encoders.describe import describe_model
+from virnucpro.encoders.families import FAMILIES, Family
 from virnucpro.engine.executor import InlineExecutor
 from virnucpro.engine.worker import Worker
 from virnucpro.ground.config import EncoderSpec
@@ -32,8 +33,6 @@ from virnucpro.ground.errors import ResumeError, UsageError
 from virnucpro.ground.events import ShardDone
 from virnucpro.ground.files import sha256
 from virnucpro.run.features import open_stores
-from virnucpro.sequences.fasta import read_fasta
-from virnucpro.sequences.translate import chunk_record, translate_six_frames
 from virnucpro.stories.options import ExtractOptions
 from virnucpro.stories.pipeline import extract
 from virnucpro.stories.resolve import RunConfig, resolve
@@ -70,15 +69,6 @@ def toy_config(make_config, monkeypatch) -> Callable[..., RunConfig]:
         return replace(config, recipe=replace(config.recipe, encoders=(TOY,)))
 
     return make
-
-
-def bases_by_frame(fasta: Path) -> dict[str, str]:
-    frames = {}
-    for record in read_fasta(fasta):
-        if set(record.sequence) <= set("ACGT"):
-            chunks = list(chunk_record(record, 300))
-            frames |= {orf.id: orf.bases for orf in translate_six_frames(chunks)}
-    return frames
 
 
 def test_an_encoder_of_bases_is_one_class_and_one_line(toy_config, contigs, tmp_path):

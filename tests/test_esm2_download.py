@@ -22,24 +22,26 @@ from conftest import random_esm2
 from oracle import make_fair_esm, save_fair_esm
 
 from virnucpro.encoders import fetch
-from virnucpro.encoders.esm2.checkpoint import ESM2Shape
-from virnucpro.encoders.esm2.weights import inspect_checkpoint, save_esm2
-from virnucpro.encoders.imports import import_checkpoint
-from virnucpro.encoders.models import (
+from virnucpro.encoders.catalogue import (
     embedded_model,
-    find_checkpoint,
     hub_folder,
     imported_folder,
     imported_names,
     locate,
-    shape_of,
+    open_model,
     verify_model,
 )
-from virnucpro.encoders.published import BASE_URL, EMBEDDED, PUBLISHED, Published
+from virnucpro.encoders.esm2.checkpoint import ESM2Shape
+from virnucpro.encoders.esm2.family import ESM2Model, as_esm2, shape_of
+from virnucpro.encoders.esm2.weights import inspect_checkpoint, save_esm2
+from virnucpro.encoders.families import EMBEDDED, FAMILIES, Published, RemoteFile
+from virnucpro.encoders.imports import import_checkpoint
 from virnucpro.ground.errors import OutputError, StorageError, UnavailableError, UsageError
-from virnucpro.ground.events import Progress
+from virnucpro.ground.events import OnEvent, Progress
 
 NAME = "esm2_t6_8M_UR50D"
+PUBLISHED = FAMILIES["esm2"].published
+NOWHERE = "http://127.0.0.1:1"
 PARTIAL = f".{NAME}.pt.part"
 SHAPE = ESM2Shape(n_layers=2, dim=160, n_heads=4)  # more than one block of the download
 
@@ -74,11 +76,27 @@ def publish(tmp_path, monkeypatch, checkpoint, folder) -> Callable[..., None]:
     def publish(**others: object) -> None:
         n_layers, dim, n_heads = SHAPE.n_layers, SHAPE.dim, SHAPE.n_heads
         given = {**figures, **others}
-        published = Published(n_layers=n_layers, dim=dim, n_heads=n_heads, **given)
+        folder_sha256 = given.pop("folder_sha256")
+        published = Published(
+            n_layers=n_layers,
+            dim=dim,
+            n_heads=n_heads,
+            files=(RemoteFile(url=f"{NOWHERE}/{NAME}.pt", **given),),
+            folder_sha256=folder_sha256,
+        )
         monkeypatch.setitem(PUBLISHED, NAME, published)
 
     publish()
     return publish
+
+
+def find_checkpoint(
+    name: str, on_event: OnEvent = lambda _: None, base_url: str = NOWHERE
+) -> ESM2Model:
+    """The ESM-2 of a name, which is fetched from this address."""
+    (file,) = PUBLISHED[NAME].files
+    PUBLISHED[NAME] = replace(PUBLISHED[NAME], files=(replace(file, url=f"{base_url}/{NAME}.pt"),))
+    return as_esm2(open_model(name, on_event))
 
 
 @contextmanager
@@ -522,7 +540,7 @@ def test_a_folder_that_cannot_be_made_is_no_fault_of_the_network(checkpoint, tmp
 def test_a_published_name_says_the_layers_and_the_parameters(name, monkeypatch):
     monkeypatch.undo()
     _, layers, size, _ = name.split("_")
-    shape = shape_of(name)
+    shape = shape_of(PUBLISHED[name])
     assert layers == f"t{shape.n_layers}"
     millions = float(size[:-1]) * {"M": 1, "B": 1000}[size[-1]]
     # names are rounded to one or two digits, which 7.4 million as 8M takes furthest
@@ -534,15 +552,18 @@ def test_a_published_size_is_that_of_the_parameters(name, monkeypatch):
     """In float32 or, for 3B, float16; the heads and the names of the tensors are few per cent."""
     monkeypatch.undo()
     published = PUBLISHED[name]
-    assert {len(published.sha256), len(published.md5)} in ({64, 0}, {0, 32})
-    if published.n_bytes is not None:
+    (file,) = published.files
+    assert {len(file.sha256), len(file.md5)} in ({64, 0}, {0, 32})
+    if file.n_bytes is not None:
         bytes_each = 2 if "3B" in name else 4
-        expected = bytes_each * shape_of(name).n_parameters
-        assert published.n_bytes == pytest.approx(expected, rel=0.02)
+        expected = bytes_each * shape_of(published).n_parameters
+        assert file.n_bytes == pytest.approx(expected, rel=0.02)
 
 
 def test_the_address_is_that_of_fair_esm():
-    assert BASE_URL == "https://dl.fbaipublicfiles.com/fair-esm/models"
+    for name in PUBLISHED.keys() - {NAME}:
+        (file,) = PUBLISHED[name].files
+        assert file.url == f"https://dl.fbaipublicfiles.com/fair-esm/models/{name}.pt"
 
 
 # Brought by file

@@ -13,10 +13,10 @@ from runs import rows
 from safetensors.numpy import load_file
 
 from virnucpro.callers.head import DECIMALS, load_head
+from virnucpro.encoders.catalogue import open_model
 from virnucpro.encoders.describe import describe_model
+from virnucpro.encoders.families import EMBEDDED
 from virnucpro.encoders.learned.file import ENCODER_FILE, inspect_learned, save_learned
-from virnucpro.encoders.models import open_model
-from virnucpro.encoders.published import EMBEDDED
 from virnucpro.engine.executor import InlineExecutor
 from virnucpro.ground.errors import UnavailableError, UsageError
 from virnucpro.ground.files import sha256

@@ -29,13 +29,12 @@ from virnucpro.callers.head import EncoderFacts, load_head
 from virnucpro.callers.original_head import find_head, read_original_head
 from virnucpro.cli.main import app
 from virnucpro.encoders.base import Model
-from virnucpro.encoders.bundles import model_names
-from virnucpro.encoders.dnabert_s.encoder import DNABERTModel
+from virnucpro.encoders.catalogue import locate, model_names, open_model, published_folder
+from virnucpro.encoders.dnabert_s.encoder import DNABERTModel, footprint_of
 from virnucpro.encoders.dnabert_s.model import DNABERTShape
+from virnucpro.encoders.families import BUNDLES, FAMILIES, Bundle, Published, RemoteFile
 from virnucpro.encoders.fetch import git_blob
 from virnucpro.encoders.imports import import_checkpoint, import_files
-from virnucpro.encoders.models import locate, open_model, published_folder
-from virnucpro.encoders.published import BUNDLES, FOLDERS, PUBLISHED, Bundle, Published, RemoteFile
 from virnucpro.engine.executor import InlineExecutor
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.ground.config import EncoderSpec, Footprint, join_footprints
@@ -51,6 +50,7 @@ HEADS = Path(__file__).parents[2] / "shared" / "golden" / "heads"
 golden = pytest.mark.skipif(not HEADS.exists(), reason="the golden heads are not here")
 REAL_HEAD = os.environ.get("VIRNUCPRO_500_MODEL", "")
 DIM = dnabert.DIM + TINY.dim
+DNABERT_S = FAMILIES["dnabert-s"].published
 NOWHERE = "http://127.0.0.1:1"
 
 
@@ -196,19 +196,24 @@ def brought(classifier, tmp_path, monkeypatch) -> Path:
             n_bytes=(folder / file.name).stat().st_size,
             sha256=sha256(folder / file.name),
         )
-        for file in FOLDERS["dnabert-s"].files
+        for file in DNABERT_S["dnabert-s"].files
     )
     published = Published(
         n_layers=TINY.n_layers,
         dim=TINY.dim,
         n_heads=TINY.n_heads,
-        n_bytes=checkpoint.stat().st_size,
-        sha256=sha256(checkpoint),
+        files=(
+            RemoteFile(
+                url=f"{NOWHERE}/{checkpoint.name}",
+                n_bytes=checkpoint.stat().st_size,
+                sha256=sha256(checkpoint),
+            ),
+        ),
     )
     head = RemoteFile(url=f"{NOWHERE}/500_model.pth", git_blob=git_blob(folder / "500_model.pth"))
     bundle = Bundle(encoders=("dnabert-s", name), head=head, chunk_size=500)
-    monkeypatch.setitem(FOLDERS, "dnabert-s", replace(FOLDERS["dnabert-s"], files=files))
-    monkeypatch.setitem(PUBLISHED, name, published)
+    monkeypatch.setitem(DNABERT_S, "dnabert-s", replace(DNABERT_S["dnabert-s"], files=files))
+    monkeypatch.setitem(FAMILIES["esm2"].published, name, published)
     monkeypatch.setitem(BUNDLES, "virnucpro-500", bundle)
     return folder
 
@@ -221,12 +226,11 @@ def test_the_figures_of_dnabert_s_are_those_of_its_shape(tmp_path):
     shape = DNABERTShape(n_layers=12, dim=768, n_heads=12, inner=3072, n_words=4096)
     folder = dnabert.write_dnabert(tmp_path / "m")
     footprint = DNABERTModel(folder, shape, "").footprint
-    published = FOLDERS["dnabert-s"]
-    assert replace(footprint, file_bytes=published.footprint.file_bytes) == published.footprint
+    published = DNABERT_S["dnabert-s"]
+    assert replace(footprint, file_bytes=published.files[0].n_bytes) == footprint_of(published)
     # 590,592 parameters of the pooler are in the file, and not used
-    assert published.footprint.n_parameters == 117_068_544 - 590_592
+    assert published.n_parameters == 117_068_544 - 590_592
     assert (published.n_layers, published.width) == (shape.n_layers, shape.width)
-    assert published.files[0].n_bytes == published.footprint.file_bytes
 
 
 def test_a_git_id_is_that_of_git(tmp_path):
@@ -272,9 +276,9 @@ def test_a_bundle_is_fetched_by_one_command(brought, monkeypatch):
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         address = f"http://127.0.0.1:{server.server_port}"
-        folder, bundle = FOLDERS["dnabert-s"], BUNDLES["virnucpro-500"]
+        folder, bundle = DNABERT_S["dnabert-s"], BUNDLES["virnucpro-500"]
         files = tuple(replace(file, url=f"{address}/{file.name}") for file in folder.files)
-        monkeypatch.setitem(FOLDERS, "dnabert-s", replace(folder, files=files))
+        monkeypatch.setitem(DNABERT_S, "dnabert-s", replace(folder, files=files))
         head = replace(bundle.head, url=f"{address}/500_model.pth")
         monkeypatch.setitem(BUNDLES, "virnucpro-500", replace(bundle, head=head))
         try:

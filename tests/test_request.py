@@ -14,11 +14,11 @@ from oracle import make_fair_esm, save_fair_esm
 from runs import assert_same_vectors, vectors
 
 from virnucpro.callers.head import Head, load_head, save_head
-from virnucpro.encoders import models as download
+from virnucpro.encoders import catalogue as download
+from virnucpro.encoders.catalogue import embedded_head, embedded_model
 from virnucpro.encoders.esm2 import family as esm2
 from virnucpro.encoders.esm2.weights import verify_checkpoint
-from virnucpro.encoders.models import embedded_head, embedded_model
-from virnucpro.encoders.published import PUBLISHED, Published
+from virnucpro.encoders.families import FAMILIES, Published, RemoteFile
 from virnucpro.engine.executor import InlineExecutor
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.ground import devices
@@ -247,8 +247,9 @@ def test_other_weights_of_a_published_name_are_refused(options, monkeypatch, tmp
     path.parent.mkdir(parents=True)
     save_fair_esm(make_fair_esm(TINY), path)
     digest, shape = sha256(path), {"n_layers": TINY.n_layers, "dim": TINY.dim}
-    published = Published(**shape, n_heads=TINY.n_heads, sha256=digest)
-    monkeypatch.setitem(PUBLISHED, name, published)
+    file = RemoteFile(url=f"http://127.0.0.1:1/{name}.pt", sha256=digest)
+    published = Published(**shape, n_heads=TINY.n_heads, files=(file,))
+    monkeypatch.setitem(FAMILIES["esm2"].published, name, published)
     config = resolve(options(model=name), lambda _: None)
     assert config.recipe.encoders[0].sha256 == digest
     save_fair_esm(make_fair_esm(TINY, seed=1), path)

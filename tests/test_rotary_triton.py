@@ -10,14 +10,14 @@ import torch
 from virnucpro.encoders.esm2 import rotary_triton
 from virnucpro.encoders.esm2.attention import rotate
 from virnucpro.encoders.esm2.checkpoint import ESM2Shape
+from virnucpro.encoders.esm2.family import shape_of
 from virnucpro.encoders.esm2.model import rotary_frequencies
 from virnucpro.encoders.esm2.packing import PackedBatch, StagedBatch
-from virnucpro.encoders.models import shape_of
-from virnucpro.encoders.published import PUBLISHED
+from virnucpro.encoders.families import FAMILIES
 
 triton = pytest.importorskip("triton", reason="Triton has no build for this system")
 
-SHAPES = {name: shape_of(name) for name in PUBLISHED if name.startswith("esm2_")}
+SHAPES = {name: shape_of(published) for name, published in FAMILIES["esm2"].published.items()}
 # FlashAttention, which the rotation goes with, takes GPUs from 8.0 on; 7.5 has no bf16
 GPUS = [
     *((75, number) for number in ("fp16", "fp32")),

@@ -18,7 +18,7 @@ from test_cli import virnucpro
 from workers import CrashingWorker
 
 from virnucpro.cli.running import planned_steps
-from virnucpro.encoders.models import open_model
+from virnucpro.encoders.catalogue import open_model
 from virnucpro.engine.executor import InlineExecutor, NoExecutor
 from virnucpro.engine.options import WorkOptions
 from virnucpro.ground.errors import (

@@ -1,4 +1,4 @@
-"""An encoder as anyone could write one: a line in ``FAMILIES`` names this module."""
+"""An encoder as anyone could write one: a line in ``FAMILIES``, or an entry point, names it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from virnucpro.encoders.base import Pending, Rows
+from virnucpro.encoders.families import Published
 from virnucpro.ground.config import EncoderSpec, Footprint, Pooling, Precision, Reads
 from virnucpro.ground.events import OnEvent
 from virnucpro.ground.files import sha256
@@ -23,6 +24,14 @@ def inspect(path: Path, on_event: OnEvent) -> CountingModel | None:
     if not path.is_file() or path.read_bytes() != MAGIC:
         return None
     return CountingModel(path, sha256(path))
+
+
+def footprint_of(published: Published) -> Footprint:
+    return ROOM
+
+
+def open_published(name: str, published: Published, path: Path) -> CountingModel | None:
+    return inspect(path, lambda _: None)
 
 
 @dataclass(frozen=True)
@@ -41,6 +50,10 @@ class CountingModel:
     head: Path | None = None
     footprint: Footprint = ROOM
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return (self.path,)
+
     def precision_on(self, kind: str, precision: Precision) -> Precision:
         return precision
 
@@ -51,6 +64,9 @@ class CountingModel:
         self, precision: Precision, folder: Path | None, on_event: OnEvent
     ) -> tuple[Path, str]:
         return self.path, self.encoder_id
+
+    def verify(self) -> str:
+        return self.encoder_id
 
 
 def load(spec: EncoderSpec, weights: Path, device: torch.device) -> CountingEncoder:

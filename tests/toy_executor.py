@@ -1,4 +1,4 @@
-"""An executor as anyone could write one: one class, and one line that gives it to a run."""
+"""An executor as anyone could write one: one class, and one line or an entry point for it."""
 
 from __future__ import annotations
 

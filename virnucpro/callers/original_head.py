@@ -24,7 +24,7 @@ from virnucpro.callers.head import (
     save_head,
 )
 from virnucpro.encoders.base import Model
-from virnucpro.encoders.bundles import fetch_head
+from virnucpro.encoders.catalogue import fetch_head
 from virnucpro.ground.errors import UnavailableError
 from virnucpro.ground.events import OnEvent
 from virnucpro.ground.log import printable

@@ -16,10 +16,9 @@ _MEASURED = "the tables, and the file of --json, hold what was measured"
 
 @command(BenchOptions)
 def bench(options: BenchOptions) -> None:
-    """Measure this machine: its limits, and the encoder beside fair-esm and transformers.
+    """Measure this machine: its limits, and the encoder beside fair-esm.
 
-    Ratios are to the first row, fair-esm's own extract loop. The row of transformers needs it
-    installed (in the folder of the source: pip install -c constraints.txt -e '.[oracle]').
+    Ratios are to the first row, fair-esm's own extract loop.
 
     Example: virnucpro bench --quick --json bench.json
     """

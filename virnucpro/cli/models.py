@@ -74,9 +74,8 @@ def download_model(options: DownloadOptions) -> None:
         from virnucpro.callers.original_head import find_head
         from virnucpro.cli.dashboard import Dashboard
         from virnucpro.cli.figures import EventLog
-        from virnucpro.encoders.bundles import model_names
-        from virnucpro.encoders.models import open_model
-        from virnucpro.encoders.published import BUNDLES
+        from virnucpro.encoders.catalogue import model_names, open_model
+        from virnucpro.encoders.families import BUNDLES
 
         end_cleanly()
         with ExitStack() as stack:
@@ -115,8 +114,8 @@ def import_model(options: ImportOptions) -> None:
             lines = [f"{printable(path.name)} is at {printable(path)}" for path in paths]
         else:
             path = expanded(options.path)
-            name, model = copy_model(path, options.name, force=options.force)
-            lines = [f"{name} is at {printable(model.path)}, sha256 {model.sha256()}"]
+            name, model, digest = copy_model(path, options.name, force=options.force)
+            lines = [f"{name} is at {printable(model.path)}, sha256 {digest}"]
         report([*lines, f"use it with --model {name}"])
 
 
@@ -130,7 +129,7 @@ def verify(options: NamedModelOptions) -> None:
     Example: virnucpro models verify esm2_t33_650M_UR50D
     """
     with exits():
-        from virnucpro.encoders.models import verify_model
+        from virnucpro.encoders.catalogue import verify_model
 
         checkpoint, digest = verify_model(options.model)
         report([f"{printable(checkpoint.path)} is whole, sha256 {digest}"])

@@ -14,15 +14,21 @@ from virnucpro.cli.exits import Finished, exits, needing
 from virnucpro.cli.running import as_command, loading, next_step, planned_steps, report, watched
 from virnucpro.cli.work import work_in_block
 from virnucpro.engine.options import WorkOptions
+from virnucpro.ground.errors import UsageError
 from virnucpro.ground.files import read_json
+from virnucpro.ground.log import printable
 from virnucpro.ground.option_fields import carry
 from virnucpro.ground.options import ConsoleOptions
+from virnucpro.ground.plugins import find_plugins
 from virnucpro.stories.options import ExtractOptions, PredictOptions, RunOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+    from virnucpro.engine.executor import Executor
     from virnucpro.stories.pipeline import ExecutorOn
+
+_PLUGINS = "virnucpro.executors"  # entry points: classes, made of the options and the devices
 
 
 @command(PredictOptions, ConsoleOptions)
@@ -65,11 +71,18 @@ def extract(options: ExtractOptions, console: ConsoleOptions) -> None:
 
 
 def _executor_on(options: RunOptions) -> ExecutorOn:
-    """The executor that was asked for, by the devices of this machine."""
+    """The executor that was asked for, by the devices of this machine.
+
+    Raises:
+        UsageError: there is none of this name.
+        UnavailableError: it needs a package that is not here, or is broken.
+    """
     if options.executor == "local":
         from virnucpro.engine.local import ProcessExecutor
 
         return ProcessExecutor
+    if options.executor != "parsl":
+        return partial(_executor_of_package(options.executor), options)
     with needing("cluster"):
         from virnucpro.engine.parsl import ParslExecutor, read_blocks
     # Parsl starts programs of its own by their names, which lie beside this interpreter
@@ -77,6 +90,16 @@ def _executor_on(options: RunOptions) -> ExecutorOn:
     blocks = read_blocks(options.executor_config)
     work = carry(options, WorkOptions, folder=options.output_dir.absolute())
     return lambda _: ParslExecutor(blocks, work, work_in_block)
+
+
+def _executor_of_package(name: str) -> Callable[..., Executor]:
+    plugins = find_plugins(_PLUGINS, type)
+    if name not in plugins:
+        raise UsageError(
+            f"there is no executor {printable(name)}",
+            hint=f"the executors are {', '.join(('local', 'parsl', *sorted(plugins)))}",
+        )
+    return plugins[name]()
 
 
 def what_is_kept(options: RunOptions) -> str:

@@ -1,23 +1,22 @@
-"""The door of the encoders: what every model that makes vectors can do, and the families.
+"""The door of the encoders: what every model that makes vectors can do.
 
-A family is a module and a line in ``FAMILIES``. The module has ``load(spec, weights, device)``,
-and, if models of the family are named by their files, ``inspect(path, on_event)``: a ``Model``, or
-None if the path is of another family. The door itself needs no torch; families do.
+Its families are in ``families``. The door itself needs no torch; their code does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from virnucpro.encoders.families import FAMILIES, Family, family_of, installed_families
 from virnucpro.ground.config import EncoderSpec, Footprint, Pooling, Precision, Reads
+from virnucpro.ground.errors import UnavailableError
 from virnucpro.ground.events import OnEvent
+from virnucpro.ground.log import printable
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +36,7 @@ class Model(Protocol):
 
     @property
     def family(self) -> str:
-        """A name in ``FAMILIES``."""
+        """A name in ``FAMILIES``, or of an entry point."""
 
     @property
     def reads(self) -> Reads: ...
@@ -66,6 +65,10 @@ class Model(Protocol):
     def footprint(self) -> Footprint: ...
 
     @property
+    def files(self) -> Sequence[Path]:
+        """The files that `models import` copies, the weights first; none: it stays where it is."""
+
+    @property
     def head(self) -> Path | None:
         """The head that comes with the model, if any."""
 
@@ -84,6 +87,13 @@ class Model(Protocol):
 
         Raises:
             UnavailableError: it is not the model that its name says.
+        """
+
+    def verify(self) -> str:
+        """Read every number of it. -> the SHA-256 of the weights
+
+        Raises:
+            UnavailableError: it is damaged.
         """
 
 
@@ -127,49 +137,45 @@ class Encoder(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class Family:
-    """A kind of encoder, as far as it is known without loading one."""
-
-    module: str  # has ``load(spec, weights, device) -> Encoder``
-    reads: Reads
-    letters_per_token: float = 1.0
-    extra_tokens: int = 2  # tokens added to each sequence
-    has_files: bool = False  # True if its module has ``inspect``
-
-
-FAMILIES = {
-    "esm2": Family("virnucpro.encoders.esm2.encoder", reads="protein"),
-    "fair-esm": Family("virnucpro.encoders.fair_esm", reads="protein"),
-    "learned": Family("virnucpro.encoders.learned.encoder", reads="protein", has_files=True),
-    "dnabert-s": Family(
-        "virnucpro.encoders.dnabert_s.encoder", reads="dna", letters_per_token=4.6, has_files=True
-    ),
-    "composition": Family("virnucpro.encoders.composition", reads="dna", extra_tokens=0),
-}
-
-
-def recognise(path: Path, on_event: OnEvent) -> Model | None:
-    """The model of a file or folder, if a family recognises it as its own.
+def recognise(path: Path, on_event: OnEvent) -> Model:
+    """The model of a file or folder. Other packages are asked for what no family here takes.
 
     Raises:
-        UnavailableError: it is recognised, and damaged.
+        UnavailableError: it is of no family, or damaged.
     """
-    for family in FAMILIES.values():
-        if family.has_files:
-            model: Model | None = import_module(family.module).inspect(path, on_event)
-            if model is not None:
+    try:
+        for family in reversed(FAMILIES.values()):
+            if model := _inspect(family, path, on_event):
                 return model
-    return None
+        raise AssertionError("the first family takes or refuses what is left")
+    except UnavailableError:
+        for family in installed_families().values():
+            if model := _inspect(family, path, on_event):
+                return model
+        raise
+
+
+def _inspect(family: Family, path: Path, on_event: OnEvent) -> Model | None:
+    model: Model | None = family.code.inspect(path, on_event) if family.has_files else None
+    return model
+
+
+def not_published(path: Path, name: str, why: object) -> UnavailableError:
+    """The error for other weights under the name of a published model."""
+    return UnavailableError(
+        f"{printable(path)} is not the published {name}: {why}",
+        hint="delete it to fetch it again; name a model of your own by its path, "
+        "or give it a name with `virnucpro models import PATH --name NAME`",
+    )
 
 
 def load_encoder(spec: EncoderSpec, weights: Path, device: torch.device) -> Encoder:
     """The encoder of a recipe, on a device.
 
     Raises:
-        UnavailableError: the weights cannot be used.
+        UnavailableError: the weights cannot be used, or the package of its family is not here.
     """
-    encoder: Encoder = import_module(FAMILIES[spec.family].module).load(spec, weights, device)
+    encoder: Encoder = family_of(spec.family).code.load(spec, weights, device)
     return encoder
 
 
@@ -177,7 +183,7 @@ def estimate_tokens(encoders: Iterable[EncoderSpec], n_sequences: int, n_residue
     """The number of tokens that these encoders see of so many frames or proteins."""
     total = 0.0
     for spec in encoders:
-        family = FAMILIES[spec.family]
+        family = family_of(spec.family)
         n_letters = 3 * n_residues if family.reads == "dna" else n_residues
         total += n_letters / family.letters_per_token + family.extra_tokens * n_sequences
     return round(total)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from virnucpro.encoders.esm2.family import footprint_of, inspect_esm2
-from virnucpro.encoders.models import (
+from virnucpro.encoders.catalogue import (
     bundled_head,
     bytes_to_fetch,
-    download_bytes,
+    find_published,
     imported_names,
     locate,
     missing_files,
     open_model,
-    shape_of,
 )
-from virnucpro.encoders.published import BASE_URL, BUNDLES, EMBEDDED, FOLDERS, PUBLISHED
+from virnucpro.encoders.families import BUNDLES, EMBEDDED, PUBLISHED
 from virnucpro.ground.config import Footprint, join_footprints
 from virnucpro.ground.devices import as_size, default_gpu_memory, describe_needs
 from virnucpro.ground.log import printable
@@ -23,13 +21,13 @@ from virnucpro.ground.log import printable
 
 def describe_models() -> Iterator[str]:
     """A line for each model that has a name: what it needs, and where it lies or would lie."""
-    footprints = {EMBEDDED: inspect_esm2(locate(EMBEDDED)).footprint}
-    footprints |= {name: _published_footprint(name) for name in (*PUBLISHED, *FOLDERS)}
+    footprints = {EMBEDDED: _footprint(EMBEDDED)}
+    footprints |= {name: _footprint(name) for name in PUBLISHED}
     footprints |= {
         name: join_footprints([footprints[encoder] for encoder in bundle.encoders])
         for name, bundle in BUNDLES.items()
     }
-    footprints |= {name: inspect_esm2(locate(name)).footprint for name in imported_names()}
+    footprints |= {name: _footprint(name) for name in imported_names()}
     for name, footprint in footprints.items():
         path = bundled_head(name) if name in BUNDLES else locate(name)
         n_bytes = bytes_to_fetch(name)
@@ -45,22 +43,16 @@ def describe_model(model: str) -> Iterator[str]:
     Raises:
         UnavailableError: there is none, or it is damaged.
     """
-    footprint: Footprint
     if model in BUNDLES:
         yield from _describe_bundle(model)
         return
-    path = locate(model)
-    if model in PUBLISHED and not path.exists():
-        shape = shape_of(model)
-        n_layers, width, encoder_id = shape.n_layers, shape.width, "told when it is here"
-        footprint = footprint_of(shape, download_bytes(model))
+    path, found = locate(model), find_published(model)
+    if found and missing_files(model):
+        family, published = found
+        n_layers, width, encoder_id = published.n_layers, published.width, "told when it is here"
+        footprint: Footprint = family.code.footprint_of(published)
         yield f"path        {printable(path)}, when it is fetched"
-    elif model in FOLDERS and missing_files(model):
-        folder = FOLDERS[model]
-        n_layers, width, encoder_id = folder.n_layers, folder.width, "told when it is here"
-        footprint = folder.footprint
-        yield f"path        {printable(path)}, when it is fetched"
-        yield from (f"file        {file.url}" for file in folder.files)
+        yield from (f"file        {file.url}" for file in published.files)
     else:
         there = open_model(model, lambda _: None)
         n_layers, width, encoder_id = there.n_layers, there.width, there.encoder_id
@@ -80,17 +72,16 @@ def _describe_bundle(model: str) -> Iterator[str]:
     yield f"head        {printable(bundled_head(model))}, for chunks of {bundle.chunk_size} bases"
     yield f"to fetch    {as_size(n_bytes) if n_bytes else 'nothing: all of it is here'}"
     for encoder in bundle.encoders:
-        if encoder in FOLDERS:
-            yield from (f"file        {file.url}" for file in FOLDERS[encoder].files)
-        else:
-            yield f"file        {BASE_URL}/{encoder}.pt"
+        if found := find_published(encoder):
+            yield from (f"file        {file.url}" for file in found[1].files)
     yield f"file        {bundle.head.url}"
-    footprints = map(_published_footprint, bundle.encoders)
-    yield from describe_needs(join_footprints(list(footprints)))
+    yield from describe_needs(join_footprints([_footprint(name) for name in bundle.encoders]))
 
 
-def _published_footprint(name: str) -> Footprint:
-    """The footprint of a published model that need not be here."""
-    if name in FOLDERS:
-        return FOLDERS[name].footprint
-    return footprint_of(shape_of(name), download_bytes(name))
+def _footprint(name: str) -> Footprint:
+    """The footprint of a model, which need not be here if it is published."""
+    if found := find_published(name):
+        family, published = found
+        footprint: Footprint = family.code.footprint_of(published)
+        return footprint
+    return open_model(name, lambda _: None).footprint

@@ -20,10 +20,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from virnucpro.encoders.published import RemoteFile
+from virnucpro.encoders.families import RemoteFile
 from virnucpro.ground.devices import as_size
 from virnucpro.ground.errors import OutputError, StorageError, UnavailableError
-from virnucpro.ground.files import disk_error, put_in_place, writing
+from virnucpro.ground.files import disk_error, put_in_place, sha256, writing
 from virnucpro.ground.log import printable
 
 _BLOCK = 1 << 20
@@ -175,9 +175,31 @@ def download(file: RemoteFile, path: Path, check: Check, on_bytes: OnBytes) -> N
         put_in_place(partial, path)
 
 
+def check_file(file: RemoteFile, path: Path) -> None:
+    """Refuse another file than the published one; all of it is read.
+
+    Raises:
+        UnavailableError: it is another one.
+    """
+    n_bytes = path.stat().st_size
+    if file.n_bytes not in (None, n_bytes):
+        raise UnavailableError(f"it has {n_bytes} bytes, not {file.n_bytes}")
+    if file.sha256 and (digest := sha256(path)) != file.sha256:
+        raise UnavailableError(f"its SHA-256 is {digest}")
+    md5 = hashlib.md5(usedforsecurity=False)
+    if file.md5 and (digest := _read_into(md5, path)) != file.md5:
+        raise UnavailableError(f"its MD5 is {digest}")
+    if file.git_blob and (digest := git_blob(path)) != file.git_blob:
+        raise UnavailableError(f"its id in git is {digest}")
+
+
 def git_blob(path: Path) -> str:
     """The id that git gives a file: the SHA-1 of its kind, its size and its content."""
-    digest = hashlib.sha1(f"blob {path.stat().st_size}\0".encode(), usedforsecurity=False)
+    header = f"blob {path.stat().st_size}\0".encode()
+    return _read_into(hashlib.sha1(header, usedforsecurity=False), path)
+
+
+def _read_into(digest: hashlib._Hash, path: Path) -> str:
     with path.open("rb") as handle:
         while block := handle.read(_BLOCK):
             digest.update(block)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from virnucpro.encoders.published import EMBEDDED, NAMES
+from virnucpro.encoders.families import EMBEDDED, NAMES
 from virnucpro.ground.option_fields import refuse
 from virnucpro.ground.options import MODEL, ComputeOptions, chunk_option, count, option
 

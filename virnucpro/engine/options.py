@@ -59,10 +59,12 @@ class PlaceOptions:
     ] = False
 
     executor: Annotated[
-        Literal["local", "parsl"],
+        str,
         option(
-            "Embed on the devices of this machine, or on nodes that Parsl gets from a scheduler.",
+            "Embed on the devices of this machine (local), on nodes that Parsl gets from a "
+            "scheduler (parsl), or as an installed package does that has this name.",
             CLUSTER,
+            metavar="NAME",
         ),
     ] = "local"
     executor_config: Annotated[

@@ -16,9 +16,8 @@ from virnucpro.callers.caller import Caller, NoCall, caller_of
 from virnucpro.callers.head import EncoderFacts, Head, HeadFacts, load_head
 from virnucpro.callers.options import CutOptions
 from virnucpro.encoders.base import Model
-from virnucpro.encoders.bundles import model_names
-from virnucpro.encoders.models import open_model
-from virnucpro.encoders.published import BUNDLES, EMBEDDED
+from virnucpro.encoders.catalogue import model_names, open_model
+from virnucpro.encoders.families import BUNDLES, EMBEDDED
 from virnucpro.engine.options import EngineOptions, WorkOptions
 from virnucpro.ground.config import (
     EncoderSpec,

@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import esm
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from virnucpro.encoders import fair_esm
 from virnucpro.encoders.esm2 import encoder as esm2
 from virnucpro.encoders.esm2.attention import Kernel, attend_runs, choose_kernel
 from virnucpro.encoders.esm2.checkpoint import ESM2Shape
@@ -26,6 +28,7 @@ from virnucpro.encoders.esm2.model import DTYPES
 from virnucpro.ground.config import EncoderSpec, Precision
 
 OURS = "virnucpro"
+PUBLISHED_TOKENS = 4096  # per batch, in fair-esm's scripts/extract.py
 Vectors = NDArray[np.float32]
 Mark = float | torch.cuda.Event
 
@@ -199,3 +202,56 @@ def our_ways(precisions: Sequence[Precision], setting: Setting) -> list[Way]:
             how = f"{kernel.__name__}, {setting.tokens_per_batch} tokens"
             ways.append(Way(OURS, precision, how, load))
     return ways
+
+
+def fair_esm_ways(setting: Setting, *, has_bf16: bool) -> list[Way]:
+    """fair-esm as published first, then as fast as it honestly gets."""
+    ways = [Way("fair-esm", "fp32", f"as published, {PUBLISHED_TOKENS} tokens", fair_esm_published)]
+    if has_bf16:
+        how = f"{padded_tokens(setting)} tokens"
+        ways.append(Way("fair-esm", "bf16", how, fair_esm_bf16))
+    return ways
+
+
+def fair_esm_published(setting: Setting) -> TimedEncoder:
+    """The loop of scripts/extract.py, but for the file per protein and the cut at 1,022 residues.
+
+    Logits and whole representations are copied to the CPU and averaged there, as it does.
+    """
+    device = torch.device(setting.device)
+    model = fair_esm.load_model(setting.checkpoint, setting.shape, torch.float32, device)
+    convert = model.alphabet.get_batch_converter()
+    layer = setting.shape.n_layers
+
+    def plan(proteins: Sequence[str]) -> list[list[int]]:
+        data = esm.FastaBatchedDataset([str(i) for i in range(len(proteins))], proteins)
+        batches: list[list[int]] = data.get_batch_indices(PUBLISHED_TOKENS, extra_toks_per_seq=1)
+        return batches
+
+    @torch.no_grad()
+    def embed(proteins: list[str]) -> Tensor:
+        _, texts, tokens = convert([("", protein) for protein in proteins])
+        out = model(tokens.to(setting.device), repr_layers=[layer], return_contacts=False)
+        out["logits"].cpu()
+        hidden = out["representations"][layer].cpu()
+        return torch.stack(
+            [hidden[row, 1 : len(text) + 1].mean(0).clone() for row, text in enumerate(texts)]
+        )
+
+    return TimedEncoder(model, setting, plan, embed)
+
+
+def fair_esm_bf16(setting: Setting) -> TimedEncoder:
+    """fair-esm's model in bf16, in batches that fill the device, pooled there."""
+    spec = setting.spec("bf16", family="fair-esm")
+    encoder = fair_esm.load(spec, setting.checkpoint, torch.device(setting.device))
+    return TimedEncoder(encoder.model, setting, partial(plan_padded, setting), encoder.embed)
+
+
+def padded_tokens(setting: Setting) -> int:
+    return max(PUBLISHED_TOKENS, setting.tokens_per_batch)
+
+
+def plan_padded(setting: Setting, proteins: Sequence[str]) -> list[list[int]]:
+    """Sorted, in padded batches that fill the device."""
+    return fair_esm.plan_padded([len(protein) for protein in proteins], padded_tokens(setting))

@@ -11,10 +11,9 @@ import psutil
 import torch
 
 from virnucpro.encoders.bench.comparison import Comparison, EncoderRow, compare_ways
-from virnucpro.encoders.bench.encoder import OURS, Setting, Way, our_ways
+from virnucpro.encoders.bench.encoder import OURS, Setting, Way, fair_esm_ways, our_ways
 from virnucpro.encoders.bench.layouts import FAILURES, layouts, reason_of, threads
 from virnucpro.encoders.bench.limits import measure_limits
-from virnucpro.encoders.bench.peers import peer_ways
 from virnucpro.encoders.bench.report import Row
 from virnucpro.encoders.bench.synthetic import (
     MODELS,
@@ -25,7 +24,7 @@ from virnucpro.encoders.bench.synthetic import (
     write_checkpoint,
 )
 from virnucpro.encoders.esm2.checkpoint import ESM2Shape
-from virnucpro.encoders.esm2.family import footprint_of
+from virnucpro.encoders.esm2.family import room_for
 from virnucpro.encoders.options import BenchOptions
 from virnucpro.ground.config import Precision
 from virnucpro.ground.devices import (
@@ -146,7 +145,7 @@ def run_bench(programme: Programme, record: Record, say: Say) -> None:
                 device=programme.device,
                 tokens_per_batch=choose_tokens(
                     programme.choice,
-                    footprint_of(shape),
+                    room_for(shape),
                     choose_precision("auto", programme.choice),
                 ),
             )
@@ -220,7 +219,7 @@ class _Model:
     def ways(self) -> list[Way]:
         """On a GPU ours in the first precision comes first: time may run out."""
         has_bf16 = "bf16" in self.programme.precisions
-        peers = peer_ways(self.setting, has_bf16=has_bf16)
+        peers = fair_esm_ways(self.setting, has_bf16=has_bf16)
         ours = our_ways(self.programme.precisions, self.setting)
         n_first = 0 if self.programme.choice.kind == "cpu" else 1
         return [*ours[:n_first], *peers, *ours[n_first:]]

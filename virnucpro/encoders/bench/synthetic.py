@@ -16,11 +16,14 @@ from torch import Tensor
 
 from virnucpro.encoders.esm2.alphabet import N_TOKENS
 from virnucpro.encoders.esm2.checkpoint import ESM2Shape
+from virnucpro.encoders.esm2.family import shape_of
 from virnucpro.encoders.esm2.packing import EXTRA_TOKENS
-from virnucpro.encoders.models import shape_of
-from virnucpro.encoders.published import PUBLISHED
+from virnucpro.encoders.families import FAMILIES
 
-MODELS: Mapping[str, ESM2Shape] = {name.split("_")[2]: shape_of(name) for name in PUBLISHED}
+MODELS: Mapping[str, ESM2Shape] = {
+    name.split("_")[2]: shape_of(published)
+    for name, published in FAMILIES["esm2"].published.items()
+}
 _LETTERS = np.frombuffer(b"ACDEFGHIKLMNPQRSTVWY", dtype=np.uint8)
 _BLOCK = 4096  # lengths drawn at once
 _SCORE_GAIN = 1.5**0.5  # of queries and keys: attention scores that tell some keys from others

@@ -11,10 +11,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from virnucpro.encoders.base import FAMILIES, Pending
+from virnucpro.encoders.base import Pending
 from virnucpro.encoders.dnabert_s.model import DNABERT, DNABERTShape, TokenBatch, mean_pool
 from virnucpro.encoders.dnabert_s.tokenizer import Tokenizer
 from virnucpro.encoders.dnabert_s.weights import (
+    CONFIG,
     TOKENIZER,
     inspect_folder,
     is_bert,
@@ -22,6 +23,7 @@ from virnucpro.encoders.dnabert_s.weights import (
     weights_file,
 )
 from virnucpro.encoders.esm2.packing import plan_batches
+from virnucpro.encoders.families import FAMILIES, Published
 from virnucpro.encoders.transfer import HostCopy, send
 from virnucpro.ground.config import EncoderSpec, Footprint, Pooling, Precision, Reads
 from virnucpro.ground.events import OnEvent, Progress
@@ -63,13 +65,12 @@ class DNABERTModel:
 
     @property
     def footprint(self) -> Footprint:
-        return Footprint(
-            n_parameters=self.shape.n_parameters,
-            file_bytes=weights_file(self.path).stat().st_size,
-            bytes_per_parameter=_BYTES_PER_PARAMETER,
-            bytes_per_token=_BYTES_PER_TOKEN_AND_DIM * self.dim,
-            filling_tokens=_FILLING // self.dim,
-        )
+        n_bytes = weights_file(self.path).stat().st_size
+        return _room_for(self.dim, self.shape.n_parameters, n_bytes)
+
+    @property
+    def files(self) -> list[Path]:
+        return [weights_file(self.path), self.path / TOKENIZER, self.path / CONFIG]
 
     def precision_on(self, kind: str, precision: Precision) -> Precision:
         """float32, but on tensor cores numbers in two bf16 parts, unless the user wants float32.
@@ -97,6 +98,29 @@ class DNABERTModel:
         )
         both = weights + sha256(self.path / TOKENIZER)
         return self.path, hashlib.sha256(both.encode()).hexdigest()
+
+    def verify(self) -> str:
+        load_dnabert(self.path, self.n_layers)
+        return self.prepare("fp32", None, lambda _: None)[1]
+
+
+def _room_for(dim: int, n_parameters: int, file_bytes: int) -> Footprint:
+    return Footprint(
+        n_parameters=n_parameters,
+        file_bytes=file_bytes,
+        bytes_per_parameter=_BYTES_PER_PARAMETER,
+        bytes_per_token=_BYTES_PER_TOKEN_AND_DIM * dim,
+        filling_tokens=_FILLING // dim,
+    )
+
+
+def footprint_of(published: Published) -> Footprint:
+    return _room_for(published.dim, published.n_parameters, published.files[0].n_bytes or 0)
+
+
+def open_published(name: str, published: Published, path: Path) -> DNABERTModel:
+    """The model in a folder of the published files. Raises as ``inspect``."""
+    return DNABERTModel(path, *inspect_folder(path))
 
 
 def inspect(path: Path, on_event: OnEvent) -> DNABERTModel | None:

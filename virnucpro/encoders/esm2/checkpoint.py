@@ -93,16 +93,18 @@ class Checkpoint:
 
     @property
     def files(self) -> list[Path]:
-        """The files that hold weights."""
-        return weight_files(self.path)
+        """The files of weights and, in a folder, the configuration."""
+        files = weight_files(self.path)
+        return files if self.path.is_file() else [*files, self.path / "config.json"]
 
     @property
     def n_bytes(self) -> int:
-        return sum(file.stat().st_size for file in self.files)
+        """Size of the weights."""
+        return sum(file.stat().st_size for file in weight_files(self.path))
 
     def sha256(self, on_bytes: Callable[[int], None] = lambda _: None) -> str:
         """The SHA-256 of the file, or of the hashes of a folder's weight files in order."""
-        files = self.files
+        files = weight_files(self.path)
         if len(files) == 1:
             return sha256(files[0], on_bytes)
         before, digests = 0, []

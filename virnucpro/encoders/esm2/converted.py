@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from virnucpro.encoders.esm2.attention import choose_kernel
-from virnucpro.encoders.esm2.checkpoint import Checkpoint, ESM2Shape
+from virnucpro.encoders.esm2.checkpoint import Checkpoint, ESM2Shape, weight_files
 from virnucpro.encoders.esm2.model import DTYPES, ESM2
 from virnucpro.encoders.esm2.weights import load_esm2
 from virnucpro.ground.config import Precision
@@ -201,7 +201,7 @@ def _path(source_sha256: str, dtype: torch.dtype, folder: Path) -> Path:
 def _note(checkpoint: Checkpoint, folder: Path) -> Path:
     """The note of a checkpoint; another place, size or time of it has another note."""
     digest = hashlib.sha256()
-    for file in checkpoint.files:
+    for file in weight_files(checkpoint.path):
         stat = file.stat()
         where = (str(file.resolve()), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
         digest.update(repr(where).encode())

@@ -2,22 +2,41 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from virnucpro.encoders.esm2.checkpoint import Checkpoint, ESM2Shape, inspect_tensors, open_folder
+from virnucpro.encoders.base import Encoder, Model, not_published
+from virnucpro.encoders.esm2.checkpoint import (
+    Checkpoint,
+    ESM2Shape,
+    inspect_tensors,
+    not_esm2,
+    open_folder,
+)
+from virnucpro.encoders.families import Published
 from virnucpro.ground.config import EncoderSpec, Footprint, Pooling, Precision
-from virnucpro.ground.errors import UnavailableError
 from virnucpro.ground.events import OnEvent, Progress
-from virnucpro.ground.log import printable
+
+if TYPE_CHECKING:
+    import torch
 
 WORTH_CONVERTING = 256 << 20  # bytes; what is smaller loads in a second anyway
 _BYTES_PER_TOKEN_AND_DIM = 64  # peak of all activations of a layer, with room to spare
 _FILLING = 32_768 * 1280  # tokens times dimensions. 650M: 32k tokens, 3B: 16k, 8M: 131k
 
 
-def footprint_of(shape: ESM2Shape, file_bytes: int = 0) -> Footprint:
+def shape_of(published: Published) -> ESM2Shape:
+    return ESM2Shape(published.n_layers, published.dim, published.n_heads)
+
+
+def footprint_of(published: Published) -> Footprint:
+    """The room for a published model; half precision is assumed where no size is on record."""
+    shape = shape_of(published)
+    return room_for(shape, published.files[0].n_bytes or 2 * shape.n_parameters)
+
+
+def room_for(shape: ESM2Shape, file_bytes: int = 0) -> Footprint:
     """The room for an ESM-2; it is converted if its file is large."""
     converted = 2 * shape.n_parameters if file_bytes >= WORTH_CONVERTING else 0
     return Footprint(
@@ -48,7 +67,7 @@ class ESM2Model(Checkpoint):
 
     @property
     def footprint(self) -> Footprint:
-        return footprint_of(self.shape, self.n_bytes)
+        return room_for(self.shape, self.n_bytes)
 
     def precision_on(self, kind: str, precision: Precision) -> Precision:
         return precision
@@ -86,14 +105,13 @@ class ESM2Model(Checkpoint):
             UnavailableError: these are other weights.
         """
         if self.accepted and digest not in self.accepted:
-            raise self.other_weights(f"its SHA-256 is {digest}")
+            raise not_published(self.path, self.published, f"its SHA-256 is {digest}")
 
-    def other_weights(self, why: str) -> UnavailableError:
-        return UnavailableError(
-            f"{printable(self.path)} is not the published {self.published}: {why}",
-            hint="delete it to fetch it again; name a model of your own by its path, "
-            "or give it a name with `virnucpro models import PATH --name NAME`",
-        )
+    def verify(self) -> str:
+        from virnucpro.encoders.esm2.weights import verify_checkpoint
+
+        verify_checkpoint(self.path)
+        return self.sha256()
 
 
 def inspect_esm2(path: Path) -> ESM2Model:
@@ -108,12 +126,42 @@ def inspect_esm2(path: Path) -> ESM2Model:
     return ESM2Model.of(inspect_checkpoint(path))
 
 
-def verify_esm2(path: Path) -> ESM2Model:
-    """The same, and every number of it was looked at.
+def inspect(path: Path, on_event: OnEvent) -> ESM2Model:
+    """The ESM-2 of any path: it says why another is none. Raises as ``inspect_esm2``."""
+    return inspect_esm2(path)
+
+
+def as_esm2(model: Model) -> ESM2Model:
+    """
+    Raises:
+        UnavailableError: the model is of another family.
+    """
+    if not isinstance(model, ESM2Model):
+        raise not_esm2(model.path, f"a model of the family {model.family}")
+    return model
+
+
+def open_published(name: str, published: Published, path: Path) -> ESM2Model:
+    """A published model: its shape and size are compared now, its hash when it is read.
 
     Raises:
-        UnavailableError: a tensor is missing, of another shape, or not finite.
+        UnavailableError: it is another model, or damaged.
     """
-    from virnucpro.encoders.esm2.weights import verify_checkpoint
+    model = replace(inspect_esm2(path), published=name, accepted=published.digests)
+    if model.shape != shape_of(published):
+        raise not_published(path, name, f"it has {model.shape}")
+    n_bytes = published.files[0].n_bytes
+    if path.is_file() and n_bytes not in (None, model.n_bytes):
+        raise not_published(path, name, f"it has {model.n_bytes} bytes, not {n_bytes}")
+    return model
 
-    return ESM2Model.of(verify_checkpoint(path))
+
+def load(spec: EncoderSpec, weights: Path, device: torch.device) -> Encoder:
+    """The first ``spec.layer`` layers of a checkpoint or of its converted form.
+
+    Raises:
+        UnavailableError: it cannot be used.
+    """
+    from virnucpro.encoders.esm2.encoder import load
+
+    return load(spec, weights, device)

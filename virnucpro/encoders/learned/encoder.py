@@ -1,19 +1,22 @@
-"""A learned encoder of proteins: a CNN, LSTM or U-Net over residues, or their mean."""
+"""Learned encoders of proteins: a CNN, LSTM or U-Net over residues, their mean, or nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from virnucpro.encoders.base import Pending
+from virnucpro.encoders.base import Encoder, Pending
 from virnucpro.encoders.esm2.encoder import Fp16Batch
 from virnucpro.encoders.esm2.model import DTYPES, ESM2
 from virnucpro.encoders.esm2.packing import EXTRA_TOKENS, PackedBatch, plan_batches
 from virnucpro.encoders.esm2.weights import load_esm2
 from virnucpro.encoders.learned.file import (
+    COMPOSITION,
     LearnedCheckpoint,
     inspect_learned,
     is_learned,
@@ -26,7 +29,7 @@ from virnucpro.encoders.learned.readers import (
     new_reader,
     one_hot,
 )
-from virnucpro.encoders.transfer import HostCopy
+from virnucpro.encoders.transfer import Arrived, HostCopy
 from virnucpro.ground.config import EncoderSpec
 from virnucpro.ground.errors import UnavailableError
 from virnucpro.ground.events import OnEvent
@@ -43,11 +46,13 @@ def inspect(path: Path, on_event: OnEvent) -> LearnedCheckpoint | None:
     return inspect_learned(path, on_event) if is_learned(path) else None
 
 
-def load(spec: EncoderSpec, weights: Path, device: torch.device) -> LearnedEncoder:
+def load(spec: EncoderSpec, weights: Path, device: torch.device) -> Encoder:
     """
     Raises:
         UnavailableError: the file, or the ESM-2 that it was learned on, cannot be used.
     """
+    if spec.family == COMPOSITION:
+        return EmptyEncoder(spec)
     checkpoint = inspect_learned(weights)
     reader = new_reader(*_residues(checkpoint, spec, device), checkpoint.facts.architecture)
     weights_by_name = {
@@ -114,3 +119,29 @@ class LearnedEncoder:
         """The vectors of a batch, on the device."""
         vectors: Tensor = self.reader(PackedBatch.of(sequences))
         return vectors
+
+
+@dataclass(slots=True)
+class EmptyEncoder:
+    """The encoder without a model: an empty vector for each frame; see ``base.Encoder``.
+
+    A head takes the composition of the bases, which it reads beside the vector, from the record.
+    """
+
+    spec: EncoderSpec
+
+    @property
+    def kernel(self) -> str:
+        return "none"
+
+    def count_tokens(self, lengths: Sequence[int]) -> int:
+        return len(lengths)
+
+    def count_flop(self, lengths: Sequence[int]) -> float:
+        return 0.0
+
+    def plan(self, lengths: Sequence[int], tokens_per_batch: int) -> list[list[int]]:
+        return [list(range(len(lengths)))] if lengths else []
+
+    def start(self, sequences: Sequence[str]) -> Pending:
+        return Arrived(np.empty((len(sequences), 0), dtype=np.float32))

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from virnucpro.encoders.esm2.family import ESM2Model, inspect_esm2
-from virnucpro.encoders.models import find_checkpoint
+from virnucpro.encoders.catalogue import open_model
+from virnucpro.encoders.esm2.family import ESM2Model, as_esm2, inspect_esm2
 from virnucpro.encoders.options import Architecture, Encoding
 from virnucpro.ground.config import EncoderSpec, Footprint, Pooling, Precision, Reads
 from virnucpro.ground.errors import UnavailableError
@@ -79,6 +79,7 @@ class LearnedCheckpoint:
     n_layers: ClassVar[int] = 1
     poolings: ClassVar[tuple[Pooling, ...]] = ("mean",)
     head: ClassVar[None] = None
+    files: ClassVar[tuple[Path, ...]] = ()  # it names its ESM-2, which may lie beside it
 
     @property
     def name(self) -> str:
@@ -131,6 +132,10 @@ class LearnedCheckpoint:
     ) -> tuple[Path, str]:
         """It is small, and used as it is."""
         return self.path, self.encoder_id
+
+    def verify(self) -> str:
+        read_weights(self.path)
+        return self.encoder_id
 
 
 def save_learned(path: Path, facts: LearnedFacts, weights: Weights) -> None:
@@ -211,7 +216,10 @@ def _find_base(path: Path, base: Base, on_event: OnEvent) -> ESM2Model:
         UnavailableError: there is none, or it holds other weights.
     """
     beside = path.parent / Path(base.model).name
-    checkpoint = inspect_esm2(beside) if beside.exists() else find_checkpoint(base.model, on_event)
+    if beside.exists():
+        checkpoint = inspect_esm2(beside)
+    else:
+        checkpoint = as_esm2(open_model(base.model, on_event))
     if checkpoint.encoder_id != base.encoder_id:
         raise UnavailableError(
             f"{printable(path)} was learned on {printable(base.model)} ({base.encoder_id}); "

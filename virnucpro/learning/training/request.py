@@ -9,11 +9,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from virnucpro.encoders.catalogue import open_model
 from virnucpro.encoders.esm2.checkpoint import ESM2Shape
-from virnucpro.encoders.esm2.family import inspect_esm2
+from virnucpro.encoders.esm2.family import as_esm2
+from virnucpro.encoders.families import EMBEDDED
 from virnucpro.encoders.learned.file import ENCODER_FILE
-from virnucpro.encoders.models import find_checkpoint
-from virnucpro.encoders.published import EMBEDDED
 from virnucpro.ground.devices import Choice, choose_devices, choose_precision
 from virnucpro.ground.errors import InputError, OutputError, ResumeError, UsageError
 from virnucpro.ground.events import OnEvent, Progress
@@ -250,7 +250,7 @@ def _encoder(
     is_new = options.has_shape or (mode == "pretrain" and options.model is None)
     if not is_new:
         model = EMBEDDED if options.model is None else options.model
-        checkpoint = find_checkpoint(model, on_event)
+        checkpoint = as_esm2(open_model(model, on_event))
         checkpoint.check(checkpoint.sha256())
         return checkpoint.path, checkpoint.shape
     asked = (options.layers, options.dim, options.heads)
@@ -418,7 +418,9 @@ def _facts(training: Training, source: FrameOrigin) -> dict[str, Any]:
     facts["fasta_sha256"] = source.fasta_sha256
     facts["split_sha256"] = sha256(training.split)
     if training.encoder is not None:
-        facts["encoder_id"] = inspect_esm2(training.encoder).encoder_id
+        facts["encoder_id"] = open_model(
+            str(training.encoder.absolute()), lambda _: None
+        ).encoder_id
     plain: dict[str, Any] = json.loads(json.dumps(facts, default=str))
     return plain
 

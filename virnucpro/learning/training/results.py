@@ -15,12 +15,12 @@ from virnucpro import __version__
 from virnucpro.callers.calls import SURE, log_odds
 from virnucpro.callers.join import Join
 from virnucpro.encoders.base import Model
-from virnucpro.encoders.esm2.family import inspect_esm2
+from virnucpro.encoders.catalogue import open_model
 from virnucpro.encoders.esm2.model import ESM2
 from virnucpro.encoders.esm2.weights import inspect_checkpoint, save_esm2
+from virnucpro.encoders.families import EMBEDDED, PUBLISHED
 from virnucpro.encoders.learned.file import Base, LearnedFacts, inspect_learned, save_learned
 from virnucpro.encoders.learned.readers import MeanReader, NoReader, PaddedReader
-from virnucpro.encoders.published import EMBEDDED, PUBLISHED
 from virnucpro.ground.files import write_whole
 from virnucpro.ground.log import LOGGER, announce, printable
 from virnucpro.ground.numeric import Values
@@ -234,7 +234,7 @@ def _export_encoder(training: Training, module: FrameClassifier) -> Model:
         save_esm2(folder, reader.encoder)
     if training.is_plain:
         assert folder is not None, "a head needs an encoder"
-        return inspect_esm2(folder)
+        return open_model(str(folder.absolute()), lambda _: None)
     assert isinstance(reader, MeanReader | PaddedReader | NoReader)
     base = None
     if folder is not None:

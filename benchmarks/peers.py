@@ -1,4 +1,4 @@
-"""The programs that ours is held against, with the same weights: fair-esm, transformers, OpenVINO.
+"""The programs beside fair-esm that ours is held against: transformers, OpenVINO.
 
 transformers is optional (``pip install '.[oracle]'``); where it is missing, loading it says so.
 OpenVINO (``'.[oracle,openvino]'``) is held against on CPUs, where it is installed.
@@ -11,18 +11,22 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from collections.abc import Sequence
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
-import esm
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from virnucpro.encoders import fair_esm
-from virnucpro.encoders.bench.encoder import Setting, TimedEncoder, Way
+from virnucpro.encoders.bench.encoder import (
+    Setting,
+    TimedEncoder,
+    Way,
+    fair_esm_ways,
+    padded_tokens,
+    plan_padded,
+)
 from virnucpro.encoders.esm2.alphabet import N_TOKENS, PAD, tokenize
 from virnucpro.encoders.esm2.model import rotary_frequencies
 from virnucpro.encoders.esm2.packing import EXTRA_TOKENS
@@ -31,7 +35,6 @@ from virnucpro.encoders.transfer import send
 from virnucpro.ground.config import Precision
 from virnucpro.ground.errors import UnavailableError
 
-PUBLISHED_TOKENS = 4096  # per batch, in fair-esm's scripts/extract.py
 # a part of a layer in fair-esm -> in transformers
 _LAYER_PARTS = {
     "self_attn_layer_norm": "attention.LayerNorm",
@@ -47,52 +50,15 @@ _LAYER_PARTS = {
 
 def peer_ways(setting: Setting, *, has_bf16: bool) -> list[Way]:
     """fair-esm as published first; the others as fast as they honestly get."""
-    ways = [Way("fair-esm", "fp32", f"as published, {PUBLISHED_TOKENS} tokens", fair_esm_published)]
+    ways = fair_esm_ways(setting, has_bf16=has_bf16)
+    tokens = f"{padded_tokens(setting)} tokens"
     if has_bf16:
-        ways += [
-            Way("fair-esm", "bf16", f"{_tokens(setting)} tokens", fair_esm_bf16),
-            Way("transformers", "bf16", f"SDPA, {_tokens(setting)} tokens", transformers_bf16),
-        ]
+        ways.append(Way("transformers", "bf16", f"SDPA, {tokens}", transformers_bf16))
     if setting.device == "cpu" and find_spec("openvino"):
         precision: Precision = "bf16" if has_bf16 else "fp32"
         load = partial(openvino_model, precision=precision)
-        ways.append(Way("openvino", precision, f"{_tokens(setting)} tokens", load))
+        ways.append(Way("openvino", precision, tokens, load))
     return ways
-
-
-def fair_esm_published(setting: Setting) -> TimedEncoder:
-    """The loop of scripts/extract.py, but for the file per protein and the cut at 1,022 residues.
-
-    Logits and whole representations are copied to the CPU and averaged there, as it does.
-    """
-    device = torch.device(setting.device)
-    model = fair_esm.load_model(setting.checkpoint, setting.shape, torch.float32, device)
-    convert = model.alphabet.get_batch_converter()
-    layer = setting.shape.n_layers
-
-    def plan(proteins: Sequence[str]) -> list[list[int]]:
-        data = esm.FastaBatchedDataset([str(i) for i in range(len(proteins))], proteins)
-        batches: list[list[int]] = data.get_batch_indices(PUBLISHED_TOKENS, extra_toks_per_seq=1)
-        return batches
-
-    @torch.no_grad()
-    def embed(proteins: list[str]) -> Tensor:
-        _, texts, tokens = convert([("", protein) for protein in proteins])
-        out = model(tokens.to(setting.device), repr_layers=[layer], return_contacts=False)
-        out["logits"].cpu()
-        hidden = out["representations"][layer].cpu()
-        return torch.stack(
-            [hidden[row, 1 : len(text) + 1].mean(0).clone() for row, text in enumerate(texts)]
-        )
-
-    return TimedEncoder(model, setting, plan, embed)
-
-
-def fair_esm_bf16(setting: Setting) -> TimedEncoder:
-    """fair-esm's model in bf16, in batches that fill the device, pooled there."""
-    spec = setting.spec("bf16", family="fair-esm")
-    encoder = fair_esm.load(spec, setting.checkpoint, torch.device(setting.device))
-    return TimedEncoder(encoder.model, setting, partial(_plan, setting), encoder.embed)
 
 
 def transformers_bf16(setting: Setting) -> TimedEncoder:
@@ -106,7 +72,7 @@ def transformers_bf16(setting: Setting) -> TimedEncoder:
         hidden = model(input_ids=tokens, attention_mask=tokens.ne(PAD)).last_hidden_state
         return _mean_of_residues(hidden, proteins)
 
-    return TimedEncoder(model, setting, partial(_plan, setting), embed)
+    return TimedEncoder(model, setting, partial(plan_padded, setting), embed)
 
 
 def openvino_model(setting: Setting, precision: Precision) -> TimedEncoder:
@@ -127,7 +93,7 @@ def openvino_model(setting: Setting, precision: Precision) -> TimedEncoder:
     def embed(proteins: list[str]) -> Tensor:
         return _mean_of_residues(compiled(_pad(proteins)), proteins)
 
-    return TimedEncoder(compiled, setting, partial(_plan, setting), embed)
+    return TimedEncoder(compiled, setting, partial(plan_padded, setting), embed)
 
 
 class LastHiddenState(nn.Module):
@@ -200,15 +166,6 @@ def _set_precision(model: nn.Module, setting: Setting, dtype: torch.dtype) -> No
     for module in model.modules():
         if hasattr(module, "inv_freq"):
             module.inv_freq = frequencies
-
-
-def _tokens(setting: Setting) -> int:
-    return max(PUBLISHED_TOKENS, setting.tokens_per_batch)
-
-
-def _plan(setting: Setting, proteins: Sequence[str]) -> list[list[int]]:
-    """Sorted, in padded batches that fill the device."""
-    return fair_esm.plan_padded([len(protein) for protein in proteins], _tokens(setting))
 
 
 def _pad(proteins: list[str]) -> Tensor:

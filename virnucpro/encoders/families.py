@@ -1,0 +1,251 @@
+"""The families of encoders: what each reads and publishes, and where its code lies.
+
+A family publishes models under names that everybody may use; a bundle joins some with a head.
+Knows names and figures only, so that shell completion need not wait for torch.
+
+fair-esm publishes no sizes and no hashes of its files; others recorded them. Sizes and SHA-256 are
+those of github.com/Synthyra/FastPLMs @ 077c176 (``src/fastplms/models.toml``); for each ``.pt``
+a second project records the same SHA-256 (650M: github.com/haddocking/DeepRank-Ab). Of 15B only an
+MD5 is on record, in a list that several projects share; that list's MD5 of 8M is also the one of
+github.com/uci-cbcl/esm-efficient (``tests/conftest.py``).
+
+The hash and the size of DNABERT-S's weights are recorded alike by three public projects; those of
+its other files are of the files themselves (zhihan1996/DNABERT-S of the Hugging Face Hub @ 00e47f9,
+Apache-2.0). The heads are known by their ids in git (github.com/Li-Jing-1997/VirNucPro @ 0f93f27,
+MIT).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import PurePosixPath
+from typing import Any
+
+from virnucpro.ground.config import Reads
+from virnucpro.ground.errors import UnavailableError
+from virnucpro.ground.log import printable
+from virnucpro.ground.plugins import find_plugins
+
+EMBEDDED = "esm2_virnucpro"
+PLUGINS = "virnucpro.encoders"  # group of entry points; the value of each is a Family
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteFile:
+    """A file that others publish: its address, and what it must be."""
+
+    url: str
+    n_bytes: int | None = None  # None: not recorded
+    most_bytes: int = 1 << 28  # bound where it is not
+    sha256: str = ""
+    md5: str = ""  # where no SHA-256 is recorded
+    git_blob: str = ""  # where no SHA-256 is recorded: its id in git
+
+    @property
+    def name(self) -> str:
+        return PurePosixPath(self.url).name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """A model that others publish: its dimensions, and its files, the weights first."""
+
+    n_layers: int
+    dim: int
+    n_heads: int
+    n_parameters: int = 0  # 0: by the dimensions
+    files: tuple[RemoteFile, ...]  # several lie in a folder of that name
+    folder_sha256: str = ""  # of model.safetensors, if the model is published as a folder too
+
+    @property
+    def width(self) -> str:
+        """Dimensions and heads, for people."""
+        return f"{self.dim} in {self.n_heads} heads of {self.dim // self.n_heads}"
+
+    @property
+    def is_file(self) -> bool:
+        return len(self.files) == 1
+
+    @property
+    def digests(self) -> frozenset[str]:
+        """The SHA-256 of the model, as a file or a folder; none if none is recorded."""
+        recorded = self.files[0].sha256 if self.is_file else ""
+        return frozenset({recorded, self.folder_sha256} - {""} if recorded else ())
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A kind of encoder, as far as it is known without its code.
+
+    Its module has ``load(spec, weights, device) -> Encoder``. If models are named by their files,
+    it has ``inspect(path, on_event) -> Model | None``: None if the path is of another family. If
+    it publishes models, it has ``footprint_of(published) -> Footprint``, for one that is not here,
+    and ``open_published(name, published, path) -> Model``, which refuses another model than that.
+    """
+
+    module: str
+    reads: Reads
+    letters_per_token: float = 1.0
+    extra_tokens: int = 2  # tokens added to each sequence
+    has_files: bool = False  # True if its module has ``inspect``
+    published: dict[str, Published] = field(default_factory=dict)
+
+    @property
+    def code(self) -> Any:  # noqa: ANN401 - a module
+        return import_module(self.module)
+
+
+def _fair_esm(
+    name: str,
+    n_layers: int,
+    dim: int,
+    n_heads: int,
+    *,
+    folder_sha256: str = "",
+    **file: Any,  # noqa: ANN401 - fields of RemoteFile
+) -> tuple[str, Published]:
+    url = f"https://dl.fbaipublicfiles.com/fair-esm/models/{name}.pt"
+    return name, Published(
+        n_layers=n_layers,
+        dim=dim,
+        n_heads=n_heads,
+        files=(RemoteFile(url=url, **file),),
+        folder_sha256=folder_sha256,
+    )
+
+
+_ESM2 = dict(
+    (
+        _fair_esm(
+            "esm2_t6_8M_UR50D",
+            *(6, 320, 20),
+            n_bytes=30_099_493,
+            sha256="46f002a9870c9bdecd0ea887acb1f9a38a6b561e8f8bf8a6990b679b9d31b928",
+            folder_sha256="24c5fa474c48f3b754b86efe752d5f189d2bcd88190fa2270fc92b2ef3034189",
+        ),
+        _fair_esm(
+            "esm2_t12_35M_UR50D",
+            *(12, 480, 20),
+            n_bytes=134_095_705,
+            sha256="7f21e80e61d16a71735163ef555d3009afb0c98da74c48e29df08606973cc55e",
+            folder_sha256="e35647818e0e064351d4531ed480d225a002567b4b2b93ad3a9246d753150fc0",
+        ),
+        _fair_esm(
+            "esm2_t30_150M_UR50D",
+            *(30, 640, 20),
+            n_bytes=592_774_773,
+            sha256="881c7176cf198ef8dec26a3c375d40eb58d0c33df95c22562ca6cc6d3f812c62",
+            folder_sha256="c3f1da8aea53bddd32c246c86168c23b9fd72341fb9db9a94436f855f5053566",
+        ),
+        _fair_esm(
+            "esm2_t33_650M_UR50D",
+            *(33, 1280, 20),
+            n_bytes=2_604_537_549,
+            sha256="ea9d0522b335a8778dea6535a65301f10208dece28cd5865482b0b1fc446168c",
+            folder_sha256="a08adabb949fa67ad3c14b509d04fd60368b35007b0095e3358f81200c4f4db0",
+        ),
+        _fair_esm(
+            "esm2_t36_3B_UR50D",
+            *(36, 2560, 40),
+            n_bytes=5_678_116_398,
+            sha256="7de8b4082ba15891959ab368b77ce3886697af1efb16d3c9e9e7b0c5d3f07500",
+        ),
+        _fair_esm(
+            "esm2_t48_15B_UR50D",
+            *(48, 5120, 40),
+            md5="af61a9c0b792ae50e244cde443b7f4ac",
+        ),
+    )
+)
+_DNABERT_S = (
+    "https://huggingface.co/zhihan1996/DNABERT-S/resolve/00e47f96cdea35e4b6f5df89e5419cbe47d490c6"
+)
+FAMILIES: dict[str, Family] = {  # the first takes, or refuses, what no other recognises
+    "esm2": Family(
+        "virnucpro.encoders.esm2.family", reads="protein", has_files=True, published=_ESM2
+    ),
+    "fair-esm": Family("virnucpro.encoders.fair_esm", reads="protein"),
+    "learned": Family("virnucpro.encoders.learned.encoder", reads="protein", has_files=True),
+    "dnabert-s": Family(
+        "virnucpro.encoders.dnabert_s.encoder",
+        reads="dna",
+        letters_per_token=4.6,
+        has_files=True,
+        published={
+            "dnabert-s": Published(
+                n_layers=12,
+                dim=768,
+                n_heads=12,
+                n_parameters=116_477_952,
+                files=(
+                    RemoteFile(
+                        url=f"{_DNABERT_S}/pytorch_model.bin",
+                        n_bytes=468_320_053,
+                        sha256="f3cfc3d0541859df64759e758cc4bc40fe1d5760799a7d098a9f9f09501c1e5f",
+                    ),
+                    RemoteFile(
+                        url=f"{_DNABERT_S}/tokenizer.json",
+                        n_bytes=168_203,
+                        sha256="667f5a0e6e9630f7052b004784dda7c7aeba395cc4ca3c01b11b02e6aa29d7b1",
+                    ),
+                    RemoteFile(
+                        url=f"{_DNABERT_S}/config.json",
+                        n_bytes=1_025,
+                        sha256="d54c142114563aa34ef7c2b54ccc921d08e50cd7c3cd69c439d5e0d2bbcfcdee",
+                    ),
+                ),
+            ),
+        },
+    ),
+    "composition": Family("virnucpro.encoders.learned.encoder", reads="dna", extra_tokens=0),
+}
+
+
+def installed_families() -> dict[str, Family]:
+    """The families of other packages, by name."""
+    return {name: load() for name, load in find_plugins(PLUGINS, Family).items()}
+
+
+def family_of(name: str) -> Family:
+    """
+    Raises:
+        UnavailableError: neither this program nor an installed package has a family of this name.
+    """
+    if name in FAMILIES:
+        return FAMILIES[name]
+    if load := find_plugins(PLUGINS, Family).get(name):
+        return load()
+    raise UnavailableError(
+        f"no package here has the encoder {printable(name)}",
+        hint=f"install the package that the run was begun with (entry points {PLUGINS})",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bundle:
+    """Encoders whose vectors of a frame stand side by side, and the head that reads them."""
+
+    encoders: tuple[str, ...]  # names, in the order of the vectors
+    head: RemoteFile
+    chunk_size: int  # bases
+
+
+_HEADS = (
+    "https://raw.githubusercontent.com/Li-Jing-1997/VirNucPro/"
+    "0f93f2755a7ea1acd3ff1bcf182892f960ef3326"
+)
+BUNDLES: Mapping[str, Bundle] = {
+    f"virnucpro-{chunk_size}": Bundle(
+        encoders=("dnabert-s", "esm2_t36_3B_UR50D"),
+        head=RemoteFile(url=f"{_HEADS}/{chunk_size}_model.pth", git_blob=git_blob),
+        chunk_size=chunk_size,
+    )
+    for chunk_size, git_blob in (
+        (500, "fc35d5ef9f1f4564eea7036f34f4f8ec6000d33d"),
+        (300, "a0b5b85e7c1e44f00cde146d091beb82b2c8e855"),
+    )
+}
+PUBLISHED = tuple(name for family in FAMILIES.values() for name in family.published)
+NAMES = (EMBEDDED, *PUBLISHED, *BUNDLES)

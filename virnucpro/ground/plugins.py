@@ -1,0 +1,60 @@
+"""What other packages add to VirNucPro, by the entry points of their distributions.
+
+They are looked for where installed modules lie, and never in the current folder: what lies beside
+the data is data, whatever its name.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from importlib.metadata import EntryPoint, distributions
+from pathlib import Path
+from typing import TypeVar
+
+from virnucpro.ground.errors import UnavailableError
+from virnucpro.ground.log import printable
+
+T = TypeVar("T")
+
+
+def find_plugins(group: str, kind: type[T]) -> dict[str, Callable[[], T]]:
+    """What loads each entry point of a group, by name; the first on the path has the name."""
+    found: dict[str, Callable[[], T]] = {}
+    for distribution in distributions(path=_installed_folders()):
+        for plugin in distribution.entry_points.select(group=group):
+            found.setdefault(plugin.name, partial(_load, plugin, kind))
+    return found
+
+
+def _load(plugin: EntryPoint, kind: type[T]) -> T:
+    """The object that an entry point names.
+
+    Raises:
+        UnavailableError: it cannot be imported, or is of another kind.
+    """
+    before = list(sys.path)
+    sys.path[:] = _installed_folders()
+    try:
+        value = plugin.load()
+    except Exception as error:  # whatever the code of others raises
+        raise _broken(plugin, f"{type(error).__name__}: {error}") from error
+    finally:
+        sys.path[:] = before
+    if not isinstance(value, kind):
+        raise _broken(plugin, f"{plugin.value} is a {type(value).__name__}, not a {kind.__name__}")
+    return value
+
+
+def _installed_folders() -> list[str]:
+    here = Path.cwd()
+    return [folder for folder in sys.path if folder and Path(folder).resolve() != here]
+
+
+def _broken(plugin: EntryPoint, why: str) -> UnavailableError:
+    package = plugin.dist.name if plugin.dist is not None else "a package"
+    return UnavailableError(
+        f"{printable(package)} cannot be used as {plugin.group}: {printable(why)}",
+        hint=f"repair the package, or remove it: pip uninstall {printable(package)}",
+    )
