@@ -23,8 +23,8 @@ import numpy as np
 from virnucpro.callers.chain import RegionModel
 from virnucpro.callers.contrast import Items
 from virnucpro.callers.regions import regions_of_items
-from virnucpro.learning.evaluation.regions import Span, Truth, read_truth
-from virnucpro.learning.training.region_model import SIZE, STEP, Chromosome, learn_region_model
+from virnucpro.learning.evaluation.evaluate_regions import Span, Truth, read_truth
+from virnucpro.learning.training.train_regions import SIZE, STEP, Chromosome, learn_region_model
 from virnucpro.scorer.nets import embedded_scorer, load_scorer
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.genetic_code import STANDARD, genetic_code

@@ -70,8 +70,12 @@ from scorer_words import WordCounts, Words, count_words
 from virnucpro.callers.options import FALSE_POSITIVES
 from virnucpro.ground.numeric import Counts, Values, sigmoid
 from virnucpro.learning.evaluation.metrics import Samples, bootstrap, measure
-from virnucpro.learning.labelled.digests import group_digest, record_digest
-from virnucpro.learning.labelled.records import Labelled, read_data_manifest, read_records
+from virnucpro.learning.labelled.records import (
+    Labelled,
+    group_digest,
+    read_data_manifest,
+    read_records,
+)
 from virnucpro.learning.training.joining import fit_error_rates
 from virnucpro.scorer.features import GC, fragment_features, whole_features
 from virnucpro.scorer.nets import (
@@ -285,8 +289,8 @@ def records_of(manifest: Path, split: Path, parts: list[str]) -> Iterator[Labell
 
 
 def train(manifest: Path, split: Path, out: Path, parts: list[str]) -> None:
-    digests: list[int] = []
-    collection = collect(noting(records_of(manifest, split, parts), digests))
+    collection = collect(records_of(manifest, split, parts))
+    digests = [record.digest for record in collection.records]
     fold_of_group = group_folds(collection.records)
     fold_of_record = np.array([fold_of_group[record.group] for record in collection.records])
     counts = count_words(collection, fold_of_record)
@@ -338,13 +342,6 @@ def beside(work: Callable[[], Result]) -> Callable[[], Result]:
         return answer
 
     return result
-
-
-def noting(pairs: Iterable[Labelled], digests: list[int]) -> Iterator[Labelled]:
-    """The same records; their digests are added to the list."""
-    for labelled, record in pairs:
-        digests.append(record_digest(record.sequence))
-        yield labelled, record
 
 
 def measure_parts(manifest: Path, split: Path, scorer_file: Path, parts: list[str]) -> None:

@@ -18,7 +18,7 @@ from virnucpro.learning.labelled.split import Split, read_split
 from virnucpro.learning.labelled.store import FrameStore
 from virnucpro.learning.options import TrainOptions
 from virnucpro.learning.training.request import Training
-from virnucpro.learning.training.story import train
+from virnucpro.learning.training.train import train
 from virnucpro.sequences.translate import reverse_complement
 
 # without a T no frame of the strand has a stop

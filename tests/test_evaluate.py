@@ -23,17 +23,16 @@ from virnucpro.callers.head import load_head, save_head
 from virnucpro.callers.options import CutOptions
 from virnucpro.engine.executor import InlineExecutor
 from virnucpro.ground.errors import InputError, ResumeError, UsageError, VirnucproError
-from virnucpro.learning.evaluation.fragments import Cutting, Fragment, cut_record, write_fragments
-from virnucpro.learning.evaluation.held_out import HeldOut
-from virnucpro.learning.evaluation.report import summary_lines, write_report
-from virnucpro.learning.evaluation.story import (
+from virnucpro.learning.evaluation.evaluate import (
     answer,
     evaluate,
     read_chunks,
     understand,
 )
-from virnucpro.learning.labelled.digests import group_digest, record_digest
-from virnucpro.learning.labelled.records import LabelledRecord
+from virnucpro.learning.evaluation.fragments import Cutting, Fragment, cut_record, write_fragments
+from virnucpro.learning.evaluation.held_out import HeldOut
+from virnucpro.learning.evaluation.report import summary_lines, write_report
+from virnucpro.learning.labelled.records import LabelledRecord, group_digest, record_digest
 from virnucpro.learning.options import EvaluateOptions
 from virnucpro.scorer.nets import embedded_scorer, load_scorer, save_scorer
 from virnucpro.sequences.fasta import read_fasta
@@ -222,7 +221,7 @@ def test_groups_may_count_the_same_whatever_their_size(ask, tmp_path):
     assert row.equal_groups.recall == pytest.approx(expected, abs=1e-12)
 
 
-def test_the_report_holds_no_number_that_is_none(ask, tmp_path):
+def test_the_report_holds_every_score_in_a_histogram_and_no_number_that_is_none(ask, tmp_path):
     """A kingdom all of whose pieces are too short for a length has no row, one class no AUROC."""
     evaluation = ask()
     write_report(evaluation)
@@ -231,12 +230,6 @@ def test_the_report_holds_no_number_that_is_none(ask, tmp_path):
     assert stored["head"]["threshold"] == evaluation.caller.head.facts.threshold
     assert "nan" not in (tmp_path / "evaluation" / "evaluation.tsv").read_text().lower()
     assert any("records, 150" in line for line in summary_lines(evaluation))
-
-
-def test_every_score_is_in_the_histogram_of_its_label_and_kind(ask, tmp_path):
-    evaluation = ask()
-    write_report(evaluation)
-    stored = json.loads((tmp_path / "evaluation" / "evaluation.json").read_text())
     assert [(one["unit"], one["length"]) for one in stored["scores"]] == [
         (kind.unit, kind.length) for kind in evaluation.kinds
     ]

@@ -21,14 +21,14 @@ from virnucpro.engine.executor import InlineExecutor
 from virnucpro.ground.errors import UnavailableError, UsageError
 from virnucpro.ground.files import sha256
 from virnucpro.ground.numeric import sigmoid
-from virnucpro.learning.evaluation.story import evaluate
+from virnucpro.learning.evaluation.evaluate import evaluate
 from virnucpro.learning.labelled.split import read_split
 from virnucpro.learning.options import EvaluateOptions
 from virnucpro.learning.training.networks import Classifier, FrameClassifier
 from virnucpro.learning.training.objectives import frame_log_odds
 from virnucpro.learning.training.ranks import Ranks
 from virnucpro.learning.training.request import Training
-from virnucpro.learning.training.story import new_reader_of
+from virnucpro.learning.training.train import new_reader_of
 from virnucpro.sequences.fasta import write_record
 from virnucpro.stories.options import ExtractOptions, PredictOptions
 from virnucpro.stories.pipeline import extract, predict

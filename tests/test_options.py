@@ -26,8 +26,8 @@ from virnucpro.stories.options import ExtractOptions, PredictOptions
 # where options pass through on their way to where they are used
 PASSED = (
     *("cli.command", "cli.predict", "cli.evaluate", "cli.train", "stories.resolve", "run.intake"),
-    *("stories.pipeline", "learning.evaluation.story"),
-    *(f"learning.training.{name}" for name in ("request", "settings", "story")),
+    *("stories.pipeline", "learning.evaluation.evaluate"),
+    *(f"learning.training.{name}" for name in ("request", "train")),
 )
 RUNS = (PredictOptions, ExtractOptions)
 

@@ -16,18 +16,23 @@ from test_scorer_run import predict, write
 
 from virnucpro.callers.chain import load_region_model
 from virnucpro.ground.errors import InputError, UnavailableError
-from virnucpro.learning.evaluation.region_story import evaluate_regions
-from virnucpro.learning.evaluation.regions import (
+from virnucpro.learning.evaluation.evaluate_regions import (
     RegionFigures,
     Truth,
+    evaluate_regions,
     f1_interval,
     measure_regions,
     read_genes,
     read_truth,
 )
 from virnucpro.learning.options import EvaluateOptions, TrainOptions
-from virnucpro.learning.training.region_model import Chromosome, learn_region_model
-from virnucpro.learning.training.region_story import Genome, left_out, train_regions
+from virnucpro.learning.training.train_regions import (
+    Chromosome,
+    Genome,
+    learn_region_model,
+    left_out,
+    train_regions,
+)
 from virnucpro.sequences.genetic_code import STANDARD
 
 TRUTH = Truth(prophages=((100, 200), (300, 400), (600, 700)), unclear=((500, 520),))

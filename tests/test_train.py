@@ -32,8 +32,8 @@ from virnucpro.ground.errors import InputError, OutputError, ResumeError
 from virnucpro.ground.events import Progress
 from virnucpro.ground.numeric import sigmoid
 from virnucpro.learning.evaluation.held_out import HeldOut
-from virnucpro.learning.labelled.digests import group_digest, record_digest
 from virnucpro.learning.labelled.frames import LabelledFrames
+from virnucpro.learning.labelled.records import group_digest, record_digest
 from virnucpro.learning.labelled.split import read_split
 from virnucpro.learning.training.networks import Classifier, FrameClassifier
 from virnucpro.learning.training.objectives import frame_log_odds

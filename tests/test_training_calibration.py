@@ -13,12 +13,10 @@ from virnucpro.callers.calls import score_record
 from virnucpro.callers.head import EncoderFacts, HeadFacts
 from virnucpro.ground.numeric import Values, sigmoid
 from virnucpro.learning.evaluation.metrics import Samples, measure
-from virnucpro.learning.labelled.arrays import ArrayRows, Texts
-from virnucpro.learning.labelled.frames import LabelledFrames
+from virnucpro.learning.labelled.frames import ArrayRows, LabelledFrames, Texts
 from virnucpro.learning.training.calibration import (
     FALSE_POSITIVES,
     Calibration,
-    Units,
     calibrate,
     chunks_of,
     fit_temperature,
@@ -97,10 +95,10 @@ def test_a_temperature_is_recovered(factor):
     right = rng.normal(0, 2, 5000)
     p = 1 / (1 + np.exp(-right))
     is_virus = rng.random(len(p)) < p
-    units = Units(factor * right, is_virus, np.ones(len(p)), np.arange(len(p)))
+    samples = Samples(factor * right, is_virus, np.arange(len(p)), np.ones(len(p)))
     # the standard error of the logarithm of a slope in a logistic regression, and the grid's 1 %
     error = 1 / math.sqrt(np.sum(p * (1 - p) * right**2))
-    assert abs(math.log(fit_temperature(units) / factor)) < 4 * error + 0.01
+    assert abs(math.log(fit_temperature(samples) / factor)) < 4 * error + 0.01
 
 
 @pytest.mark.parametrize(
@@ -161,12 +159,12 @@ def test_a_chunk_is_the_best_or_the_mean_of_its_own_frames():
     odds = np.array([1.0, 2.0, 3.0, -4.0, 5.0, 5.0, -7.0, -8.0])
     weight = np.array([1.0, 1.0, 2.0, 2.0, 3.0, 3.0, 4.0, 4.0])
     best, mean = (chunks_of(odds, frames, weight, rule) for rule in ("max", "mean"))
-    assert best.odds.tolist() == [2, 3, 5, -7]
-    assert mean.odds.tolist() == [1.5, -0.5, 5, -7.5]
-    for units in (best, mean):
-        assert units.weight.tolist() == [1, 2, 3, 4]
-        assert units.is_virus.tolist() == [True, True, False, False]
-        assert units.record.tolist() == [0, 0, 1, 1]
+    assert best.scores.tolist() == [2, 3, 5, -7]
+    assert mean.scores.tolist() == [1.5, -0.5, 5, -7.5]
+    for samples in (best, mean):
+        assert samples.weights.tolist() == [1, 2, 3, 4]
+        assert samples.is_virus.tolist() == [True, True, False, False]
+        assert samples.groups.tolist() == [0, 0, 1, 1]
 
 
 def calibration_error(scores: Values, is_virus: NDArray[np.bool_]) -> float:

@@ -9,8 +9,7 @@ import pytest
 import torch
 from trainings import Training, frames, settings
 
-from virnucpro.learning.labelled.arrays import ArrayRows
-from virnucpro.learning.labelled.frames import balanced_weights, recipe_weights
+from virnucpro.learning.labelled.frames import ArrayRows, balanced_weights, recipe_weights
 from virnucpro.learning.training.ranks import Ranks
 from virnucpro.sequences.composition import N_FEATURES
 

@@ -11,15 +11,18 @@ import numpy as np
 import pytest
 from conftest import random_dna
 from labelled import options, relabelled, train_here
+from sklearn.metrics import roc_auc_score
 
 from virnucpro.callers.head import load_head
 from virnucpro.callers.join import Join, JoinKnot
+from virnucpro.ground.numeric import Mask, Values
 from virnucpro.ground.records import FastaRecord
-from virnucpro.learning.evaluation.metrics import auroc, auroc_gain
-from virnucpro.learning.labelled.digests import group_digest
+from virnucpro.learning.evaluation.metrics import auroc_gain
+from virnucpro.learning.labelled.frames import Rows
+from virnucpro.learning.labelled.records import LabelledRecord, group_digest
 from virnucpro.learning.labelled.split import read_split
-from virnucpro.learning.labelled.store import FrameStore
-from virnucpro.learning.training.gain import measure_gain, write_gains
+from virnucpro.learning.labelled.store import FrameStore, copying, write_frames
+from virnucpro.learning.training.gain import measure_gain, read_fragments, write_gains
 from virnucpro.learning.training.joining import (
     N_FOLDS,
     ScoredFragments,
@@ -31,10 +34,8 @@ from virnucpro.learning.training.joining import (
 )
 from virnucpro.learning.training.request import resolve_training
 from virnucpro.learning.training.results import TrainingResults
-from virnucpro.learning.training.runs import Runs, read_runs
 from virnucpro.scorer.nets import ErrorRates, Scorer, embedded_scorer, load_scorer, thresholds
 from virnucpro.scorer.score import score_sequences
-from virnucpro.sequences.fasta import write_record
 from virnucpro.sequences.genetic_code import STANDARD
 from virnucpro.sequences.translate import chunk_record
 
@@ -57,7 +58,17 @@ def fragments(n: int = 600, informs: float = 1.0, seed: int = 1) -> ScoredFragme
     base = side + rng.normal(size=n)
     head = informs * side + rng.normal(size=n)
     head[::3] = np.nan  # no frame
-    return ScoredFragments(500, base, head, is_virus, np.arange(n) % 40 * 2 + is_virus)
+    return scored(500, base, head, is_virus, np.arange(n) % 40 * 2 + is_virus)
+
+
+def scored(n_bases: int, base: Values, head: Values, is_virus: Mask, group: Rows):
+    """Fragments of which nobody asks which chunks they are of."""
+    chunks = np.zeros((len(base), 2), dtype=np.int64)
+    return ScoredFragments(n_bases, base, head, is_virus, group, chunks)
+
+
+def auroc_of(data: ScoredFragments, log_odds: Values) -> float:
+    return data.samples(log_odds).auroc()
 
 
 def cross_entropy(data: ScoredFragments, base: float, head: float, offset: float) -> float:
@@ -93,8 +104,8 @@ def test_a_head_that_adds_something_has_a_weight_and_every_fragment_gains_or_kee
     joined = data.joined([knot])
     no_frame = np.isnan(data.head)
     assert joined[no_frame].tolist() == data.base[no_frame].tolist()
-    assert data.auroc(joined) > data.auroc(data.base) + 0.02
-    assert data.auroc(fold_log_odds(data)) > data.auroc(data.base) + 0.02
+    assert auroc_of(data, joined) > auroc_of(data, data.base) + 0.02
+    assert auroc_of(data, fold_log_odds(data)) > auroc_of(data, data.base) + 0.02
 
 
 def test_a_head_that_adds_nothing_has_no_weight_and_scores_are_the_scorers():
@@ -197,40 +208,42 @@ def test_where_a_head_has_no_weight_calls_are_the_scorers_at_every_length():
 
 
 def test_a_run_has_the_mean_of_its_scored_chunks():
-    runs = Runs(1000, 2, np.array([0, 4, 8]), np.array([0, 1, 1]), np.zeros(3))
-    chunk, odds = np.array([0, 1, 5, 7]), np.array([1.0, 2.0, 4.0, 8.0])
-    found = runs.with_head(chunk, odds, np.array([True, False]), np.array([3, 9]))
+    runs = replace(fragments(3), chunks=np.array([[0, 2], [4, 6], [8, 10]]))
+    found = runs.with_head(np.array([0, 1, 5, 7]), np.array([1.0, 2.0, 4.0, 8.0]))
     assert found.head[:2].tolist() == [1.5, 4.0] and np.isnan(found.head[2])
-    assert found.is_virus.tolist() == [True, False, False]
-    assert found.group.tolist() == [3, 9, 9]
+    assert found.base.tolist() == runs.base.tolist()
 
 
 def test_runs_are_scored_on_the_bases_of_their_chunks_and_numbered_as_the_frames(tmp_path):
     rng, scorer = np.random.default_rng(4), load_scorer(embedded_scorer())
     sequences = [random_dna(n, rng) for n in (700, 3100, 900, 2000)]
-    with (tmp_path / "records.fa").open("w") as out:
-        for i, bases in enumerate(sequences):
-            write_record(out, f"r{i}", bases)
-    splits = ["train", "validation", "test", "validation"]
-    found = read_runs(tmp_path / "records.fa", splits, (300, 200), scorer, STANDARD)
-    first_of, n_before = [], 0
-    for bases in sequences:
-        first_of.append(n_before)
-        n_before += -(-len(bases) // 300) - (-len(bases) // 200)
+    splits = {"a": "train", "b": "validation", "c": "test", "d": "validation"}
+    pairs = [
+        (LabelledRecord(f"r{i}", i % 2 == 0, "abcd"[i]), FastaRecord(f"r{i}", "", bases))
+        for i, bases in enumerate(sequences)
+    ]
+    write_frames(tmp_path / "frames", copying(pairs, tmp_path / "records.fa"), (300, 200))
+    store = FrameStore.open(tmp_path / "frames")
+    found = read_fragments(tmp_path / "records.fa", store, splits, 300, scorer, STANDARD)
     seen = set()
     for split, of_lengths in found.items():
         for runs in of_lengths:
-            assert runs.n_bases == 300 * runs.n_chunks
-            for first, record, base in zip(runs.first, runs.record, runs.base, strict=True):
-                assert splits[record] == split
-                whole = FastaRecord("r", "r", sequences[record])
-                own = list(chunk_record(whole, 300))[first - first_of[record] :][: runs.n_chunks]
-                bases = sequences[record][own[0].start : own[-1].end]
-                assert len(own) == runs.n_chunks and len(bases) >= 0.9 * runs.n_bases
+            for (first, end), group, base in zip(runs.chunks, runs.group, runs.base, strict=True):
+                own = store.chunks[first:end]
+                assert runs.n_bases == 300 * len(own) and set(own[:, 2]) == {300}
+                (record,) = set(own[:, 0].tolist())
+                assert (splits["abcd"[record]], record) == (split, group)
+                bases = sequences[record][own[0, 1] : own[-1, 1] + 300]
+                assert len(bases) >= 0.9 * runs.n_bases
                 # sums of other blocks are rounded otherwise
                 assert base == pytest.approx(next(score_sequences([bases], scorer)), abs=1e-12)
-                seen.add((split, runs.n_chunks))
+                seen.add((split, len(own)))
     assert {("validation", n) for n in (1, 2, 6)} | {("test", 1)} <= seen
+    for frame in range(len(store.all)):
+        _, start, size = store.chunks[store.all.chunk[frame]].tolist()
+        number = int(store.all.ids[frame].split("_chunk_")[1].split("F")[0].split("R")[0])
+        whole = FastaRecord("r", "", sequences[store.all.record[frame]])
+        assert list(chunk_record(whole, size))[number - 1].start == start
 
 
 # The gain
@@ -241,14 +254,15 @@ def test_the_gain_is_the_difference_of_the_aurocs_with_an_interval_over_groups()
     join = Join("x", (fit_join_knot(data),), fit_join([data], scorer()).error_rates)
     gain = measure_gain(7, "test", data, join)
     joined = data.joined(join.knots)
-    assert gain.joined == pytest.approx(auroc(joined, data.is_virus, data.weights))
-    assert gain.base == pytest.approx(auroc(data.base, data.is_virus, data.weights))
+    for found, log_odds in ((gain.joined, joined), (gain.base, data.base)):
+        expected = roc_auc_score(data.is_virus, log_odds, sample_weight=data.weights)
+        assert found == pytest.approx(expected)
     assert gain.gain == pytest.approx(gain.joined - gain.base)
     assert gain.gain_low < gain.gain < gain.gain_high
     # the head alone has no score for a third of the fragments: they are the lowest
-    assert gain.head == data.auroc(data.head) < gain.base
+    assert gain.head == auroc_of(data, data.head) < gain.base
     held_out = measure_gain(7, "validation", data, join)
-    assert held_out.joined == pytest.approx(data.auroc(fold_log_odds(data)))
+    assert held_out.joined == pytest.approx(auroc_of(data, fold_log_odds(data)))
 
 
 def rows(path: Path) -> list[dict[str, str]]:
@@ -300,11 +314,11 @@ def test_groups_that_the_scorer_was_trained_on_are_left_out_of_the_join(tmp_path
     training, _ = resolve_training(
         options(data, tmp_path / "out", encoding="composition", epochs=1), lambda _: None
     )
-    frames, splits = FrameStore.open(training.frames), read_split(training.split)
+    store, splits = FrameStore.open(training.frames), read_split(training.split)
     groups = sorted(name for name, split in splits.items() if split == "validation")
     of_label = [[g for g in groups if g.startswith(label)] for label in ("virus", "other")]
     assert min(map(len, of_label)) >= 3
-    data_of = ScoredFragments(
+    data_of = scored(
         300,
         np.zeros(len(groups)),
         np.zeros(len(groups)),
@@ -314,5 +328,6 @@ def test_groups_that_the_scorer_was_trained_on_are_left_out_of_the_join(tmp_path
     scorer = load_scorer(embedded_scorer())
     for known, n_left in (([], len(groups)), (groups[:1], len(groups) - 1), (groups, len(groups))):
         digests = np.unique(np.array([group_digest(name) for name in known], dtype=np.uint64))
-        outcome = TrainingResults(training, frames, splits, replace(scorer, trained_groups=digests))
-        assert [len(part) for part in outcome._unseen("validation", [data_of])] == [n_left]
+        memory = replace(scorer, trained_groups=digests)
+        results = TrainingResults(training, store, splits, {}, memory)
+        assert [len(part) for part in results.unseen("validation", [data_of])] == [n_left]

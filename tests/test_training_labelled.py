@@ -14,11 +14,12 @@ from runs import within
 
 from virnucpro.ground.errors import InputError, InputMissingError
 from virnucpro.ground.files import sha256, zstd
-from virnucpro.learning.labelled.digests import group_digest, record_digest
 from virnucpro.learning.labelled.records import (
     LabelledRecord,
+    group_digest,
     read_data_manifest,
     read_records,
+    record_digest,
     warn_of_mixed_groups,
 )
 

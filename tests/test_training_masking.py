@@ -21,10 +21,14 @@ from virnucpro.encoders.esm2.alphabet import CLS, EOS, MASK
 from virnucpro.encoders.esm2.checkpoint import ESM2Shape
 from virnucpro.encoders.esm2.packing import PackedBatch
 from virnucpro.encoders.esm2.weights import load_esm2
-from virnucpro.learning.labelled.arrays import Texts
-from virnucpro.learning.training.masking import STANDARD, mask_residues
+from virnucpro.learning.labelled.frames import Texts
 from virnucpro.learning.training.networks import MaskedLanguageModel
-from virnucpro.learning.training.objectives import MaskedResidues, masked_batch
+from virnucpro.learning.training.objectives import (
+    STANDARD,
+    MaskedResidues,
+    mask_residues,
+    masked_batch,
+)
 
 LENGTHS = (1, 2, 3, 7, 10, 20, 50, 166, 333)
 PROTEINS = [random_protein(length, seed) for seed, length in enumerate(LENGTHS)]
@@ -34,17 +38,12 @@ def generators(n: int) -> list[np.random.Generator]:
     return [np.random.default_rng([3, i]) for i in range(n)]
 
 
-def test_15_percent_of_each_protein_are_chosen_and_at_least_one_residue():
+def test_15_percent_of_each_protein_are_chosen_at_least_one_residue_and_never_an_end():
     packed = PackedBatch.of(PROTEINS)
-    _, places = mask_residues(packed, generators(len(PROTEINS)))
+    tokens, places = mask_residues(packed, generators(len(PROTEINS)))
     per_protein = np.histogram(places, packed.cu_seqlens)[0].tolist()
     assert per_protein == [1, 1, 1, 1, 2, 3, 8, 25, 50]
     assert len(set(places.tolist())) == len(places)
-
-
-def test_the_ends_of_a_protein_are_never_chosen():
-    packed = PackedBatch.of(PROTEINS)
-    tokens, places = mask_residues(packed, generators(len(PROTEINS)))
     assert not {CLS, EOS} & set(packed.tokens[places].tolist())
     others = np.setdiff1d(np.arange(len(tokens)), places)
     assert np.array_equal(tokens[others], packed.tokens[others])
@@ -54,6 +53,7 @@ def test_of_the_chosen_four_fifths_are_masked_and_a_tenth_is_drawn_at_random():
     proteins = [random_protein(200, seed) for seed in range(400)]
     packed = PackedBatch.of(proteins)
     tokens, places = mask_residues(packed, generators(len(proteins)))
+    assert set(PackedBatch.of([AMINO_ACIDS]).tokens[1:-1].tolist()) == set(STANDARD.tolist())
     n = len(places)
     assert n == 400 * 30
     read, told = tokens[places], packed.tokens[places]
@@ -116,9 +116,3 @@ def test_masked_proteins_are_read_and_told_as_fair_esm_does_it(tmp_path):
         assert float(model(batch)) == pytest.approx(
             float(loss), rel=tolerance(shape.n_layers + 1, torch.float32)
         )
-
-
-def test_amino_acids_are_drawn_from_the_twenty():
-    assert len(STANDARD) == 20
-    packed = PackedBatch.of([AMINO_ACIDS])
-    assert set(packed.tokens[1:-1].tolist()) == set(STANDARD.tolist())

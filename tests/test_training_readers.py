@@ -12,8 +12,7 @@ from trainings import SHAPE, frames
 from virnucpro.encoders.esm2.packing import PackedBatch
 from virnucpro.encoders.learned.readers import NoReader, blosum62, new_reader, one_hot
 from virnucpro.encoders.transfer import use_device
-from virnucpro.learning.labelled.arrays import Texts
-from virnucpro.learning.labelled.frames import LabelledFrames, given_weights
+from virnucpro.learning.labelled.frames import LabelledFrames, Texts, given_weights
 from virnucpro.learning.training.networks import Classifier, FrameClassifier, new_encoder
 from virnucpro.learning.training.objectives import FrameLabels, frame_batch
 from virnucpro.learning.training.ranks import Ranks

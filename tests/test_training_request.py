@@ -31,8 +31,8 @@ from virnucpro.ground.errors import (
 )
 from virnucpro.ground.events import Progress
 from virnucpro.learning.labelled.split import read_split
+from virnucpro.learning.labelled.store import VECTORS, write_vectors
 from virnucpro.learning.options import TrainOptions
-from virnucpro.learning.training.features import write_vectors
 from virnucpro.learning.training.ranks import Ranks
 from virnucpro.learning.training.request import (
     Training,
@@ -156,6 +156,11 @@ def test_an_empty_file_says_nothing_and_a_missing_one_is_told(tmp_path):
         ({"encoding": "onehot", "hidden": 0}, "--hidden 0"),
         ({"encoding": "onehot", "lr": float("nan")}, "--lr is nan"),
         ({"encoding": "onehot", "lr": 2.0}, "--lr is 2"),
+        ({"encoding": "onehot", "lr": 0}, "--lr is 0"),
+        ({"encoding": "onehot", "batch_size": -1}, "--batch-size is -1"),
+        ({"encoding": "onehot", "grad_accum_steps": 0}, "--grad-accum-steps is 0"),
+        ({"encoding": "onehot", "warmup_epochs": 2}, "--warmup-epochs is 2"),
+        ({"encoding": "onehot", "weight_decay": -0.1}, "--weight-decay is -0.1"),
         ({"encoding": "onehot", "epochs": 0}, "--epochs is 0"),
         ({"encoding": "onehot", "weight_decay": float("inf")}, "--weight-decay is inf"),
         ({"encoding": "onehot", "warmup_epochs": float("nan")}, "--warmup-epochs is nan"),
@@ -169,8 +174,9 @@ def test_an_empty_file_says_nothing_and_a_missing_one_is_told(tmp_path):
     ],
 )
 def test_options_that_cannot_be_are_refused_before_any_work(data, changes, words):
-    with pytest.raises(UsageError, match=re.escape(words)):
+    with pytest.raises(UsageError, match=re.escape(words)) as caught:
         resolved(data, **changes)
+    assert caught.value.hint
     assert not out_of(data).exists()
 
 
@@ -399,12 +405,12 @@ def test_vectors_come_in_the_order_of_the_ids_and_a_missing_one_is_named(make_co
     run_inline(config, None)
     by_id = vectors(config.output)
     names = sorted(by_id, reverse=True)[::2]
-    write_vectors(with_vectors.vectors, config.output, names)
-    stored = np.load(with_vectors.vectors, allow_pickle=False)
+    write_vectors(with_vectors.frames / VECTORS, config.output, names)
+    stored = np.load(with_vectors.frames / VECTORS, allow_pickle=False)
     assert stored.dtype == np.float32
     assert stored.tolist() == [by_id[name].tolist() for name in names]
     with pytest.raises(FeatureFileError, match="holds no vector of nobody"):
-        write_vectors(with_vectors.vectors, config.output, [*names, "nobody"])
+        write_vectors(with_vectors.frames / VECTORS, config.output, [*names, "nobody"])
 
 
 # Progress

@@ -10,7 +10,7 @@ import pytest
 
 from virnucpro.ground.errors import InputError
 from virnucpro.learning.labelled.records import LabelledRecord
-from virnucpro.learning.labelled.split import read_split, select, split_groups, write_split
+from virnucpro.learning.labelled.split import read_split, split_groups, write_split
 
 PATH = Path("data.fa")
 
@@ -98,12 +98,3 @@ def test_an_edited_split_that_cannot_be_right_is_refused(
     with pytest.raises(InputError) as caught:
         read_split(path)
     assert words in str(caught.value) and caught.value.hint
-
-
-def test_the_records_of_a_part_are_those_of_its_groups() -> None:
-    records = make_records(10)
-    splits = split_groups(records, seed=1)
-    held_out = select(records, splits, "test")
-    assert {r.id for r in held_out} == {r.id for r in records if splits[r.group] == "test"}
-    with pytest.raises(InputError, match="says nothing of 1 groups of the data, for example new"):
-        select([*records, LabelledRecord("x", True, "new")], splits, "test")

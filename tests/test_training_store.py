@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from labelled import options, pairs_of, train_here, write_labelled
 
-from virnucpro.learning.labelled.arrays import ArrayRows, Mapped, Texts, growing
+from virnucpro.learning.labelled.frames import ArrayRows, Mapped, Texts, growing
 from virnucpro.learning.labelled.store import (
-    FrameOrigin,
     FrameStore,
     are_whole,
+    origin_of,
     write_frames,
     write_label,
 )
@@ -26,7 +26,7 @@ from virnucpro.sequences.composition import N_FEATURES, frame_bases, frame_compo
 from virnucpro.sequences.translate import chunk_record, translate_six_frames
 
 SIZES = (300, 210)
-SOURCE = FrameOrigin("0" * 64, ("1" * 64,), SIZES)
+SOURCE = origin_of("0" * 64, ["1" * 64], SIZES)
 
 
 @pytest.fixture
@@ -77,8 +77,9 @@ def test_a_training_reads_its_fasta_once(data, tmp_path):
 def test_frames_are_those_of_predict_with_their_bases_by_id_and_size(data, folder):
     frames = FrameStore.open(folder)
     found = {}
-    for i, (frame_id, size) in enumerate(zip(frames.all.ids, frames.size.tolist(), strict=True)):
-        labels = frames.labels.records[frames.all.record[i]]
+    sizes = frames.chunks[frames.all.chunk, 2].tolist()
+    for i, (frame_id, size) in enumerate(zip(frames.all.ids, sizes, strict=True)):
+        labels = frames.records[frames.all.record[i]]
         composition = frames.all.composition[np.array([i])][0]
         found[frame_id, size] = (labels, frames.all.proteins[i], composition.tolist())
     expected = {}
@@ -123,8 +124,18 @@ def test_frames_without_a_row_can_be_read(tmp_path):
     assert Mapped(tmp_path / "none.npy").shape == (0, 7)
 
 
-@pytest.mark.parametrize("name", ["composition.npy", "records.json", "label.json", "id_ends.npy"])
-@pytest.mark.parametrize("damage", ["changed", "cut", "gone"])
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("composition.npy", "changed"),
+        ("records.json", "changed"),
+        ("label.json", "changed"),
+        ("chunks.npy", "cut"),
+        ("label.json", "cut"),
+        ("id_ends.npy", "gone"),
+        ("label.json", "gone"),
+    ],
+)
 def test_frames_that_are_damaged_are_not_whole(folder, name, damage):
     assert are_whole(folder, SOURCE)
     content = bytearray((folder / name).read_bytes())
@@ -140,8 +151,8 @@ def test_frames_that_are_damaged_are_not_whole(folder, name, damage):
 
 
 def test_frames_of_other_data_are_not_whole(folder):
-    assert not are_whole(folder, FrameOrigin("2" * 64, SOURCE.fasta_sha256, SIZES))
-    assert not are_whole(folder, FrameOrigin(SOURCE.manifest_sha256, SOURCE.fasta_sha256, (300,)))
+    assert not are_whole(folder, origin_of("2" * 64, ["1" * 64], SIZES))
+    assert not are_whole(folder, origin_of("0" * 64, ["1" * 64], [300]))
 
 
 def test_a_resume_takes_the_frames_that_are_there_and_makes_damaged_ones_again(data, tmp_path):

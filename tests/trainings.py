@@ -21,8 +21,8 @@ from torch import Tensor
 from virnucpro.encoders.esm2.checkpoint import ESM2Shape
 from virnucpro.encoders.learned.readers import MeanReader
 from virnucpro.ground.errors import InputError
-from virnucpro.learning.labelled.arrays import ArrayRows, Texts
-from virnucpro.learning.labelled.frames import LabelledFrames, given_weights
+from virnucpro.learning.labelled.frames import ArrayRows, LabelledFrames, Texts, given_weights
+from virnucpro.learning.options import Settings
 from virnucpro.learning.training.checkpoints import Progressed
 from virnucpro.learning.training.loop import Trainer
 from virnucpro.learning.training.networks import (
@@ -33,7 +33,6 @@ from virnucpro.learning.training.networks import (
 )
 from virnucpro.learning.training.objectives import FrameLabels, MaskedResidues
 from virnucpro.learning.training.ranks import Ranks, run_on, run_under_torchrun, started_by_torchrun
-from virnucpro.learning.training.settings import Settings
 from virnucpro.sequences.composition import N_FEATURES
 
 SHAPE = ESM2Shape(n_layers=2, dim=32, n_heads=2)

@@ -40,12 +40,12 @@ def evaluate(options: EvaluateOptions, console: ConsoleOptions) -> None:
         return
     with exits(lambda: _KEPT):
         with loading(console):
-            from virnucpro.learning.evaluation import story
-            from virnucpro.learning.evaluation.page import write_evaluation_page
+            from virnucpro.learning.evaluation.evaluate import evaluate as run_evaluation
             from virnucpro.learning.evaluation.report import summary_lines, write_report
+            from virnucpro.learning.pages import write_evaluation_page
 
         with watched(console) as events:
-            evaluation = story.evaluate(options, events)
+            evaluation = run_evaluation(options, events)
             write_report(evaluation)
             write_evaluation_page(options.output_dir)
     with exits():
@@ -55,7 +55,7 @@ def evaluate(options: EvaluateOptions, console: ConsoleOptions) -> None:
 def _evaluate_regions(options: EvaluateOptions, truth: Path, console: ConsoleOptions) -> None:
     with exits(lambda: _KEPT):
         with loading(console):
-            from virnucpro.learning.evaluation.region_story import evaluate_regions
+            from virnucpro.learning.evaluation.evaluate_regions import evaluate_regions
 
         with watched(console) as events:
             lines = evaluate_regions(options, truth, events)

@@ -91,8 +91,8 @@ def train(options: TrainOptions, console: Console) -> None:
     with exits(lambda: _KEPT):
         with loading(console), needing("train"):
             from virnucpro.ground.processes import end_with
-            from virnucpro.learning.training import story
             from virnucpro.learning.training.ranks import started_by_torchrun
+            from virnucpro.learning.training.train import train as run_training
 
         started = started_by_torchrun(os.environ)
         if started is not None and started.rank:
@@ -100,7 +100,7 @@ def train(options: TrainOptions, console: Console) -> None:
         with watched(console) as events:
             if started is not None:
                 end_with(parent)
-            training = story.train(options, events, started)
+            training = run_training(options, events, started)
         if started is None:
             report(_outcome(training), console.quiet)
 
@@ -108,7 +108,7 @@ def train(options: TrainOptions, console: Console) -> None:
 def _train_regions(options: TrainOptions, truth: Path, console: Console) -> None:
     with exits():
         with loading(console):
-            from virnucpro.learning.training.region_story import train_regions
+            from virnucpro.learning.training.train_regions import train_regions
 
         with watched(console) as events:
             lines = train_regions(options, truth, events)

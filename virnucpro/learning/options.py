@@ -51,8 +51,7 @@ class EvaluatedOptions:
         Path,
         file(
             f"Evaluate on this table of labelled FASTA files, with the {_SHEET}; id and kingdom "
-            f"are "
-            "optional.",
+            "are optional.",
             "MANIFEST",
         ),
     ]
@@ -102,10 +101,7 @@ class EvaluateOptions(EngineOptions, FolderOptions, EvaluatedOptions):
     region_model: RegionModel = None
     genes: Annotated[
         Path | None,
-        file(
-            "Count genes of this GFF3 file of the sequences, too.",
-            "GFF",
-        ),
+        file("Count genes of this GFF3 file of the sequences, too.", "GFF"),
     ] = None
     model: Annotated[
         str | None, model_option("none: the scorer is evaluated; esm2_virnucpro with --head")
@@ -130,15 +126,14 @@ class EvaluateOptions(EngineOptions, FolderOptions, EvaluatedOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabelledOptions(OutputOptions):
-    """Labelled sequences to train on."""
+class StartOptions(OutputOptions):
+    """The start of a training: labelled sequences, its mode and its encoder."""
 
     data: Annotated[
         Path,
         file(
             f"Train on this table of labelled FASTA files, with the {_SHEET}; id, weight and "
-            f"kingdom "
-            "are optional.",
+            "kingdom are optional.",
             "MANIFEST",
         ),
     ]
@@ -151,12 +146,6 @@ class LabelledOptions(OutputOptions):
             show_default="70 % of the groups train, 15 % validation, 15 % test",
         ),
     ] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class StartOptions:
-    """The start of a training: its mode and its encoder."""
-
     finetune: Annotated[bool, option("Train the encoder together with the head.", MODEL)] = False
     pretrain: Annotated[
         bool,
@@ -314,7 +303,21 @@ LOOP_MAY_DIFFER = ("num_workers", "early_stopping", "keep_checkpoints")  # on re
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainOptions(DeviceOptions, LoopOptions, NetworkOptions, StartOptions, LabelledOptions):
+class Settings(LoopOptions):
+    """The options of the loop, and what was chosen for it; a resume must agree."""
+
+    mode: Mode
+    precision: Literal["bf16", "fp32"]
+
+    def scaled_lr(self, world_size: int) -> float:
+        """The rate for the effective batch (Goyal et al. 2017; Krizhevsky 2014 for the root)."""
+        ratio = world_size * self.grad_accum_steps
+        factor = {"none": 1.0, "linear": float(ratio), "sqrt": math.sqrt(ratio)}[self.scale_lr]
+        return self.lr * factor
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions(DeviceOptions, LoopOptions, NetworkOptions, StartOptions):
     regions: Annotated[Path | None, _known_prophages("Learn regions from")] = None
     workers: Annotated[
         int | None,

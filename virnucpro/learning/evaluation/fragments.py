@@ -17,8 +17,7 @@ import numpy as np
 
 from virnucpro.ground.errors import UsageError
 from virnucpro.ground.files import atomic
-from virnucpro.learning.labelled.digests import record_digest
-from virnucpro.learning.labelled.records import Labelled, LabelledRecord
+from virnucpro.learning.labelled.records import Labelled, LabelledRecord, record_digest
 from virnucpro.sequences.fasta import write_record
 
 WHOLE = 0  # as a length

@@ -8,8 +8,7 @@ from typing import Literal
 from virnucpro.callers.caller import Caller
 from virnucpro.ground.errors import InputError, UsageError
 from virnucpro.ground.log import LOGGER, announce, counted
-from virnucpro.learning.labelled.digests import TrainingDigests, record_digest
-from virnucpro.learning.labelled.records import Labelled, LabelledRecord
+from virnucpro.learning.labelled.records import Labelled, LabelledRecord, TrainingDigests
 
 OfTraining = Literal["refuse", "leave out", "keep"]
 
@@ -59,12 +58,10 @@ class HeldOut:
         ids: dict[str, set[str]] = {owner: set() for owner in self._memories}
         for labelled, record in pairs:
             n_records += 1
-            digest, is_trained = record_digest(record.sequence), False
-            for owner, memory in self._memories.items():
-                if memory.has(digest, labelled.group):
-                    ids[owner].add(labelled.id)
-                    is_trained = True
-            if not is_trained or self._of_training != "leave out":
+            owners = [owner for owner, memory in self._memories.items() if memory.has(labelled)]
+            for owner in owners:
+                ids[owner].add(labelled.id)
+            if not owners or self._of_training != "leave out":
                 self.records.append(labelled)
                 yield labelled, record
         self._tell(ids, n_records)

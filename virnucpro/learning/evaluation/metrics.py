@@ -7,7 +7,9 @@ not defined, as any ranking of a single class, is None and never a number that l
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,21 +25,28 @@ NOT_DEFINED = "n/a"  # a figure in a table that is None
 INTERVAL = (2.5, 97.5)  # percentiles: 95 % lie between
 
 
+S = TypeVar("S", bound="Samples")
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Samples:
-    """Scores with labels, groups and weights. Rows in step."""
+    """The one table of scores with labels, groups and weights. Rows in step.
 
-    scores: Values  # (n,), in [0, 1]
+    Whatever is scored stands in it: chunks, records or fragments; a subclass adds columns. Scores
+    are log-odds or lie in [0, 1]; a sample without one has NaN.
+    """
+
+    scores: Values  # (n,)
     is_virus: Mask  # (n,)
-    groups: NDArray[np.int64]  # (n,), numbers of groups
+    groups: NDArray[np.int64]  # (n,), numbers of what stands or falls together
     weights: Values  # (n,), above 0
 
     def __post_init__(self) -> None:
         shapes = {values.shape for values in (self.scores, self.is_virus, self.groups)}
         if shapes != {self.weights.shape} or self.scores.ndim != 1:
             raise ValueError(f"samples of shapes {shapes} with weights of {self.weights.shape}")
-        if not ((self.scores >= 0) & (self.scores <= 1)).all() or not (self.weights > 0).all():
-            raise ValueError("a score outside [0, 1], or a weight that is not above 0")
+        if not (self.weights > 0).all():
+            raise ValueError("a weight that is not above 0")
 
     def __len__(self) -> int:
         return len(self.scores)
@@ -47,10 +56,28 @@ class Samples:
         """(n,) numbers of the groups of either label by themselves: one group may hold both."""
         return 2 * self.groups + self.is_virus
 
-    def where(self, mask: Mask) -> Samples:
-        return Samples(
-            self.scores[mask], self.is_virus[mask], self.groups[mask], self.weights[mask]
-        )
+    def where(self: S, mask: Mask) -> S:
+        columns = {one.name: getattr(self, one.name) for one in fields(self)}
+        chosen = {n: v[mask] for n, v in columns.items() if isinstance(v, np.ndarray)}
+        return replace(self, **chosen)
+
+    @property
+    def scored(self: S) -> S:
+        """The samples with a score."""
+        return self.where(~np.isnan(self.scores))
+
+    def filled(self: S, lowest: float) -> S:
+        """All samples; those without a score have the lowest."""
+        return replace(self, scores=np.where(np.isnan(self.scores), lowest, self.scores))
+
+    def auroc(self) -> float:
+        """Both labels must be there, and every score a number."""
+        return _Ranked(self).auroc(self.weights)
+
+    def cross_entropy(self, scale: float = 1.0) -> float:
+        """The mean of what is lost if the scores, log-odds, are multiplied by ``scale``."""
+        losses = np.logaddexp(0, np.where(self.is_virus, -self.scores, self.scores) * scale)
+        return float(np.average(losses, weights=self.weights))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,33 +141,16 @@ def measure(samples: Samples, is_called: Mask) -> Measures:
     return _Ranked(samples).measures(samples.weights, is_called)
 
 
-def auroc(odds: Values, is_virus: Mask, weights: Values) -> float:
-    """The AUROC of log-odds; both classes must be there. (n,) each"""
-    groups = np.zeros(len(odds), dtype=np.int64)
-    return _Ranked(Samples(rank(odds), is_virus, groups, weights)).auroc(weights)
+def auroc(scores: Values, is_virus: Mask) -> float:
+    """The AUROC of samples of one weight; both labels must be there. (n,) each"""
+    groups = np.zeros(len(scores), dtype=np.int64)
+    return Samples(scores, is_virus, groups, np.ones(len(scores))).auroc()
 
 
-def auroc_interval(
-    odds: Values, is_virus: Mask, groups: NDArray[np.int64], seed: int
-) -> tuple[float | None, float | None]:
-    """The 95 % interval of ``auroc``, as ``bootstrap`` has it; each sample weighs the same."""
-    samples = Samples(rank(odds), is_virus, groups, np.ones(len(odds)))
+def auroc_interval(samples: Samples, seed: int) -> tuple[float | None, float | None]:
+    """The 95 % interval of the AUROC, as ``bootstrap`` has it."""
     ranked = _Ranked(samples)
     return _interval([ranked.auroc(weights) for weights in _resamples(samples, seed)])
-
-
-def rank(odds: Values) -> Values:
-    """Log-odds as scores of the same order. (n,) -> (n,), in [0, 1)
-
-    Their probabilities would not do: those of the surest are all 1.
-
-    Raises:
-        ValueError: one is not a number.
-    """
-    if np.isnan(odds).any():
-        raise ValueError("log-odds that are not a number")
-    _, places = np.unique(odds, return_inverse=True)
-    return np.asarray(places / max(1, len(odds)))
 
 
 def _interval(values: Sequence[float]) -> tuple[float | None, float | None]:
@@ -212,12 +222,29 @@ class _Ranked:
     """Samples sorted once, so that every weighting of them is measured in one pass."""
 
     def __init__(self, samples: Samples) -> None:
+        """
+        Raises:
+            ValueError: a score is not a number.
+        """
+        if np.isnan(samples.scores).any():
+            raise ValueError("a score that is not a number")
         self.order = np.argsort(-samples.scores, kind="stable")
         self.scores = samples.scores[self.order]
         self.is_virus = samples.is_virus[self.order]
-        self.last_of_ties = np.flatnonzero(np.diff(self.scores, append=-1.0))
+        is_last = np.append(self.scores[1:] != self.scores[:-1], True)[: len(self.scores)]
+        self.last_of_ties = np.flatnonzero(is_last)
         self.thresholds = self.scores[self.last_of_ties]
-        self.bins = np.minimum((self.scores * N_BINS).astype(np.int64), N_BINS - 1)
+
+    @cached_property
+    def bins(self) -> NDArray[np.int64]:
+        """The bin of the reliability curve of each score.
+
+        Raises:
+            ValueError: a score lies outside [0, 1].
+        """
+        if not ((self.scores >= 0) & (self.scores <= 1)).all():
+            raise ValueError("a score outside [0, 1]")
+        return np.minimum((self.scores * N_BINS).astype(np.int64), N_BINS - 1)
 
     def curve(self, weights: Values) -> Curve:
         sorted_weights = weights[self.order]

@@ -12,6 +12,7 @@ import numpy as np
 from virnucpro import __version__
 from virnucpro.ground.files import sha256, write_whole
 from virnucpro.ground.log import counted, printable
+from virnucpro.learning.evaluation.evaluate import Evaluation, EvaluationRow, SamplesOfKind
 from virnucpro.learning.evaluation.metrics import (
     MEASURES,
     NOT_DEFINED,
@@ -19,7 +20,6 @@ from virnucpro.learning.evaluation.metrics import (
     reliability,
     roc_curve,
 )
-from virnucpro.learning.evaluation.story import Evaluation, EvaluationRow, Sampled
 
 _ROC_POINTS = 200
 _N_BARS = 40  # of the scores from 0 to 1
@@ -124,9 +124,9 @@ def _to_json(evaluation: Evaluation) -> dict[str, object]:
         "cut": evaluation.cut,
         "cutting": asdict(question.cutting),
         "rows": [_row_to_json(row) for row in evaluation.rows],
-        "reliability": [_reliability_to_json(kind) for kind in evaluation.kinds if kind.records],
-        "roc": [_roc_to_json(kind) for kind in evaluation.kinds if kind.records],
-        "scores": [_scores_to_json(kind) for kind in evaluation.kinds if kind.records],
+        "reliability": [_reliability_to_json(kind) for kind in evaluation.kinds if len(kind)],
+        "roc": [_roc_to_json(kind) for kind in evaluation.kinds if len(kind)],
+        "scores": [_scores_to_json(kind) for kind in evaluation.kinds if len(kind)],
     }
 
 
@@ -153,8 +153,8 @@ def _row_to_json(row: EvaluationRow) -> dict[str, object]:
     }
 
 
-def _reliability_to_json(kind: Sampled) -> dict[str, object]:
-    curve = reliability(kind.scored.samples)
+def _reliability_to_json(kind: SamplesOfKind) -> dict[str, object]:
+    curve = reliability(kind.scored)
     return {
         "unit": kind.unit,
         "length": kind.length,
@@ -164,9 +164,9 @@ def _reliability_to_json(kind: Sampled) -> dict[str, object]:
     }
 
 
-def _roc_to_json(kind: Sampled) -> dict[str, object]:
+def _roc_to_json(kind: SamplesOfKind) -> dict[str, object]:
     """Some hundred points of the ROC curve of all samples; empty for a single label."""
-    curve = roc_curve(kind.samples)
+    curve = roc_curve(kind.filled(0.0))
     true, false = curve.true_positives, curve.false_positives
     points = np.unique(np.linspace(0, len(true) - 1, min(len(true), _ROC_POINTS)).astype(np.int64))
     has_both = true[-1] > 0 and false[-1] > 0
@@ -178,7 +178,7 @@ def _roc_to_json(kind: Sampled) -> dict[str, object]:
     }
 
 
-def _scores_to_json(kind: Sampled) -> dict[str, object]:
+def _scores_to_json(kind: SamplesOfKind) -> dict[str, object]:
     """How many samples have a score in each of some equally wide bins, by label."""
     scored = kind.scored
     called = scored.scores[scored.is_called]

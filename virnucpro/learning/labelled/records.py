@@ -15,18 +15,21 @@ Other columns are ignored. Ids are unique over the whole manifest.
 from __future__ import annotations
 
 import hashlib
+import io
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from sys import intern
 
+import numpy as np
+from numpy.typing import NDArray
+
 from virnucpro.ground.errors import InputError, InputMissingError, UsageError
-from virnucpro.ground.files import OnBlock, expanded, open_plain
+from virnucpro.ground.files import OnBlock, expanded, open_binary, open_plain
 from virnucpro.ground.log import LOGGER, printable
 from virnucpro.ground.records import FastaRecord
-from virnucpro.learning.labelled.tables import read_cells
-from virnucpro.sequences.fasta import cannot_open, find_invalid, read_fasta
+from virnucpro.sequences.fasta import cannot_open, find_invalid, read_fasta, unpacking
 
 _NEEDED = ("path", "label", "group")
 _HINT = (
@@ -36,6 +39,7 @@ _HINT = (
 _HEAVIEST = 1e6  # more than all others together, and losses are still numbers
 _MOST_NAMED = 5  # groups, in a message
 _LABELS = {"virus": True, "other": False}
+_N_BYTES = 8  # of a digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,7 @@ class LabelledRecord:
     group: str
     weight: float = 1.0
     kingdom: str = ""
+    digest: int = field(default=0, compare=False)  # of its bases, once they are read
 
     @property
     def label(self) -> str:
@@ -54,6 +59,43 @@ class LabelledRecord:
 
 
 Labelled = tuple[LabelledRecord, FastaRecord]
+
+
+def record_digest(sequence: str) -> int:
+    """A hash of the bases, whatever their case. Fits into a uint64.
+
+    >>> record_digest("acgt") == record_digest("ACGT")
+    True
+    """
+    return _digest(sequence.upper())
+
+
+def group_digest(name: str) -> int:
+    """A hash of a group's name, to the letter. Fits into a uint64."""
+    return _digest(name)
+
+
+def _digest(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=_N_BYTES).digest(), "little")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingDigests:
+    """What something was trained on, without a sequence or a name: digests."""
+
+    records: frozenset[int]
+    groups: frozenset[int]
+
+    @classmethod
+    def of(cls, records: NDArray[np.uint64], groups: NDArray[np.uint64]) -> TrainingDigests:
+        return cls(frozenset(records.tolist()), frozenset(groups.tolist()))
+
+    def __bool__(self) -> bool:
+        return bool(self.records or self.groups)
+
+    def has(self, record: LabelledRecord) -> bool:
+        """Whether a record was trained on, or others of its group were."""
+        return record.digest in self.records or group_digest(record.group) in self.groups
 
 
 @dataclass(slots=True)
@@ -115,7 +157,7 @@ def read_records(
             if (row := file.row_of(record.id)) is not None:
                 _check(record, fasta, places)
                 places[record.id] = fasta
-                yield row, record
+                yield replace(row, digest=record_digest(record.sequence)), record
         if "" in file.rows and len(places) == n_before:
             raise InputError(
                 f"{printable(manifest.path)}:{file.lines['']}: {printable(fasta)} holds no record",
@@ -248,3 +290,50 @@ def _fasta_path(manifest: Path, cell: str, where: str) -> Path:
         problem = cannot_open(path, error)
         raise InputMissingError(f"{where}: {problem}", hint=problem.hint) from error
     return path
+
+
+def read_cells(
+    path: Path, needed: Sequence[str], hint: str, on_block: OnBlock | None = None
+) -> Iterator[tuple[int, dict[str, str]]]:
+    """The number of each line below the header, and its cells by column, without outer blanks.
+
+    Blank lines are skipped. ``hint`` says what the table should be if a ``needed`` column is not
+    there. ``on_block`` is given the bytes of the file, as they lie on the disk.
+
+    Raises:
+        InputError: it is not a table, or lacks a column; names file and line.
+        InputMissingError: the file cannot be opened.
+    """
+    label = printable(path)
+    lines = read_lines(path, on_block)
+    _, header = next(lines, (1, ""))
+    columns = [name.strip() for name in header.split("\t")]
+    for name in needed:
+        if columns.count(name) != 1:
+            how_many = "no column" if name not in columns else "more than one column"
+            raise InputError(f"{label}:1: {how_many} {name!r}", hint=hint)
+    for number, line in lines:
+        cells = line.split("\t")
+        if len(cells) != len(columns):
+            raise InputError(
+                f"{label}:{number}: {len(cells)} cells for {len(columns)} columns",
+                hint="there must be one tab between two cells, and none inside a cell",
+            )
+        yield number, {name: cell.strip() for name, cell in zip(columns, cells, strict=True)}
+
+
+def read_lines(path: Path, on_block: OnBlock | None) -> Iterator[tuple[int, str]]:
+    """The lines that are not blank, with their numbers."""
+    try:
+        with (
+            unpacking(path, printable(path)),
+            io.TextIOWrapper(open_binary(path, on_block), encoding="utf-8-sig") as lines,
+        ):
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    yield number, line.rstrip("\n")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{printable(path)} is not UTF-8 text: {error.reason} at byte {error.start}",
+            hint="give a table of tab-separated columns",
+        ) from error

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
 from typing import Literal, get_args
 
 from virnucpro.ground.errors import InputError
 from virnucpro.ground.files import atomic
 from virnucpro.ground.log import printable
-from virnucpro.learning.labelled.records import LabelledRecord
-from virnucpro.learning.labelled.tables import read_cells
+from virnucpro.learning.labelled.records import LabelledRecord, read_cells
 
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = get_args(Split)
@@ -105,18 +104,6 @@ def read_split(path: Path) -> dict[str, Split]:
                 hint="a group is whole: give all its lines the same split",
             )
     return splits
-
-
-def select(
-    records: Sequence[LabelledRecord], splits: Mapping[str, Split], part: Split
-) -> list[LabelledRecord]:
-    """The records of one split.
-
-    Raises:
-        InputError: a group of the records is in no split.
-    """
-    check_groups({record.group for record in records}, splits)
-    return [record for record in records if splits[record.group] == part]
 
 
 def check_groups(groups: Set[str], splits: Mapping[str, Split]) -> None:

@@ -3,7 +3,8 @@
 ``proteins.npy``, ``ids.npy``       letters, one frame after another
 ``protein_ends.npy``, ``id_ends.npy``  where each ends
 ``composition.npy``                 (n, N_FEATURES)
-``places.npy``                      chunk, record and chunk size of each frame
+``chunk.npy``                       the number of each frame's chunk
+``chunks.npy``                      record, start and size of each chunk, as the records were cut
 ``records.json``                    what the manifest says of each record, and its digest
 ``vectors.npy``                     (n, dim), only for a head on vectors of the engine
 ``label.json``                      what all of it was made of, and the hash of each file; the last
@@ -16,32 +17,36 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import astuple, dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.lib import format as npy
 
+from virnucpro.ground.errors import FeatureFileError
 from virnucpro.ground.files import as_text, read_json, sha256, writing
-from virnucpro.ground.records import FastaRecord
+from virnucpro.ground.log import printable
 from virnucpro.ground.tree import Tree
-from virnucpro.learning.labelled.arrays import (
+from virnucpro.learning.labelled.frames import (
     ArrayRows,
+    LabelledFrames,
     Mapped,
     Rows,
     Texts,
+    Values,
     growing,
     growing_texts,
 )
-from virnucpro.learning.labelled.digests import record_digest
-from virnucpro.learning.labelled.frames import LabelledFrames, translate_records
 from virnucpro.learning.labelled.records import Labelled, LabelledRecord
 from virnucpro.learning.labelled.split import Split
-from virnucpro.sequences.composition import N_FEATURES, frame_composition
+from virnucpro.run.folder import RunDir, stores_of
+from virnucpro.sequences.composition import N_FEATURES, frame_bases, frame_composition
 from virnucpro.sequences.fasta import write_record
 from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
+from virnucpro.sequences.translate import chunk_record, translate_six_frames
 
 VECTORS = "vectors.npy"
 _LABEL, _RECORDS = "label.json", "records.json"
@@ -51,35 +56,30 @@ _COLUMNS = (
     "ids.npy",
     "id_ends.npy",
     "composition.npy",
-    "places.npy",
+    "chunk.npy",
+    "chunks.npy",
 )
-_FORMAT = 1
+_FORMAT = 2
+_FRAMES_AT_ONCE = 4096
 _MOST_RECORDS = 2**36  # bytes of the file of records, which is ours
 
 
-@dataclass(frozen=True, slots=True)
-class FrameOrigin:
-    """The sources of frames, which determine their content."""
-
-    manifest_sha256: str
-    fasta_sha256: tuple[str, ...]  # in the order of the manifest
-    chunk_sizes: tuple[int, ...]
-    genetic_code: int = 11
-    format: int = _FORMAT
+Origin = Mapping[str, object]  # what frames are made of, and so what is in them
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Labels:
-    """All records of a training, in the order of their numbers, and the digests of their bases."""
-
-    records: tuple[LabelledRecord, ...]
-    digests: tuple[int, ...]
-
-    def of_splits(self, splits: Mapping[str, Split], *parts: Split) -> Labels:
-        places = [i for i, r in enumerate(self.records) if splits[r.group] in parts]
-        return Labels(
-            tuple(self.records[i] for i in places), tuple(self.digests[i] for i in places)
-        )
+def origin_of(
+    manifest_sha256: str,
+    fasta_sha256: Sequence[str],  # in the order of the manifest
+    chunk_sizes: Sequence[int],
+    genetic_code: int = 11,
+) -> Origin:
+    return {
+        "manifest_sha256": manifest_sha256,
+        "fasta_sha256": list(fasta_sha256),
+        "chunk_sizes": list(chunk_sizes),
+        "genetic_code": genetic_code,
+        "format": _FORMAT,
+    }
 
 
 def copying(pairs: Iterable[Labelled], path: Path) -> Iterator[Labelled]:
@@ -107,41 +107,99 @@ def write_frames(
         for name in (_LABEL, VECTORS):
             tree.delete(folder / name)
     tree.sweep_folder(folder)
-    noted: list[tuple[object, ...]] = []
-
-    def noting() -> Iterator[FastaRecord]:
-        for labelled, record in pairs:
-            noted.append((*astuple(labelled), record_digest(record.sequence)))
-            yield record
-
-    proteins, protein_ends, ids, id_ends, composition, places = (folder / n for n in _COLUMNS)
+    records: list[LabelledRecord] = []
+    proteins, protein_ends, ids, id_ends, composition, chunk, chunks = (
+        folder / n for n in _COLUMNS
+    )
     with (
         growing_texts(proteins, protein_ends) as add_proteins,
         growing_texts(ids, id_ends) as add_ids,
         growing(composition, "<f4", N_FEATURES) as add_composition,
-        growing(places, "<i8", 3) as add_places,
+        growing(chunk, "<i8") as add_chunk,
+        growing(chunks, "<i8", 3) as add_chunks,
     ):
-        for block in translate_records(noting(), chunk_sizes, code):
-            add_proteins(block.proteins)
-            add_ids(block.ids)
-            add_composition(frame_composition(block.bases))
-            add_places(np.array(block.places, dtype=np.int64).reshape(-1, 3))
-    tree.write_whole(folder / _RECORDS, json.dumps(noted))
+        frames = _translated(pairs, chunk_sizes, code, records, add_chunks)
+        while block := list(islice(frames, _FRAMES_AT_ONCE)):
+            of_ids, of_proteins, of_bases, numbers = zip(*block, strict=True)
+            add_proteins(of_proteins)
+            add_ids(of_ids)
+            add_composition(frame_composition(of_bases))
+            add_chunk(np.array(numbers, dtype=np.int64))
+    tree.write_whole(folder / _RECORDS, json.dumps(list(map(astuple, records))))
 
 
-def write_label(folder: Path, source: FrameOrigin, *beside: Path) -> None:
+def _translated(
+    pairs: Iterable[Labelled],
+    chunk_sizes: Sequence[int],
+    code: GeneticCode,
+    records: list[LabelledRecord],
+    add_chunks: Callable[[Values], None],
+) -> Iterator[tuple[str, str, str, int]]:
+    """Id, protein, bases and number of the chunk of every frame, as ``predict`` translates them.
+
+    Each record is cut here, at each of the chunk sizes, and nowhere else; its chunks are added,
+    and the record itself is put into ``records``.
+    """
+    n_chunks = 0
+    for labelled, record in pairs:
+        for size in chunk_sizes:
+            chunks = list(chunk_record(record, size))
+            rows = [(len(records), chunk.start, size) for chunk in chunks]
+            add_chunks(np.array(rows, dtype=np.int64).reshape(-1, 3))
+            number = {chunk.id: n_chunks + i for i, chunk in enumerate(chunks)}
+            n_chunks += len(chunks)
+            for orf in translate_six_frames(chunks, code):
+                bases = frame_bases(orf, record.sequence)
+                yield orf.id, orf.protein, bases, number[orf.chunk_id]
+        records.append(labelled)
+
+
+def write_vectors(path: Path, extracted: Path, ids: Sequence[str]) -> None:
+    """The vectors of these frames as one array, in their order, from a run folder of ``extract``.
+
+    Memory holds the ids, and the vectors of one feature file.
+
+    Raises:
+        FeatureFileError: one is not there, or a file is damaged.
+        OutputError, StorageError: as ``files.writing``.
+    """
+    place = {name: row for row, name in enumerate(ids)}
+    is_there = np.zeros(len(ids), dtype=np.bool_)
+    begin = 0
+    rundir = RunDir(extracted)
+    manifest = rundir.read_manifest()
+    stores = stores_of(rundir, manifest) if manifest else ()
+    with Tree(path.parents[1]).replacing(path) as out:
+        for embeddings in (file for store in stores for file in store.read_files()):
+            if embeddings.ids and not begin:
+                shape = (len(ids), embeddings.vectors.shape[1])
+                facts = {"descr": "<f4", "fortran_order": False, "shape": shape}
+                npy.write_array_header_1_0(out, facts)
+                begin = out.tell()
+            for name, vector in zip(embeddings.ids, embeddings.vectors, strict=True):
+                if (row := place.get(name)) is not None:
+                    out.seek(begin + row * vector.nbytes)
+                    out.write(vector.tobytes())
+                    is_there[row] = True
+        if not is_there.all():
+            absent = ids[int(is_there.argmin())]
+            raise FeatureFileError(
+                f"{printable(extracted)} holds no vector of {printable(absent)}",
+                hint="delete the folder: its vectors are made again",
+            )
+
+
+def write_label(folder: Path, origin: Origin, *beside: Path) -> None:
     """Say of the frames, and of files that were made with them, that they are whole."""
-    hashes = {str(path): digest for path, digest in _hashes(folder, beside).items()}
-    label = {"source": asdict(source), "files": hashes}
+    label = {"source": origin, "files": _hashes(folder, beside)}
     Tree(folder.parent).write_whole(folder / _LABEL, json.dumps(label, indent=2))
 
 
-def are_whole(folder: Path, source: FrameOrigin, *beside: Path) -> bool:
+def are_whole(folder: Path, origin: Origin, *beside: Path) -> bool:
     """True if the folder holds just these frames, and all files are undamaged."""
     with suppress(OSError, ValueError, LookupError, TypeError):
         label = read_json(folder / _LABEL)
-        own = json.loads(json.dumps(asdict(source)))
-        return bool(label == {"source": own, "files": _hashes(folder, beside)})
+        return bool(label == {"source": origin, "files": _hashes(folder, beside)})
     return False
 
 
@@ -157,56 +215,48 @@ def delete_frames(folder: Path, *beside: Path) -> None:
         Tree(path.parent).delete(path)
 
 
-def read_labels(folder: Path) -> Labels:
-    """The records of frames that are whole."""
+def read_labels(folder: Path) -> tuple[LabelledRecord, ...]:
+    """The records of frames that are whole, in the order of their numbers."""
     rows = read_json(folder / _RECORDS, most_bytes=_MOST_RECORDS)
-    records = tuple(LabelledRecord(*facts) for *facts, _ in rows)
-    return Labels(records, tuple(digest for *_, digest in rows))
+    return tuple(LabelledRecord(*facts) for facts in rows)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FrameStore:
-    """All frames of a folder, with their labels."""
+    """All frames of a folder, with their records and chunks."""
 
-    labels: Labels
+    records: tuple[LabelledRecord, ...]
+    chunks: Rows  # (n_chunks, 3): record, start and size
     all: LabelledFrames
-    size: Rows  # of the chunks
 
     @classmethod
     def open(cls, folder: Path) -> FrameStore:
         """Map frames that are whole."""
-        proteins, protein_ends, ids, id_ends, composition, places = (
+        proteins, protein_ends, ids, id_ends, composition, chunk_of, chunk_table = (
             Mapped(folder / name) for name in _COLUMNS
         )
-        labels = read_labels(folder)
-        rows = np.arange(len(places))
-        chunk, record, size = (places[:, column] for column in range(3))
-        groups = np.unique([r.group for r in labels.records], return_inverse=True)[1]
-        vectors = folder / VECTORS
-        return cls(
-            labels,
-            LabelledFrames(
-                Texts(ids, id_ends, rows),
-                Texts(proteins, protein_ends, rows),
-                ArrayRows(composition, rows),
-                chunk,
-                record,
-                np.array([r.is_virus for r in labels.records], dtype=np.bool_)[record],
-                np.array([r.weight for r in labels.records], dtype=np.float32)[record],
-                groups[record],
-                ArrayRows(Mapped(vectors) if vectors.exists() else _nothing(len(rows)), rows),
-            ),
-            size,
+        records, chunk, chunks = read_labels(folder), chunk_of[:], chunk_table[:]
+        rows, record = np.arange(len(chunk)), chunks[chunk, 0]
+        groups = np.unique([r.group for r in records], return_inverse=True)[1]
+        vectors, nothing = folder / VECTORS, np.empty((len(rows), 0), dtype=np.float32)
+        frames = LabelledFrames(
+            Texts(ids, id_ends, rows),
+            Texts(proteins, protein_ends, rows),
+            ArrayRows(composition, rows),
+            chunk,
+            record,
+            np.array([r.is_virus for r in records], dtype=np.bool_)[record],
+            np.array([r.weight for r in records], dtype=np.float32)[record],
+            groups[record],
+            ArrayRows(Mapped(vectors) if vectors.exists() else nothing, rows),
         )
+        return cls(records, chunks, frames)
 
     def select(
         self, splits: Mapping[str, Split], part: Split, chunk_sizes: Sequence[int]
     ) -> LabelledFrames:
         """The frames of one split, cut at these sizes."""
-        is_chosen = np.array([splits[r.group] == part for r in self.labels.records], dtype=np.bool_)
-        rows = np.flatnonzero(is_chosen[self.all.record] & np.isin(self.size, chunk_sizes))
+        is_chosen = np.array([splits[r.group] == part for r in self.records], dtype=np.bool_)
+        size = self.chunks[self.all.chunk, 2]
+        rows = np.flatnonzero(is_chosen[self.all.record] & np.isin(size, chunk_sizes))
         return self.all.take(rows)
-
-
-def _nothing(n_rows: int) -> NDArray[np.float32]:
-    return np.empty((n_rows, 0), dtype=np.float32)

@@ -6,24 +6,19 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import islice
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from virnucpro.ground.errors import VirnucproError
 from virnucpro.ground.processes import Child, Pipe, Raised, interrupts_held, kill_all, start
-from virnucpro.learning.labelled.arrays import Rows
+from virnucpro.learning.labelled.frames import Rows
+from virnucpro.learning.training.objectives import B, Objective
 
 BatchRows = tuple[int, Rows]  # of an epoch: its number, and the rows of one batch
-B = TypeVar("B")
-B_co = TypeVar("B_co", covariant=True)
-
-
-class MakesBatches(Protocol[B_co]):
-    def batch(self, rows: Rows, epoch: int) -> B_co: ...
 
 
 @contextmanager
 def batches_of(
-    objective: MakesBatches[B], n_processes: int
+    objective: Objective[B], n_processes: int
 ) -> Iterator[Callable[[Iterable[BatchRows]], Iterator[B]]]:
     """A function from parts to their batches, made in ``n_processes``, or here if that is 0."""
     if not n_processes:
@@ -81,7 +76,7 @@ def _answer(child: Child) -> object:
 
 
 def _make_batches(pipe: Pipe) -> None:
-    objective: MakesBatches[object] = pipe.recv()
+    objective: Objective[object] = pipe.recv()
     while True:
         epoch, rows = pipe.recv()
         pipe.send(objective.batch(rows, epoch))

@@ -8,38 +8,20 @@ of records of many lengths); the threshold (by the share of others called viral)
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from virnucpro.callers.head import DECIMALS, FrameRule
-from virnucpro.ground.numeric import Mask, Values, sigmoid
-from virnucpro.learning.evaluation.metrics import auroc
+from virnucpro.ground.numeric import Values, sigmoid
+from virnucpro.learning.evaluation.metrics import Samples
 from virnucpro.learning.labelled.frames import LabelledFrames, balanced_weights
 
 FALSE_POSITIVES = 0.05  # of the others in validation, at the threshold
 N_CHUNKS = (1, 2, 6, 20)  # of one record; 500 to 10,000 bases where a chunk has 500
 _TEMPERATURES: list[float] = np.geomspace(1 / 20, 20, 601).round(4).tolist()  # 1 % apart
 _RULES: tuple[FrameRule, ...] = ("max", "mean")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Units:
-    """Chunks or records with their log-odds of being viral; all rows are in step."""
-
-    odds: Values
-    is_virus: Mask
-    weight: Values
-    record: NDArray[np.int64]
-
-    def auroc(self) -> float:
-        return auroc(self.odds, self.is_virus, self.weight)
-
-    def cross_entropy(self, scale: float = 1.0) -> float:
-        """The mean of what is lost if the log-odds are multiplied by ``scale``."""
-        losses = np.logaddexp(0, np.where(self.is_virus, -self.odds, self.odds) * scale)
-        return float(np.average(losses, weights=self.weight))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +46,7 @@ def calibrate(protein: Values, nucleotide: Values, frames: LabelledFrames) -> Ca
     chunks = {rule: chunks_of(nucleotide, frames, weight, rule) for rule in _RULES}
     rule = max(_RULES, key=lambda rule: chunks[rule].auroc())
     temperature = fit_temperature(chunks[rule])
-    whole = len(chunks[rule].odds)  # no record has more chunks
+    whole = len(chunks[rule])  # no record has more chunks
     fragments = [_runs(chunks[rule], n, temperature) for n in (*N_CHUNKS, whole)]
     exponent = min(
         np.linspace(0, 1, 21).round(2).tolist(),
@@ -80,8 +62,11 @@ def calibrate(protein: Values, nucleotide: Values, frames: LabelledFrames) -> Ca
     )
 
 
-def chunks_of(odds: Values, frames: LabelledFrames, weight: Values, rule: FrameRule) -> Units:
-    """The frames of each chunk as one; ``weight`` is of frames, those of a chunk weigh the same."""
+def chunks_of(odds: Values, frames: LabelledFrames, weight: Values, rule: FrameRule) -> Samples:
+    """The frames of each chunk as one, with their record as the group.
+
+    ``weight`` is of frames; those of a chunk weigh the same.
+    """
     _, first, chunk, n = np.unique(
         frames.chunk, return_index=True, return_inverse=True, return_counts=True
     )
@@ -90,48 +75,41 @@ def chunks_of(odds: Values, frames: LabelledFrames, weight: Values, rule: FrameR
         np.maximum.at(joined, chunk, odds)
     else:
         joined = np.bincount(chunk, odds) / n
-    return Units(joined, frames.is_virus[first], weight[first], frames.record[first])
+    return Samples(joined, frames.is_virus[first], frames.record[first], weight[first])
 
 
-def fit_temperature(units: Units) -> float:
+def fit_temperature(samples: Samples) -> float:
     """The divisor of log-odds for the least cross-entropy (Guo et al. 2017)."""
-    return min(_TEMPERATURES, key=lambda value: units.cross_entropy(1 / value))
+    return min(_TEMPERATURES, key=lambda value: samples.cross_entropy(1 / value))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Runs:
-    """Neighbouring chunks of one record, as if they were a record."""
+def _runs(chunks: Samples, n_chunks: int, temperature: float) -> tuple[Samples, NDArray[np.int64]]:
+    """Up to ``n_chunks`` neighbouring chunks of a record as if they were one, and their numbers.
 
-    n: NDArray[np.int64]  # chunks
-    units: Units  # with the sums of their log-odds
-
-
-def _runs(chunks: Units, n_chunks: int, temperature: float) -> _Runs:
-    """Up to ``n_chunks`` scored chunks each, which weigh as much as these chunks together."""
-    place = np.arange(len(chunks.record)) - np.searchsorted(chunks.record, chunks.record)
-    key = chunks.record * (len(place) + 1) + place // n_chunks
+    A run has the sum of their log-odds, and weighs as much as its chunks together.
+    """
+    record = chunks.groups
+    place = np.arange(len(record)) - np.searchsorted(record, record)
+    key = record * (len(place) + 1) + place // n_chunks
     _, first, run, n = np.unique(key, return_index=True, return_inverse=True, return_counts=True)
-    weight: Values = np.bincount(run, chunks.weight).astype(np.float64)
-    total: Values = np.bincount(run, chunks.odds / temperature).astype(np.float64)
-    units = Units(total, chunks.is_virus[first], weight, chunks.record[first])
-    return _Runs(n, units)
+    weight: Values = np.bincount(run, chunks.weights).astype(np.float64)
+    total: Values = np.bincount(run, chunks.scores / temperature).astype(np.float64)
+    return Samples(total, chunks.is_virus[first], record[first], weight), n
 
 
-def _joined(runs: _Runs, exponent: float) -> Units:
-    units = runs.units
-    return Units(units.odds / runs.n**exponent, units.is_virus, units.weight, units.record)
+def _joined(run: tuple[Samples, NDArray[np.int64]], exponent: float) -> Samples:
+    samples, n = run
+    return replace(samples, scores=samples.scores / n**exponent)
 
 
-def _threshold(fragments: Sequence[Units]) -> float:
+def _threshold(fragments: Sequence[Samples]) -> float:
     """The score that ``FALSE_POSITIVES`` of the others reach, lengths counting the same.
 
     With the decimals of scores: those of the surest are near 1, and near to each other. Never
     under 0.5, whatever is told apart well: what is rather no virus is not called one.
     """
-    odds = np.concatenate([units.odds[~units.is_virus] for units in fragments])
-    weight = np.concatenate(
-        [units.weight[~units.is_virus] / units.weight.sum() for units in fragments]
-    )
+    odds = np.concatenate([one.scores[~one.is_virus] for one in fragments])
+    weight = np.concatenate([one.weights[~one.is_virus] / one.weights.sum() for one in fragments])
     order = np.argsort(-odds)
     share = np.cumsum(weight[order]) / weight.sum()
     at = odds[order][np.searchsorted(share, FALSE_POSITIVES)]

@@ -22,8 +22,7 @@ from virnucpro.ground.errors import ResumeError
 from virnucpro.ground.files import open_plain
 from virnucpro.ground.log import printable
 from virnucpro.ground.tree import Tree
-from virnucpro.learning.options import LOOP_MAY_DIFFER
-from virnucpro.learning.training.settings import Settings
+from virnucpro.learning.options import LOOP_MAY_DIFFER, Settings
 
 _BEST = "best.pt"
 _EPOCH = re.compile(r"epoch_(\d{4,})\.pt")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence, Set
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from virnucpro import __version__
 from virnucpro.callers.head import (
     EncoderFacts,
     Head,
@@ -20,11 +21,90 @@ from virnucpro.callers.head import (
 )
 from virnucpro.callers.join import Join
 from virnucpro.encoders.base import Model
-from virnucpro.learning.labelled.digests import group_digest
-from virnucpro.learning.labelled.store import Labels
+from virnucpro.encoders.esm2.family import inspect_esm2
+from virnucpro.encoders.esm2.model import ESM2
+from virnucpro.encoders.esm2.weights import inspect_checkpoint, save_esm2
+from virnucpro.encoders.families import EMBEDDED, PUBLISHED
+from virnucpro.encoders.learned.file import Base, LearnedFacts, inspect_learned, save_learned
+from virnucpro.encoders.learned.readers import MeanReader, NoReader, PaddedReader
+from virnucpro.ground.log import LOGGER, announce, printable
+from virnucpro.learning.labelled.records import LabelledRecord, group_digest
 from virnucpro.learning.training.calibration import Calibration
-from virnucpro.learning.training.networks import Classifier
-from virnucpro.learning.training.settings import head_beside
+from virnucpro.learning.training.networks import Classifier, FrameClassifier
+from virnucpro.learning.training.request import Training, head_beside
+
+Digests = NDArray[np.uint64]  # rising
+
+
+def export(
+    training: Training,
+    module: FrameClassifier,
+    records: Sequence[LabelledRecord],
+    calibration: Calibration,
+    join: Join | None,
+) -> None:
+    """Write the encoder, if it was trained, and the calibrated head; ``records`` were learned."""
+    encoder = _export_encoder(training, module)
+    if calibration.is_at_limit:
+        LOGGER.warning(
+            "the scores cannot be calibrated on the validation groups, which are told apart "
+            "perfectly or not at all: label more groups"
+        )
+    chunk_size = training.options.chunk_size[0]
+    facts = facts_of(encoder, calibration, chunk_size, _describe(training), join)
+    is_trained = any(weight.requires_grad for weight in module.reader.parameters())
+    trained_on = find_trained(records, training.encoder, is_trained)
+    write_head(training.head, module.classifier, facts, calibration, trained_on)
+    announce(
+        f"head: {printable(training.head)}, a chunk is the {calibration.frames} of its frames, "
+        f"temperature {calibration.temperature:.2f}, exponent {calibration.exponent:.2f}, "
+        f"threshold {calibration.threshold:.3f}"
+    )
+
+
+def _export_encoder(training: Training, module: FrameClassifier) -> Model:
+    """Write what of the encoder was trained. -> what makes the vectors of frames"""
+    folder, reader = training.encoder, module.reader
+    if training.settings.mode == "finetune":
+        folder = training.trained_encoder
+        assert isinstance(reader.encoder, ESM2)
+        save_esm2(folder, reader.encoder)
+    if training.is_plain:
+        assert folder is not None, "a head needs an encoder"
+        return inspect_esm2(folder)
+    assert isinstance(reader, MeanReader | PaddedReader | NoReader)
+    base = None
+    if folder is not None:
+        base = Base(
+            model=_name_of(training, folder), encoder_id=inspect_checkpoint(folder).encoder_id
+        )
+    network = reader.network.state_dict() if isinstance(reader, PaddedReader) else {}
+    facts = LearnedFacts(
+        encoding=training.options.encoding,
+        architecture=training.options.architecture,
+        dim=reader.width,
+        base=base,
+    )
+    weights = {f"network.{name}": tensor.float().cpu().numpy() for name, tensor in network.items()}
+    save_learned(training.learned_encoder, facts, weights)
+    announce(f"encoder: {printable(training.learned_encoder)}")
+    return inspect_learned(training.learned_encoder)
+
+
+def _name_of(training: Training, folder: Path) -> str:
+    """The name of the checkpoint for later runs; a trained one lies beside its reader."""
+    if folder == training.trained_encoder:
+        return folder.name
+    model = training.options.model or EMBEDDED
+    return model if model in (EMBEDDED, *PUBLISHED) else str(folder.absolute())
+
+
+def _describe(training: Training) -> str:
+    settings = training.settings
+    return (
+        f"{settings.mode}, {settings.epochs} epochs, seed {settings.seed}, chunks of "
+        f"{' and '.join(map(str, training.options.chunk_size))} bases, by virnucpro {__version__}"
+    )
 
 
 def write_head(
@@ -32,7 +112,7 @@ def write_head(
     classifier: Classifier,
     facts: HeadFacts,
     calibration: Calibration,
-    trained_on: TrainedOn,
+    trained_on: tuple[Digests, Digests, Digests, Digests],
 ) -> Head:
     """Write the classifier with what calibrates it."""
     n_before = facts.dim
@@ -46,10 +126,7 @@ def write_head(
         facts,
         alone,
         Network(_layers(classifier.nucleotide, shift, scale), calibration.temperature),
-        _sorted(trained_on.records),
-        _sorted(trained_on.groups),
-        _sorted(trained_on.encoder_records),
-        _sorted(trained_on.encoder_groups),
+        *trained_on,
     )
     save_head(path, head)
     return head
@@ -73,32 +150,26 @@ def facts_of(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class TrainedOn:
-    """Digests of the data of a head, and of what its encoder was trained on."""
+def find_trained(
+    records: Sequence[LabelledRecord], encoder: Path | None, is_finetuned: bool
+) -> tuple[Digests, Digests, Digests, Digests]:
+    """Digests of the records and groups of the head, and of those that its encoder learned from.
 
-    records: frozenset[int]
-    groups: frozenset[int]
-    encoder_records: frozenset[int] = frozenset()
-    encoder_groups: frozenset[int] = frozenset()
-
-
-def find_trained(labels: Labels, encoder: Path | None, is_finetuned: bool) -> TrainedOn:
-    """``encoder`` is the one that was started from, and ``is_finetuned`` if it was trained too.
-
-    The head beside it knows what it had been trained on before.
+    ``encoder`` is the one that was started from, and ``is_finetuned`` if it was trained too. The
+    head beside it knows what it had been trained on before.
     """
-    records = frozenset(labels.digests)
-    names = frozenset(group_digest(record.group) for record in labels.records)
-    encoder_records = records if is_finetuned else frozenset()
-    encoder_groups = names if is_finetuned else frozenset()
+    own = {record.digest for record in records}
+    groups = {group_digest(record.group) for record in records}
+    of_encoder, groups_of_encoder = (own, groups) if is_finetuned else (set(), set())
     if head := head_beside(encoder):
-        encoder_records |= {*head.trained_records.tolist(), *head.encoder_records.tolist()}
-        encoder_groups |= {*head.trained_groups.tolist(), *head.encoder_groups.tolist()}
-    return TrainedOn(records, names, encoder_records, encoder_groups)
+        of_encoder = of_encoder.union(head.trained_records.tolist(), head.encoder_records.tolist())
+        groups_of_encoder = groups_of_encoder.union(
+            head.trained_groups.tolist(), head.encoder_groups.tolist()
+        )
+    return _sorted(own), _sorted(groups), _sorted(of_encoder), _sorted(groups_of_encoder)
 
 
-def _sorted(digests: frozenset[int]) -> NDArray[np.uint64]:
+def _sorted(digests: Set[int]) -> Digests:
     return np.array(sorted(digests), dtype=np.uint64)
 
 

@@ -1,9 +1,14 @@
-"""The gain of a head over the scorer on held-out groups, by length and seed, as a table."""
+"""The gain of a head over the scorer on fragments of held-out groups, by length and seed.
+
+A fragment is a run of neighbouring chunks, which the scorer reads whole. Its bases come from the
+training's own copy of all records, because the frames do not hold every base.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise, product
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -12,12 +17,90 @@ import numpy as np
 from virnucpro.callers.join import Join
 from virnucpro.ground.files import write_whole
 from virnucpro.learning.evaluation.metrics import NOT_DEFINED, auroc_gain
+from virnucpro.learning.labelled.frames import Rows
 from virnucpro.learning.labelled.split import Split
+from virnucpro.learning.labelled.store import FrameStore
+from virnucpro.learning.training.calibration import N_CHUNKS
 from virnucpro.learning.training.joining import ScoredFragments, fold_log_odds, is_enough
-from virnucpro.scorer.nets import at_lengths
+from virnucpro.scorer.nets import Scorer, at_lengths
+from virnucpro.scorer.score import score_sequences
+from virnucpro.sequences.fasta import read_fasta
+from virnucpro.sequences.genetic_code import GeneticCode
 
+HELD_OUT: tuple[Split, ...] = ("validation", "test")
+_PER_RECORD = 4  # runs of each length
+_SHORTEST = 0.9  # share of the bases that its chunks would have side by side: they may overlap
 _FACTS = ("split", "n_bases", "n", "n_virus", "n_groups")
 _FIGURES = ("base", "head", "joined", "gain", "gain_low", "gain_high", "weight")
+
+
+def read_fragments(
+    fasta: Path,
+    store: FrameStore,
+    splits: Mapping[str, Split],
+    size: int,
+    scorer: Scorer,
+    code: GeneticCode,
+) -> dict[Split, list[ScoredFragments]]:
+    """The fragments of the validation and the test groups, by length, read by the scorer alone.
+
+    ``fasta`` has all records, in the order of their numbers; ``size`` is that of the chunks.
+    """
+    runs: dict[tuple[Split, int], list[tuple[int, int]]] = {}  # first chunk and place in the scores
+    n_read = 0
+
+    def sequences() -> Iterator[str]:
+        nonlocal n_read
+        for split, n_chunks, first, bases in _cut(fasta, store, splits, size):
+            runs.setdefault((split, n_chunks), []).append((first, n_read))
+            n_read += 1
+            yield bases
+
+    scores = score_sequences(sequences(), scorer, code)
+    base = np.array([np.nan if value is None else value for value in scores], dtype=np.float64)
+    is_virus = np.array([record.is_virus for record in store.records], dtype=np.bool_)
+    group = np.unique([record.group for record in store.records], return_inverse=True)[1]
+    fragments: dict[Split, list[ScoredFragments]] = {split: [] for split in HELD_OUT}
+    for split, n_chunks in product(HELD_OUT, N_CHUNKS):
+        of_run = np.array(runs.get((split, n_chunks), []), dtype=np.int64).reshape(-1, 2)
+        first, place = of_run.T
+        record = store.chunks[first, 0]
+        fragments[split].append(
+            ScoredFragments(
+                n_bases=n_chunks * size,
+                base=base[place],
+                head=np.full(len(first), np.nan),
+                is_virus=is_virus[record],
+                group=group[record],
+                chunks=np.stack([first, first + n_chunks], axis=1),
+            )
+        )
+    return fragments
+
+
+def _cut(
+    fasta: Path, store: FrameStore, splits: Mapping[str, Split], size: int
+) -> Iterator[tuple[Split, int, int, str]]:
+    """Split, number of chunks, first of these and bases of each run of the held-out records."""
+    rows = np.flatnonzero(store.chunks[:, 2] == size)
+    begin = np.searchsorted(store.chunks[rows, 0], np.arange(len(store.records) + 1))
+    records = zip(read_fasta(fasta), store.records, pairwise(begin.tolist()), strict=True)
+    for record, labelled, (low, high) in records:
+        split = splits[labelled.group]
+        if split == "train":
+            continue
+        own = rows[low:high]
+        for n_chunks in N_CHUNKS:
+            for i in _spread(len(own) // n_chunks) * n_chunks:
+                start, last = store.chunks[own[[i, i + n_chunks - 1]], 1].tolist()
+                bases = record.sequence[start : last + size]
+                if len(bases) >= _SHORTEST * n_chunks * size:
+                    yield split, n_chunks, int(own[i]), bases
+
+
+def _spread(n_runs: int) -> Rows:
+    """At most ``_PER_RECORD`` of so many runs, evenly."""
+    return np.unique(np.linspace(0, n_runs - 1, min(n_runs, _PER_RECORD)).astype(np.int64))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +152,7 @@ def measure_gain(
         log_odds = fragments.joined(join.knots)
         if split == "validation" and weight and is_enough(fragments):
             log_odds = fold_log_odds(fragments)
-        joined = fragments.auroc(log_odds)
+        joined = fragments.samples(log_odds).auroc()
         gain, low, high = auroc_gain(
             fragments.samples(fragments.base), fragments.samples(log_odds), seed
         )
@@ -80,8 +163,8 @@ def measure_gain(
         n=len(fragments),
         n_virus=int(fragments.is_virus.sum()),
         n_groups=len(set(fragments.group.tolist())),
-        base=fragments.auroc(fragments.base),
-        head=fragments.auroc(fragments.head),
+        base=fragments.samples(fragments.base).auroc(),
+        head=fragments.samples(fragments.head).auroc(),
         joined=joined,
         gain=gain,
         gain_low=low,

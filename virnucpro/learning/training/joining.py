@@ -8,15 +8,15 @@ where it does not, its weight is 0.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 
 from virnucpro.callers.join import Join, JoinKnot, join_log_odds
 from virnucpro.ground.numeric import Mask, Values, sigmoid
-from virnucpro.learning.evaluation.metrics import Samples, auroc, auroc_gain, rank
-from virnucpro.learning.labelled.arrays import Rows
-from virnucpro.learning.labelled.frames import BASES_POWER
+from virnucpro.learning.evaluation.metrics import Samples, auroc_gain
+from virnucpro.learning.labelled.frames import BASES_POWER, Rows
 from virnucpro.scorer.nets import ErrorRates, Scorer, at_lengths, thresholds
 
 N_FOLDS = 5
@@ -32,23 +32,30 @@ _DAMPING = 1e-6  # each step can be solved, even where all rows are alike
 class ScoredFragments:
     """Fragments of about one length, and what scorer and head say of them. Rows in step."""
 
-    n_bases: int
+    n_bases: int  # of their chunks side by side
     base: Values  # calibrated log-odds of the scorer; NaN where it reads nothing
     head: Values  # mean log-odds of the scored chunks; NaN without one
     is_virus: Mask
     group: Rows
+    chunks: Rows  # (n, 2): numbers of the first chunk, and of the one behind the last
 
     def __len__(self) -> int:
         return len(self.base)
 
     def where(self, mask: Mask) -> ScoredFragments:
-        return ScoredFragments(
-            self.n_bases,
-            self.base[mask],
-            self.head[mask],
-            self.is_virus[mask],
-            self.group[mask],
-        )
+        columns = {one.name: getattr(self, one.name) for one in fields(self)}
+        chosen: dict[str, Any] = {
+            name: values[mask] for name, values in columns.items() if isinstance(values, np.ndarray)
+        }
+        return replace(self, **chosen)
+
+    def with_head(self, chunk: Rows, odds: Values) -> ScoredFragments:
+        """With the mean of a head's log-odds of their chunks. ``chunk`` rises; its are the odds."""
+        low, high = np.searchsorted(chunk, self.chunks.T)
+        sums = np.concatenate([[0.0], np.cumsum(odds)])
+        n_scored = high - low
+        means = (sums[high] - sums[low]) / np.maximum(1, n_scored)
+        return replace(self, head=np.where(n_scored > 0, means, np.nan))
 
     @property
     def has_both(self) -> Mask:
@@ -73,17 +80,9 @@ class ScoredFragments:
         either = np.where(np.isnan(self.base), self.head, self.base)
         return np.where(np.isnan(both), either, both)
 
-    def auroc(self, log_odds: Values) -> float:
-        return auroc(_with_lowest(log_odds), self.is_virus, self.weights)
-
     def samples(self, log_odds: Values) -> Samples:
-        """The same fragments, ranked by these."""
-        return Samples(rank(_with_lowest(log_odds)), self.is_virus, self.group, self.weights)
-
-
-def _with_lowest(log_odds: Values) -> Values:
-    """Every fragment counts; one without log-odds has the lowest."""
-    return np.where(np.isnan(log_odds), -np.inf, log_odds)
+        """The same fragments with these log-odds; every one counts, without any as the lowest."""
+        return Samples(log_odds, self.is_virus, self.group, self.weights).filled(-np.inf)
 
 
 def is_enough(fragments: ScoredFragments) -> bool:

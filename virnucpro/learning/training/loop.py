@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Generic
 
 import numpy as np
 import torch
@@ -25,38 +25,53 @@ from virnucpro.encoders.transfer import Arrived, HostCopy
 from virnucpro.ground.errors import ResumeError, UnavailableError, UsageError, VirnucproError
 from virnucpro.ground.events import OnEvent, Progress
 from virnucpro.ground.log import announce, printable
-from virnucpro.learning.labelled.arrays import Rows
-from virnucpro.learning.training.batches import BatchRows, MakesBatches, batches_of
+from virnucpro.learning.labelled.frames import Rows
+from virnucpro.learning.options import Settings
+from virnucpro.learning.training.batches import BatchRows, batches_of
 from virnucpro.learning.training.checkpoints import Checkpoints, Progressed
-from virnucpro.learning.training.clock import (
-    CHECKPOINT,
-    DATA,
-    OPTIMIZER,
-    STEP,
-    VALIDATION,
-    Clock,
-    Speed,
-)
+from virnucpro.learning.training.objectives import B, Objective
 from virnucpro.learning.training.ranks import Ranks
-from virnucpro.learning.training.settings import Settings
 
+DATA, STEP, OPTIMIZER = "waiting for data", "forward and backward", "optimizer"
+VALIDATION, CHECKPOINT = "validation", "checkpoint"
+_TRAINING = (DATA, STEP, OPTIMIZER)
 _MOST_GRADIENT = 1.0  # norm; beyond it the step is shortened
 
-B = TypeVar("B")
-B_co = TypeVar("B_co", covariant=True)
 
+@dataclass(slots=True)
+class Clock:
+    """The times of one rank since its start: seconds by what they went into.
 
-class Objective(MakesBatches[B_co], Protocol[B_co]):
-    """An objective: its rows, losses and evaluation. ``B_co`` is its kind of batch."""
+    A GPU runs behind its host. Where it ``waits``, a lap first waits until the device is done, so
+    that the parts are right, at the price of what overlaps otherwise; sums over epochs are right
+    without it.
+    """
 
-    n_rows: int  # of an epoch
-    unit: str
-    best: str  # the name of the figure by which the best epoch is chosen; larger is better
+    device: torch.device
+    waits: bool = False
+    n_rows: int = 0  # trained with, over all epochs
+    seconds: dict[str, float] = field(default_factory=dict)
+    _since: float = field(default_factory=time.perf_counter)
 
-    def weight(self, rows: Rows) -> float:
-        """The divisor of the losses of these rows."""
+    def restart(self) -> None:
+        """Forget the time until now."""
+        self._since = time.perf_counter()
 
-    def validate(self, module: nn.Module, ranks: Ranks) -> dict[str, float]: ...
+    def lap(self, part: str) -> None:
+        """The time since the last lap went into ``part``."""
+        if self.waits and self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        now = time.perf_counter()
+        self.seconds[part] = self.seconds.get(part, 0.0) + now - self._since
+        self._since = now
+
+    @property
+    def training_seconds(self) -> float:
+        return sum(self.seconds.get(part, 0.0) for part in _TRAINING)
+
+    @property
+    def rows_per_second(self) -> float:
+        return self.n_rows / max(self.training_seconds, 1e-9)
 
 
 @dataclass(slots=True)
@@ -68,12 +83,13 @@ class Trainer(Generic[B]):
     folder: Path
     on_event: OnEvent
     on_epoch: Callable[[dict[str, float]], None] = lambda _: None  # of the first rank
-    clock: Clock = field(default_factory=Clock)
+    is_profiled: bool = False
     state: Progressed = field(default_factory=Progressed)
-    n_trained: int = 0  # rows of this rank, since it was started
+    clock: Clock = field(init=False)
     norms: HostCopy = field(init=False)  # of gradients, on their way from the device
 
     def __post_init__(self) -> None:
+        self.clock = Clock(self.ranks.device, self.is_profiled)
         self.norms = HostCopy(self.ranks.device)
 
     def run(self) -> Progressed:
@@ -102,11 +118,6 @@ class Trainer(Generic[B]):
         if self.state.best_epoch:
             checkpoints.load_best(self.module)
         return self.state
-
-    def speeds(self) -> list[Speed]:
-        """The speeds of all ranks, in their order."""
-        mine = Speed(str(self.ranks.device), self.n_trained, self.clock.seconds)
-        return self.ranks.gather(mine)
 
     def _resume(self, checkpoints: Checkpoints, optimizer: torch.optim.Optimizer) -> None:
         """Go on from the last checkpoint, if there is one."""
@@ -149,7 +160,7 @@ class Trainer(Generic[B]):
             name = f"epoch {state.epoch + 1} of {settings.epochs}"
             self.on_event(Progress(name, done, schedule.n_used, self.objective.unit))
         self._check_number(norm, schedule.n_steps)
-        self.n_trained += sum(len(part) for _, part in schedule.parts())
+        self.clock.n_rows += sum(len(part) for _, part in schedule.parts())
         mean_loss = sum(ranks.gather(float(loss))) / schedule.n_steps  # waits for the device
         self.clock.lap(STEP)
         seconds = time.perf_counter() - started
@@ -306,3 +317,39 @@ def describe_epoch(row: dict[str, float]) -> str:
     figures = {name: value for name, value in row.items() if name != "epoch"}
     shown = ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
     return f"epoch {row['epoch']:.0f}: {shown}"
+
+
+def speed_lines(clocks: Sequence[Clock], unit: str) -> list[str]:
+    """A table: how many rows each rank was trained with per second, and all of them together.
+
+    All ranks take their steps together, so their rates add up.
+    """
+    rows = [
+        (f"{rank} {clock.device}", clock.n_rows, clock.training_seconds, clock.rows_per_second)
+        for rank, clock in enumerate(clocks)
+    ]
+    slowest = max(clock.training_seconds for clock in clocks)
+    total = sum(clock.rows_per_second for clock in clocks)
+    rows.append(("all", sum(clock.n_rows for clock in clocks), slowest, total))
+    header = f"{'rank':<12}{unit:>12}{'seconds':>12}{f'{unit}/s':>14}"
+    return [
+        header,
+        *(
+            f"{name:<12}{n_rows:>12,}{seconds:>12,.1f}{rate:>14,.1f}"
+            for name, n_rows, seconds, rate in rows
+        ),
+    ]
+
+
+def profile_lines(clocks: Sequence[Clock]) -> list[str]:
+    """A table: the seconds of each rank by what they went into, and their share."""
+    parts = list(dict.fromkeys(part for clock in clocks for part in clock.seconds))
+    names = [f"{rank} {clock.device}" for rank, clock in enumerate(clocks)]
+    lines = [f"{'seconds':<22}" + "".join(f"{name:>18}" for name in names)]
+    for part in parts:
+        cells = []
+        for clock in clocks:
+            seconds, total = clock.seconds.get(part, 0.0), sum(clock.seconds.values())
+            cells.append(f"{seconds:>11,.1f}{seconds / max(total, 1e-9):>7.1%}")
+        lines.append(f"{part:<22}" + "".join(cells))
+    return lines

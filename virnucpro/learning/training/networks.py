@@ -17,7 +17,7 @@ from virnucpro.encoders.esm2.checkpoint import ESM2Shape
 from virnucpro.encoders.esm2.model import ESM2
 from virnucpro.encoders.esm2.packing import PackedBatch, StagedBatch
 from virnucpro.encoders.transfer import send
-from virnucpro.learning.labelled.arrays import ArrayRows, Values
+from virnucpro.learning.labelled.frames import ArrayRows, Values
 from virnucpro.sequences.composition import N_FEATURES
 
 NETWORKS = ("protein", "nucleotide")  # of a classifier; without residues the second is alone

@@ -2,24 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from virnucpro.encoders.esm2.alphabet import MASK
+from virnucpro.encoders.esm2.alphabet import MASK, RESIDUES, tokenize
 from virnucpro.encoders.esm2.model import TOKEN_DROPOUT_SCALE
 from virnucpro.encoders.esm2.packing import PackedBatch
 from virnucpro.learning.evaluation.metrics import auroc
-from virnucpro.learning.labelled.arrays import Rows, Texts
-from virnucpro.learning.labelled.frames import LabelledFrames
-from virnucpro.learning.training.masking import MASKED, mask_residues
+from virnucpro.learning.labelled.frames import LabelledFrames, Rows, Texts
 from virnucpro.learning.training.networks import FrameBatch, FrameClassifier, MaskedBatch
 from virnucpro.learning.training.ranks import Ranks
 
 _VALIDATION_ROWS = 256  # in one batch
+MASKED, OF_MASKED, OF_RANDOM = 0.15, 0.8, 0.1  # the rest of the chosen ones stays as it is
+STANDARD = tokenize([RESIDUES[:20]])[1:-1]  # the tokens of the 20 amino acids
+
+B = TypeVar("B")
+B_co = TypeVar("B_co", covariant=True)
+
+
+class Objective(Protocol[B_co]):
+    """An objective: its rows, batches, losses and evaluation. ``B_co`` is its kind of batch."""
+
+    n_rows: int  # of an epoch
+    unit: str
+    best: str  # the name of the figure by which the best epoch is chosen; larger is better
+
+    def batch(self, rows: Rows, epoch: int) -> B_co: ...
+
+    def weight(self, rows: Rows) -> float:
+        """The divisor of the losses of these rows."""
+
+    def validate(self, module: nn.Module, ranks: Ranks) -> dict[str, float]: ...
 
 
 class MaskedResidues:
@@ -59,6 +79,29 @@ class MaskedResidues:
         sums = np.sum(ranks.gather((loss, n_chosen)), axis=0)
         mean = float(sums[0] / max(1, sums[1]))
         return {"validation_loss": mean, "minus_loss": -mean}
+
+
+def mask_residues(
+    batch: PackedBatch, draws: Iterable[np.random.Generator]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Choose 15 % of the residues; of these 80 % are masked and 10 % replaced at random.
+
+    That is the masked-language task of ESM-2 (Lin et al. 2023, after Devlin et al. 2018).
+
+    -> the tokens to read, (n_tokens,), and the places of those to be told, (n_chosen,). Every
+    protein has its own generator, so that its mask does not depend on its batch, and at least
+    one chosen residue.
+    """
+    tokens, places = batch.tokens.copy(), []
+    for rng, (begin, end) in zip(draws, pairwise(batch.cu_seqlens.tolist()), strict=True):
+        n_residues = end - begin - 2
+        order = rng.permutation(n_residues)[: max(1, round(MASKED * n_residues))]
+        places.append(chosen := begin + 1 + order)
+        what = rng.random(len(chosen))
+        tokens[chosen[what < OF_MASKED]] = MASK
+        swapped = chosen[(what >= OF_MASKED) & (what < OF_MASKED + OF_RANDOM)]
+        tokens[swapped] = rng.choice(STANDARD, len(swapped))
+    return tokens, np.concatenate(places)
 
 
 def masked_batch(proteins: Sequence[str], seeds: Sequence[tuple[int, ...]]) -> MaskedBatch:
@@ -109,8 +152,7 @@ class FrameLabels:
         is_virus = self.held_out.is_virus
         losses = np.logaddexp(0, np.where(is_virus, -logits, logits)).sum(axis=0)
         loss = float(np.average(losses, weights=self.held_out_weights))
-        ones = np.ones(len(is_virus))
-        aurocs = [auroc(row.astype(np.float64), is_virus, ones) for row in logits]
+        aurocs = [auroc(row.astype(np.float64), is_virus) for row in logits]
         figures = {"validation_loss": loss, "auroc": aurocs[-1]}
         return figures if len(aurocs) == 1 else {**figures, "auroc_protein": aurocs[0]}
 

@@ -9,13 +9,20 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from virnucpro.callers.head import Head, load_head
 from virnucpro.encoders.catalogue import open_model
 from virnucpro.encoders.esm2.checkpoint import ESM2Shape
 from virnucpro.encoders.esm2.family import as_esm2
 from virnucpro.encoders.families import EMBEDDED
 from virnucpro.encoders.learned.file import ENCODER_FILE
 from virnucpro.ground.devices import Choice, choose_devices, choose_precision
-from virnucpro.ground.errors import InputError, OutputError, ResumeError, UsageError
+from virnucpro.ground.errors import (
+    InputError,
+    OutputError,
+    ResumeError,
+    UnavailableError,
+    UsageError,
+)
 from virnucpro.ground.events import OnEvent, Progress
 from virnucpro.ground.files import read_json, refuse_links, sha256, write_json
 from virnucpro.ground.log import announce, printable
@@ -30,28 +37,34 @@ from virnucpro.learning.labelled.records import (
 from virnucpro.learning.labelled.split import (
     SPLITS,
     Split,
+    check_groups,
     read_split,
-    select,
     split_groups,
     write_split,
 )
 from virnucpro.learning.labelled.store import (
-    VECTORS,
-    FrameOrigin,
+    Origin,
     are_whole,
     copying,
     delete_frames,
+    origin_of,
     read_labels,
     write_frames,
     write_label,
 )
-from virnucpro.learning.options import LOOP_MAY_DIFFER, Mode, NetworkOptions, TrainOptions
-from virnucpro.learning.training.settings import HEAD_FILE, Settings, head_beside
+from virnucpro.learning.options import (
+    LOOP_MAY_DIFFER,
+    Mode,
+    NetworkOptions,
+    Settings,
+    TrainOptions,
+)
 from virnucpro.run.folder import PAGE
 from virnucpro.run.lock import OF_A_LOCK
 from virnucpro.sequences.genetic_code import genetic_code
 
 FACTS = "training.json"
+HEAD_FILE = "head.safetensors"  # beside the encoder, if that was trained too
 SPLIT, HELD_OUT, BOARD = "split.tsv", "held_out.tsv", "tensorboard"
 GAIN, EPOCHS = "gain.tsv", "epochs.tsv"
 _SEEDS = "seeds"
@@ -122,11 +135,6 @@ class Training:
         return self.output / _FRAMES
 
     @property
-    def vectors(self) -> Path:
-        """The vectors of these, for a head on vectors of the engine."""
-        return self.frames / VECTORS
-
-    @property
     def features(self) -> Path:
         """The run folder of the vectors that a head is trained on."""
         return self.output / _FEATURES
@@ -179,6 +187,23 @@ def resolve_training(options: TrainOptions, on_event: OnEvent) -> tuple[Training
         precision = "fp32"
     settings = carry(options, Settings, mode=mode, precision=precision)
     return Training(options=options, settings=settings, encoder=encoder, shape=shape), choice
+
+
+def head_beside(encoder: Path | None) -> Head | None:
+    """The head beside an encoder, as ``train`` leaves one: it knows what both were trained on.
+
+    Raises:
+        UnavailableError: it is damaged, or of an older version.
+    """
+    if encoder is None or not (path := encoder.with_name(HEAD_FILE)).is_file():
+        return None
+    try:
+        return load_head(path)
+    except UnavailableError as error:
+        raise UnavailableError(
+            f"{error}; it lies beside the encoder, and would say what that was trained on",
+            hint="move it away if it is none, or start from a copy of the encoder elsewhere",
+        ) from error
 
 
 def _check_network(options: TrainOptions, mode: Mode) -> None:
@@ -281,7 +306,7 @@ def open_training(training: Training, on_event: OnEvent) -> None:
     manifest = read_data_manifest(options.data)
     with nullcontext() if is_begun else _leaving_nothing(training):
         source = _prepare_frames(training, manifest, on_event)
-        records = read_labels(training.frames).records
+        records = read_labels(training.frames)
         warn_of_mixed_groups(records)
         splits = _splits(training, records)
         _check_split(records, splits, training.settings.mode)
@@ -294,7 +319,7 @@ def open_training(training: Training, on_event: OnEvent) -> None:
     write_json(path, facts)
 
 
-def _prepare_frames(training: Training, manifest: DataManifest, on_event: OnEvent) -> FrameOrigin:
+def _prepare_frames(training: Training, manifest: DataManifest, on_event: OnEvent) -> Origin:
     """Read the labelled FASTA, once, and leave its frames in the folder; or find them there.
 
     -> what they are made of
@@ -302,7 +327,7 @@ def _prepare_frames(training: Training, manifest: DataManifest, on_event: OnEven
     beside = [] if training.settings.mode == "pretrain" else [training.fasta]
     sizes, number = tuple(training.options.chunk_size), training.options.genetic_code
     if training.frames.exists():
-        source = FrameOrigin(manifest.sha256, tuple(map(sha256, manifest.files)), sizes, number)
+        source = origin_of(manifest.sha256, list(map(sha256, manifest.files)), sizes, number)
         if are_whole(training.frames, source, *beside):
             return source
     n_bytes, n_read = sum(path.stat().st_size for path in manifest.files), 0
@@ -317,7 +342,7 @@ def _prepare_frames(training: Training, manifest: DataManifest, on_event: OnEven
     for path in beside:
         pairs = copying(pairs, path)
     write_frames(training.frames, pairs, sizes, genetic_code(number))
-    source = FrameOrigin(manifest.sha256, tuple(hashes), sizes, number)
+    source = origin_of(manifest.sha256, hashes, sizes, number)
     write_label(training.frames, source, *beside)
     return source
 
@@ -394,8 +419,9 @@ def _check_split(
     Raises:
         InputError: a group has no split, or a split lacks what the mode needs in it.
     """
+    check_groups({record.group for record in records}, splits)
     for split in SPLITS:
-        labels = {record.label for record in select(records, splits, split)}
+        labels = {record.label for record in records if splits[record.group] == split}
         if mode == "pretrain" and split != "test" and not labels:
             raise InputError(f"no group is for {split}", hint=_MORE_GROUPS)
         if mode != "pretrain" and (missing := {"virus", "other"} - labels):
@@ -404,7 +430,7 @@ def _check_split(
             )
 
 
-def _facts(training: Training, source: FrameOrigin) -> dict[str, Any]:
+def _facts(training: Training, source: Origin) -> dict[str, Any]:
     """The facts that the weights depend on; files by their content."""
     options = training.options
     facts: dict[str, Any] = {
@@ -414,8 +440,8 @@ def _facts(training: Training, source: FrameOrigin) -> dict[str, Any]:
         "shape": asdict(training.shape) if training.shape else None,
         **asdict(carry(options, NetworkOptions)),
     }
-    facts["data_sha256"] = source.manifest_sha256
-    facts["fasta_sha256"] = source.fasta_sha256
+    facts["data_sha256"] = source["manifest_sha256"]
+    facts["fasta_sha256"] = source["fasta_sha256"]
     facts["split_sha256"] = sha256(training.split)
     if training.encoder is not None:
         facts["encoder_id"] = open_model(

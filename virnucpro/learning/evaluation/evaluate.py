@@ -6,7 +6,7 @@ is measured is read from the tables that it leaves, and joined by id.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -102,49 +102,47 @@ class Question:
         warn_of_mixed_groups(records)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Sampled:
-    """All samples of one kind: records of one length, or chunks. Rows in step."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SamplesOfKind(Samples):
+    """All samples of one kind: records of one length, or chunks. NaN where there is no frame.
+
+    Groups are numbered in the order of their first samples, and each sample weighs 1.
+    """
 
     unit: Unit
     length: str
-    scores: Values  # (n,), NaN where there was nothing to be scored: no_orf
     is_called: Mask  # (n,)
-    records: tuple[LabelledRecord, ...]  # (n,), what each is of
+    kingdoms: NDArray[np.str_]  # (n,)
     is_trained: Mask  # (n,), head, encoder or scorer was trained on it
 
-    @property
-    def is_virus(self) -> Mask:
-        return np.array([record.is_virus for record in self.records], dtype=np.bool_)
-
-    @property
-    def groups(self) -> NDArray[np.int64]:
-        """(n,) numbers of groups."""
-        numbers: dict[str, int] = {}
-        numbers_of_records = [
-            numbers.setdefault(record.group, len(numbers)) for record in self.records
-        ]
-        return np.array(numbers_of_records, dtype=np.int64)
-
-    @property
-    def scored(self) -> Sampled:
-        """The samples with a score."""
-        return self.where(np.isfinite(self.scores))
-
-    @property
-    def samples(self) -> Samples:
-        """All samples, each of weight 1; one without a score has the lowest."""
-        scores = np.nan_to_num(self.scores, nan=0.0)
-        return Samples(scores, self.is_virus, self.groups, np.ones(len(scores)))
-
-    def where(self, mask: Mask) -> Sampled:
-        return replace(
-            self,
-            scores=self.scores[mask],
-            is_called=self.is_called[mask],
-            records=tuple(self.records[i] for i in np.flatnonzero(mask)),
-            is_trained=self.is_trained[mask],
+    @classmethod
+    def of(
+        cls,
+        unit: Unit,
+        length: str,
+        scores: Values,
+        is_called: Mask,
+        records: Sequence[LabelledRecord],
+        trained: Set[str],
+    ) -> SamplesOfKind:
+        """``records`` are those that the samples are of, and ``trained`` ids of some."""
+        return cls(
+            scores=scores,
+            is_virus=np.array([record.is_virus for record in records], dtype=np.bool_),
+            groups=_numbered([record.group for record in records]),
+            weights=np.ones(len(records)),
+            unit=unit,
+            length=length,
+            is_called=is_called,
+            kingdoms=np.array([record.kingdom for record in records], dtype=np.str_),
+            is_trained=np.array([record.id in trained for record in records], dtype=np.bool_),
         )
+
+
+def _numbered(groups: Iterable[Hashable]) -> NDArray[np.int64]:
+    """Numbers of groups, in the order of their first samples. (n,)"""
+    numbers: dict[Hashable, int] = {}
+    return np.array([numbers.setdefault(group, len(numbers)) for group in groups], dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +172,7 @@ class Evaluation:
     question: Question
     caller: Caller
     held_out: HeldOut
-    kinds: tuple[Sampled, ...]
+    kinds: tuple[SamplesOfKind, ...]
     rows: tuple[EvaluationRow, ...]
     cut: str  # rule by which a record is called viral, in words
 
@@ -283,7 +281,7 @@ def _folder(path: Path) -> Iterator[None]:
 
 def read_records_of(
     question: Question, fragments: Sequence[Fragment], held_out: HeldOut
-) -> list[Sampled]:
+) -> list[SamplesOfKind]:
     """The fragments by rising length, and the whole records, with the calls of the run."""
     with RunDir(question.run_folder).record_table("predict").open(encoding="utf-8") as table:
         calls = read_answers(table, fragments)
@@ -293,10 +291,15 @@ def read_records_of(
     kinds = []
     for length in (*sorted(question.cutting.lengths), WHOLE):
         rows = np.flatnonzero(lengths == length)
-        records = tuple(fragments[i].record for i in rows.tolist())
-        is_trained = _is_trained(records, held_out)
-        name = length_name(length)
-        kinds.append(Sampled("record", name, scores[rows], is_called[rows], records, is_trained))
+        kind = SamplesOfKind.of(
+            "record",
+            length_name(length),
+            scores[rows],
+            is_called[rows],
+            [fragments[i].record for i in rows.tolist()],
+            held_out.trained,
+        )
+        kinds.append(kind)
     return kinds
 
 
@@ -306,7 +309,7 @@ def read_chunks(
     held_out: HeldOut,
     recipe: Recipe,
     facts: HeadFacts,
-) -> Sampled:
+) -> SamplesOfKind:
     """The chunks of the whole records, as the head alone scores and calls them."""
     whole = {fragment.id: fragment.record for fragment in fragments if fragment.length == WHOLE}
     rundir, code = RunDir(question.run_folder), genetic_code(recipe.genetic_code)
@@ -314,13 +317,9 @@ def read_chunks(
         pieces = (record for record in read_fasta(question.fasta) if record.id in whole)
         chunks = list(read_chunk_scores(table, pieces, recipe.chunk_size, facts, code))
     scores = np.array([score for _, score in chunks], dtype=np.float64)
-    records = tuple(whole[record_id] for record_id, _ in chunks)
-    is_called, is_trained = scores >= facts.threshold, _is_trained(records, held_out)
-    return Sampled("chunk", length_name(WHOLE), scores, is_called, records, is_trained)
-
-
-def _is_trained(records: Sequence[LabelledRecord], held_out: HeldOut) -> Mask:
-    return np.array([record.id in held_out.trained for record in records], dtype=np.bool_)
+    records = [whole[record_id] for record_id, _ in chunks]
+    name, is_called = length_name(WHOLE), scores >= facts.threshold
+    return SamplesOfKind.of("chunk", name, scores, is_called, records, held_out.trained)
 
 
 def read_answers(table: TextIO, fragments: Sequence[Fragment]) -> list[Call]:
@@ -382,35 +381,37 @@ def _find(frame_id: str, scores: Iterator[tuple[str, float]]) -> float:
     )
 
 
-def measure_kind(kind: Sampled, seed: int) -> Iterator[EvaluationRow]:
+def measure_kind(kind: SamplesOfKind, seed: int) -> Iterator[EvaluationRow]:
     """The samples as a whole, then each kingdom of either label against all of the other."""
-    if not kind.records:
+    if not len(kind):
         return
     yield measure_subset(kind, "all", "", seed)
-    is_virus = kind.is_virus
-    kingdoms = np.array([record.kingdom for record in kind.records])
-    for subset, own_side in (("virus", is_virus), ("other", ~is_virus)):
-        for kingdom in sorted(set(kingdoms[own_side].tolist()) - {""}):
-            part = kind.where(~own_side | (kingdoms == kingdom))
-            yield measure_subset(part, subset, kingdom, seed)  # type: ignore[arg-type]
+    sides: tuple[tuple[Subset, Mask], ...] = (("virus", kind.is_virus), ("other", ~kind.is_virus))
+    for subset, own_side in sides:
+        for kingdom in sorted(set(kind.kingdoms[own_side].tolist()) - {""}):
+            part = kind.where(~own_side | (kind.kingdoms == kingdom))
+            yield measure_subset(part, subset, kingdom, seed)
 
 
-def measure_subset(kind: Sampled, subset: Subset, kingdom: str, seed: int) -> EvaluationRow:
-    scored, everything = kind.scored, kind.samples
-    samples, is_called = scored.samples, scored.is_called
+def measure_subset(kind: SamplesOfKind, subset: Subset, kingdom: str, seed: int) -> EvaluationRow:
+    """The figures of some samples. What intervals draw depends on these alone."""
+    scored, everything = (
+        replace(samples, groups=_numbered(samples.groups.tolist()))
+        for samples in (kind.scored, kind.filled(0.0))
+    )
     return EvaluationRow(
         unit=kind.unit,
         length=kind.length,
         subset=subset,
         kingdom=kingdom,
-        n=len(kind.records),
+        n=len(kind),
         n_virus=int(kind.is_virus.sum()),
-        n_groups=len({record.group for record in kind.records}),
-        n_no_orf=len(kind.records) - len(samples),
+        n_groups=len(np.unique(kind.groups)),
+        n_no_orf=len(kind) - len(scored),
         n_trained=int(kind.is_trained.sum()),
-        scored=measure(samples, is_called),
-        interval=bootstrap(samples, is_called, seed),
-        equal_groups=measure(_with_equal_groups(samples), is_called),
+        scored=measure(scored, scored.is_called),
+        interval=bootstrap(scored, scored.is_called, seed),
+        equal_groups=measure(_with_equal_groups(scored), scored.is_called),
         no_orf_as_0=measure(everything, kind.is_called),
         interval_no_orf_as_0=bootstrap(everything, kind.is_called, seed),
     )

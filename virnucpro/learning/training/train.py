@@ -7,14 +7,16 @@ whole of it; ``learn`` is what every rank does; the first one writes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
+from torch.utils.tensorboard import SummaryWriter
 
 from virnucpro.encoders.esm2.attention import attend_to_train
 from virnucpro.encoders.esm2.model import ESM2
@@ -31,6 +33,7 @@ from virnucpro.engine.local import ProcessExecutor
 from virnucpro.ground.devices import Choice
 from virnucpro.ground.errors import InputError, UsageError, VirnucproError
 from virnucpro.ground.events import OnEvent
+from virnucpro.ground.files import writing
 from virnucpro.ground.log import announce, printable
 from virnucpro.ground.numeric import Values
 from virnucpro.ground.option_fields import carry
@@ -41,20 +44,29 @@ from virnucpro.learning.labelled.frames import (
     recipe_weights,
 )
 from virnucpro.learning.labelled.split import Split, read_split
-from virnucpro.learning.labelled.store import FrameStore
+from virnucpro.learning.labelled.store import VECTORS, FrameStore, write_vectors
 from virnucpro.learning.options import TrainOptions
-from virnucpro.learning.training.board import Board
-from virnucpro.learning.training.clock import Clock, profile_lines, speed_lines
-from virnucpro.learning.training.features import write_vectors
-from virnucpro.learning.training.loop import B, Objective, Trainer, effective_batch, precision_of
+from virnucpro.learning.pages import write_training_page
+from virnucpro.learning.training.loop import (
+    Trainer,
+    effective_batch,
+    precision_of,
+    profile_lines,
+    speed_lines,
+)
 from virnucpro.learning.training.networks import (
     Classifier,
     FrameClassifier,
     MaskedLanguageModel,
     new_encoder,
 )
-from virnucpro.learning.training.objectives import FrameLabels, MaskedResidues, frame_log_odds
-from virnucpro.learning.training.page import write_training_page
+from virnucpro.learning.training.objectives import (
+    B,
+    FrameLabels,
+    MaskedResidues,
+    Objective,
+    frame_log_odds,
+)
 from virnucpro.learning.training.ranks import Ranks, Started, run_on, run_under_torchrun
 from virnucpro.learning.training.request import (
     BOARD,
@@ -63,7 +75,7 @@ from virnucpro.learning.training.request import (
     open_training,
     resolve_training,
 )
-from virnucpro.learning.training.results import Scored, TrainingResults
+from virnucpro.learning.training.results import TrainingResults
 from virnucpro.run.folder import RunDir
 from virnucpro.stories.options import ExtractOptions
 from virnucpro.stories.pipeline import extract
@@ -130,7 +142,8 @@ def _extract(training: Training, on_event: OnEvent) -> None:
             f"not every frame has a vector: see {training.features}",
             hint="run the same command again with --resume",
         )
-    write_vectors(training.vectors, training.features, FrameStore.open(training.frames).all.ids)
+    ids = FrameStore.open(training.frames).all.ids
+    write_vectors(training.frames / VECTORS, training.features, ids)
 
 
 def learn(training: Training, ranks: Ranks) -> None:
@@ -138,41 +151,34 @@ def learn(training: Training, ranks: Ranks) -> None:
     Raises:
         VirnucproError: see ``errors``; finished epochs are kept.
     """
-    frames, splits = FrameStore.open(training.frames), read_split(training.split)
+    store, splits = FrameStore.open(training.frames), read_split(training.split)
     chunk_sizes = training.options.chunk_size
-    train = frames.select(splits, "train", chunk_sizes)
-    held_out = frames.select(splits, "validation", chunk_sizes[:1])
+    train = store.select(splits, "train", chunk_sizes)
+    held_out = store.select(splits, "validation", chunk_sizes[:1])
     torch.manual_seed(training.settings.seed)
     if training.settings.mode == "pretrain":
         for split, part in (("train", train), ("validation", held_out)):
             _check_any(split, part)
         _pretrain(training, ranks, train, held_out)
         return
-    test = frames.select(splits, "test", chunk_sizes[:1])
+    test = store.select(splits, "test", chunk_sizes[:1])
     for split, part in (("train", train), ("validation", held_out)):
         _check_labels(split, part)
-    parts: dict[Split, LabelledFrames] = {"validation": held_out, "test": test}
-    outcome = TrainingResults(training, frames, splits) if ranks.is_first else None
+    parts: dict[Split, LabelledFrames] = {"validation": held_out}
+    if _has_both(test):
+        parts["test"] = test
+    results = TrainingResults(training, store, splits, parts) if ranks.is_first else None
     for number in range(training.options.seeds):
         repeated = training.repeat(number)
         torch.manual_seed(repeated.settings.seed)
         module, history = _classify(repeated, ranks, train, held_out)
-        odds = _odds_of(parts, training, ranks, module)
-        if outcome is not None:
-            scored = [Scored(split, parts[split], odds[split]) for split in odds]
-            outcome.add(repeated, module, scored, history)
-
-
-def _odds_of(
-    parts: Mapping[Split, LabelledFrames], training: Training, ranks: Ranks, module: FrameClassifier
-) -> dict[Split, Values]:
-    """The log-odds of the frames of each part that has both labels."""
-    odds = {}
-    for split, part in parts.items():
-        if _has_both(part):
-            with precision_of(training.settings, ranks.device):
-                odds[split] = frame_log_odds(module, part, ranks).astype(np.float64)
-    return odds
+        with precision_of(training.settings, ranks.device):
+            odds: dict[Split, Values] = {
+                split: frame_log_odds(module, part, ranks).astype(np.float64)
+                for split, part in parts.items()
+            }
+        if results is not None:
+            results.add(repeated, module, odds, history)
 
 
 def _pretrain(
@@ -230,18 +236,49 @@ def _train(
             f"{settings.batch_size} on each of {ranks.world_size} devices, "
             f"{settings.grad_accum_steps} steps added up"
         )
-    clock = Clock(ranks.device if training.options.profile else None)
-    with Board(training.place / BOARD) as on_epoch:
+    is_profiled = training.options.profile
+    with board(training.place / BOARD) as on_epoch:
         trainer = Trainer(
-            module, objective, settings, ranks, training.place, ranks.tell, on_epoch, clock=clock
+            module, objective, settings, ranks, training.place, ranks.tell, on_epoch, is_profiled
         )
         state = trainer.run()
-    speeds = trainer.speeds()
+    clocks = ranks.gather(trainer.clock)
     if ranks.is_first:
-        lines = [f"best epoch: {state.best_epoch}", *speed_lines(speeds, objective.unit)]
-        for line in (*lines, *(profile_lines(speeds) if training.options.profile else ())):
+        lines = [f"best epoch: {state.best_epoch}", *speed_lines(clocks, objective.unit)]
+        for line in (*lines, *(profile_lines(clocks) if is_profiled else ())):
             announce(line)
     return state.history
+
+
+@contextmanager
+def board(folder: Path) -> Iterator[Callable[[dict[str, float]], None]]:
+    """A function that shows the figures of an epoch in TensorBoard, for the first rank alone.
+
+    The first epoch that is told after a start takes the place of what an earlier start wrote from
+    there on, so that a training that goes on has every point once.
+
+    Raises:
+        OutputError, StorageError: as ``files.writing``.
+    """
+    writer: SummaryWriter | None = None
+
+    def on_epoch(row: dict[str, float]) -> None:
+        nonlocal writer
+        epoch = int(row["epoch"])
+        with writing(folder):
+            if writer is None:
+                writer = SummaryWriter(str(folder), purge_step=epoch)
+            for name, value in row.items():
+                if name != "epoch":
+                    writer.add_scalar(name, value, epoch)
+            writer.flush()
+
+    try:
+        yield on_epoch
+    finally:
+        if writer is not None:
+            with writing(folder):
+                writer.close()
 
 
 def _encoder(training: Training) -> ESM2:

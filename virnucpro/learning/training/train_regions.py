@@ -1,0 +1,325 @@
+"""``virnucpro train --regions``: from chromosomes with known prophages to ``regions.json``.
+
+The table of figures finds the regions of each chromosome by what is learned from the others, and
+without the other records of its own file as a host.
+
+A chromosome counts as much as any other, so that the longest one does not decide alone; its viral
+pieces count by the square root of their number. The records of a file that are not in the truth
+are one host, whose prophages are not known: its median tells which level is usual at its GC.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from virnucpro.callers.chain import RegionModel, region_model_text
+from virnucpro.callers.contrast import Hosts, Items, Levels, signal
+from virnucpro.callers.regions import SHORTEST_RECORD, regions_of_items
+from virnucpro.ground.errors import InputError
+from virnucpro.ground.events import OnEvent, Progress
+from virnucpro.ground.files import write_whole
+from virnucpro.ground.log import announce, counted, printable
+from virnucpro.ground.numeric import Mask, Values
+from virnucpro.ground.records import FastaRecord
+from virnucpro.learning.evaluation.evaluate_regions import (
+    RegionFigures,
+    Span,
+    Truth,
+    check_none_missing,
+    check_truth,
+    check_unique,
+    mask,
+    measure_regions,
+    read_truth,
+    region_lines,
+)
+from virnucpro.learning.options import TrainOptions
+from virnucpro.run.folder import RunDir
+from virnucpro.scorer.nets import Scorer, embedded_scorer, load_scorer
+from virnucpro.sequences.fasta import read_fasta
+from virnucpro.sequences.genetic_code import STANDARD
+from virnucpro.sequences.inputs import Source, list_sources
+
+MODEL, TABLE = "regions.json", "regions_left_out.tsv"
+_FEWEST_PIECES = 100  # of a host
+_FEWEST = 3  # chromosomes: one is left out, and two tell how far hosts depart
+SIZE, STEP = 1_000, 500
+EDGES = tuple(np.arange(-4, 7.5, 0.5).tolist())  # contrast to the host
+GC_WEIGHT, SHAPE_WEIGHT, SHAPE_BASES = 0.7, 1.5, 9_500
+FIRST_SHARE = 0.1  # of records that begin in a virus; so phage lambda alone is one
+WEIGHT = 0.7 * STEP / SIZE  # of a piece for its bases, each in several: neighbours are alike
+_KERNEL = np.exp(-0.5 * np.arange(-3, 4) ** 2)  # over bins
+_LEAST = 0.02  # of all, spread evenly over the bins
+
+
+class Genome(NamedTuple):
+    """The records of one file: chromosomes with known prophages, and the pieces of the others."""
+
+    chromosomes: list[Chromosome]
+    host: Items | None  # None: too few pieces
+
+
+def train_regions(options: TrainOptions, truth_table: Path, on_event: OnEvent) -> list[str]:
+    """Learn how regions are told, write it with the figures of what was left out, and return these.
+
+    Raises:
+        VirnucproError: see ``errors``; or there are too few chromosomes.
+    """
+    with RunDir(options.output_dir).in_use():
+        genomes = read_genomes(options.data, truth_table, on_event)
+        chromosomes = [one for genome in genomes for one in genome.chromosomes]
+        each: dict[str, RegionFigures] = {}
+        for one, others, hosts in left_out(genomes):
+            on_event(Progress("leaving each out", len(each), len(chromosomes), "chromosomes"))
+            model = learn_region_model(others, hosts, "")
+            regions, _ = regions_of_items(one.sequence, one.items, model, STANDARD, is_virus=False)
+            intervals = [(region.start, region.end) for region in regions]
+            each[one.name] = measure_regions(intervals, one.truth, len(one.sequence))
+            announce(f"{printable(one.name)} left out: F1 {each[one.name].f1:.3f}")
+        lines = region_lines(each, options.seed)
+        write_whole(options.output_dir / TABLE, "\n".join([*lines, ""]))
+        hosts = [genome.host for genome in genomes if genome.host]
+        n_prophages = sum(len(one.truth.prophages) for one in chromosomes)
+        training = f"{counted(n_prophages, 'prophage')} of {len(chromosomes)} chromosomes"
+        if hosts:
+            training += f", and {counted(len(hosts), 'other host')}"
+        announce(f"regions: learned from {training}")
+        model = learn_region_model(chromosomes, hosts, training)
+        write_whole(options.output_dir / MODEL, region_model_text(model))
+    return lines
+
+
+def left_out(
+    genomes: Sequence[Genome],
+) -> Iterator[tuple[Chromosome, list[Chromosome], list[Items]]]:
+    """Each chromosome with the others, and with the hosts of other files than its own."""
+    for home in genomes:
+        hosts = [other.host for other in genomes if other is not home and other.host]
+        for one in home.chromosomes:
+            everyone = (other for genome in genomes for other in genome.chromosomes)
+            yield one, [other for other in everyone if other is not one], hosts
+
+
+def read_genomes(data: Path, truth_table: Path, on_event: OnEvent) -> list[Genome]:
+    """Each file with the sequences that the truth has prophages in, and its others as one host.
+
+    Raises:
+        InputError: a chromosome is missing, there twice, or has no host; or there are too few.
+    """
+    truths = {name: one for name, one in read_truth(truth_table).items() if one.prophages}
+    scorer = load_scorer(embedded_scorer())
+    n_letters = 0
+
+    def counted_records(source: Source) -> Iterator[FastaRecord]:
+        nonlocal n_letters
+        for record in read_fasta(source.path, source.name):
+            on_event(Progress("scoring pieces", n_letters, 0, "letters"))
+            n_letters += len(record.sequence)
+            yield record
+
+    genomes = [_genome_of(counted_records(source), truths, scorer) for source in list_sources(data)]
+    names = [one.name for genome in genomes for one in genome.chromosomes]
+    check_unique(names)
+    check_none_missing(truths.keys() - names)
+    n_chromosomes = len(names)
+    if n_chromosomes < _FEWEST:
+        raise InputError(
+            f"{counted(n_chromosomes, 'chromosome')} with prophages; {_FEWEST} are needed, "
+            "as each is left out once",
+            hint="add more to the truth",
+        )
+    return genomes
+
+
+def _genome_of(
+    records: Iterable[FastaRecord], truths: Mapping[str, Truth], scorer: Scorer
+) -> Genome:
+    """The records of one file; those that are too short for regions are passed over.
+
+    Raises:
+        InputError: a chromosome does not fit its truth, or has no host.
+    """
+    chromosomes: list[Chromosome] = []
+    others = []
+    for record in records:
+        truth = truths.get(record.id)
+        if truth is not None:
+            _check(record, truth)
+        if len(record.sequence) < SHORTEST_RECORD:
+            continue
+        items = Items.of(record.sequence, scorer, SIZE, STEP)
+        if truth is None:
+            others.append(items)
+        else:
+            chromosomes.append(Chromosome(record.id, record.sequence, items, truth))
+            _check_host(chromosomes[-1])
+    host = Items.joined(others)
+    is_host = np.count_nonzero(host.is_known) >= _FEWEST_PIECES
+    return Genome(chromosomes, host if is_host else None)
+
+
+def _check(record: FastaRecord, truth: Truth) -> None:
+    """
+    Raises:
+        InputError: the record is too short, or shorter than its truth.
+    """
+    n_bases = len(record.sequence)
+    check_truth(record.id, truth, n_bases)
+    if n_bases < SHORTEST_RECORD:
+        raise InputError(
+            f"{printable(record.id)} has {n_bases:,} bases; regions are learned from "
+            f"{SHORTEST_RECORD:,} and more",
+            hint="leave it out of the truth",
+        )
+
+
+def _check_host(chromosome: Chromosome) -> None:
+    """
+    Raises:
+        InputError: no piece is the host's.
+    """
+    if not chromosome.is_host.any():
+        raise InputError(
+            f"{printable(chromosome.name)} has no piece of its host: all known bases are prophage, "
+            "remnant or unclear",
+            hint="leave it out of the truth, or give the chromosome around",
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chromosome:
+    """A chromosome and what is known of it."""
+
+    name: str
+    sequence: str
+    items: Items
+    truth: Truth
+
+    @property
+    def is_virus(self) -> Mask:
+        """A mask of the pieces whose middles lie in a prophage. (n_items,)"""
+        return self._has_middle(self.truth.prophages) & self.items.is_known
+
+    @property
+    def is_host(self) -> Mask:
+        """A mask of the pieces whose middles lie in no element of the truth. (n_items,)"""
+        elements = (*self.truth.prophages, *self.truth.unclear)
+        return ~self._has_middle(elements) & self.items.is_known
+
+    def _has_middle(self, intervals: Sequence[Span]) -> Mask:
+        return mask(intervals, len(self.sequence))[self.items.start + SIZE // 2]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Contrasts:
+    """How far the pieces of a chromosome stand out from its own host."""
+
+    gc: float
+    level: float  # of the host
+    virus: Values  # of each piece in a prophage
+    host: Values  # of each piece outside
+
+    @classmethod
+    def of(cls, chromosome: Chromosome, usual: Hosts) -> _Contrasts:
+        is_host = chromosome.is_host
+        gc, level = _gc_and_level(chromosome.items, usual, is_host)
+        contrasts = _signal(chromosome.items, usual) - level
+        return cls(gc, level, contrasts[chromosome.is_virus], contrasts[is_host])
+
+
+def learn_region_model(
+    chromosomes: Sequence[Chromosome], hosts: Sequence[Items], training: str
+) -> RegionModel:
+    """Regions are as rare as in these chromosomes; hosts add their level to those of these.
+
+    Each chromosome has a piece of its host; a prophage may be too short for a piece.
+
+    Raises:
+        InputError: no prophage has a piece, or chromosomes do not differ.
+    """
+    usual = Hosts.mean([Hosts.of(one.items) for one in chromosomes])
+    contrasts = [_Contrasts.of(one, usual) for one in chromosomes]
+    with_virus = [one for one in contrasts if len(one.virus)]
+    if not with_virus:
+        names = ", ".join(printable(one.name) for one in chromosomes[:8])
+        raise InputError(
+            f"no prophage of {names} has a piece of {SIZE:,} bases of its own",
+            hint="add chromosomes with longer prophages to the truth",
+        )
+    levels = [_gc_and_level(items, usual, items.is_known) for items in hosts]
+    levels += [(one.gc, one.level) for one in contrasts]
+    host_bases, virus_bases = _mean_lengths(chromosomes)
+    try:
+        return RegionModel(
+            size=SIZE,
+            step=STEP,
+            host=usual,
+            levels=Levels.of(*np.array(levels).T),
+            gc_weight=GC_WEIGHT,
+            shape_weight=SHAPE_WEIGHT,
+            shape_bases=SHAPE_BASES,
+            edges=EDGES,
+            log_ratios=_log_ratios(with_virus, contrasts),
+            weight=WEIGHT,
+            deviation=round(float(np.mean([one.host.std() for one in contrasts])), 4),
+            distance=round(float(np.mean([one.virus.mean() for one in with_virus])), 4),
+            first_share=FIRST_SHARE,
+            host_bases=host_bases,
+            virus_bases=virus_bases,
+            training=training,
+        )
+    except ValueError as error:
+        raise InputError(
+            f"no region model can be learned from these chromosomes: {error}",
+            hint="give chromosomes of several species, whose prophages stand out from their hosts",
+        ) from error
+
+
+def _mean_lengths(chromosomes: Sequence[Chromosome]) -> tuple[int, int]:
+    """Bases of host, and of prophage, for each prophage."""
+    n_bases = sum(len(one.sequence) for one in chromosomes)
+    n_regions = sum(len(one.truth.prophages) for one in chromosomes)
+    masks = (mask(one.truth.prophages, len(one.sequence)) for one in chromosomes)
+    n_virus = sum(int(np.count_nonzero(is_virus)) for is_virus in masks)
+    return round((n_bases - n_virus) / n_regions), round(n_virus / n_regions)
+
+
+def _log_ratios(
+    with_virus: Sequence[_Contrasts], contrasts: Sequence[_Contrasts]
+) -> tuple[float, ...]:
+    """Log ratios of virus over host, as one piece among others counts, by bin of its contrast."""
+    virus, host = np.zeros(len(EDGES) + 1), np.zeros(len(EDGES) + 1)
+    for one in with_virus:
+        virus += _counts(one.virus) / len(one.virus) ** 0.5
+    for one in contrasts:
+        host += _counts(one.host) / len(one.host)
+    return tuple(np.round(np.log(_shares(virus) / _shares(host)) * WEIGHT, 4).tolist())
+
+
+def _signal(items: Items, usual: Hosts) -> Values:
+    host = usual.at(items, is_virus=False)
+    return signal(items, host, GC_WEIGHT, SHAPE_WEIGHT, SHAPE_BASES // STEP)
+
+
+def _gc_and_level(items: Items, usual: Hosts, is_host: Mask) -> tuple[float, float]:
+    """The median GC of a host, and the median signal of its own pieces."""
+    level = float(np.median(_signal(items, usual)[is_host]))
+    return float(np.median(items.gc[items.is_known])), level
+
+
+def _counts(contrasts: Values) -> Values:
+    """Numbers of pieces in each bin. (n_pieces,) -> (n_bins,)"""
+    bins = np.searchsorted(EDGES, contrasts)
+    return np.bincount(bins, minlength=len(EDGES) + 1).astype(np.float64)
+
+
+def _shares(counts: Values) -> Values:
+    """Smooth shares above 0 of all bins; they add up to 1."""
+    padded = np.pad(counts / counts.sum(), len(_KERNEL) // 2, mode="edge")
+    smooth = np.convolve(padded, _KERNEL / _KERNEL.sum(), "valid") + _LEAST / len(counts)
+    return np.asarray(smooth / smooth.sum())
