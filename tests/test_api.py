@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import logging
 import os
 import re
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +28,10 @@ from workers import POISON, RaisingWorker
 
 import virnucpro
 from virnucpro.engine.executor import InlineExecutor
+from virnucpro.ground.option_fields import names_of
 from virnucpro.run import index
+from virnucpro.stories.api import in_python
+from virnucpro.stories.options import ExtractOptions, PredictOptions
 
 ON_ONE = {"device": "cpu", "workers": 1}
 PROTEINS = [("p1", "MKVLEFPQIL"), ("p2", "MSTNPKPQRK"), ("p3", "MKVLEFPQIL"), ("p0", "MA")]
@@ -282,3 +287,49 @@ def test_a_folder_without_vectors_is_refused_with_what_to_do(make_config, tmp_pa
     with pytest.raises(virnucpro.VirnucproError, match="the scorer called it") as caught:
         virnucpro.read_features(tmp_path / "run")
     assert "--model" in caught.value.hint
+
+
+def hints_of_sources() -> Iterator[str]:
+    """The text of each hint in the sources; what it holds of variables is an x."""
+    for path in Path(virnucpro.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            for keyword in node.keywords if isinstance(node, ast.Call) else ():
+                if keyword.arg == "hint":
+                    parts = ast.walk(keyword.value)
+                    texts = [one.value for one in parts if isinstance(one, ast.Constant)]
+                    yield "x".join(text for text in texts if isinstance(text, str))
+
+
+def test_hints_name_options_as_arguments() -> None:
+    names = names_of(PredictOptions, ExtractOptions)
+    hints = [hint for hint in hints_of_sources() if "--" in hint]
+    assert len(hints) > 30
+    for hint in hints:
+        parts = in_python(hint).split("`")
+        said = " ".join(part for i, part in enumerate(parts) if i % 2 == 0)
+        found = {name.replace("-", "_") for name in re.findall(r"--([a-z][a-z-]+)", said)}
+        assert not found & names, hint
+
+
+def test_an_error_of_a_call_tells_the_argument_that_helps(tmp_path: Path) -> None:
+    fasta = tmp_path / "in.fa"
+    fasta.write_text(">a\n" + "ACGTRYSWKMBDHV" * 20 + "\n")
+    with pytest.raises(virnucpro.VirnucproError) as caught:
+        virnucpro.predict(fasta)
+    assert "input_type='nucleotide'" in caught.value.hint and "--" not in caught.value.hint
+    with pytest.raises(virnucpro.VirnucproError, match="worker_timeout is 0"):
+        virnucpro.predict(fasta, worker_timeout=0)
+
+
+def test_calls_are_typed_for_who_checks_a_program_strictly(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import virnucpro\n\n"
+        "for call in virnucpro.predict('contigs.fa', min_length=500):\n"
+        "    score: float | None = call.virus_score\n"
+        "    wrong: int = call.record_id\n"
+    )
+    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache")]
+    answer = subprocess.run([*command, str(program)], cwd=tmp_path, capture_output=True, text=True)
+    assert "Found 1 error in 1 file" in answer.stdout, answer.stdout
+    assert "program.py:5: error: Incompatible types in assignment" in answer.stdout

@@ -152,7 +152,7 @@ def test_the_input_may_come_from_a_pipe(model, tmp_path):
         (["-i", "{example}", "-o", "x", "--resume", "--force"], 64, "contradict"),
         (["-i", "{example}", "-o", "x", "--min-length", "-1"], 64, "--min-length"),
         (["-i", "nowhere.fa", "-o", "x"], 66, "nowhere.fa"),
-        (["-i", "{fastq}", "-o", "x"], 65, "FASTQ"),
+        (["-i", "{fastq}", "-o", "x"], 65, "reads.fq:3: expected '+'"),
         (["-i", "{example}", "-o", "{file}/x"], 73, "Not a directory"),
         (["-i", "{example}", "-o", "/proc/x"], 73, "no folder can be made there"),
         (["-i", "{example}", "-o", "x", "--model", "esm3"], 69, "there is no model named esm3"),
@@ -169,7 +169,7 @@ def test_a_mistake_is_told_with_its_exit_code_and_nothing_is_made(
     model, tmp_path, arguments, exit_code, words
 ):
     (tmp_path / "file").write_text("")
-    (tmp_path / "reads.fq").write_text("@r1\nACGT\n+\nIIII\n")
+    (tmp_path / "reads.fq").write_text("@r1\nACGT\nACGT\n+\nIIII\nIIII\n")
     places = {
         "example": EXAMPLE,
         "file": tmp_path / "file",

@@ -17,6 +17,7 @@ import hostile
 import pytest
 import typer
 from Bio.SeqIO.FastaIO import SimpleFastaParser
+from Bio.SeqIO.QualityIO import FastqGeneralIterator
 from runs import again, run_inline
 
 import virnucpro.sequences.fasta
@@ -157,9 +158,11 @@ def ids_by_biopython(inputs: list[Path], place: Place) -> list[str]:
         files = list((place.run / "inputs").iterdir())
     found = []
     for path in files:
-        text = io.TextIOWrapper(open_binary(path), encoding="utf-8-sig", errors="surrogateescape")
-        with text:
-            found += [title.split(None, 1)[0] for title, _ in SimpleFastaParser(text)]
+        with open_binary(path) as packed:
+            wrapper = io.TextIOWrapper(packed, encoding="utf-8-sig", errors="surrogateescape")
+            text = wrapper.read()
+        parse = FastqGeneralIterator if text.startswith("@") else SimpleFastaParser
+        found += [title.split(None, 1)[0] for title, *_ in parse(io.StringIO(text))]
     return found
 
 

@@ -251,3 +251,15 @@ def test_a_line_above_the_dashboard_has_no_milliseconds_and_one_in_the_log_has()
         LOGGER.warning("a warning")
     assert re.fullmatch(r"\d\d:\d\d:\d\d WARNING a warning\n", console.file.getvalue())
     assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} WARNING ", file.getvalue())
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_what_is_announced_wraps_between_words_alone(width: int) -> None:
+    path = "/a/very/long/path/to/the/input/folder/of/somebody/" + "x" * 60 + ".fastq.gz"
+    message = f"passed over in {path}, without a suffix of FASTA or FASTQ: 1 file (notes.txt)"
+    terminal = io.StringIO()
+    handler = ConsoleHandler(Console(file=terminal, width=width, force_terminal=True))
+    handler.emit(logging.makeLogRecord({"msg": message, "levelno": logging.INFO}))
+    lines = terminal.getvalue().splitlines()
+    assert " ".join(lines).split()[-len(message.split()) :] == message.split()
+    assert all(len(line) <= width or path in line.split(",")[0] for line in lines)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import sys
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -31,6 +32,7 @@ from virnucpro.ground.devices import (
     describe_needs,
     free_gpus,
     list_gpus,
+    measure_machine,
     select_gpus,
     torch_build,
     visible_gpus,
@@ -497,3 +499,15 @@ def test_a_run_that_embedded_nothing_offers_the_gpus_that_nobody_uses(
     assert f"GPUs: 3 free; with ESM-2 vectors: {offer}\n" in capsys.readouterr().out
     monkeypatch.setattr(devices, "list_gpus", lambda: ([], "no driver"))
     assert free_gpus(None) == []
+
+
+def test_the_facts_of_the_machine_have_the_documented_names() -> None:
+    facts = json.loads(json.dumps(measure_machine(None)))
+    assert list(facts) == ["torch", "driver_cuda", "gpus", "no_gpu", "mps", "cpu"]
+    assert (not facts["gpus"]) == bool(facts["no_gpu"])
+    lines = "\n".join(describe_machine(None))
+    assert f"torch {facts['torch']['version']}" in lines
+    assert f"{facts['cpu']['cores']} cores" in lines and facts["cpu"]["precision"] in lines
+    assert 0 < facts["cpu"]["memory_free"] < facts["cpu"]["memory_total"]
+    for gpu in facts["gpus"]:
+        assert gpu["uuid"] in lines and gpu["memory_free"] <= gpu["memory_total"]

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from Bio.SeqIO.FastaIO import SimpleFastaParser
+from Bio.SeqIO.QualityIO import FastqGeneralIterator
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -233,7 +234,7 @@ def test_faults_in_packed_files_and_in_dos_lines_have_numbers_too(write) -> None
 
 
 FOREIGN = {
-    "FASTQ": b"@read1\nACGT\n+\nIIII\n",
+    "SRA archive": b"NCBI.sra" + bytes(8),
     "GenBank": b"LOCUS       NC_001416 48502 bp DNA\n",
     "EMBL": b"ID   X56734; SV 1; linear; mRNA\n",
     "GFF": b"##gff-version 3\n",
@@ -257,7 +258,72 @@ def test_wide_text_is_never_taken_for_fasta(write, encoding: str) -> None:
 
 def test_fastq_behind_blank_lines_or_a_byte_order_mark_is_still_fastq(write) -> None:
     for start in (b"\n\r\n", b"\xef\xbb\xbf"):
-        assert "FASTQ" in str(refusal_of(write(start + FOREIGN["FASTQ"])))
+        assert read(write(start + b"@read1\nACGT\n+\nIIII\n")) == [("read1", "ACGT")]
+
+
+# Reads
+
+
+READS = b"@a first\nACGT\n+\nII@I\n@b\n\n+b\n\n@c\r\nA.N\r\n+\r\n+@>\r\n"
+
+
+@pytest.mark.parametrize("pack", [bytes, *PACKED.values()], ids=["plain", *PACKED])
+def test_reads_are_records_whatever_their_qualities_look_like(write, pack) -> None:
+    records = list(read_fasta(write(pack(READS))))
+    found = [(r.id, r.header, r.sequence, r.line) for r in records]
+    assert found == [("a", "a first", "ACGT", 1), ("b", "b", "", 5), ("c", "c", "ANN", 9)]
+
+
+@pytest.mark.parametrize(
+    ("lines", "line", "message", "remedy"),
+    [
+        ("@a|AC|+|II|@b|AC|+", 7, "the file ends within the read b", "truncated"),
+        ("@a|AC|+|II|@b", 5, "the file ends within the read b", "truncated"),
+        ("@a|AC|+|I", 4, "the read a has 2 letters and 1 quality", "truncated"),
+        ("@a|A|+|II", 4, "the read a has 1 letter and 2 qualities", "truncated"),
+        ("@a|AC|+|II|b|AC|+|II", 5, "expected '@', found 'b'", "seqkit seq -w 0"),
+        ("@a|AC|+|II||@b|AC|+|II", 5, "expected '@', found ''", "four lines"),
+        ("@a|AC|GT|+|II|II", 3, "expected '+', found 'GT', in the read a", "seqkit seq -w 0"),
+        ("@a|AC|+b|II", 3, "the line '+b' names another read than a", "write it again"),
+        ("@a|AC|+|II|@ |AC|+|II", 5, "a header without an id", "'@'"),
+        ("@a|AC|+|II|@b\0|AC|+|II", 5, "", "not text"),
+    ],
+)
+@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gz"])
+def test_a_faulty_read_is_refused_with_its_line(write, lines, line, message, remedy, pack) -> None:
+    long = f"@long|{5000 * 'A'}|+|{5000 * 'I'}|" if "\0" in lines else ""
+    path = write(pack((long + lines).replace("|", "\n").encode()))
+    error = refusal_of(path)
+    assert f"{path.name}:{line + (4 if long else 0)}: {message}" in str(error)
+    assert remedy in error.hint
+
+
+def test_reads_that_go_over_blocks_are_read_whole(write) -> None:
+    sequences = {f"r{i}": (i + 1) * 700 * "ACGTA" for i in range(60)} | {"long": 900_000 * "ACGT"}
+    text = "".join(f"@{name}\n{s}\n+\n{len(s) * '@'}\n" for name, s in sequences.items())
+    assert dict(read(write(text.encode()))) == sequences
+
+
+def test_the_two_reads_of_a_pair_in_one_file_get_ids_of_their_own(write) -> None:
+    names = ("x 1:N:0:ACGT", "x 2:N:0:ACGT", "y 1:N:0", "z 1:N:0", "z 2:N:0")
+    path = write("".join(f"@{name}\nAC\n+\nII\n" for name in names).encode())
+    headers = [record.header for record in read_fasta(path)]
+    assert headers == [
+        *("x/1 1:N:0:ACGT", "x/2 2:N:0:ACGT", "y/1 1:N:0", "z/1 1:N:0", "z/2 2:N:0"),
+    ]
+
+
+def test_ids_of_reads_that_are_not_in_pairs_stay_as_they_are(write) -> None:
+    for names in ("x/1 x/2 y/1", "x y y", "x"):
+        text = "".join(f"@{name} 1:N:0\nAC\n+\nII\n" for name in names.split())
+        assert [record.id for record in read_fasta(write(text.encode()))] == names.split()
+
+
+def test_a_line_of_reads_without_end_is_refused(write, monkeypatch) -> None:
+    monkeypatch.setattr(virnucpro.sequences.fasta, "MAX_LETTERS", 2_000_000)
+    monkeypatch.setattr(virnucpro.sequences.fasta, "MAX_HEADER", 1_000_000)
+    assert "has more than 2,000,000 letters" in str(refusal_of(write(b"@a\n" + 9_000_000 * b"A")))
+    assert ":1: a header of more than" in str(refusal_of(write(b"@a" + 4_000_000 * b"A")))
 
 
 @every_packing
@@ -345,8 +411,17 @@ def test_a_file_that_is_not_there_is_missing_input_with_advice(tmp_path: Path, n
 
 
 def test_a_folder_stands_for_its_fasta_files_sorted_by_name(write, tmp_path: Path) -> None:
-    wanted = ["B.FASTA", "a.fna.gz", "b.fa", "c.faa.zst", "d.fas.xz", "e.fsa.bz2", "f.ffn"]
-    for name in [*reversed(wanted), ".hidden.fa", "notes.txt", "x.fastq", "y.gz", "z.fa.tmp"]:
+    wanted = [
+        "B.FASTA",
+        "a.fna.gz",
+        "b.fa",
+        "c.faa.zst",
+        "d.fas.xz",
+        "e.fsa.bz2",
+        "f.ffn",
+        "x.fastq",
+    ]
+    for name in [*reversed(wanted), ".hidden.fa", "notes.txt", "y.gz", "z.fa.tmp"]:
         write(b"", name)
     assert list_fasta(tmp_path) == [tmp_path / name for name in wanted]
 
@@ -658,9 +733,12 @@ def test_a_real_file_gives_the_same_records_however_it_is_packed() -> None:
 
 
 @needs_inputs
-def test_real_reads_in_fastq_are_refused_with_advice() -> None:
-    error = refusal_of(INPUTS / "hiv_reads_R1.fastq")
-    assert "FASTQ" in str(error) and "fq2fa" in error.hint
+def test_real_reads_in_fastq_are_those_that_biopython_reads() -> None:
+    path = INPUTS / "hiv_reads_R1.fastq"
+    with path.open() as lines:
+        expected = [(title, letters) for title, letters, _ in FastqGeneralIterator(lines)]
+    assert [(record.header, record.sequence) for record in read_fasta(path)] == expected
+    assert len(expected) == 1639
 
 
 @needs_inputs

@@ -144,7 +144,7 @@ def test_what_comes_through_named_pipes_arrives_whole(run, copies, tmp_path: Pat
 def test_standard_input_is_copied_and_may_be_packed(run, copies, monkeypatch) -> None:
     stdin = io.TextIOWrapper(io.BytesIO(gzip.compress(A)))
     monkeypatch.setattr(sys, "stdin", stdin)
-    ((copy, name, _),) = find_inputs([Path("-")], run, copies)
+    ((copy, name, *_),) = find_inputs([Path("-")], run, copies)
     assert (copy.parent, name) == (copies, "standard input")
     assert [(record.id, record.sequence) for record in read_fasta(copy)] == [("a", "AC")]
 
@@ -152,7 +152,7 @@ def test_standard_input_is_copied_and_may_be_packed(run, copies, monkeypatch) ->
 def test_a_file_inside_the_run_folder_is_copied_before_the_run_replaces_it(run, copies) -> None:
     inside = run / "failed_sequences.fa"
     inside.write_bytes(B)
-    ((copy, _, _),) = find_inputs([inside], run, copies)
+    ((copy, *_),) = find_inputs([inside], run, copies)
     inside.unlink()
     assert copy.read_bytes() == B and copy.parent == copies
 
@@ -306,3 +306,5 @@ def test_a_file_of_another_kind_than_most_is_left_out(write) -> None:
 def test_the_size_of_a_packed_file_does_not_tell_how_many_letters_it_has():
     plain, packed = (InputFile(f"/data/{name}", "", 7) for name in ("a.fa", "B.FA.GZ"))
     assert (expected_letters([plain, plain]), expected_letters([plain, packed])) == (14, 0)
+    reads = InputFile("/data/a.fq", "", 14)  # half of it is qualities
+    assert expected_letters([plain, reads]) == 14

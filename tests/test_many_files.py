@@ -29,7 +29,7 @@ from virnucpro.engine.executor import InlineExecutor
 from virnucpro.ground.errors import InputError, InputMissingError
 from virnucpro.ground.events import EmbeddingStarted, ShardDone
 from virnucpro.run.status import inspect_run, measure_run
-from virnucpro.sequences.fasta import list_fasta, read_fasta
+from virnucpro.sequences.fasta import read_fasta
 
 POISON = "TGG" * 4 + "TGC" + "TGG" * 4
 MENDED = "GCA" * 9
@@ -318,24 +318,13 @@ def test_ids_of_a_file_that_is_cut_short_count_because_it_may_be_mended(make_con
 
 
 def test_files_of_a_folder_that_are_passed_over_are_named_in_one_line(make_config, tiny, folder):
-    for name in ("notes.txt", "reads.fastq", *(f"{i}.log" for i in range(7))):
+    for name in ("notes.txt", "reads.sra", *(f"{i}.log" for i in range(7))):
         (folder / name).write_text("x")
     config = make_config(folder)
     run_inline(config, tiny.head)
     log = (config.output / "virnucpro.log").read_text()
     (line,) = (line for line in log.splitlines() if "passed over" in line)
-    assert f"passed over in {folder}" in line and "8 files" in line and "+ 3 more" in line
-    (warning,) = (line for line in log.splitlines() if "fq2fa" in line)
-    assert "WARNING" in warning and "1 file (reads.fastq)" in warning and "8.log" not in warning
-    assert "left out: 1 file of reads, not FASTA; see virnucpro.log" in log
-    assert json.loads((config.output / "run.json").read_text())["counts"]["n_reads_left_out"] == 1
-
-
-def test_a_folder_of_reads_alone_is_refused_with_the_way_to_convert_them(tmp_path):
-    (tmp_path / "reads.fastq.gz").touch()
-    with pytest.raises(InputMissingError, match="but reads in another format") as caught:
-        list_fasta(tmp_path)
-    assert "seqkit fq2fa" in caught.value.hint
+    assert f"passed over in {folder}" in line and "9 files" in line and "+ 4 more" in line
 
 
 def test_the_results_of_another_run_are_no_input_of_a_folder(make_config, tiny, folder):
@@ -564,3 +553,90 @@ def test_an_input_that_is_swapped_before_it_is_planned_is_noticed(make_config, t
 
     with pytest.raises(InputError, match=r"a\.fa changed while"):
         run_inline(make_config(folder / "a.fa"), tiny.head, swap)
+
+
+# Reads
+
+
+def as_fastq(path, mate: int = 0) -> str:
+    """The records of a file as reads of FASTQ, in the form of Casava if they are mates."""
+    reads = list(read_fasta(path))
+    words = f" {mate}:N:0:ACGT" if mate else ""
+    return "".join(f"@{r.id}{words}\n{r.sequence}\n+\n{len(r.sequence) * '@'}\n" for r in reads)
+
+
+@pytest.fixture
+def pairs(folder: Path, tmp_path: Path) -> Path:
+    """Two samples of read pairs, each in two files, packed and plain."""
+    reads = tmp_path / "reads"
+    reads.mkdir()
+    for number, mate in ((1, "ab"), (2, "cd")):
+        for sample, source in zip(("one", "two"), mate, strict=True):
+            text = as_fastq(folder / f"{source}.fa", number).encode()
+            (reads / f"{sample}_R{number}.fastq.gz").write_bytes(gzip.compress(text))
+    return reads
+
+
+def test_reads_in_fastq_have_the_tables_that_they_have_in_fasta(
+    make_config, tiny, folder, tmp_path
+):
+    (tmp_path / "fastq").mkdir()
+    for name in "abcd":
+        (tmp_path / "fastq" / f"{name}.fq").write_text(as_fastq(folder / f"{name}.fa"))
+    fasta = make_config(folder, output=tmp_path / "of_fasta", per_file=True)
+    fastq = make_config(tmp_path / "fastq", output=tmp_path / "of_fastq", per_file=True)
+    for config in (fasta, fastq):
+        assert run_inline(config, tiny.head).exit_code == 0
+    for name in ("predictions.tsv", "prediction_results.txt", "samples/c/predictions.tsv"):
+        assert (fastq.output / name).read_bytes() == (fasta.output / name).read_bytes()
+    assert vectors(fastq.output).keys() == vectors(fasta.output).keys()
+    told = (fastq.output / "virnucpro.log").read_text()
+    assert told.count("4 files of FASTQ: the qualities are ignored") == 1
+    assert "qualities" not in (fasta.output / "virnucpro.log").read_text()
+
+
+def test_the_two_files_of_read_pairs_are_one_sample_and_no_two_reads_share_an_id(
+    make_config, tiny, pairs
+):
+    config = make_config(pairs, per_file=True)
+    assert run_inline(config, tiny.head).exit_code == 0
+    ids = [f"contig_{i}/{mate}" for mate in (1, 2) for i in range(1, 6)]
+    assert keys(config.output) == [(name, own) for name in ("one", "two") for own in ids]
+    assert {path.name for path in (config.output / "samples").iterdir()} == {"one", "two"}
+    of_one = rows(config.output / "samples" / "one" / "predictions.tsv")
+    assert [row["record"] for row in of_one] == ids
+    told = (config.output / "virnucpro.log").read_text()
+    assert told.count("2 samples of read pairs, in two files: one, two; ids end in /1 and /2") == 1
+
+
+def test_a_run_of_read_pairs_goes_on_with_the_same_ids(make_config, tiny, pairs):
+    config = make_config(pairs)
+    run_inline(config, tiny.head)
+    before = tables(config.output)
+    (config.output / "predictions.tsv").unlink()
+    assert run_inline(make_config(pairs, resume=True), tiny.head).exit_code == 0
+    assert tables(config.output) == before
+
+
+def test_a_mate_that_could_not_be_read_keeps_its_ids_when_it_can(make_config, tiny, pairs):
+    second = pairs / "one_R2.fastq.gz"
+    whole = second.read_bytes()
+    second.write_bytes(whole[:-20])
+    config = make_config(pairs)
+    assert run_inline(config, tiny.head).exit_code == 2
+    assert list(failed_files(config.output)) == [str(second)]
+    second.write_bytes(whole)
+    assert run_inline(make_config(pairs, resume=True), tiny.head).exit_code == 0
+    added = [key for key in keys(config.output) if key[0] == "one_2"]
+    assert added == [("one_2", f"contig_{i}/2") for i in range(1, 6)]
+
+
+def test_a_sheet_names_the_two_files_of_a_sample(make_config, tiny, pairs, tmp_path):
+    for columns in ("sample,path,path_2", "sample,fastq_1,fastq_2"):
+        sheet = tmp_path / "sheet.csv"
+        places = [f"{pairs}/{name}.fastq.gz" for name in ("two_R1", "one_R2", "one_R1")]
+        sheet.write_text(f"{columns}\ns1,{places[0]},{places[1]}\ns2,{places[2]},\n")
+        config = make_config(sheet, force=True)
+        run_inline(config, tiny.head)
+        ids = [("s1", f"contig_{i}/{mate}") for mate in (1, 2) for i in range(1, 6)]
+        assert keys(config.output) == ids + [("s2", f"contig_{i}") for i in range(1, 6)]

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, get_type_hints
+from typing import Annotated, Literal, get_args, get_type_hints
 
 import numpy as np
 import pytest
@@ -195,3 +195,14 @@ def test_regions_are_evaluated_and_learned_with_the_options_that_they_read():
     common = {"data": "d", "output_dir": "o", "regions": "t", "seed": 1}
     make(EvaluateOptions, {**common, "genes": "g", "region_model": "m", "genetic_code": 4})
     make(TrainOptions, common)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_a_number_that_is_none_is_refused(value: float) -> None:
+    for group in (PredictOptions, TrainOptions):
+        hints = get_type_hints(group, include_extras=True)
+        numbers = [name for name in options_of(hints) if "float" in str(get_args(hints[name])[0])]
+        assert numbers
+        for name in numbers:
+            with pytest.raises(UsageError, match=name.replace("_", "-")):
+                make(group, {name: value})

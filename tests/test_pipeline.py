@@ -333,8 +333,8 @@ def test_force_keeps_what_it_has_if_the_new_input_is_no_fasta_or_its_own_table(
     run_inline(config, tiny.head)
     before = tables(config.output)
     bad = tmp_path / "reads.fq"
-    bad.write_text("@r\nACGT\n+\nIIII\n")
-    with pytest.raises(InputError, match="FASTQ"):
+    bad.write_text("@r\nACGT\n+\nII\n")
+    with pytest.raises(InputError, match="2 qualities"):
         run_inline(make_config(bad, force=True), tiny.head)
     with pytest.raises(UsageError, match="in the folder that --force clears"):
         run_inline(make_config(config.output / "viral.fasta", force=True), tiny.head)

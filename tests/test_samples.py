@@ -54,6 +54,28 @@ def test_files_of_one_name_are_told_apart_by_their_folders_or_a_number(paths, ex
     assert names(*paths) == expected
 
 
+@pytest.mark.parametrize(
+    ("paths", "expected"),
+    [
+        ("/d/a_R1.fq /d/b.fa /d/a_R2.fq", "a/1 a/2 b"),
+        ("/d/a_2.fq.gz /d/a_1.fq.gz", "a/1 a/2"),
+        ("/A/x_1.fq /A/x_2.fq /B/x_1.fq /B/x_2.fq", "A_x/1 A_x/2 B_x/1 B_x/2"),
+        (
+            "/d/S_L001_I1_001.fq /d/S_L001_R1_001.fq /d/S_L001_R2_001.fq",
+            "S_L001_I1_001 S_L001/1 S_L001/2",
+        ),
+        ("/d/s.r1.fastq /d/s.r2.fastq", "s/1 s/2"),
+        ("/d/s_1.fq /d/s_2.fq /d/s_3.fq", "s_1 s_2 s_3"),  # numbered samples
+        ("/d/c_1.fa /d/c_2.fa", "c_1 c_2"),  # contigs have no mates
+        ("/d/a_R1.fq /e/a_R2.fq", "a_R1 a_R2"),
+    ],
+)
+def test_files_whose_names_differ_in_the_number_of_the_mate_are_a_sample(paths, expected) -> None:
+    sources = name_samples([Source(Path(path)) for path in paths.split()], ())
+    found = [f"{one.sample}/{one.mate}" if one.mate else one.sample for one in sources]
+    assert found == expected.split()
+
+
 def test_names_that_are_written_otherwise_are_told_in_one_line(caplog) -> None:
     caplog.set_level("INFO", "virnucpro")
     given = [("/d/a.fa", "S 1"), ("/d/b.fa", "S_1"), ("/d/c.fa", "S3"), ("/d/d.fa", "")]

@@ -176,4 +176,4 @@ class ConsoleHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         line = Text(self.format(record), _WARNING if record.levelno >= logging.WARNING else "")
         with suppress(OSError):  # the terminal may be gone
-            self._console.print(line, soft_wrap=True)
+            self._console.print(line, overflow="ignore", crop=False)  # words stay whole

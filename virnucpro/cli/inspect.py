@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import json
 import os
+from typing import Annotated
 
 from virnucpro.cli.command import command
 from virnucpro.cli.exits import Finished, exits
 from virnucpro.cli.running import report
+from virnucpro.ground.options import option
 from virnucpro.stories.options import StatusOptions
 
 
-def devices() -> None:
+def devices(
+    *, as_json: Annotated[bool, option("Print the facts for programs.", None, "--json")] = False
+) -> None:
     """List the devices that a run would use: GPUs, memory, precision, kernels.
 
     Example: virnucpro devices
     """
     with exits():
-        from virnucpro.ground.devices import describe_machine
+        from virnucpro.ground.devices import describe_machine, measure_machine
 
-        report([*describe_machine(os.environ.get("CUDA_VISIBLE_DEVICES"))])
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        if as_json:
+            report([json.dumps(measure_machine(visible), indent=2)])
+        else:
+            report([*describe_machine(visible)])
 
 
 @command(StatusOptions)

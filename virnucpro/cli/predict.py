@@ -33,7 +33,7 @@ _PLUGINS = "virnucpro.executors"  # entry points: classes, made of the options a
 
 @command(PredictOptions, ConsoleOptions)
 def predict(options: PredictOptions, console: ConsoleOptions) -> None:
-    """Call viruses: FASTA in, predictions.tsv and viral.fasta out.
+    """Call viruses: FASTA or FASTQ in, predictions.tsv and viral.fasta out.
 
     The scorer calls every record by its sequence, in seconds. With --model, or any option of
     devices but --workers, ESM-2 embeds every frame too, and features.h5 has the vectors. The
@@ -58,7 +58,7 @@ def predict(options: PredictOptions, console: ConsoleOptions) -> None:
 
 @command(ExtractOptions, ConsoleOptions)
 def extract(options: ExtractOptions, console: ConsoleOptions) -> None:
-    """Extract ESM-2 features: FASTA in, features.h5 and records.tsv out.
+    """Extract ESM-2 features: FASTA or FASTQ in, features.h5 and records.tsv out.
 
     Proteins are embedded as they are; nucleotides are chunked and translated as in predict.
     Exit codes are those of predict.

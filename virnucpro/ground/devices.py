@@ -561,6 +561,36 @@ def _describe_gpu(gpu: Gpu, torch: TorchBuild) -> str:
     return f"{gpu.name}  {gpu.uuid}  {memory}  {use}"
 
 
+def measure_machine(cuda_visible_devices: str | None) -> dict[str, object]:
+    """What ``virnucpro devices --json`` prints: the facts of the machine, memory in bytes."""
+    gpus, reason = list_gpus()
+    visible = visible_gpus(gpus, cuda_visible_devices)
+    torch, ram = torch_build(), psutil.virtual_memory()
+    return {
+        "torch": torch._asdict(),
+        "driver_cuda": _dotted(gpus[0].driver) if gpus else None,
+        "gpus": [
+            {
+                "device": f"cuda:{visible.index(gpu)}" if gpu in visible else None,
+                "name": gpu.name,
+                "uuid": gpu.uuid,
+                "memory_free": gpu.memory_free,
+                "memory_total": gpu.memory_total,
+                "cannot_be_used": lack.reason if (lack := _lack_of(gpu, torch)) else None,
+            }
+            for gpu in gpus
+        ],
+        "no_gpu": None if gpus else reason,
+        "mps": has_mps(),
+        "cpu": {
+            "cores": usable_cores(),
+            "memory_free": ram.available,
+            "memory_total": ram.total,
+            "precision": "bf16" if cpu_has_bf16() else "fp32",
+        },
+    }
+
+
 def describe_machine(cuda_visible_devices: str | None) -> list[str]:
     """The lines of ``virnucpro devices``: what a run would use here, and why not more."""
     gpus, reason = list_gpus()

@@ -37,13 +37,13 @@ def escaped(text: object) -> str:
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
-def counted(n: int, noun: str) -> str:
-    """A number of things.
+def counted(n: int, noun: str, several: str = "") -> str:
+    """A number of things; ``several`` is the plural that needs more than an s.
 
-    >>> counted(1, "file"), counted(1200, "file")
-    ('1 file', '1,200 files')
+    >>> counted(1, "file"), counted(1200, "file"), counted(0, "match", "matches")
+    ('1 file', '1,200 files', '0 matches')
     """
-    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
+    return f"{n:,} {noun}" if n == 1 else f"{n:,} {several or noun + 's'}"
 
 
 def announce(message: str) -> None:

@@ -6,6 +6,7 @@ by whoever calls.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from numbers import Integral, Real
@@ -157,6 +158,8 @@ def _check_range(name: str, info: ParameterInfo, value: object) -> None:
     """
     if not isinstance(value, (int, float)):
         return
+    if not math.isfinite(value):
+        raise UsageError(f"{flag(name)} is {value}", hint="give a finite number")
     if not (info.min is None or info.min <= value) or not (info.max is None or value <= info.max):
         most = "" if info.max is None else f", and at most {info.max}"
         raise UsageError(f"{flag(name)} is {value}", hint=f"give {info.min} or more{most}")

@@ -148,9 +148,8 @@ class SequenceOptions:
     input: Annotated[
         tuple[Path, ...],
         option(
-            "Read this FASTA file (plain, gz, bz2, xz or zst), folder, sample sheet (.tsv or .csv "
-            "with "
-            "the columns sample and path), or standard input (-). Repeatable.",
+            "Read this FASTA or FASTQ file (plain, gz, bz2, xz or zst), folder, sample sheet (.tsv "
+            "or .csv with the columns sample and path), or standard input (-). Repeatable.",
             FILES,
             "--input",
             "-i",

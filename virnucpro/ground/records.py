@@ -38,7 +38,7 @@ class FastaRecord(NamedTuple):
     """One sequence of an input file."""
 
     id: str  # id in the run: no other record has it
-    header: str  # the whole line after '>', as it stands in the file but for the id
+    header: str  # the whole line after '>' or '@', as in the file but for the id
     sequence: str  # no white space and no gaps; the case is kept
     line: int = 0  # line of the header, counted from 1
     n_gaps: int = 0  # gaps of an alignment, left out
@@ -49,6 +49,11 @@ class FastaRecord(NamedTuple):
     def name(self) -> str:
         """The id that the record has in its file."""
         return self.own_id or self.id
+
+    def with_id(self, new_id: str) -> FastaRecord:
+        """The same record by another id, in its header too."""
+        header = new_id + self.header.lstrip()[len(self.id) :]
+        return self._replace(id=new_id, header=header)
 
     def in_place_of(self, record: FastaRecord) -> FastaRecord:
         """The same record under the file and the id of another."""

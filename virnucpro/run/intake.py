@@ -108,7 +108,7 @@ def _unnamed(recorded: Manifest, sources: Sequence[Source]) -> list[Source]:
         others = f" and {counted(len(kept) - 1, 'other file')}" if len(kept) > 1 else ""
         announce(f"{kept[0].shown}{others} stay in this run although not named again")
     return [
-        Source(Path(file.path), file.name, file.sample)
+        Source(Path(file.path), file.name, file.sample, file.mate)
         for file in recorded.refused
         if not is_named(file) and _is_tried_again(file, is_kept=bool(kept))
     ]

@@ -270,7 +270,10 @@ def _remedy(manifest: Manifest) -> str:
 
 def _key(manifest: Manifest) -> str:
     hashes = [
-        (file.sha256, file.generation, file.n_renamed, file.sample if manifest.is_qualified else "")
+        (
+            *(file.sha256, file.generation, file.n_renamed),
+            *(file.sample if manifest.is_qualified else "", *((file.mate,) if file.mate else ())),
+        )
         for file in manifest.inputs
     ]
     text = repr((manifest.recipe.fingerprint, hashes, manifest.replaced))

@@ -23,11 +23,13 @@ from virnucpro.ground.records import FastaRecord
 from virnucpro.ground.tree import Tree
 from virnucpro.sequences.fasta import (
     PACKED,
-    READS_AS_FASTA,
+    are_mates,
     cannot_open,
+    is_name_of_reads,
+    is_of_reads,
     list_fasta,
     list_others,
-    list_reads,
+    of_mate,
     read_fasta,
 )
 from virnucpro.sequences.sheet import is_sheet, read_sheet
@@ -44,6 +46,7 @@ class Source(NamedTuple):
     path: Path  # absolute
     name: str = ""  # name that the user gave, if it differs: a link, or the original of a copy
     sample: str = ""  # name in a sample sheet or in an earlier start
+    mate: int = 0  # 1 or 2: the file of that mate of read pairs
 
     @property
     def shown(self) -> str:
@@ -80,13 +83,14 @@ class InputFile:
     sample: str = ""  # name in the tables; see ``samples``
     n_renamed: int = 0  # records whose id occurs earlier in the file
     error: str = ""  # reason why it could not be read
+    mate: int = 0  # as in ``Source``
     stamp: Stamp | None = field(default=None, compare=False)  # as it was hashed in this start
 
     def __post_init__(self) -> None:
         texts = (self.path, self.sha256, self.name, self.sample, self.error)
         if not all(isinstance(text, str) for text in texts):
             raise TypeError("an input is named by its path and its hash")
-        numbers = (self.n_bytes, self.generation, self.n_renamed)
+        numbers = (self.n_bytes, self.generation, self.n_renamed, self.mate)
         if not all(isinstance(number, int) for number in numbers):
             raise TypeError("an input has a number of bytes and of its generation")
 
@@ -102,7 +106,8 @@ class InputFile:
             InputError: it is not the file that was hashed, before or after it was read.
         """
         self.check_unchanged()
-        yield from read_fasta(Path(self.path), self.name, sample=self.sample)
+        records = read_fasta(Path(self.path), self.name, sample=self.sample)
+        yield from of_mate(records, self.mate) if self.mate else records
         self.check_unchanged()
 
     def check_unchanged(self) -> None:
@@ -150,7 +155,7 @@ class Sieve:
 def find_inputs(
     paths: Sequence[Path], run_folder: Path, copies: Path, own_names: Collection[str] = ()
 ) -> list[Source]:
-    """The FASTA files that the user's ``paths`` stand for, in order.
+    """The files that the user's ``paths`` stand for, in order.
 
     What a run wrote into a folder, under one of ``own_names``, is none of them.
 
@@ -186,7 +191,7 @@ def _of_folder(folder: Path, files: Iterable[Source], skipped: Collection[str]) 
     _tell_others(folder, skipped)
     if not kept:
         raise InputMissingError(
-            f"{printable(folder)}: no FASTA file in this folder but the results of a run",
+            f"{printable(folder)}: no FASTA or FASTQ file in this folder but the results of a run",
             hint="name the files that the run was made of; a result counts if named itself",
         )
     return kept
@@ -202,7 +207,7 @@ def list_sources(path: Path) -> list[Source]:
     if path == STDIN:
         return [Source(STDIN)]
     if is_sheet(path):
-        return [_source(row.path, row.sample) for row in read_sheet(path)]
+        return [_source(row.path, row.sample, row.mate) for row in read_sheet(path)]
     return [_source(file) for file in list_fasta(path)]
 
 
@@ -217,28 +222,21 @@ def _once(files: Iterable[Source]) -> list[Source]:
     return list(by_path.values())
 
 
-def _source(path: Path, sample: str = "") -> Source:
+def _source(path: Path, sample: str = "", mate: int = 0) -> Source:
     named_path = Path(os.path.abspath(path))  # noqa: PTH100 - links are kept: the user named them
     if path.exists() and not path.is_file():
-        return Source(named_path, "", sample)  # a pipe may have no other name that can be opened
+        return Source(named_path, "", sample, mate)  # a pipe may have no other name
     real = Path(os.path.realpath(path))  # ``resolve`` raises where links go round in circles
-    return Source(real, "" if real == named_path else printable(named_path), sample)
+    return Source(real, "" if real == named_path else printable(named_path), sample, mate)
 
 
 def _tell_others(folder: Path, skipped: Collection[str]) -> None:
-    """Name what was passed over in a folder, in one line; warn of reads among it, in another."""
-    names = [name for name in list_others(folder) if name not in skipped]
-    reads = list_reads(folder)
-    others = [name for name in names if name not in reads]
-    if reads:
-        LOGGER.warning(
-            "not read in %s, being no FASTA: %s (hint: %s)",
-            printable(folder),
-            _few(reads),
-            READS_AS_FASTA,
+    """Name what was passed over in a folder, in one line."""
+    if others := [name for name in list_others(folder) if name not in skipped]:
+        announce(
+            f"passed over in {printable(folder)}, without a suffix of FASTA or FASTQ: "
+            f"{_few(others)}"
         )
-    if others:
-        announce(f"passed over in {printable(folder)}, having no FASTA suffix: {_few(others)}")
 
 
 def _few(names: Sequence[str]) -> str:
@@ -277,7 +275,7 @@ def _copy(source: Source, copies: Path) -> Source:
     finally:
         with suppress(OSError):  # it is swept away later
             tree.delete(unnamed)
-    return Source(path, name, source.sample)
+    return source._replace(path=path, name=name)
 
 
 def _opened(source: Path) -> AbstractContextManager[BinaryIO]:
@@ -303,11 +301,12 @@ def hash_inputs(
     sieve = sieve or Sieve(is_strict=True)
     inputs: list[InputFile] = []
     before = 0
-    for path, name, sample in sources:
-        file = InputFile(str(path), "", 0, name=name, sample=sample)
+    for path, name, sample, mate in sources:
+        file = InputFile(str(path), "", 0, name=name, sample=sample, mate=mate)
         with sieve.refusing(file):
             inputs.append(_hashed(file, lambda n_bytes, before=before: on_bytes(before + n_bytes)))  # type: ignore[misc]
             before += inputs[-1].n_bytes
+    _announce_reads(inputs)
     return inputs
 
 
@@ -390,7 +389,27 @@ def check_recorded(inputs: Iterable[InputFile]) -> list[InputFile]:
 def expected_letters(inputs: Sequence[InputFile]) -> int:
     """About as many letters as the files hold; 0 where one is packed, and its size tells little."""
     is_packed = any(file.path.lower().endswith(PACKED) for file in inputs)
-    return 0 if is_packed else sum(file.n_bytes for file in inputs)
+    return 0 if is_packed else sum(map(_expected_letters, inputs))
+
+
+def _expected_letters(file: InputFile) -> int:
+    """A read has a quality for each letter."""
+    return file.n_bytes // 2 if is_name_of_reads(file.name or file.path) else file.n_bytes
+
+
+def _announce_reads(inputs: Iterable[InputFile]) -> None:
+    """Say once what is done with reads in FASTQ."""
+    n_files, in_turn = 0, []
+    for file in inputs:
+        with suppress(InputError, InputMissingError):  # it is told when the file is read
+            if is_of_reads(path := Path(file.path)):
+                n_files += 1
+                in_turn += [file.shown] if not file.mate and are_mates(path) else []
+    if n_files:
+        announce(f"{counted(n_files, 'file')} of FASTQ: the qualities are ignored")
+    if in_turn:
+        first = in_turn[0] + (f" + {len(in_turn) - 1:,} more" if len(in_turn) > 1 else "")
+        announce(f"{first}: the mates of pairs alternate; their ids end in /1 and /2")
 
 
 def generations(inputs: Sequence[InputFile]) -> Iterator[list[InputFile]]:

@@ -1,8 +1,8 @@
 """Samples: the name that a file has in the tables, and the ids that its records have in the run.
 
-Every input file is a sample. Its name is made of its file name, so it is cleaned: it may become
-part of an id, or the name of a folder. No two samples of a run have names that a file system
-could take for the same.
+Every input file is a sample; the two files of read pairs are one. Its name is made of its file
+name, so it is cleaned: it may become part of an id, or the name of a folder. No two samples of a
+run have names that a file system could take for the same.
 
 A run whose files share ids is *qualified*: each record's id in the run is ``sample:id``. No name
 of a sample holds a colon, so two records never get the same.
@@ -10,6 +10,7 @@ of a sample holds a colon, so two records never get the same.
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -20,39 +21,82 @@ from pathlib import PurePath
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.ground.log import announce, printable
+from virnucpro.ground.log import announce, counted, printable
 from virnucpro.ground.records import FastaRecord
-from virnucpro.sequences.fasta import stem_of
+from virnucpro.sequences.fasta import is_name_of_reads, stem_of
 from virnucpro.sequences.inputs import InputFile, Source
 
 _LONGEST = 100  # bytes of the longest name
 _ALLOWED = "._-+"
 _NO_NAME = "sample"
 _SHOWN = 3  # names in a message
+_MATE = re.compile(r"(?P<name>.+)(?P<mark>[._][Rr]?)(?P<mate>\d)(?P<rest>_001)?")
 
 
 def name_samples(sources: Sequence[Source], recorded: Sequence[InputFile]) -> list[Source]:
     """The same sources, each with a name of its own, which no other recorded file has.
 
     A name is the stem of the file name. Where several files have the same, the name of the nearest
-    parent folder that tells most of them apart stands before it, and then a number behind it.
+    parent folder that tells most of them apart stands before it, and then a number behind it. The
+    two files of read pairs are one sample, and stand together.
     """
+    sources = _paired(sources)
     keys = {_key(file.sample) for file in recorded}
-    by_path = {file.path: file.sample for file in recorded}
-    old_paths = (PurePath(file.name or file.path) for file in recorded)
-    levels = _telling_levels((*map(_path_of, sources), *old_paths))
+    by_path = {file.path: file for file in recorded}
+    levels = _telling_levels((*map(_path_of, sources), *map(_path_of, recorded)))
     result, changed = [], []
+    before = None
     for source in sources:
-        sample = by_path.get(str(source.path), "")
-        if not sample:
-            path = _path_of(source)
-            sample = _free(clean(source.sample or _name(path, levels)), keys)
-            keys.add(_key(sample))
-            if sample != (source.sample or _stem(path)):
-                changed.append(f"{printable(source.sample) or source.shown} as {sample}")
+        before, prior = source, before
+        if file := by_path.get(str(source.path)):
+            result.append(source._replace(sample=file.sample, mate=file.mate))
+            continue
+        if prior and _is_pair(prior, source) and str(prior.path) not in by_path:
+            result.append(source._replace(sample=result[-1].sample))
+            continue
+        path = _path_of(source)
+        sample = _free(clean(source.sample or _name(path, levels)), keys)
+        keys.add(_key(sample))
+        if sample != (source.sample or _stem(path)):
+            changed.append(f"{printable(source.sample) or source.shown} as {sample}")
         result.append(source._replace(sample=sample))
     _announce_changed(changed)
+    _announce_pairs(result)
     return result
+
+
+def _paired(sources: Sequence[Source]) -> list[Source]:
+    """The same sources; the two files of read pairs, by their names, stand together as mates."""
+    groups: dict[tuple[str, ...], dict[str, int]] = {}  # mates, and their places
+    for place, source in enumerate(sources):
+        path = _path_of(source)
+        match = _MATE.fullmatch(stem_of(path.name))
+        if match and not (source.sample or source.mate) and is_name_of_reads(path.name):
+            key = (str(path.parent), match["name"], match["mark"], match["rest"] or "")
+            groups.setdefault(key, {})[match["mate"]] = place
+    result: dict[int, Source] = {}
+    pairs = {min(group.values()): group for group in groups.values() if set(group) == {"1", "2"}}
+    for place, source in enumerate(sources):
+        for mate, own in sorted(pairs[place].items()) if place in pairs else ():
+            result[own] = sources[own]._replace(mate=int(mate))
+        result.setdefault(place, source)
+    return list(result.values())
+
+
+def _is_pair(first: Source, second: Source) -> bool:
+    """Whether two files are those of the mates of a sample."""
+    names = [file.sample or str(_path_of(file)) for file in (first, second)]
+    return (first.mate, second.mate) == (1, 2) and names[0] == names[1]
+
+
+def _announce_pairs(sources: Sequence[Source]) -> None:
+    names = [source.sample for source in sources if source.mate == 1]
+    if names:
+        more = f" + {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
+        announce(
+            f"{counted(len(names), 'sample')} of read pairs, in two files: "
+            f"{', '.join(names[:_SHOWN])}{more}; ids end in /1 and /2"
+        )
 
 
 def _announce_changed(names: Sequence[str]) -> None:
@@ -77,8 +121,11 @@ def _key(name: str) -> str:
     return unicodedata.normalize("NFC", name).casefold()
 
 
-def _path_of(source: Source) -> PurePath:
-    return PurePath(source.name or source.path)
+def _path_of(file: Source | InputFile) -> PurePath:
+    """The path that a sample has its name of: that of a mate has no number."""
+    path = PurePath(file.name or file.path)
+    match = _MATE.fullmatch(stem_of(path.name)) if file.mate else None
+    return path.with_name(match["name"]) if match else path
 
 
 def _stem(path: PurePath) -> str:
@@ -143,15 +190,9 @@ class RunIds:
         return (
             record
             if record.id in replaced
-            else with_id(record, self.of(file.sample, record.id))._replace(own_id=record.id)
+            else record.with_id(self.of(file.sample, record.id))._replace(own_id=record.id)
             for record in records
         )
-
-
-def with_id(record: FastaRecord, new_id: str) -> FastaRecord:
-    """The same record by another id, in its header too."""
-    header = new_id + record.header.lstrip()[len(record.id) :]
-    return record._replace(id=new_id, header=header)
 
 
 def renamed(file: InputFile) -> Iterator[FastaRecord]:
@@ -163,7 +204,7 @@ def renamed(file: InputFile) -> Iterator[FastaRecord]:
     ids = _DuplicatedIds(file)
     for record in file.read():
         new_id = ids.next_of(record.id)
-        yield record if new_id == record.id else with_id(record, new_id)
+        yield record if new_id == record.id else record.with_id(new_id)
 
 
 class _DuplicatedIds:

@@ -1,7 +1,8 @@
 """Sample sheets: tables that name the files of a run.
 
 A sheet is a ``.tsv`` or ``.csv`` file with the columns ``sample`` and ``path``, in any case and
-order; other columns are passed over. A relative path is meant from the sheet's folder.
+order, and for read pairs ``path_2``; ``fastq_1`` and ``fastq_2`` are other names of the two. Other
+columns are passed over. A relative path is meant from the sheet's folder.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from virnucpro.ground.log import printable
 from virnucpro.sequences.fasta import cannot_open
 
 COLUMNS = ("sample", "path")
+_OF_MATE = "path_2"
+_OTHER_NAMES = {"fastq_1": "path", "fastq_2": _OF_MATE}
 _SEPARATORS = {".tsv": "\t", ".csv": ","}
 _EXAMPLE = "the first line of a sample sheet names its columns, sample and path among them"
 
@@ -26,10 +29,11 @@ class SheetRow(NamedTuple):
     sample: str
     path: Path
     line: int
+    mate: int = 0  # 1 or 2, of a sample with two files
 
 
 def is_sheet(path: Path) -> bool:
-    """True for a file that has the name of a table, and does not begin as FASTA does.
+    """True for a file that has the name of a table, and does not begin as FASTA or FASTQ does.
 
     Raises:
         InputMissingError: it cannot be read.
@@ -41,7 +45,7 @@ def is_sheet(path: Path) -> bool:
             start = handle.read(4096)
     except OSError as error:
         raise cannot_open(path, error) from error
-    return not start.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b">")
+    return not start.removeprefix(b"\xef\xbb\xbf").lstrip().startswith((b">", b"@"))
 
 
 def read_sheet(path: Path) -> list[SheetRow]:
@@ -61,44 +65,52 @@ def read_sheet(path: Path) -> list[SheetRow]:
     first: dict[str, int] = {}
     for row in rows:
         where = f"{printable(path)}:{row.line}"
-        if row.sample in first:
+        if first.get(row.sample, row.line) != row.line:
             raise InputError(
                 f"{where}: the sample '{printable(row.sample)}' is named twice "
                 f"(first in line {first[row.sample]})",
-                hint="give each file a sample name of its own",
+                hint="give each file a sample name of its own; the second file of read pairs "
+                "goes into the column path_2",
             )
         first[row.sample] = row.line
         if not row.path.is_file():
             what = "is no file" if row.path.exists() else "there is no such file"
             raise InputMissingError(
                 f"{where}: {printable(row.path)}: {what}",
-                hint="a sheet names a FASTA file in each line; a relative path is meant from the "
+                hint="a sheet names a file in each line; a relative path is meant from the "
                 "folder of the sheet",
             )
     return rows
 
 
 def _rows(path: Path, reader: Iterator[list[str]]) -> Iterator[SheetRow]:
-    header = [name.strip().lower() for name in next(reader, [])]
+    places = _places(path, next(reader, []))
+    for fields in reader:
+        line: int = reader.line_num  # type: ignore[attr-defined]
+        if not any(field.strip() for field in fields):
+            continue
+        cells = {name: fields[i].strip() for name, i in places.items() if i < len(fields)}
+        if absent := [name for name in COLUMNS if not cells.get(name)]:
+            raise InputError(
+                f"{printable(path)}:{line}: no {absent[0]} in this line",
+                hint=f"columns are separated by {_separator_name(path)}",
+            )
+        names = [name for name in (cells["path"], cells.get(_OF_MATE)) if name]
+        for mate, name in enumerate(names, 1):
+            yield SheetRow(cells["sample"], path.parent / name, line, mate * (len(names) - 1))
+
+
+def _places(path: Path, fields: list[str]) -> dict[str, int]:
+    """The places of the columns that are read, by their names."""
+    words = [field.strip().lower() for field in fields]
+    header = [_OTHER_NAMES.get(word, word) for word in words]
     if not set(COLUMNS) <= set(header):
         names = ", ".join(map(printable, header)) or "nothing"
         raise InputError(
             f"{printable(path)}:1: expected '>' or the columns of a sample sheet, not {names}",
             hint=f"{_EXAMPLE}, separated by {_separator_name(path)}",
         )
-    places = {name: header.index(name) for name in COLUMNS}
-    for fields in reader:
-        line: int = reader.line_num  # type: ignore[attr-defined]
-        if not any(field.strip() for field in fields):
-            continue
-        cells = {name: fields[i].strip() for name, i in places.items() if i < len(fields)}
-        for name in COLUMNS:
-            if not cells.get(name):
-                raise InputError(
-                    f"{printable(path)}:{line}: no {name} in this line",
-                    hint=f"columns are separated by {_separator_name(path)}",
-                )
-        yield SheetRow(cells["sample"], path.parent / cells["path"], line)
+    return {name: header.index(name) for name in (*COLUMNS, _OF_MATE) if name in header}
 
 
 def _separator_name(path: Path) -> str:

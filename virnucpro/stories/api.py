@@ -4,7 +4,7 @@ They are attributes of ``virnucpro``, and stable: names, arguments and results s
 described here. Options have the names of the command line (``--min-length`` is ``min_length``), but
 for those of the console and of several machines, which are for the command line alone.
 
-Every error is a ``VirnucproError``; its ``hint`` says what to do, in words of the command line.
+Every error is a ``VirnucproError``; its ``hint`` says what to do, with options as arguments.
 Nothing is left behind in the process that calls: one device works in it, several in processes of
 their own.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from io import TextIOWrapper
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +35,7 @@ from virnucpro.ground.errors import (
     InputError,
     InputMissingError,
     UsageError,
+    VirnucproError,
 )
 from virnucpro.ground.events import Telling
 from virnucpro.ground.files import disk_error, expanded, open_plain, writing
@@ -56,6 +58,7 @@ Record: TypeAlias = Any  # (id, sequence), or a SeqRecord of Biopython
 Sequences: TypeAlias = str | Path | Iterable[str | Path] | Iterable[Record]
 T = TypeVar("T", bound=RunOptions)
 _FASTA = "records.fa"
+_OPTION = re.compile(r"--(?P<name>[a-z][a-z0-9-]*[a-z0-9])(?: (?P<value>\w+))?")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -179,7 +182,7 @@ def read_predictions(folder: str | Path) -> Iterator[Call]:
 
 def _start(stack: ExitStack, output_dir: str | Path | None) -> Path:
     """The run folder: the one that is named, or one that goes. Errors and warnings are told."""
-    stack.enter_context(_disk_errors())
+    stack.enter_context(_words_of_python())
     stack.enter_context(logging_to(_warnings()))
     if output_dir == "":
         raise UsageError("output_dir is empty", hint="is the variable set that it came from?")
@@ -197,11 +200,44 @@ def _warnings() -> logging.Handler:
 
 
 @contextmanager
-def _disk_errors() -> Iterator[None]:
+def _words_of_python() -> Iterator[None]:
+    """Have errors in words of Python: those of a disk by our classes, and options as arguments."""
     try:
         yield
+    except VirnucproError as error:
+        error.args, error.hint = (in_python(str(error)),), in_python(error.hint)
+        raise
     except OSError as error:
         raise disk_error(error) from error
+
+
+def in_python(text: str) -> str:
+    """A message with the options of the command line as arguments, but for those of commands.
+
+    >>> in_python("add --resume, or say it with --input-type protein; `virnucpro predict --force`")
+    "add resume=True, or say it with input_type='protein'; `virnucpro predict --force`"
+    """
+    hints = get_type_hints(PredictOptions, include_extras=True)
+    hints |= get_type_hints(ExtractOptions, include_extras=True)
+    hints = {name: hints[name] for name in names_of(PredictOptions, ExtractOptions)}
+
+    def argument(match: re.Match[str]) -> str:
+        name, value = match["name"].replace("-", "_"), match["value"]
+        if name not in hints:
+            return match[0]
+        kind = get_args(hints[name])[0]
+        if kind is bool:
+            return f"{name}=True" + (f" {value}" if value else "")
+        if value and get_origin(kind) is Literal and value in get_args(kind):
+            return f"{name}={value!r}"
+        return name + (f" {value}" if value else "")
+
+    parts = text.split("`")  # every other one is quoted: a command, or an option by itself
+    parts = [
+        _OPTION.sub(argument, part) if i % 2 == 0 or part.startswith("--") else part
+        for i, part in enumerate(parts)
+    ]
+    return "`".join(parts)
 
 
 def _options(

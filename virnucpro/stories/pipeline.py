@@ -57,7 +57,6 @@ from virnucpro.run.lock import own_name
 from virnucpro.run.machine import MachineLog
 from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import Plan, find_plan, make_plan
-from virnucpro.sequences.fasta import list_reads
 from virnucpro.sequences.inputs import expected_letters
 from virnucpro.stories.blocks import Maker
 from virnucpro.stories.options import ExtractOptions, PredictOptions, RunOptions
@@ -155,8 +154,6 @@ def begin(
     rundir.clear_copies(manifest)
     announce_input(plan, manifest, caller)
     summary.count_plan(plan, manifest)
-    folders = filter(Path.is_dir, config.options.input)
-    summary.n_reads_left_out = sum(len(list_reads(folder)) for folder in folders)
     summary.callers, summary.cut = caller.announcements, caller.cut.words
     summary.cut_scores = list(caller.cut.scores)
     if summary.cut:

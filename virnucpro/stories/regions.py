@@ -71,7 +71,7 @@ def _write_files(
     with ExitStack() as stack:
         adds = [stack.enter_context(open_sinks(sinks, place))]
         if rundir.samples.is_dir():
-            samples = [file.sample for file in inputs if not file.generation]
+            samples = dict.fromkeys(file.sample for file in inputs if not file.generation)
             adds.append(stack.enter_context(open_sinks_of_samples(rundir, sinks, samples)))
         for record, call in _records_and_calls(rundir, manifest, inputs):
             result = finder.add_to(RecordResult(record, [], call))

@@ -43,7 +43,6 @@ class Summary:
     n_files: int = 0
     n_shards: int | None = None  # shards of a run that others embed; None: it came to its end
     n_refused: int = 0  # files that could not be read
-    n_reads_left_out: int = 0  # files of reads, not FASTA, in the folders of the input
     n_tokens: int = 0  # embedded since this start
     n_copies: int = 0  # frames whose protein occurred before
     n_tokens_saved: int = 0  # tokens of the copies
@@ -143,8 +142,6 @@ class Summary:
                 f"files: {self.n_refused:,} of {self.n_files:,} could not be read: see {listing};",
                 f"  fix {those}, or take {those} out of the command; then run it with --resume",
             ]
-        if n := self.n_reads_left_out:
-            lines.append(f"left out: {counted(n, 'file')} of reads, not FASTA; see virnucpro.log")
         if n := self.records.n_failed_frames:
             lines += [
                 f"failed: {counted(n, 'frame')}, see {listing}; to repair,",

@@ -110,7 +110,7 @@ class Results:
         place = Place(rundir.root, rundir, rundir.shards, *files)
         yield stack.enter_context(open_sinks(sinks, place))
         if self.per_file:
-            samples = [file.sample for file in inputs]
+            samples = dict.fromkeys(file.sample for file in inputs)  # mates share one
             yield stack.enter_context(open_sinks_of_samples(rundir, sinks, samples))
 
     def portions(

@@ -282,7 +282,7 @@ class FailedFiles(OptionalTable):
     def finish(self) -> None:
         rows = [(file, "read", file.error) for file in self.place.refused]
         for file in self.place.inputs:
-            if tally := self.tallies.get(file.sample):
+            if tally := self.tallies.pop(file.sample, None):  # mates share one
                 counts = (
                     f"{counted(tally.n_failed_frames, 'frame')} of "
                     f"{counted(tally.n_failed_records, 'record')} failed"
