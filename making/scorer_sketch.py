@@ -14,19 +14,21 @@ from pathlib import Path
 from safetensors.numpy import save_file
 
 from virnucpro.ground.errors import InputError
-from virnucpro.learning.labelled.records import read_data_manifest, read_records, record_digest
+from virnucpro.learning.labelled.records import read_data_manifest, read_records
 from virnucpro.scorer.nets import embedded_scorer, load_scorer
 from virnucpro.sequences.sketch import join_sketches, pack, sketch_of
 
 
 def main(manifest: Path, out: Path) -> None:
-    trained = frozenset(load_scorer(embedded_scorer()).trained_records.tolist())
+    scorer = load_scorer(embedded_scorer())
+    trained = frozenset(scorer.trained_records.tolist())
     sketches = []
     for labelled, record in read_records(read_data_manifest(manifest)):
-        if record_digest(record.sequence) not in trained:
+        if labelled.digest not in trained:
             raise InputError(f"{labelled.id}: the scorer was not trained on this record")
         sketches.append(sketch_of(record.sequence))
-    save_file({"trained_kmers": pack(join_sketches(sketches))}, out)
+    facts = {"scorer_sha256": scorer.sha256}
+    save_file({"trained_kmers": pack(join_sketches(sketches))}, out, facts)
 
 
 if __name__ == "__main__":

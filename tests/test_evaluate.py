@@ -36,7 +36,8 @@ from virnucpro.learning.labelled.records import LabelledRecord, group_digest, re
 from virnucpro.learning.options import EvaluateOptions
 from virnucpro.scorer.nets import embedded_scorer, load_scorer, save_scorer
 from virnucpro.sequences.fasta import read_fasta
-from virnucpro.sequences.translate import chunk_record, translate_six_frames
+from virnucpro.sequences.sketch import pack, sketch_of, unpack
+from virnucpro.sequences.translate import chunk_record, reverse_complement, translate_six_frames
 
 CUTTING = Cutting(lengths=(150, 400), per_record=2, seed=3)
 SAMPLES = {"lengths": "150,400", "fragments_per_record": 2, "seed": 3}
@@ -286,6 +287,12 @@ def test_the_scorer_remembers_what_it_was_trained_on(manifest, tmp_path):
         list(HeldOut(caller, "refuse").select(pairs_of(manifest)))
 
 
+def test_the_scorer_that_is_shipped_recognises_its_training_data_by_content():
+    """Its sketch lies beside it; one of another scorer counts as none."""
+    records, _, kmers = caller_of(CutOptions(), "auto", None).trained_on["the scorer"]
+    assert len(kmers) > 10 * len(records) > 0
+
+
 # Held-out data
 
 
@@ -309,13 +316,18 @@ def test_a_head_remembers_what_it_was_trained_on_in_its_file(tiny, tmp_path):
     assert len(found.protein.layers) == len(head.protein.layers)
 
 
-@pytest.mark.parametrize("by", ["record", "group"])
+@pytest.mark.parametrize("by", ["record", "group", "content"])
 def test_data_of_the_training_is_refused_left_out_or_marked(ask, tiny, manifest, tmp_path, by):
     records = records_of(manifest)
     sequences = {record.id: record.sequence for record in read_fasta(tmp_path / "data.fa")}
     if by == "record":
         known = {records[3].id}
         head = trained_on(tiny.head, records=[sequences[records[3].id].lower()])
+    elif by == "content":  # of a longer sequence, on the other strand
+        known = {records[20].id, records[21].id}
+        genome = "N".join(sequences[one].lower() for one in sorted(known))
+        kmers = unpack(pack(sketch_of(reverse_complement(genome))))
+        head = replace(tiny.head, trained_kmers=kmers)
     else:
         known = {record.id for record in records if record.group == "group1virus"}
         head = trained_on(tiny.head, groups=["group1virus"])

@@ -24,6 +24,9 @@ DIM, HIDDEN, N = 32, 16, 40
 CALIBRATION = Calibration("mean", 0.75, 1.5, 0.3, 0.25)
 
 
+KMERS = np.array([7, 2**20, 2**32 - 2], dtype=np.uint32)
+
+
 @pytest.fixture
 def frames() -> list[str]:
     rng = np.random.default_rng(1)
@@ -48,7 +51,7 @@ def classifier(frames: list[str]) -> Classifier:
 def head(classifier: Classifier, tiny: Tiny, tmp_path: Path) -> Head:
     facts = facts_of(inspect_checkpoint(tiny.model), CALIBRATION, 300, "for a test")
     known = find_trained(
-        records(("ACGT", "b"), ("GGG", "a"), ("acgt", "b")), None, is_finetuned=False
+        records(("ACGT", "b"), ("GGG", "a"), ("acgt", "b")), KMERS, None, is_finetuned=False
     )
     write_head(tmp_path / "head.safetensors", classifier, facts, CALIBRATION, known)
     return load_head(tmp_path / "head.safetensors")
@@ -120,14 +123,17 @@ def test_the_head_remembers_every_record_and_group_once(head):
 def test_what_an_encoder_was_trained_on_goes_with_it_from_head_to_head(head, tmp_path):
     """``head`` lies beside the encoder, as of a training that left both."""
     encoder = tmp_path / "esm2_trained"
-    own, groups, of_encoder, groups_of_encoder = map(
-        set, find_trained(records(("CCC", "c")), encoder, is_finetuned=False)
+    more = KMERS + 1
+    own, groups, of_encoder, groups_of_encoder, kmers, kmers_of_encoder = map(
+        set, find_trained(records(("CCC", "c")), more, encoder, is_finetuned=False)
     )
     assert own == {record_digest("CCC")} and groups == {group_digest("c")}
     assert of_encoder == set(map(record_digest, ("ACGT", "GGG")))
     assert groups_of_encoder == set(map(group_digest, "ab"))
-    again = find_trained(records(("CCC", "c")), encoder, is_finetuned=True)
-    assert [*map(set, again[2:])] == [of_encoder | own, groups_of_encoder | groups]
+    assert (kmers, kmers_of_encoder) == (set(more), set(KMERS))
+    again = find_trained(records(("CCC", "c")), more, encoder, is_finetuned=True)
+    assert [*map(set, again[2:4])] == [of_encoder | own, groups_of_encoder | groups]
+    assert set(again[5]) == kmers | kmers_of_encoder
 
 
 def test_a_word_that_never_occurred_in_training_has_finite_weights(tiny, tmp_path):
@@ -135,7 +141,7 @@ def test_a_word_that_never_occurred_in_training_has_finite_weights(tiny, tmp_pat
     classifier = Classifier(DIM, HIDDEN, dropout=0.0)
     classifier.standardise(ArrayRows.of(np.zeros((5, N_FEATURES), dtype=np.float32)))
     facts = facts_of(inspect_checkpoint(tiny.model), CALIBRATION, 300, "for a test")
-    nothing = find_trained(records(), None, is_finetuned=False)
+    nothing = find_trained(records(), KMERS, None, is_finetuned=False)
     head = write_head(tmp_path / "h", classifier, facts, CALIBRATION, nothing)
     assert head.nucleotide is not None
     assert all(np.isfinite(values).all() for layer in head.nucleotide.layers for values in layer)

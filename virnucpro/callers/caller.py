@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Protocol
 
+from safetensors import safe_open
+
 from virnucpro import __version__
 from virnucpro.callers.calls import call_record, failure_note
 from virnucpro.callers.head import Head, HeadFacts
@@ -20,6 +22,7 @@ from virnucpro.callers.options import FALSE_POSITIVES, Calls, CutOptions
 from virnucpro.callers.pieces import call_by_scorer, call_proteins, join_calls
 from virnucpro.ground.config import InputType, Recipe
 from virnucpro.ground.errors import UnavailableError, UsageError
+from virnucpro.ground.files import EMBEDDED_FOLDER
 from virnucpro.ground.records import Call, FastaRecord, Prediction, RecordResult
 from virnucpro.scorer.nets import (
     Digests,
@@ -32,8 +35,9 @@ from virnucpro.scorer.nets import (
 from virnucpro.scorer.proteins import SHORTEST as SHORTEST_PROTEIN
 from virnucpro.sequences.genetic_code import genetic_code
 from virnucpro.sequences.screen import screen
+from virnucpro.sequences.sketch import NO_KMERS, Sketch, unpack
 
-Trained = tuple[Digests, Digests]  # of records, and of their groups
+Trained = tuple[Digests, Digests, Sketch]  # of records, of their groups; of all sequences
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,13 +334,22 @@ def _facts_of_scorer(scorer: Scorer) -> dict[str, Mapping[str, object]]:
 
 def _training_of_head(head: Head) -> dict[str, Trained]:
     return {
-        "the head": (head.trained_records, head.trained_groups),
-        "its encoder": (head.encoder_records, head.encoder_groups),
+        "the head": (head.trained_records, head.trained_groups, head.trained_kmers),
+        "its encoder": (head.encoder_records, head.encoder_groups, head.encoder_kmers),
     }
 
 
 def _training_of_scorer(scorer: Scorer) -> dict[str, Trained]:
-    return {"the scorer": (scorer.trained_records, scorer.trained_groups)}
+    return {
+        "the scorer": (scorer.trained_records, scorer.trained_groups, _kmers_of(scorer)),
+    }
+
+
+def _kmers_of(scorer: Scorer) -> Sketch:
+    """The sketch of all that the scorer was trained on, which lies beside it; empty for others."""
+    with safe_open(EMBEDDED_FOLDER / "trained.safetensors", framework="np") as handle:
+        is_of_it = handle.metadata()["scorer_sha256"] == scorer.sha256
+        return unpack(handle.get_tensor("trained_kmers")) if is_of_it else NO_KMERS
 
 
 def _cut_of(options: CutOptions, error_rates: Sequence[ErrorRates]) -> Cut:

@@ -29,6 +29,7 @@ from virnucpro.ground.files import parse_json, sha256, write_whole
 from virnucpro.ground.log import printable
 from virnucpro.ground.records import check_counts
 from virnucpro.sequences.composition import N_FEATURES, frame_composition
+from virnucpro.sequences.sketch import NO_KMERS, Sketch, pack, unpack
 
 CLASSES = "others,virus"
 DECIMALS = 6
@@ -36,6 +37,7 @@ _FACTS = "virnucpro_head"  # entry of the metadata
 _DAMAGE = (LookupError, ValueError, TypeError, AttributeError)
 _NETWORKS = ("protein", "nucleotide")
 _DIGESTS = ("trained_records", "trained_groups", "encoder_records", "encoder_groups")
+_SKETCHES = ("trained_kmers", "encoder_kmers")
 
 FrameRule = Literal["max", "mean"]
 Values = NDArray[Any]
@@ -173,7 +175,7 @@ class Head:
     """A classifier of frames: facts, and a network for proteins, for nucleotides, or for both.
 
     The digests, sorted, are of the sequences and the groups of the records that it was trained and
-    tuned on, and of those that its encoder was.
+    tuned on, and of those that its encoder was; the sketches are of all their sequences.
     """
 
     facts: HeadFacts
@@ -183,6 +185,8 @@ class Head:
     trained_groups: NDArray[np.uint64] = field(default_factory=_no_digests)
     encoder_records: NDArray[np.uint64] = field(default_factory=_no_digests)
     encoder_groups: NDArray[np.uint64] = field(default_factory=_no_digests)
+    trained_kmers: Sketch = field(default_factory=NO_KMERS.copy)
+    encoder_kmers: Sketch = field(default_factory=NO_KMERS.copy)
     sha256: str = ""
 
     def __post_init__(self) -> None:
@@ -244,6 +248,8 @@ def load_head(path: Path) -> Head:
             protein=networks.get("protein"),
             nucleotide=networks.get("nucleotide"),
             **{name: tensors[name] for name in _DIGESTS if name in tensors},
+            trained_kmers=unpack(tensors.get("trained_kmers", pack(NO_KMERS))),
+            encoder_kmers=unpack(tensors.get("encoder_kmers", pack(NO_KMERS))),
             sha256=sha256(path),
         )
     except (OSError, SafetensorError, *_DAMAGE) as error:
@@ -284,6 +290,7 @@ def save_head(path: Path, head: Head) -> None:
         for kind, values in zip(("weight", "bias"), layer, strict=True)
     }
     tensors |= {name: getattr(head, name) for name in _DIGESTS}
+    tensors |= {name: pack(getattr(head, name)) for name in _SKETCHES}
     content = {name: np.ascontiguousarray(values) for name, values in tensors.items()}
     metadata = {_FACTS: json.dumps(facts, sort_keys=True)}  # one entry: they come in any order
     write_whole(path, save(content, metadata=metadata))

@@ -9,6 +9,7 @@ from virnucpro.callers.caller import Caller
 from virnucpro.ground.errors import InputError, UsageError
 from virnucpro.ground.log import LOGGER, announce, counted
 from virnucpro.learning.labelled.records import Labelled, LabelledRecord, TrainingDigests
+from virnucpro.sequences.sketch import sketch_of
 
 OfTraining = Literal["refuse", "leave out", "keep"]
 
@@ -58,7 +59,12 @@ class HeldOut:
         ids: dict[str, set[str]] = {owner: set() for owner in self._memories}
         for labelled, record in pairs:
             n_records += 1
-            owners = [owner for owner, memory in self._memories.items() if memory.has(labelled)]
+            sketch = sketch_of(record.sequence)
+            owners = [
+                owner
+                for owner, memory in self._memories.items()
+                if memory.has(labelled) or memory.has_content(sketch)
+            ]
             for owner in owners:
                 ids[owner].add(labelled.id)
             if not owners or self._of_training != "leave out":
@@ -67,7 +73,7 @@ class HeldOut:
         self._tell(ids, n_records)
 
     def _tell(self, ids: Mapping[str, set[str]], n_records: int) -> None:
-        """Tell which records, by owner, were trained on, themselves or others of their groups.
+        """Tell which records, by owner, were trained on, themselves or others like them.
 
         Raises:
             InputError: as ``select``.
@@ -75,7 +81,8 @@ class HeldOut:
         trained = frozenset[str]().union(*ids.values())
         counts = [f"{owner} was trained on {len(own):,}" for owner, own in ids.items() if own]
         clause = (
-            f"{', '.join(counts)} of {counted(n_records, 'record')}, or on others of their groups"
+            f"{', '.join(counts)} of {counted(n_records, 'record')}, or on parts of them, close "
+            "relatives or others of their groups"
         )
         if trained and self._of_training == "refuse":
             raise InputError(

@@ -30,6 +30,7 @@ from virnucpro.ground.files import OnBlock, expanded, open_binary, open_plain
 from virnucpro.ground.log import LOGGER, printable
 from virnucpro.ground.records import FastaRecord
 from virnucpro.sequences.fasta import cannot_open, find_invalid, read_fasta, unpacking
+from virnucpro.sequences.sketch import NO_KMERS, Sketch, share_known
 
 _NEEDED = ("path", "label", "group")
 _HINT = (
@@ -40,6 +41,7 @@ _HEAVIEST = 1e6  # more than all others together, and losses are still numbers
 _MOST_NAMED = 5  # groups, in a message
 _LABELS = {"virus": True, "other": False}
 _N_BYTES = 8  # of a digest
+_SHARE_OF_THE_SAME = 0.5  # of 31-mers
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +83,17 @@ def _digest(text: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TrainingDigests:
-    """What something was trained on, without a sequence or a name: digests."""
+    """What something was trained on, without a sequence or a name: digests, and sampled k-mers."""
 
     records: frozenset[int]
     groups: frozenset[int]
+    kmers: Sketch = field(default_factory=NO_KMERS.copy)
 
     @classmethod
-    def of(cls, records: NDArray[np.uint64], groups: NDArray[np.uint64]) -> TrainingDigests:
-        return cls(frozenset(records.tolist()), frozenset(groups.tolist()))
+    def of(
+        cls, records: NDArray[np.uint64], groups: NDArray[np.uint64], kmers: Sketch = NO_KMERS
+    ) -> TrainingDigests:
+        return cls(frozenset(records.tolist()), frozenset(groups.tolist()), kmers)
 
     def __bool__(self) -> bool:
         return bool(self.records or self.groups)
@@ -96,6 +101,13 @@ class TrainingDigests:
     def has(self, record: LabelledRecord) -> bool:
         """Whether a record was trained on, or others of its group were."""
         return record.digest in self.records or group_digest(record.group) in self.groups
+
+    def has_content(self, sketch: Sketch) -> bool:
+        """Whether half of the k-mers of a sequence were trained on, wherever it was cut from.
+
+        So are those of a relative with 98 % of the bases, whatever its group is called.
+        """
+        return share_known(sketch, self.kmers) >= _SHARE_OF_THE_SAME
 
 
 @dataclass(slots=True)

@@ -5,6 +5,7 @@
 ``composition.npy``                 (n, N_FEATURES)
 ``chunk.npy``                       the number of each frame's chunk
 ``chunks.npy``                      record, start and size of each chunk, as the records were cut
+``kmers.npy``                       record and hash of each sampled k-mer
 ``records.json``                    what the manifest says of each record, and its digest
 ``vectors.npy``                     (n, dim), only for a head on vectors of the engine
 ``label.json``                      what all of it was made of, and the hash of each file; the last
@@ -46,6 +47,7 @@ from virnucpro.run.folder import RunDir, stores_of
 from virnucpro.sequences.composition import N_FEATURES, frame_bases, frame_composition
 from virnucpro.sequences.fasta import write_record
 from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
+from virnucpro.sequences.sketch import Sketch, join_sketches, sketch_of
 from virnucpro.sequences.translate import chunk_record, translate_six_frames
 
 VECTORS = "vectors.npy"
@@ -58,8 +60,9 @@ _COLUMNS = (
     "composition.npy",
     "chunk.npy",
     "chunks.npy",
+    "kmers.npy",
 )
-_FORMAT = 2
+_FORMAT = 3
 _FRAMES_AT_ONCE = 4096
 _MOST_RECORDS = 2**36  # bytes of the file of records, which is ours
 
@@ -108,7 +111,7 @@ def write_frames(
             tree.delete(folder / name)
     tree.sweep_folder(folder)
     records: list[LabelledRecord] = []
-    proteins, protein_ends, ids, id_ends, composition, chunk, chunks = (
+    proteins, protein_ends, ids, id_ends, composition, chunk, chunks, kmers = (
         folder / n for n in _COLUMNS
     )
     with (
@@ -117,8 +120,9 @@ def write_frames(
         growing(composition, "<f4", N_FEATURES) as add_composition,
         growing(chunk, "<i8") as add_chunk,
         growing(chunks, "<i8", 3) as add_chunks,
+        growing(kmers, "<i8", 2) as add_kmers,
     ):
-        frames = _translated(pairs, chunk_sizes, code, records, add_chunks)
+        frames = _translated(_sketched(pairs, add_kmers), chunk_sizes, code, records, add_chunks)
         while block := list(islice(frames, _FRAMES_AT_ONCE)):
             of_ids, of_proteins, of_bases, numbers = zip(*block, strict=True)
             add_proteins(of_proteins)
@@ -126,6 +130,14 @@ def write_frames(
             add_composition(frame_composition(of_bases))
             add_chunk(np.array(numbers, dtype=np.int64))
     tree.write_whole(folder / _RECORDS, json.dumps(list(map(astuple, records))))
+
+
+def _sketched(pairs: Iterable[Labelled], add: Callable[[Values], None]) -> Iterator[Labelled]:
+    """The same records; number of the record and hash of each of its sampled k-mers are added."""
+    for number, (labelled, record) in enumerate(pairs):
+        hashes = sketch_of(record.sequence).astype(np.int64)
+        add(np.column_stack([np.full_like(hashes, number), hashes]))
+        yield labelled, record
 
 
 def _translated(
@@ -228,11 +240,12 @@ class FrameStore:
     records: tuple[LabelledRecord, ...]
     chunks: Rows  # (n_chunks, 3): record, start and size
     all: LabelledFrames
+    kmers: Rows  # (n, 2): record, and hash of one of its sampled k-mers
 
     @classmethod
     def open(cls, folder: Path) -> FrameStore:
         """Map frames that are whole."""
-        proteins, protein_ends, ids, id_ends, composition, chunk_of, chunk_table = (
+        proteins, protein_ends, ids, id_ends, composition, chunk_of, chunk_table, kmers = (
             Mapped(folder / name) for name in _COLUMNS
         )
         records, chunk, chunks = read_labels(folder), chunk_of[:], chunk_table[:]
@@ -250,7 +263,12 @@ class FrameStore:
             groups[record],
             ArrayRows(Mapped(vectors) if vectors.exists() else nothing, rows),
         )
-        return cls(records, chunks, frames)
+        return cls(records, chunks, frames, kmers[:])
+
+    def sketch(self, splits: Mapping[str, Split], *parts: Split) -> Sketch:
+        """The sampled k-mers of all records of some splits."""
+        is_chosen = np.array([splits[r.group] in parts for r in self.records], dtype=np.bool_)
+        return join_sketches([self.kmers[is_chosen[self.kmers[:, 0]], 1].astype(np.uint32)])
 
     def select(
         self, splits: Mapping[str, Split], part: Split, chunk_sizes: Sequence[int]

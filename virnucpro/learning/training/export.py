@@ -32,6 +32,7 @@ from virnucpro.learning.labelled.records import LabelledRecord, group_digest
 from virnucpro.learning.training.calibration import Calibration
 from virnucpro.learning.training.networks import Classifier, FrameClassifier
 from virnucpro.learning.training.request import Training, head_beside
+from virnucpro.sequences.sketch import NO_KMERS, Sketch, join_sketches
 
 Digests = NDArray[np.uint64]  # rising
 
@@ -40,10 +41,14 @@ def export(
     training: Training,
     module: FrameClassifier,
     records: Sequence[LabelledRecord],
+    kmers: Sketch,
     calibration: Calibration,
     join: Join | None,
 ) -> None:
-    """Write the encoder, if it was trained, and the calibrated head; ``records`` were learned."""
+    """Write the encoder, if it was trained, and the calibrated head.
+
+    The head learned ``records``; ``kmers`` is their sketch.
+    """
     encoder = _export_encoder(training, module)
     if calibration.is_at_limit:
         LOGGER.warning(
@@ -53,7 +58,7 @@ def export(
     chunk_size = training.options.chunk_size[0]
     facts = facts_of(encoder, calibration, chunk_size, _describe(training), join)
     is_trained = any(weight.requires_grad for weight in module.reader.parameters())
-    trained_on = find_trained(records, training.encoder, is_trained)
+    trained_on = find_trained(records, kmers, training.encoder, is_trained)
     write_head(training.head, module.classifier, facts, calibration, trained_on)
     announce(
         f"head: {printable(training.head)}, a chunk is the {calibration.frames} of its frames, "
@@ -112,7 +117,7 @@ def write_head(
     classifier: Classifier,
     facts: HeadFacts,
     calibration: Calibration,
-    trained_on: tuple[Digests, Digests, Digests, Digests],
+    trained_on: tuple[Digests, Digests, Digests, Digests, Sketch, Sketch],
 ) -> Head:
     """Write the classifier with what calibrates it."""
     n_before = facts.dim
@@ -151,9 +156,11 @@ def facts_of(
 
 
 def find_trained(
-    records: Sequence[LabelledRecord], encoder: Path | None, is_finetuned: bool
-) -> tuple[Digests, Digests, Digests, Digests]:
+    records: Sequence[LabelledRecord], kmers: Sketch, encoder: Path | None, is_finetuned: bool
+) -> tuple[Digests, Digests, Digests, Digests, Sketch, Sketch]:
     """Digests of the records and groups of the head, and of those that its encoder learned from.
+
+    After them come the sketches of both.
 
     ``encoder`` is the one that was started from, and ``is_finetuned`` if it was trained too. The
     head beside it knows what it had been trained on before.
@@ -161,12 +168,21 @@ def find_trained(
     own = {record.digest for record in records}
     groups = {group_digest(record.group) for record in records}
     of_encoder, groups_of_encoder = (own, groups) if is_finetuned else (set(), set())
+    kmers_of_encoder = kmers if is_finetuned else NO_KMERS
     if head := head_beside(encoder):
+        kmers_of_encoder = join_sketches([kmers_of_encoder, head.trained_kmers, head.encoder_kmers])
         of_encoder = of_encoder.union(head.trained_records.tolist(), head.encoder_records.tolist())
         groups_of_encoder = groups_of_encoder.union(
             head.trained_groups.tolist(), head.encoder_groups.tolist()
         )
-    return _sorted(own), _sorted(groups), _sorted(of_encoder), _sorted(groups_of_encoder)
+    return (
+        _sorted(own),
+        _sorted(groups),
+        _sorted(of_encoder),
+        _sorted(groups_of_encoder),
+        kmers,
+        kmers_of_encoder,
+    )
 
 
 def _sorted(digests: Set[int]) -> Digests:

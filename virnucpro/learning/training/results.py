@@ -73,7 +73,8 @@ class TrainingResults:
         if not training.is_repeat:
             self._write_figures(training, odds)
             learned = [r for r in self.store.records if self.splits[r.group] != "test"]
-            export(training, module, learned, calibration, join)
+            kmers = self.store.sketch(self.splits, "train", "validation")
+            export(training, module, learned, kmers, calibration, join)
 
     def _join(
         self, training: Training, odds: Mapping[Split, Values], calibration: Calibration
