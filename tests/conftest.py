@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 import torch
 from forked import Forked
 from hypothesis import settings
-from runs import our_processes
+from runs import our_processes, run_inline
 
 from virnucpro.callers.caller import NoCall
 from virnucpro.callers.head import (
@@ -124,11 +125,11 @@ def quick_starts(monkeypatch):
     monkeypatch.setattr(processes, "_interpreter", Forked)
 
 
-@pytest.fixture
-def make_config(tiny: Tiny, tmp_path: Path) -> Callable[..., RunConfig]:
+@pytest.fixture(scope="session")
+def configure(tiny: Tiny) -> Callable[..., RunConfig]:
     """A run in fp32 with small shards; keywords go to its options, or to what was made of them."""
 
-    def make(*inputs: Path, output: Path = tmp_path / "run", **changes: object) -> RunConfig:
+    def make(*inputs: Path, output: Path, **changes: object) -> RunConfig:
         recipe = {
             "command": "predict",
             "input_type": "nucleotide",
@@ -170,6 +171,11 @@ def make_config(tiny: Tiny, tmp_path: Path) -> Callable[..., RunConfig]:
     return make
 
 
+@pytest.fixture
+def make_config(configure: Callable[..., RunConfig], tmp_path: Path) -> Callable[..., RunConfig]:
+    return partial(configure, output=tmp_path / "run")
+
+
 def random_dna(n: int, rng: np.random.Generator) -> str:
     return "".join(rng.choice(list("ACGT"), n))
 
@@ -182,6 +188,18 @@ def open_dna(n: int, rng: np.random.Generator) -> str:
 
 @pytest.fixture
 def contigs(tmp_path: Path) -> Path:
+    return write_contigs(tmp_path / "contigs.fa")
+
+
+@pytest.fixture(scope="session")
+def undisturbed(configure, tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of the contigs on one device, which nobody changes."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    run_inline(configure(write_contigs(folder / "contigs.fa"), output=folder / "run"), tiny.head)
+    return folder / "run"
+
+
+def write_contigs(path: Path) -> Path:
     """40 records: open frames, random ones, one without a frame, one empty, one that is no DNA."""
     rng = np.random.default_rng(7)
     records = [
@@ -191,7 +209,6 @@ def contigs(tmp_path: Path) -> Path:
     records.insert(5, ("closed", "TAAATAAATAACTTAATTAGTTAGCTAGCTAACTAGTCATCACTATTA" * 4))
     records.insert(9, ("empty", ""))
     records.insert(20, ("protein", "MKVLEFPQIL"))
-    path = tmp_path / "contigs.fa"
     path.write_text("".join(f">{name} of a test\n{bases}\n" for name, bases in records))
     return path
 
@@ -219,7 +236,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--global-seed", type=int, default=0, help="of the global generators (0)")
-    parser.addoption("--rounds", type=int, default=2, help="of random kills (default 2)")
+    parser.addoption("--index", action="store_true", help="ask the package index for every pin")
+    parser.addoption("--rounds", type=int, default=1, help="of random harm (default 1)")
     parser.addoption("--chaos-seed", type=int, default=1, help="of the first round")
     parser.addoption("--records", type=int, default=300_000, help="that are planned (300,000)")
     parser.addoption("--shards", type=int, default=1_100, help="that are resumed (1,100)")

@@ -5,23 +5,35 @@ from __future__ import annotations
 import multiprocessing
 import os
 import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
 
+from runs import hear_signals
+
+from virnucpro.cli.main import main
+from virnucpro.ground import processes
 from virnucpro.ground.processes import Pipe, begin
 
-NEEDED = ["torch", "h5py", "virnucpro.engine.local", "workers", "forked"]
+NEEDED = ["torch", "h5py", "virnucpro.engine.local", "workers", "trainings", "forked"]
+NEEDED += ["virnucpro.cli.main", "virnucpro.learning.training.story"]
 
 
 class Forked:
     """What a test takes of ``subprocess.Popen``. Not a child of this process, but of the other."""
 
     def __init__(self, pipe: Pipe) -> None:
-        multiprocessing.set_forkserver_preload(NEEDED)
         theirs, ours = os.pipe()
         self.stdin = os.fdopen(ours, "wb")
-        context = multiprocessing.get_context("forkserver")
         with Connection(theirs, writable=False) as parents_end:
-            self.process = context.Process(target=_begin, args=(pipe, parents_end), daemon=True)
+            self.process = fork_server().Process(
+                target=_begin, args=(pipe, parents_end), daemon=True
+            )
             self.process.start()
 
     @property
@@ -44,7 +56,63 @@ class Forked:
         self.process.kill()
 
 
+def fork_server() -> multiprocessing.context.ForkServerContext:
+    multiprocessing.set_forkserver_preload(NEEDED)
+    return multiprocessing.get_context("forkserver")
+
+
 def _begin(pipe: Pipe, parents_end: Connection) -> None:
     os.dup2(parents_end.fileno(), 0)
     parents_end.close()
     begin(os.dup(pipe.fileno()))
+
+
+def start(
+    *words: object, streams: Sequence[int], cwd: Path | None = None, env: Mapping | None = None
+) -> BaseProcess:
+    """Start a command with these standard streams; its workers are forked as well."""
+    with ExitStack() as stack:
+        copies = [stack.enter_context(Connection(os.dup(number))) for number in streams]
+        place, variables = cwd or Path.cwd(), dict(os.environ if env is None else env)
+        process = fork_server().Process(
+            target=_run, args=([*map(str, words)], copies, place, variables)
+        )
+        process.start()
+    return process
+
+
+def virnucpro(
+    *words: object, input: str = "", cwd: Path | None = None, env: Mapping | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, as ``subprocess.run`` does."""
+    with ExitStack() as stack:
+        files = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(3)]
+        files[0].write(input)
+        files[0].seek(0)
+        process = start(*words, streams=[file.fileno() for file in files], cwd=cwd, env=env)
+        process.join()
+        for file in files:
+            file.seek(0)
+        _, out, errors = (file.read() for file in files)
+    return subprocess.CompletedProcess(words, process.exitcode, out, errors)
+
+
+def _run(words: list[str], streams: list[Connection], place: Path, env: dict[str, str]) -> None:
+    for number, stream in enumerate(streams):
+        os.dup2(stream.fileno(), number)
+        stream.close()
+    sys.stdin = os.fdopen(0, "r", encoding="utf-8", closefd=False)
+    sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
+    sys.stderr = os.fdopen(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
+    os.environ.clear()
+    os.environ.update(env)
+    os.chdir(place)
+    sys.argv = ["virnucpro", *words]
+    hear_signals()
+    processes._interpreter = Forked
+    if sys.version_info < (
+        3,
+        14,
+    ):  # from then on a server wants a key, and a command starts its own
+        forkserver._forkserver.ensure_running = lambda: None
+    main()

@@ -6,11 +6,11 @@ import json
 import multiprocessing
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import h5py
 import numpy as np
@@ -91,6 +91,15 @@ def our_processes() -> list[psutil.Process]:
     return forked + [child for child in psutil.Process().children() if is_ours(child)]
 
 
+def kill_ours() -> int:
+    """Kill our processes. -> how many there were"""
+    ours = our_processes()
+    for process in ours:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    return len(ours)
+
+
 def is_ours(process: psutil.Process) -> bool:
     with suppress(psutil.NoSuchProcess):
         return "virnucpro.ground.processes" in " ".join(process.cmdline())
@@ -99,11 +108,20 @@ def is_ours(process: psutil.Process) -> bool:
 
 def assert_gone(*pids: int) -> None:
     """Ended, though somebody else may have to be told."""
-    deadline = time.monotonic() + 10
     for pid in pids:
-        while is_there(pid):
-            assert time.monotonic() < deadline, pid
-            time.sleep(0.02)
+        wait_until(lambda pid=pid: not is_there(pid), seconds=10)
+
+
+T = TypeVar("T")
+
+
+def wait_until(look: Callable[[], T], seconds: float = 120) -> T:
+    """Look again and again, at what other processes tell nobody, until something is there."""
+    deadline = time.monotonic() + seconds
+    while not (found := look()):
+        assert time.monotonic() < deadline, f"nothing came within {seconds} seconds"
+        time.sleep(0.01)
+    return found
 
 
 def is_there(pid: int) -> bool:

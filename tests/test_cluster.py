@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -16,7 +15,7 @@ import psutil
 import pytest
 from one_node_slurm import NEEDS_SLURM, one_node_slurm
 from oracle import random_protein
-from runs import assert_same_run, leftovers, predict_here, within
+from runs import assert_same_run, leftovers, predict_here, wait_until, within
 
 from virnucpro.ground.errors import UsageError
 from virnucpro.run.folder import RunDir
@@ -66,33 +65,36 @@ class Run:
         return found
 
     def await_shards(self, n: int) -> None:
-        while len(list((self.folder / "features").glob("*.h5"))) < n:
+        def look() -> bool:
             assert self.process.poll() is None, self.process.communicate()[0]
-            time.sleep(0.05)
+            return len(list((self.folder / "features").glob("*.h5"))) >= n
+
+        wait_until(look)
 
     def busy_pool(self) -> psutil.Process:
         """Parsl's process of a block that embeds now."""
-        while True:
+
+        def look() -> psutil.Process | None:
             for pool in self.descendants():
                 with suppress(psutil.Error):
                     inner = [" ".join(p.cmdline()) for p in pool.children(recursive=True)]
                     is_pool = "process_worker_pool.py" in " ".join(pool.cmdline())
                     if is_pool and any("virnucpro.ground.processes" in line for line in inner):
                         return pool
-            time.sleep(0.05)
+            return None
+
+        return wait_until(look)
 
     def end(self) -> None:
         output, _ = self.process.communicate()
         assert self.process.returncode == 0, output
 
     def await_end_of_all(self) -> None:
-        while self.descendants():
-            time.sleep(0.2)
+        wait_until(lambda: not self.descendants())
 
     def await_end_of_devices(self) -> None:
         """Wait until nothing embeds: a pool that was killed leaves an idle process of Parsl's."""
-        while any("virnucpro" in line for line in self.command_lines()):
-            time.sleep(0.2)
+        wait_until(lambda: not any("virnucpro" in line for line in self.command_lines()))
 
     def command_lines(self) -> Iterator[str]:
         for process in self.descendants():

@@ -135,6 +135,18 @@ class Nvml:
 CUT = Nvml(None, [20, 10], [10], first_place=2)
 
 
+def feign(monkeypatch, nvml: Nvml, build: TorchBuild = WITH_CUDA, has_mps: bool = False) -> None:
+    """A machine of which NVIDIA's library says so much, and torch the rest."""
+    monkeypatch.setattr(devices, "pynvml", nvml)
+    monkeypatch.setattr(devices, "torch_build", lambda: build)
+    monkeypatch.setattr(devices, "has_mps", lambda: has_mps)
+
+
+def cards(models: list, driver: int) -> Nvml:
+    """Whole cards of these models, under one driver."""
+    return Nvml(*[None] * len(models), driver=driver, models=models)
+
+
 @pytest.mark.parametrize(
     ("nvml", "variable", "expected"),
     [
@@ -151,15 +163,14 @@ CUT = Nvml(None, [20, 10], [10], first_place=2)
     ],
 )
 def test_a_slice_of_a_card_is_what_cuda_shows_of_it(monkeypatch, nvml, variable, expected):
-    monkeypatch.setattr(devices, "pynvml", nvml)
+    feign(monkeypatch, nvml)
     gpus, reason = list_gpus()
     assert reason == ""
     assert [gpu.uuid for gpu in visible_gpus(gpus, variable)] == expected
 
 
 def test_a_slice_has_batches_of_its_own_memory_and_not_of_the_cards(monkeypatch):
-    monkeypatch.setattr(devices, "pynvml", CUT)
-    monkeypatch.setattr(devices, "torch_build", lambda: WITH_CUDA)
+    feign(monkeypatch, CUT)
     choice = choose_devices("auto", None, None, "MIG-511", model_bytes=1)
     assert choice.devices == ("cuda:0",) and choice.memory == 9 * GIB
     assert choice.descriptions == ("cuda:0 NVIDIA A100 MIG, 9 of 10 GiB free",)
@@ -167,8 +178,7 @@ def test_a_slice_has_batches_of_its_own_memory_and_not_of_the_cards(monkeypatch)
 
 
 def test_a_card_that_is_to_be_cut_and_is_not_is_told(monkeypatch):
-    monkeypatch.setattr(devices, "pynvml", Nvml([], []))
-    monkeypatch.setattr(devices, "torch_build", lambda: WITH_CUDA)
+    feign(monkeypatch, Nvml([], []))
     with pytest.raises(UnavailableError, match="2 cards are in MIG mode, and have no instance"):
         choose_devices("cuda", None, None, None, model_bytes=1)
 
@@ -183,15 +193,6 @@ V100, T4, A100, H100, B200 = (
     ("NVIDIA H100", (9, 0)),
     ("NVIDIA B200", (10, 0)),
 )
-
-
-def feign(monkeypatch, models, driver: int, build: TorchBuild) -> None:
-    """Whole cards of these models, one driver, one build of torch."""
-    monkeypatch.setattr(
-        devices, "pynvml", Nvml(*[None] * len(models), driver=driver, models=models)
-    )
-    monkeypatch.setattr(devices, "torch_build", lambda: build)
-    monkeypatch.setattr(devices, "has_mps", lambda: False)
 
 
 def choose(device: str, gpus: str | None = None) -> Choice:
@@ -216,7 +217,7 @@ def choose(device: str, gpus: str | None = None) -> Choice:
 def test_every_gpu_that_driver_and_torch_can_use_is_used(
     monkeypatch, models, driver, build, used, device, gpus
 ):
-    feign(monkeypatch, models, driver, build)
+    feign(monkeypatch, cards(models, driver), build)
     choice = choose(device, gpus)
     assert choice.devices == tuple(f"cuda:{place}" for place in used)
     text = " ".join(choice.descriptions)
@@ -248,7 +249,7 @@ OLD_CARD = "Tesla V100 has compute capability 7.0, and this build of torch (2.13
 def test_gpus_that_cannot_be_used_are_refused_with_a_remedy_before_a_worker_starts(
     monkeypatch, models, driver, build, reason, remedies
 ):
-    feign(monkeypatch, models, driver, build)
+    feign(monkeypatch, cards(models, driver), build)
     for device, gpus in (("cuda", None), ("auto", "all"), ("auto", "0")):
         with pytest.raises(UnavailableError) as caught:
             choose(device, gpus)
@@ -265,7 +266,7 @@ def test_gpus_that_cannot_be_used_are_refused_with_a_remedy_before_a_worker_star
 
 
 def test_a_gpu_that_is_named_and_cannot_be_used_is_refused_beside_others_that_can(monkeypatch):
-    feign(monkeypatch, [V100, A100, T4, H100], 13000, WITH_CUDA)
+    feign(monkeypatch, cards([V100, A100, T4, H100], 13000))
     for gpus in ("0", "1,0", "GPU-c0"):
         with pytest.raises(UnavailableError, match="cuda:0 cannot be used: Tesla V100"):
             choose("auto", gpus)

@@ -86,12 +86,6 @@ def started(monkeypatch):
 
 
 @pytest.fixture
-def undisturbed(make_config, tiny, contigs, tmp_path):
-    run_inline(make_config(contigs, output=tmp_path / "undisturbed"), tiny.head)
-    return tmp_path / "undisturbed"
-
-
-@pytest.fixture
 def poisoned(contigs):
     """The contigs with poison in two of them, which shard 0 and a later one hold."""
     text = contigs.read_text()
@@ -108,9 +102,9 @@ def test_processes_give_the_same_bytes_as_one_device(
     make_config, tiny, contigs, undisturbed, tmp_path, monkeypatch
 ):
     monkeypatch.undo()  # they start as in every real run
-    config = make_config(contigs, output=tmp_path / "three")
+    config = make_config(contigs, output=tmp_path / "two")
     events = []
-    run_inline(config, tiny.head, events.append, ProcessExecutor(["cpu"] * 3))
+    run_inline(config, tiny.head, events.append, ProcessExecutor(["cpu"] * 2))
     assert_same_run(config.output, undisturbed)
     done = [event for event in events if isinstance(event, ShardDone)]
     assert len({event.shard.index for event in done}) == len(done) > 6
@@ -126,8 +120,8 @@ def test_workers_get_ready_while_the_run_is_planned(
             n_started.append(len(started))
 
     config = make_config(contigs, output=tmp_path / "early")
-    run_inline(config, tiny.head, hear, ProcessExecutor(["cpu"] * 3))
-    assert set(n_started) == {3} and len(started) == 3
+    run_inline(config, tiny.head, hear, ProcessExecutor(["cpu"] * 2))
+    assert set(n_started) == {2} and len(started) == 2
     assert_same_run(config.output, undisturbed)
 
 
@@ -471,7 +465,7 @@ def test_a_silent_worker_is_replaced_and_its_sequence_fails_alone(make_config, t
     fasta.write_text(
         f">good\n{open_dna(290, rng)}\n>hangs\n{CODONS_OF_POISON}{open_dna(90, rng)}\n"
     )
-    config = make_config(fasta, silence_seconds=1.0)
+    config = make_config(fasta, silence_seconds=0.4)
     lost = []
     run_inline(
         config,
@@ -667,13 +661,18 @@ def test_an_interruption_while_workers_end_leaves_no_process_behind(make_config,
                 worker.kill()
 
 
-def test_a_worker_that_was_just_lost_is_not_told_to_end():
-    peer = peer_with()
-    peer.child = SimpleNamespace(
-        kill=lambda: None, wait=lambda _: True, close=lambda: None, is_alive=False
-    )
-    peer.kill()
-    peer.tell_to_end()  # nobody sends any more
+def test_a_worker_is_told_to_end_if_it_waits_and_is_killed_if_it_is_lost_or_at_work():
+    """Nobody sends to one that was lost: nobody would read it."""
+    for is_alive, shards, expected in ((True, (), [None]), (False, (), []), (True, SHARDS[:1], [])):
+        peer, killed = peer_with(), []
+        peer.child.pipe, theirs = Pipe()
+        peer.child.is_alive, peer.child.kill = is_alive, lambda killed=killed: killed.append(True)
+        peer.work.attempts.extend(map(Attempt, shards))
+        peer.tell_to_end()
+        peer.sender.shutdown()  # which waits for what is sent
+        with theirs, peer.child.pipe:
+            assert [theirs.recv() for _ in range(theirs.poll())] == expected
+        assert bool(killed) == (not expected)
 
 
 def test_a_worker_that_does_not_read_keeps_nobody_waiting():

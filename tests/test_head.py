@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import shutil
 from dataclasses import asdict, replace
 from itertools import pairwise
@@ -107,8 +108,8 @@ def metadata(**changes: object) -> dict[str, str]:
     return {"virnucpro_head": json.dumps(stored)}
 
 
-def refusal_of(path: Path) -> UnavailableError:
-    with pytest.raises(UnavailableError) as caught:
+def refusal_of(path: Path, why: str) -> UnavailableError:
+    with pytest.raises(UnavailableError, match=re.escape(why)) as caught:
         load_head(path)
     assert path.name in str(caught.value)
     assert caught.value.hint
@@ -201,88 +202,93 @@ def test_no_row_gives_no_score() -> None:
 # Refusals
 
 
+NO_HEADER = "not a VirNucPro head file: Error while deserializing header"
+
+
 @pytest.mark.parametrize(
     "content", [b"", b"no head", b"\x10\0\0\0\0\0\0\0{}", b">a\nACGT\n", b"PK\x03\x04"]
 )
 def test_a_file_that_is_no_safetensors_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "head.safetensors"
     path.write_bytes(content)
-    refusal_of(path)
+    refusal_of(path, NO_HEADER)
 
 
 def test_a_missing_head_is_refused(tmp_path: Path) -> None:
-    refusal_of(tmp_path / "missing.safetensors")
+    refusal_of(tmp_path / "missing.safetensors", "No such file or directory")
 
 
 def test_a_truncated_head_is_refused_wherever_it_ends(stored: Path) -> None:
     content = stored.read_bytes()
-    for length in range(len(content)):
+    n_header = 8 + int.from_bytes(content[:8], "little")
+    for length in (*range(0, n_header, 7), *range(n_header, len(content), 97), len(content) - 1):
         stored.write_bytes(content[:length])
-        refusal_of(stored)
+        refusal_of(stored, NO_HEADER)
 
 
-@pytest.mark.parametrize("name", [*HeadFacts.__slots__, *EncoderFacts.__slots__, "temperatures"])
+NEEDED = {*HeadFacts.__slots__, *EncoderFacts.__slots__, "temperatures"} - {"classes", "join"}
+
+
+@pytest.mark.parametrize("name", sorted(NEEDED))
 def test_a_head_that_does_not_say_what_it_was_made_for_is_refused(stored: Path, name: str) -> None:
-    if name in ("classes", "join"):
-        pytest.skip("a head that names no classes has the two of every head; few are joined")
     facts = json.loads(metadata()["virnucpro_head"])
     del (facts if name in facts else facts["encoders"][0])[name]
     save_file(load_file(stored), stored, metadata={"virnucpro_head": json.dumps(facts)})
-    assert name in str(refusal_of(stored))
+    refusal_of(stored, f"'{name}'")
 
 
 def test_a_head_of_the_older_form_is_refused_and_the_remedy_named(stored: Path) -> None:
     facts = {"encoder": "tiny", "encoder_id": "0123456789abcdef", "layer": "3", "frames": "mean"}
     save_file(load_file(stored), stored, metadata=facts)
-    refusal = refusal_of(stored)
-    assert "a head of an older version of VirNucPro" in str(refusal)
+    refusal = refusal_of(stored, "a head of an older version of VirNucPro")
     assert "virnucpro train" in refusal.hint
 
 
 def test_tensors_without_any_facts_are_refused(stored: Path) -> None:
     save_file(load_file(stored), stored)
-    refusal_of(stored)
+    refusal_of(stored, "'virnucpro_head'")
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "why"),
     [
-        {"classes": "virus,others"},
-        {"classes": "others,phage,virus"},
-        {"threshold": 1.5},
-        {"threshold": -0.1},
-        {"threshold": np.nan},
-        {"threshold": "high"},
-        {"exponent": 1.5},
-        {"exponent": -0.5},
-        {"exponent": True},
-        {"frame_rule": "median"},
-        {"protein": 0},
-        {"nucleotide": -1},
-        {"nucleotide": np.inf},
-        {"nucleotide": "warm"},
-        {"pooling": "none"},
-        {"pooling": "max"},
-        {"dim": 7},
-        {"dim": "6"},
-        {"encoders": []},
-        {"training": None},
-        {"name": 1},
-        {"layer": "last"},
-        {"chunk_size": ""},
-        {"chunk_size": 300.5},
+        ({"classes": "virus,others"}, "the classes 'virus,others'"),
+        ({"classes": "others,phage,virus"}, "the classes 'others,phage,virus'"),
+        ({"threshold": 1.5}, "a threshold of 1.5"),
+        ({"threshold": -0.1}, "a threshold of -0.1"),
+        ({"threshold": True}, "a threshold of True"),
+        ({"threshold": "high"}, "a threshold of 'high'"),
+        ({"exponent": 1.5}, "an exponent of 1.5"),
+        ({"exponent": -0.5}, "an exponent of -0.5"),
+        ({"exponent": True}, "an exponent of True"),
+        ({"frame_rule": "median"}, "the 'median' of a chunk's frames"),
+        ({"protein": 0}, "a temperature of 0.0"),
+        ({"nucleotide": -1}, "a temperature of -1.0"),
+        ({"nucleotide": "warm"}, "could not convert string to float: 'warm'"),
+        ({"pooling": "none"}, "a head on 'none' pooling"),
+        ({"pooling": "max"}, "a head on 'max' pooling"),
+        ({"dim": 7}, "a layer of 6 inputs behind 7 values"),
+        ({"dim": "6"}, "'6' is not a count"),
+        ({"encoders": []}, "a head for no encoder"),
+        ({"training": None}, "how a head was trained is a sentence"),
+        ({"name": 1}, "an encoder is named by text"),
+        ({"layer": "last"}, "'last' is not a count"),
+        ({"chunk_size": ""}, "'' is not a count"),
+        ({"chunk_size": 300.5}, "300.5 is not a count"),
+        *(
+            ({name: number}, f"{words} of {number}")
+            for name, words in (
+                ("threshold", "a threshold"),
+                ("exponent", "an exponent"),
+                ("protein", "a temperature"),
+            )
+            for number in (np.inf, -np.inf, np.nan)
+        ),
     ],
 )
-def test_facts_that_make_no_sense_are_refused(stored: Path, changes: dict[str, object]) -> None:
+def test_facts_that_make_no_sense_are_refused(stored: Path, changes: dict, why: str) -> None:
     save_file(load_file(stored), stored, metadata=metadata(**changes))
-    refusal_of(stored)
-
-
-@pytest.mark.parametrize("name", ["threshold", "exponent", "protein"])
-@pytest.mark.parametrize("number", [np.inf, -np.inf, np.nan])
-def test_facts_that_are_not_finite_are_refused(stored: Path, name: str, number: float) -> None:
-    save_file(load_file(stored), stored, metadata(**{name: number}))
-    refusal_of(stored)
+    refusal_of(stored, why)
 
 
 @pytest.mark.parametrize("number", [np.inf, -np.inf, np.nan])
@@ -291,7 +297,7 @@ def test_weights_that_are_not_finite_are_refused(stored: Path, name: str, number
     tensors = load_file(stored)
     tensors[name].flat[-1] = number
     save_file(tensors, stored, metadata())
-    assert "not finite" in str(refusal_of(stored))
+    refusal_of(stored, "a weight that is not finite")
 
 
 def test_weights_that_are_finite_and_whose_scores_are_not_are_refused() -> None:
@@ -306,32 +312,40 @@ def test_weights_that_are_finite_and_whose_scores_are_not_are_refused() -> None:
         Network(make_layers(rng, FACTS.dim, 2), temperature=1e-320)
 
 
+def test_a_head_has_a_network_for_its_vectors_in_float32() -> None:
+    head = make_head(4)
+    with pytest.raises(ValueError, match="a head without a network"):
+        Head(FACTS, None, head.nucleotide)
+    doubles = tuple((weight.astype(float), bias) for weight, bias in head.protein.layers)
+    with pytest.raises(ValueError, match="weights that are not float32"):
+        Network(doubles)
+
+
 @pytest.mark.parametrize(
-    "shapes",
+    ("shapes", "why"),
     [
-        [],
-        [(2, 5)],
-        [(3, 6)],
-        [(4, 6), (2, 3)],
-        [(2, 6, 1)],
-        [(6,)],
+        ([], "a head without a network"),
+        ([(2, 5)], "a layer of 5 inputs behind 6 values"),
+        ([(3, 6)], "3 outputs for the classes"),
+        ([(4, 6), (2, 3)], "a layer of shape (2, 3) behind 4 values"),
+        ([(2, 6, 1)], "a layer of shape (2, 6, 1)"),
+        ([(6,)], "a layer of shape (6,)"),
     ],
-    ids=["no-layer", "other-dim", "three-classes", "layers-do-not-fit", "three-axes", "one-axis"],
 )
-def test_layers_that_do_not_fit_are_refused(tmp_path: Path, shapes: list[tuple[int, ...]]) -> None:
+def test_layers_that_do_not_fit_are_refused(tmp_path: Path, shapes: list, why: str) -> None:
     path = tmp_path / "head.safetensors"
     tensors = {}
     for i, shape in enumerate(shapes):
         tensors[f"protein.layers.{i}.weight"] = np.ones(shape, dtype=np.float32)
         tensors[f"protein.layers.{i}.bias"] = np.ones(shape[:1], dtype=np.float32)
     save_file(tensors, path, metadata=metadata())
-    refusal_of(path)
+    refusal_of(path, why)
 
 
 def test_a_bias_of_another_length_is_refused(stored: Path) -> None:
     tensors = load_file(stored) | {"protein.layers.0.bias": np.ones(1, dtype=np.float32)}
     save_file(tensors, stored, metadata=metadata())
-    refusal_of(stored)
+    refusal_of(stored, "a layer of shape (4, 6) behind 6 values")
 
 
 @pytest.mark.parametrize("network", ["protein", "nucleotide"])
@@ -340,40 +354,31 @@ def test_a_layer_without_its_other_half_is_refused(stored: Path, network: str, o
     tensors = load_file(stored)
     tensors[f"{network}.{other}"] = tensors.pop(f"{network}.layers.1.bias")
     save_file(tensors, stored, metadata=metadata())
-    refusal_of(stored)
+    refusal_of(stored, f"'{network}.layers.1.bias'")
 
 
 def test_a_network_for_other_inputs_is_refused(stored: Path) -> None:
     tensors = load_file(stored)
     tensors["nucleotide.layers.0.weight"] = tensors["protein.layers.0.weight"]
     save_file(tensors, stored, metadata=metadata())
-    refusal_of(stored)
+    refusal_of(stored, "a layer of 6 inputs behind 6 + 336 values")
 
 
 @pytest.mark.parametrize(
     "name", ["trained_records", "trained_groups", "encoder_records", "encoder_groups"]
 )
 @pytest.mark.parametrize(
-    "digests",
+    ("digests", "why"),
     [
-        np.array([1, 2], dtype=np.int64),
-        np.array([2, 1], dtype=np.uint64),
-        np.array([1, 1], dtype=np.uint64),
-        np.array([[1, 2]], dtype=np.uint64),
+        (np.array([1, 2], dtype=np.int64), "digests that are not a row of uint64"),
+        (np.array([[1, 2]], dtype=np.uint64), "digests that are not a row of uint64"),
+        (np.array([2, 1], dtype=np.uint64), "digests that are not sorted, or one of them twice"),
+        (np.array([1, 1], dtype=np.uint64), "digests that are not sorted, or one of them twice"),
     ],
-    ids=["signed", "unsorted", "twice", "two-axes"],
 )
-def test_digests_that_cannot_be_looked_up_are_refused(stored: Path, name: str, digests) -> None:
+def test_digests_that_cannot_be_looked_up_are_refused(stored: Path, name, digests, why) -> None:
     save_file(load_file(stored) | {name: digests}, stored, metadata=metadata())
-    refusal_of(stored)
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_head_that_is_not_finite_is_refused(stored: Path, value: float) -> None:
-    tensors = load_file(stored)
-    tensors["protein.layers.0.weight"][0, 0] = value
-    save_file(tensors, stored, metadata=metadata())
-    refusal_of(stored)
+    refusal_of(stored, why)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
@@ -384,7 +389,7 @@ def test_a_number_format_that_numpy_does_not_know_is_refused(tmp_path: Path, dty
         "protein.layers.0.bias": torch.zeros(2).to(dtype),
     }
     save_torch_file(tensors, path, metadata=metadata())
-    refusal_of(path)
+    refusal_of(path, str(dtype).removeprefix("torch."))
 
 
 class Trap:
@@ -400,9 +405,9 @@ class Trap:
 def test_code_in_a_pickled_head_is_never_run(tmp_path: Path) -> None:
     sprung, path = tmp_path / "sprung", tmp_path / "head.pkl"
     path.write_bytes(pickle.dumps(Trap(sprung)))
-    refusal_of(path)
+    refusal_of(path, NO_HEADER)
     torch.save({"layers.0.weight": Trap(sprung)}, path)
-    refusal_of(path)
+    refusal_of(path, NO_HEADER)
     assert not sprung.exists()
 
 

@@ -6,16 +6,27 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass
+from logging.handlers import QueueHandler
 from pathlib import Path
+from queue import SimpleQueue
 
 import numpy as np
 import psutil
 import pytest
 from conftest import open_dna, random_dna
-from runs import TABLES, assert_gone, assert_same_run, is_ours, our_processes, run_inline, within
+from runs import (
+    TABLES,
+    assert_gone,
+    assert_same_run,
+    is_ours,
+    kill_ours,
+    our_processes,
+    run_inline,
+    within,
+)
 from test_scorer_run import many, predict
 from workers import POISON, RaisingWorker
 
@@ -34,6 +45,7 @@ from virnucpro.stories.blocks import BlockTask
 from virnucpro.stories.options import PredictOptions
 from virnucpro.stories.pipeline import predict as predict_run
 
+pytestmark = pytest.mark.usefixtures("quick_starts")
 POISON_BASES = POISON.replace("W", "TGG").replace("C", "TGT")
 
 
@@ -68,23 +80,20 @@ def hard(tmp_path) -> list[Path]:
 @pytest.mark.parametrize("command", ["predict", "extract"])
 def test_any_number_of_helpers_gives_the_same_bytes(make_config, tiny, hard, tmp_path, command):
     head = tiny.head if command == "predict" else None
-    runs = []
-    for n_helpers in (0, 2, 3):
-        folder = tmp_path / f"by{n_helpers}"
+    alone, helped = tmp_path / "alone", tmp_path / "helped"
+    for folder, n_helpers in ((alone, 0), (helped, 3)):
         changes = {"command": command, "n_helpers": n_helpers, "per_file": True}
         changes["keep_intermediate"] = True
         executor = InlineExecutor(worker=RaisingWorker)
         run_inline(make_config(*hard, output=folder, **changes), head, executor=executor)
-        runs.append(folder)
-    assert (runs[0] / "failed_files.txt").read_text().count("failed") == 2  # in either file
-    for other in runs[1:]:
-        files = [path.relative_to(other) for path in other.rglob("*") if path.is_file()]
-        assert len([path for path in files if "copies" in path.name]) > 2
-        assert "shards are made by" in (other / "virnucpro.log").read_text()
-        assert RunDir(runs[0]).plan.read_bytes() == RunDir(other).plan.read_bytes()
-        for path in files:
-            if path.suffix not in (".log", ".json", ".html"):  # these have times
-                assert (runs[0] / path).read_bytes() == (other / path).read_bytes(), path
+    assert (alone / "failed_files.txt").read_text().count("failed") == 2  # in either file
+    files = [path.relative_to(helped) for path in helped.rglob("*") if path.is_file()]
+    assert len([path for path in files if "copies" in path.name]) > 2
+    assert "shards are made by 3 helpers" in (helped / "virnucpro.log").read_text()
+    assert RunDir(alone).plan.read_bytes() == RunDir(helped).plan.read_bytes()
+    for path in files:
+        if path.suffix not in (".log", ".json", ".html"):  # these have times
+            assert (alone / path).read_bytes() == (helped / path).read_bytes(), path
     assert not our_processes()
 
 
@@ -111,16 +120,15 @@ def test_records_that_the_scorer_calls_have_the_same_tables(tmp_path):
 
 
 @pytest.mark.usefixtures("in_small_blocks")
-def test_a_plan_whose_helper_is_killed_leaves_a_free_folder(make_config, tiny, contigs, tmp_path):
-    run_inline(make_config(contigs, output=tmp_path / "whole"), tiny.head)
+def test_a_plan_whose_helper_is_killed_leaves_a_free_folder(
+    make_config, tiny, contigs, undisturbed
+):
     n_killed = 0
 
     def kill(event) -> None:
         nonlocal n_killed
         if isinstance(event, Progress) and event.stage == "reading and translating":
-            for helper in our_processes():
-                helper.kill()
-                n_killed += 1
+            n_killed += kill_ours()
 
     config = make_config(contigs, n_helpers=2)
     with pytest.raises(UnavailableError, match="makes shards or tables was lost: SIGKILL"):
@@ -129,7 +137,7 @@ def test_a_plan_whose_helper_is_killed_leaves_a_free_folder(make_config, tiny, c
     assert not our_processes()
     assert not (config.output / "run.json").exists()
     run_inline(make_config(contigs, resume=True, n_helpers=2), tiny.head)
-    assert_same_run(config.output, tmp_path / "whole")
+    assert_same_run(config.output, undisturbed)
 
 
 @pytest.mark.usefixtures("in_small_blocks")
@@ -149,8 +157,7 @@ def test_a_small_input_starts_no_process(make_config, tiny, contigs, monkeypatch
 
 
 @pytest.mark.usefixtures("in_small_blocks")
-def test_a_damaged_file_that_a_helper_finds_is_made_again(make_config, tiny, contigs, tmp_path):
-    run_inline(make_config(contigs, output=tmp_path / "whole"), tiny.head)
+def test_a_damaged_file_that_a_helper_finds_is_made_again(make_config, tiny, contigs, undisturbed):
     config, done = make_config(contigs, n_helpers=2), []
 
     def damage(event) -> None:
@@ -164,20 +171,18 @@ def test_a_damaged_file_that_a_helper_finds_is_made_again(make_config, tiny, con
 
     run_inline(config, tiny.head, damage)
     assert done == [*range(7), 6]
-    assert_same_run(config.output, tmp_path / "whole")
+    assert_same_run(config.output, undisturbed)
     assert not our_processes()
 
 
 @pytest.mark.usefixtures("in_small_blocks")
 def test_a_run_whose_helper_is_killed_says_so_and_goes_on_by_resume(
-    make_config, tiny, contigs, tmp_path
+    make_config, tiny, contigs, undisturbed
 ):
-    run_inline(make_config(contigs, output=tmp_path / "whole"), tiny.head)
 
     def kill(event) -> None:
         if isinstance(event, ShardDone):
-            for helper in our_processes():
-                helper.kill()
+            kill_ours()
 
     config = make_config(contigs, n_helpers=2)
     with pytest.raises(UnavailableError, match=r"was lost: SIGKILL \(out of memory\?\)") as caught:
@@ -186,7 +191,7 @@ def test_a_run_whose_helper_is_killed_says_so_and_goes_on_by_resume(
     assert not our_processes()
     assert not (config.output / "predictions.tsv").exists()
     run_inline(make_config(contigs, resume=True, n_helpers=2), tiny.head)
-    assert_same_run(config.output, tmp_path / "whole")
+    assert_same_run(config.output, undisturbed)
 
 
 @pytest.mark.usefixtures("in_small_blocks")
@@ -212,29 +217,33 @@ def test_an_error_that_is_none_of_ours_is_told_in_words(capfd):
 
 
 PARENT = """
-import sys, time
-from virnucpro.callers.batches import ScoredFrames
+import signal, sys
 from virnucpro.ground.tasks import helpers_for
 with helpers_for("no maker", 2, "tables") as helpers:
     print(*[child.pid for child in helpers.children], flush=True)
-    time.sleep(60)
+    signal.pause()
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_helpers_end_with_a_parent_that_is_killed(number):
+@pytest.fixture
+def beginning() -> Callable[[str], subprocess.Popen[str]]:
+    """Starts a program that finds the modules of this process."""
     places = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True, env=places
-    )
-    assert parent.stdout is not None
-    pids = list(map(int, parent.stdout.readline().split()))
-    assert len(pids) == 2
-    assert all(is_ours(psutil.Process(pid)) for pid in pids)
-    time.sleep(0.5)
-    parent.send_signal(number)
-    parent.wait()
-    parent.stdout.close()
+
+    def begin(program: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", program]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=places)
+
+    return begin
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_helpers_end_with_a_parent_that_is_killed(beginning, number):
+    with beginning(PARENT) as parent:
+        pids = list(map(int, parent.stdout.readline().split()))
+        assert len(pids) == 2
+        assert all(is_ours(psutil.Process(pid)) for pid in pids)
+        parent.send_signal(number)
     assert_gone(*pids)
 
 
@@ -281,18 +290,17 @@ def test_frames_of_a_shard_are_sent_once_with_a_block_however_its_records_altern
     assert task.runs.tolist() == [0, 0, 0, 1, 1, 1, 1, 2, 2, 0, 2, 3, 3, 1, 3, 4]
 
 
-def test_a_helper_that_is_stopped_is_named_with_what_to_do(monkeypatch, caplog):
+def test_a_helper_that_is_stopped_is_named_with_what_to_do(monkeypatch):
+    heard = SimpleQueue()
     monkeypatch.setattr(tasks, "_SILENCE_SECONDS", 0.2)
-    monkeypatch.setattr(tasks.LOGGER, "propagate", True)
+    monkeypatch.setattr(tasks.LOGGER, "handlers", [QueueHandler(heard)])
     with helpers_for("no maker", 1, "tables") as helpers:
         (helper,) = helpers.children
         psutil.Process(helper.pid).suspend()
         task = helpers.submit(BlockTask(0, (), array("q"), []))
-        with within(30):
-            while not caplog.records:
-                time.sleep(0.02)
-        assert f"process {helper.pid}, which makes shards or tables" in caplog.text
-        assert f"kill -9 {helper.pid}" in caplog.text
+        warning = heard.get(timeout=30).getMessage()
+        assert f"process {helper.pid}, which makes shards or tables" in warning
+        assert f"kill -9 {helper.pid}" in warning
         helper.kill()
         with pytest.raises(UnavailableError, match="was lost: SIGKILL"):
             task.result()
@@ -300,33 +308,29 @@ def test_a_helper_that_is_stopped_is_named_with_what_to_do(monkeypatch, caplog):
 
 
 PAUSED_PARENT = """
-import logging, os, signal, time
+import os, signal, threading, time
 from virnucpro.ground import tasks
 from virnucpro.stories.blocks import BlockTask
-tasks._SILENCE_SECONDS = 3.0
-warned = []
-tasks.LOGGER.addFilter(lambda record: warned.append(time.monotonic()))
+tasks._SILENCE_SECONDS = 1.5
+warned = threading.Event()
+tasks.LOGGER.addFilter(lambda record: warned.set())
 with tasks.helpers_for("no maker", 1, "tables") as helpers:
     os.kill(helpers.children[0].pid, signal.SIGSTOP)
     helpers.submit(BlockTask(0, (), (), []))
-    time.sleep(0.5)
     os.kill(os.getpid(), signal.SIGSTOP)
     began = time.monotonic()
-    while not warned:
-        time.sleep(0.01)
-    print(warned[0] - began)
+    warned.wait()
+    print(time.monotonic() - began)
 """
 
 
-def test_time_in_which_the_parent_was_stopped_is_no_silence_of_a_helper():
+def test_time_in_which_the_parent_was_stopped_is_no_silence_of_a_helper(beginning):
     """Ctrl-Z and, later, `fg`: a helper that is silent after it as well is named."""
-    places = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = [sys.executable, "-c", PAUSED_PARENT]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env=places) as parent, within(120):
-        assert parent.stdout is not None
-        while psutil.Process(parent.pid).status() != psutil.STATUS_STOPPED:
-            time.sleep(0.05)
-        time.sleep(3.0)
+    with beginning(PAUSED_PARENT) as parent, within(120):
+        _, status = os.waitpid(parent.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status)
+        with pytest.raises(subprocess.TimeoutExpired):
+            parent.wait(2.0)  # longer than a helper may be silent
         parent.send_signal(signal.SIGCONT)
         assert float(parent.stdout.read()) > 0.5
 

@@ -17,6 +17,7 @@ from runs import again, run_inline, tables, vectors
 from virnucpro.callers.caller import caller_of
 from virnucpro.callers.calls import (
     Decision,
+    call_protein,
     chunk_log_odds,
     join_call,
     log_odds,
@@ -27,7 +28,7 @@ from virnucpro.callers.join import Join, JoinKnot, join_log_odds
 from virnucpro.callers.options import CutOptions
 from virnucpro.ground.errors import UnavailableError, UsageError
 from virnucpro.ground.events import BatchDone
-from virnucpro.ground.records import Call
+from virnucpro.ground.records import Call, FastaRecord
 from virnucpro.scorer.nets import (
     ErrorRates,
     Scorer,
@@ -70,11 +71,29 @@ def test_joined_log_odds_are_weighed_by_length_on_lines_over_its_logarithm():
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"head": -0.1}, {"base": -1.0}, {"offset": float("nan")}, {"head": float("inf")}],
+    [
+        *({"head": -0.1}, {"base": -1.0}, {"n_bases": 0}),
+        *({name: float("nan")} for name in ("base", "head", "offset")),
+        *({name: float("inf")} for name in ("base", "head", "offset")),
+        {"head": float("inf"), "offset": -float("inf")},
+    ],
 )
 def test_weights_are_numbers_and_none_turns_a_score_round(wrong):
-    with pytest.raises(ValueError):
-        JoinKnot(**{"n_bases": 500, "base": 1.0, "head": 1.0, "offset": 0.0, **wrong})
+    knot = {"n_bases": 500, "base": 1.0, "head": 1.0, "offset": 0.0}
+    with pytest.raises(ValueError, match="weights of JoinKnot"):
+        JoinKnot(**knot | wrong)
+    assert JoinKnot(**knot | {"n_bases": 1}).n_bases == 1
+
+
+def test_a_join_names_its_scorer_and_its_lengths_rise():
+    short, long = (JoinKnot(n, 1.0, 1.0, 0.0) for n in (500, 1000))
+    for knots in ((), (long, short), (short, short)):
+        with pytest.raises(ValueError, match="a join at "):
+            Join("a" * 64, knots, (RATES,))
+    with pytest.raises(ValueError, match=r"a join at \[\]"):
+        Join("a" * 64, (short, long), ())
+    with pytest.raises(TypeError, match="named by its hash"):
+        Join(7, (short, long), (RATES,))
 
 
 def test_a_head_remembers_its_join_in_its_file(joined, tmp_path):
@@ -93,6 +112,16 @@ def test_a_record_has_the_joined_score_or_the_scorers_or_the_heads_whichever_the
     assert (base.status, base.virus_score, base.base_score) == ("scored", 0.75, 0.75)
     assert base.is_virus and base.n_chunks == 2
     assert join_call(alone, None, None, decision) == alone
+
+
+def test_a_sequence_has_its_score_or_says_that_no_letter_of_it_is_known():
+    record, decision = FastaRecord("p", "p", "MKVL", 1), Decision(True, 0.25)
+    scored = call_protein(record, log(3), decision)
+    facts = {"virus_score": 0.75, "base_score": 0.75, "is_virus": True}
+    facts |= {"false_discovery_rate": 0.25, "n_chunks": 1, "n_chunks_scored": 1}
+    assert scored == Call("p", 4, "scored", **facts)
+    unknown = call_protein(record, None, Decision(False, 0.25))
+    assert unknown == Call("p", 4, "no_orf", n_chunks=1, note="no known residue")
 
 
 def test_a_run_calls_by_scorer_and_head_together(joined, scorer, make_config, tmp_path):

@@ -7,14 +7,13 @@ import signal
 import subprocess
 import sys
 import sysconfig
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 from labelled import write_labelled
-from runs import assert_gone, hear_signals, is_ours, within
+from runs import assert_gone, hear_signals, is_ours, wait_until, within
 
 from virnucpro.ground.processes import Pipe, Raised, interrupts_held, kill_all, start, with_news
 
@@ -57,7 +56,7 @@ def test_predict_imports_nothing_from_the_current_folder(hostile, tiny, how):
     program = {"program": [PROGRAM], "module": [sys.executable, "-m", "virnucpro"]}[how]
     if how == "program":  # Python itself takes a module of `-m` from there
         (hostile / "virnucpro.py").write_text((hostile / "json.py").read_text())
-    options = ["--model", tiny.model, "--head", tiny.head_file, "--device", "cpu", "--workers", 2]
+    options = ["--model", tiny.model, "--head", tiny.head_file, "--device", "cpu", "--workers", 1]
     run_in(hostile, *program, "predict", "-q", "-i", EXAMPLE, "-o", "out", *options)
 
 
@@ -68,16 +67,18 @@ def test_train_imports_nothing_from_the_current_folder(hostile, tiny):
     run_in(hostile, PROGRAM, *TRAIN, "--data", data, "-o", "out", "--model", tiny.model, *options)
 
 
-def tell_order(pipe: Pipe) -> None:
-    pipe.send(os.environ["CUDA_DEVICE_ORDER"])
+def tell_environment(pipe: Pipe) -> None:
+    pipe.send([os.environ[name] for name in ("CUDA_DEVICE_ORDER", "OPENBLAS_NUM_THREADS")])
 
 
-def test_a_process_numbers_gpus_as_nvml_does_whatever_is_set(monkeypatch):
+def test_a_process_numbers_gpus_as_nvml_does_and_gives_numpy_one_thread(monkeypatch):
+    """Whatever is set, and whoever starts it."""
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
     with interrupts_held():
-        child = start(tell_order)
+        child = start(tell_environment)
     try:
-        assert child.pipe.recv() == "PCI_BUS_ID"
+        assert child.pipe.recv() == ["PCI_BUS_ID", "1"]
     finally:
         kill_all([child])
 
@@ -126,15 +127,21 @@ def test_a_worker_does_not_outlive_a_parent_that_is_killed_while_it_plans(predic
 
 def wait_for_import(parent: subprocess.Popen[bytes], library: str) -> psutil.Process:
     """-> a worker that has begun to load it"""
-    while True:
+
+    def look() -> psutil.Process | None:
         assert parent.poll() is None
         for child in psutil.Process(parent.pid).children():
             if is_ours(child) and library in Path(f"/proc/{child.pid}/maps").read_text():
                 return child
-        time.sleep(0.001)
+        return None
+
+    return wait_until(look)
 
 
-# What a process says
+# What a process says: forked ones, for the way from a new interpreter is that of all tests above
+
+
+quick = pytest.mark.usefixtures("quick_starts")
 
 
 def say(pipe: Pipe, *words: object) -> None:
@@ -165,10 +172,12 @@ def hear(target: object, *words: object) -> tuple[list[object], str]:
         kill_all([child])
 
 
+@quick
 def test_a_process_is_heard_to_the_end():
     assert hear(say, "one", {"two": 2}) == (["one", {"two": 2}], "exit code 0")
 
 
+@quick
 def test_an_exception_is_the_last_word_of_a_process():
     (last,), cause = hear(fail)
     assert isinstance(last, Raised)
@@ -176,23 +185,12 @@ def test_an_exception_is_the_last_word_of_a_process():
     assert cause == "exit code 1"
 
 
+@quick
 def test_a_process_that_is_killed_says_nothing():
     assert hear(end, signal.SIGKILL) == ([], "SIGKILL (out of memory?)")
 
 
+@quick
 def test_ctrl_c_is_not_for_our_processes_and_sigterm_is():
     assert hear(end, signal.SIGINT) == ([], "exit code 0")
     assert hear(end, signal.SIGTERM) == ([], "SIGTERM")
-
-
-def test_numpy_has_one_thread_in_a_process_of_ours_whoever_starts_it(monkeypatch):
-    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
-    child = start(tell_threads)
-    try:
-        assert child.pipe.recv() == "1"
-    finally:
-        kill_all([child])
-
-
-def tell_threads(pipe: Pipe) -> None:
-    pipe.send(os.environ.get("OPENBLAS_NUM_THREADS"))

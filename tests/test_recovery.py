@@ -185,6 +185,7 @@ def test_a_shard_that_failed_leaves_nothing_in_flight():
     start_batch(work, 0, 1)
     work.take(ShardFailed("cpu", SHARDS[0], "no space", refusal=Refusal("", False)))
     assert work.guilty == [Attempt(SHARDS[1])]
+    assert work.patience(1.0) == 1.0
 
 
 # When a device is given up
@@ -247,6 +248,11 @@ def test_a_worker_is_given_more_of_small_shards(n_residues, most):
         assert work.wants(MAX_IN_FLIGHT) == (n < most)
         work.attempts.append(Attempt(Shard(n, Path(f"{n}.faa"), 10, 10, n_residues, "")))
     assert not work.wants(MAX_IN_FLIGHT)
+
+
+def test_a_worker_is_given_no_more_than_is_left_for_it():
+    work = workload(Shard(0, Path("0.faa"), 10, 10, 100, ""))
+    assert [work.wants(n) for n in (0, 1, 2)] == [False, False, True]
 
 
 def test_a_batch_keeps_the_time_it_was_allowed_when_the_one_before_it_is_done():

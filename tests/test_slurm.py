@@ -6,14 +6,13 @@ import os
 import re
 import signal
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from one_node_slurm import NEEDS_SLURM, Slurm, one_node_slurm
 from oracle import random_protein
-from runs import assert_same_run, leftovers, predict_here
+from runs import assert_same_run, leftovers, predict_here, wait_until
 
 from virnucpro.run.work_log import read_figures
 
@@ -42,13 +41,6 @@ def proteins(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def one_machine(proteins, tiny, tmp_path_factory) -> Path:
     """The same run without SLURM."""
     return predict_here(proteins, tiny, tmp_path_factory.mktemp("one_machine") / "run")
-
-
-def await_(what: Callable[[], object], slurm: Slurm, seconds: float = 120.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < deadline, slurm.logs()
-        time.sleep(0.02)
 
 
 def log_of(folder: Path, part: str) -> Path | None:
@@ -80,7 +72,7 @@ def test_an_array_that_is_cancelled_killed_and_requeued_ends_as_one_machine_does
         3: lambda _: slurm.call("scancel", f"{array}_3"),
     }
     while harm:
-        await_(lambda: any(log_of(folder, f"{task}/4") for task in harm), slurm)
+        wait_until(lambda: any(log_of(folder, f"{task}/4") for task in harm))
         for task in list(harm):
             if log := log_of(folder, f"{task}/4"):
                 harm.pop(task)(log)

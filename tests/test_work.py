@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from forked import virnucpro
 from runs import assert_same_run, leftovers, run_inline, within
-from test_cli import virnucpro
 from workers import CrashingWorker
 
 from virnucpro.cli.running import planned_steps
@@ -40,12 +40,6 @@ from virnucpro.stories.resolve import resolve
 from virnucpro.stories.work import Part, PartResult, choose_part, work
 
 FORK = multiprocessing.get_context("fork")
-
-
-@pytest.fixture
-def undisturbed(make_config, tiny, contigs, tmp_path) -> Path:
-    run_inline(make_config(contigs, output=tmp_path / "undisturbed"), tiny.head)
-    return tmp_path / "undisturbed"
 
 
 @pytest.fixture

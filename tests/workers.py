@@ -80,7 +80,7 @@ class NanWorker(Worker):
 class HangingWorker(Worker):
     def start(self, encoder: Encoder, sequences: Sequence[str]) -> Pending:
         if any(POISON in text for text in sequences):
-            time.sleep(120)
+            signal.pause()
         return super().start(encoder, sequences)
 
 
@@ -123,7 +123,7 @@ class OneStuckWorker(Worker):
 
     def __init__(self, job, resources, name: str, device: str) -> None:
         if not name.endswith("#0"):
-            time.sleep(120)
+            signal.pause()
         super().__init__(job, resources, name, device)
 
 
@@ -253,7 +253,7 @@ class StuckWorker(Worker):
     """Never becomes ready."""
 
     def __init__(self, job, resources, name: str, device: str) -> None:
-        time.sleep(120)
+        signal.pause()
 
 
 class StumblingWorker(Worker):

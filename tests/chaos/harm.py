@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 from conftest import make_tiny, open_dna
-from runs import hear_signals, is_ours
+from runs import hear_signals, is_ours, wait_until
 
 SILENCE = 8  # seconds after which a worker counts as hung
 # a signal may come before the program can catch it: then the system ends it, with the same meaning
@@ -78,10 +77,7 @@ class Run:
     def wait_for_work(self) -> None:
         """Until a worker of this start has said that it is ready, or the run is over."""
         known = self.log().count("is ready")
-        while self.process.poll() is None:
-            if self.log().count("is ready") > known:
-                return
-            time.sleep(0.02)
+        wait_until(lambda: self.log().count("is ready") > known or self.process.poll() is not None)
 
     def is_ready(self, worker: psutil.Process) -> bool:
         return f"process {worker.pid}\n" in self.log()

@@ -15,7 +15,7 @@ import time
 import psutil
 import pytest
 from harm import ENDS, SILENCE, Run, Setting, make_setting
-from runs import assert_same_run, leftovers
+from runs import assert_same_run, leftovers, wait_until
 
 N_RECORDS = 2600  # about three shards
 LOGGER = logging.getLogger("chaos")
@@ -174,9 +174,7 @@ def test_a_run_that_is_asked_to_end_does_so_within_seconds(
 def test_a_run_that_is_asked_to_end_keeps_what_is_done(setting, tmp_path):
     output = tmp_path / "run"
     run = Run.start(setting, output, "--workers", "1")
-    while " done by " not in run.log():
-        assert run.process.poll() is None
-        time.sleep(0.02)
+    wait_until(lambda: " done by " in run.log() or run.process.poll() is not None)
     run.send_to_all(signal.SIGINT)
     errors = run.end()
     assert run.process.returncode == 130, errors

@@ -5,18 +5,19 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
+import multiprocessing
 import os
 import shutil
 import socket
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import h5py
 import pytest
-from runs import assert_same_run, run_inline, vectors
+from runs import assert_same_run, run_inline, vectors, within
 
 from virnucpro import __version__
 from virnucpro.ground.errors import OutputError, ResumeError
@@ -25,73 +26,58 @@ from virnucpro.run import lock
 from virnucpro.run.folder import RunDir
 from virnucpro.run.status import inspect_run
 
-# Wants each folder that it is told, alone or to work there beside others, says whether it got it,
-# and keeps it until it is told so.
-CONTENDER = """
-import sys
-from pathlib import Path
-from virnucpro.run import lock
-from virnucpro.ground.errors import OutputError
-from virnucpro.run.folder import RunDir
-lock._PATIENCE = 60.0  # a busy machine may keep a holder from writing its name
-lock._QUEUE_SECONDS = 1.0
-print("ready", flush=True)
-for line in sys.stdin:
-    how, _, folder = line.strip().partition(" ")
-    rundir = RunDir(Path(folder))
-    try:
-        with rundir.locked() if how == "alone" else rundir.shared():
-            print("in", flush=True)
-            sys.stdin.readline()
-    except OutputError as error:
-        print(f"out: {error}; {error.hint}", flush=True)
-        sys.stdin.readline()
-"""
-WITHOUT_FLOCK = """
-import errno, fcntl, os
-def flock(*_):
-    raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-fcntl.flock = flock
-"""
 MARK = ".lock.held"
+FORK = multiprocessing.get_context("fork")
 
 
 class Contender:
-    def __init__(self, environment: dict[str, str]) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", CONTENDER],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
+    """A process that wants each folder it is told, alone or to work there beside others.
 
-    def tell(self, line: object = "") -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"{line}\n")
-        self.process.stdin.flush()
+    It says whether it got it, and keeps it until it is told to go on.
+    """
+
+    def __init__(self) -> None:
+        self.pipe, theirs = FORK.Pipe()
+        self.process = FORK.Process(target=contend_for_folders, args=(theirs,))
+        self.process.start()
+
+    def tell(self, how: str = "", folder: Path | None = None) -> None:
+        self.pipe.send((how, folder))
 
     def hear(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
+        with within(90):
+            return self.pipe.recv()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.join()
+
+
+def contend_for_folders(pipe: Connection) -> None:
+    lock._PATIENCE = 60.0  # a busy machine may keep a holder from writing its name
+    lock._QUEUE_SECONDS = 1.0
+    while True:
+        how, folder = pipe.recv()
+        rundir = RunDir(folder)
+        try:
+            with rundir.locked() if how == "alone" else rundir.shared():
+                pipe.send("in")
+                pipe.recv()
+        except OutputError as error:
+            pipe.send(f"out: {error}; {error.hint}")
+            pipe.recv()
 
 
 @pytest.fixture(params=["flock", "no flock"])
-def contend(request, tmp_path, monkeypatch) -> Iterator[Callable[[], Contender]]:
+def contend(request, monkeypatch) -> Iterator[Callable[[], Contender]]:
     """Starts processes; they, and this one, are on a file system with or without locks."""
-    places = list(filter(None, sys.path))
     if request.param == "no flock":
-        (tmp_path / "site").mkdir()
-        (tmp_path / "site" / "sitecustomize.py").write_text(WITHOUT_FLOCK)
-        places.insert(0, str(tmp_path / "site"))
         monkeypatch.setattr(fcntl, "flock", no_flock)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
     with ExitStack() as stack:
 
         def start() -> Contender:
-            contender = Contender(environment)
-            stack.enter_context(contender.process)
-            stack.callback(contender.process.kill)
+            contender = Contender()
+            stack.callback(contender.kill)
             return contender
 
         yield start
@@ -105,14 +91,12 @@ def no_flock(*_: object) -> None:
 def held(folder: Path, contend: Callable[[], Contender], how: str = "alone") -> Iterator[Contender]:
     """Another process has the folder; after the block it is killed."""
     contender = contend()
-    assert contender.hear() == "ready"
-    contender.tell(f"{how} {folder}")
+    contender.tell(how, folder)
     assert contender.hear() == "in"
     try:
         yield contender
     finally:
-        contender.process.kill()
-        contender.process.wait()
+        contender.kill()
 
 
 def refusal_of(folder: Path) -> OutputError:
@@ -126,8 +110,7 @@ def test_of_many_that_start_at_once_exactly_one_gets_in(contend, tmp_path, chaos
     with held(tmp_path / "killed", contend):
         pass
     contenders = [contend() for _ in range(5)]
-    assert {contender.hear() for contender in contenders} == {"ready"}
-    for number in range(30):
+    for number in range(12):
         folder = tmp_path / f"run{number}"
         if number % 3 == 1:
             with RunDir(folder).locked():
@@ -135,7 +118,7 @@ def test_of_many_that_start_at_once_exactly_one_gets_in(contend, tmp_path, chaos
         elif number % 3 == 2:
             shutil.copytree(tmp_path / "killed", folder)
         for contender in contenders:
-            contender.tell(f"alone {folder}")
+            contender.tell("alone", folder)
         answers = [contender.hear() for contender in contenders]
         assert answers.count("in") == 1, (chaos_seed, number, answers)
         winner = contenders[answers.index("in")].process.pid
@@ -200,13 +183,12 @@ def test_any_number_work_in_a_folder_and_keep_runs_out_which_keep_them_out(
 def test_work_that_begins_while_runs_come_and_go_never_meets_one(contend, tmp_path, chaos_seed):
     """Whoever is in, all who are in at once work, or it is one run alone."""
     contenders = [contend() for _ in range(5)]
-    assert {contender.hear() for contender in contenders} == {"ready"}
     kinds = ["alone", "work", "work", "alone", "work"]
     for number in range(6):
         folder = tmp_path / f"run{number}"
         folder.mkdir()
         for contender, kind in zip(contenders, kinds, strict=True):
-            contender.tell(f"{kind} {folder}")
+            contender.tell(kind, folder)
         answers = [contender.hear() for contender in contenders]
         inside = [kind for kind, told in zip(kinds, answers, strict=True) if told == "in"]
         assert inside in (["alone"], ["work"] * len(inside)) and inside, (chaos_seed, answers)
