@@ -32,4 +32,6 @@ def main(manifest: Path, out: Path) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3 or sys.argv[1].startswith("-"):
+        raise SystemExit(__doc__)
     main(*map(Path, sys.argv[1:3]))
