@@ -1,6 +1,6 @@
 """Measure regions in contigs of several lengths that are cut from whole genomes.
 
-    python benchmarks/regions_by_length.py FOLDER prophages.tsv [Mesoplasma.fa ...]
+    python benchmarks/regions_by_length.py FOLDER prophages.tsv [Mesoplasma.fa ...] [--least 0.9]
 
 FOLDER and the table are those of ``virnucpro train --data FOLDER --regions prophages.tsv``. Contigs
 of hosts are cut from chromosomes of the table, beside their prophages, and from other records of
@@ -9,13 +9,15 @@ Contigs of prophages hold one whole at three places, or end with its half or, in
 of it; it is found if half of its bases there lie in regions. What finds them was learned without
 their chromosome, and without its file as a host. Random sequence has a GC of 0.3 to 0.7. Files
 that are named behind the table are read in genetic code 4, as a user who knows them would have it.
+With ``--least`` a region counts from this posterior on.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -35,14 +37,20 @@ MOST = 40  # contigs of a length of one host
 SHORTEST_HOST = 500_000
 
 
-def regions_of(one: Chromosome, start: int, n_bases: int, model: RegionModel) -> list[Span]:
-    """The regions of a contig, in places of the chromosome."""
+Find = Callable[[Chromosome, int, int, RegionModel], list[Span]]
+
+
+def regions_of(
+    least: float, one: Chromosome, start: int, n_bases: int, model: RegionModel
+) -> list[Span]:
+    """The regions of a contig with this posterior at least, in places of the chromosome."""
     start = start // STEP * STEP
     items = one.items.take((one.items.start >= start) & (one.items.start + SIZE <= start + n_bases))
     moved = Items(items.start - start, items.log_odds, items.gc, items.shape)
     sequence = one.sequence[start : start + n_bases]
     regions, _ = regions_of_items(sequence, moved, model, STANDARD, is_virus=False)
-    return [(start + region.start, start + region.end) for region in regions]
+    kept = [region for region in regions if region.posterior >= least]
+    return [(start + region.start, start + region.end) for region in kept]
 
 
 def host_starts(one: Chromosome, n_bases: int) -> Iterator[int]:
@@ -54,15 +62,17 @@ def host_starts(one: Chromosome, n_bases: int) -> Iterator[int]:
             yield start
 
 
-def count_false(one: Chromosome, model: RegionModel) -> list[tuple[int, int]]:
+def count_false(one: Chromosome, model: RegionModel, find: Find) -> list[tuple[int, int]]:
     counts = []
     for n_bases in LENGTHS:
-        called = [bool(regions_of(one, at, n_bases, model)) for at in host_starts(one, n_bases)]
+        called = [bool(find(one, at, n_bases, model)) for at in host_starts(one, n_bases)]
         counts.append((sum(called), len(called)))
     return counts
 
 
-def count_found(one: Chromosome, model: RegionModel, kind: str) -> list[tuple[int, int]]:
+def count_found(
+    one: Chromosome, model: RegionModel, kind: str, find: Find
+) -> list[tuple[int, int]]:
     """Prophages that are found in contigs, by length: ``whole`` inside it, or at an ``end``."""
     counts = []
     for n_bases in LENGTHS:
@@ -76,7 +86,7 @@ def count_found(one: Chromosome, model: RegionModel, kind: str) -> list[tuple[in
             for at in starts:
                 start = min(max(0, at), len(one.sequence) - n_bases) // STEP * STEP
                 low, high = max(a, start), min(b, start + n_bases)
-                inside = regions_of(one, start, n_bases, model)
+                inside = find(one, start, n_bases, model)
                 covered = sum(max(0, min(y, high) - max(x, low)) for x, y in inside)
                 found.append(covered >= (high - low) / 2)
         counts.append((sum(found), len(found)))
@@ -122,17 +132,17 @@ def learn(files: dict[Path, list[Chromosome]], without: Path | None) -> RegionMo
     return learn_region_model(known, hosts, "")
 
 
-def measure(files: dict[Path, list[Chromosome]]) -> None:
+def measure(files: dict[Path, list[Chromosome]], find: Find) -> None:
     write("contigs of", LENGTHS)
     false, whole, end = [], [], []
     for path, records in files.items():
         for one in records:
             if len(one.sequence) >= SHORTEST_HOST:
                 model = learn(files, path)
-                false.append(count_false(one, model))
+                false.append(count_false(one, model, find))
                 show(one.name, false[-1])
-                whole.append(count_found(one, model, "whole"))
-                end.append(count_found(one, model, "end"))
+                whole.append(count_found(one, model, "whole", find))
+                end.append(count_found(one, model, "end", find))
     show("all hosts", add(false))
     show("prophage within", add(whole))
     show("prophage at an end", add(end))
@@ -144,7 +154,7 @@ def measure(files: dict[Path, list[Chromosome]]) -> None:
         shares = [(1 - gc) / 2, gc / 2, gc / 2, (1 - gc) / 2]
         bases = "".join(rng.choice(list("ACGT"), 1_000_000, p=shares))
         one = Chromosome("", bases, Items.of(bases, scorer, SIZE, STEP), Truth())
-        random.append(count_false(one, model))
+        random.append(count_false(one, model, find))
     show("random sequence", add(random))
 
 
@@ -153,5 +163,7 @@ if __name__ == "__main__":
     parser.add_argument("folder", type=Path)
     parser.add_argument("table", type=Path)
     parser.add_argument("code_4", nargs="*", metavar="FILE")
+    parser.add_argument("--least", type=float, default=0.0, metavar="POSTERIOR")
     options = parser.parse_args()
-    measure(score(options.folder, read_truth(options.table), options.code_4))
+    files = score(options.folder, read_truth(options.table), options.code_4)
+    measure(files, partial(regions_of, options.least))

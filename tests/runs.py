@@ -38,6 +38,8 @@ TABLES = (
     "prediction_results.txt",
     "prediction_results_highestscore.csv",
     "viral.fasta",
+    "viruses.tsv",
+    "viruses.fasta",
 )
 
 

@@ -364,7 +364,7 @@ def test_quiet_prints_warnings_and_the_summary_only(model, tmp_path):
     assert " INFO " in (tmp_path / "run" / "virnucpro.log").read_text()
 
 
-def test_the_summary_ends_with_a_command_that_shows_the_table(model, tmp_path):
+def test_the_summary_ends_with_a_command_that_shows_the_viruses(model, tmp_path):
     folder = tmp_path / "it's [bold]mine"
     answer = virnucpro("predict", "-i", EXAMPLE, "-o", folder, *model)
     last = answer.stdout.splitlines()[-1]
@@ -374,7 +374,7 @@ def test_the_summary_ends_with_a_command_that_shows_the_table(model, tmp_path):
         capture_output=True,
         text=True,
     )
-    assert look.stdout.splitlines() == (folder / "predictions.tsv").read_text().splitlines()[:10]
+    assert look.stdout.splitlines() == (folder / "viruses.tsv").read_text().splitlines()[:10]
 
 
 def test_after_a_failure_the_same_command_with_resume_is_offered():

@@ -26,9 +26,12 @@ from virnucpro.stories.options import RegionsOptions
 from virnucpro.stories.regions import find_regions
 
 REGIONS = {"regions.tsv", "regions.bed", "regions.gff3", "regions.fasta", "tracks.tsv.gz"}
+VERDICT = {"viruses.tsv", "viruses.fasta", "samples.tsv"}
 RECORDS = {"predictions.tsv", "prediction_results.txt", "viral.fasta"}
 SETTINGS = {"per_file": True, "threshold": 0.0}  # so that every record is called viral
-OF_THE_RUN = {*RECORDS, "prediction_results_highestscore.csv", "report.html", *REGIONS}
+OF_THE_RUN = {*RECORDS, "prediction_results_highestscore.csv", "report.html", *VERDICT, *REGIONS}
+
+OF_ALL_FILES = {"report.html", "samples.tsv"}  # not of each file
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +69,7 @@ def hashes_of(folder: Path) -> dict[str, str]:
 
 
 def test_every_output_of_a_finished_run_has_its_sha256_in_run_json(finished):
-    of_samples = {f"samples/{one}/{name}" for one in "ab" for name in OF_THE_RUN - {"report.html"}}
+    of_samples = {f"samples/{one}/{name}" for one in "ab" for name in OF_THE_RUN - OF_ALL_FILES}
     assert set(hashes_of(finished)) == OF_THE_RUN | of_samples
     code, told = say("status", finished, "--verify")
     assert code == 0 and f"verified whole: {len(OF_THE_RUN | of_samples)} outputs" in told

@@ -112,7 +112,7 @@ def test_records_that_the_scorer_calls_have_the_same_tables(tmp_path):
         predict(fasta, to=folders[-1], workers=workers, on_event=hear)
     assert "tables are made by 2 helpers" in (folders[1] / "virnucpro.log").read_text()
     assert "tables are made" not in (folders[0] / "virnucpro.log").read_text()
-    for name in (*TABLES, "regions.tsv", "tracks.tsv.gz"):
+    for name in (*TABLES, "samples.tsv", "regions.tsv", "tracks.tsv.gz"):
         assert (folders[0] / name).read_bytes() == (folders[1] / name).read_bytes(), name
     n_letters = sum(map(len, many().values()))
     assert done.count(n_letters) == 2

@@ -32,6 +32,7 @@ from virnucpro.callers.chain import (
 )
 from virnucpro.callers.contrast import Hosts, Items, Levels, signal
 from virnucpro.callers.landmarks import Repeat, direct_repeats, host_peptides
+from virnucpro.callers.options import FALSE_POSITIVES, CutOptions
 from virnucpro.callers.regions import (
     SHORTEST_RECORD,
     RegionFinder,
@@ -53,7 +54,7 @@ from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.genetic_code import STANDARD
 from virnucpro.stories.options import RegionsOptions
 from virnucpro.stories.regions import find_regions
-from virnucpro.stories.summary import Summary, region_line
+from virnucpro.stories.summary import Summary, virus_line
 from virnucpro.stories.write import in_first_places
 from virnucpro.tables.sinks import (
     Place,
@@ -62,6 +63,7 @@ from virnucpro.tables.sinks import (
     RegionFasta,
     RegionGff,
     RegionTable,
+    Tally,
     open_sinks,
 )
 
@@ -307,6 +309,8 @@ def test_genes_of_rna_polymerase_are_the_hosts_though_they_look_viral():
 
 # The files
 
+S = "0.500000"  # the score of every record here
+
 
 def results(*regions_of: list[tuple[int, int, str]]) -> list[RecordResult]:
     made = []
@@ -375,12 +379,13 @@ def test_all_files_of_regions_say_the_same(tmp_path_factory, regions_of):
         (unquote(row[0]), row[2], int(row[3]) - 1, int(row[4]), unquote(row[8]))
         for row in (line.split("\t") for line in lines)
     ] == [
-        (record, terms[kind], start, end, f"ID={name};att=ACGTTGCAACGT")
+        (record, terms[kind], start, end, f"ID={name};att=ACGTTGCAACGT;call=other;virus_score={S}")
         for (record, start, end, kind), name in zip(expected, names, strict=True)
     ]
     bases = {result.record.id: result.record.sequence for result in made}
-    assert [(one.id, one.sequence) for one in read_if_any(folder / "regions.fasta")] == [
-        (name, bases[record][start:end])
+    assert {(row["call"], row["virus_score"]) for row in table} <= {("other", S)}
+    assert [(one.header, one.sequence) for one in read_if_any(folder / "regions.fasta")] == [
+        (f"{name} call=other virus_score={S} posterior=0.9877", bases[record][start:end])
         for (record, start, end, _), name in zip(expected, names, strict=True)
     ]
 
@@ -472,7 +477,8 @@ def test_regions_of_a_finished_run_are_those_of_predict_to_the_byte(tmp_path, ch
     assert not any((later / name).exists() for name in FILES)
     options = RegionsOptions(folder=later, argv=("virnucpro", "regions", "later"))
     for _ in range(2):
-        assert find_regions(options, lambda _: None).total() == 2
+        tally = find_regions(options, lambda _: None)
+        assert (tally.n_regions, tally.n_proviruses) == (2, 2)
         assert 'id="regions"' in (later / "report.html").read_text()
         tables = [path.relative_to(once) for path in once.rglob("*.*") if path.is_file()]
         compared = [path for path in tables if path.suffix not in (".json", ".log", ".html")]
@@ -481,12 +487,37 @@ def test_regions_of_a_finished_run_are_those_of_predict_to_the_byte(tmp_path, ch
             assert (later / path).read_bytes() == (once / path).read_bytes(), path
     log = (later / "virnucpro.log").read_text()
     assert "virnucpro regions later" in log
-    line = f"{region_line(2, 0)}\n"
+    line = f"{virus_line(tally)}\n"
     assert line in log and line in (once / "virnucpro.log").read_text()
     manifests = [json.loads((folder / "run.json").read_text()) for folder in (once, later)]
     for key in ("recipe", "inputs", "cut"):
         assert manifests[0][key] == manifests[1][key]
     assert manifests[1]["counts"]["n_regions"] == 2
+
+
+def test_a_stricter_cut_leaves_proviruses_out_of_the_verdict_and_regions_keeps_to_it(
+    tmp_path, chromosomes
+):
+    source, folder = write(tmp_path / "in.fa", **chromosomes), tmp_path / "run"
+    predict(source, to=folder)
+    [row] = rows(folder / "viruses.tsv")
+    [region] = rows(folder / "regions.tsv")
+    assert region["virus"] == row["virus"] == region["region"]
+    posterior = float(row["score"])
+    for threshold, n_viruses in ((posterior + 1e-5, 0), (posterior - 1e-5, 1)):
+        predict(source, to=folder, resume=True, threshold=threshold)
+        before = (folder / "viruses.tsv").read_bytes()
+        assert len(rows(folder / "viruses.tsv")) == n_viruses
+        assert len(rows(folder / "regions.tsv")) == 1
+        assert find_regions(RegionsOptions(folder=folder), lambda _: None).n_proviruses == n_viruses
+        assert (folder / "viruses.tsv").read_bytes() == before
+        counts = json.loads((folder / "run.json").read_text())["counts"]
+        assert counts["n_proviruses"] == n_viruses
+
+
+def test_the_presets_ask_for_more_of_a_provirus_the_stricter_they_are():
+    least = [CutOptions(preset=name).least_posterior for name in FALSE_POSITIVES]
+    assert least == sorted(set(least))
 
 
 def test_regions_of_short_records_name_no_table_that_is_not_there(tmp_path):
@@ -586,11 +617,10 @@ def test_regions_are_counted_by_kind_and_the_two_parts_of_one_over_the_origin_on
     for some in ([circle._replace(regions=parts), called], [plain]):
         summary.records.include(Portion.of("in", some, ()).tally)
     assert (summary.records.n_regions, summary.records.n_whole_regions) == (4, 2)
-    assert region_line(0, 0) == "virus-like regions: none"
-    assert region_line(4, 2) == (
-        "virus-like regions: 2 provirus (inside a record), 2 whole (a record called "
-        "virus); see regions.tsv"
+    assert virus_line(summary.records) == (
+        "viruses: 0 = 0 records + 0 of 2 virus-like regions in other records; see viruses.tsv"
     )
+    assert virus_line(Tally(n_viral=3)) == "viruses: 3; see viruses.tsv"
 
 
 @pytest.mark.parametrize(

@@ -161,65 +161,119 @@ def test_numbers_by_file_and_by_length_add_up(tmp_path):
     assert "3,000 to 9,999 2 2 1 4,000 0.9300 10 %" in page.words
 
 
-def test_regions_are_drawn_with_what_tells_them(tmp_path):
-    calls = [call("host", 0.1, 100_000), call("other:host", 0.95, 20_000, sample="b")]
-    folder = write_table(tmp_path / "run", calls)
-    (folder / "regions.tsv").write_text(
-        "region\trecord\tfile\tkind\tstart\tend\tlength\tposterior\tatt\n"
-        "a:host|provirus_20001_30000\thost\tcontigs\tprovirus\t20001\t30000\t10000\t0.9\tACG\n"
+REGIONS = (
+    "region\trecord\tfile\tkind\tstart\tend\tlength\tposterior\tcall\tvirus_score\tvirus\tnote\n"
+)
+
+
+def region(record: str, kind: str, start: int, end: int, virus: str = "", note: str = "") -> str:
+    """A row of the table of regions, in a run of the files ``contigs``."""
+    place = f"{kind}\t{start}\t{end}\t{end - start + 1}\t0.9\tother\t0.1"
+    return f"{record}|{kind}_{start}_{end}\t{record}\tcontigs\t{place}\t{virus}\t{note}\n"
+
+
+def track(*rows: tuple[str, int, int, str, float]) -> bytes:
+    lines = ["\t".join(map(str, row)) for row in rows]
+    return gzip.compress(
+        "\n".join(["record\tstart\tend\tlog_odds\tposterior", *lines, ""]).encode()
     )
-    track = "record\tstart\tend\tlog_odds\tposterior\n"
-    track += "a:host\t1\t1000\t-1.0\t0.0000\na:host\t50001\t51000\t2.0\t1.0000\n"
-    track += "b:host\t1\t1000\t-1.0\t0.5000\n"
-    (folder / "tracks.tsv.gz").write_bytes(gzip.compress(track.encode()))
+
+
+def test_a_region_is_listed_and_its_record_has_a_map_with_the_evidence(tmp_path):
+    calls = [call("host", 0.1, 10_000), call("other", 0.95, 20_000)]
+    folder = write_table(tmp_path / "run", calls, counts={"n_proviruses": 1})
+    name = "host|provirus_2001_3000"
+    (folder / "regions.tsv").write_text(
+        REGIONS + region("host", "provirus", 2001, 3000, name) + region("host", "provirus", 9, 90)
+    )
+    pieces = [("host", 1, 1000, "-1.0", 0.0), ("host", 2001, 3000, "2.26", 1.0)]
+    (folder / "tracks.tsv.gz").write_bytes(track(*pieces, ("other", 1, 1000, "1.0", 0.5)))
     page = Page(report_folder(folder))
-    assert "provirus 20,001 to 30,000 (0.90)" in page.words
-    assert "1 region inside records (kind provirus)" in page.words
-    of_class = {(tag, item.get("class")): item for tag, item in page.elements}
-    bar = of_class["rect", "provirus"]
-    assert (bar["x"], bar["width"]) == ("200.00", "100.00")
-    assert of_class["path", "evidence"]["d"] == "M6.2 25.0L506.2 1.0"
-    assert page.data["columns"]["regions"] == [1, 0]
-    (folder / "tracks.tsv.gz").write_bytes(gzip.compress(track.encode())[:-9])
+    assert "1 provirus in other records, of 2 virus-like regions there" in page.words
+    assert "host contigs provirus 2,001 3,000 0.9000" in page.words
+    columns = page.data["regions"]["columns"]
+    assert (columns["start"], columns["end"]) == ([2001, 9], [3000, 90])
+    assert (columns["verdict"], columns["score"]) == ([1, 0], [100_000] * 2)
+    [drawn] = page.data["tracks"]
+    assert (drawn["record"], drawn["length"]) == ("host", 10_000)
+    assert drawn["posterior"] == [0, None, 100, *[None] * 7]
+    assert drawn["odds"] == [-2, None, 5, *[None] * 7]
+    assert [one["start"] for one in drawn["regions"]] == [9, 2001]
+    assert page.data["columns"]["regions"] == [2, 0]
+    damaged = (folder / "tracks.tsv.gz").read_bytes()[:-9]
+    (folder / "tracks.tsv.gz").write_bytes(damaged)
     with pytest.raises(InputError, match=r"tracks\.tsv\.gz is damaged"):
         report_folder(folder)
 
 
-def test_a_region_that_is_all_of_a_record_is_not_told_as_a_call(tmp_path):
-    folder = write_table(tmp_path / "run", [call("phage", 0.1, 20_000)])
+def test_a_region_that_is_all_of_a_record_is_neither_listed_nor_drawn(tmp_path):
+    folder = write_table(tmp_path / "run", [call("a", 0.95, 20_000), call("b", 0.95, 20_000)])
     (folder / "regions.tsv").write_text(
-        "region\trecord\tfile\tkind\tstart\tend\tlength\tposterior\tatt\n"
-        "phage|whole_1_20000\tphage\tcontigs\twhole\t1\t20000\t20000\t0.9\t\n"
+        REGIONS + region("a", "whole", 1, 20_000, "a") + region("b", "whole", 501, 20_000, "b|x")
     )
-    page = Page(report_folder(folder))
-    assert "0 records called virus" in page.words
-    assert "1 region is the record itself, without flanks of a host" in page.words
+    data = Page(report_folder(folder)).data
+    assert data["regions"]["columns"]["record"] == "b"
+    assert [drawn["record"] for drawn in data["tracks"]] == ["b"]
 
 
 def test_a_region_over_the_origin_is_counted_once(tmp_path):
     folder = write_table(tmp_path / "run", [call("circle", 0.1, 20_000)])
+    note = "crosses the origin"
     (folder / "regions.tsv").write_text(
-        "region\trecord\tfile\tkind\tstart\tend\tlength\tposterior\tatt\tnote\n"
-        "circle|whole_1_5000\tcircle\tin\twhole\t1\t5000\t5000\t0.9\t\tgoes on over the origin\n"
-        "circle|whole_5001_20000\tcircle\tin\twhole\t5001\t20000\t15000\t0.9\t\t"
-        "goes on over the origin; the record is called other\n"
+        REGIONS
+        + region("circle", "provirus", 1, 5_000, note=note)
+        + region("circle", "provirus", 16_001, 20_000, note=note)
     )
     page = Page(report_folder(folder))
-    assert "1 region is the record itself, without flanks of a host" in page.words
+    assert "of 1 virus-like region there" in page.words
+    assert page.data["columns"]["regions"] == [1]
 
 
 def test_a_piece_over_the_origin_is_drawn_at_the_end_of_the_record_and_not_in_its_middle(tmp_path):
     folder = write_table(tmp_path / "run", [call("circle", 0.1, 20_000)])
-    (folder / "regions.tsv").write_text(
-        "region\trecord\tfile\tkind\tstart\tend\tlength\tposterior\tatt\tnote\n"
-        "circle|provirus_19001_20000\tcircle\tcontigs\tprovirus\t19001\t20000\t1000\t0.9\t\t\n"
-    )
-    track = "record\tstart\tend\tlog_odds\tposterior\n"
-    track += "circle\t1\t1000\t-1.0\t0.0000\ncircle\t19501\t500\t2.0\t1.0000\n"
-    (folder / "tracks.tsv.gz").write_bytes(gzip.compress(track.encode()))
+    (folder / "regions.tsv").write_text(REGIONS + region("circle", "provirus", 19_001, 19_900))
+    pieces = [("circle", 1, 1000, "-1.0", 0.0), ("circle", 19_501, 500, "2.0", 1.0)]
+    (folder / "tracks.tsv.gz").write_bytes(track(*pieces))
+    [drawn] = Page(report_folder(folder)).data["tracks"]
+    assert drawn["posterior"] == [0, *[None] * 18, 100]
+
+
+def test_a_long_record_has_a_map_of_bounded_size(tmp_path):
+    length = 300_000_000
+    folder = write_table(tmp_path / "run", [call("chr1", 0.1, length)])
+    (folder / "regions.tsv").write_text(REGIONS + region("chr1", "provirus", 9_001, 19_900))
+    pieces = [("chr1", 1, 1000, "", 0.0), ("chr1", length - 999, length, "2.0", 1.0)]
+    (folder / "tracks.tsv.gz").write_bytes(track(*pieces))
+    [drawn] = Page(report_folder(folder)).data["tracks"]
+    assert len(drawn["posterior"]) == 10_000
+    assert (drawn["odds"][0], drawn["posterior"][-1]) == (None, 100)
+
+
+# Samples
+
+
+def test_the_page_has_every_sample_of_a_run_of_a_thousand_files(tmp_path):
+    calls = [call(f"r{i}", 0.95, sample=f"s{i}") for i in range(1_000)]
+    folder = write_table(tmp_path / "run", calls)
+    write_samples(folder, [(f"s{i}", "complete", 1, i % 7) for i in range(1_000)])
     page = Page(report_folder(folder))
-    of_class = {(tag, item.get("class")): item for tag, item in page.elements}
-    assert of_class["path", "evidence"]["d"] == "M26.2 25.0L976.2 1.0"
+    columns = {column["name"]: column["values"] for column in page.data["samples"]["columns"]}
+    assert columns["file"] == [f"s{i}" for i in range(1_000)]
+    assert columns["virus"] == [i % 7 for i in range(1_000)]
+    assert "path" not in columns
+
+
+def test_a_damaged_table_of_samples_is_told(tmp_path):
+    folder = write_table(tmp_path / "run", [])
+    write_samples(folder, [("a", "complete", 1, 2), ("b", "complete", 1, "many")])
+    with pytest.raises(InputError, match=r"samples\.tsv is damaged"):
+        report_folder(folder)
+
+
+def write_samples(folder: Path, rows: list[tuple[object, ...]]) -> None:
+    names = "file\tstatus\tn_records\tn_virus\n"
+    lines = ("\t".join(map(str, row)) + "\n" for row in rows)
+    (folder / "samples.tsv").write_text(names + "".join(lines))
 
 
 # More records than a page can hold
@@ -324,14 +378,6 @@ def test_the_policy_of_the_page_allows_its_own_script_and_style_and_nothing_else
     for tag, attributes in page.elements:
         assert not attributes.keys() & {"src", "style", "onclick"}, tag
         assert not (attributes.get("href") or "").startswith(("http", "/")), tag
-
-
-def test_the_charts_are_drawn_by_the_uplot_that_was_published(tmp_path):
-    for line in (ASSETS / "uPlot.SHA256SUMS").read_text().splitlines():
-        digest, name = line.split()
-        assert hashlib.sha256((ASSETS / name).read_bytes()).hexdigest() == digest, name
-    page = Page(report_folder(write_table(tmp_path / "run", [])))
-    assert "Copyright (c) 2022 Leon Sorokin" in page.text
 
 
 # It is the run's own

@@ -5,6 +5,7 @@ They need the extra `browser` and the program `chromium`, and are skipped withou
 
 from __future__ import annotations
 
+import gzip
 import os
 import shutil
 from collections.abc import Iterator
@@ -29,7 +30,7 @@ pytestmark = [
 ]
 N_MANY = 100_000
 READY = "() => document.documentElement.dataset.ready === 'true'"
-ROWS = ".rows tr[data-place]"
+ROWS = "#table tr[data-place]"
 TWO_FRAMES = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
 
 
@@ -49,10 +50,11 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rng = np.random.default_rng(1)
     calls = [
         call(f"contig{i}", score, 500 + i, sample="ab"[i % 2], false_discovery_rate=0.1)
-        for i, score in enumerate(rng.uniform(0, 1, 294).tolist())
+        for i, score in enumerate(rng.uniform(0, 1, 293).tolist())
     ]
     calls += [call(EVIL, 0.999999, note=EVIL, sample=EVIL), call("küssen-噬菌体", 0.99)]
     calls += [Call("x" * 5_000, 20, "too_short", "a"), Call("empty", 0, "invalid", "a")]
+    calls += [call("long", 0.1, 100_000, sample="a")]
     calls += [Call("lost", 900, "failed", "a", note="6 frames failed"), call("a\u202eb", 0.5)]
     recipe = {"command": "predict", "input_type": "nucleotide", "encoders": [{"model": EVIL}]}
     counts = {"n_failed_frames": 6, "n_frames": 900, "seconds": {"reading": 1.0, "embedding": 60.0}}
@@ -66,7 +68,12 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
         argv=[EVIL],
     )
     names = "region\trecord\tfile\tkind\tstart\tend\tlength\tposterior\n"
-    (folder / "regions.tsv").write_text(f"{names}{EVIL}\t{EVIL}\t{EVIL}\t{EVIL}\t10\t90\t81\t0.9\n")
+    evil = f"{EVIL}\t{EVIL}\t{EVIL}\t{EVIL}\t10\t90\t81\t0.9\n"
+    long = "long|p\tlong\ta\tprovirus\t40001\t45000\t5000\t0.9\n"
+    (folder / "regions.tsv").write_text(f"{names}{evil}{long}")
+    lines = (f"long\t{at + 1}\t{at + 1000}\t-1.5\t0.25\n" for at in range(0, 100_000, 500))
+    track = "record\tstart\tend\tlog_odds\tposterior\n" + "".join(lines)
+    (folder / "tracks.tsv.gz").write_bytes(gzip.compress(track.encode()))
     seconds = iter(range(100))
     machine, shard = MachineLog(lambda: float(next(seconds))), Shard(0, folder, 1, 1, 10, "")
     with machine.kept(folder / "machine.json"):
@@ -133,10 +140,10 @@ def test_the_page_asks_for_nothing_but_itself_and_complains_of_nothing(opened, f
 def test_text_of_the_users_never_becomes_markup_anywhere_in_the_page(opened, few):
     one = opened(few)
     page = one.page
-    page.fill("[name=text]", "<img")
+    page.fill("#table [name=text]", "<img")
     assert one.ids() == [EVIL]
     page.click(f"{ROWS} button")
-    assert EVIL in page.inner_text(".details")
+    assert EVIL in page.inner_text("#table .details")
     page.evaluate("for (const details of document.querySelectorAll('details')) details.open = true")
     assert page.locator("img").count() == 0
     assert page.locator("script").count() == 2
@@ -156,24 +163,24 @@ def test_a_script_that_got_into_the_page_would_not_run(opened, few, tmp_path):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_canvas_has_a_drawing_that_stands_out_in_either_scheme(opened, few, scheme):
-    """Each of its colours is seen against that of the page behind it."""
+def test_every_chart_stands_out_in_either_scheme(opened, few, scheme):
+    """Lines, dots and words have other colours than the page behind them."""
     page = opened(few, color_scheme=scheme).page
-    contrasts = page.evaluate(
-        """() => [...document.querySelectorAll("canvas")].map((canvas) => {
-          const behind = getComputedStyle(canvas.closest("section")).backgroundColor
-            .match(/\\d+/g).slice(0, 3).map(Number);
-          const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
-          let seen = 0;
-          for (let i = 0; i < data.length; i += 4) {
-            const away = behind.reduce((sum, value, k) => sum + Math.abs(value - data[i + k]), 0);
-            if (data[i + 3] > 100 && away > 150) seen++;
-          }
-          return seen;
-        })"""
+    away = page.evaluate(
+        """() => {
+          const numbers = (colour) => colour.match(/\\d+/g).slice(0, 3).map(Number);
+          const shapes = [...document.querySelectorAll(
+            "svg.chart .line, svg.chart .dot, svg.chart text, svg.map .evidence, svg.map .tick")];
+          return shapes.map((shape) => {
+            const behind = numbers(getComputedStyle(shape.closest("section")).backgroundColor);
+            const style = getComputedStyle(shape);
+            const own = numbers(style.stroke === "none" ? style.fill : style.stroke);
+            return own.reduce((sum, value, k) => sum + Math.abs(value - behind[k]), 0);
+          });
+        }"""
     )
-    assert len(contrasts) == 3  # scores, speed, memory
-    assert min(contrasts) > 500
+    assert len(away) > 40
+    assert min(away) > 150
 
 
 def test_a_hundred_thousand_records_are_there_in_two_seconds_and_found_in_a_blink(opened, many):
@@ -184,13 +191,13 @@ def test_a_hundred_thousand_records_are_there_in_two_seconds_and_found_in_a_blin
     mark = "performance.getEntriesByName('ready')[0].startTime"
     ready = min(page.evaluate(mark) for page in pages)
     page = pages[-1]
-    assert page.inner_text(".count") == "100,000 records"
+    assert page.inner_text("#table .count") == "100,000 records"
     seconds = page.evaluate(
         """() => ["node_777", "cov_13", "nothing", ""].map((text) => {
-          const field = document.querySelector("[name=text]"), start = performance.now();
+          const field = document.querySelector("#table [name=text]"), start = performance.now();
           field.value = text;
           field.dispatchEvent(new Event("input", { bubbles: true }));
-          document.querySelector(".rows").getBoundingClientRect();
+          document.querySelector("#table .rows").getBoundingClientRect();
           return (performance.now() - start) / 1000;
         })"""
     )
@@ -200,24 +207,24 @@ def test_a_hundred_thousand_records_are_there_in_two_seconds_and_found_in_a_blin
 def test_search_filter_sort_and_scroll_show_the_records_that_they_should(opened, many, few):
     one = opened(many)
     page = one.page
-    page.fill("[name=text]", "NODE_4242_")
+    page.fill("#table [name=text]", "NODE_4242_")
     assert [name.split("_")[1] for name in one.ids()] == ["4242"]
-    page.fill("[name=text]", "")
-    page.click("th button:text-is('score')")
-    page.click("th button:text-is('score')")
-    assert page.get_attribute("th:has(button:text-is('score'))", "aria-sort") == "descending"
+    page.fill("#table [name=text]", "")
+    page.click("#table th button:text-is('score')")
+    page.click("#table th button:text-is('score')")
+    assert page.get_attribute("#table th:has(button:text-is('score'))", "aria-sort") == "descending"
     scores = page.eval_on_selector_all(
         f"{ROWS} td:nth-child(6)", "all => all.map((one) => +one.textContent)"
     )
     assert scores == sorted(scores, reverse=True) and scores[0] > 0.999
     page.select_option("[name=call]", "0")
     assert page.locator(f"{ROWS} td.virus").count() == 0
-    page.click("button[type=reset]")
+    page.click("#table button[type=reset]")
     page.wait_for_function(
-        "() => document.querySelector('.count').textContent === '100,000 records'"
+        "() => document.querySelector('#table .count').textContent === '100,000 records'"
     )
-    page.click("th button:text-is('#')")
-    page.evaluate("document.querySelector('.rows').scrollTop = 1e9")
+    page.click("#table th button:text-is('#')")
+    page.evaluate("document.querySelector('#table .rows').scrollTop = 1e9")
     page.wait_for_function(
         f"() => [...document.querySelectorAll('{ROWS}')].some((r) => r.dataset.place === '99999')"
     )
@@ -235,21 +242,21 @@ def test_the_table_is_worked_by_keys_alone(opened, few):
         assert page.evaluate("document.activeElement.textContent") == record
     assert page.evaluate(
         "document.activeElement.getBoundingClientRect().bottom"
-        " <= document.querySelector('.rows').getBoundingClientRect().bottom"
+        " <= document.querySelector('#table .rows').getBoundingClientRect().bottom"
     )
     page.keyboard.press("Enter")
-    assert "6 frames failed" in page.inner_text(".details")
-    page.focus("th button:text-is('bases')")
+    assert "6 frames failed" in page.inner_text("#table .details")
+    page.focus("#table th button:text-is('bases')")
     page.keyboard.press("Enter")
-    assert page.get_attribute("th:has(button:text-is('bases'))", "aria-sort") == "ascending"
+    assert page.get_attribute("#table th:has(button:text-is('bases'))", "aria-sort") == "ascending"
     assert one.ids()[0] == "empty"
 
 
 def test_rows_are_copied_as_text_with_tabs(opened, few):
     one = opened(few, permissions=["clipboard-read", "clipboard-write"])
-    one.page.fill("[name=text]", "contig17\n")
-    one.page.fill("[name=text]", "contig170")
-    one.page.click("[name=rows]")
+    one.page.fill("#table [name=text]", "contig17\n")
+    one.page.fill("#table [name=text]", "contig170")
+    one.page.click("#table [name=rows]")
     one.page.wait_for_selector("button:text-is('copied')")
     names, row = one.page.evaluate("navigator.clipboard.readText()").splitlines()
     assert names.split("\t")[:4] == ["#", "record", "file", "bases"]
@@ -266,11 +273,70 @@ def test_without_javascript_the_summary_and_the_drawings_remain(opened, few):
     assert not page.is_visible("#table")
 
 
-def test_on_paper_the_drawings_take_the_place_of_the_canvases(opened, few):
+def test_on_paper_the_first_regions_and_the_drawings_are_there(opened, few):
     page = opened(few, color_scheme="dark").page
+    assert not page.is_visible("#regions .still")
     page.emulate_media(media="print", color_scheme="light")
     assert page.locator("svg.chart:visible").count() == 3
-    assert page.locator("canvas:visible").count() == 0
+    assert page.is_visible("svg.map") and page.is_visible("#regions .still")
+    assert page.locator(".grid:visible").count() == 0
+
+
+def test_a_region_chosen_from_the_list_fills_the_map_which_is_moved_by_keys_and_wheel(opened, few):
+    one = opened(few)
+    page = one.page
+    shown = "document.querySelector('svg.map').getAttribute('aria-label').match(/[\\d,]+/g)"
+    span = f"() => {shown}.slice(0, 2).map((text) => Number(text.replaceAll(',', '')))"
+    assert page.evaluate(span) == [1, 100_000]
+    page.fill("#region-table [name=shortest]", "2000")
+    page.click("#region-table tr[data-place] button")
+    first, last = page.evaluate(span)
+    assert first < 40_001 and last > 45_000 and last - first < 12_000
+    assert "40,001" in page.text_content("svg.map")
+    page.focus("svg.map")
+    page.keyboard.press("+")
+    closer = page.evaluate(span)
+    assert closer[1] - closer[0] < last - first
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate(span)[0] > closer[0]
+    page.hover("svg.map")
+    page.mouse.wheel(0, 400)
+    page.wait_for_function(f"(before) => ({span})()[1] - ({span})()[0] > before", arg=6_000)
+    page.keyboard.press("Home")
+    assert page.evaluate(span) == [1, 100_000]
+    assert "posterior" in page.inner_text("#map .pointed")
+    assert one.complaints == []
+
+
+def test_a_thousand_samples_are_sorted_and_searched_in_a_blink(opened, tmp_path):
+    calls = [call("r", 0.95, sample=f"s{i}") for i in range(1_000)]
+    folder = write_table(tmp_path / "run", calls)
+    rows = (f"s{i}\tcomplete\t{i % 90}\t{i % 90}\t{i % 7}\n" for i in range(1_000))
+    names = "file\tstatus\tn_records\tn_scored\tn_virus\n"
+    (folder / "samples.tsv").write_text(names + "".join(rows))
+    one = opened(report_folder(folder))
+    page = one.page
+    assert page.inner_text("#sample-table .count") == "1,000 samples"
+    seconds = page.evaluate(
+        """() => ["s77", "records"].map((word, k) => {
+          const start = performance.now(), place = document.getElementById("sample-table");
+          const heads = [...place.querySelectorAll("th button")];
+          if (k) heads.find((head) => head.textContent === word).click();
+          else {
+            place.querySelector("[name=text]").value = word;
+            place.querySelector("form").dispatchEvent(new Event("input", { bubbles: true }));
+          }
+          place.getBoundingClientRect();
+          return (performance.now() - start) / 1000;
+        })"""
+    )
+    assert max(seconds) < 0.2, seconds
+    assert page.inner_text("#sample-table .count") == "11 of 1,000 samples"
+    numbers = page.eval_on_selector_all(
+        "#sample-table tr[data-place] td:nth-child(3)", "all => all.map((one) => +one.textContent)"
+    )
+    assert numbers == sorted(numbers, reverse=True) and len(numbers) == 11
+    assert one.complaints == []
 
 
 @pytest.mark.parametrize(

@@ -5,16 +5,32 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import numpy as np
 import pytest
-from runs import run_inline
+from conftest import open_dna, random_dna
+from runs import rows, run_inline
+from test_scorer_run import predict, write
 
 import virnucpro
 from virnucpro.ground.errors import OutputError
+from virnucpro.ground.records import Call, FastaRecord, RecordResult, Region
+from virnucpro.ground.tree import Tree
 from virnucpro.run.folder import RunDir
-from virnucpro.tables.sinks import SINKS, TextSink, all_sinks
+from virnucpro.sequences.fasta import read_fasta
+from virnucpro.tables.sinks import (
+    SINKS,
+    Place,
+    Portion,
+    RegionTable,
+    Sink,
+    VirusFasta,
+    VirusTable,
+    all_sinks,
+    open_sinks,
+)
 
 
-class LengthTable(TextSink):
+class LengthTable(Sink):
     """A toy: the length of every record."""
 
     file = "lengths.tsv"
@@ -86,3 +102,131 @@ def test_the_name_of_an_output_is_written_once_in_the_package():
             if isinstance(node, ast.Constant) and node not in prose:
                 found += [name for name in names if name in str(node.value)]
     assert sorted(found) == sorted(names)
+
+
+# The verdict
+
+
+def result(name: str, regions: list[Region], *, is_virus: bool, n_bases: int = 400) -> RecordResult:
+    """A record of the file ``in`` with these regions."""
+    sequence = random_dna(n_bases, np.random.default_rng(len(name)))
+    score = 0.98 if is_virus else 0.02
+    call = Call(
+        name,
+        n_bases,
+        "scored",
+        "in",
+        virus_score=score,
+        is_virus=is_virus,
+        false_discovery_rate=0.05,
+    )
+    return RecordResult(
+        FastaRecord(name, f"{name} of a test", sequence, sample="in"), [], call, tuple(regions)
+    )
+
+
+def written(folder: Path, *results: RecordResult) -> dict[str, dict[str, str]]:
+    """The rows of the verdict on some records, by their names."""
+    sinks = (VirusTable, VirusFasta, RegionTable)
+    with open_sinks(sinks, Place(folder, Tree(folder), folder)) as add:
+        add(Portion.of("in", results, sinks))
+    return {row["virus"]: row for row in rows(folder / VirusTable.file)}
+
+
+def test_the_verdict_has_called_records_and_proviruses_of_others_by_the_cut(tmp_path):
+    whole = Region(0, 400, "whole", 0.99, is_virus=True)
+    kept = Region(100, 300, "provirus", 0.95, is_virus=True)
+    found = written(
+        tmp_path,
+        result("virus", [whole], is_virus=True),
+        result("host", [Region(0, 50, "provirus", 0.4), kept], is_virus=False),
+        result("plain", [], is_virus=False),
+    )
+    assert list(found) == ["virus", "host|provirus_101_300"]
+    virus, provirus = found.values()
+    assert [virus[name] for name in ("kind", "start", "end", "length", "score", "fdr")] == [
+        *("whole", "1", "400", "400", "0.980000", "0.0500"),
+    ]
+    assert [provirus[name] for name in ("kind", "start", "end", "length", "score", "fdr")] == [
+        *("provirus", "101", "300", "200", "0.950000", ""),
+    ]
+    assert (provirus["record"], provirus["file"]) == ("host", "in")
+    headers = [record.header for record in read_fasta(tmp_path / VirusFasta.file)]
+    assert headers == [
+        "virus of a test kind=whole score=0.980000 fdr=0.0500",
+        "host|provirus_101_300 kind=provirus score=0.950000",
+    ]
+
+
+def test_a_called_record_is_in_the_verdict_without_the_flanks_of_its_host(tmp_path):
+    whole = Region(100, 300, "whole", 0.99, is_virus=True)
+    made = result("lysogen", [whole], is_virus=True)
+    [row] = written(tmp_path, made).values()
+    assert (row["virus"], row["start"], row["end"]) == ("lysogen|whole_101_300", "101", "300")
+    [record] = read_fasta(tmp_path / VirusFasta.file)
+    assert (record.id, record.sequence) == (row["virus"], made.record.sequence[100:300])
+
+
+def test_a_provirus_over_the_origin_is_one_virus_and_each_of_its_parts_names_it(tmp_path):
+    parts = [
+        Region(0, 50, "provirus", 0.9, over_origin=True, is_virus=True),
+        Region(120, 180, "provirus", 0.8, is_virus=True),
+        Region(300, 400, "provirus", 0.9, over_origin=True, is_virus=True),
+    ]
+    made = result("circle", parts, is_virus=False)
+    found = written(tmp_path, made)
+    assert list(found) == ["circle|provirus_121_180", "circle|provirus_301_50"]
+    row = found["circle|provirus_301_50"]
+    assert (row["length"], row["note"]) == ("150", "crosses the origin")
+    bases = made.record.sequence
+    assert [record.sequence for record in read_fasta(tmp_path / VirusFasta.file)] == [
+        bases[120:180],
+        bases[300:] + bases[:50],
+    ]
+    names = [part["virus"] for part in rows(tmp_path / RegionTable.file)]
+    assert names == ["circle|provirus_301_50", "circle|provirus_121_180", "circle|provirus_301_50"]
+
+
+# Samples
+
+
+def test_samples_have_a_row_each_with_what_was_called_and_what_could_not_be_read(tmp_path):
+    rng = np.random.default_rng(3)
+    folder = tmp_path / "in"
+    folder.mkdir()
+    write(folder / "a.fa", one=open_dna(1_200, rng), two=open_dna(900, rng))
+    write(folder / "b.fa", one=random_dna(700, rng))
+    (folder / "c.fa").write_text("")
+    (folder / "d.fa").write_bytes(b"\x7fELF\0\0" * 100)
+    assert predict(folder, to=tmp_path / "run", threshold=0.0).exit_code == 2
+    found = {row["file"]: row for row in rows(tmp_path / "run/samples.tsv")}
+    assert {name: row["status"] for name, row in found.items()} == {
+        **{"a": "complete", "b": "complete"},
+        **{"c": "empty", "d": "unreadable"},
+    }
+    calls = rows(tmp_path / "run/predictions.tsv")
+    best = max((row for row in calls if row["file"] == "a"), key=lambda row: row["virus_score"])
+    row = found["a"]
+    assert (row["n_records"], row["n_virus"]) == ("2", "2")
+    assert (row["virus_from_0"], row["virus_from_1000"]) == ("1", "1")
+    assert (row["best_record"], row["best_score"]) == (best["record"], best["virus_score"])
+    assert "binary" in found["d"]["error"]
+    assert found["d"]["path"] == str(folder / "d.fa")
+
+
+def test_the_files_of_a_sample_have_the_bytes_of_a_run_of_that_file_alone(tmp_path):
+    """By its own ids, whatever other files have."""
+    sources = []
+    for seed, name in enumerate("ab"):
+        rng = np.random.default_rng(seed)
+        records = {"contig_1": open_dna(12_000, rng), "contig_2": open_dna(900, rng)}
+        sources.append(write(tmp_path / f"{name}.fa", **records))
+    predict(*sources, to=tmp_path / "both", per_file=True, threshold=0.0)
+    assert "a:contig_1" in (tmp_path / "both/viral.fasta").read_text()
+    for source in sources:
+        alone = tmp_path / f"alone_{source.stem}"
+        predict(source, to=alone, threshold=0.0)
+        files = list((tmp_path / "both/samples" / source.stem).iterdir())
+        assert len(files) == 11
+        for path in files:
+            assert path.read_bytes() == (alone / path.name).read_bytes(), path.name

@@ -57,6 +57,14 @@ FALSE_POSITIVES: Mapping[Preset, float] = {
 }
 
 
+# the lowest posterior of a provirus that counts as a virus; see docs/REGIONS.md
+LEAST_POSTERIORS: Mapping[Preset, float] = {
+    "sensitive": 0.0,
+    "default": 0.5,
+    "conservative": 0.9,
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class CutOptions:
     """The cut between viral records and others, and regions. Scores do not depend on it."""
@@ -64,7 +72,8 @@ class CutOptions:
     threshold: Annotated[
         float | None,
         option(
-            "Call a record virus if its score is at least this.",
+            "Call a record virus if its score is at least this, and "
+            "count a provirus as a virus if its posterior is.",
             CALLS,
             metavar="SCORE",
             show_default="by --preset, or the head's",
@@ -96,6 +105,13 @@ class CutOptions:
         ),
     ] = True
     region_model: RegionModel = None
+
+    @property
+    def least_posterior(self) -> float:
+        """The lowest posterior of a provirus that counts as a virus."""
+        if self.threshold is not None:
+            return self.threshold
+        return LEAST_POSTERIORS.get(self.preset, 0.0)
 
     def __post_init__(self) -> None:
         if self.threshold is not None and not 0 <= self.threshold <= 1:

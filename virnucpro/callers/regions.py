@@ -74,6 +74,7 @@ class RegionFinder:
     scorer: Scorer
     model: RegionModel
     code: GeneticCode = STANDARD
+    least_posterior: float = 0.0  # of a provirus that counts as a virus
 
     def add_to(self, result: RecordResult) -> RecordResult:
         """The same result with the regions of its record; its note counts them."""
@@ -83,12 +84,21 @@ class RegionFinder:
             found = self.find(result.record, is_virus=call.is_virus)
         if found is None:
             return result
-        regions, track = found
+        regions, track = self._by_cut(found[0]), found[1]
         result = result._replace(regions=regions, track=track)
         notes = [_NOTE.sub("", call.note)]
         if regions and not call.is_virus:
             notes.append(counted(result.region_kinds.total(), "virus-like region"))
         return result._replace(call=replace(call, note="; ".join(filter(None, notes))))
+
+    def _by_cut(self, regions: Sequence[Region]) -> tuple[Region, ...]:
+        """The same regions, each with the verdict of the cut on it."""
+        return tuple(
+            region._replace(
+                is_virus=region.kind == "whole" or region.posterior >= self.least_posterior
+            )
+            for region in regions
+        )
 
     def find(
         self, record: FastaRecord, *, is_virus: bool
@@ -128,7 +138,10 @@ class RegionFinder:
 
 
 def embedded_finder(
-    code: int, scorer: Scorer | None = None, model: Path | None = None
+    code: int,
+    scorer: Scorer | None = None,
+    model: Path | None = None,
+    least_posterior: float = 0.0,
 ) -> RegionFinder:
     """The finder that comes with VirNucPro, or with another model, for a genetic code by number.
 
@@ -140,7 +153,7 @@ def embedded_finder(
     region_model, size = load_region_model(path), scorer.windows.size
     if region_model.size != size:
         raise unusable(path, f"pieces of {region_model.size} bases where nets read {size}")
-    return RegionFinder(scorer, region_model, genetic_code(code))
+    return RegionFinder(scorer, region_model, genetic_code(code), least_posterior)
 
 
 def quietest(log_odds: Values, model: RegionModel) -> int:

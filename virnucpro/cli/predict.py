@@ -33,7 +33,7 @@ _PLUGINS = "virnucpro.executors"  # entry points: classes, made of the options a
 
 @command(PredictOptions, ConsoleOptions)
 def predict(options: PredictOptions, console: ConsoleOptions) -> None:
-    """Call viruses: FASTA or FASTQ in, predictions.tsv and viral.fasta out.
+    """Call viruses: FASTA or FASTQ in, viruses.tsv, viruses.fasta and predictions.tsv out.
 
     The scorer calls every record by its sequence, in seconds. With --model, or any option of
     devices but --workers, ESM-2 embeds every frame too, and features.h5 has the vectors. The
@@ -138,6 +138,7 @@ def _run(options: RunOptions, console: ConsoleOptions) -> None:
         with loading(console):
             from virnucpro.run.folder import RunDir
             from virnucpro.stories import pipeline
+            from virnucpro.tables.sinks import VirusTable
 
             executor_on = _executor_on(options)
         with watched(console) as events:
@@ -148,7 +149,10 @@ def _run(options: RunOptions, console: ConsoleOptions) -> None:
                     summary = pipeline.extract(options, events, executor_on)
     with exits():
         if summary.n_shards is None:
-            table = RunDir(options.output_dir).record_table(options.command)
+            rundir = RunDir(options.output_dir)
+            table = rundir.record_table(options.command)
+            if summary.records.n_viruses:
+                table = rundir.output(VirusTable)
             step = next_step(table, sys.argv[1:], failed=summary.exit_code != 0)
         else:
             step = planned_steps(options, summary.n_shards, sys.argv[1:])

@@ -16,8 +16,8 @@ def regions(options: RegionsOptions, console: ConsoleOptions) -> None:
     """Find virus-like regions, such as prophages, in the records of a finished run.
 
     DIR gets the files that predict makes of them unless it has --no-regions: regions.tsv, .bed,
-    .gff3 and .fasta, tracks.tsv.gz, and the notes in predictions.tsv. Nothing is embedded, and no
-    call changes. The inputs must be where they were.
+    .gff3 and .fasta, tracks.tsv.gz, the notes in predictions.tsv, and the proviruses in viruses.tsv
+    and viruses.fasta. Nothing is embedded, and no call changes. The inputs must be where they were.
 
     Example: virnucpro regions results/
 
@@ -27,13 +27,14 @@ def regions(options: RegionsOptions, console: ConsoleOptions) -> None:
         with loading(console):
             from virnucpro.callers.regions import SHORTEST_RECORD
             from virnucpro.stories.regions import find_regions
-            from virnucpro.stories.summary import region_line
+            from virnucpro.stories.summary import virus_line
             from virnucpro.tables.sinks import RegionTable
 
         with watched(console) as events:
-            kinds = find_regions(options, events)
+            tally = find_regions(options, events)
         table = options.folder / RegionTable.file
-        lines = [region_line(kinds.total(), kinds["whole"]), *as_command(["head", str(table)])]
+        lines = [virus_line(tally), *as_command(["head", str(table)])]
         if not table.exists():
-            lines = [f"virus-like regions: none; no scored record has {SHORTEST_RECORD:,} bases"]
+            why = f"no scored record has {SHORTEST_RECORD:,} bases"
+            lines = [virus_line(tally), f"virus-like regions: none; {why}"]
         report(lines, console.quiet)

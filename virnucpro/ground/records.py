@@ -218,6 +218,7 @@ class Region(NamedTuple):
     posterior: float  # probability of being viral, the mean over its pieces
     att: str = ""  # bases of the direct repeat at both ends
     over_origin: bool = False  # one of two parts: it crosses the origin of a circular record
+    is_virus: bool = False  # by the cut, of the record or of proviruses
 
 
 class Track(NamedTuple):

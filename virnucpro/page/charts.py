@@ -6,11 +6,12 @@ Everything is in the coordinates of a drawing of ``WIDTH`` by ``HEIGHT``; no mar
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from virnucpro.ground.log import counted
 from virnucpro.page.counts import (
@@ -25,17 +26,13 @@ from virnucpro.run.machine import Start
 WIDTH, HEIGHT = 760, 320
 GIB = 1 << 30
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 14, 46
-_TRACK_BINS = 400  # of the probability along a record
+_MOST_DOTS = 2_000  # records that are drawn one by one
 _SHADES = 5  # of a density
 _N_TICKS = 5  # about
 _SCORE_TICKS = (0.001, 0.01, 0.1, 0.5, 0.9, 0.99, 0.999)
 
 Place = Callable[[float], float]  # a value to a coordinate
-
-
-class Tick(NamedTuple):
-    at: float
-    label: str
+_Tick = tuple[float, str]  # coordinate and label
 
 
 class ChartPath(NamedTuple):
@@ -54,9 +51,10 @@ class Drawing:
     text: str  # alternative in words
     x_label: str
     y_label: str
-    x_ticks: Sequence[Tick]
-    y_ticks: Sequence[Tick]
+    x_ticks: Sequence[_Tick]
+    y_ticks: Sequence[_Tick]
     layers: Sequence[ChartPath]
+    x_range: tuple[float, float] = (0.0, 1.0)  # values at the left and at the right
     width: int = WIDTH
     height: int = HEIGHT
     left: int = _LEFT
@@ -94,6 +92,7 @@ class Chart:
             points = [
                 (x_at(x), None if y is None else y_at(y)) for x, y in zip(of_x, of_y, strict=True)
             ]
+            points = list(_stepped(points)) if self.kind == "step" else points
             look = self.look[i] if self.look else f"line s{i % 7}"
             layers.append(ChartPath(look, _line(points), label))
         return Drawing(
@@ -101,31 +100,35 @@ class Chart:
             self.text,
             self.x_label,
             self.y_label,
-            [Tick(x_at(x), text) for x, text in ticks(*x_range)],
-            [Tick(y_at(y), text) for y, text in ticks(*y_range)],
+            [(x_at(x), text) for x, text in ticks(*x_range)],
+            [(y_at(y), text) for y, text in ticks(*y_range)],
             layers,
+            x_range,
         )
 
     def as_data(self) -> dict[str, object]:
-        """The same for the chart of the page that shows values under the cursor."""
+        """The values, for those under the cursor."""
         xs = sorted({x for _, of_series, _ in self.series for x in of_series})
         lines = []
         for label, of_x, of_y in self.series:
             values = dict(zip(of_x, of_y, strict=True))
             lines.append({"label": label, "y": [values.get(x) for x in xs]})
-        return {
-            "x": xs,
-            "series": lines,
-            "xLabel": self.x_label,
-            "yLabel": self.y_label,
-            "yRange": self.y_range,
-            "stepped": self.kind == "step",
-        }
+        return {"x": xs, "series": lines, "xLabel": self.x_label}
 
 
 def _linear(start: float, end: float, first: float, last: float) -> Place:
     extent = (end - start) or 1.0
     return lambda value: first + (value - start) / extent * (last - first)
+
+
+def _stepped(
+    points: Sequence[tuple[float, float | None]],
+) -> Iterator[tuple[float, float | None]]:
+    """The same values, each from half way behind it to half way before the next."""
+    for i, (x, y) in enumerate(points):
+        before, after = points[max(0, i - 1)][0], points[min(len(points) - 1, i + 1)][0]
+        yield (before + x) / 2, y
+        yield (x + after) / 2, y
 
 
 def _line(points: Iterable[tuple[float, float | None]]) -> str:
@@ -182,16 +185,12 @@ def scores_by_length(
     if not len(in_use):
         return None
     first, last = int(in_use[0]), int(in_use[-1]) + 1
+    if last - first < PER_DOUBLING:
+        first, last = max(0, first - PER_DOUBLING), last + PER_DOUBLING
     x_at = _linear(first / PER_DOUBLING, last / PER_DOUBLING, _LEFT, WIDTH - _RIGHT)
     y_at = _linear(-MOST_LOG_ODDS, MOST_LOG_ODDS, HEIGHT - _BOTTOM, _TOP)
-    layers = []
-    for call, (look, label) in enumerate((("other", "other"), ("viral", "virus"))):
-        cells = density[first:last, :, call]
-        shades = np.ceil(_SHADES * np.log1p(cells) / np.log1p(max(1, int(cells.max()))))
-        for shade in range(1, _SHADES + 1):
-            places = np.argwhere(shades == shade)
-            path = "".join(_cell(x_at, y_at, first + int(i), int(j)) for i, j in places)
-            layers.append(ChartPath(f"{look} d{shade}", path, label if shade == _SHADES else ""))
+    is_few = counts.n_records <= _MOST_DOTS
+    layers = _dots(counts, x_at, y_at) if is_few else _shades(density, first, last, x_at, y_at)
     low, high = 2 ** (first / PER_DOUBLING), 2 ** (last / PER_DOUBLING)
     if cut:
         points = [(x_at(math.log2(n)), y_at(_odds(score))) for n, score in _within(cut, low, high)]
@@ -202,10 +201,37 @@ def scores_by_length(
         f"{int(density.sum()) - counts.n_viral:,}.",
         f"length in {letters}",
         "score",
-        [Tick(x_at(math.log2(n)), _short(n)) for n in _round_lengths(low, high)],
-        [Tick(y_at(_odds(score)), f"{score:g}") for score in _SCORE_TICKS],
+        [(x_at(math.log2(n)), _short(n)) for n in _round_lengths(low, high)],
+        [(y_at(_odds(score)), f"{score:g}") for score in _SCORE_TICKS],
         layers,
+        (first / PER_DOUBLING, last / PER_DOUBLING),
     )
+
+
+def _dots(counts: RunCounts, x_at: Place, y_at: Place) -> list[ChartPath]:
+    """A dot for each record with a score."""
+    paths = {"other": "", "viral": ""}
+    for row in counts.page_rows.rows(_MOST_DOTS):
+        if row.length and not math.isnan(row.score):
+            x, y = x_at(math.log2(row.length)), y_at(_odds(row.score))
+            paths["viral" if row.is_viral else "other"] += f"M{x:.1f} {y:.1f}h0"
+    labels = {"other": "other", "viral": "virus"}
+    return [ChartPath(f"dot {look}", path, labels[look]) for look, path in paths.items()]
+
+
+def _shades(
+    density: NDArray[np.int64], first: int, last: int, x_at: Place, y_at: Place
+) -> list[ChartPath]:
+    """Cells of length and score: the darker, the more records."""
+    layers = []
+    for call, (look, label) in enumerate((("other", "other"), ("viral", "virus"))):
+        cells = density[first:last, :, call]
+        shades = np.ceil(_SHADES * np.log1p(cells) / np.log1p(max(1, int(cells.max()))))
+        for shade in range(1, _SHADES + 1):
+            places = np.argwhere(shades == shade)
+            path = "".join(_cell(x_at, y_at, first + int(i), int(j)) for i, j in places)
+            layers.append(ChartPath(f"{look} d{shade}", path, label if shade == _SHADES else ""))
+    return layers
 
 
 def device_charts(number: int, start: Start) -> list[Chart]:
@@ -249,16 +275,6 @@ def device_charts(number: int, start: Start) -> list[Chart]:
             kind="step",
         ),
     ]
-
-
-def track_path(pieces: Iterable[tuple[int, float]], length: int) -> str:
-    """The probability along a record, the largest of each bin, over 1,000 by 26 units."""
-    bins: dict[int, float] = {}
-    for place, probability in pieces:
-        at = min(_TRACK_BINS - 1, _TRACK_BINS * place // max(1, length))
-        bins[at] = max(bins.get(at, 0.0), probability)
-    width = 1000 / _TRACK_BINS
-    return _line(((at + 0.5) * width, 25 - 24 * bins[at]) for at in sorted(bins))
 
 
 def _odds(score: float) -> float:

@@ -151,8 +151,8 @@ class RunCounts:
     notes: Counter[str] = field(default_factory=Counter)  # but of records that are too short
     # file -> status or "viral" -> records
     files: dict[str, Counter[str]] = field(default_factory=dict)
-    # file and id -> length, of records that somebody wants to know it of; 0 until they are met
-    measured: dict[tuple[str, str], int] = field(default_factory=dict)
+    # file and id -> length and score, of records that somebody asks for; 0 until they are met
+    measured: dict[tuple[str, str], tuple[int, float]] = field(default_factory=dict)
     # (length, score, called viral) of scored records
     density: NDArray[np.int64] = field(
         default_factory=lambda: np.zeros((N_LENGTHS, N_SCORES, 2), np.int64)
@@ -182,7 +182,7 @@ class RunCounts:
         self._count_files(block, is_viral)
         self._count_notes(block)
         self._count_lengths(figures)
-        self._measure(block, lengths)
+        self._measure(block, figures)
         is_scored = np.isfinite(figures.scores)
         places = np.log2(np.maximum(1, lengths[is_scored])) * PER_DOUBLING
         np.add.at(
@@ -226,12 +226,12 @@ class RunCounts:
             if note in self.notes or len(self.notes) < _MOST_NOTES:
                 self.notes[note] += n
 
-    def _measure(self, block: Mapping[str, Sequence[str]], lengths: NDArray[np.int64]) -> None:
+    def _measure(self, block: Mapping[str, Sequence[str]], figures: _Figures) -> None:
         if not self.measured:
             return
         for i, key in enumerate(zip(block["file"], block["record"], strict=True)):
             if key in self.measured:
-                self.measured[key] = int(lengths[i])
+                self.measured[key] = int(figures.lengths[i]), float(figures.scores[i])
 
     def _count_lengths(self, figures: _Figures) -> None:
         lengths, scores, rates, is_viral = figures
@@ -267,7 +267,7 @@ def count_records(
 ) -> RunCounts:
     """Count the rows of a table of records, and keep some of them.
 
-    ``measured`` are files and ids of records whose length is wanted.
+    ``measured`` are files and ids of records whose length and score are wanted.
 
     Raises:
         InputError: it is not a table of records, or damaged.
@@ -276,7 +276,9 @@ def count_records(
     starts = LENGTHS.get(input_type, LENGTHS["nucleotide"])
     ends = (*starts[1:], None)
     classes = [LengthClass(*pair) for pair in zip(starts, ends, strict=True)]
-    counts = RunCounts(classes, PageRows(most_rows), measured=dict.fromkeys(measured, 0))
+    counts = RunCounts(
+        classes, PageRows(most_rows), measured=dict.fromkeys(measured, (0, math.nan))
+    )
     for block in read_columns(table, RecordTable.columns):
         try:
             counts.add(block)

@@ -10,15 +10,20 @@ import gzip
 import os
 import re
 import zlib
+from array import array
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
+
+import numpy as np
 
 from virnucpro.ground.errors import InputMissingError, ResumeError
 from virnucpro.ground.files import open_plain, read_json
 from virnucpro.ground.log import escaped, printable
+from virnucpro.ground.numeric import Values
+from virnucpro.ground.records import Region
 from virnucpro.page.counts import damaged, read_columns
 from virnucpro.tables.sinks import RegionTable
 
@@ -26,12 +31,12 @@ _MOST_OF_LOG = 1 << 20  # bytes at its end
 _MESSAGE = re.compile(r"\S+ \S+ (INFO|WARNING|ERROR) +(.*)")
 _START = re.compile(r"virnucpro \S+: ")
 _Key = tuple[str, str]  # file and id of a record
-_Line = tuple[int, int, str, float]  # start and end (bases, 0-based, half-open), kind, posterior
 _OVER_ORIGIN = "the origin"  # in a note; earlier versions used other words around it
 _Rank = tuple[bool, int]  # whether a record has more than a whole region, and its viral letters
 _MOST = 10**15  # no number of the page is larger
-_MOST_TRACKS = 24  # records whose regions are drawn
-_REGION_COLUMNS = ("region", "file", "record", "kind", "start", "end", "posterior", "note")
+_MOST_LISTED = 5_000  # records whose regions a page lists
+_BASES_PER_BIN, _MOST_BINS = 1_000, 10_000  # of the evidence along a record
+_REGION_COLUMNS = ["region", "file", "record", "kind", "start", "end", "posterior", "virus", "note"]
 
 
 class InputFact(NamedTuple):
@@ -172,17 +177,16 @@ def read_complaints(log: Path) -> Counter[str]:
 
 @dataclass(slots=True)
 class Regions:
-    """The regions of a run: how many there are, and the records whose regions are drawn."""
+    """The regions of a run: how many there are, and those of the records that a page lists."""
 
     kinds: Counter[str] = field(default_factory=Counter)
-    n_letters: Counter[str] = field(default_factory=Counter)  # by kind
-    of_records: Counter[_Key] = field(default_factory=Counter)
-    run_ids: dict[_Key, str] = field(default_factory=dict)  # of the drawn ones
-    drawn: dict[_Key, list[_Line]] = field(default_factory=dict)
+    of_records: Counter[_Key] = field(default_factory=Counter)  # but for whole records
+    run_ids: dict[_Key, str] = field(default_factory=dict)  # of the listed ones
+    listed: dict[_Key, list[Region]] = field(default_factory=dict)  # best first
 
 
 def read_page_regions(table: Path) -> Regions | None:
-    """The regions in a table; None if there is none. Parts of records are drawn before whole ones.
+    """The regions in a table; None if there is none. Parts of records come before whole ones.
 
     Raises:
         InputError: the table is damaged.
@@ -191,62 +195,89 @@ def read_page_regions(table: Path) -> Regions | None:
         return None
     regions = Regions()
     ranks: dict[_Key, _Rank] = {}
-    lines: dict[_Key, list[_Line]] = {}
     for block in read_columns(table, RegionTable.columns):
         for key, line, is_counted, run_id in _region_lines(table, block):
-            start, end, kind, _ = line
-            regions.kinds[kind] += is_counted
-            regions.n_letters[kind] += end - start
-            regions.of_records[key] += is_counted
+            regions.kinds[line.kind] += is_counted
             is_part, n_letters = ranks.get(key, (False, 0))
-            ranks[key] = (is_part or kind != "whole", n_letters + end - start)
-            lines.setdefault(key, []).append(line)
+            ranks[key] = (is_part or line.kind != "whole", n_letters + line.end - line.start)
+            regions.listed.setdefault(key, []).append(line)
             regions.run_ids[key] = run_id
-        best = sorted(ranks, key=lambda key: (ranks[key], key), reverse=True)[:_MOST_TRACKS]
-        ranks, lines = {key: ranks[key] for key in best}, {key: lines[key] for key in best}
-        regions.run_ids = {key: regions.run_ids[key] for key in lines}
-    regions.drawn = lines
+            if line.kind != "whole":
+                regions.of_records[key] += is_counted
+        best = sorted(ranks, key=lambda key: (ranks[key], key), reverse=True)[:_MOST_LISTED]
+        ranks = {key: ranks[key] for key in best}
+        regions.listed = {key: regions.listed[key] for key in best}
+        regions.run_ids = {key: regions.run_ids[key] for key in best}
     return regions
 
 
 def _region_lines(
     table: Path, block: Mapping[str, Sequence[str]]
-) -> Iterator[tuple[_Key, _Line, bool, str]]:
+) -> Iterator[tuple[_Key, Region, bool, str]]:
     """The key and the line of each region, whether it is counted, and its record's id in the run.
 
     Raises:
         InputError: a number is none.
     """
     columns = [block[name] for name in _REGION_COLUMNS]
-    for region, file, record, kind, start, end, posterior, note in zip(*columns, strict=True):
+    for region, file, record, kind, start, end, posterior, virus, note in zip(
+        *columns, strict=True
+    ):
         try:
-            line = (int(start) - 1, int(end), kind, float(posterior or "nan"))
+            line = Region(
+                int(start) - 1,
+                int(end),
+                cast(Literal["provirus", "whole"], kind),
+                float(posterior or "nan"),
+                is_virus=bool(virus),
+            )
         except ValueError as error:
             raise damaged(table, error) from error
-        is_counted = not (line[0] == 0 and _OVER_ORIGIN in note)  # its other part is
+        is_counted = not (line.start == 0 and _OVER_ORIGIN in note)  # its other part is
         yield (file, record), line, is_counted, region.rpartition("|")[0]
 
 
-def read_tracks(path: Path, run_ids: Container[str]) -> dict[str, list[tuple[int, float]]]:
-    """The middle of each piece, and how probably it is viral, of some records; none without a file.
+def read_tracks(path: Path, lengths: Mapping[str, int]) -> dict[str, tuple[Values, Values]]:
+    """Posterior and log-odds along some records, by their ids in the run; none without a file.
+
+    They are the largest and the mean of each bin, NaN of one without a piece. (n_bins,) each
 
     Raises:
         InputError: the file is damaged.
     """
-    tracks: dict[str, list[tuple[int, float]]] = {}
+    pieces: dict[str, array[float]] = {}  # flat: middle, log-odds and posterior of each
     if not path.is_file():
-        return tracks
+        return {}
     try:
         with gzip.open(
             path, "rt", encoding="utf-8", errors="surrogateescape", newline="\n"
         ) as lines:
             next(lines, None)
             for line in lines:
-                run_id, start, end, _, posterior = line.rstrip("\n").split("\t")
-                if run_id in run_ids:
+                run_id, start, end, log_odds, posterior = line.rstrip("\n").split("\t")
+                if run_id in lengths:
                     first, last = int(start), int(end)
                     place = (first + last) // 2 if first <= last else first  # over the origin
-                    tracks.setdefault(run_id, []).append((place, float(posterior)))
+                    values = (place, float(log_odds or "nan"), float(posterior))
+                    pieces.setdefault(run_id, array("d")).extend(values)
     except (EOFError, zlib.error, gzip.BadGzipFile, ValueError) as error:
         raise damaged(path, error) from error
-    return tracks
+    return {run_id: _binned(lengths[run_id], flat) for run_id, flat in pieces.items()}
+
+
+def _binned(length: int, flat: array[float]) -> tuple[Values, Values]:
+    n_bins = count_bins(length)
+    places, odds, posterior = np.array(flat).reshape(-1, 3).T
+    known = ~np.isnan(odds)
+    bins = np.clip(places * n_bins / max(1, length), 0, n_bins - 1).astype(np.int64)
+    largest = np.full(n_bins, -1.0)
+    np.maximum.at(largest, bins, posterior)
+    n_known = np.bincount(bins[known], minlength=n_bins)
+    sums = np.bincount(bins[known], odds[known], minlength=n_bins)
+    means = np.divide(sums, n_known, out=np.full(n_bins, np.nan), where=n_known > 0)
+    return np.where(largest < 0, np.nan, largest), means
+
+
+def count_bins(length: int) -> int:
+    """The number of bins of a record: one for each piece's length, up to a number."""
+    return min(max(1, length // _BASES_PER_BIN), _MOST_BINS)

@@ -24,13 +24,12 @@ from virnucpro.page.citation import WORKS, Work, as_text
 
 MOST_BYTES = 3_000_000
 _ASSETS = files("virnucpro.page") / "assets"
-_SCRIPTS, _STYLES = ("uPlot.iife.min.js", "page.js"), ("uPlot.min.css", "page.css")
 _LEVEL = 6  # of deflate
 
 
 def render(template: str, content: Mapping[str, object], packed: str) -> bytes:
     """The bytes of a page, whose data were packed."""
-    script, style = _joined(_SCRIPTS), _joined(_STYLES)
+    script, style = _asset("page.js"), _asset("page.css")
     text = (
         _environment()
         .get_template(template)
@@ -40,7 +39,6 @@ def render(template: str, content: Mapping[str, object], packed: str) -> bytes:
             packed=packed,
             script=Markup(script),
             style=Markup(style),
-            licence=_asset("uPlot.LICENSE"),
             policy=_policy(script, style),
         )
     )
@@ -73,10 +71,6 @@ def _policy(script: str, style: str) -> str:
 @cache
 def _asset(name: str) -> str:
     return (_ASSETS / name).read_text(encoding="utf-8")
-
-
-def _joined(names: tuple[str, ...]) -> str:
-    return "\n".join(map(_asset, names))
 
 
 @cache

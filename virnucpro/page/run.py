@@ -10,27 +10,37 @@ import math
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate, islice
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from virnucpro.ground.events import STAGES, STARTING
 from virnucpro.ground.log import LOGGER, counted, escaped, printable
-from virnucpro.ground.records import STATUSES
+from virnucpro.ground.records import STATUSES, Region
 from virnucpro.page.charts import (
     GIB,
     Chart,
     Drawing,
     device_charts,
     scores_by_length,
-    track_path,
 )
 from virnucpro.page.citation import as_bibtex, works_of
-from virnucpro.page.counts import PageRows, RecordRow, RunCounts, count_records
+from virnucpro.page.counts import (
+    PageRows,
+    RecordRow,
+    RunCounts,
+    count_records,
+    damaged,
+    read_columns,
+)
 from virnucpro.page.facts import (
     Facts,
     InputFact,
     Regions,
+    count_bins,
+    is_number,
     read_complaints,
     read_facts,
     read_page_regions,
@@ -47,11 +57,27 @@ from virnucpro.tables.sinks import (
     RecordTable,
     RegionTable,
     RegionTracks,
-    ViralFasta,
+    SampleTable,
+    Sink,
+    all_sinks,
 )
 
 MOST_ROWS = 100_000  # records in the table of the page
-_MOST_FILES = 60  # input files in the table of files
+_MOST_FILES = 60  # input files in the table of files without JavaScript
+_MOST_SAMPLES = 10_000  # in the table to sort and search
+_SAMPLE_LABELS = {
+    "virus_from_0": "below 1k",
+    "virus_from_1000": "1k to 3k",
+    "virus_from_3000": "3k to 10k",
+    "virus_from_10000": "from 10k",
+    "n_provirus": "proviruses",
+    "best_score": "its score",
+}
+_NOT_SHOWN = ("path", "error")  # columns of samples
+_OF_CALLS = {"n_scored", "n_virus", "n_provirus", "n_regions", "best_record", "best_score"}
+_OF_CALLS |= {name for name in SampleTable.columns if name.startswith("virus_from_")}
+_MOST_TRACKS, _MOST_BINS = 200, 150_000  # records with a map, and bins of these
+_MOST_FIRST = 20  # regions that are listed without JavaScript
 _MOST_HASHES = 1_000
 _MOST_COMPLAINTS = 20
 _MOST_LINES = 8  # devices of a chart, starts of a run
@@ -113,7 +139,8 @@ def write_run_page(rundir: RunDir) -> None:
         "classes": _classes(run),
         "prevalence": run.facts.share("cut", "prevalence"),
         "scores": _scores(run),
-        "tracks": list(_tracks(run)),
+        "regions": _first_regions(run),
+        "has_samples": _samples(run) is not None,
         "machine": _machine(run),
         "provenance": list(_provenance(run)),
         "hashes": [(file.path, file.sha256) for file in run.facts.inputs[:_MOST_HASHES]],
@@ -130,10 +157,11 @@ def write_run_page(rundir: RunDir) -> None:
 def _pack(run: RunFiles, most_bytes: int) -> tuple[str, Sequence[RecordRow]]:
     """The data of the page with as many rows as fit, and these rows."""
     charts = {chart.name: chart.as_data() for start in _charts(run) for chart in start}
+    fixed = {"charts": charts, "samples": _samples(run), **_regions(run)}
     page_rows = run.counts.page_rows if run.counts else PageRows(0)
     rows = page_rows.rows(MOST_ROWS)
     while True:
-        packed = pack({"charts": charts, **_columns(run, rows)})
+        packed = pack({**fixed, **_columns(run, rows)})
         if len(packed) <= most_bytes or not rows:
             return packed, rows
         rows = page_rows.rows(max(0, int(0.95 * len(rows) * most_bytes / len(packed))))
@@ -154,7 +182,7 @@ def read_run(rundir: RunDir) -> RunFiles:
             table,
             facts.text("recipe", "input_type"),
             MOST_ROWS,
-            regions.drawn if regions else (),
+            regions.listed if regions else (),
         )
     return RunFiles(
         rundir,
@@ -245,15 +273,9 @@ def _answer(run: RunFiles) -> dict[str, object] | None:
     counts, regions = run.counts, run.regions
     if counts is None:
         return None
-    files = [
-        (RecordTable, "every record, with its status, call and score"),
-        (EmbeddedTable, "every record, with its status"),
-        (ViralFasta, "the sequences of the records called virus"),
-        (RegionTable, "virus-like regions, also as .bed, .gff3 and .fasta"),
-        (FailedFiles, "what failed, by file"),
-        (FailedSequences, "the sequences that failed, to be corrected and run again"),
-    ]
-    names = [(sink.file, what) for sink, what in files if run.rundir.output(sink).is_file()]
+    n_within = regions.kinds.total() - regions.kinds["whole"] if regions else 0
+    named = sorted(filter(lambda sink: sink.about, all_sinks()), key=_place_on_page)
+    names = [(one.file, one.about) for one in named if run.rundir.output(one).is_file()]
     if run.rundir.feature_index.is_file():
         names.append((run.rundir.feature_index.name, "all vectors, with their ids"))
     return {
@@ -263,9 +285,9 @@ def _answer(run: RunFiles) -> dict[str, object] | None:
         "n_letters_viral": counts.n_letters_viral,
         "n_letters": counts.n_letters,
         "cut": run.facts.text("counts", "cut"),
-        "regions": sorted(regions.kinds.items()) if regions else [],
-        "n_letters_in_regions": sum(regions.n_letters.values()) if regions else 0,
-        "looked_for_regions": run.facts.part("counts").get("n_regions") == 0,
+        "n_within": n_within,
+        "n_proviruses": run.facts.number("counts", "n_proviruses"),
+        "looked_for_regions": regions is not None or run.facts.part("counts").get("n_regions") == 0,
         "top": [
             {
                 **row._asdict(),
@@ -279,6 +301,11 @@ def _answer(run: RunFiles) -> dict[str, object] | None:
         "has_fdr": any(not math.isnan(row.fdr) for row in counts.top),
         "files": names,
     }
+
+
+def _place_on_page(sink: type[Sink]) -> bool:
+    """The verdict comes first, and then all others in their order."""
+    return not sink.file.startswith("viruses")
 
 
 def _warnings(run: RunFiles) -> Iterator[tuple[str, str]]:
@@ -349,31 +376,122 @@ def _scores(run: RunFiles) -> Drawing | None:
     return scores_by_length(run.counts, run.facts.cut, run.letters)
 
 
-def _tracks(run: RunFiles) -> Iterator[dict[str, object]]:
-    """The records whose regions are drawn, each with its regions as shares of its length."""
+def _listed(run: RunFiles) -> Iterator[tuple[str, str, int, Sequence[Region]]]:
+    """File, id, length and regions of each record that the page lists, the best first.
+
+    A region that is all of its record says nothing more than the call, and is left out.
+    """
     if run.regions is None or run.counts is None:
         return
-    run_ids = run.regions.run_ids
-    pieces = read_tracks(run.rundir.output(RegionTracks), set(run_ids.values()))
-    for (file, record), regions in run.regions.drawn.items():
-        length = max(run.counts.measured[file, record], *(end for _, end, *_ in regions))
+    for (file, record), regions in run.regions.listed.items():
+        length = max(run.counts.measured[file, record][0], *(region.end for region in regions))
+        parts = [one for one in regions if (one.start, one.end) != (0, length)]
+        if parts:
+            yield file, record, length, parts
+
+
+def _first_regions(run: RunFiles) -> dict[str, object]:
+    """Numbers of regions and of their records, and the first of them, for a page on paper."""
+    of_records = [len(regions) for *_, regions in _listed(run)]
+    rows = (
+        (printable(record), printable(file), region)
+        for file, record, _, regions in _listed(run)
+        for region in regions
+    )
+    return {"n": sum(of_records), "first": list(islice(rows, _MOST_FIRST))}
+
+
+def _regions(run: RunFiles) -> dict[str, object]:
+    """The columns of the list of regions, and the evidence along the best records."""
+    listed = list(_listed(run))
+    if not listed:
+        return {}
+    rows = [(file, record, one) for file, record, _, parts in listed for one in parts]
+    files = {file: i for i, file in enumerate(dict.fromkeys(file for file, _, _ in rows))}
+    assert run.counts is not None
+    measured = run.counts.measured
+    columns = {
+        "record": _lines([record for _, record, _ in rows]),
+        "file": [files[file] for file, _, _ in rows],
+        "start": [one.start + 1 for *_, one in rows],
+        "end": [one.end for *_, one in rows],
+        "posterior": [_scaled(one.posterior, 10_000) for *_, one in rows],
+        "verdict": [int(one.is_virus) for *_, one in rows],
+        "score": [_scaled(measured[file, record][1], 10**6) for file, record, _ in rows],
+    }
+    return {
+        "regions": {"files": list(map(printable, files)), "columns": columns},
+        "tracks": list(_tracks(run, listed)),
+    }
+
+
+def _tracks(
+    run: RunFiles, listed: Sequence[tuple[str, str, int, Sequence[Region]]]
+) -> Iterator[dict[str, object]]:
+    """The best records with the evidence along them, as many as the page has room for."""
+    assert run.regions is not None
+    ends = accumulate(count_bins(length) for _, _, length, _ in listed)
+    drawn = [one for one, end in zip(listed, ends, strict=True) if end <= _MOST_BINS]
+    drawn = drawn[:_MOST_TRACKS]
+    ids = {(file, record): run.regions.run_ids[file, record] for file, record, *_ in drawn}
+    lengths = {ids[file, record]: length for file, record, length, _ in drawn}
+    tracks = read_tracks(run.rundir.output(RegionTracks), lengths)
+    for file, record, length, regions in drawn:
+        nothing = np.full(1, np.nan)
+        posterior, log_odds = tracks.get(ids[file, record], (nothing, nothing))
         yield {
             "record": printable(record),
             "file": printable(file),
             "length": length,
-            "evidence": track_path(pieces.get(run_ids[file, record], ()), length),
+            "posterior": [_scaled(value, 100) for value in posterior.tolist()],
+            "odds": [_scaled(value, 2) for value in log_odds.tolist()],
             "regions": [
                 {
-                    "kind": escaped(kind),
-                    "start": start + 1,
-                    "end": end,
-                    "x": 1000 * start / length,
-                    "width": max(2.0, 1000 * (end - start) / length),
-                    "posterior": posterior,
+                    "kind": escaped(one.kind),
+                    "start": one.start + 1,
+                    "end": one.end,
+                    "posterior": 0.0 if math.isnan(one.posterior) else one.posterior,
+                    "verdict": int(one.is_virus),
                 }
-                for start, end, kind, posterior in regions
+                for one in sorted(regions)
             ],
         }
+
+
+def _samples(run: RunFiles) -> dict[str, object] | None:
+    """The columns of the table of samples; None of a run without one, or of a single file."""
+    table = run.rundir.output(SampleTable)
+    if not table.is_file():
+        return None
+    blocks = list(read_columns(table, SampleTable.columns))
+    values = {name: [v for block in blocks for v in block[name]] for name in SampleTable.columns}
+    if len(values["file"]) < 2:
+        return None
+    n_files = min(len(values["file"]), _MOST_SAMPLES)
+    shown = [name for name in SampleTable.columns if name not in _NOT_SHOWN]
+    if run.command == "extract":
+        shown = [name for name in shown if name not in _OF_CALLS]
+    return {
+        "columns": [_sample_column(table, name, values[name][:n_files]) for name in shown],
+        "sorted": {"key": "file" if run.command == "extract" else "virus", "falling": True},
+    }
+
+
+def _sample_column(table: Path, name: str, texts: Sequence[str]) -> dict[str, object]:
+    """
+    Raises:
+        InputError: a number is none.
+    """
+    label = _SAMPLE_LABELS.get(name, name.removeprefix("n_").replace("_", " "))
+    if name in ("file", "status", "best_record"):
+        return {"name": label, "values": list(map(printable, texts)), "digits": None}
+    try:
+        values = [float(text) if text else None for text in texts]
+    except ValueError as error:
+        raise damaged(table, error) from error
+    if not all(value is None or is_number(value) for value in values):
+        raise damaged(table, f"a number of {name} is out of range")
+    return {"name": label, "values": values, "digits": 6 if name == "best_score" else 0}
 
 
 def _table(counts: RunCounts | None, rows: Sequence[RecordRow]) -> dict[str, int]:

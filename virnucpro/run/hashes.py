@@ -20,7 +20,7 @@ from virnucpro.run.folder import PAGE, RunDir
 from virnucpro.tables.sinks import REGION_SINKS, all_sinks
 
 OUTPUTS = "outputs"  # field of ``run.json``: place in the run folder -> SHA-256
-REGION_FILES = frozenset(sink.file for sink in REGION_SINKS)
+_REGION_FILES = frozenset(sink.file for sink in REGION_SINKS if sink.is_optional)
 _NO_FILE = "no such file"
 
 
@@ -177,6 +177,6 @@ def _remedy(rundir: RunDir, path: Path) -> str:
     folder = printable(rundir.root)
     if path.name == PAGE:
         return f"write it anew: virnucpro report {folder}"
-    if path.name in REGION_FILES:
+    if path.name in _REGION_FILES:
         return f"write it anew: virnucpro regions {folder}"
     return "check the disk, and run the command of the run again with --resume: it writes it anew"

@@ -37,6 +37,7 @@ class Maker:
     caller: Caller
     finder: RegionFinder | None  # None: regions are not looked for
     feature_format: FeatureFormat
+    with_own_ids: bool = False  # the files of each input have ids of their own
     readers: dict[int, list[FeatureReader]] = field(default_factory=dict)  # of each generation
 
     def readers_of(self, generation: int) -> list[FeatureReader]:
@@ -147,7 +148,10 @@ class BlockTask:
         """
         results = map(maker.noted, self.results(maker))
         groups = groupby(results, key=lambda result: result.record.sample)
-        return [Portion.of(sample, group, maker.sinks) for sample, group in groups]
+        return [
+            Portion.of(sample, group, maker.sinks, with_own=maker.with_own_ids)
+            for sample, group in groups
+        ]
 
     def results(self, maker: Maker) -> Iterator[RecordResult]:
         """Each record, in order, with its predictions and its call."""

@@ -187,7 +187,8 @@ def make_finder(options: RunOptions, recipe: Recipe) -> RegionFinder | None:
         return None
     if recipe.input_type != "nucleotide":
         return None
-    return embedded_finder(recipe.genetic_code, model=options.region_model)
+    least = options.least_posterior
+    return embedded_finder(recipe.genetic_code, None, options.region_model, least)
 
 
 def plan_run(

@@ -6,14 +6,15 @@ table of records, which is written again for its notes.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from io import TextIOWrapper
 from itertools import chain, zip_longest
 from pathlib import Path
+from typing import Any
 
 from virnucpro import __version__
+from virnucpro.callers.options import CutOptions
 from virnucpro.callers.regions import RegionFinder, embedded_finder
 from virnucpro.ground.errors import InputError, InputMissingError, UsageError
 from virnucpro.ground.events import OnEvent, Progress
@@ -22,18 +23,28 @@ from virnucpro.ground.log import LOGGER, announce, printable
 from virnucpro.ground.records import Call, FastaRecord, RecordResult
 from virnucpro.page.run import write_run_page
 from virnucpro.run.folder import PAGE, RunDir, no_run
-from virnucpro.run.hashes import REGION_FILES, check_outputs, rewriting
+from virnucpro.run.hashes import check_outputs, rewriting
 from virnucpro.run.manifest import Manifest
 from virnucpro.sequences.inputs import InputFile, check_recorded, expected_letters, generations
 from virnucpro.stories.options import RegionsOptions
-from virnucpro.stories.summary import region_line
+from virnucpro.stories.summary import virus_line
 from virnucpro.stories.write import in_first_places, open_sinks_of_samples
 from virnucpro.tables.read import read_calls
-from virnucpro.tables.sinks import REGION_SINKS, Place, Portion, RecordTable, Sink, open_sinks
+from virnucpro.tables.sinks import (
+    REGION_SINKS,
+    Place,
+    Portion,
+    RecordTable,
+    Sink,
+    Tally,
+    open_sinks,
+)
+
+_WRITTEN = tuple(sink.file for sink in REGION_SINKS)
 
 
-def find_regions(options: RegionsOptions, on_event: OnEvent) -> Counter[str]:
-    """Look for regions in the records of a finished run. Returns their numbers by kind.
+def find_regions(options: RegionsOptions, on_event: OnEvent) -> Tally:
+    """Look for regions in the records of a finished run. Returns the counts of its records.
 
     Raises:
         VirnucproError: the folder holds no finished ``predict`` of nucleotides, or an input is
@@ -44,17 +55,18 @@ def find_regions(options: RegionsOptions, on_event: OnEvent) -> Counter[str]:
     with rundir.in_use():
         manifest = _finished_run(rundir)
         LOGGER.info("virnucpro %s: %s", __version__, printable(" ".join(options.argv)))
-        check_outputs(rundir, but=(PAGE, *REGION_FILES))
+        check_outputs(rundir, but=(PAGE, *_WRITTEN))
         inputs = check_recorded(manifest.inputs)
-        finder = embedded_finder(manifest.recipe.genetic_code, model=region_model)
+        least = _cut_of(rundir).least_posterior
+        finder = embedded_finder(manifest.recipe.genetic_code, None, region_model, least)
         announce(f"regions: learned from {finder.model.training}")
-        with rewriting(rundir, (RecordTable.file, *REGION_FILES)):
-            kinds = _write_files(rundir, manifest, inputs, finder, on_event)
-            _note_in_manifest(rundir, manifest, kinds, region_model)
+        with rewriting(rundir, (RecordTable.file, *_WRITTEN)):
+            tally = _write_files(rundir, manifest, inputs, finder, on_event)
+            _note_in_manifest(rundir, manifest, tally, region_model)
         if rundir.report.exists():
             write_run_page(rundir)
-        LOGGER.info("%s", region_line(kinds.total(), kinds["whole"]))
-    return kinds
+        LOGGER.info("%s", virus_line(tally))
+    return tally
 
 
 def _write_files(
@@ -63,11 +75,12 @@ def _write_files(
     inputs: Sequence[InputFile],
     finder: RegionFinder,
     on_event: OnEvent,
-) -> Counter[str]:
-    """Write the files of regions, and the table of records with its notes."""
-    kinds, n_letters, total = Counter[str](), 0, expected_letters(inputs)
+) -> Tally:
+    """Write the verdict, the files of regions, and the table of records with its notes."""
+    tally, n_letters, total = Tally(), 0, expected_letters(inputs)
     sinks: tuple[type[Sink], ...] = (RecordTable, *REGION_SINKS)
-    place = Place(rundir.root, rundir, rundir.shards)
+    place = Place(rundir.root, rundir, rundir.shards, manifest.inputs, manifest.refused)
+    with_own = manifest.is_qualified and rundir.samples.is_dir()
     with ExitStack() as stack:
         adds = [stack.enter_context(open_sinks(sinks, place))]
         if rundir.samples.is_dir():
@@ -75,13 +88,21 @@ def _write_files(
             adds.append(stack.enter_context(open_sinks_of_samples(rundir, sinks, samples)))
         for record, call in _records_and_calls(rundir, manifest, inputs):
             result = finder.add_to(RecordResult(record, [], call))
-            portion = Portion.of(record.sample, [result], sinks)
+            portion = Portion.of(record.sample, [result], sinks, with_own=with_own)
             for add in adds:
                 add(portion)
-            kinds += result.region_kinds
+            tally.include(portion.tally)
             n_letters += len(record.sequence)
             on_event(Progress("looking for regions", n_letters, total, "letters"))
-    return kinds
+    return tally
+
+
+def _cut_of(rundir: RunDir) -> CutOptions:
+    """The cut that the records of a run were called by, as ``run.json`` has it."""
+    cut = read_json(rundir.manifest).get("cut", {})
+    kinds = {"preset": str, "threshold": float}
+    kept: dict[str, Any] = {name: cut[name] for name in cut if kinds.get(name) is type(cut[name])}
+    return CutOptions(**kept)
 
 
 def _finished_run(rundir: RunDir) -> Manifest:
@@ -141,7 +162,7 @@ def _is_of(call: Call, record: FastaRecord) -> bool:
 
 
 def _note_in_manifest(
-    rundir: RunDir, manifest: Manifest, kinds: Counter[str], region_model: Path | None
+    rundir: RunDir, manifest: Manifest, tally: Tally, region_model: Path | None
 ) -> None:
     """Write into ``run.json`` that regions were looked for, as ``predict`` does."""
     stored = read_json(rundir.manifest)
@@ -153,6 +174,11 @@ def _note_in_manifest(
             "regions": True,
             "region_model": None if region_model is None else str(region_model),
         },
-        "counts": {**counts, "n_regions": kinds.total(), "n_whole_regions": kinds["whole"]},
+        "counts": {
+            **counts,
+            "n_proviruses": tally.n_proviruses,
+            "n_regions": tally.n_regions or 0,
+            "n_whole_regions": tally.n_whole_regions,
+        },
     }
     rundir.write_manifest(manifest, facts)

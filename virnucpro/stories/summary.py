@@ -17,16 +17,21 @@ from virnucpro.ground.log import counted, printable
 from virnucpro.run.folder import RunDir
 from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import Plan
-from virnucpro.tables.sinks import FailedFiles, FailedSequences, RegionTable, Tally
+from virnucpro.tables.sinks import FailedFiles, FailedSequences, Tally, VirusTable
+
+# facts of records that stand in a table
+_IN_TABLES = ("n_failed_records", "first_failure", "n_mendable", "viral_lengths", "best")
 
 
-def region_line(n_regions: int, n_whole: int) -> str:
-    """The line on regions, by their two kinds."""
-    if not n_regions:
-        return "virus-like regions: none"
+def virus_line(records: Tally) -> str:
+    """The line on all viruses: records and, if they were looked for, proviruses in others."""
+    n_viruses, see = records.n_viruses, f"see {VirusTable.file}"
+    if records.n_regions is None:
+        return f"viruses: {n_viruses:,}; {see}"
+    n_within = records.n_regions - records.n_whole_regions
     return (
-        f"virus-like regions: {n_regions - n_whole:,} provirus (inside a record), {n_whole:,} "
-        f"whole (a record called virus); see {RegionTable.file}"
+        f"viruses: {n_viruses:,} = {counted(records.n_viral, 'record')} + {records.n_proviruses:,} "
+        f"of {counted(n_within, 'virus-like region')} in other records; {see}"
     )
 
 
@@ -68,7 +73,8 @@ class Summary:
         facts: dict[str, object] = {}
         for name, value in asdict(self).items():
             facts |= value if name == "records" else {name: value}
-        del facts["n_failed_records"], facts["first_failure"]  # which stand in a table
+        for name in _IN_TABLES:
+            del facts[name]
         return facts
 
     @property
@@ -106,8 +112,8 @@ class Summary:
             yield f"called virus: {records.n_viral:,} of {n_scored:,} ({self.cut})"
         elif self.cut and records.n_records:
             yield "none was scored: see the columns status and note of the table"
-        if records.n_regions is not None:
-            yield region_line(records.n_regions, records.n_whole_regions)
+        if self.cut:
+            yield virus_line(records)
 
     def _engine_lines(self) -> Iterator[str]:
         yield f"frames embedded: {self.records.n_frames:,}"

@@ -73,6 +73,7 @@ class Results:
             caller=self.caller,
             finder=self.finder,
             feature_format=self.feature_format,
+            with_own_ids=self.per_file and self.manifest.is_qualified,
         )
         return helpers_for(maker, count_worth(most, self.plan.counts.n_letters), "tables")
 
@@ -334,7 +335,7 @@ def open_sinks_of_samples(
             while current != portion.sample:
                 begin(queue.popleft() if portion.sample in queue else portion.sample)
             assert add_to is not None
-            add_to(portion)
+            add_to(portion.of_file)
 
         yield add
         for sample in queue:

@@ -7,17 +7,18 @@ a class here and a line in a list.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from io import StringIO
 from itertools import chain
 from math import isnan
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import ClassVar, NamedTuple
 from urllib.parse import quote
 
-from virnucpro.callers.calls import chunk_scores, scored_frames
+from virnucpro.callers.calls import FRAMES_FAILED, chunk_scores, scored_frames
 from virnucpro.callers.head import DECIMALS
 from virnucpro.ground.config import Command
 from virnucpro.ground.log import counted, escaped
@@ -35,6 +36,13 @@ from virnucpro.sequences.fasta import write_record
 from virnucpro.sequences.inputs import InputFile
 from virnucpro.tables.text import SortedLines, optional_table, packed_table, table
 
+LENGTH_CLASSES = (0, 1_000, 3_000, 10_000)  # bases or residues from which classes begin
+NO_HIT = (-1.0, 0, "")
+_SUMS = (  # of a tally
+    *("n_viral", "n_proviruses", "n_whole_regions", "n_frames"),
+    *("n_failed_frames", "n_failed_records", "n_mendable"),
+)
+
 
 @dataclass(slots=True)
 class Tally:
@@ -42,23 +50,38 @@ class Tally:
 
     statuses: dict[Status, int] = field(default_factory=lambda: dict.fromkeys(STATUSES, 0))
     n_viral: int = 0
+    n_proviruses: int = 0  # that count as viruses, in records that are not called
     n_regions: int | None = None  # None: no record was searched for regions
     n_whole_regions: int = 0  # those of kind whole
     n_frames: int = 0  # frames with a vector
     n_failed_frames: int = 0
     n_failed_records: int = 0  # records with a failed frame
     first_failure: str = ""  # the first failed frame, and its reason
+    n_mendable: int = 0  # records with a failed frame, by their notes
+    viral_lengths: Counter[int] = field(default_factory=Counter)  # of viral records: start of class
+    best: tuple[float, int, str] = NO_HIT  # score, length and id of the best viral record
 
     @property
     def n_records(self) -> int:
         return sum(self.statuses.values())
 
+    @property
+    def n_viruses(self) -> int:
+        """Rows of the verdict."""
+        return self.n_viral + self.n_proviruses
+
     def add(self, result: RecordResult) -> None:
         """Count one record."""
         call, failures = result.call, result.failures
         self.statuses[call.status] += 1
-        self.n_viral += call.is_virus
         self.n_frames += len(result.frames) - len(failures)
+        self.n_mendable += FRAMES_FAILED in call.note
+        if call.is_virus:
+            self.n_viral += 1
+            self.viral_lengths[max(one for one in LENGTH_CLASSES if one <= call.length)] += 1
+            self._meet((call.virus_score or 0.0, call.length, call.record_id))
+        else:
+            self.n_proviruses += len(list(viruses_in(result)))
         if result.regions is not None:
             kinds = result.region_kinds
             self.n_regions = (self.n_regions or 0) + kinds.total()
@@ -73,14 +96,16 @@ class Tally:
         """Count the records of another, which come later."""
         for status, n_records in other.statuses.items():
             self.statuses[status] += n_records
-        self.n_viral += other.n_viral
-        self.n_frames += other.n_frames
         if other.n_regions is not None:
             self.n_regions = (self.n_regions or 0) + other.n_regions
-            self.n_whole_regions += other.n_whole_regions
+        for name in _SUMS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
         self.first_failure = self.first_failure or other.first_failure
-        self.n_failed_records += other.n_failed_records
-        self.n_failed_frames += other.n_failed_frames
+        self.viral_lengths.update(other.viral_lengths)
+        self._meet(other.best)
+
+    def _meet(self, hit: tuple[float, int, str]) -> None:
+        self.best = hit if hit[:2] > self.best[:2] else self.best
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,21 +115,63 @@ class Portion:
     sample: str
     rows: Mapping[str, str]  # by the file name of a sink, of those that any record adds to
     tally: Tally
+    own_rows: Mapping[str, str] | None = None  # by the ids that the records have in their file
 
     @classmethod
     def of(
-        cls, sample: str, results: Iterable[RecordResult], sinks: Sequence[type[Sink]]
+        cls,
+        sample: str,
+        results: Iterable[RecordResult],
+        sinks: Sequence[type[Sink]],
+        *,
+        with_own: bool = False,
     ) -> Portion:
         """The records of a sample, with the rows that these sinks have of them."""
-        tally, rows = Tally(), dict[str, list[str]]()
+        tally, rows, own_rows = Tally(), dict[str, list[str]](), dict[str, list[str]]()
+        per_file = [sink for sink in sinks if sink.per_file] if with_own else []
         for result in results:
             tally.add(result)
-            for sink in sinks:
-                more = sink.rows(result)
-                if more is not None:
-                    # a text per record: its lines by themselves take thrice the memory
-                    rows.setdefault(sink.file, []).append("".join(more))
-        return cls(sample, {name: "".join(of_sink) for name, of_sink in rows.items()}, tally)
+            _add_rows(rows, result, sinks)
+            if per_file:
+                _add_rows(own_rows, by_own_ids(result), per_file)
+        return cls(sample, _joined(rows), tally, _joined(own_rows) if with_own else None)
+
+    @property
+    def of_file(self) -> Portion:
+        """The same records as the outputs of their file have them."""
+        return self if self.own_rows is None else replace(self, rows=self.own_rows)
+
+
+def _add_rows(
+    rows: dict[str, list[str]], result: RecordResult, sinks: Iterable[type[Sink]]
+) -> None:
+    for sink in sinks:
+        more = sink.rows(result)
+        if more is not None:
+            # a text per record: its lines by themselves take thrice the memory
+            rows.setdefault(sink.file, []).append("".join(more))
+
+
+def _joined(rows: Mapping[str, Iterable[str]]) -> dict[str, str]:
+    return {name: "".join(of_sink) for name, of_sink in rows.items()}
+
+
+def by_own_ids(result: RecordResult) -> RecordResult:
+    """The same result with the ids that its record and its frames have in their file."""
+    record, name = result.record, result.record.name
+    if name == record.id:
+        return result
+    n = len(record.id)
+
+    def own(frame: Prediction) -> Prediction:
+        orf = frame.orf
+        orf = orf._replace(id=name + orf.id[n:], chunk_id=name + orf.chunk_id[n:])
+        return Prediction(orf, frame.virus_score, frame.failure)
+
+    return result._replace(
+        record=record._replace(id=name, header=name + record.header.lstrip()[n:], own_id=""),
+        predictions=list(map(own, result.predictions)),
+    )
 
 
 Add = Callable[[Portion], None]
@@ -121,54 +188,46 @@ class Place:
     refused: Sequence[InputFile] = ()  # inputs that could not be read
 
 
-class Sink(Protocol):
-    """One output of a run. It is given the rows of every record once, in input order.
+class Sink:
+    """One output of a run: a text file, with or without a line of columns.
 
-    What it opens on the stack appears when that is closed; before, ``finish`` is called, unless an
-    error ended the run.
+    It is given the rows of every record once, in input order. What it opens on the stack appears
+    when that is closed; before, ``finish`` is called, unless an error ended the run.
     """
 
     file: ClassVar[str]
-    per_file: ClassVar[bool]  # with --per-file each input file has its own, too
+    about: ClassVar[str] = ""  # what it holds, for the page; without it is not listed there
+    columns: ClassVar[tuple[str, ...]] = ()
+    per_file: ClassVar[bool] = True  # with --per-file each input file has its own, too
+    is_optional: ClassVar[bool] = False  # it appears with its first line; an old one is deleted
+    is_packed: ClassVar[bool] = False  # by gzip
 
-    def __init__(self, place: Place, stack: ExitStack) -> None: ...
+    def __init__(self, place: Place, stack: ExitStack) -> None:
+        path = place.folder / self.file
+        kind = packed_table if self.is_packed else table
+        opened = optional_table(place.tree, path, self.columns, kind)
+        self.opened = stack.enter_context(opened)
+        if not self.is_optional:
+            self.opened()
 
     @classmethod
     def rows(cls, result: RecordResult) -> Iterable[str] | None:
         """The lines that a record adds; None: it does not even ask for the file."""
+        return None
 
-    def add(self, portion: Portion) -> None: ...
+    def add(self, portion: Portion) -> None:
+        if self.file in portion.rows:
+            self.opened().write(portion.rows[self.file])
 
     def finish(self) -> None:
         """Write what had to wait for the last record."""
 
 
-class TextSink:
-    """A sink that is a text file, with or without a line of columns."""
-
-    file: ClassVar[str]
-    columns: ClassVar[tuple[str, ...]] = ()
-    per_file: ClassVar[bool] = True
-
-    def __init__(self, place: Place, stack: ExitStack) -> None:
-        self.out = stack.enter_context(table(place.tree, place.folder / self.file, self.columns))
-
-    @classmethod
-    def rows(cls, result: RecordResult) -> Iterable[str] | None:
-        """The lines that a record adds, as ``Sink.rows`` says."""
-        raise NotImplementedError
-
-    def add(self, portion: Portion) -> None:
-        self.out.write(portion.rows.get(self.file, ""))
-
-    def finish(self) -> None:
-        """Write nothing: no line waits."""
-
-
-class RecordTable(TextSink):
+class RecordTable(Sink):
     """One row for every record."""
 
     file = "predictions.tsv"
+    about = "every record, with its status, call and score"
     columns = (
         "record",
         "file",
@@ -193,9 +252,10 @@ class EmbeddedTable(RecordTable):
     """A row for every record of a run that calls nothing."""
 
     file = "records.tsv"
+    about = "every record, with its status"
 
 
-class FrameTable(TextSink):
+class FrameTable(Sink):
     """One row for every frame with a score, in the original's format."""
 
     file = "prediction_results.txt"
@@ -206,7 +266,7 @@ class FrameTable(TextSink):
         return frame_rows(result.predictions)
 
 
-class ChunkTable(TextSink):
+class ChunkTable(Sink):
     """One row for every chunk with a scored frame, sorted by id, in the original's format."""
 
     file = "prediction_results_highestscore.csv"
@@ -224,56 +284,43 @@ class ChunkTable(TextSink):
         self.lines.add(portion.rows.get(self.file, ""))
 
     def finish(self) -> None:
-        self.out.writelines(self.lines.merged())
+        self.opened().writelines(self.lines.merged())
 
 
-class ViralFasta(TextSink):
+class ViralFasta(Sink):
     """The records that are called viral, with their headers as they were."""
 
     file = "viral.fasta"
+    about = "the records called virus, with their headers as they were"
 
     @classmethod
     def rows(cls, result: RecordResult) -> Iterable[str]:
         return [record_text(result.record)] if result.call.is_virus else []
 
 
-class OptionalTable(TextSink):
-    """A text file that appears with its first line. Without one, an old file is deleted."""
-
-    per_file = False
-
-    def __init__(self, place: Place, stack: ExitStack) -> None:
-        path = place.folder / self.file
-        self.opened = stack.enter_context(optional_table(place.tree, path, self.columns))
-
-    def add(self, portion: Portion) -> None:
-        if self.file in portion.rows:
-            self.opened().write(portion.rows[self.file])
-
-
-class FailedSequences(OptionalTable):
+class FailedSequences(Sink):
     """The records with a failed frame, to be corrected and run again."""
 
     file = "failed_sequences.fa"
+    about = "the sequences that failed, to be corrected and run again"
+    per_file, is_optional = False, True
 
     @classmethod
     def rows(cls, result: RecordResult) -> Iterable[str] | None:
         return [record_text(result.record)] if result.failures else None
 
 
-class FailedFiles(OptionalTable):
+class FailedFiles(Sink):
     """Path, stage and error of each file with a failure, separated by ``|``, which no path has."""
 
     file = "failed_files.txt"
+    about = "what failed, by file"
+    per_file, is_optional = False, True
 
     def __init__(self, place: Place, stack: ExitStack) -> None:
         super().__init__(place, stack)
         self.place = place
         self.tallies: dict[str, Tally] = {}  # by sample, of those with a failed frame
-
-    @classmethod
-    def rows(cls, result: RecordResult) -> None:
-        """None: a row is of a whole file."""
 
     def add(self, portion: Portion) -> None:
         if portion.tally.n_failed_frames:
@@ -296,13 +343,163 @@ class FailedFiles(OptionalTable):
             self.opened().write(line)
 
 
-class RegionSink(OptionalTable):
+class _Virus(NamedTuple):
+    """One row of the verdict: a record that is called a virus, or a provirus in another record."""
+
+    name: str
+    parts: tuple[Region, ...]  # in order; two if it crosses the origin of a circular record
+    score: float
+
+    @property
+    def kind(self) -> str:
+        return self.parts[0].kind
+
+
+def viruses_in(result: RecordResult) -> Iterator[_Virus]:
+    """The viruses in a record: itself, without the flanks of a host, or its proviruses."""
+    call, record = result.call, result.record
+    if call.is_virus:
+        whole = Region(0, call.length, "whole", 1.0)
+        part = result.regions[0] if result.regions else whole
+        is_all = (part.start, part.end) == (0, call.length)
+        name = record.id if is_all else region_name(record, part)
+        yield _Virus(name, (part,), call.virus_score or 0.0)
+        return
+    regions = [region for region in result.regions or () if region.is_virus]
+    crossing = tuple(region for region in reversed(regions) if region.over_origin)
+    each = [(region,) for region in regions if not region.over_origin]
+    for parts in (*each, crossing) if crossing else each:
+        around = parts[0]._replace(end=parts[-1].end)
+        yield _Virus(region_name(record, around), parts, around.posterior)
+
+
+class VirusTable(Sink):
+    """The verdict: a row for every virus, with the name of its sequence in ``VirusFasta``."""
+
+    file = "viruses.tsv"
+    about = "every virus: records and proviruses, with score, fdr and place"
+    columns = (
+        "virus",
+        "record",
+        "file",
+        "kind",
+        "start",
+        "end",
+        "length",
+        "score",
+        "fdr",
+        "note",
+    )
+
+    @classmethod
+    def rows(cls, result: RecordResult) -> Iterable[str]:
+        call = result.call
+        for virus in viruses_in(result):
+            first, last = virus.parts[0], virus.parts[-1]
+            values = (
+                virus.name,
+                result.record.name,
+                result.record.sample,
+                virus.kind,
+                first.start + 1,
+                last.end,
+                sum(part.end - part.start for part in virus.parts),
+                f"{virus.score:.6f}",
+                rate_text(call.false_discovery_rate) if call.is_virus else "",
+                call.note if call.is_virus else OVER_ORIGIN if first.over_origin else "",
+            )
+            yield "\t".join(map(str, values)) + "\n"
+
+
+class VirusFasta(Sink):
+    """The sequences of the verdict. A record that is there as a whole keeps its header."""
+
+    file = "viruses.fasta"
+    about = "their sequences"
+
+    @classmethod
+    def rows(cls, result: RecordResult) -> Iterable[str]:
+        call, record = result.call, result.record
+        rate = rate_text(call.false_discovery_rate) if call.is_virus else ""
+        for virus in viruses_in(result):
+            words = f"kind={virus.kind} score={virus.score:.6f}{rate and f' fdr={rate}'}"
+            header = record.header if virus.name == record.id else virus.name
+            sequence = "".join(record.sequence[part.start : part.end] for part in virus.parts)
+            yield fasta_text(f"{header} {words}", sequence)
+
+
+class SampleTable(Sink):
+    """One row for every input file, also for one that could not be read."""
+
+    file = "samples.tsv"
+    about = "one row for every input file"
+    per_file = False
+    columns = (
+        "file",
+        "status",
+        "n_records",
+        "n_scored",
+        "n_virus",
+        *(f"virus_from_{start}" for start in LENGTH_CLASSES),
+        "n_provirus",
+        "n_regions",
+        "best_record",
+        "best_score",
+        "n_failed",
+        "path",
+        "error",
+    )
+
+    def __init__(self, place: Place, stack: ExitStack) -> None:
+        super().__init__(place, stack)
+        self.place = place
+        self.tallies: dict[str, Tally] = {}  # by sample
+
+    def add(self, portion: Portion) -> None:
+        self.tallies.setdefault(portion.sample, Tally()).include(portion.tally)
+
+    def finish(self) -> None:
+        files = [file for file in self.place.inputs if not self._only_mends(file)]
+        for file in (*files, *self.place.refused):
+            tally = self.tallies.get(file.sample, Tally())
+            score, _, record_id = tally.best
+            values = (
+                file.sample,
+                "unreadable" if file.error else _sample_status(tally),
+                tally.n_records,
+                tally.statuses["scored"],
+                tally.n_viral,
+                *(tally.viral_lengths[start] for start in LENGTH_CLASSES),
+                tally.n_proviruses,
+                "" if tally.n_regions is None else tally.n_regions,
+                record_id,
+                f"{score:.6f}" if record_id else "",
+                tally.n_mendable,
+                escaped(file.name or file.path),
+                escaped(file.error),
+            )
+            self.opened().write("\t".join(map(str, values)) + "\n")
+
+    def _only_mends(self, file: InputFile) -> bool:
+        """Whether its records stand in the places of failed ones of other files."""
+        return file.generation > 0 and file.sample not in self.tallies
+
+
+def _sample_status(tally: Tally) -> str:
+    if not tally.n_records:
+        return "empty"
+    if not tally.n_mendable:
+        return "complete"
+    return "partial" if tally.statuses["scored"] or tally.statuses["embedded"] else "failed"
+
+
+class RegionSink(Sink):
     """The virus-like regions, if they were looked for in any record; a line or more for each.
 
     All files of regions are made of the same rows, and name a region alike.
     """
 
-    per_file = True
+    is_optional = True
 
     @classmethod
     def rows(cls, result: RecordResult) -> Iterable[str] | None:
@@ -322,6 +519,7 @@ class RegionTable(RegionSink):
     """The table of regions: positions count from 1, and the end is the last base."""
 
     file = "regions.tsv"
+    about = "virus-like regions, also as .bed, .gff3 and .fasta"
     columns = (
         "region",
         "record",
@@ -331,16 +529,28 @@ class RegionTable(RegionSink):
         "end",
         "length",
         "posterior",
+        "call",
+        "virus_score",
+        "virus",
         "att",
         "note",
     )
 
     @classmethod
-    def row(cls, result: RecordResult, region: Region, name: str) -> str:
+    def rows(cls, result: RecordResult) -> Iterable[str] | None:
+        if result.regions is None:
+            return None
+        viruses = {part: virus.name for virus in viruses_in(result) for part in virus.parts}
+        return [cls._row(result, region, viruses.get(region, "")) for region in result.regions]
+
+    @classmethod
+    def _row(cls, result: RecordResult, region: Region, virus: str) -> str:
+        name = region_name(result.record, region)
         place = f"{region.start + 1}\t{region.end}\t{region.end - region.start}"
         record = f"{result.record.name}\t{result.record.sample}"
         note = OVER_ORIGIN if region.over_origin else ""
-        words = f"{region.posterior:.4f}\t{region.att}\t{note}"
+        call = "\t".join(call_words(result.call))
+        words = f"{region.posterior:.4f}\t{call}\t{virus}\t{region.att}\t{note}"
         return f"{name}\t{record}\t{region.kind}\t{place}\t{words}\n"
 
 
@@ -371,6 +581,8 @@ class RegionGff(RegionSink):
             attributes += f";att={region.att}"
         if region.over_origin:
             attributes += f";Note={OVER_ORIGIN}"
+        label, score = call_words(result.call)
+        attributes += f";call={label};virus_score={score}"
         term = cls.terms[region.kind]
         return f"{seqid}\tvirnucpro\t{term}\t{place}\t{attributes}\n"
 
@@ -382,23 +594,17 @@ class RegionFasta(RegionSink):
 
     @classmethod
     def row(cls, result: RecordResult, region: Region, name: str) -> str:
-        text = StringIO()
-        write_record(text, name, result.record.sequence[region.start : region.end])
-        return text.getvalue()
+        label, score = call_words(result.call)
+        header = f"{name} call={label} virus_score={score} posterior={region.posterior:.4f}"
+        return fasta_text(header, result.record.sequence[region.start : region.end])
 
 
-class RegionTracks(OptionalTable):
+class RegionTracks(Sink):
     """The pieces that regions are told by, of each record that was searched, packed by gzip."""
 
     file = "tracks.tsv.gz"
     columns = ("record", "start", "end", "log_odds", "posterior")
-    per_file = True
-
-    def __init__(self, place: Place, stack: ExitStack) -> None:
-        path = place.folder / self.file
-        self.opened = stack.enter_context(
-            optional_table(place.tree, path, self.columns, packed_table)
-        )
+    is_optional, is_packed = True, True
 
     @classmethod
     def rows(cls, result: RecordResult) -> Iterable[str] | None:
@@ -420,7 +626,11 @@ def region_name(record: FastaRecord, region: Region) -> str:
     return f"{record.id}|{region.kind}_{region.start + 1}_{region.end}"
 
 
+# what ``virnucpro regions`` writes beside the table of records
 REGION_SINKS: tuple[type[Sink], ...] = (
+    VirusTable,
+    VirusFasta,
+    SampleTable,
     RegionTable,
     RegionBed,
     RegionGff,
@@ -438,7 +648,7 @@ SINKS: dict[Command, tuple[type[Sink], ...]] = {
         FailedSequences,
         FailedFiles,
     ),
-    "extract": (EmbeddedTable, FailedSequences, FailedFiles),
+    "extract": (EmbeddedTable, SampleTable, FailedSequences, FailedFiles),
 }
 
 
@@ -471,18 +681,31 @@ def open_sinks(sinks: Iterable[type[Sink]], place: Place) -> Iterator[Add]:
 
 
 def record_text(record: FastaRecord) -> str:
-    """A record as it stood in its file, 60 letters a line."""
+    """A record as it stood in its file."""
+    return fasta_text(record.header, record.sequence)
+
+
+def fasta_text(header: str, sequence: str) -> str:
+    """A record of FASTA, 60 letters a line."""
     text = StringIO()
-    write_record(text, record.header, record.sequence)
+    write_record(text, header, sequence)
     return text.getvalue()
 
 
+def call_words(call: Call) -> tuple[str, str]:
+    """The label and the score of a call; both are empty without a score."""
+    if call.virus_score is None:
+        return "", ""
+    return "virus" if call.is_virus else "other", f"{call.virus_score:.6f}"
+
+
+def rate_text(rate: float | None) -> str:
+    return "" if rate is None else f"{rate:.4f}"
+
+
 def record_row(call: Call) -> str:
-    label = "" if call.virus_score is None else "virus" if call.is_virus else "other"
-    score, base = (
-        "" if value is None else f"{value:.6f}" for value in (call.virus_score, call.base_score)
-    )
-    rate = "" if call.false_discovery_rate is None else f"{call.false_discovery_rate:.4f}"
+    label, score = call_words(call)
+    base = "" if call.base_score is None else f"{call.base_score:.6f}"
     values = (
         call.record_id,
         call.sample,
@@ -490,7 +713,7 @@ def record_row(call: Call) -> str:
         call.status,
         label,
         score,
-        rate,
+        rate_text(call.false_discovery_rate),
         call.n_chunks,
         call.n_chunks_scored,
         call.n_frames_scored,

@@ -1,20 +1,20 @@
-/* The table of records and the charts under the cursor. Text of the user's reaches the page by
-   textContent alone. Without this script the page has its summary, its tables and its drawings. */
+/* The tables, the map of regions, and the values under the cursor. Text of the user's reaches the
+   page by textContent alone. Without this script the page has its summary, tables and drawings. */
 "use strict";
 (async () => {
   const ROW = 30, SPARE = 8; // pixels of a row; rows beyond the visible ones
+  const SVG = "http://www.w3.org/2000/svg";
+  const whole = new Intl.NumberFormat("en");
+  const counted = (values) => (i) => (values[i] === null ? "" : whole.format(values[i]));
+  const scaled = (values, scale, digits) => (i) => (values[i] === null ? "" : (values[i] / scale).toFixed(digits));
+  const has = (values) => values.some((value) => value !== null && value !== 0 && value !== "");
+  const search = (fields) => fields.text.value.trim().toLowerCase();
   const data = await unpack(document.getElementById("data").textContent.trim());
   if (data === null) return;
-  if (data.columns) {
-    const { columns } = data;
-    let place = 0;
-    columns.index = columns.gap.map((gap) => (place += gap));
-    const texts = (lines) => (place ? lines.split("\n") : []);
-    Object.assign(columns, { record: texts(columns.record), note: texts(columns.note) });
-  }
-  const table = document.getElementById("table");
-  if (table && data.columns) showTable(table, data);
-  showCharts(data);
+  const records = data.columns ? showRecords(data) : null;
+  if (data.samples) showSamples(data);
+  if (data.regions) showRegions(data);
+  showCharts(data, records);
   document.documentElement.dataset.ready = "true";
   performance.mark("ready");
 
@@ -31,44 +31,32 @@
     return made;
   }
 
-  // --- the table of records
+  function drawn(name, attributes, ...children) {
+    const made = document.createElementNS(SVG, name);
+    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+    made.append(...children);
+    return made;
+  }
 
-  function showTable(place, { columns, files, statuses, letters }) {
-    const n = columns.index.length;
-    const whole = new Intl.NumberFormat("en");
-    const counted = (name) => (i) => (columns[name][i] === null ? "" : whole.format(columns[name][i]));
-    const scaled = (name, scale, digits) => (i) =>
-      columns[name][i] === null ? "" : (columns[name][i] / scale).toFixed(digits);
-    const call = (i) => (columns.score[i] === null ? "" : columns.viral[i] ? "virus" : "other");
-    const has = (name) => columns[name].some((value) => value !== null && value !== 0 && value !== "");
-    const shown = [
-      { key: "index", label: "#", text: counted("index"), look: "n w-index" },
-      { key: "record", label: "record", text: (i) => columns.record[i], look: "w-record" },
-      { key: "file", label: "file", text: (i) => files[columns.file[i]], look: "w-file", only: files.length > 1 },
-      { key: "length", label: letters, text: counted("length"), look: "n w-n" },
-      { key: "status", label: "status", text: (i) => statuses[columns.status[i]], look: "w-status" },
-      { key: "viral", label: "call", text: call, look: "w-call", only: has("score") },
-      { key: "score", label: "score", text: scaled("score", 1e6, 6), look: "n w-n", only: has("score") },
-      { key: "fdr", label: "fdr", text: scaled("fdr", 1e4, 4), look: "n w-n", only: has("fdr") },
-      { key: "regions", label: "regions", text: counted("regions"), look: "n w-n", only: has("regions") },
-      { key: "chunks", label: "chunks", text: counted("chunks"), look: "n w-n", only: has("chunks") },
-      { key: "note", label: "note", text: (i) => columns.note[i], look: "w-note", only: has("note") },
-    ].filter((column) => column.only !== false);
-    const words = columns.record.map((id, i) => `${id}\n${columns.note[i]}`.toLowerCase());
-    const names = files.map((name) => name.toLowerCase());
+  function lines(text, n) {
+    return n ? text.split("\n") : [];
+  }
+
+  // --- a table of any length: only the visible rows are in the page
+
+  /* `shown` has the columns: key, label, values (to sort by), text (of row i) and look; the one
+     with a button is `named`. `matches` gives a test of row i. */
+  function showGrid(place, { noun, n, shown, named, matches, opened, copied, sorted }) {
     const form = place.querySelector("form"), fields = form.elements;
     const scroller = place.querySelector(".rows"), count = place.querySelector(".count");
     const details = place.querySelector(".details");
     const orders = new Map(); // column -> places of all rows by rising values
-    let sorted = { key: "index", falling: false }, rows = new Uint32Array(n), active = -1;
+    let rows = new Uint32Array(n), active = -1;
 
     // places by rising values; those without a value come last, in either direction
     function orderBy(key) {
       if (orders.has(key)) return orders.get(key);
-      let values = columns[key];
-      if (key === "file") values = values.map((i) => names[i]);
-      if (key === "status") values = values.map((i) => statuses[i]);
-      if (key === "viral") values = values.map((value, i) => (columns.score[i] === null ? null : value));
+      const { values } = shown.find((column) => column.key === key);
       const order = Uint32Array.from({ length: n }, (_, i) => i);
       const less = (a, b) => (values[a] < values[b] ? -1 : values[a] > values[b] ? 1 : a - b);
       const isEmpty = (i) => values[i] === null || values[i] === "";
@@ -78,29 +66,19 @@
     }
 
     function select() {
-      const text = fields.text.value.trim().toLowerCase();
-      const ofFile = names.map((name) => text !== "" && name.includes(text));
-      const number = (name) => (fields[name] && fields[name].value !== "" ? Number(fields[name].value) : null);
-      const length = number("shortest"), score = number("lowest");
-      const viral = number("call"), status = number("status"), file = number("file");
-      const matches = (i) =>
-        (text === "" || words[i].includes(text) || ofFile[columns.file[i]]) &&
-        (length === null || columns.length[i] >= length) &&
-        (score === null || (columns.score[i] !== null && columns.score[i] >= score * 1e6 - 0.5)) &&
-        (viral === null || (columns.score[i] !== null && columns.viral[i] === viral)) &&
-        (status === null || columns.status[i] === status) &&
-        (file === null || columns.file[i] === file);
+      const isIn = matches(fields);
       const { full, empty } = orderBy(sorted.key);
       let k = 0;
       rows = new Uint32Array(n);
-      const take = (i) => { if (matches(i)) rows[k++] = i; };
+      const take = (i) => { if (isIn(i)) rows[k++] = i; };
       if (sorted.falling) for (let j = full.length - 1; j >= 0; j--) take(full[j]);
       else full.forEach(take);
       empty.forEach(take);
       rows = rows.subarray(0, k);
       active = -1;
       details.hidden = true;
-      count.textContent = k === n ? `${whole.format(n)} ${n === 1 ? "record" : "records"}` : `${whole.format(k)} of ${whole.format(n)} records`;
+      const all = `${whole.format(n)} ${n === 1 ? noun : `${noun}s`}`;
+      count.textContent = k === n ? all : `${whole.format(k)} of ${all}`;
       grid.setAttribute("aria-rowcount", k + 1);
       scroller.scrollTop = 0;
       draw(true);
@@ -110,7 +88,7 @@
       const button = element("button", { type: "button", textContent: column.label });
       const head = element("th", { scope: "col", className: column.look }, button);
       button.addEventListener("click", () => {
-        sorted = { key: column.key, falling: sorted.key === column.key && !sorted.falling };
+        sorted = { key: column.key, falling: sorted.key === column.key ? !sorted.falling : Boolean(column.falls) };
         markSorted();
         select();
       });
@@ -128,15 +106,15 @@
     const head = element("tr", {}, ...heads);
     head.setAttribute("aria-rowindex", 1);
     const grid = element("table", {}, element("thead", {}, head), body);
-    grid.setAttribute("aria-label", "Records");
+    grid.setAttribute("aria-label", `${noun[0].toUpperCase()}${noun.slice(1)}s`);
     scroller.append(grid);
-    let drawn = [-1, -1];
+    let seen = [-1, -1];
 
     function draw(again) {
       const start = Math.max(0, Math.floor(scroller.scrollTop / ROW) - SPARE);
       const end = Math.min(rows.length, start + Math.ceil(scroller.clientHeight / ROW) + 2 * SPARE);
-      if (!again && start === drawn[0] && end === drawn[1]) return;
-      drawn = [start, end];
+      if (!again && start === seen[0] && end === seen[1]) return;
+      seen = [start, end];
       above.style.height = `${start * ROW}px`;
       below.style.height = `${(rows.length - end) * ROW}px`;
       const made = [];
@@ -153,14 +131,15 @@
       const i = rows[place];
       const cells = shown.map((column) => {
         const text = column.text(i);
-        if (column.key === "record") {
+        if (column.key === named) {
           const button = element("button", { type: "button", textContent: text, title: text });
           button.tabIndex = place === Math.max(active, 0) ? 0 : -1;
           return element("td", { className: column.look }, button);
         }
         const cell = element("td", { className: column.look, textContent: text });
-        if (column.key === "note" || column.key === "file") cell.title = text;
-        if (column.key === "viral" && text === "virus") cell.classList.add("virus");
+        if (!column.look.startsWith("n ")) cell.title = text;
+        if (text === "virus") cell.classList.add("virus");
+        if (column.share) cell.style.setProperty("--share", `${100 * column.share(i)}%`);
         return cell;
       });
       const made = element("tr", { className: place === active ? "active" : "" }, ...cells);
@@ -182,9 +161,8 @@
     function tell(place) {
       const i = rows[place];
       const facts = shown.map((column) => [column.label, column.text(i)]).filter(([, text]) => text !== "");
-      if (!shown.some((column) => column.key === "file")) facts.push(["file", files[columns.file[i]]]);
       details.replaceChildren(
-        ...facts.map(([term, text]) =>
+        ...[...facts, ...(opened?.(i) ?? [])].map(([term, text]) =>
           element("div", {}, element("dt", { textContent: term }), element("dd", { className: "id", textContent: text })),
         ),
       );
@@ -207,12 +185,6 @@
       go(Number(row.dataset.place));
       tell(active);
     });
-    statuses.forEach((name, i) => {
-      if (columns.status.includes(i)) fields.status.append(element("option", { value: i, textContent: name }));
-    });
-    const offered = files.length <= 500 ? files : [];
-    offered.forEach((name, i) => fields.file.append(element("option", { value: i, textContent: name })));
-    form.querySelector(".of-files").hidden = offered.length < 2;
     form.addEventListener("input", select);
     form.addEventListener("submit", (event) => event.preventDefault());
     form.addEventListener("reset", () => setTimeout(select));
@@ -220,14 +192,14 @@
       shown.map((column) => column.label).join("\t"),
       ...Array.from(rows, (i) => shown.map((column) => column.text(i).replaceAll(",", column.look.startsWith("n ") ? "" : ",")).join("\t")),
     ].join("\n");
-    fields.ids.addEventListener("click", (event) => copy(event.target, Array.from(rows, (i) => columns.record[i]).join("\n")));
+    fields.ids?.addEventListener("click", (event) => copy(event.target, Array.from(rows, copied).join("\n")));
     fields.rows.addEventListener("click", (event) => copy(event.target, tsv()));
     place.hidden = false;
     markSorted();
     select();
-    place.find = (i) => {
+    return function find(i, text) {
       form.reset();
-      fields.text.value = columns.record[i];
+      fields.text.value = text;
       select();
       place.scrollIntoView();
       const at = rows.indexOf(i);
@@ -251,149 +223,343 @@
     setTimeout(() => { button.textContent = label; }, 1500);
   }
 
-  // --- charts
+  // --- the records
 
-  function showCharts({ charts, columns, cut, letters }) {
-    const drawn = [];
-    for (const figure of document.querySelectorAll("figure[data-chart]")) {
-      const chart = charts?.[figure.dataset.chart];
-      if (chart) drawn.push([figure, (width) => lines(chart, width), chart]);
-    }
-    const scatter = document.getElementById("scatter");
-    if (scatter && columns?.score.some((score) => score !== null))
-      drawn.push([scatter, (width) => points(scatter, columns, cut, letters, width), null]);
-    const redraw = () => {
-      for (const item of drawn) {
-        const [figure, make] = item;
-        const width = Math.min(1024, figure.clientWidth);
-        item.plot?.destroy();
-        figure.classList.add("live");
-        const { options, values } = make(width);
-        item.plot = new uPlot(options, values, (plot, ready) => {
-          figure.querySelector("figcaption").after(plot.root);
-          ready();
-        });
-        const canvas = item.plot.root.querySelector("canvas");
-        const text = figure.querySelector("svg.chart desc")?.textContent ?? "";
-        canvas.setAttribute("role", "img");
-        canvas.setAttribute("aria-label", `${figure.querySelector("figcaption").textContent} ${text}`);
-      }
-    };
-    redraw();
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
-    let before = innerWidth, waiting = 0;
-    addEventListener("resize", () => {
-      clearTimeout(waiting);
-      waiting = setTimeout(() => { if (innerWidth !== before) { before = innerWidth; redraw(); } }, 150);
+  function showRecords({ columns, files, statuses, letters }) {
+    const place = document.getElementById("table"), n = columns.gap.length;
+    let at = 0;
+    columns.index = columns.gap.map((gap) => (at += gap));
+    Object.assign(columns, { record: lines(columns.record, n), note: lines(columns.note, n) });
+    if (!place) return null;
+    const { record, note, length, score, viral, status, file, index, fdr, regions, chunks } = columns;
+    const call = (i) => (score[i] === null ? "" : viral[i] ? "virus" : "other");
+    const names = files.map((name) => name.toLowerCase());
+    const shown = [
+      { key: "index", label: "#", values: index, text: counted(index), look: "n w-index" },
+      { key: "record", label: "record", values: record, text: (i) => record[i], look: "w-record" },
+      { key: "file", label: "file", values: file.map((i) => names[i]), text: (i) => files[file[i]], look: "w-file", only: files.length > 1 },
+      { key: "length", label: letters, values: length, text: counted(length), look: "n w-n" },
+      { key: "status", label: "status", values: status.map((i) => statuses[i]), text: (i) => statuses[status[i]], look: "w-status" },
+      { key: "viral", label: "call", values: viral.map((value, i) => (score[i] === null ? null : value)), text: call, look: "w-call", only: has(score) },
+      { key: "score", label: "score", values: score, text: scaled(score, 1e6, 6), look: "n w-n", only: has(score) },
+      { key: "fdr", label: "fdr", values: fdr, text: scaled(fdr, 1e4, 4), look: "n w-n", only: has(fdr) },
+      { key: "regions", label: "regions", values: regions, text: counted(regions), look: "n w-n", only: has(regions) },
+      { key: "chunks", label: "chunks", values: chunks, text: counted(chunks), look: "n w-n", only: has(chunks) },
+      { key: "note", label: "note", values: note, text: (i) => note[i], look: "w-note", only: has(note) },
+    ].filter((column) => column.only !== false);
+    const words = record.map((id, i) => `${id}\n${note[i]}`.toLowerCase());
+    const fields = place.querySelector("form").elements;
+    statuses.forEach((name, i) => {
+      if (status.includes(i)) fields.status.append(element("option", { value: i, textContent: name }));
+    });
+    const offered = files.length <= 500 ? files : [];
+    offered.forEach((name, i) => fields.file.append(element("option", { value: i, textContent: name })));
+    place.querySelector(".of-files").hidden = offered.length < 2;
+    const number = (name) => (fields[name] && fields[name].value !== "" ? Number(fields[name].value) : null);
+    const find = showGrid(place, {
+      noun: "record", n, shown, named: "record", sorted: { key: "index", falling: false },
+      copied: (i) => record[i],
+      opened: (i) => (files.length > 1 ? [] : [["file", files[file[i]]]]),
+      matches(fields) {
+        const text = search(fields), ofFile = names.map((name) => text !== "" && name.includes(text));
+        const shortest = number("shortest"), lowest = number("lowest");
+        const label = number("call"), state = number("status"), source = number("file");
+        return (i) =>
+          (text === "" || words[i].includes(text) || ofFile[file[i]]) &&
+          (shortest === null || length[i] >= shortest) &&
+          (lowest === null || (score[i] !== null && score[i] >= lowest * 1e6 - 0.5)) &&
+          (label === null || (score[i] !== null && viral[i] === label)) &&
+          (state === null || status[i] === state) &&
+          (source === null || file[i] === source);
+      },
+    });
+    return (i) => find(i, record[i]);
+  }
+
+  // --- the samples
+
+  function showSamples({ samples }) {
+    const place = document.getElementById("sample-table");
+    const n = samples.columns[0].values.length;
+    const texts = samples.columns.filter(({ name }) => ["file", "status", "best record"].includes(name));
+    const words = Array.from({ length: n }, (_, i) => texts.map(({ values }) => values[i]).join("\n").toLowerCase());
+    const dull = ({ name, values, digits }) => digits !== null && name !== "records" && name !== "virus" && !has(values);
+    const scored = samples.columns.find(({ name }) => name === "scored")?.values;
+    const shown = samples.columns.filter((column) => !dull(column)).map(({ name, values, digits }) => ({
+      key: name, label: name, values, falls: digits !== null,
+      text: digits === null ? (i) => values[i] : digits ? (i) => (values[i] === null ? "" : values[i].toFixed(digits)) : counted(values),
+      look: name === "file" ? "w-record" : digits === null ? "w-status" : `n w-n${name === "virus" ? " bar" : ""}`,
+      share: name === "virus" && scored ? (i) => values[i] / Math.max(1, scored[i]) : undefined,
+    }));
+    showGrid(place, {
+      noun: "sample", n, shown, named: "file", sorted: { key: "", falling: false, ...samples.sorted },
+      matches(fields) {
+        const text = search(fields);
+        return (i) => text === "" || words[i].includes(text);
+      },
     });
   }
 
-  function colour(name) {
-    return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
-  }
+  // --- the regions, and the map of a record
 
-  function axes(x, y, more = [{}, {}]) {
-    const look = { stroke: colour("soft"), grid: { stroke: colour("line"), width: 1 }, ticks: { stroke: colour("line") }, font: "12px system-ui, sans-serif", labelFont: "12px system-ui, sans-serif" };
-    return [{ ...look, label: x, labelSize: 20, size: 34, ...more[0] }, { ...look, label: y, labelSize: 20, size: 62, ...more[1] }];
-  }
-
-  function lines(chart, width) {
-    const names = ["blue", "vermillion", "green", "purple", "orange", "sky", "grey"];
-    const dashes = [[], [7, 3], [2, 3], [9, 3, 2, 3], [], [7, 3], [2, 3]];
-    const series = chart.series.map(({ label }, i) => ({
-      label, stroke: colour(names[i % 7]), dash: dashes[i % 7], width: 2, spanGaps: true,
-      points: { show: chart.x.length < 40 },
-      paths: chart.stepped ? uPlot.paths.stepped({ align: 1 }) : undefined,
-    }));
-    const [low, high] = chart.yRange ?? [0, null];
-    return {
-      options: {
-        width, height: 300, series: [{ label: chart.xLabel }, ...series], axes: axes(chart.xLabel, chart.yLabel),
-        scales: { x: { time: false }, y: { range: (_, min, max) => [chart.yRange ? low : Math.min(0, min), high ?? (max || 1) * 1.05] } },
+  function showRegions({ regions, tracks }) {
+    const { columns } = regions, n = columns.start.length;
+    const record = lines(columns.record, n), { files } = regions;
+    const { file, start, end, posterior, verdict, score } = columns;
+    const length = start.map((from, i) => end[i] - from + 1);
+    const words = record.map((id, i) => `${id}\n${files[file[i]]}`.toLowerCase());
+    const show = showMap(document.getElementById("map"), tracks);
+    const ofTrack = new Map(tracks.map((track, k) => [`${track.file}\t${track.record}`, k]));
+    const shown = [
+      { key: "record", label: "record", values: record, text: (i) => record[i], look: "w-record" },
+      { key: "file", label: "file", values: file.map((k) => files[k]), text: (i) => files[file[i]], look: "w-file", only: files.length > 1 },
+      { key: "start", label: "start", values: start, text: counted(start), look: "n w-n" },
+      { key: "end", label: "end", values: end, text: counted(end), look: "n w-n" },
+      { key: "length", label: "bases", values: length, text: counted(length), look: "n w-n", falls: true },
+      { key: "posterior", label: "posterior", values: posterior, text: scaled(posterior, 1e4, 4), look: "n w-n", falls: true },
+      { key: "score", label: "record's score", values: score, text: scaled(score, 1e6, 6), look: "n w-score", falls: true, only: has(score) },
+      { key: "verdict", label: "in viruses.tsv", values: verdict, text: (i) => (verdict[i] ? "yes" : "no"), look: "w-score", falls: true },
+    ].filter((column) => column.only !== false);
+    showGrid(document.getElementById("region-table"), {
+      noun: "region", n, shown, named: "record", sorted: { key: "posterior", falling: true },
+      matches(fields) {
+        const text = search(fields), longest = fields.shortest.value === "" ? 0 : Number(fields.shortest.value);
+        return (i) => (text === "" || words[i].includes(text)) && length[i] >= longest;
       },
-      values: [chart.x, ...chart.series.map(({ y }) => y)],
+      opened(i) {
+        const track = ofTrack.get(`${files[file[i]]}\t${record[i]}`);
+        if (track === undefined) return [["map", "this page has no map of this record: see tracks.tsv.gz"]];
+        show(track, start[i] - 1, end[i]);
+        document.getElementById("map").scrollIntoView({ block: "nearest" });
+        return [];
+      },
+    });
+  }
+
+  // round numbers of bases between two places, some eight of them
+  function rulerTicks(from, to) {
+    const raw = (to - from) / 8, power = 10 ** Math.floor(Math.log10(raw));
+    const step = Math.max(1, power * [1, 2, 5, 10].find((m) => m * power >= raw));
+    const unit = to >= 2e6 ? ["Mb", 1e6] : to >= 2e3 ? ["kb", 1e3] : ["b", 1];
+    const digits = Math.max(0, Math.ceil(Math.log10(unit[1] / step)));
+    const ticks = [];
+    for (let at = Math.ceil(from / step) * step; at <= to; at += step)
+      ticks.push([at, (at / unit[1]).toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits })]);
+    return { ticks, unit: unit[0] };
+  }
+
+  function showMap(place, tracks) {
+    const HEIGHT = 236, LEFT = 70, RIGHT = 12, RULER = 26, LANE = [34, 60], POSTERIOR = [76, 136], ODDS = [152, 226];
+    const SHORTEST = 2000; // bases that fill the map at most
+    const svg = place.querySelector("svg.map"), strip = place.querySelector("svg.strip");
+    const name = place.querySelector(".map-name"), told = place.querySelector(".pointed");
+    const picker = place.querySelector("select");
+    let track = null, from = 0, to = 1, width = 800;
+    tracks.forEach(({ record, file, regions }, k) =>
+      picker.append(element("option", { value: k, textContent: `${record} (${file}): ${regions.length}` })));
+
+    const x = (base) => LEFT + ((base - from) / (to - from)) * (width - LEFT - RIGHT);
+    const base = (event) => from + ((event.clientX - svg.getBoundingClientRect().left - LEFT) / (width - LEFT - RIGHT)) * (to - from);
+    const binAt = (at) => Math.min(track.posterior.length - 1, Math.max(0, Math.floor((at / track.length) * track.posterior.length)));
+
+    function text(at, y, words, look, anchor = "middle") {
+      return drawn("text", { x: at.toFixed(1), y, class: look, "text-anchor": anchor }, words);
+    }
+
+    // a path through the bins that are seen, or their extremes where several share a pixel
+    function path(values, [top, bottom], [low, high], isArea) {
+      const size = track.length / values.length, y = (value) => bottom - ((Math.min(high, Math.max(low, value)) - low) / (high - low)) * (bottom - top);
+      const words = [], group = Math.max(1, Math.floor((to - from) / size / (width - LEFT - RIGHT)));
+      let isDown = false;
+      for (let bin = Math.floor(Math.max(0, from / size - 1) / group) * group; bin <= to / size + 1 && bin < values.length; bin += group) {
+        let best = null;
+        for (let k = bin; k < Math.min(values.length, bin + group); k++)
+          if (values[k] !== null && (best === null || values[k] > best)) best = values[k];
+        if (best === null) { isDown = false; continue; }
+        words.push(`${isDown ? "L" : "M"}${x((bin + group / 2) * size).toFixed(1)} ${y(best).toFixed(1)}`);
+        isDown = true;
+      }
+      if (isArea && words.length) words.push(`V${bottom}H${words[0].slice(1).split(" ")[0]}z`);
+      return words.join("");
+    }
+
+    function draw() {
+      width = Math.max(280, svg.clientWidth);
+      svg.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
+      const { ticks, unit } = rulerTicks(from, to), right = width - RIGHT;
+      const clip = drawn("clipPath", { id: "map-clip" }, drawn("rect", { x: LEFT, y: 0, width: right - LEFT, height: HEIGHT }));
+      const inside = drawn("g", { "clip-path": "url(#map-clip)" });
+      const outside = drawn("g", {}, text(LEFT - 8, 16, unit, "tick", "end"));
+      for (const [at, label] of ticks) {
+        inside.append(drawn("path", { class: "grid", d: `M${x(at).toFixed(1)} ${RULER}V${HEIGHT}` }));
+        const place = Math.min(right - 12, Math.max(LEFT + 8, x(at)));
+        outside.append(drawn("path", { class: "axis", d: `M${x(at).toFixed(1)} ${RULER - 5}V${RULER}` }), text(place, 16, label, "tick"));
+      }
+      outside.append(drawn("path", { class: "axis", d: `M${LEFT} ${RULER}H${right}` }));
+      for (const [label, [top, bottom]] of [["regions", LANE], ["posterior", POSTERIOR], ["log-odds", ODDS]])
+        outside.append(text(LEFT - 8, (top + bottom) / 2 + 4, label, "tick", "end"));
+      inside.append(drawn("rect", { class: "track", x: LEFT, y: (LANE[0] + LANE[1]) / 2 - 2, width: right - LEFT, height: 4 }));
+      inside.append(drawn("path", { class: "guide", d: `M${LEFT} ${(POSTERIOR[0] + POSTERIOR[1]) / 2}H${right}M${LEFT} ${(ODDS[0] + ODDS[1]) / 2}H${right}` }));
+      inside.append(drawn("path", { class: "area", d: path(track.posterior, POSTERIOR, [0, 1], true) }));
+      inside.append(drawn("path", { class: "evidence", d: path(track.odds, ODDS, [-6, 6], false) }));
+      for (const region of track.regions) {
+        if (region.end < from || region.start > to) continue;
+        const left = x(region.start - 1), size = Math.max(3, x(region.end) - left);
+        inside.append(drawn("rect", { class: region.kind === "whole" ? "whole" : region.verdict ? "provirus" : "unsure", x: left.toFixed(1), y: LANE[0], width: size.toFixed(1), height: LANE[1] - LANE[0], rx: 3 }));
+        const shown = [Math.max(left, LEFT), Math.min(left + size, right)];
+        const label = `${whole.format(region.start)}–${whole.format(region.end)}`;
+        const words = [`${region.kind} ${label} (${region.posterior.toFixed(2)})`, label, `${Math.round((region.end - region.start + 1) / 1000)} kb`];
+        const fitting = words.find((one) => one.length * 6.4 + 10 < shown[1] - shown[0]);
+        if (fitting) inside.append(text((shown[0] + shown[1]) / 2, LANE[1] - 9, fitting, "on-region"));
+      }
+      svg.replaceChildren(clip, inside, outside);
+      svg.setAttribute("aria-label", `Bases ${whole.format(Math.round(from) + 1)} to ${whole.format(Math.round(to))} of ${track.record}`);
+      drawStrip();
+    }
+
+    // the whole record in small, and the part that the map shows
+    function drawStrip() {
+      const part = (at) => 1000 * (at / track.length);
+      strip.replaceChildren(
+        drawn("rect", { class: "track", x: 0, y: 5, width: 1000, height: 4 }),
+        ...track.regions.map((region) =>
+          drawn("rect", { class: region.kind === "whole" ? "whole" : region.verdict ? "provirus" : "unsure", x: part(region.start), y: 1, width: Math.max(2, part(region.end - region.start)), height: 12 })),
+        drawn("rect", { class: "window", x: part(from), y: 0, width: Math.max(4, part(to - from)), height: 14 }),
+      );
+    }
+
+    function look(low, high) {
+      const span = Math.min(track.length, Math.max(Math.min(SHORTEST, track.length), high - low));
+      const middle = (low + high) / 2;
+      from = Math.min(track.length - span, Math.max(0, middle - span / 2));
+      to = from + span;
+      draw();
+    }
+
+    const zoom = (factor, around = (from + to) / 2) => look(around - (around - from) * factor, around + (to - around) * factor);
+    const move = (share) => look(from + share * (to - from), to + share * (to - from));
+
+    function step(by) {
+      const middle = (from + to) / 2, slack = (to - from) / 1000;
+      const middles = track.regions.map((region) => (region.start + region.end) / 2);
+      const next = by > 0 ? middles.findIndex((one) => one > middle + slack) : middles.findLastIndex((one) => one < middle - slack);
+      const region = track.regions[next < 0 ? (by > 0 ? 0 : middles.length - 1) : next];
+      focusOn(region.start, region.end);
+    }
+
+    const focusOn = (start, end) => look(start - (end - start) / 2, end + (end - start) / 2);
+    const actions = { "+": () => zoom(1 / 2), "=": () => zoom(1 / 2), "-": () => zoom(2), ArrowLeft: () => move(-1 / 4), ArrowRight: () => move(1 / 4), Home: () => look(0, track.length), n: () => step(1), p: () => step(-1) };
+    svg.addEventListener("keydown", (event) => {
+      if (event.ctrlKey || event.metaKey || event.altKey || !(event.key in actions)) return;
+      event.preventDefault();
+      actions[event.key]();
+    });
+    place.querySelectorAll("button[data-key]").forEach((button) => button.addEventListener("click", actions[button.dataset.key]));
+    // a page scrolls on over the map, unless the map was clicked or Ctrl is held
+    svg.addEventListener("wheel", (event) => {
+      if (document.activeElement !== svg && !event.ctrlKey) return;
+      event.preventDefault();
+      if (Math.abs(event.deltaX) > Math.abs(event.deltaY)) move(event.deltaX / 800);
+      else zoom(Math.exp(event.deltaY / 400), base(event));
+    }, { passive: false });
+    let held = null;
+    svg.addEventListener("pointerdown", (event) => { held = { at: event.clientX, from, to }; svg.setPointerCapture(event.pointerId); });
+    svg.addEventListener("pointerup", () => { held = null; });
+    svg.addEventListener("pointercancel", () => { held = null; });
+    svg.addEventListener("pointermove", (event) => {
+      if (held) {
+        const by = ((event.clientX - held.at) / (width - LEFT - RIGHT)) * (held.to - held.from);
+        look(held.from - by, held.to - by);
+      }
+      const at = base(event);
+      if (at < from || at > to) return;
+      const bin = binAt(at), odds = track.odds[bin], posterior = track.posterior[bin];
+      told.textContent = `base ${whole.format(Math.round(at) + 1)}` + (posterior === null ? "" : `: posterior ${posterior.toFixed(2)}`) + (odds === null || odds === undefined ? "" : `, log-odds ${odds.toFixed(1)}`);
+    });
+    strip.addEventListener("click", (event) => {
+      const box = strip.getBoundingClientRect(), middle = ((event.clientX - box.left) / box.width) * track.length;
+      look(middle - (to - from) / 2, middle + (to - from) / 2);
+    });
+    picker.addEventListener("change", () => show(Number(picker.value)));
+    new ResizeObserver(() => { if (Math.abs(svg.clientWidth - width) > 1) draw(); }).observe(svg);
+
+    function show(k, start, end) {
+      track = tracks[k];
+      picker.value = k;
+      name.textContent = `${track.record}: ${whole.format(track.length)} bases, ${track.regions.length} ${track.regions.length === 1 ? "region" : "regions"}`;
+      if (start === undefined) look(0, track.length);
+      else focusOn(start, end);
+    }
+
+    for (const one of tracks) {
+      one.posterior = one.posterior.map((value) => (value === null ? null : value / 100));
+      one.odds = one.odds.map((value) => (value === null ? null : value / 2));
+    }
+    place.hidden = tracks.length === 0;
+    if (tracks.length) show(0);
+    return show;
+  }
+
+  // --- values under the cursor, on the drawings that are there
+
+  function showCharts({ charts, columns, letters }, findRecord) {
+    for (const figure of document.querySelectorAll("figure[data-chart]")) {
+      const svg = figure.querySelector("svg.chart"), told = figure.querySelector(".pointed");
+      const chart = charts?.[figure.dataset.chart];
+      const point = figure.id === "scatter" ? (columns ? ofRecords(columns, letters, svg) : null) : chart ? ofLines(chart, svg) : null;
+      if (point === null) continue;
+      const mark = svg.appendChild(drawn("path", { class: "mark" }));
+      let pointed = -1;
+      told.hidden = false;
+      const rest = figure.id === "scatter" ? "Point at a record to see its id; click to find it in the table." : "Point at the chart to see its values.";
+      told.textContent = rest;
+      svg.addEventListener("pointermove", (event) => {
+        const box = svg.getBoundingClientRect(), view = svg.viewBox.baseVal;
+        const found = point(((event.clientX - box.left) / box.width) * view.width, ((event.clientY - box.top) / box.height) * view.height);
+        pointed = found ? found.i : -1;
+        told.textContent = found ? found.text : rest;
+        mark.setAttribute("d", found ? found.mark : "");
+      });
+      svg.addEventListener("pointerleave", () => { told.textContent = rest; mark.setAttribute("d", ""); });
+      if (figure.id === "scatter") svg.addEventListener("click", () => { if (pointed >= 0) findRecord?.(pointed); });
+    }
+  }
+
+  // the frame of a drawing, and the values at its edges
+  function frame(svg) {
+    const [left, right, top, bottom] = svg.dataset.box.split(" ").map(Number);
+    const [low, high] = svg.dataset.x.split(" ").map(Number);
+    return { left, right, top, bottom, low, high };
+  }
+
+  function ofLines(chart, svg) {
+    const { left, right, top, bottom, low, high } = frame(svg);
+    const at = (value) => left + ((value - low) / (high - low || 1)) * (right - left);
+    const short = (value) => value.toLocaleString("en", { maximumSignificantDigits: 4 });
+    return (px) => {
+      if (!chart.x.length) return null;
+      const i = chart.x.reduce((best, value, k) => (Math.abs(at(value) - px) < Math.abs(at(chart.x[best]) - px) ? k : best), 0);
+      const values = chart.series.filter(({ y }) => y[i] !== null).map(({ label, y }) => `${label} ${short(y[i])}`);
+      return { i, text: `${chart.xLabel} ${short(chart.x[i])}: ${values.join("; ")}`, mark: `M${at(chart.x[i]).toFixed(1)} ${top}V${bottom}` };
     };
   }
 
-  // every record of the table as a point, over logarithms of length and log-odds of score
-  function points(figure, columns, cut, letters, width) {
+  // the nearest record on a drawing of scores by length
+  function ofRecords({ length, score, record }, letters, svg) {
+    const { left, right, top, bottom, low, high } = frame(svg);
     const odds = (p) => Math.max(-7, Math.min(7, Math.log(p / (1 - p))));
-    const order = Uint32Array.from(columns.score.keys()).filter((i) => columns.score[i] !== null && columns.length[i] > 0);
-    order.sort((a, b) => columns.length[a] - columns.length[b] || a - b);
-    const x = Array.from(order, (i) => Math.log10(columns.length[i]));
-    const y = Array.from(order, (i) => odds(columns.score[i] / 1e6));
-    const side = (viral) => y.map((value, k) => (columns.viral[order[k]] === viral ? value : null));
-    const low = x[0] - 0.05, high = x[x.length - 1] + 0.05;
-    const size = order.length > 20000 ? 2 : order.length > 1000 ? 3 : 5;
-    const dots = (name) => (plot, index) => {
-      const { ctx, data } = plot, half = (size * devicePixelRatio) / 2;
-      ctx.save();
-      ctx.fillStyle = colour(name);
-      ctx.globalAlpha = order.length > 5000 ? 0.45 : 0.85;
-      ctx.beginPath();
+    const order = Uint32Array.from(score.keys()).filter((i) => score[i] !== null && length[i] > 0);
+    const x = Float64Array.from(order, (i) => left + ((Math.log2(length[i]) - low) / (high - low)) * (right - left));
+    const y = Float64Array.from(order, (i) => bottom - ((odds(score[i] / 1e6) + 7) / 14) * (bottom - top));
+    return (px, py) => {
+      let best = 144, found = -1;
       for (let k = 0; k < x.length; k++) {
-        if (data[index][k] === null) continue;
-        const left = plot.valToPos(x[k], "x", true), top = plot.valToPos(data[index][k], "y", true);
-        ctx.rect(left - half, top - half, 2 * half, 2 * half);
+        const away = (x[k] - px) ** 2 + (y[k] - py) ** 2;
+        if (away < best) [best, found] = [away, k];
       }
-      ctx.fill();
-      ctx.restore();
-      return null;
-    };
-    const drawCut = (plot) => {
-      if (!cut.length) return;
-      const { ctx } = plot, at = (n, score) => [plot.valToPos(Math.log10(n), "x", true), plot.valToPos(odds(score), "y", true)];
-      const ends = [[10 ** low, cut[0][1]], ...cut, [10 ** high, cut[cut.length - 1][1]]];
-      ctx.save();
-      ctx.beginPath();
-      ctx.rect(plot.bbox.left, plot.bbox.top, plot.bbox.width, plot.bbox.height);
-      ctx.clip();
-      ctx.strokeStyle = colour("cut");
-      ctx.lineWidth = 1.6 * devicePixelRatio;
-      ctx.setLineDash([6 * devicePixelRatio, 4 * devicePixelRatio]);
-      ctx.beginPath();
-      ends.filter(([n], k) => k === 0 ? n < cut[0][0] : k === ends.length - 1 ? n > cut[cut.length - 1][0] : true)
-        .forEach(([n, score], k) => (k ? ctx.lineTo(...at(n, score)) : ctx.moveTo(...at(n, score))));
-      ctx.stroke();
-      ctx.restore();
-    };
-    const told = figure.querySelector(".pointed");
-    told.hidden = false;
-    let pointed = -1;
-    const point = (plot) => {
-      const { left, top } = plot.cursor;
-      pointed = -1;
-      if (left >= 0) {
-        let best = 12 ** 2;
-        const from = plot.valToIdx(plot.posToVal(left - 12, "x")), to = plot.valToIdx(plot.posToVal(left + 12, "x"));
-        for (let k = from; k <= to; k++) {
-          const away = (plot.valToPos(x[k], "x") - left) ** 2 + (plot.valToPos(y[k], "y") - top) ** 2;
-          if (away < best) [best, pointed] = [away, order[k]];
-        }
-      }
-      told.textContent = pointed < 0 ? "Point at a record to see its id; click to find it in the table."
-        : `${columns.record[pointed]}: ${columns.length[pointed].toLocaleString("en")} ${letters}, score ${(columns.score[pointed] / 1e6).toFixed(6)}`;
-    };
-    const scores = [0.001, 0.01, 0.1, 0.5, 0.9, 0.99, 0.999];
-    const lengths = [];
-    for (let power = 0; power < 10; power++)
-      for (const m of high - low > 3 ? [1] : high - low > 0.7 ? [1, 2, 5] : [1, 2, 3, 4, 5, 6, 7, 8, 9]) {
-        const n = m * 10 ** power;
-        if (Math.log10(n) >= low && Math.log10(n) <= high) lengths.push(n);
-      }
-    return {
-      options: {
-        width, height: 380, legend: { show: false },
-        cursor: { points: { show: false }, drag: { x: false, y: false }, bind: { click: (_, __, handler) => (event) => { handler(event); if (pointed >= 0) document.getElementById("table").find(pointed); return null; } } },
-        scales: { x: { time: false, range: [low, high] }, y: { range: [-7.3, 7.3] } },
-        series: [{}, { label: "other", paths: dots("blue"), points: { show: false } }, { label: "virus", paths: dots("vermillion"), points: { show: false } }],
-        axes: axes(`length in ${letters}`, "score", [
-          { splits: () => lengths.map(Math.log10), values: () => lengths.map((n) => n.toLocaleString("en")) },
-          { splits: () => scores.map(odds), values: () => scores.map(String) },
-        ]),
-        hooks: { draw: [drawCut], setCursor: [point] },
-      },
-      values: [x, side(0), side(1)],
+      if (found < 0) return null;
+      const i = order[found];
+      return { i, text: `${record[i]}: ${whole.format(length[i])} ${letters}, score ${(score[i] / 1e6).toFixed(6)}`, mark: `M${(x[found] - 5).toFixed(1)} ${y[found].toFixed(1)}a5 5 0 1 0 10 0a5 5 0 1 0 -10 0` };
     };
   }
 })();
