@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import io
 import logging
+import random
 import re
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,9 +16,10 @@ from rich.console import Console
 from rich.text import Text
 
 from virnucpro.cli.dashboard import ConsoleHandler, Dashboard
-from virnucpro.cli.figures import EventLog
+from virnucpro.cli.figures import EventLog, Figures, Point, add_point
 from virnucpro.ground.config import EncoderSpec
 from virnucpro.ground.events import (
+    STAGES,
     BatchDone,
     EmbeddingStarted,
     Memory,
@@ -27,6 +31,7 @@ from virnucpro.ground.events import (
 )
 from virnucpro.ground.log import LOGGER, ConsoleFilter, announce, logging_to, printable
 from virnucpro.ground.records import Shard
+from virnucpro.run.work_log import rate_of, seconds_left
 
 GIB = 1 << 30
 ESCAPE = "\x1b"
@@ -196,6 +201,102 @@ def test_before_the_devices_start_the_stage_is_shown():
     assert log.figures.line.startswith("reading and translating: 250 of 1,000 letters (25%)")
     log(Progress("reading and translating", 250, 0, "letters"))
     assert drawn(log).splitlines()[1].startswith("250 letters   elapsed")
+
+
+# The time that is left
+
+
+Rates = Callable[[float, random.Random], float]  # work per second, by the share that is done
+
+
+def steps_of(rates: Rates, n_steps: int, seed: int) -> list[Point]:
+    """The steps of 5,000 units of work whose rate depends on the share that is done."""
+    chance, seconds, points = random.Random(seed), 0.0, [(0.0, 0.0)]
+    for n_done in range(1, 5001):
+        seconds += 1 / rates(n_done / 5000, chance)
+        if not n_done % (5000 // n_steps):
+            points.append((seconds, float(n_done)))
+    return points
+
+
+STREAMS: dict[str, Rates] = {
+    "even": lambda _, __: 1.0,
+    "a slow start": lambda share, _: 0.2 if share < 0.02 else 1.0,
+    "workers that begin one after the other": lambda share, _: min(1.0, 0.25 + share * 20),
+    "a loaded machine": lambda _, chance: chance.uniform(0.6, 1.4),
+    "a slow start on a loaded machine": lambda share, chance: (
+        (0.2 if share < 0.02 else 1.0) * chance.uniform(0.6, 1.4)
+    ),
+}
+
+
+@pytest.mark.parametrize("stream", STREAMS)
+@pytest.mark.parametrize("n_steps", [40, 200, 5_000])
+def test_after_a_tenth_of_the_work_the_time_left_is_told_within_a_third(stream, n_steps):
+    for seed in range(20):
+        points = steps_of(STREAMS[stream], n_steps, seed)
+        for share in (0.1, 0.3, 0.9):
+            some = points[: int(share * n_steps) + 1]
+            thinned: list[Point] = []
+            for seconds, done in some:
+                thinned = add_point(thinned, seconds, done)
+            now, truth = some[-1][0], points[-1][0] - some[-1][0]
+            for known in (some, thinned):
+                left = seconds_left(known, 5000 - some[-1][1], now)
+                assert left is not None and 1 / 1.3 < left / truth < 1.3, (seed, share, left, truth)
+
+
+def test_steps_that_end_in_bursts_tell_the_same():
+    """Four helpers that end a block each at about the same time."""
+    points = [(float(10 * (n // 4) + n % 4 * 0.1), float(n)) for n in range(41)]
+    left = seconds_left(points[:21], 180, points[20][0])
+    assert left is not None and 1 / 1.3 < left / (180 * 2.5) < 1.3
+
+
+def test_time_that_passes_within_a_step_is_taken_off_and_a_step_that_never_ends_adds_to_it():
+    points = [(float(n), float(n)) for n in range(11)]
+    assert seconds_left(points, 90, now=10.0) == 90
+    assert seconds_left(points, 90, now=10.5) == 89.5
+    first, later = (seconds_left(points, 90, now) for now in (20.0, 40.0))
+    assert first is not None and later is not None and 90 < first < later
+
+
+def test_of_work_that_has_not_begun_nothing_is_told():
+    assert seconds_left([], 10, now=5.0) is None
+    assert seconds_left([(0.0, 0.0)], 10, now=5.0) is None
+    assert rate_of([(1.0, 0.0), (1.0, 5.0)]) == 0.0
+
+
+def test_the_time_left_of_scoring_is_told_by_what_is_scored_now():
+    """Blocks that were there before cost nothing, and records that are searched cost twice."""
+    now = 0.0
+    figures = Figures(clock=lambda: now)
+    for number in range(1, 11):
+        now += 0.001
+        figures.take(Progress("scoring", number, 100, "letters", (0, 170 - 2 * number)))
+    for number in range(11, 16):
+        now += 2.0
+        worked = 2 * (number - 10)
+        figures.take(Progress("scoring", number, 100, "letters", (worked, 150 - worked)))
+    assert figures.remaining == "0:02:20"
+    assert figures.line.endswith("remaining 0:02:20")
+
+
+def test_the_time_left_of_embedding_leaves_out_the_start_of_workers_and_counts_late_tables():
+    now = 0.0
+    figures = Figures(clock=lambda: now)
+    many = tuple(replace(SHARDS[0], index=index) for index in range(100))
+    figures.take(EmbeddingStarted(many, 0, encoders=(ESM2,)))
+    now = 600.0
+    figures.take(WorkerReady("cpu#0", "a CPU", Memory(GIB, 64 * GIB)))
+    for shard in many[:20]:
+        now += 1.0
+        figures.take(BatchDone("cpu#0", shard, tuple(range(10)), 1020, Memory(GIB, GIB)))
+        figures.take(ShardDone("cpu#0", shard, 1.0, 0))
+        if not shard.index % 4:  # every fourth shard is in the tables too
+            figures.take(Progress(STAGES[2], 1 + shard.index // 4, 100, "shards"))
+    assert figures.seconds_left is not None
+    assert figures.seconds_left > 300, "the tables take four times as long as the vectors"
 
 
 def test_without_colours_there_are_none(log):

@@ -38,13 +38,13 @@ from virnucpro.ground.errors import (
     UsageError,
 )
 from virnucpro.ground.events import EmbeddingStarted, Progress, ShardDone
-from virnucpro.run.backlog import Backlog
 from virnucpro.run.folder import RunDir
 from virnucpro.run.status import inspect_run
 from virnucpro.sequences.composition import frame_bases
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.translate import chunk_record, translate_six_frames
 from virnucpro.stories import pipeline, write
+from virnucpro.stories.write import Backlog
 
 SHARED = Path(__file__).parents[2] / "shared"
 

@@ -55,7 +55,6 @@ from virnucpro.sequences.genetic_code import STANDARD
 from virnucpro.stories.options import RegionsOptions
 from virnucpro.stories.regions import find_regions
 from virnucpro.stories.summary import Summary, virus_line
-from virnucpro.stories.write import in_first_places
 from virnucpro.tables.sinks import (
     Place,
     Portion,
@@ -468,6 +467,10 @@ def test_regions_of_a_finished_run_come_and_go_with_the_option(tmp_path, chromos
     assert not any((tmp_path / "run" / name).exists() for name in FILES)
 
 
+# times, and scores, which have regions if these were looked for at once
+IN_ITS_OWN_WAY = (".json", ".log", ".html", ".scores")
+
+
 def test_regions_of_a_finished_run_are_those_of_predict_to_the_byte(tmp_path, chromosomes):
     """Of one run in two files with the same ids and tables of each, and again when repeated."""
     sources = [write(tmp_path / name, **chromosomes) for name in ("a.fa", "b.fa")]
@@ -481,7 +484,7 @@ def test_regions_of_a_finished_run_are_those_of_predict_to_the_byte(tmp_path, ch
         assert (tally.n_regions, tally.n_proviruses) == (2, 2)
         assert 'id="regions"' in (later / "report.html").read_text()
         tables = [path.relative_to(once) for path in once.rglob("*.*") if path.is_file()]
-        compared = [path for path in tables if path.suffix not in (".json", ".log", ".html")]
+        compared = [path for path in tables if path.suffix not in IN_ITS_OWN_WAY]
         assert {*FILES, "predictions.tsv"} <= {path.name for path in compared}
         for path in compared:
             assert (later / path).read_bytes() == (once / path).read_bytes(), path
@@ -547,17 +550,17 @@ def test_regions_are_refused_where_there_is_no_run_or_another_table(tmp_path, ch
     assert table.read_text() == before
 
 
-def test_a_record_that_was_replaced_has_its_first_place_and_its_last_sequence():
-    def record(name: str, sequence: str) -> FastaRecord:
-        return FastaRecord(name, name, sequence, sample=sequence)
-
-    first = [record("a", "1"), record("b", "2"), record("c", "3")]
-    later = [record("b", "4"), record("d", "5"), record("b", "6")]
-    placed = in_first_places(frozenset("b"), later, first + later, lambda one: one)
-    told = [(one.id, one.sequence, place.sample) for one, place in placed]
-    assert told == [("a", "1", "1"), ("b", "6", "2"), ("c", "3", "3"), ("d", "5", "5")]
-    never = (pytest.fail("nothing is replaced") for _ in "x")
-    assert len(list(in_first_places(frozenset(), never, first, lambda one: one))) == 3
+def test_a_record_that_was_replaced_is_searched_once_by_its_last_sequence(tmp_path, chromosomes):
+    fasta = write(tmp_path / "in.fa", host=chromosomes["host"], lysogen="", a="ACGT" * 99)
+    predict(fasta, to=tmp_path / "run")
+    mended = write(tmp_path / "mended.fa", lysogen=chromosomes["lysogen"])
+    predict(fasta, mended, to=tmp_path / "run", resume=True)
+    table = (tmp_path / "run/predictions.tsv").read_text()
+    assert [row.split("\t")[0] for row in table.splitlines()[1:]] == ["host", "a", "lysogen"]
+    before = {name: (tmp_path / "run" / name).read_bytes() for name in FILES}
+    find_regions(RegionsOptions(folder=tmp_path / "run"), lambda _: None)
+    assert {name: (tmp_path / "run" / name).read_bytes() for name in FILES} == before
+    assert (tmp_path / "run/predictions.tsv").read_text() == table
 
 
 def test_tracks_hold_the_pieces_of_every_record_that_was_searched(tmp_path, chromosomes):

@@ -36,8 +36,8 @@ from virnucpro.ground.errors import FeatureFileError, ResumeError
 from virnucpro.ground.events import BatchDone, Progress, ShardDone, ShardFailed
 from virnucpro.ground.records import Embeddings, Orf, Shard
 from virnucpro.run import plan
-from virnucpro.run.dedup import SeenOrfs, digests_of
 from virnucpro.run.features import open_stores
+from virnucpro.run.shards import SeenOrfs, digests_of
 from virnucpro.run.status import inspect_run
 
 N_PROTEINS = 30
@@ -484,7 +484,7 @@ def test_what_is_found_is_the_same_in_every_process():
     """Python salts its own hashes anew in each."""
     code = (
         "from virnucpro.ground.records import Orf;"
-        "from virnucpro.run.dedup import SeenOrfs, digests_of;"
+        "from virnucpro.run.shards import SeenOrfs, digests_of;"
         "seen = SeenOrfs(8, 64);"
         "orfs = [Orf('o', 'c', 'r', 0, 0, '+', f'M{i % 37}') for i in range(500)];"
         "digests = digests_of(orfs, frozenset({'protein'}));"

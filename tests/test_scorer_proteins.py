@@ -15,7 +15,7 @@ from piece_nets import Fitting, Lessons, fit_nets
 from safetensors import safe_open
 
 from virnucpro.callers.options import CutOptions
-from virnucpro.callers.pieces import call_proteins
+from virnucpro.callers.pieces import call_scored, score_records
 from virnucpro.ground.config import Recipe
 from virnucpro.ground.records import FastaRecord, RecordResult
 from virnucpro.scorer.nets import (
@@ -76,7 +76,8 @@ def called(
     sequences: list[str], scorer: Scorer, cut: CutOptions | None = None
 ) -> list[RecordResult]:
     records = [FastaRecord(f"p{i}", f"p{i}", sequence) for i, sequence in enumerate(sequences)]
-    return list(call_proteins(records, RECIPE, scorer, cut or CutOptions()))
+    scored = score_records(records, RECIPE, scorer)
+    return list(call_scored(scored, RECIPE, scorer, cut or CutOptions()))
 
 
 # Features

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from math import exp
 from pathlib import Path
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
@@ -27,10 +27,10 @@ from virnucpro.engine.job import Job
 from virnucpro.ground import devices
 from virnucpro.ground.config import EncoderSpec, Resources
 from virnucpro.ground.devices import Gpu
-from virnucpro.ground.errors import ResumeError, UsageError
+from virnucpro.ground.errors import InputMissingError, ResumeError, UsageError
 from virnucpro.ground.events import Event, OnEvent, Progress, Telling
 from virnucpro.ground.records import Shard
-from virnucpro.run.status import inspect_run
+from virnucpro.run.status import inspect_run, measure_run
 from virnucpro.scorer import score
 from virnucpro.scorer.nets import (
     embedded_scorer,
@@ -41,6 +41,7 @@ from virnucpro.scorer.nets import (
 from virnucpro.scorer.score import score_block, score_sequences
 from virnucpro.sequences import genetic_code
 from virnucpro.stories import pipeline
+from virnucpro.stories import write as write_story
 from virnucpro.stories.options import PredictOptions
 from virnucpro.stories.summary import Summary
 
@@ -357,6 +358,232 @@ def test_a_killed_run_is_resumed_to_the_same_bytes(tmp_path):
     assert not leftovers(tmp_path / "cut")
 
 
+def in_blocks(monkeypatch: pytest.MonkeyPatch, n_letters: int = 2_000) -> None:
+    """Have runs be cut into small blocks."""
+    monkeypatch.setattr(write_story, "LETTERS_AT_ONCE", n_letters)
+
+
+def stamps(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """When each score file was written, and what it holds."""
+    files = (folder / "scores").iterdir()
+    return {file.name: (file.stat().st_mtime_ns, file.read_bytes()) for file in files}
+
+
+def test_what_an_interrupted_run_has_scored_is_not_scored_again(tmp_path, monkeypatch):
+    in_blocks(monkeypatch)
+    fasta = write(tmp_path / "in.fa", **many(), **many_more())
+    predict(fasta, to=tmp_path / "whole")
+    steps: list[Progress] = []
+
+    def interrupt(event: Telling) -> None:
+        if isinstance(event, Progress) and event.stage == "scoring":
+            steps.append(event)
+            if len(steps) == 4:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        predict(fasta, to=tmp_path / "cut", on_event=interrupt)
+    before = stamps(tmp_path / "cut")
+    assert len(before) >= 4
+    steps.clear()
+    predict(fasta, to=tmp_path / "cut", resume=True, on_event=interrupt_never(steps))
+    after = stamps(tmp_path / "cut")
+    assert {name: after[name] for name in before} == before
+    assert len(after) == len(steps) > len(before)
+    assert [step.work[0] for step in steps if step.work][: len(before)] == [0] * len(before)
+    assert tables_of(tmp_path / "cut") == tables_of(tmp_path / "whole")
+    scored = {name: content for name, (_, content) in after.items()}
+    assert scored == {name: content for name, (_, content) in stamps(tmp_path / "whole").items()}
+
+
+def interrupt_never(steps: list[Progress]) -> OnEvent:
+    def take(event: Telling) -> None:
+        if isinstance(event, Progress) and event.stage == "scoring":
+            steps.append(event)
+
+    return take
+
+
+def test_scores_that_are_damaged_or_of_others_are_made_again(tmp_path, monkeypatch):
+    in_blocks(monkeypatch)
+    fasta = write(tmp_path / "in.fa", **many())
+    predict(fasta, to=tmp_path / "run")
+    expected, whole = tables_of(tmp_path / "run"), stamps(tmp_path / "run")
+    names = sorted(whole)
+    for place in (0, 100, -1, None):
+        content = bytearray(whole[names[0]][1])
+        if place is None:
+            content = bytearray(whole[names[1]][1])  # of another block
+        else:
+            content[place] ^= 1
+        (tmp_path / "run/scores" / names[0]).write_bytes(content)
+        if place == 100:
+            assert inspect_run(tmp_path / "run", verify=True)[1] == 1
+        (tmp_path / "run/scores" / "000999.scores").write_bytes(b"nothing")
+        predict(fasta, to=tmp_path / "run", resume=True)
+        assert tables_of(tmp_path / "run") == expected
+        now = stamps(tmp_path / "run")
+        assert {name: one[1] for name, one in now.items()} == {n: w[1] for n, w in whole.items()}
+        assert now[names[1]] == whole[names[1]]
+
+
+def test_blocks_that_are_scored_stay_as_they_are_when_an_input_is_added(tmp_path, monkeypatch):
+    in_blocks(monkeypatch, 10**6)  # the only block of a file is not full
+    one, two = write(tmp_path / "one.fa", **many(1)), write(tmp_path / "two.fa", **many_more())
+    predict(one, to=tmp_path / "run")
+    before = stamps(tmp_path / "run")
+    predict(one, two, to=tmp_path / "run", resume=True)
+    after = stamps(tmp_path / "run")
+    assert len(after) == 2 and before.items() <= after.items()
+    predict(one, two, to=tmp_path / "at_once")
+    assert scores(tmp_path / "run") == scores(tmp_path / "at_once")
+
+
+CUTS: list[dict[str, object]] = [
+    {"preset": "sensitive"},
+    {"preset": "conservative"},
+    {"prevalence": 0.3},
+    {"threshold": 0.9},
+]
+
+
+def long_ones() -> dict[str, str]:
+    rng = np.random.default_rng(3)
+    return {
+        "big": open_dna(60_000, rng),
+        "circle circular=true": random_dna(40_000, rng),
+        "virus": open_dna(30_000, rng),
+    }
+
+
+def outputs(folder: Path) -> dict[str, bytes]:
+    """Every output but those that tell of the time."""
+    names = [*tables_of(folder), "regions.tsv", "regions.bed", "regions.gff3", "regions.fasta"]
+    return {name: (folder / name).read_bytes() for name in (*names, "tracks.tsv.gz")}
+
+
+def test_another_cut_of_a_finished_run_scores_nothing_and_gives_the_bytes_of_a_new_run(tmp_path):
+    fasta = write(tmp_path / "in.fa", **many(), **long_ones(), bad="")
+    predict(fasta, to=tmp_path / "run")
+    before = stamps(tmp_path / "run")
+    for number, cut in enumerate(CUTS):
+        predict(fasta, to=tmp_path / "run", resume=True, **cut)
+        predict(fasta, to=tmp_path / f"new{number}", **cut)
+        assert outputs(tmp_path / "run") == outputs(tmp_path / f"new{number}"), cut
+    assert stamps(tmp_path / "run") == before
+
+
+def test_without_the_input_a_stricter_cut_is_served_with_every_file(tmp_path, monkeypatch):
+    in_blocks(monkeypatch, 20_000)
+    fasta = write(tmp_path / "in.fa", **many(), **long_ones(), bad="")
+    predict(fasta, to=tmp_path / "run", threshold=0.0, per_file=True)
+    values = sorted(filter(None, scores(tmp_path / "run").values()))
+    strict = float(values[len(values) // 2])
+    predict(fasta, to=tmp_path / "new", threshold=strict, per_file=True)
+    fasta.unlink()
+    predict(fasta, to=tmp_path / "run", threshold=strict, resume=True)
+    assert outputs(tmp_path / "run") == outputs(tmp_path / "new")
+    assert outputs(tmp_path / "run/samples/in") == outputs(tmp_path / "new/samples/in")
+    assert 0 < len(called(tmp_path / "run")) < len(many())
+    assert inspect_run(tmp_path / "run", verify=True)[1] == 0
+    assert "complete" in inspect_run(tmp_path / "run", verify=False)[0][0]
+
+
+def test_without_the_input_a_wider_cut_writes_the_tables_and_names_the_files_that_it_cannot(
+    tmp_path,
+):
+    fasta = write(tmp_path / "in.fa", **many(), **long_ones())
+    predict(fasta, to=tmp_path / "run", preset="conservative")
+    predict(fasta, to=tmp_path / "new", threshold=0.01)
+    away = fasta.rename(tmp_path / "away.fa")
+    with pytest.raises(InputMissingError, match=r"in\.fa is gone.*viral\.fasta") as caught:
+        predict(fasta, to=tmp_path / "run", threshold=0.01, resume=True)
+    assert caught.value.exit_code == 66 and "put the input back" in caught.value.hint
+    expected = outputs(tmp_path / "new")
+    for name, content in expected.items():
+        path = tmp_path / "run" / name
+        if name in str(caught.value):
+            assert not path.exists()
+        else:
+            assert path.read_bytes() == content, name
+    assert inspect_run(tmp_path / "run", verify=True)[1] == 0
+    away.rename(fasta)
+    predict(fasta, to=tmp_path / "run", threshold=0.01, resume=True)
+    assert outputs(tmp_path / "run") == expected
+
+
+def test_an_input_that_is_gone_is_missed_where_scores_do_not_serve(tmp_path):
+    fasta = write(tmp_path / "in.fa", **many(), **long_ones())
+    predict(fasta, to=tmp_path / "run", regions=False)
+    content = fasta.read_text()
+    fasta.write_text(content.replace("A", "C", 1))
+    with pytest.raises(ResumeError, match="changed since this run began"):
+        predict(fasta, to=tmp_path / "run", preset="sensitive", resume=True)
+    fasta.unlink()
+    before = tables_of(tmp_path / "run")
+    with pytest.raises(InputMissingError, match="regions cannot be looked for"):
+        predict(fasta, to=tmp_path / "run", resume=True)
+    with pytest.raises(ResumeError, match="genetic_code was 11, now 4"):
+        predict(fasta, to=tmp_path / "run", resume=True, regions=False, genetic_code=4)
+    with pytest.raises(InputMissingError, match=r"other\.fa"):
+        predict(tmp_path / "other.fa", to=tmp_path / "run", resume=True, regions=False)
+    (file, *_) = (tmp_path / "run/scores").iterdir()
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1])
+    with pytest.raises(InputMissingError, match=r"in\.fa"):
+        predict(fasta, to=tmp_path / "run", resume=True, regions=False)
+    assert tables_of(tmp_path / "run") == before
+    file.write_bytes(whole)
+    predict(fasta, to=tmp_path / "run", resume=True, regions=False)
+    assert tables_of(tmp_path / "run") == before
+
+
+def test_regions_that_are_asked_for_later_are_those_of_a_run_that_looked_at_once(tmp_path):
+    fasta = write(tmp_path / "in.fa", **long_ones())
+    predict(fasta, to=tmp_path / "run", regions=False)
+    predict(fasta, to=tmp_path / "run", resume=True)
+    predict(fasta, to=tmp_path / "new")
+    assert outputs(tmp_path / "run") == outputs(tmp_path / "new")
+    predict(fasta, to=tmp_path / "run", resume=True, regions=False)
+    assert not (tmp_path / "run/regions.tsv").exists()
+
+
+def test_proteins_are_cut_again_without_their_input_too(tmp_path):
+    rng = np.random.default_rng(8)
+    proteins = {f"p{n}": "".join(rng.choice(list("ACDEFGHIKLMNPQRSTVWY"), 90)) for n in range(30)}
+    fasta = write(tmp_path / "in.faa", **proteins, short="MKV", starred="MKVLEFPQIL" * 9 + "*")
+    predict(fasta, to=tmp_path / "run", threshold=0.1)
+    predict(fasta, to=tmp_path / "new", threshold=0.5)
+    fasta.unlink()
+    predict(fasta, to=tmp_path / "run", threshold=0.5, resume=True)
+    assert tables_of(tmp_path / "run") == tables_of(tmp_path / "new")
+
+
+def test_the_status_of_a_run_that_goes_on_counts_its_letters(tmp_path, monkeypatch):
+    in_blocks(monkeypatch)
+    fasta = write(tmp_path / "in.fa", **many())
+    total = sum(map(len, many().values()))
+    told: list[tuple[int, dict[str, Any]]] = []
+
+    def look(event: Telling) -> None:
+        if isinstance(event, Progress) and event.stage == "scoring":
+            told.append((event.done, measure_run(tmp_path / "run")))
+
+    predict(fasta, to=tmp_path / "run", on_event=look)
+    assert len(told) > 3
+    for n_done, status in told:
+        letters = {"total": total, "done": n_done, "pending": total - n_done}
+        assert status["letters"] == letters and "shards" not in status
+        assert status["letters_per_second"] > 0 and status["remaining_seconds"] is not None
+    status = measure_run(tmp_path / "run")
+    assert status["letters"] == {"total": total, "done": total, "pending": 0}
+    assert (status["state"], status["remaining_seconds"]) == ("complete", 0)
+    assert (
+        f"scored    {total:,} of {total:,} letters"
+        in inspect_run(tmp_path / "run", verify=False)[0]
+    )
+
+
 def test_files_that_share_ids_are_told_apart_and_each_has_its_tables(tmp_path):
     one, two = write(tmp_path / "one.fa", **many(1)), write(tmp_path / "two.fa", **many(2))
     predict(one, two, to=tmp_path / "run", per_file=True)
@@ -369,14 +596,16 @@ def test_files_that_share_ids_are_told_apart_and_each_has_its_tables(tmp_path):
     assert "\none:open150_piece_1\t" in frames and "\ntwo:open150_piece_1\t" in frames
 
 
-def test_an_input_that_is_added_joins_the_run_and_a_mended_record_takes_its_place(tmp_path):
+def test_an_input_that_is_added_joins_the_run_with_the_records_that_it_mends(
+    tmp_path,
+):
     first = write(tmp_path / "in.fa", a=many()["open500"], bad="", c=many()["open300"])
     predict(first, to=tmp_path / "run")
     assert statuses(tmp_path / "run")["bad"] == "invalid"
     added = write(tmp_path / "more.fa", bad=many()["random999"], d=many()["random1000"])
     predict(first, added, to=tmp_path / "run", resume=True)
     assert list(statuses(tmp_path / "run").items()) == [
-        (name, "scored") for name in ("a", "bad", "c", "d")
+        (name, "scored") for name in ("a", "c", "bad", "d")
     ]
     all_at_once = {"a": many()["open500"], "bad": many()["random999"], "c": many()["open300"]}
     predict(

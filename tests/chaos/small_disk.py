@@ -24,6 +24,8 @@ from virnucpro.learning.evaluation.evaluate import Question, answer
 from virnucpro.learning.evaluation.report import write_report
 from virnucpro.learning.options import TrainOptions
 from virnucpro.learning.pages import write_evaluation_page
+from virnucpro.stories import pipeline, write
+from virnucpro.stories.options import PredictOptions
 from virnucpro.stories.resolve import RunConfig
 
 
@@ -34,6 +36,21 @@ class Prediction:
 
     def __call__(self, resume: bool) -> None:
         run_inline(again(self.config, resume=resume), load_head(self.head))
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """A run without a model, cut into small blocks."""
+
+    options: PredictOptions
+
+    def __call__(self, resume: bool) -> None:
+        usual, write.LETTERS_AT_ONCE = write.LETTERS_AT_ONCE, 3_000
+        try:
+            options = replace(self.options, resume=resume)
+            pipeline.predict(options, lambda _: None, lambda _: InlineExecutor())
+        finally:
+            write.LETTERS_AT_ONCE = usual
 
 
 @dataclass(frozen=True)

@@ -32,11 +32,12 @@ from itertools import cycle
 from pathlib import Path
 
 import h5py
+import numpy as np
 import pytest
-from conftest import make_tiny, write_contigs
+from conftest import make_tiny, random_dna, write_contigs
 from labelled import options, train_here, write_labelled
-from runs import again, assert_same_run, leftovers, run_inline, within
-from small_disk import Evaluation, Prediction, Training
+from runs import again, assert_same_run, leftovers, run_inline, tables, within
+from small_disk import Evaluation, Prediction, Scoring, Training
 
 from virnucpro.ground.errors import (
     InputError,
@@ -51,6 +52,7 @@ from virnucpro.learning.options import EvaluateOptions
 from virnucpro.run.folder import RunDir
 from virnucpro.run.plan import read_plan
 from virnucpro.run.status import inspect_run
+from virnucpro.stories.options import PredictOptions
 from virnucpro.stories.resolve import RunConfig
 
 CODES = {errno.ENOSPC: 74, errno.EDQUOT: 74, errno.EIO: 74, errno.EROFS: 73, errno.EACCES: 73}
@@ -314,6 +316,22 @@ def test_a_full_disk_is_told_and_resume_completes_the_run_when_there_is_room(
     folder = tmp_path / "disk" / "run"
     for kept in fill_disks(Prediction(make(output=folder), tiny.head_file), folder, limits):
         assert_same_run(kept, undisturbed)
+
+
+def test_a_full_disk_amid_blocks_of_scores_is_told_and_resume_completes_the_run(tmp_path, request):
+    """Small disks in memory: most are full while blocks are scored."""
+    rng, fasta = np.random.default_rng(4), tmp_path / "in.fa"
+    fasta.write_text("".join(f">c{n}\n{random_dna(1_500, rng)}\n" for n in range(30)))
+    options = PredictOptions(input=(fasta,), output_dir=tmp_path / "whole", report=False)
+    Scoring(options)(resume=False)
+    apart = max(1, 16 // request.config.getoption("--rounds"))
+    limits = [f"size={4096 * n}" for n in range(6, 46, apart)]
+    folder = tmp_path / "disk" / "run"
+    for kept in fill_disks(Scoring(replace(options, output_dir=folder)), folder, limits):
+        assert tables(kept) == tables(tmp_path / "whole")
+        scores = [(run / "scores").iterdir() for run in (kept, tmp_path / "whole")]
+        first, second = ({file.name: file.read_bytes() for file in files} for files in scores)
+        assert first == second and len(first) == 15
 
 
 def test_a_full_disk_ends_a_training_with_a_word_and_resume_completes_it(tmp_path, request):

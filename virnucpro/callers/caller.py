@@ -19,7 +19,7 @@ from virnucpro.callers.calls import call_record, failure_note
 from virnucpro.callers.head import Head, HeadFacts
 from virnucpro.callers.join import Join
 from virnucpro.callers.options import FALSE_POSITIVES, Calls, CutOptions
-from virnucpro.callers.pieces import call_by_scorer, call_proteins, join_calls
+from virnucpro.callers.pieces import ScoredRecord, call_scored, join_calls, score_records
 from virnucpro.ground.config import InputType, Recipe
 from virnucpro.ground.errors import UnavailableError, UsageError
 from virnucpro.ground.files import EMBEDDED_FOLDER
@@ -77,6 +77,10 @@ class Caller(Protocol):
     def frame_head(self) -> Head | None:
         """What scores frames by their vectors; None: nobody reads these."""
 
+    @property
+    def scorer(self) -> Scorer | None:
+        """What scores sequences; None: it is not needed, and not loaded."""
+
     def shortest(self, input_type: InputType) -> int:
         """The length of the shortest record that it calls."""
 
@@ -100,6 +104,7 @@ class NoCall:
     announcements: tuple[str, ...] = ()
     cut: Cut = Cut()
     frame_head: Head | None = None
+    scorer: Scorer | None = None
 
     @property
     def hashes(self) -> Mapping[str, str]:
@@ -169,11 +174,18 @@ class ByScorer:
     def call(
         self, records: Sequence[FastaRecord], frames: Sequence[list[Prediction]], recipe: Recipe
     ) -> Iterator[RecordResult]:
-        call = call_proteins if self.input_type == "protein" else call_by_scorer
-        results = call(records, recipe, self.scorer, self.options)
+        results = self.call_scored(self.score(records, recipe), recipe)
         for result, of_record in zip(results, frames, strict=True):
             note = result.call.note or failure_note(of_record)
             yield result._replace(frames=of_record, call=replace(result.call, note=note))
+
+    def score(self, records: Sequence[FastaRecord], recipe: Recipe) -> list[ScoredRecord]:
+        """Score each record, in order."""
+        return score_records(records, recipe, self.scorer)
+
+    def call_scored(self, scored: Sequence[ScoredRecord], recipe: Recipe) -> Iterator[RecordResult]:
+        """Call each record whose score is there, in order."""
+        return call_scored(scored, recipe, self.scorer, self.options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +218,10 @@ class ByHead:
     @property
     def cut(self) -> Cut:
         return _cut_at(self._facts.threshold)
+
+    @property
+    def scorer(self) -> None:
+        return None
 
     @property
     def frame_head(self) -> Head:

@@ -6,7 +6,9 @@ They come in blocks. A score does not depend on the block that it is computed in
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from statistics import fmean
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +25,7 @@ from virnucpro.callers.calls import (
 from virnucpro.callers.head import HeadFacts
 from virnucpro.callers.join import join_log_odds
 from virnucpro.callers.options import FALSE_POSITIVES, CutOptions
+from virnucpro.callers.regions import Found
 from virnucpro.ground.config import Recipe
 from virnucpro.ground.numeric import Mask, Values
 from virnucpro.ground.records import (
@@ -41,59 +44,93 @@ from virnucpro.sequences.genetic_code import GeneticCode, genetic_code
 from virnucpro.sequences.screen import protein_of, screen
 
 
-def call_by_scorer(
-    records: Sequence[FastaRecord], recipe: Recipe, scorer: Scorer, cut: CutOptions
-) -> Iterator[RecordResult]:
-    """Each record, in order, with a prediction for each of its pieces, and its call."""
-    refusals = [screen(record, recipe) for record in records]
-    sequences = [
-        record.sequence
-        for record, (status, _) in zip(records, refusals, strict=True)
-        if status is None
-    ]
-    scores = score_block(sequences, scorer, genetic_code(recipe.genetic_code))
-    decisions = iter(_decide_all(scores, sequences, scorer, cut))
-    for record, (status, note) in zip(records, refusals, strict=True):
-        if status is None:
-            score, decision = next(decisions)
-            predictions = list(_predictions(record.id, score.pieces))
-            yield RecordResult(record, predictions, call_by_score(record, score, decision))
-        else:
-            call = Call(record.name, len(record.sequence), status, record.sample, note=note)
-            yield RecordResult(record, [], call)
+class ScoredRecord(NamedTuple):
+    """A record by the scorer alone: all that its call is made of but the cut.
 
-
-def call_proteins(
-    records: Sequence[FastaRecord], recipe: Recipe, scorer: Scorer, cut: CutOptions
-) -> Iterator[RecordResult]:
-    """Each protein, in order, with its call, and a prediction if it has a score.
-
-    The stop that gene callers write behind a protein does not count.
+    Of a record that was screened out the status is set, and the score is None.
     """
-    assert scorer.proteins is not None, "a scorer without nets for proteins calls none"
-    refusals = [_screen_protein(record, recipe) for record in records]
-    proteins = [
-        protein_of(record)
+
+    record: FastaRecord
+    status: Status | None
+    note: str  # why it was screened out, or what else its sequence shows
+    score: RecordScore | None
+    # its regions if it is called other, and if it is called a virus; None: it was not searched
+    found: tuple[Found, Found] | None = None
+
+
+def score_records(
+    records: Sequence[FastaRecord], recipe: Recipe, scorer: Scorer
+) -> list[ScoredRecord]:
+    """Each record, in order, with the score of its sequence.
+
+    A protein is a single piece. The stop that gene callers write behind it does not count.
+    """
+    is_protein = recipe.input_type == "protein"
+    refusals = [(_screen_protein if is_protein else screen)(record, recipe) for record in records]
+    readable = [
+        protein_of(record) if is_protein else record.sequence
         for record, (status, _) in zip(records, refusals, strict=True)
         if status is None
     ]
-    scores = score_proteins(proteins, scorer)
-    lengths = np.array([len(protein) for protein in proteins], dtype=np.int64)
-    log_odds = np.array(scores, dtype=np.float64)  # NaN for None
-    decisions = _decide(log_odds, lengths, scorer.proteins.error_rates, cut)
-    scored = zip(proteins, scores, decisions, strict=True)
-    for record, (status, note) in zip(records, refusals, strict=True):
-        if status is None:
-            protein, score, decision = next(scored)
-            predictions = []
-            if score is not None:
-                name, n = record.id, len(protein)
-                orf = Orf(name, name, name, 0, n, PROTEIN, protein)
-                predictions.append(Prediction(orf, probability(score)))
-            yield RecordResult(record, predictions, call_protein(record, score, decision))
-        else:
+    if is_protein:
+        assert scorer.proteins is not None, "a scorer without nets for proteins calls none"
+        each = list(map(_one_piece, readable, score_proteins(readable, scorer)))
+    else:
+        each = score_block(readable, scorer, genetic_code(recipe.genetic_code))
+    scores = iter(each)
+    return [
+        ScoredRecord(record, status, note, next(scores) if status is None else None)
+        for record, (status, note) in zip(records, refusals, strict=True)
+    ]
+
+
+def _one_piece(protein: str, log_odds: float | None) -> RecordScore:
+    first, n_residues = np.zeros(1, dtype=np.int64), np.array([len(protein)], dtype=np.int64)
+    value = np.array([log_odds], dtype=np.float64)  # NaN for None
+    return RecordScore(log_odds, PieceScores(first, first, n_residues, value))
+
+
+def call_scored(
+    each: Sequence[ScoredRecord], recipe: Recipe, scorer: Scorer, cut: CutOptions
+) -> Iterator[RecordResult]:
+    """Call each record, in order; beside it are the predictions for its pieces."""
+    is_protein = recipe.input_type == "protein"
+    error_rates = scorer.error_rates
+    if is_protein:
+        assert scorer.proteins is not None, "a scorer without nets for proteins calls none"
+        error_rates = scorer.proteins.error_rates
+    scores = [(one.record, one.score) for one in each if one.score is not None]
+    lengths = np.array(
+        [
+            score.pieces.n_bases[0] if is_protein else len(record.sequence)
+            for record, score in scores
+        ],
+        dtype=np.int64,
+    )
+    log_odds = np.array([score.log_odds for _, score in scores], dtype=np.float64)  # NaN for None
+    decisions = _decide(log_odds, lengths, error_rates, cut)
+    for record, status, note, score, _ in each:
+        if score is None:
+            assert status is not None, "what has no score was screened out"
             call = Call(record.name, len(record.sequence), status, record.sample, note=note)
             yield RecordResult(record, [], call)
+        elif is_protein:
+            call = call_protein(record, score.log_odds, next(decisions))
+            call = replace(call, note=call.note or note)
+            yield RecordResult(record, _whole(record, score.pieces), call)
+        else:
+            call = call_by_score(record, score, next(decisions))
+            call = replace(call, note=call.note or note)
+            yield RecordResult(record, list(_predictions(record.id, score.pieces)), call)
+
+
+def _whole(protein: FastaRecord, pieces: PieceScores) -> list[Prediction]:
+    """The prediction of a protein, if it has a score."""
+    name, (n_residues,), (log_odds,) = protein.id, pieces.n_bases.tolist(), pieces.log_odds.tolist()
+    if log_odds != log_odds:  # NaN
+        return []
+    orf = Orf(name, name, name, 0, n_residues, PROTEIN, protein_of(protein))
+    return [Prediction(orf, probability(log_odds))]
 
 
 def _screen_protein(record: FastaRecord, recipe: Recipe) -> tuple[Status | None, str]:
@@ -158,15 +195,6 @@ def _prefer(
     """The first decision on each record where there is one, or else the second."""
     for first, second, is_there in zip(firsts, seconds, is_first.tolist(), strict=True):
         yield first if is_there else second
-
-
-def _decide_all(
-    scores: Sequence[RecordScore], sequences: Sequence[str], scorer: Scorer, cut: CutOptions
-) -> Iterator[tuple[RecordScore, Decision]]:
-    """Each score with the decision that follows from it."""
-    lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int64)
-    log_odds = np.array([score.log_odds for score in scores], dtype=np.float64)  # NaN for None
-    return zip(scores, _decide(log_odds, lengths, scorer.error_rates, cut), strict=True)
 
 
 def _decide(

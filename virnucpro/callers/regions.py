@@ -9,11 +9,12 @@ every bacterium has in them, and no phage, tell them.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -58,6 +59,9 @@ def is_circular(header: str) -> bool:
     return _CIRCULAR.search(header) is not None
 
 
+Found: TypeAlias = tuple[tuple[Region, ...], Track]  # in a record, and what tells them
+
+
 class Run(NamedTuple):
     """Neighbouring viral items and the bases from the middle before them to that behind them."""
 
@@ -76,20 +80,29 @@ class RegionFinder:
     code: GeneticCode = STANDARD
     least_posterior: float = 0.0  # of a provirus that counts as a virus
 
+    @property
+    def digest(self) -> str:
+        """A hash of all that it finds regions by."""
+        parts = (self.scorer.sha256, self.model, self.code)
+        return hashlib.sha256(repr(parts).encode()).hexdigest()
+
     def add_to(self, result: RecordResult) -> RecordResult:
         """The same result with the regions of its record; its note counts them."""
         call = result.call
-        found = None
-        if call.status == "scored":
-            found = self.find(result.record, is_virus=call.is_virus)
+        if call.status != "scored":
+            return result
+        return self.with_regions(result, self.find(result.record, is_virus=call.is_virus))
+
+    def with_regions(self, result: RecordResult, found: Found | None) -> RecordResult:
+        """The same result with these regions; its note counts them. None: it was not searched."""
         if found is None:
             return result
         regions, track = self._by_cut(found[0]), found[1]
         result = result._replace(regions=regions, track=track)
-        notes = [_NOTE.sub("", call.note)]
-        if regions and not call.is_virus:
+        notes = [_NOTE.sub("", result.call.note)]
+        if regions and not result.call.is_virus:
             notes.append(counted(result.region_kinds.total(), "virus-like region"))
-        return result._replace(call=replace(call, note="; ".join(filter(None, notes))))
+        return result._replace(call=replace(result.call, note="; ".join(filter(None, notes))))
 
     def _by_cut(self, regions: Sequence[Region]) -> tuple[Region, ...]:
         """The same regions, each with the verdict of the cut on it."""
@@ -100,9 +113,20 @@ class RegionFinder:
             for region in regions
         )
 
-    def find(
-        self, record: FastaRecord, *, is_virus: bool
-    ) -> tuple[tuple[Region, ...], Track] | None:
+    def find_both(self, record: FastaRecord) -> tuple[Found, Found] | None:
+        """What ``find`` gives for a record that is called other, and for a virus: one reading."""
+        sequence, size = record.sequence, self.model.size
+        if len(sequence) < SHORTEST_RECORD:
+            return None
+        is_circle = is_circular(record.header)
+        items = self._items(sequence + sequence[: size - 1] if is_circle else sequence)
+        inside = items.take(items.start + size <= len(sequence))
+        return (
+            self._around(sequence, items) if is_circle else self._along(sequence, items, False),
+            self._along(sequence, inside, True),
+        )
+
+    def find(self, record: FastaRecord, *, is_virus: bool) -> Found | None:
         """The virus-like regions of a record, and what they are told by; None for a short record.
 
         A record that is called a virus is one region, without a host's flanks.
@@ -111,17 +135,21 @@ class RegionFinder:
         if len(sequence) < SHORTEST_RECORD:
             return None
         if not is_virus and is_circular(record.header):
-            return self._around(sequence)
-        items = self._items(sequence)
+            return self._around(sequence, self._items(sequence + sequence[: self.model.size - 1]))
+        return self._along(sequence, self._items(sequence), is_virus)
+
+    def _along(self, sequence: str, items: Items, is_virus: bool) -> Found:
         return regions_of_items(sequence, items, self.model, self.code, is_virus=is_virus)
 
     def _items(self, sequence: str) -> Items:
         return Items.of(sequence, self.scorer, self.model.size, self.model.step, self.code)
 
-    def _around(self, circle: str) -> tuple[tuple[Region, ...], Track]:
-        """The regions of a circle, which is cut open where it looks least viral."""
+    def _around(self, circle: str, items: Items) -> Found:
+        """The regions of a circle, which is cut open where it looks least viral.
+
+        Its pieces may cross the origin.
+        """
         size, n_bases = self.model.size, len(circle)
-        items = self._items(circle + circle[: size - 1])
         turn = quietest(items.log_odds, self.model)
         first = int(items.start[turn])
         turned = items.take(np.roll(np.arange(len(items.start)), -turn))

@@ -68,7 +68,10 @@ class Dashboard:
         elapsed = f"elapsed {now.elapsed}"
         if now.stage is not None:
             bar = _headline(now.stage.stage, share_of(now.stage))
-            return Group(bar, _flow([Text(amount(now.stage)), Text(elapsed, "dim")], width))
+            figures = [Text(amount(now.stage)), Text(elapsed, "dim")]
+            if share_of(now.stage) is not None:
+                figures.append(Text(f"remaining {now.remaining}", "dim"))
+            return Group(bar, _flow(figures, width))
         if not now.n_shards:
             return _flow([Text("looking at model and devices"), Text(elapsed, "dim")], width)
         figures = [

@@ -10,7 +10,9 @@ import logging
 import re
 import threading
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from virnucpro.encoders.base import estimate_tokens
 from virnucpro.ground.config import EncoderSpec
@@ -30,9 +32,21 @@ from virnucpro.ground.events import (
 from virnucpro.ground.log import LOGGER, counted, log_figures
 from virnucpro.ground.records import Shard
 from virnucpro.run.plan import count_done
+from virnucpro.run.work_log import seconds_left
 
 EVERY_SECONDS = 10.0
 _GIB = 1 << 30
+_MOST_POINTS = 2_000
+_TABLES_BEHIND = 8  # shards: of fewer that are embedded and not yet in the tables nothing is told
+
+
+Point: TypeAlias = tuple[float, float]  # see ``seconds_left``
+
+
+def add_point(points: Sequence[Point], seconds: float, amount: float) -> list[Point]:
+    """The points and one more; of too many, every second one goes."""
+    kept = list(points) if len(points) < _MOST_POINTS else list(points[::2])
+    return [*kept, (seconds, amount)]
 
 
 @dataclass(slots=True)
@@ -76,17 +90,26 @@ class Figures:
     in_work: dict[int, int] = field(default_factory=dict)  # shard -> tokens that are embedded
     files: tuple[tuple[int, int], ...] = ()  # (first shard, one after the last) of each input
     pending: set[int] = field(default_factory=set)  # shards
-    started: float = field(default_factory=time.monotonic)
-    embedding_since: float = 0.0
+    clock: Callable[[], float] = time.monotonic
+    started: float = field(init=False)
+    # work that was done by when: of the stage, or of embedding; and the tables beside it, in shards
+    points: list[Point] = field(default_factory=list)
+    tables: list[Point] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.started = self.clock()
 
     def _tokens_of(self, shard: Shard) -> int:
         return estimate_tokens(self.encoders, shard.n_embedded, shard.n_residues)
 
     def take(self, event: Telling) -> None:
         match event:
-            case Progress(stage=stage) if stage == STAGES[2] and self.pending:
-                pass  # tables are written beside what is shown
-            case Progress():
+            case Progress(stage=stage, done=done) if stage == STAGES[2] and self.pending:
+                self.tables = self._with(self.tables, done)  # written beside what is shown
+            case Progress(done=done, work=work):
+                if self.stage is None or self.stage.stage != event.stage:
+                    self.points = self._with([], 0)
+                self.points = self._with(self.points, work[0] if work else done)
                 self.stage = event
             case EmbeddingStarted(pending, before, files, encoders):
                 self.stage = None
@@ -96,10 +119,10 @@ class Figures:
                 self.n_shards, self.n_before = before + len(pending), before
                 self.encoders = encoders
                 self.n_tokens = sum(map(self._tokens_of, pending))
-                self.embedding_since = time.monotonic()
+                self.points = self.tables = []
             case WorkerReady(worker=worker, memory=memory):
-                if not self.devices:
-                    self.embedding_since = time.monotonic()  # without the start of workers
+                if not self.devices:  # the start of workers is no work
+                    self.points = self._with([], 0)
                 self._device(worker).memory = memory
             case WorkerLost(worker=worker, shard=shard, is_final=is_final):
                 device = self._device(worker)
@@ -112,6 +135,7 @@ class Figures:
                 device.memory, device.shard = memory, shard
                 n_before = self.in_work.get(shard.index, 0)
                 self.in_work = {**self.in_work, shard.index: n_before + n_tokens}
+                self.points = self._with(self.points, self.n_tokens_done)
             case ShardDone(worker=worker, shard=shard, n_failed=n_failed):
                 self.pending.discard(shard.index)
                 self.devices[worker].n_shards += 1
@@ -122,6 +146,9 @@ class Figures:
                 self.n_failed += shard.n_embedded
                 self.n_failed_shards += 1
                 self._settle(shard)
+
+    def _with(self, points: Sequence[Point], amount: float) -> list[Point]:
+        return add_point(points, self.clock(), max(amount, points[-1][1] if points else 0))
 
     def _device(self, worker: str) -> DeviceState:
         if worker not in self.devices:
@@ -169,15 +196,26 @@ class Figures:
 
     @property
     def elapsed(self) -> str:
-        return _clock(time.monotonic() - self.started)
+        return _clock(self.clock() - self.started)
 
     @property
     def remaining(self) -> str:
-        done = self.n_tokens_done
-        if not done:
-            return "unknown"
-        spent = time.monotonic() - self.embedding_since
-        return _clock(max(0.0, spent * (self.n_tokens - done) / done))
+        """The time that is left, as a clock shows it, or that it is unknown."""
+        seconds = self.seconds_left
+        return "unknown" if seconds is None else _clock(seconds)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Seconds to the end of the stage, or of embedding and the tables that follow it."""
+        now, stage = self.clock(), self.stage
+        if stage is not None:
+            pending = stage.work[1] if stage.work else stage.total - stage.done
+            return seconds_left(self.points, pending, now) if stage.total else None
+        left = seconds_left(self.points, self.n_tokens - self.n_tokens_done, now)
+        n_written = self.tables[-1][1] if self.tables else self.n_before
+        if left is None or self.n_done - n_written < _TABLES_BEHIND:
+            return left
+        return max(left, seconds_left(self.tables, self.n_shards - n_written, now) or 0.0)
 
     @property
     def counts(self) -> list[str]:
@@ -200,7 +238,8 @@ class Figures:
         if self.stage is not None:
             stage, share = self.stage, share_of(self.stage)
             of_all = "" if share is None else f" ({percent(share)})"
-            return f"{stage.stage}: {amount(stage)}{of_all}, elapsed {self.elapsed}"
+            left = "" if share is None else f", remaining {self.remaining}"
+            return f"{stage.stage}: {amount(stage)}{of_all}, elapsed {self.elapsed}{left}"
         devices = "; ".join(
             f"{name} {counted(device.n_shards, 'shard')} {device.tokens_per_second:,.0f} tokens/s "
             f"memory {device.memory_text}"

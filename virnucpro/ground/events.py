@@ -117,6 +117,8 @@ class Progress:
     done: int
     total: int
     unit: str
+    # what this start did, and what is still to do, by the time that it takes; None: ``done`` tells
+    work: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

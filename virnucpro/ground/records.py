@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeGuard
 
@@ -54,10 +54,6 @@ class FastaRecord(NamedTuple):
         """The same record by another id, in its header too."""
         header = new_id + self.header.lstrip()[len(self.id) :]
         return self._replace(id=new_id, header=header)
-
-    def in_place_of(self, record: FastaRecord) -> FastaRecord:
-        """The same record under the file and the id of another."""
-        return self._replace(sample=record.sample, own_id=record.name)
 
 
 class Chunk(NamedTuple):
@@ -252,11 +248,4 @@ class RecordResult(NamedTuple):
             region.kind
             for region in self.regions or ()
             if not (region.over_origin and region.start == 0)
-        )
-
-    def in_place_of(self, record: FastaRecord) -> RecordResult:
-        """The same result under the file and the id of another record."""
-        return self._replace(
-            record=self.record.in_place_of(record),
-            call=replace(self.call, record_id=record.name, sample=record.sample),
         )

@@ -29,7 +29,7 @@ from virnucpro.tables.sinks import Sink, all_sinks, record_table
 PAGE = "report.html"  # of a run, a training or an evaluation
 # files that a run makes in its sub-folders
 _OURS = re.compile(
-    rf"{SHARD_NAME}(_copies)?\.(h5|npz|pt|faa|fna)"
+    rf"{SHARD_NAME}(_copies)?\.(h5|npz|pt|faa|fna|scores)"
     r"|\w+-[0-9a-f]{16}\.h5|[0-9a-f]{16}\.fa|plan\.json"
     r"|work-[\w.-]+-\d+\.log|\..*\.(tmp|partial)"
 )
@@ -57,6 +57,7 @@ class RunDir(Tree):
     logs = _Inside("logs")  # of ``work``, one of each process
     parsl = _Inside(f".parsl{TEMPORARY}")  # the files of Parsl, while it runs
     features = _Inside("features")
+    scores = _Inside("scores")  # of blocks of records, in a run without a model
     shards = _Inside("shards")
     plan = _Inside("shards/plan.json")
     chunks = _Inside("chunks.fa")
@@ -89,6 +90,7 @@ class RunDir(Tree):
             self.manifest,
             self.features,
             self.feature_index,
+            self.scores,
             self.shards,
             self.chunks,
             self.copies,
@@ -222,7 +224,7 @@ class RunDir(Tree):
             elif path == self.features:
                 for folder in self.feature_folders():
                     self._delete_ours(folder)
-            elif path == self.shards:
+            elif path in (self.scores, self.shards):
                 self._delete_ours(path)
             elif path != self.copies:
                 self.delete(path)
@@ -303,7 +305,7 @@ class RunDir(Tree):
         """Delete what a killed command left half done."""
         for folder in (self.planned.root, self.parsl):
             shutil.rmtree(folder, ignore_errors=True)
-        for folder in (self.root, self.shards, self.copies, *self.sample_folders()):
+        for folder in (self.root, self.scores, self.shards, self.copies, *self.sample_folders()):
             self.sweep_folder(folder)
         for folder in self.feature_folders():
             self.sweep_folder(folder, _PARTIAL.fullmatch)

@@ -17,6 +17,7 @@ from virnucpro.ground.files import disk_error, read_json, sha256
 from virnucpro.ground.log import printable
 from virnucpro.run.features import index_of, is_export
 from virnucpro.run.folder import PAGE, RunDir
+from virnucpro.run.scores import SUFFIX
 from virnucpro.tables.sinks import REGION_SINKS, all_sinks
 
 OUTPUTS = "outputs"  # field of ``run.json``: place in the run folder -> SHA-256
@@ -42,9 +43,27 @@ def list_outputs(rundir: RunDir) -> list[Path]:
     paths = [rundir.report, *(rundir.output(sink) for sink in sinks)]
     for folder in rundir.feature_folders():
         paths += [index_of(folder), *(path for path in folder.glob("*.*") if is_export(path))]
+    paths += rundir.scores.glob(f"*{SUFFIX}")
     per_file = [sink.file for sink in sinks if sink.per_file]
     paths += [folder / name for folder in rundir.sample_folders() for name in per_file]
     return [path for path in paths if path.is_file()]
+
+
+def read_kept(rundir: RunDir, names: Collection[str] = ()) -> dict[str, str]:
+    """The hashes of the score files of a run, and of outputs with these names that are whole.
+
+    None, if a score file is not.
+
+    Raises:
+        ResumeError: ``run.json`` is damaged.
+    """
+    hashes = read_hashes(rundir) or {}
+    scores = {place: one for place, one in hashes.items() if Path(place).suffix == SUFFIX}
+    named = {place: one for place, one in hashes.items() if place in names}
+    if any(find_damaged(rundir, scores)):
+        return {}
+    damaged = {_place(rundir, path) for path, _ in find_damaged(rundir, named)}
+    return scores | {place: one for place, one in named.items() if place not in damaged}
 
 
 def count_unhashed(rundir: RunDir, hashes: Mapping[str, str]) -> int:

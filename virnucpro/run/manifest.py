@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from virnucpro.ground.config import FOLLOWS, SHARD_FORMAT, EncoderSpec, Recipe
 from virnucpro.ground.errors import ResumeError, UsageError
 from virnucpro.ground.files import read_json
 from virnucpro.ground.log import printable
+from virnucpro.ground.records import FastaRecord
 from virnucpro.ground.tree import Tree
 from virnucpro.sequences.inputs import InputFile
 from virnucpro.sequences.samples import RunIds
@@ -42,6 +43,25 @@ class Manifest:
     @property
     def ids(self) -> RunIds:
         return RunIds(self.is_qualified, frozenset(self.replaced))
+
+    def latest(self) -> dict[str, int]:
+        """The last generation that gives each replaced record."""
+        replaced = frozenset(self.replaced)
+        later = [file for file in self.inputs if file.generation] if replaced else []
+        return {
+            record.id: file.generation
+            for file in sorted(later, key=lambda file: file.generation)
+            for record in self.ids.read(file)
+            if record.id in replaced
+        }
+
+    def records(self, inputs: Sequence[InputFile]) -> Iterator[FastaRecord]:
+        """Each record of these inputs once, in the order of the tables."""
+        latest = self.latest()
+        for file in sorted(inputs, key=lambda file: file.generation):
+            for record in self.ids.read(file):
+                if latest.get(record.id, file.generation) == file.generation:
+                    yield record
 
 
 def read_manifest(path: Path, copies: Path) -> Manifest | None:

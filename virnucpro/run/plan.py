@@ -23,6 +23,7 @@ from typing import Any, TextIO, TypeAlias
 
 import numpy as np
 
+from virnucpro.callers.regions import SHORTEST_RECORD
 from virnucpro.ground.config import Recipe
 from virnucpro.ground.errors import InputError
 from virnucpro.ground.files import as_text, read_json, sha256
@@ -37,10 +38,9 @@ from virnucpro.ground.records import (
     shard_name,
 )
 from virnucpro.ground.tasks import Helpers, count_worth, helpers_for
-from virnucpro.run.dedup import SeenOrfs, digests_of
 from virnucpro.run.folder import RunDir
 from virnucpro.run.manifest import Manifest
-from virnucpro.run.shards import ShardWriter, header_of
+from virnucpro.run.shards import SeenOrfs, ShardWriter, digests_of, header_of
 from virnucpro.sequences.fasta import write_record
 from virnucpro.sequences.genetic_code import genetic_code
 from virnucpro.sequences.inputs import InputFile, generations
@@ -59,6 +59,7 @@ class PlanCounts:
 
     n_records: int = 0
     n_letters: int = 0
+    n_searched: int = 0  # letters of records in which regions may be looked for
     n_short: int = 0  # records under half a chunk
     n_gapped: int = 0  # records with gaps
     n_gaps: int = 0  # gaps in them, left out
@@ -112,7 +113,7 @@ Entries: TypeAlias = tuple[list[str], list[str], list[bytes]]  # headers, protei
 
 
 @dataclass(frozen=True, slots=True)
-class EntryTask:
+class _EntryTask:
     """Make the entries of a block for shards: of the frames of chunks, or of proteins."""
 
     n_letters: int
@@ -182,7 +183,7 @@ class _Planner:
 
     def tasks(
         self, inputs: Iterable[InputFile], replaced: frozenset[str], out: TextIO | None
-    ) -> Iterator[EntryTask]:
+    ) -> Iterator[_EntryTask]:
         """The tasks of a generation, one or more of each file; its chunks go ``out``."""
         recipe, corrected = self.manifest.recipe, set[str]()
         for file in inputs:
@@ -201,10 +202,10 @@ class _Planner:
                 n_letters += len(piece.sequence)
                 if n_letters >= _BLOCK_LETTERS:
                     self.is_last.append(False)
-                    yield EntryTask(n_letters, tuple(zip(*block, strict=True)))
+                    yield _EntryTask(n_letters, tuple(zip(*block, strict=True)))
                     block, n_letters = [], 0
             self.is_last.append(True)
-            yield EntryTask(n_letters, tuple(zip(*block, strict=True)))
+            yield _EntryTask(n_letters, tuple(zip(*block, strict=True)))
 
     def screened(
         self, file: InputFile, replaced: frozenset[str], corrected: set[str]
@@ -226,6 +227,7 @@ class _Planner:
             length = len(record.sequence)
             counts.n_records += 1
             counts.n_letters += length
+            counts.n_searched += length if length >= SHORTEST_RECORD else 0
             if record.n_gaps:
                 counts.n_gapped += 1
                 counts.n_gaps += record.n_gaps

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from virnucpro.encoders.base import estimate_tokens
 from virnucpro.ground.config import EncoderSpec, Recipe
@@ -21,7 +23,8 @@ from virnucpro.run.index import check_index
 from virnucpro.run.lock import run_at
 from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import Plan, count_done, read_plan
-from virnucpro.run.work_log import HostFigures, read_hosts
+from virnucpro.run.scores import ScoreStore
+from virnucpro.run.work_log import HostFigures, Point, rate_of, read_hosts, seconds_left
 from virnucpro.tables.sinks import FailedFiles
 
 _NEXT = {
@@ -152,6 +155,8 @@ def _describe(rundir: RunDir, manifest: Manifest) -> list[str]:
     ]
     if recipe.has_encoder:
         lines += _describe_shards(rundir, manifest)
+    elif letters := _letters(rundir, manifest, stored):
+        lines.append(letters)
     if "counts" in stored:
         statuses = stored["counts"]["statuses"].items()
         counts = ", ".join(f"{n} {status}" for status, n in statuses if n)
@@ -190,6 +195,13 @@ def _describe_shards(rundir: RunDir, manifest: Manifest) -> list[str]:
     ]
 
 
+def _letters(rundir: RunDir, manifest: Manifest, stored: Mapping[str, Any]) -> str:
+    """The line on what is scored, if anything is known of it."""
+    work = _scoring(rundir, manifest, stored)
+    total, done = work.total, work.n_done
+    return f"scored    {done:,} of {total:,} letters" if total else ""
+
+
 def _names_done(rundir: RunDir, manifest: Manifest) -> set[str]:
     """The names of the shards that have a file of every encoder."""
     return set.intersection(*(store.names_done() for store in stores_of(rundir, manifest)))
@@ -206,7 +218,7 @@ def _host_line(figures: HostFigures) -> str:
 
 
 def measure_run(folder: Path) -> dict[str, Any]:
-    """The figures of a run for programs: shards, tokens, hosts, and the time that is left.
+    """The figures of a run for programs: what is done and pending, and the time that is left.
 
     Raises:
         InputMissingError, ResumeError: as ``inspect_run``.
@@ -218,30 +230,98 @@ def measure_run(folder: Path) -> dict[str, Any]:
 
 
 def _measure(rundir: RunDir, manifest: Manifest) -> dict[str, Any]:
-    plan, stored = read_plan(rundir, manifest), read_json(rundir.manifest)
-    shards, encoders = plan.shards if plan else [], manifest.recipe.encoders
-    done = _names_done(rundir, manifest) if encoders else set()
-    has_all = _has_all(stored)  # its plan was deleted with its shards
-    pending = [shard for shard in shards if shard.name not in done]
-    hosts = read_hosts(rundir.logs)
-    rate = sum(host.tokens_per_second for host in hosts if host.n_working)
-    n_tokens, n_pending_tokens = _tokens(encoders, shards), _tokens(encoders, pending)
+    stored, hosts = read_json(rundir.manifest), read_hosts(rundir.logs)
+    scored = not manifest.recipe.has_encoder
+    has_all = stored.get("state") == "complete" if scored else _has_all(stored)
+    work = (_scoring if scored else _embedding)(rundir, manifest, stored)
+    rates = [host.tokens_per_second for host in hosts if host.n_working]
+    rate, running = sum(rates), run_at(rundir.root)
+    left = work.pending / rate if rate and work.pending else None
+    if running and not rates:
+        rate, left = rate_of(work.points), seconds_left(work.points, work.pending, time.time())
+    return {
+        "state": stored.get("state"),
+        "running": running or None,
+        **work.counts,
+        "sequences_failed": sum(host.n_failed for host in hosts),
+        f"{'letters' if scored else 'tokens'}_per_second": round(rate * work.per_work, 1),
+        "remaining_seconds": 0 if has_all else None if left is None else round(left),
+        "hosts": [asdict(host) for host in hosts],
+    }
+
+
+class _Work(NamedTuple):
+    """The work of a run: its counts, what is still to do, and what this start did by when."""
+
+    counts: dict[str, object]
+    pending: float
+    points: list[Point]
+    total: int | None
+    n_done: int
+    per_work: float = 1.0  # letters, or tokens, of a piece of work
+
+
+def _embedding(rundir: RunDir, manifest: Manifest, stored: Mapping[str, Any]) -> _Work:
+    plan, encoders = read_plan(rundir, manifest), manifest.recipe.encoders
+    shards, has_all = plan.shards if plan else (), _has_all(stored)
+    done = _names_done(rundir, manifest)  # its plan was deleted with its shards
+    pending = _tokens(encoders, [shard for shard in shards if shard.name not in done])
+    n_tokens = _tokens(encoders, shards)
     if plan is None and has_all:
         counts = stored["counts"]
         n_tokens = counts["n_tokens_in_all"] - counts["n_tokens_saved"]
-    return {
-        "state": stored.get("state"),
-        "running": run_at(rundir.root) or None,
-        "shards": {
-            **_shard_counts(plan, done, has_all=has_all),
-            "given_up": sum(host.n_lost for host in hosts),
+    ends = [
+        (max(store.path(shard).stat().st_mtime for store in stores), _tokens(encoders, [shard]))
+        for stores in [stores_of(rundir, manifest)]
+        for shard in shards
+        if shard.name in done
+    ]
+    given_up = sum(host.n_lost for host in read_hosts(rundir.logs))
+    return _Work(
+        {
+            "shards": {**_shard_counts(plan, done, has_all=has_all), "given_up": given_up},
+            "tokens": {"total": n_tokens, "pending": pending},
         },
-        "sequences_failed": sum(host.n_failed for host in hosts),
-        "tokens": {"total": n_tokens, "pending": n_pending_tokens},
-        "tokens_per_second": round(rate, 1),
-        "remaining_seconds": 0 if has_all else _seconds(n_pending_tokens, rate),
-        "hosts": [asdict(host) for host in hosts],
-    }
+        pending,
+        _points(rundir, ends),
+        n_tokens,
+        n_tokens - pending,
+    )
+
+
+def _scoring(rundir: RunDir, manifest: Manifest, stored: Mapping[str, Any]) -> _Work:
+    plan = read_plan(rundir, manifest)
+    store = ScoreStore(rundir, rundir.scores, manifest.recipe.fingerprint, finder="")
+    labels = [(path.stat().st_mtime, label.attributes) for path, label in store.labels()]
+    ends = [(seconds, int(each["work"])) for seconds, each in labels]
+    n_done, worked = sum(int(each["n_letters"]) for _, each in labels), sum(n for _, n in ends)
+    total, work = (n_done, worked) if stored.get("state") == "complete" else (None, worked)
+    if plan is not None:
+        total = work = plan.counts.n_letters
+        if dict(stored.get("cut") or {}).get("regions"):
+            work += plan.counts.n_searched
+    return _Work(
+        {
+            "letters": {
+                "total": total,
+                "done": n_done,
+                "pending": None if total is None else max(0, total - n_done),
+            },
+        },
+        max(0, work - worked),
+        _points(rundir, ends),
+        total,
+        n_done,
+        n_done / max(1, worked),
+    )
+
+
+def _points(rundir: RunDir, ends: Iterable[tuple[float, float]]) -> list[Point]:
+    """The work that was done by when since this start: it begins when ``run.json`` is written."""
+    began = rundir.manifest.stat().st_mtime
+    since = sorted((seconds, amount) for seconds, amount in ends if seconds > began)
+    done = accumulate(amount for _, amount in since)
+    return [(began, 0.0), *zip([seconds for seconds, _ in since], done, strict=True)]
 
 
 def _shard_counts(
@@ -257,11 +337,7 @@ def _shard_counts(
     return {"total": len(plan.shards), "done": n_done, "pending": n_pending}
 
 
-def _seconds(n_tokens: int, tokens_per_second: float) -> int | None:
-    return round(n_tokens / tokens_per_second) if tokens_per_second else None
-
-
-def _has_all(stored: dict[str, Any]) -> bool:
+def _has_all(stored: Mapping[str, Any]) -> bool:
     """Whether a run has every vector; one that could not read a file is partial all the same."""
     state = stored.get("state")
     return state == "complete" or (state == "partial" and not stored["counts"]["n_failed_frames"])

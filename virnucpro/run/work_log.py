@@ -4,20 +4,29 @@
 
 The log is also the tag of its process (``lock``): so its name tells host and process, and whoever
 reads it can tell whether they are still at work.
+
+What is left of a run, in seconds, is told by how its work went of late: ``seconds_left``.
 """
 
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from itertools import pairwise
+from math import inf
 from pathlib import Path
+from typing import TypeAlias
 
 from virnucpro.ground.files import open_plain, parse_json
 from virnucpro.ground.log import LOGGER
 from virnucpro.run.lock import holder_of, is_held
 
 _MARK = " figures "
+_FEWEST_STEPS = 2  # that a rate is taken of, if there are so many
+_STALLED = 3  # times the longest step
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +44,46 @@ class ShardFigures:
         numbers = (self.shard, self.n_tokens, self.n_failed, self.elapsed)
         if not all(isinstance(number, (int, float)) and number >= 0 for number in numbers):
             raise ValueError("figures are numbers")
+
+
+Point: TypeAlias = tuple[float, float]  # a time in seconds, and the work that was done until then
+
+
+def rate_of(points: Sequence[Point]) -> float:
+    """The work per second of late; 0 if nothing tells it. The points rise in both.
+
+    Only the last third of the time counts, and a few steps at least: the first batches are slow,
+    and some workers begin later than others.
+    """
+    first = _first_of_late(points)
+    (begin, before), (end, done) = (points[first], points[-1]) if points else ((0, 0), (0, 0))
+    return (done - before) / (end - begin) if end > begin else 0.0
+
+
+def seconds_left(points: Sequence[Point], pending: float, now: float) -> float | None:
+    """The seconds that the pending work will take; None if nothing tells it.
+
+    Work shows when a step ends: what passed since then counts as spent on the next step, unless
+    that takes far longer than the steps before.
+    """
+    rate = rate_of(points)
+    if not rate:
+        return None
+    late = points[_first_of_late(points) :]
+    waited = now - late[-1][0]
+    longest = max(end - begin for (begin, _), (end, _) in pairwise(late))
+    if waited > _STALLED * longest:
+        return pending * (now - late[0][0]) / (late[-1][1] - late[0][1])
+    return max(0.0, pending / rate - waited)
+
+
+def _first_of_late(points: Sequence[Point]) -> int:
+    """The place of the point from which on work counts as late."""
+    if len(points) < 2:
+        return 0
+    begin, end = points[0][0], points[-1][0]
+    third = bisect_left(points, (end - (end - begin) / 3, -inf))
+    return max(0, min(third, len(points) - 1 - _FEWEST_STEPS))
 
 
 @dataclass(frozen=True, slots=True)

@@ -173,7 +173,8 @@ class RunIds:
 
     def of(self, sample: str, own_id: str) -> str:
         """The id in the run of the record with ``own_id`` in the file of a sample."""
-        return f"{sample}:{own_id}" if self.is_qualified else own_id
+        is_one = not self.is_qualified or own_id in self.replaced
+        return own_id if is_one else f"{sample}:{own_id}"
 
     def read(self, file: InputFile) -> Iterator[FastaRecord]:
         """The records of a file, by their ids in the run.

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
@@ -15,12 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from virnucpro.callers.batches import FrameRange, ScoredFrames, predict_records, score_frames
-from virnucpro.callers.caller import Caller
-from virnucpro.callers.regions import RegionFinder
+from virnucpro.callers.caller import ByScorer, Caller
+from virnucpro.callers.pieces import ScoredRecord
+from virnucpro.callers.regions import SHORTEST_RECORD, RegionFinder
 from virnucpro.ground.config import FeatureFormat, Recipe
 from virnucpro.ground.records import FastaRecord, RecordResult, Shard
 from virnucpro.run.features import FeatureReader, FeatureStore, ShardFeatures
 from virnucpro.run.index import IndexPart, export
+from virnucpro.run.scores import ScoreStore
 from virnucpro.run.shards import read_shard
 from virnucpro.sequences.genetic_code import find_open_code
 from virnucpro.tables.sinks import Portion, Sink
@@ -38,6 +40,7 @@ class Maker:
     finder: RegionFinder | None  # None: regions are not looked for
     feature_format: FeatureFormat
     with_own_ids: bool = False  # the files of each input have ids of their own
+    scores: ScoreStore | None = None  # None: scores are not kept
     readers: dict[int, list[FeatureReader]] = field(default_factory=dict)  # of each generation
 
     def readers_of(self, generation: int) -> list[FeatureReader]:
@@ -52,6 +55,48 @@ class Maker:
         if other_code := self.other_code(result):
             result = result._replace(call=replace(result.call, note=other_code))
         return self.finder.add_to(result) if self.finder else result
+
+    def score(self, records: Sequence[FastaRecord]) -> list[ScoredRecord]:
+        """Score records, look for regions in them, and note what else is seen."""
+        scored = self.by_scorer.score(records, self.recipe)
+        results = self.by_scorer.call_scored(scored, self.recipe)
+        notes = [result.call.note or self.other_code(result) for result in results]
+        return self.searched(
+            [one._replace(note=note) for one, note in zip(scored, notes, strict=True)]
+        )
+
+    def searched(self, scored: list[ScoredRecord]) -> list[ScoredRecord]:
+        """The same records, searched for regions if they are to be found."""
+        if self.finder is None:
+            return scored
+        find = self.finder.find_both
+        is_scored = [one.score is not None and one.score.log_odds is not None for one in scored]
+        return [
+            one._replace(found=find(one.record) if may_have else None)
+            for one, may_have in zip(scored, is_scored, strict=True)
+        ]
+
+    def call(self, scored: Sequence[ScoredRecord]) -> Iterator[RecordResult]:
+        """Call records whose scores are there, in order."""
+        results = self.by_scorer.call_scored(scored, self.recipe)
+        for result, one in zip(results, scored, strict=True):
+            if self.finder is None or one.found is None:
+                yield result
+            else:
+                yield self.finder.with_regions(result, one.found[result.call.is_virus])
+
+    def portions(self, results: Iterable[RecordResult]) -> list[Portion]:
+        """The rows of neighbouring records, for each sample apart."""
+        groups = groupby(results, key=lambda result: result.record.sample)
+        return [
+            Portion.of(sample, group, self.sinks, with_own=self.with_own_ids)
+            for sample, group in groups
+        ]
+
+    @property
+    def by_scorer(self) -> ByScorer:
+        assert isinstance(self.caller, ByScorer), "scores are kept where the scorer calls"
+        return self.caller
 
     def other_code(self, result: RecordResult) -> str:
         """That the record looks as if it used another genetic code, if it does."""
@@ -140,22 +185,47 @@ class BlockTask:
     columns: tuple[tuple[Any, ...], ...]  # fields of the records: packed in a quarter of the time
     runs: array[int]  # flat: place of a record, and a ``FrameRange`` of it
     frames: list[ScoredFrames]
+    index: int = 0  # its place among the blocks of the run
 
     def do(self, maker: Maker) -> list[Portion]:
         """
         Raises:
             InputError: the records are not those that the frames were found in.
         """
-        results = map(maker.noted, self.results(maker))
-        groups = groupby(results, key=lambda result: result.record.sample)
-        return [
-            Portion.of(sample, group, maker.sinks, with_own=maker.with_own_ids)
-            for sample, group in groups
-        ]
+        if maker.scores is not None:
+            return maker.portions(maker.call(self.scores(maker, maker.scores)))
+        return maker.portions(map(maker.noted, self.results(maker)))
+
+    def scores(self, maker: Maker, store: ScoreStore) -> list[ScoredRecord]:
+        """The scores of the records; made, and kept, if they are not there.
+
+        Raises:
+            OutputError, StorageError: the disk refuses them.
+        """
+        records = self.records
+        scored, is_searched = store.read(self.index, records)
+        if not scored:
+            scored = maker.score(records)
+        elif maker.finder is None or is_searched:
+            return scored
+        else:
+            scored = maker.searched(scored)
+        store.write(self.index, scored, self.work(maker.finder))
+        return scored
+
+    def work(self, finder: RegionFinder | None) -> int:
+        """The letters that are read: those that are searched for regions, twice."""
+        lengths = list(map(len, self.columns[FastaRecord._fields.index("sequence")]))
+        searched = [length for length in lengths if finder and length >= SHORTEST_RECORD]
+        return sum(lengths) + sum(searched)
+
+    @property
+    def records(self) -> list[FastaRecord]:
+        return list(map(FastaRecord._make, zip(*self.columns, strict=True)))
 
     def results(self, maker: Maker) -> Iterator[RecordResult]:
         """Each record, in order, with its predictions and its call."""
-        records = list(map(FastaRecord._make, zip(*self.columns, strict=True)))
+        records = self.records
         runs: list[list[FrameRange]] = [[] for _ in records]
         for place, *run in np.reshape(self.runs, (-1, 4)).tolist():
             runs[place].append(tuple(run))

@@ -28,7 +28,7 @@ _N_EXAMPLES = 3  # ids of each kind of difference
 _HEADINGS = ("table", "in both", "only in A", "only in B", "labels differ", "largest", "median")
 
 
-class TableRow(NamedTuple):
+class _TableRow(NamedTuple):
     """A frame, a chunk or a record, as a table has it."""
 
     id: str
@@ -175,7 +175,7 @@ def _compare_table(name: str, a: Path, b: Path) -> TableComparison:
     return comparison
 
 
-def _read(name: str, path: Path) -> Iterator[TableRow]:
+def _read(name: str, path: Path) -> Iterator[_TableRow]:
     """The rows of a table.
 
     Raises:
@@ -224,23 +224,23 @@ def _whole(lines: Iterable[str]) -> Iterator[str]:
         raise ValueError("its end is missing")
 
 
-def _read_frames(lines: Iterator[str]) -> Iterator[TableRow]:
+def _read_frames(lines: Iterator[str]) -> Iterator[_TableRow]:
     for frame_id, label, _, score in _split(lines, FrameTable.columns):
-        yield TableRow(frame_id, label, float(score))
+        yield _TableRow(frame_id, label, float(score))
 
 
-def _read_chunks(lines: Iterator[str]) -> Iterator[TableRow]:
+def _read_chunks(lines: Iterator[str]) -> Iterator[_TableRow]:
     for chunk_id, label in _split(lines, ChunkTable.columns):
-        yield TableRow(chunk_id, label, None)
+        yield _TableRow(chunk_id, label, None)
 
 
-def _read_records(lines: Iterator[str]) -> Iterator[TableRow]:
+def _read_records(lines: Iterator[str]) -> Iterator[_TableRow]:
     for call in read_calls(lines):
         label: str = call.status
         if call.virus_score is not None:
             label = "virus" if call.is_virus else "other"
         record_id = f"{call.sample}: {call.record_id}" if call.sample else call.record_id
-        yield TableRow(record_id, label, call.virus_score)
+        yield _TableRow(record_id, label, call.virus_score)
 
 
 def _split(lines: Iterator[str], columns: tuple[str, ...]) -> Iterator[list[str]]:
@@ -258,7 +258,7 @@ class _Reader(NamedTuple):
 
     file: str
     header: str
-    read: Callable[[Iterator[str]], Iterator[TableRow]]
+    read: Callable[[Iterator[str]], Iterator[_TableRow]]
 
 
 _READERS = {

@@ -10,7 +10,7 @@ import socket
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, fields, replace
 from itertools import chain
 from pathlib import Path
@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from virnucpro import __version__
-from virnucpro.callers.caller import Caller
+from virnucpro.callers.caller import ByScorer, Caller
 from virnucpro.callers.options import CutOptions
 from virnucpro.callers.regions import RegionFinder, embedded_finder
 from virnucpro.engine.executor import Executor, NoExecutor
@@ -28,6 +28,7 @@ from virnucpro.ground.config import FeatureFormat, Recipe, Resources
 from virnucpro.ground.devices import torch_build
 from virnucpro.ground.errors import (
     FeatureFileError,
+    InputMissingError,
     OutputError,
     StorageError,
 )
@@ -48,21 +49,29 @@ from virnucpro.ground.log import LOGGER, announce, counted, printable
 from virnucpro.ground.records import Shard
 from virnucpro.ground.tasks import Helpers
 from virnucpro.page.run import write_run_page
-from virnucpro.run.backlog import Backlog
 from virnucpro.run.features import FeatureStore, OnShard
 from virnucpro.run.folder import RunDir
-from virnucpro.run.hashes import OUTPUTS, hash_outputs
+from virnucpro.run.hashes import OUTPUTS, hash_outputs, read_kept
 from virnucpro.run.intake import open_run, refuse_to_clear
 from virnucpro.run.lock import own_name
 from virnucpro.run.machine import MachineLog
-from virnucpro.run.manifest import Manifest
+from virnucpro.run.manifest import Manifest, check_same_recipe
 from virnucpro.run.plan import Plan, find_plan, make_plan
+from virnucpro.run.scores import ScoreStore
 from virnucpro.sequences.inputs import expected_letters
 from virnucpro.stories.blocks import Maker
 from virnucpro.stories.options import ExtractOptions, PredictOptions, RunOptions
+from virnucpro.stories.recut import (
+    LETTERS,
+    blind_portions,
+    check_blind,
+    lacks_letters,
+    letters_of_before,
+    lost_inputs,
+)
 from virnucpro.stories.resolve import RunConfig, resolve
 from virnucpro.stories.summary import Summary
-from virnucpro.stories.write import Results
+from virnucpro.stories.write import Backlog, Results
 
 _BYTES_PER_WORKER = 1_000_000  # of input; less is planned in a tenth of a second
 
@@ -108,6 +117,9 @@ def run(config: RunConfig, executor: Executor, on_event: OnEvent) -> Summary:
     with rundir.in_use(), closing(executor):
         rundir.check_free(resume=config.options.resume, force=config.options.force)
         LOGGER.info("virnucpro %s: %s", __version__, printable(" ".join(config.options.argv)))
+        recorded = rundir.read_manifest() if config.options.resume else None
+        if recorded and (lost := lost_inputs(config.options, rundir, recorded)):
+            return cut_again(config, recorded, lost, summary, on_event)
         with summary.stage(STAGES[0]), rundir.planning():
             results, job = begin(config, executor, summary, on_event)
         if config.options.plan_only:
@@ -147,33 +159,51 @@ def begin(
         announce(announcement)
     for compromise in config.compromises:
         LOGGER.warning("%s", compromise)
-    finder = make_finder(config.options, manifest.recipe)
     job = make_job(rundir, manifest.recipe, config.weights)
+    results = make_results(config, manifest, job.stores, on_event)
     executor.start(job, config.resources, count_worth_starting(manifest, recorded))
     plan = plan_run(config, rundir, recorded, manifest, on_event)
     rundir.clear_copies(manifest)
     announce_input(plan, manifest, caller)
     summary.count_plan(plan, manifest)
+    announce_cut(caller, recorded, summary)
+    rundir.delete(rundir.report)  # it is of another state
+    return replace(results, plan=plan), job
+
+
+def announce_cut(caller: Caller, recorded: Manifest | None, summary: Summary) -> None:
+    """Announce by which cut records are called, and by which they were."""
     summary.callers, summary.cut = caller.announcements, caller.cut.words
     summary.cut_scores = list(caller.cut.scores)
     if summary.cut:
         announce(f"calls: {summary.cut}")
     if recorded is not None and summary.cut != recorded.cut != "":
         announce(f"before, records were called by another cut: {recorded.cut}")
-    rundir.delete(rundir.report)  # it is of another state
-    results = Results(
+
+
+def make_results(
+    config: RunConfig,
+    manifest: Manifest,
+    stores: tuple[FeatureStore, ...],
+    on_event: OnEvent,
+) -> Results:
+    """The parts of a run that its outputs are made of, before it is planned."""
+    rundir, options = RunDir(config.output), config.options
+    caller = config.caller.of_type(manifest.recipe.input_type)
+    finder = make_finder(options, manifest.recipe, caller)
+    return Results(
         rundir=rundir,
         manifest=manifest,
-        plan=plan,
-        stores=job.stores,
+        plan=Plan(()),
+        stores=stores,
         caller=caller,
         finder=finder,
         backlog=Backlog(),
-        feature_format=_feature_format(config.options),
-        per_file=config.options.per_file or (recorded is not None and rundir.samples.is_dir()),
+        feature_format=_feature_format(options),
+        per_file=options.per_file or (options.resume and rundir.samples.is_dir()),
         on_event=on_event,
+        scores=open_scores(rundir, manifest.recipe, caller, finder),
     )
-    return results, job
 
 
 def _feature_format(options: RunOptions) -> FeatureFormat:
@@ -181,14 +211,24 @@ def _feature_format(options: RunOptions) -> FeatureFormat:
     return options.format if isinstance(options, ExtractOptions) else "h5"
 
 
-def make_finder(options: RunOptions, recipe: Recipe) -> RegionFinder | None:
+def make_finder(options: RunOptions, recipe: Recipe, caller: Caller) -> RegionFinder | None:
     """The finder of regions in nucleotides; it uses the scorer, whoever calls."""
     if not isinstance(options, PredictOptions) or not options.regions:
         return None
     if recipe.input_type != "nucleotide":
         return None
     least = options.least_posterior
-    return embedded_finder(recipe.genetic_code, None, options.region_model, least)
+    return embedded_finder(recipe.genetic_code, caller.scorer, options.region_model, least)
+
+
+def open_scores(
+    rundir: RunDir, recipe: Recipe, caller: Caller, finder: RegionFinder | None
+) -> ScoreStore | None:
+    """The scores of a run, which are kept where the scorer does all the work."""
+    if recipe.has_encoder or not isinstance(caller, ByScorer):
+        return None
+    digest = finder.digest if finder else ""
+    return ScoreStore(rundir, rundir.scores, recipe.fingerprint, digest)
 
 
 def plan_run(
@@ -353,9 +393,62 @@ def _on_shard(on_event: OnEvent, stage: str) -> OnShard:
     return lambda done, total: on_event(Progress(stage, done, total, "shards"))
 
 
-def close_run(config: RunConfig, rundir: RunDir, manifest: Manifest, summary: Summary) -> None:
+def cut_again(
+    config: RunConfig, manifest: Manifest, lost: Sequence[str], summary: Summary, on_event: OnEvent
+) -> Summary:
+    """Call the records of a finished run by another cut, without its input, which is gone.
+
+    Raises:
+        InputMissingError: a file needs letters that are nowhere; the tables are written.
+        ResumeError: this is a run of another recipe.
+    """
+    rundir = RunDir(config.output)
+    check_same_recipe(manifest, config.recipe_for(manifest.recipe.input_type))
+    results = make_results(config, manifest, (), on_event)
+    LOGGER.warning("the input is gone: %s; calls are made of the scores of this run", lost[0])
+    announce_cut(results.caller, manifest, summary)
+    summary.count_plan(results.plan, manifest)
+    with summary.stage(STAGES[0]):
+        check_blind(results.scores, results.finder, lost)
+        before = read_kept(rundir, LETTERS)
+    lacking = set[str]()
+    with summary.stage(STAGES[2]), ExitStack() as stack, results.helpers(0) as helpers:
+        letters = letters_of_before(rundir, before)
+        facts = {**_facts(config, manifest, "unfinished"), OUTPUTS: before}
+        rundir.write_manifest(manifest, facts)
+        rundir.delete(rundir.report)
+        adds = list(results.open_outputs(stack))
+        for portion in blind_portions(helpers.tools, letters):
+            summary.records.include(portion.tally)
+            lacking |= {name for name, rows in portion.rows.items() if lacks_letters(name, rows)}
+            for add in adds:
+                add(portion)
+    for folder in (rundir.root, *rundir.sample_folders()):
+        for name in lacking:
+            rundir.delete(folder / name)
+    close_run(config, rundir, manifest, summary, is_whole=not lacking)
+    if lacking:
+        raise InputMissingError(
+            f"{printable(lost[0])} is gone, so these were not written: "
+            f"{', '.join(sorted(lacking))}: by this cut they hold sequences that nothing else has",
+            hint="put the input back and run the same again; all tables are written",
+        )
+    for line in summary.lines(config.output):
+        LOGGER.info("%s", line)
+    return summary
+
+
+def close_run(
+    config: RunConfig,
+    rundir: RunDir,
+    manifest: Manifest,
+    summary: Summary,
+    *,
+    is_whole: bool = True,
+) -> None:
     """Write the outcome into ``run.json``, delete intermediate files, and write the page."""
-    facts = _facts(config, manifest, "partial" if summary.exit_code else "complete")
+    is_complete = is_whole and not summary.exit_code
+    facts = _facts(config, manifest, "complete" if is_complete else "partial")
     outcome = {"counts": summary.facts, OUTPUTS: hash_outputs(rundir)}
     rundir.write_manifest(manifest, {**facts, **outcome})
     if not config.options.keep_intermediate and not summary.records.n_failed_frames:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from io import TextIOWrapper
-from itertools import chain, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,10 @@ from virnucpro.page.run import write_run_page
 from virnucpro.run.folder import PAGE, RunDir, no_run
 from virnucpro.run.hashes import check_outputs, rewriting
 from virnucpro.run.manifest import Manifest
-from virnucpro.sequences.inputs import InputFile, check_recorded, expected_letters, generations
+from virnucpro.sequences.inputs import InputFile, check_recorded, expected_letters
 from virnucpro.stories.options import RegionsOptions
 from virnucpro.stories.summary import virus_line
-from virnucpro.stories.write import in_first_places, open_sinks_of_samples
+from virnucpro.stories.write import open_sinks_of_samples
 from virnucpro.tables.read import read_calls
 from virnucpro.tables.sinks import (
     REGION_SINKS,
@@ -134,14 +134,7 @@ def _records_and_calls(
         InputError: a row is of another record.
     """
     path = rundir.output(RecordTable)
-    read, replaced = manifest.ids.read, frozenset(manifest.replaced)
-    files = list(chain.from_iterable(generations(inputs)))
-    later = chain.from_iterable(map(read, (file for file in files if file.generation)))
-    every = chain.from_iterable(map(read, files))
-    records = (
-        record.in_place_of(place)
-        for record, place in in_first_places(replaced, later, every, lambda record: record)
-    )
+    records = manifest.records(inputs)
     with TextIOWrapper(open_plain(path), "utf-8", "surrogateescape", newline="\n") as lines:
         try:
             for record, call in zip_longest(records, read_calls(lines)):

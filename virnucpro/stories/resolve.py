@@ -53,6 +53,7 @@ from virnucpro.run.manifest import Manifest
 from virnucpro.sequences.genetic_code import genetic_code
 from virnucpro.sequences.inputs import list_sources
 from virnucpro.stories.options import ExtractOptions, PredictOptions, RunOptions
+from virnucpro.stories.recut import lost_inputs
 
 _DEFAULT_CHUNK = 500
 _LONGEST_CHUNK = 1_000_000_000  # bases
@@ -104,7 +105,7 @@ def resolve(options: RunOptions, on_event: OnEvent) -> RunConfig:
         with rundir.locked():
             rundir.check_free(resume=options.resume, force=options.force)
     recorded = rundir.read_manifest() if options.resume else None
-    for path in options.input:
+    for path in () if lost_inputs(options, rundir, recorded) else options.input:
         list_sources(path)
     genetic_code(options.genetic_code)
     _check_place(options)

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
-from itertools import chain, islice
-from operator import itemgetter
-from typing import TypeAlias, TypeVar
+from dataclasses import dataclass, replace
+from itertools import chain
+from threading import Condition
+from typing import TypeAlias
 
 from virnucpro.callers.batches import ScoredFrames, input_changed
 from virnucpro.callers.caller import Caller
@@ -27,13 +27,13 @@ from virnucpro.ground.events import STAGES, OnEvent, Progress
 from virnucpro.ground.files import writing
 from virnucpro.ground.log import counted
 from virnucpro.ground.records import FastaRecord, Shard
-from virnucpro.ground.tasks import Helpers, count_worth, helpers_for
-from virnucpro.run.backlog import Backlog
+from virnucpro.ground.tasks import AbandonedError, Helpers, count_worth, helpers_for
 from virnucpro.run.features import FeatureStore
 from virnucpro.run.folder import RunDir
 from virnucpro.run.index import FeatureIndex
 from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import Plan
+from virnucpro.run.scores import ScoreStore
 from virnucpro.sequences.inputs import InputFile, generations
 from virnucpro.stories.blocks import BlockTask, Maker, ScoredShard, ShardTask
 from virnucpro.stories.summary import Summary
@@ -46,6 +46,59 @@ _RECORDS_AT_ONCE = 5_000
 # These are made by the million: plain tuples, and few functions on their way.
 FrameRun: TypeAlias = tuple[ScoredFrames, int, int]
 FramedRecord: TypeAlias = tuple[FastaRecord, Sequence[FrameRun]]
+
+
+class Backlog:
+    """Shards that are still to be embedded: one thread settles them, another waits for each.
+
+    ``reasons`` has those of the settled shards that got no feature file, by their index.
+    """
+
+    def __init__(self, pending: Iterable[Shard] = ()) -> None:
+        self.reasons: dict[int, str] = {}
+        self._owed = {shard.index for shard in pending}
+        self._is_abandoned = False
+        self._changed = Condition()
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._owed
+
+    def owes(self, shard: Shard) -> bool:
+        """Whether a shard is still to come; false, too, when nobody goes on."""
+        return shard.index in self._owed and not self._is_abandoned
+
+    def settle(self, shard: Shard, reason: str = "") -> None:
+        """Take a shard off: its feature file is there, or the reason why it never will be."""
+        with self._changed:
+            if reason:
+                self.reasons[shard.index] = reason
+            self._owed.discard(shard.index)
+            self._changed.notify_all()
+
+    def abandon(self) -> None:
+        """Have all that wait, or will, go on with an error."""
+        with self._changed:
+            self._is_abandoned = True
+            self._changed.notify_all()
+
+    def wait_for(self, shard: Shard) -> None:
+        """Wait until a shard is settled.
+
+        Raises:
+            AbandonedError: whatever has become of it, nobody goes on.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_abandoned or shard.index not in self._owed)
+            self.check()
+
+    def check(self) -> None:
+        """
+        Raises:
+            AbandonedError: nobody goes on.
+        """
+        if self._is_abandoned:
+            raise AbandonedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +115,7 @@ class Results:
     feature_format: FeatureFormat
     per_file: bool
     on_event: OnEvent
+    scores: ScoreStore | None = None  # of a run without a model that calls
 
     def helpers(self, most: int) -> AbstractContextManager[Helpers[Maker]]:
         """The helpers for the time of a block: as many as there is work for, ``most`` at most."""
@@ -74,6 +128,7 @@ class Results:
             finder=self.finder,
             feature_format=self.feature_format,
             with_own_ids=self.per_file and self.manifest.is_qualified,
+            scores=self.scores,
         )
         return helpers_for(maker, count_worth(most, self.plan.counts.n_letters), "tables")
 
@@ -88,6 +143,8 @@ class Results:
             FeatureFileError: a feature file is not whole.
         """
         summary.records = Tally()  # a pass that was not ended may have counted
+        if self.scores is not None:
+            self.scores.make_folder()
         indexes = self.new_indexes()
         with ExitStack() as stack:
             adds = list(self.open_outputs(stack))
@@ -118,49 +175,51 @@ class Results:
         self, indexes: Sequence[FeatureIndex], helpers: Helpers[Maker]
     ) -> Iterator[Portion]:
         """The outputs of all records, in order."""
-        ends: deque[int] = deque()  # letters up to the end of each block that was begun
+        ends: deque[Progress] = deque()  # where the run is behind each block that was begun
 
         def tasks() -> Iterator[BlockTask]:
-            n_letters = 0
-            for task in block_tasks(self.records(indexes, helpers)):
-                n_letters += task.n_letters
-                ends.append(n_letters)
-                yield task
+            counts, n_blocks, n_done, n_worked = self.plan.counts, 0, 0, 0
+            to_do = counts.n_letters + (counts.n_searched if self.finder else 0)
+            for n_blocks, task in enumerate(self.tasks(indexes, helpers), 1):
+                work = task.work(self.finder)
+                n_done, to_do = n_done + task.n_letters, to_do - work
+                if self.scores is None or not self.scores.path(n_blocks - 1).exists():
+                    n_worked += work
+                at_end = (n_worked, max(0, to_do))
+                ends.append(Progress("scoring", n_done, counts.n_letters, "letters", at_end))
+                yield replace(task, index=n_blocks - 1)
+            if self.scores is not None:
+                self.scores.keep(n_blocks)
 
         for portions in helpers.in_order(tasks()):
             yield from portions
-            end, total = ends.popleft(), self.plan.counts.n_letters
+            end = ends.popleft()
             if not self.manifest.recipe.has_encoder:
-                self.on_event(Progress("scoring", end, total, "letters"))
+                self.on_event(end)
 
-    def records(
+    def tasks(
         self, indexes: Sequence[FeatureIndex], helpers: Helpers[Maker]
-    ) -> Iterator[FramedRecord]:
-        """Each record once, in input order, with its frames.
+    ) -> Iterator[BlockTask]:
+        """The blocks of all records, each once. Those of a generation do not depend on later ones.
 
-        A failed record that a later input gives anew stands in its old place with the new
-        sequence and its frames.
+        A failed record that a later input gives anew is left out where it failed.
 
         Raises:
             InputError: there are not as many records as the plan was made of.
         """
-        owners: dict[str, int] = {}  # replaced id -> its last generation
-        replaced = frozenset(self.manifest.replaced)
-        n_read = 0
+        latest, n_read = self.manifest.latest(), 0
 
-        def every() -> Iterator[FramedRecord]:
+        def kept(number: int, framed: Iterable[FramedRecord]) -> Iterator[FramedRecord]:
             nonlocal n_read
-            for number, files in enumerate(generations(self.manifest.inputs)):
-                shards = self.scored(number, indexes, owners, helpers)
-                n_read += yield from self.generation(files, shards)
+            for record, frames in framed:
+                n_read += 1
+                if latest.get(record.id, number) == number:
+                    yield record, frames
 
-        if replaced:
-            later = self.later_records(replaced, owners, helpers)
-            pairs = in_first_places(replaced, later, every(), itemgetter(0))
-            for (record, frames), place in pairs:
-                yield record if record is place else record.in_place_of(place), frames
-        else:
-            yield from every()
+        for number, files in enumerate(generations(self.manifest.inputs)):
+            hidden = frozenset(name for name, last in latest.items() if last != number)
+            shards = self.scored(number, indexes, hidden, helpers)
+            yield from block_tasks(kept(number, self.generation(files, shards)))
         if n_read != self.plan.counts.n_records:
             raise InputError(
                 f"{counted(self.plan.counts.n_records, 'record')} at first, "
@@ -168,26 +227,13 @@ class Results:
                 hint="let it be written to its end, then start again with --force",
             )
 
-    def later_records(
-        self, replaced: frozenset[str], owners: dict[str, int], helpers: Helpers[Maker]
-    ) -> Iterator[FramedRecord]:
-        """The records of all generations but the first; ``owners`` gets who gives which anew."""
-        for number, files in islice(enumerate(generations(self.manifest.inputs)), 1, None):
-            shards = self.scored(number, self.new_indexes(), owners, helpers)
-            for record, frames in self.generation(files, shards):
-                if record.id in replaced:
-                    owners[record.id] = number
-                yield record, frames
-
     def generation(
         self, inputs: list[InputFile], shards: Iterable[ScoredShard]
-    ) -> Generator[FramedRecord, None, int]:
-        """The records of one generation, each beside its frames; returns their number."""
+    ) -> Iterator[FramedRecord]:
+        """The records of one generation, each beside its frames."""
         with_frames = frames_by_record(shards)
         record_id, frames = next(with_frames, (None, []))
-        n_read = 0
         for record in chain.from_iterable(map(self.manifest.ids.read, inputs)):
-            n_read += 1
             if record.id == record_id:
                 yield record, frames
                 record_id, frames = next(with_frames, (None, []))
@@ -195,20 +241,18 @@ class Results:
                 yield record, ()
         if record_id is not None:
             raise input_changed()
-        return n_read
 
     def scored(
         self,
         number: int,
         indexes: Sequence[FeatureIndex],
-        owners: Mapping[str, int],
+        hidden: frozenset[str],
         helpers: Helpers[Maker],
     ) -> Iterator[ScoredShard]:
         """The shards of one generation, in their order, as soon as they are embedded.
 
-        Vectors of records that a later generation replaces stay out of the indexes.
+        Vectors of ``hidden`` records, which a later generation replaces, stay out of the indexes.
         """
-        hidden = frozenset(record_id for record_id, last in owners.items() if last != number)
         tasks: deque[tuple[Shard, Future[ScoredShard]]] = deque()
 
         def take() -> ScoredShard:
@@ -269,33 +313,6 @@ def block_tasks(framed: Iterable[FramedRecord]) -> Iterator[BlockTask]:
             n_letters = n_of_headers = 0
     if records:
         yield BlockTask(n_letters, tuple(zip(*records, strict=True)), runs, frames)
-
-
-T = TypeVar("T")
-
-
-def in_first_places(
-    replaced: frozenset[str],
-    later: Iterable[T],
-    every: Iterable[T],
-    record_of: Callable[[T], FastaRecord],
-) -> Iterator[tuple[T, FastaRecord]]:
-    """Each of ``every`` once, in order, and the record in whose place it stands.
-
-    In the first place of a replaced id stands the last one of ``later``, which is read before,
-    and only if an id is replaced.
-    """
-    latest = {}
-    if replaced:
-        latest = {record_of(one).id: one for one in later if record_of(one).id in replaced}
-    read_ids: set[str] = set()
-    for one in every:
-        record = record_of(one)
-        if record.id not in replaced:
-            yield one, record
-        elif record.id not in read_ids:
-            read_ids.add(record.id)
-            yield latest.get(record.id, one), record
 
 
 _SYNCED_AT_ONCE = 4  # a disk takes a few syncs in the time of one

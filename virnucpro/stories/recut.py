@@ -1,0 +1,138 @@
+"""Another cut of a run whose input is gone: its scores are there, and the letters are not.
+
+All tables are made of scores. A FASTA needs letters; those of records that were called viral, and
+of regions, stand in the outputs of before. So a stricter cut has all its letters. A more sensitive
+one may call a record whose letters are nowhere: then the file is not written.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+from virnucpro.ground.errors import InputMissingError, VirnucproError
+from virnucpro.ground.files import sha256
+from virnucpro.ground.records import FastaRecord
+from virnucpro.run.folder import RunDir
+from virnucpro.run.hashes import read_kept
+from virnucpro.run.manifest import Manifest
+from virnucpro.run.scores import ScoreStore
+from virnucpro.sequences.fasta import read_fasta
+from virnucpro.sequences.inputs import list_sources
+from virnucpro.stories.blocks import Maker
+from virnucpro.stories.options import RunOptions
+from virnucpro.tables.sinks import Portion, RegionFasta, ViralFasta
+
+LETTERS = (ViralFasta.file, RegionFasta.file)  # outputs that hold sequences
+_PLACE = re.compile(r"(.*)\|[a-z]+_([0-9]+)_([0-9]+)", re.DOTALL)  # of a region in its record
+_UNKNOWN_LINE = re.compile(rf"^[^>\n]*{ScoreStore.unknown}", re.MULTILINE)  # of a sequence
+
+
+def lost_inputs(options: RunOptions, rundir: RunDir, recorded: Manifest | None) -> list[str]:
+    """The inputs of a run that are gone, if all that is left of them serves for another cut.
+
+    Its scores are whole, and nothing is given that the run does not know, or that has changed.
+    """
+    if not options.resume or recorded is None or recorded.recipe.has_encoder:
+        return []
+    gone = [file for file in recorded.inputs if not Path(file.path).is_file()]
+    if not gone or not all(_is_known(path, recorded) for path in options.input):
+        return []
+    if any(_is_changed(Path(file.path), file.sha256) for file in recorded.inputs):
+        return []
+    if not read_kept(rundir):
+        return []
+    return [file.shown for file in gone]
+
+
+def _is_known(path: Path, recorded: Manifest) -> bool:
+    """Whether a path is an input of the run, or a folder that held some, and nothing else."""
+    known = [Path(name) for file in recorded.inputs for name in (file.path, file.name) if name]
+    here = path.absolute()
+    if not path.exists():
+        return any(here in (one, *one.parents) for one in known)
+    try:
+        sources = list_sources(path)
+    except VirnucproError:
+        return path.is_dir() and any(here in one.parents for one in known)
+    return all(source.path in known for source in sources)
+
+
+def _is_changed(path: Path, digest: str) -> bool:
+    return path.is_file() and sha256(path) != digest
+
+
+class _Peeked:
+    """The records of an output of before, in order; ``next`` is the one that is to come."""
+
+    def __init__(self, records: Iterator[FastaRecord]) -> None:
+        self._records = records
+        self.next = next(records, None)
+
+    def take(self) -> None:
+        """Go on to the next record."""
+        self.next = next(self._records, None)
+
+
+Letters: TypeAlias = tuple[_Peeked, _Peeked]  # of records that were called viral, and of regions
+
+
+def letters_of_before(rundir: RunDir, hashes: Mapping[str, str]) -> Letters:
+    """The sequences in the outputs of a run, of those with a hash: they are as they were written.
+
+    They are open: what is put in the place of a file changes nothing.
+    """
+    viral, regions = (
+        _Peeked(read_fasta(rundir.root / name) if name in hashes else iter(())) for name in LETTERS
+    )
+    return viral, regions
+
+
+def check_blind(store: ScoreStore | None, finder: object, lost: Sequence[str]) -> None:
+    """
+    Raises:
+        InputMissingError: regions are wanted, and nobody looked for them in this way.
+    """
+    assert store is not None, "scores are kept where the scorer calls"
+    if finder is not None and any(
+        label.attributes.get("finder") != store.finder for _, label in store.labels()
+    ):
+        raise InputMissingError(
+            f"{lost[0]} is gone: regions cannot be looked for in other ways than before",
+            hint="put the input back, or leave the options for regions as they were",
+        )
+
+
+def blind_portions(maker: Maker, letters: Letters) -> Iterator[Portion]:
+    """The outputs of all records of a run whose inputs are gone, in order."""
+    store = maker.scores
+    assert store is not None, "scores are kept where the scorer calls"
+    for path in store.files():
+        scored = [
+            one._replace(record=with_letters(one.record, letters)) for one in store.read_blind(path)
+        ]
+        yield from maker.portions(maker.call(scored))
+
+
+def with_letters(record: FastaRecord, before: Letters) -> FastaRecord:
+    """The same record with the letters that are known of it."""
+    (viral, regions), letters = before, record.sequence
+    if viral.next is not None and viral.next.id == record.id:
+        letters = viral.next.sequence
+        viral.take()
+    while regions.next is not None:
+        place = _PLACE.fullmatch(regions.next.id)
+        if place is None or place[1] != record.id:
+            break
+        start, end = int(place[2]) - 1, int(place[3])
+        letters = letters[:start] + regions.next.sequence + letters[end:]
+        regions.take()
+    return record._replace(sequence=letters)
+
+
+def lacks_letters(name: str, rows: str) -> bool:
+    """Whether the rows of an output are sequences, and some letters of them are not known."""
+    is_fasta = name.endswith((".fasta", ".fa"))
+    return is_fasta and _UNKNOWN_LINE.search(rows) is not None
