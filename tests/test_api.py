@@ -20,9 +20,9 @@ import torch
 from Bio.Seq import Seq
 from Bio.SeqRecord import SeqRecord
 from conftest import open_dna, random_dna
+from forked import virnucpro as command
 from runs import again, run_inline, vectors
 from test_cli import EXAMPLE, ROOT
-from test_cli import virnucpro as command
 from test_repeats import copies_files
 from workers import POISON, RaisingWorker
 

@@ -11,8 +11,8 @@ import crooked as faults
 import numpy as np
 import pytest
 from conftest import TINY
+from forked import virnucpro
 from oracle import make_fair_esm, save_fair_esm
-from test_cli import virnucpro
 
 from virnucpro.encoders.check import (
     ODD_LETTERS,

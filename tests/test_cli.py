@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from conftest import make_tiny
+from forked import start, virnucpro
 from runs import rows, statuses
 
 from virnucpro.cli.running import next_step, number_gpus_by_bus
@@ -23,11 +24,6 @@ ESCAPE = "\x1b"
 SMALL = "esm2_t6_8M_UR50D"
 
 
-def virnucpro(*arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "virnucpro", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, **options)
-
-
 @pytest.fixture
 def model(tiny):
     return ("--model", tiny.model, "--head", tiny.head_file, "--device", "cpu", "--workers", "1")
@@ -36,14 +32,7 @@ def model(tiny):
 def in_terminal(arguments: list[str], environment: dict[str, str]) -> tuple[int, str]:
     """Run on a pseudo-terminal; what a person would have got to see."""
     parent, child = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "virnucpro", *arguments],
-        stdin=child,
-        stdout=child,
-        stderr=child,
-        env={**os.environ, **environment},
-        close_fds=True,
-    )
+    process = start(*arguments, streams=[child] * 3, env={**os.environ, **environment})
     os.close(child)
     shown = b""
     while True:
@@ -55,10 +44,11 @@ def in_terminal(arguments: list[str], environment: dict[str, str]) -> tuple[int,
             if not block:
                 break
             shown += block
-        elif process.poll() is not None:
+        elif process.exitcode is not None:
             break
     os.close(parent)
-    return process.wait(), shown.decode(errors="replace")
+    process.join()
+    return process.exitcode, shown.decode(errors="replace")
 
 
 @pytest.mark.parametrize(
@@ -419,11 +409,11 @@ def test_no_color_is_honoured(model, tmp_path):
 def test_a_reader_that_goes_away_does_not_break_the_run(model, tmp_path):
     read, write = os.pipe()
     os.close(read)
-    command = [sys.executable, "-m", "virnucpro", "predict", "-i", str(EXAMPLE)]
-    command += ["-o", str(tmp_path / "run"), *map(str, model)]
-    process = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True)
+    command = ("predict", "-i", EXAMPLE, "-o", tmp_path / "run", *model)
+    process = start(*command, streams=[0, write, 2])
     os.close(write)
-    assert process.returncode == 0, process.stderr
+    process.join()
+    assert process.exitcode == 0
     assert (tmp_path / "run" / "predictions.tsv").exists()
 
 

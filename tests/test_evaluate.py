@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import open_dna, random_dna
+from forked import virnucpro
 from labelled import pairs_of, records_of
 from runs import caller_in, leftovers
 from sklearn.metrics import roc_auc_score
-from test_cli import virnucpro
 from workers import POISON, RaisingWorker
 
 from virnucpro.callers.caller import caller_of

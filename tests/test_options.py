@@ -11,8 +11,8 @@ from typing import Annotated, Literal, get_args, get_type_hints
 import numpy as np
 import pytest
 import typer
+from forked import virnucpro
 from test_architecture import tree_of
-from test_cli import virnucpro
 from typer.testing import CliRunner
 
 from virnucpro.cli.command import command

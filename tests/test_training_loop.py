@@ -57,6 +57,7 @@ from virnucpro.learning.training.ranks import Ranks, Started, started_by_torchru
 from virnucpro.learning.training.train import board
 
 CPU = Ranks(0, 1, torch.device("cpu"))
+pytestmark = pytest.mark.usefixtures("quick_starts")
 
 
 def assert_same_bits(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
