@@ -26,7 +26,7 @@ test: $(VENV)/installed-dev
 	$(BIN)/pytest -n logical --maxprocesses 4 --dist worksteal
 
 # On Linux the PyTorch of the package index brings CUDA along, which is of no use without a GPU.
-$(VENV)/installed: pyproject.toml constraints.txt
+$(VENV)/installed: pyproject.toml constraints.txt hatch_build.py virnucpro/scorer/scorer.c
 	$(PYTHON) -m venv $(VENV)
 	@if [ '$(TORCH)' = cpu ]; then \
 	    echo 'PyTorch without CUDA is installed, as on a machine without an NVIDIA GPU.'; \

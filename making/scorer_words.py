@@ -16,22 +16,28 @@ from numpy.typing import NDArray
 from sampling import Collection, Fragments
 
 from virnucpro.ground.numeric import Counts
-from virnucpro.scorer.features import Features, codons_of, fragment_features
-from virnucpro.scorer.pieces import Digits, Pieces
-from virnucpro.scorer.stretches import find_stretches
+from virnucpro.scorer.features import Features, fragment_features
+from virnucpro.scorer.pieces import (
+    Digits,
+    Pieces,
+    Stretches,
+    codon_codes,
+    find_stretches,
+    opposite_strand,
+)
 from virnucpro.scorer.words import (
     CELLULAR,
     ONE_CELLULAR,
     ONE_VIRAL,
     RATHER_CELLULAR,
     RATHER_VIRAL,
+    RESIDUE_OF_CODE,
     VIRAL,
     Numbers,
     WordTable,
     is_in_sample,
-    words_of,
+    words_in,
 )
-from virnucpro.sequences.genetic_code import STANDARD
 
 PIECE = 1000  # bases; words are read in its longest stretch, and in long ones
 GENE_LIKE = 60  # codons from which on a stretch is read beside the longest
@@ -100,13 +106,27 @@ def _words_of_records(collection: Collection) -> Iterator[tuple[Counts, Numbers]
     for first in range(0, len(owner), _PIECES_AT_ONCE):
         block = slice(first, first + _PIECES_AT_ONCE)
         low, high = place[block][0], place[block][-1] + n_bases[block][-1]
-        pieces = Pieces.of(collection.digits[low:high], place[block] - low, n_bases[block])
-        frames = find_stretches(pieces)
-        kept = frames.kept
+        pieces = Pieces(collection.digits[low:high], place[block] - low, n_bases[block])
+        kept = find_stretches(pieces)
         read = kept.where((kept.rank == 0) | (kept.n_codons >= GENE_LIKE))
-        codes, stretch = codons_of(frames, read, STANDARD)
-        places, numbers = words_of(codes, stretch)
+        codes, stretch = _codons_of(pieces, read)
+        places, numbers = words_in(RESIDUE_OF_CODE[codes], stretch)
         yield owner[block][read.piece[stretch[places]]], numbers
+
+
+def _codons_of(pieces: Pieces, stretches: Stretches) -> tuple[Digits, Counts]:
+    """The codes of all codons of these stretches, one behind the other, and their stretches."""
+    piece, n_codons = stretches.piece, stretches.n_codons
+    starts, ends = pieces.starts[piece], (pieces.starts + pieces.lengths)[piece]
+    on_reverse = len(pieces.digits) - ends
+    place = np.where(stretches.strand == 0, starts, on_reverse) + stretches.start
+    stretch = np.repeat(np.arange(len(stretches)), n_codons)
+    place = place[stretch] + 3 * (
+        np.arange(len(stretch)) - (np.cumsum(n_codons) - n_codons)[stretch]
+    )
+    strands = (pieces.digits, opposite_strand(pieces.digits))
+    forward, reverse = (codon_codes(digits)[place.clip(0, len(digits) - 3)] for digits in strands)
+    return np.where(stretches.strand[stretch] == 0, forward, reverse), stretch
 
 
 @dataclass(frozen=True, slots=True, eq=False)

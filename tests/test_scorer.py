@@ -16,13 +16,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.numpy import save_file
+from scorer_oracle import LONG, MOST_STRETCHES, PAIRS, kept_of
 
 from virnucpro.ground.errors import UnavailableError
 from virnucpro.scorer import score
 from virnucpro.scorer.features import (
     GC,
-    LONG,
-    MOST_STRETCHES,
     N_CODONS,
     N_FEATURES,
     N_FIGURES,
@@ -35,6 +34,7 @@ from virnucpro.scorer.features import (
     piece_features,
     with_layout,
 )
+from virnucpro.scorer.library import call
 from virnucpro.scorer.nets import (
     FARTHEST,
     N_LEVELS,
@@ -49,9 +49,8 @@ from virnucpro.scorer.nets import (
     load_scorer,
     save_scorer,
 )
-from virnucpro.scorer.pieces import Pieces, encode
+from virnucpro.scorer.pieces import Pieces, encode, find_stretches
 from virnucpro.scorer.score import record_log_odds, score_sequences, score_windows
-from virnucpro.scorer.stretches import find_stretches
 from virnucpro.scorer.words import (
     AMINO_ACIDS,
     CELLULAR,
@@ -70,7 +69,6 @@ from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.genetic_code import STANDARD
 
 GOLDEN = Path(__file__).parent / "golden" / "scorer"
-PAIRS = str.maketrans("ACGT", "TGCA")
 DNA = st.text("ACGTN", min_size=1, max_size=400)
 JUNCTION_COLUMNS = range(2 * N_CODONS, 2 * N_CODONS + N_JUNCTIONS)
 PALINDROME_COLUMNS = range(GC - N_PALINDROMES, GC)
@@ -80,7 +78,7 @@ WORD_COLUMNS = range(GC + N_FIGURES, GC + N_FIGURES + N_WORD_FIGURES)
 def encode_pieces(sequences: Sequence[str]) -> Pieces:
     """Each sequence as one piece."""
     lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int64)
-    return Pieces.of(encode("".join(sequences)), np.cumsum(lengths) - lengths, lengths)
+    return Pieces(encode("".join(sequences)), np.cumsum(lengths) - lengths, lengths)
 
 
 def random_sequence(n_bases: int, seed: int) -> str:
@@ -127,35 +125,6 @@ def scorer() -> Scorer:
     )
 
 
-def stretches_of(sequence: str) -> list[tuple[int, int, int]]:
-    """All stretches of five codons and more, base by base: codons, strand, start."""
-    found = []
-    strands = (sequence, sequence.translate(PAIRS)[::-1])
-    for strand, bases in enumerate(strands):
-        for frame in range(3):
-            start = frame
-            for place in range(frame, len(bases) - 2, 3):
-                if bases[place : place + 3] in STANDARD.stops:
-                    found.append(((place - start) // 3, strand, start))
-                    start = place + 3
-            found.append(((len(bases) - start) // 3, strand, start))
-    return [stretch for stretch in found if stretch[0] >= 5]
-
-
-def kept_of(sequence: str) -> tuple[list[tuple[int, int, int]], int]:
-    """The rule of the longest first, and the number of covered bases."""
-    covered: set[int] = set()
-    kept = []
-    for n_codons, strand, start in sorted(stretches_of(sequence), key=lambda one: -one[0]):
-        places = range(start, start + 3 * n_codons)
-        if strand:
-            places = range(len(sequence) - start - 3 * n_codons, len(sequence) - start)
-        if len(covered.intersection(places)) <= 0.3 * 3 * n_codons:
-            covered.update(places)
-            kept.append((n_codons, strand, start))
-    return kept, len(covered)
-
-
 # Features
 
 
@@ -163,20 +132,20 @@ def kept_of(sequence: str) -> tuple[list[tuple[int, int, int]], int]:
 def test_the_longest_stretches_are_kept_as_far_as_longer_ones_leave_them_free(
     sequences: list[str],
 ) -> None:
-    frames = find_stretches(encode_pieces(sequences))
+    kept = find_stretches(encode_pieces(sequences))
     rows = zip(
-        frames.kept.piece.tolist(),
-        frames.kept.n_codons.tolist(),
-        frames.kept.strand.tolist(),
-        frames.kept.start.tolist(),
+        kept.piece.tolist(),
+        kept.n_codons.tolist(),
+        kept.strand.tolist(),
+        kept.start.tolist(),
         strict=True,
     )
     found: list[list[tuple[int, int, int]]] = [[] for _ in sequences]
     for piece, *stretch in rows:
         found[piece].append(tuple(stretch))
     expected = [kept_of(sequence) for sequence in sequences]
-    assert found == [kept for kept, _ in expected]
-    assert frames.n_covered.tolist() == [n_covered for _, n_covered in expected]
+    assert found == [stretches for stretches, _ in expected]
+    assert kept.n_covered.tolist() == [n_covered for _, n_covered in expected]
 
 
 def test_features_are_those_of_an_independent_program() -> None:
@@ -459,19 +428,20 @@ def test_what_is_read_as_parts_has_half_of_the_score(
     assert found == pytest.approx((of_pieces + np.mean(of_wholes)) / 2, abs=1e-5)
 
 
-def random_levels(n: int, n_inputs: int, seed: int) -> NDArray[np.float32]:
+def random_levels(n: int, n_inputs: int, seed: int) -> NDArray[np.int16]:
     rng = np.random.default_rng(seed)
     levels = rng.integers(-N_LEVELS, N_LEVELS, (n, n_inputs), endpoint=True)
-    return levels.astype(np.float32)
+    return levels.astype(np.int16)
 
 
-def logits_of(nets: Nets, levels: NDArray[np.float32]) -> tuple[NDArray[np.float64], float]:
+def logits_of(nets: Nets, levels: NDArray[np.int16]) -> tuple[NDArray[np.float64], float]:
     """By the weights as they are, and how far they are off by what is rounded: one net."""
     (first, at_first), (second, at_second), (last, at_last) = (
         (weight[0].astype(np.float64), bias[0]) for weight, bias in nets.layers
     )
-    inner = gelu(levels.astype(np.float64) * FARTHEST / N_LEVELS @ first.T + at_first)
-    logits = gelu(inner @ second.T + at_second) @ last.T + at_last
+    inner = levels.astype(np.float64) * FARTHEST / N_LEVELS @ first.T + at_first
+    inner = gelu(inner.astype(np.float32)) @ second.T + at_second
+    logits = gelu(inner.astype(np.float32)) @ last.T + at_last
     n_inputs = first.shape[1]
     worth = abs(first).sum(axis=1).max() / (2**24 / N_LEVELS - n_inputs / 2)
     steepest = 1.13  # of a GELU
@@ -491,20 +461,43 @@ def test_log_odds_are_of_all_kinds_of_viruses_against_all_of_cells() -> None:
     assert 2 * error < 0.02 < abs(expected).min()
 
 
-def test_the_first_layer_has_no_rounding_that_depends_on_an_order() -> None:
-    nets = random_nets(1300, 2, np.random.default_rng(8))
-    weight, _ = nets.layers[0]
-    numbers, worth, _ = nets._first
-    rows = weight.reshape(-1, 1300)
-    np.testing.assert_allclose(numbers * worth * N_LEVELS / FARTHEST, rows, rtol=0, atol=1e-2)
-    farthest = np.sign(numbers) * N_LEVELS  # each sum as large as it can be
-    exact = farthest.astype(np.int64) @ numbers.T.astype(np.int64)
-    assert 0.99 * 2**24 < exact.max() <= 2**24
-    order = np.random.default_rng(1).permutation(1300)
-    for levels in (farthest, random_levels(50, 1300, 3)):
-        expected = levels.astype(np.int64) @ numbers.T.astype(np.int64)
-        np.testing.assert_array_equal(levels @ numbers.T, expected)
-        np.testing.assert_array_equal(levels[:, order] @ numbers[:, order].T, expected)
+def outputs_of(nets: Nets, levels: NDArray[np.int16], column: int = 0) -> NDArray[np.float32]:
+    """Outputs of the first layer, by whole numbers that are as large as they may be. (n_out, n)"""
+    blocks, worth, bias = nets._first
+    numbers = blocks.swapaxes(1, 2).reshape(-1, blocks.shape[1] * 2)[: len(worth)]
+    read = levels[:, column : column + nets.n_inputs].astype(np.int64)
+    numbers = numbers[:, : nets.n_inputs].astype(np.int64)
+    assert abs(numbers).sum(axis=1).max() * N_LEVELS <= 2**24
+    sums = numbers @ read.T
+    return (sums * worth[:, None] + bias[:, None]).astype(np.float32)
+
+
+@pytest.mark.parametrize(("n_inputs", "n_rows"), [(1, 1), (6, 5), (7, 13), (1101, 49), (1300, 96)])
+def test_the_first_layer_has_no_rounding_that_depends_on_an_order(
+    n_inputs: int, n_rows: int
+) -> None:
+    nets = random_nets(n_inputs, 3, np.random.default_rng(8))
+    blocks, worth, bias = nets._first
+    numbers = blocks.swapaxes(1, 2).reshape(-1, blocks.shape[1] * 2)[: len(worth), :n_inputs]
+    rows = nets.layers[0][0].reshape(-1, n_inputs)
+    np.testing.assert_allclose(
+        numbers * worth[:, None] * N_LEVELS / FARTHEST, rows, rtol=0, atol=1e-2
+    )
+    farthest = np.sign(numbers) * np.int16(N_LEVELS)  # each sum as large as it can be
+    for levels in (farthest, random_levels(n_rows, n_inputs + 9, 3)):
+        for column in range(levels.shape[1] - n_inputs + 1):
+            found = np.empty((len(worth), len(levels)), np.float32)
+            shape = (len(levels), levels.shape[1], column, n_inputs)
+            call("first_layer", levels, *shape, blocks, len(worth), worth, bias, found)
+            np.testing.assert_array_equal(found, outputs_of(nets, levels, column))
+
+
+def test_one_weight_may_be_far_larger_than_all_others() -> None:
+    nets = random_nets(6, 1, np.random.default_rng(8))
+    weight, bias = nets.layers[0]
+    weight[:, :, 2] *= 1e6
+    blocks, _, _ = replace(nets, layers=((weight, bias), *nets.layers[1:]))._first
+    assert abs(blocks.astype(np.int64)).max() == 2**15 - 1
 
 
 @pytest.mark.parametrize("n_viral", [0, 5, 6])

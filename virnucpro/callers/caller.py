@@ -29,8 +29,7 @@ from virnucpro.scorer.nets import (
     ErrorRates,
     ProteinNets,
     Scorer,
-    embedded_scorer,
-    load_scorer,
+    own_scorer,
 )
 from virnucpro.scorer.proteins import SHORTEST as SHORTEST_PROTEIN
 from virnucpro.sequences.genetic_code import genetic_code
@@ -336,7 +335,7 @@ def caller_of(options: CutOptions, calls: Calls, head: Head | None) -> Caller:
     """
     if head is not None and (head.facts.join is None or calls == "head"):
         return ByHead(head, options)
-    scorer = load_scorer(embedded_scorer())
+    scorer = own_scorer()
     return ByScorer(scorer, options) if head is None else Joined(head, scorer, options)
 
 

@@ -14,10 +14,8 @@ an unusual level, and one whose parts differ shows its host's level itself.
 from __future__ import annotations
 
 import json
-from array import array
 from dataclasses import asdict, dataclass
-from itertools import pairwise
-from math import exp, inf, log, log1p
+from math import inf, log, log1p
 from pathlib import Path
 
 import numpy as np
@@ -28,10 +26,10 @@ from virnucpro.ground.files import EMBEDDED_FOLDER, read_json
 from virnucpro.ground.log import printable
 from virnucpro.ground.numeric import Counts, Mask, Values, sigmoid
 from virnucpro.ground.records import check_counts
+from virnucpro.scorer.library import call
 
 FORMAT = 3
 _DEPARTURES = np.arange(-5.0, 5.25, 0.25)  # of a host, in spreads of hosts
-_ITEMS_AT_ONCE = 10_000
 _LARGEST = 1e12  # squares and products of larger values may overflow
 
 Transition = tuple[tuple[float, float], tuple[float, float]]  # log-probabilities, from and to
@@ -167,41 +165,18 @@ def viterbi(starts: Counts, evidence: Values, model: RegionModel) -> Mask:
 
     ``starts`` are the places of the items, in bases and rising.
     """
-    if not len(starts):
-        return np.zeros(0, dtype=np.bool_)
-    values, steps = evidence.tolist(), _steps(starts, model)
-    host, virus = log1p(-model.first_share), log(model.first_share) + values[0]
-    of_host, of_virus = bytearray(), bytearray()  # whether a virus came before it
-    for value, ((stay, enter), (leave, last)) in zip(values[1:], steps, strict=True):
-        of_host.append(virus + leave > host + stay)
-        of_virus.append(virus + last > host + enter)
-        host, virus = max(host + stay, virus + leave), max(host + enter, virus + last) + value
-    state = virus > host
-    path = bytearray([state])
-    for host_before, virus_before in zip(reversed(of_host), reversed(of_virus), strict=True):
-        state = bool(virus_before if state else host_before)
-        path.append(state)
-    is_viral: Mask = np.frombuffer(path, dtype=np.bool_)[::-1].copy()
-    return is_viral
+    path = np.empty(len(starts), dtype=np.uint8)
+    host, virus = log1p(-model.first_share), log(model.first_share)
+    call("viterbi", evidence, _steps(starts, model), len(starts), host, virus, path)
+    return path.astype(np.bool_)
 
 
 def posteriors(starts: Counts, evidence: Values, model: RegionModel) -> Values:
     """The probability of each item to be viral, by all items. (n,) -> (n,)"""
-    if not len(starts):
-        return np.zeros(0)
-    values, steps = evidence.tolist(), _steps(starts, model)
-    forward = array("d", [log(model.first_share) - log1p(-model.first_share) + values[0]])
-    for value, step in zip(values[1:], steps, strict=True):
-        (stay, enter), (leave, last) = step
-        odds = forward[-1]
-        forward.append(_log_sum(enter, odds + last) - _log_sum(stay, odds + leave) + value)
-    backward = array("d", [0.0])
-    for value, step in zip(values[:0:-1], reversed(steps), strict=True):
-        (stay, enter), (leave, last) = step
-        odds = backward[-1] + value
-        backward.append(_log_sum(leave, odds + last) - _log_sum(stay, odds + enter))
-    odds_of_all = np.array(forward) + np.array(backward)[::-1]
-    return sigmoid(odds_of_all)
+    odds = np.empty(len(starts))
+    first = log(model.first_share) - log1p(-model.first_share)
+    call("log_posteriors", evidence, _steps(starts, model), len(starts), first, odds)
+    return sigmoid(odds)
 
 
 def log_likelihoods(
@@ -213,32 +188,17 @@ def log_likelihoods(
     distributions of the same width here. So a virus throughout and a host that departs as far are
     told apart by how probable each is, and not by the width of what is seen.
     """
-    n_departures, per_square = len(departures), model.weight / model.deviation**2
-    all_host = np.zeros(n_departures)
-    host = np.full(n_departures, log1p(-model.first_share))
-    virus = np.full(n_departures, log(model.first_share))
-    steps: list[Transition] = [((0.0, -inf), (-inf, 0.0)), *_steps(starts, model)]
-    for first in range(0, len(starts), _ITEMS_AT_ONCE):
-        block = slice(first, first + _ITEMS_AT_ONCE)
-        values = contrasts[block, None] - departures
-        all_host -= per_square * (values**2).sum(axis=0) / 2
-        log_ratios = per_square * model.distance * (values - model.distance / 2)
-        for row, step in zip(log_ratios, steps[block], strict=True):
-            (stay, enter), (leave, last) = step
-            host, virus = (
-                np.logaddexp(host + stay, virus + leave),
-                np.logaddexp(host + enter, virus + last) + row,
-            )
-    return np.asarray(all_host + np.logaddexp(host, virus))
+    likelihoods = np.empty(len(departures))
+    first = log1p(-model.first_share), log(model.first_share)
+    numbers = (*first, model.weight / model.deviation**2, model.distance)
+    items = contrasts, _steps(starts, model), len(starts)
+    call("log_likelihoods", *items, departures, len(departures), *numbers, likelihoods)
+    return likelihoods
 
 
-def _steps(starts: Counts, model: RegionModel) -> list[Transition]:
-    known: dict[int, Transition] = {}
-    for n_bases in set(np.diff(starts).tolist()):
-        known[n_bases] = model.transition(n_bases)
-    return [known[b - a] for a, b in pairwise(starts.tolist())]
-
-
-def _log_sum(a: float, b: float) -> float:
-    """log(exp(a) + exp(b))"""
-    return max(a, b) + log1p(exp(-abs(a - b)))
+def _steps(starts: Counts, model: RegionModel) -> Values:
+    """Log-probabilities from each item to the next: as ``transition`` has them. (n - 1, 4)"""
+    n_bases = np.diff(starts)
+    different = sorted(set(n_bases.tolist()))
+    known = [model.transition(n) for n in different]
+    return np.array(known, dtype=np.float64).reshape(-1, 4)[np.searchsorted(different, n_bases)]

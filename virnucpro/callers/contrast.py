@@ -169,9 +169,15 @@ def _means(gc: Values, level: Values, places: Values) -> Values:
 def _slope(gc: Values, log_odds: Values) -> float:
     """The slope of the line through medians of parts of rising GC; 0 for equal ones."""
     order = np.argsort(gc, kind="stable")
-    parts = [part for part in np.array_split(order, _PARTS) if len(part)]
-    x = np.array([np.median(gc[part]) for part in parts])
-    y = np.array([np.median(log_odds[part]) for part in parts])
+    n_of_part = len(gc) // _PARTS + (np.arange(_PARTS) < len(gc) % _PARTS)
+    n_of_part = n_of_part[n_of_part > 0]
+    part = np.repeat(np.arange(len(n_of_part)), n_of_part)
+    x, y = gc[order], log_odds[order]
+    first = np.cumsum(n_of_part) - n_of_part
+    middles = first + (n_of_part - 1) // 2, first + n_of_part // 2
+    x, y = (
+        (values[middles[0]] + values[middles[1]]) / 2 for values in (x, y[np.lexsort((y, part))])
+    )
     x -= x.mean()
     spread = float((x**2).sum())
     return float((x * (y - y.mean())).sum()) / spread if spread > 0 else 0.0

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from virnucpro.ground.numeric import Counts
 from virnucpro.scorer.features import GENE_LIKE
-from virnucpro.scorer.pieces import UNKNOWN, Digits, Pieces, encode, opposite_strand
-from virnucpro.scorer.stretches import code_of, codon_codes, find_stretches
+from virnucpro.scorer.library import call
+from virnucpro.scorer.pieces import (
+    UNKNOWN,
+    Digits,
+    Pieces,
+    code_of,
+    codon_codes,
+    encode,
+    find_stretches,
+    opposite_strand,
+)
 from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
 from virnucpro.sequences.translate import reverse_complement
 
@@ -55,8 +64,7 @@ def _translations(sequence: str, strand: int, letters: bytes) -> list[bytearray]
         low, high = (first, end) if strand == 0 else (len(sequence) - end, len(sequence) - first)
         digits = encode(sequence[max(0, low) : high])
         digits = digits if strand == 0 else opposite_strand(digits)
-        codes = codon_codes(digits[None])[0, : len(digits) - 2]
-        window = codes.tobytes().translate(letters)
+        window = codon_codes(digits).tobytes().translate(letters)
         for frame, translation in enumerate(frames):
             translation += window[frame::3]
     return frames
@@ -66,7 +74,7 @@ def open_edges(sequence: str, place: int, code: GeneticCode) -> list[int]:
     """Both edges of each gene-like open stretch near a place, but for those that are cut off."""
     first = max(0, place - 2 * REACH)
     part = sequence[first : place + 2 * REACH]
-    kept = find_stretches(Pieces.of(encode(part), np.array([0]), np.array([len(part)])), code).kept
+    kept = find_stretches(Pieces(encode(part), np.array([0]), np.array([len(part)])), code)
     long = kept.where(kept.n_codons >= GENE_LIKE)
     left = np.where(long.strand == 0, long.start, len(part) - long.start - 3 * long.n_codons)
     edges = np.concatenate([left, left + 3 * long.n_codons])
@@ -103,8 +111,8 @@ def direct_repeats(
     if min(len(left), len(right)) < SHORTEST_REPEAT:
         return []
     chance = _chance(left, right)
-    words = np.array(list(_common_words(left, right)), dtype=np.int64).reshape(-1, 3)
-    repeats = []
+    words = _common_words(left, right)
+    candidates = []
     for i, j, n in words.tolist():
         if first + i + n > second + j:
             continue
@@ -115,11 +123,31 @@ def direct_repeats(
         if _n_alike(words, i, j) > LONGEST_REPEAT:
             continue
         bases = sequence[first + i : first + i + n]
-        elsewhere = sequence.count(bases) + sequence.count(reverse_complement(bases)) - 2
-        expected = max(expected, _places(max(a, b)) * elsewhere / len(sequence))
-        if expected < MOST_BY_CHANCE:
-            repeats.append(Repeat(expected, first + i, second + j + n, bases))
+        candidates.append((expected, max(a, b), Repeat(0, first + i, second + j + n, bases)))
+    counts = _counts_of(sequence, [repeat.bases for _, _, repeat in candidates])
+    repeats = []
+    for (expected, farther, repeat), count in zip(candidates, counts, strict=True):
+        elsewhere = _places(farther) * (count - 2) / len(sequence)
+        n_by_chance = max(expected, elsewhere)
+        if n_by_chance < MOST_BY_CHANCE:
+            repeats.append(repeat._replace(n_by_chance=n_by_chance))
     return sorted(repeats)
+
+
+def _counts_of(sequence: str, words: Sequence[str]) -> list[int]:
+    """How often a sequence has each word, on both strands."""
+    if not words:
+        return []
+    both = [*words, *map(reverse_complement, words)]
+    text, of_words = (
+        np.frombuffer(letters.encode("ascii", "replace"), np.uint8)
+        for letters in (sequence, "".join(both))
+    )
+    lengths = np.array([len(word) for word in both], dtype=np.int64)
+    counts = np.empty(len(both), dtype=np.int64)
+    call("count_words", text, len(text), of_words, lengths, len(both), counts)
+    total: list[int] = counts.reshape(2, -1).sum(axis=0).tolist()
+    return total
 
 
 def _places(n_bases: int) -> float:
@@ -147,24 +175,17 @@ def _words(digits: Digits, size: int) -> Counts:
     return np.where(is_known, words, -1)
 
 
-def _common_words(left: Digits, right: Digits) -> Iterator[tuple[int, int, int]]:
-    """Longest common words: where each begins in left and right, and its length.
+def _common_words(left: Digits, right: Digits) -> Counts:
+    """Longest common words: where each begins in left and right, and its length. -> (n, 3)
 
     They begin with a word that the left has once or twice: it is no part of a tandem repeat. The
     length is cut behind ``LONGEST_REPEAT`` bases.
     """
-    of_left, of_right = _words(left, SHORTEST_REPEAT), _words(right, SHORTEST_REPEAT)
-    order = np.argsort(of_left, kind="stable")
-    low = np.searchsorted(of_left[order], of_right, "left")
-    n_places = np.searchsorted(of_left[order], of_right, "right") - low
-    for j in np.flatnonzero((of_right >= 0) & (n_places > 0) & (n_places <= 2)).tolist():
-        for i in order[low[j] : low[j] + n_places[j]].tolist():
-            if i and j and left[i - 1] == right[j - 1] != UNKNOWN:
-                continue  # it is part of a longer one
-            n_both = min(len(left) - i, len(right) - j, LONGEST_REPEAT + 1)
-            a, b = left[i : i + n_both], right[j : j + n_both]
-            differs = np.flatnonzero((a != b) | (a == UNKNOWN))
-            yield i, j, int(differs[0]) if len(differs) else n_both
+    rows = np.empty((2 * len(right), 3), dtype=np.int64)
+    n_rows = np.empty(1, dtype=np.int64)
+    sizes = SHORTEST_REPEAT, LONGEST_REPEAT + 1
+    call("common_words", left, len(left), right, len(right), *sizes, rows, n_rows)
+    return rows[: int(n_rows[0])]
 
 
 def _n_alike(words: Counts, i: int, j: int) -> int:

@@ -37,7 +37,7 @@ from virnucpro.callers.landmarks import (
 from virnucpro.ground.log import counted
 from virnucpro.ground.numeric import Counts, Mask, Values, runs_of
 from virnucpro.ground.records import FastaRecord, RecordResult, Region, Track
-from virnucpro.scorer.nets import Scorer, embedded_scorer, load_scorer
+from virnucpro.scorer.nets import Scorer, own_scorer
 from virnucpro.sequences.genetic_code import STANDARD, GeneticCode, genetic_code
 
 SHORTEST_RECORD = 10_000  # bases; in a shorter one no regions are looked for
@@ -177,7 +177,7 @@ def embedded_finder(
         InputMissingError: there is no such model.
         UnavailableError: the model is damaged, of another format, or of other pieces.
     """
-    scorer, path = scorer or load_scorer(embedded_scorer()), model or embedded_region_model()
+    scorer, path = scorer or own_scorer(), model or embedded_region_model()
     region_model, size = load_region_model(path), scorer.windows.size
     if region_model.size != size:
         raise unusable(path, f"pieces of {region_model.size} bases where nets read {size}")

@@ -1,1 +1,1 @@
-"""The scorer: is a sequence viral, told from how it is spelled. Needs numpy alone."""
+"""The scorer: is a sequence viral, told from how it is spelled. Needs numpy and its library."""

@@ -1,20 +1,27 @@
-"""Pieces of sequences as rows of digits, which is all that the scorer reads.
+"""Pieces of sequences as digits, which is all that the scorer reads, and their open stretches.
 
-A, C, G and T are 0 to 3, U is read as T, in either case. Any other letter is 4, as is what lies
-behind the end of a piece.
+A, C, G and T are 0 to 3, U is read as T, in either case. Any other letter is 4.
+
+A stretch lies between two stop codons of a frame, or between one and an end of the piece. A codon
+with an unknown base is no stop. Genes are among the longest stretches, so these are kept, longest
+first, as far as they do not lie on others that are longer.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from virnucpro.ground.numeric import Counts
+from virnucpro.ground.numeric import Counts, Mask
+from virnucpro.scorer.library import call
+from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
 
 UNKNOWN = 4
+N_CODES = 125  # of three digits, unknown ones among them: 25 a + 5 b + c
+SHORTEST = 5  # codons of a stretch
 Digits = NDArray[np.uint8]
 
 _DIGITS = bytearray([UNKNOWN]) * 256
@@ -25,28 +32,87 @@ for _digit, _letters in enumerate(("Aa", "Cc", "Gg", "TtUu")):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pieces:
-    """Both strands of each piece, from its first base on; at least three digits 4 behind each."""
+    """Pieces of one row of digits, which may be many records side by side."""
 
-    digits: Digits  # (n, 2, width): forward, reverse complement; the width is a multiple of 3
+    digits: Digits  # (n_bases,)
+    starts: Counts  # (n,)
     lengths: Counts  # (n,) bases
 
     def __len__(self) -> int:
         return len(self.lengths)
 
-    @classmethod
-    def of(cls, sequence: Digits, starts: Counts, lengths: Counts) -> Pieces:
-        """Pieces of one row of digits, which may be many records side by side."""
-        width = 3 * (int(lengths.max(initial=0)) // 3 + 2)
-        behind = np.full(width, UNKNOWN, dtype=np.uint8)
-        forward = np.append(sequence, behind)
-        reverse = np.append(opposite_strand(sequence), behind)
-        digits = np.empty((len(starts), 2, width), dtype=np.uint8)
-        digits[:, 0] = sliding_window_view(forward, width)[starts]
-        digits[:, 1] = sliding_window_view(reverse, width)[len(sequence) - starts - lengths]
-        shortest = int(lengths.min(initial=width))
-        is_behind = np.arange(shortest, width) >= lengths[:, None]
-        digits[:, :, shortest:].swapaxes(1, 2)[is_behind] = UNKNOWN
-        return cls(digits, lengths)
+    @property
+    def arguments(self) -> tuple[Digits, int, Counts, Counts, int]:
+        """What functions of the library take."""
+        return self.digits, len(self.digits), self.starts, self.lengths, len(self)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stretches:
+    """The kept stretches of all pieces: by piece, longest first. Rows in step."""
+
+    piece: Counts
+    rank: Counts  # 0 for the longest of a piece, which every piece has that has any
+    strand: Counts  # 0 forward, 1 reverse
+    start: Counts  # bases, on its strand
+    n_codons: Counts
+    n_covered: Counts  # (n_pieces,) bases that they lie on
+
+    def __len__(self) -> int:
+        return len(self.piece)
+
+    def where(self, chosen: Mask) -> Stretches:
+        """The chosen ones; what is covered stays that of all."""
+        return Stretches(
+            self.piece[chosen],
+            self.rank[chosen],
+            self.strand[chosen],
+            self.start[chosen],
+            self.n_codons[chosen],
+            self.n_covered,
+        )
+
+
+def find_stretches(
+    pieces: Pieces, code: GeneticCode = STANDARD, shortest: int = SHORTEST
+) -> Stretches:
+    """Find the stretches of all frames, and keep what is hardly covered by longer ones.
+
+    Those of fewer than ``shortest`` codons are left out, which changes nothing for the others.
+    Of equally long ones the first is taken first: forward strand, first frame, first place.
+    """
+    n_kept, n_covered = np.empty((2, len(pieces)), dtype=np.int64)
+    # six frames of a piece have at most so many, each with a stop behind it
+    most = 6 * (pieces.lengths // (3 * (shortest + 1)) + 1)
+    rows = np.empty((int(most.sum()), 3), dtype=np.int64)
+    call("kept_stretches", *pieces.arguments, is_stop(code), shortest, n_kept, n_covered, rows)
+    piece = np.repeat(np.arange(len(pieces)), n_kept)
+    rank = np.arange(len(piece)) - (np.cumsum(n_kept) - n_kept)[piece]
+    strand, start, n_codons = rows[: len(piece)].T.copy()
+    return Stretches(piece, rank, strand, start, n_codons, n_covered)
+
+
+@cache
+def is_stop(code: GeneticCode) -> Digits:
+    """Whether the codon of each code is a stop. (125,)"""
+    table = np.zeros(N_CODES, dtype=np.uint8)
+    table[[code_of(codon) for codon in code.stops]] = 1
+    return table
+
+
+def code_of(codon: str) -> int:
+    """
+    >>> code_of("AAA"), code_of("TTT"), code_of("NNN")
+    (0, 93, 124)
+    """
+    a, b, c = ("ACGTN".index(base) for base in codon)
+    return 25 * a + 5 * b + c
+
+
+def codon_codes(digits: Digits) -> Digits:
+    """The code of the three digits from each place on. (n_bases,) -> (n_bases - 2,)"""
+    codes: Digits = 25 * digits[:-2] + 5 * digits[1:-1] + digits[2:]
+    return codes
 
 
 def encode(sequence: str) -> Digits:

@@ -18,11 +18,11 @@ from virnucpro.scorer.features import (
     N_FEATURES,
     Features,
     layout_features,
-    piece_features,
+    read_pieces,
     with_layout,
 )
 from virnucpro.scorer.nets import PieceNets, Scorer
-from virnucpro.scorer.pieces import UNKNOWN, Digits, Pieces, cut, digits_of
+from virnucpro.scorer.pieces import Digits, Pieces, cut, digits_of
 from virnucpro.scorer.proteins import SHORTEST, Proteins
 from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
 
@@ -192,7 +192,7 @@ class _Places:
             block = slice(low, low + n_at_once)
             first, lengths = self.first[block], self.n_bases[block]
             digits = digits_of(sequence[int(first[0]) : int(first[-1] + lengths[-1])])
-            yield block, Pieces.of(digits, first - first[0], lengths)
+            yield block, Pieces(digits, first - first[0], lengths)
 
     def scored(self, log_odds: Values) -> PieceScores:
         return PieceScores(self.record, self.first, self.n_bases, log_odds)
@@ -375,6 +375,5 @@ def _read_pieces(
 ) -> Iterator[tuple[slice, Features, Values]]:
     """Some of the pieces at a time: their features, and log-odds as above."""
     for block, pieces in places.blocks(sequence, nets.size, _PIECE_BASES_AT_ONCE):
-        features = piece_features(pieces, nets.words, code)
-        is_blank = (pieces.digits[:, 0] == UNKNOWN).all(axis=1)
+        features, is_blank = read_pieces(pieces, nets.words, code)
         yield block, features, np.where(is_blank, np.nan, nets.log_odds(features))

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from virnucpro.ground.numeric import Counts, Mask, Values
-from virnucpro.scorer.pieces import Digits
-from virnucpro.scorer.stretches import code_of
+from virnucpro.scorer.library import call
+from virnucpro.scorer.pieces import N_CODES, code_of
 from virnucpro.sequences.genetic_code import STANDARD, STOP
 
 _STEP = 3  # residues; a word has so many times so many
@@ -34,10 +34,10 @@ _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio: Knut
 Residues = NDArray[np.uint8]
 Numbers = NDArray[np.int64]
 
-_RESIDUE_OF_CODE = bytearray([NO_RESIDUE]) * 256
+RESIDUE_OF_CODE = np.full(N_CODES, NO_RESIDUE, dtype=np.uint8)
 for _codon, _residue in zip(STANDARD.codons, STANDARD.letters, strict=True):
     if _residue != STOP:
-        _RESIDUE_OF_CODE[code_of(_codon)] = AMINO_ACIDS.index(_residue)
+        RESIDUE_OF_CODE[code_of(_codon)] = AMINO_ACIDS.index(_residue)
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,30 +80,16 @@ class WordTable:
         return cls(n_of_bucket.astype(np.uint8), keys.astype(np.uint16))
 
     @cached_property
-    def _first(self) -> NDArray[np.int32]:
-        """The place of the first entry of each bucket."""
-        end = np.cumsum(self.n_of_bucket, dtype=np.int32)
-        end -= self.n_of_bucket
-        return end
+    def arguments(self) -> tuple[NDArray[np.int32], NDArray[np.uint16], int]:
+        """What functions of the library take; the first entry of each bucket begins them."""
+        first = np.zeros(N_BUCKETS + 1, dtype=np.int32)
+        np.cumsum(self.n_of_bucket, out=first[1:])
+        return first, self.entries, len(self)
 
     def owners_of(self, numbers: Numbers) -> NDArray[np.uint8]:
         """Owner of each word; 0: none. (n,) -> (n,)"""
-        owners = np.zeros(len(numbers), dtype=np.uint8)
-        if not len(self):
-            return owners
-        bucket, rest = _address(numbers)
-        row = np.flatnonzero(self.n_of_bucket[bucket])
-        bucket, rest = bucket[row], rest[row]
-        place = self._first[bucket]
-        end = place + self.n_of_bucket[bucket]
-        while len(row):
-            entry = self.entries[place]
-            found = entry >> _OWNER_BITS
-            same = np.flatnonzero(found == rest)
-            owners[row[same]] = entry[same] & _OWNER
-            place += 1
-            left = np.flatnonzero((found < rest) & (place < end))
-            row, rest, place, end = row[left], rest[left], place[left], end[left]
+        owners = np.empty(len(numbers), dtype=np.uint8)
+        call("owners_of", np.ascontiguousarray(numbers), len(numbers), *self.arguments, owners)
         return owners
 
 
@@ -135,19 +121,6 @@ def _address(numbers: Numbers) -> tuple[Numbers, NDArray[np.uint16]]:
     bucket += np.int64(1 << _BUCKET_BITS) * _are_in_sample(hashes)
     rest = hashes >> np.uint64(64 - _BUCKET_BITS - _REST_BITS)
     return bucket, (rest & np.uint64((1 << _REST_BITS) - 1)).astype(np.uint16)
-
-
-def residues_of(codes: Digits) -> Residues:
-    """The residue of each codon as a number; ``NO_RESIDUE`` where there is none."""
-    return np.frombuffer(codes.tobytes().translate(bytes(_RESIDUE_OF_CODE)), np.uint8)
-
-
-def words_of(codes: Digits, stretch: Counts) -> tuple[Counts, Numbers]:
-    """The words inside the stretches that codons belong to: places of their first codons, numbers.
-
-    Codons lie one behind the other, stretch by stretch: (n_codons,), (n_codons,)
-    """
-    return words_in(residues_of(codes), stretch)
 
 
 def words_in(residues: Residues, owner: Counts) -> tuple[Counts, Numbers]:

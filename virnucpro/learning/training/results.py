@@ -32,7 +32,7 @@ from virnucpro.learning.training.gain import Gain, measure_gain, read_fragments,
 from virnucpro.learning.training.joining import ScoredFragments, fit_join, is_enough
 from virnucpro.learning.training.networks import NETWORKS, FrameClassifier
 from virnucpro.learning.training.request import EPOCHS, GAIN, HELD_OUT, Training
-from virnucpro.scorer.nets import Scorer, embedded_scorer, load_scorer
+from virnucpro.scorer.nets import Scorer, own_scorer
 from virnucpro.sequences.genetic_code import genetic_code
 
 _SUREST = log_odds(1 - SURE)  # as far as the scores of a run tell
@@ -48,7 +48,7 @@ class TrainingResults:
     store: FrameStore
     splits: Mapping[str, Split]
     parts: Mapping[Split, LabelledFrames]  # validation first, and what else has both labels
-    scorer: Scorer = field(default_factory=lambda: load_scorer(embedded_scorer()))
+    scorer: Scorer = field(default_factory=own_scorer)
     fragments: Mapping[Split, list[ScoredFragments]] = field(default_factory=dict)
     gains: list[Gain] = field(default_factory=list)
     epochs: list[tuple[int, Figures]] = field(default_factory=list)

@@ -40,7 +40,7 @@ from virnucpro.learning.evaluation.evaluate_regions import (
 )
 from virnucpro.learning.options import TrainOptions
 from virnucpro.run.folder import RunDir
-from virnucpro.scorer.nets import Scorer, embedded_scorer, load_scorer
+from virnucpro.scorer.nets import Scorer, own_scorer
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.genetic_code import STANDARD
 from virnucpro.sequences.inputs import Source, list_sources
@@ -112,7 +112,7 @@ def read_genomes(data: Path, truth_table: Path, on_event: OnEvent) -> list[Genom
         InputError: a chromosome is missing, there twice, or has no host; or there are too few.
     """
     truths = {name: one for name, one in read_truth(truth_table).items() if one.prophages}
-    scorer = load_scorer(embedded_scorer())
+    scorer = own_scorer()
     n_letters = 0
 
     def counted_records(source: Source) -> Iterator[FastaRecord]:

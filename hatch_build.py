@@ -1,0 +1,59 @@
+"""Compile the scorer's C source into the package: a step of every build of a wheel.
+
+An editable install gets the library into its source folder. The compiler is ``$CC`` or ``cc``; on
+a machine without one, that of the package ``ziglang``, which the build asks for then.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+SOURCE = Path("virnucpro", "scorer", "scorer.c")
+LIBRARY = SOURCE.with_name("libscorer.so")
+# no -march=native and no -ffast-math: the library runs on any machine of its kind, and scores
+# are the same on all of them
+FLAGS = ("-std=c99", "-O3", "-fPIC", "-shared", "-ffp-contract=off")
+ZIG = (sys.executable, "-m", "ziglang", "cc", "-mcpu=baseline")
+
+
+def compiler() -> list[str]:
+    """The command of the compiler of this machine; empty without one."""
+    command = shlex.split(os.environ.get("CC", "")) or ["cc"]
+    return command if shutil.which(command[0]) else []
+
+
+def build_library(root: Path) -> None:
+    """Compile the library, beside its source."""
+    source, library = root / SOURCE, root / LIBRARY
+    digest = hashlib.sha256(source.read_bytes()).hexdigest()
+    unfinished = library.with_suffix(f".{os.getpid()}")
+    command = [*(compiler() or ZIG), *FLAGS, f'-DSOURCE_SHA256="{digest}"']
+    try:
+        subprocess.run([*command, "-o", str(unfinished), str(source), "-lm"], check=True)
+        unfinished.replace(library)  # a program that runs keeps the one that it has loaded
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+class LibraryHook(BuildHookInterface):  # type: ignore[type-arg]
+    def dependencies(self) -> list[str]:
+        return [] if self.target_name != "wheel" or compiler() else ["ziglang"]
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        if self.target_name != "wheel":
+            return
+        build_library(Path(self.root))
+        platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+        build_data["pure_python"] = False
+        build_data["tag"] = f"py3-none-{platform}"
+        build_data["artifacts"].append(LIBRARY.as_posix())

@@ -1,0 +1,249 @@
+"""The features of a piece and common words in plain Python: the oracle of the library.
+
+Slow and simple, letter by letter; it shares the tables of codons with the package, and no more.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import pairwise, product
+from math import log, log1p, prod, sqrt
+
+import numpy as np
+from numpy.typing import NDArray
+
+from virnucpro.scorer.words import AMINO_ACIDS, LENGTH, N_WORD_FIGURES, RARITY
+from virnucpro.sequences.genetic_code import STANDARD, GeneticCode, standard_synonyms
+
+PAIRS = str.maketrans("ACGT", "TGCA")
+MOST_STRETCHES, LONG = 6, 20  # of a piece whose codons are counted; codons of those but one
+LETTERS = dict(zip(STANDARD.codons, STANDARD.letters, strict=True))
+TETRA = ["".join(word) for word in product("ACGT", repeat=4)]
+Stretch = tuple[int, int, int]  # codons, strand, start on the strand
+
+
+def letters_of(sequence: str) -> str:
+    """A, C, G and T, and N for any other letter."""
+    upper = sequence.upper().replace("U", "T")
+    return "".join(letter if letter in "ACGT" else "N" for letter in upper)
+
+
+def strands_of(sequence: str) -> tuple[str, str]:
+    return sequence, sequence.translate(PAIRS)[::-1]
+
+
+def frames_of(sequence: str, code: GeneticCode = STANDARD) -> list[list[Stretch]]:
+    """All stretches of the six frames, base by base, with those of no codon."""
+    frames = []
+    for strand, bases in enumerate(strands_of(sequence)):
+        for frame in range(3):
+            found, start = [], frame
+            for place in range(frame, len(bases) - 2, 3):
+                if bases[place : place + 3] in code.stops:
+                    found.append(((place - start) // 3, strand, start))
+                    start = place + 3
+            found.append((max(0, (len(bases) - start) // 3), strand, start))
+            frames.append(found)
+    return frames
+
+
+def first_base(stretch: Stretch, sequence: str) -> int:
+    n_codons, strand, start = stretch
+    return len(sequence) - start - 3 * n_codons if strand else start
+
+
+def kept_of(
+    sequence: str, code: GeneticCode = STANDARD, shortest: int = 5
+) -> tuple[list[Stretch], int]:
+    """The rule of the longest first, and the number of covered bases."""
+    covered: set[int] = set()
+    kept = []
+    found = [one for frame in frames_of(sequence, code) for one in frame if one[0] >= shortest]
+    for stretch in sorted(found, key=lambda one: -one[0]):
+        first = first_base(stretch, sequence)
+        places = range(first, first + 3 * stretch[0])
+        if len(covered.intersection(places)) <= 0.3 * 3 * stretch[0]:
+            covered.update(places)
+            kept.append(stretch)
+    return kept, len(covered)
+
+
+def codons_of(stretch: Stretch, sequence: str, code: GeneticCode) -> list[str]:
+    n_codons, strand, start = stretch
+    bases, synonyms = strands_of(sequence)[strand], standard_synonyms(code)
+    codons = (bases[place : place + 3] for place in range(start, start + 3 * n_codons, 3))
+    return [synonyms.get(codon, codon) for codon in codons]
+
+
+def roots(counts: Counter[str], names: Sequence[str]) -> list[float]:
+    total = max(1, sum(counts[name] for name in names))
+    return [sqrt(counts[name] / total) for name in names]
+
+
+def log_ratios(counts: Counter[str], gc: float) -> list[float]:
+    """Codons over what single bases let expect."""
+    share = min(max(gc, np.float32(0.05)), np.float32(0.95))
+    chance = {base: share / 2 if base in "GC" else (1 - share) / 2 for base in "ACGT"}
+    total = sum(counts[codon] for codon in STANDARD.codons)
+    return [
+        log((counts[codon] + 0.5) / (total * prod(chance[base] for base in codon) + 0.5))
+        for codon in STANDARD.codons
+    ]
+
+
+def palindromes_of(sequence: str) -> list[float]:
+    n = len(sequence) - sequence.count("N")
+    strong = (sequence.count("G") + sequence.count("C")) / 2 / max(1, n)
+    weak = (sequence.count("A") + sequence.count("T")) / 2 / max(1, n)
+    chance = {"A": weak**2, "T": weak**2, "C": strong**2, "G": strong**2}
+    counts = {}
+    for size in (2, 4, 6):
+        words = [sequence[i : i + size] for i in range(len(sequence) - size + 1)]
+        counts[size] = Counter(
+            word for word in words if "N" not in word and word == strands_of(word)[1]
+        )
+    values = []
+    for one, other in product("ACGT", repeat=2):
+        word = one + other + strands_of(one + other)[1]
+        expected = max(0, chance[one] * chance[other] * (n - 3))
+        values.append(log((counts[4][word] + 0.5) / (expected + 0.5)))
+    for size in (4, 6, 2):
+        expected = max(0, sum(chance.values()) ** (size // 2) * (n - size + 1))
+        values.append(log((counts[size].total() + 1) / (expected + 1)))
+    return values
+
+
+def switches_of(stretches: Sequence[Stretch], sequence: str) -> tuple[int, int]:
+    """How often neighbours change the strand, and how many lie on the commoner one."""
+    ordered = sorted(stretches, key=lambda one: first_base(one, sequence))
+    n_reverse = sum(strand for _, strand, _ in ordered)
+    n_switches = sum(left[1] != right[1] for left, right in pairwise(ordered))
+    return n_switches, max(n_reverse, len(ordered) - n_reverse)
+
+
+def figures_of(sequence: str, code: GeneticCode) -> list[float]:
+    """The 36 plain figures."""
+    n_bases, frames = max(1, len(sequence)), frames_of(sequence, code)
+    kept, n_covered = kept_of(sequence, code)
+    a, c, g, t = (sequence.count(base) for base in "ACGT")
+    known = max(1, a + c + g + t)
+    lengths = [n_codons for n_codons, _, _ in kept[:3]]
+    lengths += [0] * (3 - len(lengths))
+    long = [stretch for stretch in kept if stretch[0] >= 30]
+    n_switches, n_commoner = switches_of(long, sequence)
+    n_stops = sorted(len(frame) - 1 for frame in frames)
+    longest = sorted((max(frame)[0] for frame in frames), reverse=True)
+    shares = {base: sequence.count(base) / known for base in "ACGT"}
+    chances = [
+        sum(prod(shares[base] for base in strands_of(stop)[strand]) for stop in code.stops)
+        for strand in range(2)
+    ]
+    chance = sum(chances) / 2
+    expected = log(max(2, 2 * n_bases * chance)) / max(chance, 1e-4)
+    codons = codons_of(kept[0], sequence, code) if kept else []
+    at = [Counter(codon[i] for codon in codons) for i in range(3)]
+    n_at = [max(1, sum(of[base] for base in "ACGT")) for of in at]
+    words = [sequence[i : i + 4] for i in range(len(sequence) - 3)]
+    tetra = Counter(min(word, strands_of(word)[1]) for word in words if "N" not in word)
+    n_words = max(1, tetra.total())
+    return [
+        *((c + g) / known, abs(c - g) / max(1, c + g), abs(a - t) / max(1, a + t)),
+        *(*map(log1p, lengths), 3 * lengths[0] / n_bases),
+        *(1000 * len(long) / n_bases, n_covered / n_bases),
+        *(n_switches / max(1, len(long) - 1), n_commoner / max(1, len(long))),
+        *(*(3 * n / n_bases for n in n_stops), *map(log1p, longest)),
+        *(2 * chance, log1p(longest[0]) - log1p(min(n_bases / 3, expected))),
+        sum(n_stops) / (2 * n_bases) - chance,
+        *((of["C"] + of["G"]) / n for of, n in zip(at, n_at, strict=True)),
+        *((of["A"] + of["G"]) / n for of, n in zip(at, n_at, strict=True)),
+        *(of["A"] / n for of, n in zip(at, n_at, strict=True)),
+        log(n_words) - sum(n * log(n) for n in tetra.values()) / n_words,
+    ]
+
+
+def features_of(
+    text: str, code: GeneticCode, owner_of: Callable[[str], int]
+) -> NDArray[np.float64]:
+    """The 1,229 features of a piece, by the owner of each word of residues; 0: none."""
+    sequence = letters_of(text)
+    kept, _ = kept_of(sequence, code)
+    read = kept[:1] + [stretch for stretch in kept[1:MOST_STRETCHES] if stretch[0] >= LONG]
+    of_each = [codons_of(stretch, sequence, code) for stretch in read]
+    longest = Counter(of_each[0] if of_each else [])
+    long = Counter(codon for codons in of_each for codon in codons)
+    met = [left + right for codons in of_each for left, right in pairwise(codons)]
+    met = [six for six in met if "N" not in six]
+    proteins = ["".join(LETTERS.get(codon, "*") for codon in codons) for codons in of_each]
+    residues = Counter(left + right for left, right in pairwise(proteins[0] if proteins else ""))
+    words = [protein[i : i + LENGTH] for protein in proteins for i in range(len(protein) - 8)]
+    owners = Counter(owner_of(word) for word in words if "*" not in word)
+    n_words = max(1, owners.total())
+    figures = figures_of(sequence, code)
+    gc = np.float32(figures[0])
+    values = [
+        *roots(longest, STANDARD.codons),
+        *roots(long, STANDARD.codons),
+        *roots(Counter(six[1:5] for six in met), TETRA),
+        *roots(Counter(six[2:] for six in met), TETRA),
+        *roots(residues, ["".join(pair) for pair in product(AMINO_ACIDS, repeat=2)]),
+        *palindromes_of(sequence),
+        *figures,
+        *(
+            sqrt(owners[owner] * (RARITY if owner in (2, 4) else 1) / n_words)
+            for owner in range(1, N_WORD_FIGURES + 1)
+        ),
+        *log_ratios(longest, gc),
+        *log_ratios(long, gc),
+    ]
+    # a root is that of a share in float32, rounded there twice
+    return np.array(values, dtype=np.float64)
+
+
+def layout_of(text: str, code: GeneticCode) -> list[float]:
+    """The 12 figures of how gene-like stretches lie."""
+    sequence = letters_of(text)
+    kept, _ = kept_of(sequence, code, shortest=30)
+    lengths = [n_codons for n_codons, _, _ in kept]
+    ordered = sorted(kept, key=lambda one: first_base(one, sequence))
+    kilobases, n, total = max(1, len(sequence)) / 1000, len(kept), sum(lengths)
+    genes = [stretch for stretch in kept if stretch[0] >= 60]
+    n_switches, n_commoner = switches_of(genes, sequence)
+    gaps = [
+        min(2000, max(-200, first_base(right, sequence) - first_base(left, sequence) - 3 * left[0]))
+        for left, right in pairwise(ordered)
+    ]
+    return [
+        n / kilobases,
+        3 * total / 1000 / kilobases,
+        log(lengths[(n - 1) // 2] if n else 1),
+        log(total / n if n else 1),
+        log(lengths[0] if n else 1),
+        log(sqrt(sum(length**2 for length in lengths) / total) if n else 1),
+        len(genes) / kilobases,
+        sum(3 * n_codons for n_codons, _, _ in genes) / 1000 / kilobases,
+        n_switches / max(1, len(genes) - 1),
+        n_commoner / len(genes) if len(genes) > 1 else 0,
+        sum(abs(gap) < 60 for gap in gaps) / max(1, n - 1),
+        sum(gaps) / 1000 / max(1, n - 1),
+    ]
+
+
+def common_words(left: str, right: str, size: int, longest: int) -> list[tuple[int, int, int]]:
+    """Longest common words of known letters, that begin where the left has a word once or twice."""
+    found = []
+    for j in range(len(right) - size + 1):
+        word = right[j : j + size]
+        places = [i for i in range(len(left) - size + 1) if left[i : i + size] == word]
+        if "N" in word or len(places) > 2:
+            continue
+        for i in places:
+            if i and j and left[i - 1] == right[j - 1] != "N":
+                continue
+            n = size
+            while (n < longest and max(i + n - len(left), j + n - len(right)) < 0) and left[
+                i + n
+            ] == right[j + n] != "N":
+                n += 1
+            found.append((i, j, n))
+    return found

@@ -1,0 +1,198 @@
+"""The compiled part of the scorer computes what plain Python does, and says when it is missing."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from scorer_oracle import (
+    common_words,
+    features_of,
+    kept_of,
+    layout_of,
+    letters_of,
+)
+
+from virnucpro.callers import landmarks
+from virnucpro.callers.chain import (
+    embedded_region_model,
+    load_region_model,
+    posteriors,
+    viterbi,
+)
+from virnucpro.ground.errors import UnavailableError
+from virnucpro.scorer import library
+from virnucpro.scorer.features import (
+    GC,
+    N_CODONS,
+    N_FEATURES,
+    N_PALINDROMES,
+    layout_features,
+    read_pieces,
+)
+from virnucpro.scorer.pieces import Pieces, encode, find_stretches
+from virnucpro.scorer.words import AMINO_ACIDS, LENGTH, WordTable
+from virnucpro.sequences.genetic_code import GENETIC_CODES, STANDARD, genetic_code
+from virnucpro.sequences.translate import reverse_complement
+
+ROOTS = range(GC - N_PALINDROMES)
+EXACT = [
+    *ROOTS,
+    *range(GC, GC + 3),
+]  # columns without a logarithm that C and Python may round apart
+CODES = st.sampled_from(GENETIC_CODES).map(genetic_code)
+ANY_CASE = st.text("ACGTacgtUuNnRYKMSWBDHV-", max_size=300)
+# many codons of few kinds: long stretches, words and repeats
+CODON_TEXT = st.lists(st.sampled_from(["ATG", "GCC", "CAG", "TTA", "CTG"]), max_size=300).map(
+    "".join
+)
+
+
+def random_text(n_bases: int, seed: int, odd: float) -> str:
+    rng = np.random.default_rng(seed)
+    letters = rng.choice(list("ACGT"), n_bases)
+    is_odd = rng.random(n_bases) < odd
+    letters[is_odd] = rng.choice(list("NRYacgtu"), int(is_odd.sum()))
+    return "".join(letters)
+
+
+RANDOM = st.builds(
+    random_text, st.integers(0, 3000), st.integers(0, 2**32), st.sampled_from([0.0, 0.01, 0.3])
+)
+PIECE = st.one_of(ANY_CASE, CODON_TEXT, RANDOM)
+MODEL = load_region_model(embedded_region_model())
+
+
+def number_of(word: str) -> int:
+    number = 0
+    for residue in word:
+        number = 20 * number + AMINO_ACIDS.index(residue)
+    return number
+
+
+def owner_of(word: str) -> int:
+    """Some owner of most words, by their letters."""
+    return sum(word.encode()) % 7
+
+
+def words_in(text: str) -> set[str]:
+    """All words that any frame of a text may spell in any code."""
+    found = set()
+    for code in map(genetic_code, GENETIC_CODES):
+        letters = dict(zip(code.codons, code.letters, strict=True))
+        bases = letters_of(text)
+        for strand in (bases, reverse_complement(bases)):
+            for frame in range(3):
+                codons = (strand[i : i + 3] for i in range(frame, len(strand) - 2, 3))
+                protein = "".join(letters.get(codon, "*") for codon in codons)
+                found.update(protein[i : i + LENGTH] for i in range(len(protein) - LENGTH + 1))
+    return {word for word in found if "*" not in word}
+
+
+def table_of(texts: list[str]) -> WordTable:
+    words = sorted({word for text in texts for word in words_in(text) if owner_of(word)})
+    return WordTable.of(
+        np.array([*map(number_of, words)], dtype=np.int64),
+        np.array([*map(owner_of, words)], dtype=np.uint8),
+    )
+
+
+def pieces_of(texts: list[str]) -> Pieces:
+    lengths = np.array([len(text) for text in texts], dtype=np.int64)
+    return Pieces(encode("".join(texts)), np.cumsum(lengths) - lengths, lengths)
+
+
+@given(st.lists(PIECE, min_size=1, max_size=3), CODES)
+@example([""], STANDARD)
+@example(["A", "AC", "ACG", "ACGT", "ACGTA", "N", "NN", "TAATAATAA"], STANDARD)
+@example(["N" * 700, "A" * 2500, "TAA" * 300, "TCA" * 300, "GC" * 900], STANDARD)
+def test_features_are_those_of_plain_python(texts: list[str], code) -> None:
+    features, is_blank = read_pieces(pieces_of(texts), table_of(texts), code)
+    expected = np.stack([features_of(text, code, owner_of) for text in texts])
+    # roots and shares: rounded to float32 twice and once; 6e-8 each time, of 1 at most
+    np.testing.assert_allclose(features[:, EXACT], expected[:, EXACT], rtol=1.2e-7, atol=0)
+    # logarithms are of values below 2^16, so below 16: half an ulp of float32 there is 5e-7
+    np.testing.assert_allclose(features, expected, rtol=0, atol=5e-7)
+    assert is_blank.tolist() == [not set(letters_of(text)) & set("ACGT") for text in texts]
+
+
+@given(st.lists(PIECE, min_size=1, max_size=3), CODES)
+@example(["", "A", "GC" * 2000], STANDARD)
+def test_the_layout_is_that_of_plain_python(texts: list[str], code) -> None:
+    found = layout_features(pieces_of(texts), code)
+    # float64 sums of at most 60 values below 2^16
+    expected = [layout_of(text, code) for text in texts]
+    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
+
+
+@given(PIECE, CODES, st.integers(1, 40))
+def test_kept_stretches_are_those_of_plain_python(text: str, code, shortest: int) -> None:
+    found = find_stretches(pieces_of([text]), code, shortest)
+    rows = zip(found.n_codons, found.strand, found.start, strict=True)
+    kept, n_covered = kept_of(letters_of(text), code, shortest)
+    assert [tuple(map(int, row)) for row in rows] == kept
+    assert (found.rank.tolist(), found.n_covered.tolist()) == ([*range(len(kept))], [n_covered])
+
+
+@given(st.integers(0, 20), st.integers(0, 900), st.integers(0, 900))
+def test_a_piece_has_the_same_features_wherever_it_lies(
+    seed: int, before: int, behind: int
+) -> None:
+    text = random_text(600, seed, 0.02)
+    around = random_text(before, 1, 0.0) + text + random_text(behind, 2, 0.0)
+    place = Pieces(encode(around), np.array([before]), np.array([600]))
+    words = table_of([text])
+    inside, alone = (read_pieces(pieces, words)[0] for pieces in (place, pieces_of([text])))
+    np.testing.assert_array_equal(inside, alone)
+    assert inside.shape == (1, N_FEATURES)
+    assert inside[0, :N_CODONS].any()
+
+
+def test_no_items_have_no_path() -> None:
+    nothing = np.zeros(0, dtype=np.int64), np.zeros(0)
+    assert len(viterbi(*nothing, MODEL)) == len(posteriors(*nothing, MODEL)) == 0
+
+
+@given(st.text("ACN", max_size=150), st.text("ACN", max_size=150), st.integers(0, 60))
+def test_common_words_are_those_of_plain_python(left: str, right: str, n_shared: int) -> None:
+    shared = random_text(n_shared, n_shared, 0.0)
+    left, right = left + shared + "C" + left[:9], right[:40] + shared + "G" + right[40:]
+    found = landmarks._common_words(encode(left), encode(right)).tolist()
+    assert list(map(tuple, found)) == common_words(left, right, 12, 301)
+
+
+@given(st.text("AC", max_size=300), st.lists(st.text("AC", min_size=12, max_size=14), max_size=5))
+def test_words_are_counted_as_python_counts_them(text: str, words: list[str]) -> None:
+    text += "".join(words) * 2 + "A" * 40
+    words.append("A" * 12)  # does not lie on itself
+    counts = landmarks._counts_of(text, words)
+    assert counts == [text.count(word) + text.count(reverse_complement(word)) for word in words]
+
+
+def test_the_library_is_built_from_the_source_beside_it() -> None:
+    """If this fails, build it: ``pip install -e .``"""
+    source = library.LIBRARY.with_name("scorer.c")
+    if not source.exists():
+        pytest.skip("the source is not part of an installed package")
+    built_from = (ctypes.c_char * 65).in_dll(library._library(), "source_sha256").value
+    assert built_from.decode() == hashlib.sha256(source.read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize("content", [None, b"no library"])
+def test_a_missing_or_damaged_library_is_named_with_the_command_that_builds_it(
+    content: bytes | None, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr(library, "LIBRARY", tmp_path / "libscorer.so")
+    if content:
+        (tmp_path / "libscorer.so").write_bytes(content)
+    library._library.cache_clear()
+    try:
+        with pytest.raises(UnavailableError, match=r"libscorer\.so") as caught:
+            read_pieces(pieces_of(["ACGT"]), table_of([]))
+        assert "pip install -e ." in str(caught.value.hint)
+    finally:
+        library._library.cache_clear()

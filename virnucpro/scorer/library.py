@@ -1,0 +1,77 @@
+"""The compiled part of the scorer: ``scorer.c``, called with arrays and without Python's lock.
+
+The build makes ``libscorer.so`` of it (``hatch_build.py``). Digits are those of ``pieces``. Tables
+of codons have a byte for each of 125 codes.
+"""
+
+from __future__ import annotations
+
+from ctypes import CDLL, c_double, c_int, c_int64
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.ctypeslib import ndpointer
+from numpy.typing import NDArray
+
+from virnucpro.ground.errors import UnavailableError
+from virnucpro.ground.log import printable
+
+LIBRARY = Path(__file__).with_name("libscorer.so")
+
+
+def _array(kind: type[Any]) -> type[Any]:
+    return ndpointer(kind, flags="C_CONTIGUOUS")
+
+
+_BYTES, _COUNTS, _FLOATS, _VALUES = map(_array, (np.uint8, np.int64, np.float32, np.float64))
+_PIECES = (_BYTES, c_int64, _COUNTS, _COUNTS, c_int64)  # digits, starts and lengths of n pieces
+_LEVELS = _array(np.int16)
+_WORDS = (_array(np.int32), _array(np.uint16), c_int64)  # first of each bucket, n entries
+_SIGNATURES = {
+    "piece_features": (*_PIECES, _BYTES, *_WORDS, _FLOATS, _BYTES),
+    "layout_features": (*_PIECES, _BYTES, _VALUES),
+    "kept_stretches": (*_PIECES, _BYTES, c_int64, _COUNTS, _COUNTS, _COUNTS),
+    "first_layer": (
+        *(_LEVELS, c_int64, c_int64, c_int64, c_int64),
+        *(_LEVELS, c_int64, _VALUES, _VALUES, _FLOATS),
+    ),
+    "levels_of": (_FLOATS, c_int64, c_int64, _FLOATS, _FLOATS, c_int64, _LEVELS),
+    "viterbi": (_VALUES, _VALUES, c_int64, c_double, c_double, _BYTES),
+    "log_posteriors": (_VALUES, _VALUES, c_int64, c_double, _VALUES),
+    "log_likelihoods": (
+        *(_VALUES, _VALUES, c_int64, _VALUES, c_int64),
+        *(c_double, c_double, c_double, c_double, _VALUES),
+    ),
+    "common_words": (_BYTES, c_int64, _BYTES, c_int64, c_int64, c_int64, _COUNTS, _COUNTS),
+    "count_words": (_BYTES, c_int64, _BYTES, _COUNTS, c_int64, _COUNTS),
+    "owners_of": (_COUNTS, c_int64, *_WORDS, _BYTES),
+}
+
+
+def call(name: str, *arguments: NDArray[Any] | float) -> None:
+    """Call a function of the library.
+
+    Raises:
+        UnavailableError: there is no library, or none for this machine.
+        MemoryError: memory is short.
+    """
+    if getattr(_library(), name)(*arguments):
+        raise MemoryError(f"no memory is left for {name} of the scorer")
+
+
+@cache
+def _library() -> CDLL:
+    try:
+        library = CDLL(str(LIBRARY))
+    except OSError as error:
+        raise UnavailableError(
+            f"the compiled part of the scorer cannot be loaded: {printable(error)}",
+            hint="build it by installing VirNucPro again: `pip install -e .` in its source folder, "
+            "or `pip install --force-reinstall --no-deps virnucpro`",
+        ) from error
+    for name, signature in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = signature, c_int
+    return library
