@@ -64,7 +64,7 @@ right) # 30 + 240 + 30 + 60 + 60 + 90 seconds
     # warnings of a compiler or a driver that nobody has seen yet fail no test
     run 240 gpu_tests.txt python3 -m pytest -W default -p no:cacheprovider \
         tests/test_rotary_triton.py tests/test_esm2_model.py tests/test_devices.py \
-        tests/test_training_clock.py \
+        tests/test_training_loop.py::test_a_profile_waits_for_the_device \
         tests/test_training_loop.py::test_training_has_the_gradients_of_sdpa \
         tests/test_training_readers.py::test_a_gpu_reads_in_float32_as_a_cpu_does \
         tests/test_engine.py::test_a_gpu_gives_the_vectors_of_a_cpu

@@ -191,7 +191,7 @@ class RunIds:
         return (
             record
             if record.id in replaced
-            else record.with_id(self.of(file.sample, record.id))._replace(own_id=record.id)
+            else record.with_id(f"{file.sample}:{record.id}")._replace(own_id=record.id)
             for record in records
         )
 
