@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import logging
 import os
 import re
@@ -10,8 +11,11 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from itertools import groupby
 from pathlib import Path
+from typing import get_type_hints
 
 import numpy as np
 import psutil
@@ -28,6 +32,7 @@ from workers import POISON, RaisingWorker
 
 import virnucpro
 from virnucpro.engine.executor import InlineExecutor
+from virnucpro.engine.options import PlaceOptions
 from virnucpro.ground.option_fields import names_of
 from virnucpro.run import index
 from virnucpro.stories.api import in_python
@@ -145,14 +150,14 @@ def test_a_call_that_fails_leaves_no_trace_either(tiny, tmp_path):
     ("sequences", "options", "words"),
     [
         ("nowhere.fa", {}, "nowhere.fa"),
-        (EXAMPLE, {"device": "gpu"}, "--device is 'gpu'"),
+        (EXAMPLE, {"device": "gpu"}, "device is 'gpu'"),
         (EXAMPLE, {"devise": "cpu"}, "there is no option devise"),
         (EXAMPLE, {"input": "x"}, "there is no option input"),
         (EXAMPLE, {"executor": "parsl"}, "there is no option executor"),
         (EXAMPLE, {"argv": 3}, "there is no option argv"),
-        (EXAMPLE, {"model": ""}, "--model is empty"),
-        (EXAMPLE, {"workers": 1.5}, "--workers is 1.5"),
-        (EXAMPLE, {"worker_timeout": 0}, "--worker-timeout is 0"),
+        (EXAMPLE, {"model": ""}, "model is empty"),
+        (EXAMPLE, {"workers": 1.5}, "workers is 1.5"),
+        (EXAMPLE, {"worker_timeout": 0}, "worker_timeout is 0"),
         ([("a b", "ACGT")], {}, "blanks in its id"),
         ([("a", "ACGT\n>b\nACGT")], {}, "or > in its sequence"),
         ([("a", ">evil")], {}, "or > in its sequence"),
@@ -163,7 +168,7 @@ def test_a_call_that_fails_leaves_no_trace_either(tiny, tmp_path):
         ([("a", "ACGT")], {"output_dir": ""}, "output_dir is empty"),
         ([("a", "ACGT")], {"output_dir": "a\0b"}, r"the path a\\x00b has a NUL byte"),
         ("a\0b.fa", {}, r"the path a\\x00b\.fa has a NUL byte"),
-        ([("a", "ACGT")], {"threshold": True}, "--threshold is True"),
+        ([("a", "ACGT")], {"threshold": True}, "threshold is True"),
         ([3], {}, "3 is not a record"),
         ([EXAMPLE, EXAMPLE], {}, "occurs twice"),
         ([("a", "ACGT"), ("a", "ACGT")], {}, r"^records\.fa:3: the id a occurs twice"),
@@ -180,7 +185,9 @@ def test_a_mistake_is_an_error_with_a_hint_and_no_exit(sequences, options, words
     [
         ({"output_dir": "here"}, "no option output_dir"),
         ({"input": "a.fa"}, "no option input"),
-        ({"input_type": "nucleotide"}, "proteins alone"),
+        ({"input_type": "nucleotide"}, "no option input_type"),
+        ({"report": True}, "no option report"),
+        ({"pooling": "none"}, "not one per residue"),
     ],
 )
 def test_embed_refuses_what_it_cannot_do_and_leaves_nothing(tmp_path, monkeypatch, options, words):
@@ -200,6 +207,7 @@ def test_embed_refuses_what_it_cannot_do_and_leaves_nothing(tmp_path, monkeypatc
         lambda text: text.replace("\t0.9", "\tnan", 1),
         lambda text: text.replace("virus\t", "VIRUS\t", 1) if "\tvirus\t" in text else "x",
         lambda text: text[: text.rindex("\t")][: text.rindex("\t") - 4],
+        lambda text: text[:-1],
     ],
 )
 def test_a_table_that_is_not_as_it_was_written_is_an_error_with_a_hint(tmp_path, damage):
@@ -210,7 +218,7 @@ def test_a_table_that_is_not_as_it_was_written_is_an_error_with_a_hint(tmp_path,
     assert table.read_text() != before or "\r" in table.read_bytes().decode()
     with pytest.raises(virnucpro.VirnucproError, match="not as this version") as error:
         list(virnucpro.read_predictions(tmp_path / "run"))
-    assert "--resume" in str(error.value.hint)
+    assert "resume=True" in error.value.hint and "--" not in error.value.hint
 
 
 def test_a_file_that_cannot_be_read_does_not_vanish(tmp_path):
@@ -286,7 +294,7 @@ def test_a_folder_without_vectors_is_refused_with_what_to_do(make_config, tmp_pa
     virnucpro.predict(EXAMPLE, output_dir=tmp_path / "run")
     with pytest.raises(virnucpro.VirnucproError, match="the scorer called it") as caught:
         virnucpro.read_features(tmp_path / "run")
-    assert "--model" in caught.value.hint
+    assert "predict with a model" in caught.value.hint
 
 
 def hints_of_sources() -> Iterator[str]:
@@ -321,15 +329,139 @@ def test_an_error_of_a_call_tells_the_argument_that_helps(tmp_path: Path) -> Non
         virnucpro.predict(fasta, worker_timeout=0)
 
 
+def mypy(folder: Path, *lines: str) -> str:
+    """What mypy says of a program of these lines."""
+    program = folder / "program.py"
+    program.write_text("\n".join(["import virnucpro", *lines, ""]))
+    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(folder / "cache")]
+    return subprocess.run(
+        [*command, str(program)], cwd=folder, capture_output=True, text=True
+    ).stdout
+
+
 def test_calls_are_typed_for_who_checks_a_program_strictly(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(
-        "import virnucpro\n\n"
-        "for call in virnucpro.predict('contigs.fa', min_length=500):\n"
-        "    score: float | None = call.virus_score\n"
-        "    wrong: int = call.record_id\n"
+    said = mypy(
+        tmp_path,
+        "def show(progress: virnucpro.Progress) -> None:",
+        "    print(progress.stage, progress.done / progress.total, progress.unit)",
+        "for call in virnucpro.predict('in.fa', on_progress=show, min_length=5, head='h'):",
+        "    score: float | None = call.virus_score",
+        "    ends: list[int] = [region.end for region in call.regions]",
+        "    wrong: int = call.record_id",
+        "virnucpro.predict('in.fa', min_lenght=500)",
+        "virnucpro.predict('in.fa', preset='strict')",
+        "virnucpro.embed('in.faa', layer='last', workers=2)",
+        "virnucpro.embed('in.faa', output_dir='out')",
     )
-    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache")]
-    answer = subprocess.run([*command, str(program)], cwd=tmp_path, capture_output=True, text=True)
-    assert "Found 1 error in 1 file" in answer.stdout, answer.stdout
-    assert "program.py:5: error: Incompatible types in assignment" in answer.stdout
+    wrong = {int(line) for line in re.findall(r"program\.py:(\d+): error", said)}
+    assert wrong == {7, 8, 9, 10, 11}, said
+    assert "Unexpected keyword argument" in said
+
+
+def as_given(kind: object) -> object:
+    """The type of an option, for which a path may be text."""
+    text = str | Path
+    return {Path: text, Path | None: text | None}.get(kind, kind)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "own", "without"),
+    [
+        ("predict", PredictOptions, {"output_dir", "on_progress"}, {"input", "output_dir"}),
+        (
+            "embed",
+            ExtractOptions,
+            {"model", "on_progress"},
+            {"input", "input_type", "model", "genetic_code", "chunk_size", "format", "per_file"}
+            | {"output_dir", "resume", "force", "keep_intermediate", "report"},
+        ),
+    ],
+)
+def test_a_signature_shows_each_option_with_its_type_and_default(
+    function: str, options: type, own: set[str], without: set[str]
+) -> None:
+    called = getattr(virnucpro, function)
+    shown = dict(inspect.signature(called).parameters)
+    assert get_type_hints(called).keys() == {*shown, "return"}
+    for name in {"sequences", *own}:
+        del shown[name]
+    assert shown.keys() == names_of(options) - names_of(PlaceOptions) - without
+    types = get_type_hints(options)
+    declared = {field.name: field.default for field in fields(options)} | {"strict": True}
+    for name, parameter in shown.items():
+        assert (name, parameter.annotation) == (name, as_given(types[name]))
+        assert (name, parameter.default) == (name, declared[name])
+        assert f"    {name}: " in called.__doc__
+    assert "--" not in called.__doc__.replace("train --regions", "")
+
+
+# Regions and progress
+
+
+@pytest.fixture(scope="module")
+def with_prophage(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("regions")
+    viral = "".join(EXAMPLE.read_text().split(">example_virus_01")[1].split("\n")[1:]).split(">")[0]
+    rng = np.random.default_rng(9)
+    path = folder / "in.fa"
+    path.write_text(f">host\n{random_dna(12_000, rng)}\n>virus\n{viral * 4}\n>short\nACGT\n")
+    return path
+
+
+def test_a_call_has_the_regions_that_the_files_have(with_prophage: Path, tmp_path: Path) -> None:
+    calls = list(virnucpro.predict(with_prophage, output_dir=tmp_path / "run"))
+    found = [
+        [call.record_id, region.kind, str(region.start + 1), str(region.end)]
+        for call in calls
+        for region in call.regions
+    ]
+    rows = [line.split("\t") for line in (tmp_path / "run/regions.tsv").read_text().splitlines()]
+    assert found == [[row[1], *row[3:6]] for row in rows[1:]] != []
+    assert list(virnucpro.predict(with_prophage)) == calls
+    assert list(virnucpro.read_predictions(tmp_path / "run")) == calls
+    without = list(virnucpro.predict(with_prophage, regions=False))
+    assert [call.record_id for call in without] == ["host", "virus", "short"]
+    assert not any(call.regions for call in without)
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda text: text[:-1], "its end is missing"),
+        (lambda text: text.replace("\tvirus\t", "\tnobody\t"), "nobody is not in the table"),
+        (lambda text: text.replace("\twhole\t", "\thalf\t"), "is a half"),
+    ],
+)
+def test_regions_that_are_not_as_they_were_written_are_an_error(
+    with_prophage: Path, tmp_path: Path, damage: Callable[[str], str], words: str
+) -> None:
+    virnucpro.predict(with_prophage, output_dir=tmp_path / "run")
+    table = tmp_path / "run/regions.tsv"
+    table.write_text(damage(table.read_text()))
+    with pytest.raises(virnucpro.VirnucproError, match=rf"regions\.tsv is not .*{words}"):
+        list(virnucpro.read_predictions(tmp_path / "run"))
+
+
+def test_progress_is_told_stage_by_stage_with_worker_processes(tiny, tmp_path: Path) -> None:
+    told: list[virnucpro.Progress] = []
+    virnucpro.predict(
+        EXAMPLE, model=str(tiny.model), device="cpu", workers=2, on_progress=told.append
+    )
+    assert all(0 <= one.done <= one.total or not one.total for one in told)
+    embedding = [one for one in told if one.stage == "embedding"]
+    assert [one.done for one in embedding] == [*range(embedding[0].total + 1)]
+    stages = [name for name, _ in groupby(one.stage for one in told)]
+    assert len(stages) == len(set(stages)), "no stage comes twice"
+    assert stages[-1] == "writing tables" and told[-1].done == told[-1].total
+
+
+def test_what_on_progress_raises_ends_the_run_which_is_resumed(tmp_path: Path) -> None:
+    def stop(progress: virnucpro.Progress) -> None:
+        raise LookupError(progress.stage)
+
+    before = traces()
+    with pytest.raises(LookupError):
+        virnucpro.predict(EXAMPLE, output_dir=tmp_path / "run", on_progress=stop)
+    assert traces() == before
+    calls = virnucpro.predict(EXAMPLE, output_dir=tmp_path / "run", resume=True)
+    assert list(calls) == list(virnucpro.predict(EXAMPLE))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -128,6 +129,27 @@ def test_a_model_that_another_package_publishes_has_a_name(package, tmp_path):
         check=True,
     )
     assert "http://127.0.0.1:1/counts.toy" in answer.stdout
+
+
+def test_models_are_listed_for_programs_those_of_packages_too(package, tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(package), "TORCH_HOME": str(tmp_path / "hub")}
+
+    def models(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [PROGRAM, "models", *words], env=environment, capture_output=True, text=True
+        )
+
+    listed = {one["name"]: one for one in json.loads(models("list", "--json").stdout)}
+    keys = ["name", "kind", "parameters", "gpu_memory", "to_fetch", "path", "encoders"]
+    assert all(list(one) == keys for one in listed.values())
+    assert {"embedded", "published", "bundle"} == {one["kind"] for one in listed.values()}
+    assert listed["esm2_virnucpro"]["to_fetch"] == 0
+    assert Path(listed["esm2_virnucpro"]["path"]).exists()
+    assert listed["virnucpro-500"]["encoders"] == ["dnabert-s", "esm2_t36_3B_UR50D"]
+    assert listed["esm2_t6_8M_UR50D"]["to_fetch"] == 30_099_493
+    assert listed["toy-counts"]["kind"] == "published"
+    assert [line.split()[0] for line in models("list").stdout.splitlines()] == list(listed)
+    assert "did you mean toy-counts?" in models("info", "toy-count").stderr
 
 
 @pytest.mark.parametrize("by", [(PROGRAM,), (sys.executable, "-m", "virnucpro")])

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from virnucpro.ground.errors import VirnucproError
-    from virnucpro.ground.records import Call
+    from virnucpro.ground.events import Progress
+    from virnucpro.ground.records import Call, Region
     from virnucpro.stories.api import Embedded, embed, predict, read_features, read_predictions
 
 __version__ = "0.1.0"
@@ -21,6 +22,8 @@ __version__ = "0.1.0"
 _MODULES = {
     "Call": "virnucpro.ground.records",
     "Embedded": "virnucpro.stories.api",
+    "Progress": "virnucpro.ground.events",
+    "Region": "virnucpro.ground.records",
     "VirnucproError": "virnucpro.ground.errors",
     "embed": "virnucpro.stories.api",
     "predict": "virnucpro.stories.api",
@@ -30,6 +33,8 @@ _MODULES = {
 __all__ = [
     "Call",
     "Embedded",
+    "Progress",
+    "Region",
     "VirnucproError",
     "embed",
     "predict",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from typing import Annotated
 
 import typer
 
@@ -17,7 +18,7 @@ from virnucpro.encoders.options import (
 )
 from virnucpro.ground.errors import VirnucproError
 from virnucpro.ground.log import printable
-from virnucpro.ground.options import ConsoleOptions
+from virnucpro.ground.options import ConsoleOptions, option
 
 models = typer.Typer(
     no_args_is_help=True,
@@ -28,7 +29,9 @@ models = typer.Typer(
 
 
 @models.command("list")
-def list_models() -> None:
+def list_models(
+    *, as_json: Annotated[bool, option("Print the facts for programs.", None, "--json")] = False
+) -> None:
     """List the named models: size, GPU memory, and path.
 
     The first model is part of this program; it is used where a model is needed and none is named.
@@ -40,7 +43,7 @@ def list_models() -> None:
     with exits():
         from virnucpro.encoders.describe import describe_models
 
-        report([*describe_models()])
+        report([*describe_models(as_json=as_json)])
 
 
 @models.command("info")

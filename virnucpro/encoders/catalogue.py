@@ -99,6 +99,13 @@ def find_published(name: str) -> tuple[Family, Published] | None:
     return None
 
 
+def published_names() -> list[str]:
+    """The names of published models: first ours, then those of other packages."""
+    families = (*FAMILIES.values(), *installed_families().values())
+    names = dict.fromkeys(name for family in families for name in family.published)
+    return [name for name in names if is_name(name)]
+
+
 def place_of(name: str, published: Published) -> Path:
     if published.is_file:
         return hub_folder() / published.files[0].name
@@ -124,6 +131,11 @@ def imported_names() -> list[str]:
     models = [path for path in files if path.is_dir() or path.suffix == ".pt"]
     names = {path.name if path.is_dir() else path.stem for path in models}
     return sorted(names.difference(NAMES))
+
+
+def every_name() -> list[str]:
+    """The name of each model: of this program, published, of bundles, and imported."""
+    return list(dict.fromkeys((EMBEDDED, *published_names(), *BUNDLES, *imported_names())))
 
 
 def locate(model: str) -> Path:
@@ -173,7 +185,7 @@ def _existing_path(model: str) -> Path:
 
 def _suggestion(word: str) -> str:
     """The names that a user may have meant, or all."""
-    names = {name.lower(): name for name in (*NAMES, *imported_names())}
+    names = {name.lower(): name for name in every_name()}
     word = word.lower().removesuffix(".pt")
     close = [name for name in names if word in name] if word else []
     close = close if len(close) == 1 else difflib.get_close_matches(word, names, n=1)

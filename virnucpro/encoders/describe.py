@@ -2,39 +2,77 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from typing import Literal, NamedTuple
 
 from virnucpro.encoders.catalogue import (
     bundled_head,
     bytes_to_fetch,
+    every_name,
     find_published,
     imported_names,
     locate,
     missing_files,
     open_model,
 )
-from virnucpro.encoders.families import BUNDLES, EMBEDDED, PUBLISHED
+from virnucpro.encoders.families import BUNDLES, EMBEDDED
 from virnucpro.ground.config import Footprint, join_footprints
 from virnucpro.ground.devices import as_size, default_gpu_memory, describe_needs
 from virnucpro.ground.log import printable
 
+_Kind = Literal["embedded", "published", "bundle", "imported"]
 
-def describe_models() -> Iterator[str]:
+
+class _Entry(NamedTuple):
+    """A model that has a name. The fields are keys of ``models list --json``."""
+
+    name: str
+    kind: _Kind
+    parameters: int
+    gpu_memory: int  # bytes, for the default batches
+    to_fetch: int  # bytes that are not here yet
+    path: str  # where it lies, or will; of a bundle that of its head
+    encoders: tuple[str, ...] = ()  # of a bundle
+
+
+def describe_models(*, as_json: bool) -> Iterator[str]:
     """A line for each model that has a name: what it needs, and where it lies or would lie."""
-    footprints = {EMBEDDED: _footprint(EMBEDDED)}
-    footprints |= {name: _footprint(name) for name in PUBLISHED}
-    footprints |= {
-        name: join_footprints([footprints[encoder] for encoder in bundle.encoders])
-        for name, bundle in BUNDLES.items()
-    }
-    footprints |= {name: _footprint(name) for name in imported_names()}
-    for name, footprint in footprints.items():
-        path = bundled_head(name) if name in BUNDLES else locate(name)
-        n_bytes = bytes_to_fetch(name)
-        state = f"not here, {as_size(n_bytes)} to fetch" if n_bytes else "here"
-        size = f"{footprint.n_parameters / 1e6:,.1f} M"
-        memory = f"{default_gpu_memory(footprint) / 1e9:.1f} GB"
-        yield f"{name:<22}{size:>10} parameters  {memory:>7} of a GPU  {state}: {printable(path)}"
+    if as_json:
+        yield json.dumps([entry._asdict() for entry in _entries()], indent=2)
+        return
+    for entry in _entries():
+        to_fetch = entry.to_fetch
+        state = f"not here, {as_size(to_fetch)} to fetch" if to_fetch else "here"
+        size = f"{entry.parameters / 1e6:,.1f} M"
+        memory = f"{entry.gpu_memory / 1e9:.1f} GB"
+        yield (
+            f"{entry.name:<22}{size:>10} parameters  {memory:>7} of a GPU  "
+            f"{state}: {printable(entry.path)}"
+        )
+
+
+def _entries() -> Iterator[_Entry]:
+    for name in every_name():
+        encoders = BUNDLES[name].encoders if name in BUNDLES else ()
+        footprint = join_footprints([_footprint(each) for each in encoders or (name,)])
+        yield _Entry(
+            name,
+            kind=_kind(name),
+            parameters=footprint.n_parameters,
+            gpu_memory=int(default_gpu_memory(footprint)),
+            to_fetch=bytes_to_fetch(name),
+            path=str(bundled_head(name) if encoders else locate(name)),
+            encoders=encoders,
+        )
+
+
+def _kind(name: str) -> _Kind:
+    if name == EMBEDDED:
+        return "embedded"
+    if name in BUNDLES:
+        return "bundle"
+    return "imported" if name in imported_names() else "published"
 
 
 def describe_model(model: str) -> Iterator[str]:

@@ -132,9 +132,7 @@ class DeviceOptions(ComputeOptions):
         int | None,
         count(
             "Start this number of processes, one core each. They embed with --device cpu, score "
-            "where "
-            "nothing is embedded, and make shards and tables with --plan-only, --no-embed or "
-            "--executor parsl.",
+            "where nothing is embedded, and make shards and tables where others embed.",
             DEVICES,
             show_default="as many as cores and memory allow",
         ),
@@ -183,14 +181,14 @@ class SequenceOptions:
     strict: Annotated[
         bool,
         option(
-            "Stop at the first unreadable input file; default: skip it.",
+            "Stop at the first unreadable input file, instead of skipping it.",
             FILES,
         ),
     ] = False
     rename_duplicates: Annotated[
         bool,
         option(
-            "Number ids that occur twice in a file (id, id_2, ...); default: skip the file.",
+            "Number ids that occur twice in a file (id, id_2, ...), instead of skipping the file.",
             FILES,
         ),
     ] = False

@@ -197,6 +197,7 @@ class Call:
     n_chunks_scored: int = 0
     n_frames_scored: int = 0
     note: str = ""
+    regions: tuple[Region, ...] = ()  # as the tables of a finished run have them
 
     def __post_init__(self) -> None:
         if (self.status == "scored") != (self.virus_score is not None):
@@ -206,7 +207,10 @@ class Call:
 
 
 class Region(NamedTuple):
-    """A viral interval of a record: a provirus, or the virus of a record that is called one."""
+    """A viral interval of a record: a provirus, or the virus of a record that is called one.
+
+    Its bases are ``sequence[start:end]``.
+    """
 
     start: int
     end: int

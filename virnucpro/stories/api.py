@@ -4,6 +4,8 @@ They are attributes of ``virnucpro``, and stable: names, arguments and results s
 described here. Options have the names of the command line (``--min-length`` is ``min_length``), but
 for those of the console and of several machines, which are for the command line alone.
 
+Options are declared in ``stories.options``; the classes of keywords here are for type checkers.
+
 Every error is a ``VirnucproError``; its ``hint`` says what to do, with options as arguments.
 Nothing is left behind in the process that calls: one device works in it, several in processes of
 their own.
@@ -14,22 +16,35 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from inspect import Parameter, cleandoc, formatannotation, signature
 from io import TextIOWrapper
-from itertools import chain
+from itertools import chain, groupby
+from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
+from textwrap import fill
+from threading import Lock
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    TypeAlias,
+    TypedDict,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import numpy as np
 from numpy.typing import NDArray
 
 from virnucpro.engine.executor import Executor, InlineExecutor
 from virnucpro.engine.local import ProcessExecutor
-from virnucpro.engine.options import PlaceOptions
-from virnucpro.ground.config import Command
+from virnucpro.ground.config import Command, Pooling
 from virnucpro.ground.errors import (
     FeatureFileError,
     InputError,
@@ -37,11 +52,19 @@ from virnucpro.ground.errors import (
     UsageError,
     VirnucproError,
 )
-from virnucpro.ground.events import Telling
+from virnucpro.ground.events import (
+    STAGES,
+    EmbeddingStarted,
+    OnEvent,
+    Progress,
+    ShardDone,
+    ShardFailed,
+    Telling,
+)
 from virnucpro.ground.files import disk_error, expanded, open_plain, writing
 from virnucpro.ground.log import logging_to, printable
-from virnucpro.ground.option_fields import make, names_of
-from virnucpro.ground.records import Call
+from virnucpro.ground.option_fields import make, names_of, options_of
+from virnucpro.ground.records import Call, Region
 from virnucpro.run.features import open_stores
 from virnucpro.run.folder import RunDir, no_run
 from virnucpro.run.index import read_shown
@@ -50,153 +73,59 @@ from virnucpro.sequences.fasta import write_record
 from virnucpro.sequences.inputs import RECORDS
 from virnucpro.stories import pipeline
 from virnucpro.stories.options import ExtractOptions, PredictOptions, RunOptions
-from virnucpro.tables.read import read_calls
-from virnucpro.tables.sinks import record_table
+from virnucpro.tables.read import read_calls, read_regions
+from virnucpro.tables.sinks import RegionTable, record_table
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 Vector: TypeAlias = NDArray[np.float32]
 Record: TypeAlias = Any  # (id, sequence), or a SeqRecord of Biopython
 Sequences: TypeAlias = str | Path | Iterable[str | Path] | Iterable[Record]
-T = TypeVar("T", bound=RunOptions)
+OnProgress: TypeAlias = Callable[[Progress], object]
+T = TypeVar("T")
+Options = TypeVar("Options", bound=RunOptions)
+F = TypeVar("F", bound=Callable[..., Any])
 _FASTA = "records.fa"
+_USUAL = {"strict": True}  # defaults that differ from those of the command line
+_WIDTH = 76  # letters of a help text
 _OPTION = re.compile(r"--(?P<name>[a-z][a-z0-9-]*[a-z0-9])(?: (?P<value>\w+))?")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Embedded:
-    """Proteins and their vectors; row ``i`` is that of ``ids[i]``."""
-
-    ids: tuple[str, ...]
-    vectors: NDArray[np.float32]  # (n_proteins, dim)
-
-    def __iter__(self) -> Iterator[Any]:
-        """Yield ids and vectors, for ``ids, vectors = embed(...)``."""
-        return iter((self.ids, self.vectors))
-
-
-def predict(
-    sequences: Sequences, *, output_dir: str | Path | None = None, **options: object
-) -> Iterator[Call]:
-    """Call viruses, as ``virnucpro predict`` does, and give the calls one by one, in input order.
-
-    ``sequences`` is a path (FASTA file, folder or sample sheet), several, or records: pairs of id
-    and sequence, or SeqRecords of Biopython. The work is done when the function returns. With
-    ``output_dir`` the run folder stays; without, nothing does.
-
-    A record that could not be scored is given too, with its status. A file that cannot be read
-    ends the run (``strict=False`` leaves it out).
-
-    Raises:
-        VirnucproError: see ``errors``.
-    """
-    options.setdefault("report", output_dir is not None)
-    with ExitStack() as stack:
-        folder = _start(stack, output_dir)
-        parsed = _options(PredictOptions, sequences, folder, stack, options)
-        pipeline.predict(parsed, _unheard, _executor_on)
-        return _open_calls(folder, "predict")
+class _RunKeywords(TypedDict, total=False):
+    min_length: int
+    strict: bool
+    rename_duplicates: bool
+    gpus: str | None
+    device: Literal["auto", "cuda", "cpu", "mps"]
+    precision: Literal["auto", "bf16", "fp16", "fp32"]
+    workers: int | None
+    esm_batch_size: str
+    worker_timeout: float
 
 
-def embed(sequences: Sequences, model: str | Path | None = None, **options: object) -> Embedded:
-    """Embed proteins, given as in ``predict``: one vector each, in input order.
-
-    ``model`` is a name or path, as of ``--model``; None is the model that is part of VirNucPro.
-
-    Raises:
-        VirnucproError: see ``errors``; or a protein has no vector. The message names it.
-    """
-    if options.setdefault("input_type", "protein") != "protein":
-        raise UsageError(
-            "embed takes proteins alone",
-            hint="for nucleotides use `virnucpro extract` and read_features",
-        )
-    options["model"] = None if model is None else str(model)
-    options.setdefault("report", False)
-    with ExitStack() as stack:
-        folder = _start(stack, None)
-        parsed = _options(ExtractOptions, sequences, folder, stack, options)
-        if parsed.pooling == "none":
-            raise UsageError(
-                "embed gives one vector per protein, not one per residue",
-                hint="use `virnucpro extract --pooling none` and read_features",
-            )
-        pipeline.extract(parsed, _unheard, _executor_on)
-        calls = list(_open_calls(folder, "extract"))
-        if failed := [call for call in calls if call.status != "embedded"]:
-            first = failed[0]
-            raise InputError(
-                f"{len(failed)} of {len(calls)} proteins have no vector: "
-                f"{printable(first.record_id)} is {first.status} ({printable(first.note)})",
-                hint="leave them out, or fix them",
-            )
-        ids = _manifest(folder).ids
-        place = {ids.of(call.sample, call.record_id): row for row, call in enumerate(calls)}
-        vectors = np.empty((0, 0), dtype=np.float32)
-        for protein_id, vector in read_features(folder):
-            if not vectors.size:
-                vectors = np.full((len(calls), len(vector)), np.nan, dtype=np.float32)
-            vectors[place[protein_id]] = vector
-        assert np.isfinite(vectors).all(), "every protein that is embedded has a vector"
-        return Embedded(tuple(place), vectors)
+class _PredictKeywords(_RunKeywords, total=False):
+    input_type: Literal["auto", "nucleotide", "protein"]
+    genetic_code: int
+    threshold: float | None
+    preset: Literal["sensitive", "default", "conservative"]
+    prevalence: float
+    regions: bool
+    region_model: str | Path | None
+    model: str | None
+    head: str | Path | None
+    calls: Literal["auto", "scorer", "head"]
+    chunk_size: int | None
+    resume: bool
+    force: bool
+    keep_intermediate: bool
+    per_file: bool
+    report: bool
 
 
-def read_features(folder: str | Path) -> Iterator[tuple[str, Vector]]:
-    """Each id of a run folder with its vector, however many feature files there are.
-
-    A vector is (dim,); of a run with ``--pooling none`` it is (residues, dim). Of a run with two
-    encoders it is that of the first. Each id is given once, copies too; what was replaced by a
-    later input is left out, as in ``features.h5``. Memory holds one feature file.
-
-    Raises:
-        VirnucproError: the folder holds no features, or they are not whole.
-    """
-    rundir = RunDir(expanded(folder))
-    manifest = _manifest(rundir.root)
-    recipe = manifest.recipe
-    if not recipe.has_encoder:
-        raise InputMissingError(
-            f"{printable(rundir.root)} holds a run without vectors: {recipe.reader} called it",
-            hint="make them with `virnucpro extract`, or predict with --model",
-        )
-    store = open_stores(rundir.features, recipe.encoders, recipe.fingerprint)[0]
-    if not (rundir.root / record_table(recipe.command).file).exists():
-        raise InputMissingError(
-            f"{printable(rundir.root)} holds a run that is not finished",
-            hint="go on with the same command and --resume",
-        )
-    if manifest.replaced and not store.index.exists():
-        raise FeatureFileError(
-            f"without {store.index.name} nothing tells which vectors were replaced",
-            hint="run it again with the corrected sequences, in a new folder",
-        )
-    return read_shown(store)
-
-
-def read_predictions(folder: str | Path) -> Iterator[Call]:
-    """The rows of a run folder's ``predictions.tsv``, in input order.
-
-    Raises:
-        VirnucproError: there is none, or it cannot be read.
-    """
-    return _open_calls(expanded(folder), "predict")
-
-
-def _start(stack: ExitStack, output_dir: str | Path | None) -> Path:
-    """The run folder: the one that is named, or one that goes. Errors and warnings are told."""
-    stack.enter_context(_words_of_python())
-    stack.enter_context(logging_to(_warnings()))
-    if output_dir == "":
-        raise UsageError("output_dir is empty", hint="is the variable set that it came from?")
-    if output_dir is not None:
-        return expanded(output_dir)
-    temporary = TemporaryDirectory(prefix="virnucpro-", ignore_cleanup_errors=True)
-    return Path(stack.enter_context(temporary)) / "run"
-
-
-def _warnings() -> logging.Handler:
-    """Shows what the user should act on; the rest is in the log of the run folder."""
-    handler = logging.StreamHandler()
-    handler.setLevel(logging.WARNING)
-    return handler
+class _EmbedKeywords(_RunKeywords, total=False):
+    layer: int | None
+    pooling: Pooling
 
 
 @contextmanager
@@ -209,6 +138,12 @@ def _words_of_python() -> Iterator[None]:
         raise
     except OSError as error:
         raise disk_error(error) from error
+
+
+def _in_words(items: Iterator[T]) -> Iterator[T]:
+    """The same items, with errors in words of Python."""
+    with _words_of_python():
+        yield from items
 
 
 def in_python(text: str) -> str:
@@ -240,22 +175,223 @@ def in_python(text: str) -> str:
     return "`".join(parts)
 
 
-def _options(
-    kind: type[T],
+def _with_options(options: type[RunOptions], keywords: type) -> Callable[[F], F]:
+    """Show the options of a function in its signature and its help, as they are declared."""
+    infos = options_of(get_type_hints(options, include_extras=True))
+    defaults = {field.name: field.default for field in fields(options)} | _USUAL
+    shown = [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=defaults[name], annotation=kind)
+        for name, kind in get_type_hints(keywords).items()
+    ]
+
+    def text(parameter: Parameter) -> str:
+        info = infos[parameter.name]
+        default = info.show_default if isinstance(info.show_default, str) else ""
+        said = f"{info.help} Default: {default}." if default else str(info.help)
+        head = f"    {parameter.name}: {formatannotation(parameter.annotation)}"
+        indent = " " * 8
+        body = fill(said, _WIDTH, initial_indent=indent, subsequent_indent=indent)
+        return f"{head} = {parameter.default!r}\n{body}"
+
+    def wrap(function: F) -> F:
+        del function.__annotations__["options"]
+        hints = get_type_hints(function)
+        own = [one for one in signature(function).parameters.values() if one.name != "options"]
+        own = [one.replace(annotation=hints[one.name]) for one in own]
+        whole = signature(function).replace(
+            parameters=own + shown, return_annotation=hints["return"]
+        )
+        function.__annotations__ = hints | {one.name: one.annotation for one in shown}
+        helps = (
+            in_python("\n".join(map(text, shown))).replace("DIR", "output_dir").replace("\\<", "<")
+        )
+        function.__doc__ = f"{cleandoc(function.__doc__ or '')}\n\nOptions:\n{helps}"
+        function.__signature__ = whole  # type: ignore[attr-defined]
+        return function
+
+    return wrap
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Embedded:
+    """Proteins and their vectors; row ``i`` is that of ``ids[i]``."""
+
+    ids: tuple[str, ...]
+    vectors: NDArray[np.float32]  # (n_proteins, dim)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield ids and vectors, for ``ids, vectors = embed(...)``."""
+        return iter((self.ids, self.vectors))
+
+
+@_with_options(PredictOptions, _PredictKeywords)
+def predict(
     sequences: Sequences,
-    folder: Path,
-    stack: ExitStack,
-    options: dict[str, object],
-) -> T:
-    """The options of a call; records are written to a file that lasts as long as the stack."""
-    names = names_of(kind) - names_of(PlaceOptions) - {"input", "output_dir"}
+    *,
+    output_dir: str | Path | None = None,
+    on_progress: OnProgress | None = None,
+    **options: Unpack[_PredictKeywords],
+) -> Iterator[Call]:
+    """Call viruses, as ``virnucpro predict`` does, and give the calls one by one, in input order.
+
+    ``sequences`` is a path (FASTA or FASTQ file, folder or sample sheet), several, or records:
+    pairs of id and sequence, or SeqRecords of Biopython. The work is done when the function
+    returns; calls are read from the disk as they are asked for. With ``output_dir`` the run folder
+    stays; without, nothing does.
+
+    A call has the regions of its record. A record that could not be scored is given too, with its
+    status. A file that cannot be read ends the run (``strict=False`` leaves it out).
+
+    ``on_progress`` is called with a ``Progress`` now and then: by one thread at a time, not always
+    the same one. What it raises ends the run, which ``resume`` takes up again.
+
+    Raises:
+        VirnucproError: see ``errors``.
+    """
+    if output_dir is None:
+        options["report"] = False  # nobody could see it
+    with ExitStack() as stack:
+        folder = _start(stack, output_dir)
+        _check_names(options, _PredictKeywords)
+        parsed = _options(PredictOptions, sequences, folder, stack, options)
+        pipeline.predict(parsed, _heard_by(on_progress), _executor_on)
+        return _open_calls(folder, "predict")
+
+
+@_with_options(ExtractOptions, _EmbedKeywords)
+def embed(
+    sequences: Sequences,
+    model: str | Path | None = None,
+    *,
+    on_progress: OnProgress | None = None,
+    **options: Unpack[_EmbedKeywords],
+) -> Embedded:
+    """Embed proteins, given as in ``predict``: one vector each, in input order.
+
+    ``model`` is a name or a path; None is the model that is part of VirNucPro. ``on_progress`` is
+    that of ``predict``.
+
+    Raises:
+        VirnucproError: see ``errors``; or a protein has no vector. The message names it.
+    """
+    with ExitStack() as stack:
+        folder = _start(stack, None)
+        _check_names(options, _EmbedKeywords)
+        name = None if model is None else str(model)
+        values = {**options, "input_type": "protein", "report": False, "model": name}
+        parsed = _options(ExtractOptions, sequences, folder, stack, values)
+        if parsed.pooling == "none":
+            raise UsageError(
+                "embed gives one vector per protein, not one per residue",
+                hint="use `virnucpro extract --pooling none` and read_features",
+            )
+        pipeline.extract(parsed, _heard_by(on_progress), _executor_on)
+        calls = list(_open_calls(folder, "extract"))
+        if failed := [call for call in calls if call.status != "embedded"]:
+            first = failed[0]
+            raise InputError(
+                f"{len(failed)} of {len(calls)} proteins have no vector: "
+                f"{printable(first.record_id)} is {first.status} ({printable(first.note)})",
+                hint="leave them out, or fix them",
+            )
+        ids = _manifest(folder).ids
+        place = {ids.of(call.sample, call.record_id): row for row, call in enumerate(calls)}
+        vectors = np.empty((0, 0), dtype=np.float32)
+        for protein_id, vector in read_features(folder):
+            if not vectors.size:
+                vectors = np.full((len(calls), len(vector)), np.nan, dtype=np.float32)
+            vectors[place[protein_id]] = vector
+        assert np.isfinite(vectors).all(), "every protein that is embedded has a vector"
+        return Embedded(tuple(place), vectors)
+
+
+@_words_of_python()
+def read_features(folder: str | Path) -> Iterator[tuple[str, Vector]]:
+    """Each id of a run folder with its vector, however many feature files there are.
+
+    A vector is (dim,); of a run with ``--pooling none`` it is (residues, dim). Of a run with two
+    encoders it is that of the first. Each id is given once, copies too; what was replaced by a
+    later input is left out, as in ``features.h5``. Memory holds one feature file.
+
+    Raises:
+        VirnucproError: the folder holds no features, or they are not whole.
+    """
+    rundir = RunDir(expanded(folder))
+    manifest = _manifest(rundir.root)
+    recipe = manifest.recipe
+    if not recipe.has_encoder:
+        raise InputMissingError(
+            f"{printable(rundir.root)} holds a run without vectors: {recipe.reader} called it",
+            hint="make them with `virnucpro extract`, or predict with a model",
+        )
+    store = open_stores(rundir.features, recipe.encoders, recipe.fingerprint)[0]
+    if not (rundir.root / record_table(recipe.command).file).exists():
+        raise InputMissingError(
+            f"{printable(rundir.root)} holds a run that is not finished",
+            hint="go on: run it again with --resume",
+        )
+    if manifest.replaced and not store.index.exists():
+        raise FeatureFileError(
+            f"without {store.index.name} nothing tells which vectors were replaced",
+            hint="run it again with the corrected sequences, in a new folder",
+        )
+    return _in_words(read_shown(store))
+
+
+@_words_of_python()
+def read_predictions(folder: str | Path) -> Iterator[Call]:
+    """The calls of a run folder, in input order, each with the regions of its record.
+
+    Memory holds one of them, however many there are.
+
+    Raises:
+        VirnucproError: there is none, or it cannot be read.
+    """
+    return _open_calls(expanded(folder), "predict")
+
+
+def _start(stack: ExitStack, output_dir: str | Path | None) -> Path:
+    """The run folder: the one that is named, or one that goes. Errors and warnings are told."""
+    stack.enter_context(_words_of_python())
+    stack.enter_context(logging_to(_warnings()))
+    if output_dir == "":
+        raise UsageError("output_dir is empty", hint="is the variable set that it came from?")
+    if output_dir is not None:
+        return expanded(output_dir)
+    temporary = TemporaryDirectory(prefix="virnucpro-", ignore_cleanup_errors=True)
+    return Path(stack.enter_context(temporary)) / "run"
+
+
+def _warnings() -> logging.Handler:
+    """Shows what the user should act on; the rest is in the log of the run folder."""
+    handler = logging.StreamHandler()
+    handler.setLevel(logging.WARNING)
+    return handler
+
+
+def _check_names(options: Mapping[str, object], keywords: type) -> None:
+    """
+    Raises:
+        UsageError: one of the options does not exist.
+    """
+    names = get_type_hints(keywords)
     if strangers := options.keys() - names:
         raise UsageError(
             f"there is no option {printable(min(strangers))}",
             hint="the sequences are the first argument; a run folder is made by predict alone; "
             f"options are {', '.join(sorted(names))}",
         )
-    usual = {"strict": True, "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES")}
+
+
+def _options(
+    kind: type[Options],
+    sequences: Sequences,
+    folder: Path,
+    stack: ExitStack,
+    options: Mapping[str, object],
+) -> Options:
+    """The options of a call; records are written to a file that lasts as long as the stack."""
+    usual = {**_USUAL, "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES")}
     parsed = make(kind, {"output_dir": folder, "input": (), **usual, **options})
     return make(kind, {**vars(parsed), "input": _paths(sequences, folder, stack)})
 
@@ -315,8 +451,30 @@ def _executor_on(devices: Sequence[str]) -> Executor:
     return InlineExecutor(devices[0]) if len(devices) == 1 else ProcessExecutor(devices)
 
 
-def _unheard(event: Telling) -> None:
-    """Ignore an event: it is in the log."""
+def _heard_by(on_progress: OnProgress | None) -> OnEvent:
+    """What gives progress to a caller's function: one at a time, from whatever thread."""
+    lock, n_done, n_shards = Lock(), 0, 0
+
+    def hear(event: Telling) -> None:
+        nonlocal n_done, n_shards
+        if on_progress is None:
+            return
+        with lock:
+            match event:
+                case Progress(stage=stage) if stage == STAGES[2] and n_done < n_shards:
+                    return  # tables are written beside what is shown
+                case Progress():
+                    on_progress(event)
+                    return
+                case EmbeddingStarted(pending=pending, n_done_before=n_done):
+                    n_shards = n_done + len(pending)
+                case ShardDone() | ShardFailed():
+                    n_done += 1
+                case _:
+                    return
+            on_progress(Progress(STAGES[1], n_done, n_shards, "shards"))
+
+    return hear
 
 
 def _manifest(folder: Path) -> Manifest:
@@ -331,31 +489,64 @@ def _manifest(folder: Path) -> Manifest:
 
 
 def _open_calls(folder: Path, command: Command) -> Iterator[Call]:
-    """The rows of a table of records, which is open from now on: the folder may go."""
-    calls = _read_calls(folder, command)
-    next(calls)
-    return calls
+    """The calls of a run folder, with regions. It may go: the files are open from now on.
 
-
-def _read_calls(folder: Path, command: Command) -> Iterator[Any]:
-    """Yield None once the table is open, then its rows. The table is closed at its end."""
-    path = folder / record_table(command).file
-    try:
-        table = open_plain(path)
-    except FileNotFoundError as error:
+    Raises:
+        InputMissingError: it has no table of them.
+    """
+    path, regions = folder / record_table(command).file, folder / RegionTable.file
+    if not path.exists():
         raise InputMissingError(
             f"{printable(path)} is not there",
             hint=f"name the folder of a finished `virnucpro {command}`",
-        ) from error
+        )
+    calls = _open_rows(path, read_calls)
+    if not regions.exists():  # none were looked for
+        return _in_words(calls)
+    rows = _open_rows(regions, lambda lines: _with_regions(calls, read_regions(lines)))
+    return _in_words(rows)
+
+
+def _open_rows(path: Path, read: Callable[[Iterator[str]], Iterator[T]]) -> Iterator[T]:
+    """The rows of a table, which is open from now on."""
+    rows = _read_rows(path, read)
+    next(rows)
+    return rows
+
+
+def _read_rows(path: Path, read: Callable[[Iterator[str]], Iterator[T]]) -> Iterator[Any]:
+    """Yield None once the table is open, then its rows. The table is closed at its end."""
+    try:
+        table = open_plain(path)
     except OSError as error:
         raise disk_error(error, path) from error
     with TextIOWrapper(table, "utf-8", "surrogateescape", newline="\n") as lines:
         yield None
         try:
-            yield from read_calls(lines)
+            yield from read(lines)
         except ValueError as error:
             raise InputError(
                 f"{printable(path)} is not as this version of VirNucPro writes it: "
                 f"{printable(error)}",
-                hint="write it again: run the same command with --resume",
+                hint="write it again: run it once more with --resume",
             ) from error
+
+
+def _with_regions(
+    calls: Iterable[Call], regions: Iterable[tuple[tuple[str, str], Region]]
+) -> Iterator[Call]:
+    """Calls with their regions; both stand in the order of the records.
+
+    Raises:
+        ValueError: a region is of no record, or out of order.
+    """
+    by_record = groupby(regions, itemgetter(0))
+    owner, rows = next(by_record, (None, iter(())))
+    for call in calls:
+        if owner == (call.sample, call.record_id):
+            yield replace(call, regions=tuple(region for _, region in rows))
+            owner, rows = next(by_record, (None, iter(())))
+        else:
+            yield call
+    if owner is not None:
+        raise ValueError(f"{owner[1]} is not in the table of records, or not in this order")

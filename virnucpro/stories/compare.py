@@ -194,7 +194,7 @@ def _read(name: str, path: Path) -> Iterator[_TableRow]:
         except (ValueError, LookupError) as error:
             raise InputError(
                 f"{printable(path)} is not as VirNucPro writes it: {printable(error)}",
-                hint="make it again with the version of the program that is used here",
+                hint="copy it again from where it is whole, or make it again with this version",
             ) from error
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TextIO
+from typing import Literal, TextIO
 
 from virnucpro.callers.calls import FRAMES_FAILED
-from virnucpro.ground.records import Call, is_status
-from virnucpro.tables.sinks import RecordTable, RegionTable
+from virnucpro.ground.records import Call, Region, is_status
+from virnucpro.tables.sinks import OVER_ORIGIN, RecordTable, RegionTable
+
+_KINDS: dict[str, Literal["provirus", "whole"]] = {"provirus": "provirus", "whole": "whole"}
 
 
 def read_calls(lines: Iterator[str]) -> Iterator[Call]:
@@ -16,12 +18,7 @@ def read_calls(lines: Iterator[str]) -> Iterator[Call]:
     Raises:
         ValueError: it is not as it was written.
     """
-    columns = tuple(next(lines, "").rstrip("\n").split("\t"))
-    if columns != RecordTable.columns:
-        raise ValueError("its columns have other names")
-    for line in lines:
-        values = line.rstrip("\n").split("\t", len(columns) - 1)
-        row = dict(zip(columns, values, strict=True))
+    for row in _rows(lines, RecordTable.columns):
         if not is_status(status := row["status"]) or row["call"] not in ("virus", "other", ""):
             raise ValueError(f"{status} with the call {row['call']}")
         yield Call(
@@ -40,18 +37,21 @@ def read_calls(lines: Iterator[str]) -> Iterator[Call]:
         )
 
 
-def read_regions(lines: TextIO) -> Iterator[tuple[str, tuple[int, int]]]:
-    """The regions of a table of them: the id of the record in its file, start and end as inside.
+def read_regions(lines: Iterator[str]) -> Iterator[tuple[tuple[str, str], Region]]:
+    """The regions of a table of them, each after the sample and the id of its record.
 
     Raises:
         ValueError: it is not as it was written.
     """
-    columns = tuple(next(lines, "").rstrip("\n").split("\t"))
-    if columns != RegionTable.columns:
-        raise ValueError("its columns have other names")
-    for line in lines:
-        row = dict(zip(columns, line.rstrip("\n").split("\t"), strict=True))
-        yield row["record"], (int(row["start"]) - 1, int(row["end"]))
+    for row in _rows(lines, RegionTable.columns):
+        start, end, posterior = int(row["start"]) - 1, int(row["end"]), float(row["posterior"])
+        if not (0 <= start < end and 0 <= posterior <= 1):
+            raise ValueError(f"{row['record']} has no region such as {row['region']}")
+        if (kind := _KINDS.get(row["kind"])) is None:
+            raise ValueError(f"{row['region']} is a {row['kind']}")
+        is_part = row["note"] == OVER_ORIGIN
+        region = Region(start, end, kind, posterior, row["att"], is_part)
+        yield (row["file"], row["record"]), region
 
 
 def read_mendable(lines: TextIO) -> Iterator[tuple[str, str]]:
@@ -67,3 +67,17 @@ def read_frame_scores(lines: TextIO) -> Iterator[tuple[str, float]]:
     for line in lines:
         frame_id, _, _, score = line.rstrip("\n").split("\t")
         yield frame_id, float(score)
+
+
+def _rows(lines: Iterator[str], columns: tuple[str, ...]) -> Iterator[dict[str, str]]:
+    """
+    Raises:
+        ValueError: the table has other columns, or a line is cut short.
+    """
+    if tuple(next(lines, "").rstrip("\n").split("\t")) != columns:
+        raise ValueError("its columns have other names")
+    for line in lines:
+        if not line.endswith("\n"):
+            raise ValueError("its end is missing")
+        values = line[:-1].split("\t", len(columns) - 1)
+        yield dict(zip(columns, values, strict=True))

@@ -93,8 +93,8 @@ def _measure(
     regions: dict[str, list[Span]] = {}
     if rundir.output(RegionTable).exists():
         with rundir.output(RegionTable).open(encoding="utf-8") as table:
-            for name, region in read_regions(table):
-                regions.setdefault(name, []).append(region)
+            for (_, name), region in read_regions(table):
+                regions.setdefault(name, []).append((region.start, region.end))
     figures = []
     for name, n_bases in lengths.items():
         truth = truths.get(name, Truth())
