@@ -411,12 +411,12 @@ def with_prophage(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_call_has_the_regions_that_the_files_have(with_prophage: Path, tmp_path: Path) -> None:
     calls = list(virnucpro.predict(with_prophage, output_dir=tmp_path / "run"))
     found = [
-        [call.record_id, region.kind, str(region.start + 1), str(region.end)]
+        [call.record_id, region.kind, str(region.start + 1), str(region.end), region.is_virus]
         for call in calls
         for region in call.regions
     ]
     rows = [line.split("\t") for line in (tmp_path / "run/regions.tsv").read_text().splitlines()]
-    assert found == [[row[1], *row[3:6]] for row in rows[1:]] != []
+    assert found == [[row[1], *row[3:6], row[10] != ""] for row in rows[1:]] != []
     assert list(virnucpro.predict(with_prophage)) == calls
     assert list(virnucpro.read_predictions(tmp_path / "run")) == calls
     without = list(virnucpro.predict(with_prophage, regions=False))
@@ -428,7 +428,10 @@ def test_a_call_has_the_regions_that_the_files_have(with_prophage: Path, tmp_pat
     ("damage", "words"),
     [
         (lambda text: text[:-1], "its end is missing"),
-        (lambda text: text.replace("\tvirus\t", "\tnobody\t"), "nobody is not in the table"),
+        (
+            lambda text: text.replace("\tvirus\tin\t", "\tnobody\tin\t"),
+            "nobody is not in the table",
+        ),
         (lambda text: text.replace("\twhole\t", "\thalf\t"), "is a half"),
     ],
 )

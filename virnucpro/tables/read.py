@@ -50,7 +50,8 @@ def read_regions(lines: Iterator[str]) -> Iterator[tuple[tuple[str, str], Region
         if (kind := _KINDS.get(row["kind"])) is None:
             raise ValueError(f"{row['region']} is a {row['kind']}")
         is_part = row["note"] == OVER_ORIGIN
-        region = Region(start, end, kind, posterior, row["att"], is_part)
+        is_virus = bool(row["virus"])
+        region = Region(start, end, kind, posterior, row["att"], is_part, is_virus)
         yield (row["file"], row["record"]), region
 
 
