@@ -62,7 +62,7 @@ def test_nothing_is_said_before_all_is_cleared_away(capsys, number, exit_code, w
     [
         (None, False, "nothing was begun: run the same command again"),
         ({"argv": ["of an earlier start"]}, False, "nothing was begun: run the same command again"),
-        ({"recipe": {"encoders": []}}, False, "without a model nothing is kept: run the same"),
+        ({"recipe": {"encoders": []}}, False, "finished work is kept: go on with --resume"),
         ({}, False, "finished work is kept: go on with --resume"),
         ({"counts": {}}, True, "finished work is kept: go on with --resume"),
         ({"counts": {}}, False, "all is done but the page: virnucpro report"),

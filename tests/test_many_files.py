@@ -622,6 +622,9 @@ def test_the_two_files_of_read_pairs_are_one_sample_and_no_two_reads_share_an_id
     assert {path.name for path in (config.output / "samples").iterdir()} == {"one", "two"}
     of_one = rows(config.output / "samples" / "one" / "predictions.tsv")
     assert [row["record"] for row in of_one] == ids
+    samples = rows(config.output / "samples.tsv")
+    assert [(row["file"], row["n_records"]) for row in samples] == [("one", "10"), ("two", "10")]
+    assert all(len(row["path"].split("; ")) == 2 for row in samples)
     told = (config.output / "virnucpro.log").read_text()
     assert told.count("2 samples of read pairs, in two files: one, two; ids end in /1 and /2") == 1
 

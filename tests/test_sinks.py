@@ -208,7 +208,7 @@ def test_samples_have_a_row_each_with_what_was_called_and_what_could_not_be_read
     best = max((row for row in calls if row["file"] == "a"), key=lambda row: row["virus_score"])
     row = found["a"]
     assert (row["n_records"], row["n_virus"]) == ("2", "2")
-    assert (row["virus_from_0"], row["virus_from_1000"]) == ("1", "1")
+    assert (row["virus_below_1000"], row["virus_1000_to_2999"]) == ("1", "1")
     assert (row["best_record"], row["best_score"]) == (best["record"], best["virus_score"])
     assert "binary" in found["d"]["error"]
     assert found["d"]["path"] == str(folder / "d.fa")

@@ -108,15 +108,13 @@ def what_is_kept(options: RunOptions) -> str:
     try:
         stored = read_json(folder / "run.json")
         is_ours = not options.force or stored["argv"] == list(options.argv)
-        has_encoder, has_tables = bool(stored["recipe"]["encoders"]), "counts" in stored
+        has_tables = "counts" in stored
     except (OSError, ValueError, LookupError, TypeError):
         is_ours = False
     if not is_ours:
         return "nothing was begun: run the same command again"
     if has_tables and options.report and not (folder / "report.html").exists():
         return f"all is done but the page: virnucpro report {shlex.quote(str(folder))}"
-    if not has_encoder:
-        return "without a model nothing is kept: run the same command again with --resume"
     return "finished work is kept: go on with --resume"
 
 

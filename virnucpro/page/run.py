@@ -66,16 +66,16 @@ MOST_ROWS = 100_000  # records in the table of the page
 _MOST_FILES = 60  # input files in the table of files without JavaScript
 _MOST_SAMPLES = 10_000  # in the table to sort and search
 _SAMPLE_LABELS = {
-    "virus_from_0": "below 1k",
-    "virus_from_1000": "1k to 3k",
-    "virus_from_3000": "3k to 10k",
+    "virus_below_1000": "below 1k",
+    "virus_1000_to_2999": "1k to 3k",
+    "virus_3000_to_9999": "3k to 10k",
     "virus_from_10000": "from 10k",
     "n_provirus": "proviruses",
     "best_score": "its score",
 }
 _NOT_SHOWN = ("path", "error")  # columns of samples
 _OF_CALLS = {"n_scored", "n_virus", "n_provirus", "n_regions", "best_record", "best_score"}
-_OF_CALLS |= {name for name in SampleTable.columns if name.startswith("virus_from_")}
+_OF_CALLS |= {name for name in SampleTable.columns if name.startswith("virus_")}
 _MOST_TRACKS, _MOST_BINS = 200, 150_000  # records with a map, and bins of these
 _MOST_FIRST = 20  # regions that are listed without JavaScript
 _MOST_HASHES = 1_000

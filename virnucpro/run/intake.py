@@ -165,7 +165,7 @@ def _go_on(
         new = [file for file in new if anew[file.path] or file in ordinary]
     for file in new:
         LOGGER.warning("added to this run: %s", file.shown)
-    announce(f"going on with the run in {printable(rundir.root)}")
+    announce(f"going on with the run in {printable(rundir.root)}; what it finished is kept")
     replaced = set(recorded.replaced).union(*(anew[file.path] for file in new))
     return replace(recorded, inputs=(*old, *new), replaced=tuple(sorted(replaced)))
 

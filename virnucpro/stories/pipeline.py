@@ -429,9 +429,9 @@ def cut_again(
     close_run(config, rundir, manifest, summary, is_whole=not lacking)
     if lacking:
         raise InputMissingError(
-            f"{printable(lost[0])} is gone, so these were not written: "
-            f"{', '.join(sorted(lacking))}: by this cut they hold sequences that nothing else has",
-            hint="put the input back and run the same again; all tables are written",
+            f"{printable(lost[0])} is gone, so these were deleted: "
+            f"{', '.join(sorted(lacking))}: this cut needs sequences that only the input has",
+            hint="put the input back and run the same again; all other tables are written",
         )
     for line in summary.lines(config.output):
         LOGGER.info("%s", line)

@@ -26,9 +26,9 @@ _IN_TABLES = ("n_failed_records", "first_failure", "n_mendable", "viral_lengths"
 def virus_line(records: Tally) -> str:
     """The line on all viruses: records and, if they were looked for, proviruses in others."""
     n_viruses, see = records.n_viruses, f"see {VirusTable.file}"
-    if records.n_regions is None:
+    n_within = (records.n_regions or 0) - records.n_whole_regions
+    if not n_within:
         return f"viruses: {n_viruses:,}; {see}"
-    n_within = records.n_regions - records.n_whole_regions
     return (
         f"viruses: {n_viruses:,} = {counted(records.n_viral, 'record')} + {records.n_proviruses:,} "
         f"of {counted(n_within, 'virus-like region')} in other records; {see}"

@@ -429,10 +429,10 @@ class VirusFasta(Sink):
 
 
 class SampleTable(Sink):
-    """One row for every input file, also for one that could not be read."""
+    """One row for every sample, also for a file that could not be read."""
 
     file = "samples.tsv"
-    about = "one row for every input file"
+    about = "one row for every input file, or pair of files of reads"
     per_file = False
     columns = (
         "file",
@@ -440,7 +440,10 @@ class SampleTable(Sink):
         "n_records",
         "n_scored",
         "n_virus",
-        *(f"virus_from_{start}" for start in LENGTH_CLASSES),
+        "virus_below_1000",  # the classes of ``LENGTH_CLASSES``
+        "virus_1000_to_2999",
+        "virus_3000_to_9999",
+        "virus_from_10000",
         "n_provirus",
         "n_regions",
         "best_record",
@@ -460,12 +463,15 @@ class SampleTable(Sink):
 
     def finish(self) -> None:
         files = [file for file in self.place.inputs if not self._only_mends(file)]
+        samples: dict[tuple[str, str], list[InputFile]] = {}  # the mates of a sample are one
         for file in (*files, *self.place.refused):
-            tally = self.tallies.get(file.sample, Tally())
+            samples.setdefault((file.sample, file.error), []).append(file)
+        for (sample, error), of_sample in samples.items():
+            tally = self.tallies.get(sample, Tally())
             score, _, record_id = tally.best
             values = (
-                file.sample,
-                "unreadable" if file.error else _sample_status(tally),
+                sample,
+                "unreadable" if error else _sample_status(tally),
                 tally.n_records,
                 tally.statuses["scored"],
                 tally.n_viral,
@@ -475,8 +481,8 @@ class SampleTable(Sink):
                 record_id,
                 f"{score:.6f}" if record_id else "",
                 tally.n_mendable,
-                escaped(file.name or file.path),
-                escaped(file.error),
+                "; ".join(escaped(file.name or file.path) for file in of_sample),
+                escaped(error),
             )
             self.opened().write("\t".join(map(str, values)) + "\n")
 
