@@ -434,10 +434,18 @@ def embedded_scorer() -> Path:
     return EMBEDDED_FOLDER / "scorer.safetensors"
 
 
-@cache
 def own_scorer() -> Scorer:
-    """The scorer of VirNucPro itself, which a process reads once."""
-    return load_scorer(embedded_scorer())
+    """The scorer of VirNucPro itself, which a process reads once.
+
+    Raises:
+        UnavailableError: as ``load_scorer``.
+    """
+    return _load_once(embedded_scorer())
+
+
+@cache
+def _load_once(path: Path) -> Scorer:
+    return load_scorer(path)
 
 
 def load_scorer(path: Path) -> Scorer:
