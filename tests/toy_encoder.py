@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from virnucpro.encoders.base import Pending, Rows
+from virnucpro.encoders.base import Pending, Rows, not_published
 from virnucpro.encoders.families import Published
 from virnucpro.ground.config import EncoderSpec, Footprint, Pooling, Precision, Reads
 from virnucpro.ground.events import OnEvent
@@ -30,8 +30,11 @@ def footprint_of(published: Published) -> Footprint:
     return ROOM
 
 
-def open_published(name: str, published: Published, path: Path) -> CountingModel | None:
-    return inspect(path, lambda _: None)
+def open_published(name: str, published: Published, path: Path) -> CountingModel:
+    model = inspect(path, lambda _: None)
+    if model is None:
+        raise not_published(path, name, "it holds no counts")
+    return model
 
 
 @dataclass(frozen=True)

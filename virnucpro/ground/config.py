@@ -31,7 +31,7 @@ SHARD_FORMAT = 6
 class EncoderSpec:
     """A model that makes vectors of sequences, and how its vectors are made."""
 
-    family: str = "esm2"  # a name in ``encoders.base.FAMILIES``
+    family: str = "esm2"  # a name in ``encoders.families.FAMILIES``
     model: str  # name in messages
     sha256: str  # hash of the weights
     layer: int
