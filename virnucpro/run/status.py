@@ -25,7 +25,7 @@ from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import Plan, count_done, read_plan
 from virnucpro.run.scores import ScoreStore
 from virnucpro.run.work_log import HostFigures, Point, rate_of, read_hosts, seconds_left
-from virnucpro.tables.sinks import FailedFiles
+from virnucpro.tables.sinks import SINKS, FailedFiles
 
 _NEXT = {
     "unfinished": "the command of the run with --resume goes on",
@@ -113,7 +113,7 @@ def _verify(rundir: RunDir, manifest: Manifest) -> tuple[list[str], str]:
         whole.append(counted(len(hashes), "output"))
         if n_others := count_unhashed(rundir, hashes):
             remarks.append(f"{counted(n_others, 'output')} without a SHA-256 in run.json")
-    return damaged, f"verified  whole: {'; '.join([', '.join(whole), *remarks])}"
+    return damaged, f"verified  whole: {'; '.join([', '.join(whole) or 'nothing', *remarks])}"
 
 
 def _verify_features(rundir: RunDir, manifest: Manifest) -> tuple[list[str], int, list[str]]:
@@ -161,12 +161,20 @@ def _describe(rundir: RunDir, manifest: Manifest) -> list[str]:
         statuses = stored["counts"]["statuses"].items()
         counts = ", ".join(f"{n} {status}" for status, n in statuses if n)
         lines.append(printable(f"records   {counts}"))
+    if "counts" in stored and (missing := _missing(rundir, recipe)):
+        lines.append(f"missing   {', '.join(missing)}: --resume writes them, if it has the input")
     if not run and (next_step := _NEXT.get(stored.get("state"))):
         lines.append(f"next      {next_step}")
     listing = rundir.output(FailedFiles)
     if listing.exists():
         lines.append(f"failed    see {printable(listing)}")
     return lines
+
+
+def _missing(rundir: RunDir, recipe: Recipe) -> list[str]:
+    """The outputs that every finished run has, and this one has not."""
+    always = [sink for sink in SINKS[recipe.command] if not sink.is_optional]
+    return [sink.file for sink in always if not rundir.output(sink).exists()]
 
 
 def _how(recipe: Recipe) -> str:
