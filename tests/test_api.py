@@ -56,8 +56,8 @@ def traces() -> tuple[object, ...]:
 
 
 def guide_example() -> str:
-    text = (ROOT / "docs/USING.md").read_text()
-    (example,) = re.findall(r"## From Python\n\n```python\n(.*?)```", text, flags=re.DOTALL)
+    text = (ROOT / "docs/PYTHON.md").read_text()
+    (example,) = re.findall(r"# From Python\n\n```python\n(.*?)```", text, flags=re.DOTALL)
     return example
 
 

@@ -24,6 +24,8 @@ README, OUTPUT_PAGE = ROOT / "README.md", ROOT / "docs/OUTPUT.md"
 GPU_PAGE = ROOT / "docs/GPU_OPTIMIZATION.md"
 OF_OTHERS = {
     "--nv",
+    "--output",
+    "--silent",
     "--index-url",
     "--force-reinstall",
     "--nnodes",
