@@ -8,10 +8,12 @@ process VIRNUCPRO_PREDICT {
     tuple val(meta), path(fasta)
 
     output:
+    tuple val(meta), path("${prefix}.viruses.tsv"), emit: viruses
+    tuple val(meta), path("${prefix}.viruses.fasta"), emit: viruses_fasta
     tuple val(meta), path("${prefix}.predictions.tsv"), emit: predictions
-    tuple val(meta), path("${prefix}.viral.fasta"), emit: viral
+    tuple val(meta), path("${prefix}.report.html"), emit: report
     tuple val(meta), path("${prefix}.virnucpro.log"), emit: log
-    path "versions.yml", emit: versions
+    tuple val("${task.process}"), val('virnucpro'), eval("virnucpro --version | sed 's/virnucpro //'"), topic: versions, emit: versions_virnucpro
 
     when:
     task.ext.when == null || task.ext.when
@@ -23,28 +25,21 @@ process VIRNUCPRO_PREDICT {
     virnucpro predict \\
         --quiet \\
         --strict \\
+        --workers ${task.cpus} \\
         ${args} \\
         --input ${fasta} \\
         --output-dir run
 
-    mv run/predictions.tsv ${prefix}.predictions.tsv
-    mv run/viral.fasta ${prefix}.viral.fasta
-    mv run/virnucpro.log ${prefix}.virnucpro.log
-
-    cat <<-END_VERSIONS > versions.yml
-    "${task.process}":
-        virnucpro: \$(virnucpro --version | sed 's/virnucpro //')
-    END_VERSIONS
+    for name in viruses.tsv viruses.fasta predictions.tsv report.html virnucpro.log; do
+        mv "run/\$name" "${prefix}.\$name"
+    done
     """
 
     stub:
+    def args = task.ext.args ?: ''
     prefix = task.ext.prefix ?: "${meta.id}"
     """
-    touch ${prefix}.predictions.tsv ${prefix}.viral.fasta ${prefix}.virnucpro.log
-
-    cat <<-END_VERSIONS > versions.yml
-    "${task.process}":
-        virnucpro: \$(virnucpro --version | sed 's/virnucpro //')
-    END_VERSIONS
+    echo ${args}
+    touch ${prefix}.viruses.tsv ${prefix}.viruses.fasta ${prefix}.predictions.tsv ${prefix}.report.html ${prefix}.virnucpro.log
     """
 }
