@@ -11,8 +11,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-from virnucpro.ground.records import Call
-from virnucpro.tables.sinks import RecordTable, record_row
+from virnucpro.ground.records import Call, Calls
+from virnucpro.tables.sinks import RecordTable, record_rows
 
 EVIL = "<img/src=x/onerror=document.title='bad'>"
 EXAMPLE = Path(__file__).parents[1] / "examples" / "contigs.fa"
@@ -65,7 +65,7 @@ def write_table(folder: Path, calls: Iterable[Call], **facts: object) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / RecordTable.file).open("w", encoding="utf-8", newline="\n") as out:
         out.write("\t".join(RecordTable.columns) + "\n")
-        out.writelines(map(record_row, calls))
+        out.write(record_rows(Calls.of(calls)))
     content = {"state": "complete", "recipe": {"command": "predict"}, **facts}
     (folder / "run.json").write_text(json.dumps(content))
     return folder

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from virnucpro.callers.calls import call_record, score_record
+from virnucpro.callers.calls import call_record, probabilities, probability, score_record
 from virnucpro.callers.head import EncoderFacts, HeadFacts
-from virnucpro.ground.records import Call, FastaRecord, Orf, Prediction
+from virnucpro.ground.records import Call, Calls, FastaRecord, FrameScores, Orf, Prediction
 from virnucpro.tables import text as tables
 from virnucpro.tables.read import read_calls, read_mendable
 from virnucpro.tables.sinks import (
@@ -20,7 +20,8 @@ from virnucpro.tables.sinks import (
     RecordTable,
     chunk_rows,
     frame_rows,
-    record_row,
+    record_rows,
+    six_decimals,
 )
 from virnucpro.tables.text import SortedLines
 
@@ -74,7 +75,7 @@ def test_chunks_are_called_as_by_the_original(tmp_path: Path) -> None:
         for name, _, _, virus in (row.split("\t") for row in rows[1:])
     ]
     with SortedLines(tmp_path) as lines:
-        lines.add("".join(chunk_rows(predictions)))
+        lines.add(chunk_rows(FrameScores.of([predictions])))
         table = "\t".join(ChunkTable.columns) + "\n" + "".join(lines.merged())
     expected = GOLDEN / "prediction_results_highestscore.csv"
     assert table.encode() == expected.read_bytes()
@@ -96,19 +97,36 @@ def test_chunks_are_called_as_by_the_original(tmp_path: Path) -> None:
 def test_a_chunk_is_viral_if_no_frame_is_surer_of_others_than_the_best_is_of_a_virus(
     scores: list[float], is_virus: bool
 ) -> None:
-    assert list(chunk_rows(frames("c", *scores))) == [f"c\t{is_virus}\n"]
+    assert chunk_rows(FrameScores.of([frames("c", *scores)])) == f"c\t{is_virus}\n"
 
 
 def test_only_chunks_with_a_score_have_a_row() -> None:
     predictions = [*frames("a", None, None), *frames("b", None, 0.9), *frames("c", 0.1)]
-    assert list(chunk_rows(predictions)) == ["b\tTrue\n", "c\tFalse\n"]
+    assert chunk_rows(FrameScores.of([predictions])) == "b\tTrue\nc\tFalse\n"
 
 
 # Frames
 
 
+def test_many_scores_are_those_of_each_to_the_last_bit() -> None:
+    rng = np.random.default_rng(8)
+    middles = (rng.integers(1, 10**6 - 1, 5_000) + 0.5) / 10**6  # between two scores
+    middles = np.log(middles / (1 - middles))
+    nearly = [np.nextafter(middles, 99), np.nextafter(middles, -99)]
+    odds = np.concatenate([middles, *nearly, rng.normal(0, 5, 5_000), [0.0, 800.0, -800.0]])
+    assert probabilities(odds).tolist() == list(map(probability, odds.tolist()))
+    assert np.isnan(probabilities(np.array([np.nan]))).all()
+
+
+def test_scores_are_written_as_python_writes_them() -> None:
+    scores = [*(np.arange(0, 10**6, 7) / 10**6).tolist(), 1.0]
+    assert six_decimals(scores) == [f"{score:.6f}" for score in scores]
+    assert six_decimals([]) == []
+
+
 def test_a_frame_has_both_scores_with_six_decimals_and_a_tie_is_others() -> None:
-    assert list(frame_rows(frames("c", 0.5, 0.500001, 0.123456, 1.0, 0.0))) == [
+    scores = FrameScores.of([frames("c", 0.5, 0.500001, 0.123456, 1.0, 0.0)])
+    assert frame_rows(scores).splitlines(keepends=True) == [
         "cF0\tothers\t0.500000\t0.500000\n",
         "cF1\tvirus\t0.499999\t0.500001\n",
         "cF2\tothers\t0.876544\t0.123456\n",
@@ -119,7 +137,7 @@ def test_a_frame_has_both_scores_with_six_decimals_and_a_tie_is_others() -> None
 
 def test_only_frames_with_a_score_have_a_row() -> None:
     predictions = [frame("a", "c", None, "no memory"), frame("b", "c", 0.75)]
-    assert list(frame_rows(predictions)) == ["b\tvirus\t0.250000\t0.750000\n"]
+    assert frame_rows(FrameScores.of([predictions])) == "b\tvirus\t0.250000\t0.750000\n"
 
 
 # Records
@@ -215,7 +233,7 @@ def test_a_record_that_was_only_to_be_embedded_is_embedded() -> None:
     ids=["virus", "other", "virus of the scorer", "no_orf", "invalid"],
 )
 def test_a_record_is_one_row_with_an_empty_call_where_there_is_none(found: Call, row: str) -> None:
-    assert record_row(found) == row
+    assert record_rows(Calls.of([found])) == row
     assert len(row.split("\t")) == len(RecordTable.columns)
     rate = found.false_discovery_rate
     again = replace(found, false_discovery_rate=None if rate is None else round(rate, 4))
@@ -231,7 +249,7 @@ def test_what_is_to_be_mended_is_read_back_from_the_table(tmp_path: Path) -> Non
         replace(call(frame("x", "c", None, "NaN")), record_id="all frames"),
         Call("odd", 9, "invalid", "file", note="is odd"),
     ]
-    table.write_text("\t".join(RecordTable.columns) + "\n" + "".join(map(record_row, found)))
+    table.write_text("\t".join(RecordTable.columns) + "\n" + record_rows(Calls.of(found)))
     with table.open() as handle:
         assert list(read_mendable(handle)) == [
             ("", "one frame"),

@@ -7,6 +7,7 @@ import gzip
 import io
 import lzma
 import os
+import pickle
 import re
 import sys
 import tracemalloc
@@ -30,6 +31,8 @@ from virnucpro.sequences.fasta import (
     find_invalid,
     guess_input_type,
     list_fasta,
+    parsed,
+    read_blocks,
     read_fasta,
     write_record,
 )
@@ -569,6 +572,25 @@ def test_whoever_has_a_long_record_holds_its_letters_once(write) -> None:
     assert len(first.sequence) == 2**23
     assert n_bytes < 2**23 + 4 * 2**20  # and the blocks that are read
     assert next(records).sequence == "AC"
+
+
+@pytest.mark.parametrize("block", [7, 64, 2**19])
+def test_records_are_the_same_whichever_process_parses_their_blocks(
+    write, monkeypatch, block: int
+) -> None:
+    monkeypatch.setattr(virnucpro.sequences.fasta, "_BLOCK", block)
+    long = ">\u00e9 long\n" + "AC \u00e9GT\n" * 40 + "\n>b\tx\r\nAC-GT\r\n>c\n>d\nacgu"
+    path = write(long.encode())
+    messages = [pickle.dumps(each) for each in read_blocks(path, sample="s")]
+    sent = list(map(pickle.loads, messages))
+    here = list(read_fasta(path, sample="s"))
+    assert [record for records in parsed(sent) for record in records.each()] == here
+    assert [(record.id, record.line, record.n_gaps) for record in here] == [
+        ("\u00e9", 1, 0),
+        ("b", 43, 1),
+        ("c", 45, 0),
+        ("d", 46, 0),
+    ]
 
 
 def test_a_letter_that_is_none_is_found_wherever_it_is(monkeypatch) -> None:

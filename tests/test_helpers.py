@@ -40,6 +40,7 @@ from virnucpro.ground.records import FastaRecord
 from virnucpro.ground.tasks import helpers_for
 from virnucpro.run import plan
 from virnucpro.run.folder import RunDir
+from virnucpro.sequences import fasta as reader
 from virnucpro.stories import write
 from virnucpro.stories.blocks import BlockTask
 from virnucpro.stories.options import PredictOptions
@@ -55,7 +56,7 @@ def in_small_blocks(monkeypatch) -> None:
     monkeypatch.setattr(tasks, "_LETTERS_PER_HELPER", 1)
     monkeypatch.setattr(write, "LETTERS_AT_ONCE", 3_000)
     monkeypatch.setattr(plan, "_BLOCK_LETTERS", 2_000)
-    monkeypatch.setattr(plan, "_STEP_BASES", 2_000)
+    monkeypatch.setattr(reader, "_BLOCK", 3_000)
 
 
 @pytest.fixture

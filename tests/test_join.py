@@ -17,7 +17,6 @@ from runs import again, run_inline, tables, vectors
 from virnucpro.callers.caller import caller_of
 from virnucpro.callers.calls import (
     Decision,
-    call_protein,
     chunk_log_odds,
     join_call,
     log_odds,
@@ -28,7 +27,7 @@ from virnucpro.callers.join import Join, JoinKnot, join_log_odds
 from virnucpro.callers.options import CutOptions
 from virnucpro.ground.errors import UnavailableError, UsageError
 from virnucpro.ground.events import BatchDone
-from virnucpro.ground.records import Call, FastaRecord
+from virnucpro.ground.records import Call
 from virnucpro.scorer.nets import (
     ErrorRates,
     Scorer,
@@ -112,16 +111,6 @@ def test_a_record_has_the_joined_score_or_the_scorers_or_the_heads_whichever_the
     assert (base.status, base.virus_score, base.base_score) == ("scored", 0.75, 0.75)
     assert base.is_virus and base.n_chunks == 2
     assert join_call(alone, None, None, decision) == alone
-
-
-def test_a_sequence_has_its_score_or_says_that_no_letter_of_it_is_known():
-    record, decision = FastaRecord("p", "p", "MKVL", 1), Decision(True, 0.25)
-    scored = call_protein(record, log(3), decision)
-    facts = {"virus_score": 0.75, "base_score": 0.75, "is_virus": True}
-    facts |= {"false_discovery_rate": 0.25, "n_chunks": 1, "n_chunks_scored": 1}
-    assert scored == Call("p", 4, "scored", **facts)
-    unknown = call_protein(record, None, Decision(False, 0.25))
-    assert unknown == Call("p", 4, "no_orf", n_chunks=1, note="no known residue")
 
 
 def test_a_run_calls_by_scorer_and_head_together(joined, scorer, make_config, tmp_path):

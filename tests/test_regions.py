@@ -46,7 +46,7 @@ from virnucpro.callers.regions import (
 )
 from virnucpro.cli.main import app
 from virnucpro.ground.errors import InputError, InputMissingError, ResumeError, UnavailableError
-from virnucpro.ground.records import Call, FastaRecord, RecordResult, Region
+from virnucpro.ground.records import Call, CalledRecords, FastaRecord, RecordResult, Region
 from virnucpro.ground.tree import Tree
 from virnucpro.scorer.nets import embedded_scorer, load_scorer
 from virnucpro.scorer.score import score_windows
@@ -326,7 +326,7 @@ def written(folder: Path, made: list[RecordResult]) -> None:
         place = Place(folder, Tree(folder), folder)
         sinks = (RegionTable, RegionBed, RegionGff, RegionFasta)
         add = stack.enter_context(open_sinks(sinks, place))
-        add(Portion.of("in", made, sinks))
+        add(Portion.of("in", CalledRecords.of(made), sinks))
 
 
 def test_a_region_that_covers_all_of_a_record_is_told_only_of_a_record_that_is_called_a_virus():
@@ -615,7 +615,7 @@ def test_regions_are_counted_by_kind_and_the_two_parts_of_one_over_the_origin_on
     parts = tuple(region._replace(over_origin=True) for region in circle.regions)
     summary = Summary()
     for some in ([circle._replace(regions=parts), called], [plain]):
-        summary.records.include(Portion.of("in", some, ()).tally)
+        summary.records.include(Portion.of("in", CalledRecords.of(some), ()).tally)
     assert (summary.records.n_regions, summary.records.n_whole_regions) == (4, 2)
     assert virus_line(summary.records) == (
         "viruses: 0 = 0 records + 0 of 2 virus-like regions in other records; see viruses.tsv"

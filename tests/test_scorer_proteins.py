@@ -17,7 +17,7 @@ from safetensors import safe_open
 from virnucpro.callers.options import CutOptions
 from virnucpro.callers.pieces import call_scored, score_records
 from virnucpro.ground.config import Recipe
-from virnucpro.ground.records import FastaRecord, RecordResult
+from virnucpro.ground.records import CalledRecords, FastaRecord, RecordResult, Records
 from virnucpro.scorer.nets import (
     ErrorRates,
     Knot,
@@ -72,12 +72,19 @@ def random_protein(n_residues: int, seed: int) -> str:
     return "".join(np.random.default_rng(seed).choice(list(AMINO_ACIDS), n_residues))
 
 
+def results_of(
+    sequences: list[str], scorer: Scorer, cut: CutOptions | None = None
+) -> CalledRecords:
+    records = [FastaRecord(f"p{i}", f"p{i}", sequence) for i, sequence in enumerate(sequences)]
+    scored = score_records(Records.of(records), RECIPE, scorer)
+    return call_scored(scored, RECIPE, scorer, cut or CutOptions())
+
+
 def called(
     sequences: list[str], scorer: Scorer, cut: CutOptions | None = None
 ) -> list[RecordResult]:
-    records = [FastaRecord(f"p{i}", f"p{i}", sequence) for i, sequence in enumerate(sequences)]
-    scored = score_records(records, RECIPE, scorer)
-    return list(call_scored(scored, RECIPE, scorer, cut or CutOptions()))
+    results = results_of(sequences, scorer, cut)
+    return list(map(results.at, range(len(sequences))))
 
 
 # Features
@@ -214,20 +221,15 @@ def test_short_empty_and_unknown_proteins_have_their_status(scorer: Scorer) -> N
     ]
     assert results[0].call.note == "49 of at least 50"
     assert results[2].call.note == "no known residue"
-    assert [len(result.predictions) for result in results] == [0, 1, 0, 0, 0]
+    assert results_of(sequences, scorer).frames.n_of_records == [0, 1, 0, 0, 0]
     assert [result.record.id for result in results] == [f"p{i}" for i in range(5)]
 
 
-def test_a_prediction_is_the_whole_protein_and_has_the_score_of_the_call(scorer: Scorer) -> None:
-    protein = random_protein(120, 3)
-    (result,) = called([protein.lower() + "*"], scorer)
-    ((orf, score, _),) = [
-        (prediction.orf, prediction.virus_score, prediction.failure)
-        for prediction in result.predictions
-    ]
-    assert (orf.id, orf.record_id, orf.start, orf.end, orf.strand) == ("p0", "p0", 0, 120, ".")
-    assert orf.protein == protein
-    assert score == result.call.virus_score == result.call.base_score
+def test_a_protein_is_its_only_piece_and_has_the_score_of_the_call(scorer: Scorer) -> None:
+    results = results_of([random_protein(120, 3).lower() + "*"], scorer)
+    (result,), frames = called([random_protein(120, 3)], scorer), results.frames
+    assert (frames.ids, frames.chunk_ids) == (["p0"], ["p0"])
+    assert frames.scores == [result.call.virus_score] == [result.call.base_score]
     assert (result.call.n_chunks, result.call.n_chunks_scored) == (1, 1)
 
 

@@ -39,6 +39,7 @@ from virnucpro.scorer.nets import (
     thresholds,
 )
 from virnucpro.scorer.score import score_block, score_sequences
+from virnucpro.sequences import fasta as reader
 from virnucpro.sequences import genetic_code
 from virnucpro.stories import pipeline
 from virnucpro.stories import write as write_story
@@ -361,6 +362,7 @@ def test_a_killed_run_is_resumed_to_the_same_bytes(tmp_path):
 def in_blocks(monkeypatch: pytest.MonkeyPatch, n_letters: int = 2_000) -> None:
     """Have runs be cut into small blocks."""
     monkeypatch.setattr(write_story, "LETTERS_AT_ONCE", n_letters)
+    monkeypatch.setattr(reader, "_BLOCK", n_letters)
 
 
 def stamps(folder: Path) -> dict[str, tuple[int, bytes]]:

@@ -13,7 +13,7 @@ from test_scorer_run import predict, write
 
 import virnucpro
 from virnucpro.ground.errors import OutputError
-from virnucpro.ground.records import Call, FastaRecord, RecordResult, Region
+from virnucpro.ground.records import Call, CalledRecords, FastaRecord, RecordResult, Region
 from virnucpro.ground.tree import Tree
 from virnucpro.run.folder import RunDir
 from virnucpro.sequences.fasta import read_fasta
@@ -37,8 +37,11 @@ class LengthTable(Sink):
     columns = ("record", "length")
 
     @classmethod
-    def rows(cls, result):
-        return [f"{result.record.name}\t{len(result.record.sequence)}\n"]
+    def rows(cls, results):
+        lengths = map(len, results.records.sequences)
+        return "".join(
+            f"{name}\t{n}\n" for name, n in zip(results.records.names, lengths, strict=True)
+        )
 
 
 @pytest.fixture
@@ -129,7 +132,7 @@ def written(folder: Path, *results: RecordResult) -> dict[str, dict[str, str]]:
     """The rows of the verdict on some records, by their names."""
     sinks = (VirusTable, VirusFasta, RegionTable)
     with open_sinks(sinks, Place(folder, Tree(folder), folder)) as add:
-        add(Portion.of("in", results, sinks))
+        add(Portion.of("in", CalledRecords.of(results), sinks))
     return {row["virus"]: row for row in rows(folder / VirusTable.file)}
 
 

@@ -24,6 +24,7 @@ from virnucpro.learning.evaluation.evaluate import Question, answer
 from virnucpro.learning.evaluation.report import write_report
 from virnucpro.learning.options import TrainOptions
 from virnucpro.learning.pages import write_evaluation_page
+from virnucpro.sequences import fasta
 from virnucpro.stories import pipeline, write
 from virnucpro.stories.options import PredictOptions
 from virnucpro.stories.resolve import RunConfig
@@ -45,12 +46,13 @@ class Scoring:
     options: PredictOptions
 
     def __call__(self, resume: bool) -> None:
-        usual, write.LETTERS_AT_ONCE = write.LETTERS_AT_ONCE, 3_000
+        usual = write.LETTERS_AT_ONCE, fasta._BLOCK
+        write.LETTERS_AT_ONCE = fasta._BLOCK = 3_000
         try:
             options = replace(self.options, resume=resume)
             pipeline.predict(options, lambda _: None, lambda _: InlineExecutor())
         finally:
-            write.LETTERS_AT_ONCE = usual
+            write.LETTERS_AT_ONCE, fasta._BLOCK = usual
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,8 @@ calls are the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import Protocol
 
 from safetensors import safe_open
@@ -19,11 +18,11 @@ from virnucpro.callers.calls import call_record, failure_note
 from virnucpro.callers.head import Head, HeadFacts
 from virnucpro.callers.join import Join
 from virnucpro.callers.options import FALSE_POSITIVES, Calls, CutOptions
-from virnucpro.callers.pieces import ScoredRecord, call_scored, join_calls, score_records
+from virnucpro.callers.pieces import ScoredRecords, call_scored, join_calls, score_records
 from virnucpro.ground.config import InputType, Recipe
 from virnucpro.ground.errors import UnavailableError, UsageError
 from virnucpro.ground.files import EMBEDDED_FOLDER
-from virnucpro.ground.records import Call, FastaRecord, Prediction, RecordResult
+from virnucpro.ground.records import Call, CalledRecords, Prediction, RecordResult, Records
 from virnucpro.scorer.nets import (
     Digests,
     ErrorRates,
@@ -33,7 +32,7 @@ from virnucpro.scorer.nets import (
 )
 from virnucpro.scorer.proteins import SHORTEST as SHORTEST_PROTEIN
 from virnucpro.sequences.genetic_code import genetic_code
-from virnucpro.sequences.screen import screen
+from virnucpro.sequences.screen import screen_all
 from virnucpro.sequences.sketch import NO_KMERS, Sketch, unpack
 
 Trained = tuple[Digests, Digests, Sketch]  # of records, of their groups; of all sequences
@@ -91,9 +90,9 @@ class Caller(Protocol):
         """
 
     def call(
-        self, records: Sequence[FastaRecord], frames: Sequence[list[Prediction]], recipe: Recipe
-    ) -> Iterator[RecordResult]:
-        """Call each record, in order. Beside it are its embedded frames, scored or not."""
+        self, records: Records, frames: Sequence[list[Prediction]], recipe: Recipe
+    ) -> CalledRecords:
+        """Call each record. Beside it are its embedded frames, scored or not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +123,9 @@ class NoCall:
         return self
 
     def call(
-        self, records: Sequence[FastaRecord], frames: Sequence[list[Prediction]], recipe: Recipe
-    ) -> Iterator[RecordResult]:
-        return map(partial(_call_by_frames, recipe, None), records, frames)
+        self, records: Records, frames: Sequence[list[Prediction]], recipe: Recipe
+    ) -> CalledRecords:
+        return CalledRecords.of(_call_by_frames(recipe, None, records, frames))
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,19 +170,20 @@ class ByScorer:
         return replace(self, input_type=input_type)
 
     def call(
-        self, records: Sequence[FastaRecord], frames: Sequence[list[Prediction]], recipe: Recipe
-    ) -> Iterator[RecordResult]:
+        self, records: Records, frames: Sequence[list[Prediction]], recipe: Recipe
+    ) -> CalledRecords:
         results = self.call_scored(self.score(records, recipe), recipe)
-        for result, of_record in zip(results, frames, strict=True):
-            note = result.call.note or failure_note(of_record)
-            yield result._replace(frames=of_record, call=replace(result.call, note=note))
+        results.embedded = {place: each for place, each in enumerate(frames) if each}
+        for place, each in results.embedded.items():
+            results.calls.notes[place] = results.calls.notes[place] or failure_note(each)
+        return results
 
-    def score(self, records: Sequence[FastaRecord], recipe: Recipe) -> list[ScoredRecord]:
-        """Score each record, in order."""
+    def score(self, records: Records, recipe: Recipe) -> ScoredRecords:
+        """Score each record."""
         return score_records(records, recipe, self.scorer)
 
-    def call_scored(self, scored: Sequence[ScoredRecord], recipe: Recipe) -> Iterator[RecordResult]:
-        """Call each record whose score is there, in order."""
+    def call_scored(self, scored: ScoredRecords, recipe: Recipe) -> CalledRecords:
+        """Call each record whose score is there."""
         return call_scored(scored, recipe, self.scorer, self.options)
 
 
@@ -252,9 +252,9 @@ class ByHead:
         return self
 
     def call(
-        self, records: Sequence[FastaRecord], frames: Sequence[list[Prediction]], recipe: Recipe
-    ) -> Iterator[RecordResult]:
-        return map(partial(_call_by_frames, recipe, self._facts), records, frames)
+        self, records: Records, frames: Sequence[list[Prediction]], recipe: Recipe
+    ) -> CalledRecords:
+        return CalledRecords.of(_call_by_frames(recipe, self._facts, records, frames))
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,11 +319,11 @@ class Joined:
         return self if input_type == "nucleotide" else ByHead(self.head, self.options)
 
     def call(
-        self, records: Sequence[FastaRecord], frames: Sequence[list[Prediction]], recipe: Recipe
-    ) -> Iterator[RecordResult]:
+        self, records: Records, frames: Sequence[list[Prediction]], recipe: Recipe
+    ) -> CalledRecords:
         facts, code = self.head.facts, genetic_code(recipe.genetic_code)
-        alone = map(partial(_call_by_frames, recipe, facts), records, frames)
-        return join_calls(list(alone), facts, self.scorer, self.options, code)
+        alone = _call_by_frames(recipe, facts, records, frames)
+        return CalledRecords.of(list(join_calls(alone, facts, self.scorer, self.options, code)))
 
 
 def caller_of(options: CutOptions, calls: Calls, head: Head | None) -> Caller:
@@ -383,13 +383,19 @@ def _cut_at(threshold: float) -> Cut:
 
 
 def _call_by_frames(
-    recipe: Recipe, facts: HeadFacts | None, record: FastaRecord, predictions: list[Prediction]
-) -> RecordResult:
-    """Call a record by the scores of its frames; without facts it was only to be embedded."""
-    length = len(record.sequence)
-    status, note = screen(record, recipe)
-    if status is not None:
-        call = Call(record.name, length, status, record.sample, note=note)
-    else:
-        call = call_record(record, recipe.count_chunks(length), predictions, facts)
-    return RecordResult(record, predictions, call, frames=predictions)
+    recipe: Recipe,
+    facts: HeadFacts | None,
+    records: Records,
+    frames: Sequence[list[Prediction]],
+) -> list[RecordResult]:
+    """Call records by the scores of their frames; without facts they were only to be embedded."""
+    screened, results = screen_all(records, recipe), []
+    for place, (record, predictions) in enumerate(zip(records.each(), frames, strict=True)):
+        length = len(record.sequence)
+        if place in screened:
+            status, note = screened[place]
+            call = Call(record.name, length, status, record.sample, note=note)
+        else:
+            call = call_record(record, recipe.count_chunks(length), predictions, facts)
+        results.append(RecordResult(record, predictions, call, frames=predictions))
+    return results

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import groupby
 from math import fsum, log, tanh
 from statistics import fmean
 from typing import NamedTuple
 
+import numpy as np
+
 from virnucpro.callers.head import DECIMALS, HeadFacts
+from virnucpro.ground.numeric import Values, sigmoid
 from virnucpro.ground.records import Call, FastaRecord, Prediction, Status
-from virnucpro.scorer.score import RecordScore
 
 FRAMES_FAILED = "frames failed"  # in the note of a record that can be run again
+_NEAR = 1e-6  # in units of the last decimal: a thousand times what doubles near 1 are apart
 SURE = 10.0**-DECIMALS  # scores are clipped to [SURE, 1 - SURE] before log-odds are taken
-
-
-def scored_frames(predictions: Iterable[Prediction]) -> Iterator[tuple[Prediction, float]]:
-    for prediction in predictions:
-        if prediction.virus_score is not None:
-            yield prediction, prediction.virus_score
 
 
 def chunk_scores(predictions: Sequence[Prediction]) -> list[tuple[str, list[float]]]:
@@ -28,10 +25,14 @@ def chunk_scores(predictions: Sequence[Prediction]) -> list[tuple[str, list[floa
 
     Frames of one chunk are neighbours, as ``translate_six_frames`` makes them.
     """
-    frames = scored_frames(predictions)
+    frames = [
+        (frame.orf.chunk_id, frame.virus_score)
+        for frame in predictions
+        if frame.virus_score is not None
+    ]
     return [
         (chunk_id, [score for _, score in group])
-        for chunk_id, group in groupby(frames, key=lambda frame: frame[0].orf.chunk_id)
+        for chunk_id, group in groupby(frames, key=lambda frame: frame[0])
     ]
 
 
@@ -53,6 +54,17 @@ def chunk_log_odds(chunks: Iterable[Sequence[float]], facts: HeadFacts) -> list[
 def probability(log_odds: float) -> float:
     """The score for these log-odds, with 6 decimals."""
     return round(0.5 * (1 + tanh(log_odds / 2)), DECIMALS)
+
+
+def probabilities(log_odds: Values) -> Values:
+    """The same for many, to the last bit; NaN for NaN. (n,) -> (n,)"""
+    scaled = sigmoid(log_odds) * 10**DECIMALS
+    whole = np.rint(scaled)
+    scores = whole / 10**DECIMALS  # the number that is next to those decimals
+    # numpy's tanh may differ in the last bit, which counts near the middle between two scores
+    for place in np.flatnonzero(np.abs(np.abs(scaled - whole) - 0.5) < _NEAR).tolist():
+        scores[place] = probability(float(log_odds[place]))
+    return np.asarray(scores)
 
 
 def log_odds(score: float) -> float:
@@ -108,41 +120,6 @@ class Decision(NamedTuple):
 
     is_virus: bool
     false_discovery_rate: float  # expected among records with this score and above
-
-
-def call_by_score(record: FastaRecord, score: RecordScore, decision: Decision) -> Call:
-    """Call one record that could be screened by the score of its sequence."""
-    pieces = score.pieces
-    return _call(record, score.log_odds, decision, len(pieces.start), pieces.n_known, "base")
-
-
-def call_protein(record: FastaRecord, log_odds: float | None, decision: Decision) -> Call:
-    """Call one protein that could be screened, which is its only chunk."""
-    return _call(record, log_odds, decision, 1, int(log_odds is not None), "residue")
-
-
-def _call(
-    record: FastaRecord,
-    log_odds: float | None,
-    decision: Decision,
-    n_chunks: int,
-    n_chunks_scored: int,
-    letter: str,
-) -> Call:
-    virus_score = None if log_odds is None else probability(log_odds)
-    return Call(
-        record.name,
-        len(record.sequence),
-        "no_orf" if log_odds is None else "scored",
-        record.sample,
-        virus_score=virus_score,
-        base_score=virus_score,
-        is_virus=decision.is_virus,
-        false_discovery_rate=None if log_odds is None else decision.false_discovery_rate,
-        n_chunks=n_chunks,
-        n_chunks_scored=n_chunks_scored,
-        note=f"no known {letter}" if log_odds is None else "",
-    )
 
 
 def join_call(alone: Call, base: float | None, joined: float | None, decision: Decision) -> Call:

@@ -6,82 +6,90 @@ They come in blocks. A score does not depend on the block that it is computed in
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field
 from statistics import fmean
-from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from virnucpro.callers.calls import (
     Decision,
-    call_by_score,
-    call_protein,
     chunk_log_odds,
     chunk_scores,
     join_call,
-    probability,
+    probabilities,
 )
 from virnucpro.callers.head import HeadFacts
 from virnucpro.callers.join import join_log_odds
 from virnucpro.callers.options import FALSE_POSITIVES, CutOptions
 from virnucpro.callers.regions import Found
 from virnucpro.ground.config import Recipe
-from virnucpro.ground.numeric import Mask, Values
+from virnucpro.ground.numeric import Counts, Mask, Values
 from virnucpro.ground.records import (
-    PROTEIN,
-    Call,
-    FastaRecord,
-    Orf,
-    Prediction,
+    CalledRecords,
+    Calls,
+    FrameScores,
     RecordResult,
+    Records,
     Status,
 )
 from virnucpro.scorer.nets import ErrorRates, Scorer, false_discovery_rates, thresholds
 from virnucpro.scorer.proteins import SHORTEST as SHORTEST_PROTEIN
 from virnucpro.scorer.score import PieceScores, RecordScore, score_block, score_proteins
 from virnucpro.sequences.genetic_code import GeneticCode, genetic_code
-from virnucpro.sequences.screen import protein_of, screen
+from virnucpro.sequences.screen import protein_of, screen_all
 
 
-class ScoredRecord(NamedTuple):
-    """A record by the scorer alone: all that its call is made of but the cut.
+@dataclass(frozen=True, slots=True, eq=False)
+class ScoredRecords:
+    """Neighbouring records by the scorer alone: all that calls are made of but the cut."""
 
-    Of a record that was screened out the status is set, and the score is None.
-    """
+    records: Records
+    screened: dict[int, Status]  # by place, of those that have no score for that
+    notes: list[str]  # why each was screened out, or what else its sequence shows
+    log_odds: Values  # (n,) NaN: none
+    n_pieces: Counts  # (n,)
+    pieces: PieceScores  # of all
+    # by place: regions of a record that is called other, and of a virus; without: not searched
+    found: dict[int, tuple[Found, Found]] = field(default_factory=dict)
 
-    record: FastaRecord
-    status: Status | None
-    note: str  # why it was screened out, or what else its sequence shows
-    score: RecordScore | None
-    # its regions if it is called other, and if it is called a virus; None: it was not searched
-    found: tuple[Found, Found] | None = None
 
-
-def score_records(
-    records: Sequence[FastaRecord], recipe: Recipe, scorer: Scorer
-) -> list[ScoredRecord]:
-    """Each record, in order, with the score of its sequence.
+def score_records(records: Records, recipe: Recipe, scorer: Scorer) -> ScoredRecords:
+    """Score the sequence of each record.
 
     A protein is a single piece. The stop that gene callers write behind it does not count.
     """
     is_protein = recipe.input_type == "protein"
-    refusals = [(_screen_protein if is_protein else screen)(record, recipe) for record in records]
-    readable = [
-        protein_of(record) if is_protein else record.sequence
-        for record, (status, _) in zip(records, refusals, strict=True)
-        if status is None
-    ]
+    refusals = screen_all(records, recipe)
+    if is_protein:
+        refusals = _short_proteins(records) | refusals
+    notes = [""] * len(records.ids)
+    for place, (_, note) in refusals.items():
+        notes[place] = note
+    screened = {place: status for place, (status, _) in refusals.items()}
+    places = [place for place in range(len(notes)) if place not in screened]
     if is_protein:
         assert scorer.proteins is not None, "a scorer without nets for proteins calls none"
-        each = list(map(_one_piece, readable, score_proteins(readable, scorer)))
+        proteins = [protein_of(records.at(place)) for place in places]
+        scores = list(map(_one_piece, proteins, score_proteins(proteins, scorer)))
     else:
-        each = score_block(readable, scorer, genetic_code(recipe.genetic_code))
-    scores = iter(each)
-    return [
-        ScoredRecord(record, status, note, next(scores) if status is None else None)
-        for record, (status, note) in zip(records, refusals, strict=True)
-    ]
+        sequences = [records.sequences[place] for place in places]
+        scores = score_block(sequences, scorer, genetic_code(recipe.genetic_code))
+    log_odds, n_pieces = np.full(len(notes), np.nan), np.zeros(len(notes), dtype=np.int64)
+    log_odds[places] = [score.log_odds for score in scores]
+    n_pieces[places] = [len(score.pieces.start) for score in scores]
+    pieces = _side_by_side([score.pieces for score in scores], n_pieces)
+    return ScoredRecords(records, screened, notes, log_odds, n_pieces, pieces)
+
+
+def _side_by_side(each: Sequence[PieceScores], n_pieces: Counts) -> PieceScores:
+    """The pieces of several records, which know their places."""
+    nothing = np.empty(0, dtype=np.int64)
+    return PieceScores(
+        np.repeat(np.arange(len(n_pieces)), n_pieces),
+        np.concatenate([nothing, *(pieces.start for pieces in each)]),
+        np.concatenate([nothing, *(pieces.n_bases for pieces in each)]),
+        np.concatenate([np.empty(0), *(pieces.log_odds for pieces in each)]),
+    )
 
 
 def _one_piece(protein: str, log_odds: float | None) -> RecordScore:
@@ -91,55 +99,68 @@ def _one_piece(protein: str, log_odds: float | None) -> RecordScore:
 
 
 def call_scored(
-    each: Sequence[ScoredRecord], recipe: Recipe, scorer: Scorer, cut: CutOptions
-) -> Iterator[RecordResult]:
-    """Call each record, in order; beside it are the predictions for its pieces."""
-    is_protein = recipe.input_type == "protein"
-    error_rates = scorer.error_rates
+    scored: ScoredRecords, recipe: Recipe, scorer: Scorer, cut: CutOptions
+) -> CalledRecords:
+    """Call each record; beside the calls are the scores of pieces."""
+    is_protein, error_rates = recipe.input_type == "protein", scorer.error_rates
+    records, pieces = scored.records, scored.pieces
+    n, lengths = len(records.ids), records.lengths
     if is_protein:
         assert scorer.proteins is not None, "a scorer without nets for proteins calls none"
         error_rates = scorer.proteins.error_rates
-    scores = [(one.record, one.score) for one in each if one.score is not None]
-    lengths = np.array(
-        [
-            score.pieces.n_bases[0] if is_protein else len(record.sequence)
-            for record, score in scores
-        ],
-        dtype=np.int64,
+        of_pieces = np.ones(n, dtype=np.int64)
+        of_pieces[pieces.record] = pieces.n_bases
+    else:
+        of_pieces = lengths
+    is_virus, rates = _decide(scored.log_odds, np.maximum(1, of_pieces), error_rates, cut)
+    scores = list(map(_number, probabilities(scored.log_odds).tolist()))
+    unknown = "no known residue" if is_protein else "no known base"
+    statuses: list[Status] = ["no_orf" if score is None else "scored" for score in scores]
+    pairs = zip(scored.notes, scores, strict=True)
+    notes = [unknown if score is None else note for note, score in pairs]
+    for place, status in scored.screened.items():
+        statuses[place], notes[place] = status, scored.notes[place]
+    is_known = ~np.isnan(pieces.log_odds)
+    calls = Calls(
+        records.names,
+        lengths.tolist(),
+        statuses,
+        records.samples,
+        scores,
+        scores,
+        is_virus.tolist(),
+        list(map(_number, np.where(np.isnan(scored.log_odds), np.nan, rates).tolist())),
+        scored.n_pieces.tolist(),
+        np.bincount(pieces.record[is_known], minlength=n).tolist(),
+        [0] * n,
+        notes,
     )
-    log_odds = np.array([score.log_odds for _, score in scores], dtype=np.float64)  # NaN for None
-    decisions = _decide(log_odds, lengths, error_rates, cut)
-    for record, status, note, score, _ in each:
-        if score is None:
-            assert status is not None, "what has no score was screened out"
-            call = Call(record.name, len(record.sequence), status, record.sample, note=note)
-            yield RecordResult(record, [], call)
-        elif is_protein:
-            call = call_protein(record, score.log_odds, next(decisions))
-            call = replace(call, note=call.note or note)
-            yield RecordResult(record, _whole(record, score.pieces), call)
-        else:
-            call = call_by_score(record, score, next(decisions))
-            call = replace(call, note=call.note or note)
-            yield RecordResult(record, list(_predictions(record.id, score.pieces)), call)
+    return CalledRecords(records, calls, _frames(scored, is_known, is_protein=is_protein))
 
 
-def _whole(protein: FastaRecord, pieces: PieceScores) -> list[Prediction]:
-    """The prediction of a protein, if it has a score."""
-    name, (n_residues,), (log_odds,) = protein.id, pieces.n_bases.tolist(), pieces.log_odds.tolist()
-    if log_odds != log_odds:  # NaN
-        return []
-    orf = Orf(name, name, name, 0, n_residues, PROTEIN, protein_of(protein))
-    return [Prediction(orf, probability(log_odds))]
+def _frames(scored: ScoredRecords, is_known: Mask, *, is_protein: bool) -> FrameScores:
+    """The scores of pieces with a known base. A piece has both strands, and is its own chunk."""
+    pieces, names = scored.pieces, scored.records.ids
+    owners = pieces.record[is_known]
+    firsts = np.cumsum(scored.n_pieces) - scored.n_pieces
+    numbers = np.arange(1, 1 + len(pieces.record)) - firsts[pieces.record]
+    if is_protein:
+        ids = [names[owner] for owner in owners.tolist()]
+    else:
+        pairs = zip(owners.tolist(), numbers[is_known].tolist(), strict=True)
+        ids = [f"{names[owner]}_piece_{number}" for owner, number in pairs]
+    n_of_records = np.bincount(owners, minlength=len(names)).tolist()
+    return FrameScores(n_of_records, ids, ids, probabilities(pieces.log_odds[is_known]).tolist())
 
 
-def _screen_protein(record: FastaRecord, recipe: Recipe) -> tuple[Status | None, str]:
-    """The status and the note of a protein that is left out, or None and ""."""
-    status, note = screen(record, recipe)
-    n_residues = len(protein_of(record))
-    if status is None and n_residues < SHORTEST_PROTEIN:
-        return "too_short", f"{n_residues} of at least {SHORTEST_PROTEIN}"
-    return status, note
+def _short_proteins(records: Records) -> dict[int, tuple[Status, str]]:
+    """The status and the note of each protein that is too short to be read, by its place."""
+    lengths = [len(protein_of(record)) for record in records.each()]
+    return {
+        place: ("too_short", f"{length} of at least {SHORTEST_PROTEIN}")
+        for place, length in enumerate(lengths)
+        if length < SHORTEST_PROTEIN
+    }
 
 
 def join_calls(
@@ -168,8 +189,8 @@ def join_calls(
         map(_number, base.tolist()),
         map(_number, joined.tolist()),
         _prefer(
-            _decide(joined, lengths, facts.join.error_rates, cut),
-            _decide(base, lengths, scorer.error_rates, cut),
+            _decisions(*_decide(joined, lengths, facts.join.error_rates, cut)),
+            _decisions(*_decide(base, lengths, scorer.error_rates, cut)),
             ~np.isnan(joined),
         ),
     )
@@ -197,24 +218,18 @@ def _prefer(
         yield first if is_there else second
 
 
-def _decide(
-    log_odds: Values, lengths: NDArray[np.int64], error_rates: Sequence[ErrorRates], cut: CutOptions
-) -> Iterator[Decision]:
-    """The decision that follows from each calibrated log-odds; none for NaN."""
-    is_virus = log_odds >= thresholds(error_rates, lengths, FALSE_POSITIVES[cut.preset])
-    if cut.threshold is not None:
-        is_virus = np.array(list(map(probability, log_odds.tolist()))) >= cut.threshold
-    rates = false_discovery_rates(error_rates, log_odds, lengths, cut.prevalence)
+def _decisions(is_virus: Mask, rates: Values) -> Iterator[Decision]:
     return map(Decision, is_virus.tolist(), rates.tolist())
 
 
-def _predictions(record_id: str, pieces: PieceScores) -> Iterator[Prediction]:
-    """A prediction per piece with a known base. A piece has both strands, and is its own chunk."""
-    rows = zip(
-        pieces.start.tolist(), pieces.n_bases.tolist(), pieces.log_odds.tolist(), strict=True
-    )
-    for number, (start, n_bases, log_odds) in enumerate(rows, 1):
-        if log_odds == log_odds:  # not NaN
-            name = f"{record_id}_piece_{number}"
-            orf = Orf(name, name, record_id, start, start + n_bases, "+", "")
-            yield Prediction(orf, probability(log_odds))
+def _decide(
+    log_odds: Values, lengths: Counts, error_rates: Sequence[ErrorRates], cut: CutOptions
+) -> tuple[Mask, Values]:
+    """The decision that follows from each calibrated log-odds, and the false discovery rate there.
+
+    NaN is no virus. (n,) each
+    """
+    is_virus = log_odds >= thresholds(error_rates, lengths, FALSE_POSITIVES[cut.preset])
+    if cut.threshold is not None:
+        is_virus = probabilities(log_odds) >= cut.threshold
+    return is_virus, false_discovery_rates(error_rates, log_odds, lengths, cut.prevalence)

@@ -10,10 +10,11 @@ are tuples: making one takes a third of the time.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, compress, groupby
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeGuard
+from typing import Any, Literal, NamedTuple, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,10 +51,68 @@ class FastaRecord(NamedTuple):
         """The id that the record has in its file."""
         return self.own_id or self.id
 
-    def with_id(self, new_id: str) -> FastaRecord:
-        """The same record by another id, in its header too."""
-        header = new_id + self.header.lstrip()[len(self.id) :]
-        return self._replace(id=new_id, header=header)
+
+class Records(NamedTuple):
+    """Neighbouring records in columns, in step: the fields of ``FastaRecord``, in its order."""
+
+    ids: list[str]
+    headers: list[str]
+    sequences: list[str]
+    lines: list[int]
+    n_gaps: list[int]
+    samples: list[str]
+    own_ids: list[str]
+
+    @classmethod
+    def of(cls, records: Iterable[FastaRecord]) -> Records:
+        columns = list(zip(*records, strict=True)) or [()] * len(cls._fields)
+        return cls._make(map(list, columns))
+
+    @classmethod
+    def joined(cls, each: Sequence[Records]) -> Records:
+        if len(each) == 1:
+            return each[0]
+        columns = zip(*each, strict=True) if each else [()] * len(cls._fields)
+        return cls._make(list(chain.from_iterable(column)) for column in columns)
+
+    def each(self) -> Iterator[FastaRecord]:
+        return map(FastaRecord, *self)
+
+    def at(self, place: int) -> FastaRecord:
+        return FastaRecord._make(column[place] for column in self)
+
+    def rows(self, rows: slice) -> Records:
+        return Records._make(column[rows] for column in self)
+
+    def kept(self, mask: Sequence[bool]) -> Records:
+        return Records._make(list(compress(column, mask)) for column in self)
+
+    @property
+    def names(self) -> list[str]:
+        """The ids that the records have in their files."""
+        return [own or name for own, name in zip(self.own_ids, self.ids, strict=True)]
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        return np.fromiter(map(len, self.sequences), np.int64, len(self.sequences))
+
+    @property
+    def n_letters(self) -> int:
+        return sum(map(len, self.sequences))
+
+    def with_ids(self, ids: list[str]) -> Records:
+        """The same records by other ids, in their headers too."""
+        headers = [
+            header if new == old else new + header.lstrip()[len(old) :]
+            for header, old, new in zip(self.headers, self.ids, ids, strict=True)
+        ]
+        return self._replace(ids=ids, headers=headers)
+
+    def qualified(self, prefix: str, unprefixed: Container[str]) -> Records:
+        """The same records by ids with a prefix, but for some; their own ones are kept."""
+        ids = [name if name in unprefixed else prefix + name for name in self.ids]
+        own = ["" if new == old else old for new, old in zip(ids, self.ids, strict=True)]
+        return self.with_ids(ids)._replace(own_ids=own)
 
 
 class Chunk(NamedTuple):
@@ -253,3 +312,135 @@ class RecordResult(NamedTuple):
             for region in self.regions or ()
             if not (region.over_origin and region.start == 0)
         )
+
+
+class Calls(NamedTuple):
+    """The calls of neighbouring records in columns, in step: fields of ``Call``, in its order."""
+
+    record_ids: list[str]
+    lengths: list[int]
+    statuses: list[Status]
+    samples: list[str]
+    virus_scores: list[float | None]
+    base_scores: list[float | None]
+    are_viruses: list[bool]
+    rates: list[float | None]
+    n_chunks: list[int]
+    n_chunks_scored: list[int]
+    n_frames_scored: list[int]
+    notes: list[str]
+
+    @classmethod
+    def of(cls, calls: Iterable[Call]) -> Calls:
+        rows = [
+            (
+                *(call.record_id, call.length, call.status, call.sample),
+                *(call.virus_score, call.base_score, call.is_virus, call.false_discovery_rate),
+                *(call.n_chunks, call.n_chunks_scored, call.n_frames_scored, call.note),
+            )
+            for call in calls
+        ]
+        columns = list(zip(*rows, strict=True)) or [()] * len(cls._fields)
+        return cls(*map(list, columns))
+
+    def at(self, place: int) -> Call:
+        values: list[Any] = [column[place] for column in self]
+        return Call(*values)
+
+    def rows(self, rows: slice) -> Calls:
+        return Calls._make(column[rows] for column in self)
+
+
+class FrameScores(NamedTuple):
+    """The frames with a score, or pieces, of neighbouring records, in columns in step."""
+
+    n_of_records: list[int]  # of each record
+    ids: list[str]
+    chunk_ids: list[str]
+    scores: list[float]
+
+    @classmethod
+    def of(cls, predictions: Iterable[Sequence[Prediction]]) -> FrameScores:
+        """Of the predictions of each record."""
+        of_records = [[one for one in each if one.virus_score is not None] for each in predictions]
+        frames = list(chain.from_iterable(of_records))
+        return cls(
+            list(map(len, of_records)),
+            [frame.orf.id for frame in frames],
+            [frame.orf.chunk_id for frame in frames],
+            [frame.virus_score for frame in frames if frame.virus_score is not None],
+        )
+
+    def rows(self, rows: slice) -> FrameScores:
+        first = sum(self.n_of_records[: rows.start])
+        n_of_records = self.n_of_records[rows]
+        some = slice(first, first + sum(n_of_records))
+        ids, chunk_ids, scores = self.ids[some], self.chunk_ids[some], self.scores[some]
+        return FrameScores(n_of_records, ids, chunk_ids, scores)
+
+    def renamed(self, before: Sequence[str], now: Sequence[str]) -> FrameScores:
+        """The same by other ids of their records, which ids of frames and chunks begin with."""
+        pairs = zip(before, now, self.n_of_records, strict=True)
+        names = [(len(old), new) for old, new, n in pairs for _ in range(n)]
+        ids, chunk_ids = (
+            [new + name[n:] for (n, new), name in zip(names, column, strict=True)]
+            for column in (self.ids, self.chunk_ids)
+        )
+        return self._replace(ids=ids, chunk_ids=chunk_ids)
+
+
+@dataclass(slots=True, eq=False)
+class CalledRecords:
+    """Neighbouring records with their calls and what these are made of, in columns in step."""
+
+    records: Records
+    calls: Calls
+    frames: FrameScores
+    regions: dict[int, tuple[tuple[Region, ...], Track | None]] = field(default_factory=dict)
+    embedded: dict[int, Sequence[Prediction]] = field(default_factory=dict)  # see ``RecordResult``
+
+    @classmethod
+    def of(cls, each: Sequence[RecordResult]) -> CalledRecords:
+        return cls(
+            Records.of(one.record for one in each),
+            Calls.of(one.call for one in each),
+            FrameScores.of(one.predictions for one in each),
+            {i: (one.regions, one.track) for i, one in enumerate(each) if one.regions is not None},
+            {i: one.frames for i, one in enumerate(each) if one.frames},
+        )
+
+    def at(self, place: int) -> RecordResult:
+        """A record with its call; its predictions are in ``frames`` alone."""
+        record, call = self.records.at(place), self.calls.at(place)
+        regions, track = self.regions.get(place, (None, None))
+        return RecordResult(record, [], call, regions, track, self.embedded.get(place, ()))
+
+    def tell_regions(self, place: int, result: RecordResult) -> None:
+        """Take over the regions of a record, and its note that counts them."""
+        if result.regions is not None:
+            self.regions[place] = (result.regions, result.track)
+            self.calls.notes[place] = result.call.note
+
+    def by_sample(self) -> Iterator[tuple[str, CalledRecords]]:
+        """The results of each sample apart."""
+        first = 0
+        for sample, group in groupby(self.records.samples):
+            end = first + len(list(group))
+            yield sample, self._rows(first, end)
+            first = end
+
+    def _rows(self, first: int, end: int) -> CalledRecords:
+        if (first, end) == (0, len(self.records.ids)):
+            return self
+        rows = slice(first, end)
+        places = range(first, end)
+        regions = {i - first: of for i, of in self.regions.items() if i in places}
+        embedded = {i - first: of for i, of in self.embedded.items() if i in places}
+        columns = self.records.rows(rows), self.calls.rows(rows), self.frames.rows(rows)
+        return CalledRecords(*columns, regions, embedded)
+
+    def by_own_ids(self) -> CalledRecords:
+        """The same with the ids that records and frames have in their file."""
+        names = self.records.names
+        records = self.records.with_ids(names)._replace(own_ids=[""] * len(names))
+        return replace(self, records=records, frames=self.frames.renamed(self.records.ids, names))

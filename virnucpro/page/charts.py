@@ -211,10 +211,11 @@ def scores_by_length(
 def _dots(counts: RunCounts, x_at: Place, y_at: Place) -> list[ChartPath]:
     """A dot for each record with a score."""
     paths = {"other": "", "viral": ""}
-    for row in counts.page_rows.rows(_MOST_DOTS):
-        if row.length and not math.isnan(row.score):
-            x, y = x_at(math.log2(row.length)), y_at(_odds(row.score))
-            paths["viral" if row.is_viral else "other"] += f"M{x:.1f} {y:.1f}h0"
+    rows = counts.page_rows.rows(_MOST_DOTS)
+    for length, score, is_viral in zip(rows.lengths, rows.scores, rows.are_viral, strict=True):
+        if length and not math.isnan(score):
+            x, y = x_at(math.log2(length)), y_at(_odds(score))
+            paths["viral" if is_viral else "other"] += f"M{x:.1f} {y:.1f}h0"
     labels = {"other": "other", "viral": "virus"}
     return [ChartPath(f"dot {look}", path, labels[look]) for look, path in paths.items()]
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress, islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,24 +38,42 @@ LENGTHS = {
 }
 
 
-class RecordRow(NamedTuple):
-    """A record as the page shows it."""
+class RecordRows(NamedTuple):
+    """Records as the page shows them, in columns in step."""
 
-    place: int  # in the table, from 0
-    record: str
-    file: str
-    length: int
-    status: str
-    is_viral: bool
-    score: float  # NaN: none
-    fdr: float  # NaN: none
-    n_chunks: str
-    note: str
+    places: list[int]  # in the table, from 0
+    records: list[str]
+    files: list[str]
+    lengths: list[int]
+    statuses: list[str]
+    are_viral: list[bool]
+    scores: list[float]  # NaN: none
+    rates: list[float]  # NaN: none
+    n_chunks: list[str]
+    notes: list[str]
 
-    @property
-    def rank(self) -> tuple[float, int, int]:
-        """The place among viral records: by score, then by length."""
-        return (-self.score, -self.length, self.place)
+    @classmethod
+    def none(cls) -> RecordRows:
+        return cls._make([] for _ in cls._fields)
+
+    def extend(self, columns: Iterable[Sequence[Any]], mask: Mask) -> None:
+        """Add those rows of some columns that are in the mask."""
+        chosen = mask.tolist()
+        own: tuple[list[Any], ...] = self
+        for column, values in zip(own, columns, strict=True):
+            column.extend(compress(values, chosen))
+
+    def take(self, rows: Iterable[int]) -> RecordRows:
+        rows = list(rows)
+        return RecordRows._make([column[row] for row in rows] for column in self)
+
+    def best(self, most: int) -> RecordRows:
+        """So many viral records: those with the highest scores, the longest first among equals."""
+        if not self.places:
+            return self
+        lengths, scores = np.array(self.lengths), np.array(self.scores)
+        order = np.lexsort((np.array(self.places), -lengths, -scores))
+        return self.take(order[:most].tolist())
 
 
 @dataclass(slots=True)
@@ -77,36 +95,34 @@ class PageRows:
     """The rows that a page shows: all, or the best viral ones and every k-th of the others."""
 
     most: int
-    viral: list[RecordRow] = field(default_factory=list)
-    others: list[RecordRow] = field(default_factory=list)
+    viral: RecordRows = field(default_factory=RecordRows.none)
+    others: RecordRows = field(default_factory=RecordRows.none)
     n_others: int = 0
     every: int = 1
 
-    def mask(self, is_viral: Mask) -> Mask:
-        """The next records that may be shown. (n,) -> (n,)"""
+    def extend(self, columns: Sequence[Sequence[Any]], is_viral: Mask) -> None:
+        """Keep rows, of which some are left out again when they become too many."""
         places = self.n_others + np.cumsum(~is_viral) - 1
         self.n_others += int((~is_viral).sum())
-        mask: Mask = is_viral | (places % self.every == 0)
-        return mask
-
-    def extend(self, rows: Iterable[RecordRow]) -> None:
-        """Keep rows, of which some are left out again when they become too many."""
-        for row in rows:
-            (self.viral if row.is_viral else self.others).append(row)
-        if len(self.viral) > 2 * self.most:
-            self.viral = sorted(self.viral, key=lambda row: row.rank)[: self.most]
-        while len(self.others) > 2 * self.most:
-            self.others = self.others[::2]
+        self.viral.extend(columns, is_viral)
+        self.others.extend(columns, ~is_viral & (places % self.every == 0))
+        if len(self.viral.places) > 2 * self.most:
+            self.viral = self.viral.best(self.most)
+        while len(self.others.places) > 2 * self.most:
+            self.others = RecordRows._make(column[::2] for column in self.others)
             self.every *= 2
 
-    def rows(self, most: int) -> list[RecordRow]:
+    def rows(self, most: int) -> RecordRows:
         """So many rows at most, in the order of the table."""
-        viral = self.viral
-        if len(viral) > most:
-            viral = sorted(viral, key=lambda row: row.rank)[:most]
-        n_others = min(len(self.others), most - len(viral))
-        places = np.arange(n_others) * len(self.others) // max(1, n_others)
-        return sorted([*viral, *(self.others[i] for i in places.tolist())])
+        viral, n_all = self.viral, len(self.others.places)
+        if len(viral.places) > most:
+            viral = viral.best(most)
+        n_others = min(n_all, most - len(viral.places))
+        chosen = np.arange(n_others) * n_all // max(1, n_others)
+        others = self.others if n_others == n_all else self.others.take(chosen.tolist())
+        each: list[tuple[list[Any], list[Any]]] = list(zip(viral, others, strict=True))
+        rows = RecordRows._make([*of_viral, *of_others] for of_viral, of_others in each)
+        return rows.take(np.argsort(rows.places).tolist())
 
 
 class _Figures(NamedTuple):
@@ -159,9 +175,9 @@ class RunCounts:
     )
 
     @property
-    def top(self) -> list[RecordRow]:
+    def top(self) -> RecordRows:
         """The viral records with the highest scores, the longest first among equals."""
-        return sorted(self.page_rows.viral, key=lambda row: row.rank)[:N_TOP]
+        return self.page_rows.viral.best(N_TOP)
 
     def add(self, block: Mapping[str, Sequence[str]]) -> None:
         """Count a block of the table, given as its columns.
@@ -197,7 +213,6 @@ class RunCounts:
 
     def _show(self, block: Mapping[str, Sequence[str]], figures: _Figures) -> None:
         lengths, scores, rates, is_viral = figures
-        mask = self.page_rows.mask(is_viral)
         columns = (
             range(self.n_records, self.n_records + len(lengths)),
             block["record"],
@@ -210,8 +225,7 @@ class RunCounts:
             block["n_chunks"],
             block["note"],
         )
-        selected = (compress(column, mask.tolist()) for column in columns)
-        self.page_rows.extend(map(RecordRow._make, zip(*selected, strict=True)))
+        self.page_rows.extend(columns, is_viral)
 
     def _count_files(self, block: Mapping[str, Sequence[str]], is_viral: Mask) -> None:
         for (file, status), n in Counter(zip(block["file"], block["status"], strict=True)).items():
@@ -297,12 +311,25 @@ def read_columns(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Seque
     with path.open(encoding="utf-8", errors="surrogateescape", newline="\n") as lines:
         names = next(lines, "").rstrip("\n").split("\t")
         while block := list(islice(lines, _LINES_AT_ONCE)):
-            fields = [line.rstrip("\n").split("\t", len(names) - 1) for line in block]
-            if any(len(values) != len(names) for values in fields):
-                raise damaged(path, "a line has too few values")
-            by_name = dict(zip(names, zip(*fields, strict=True), strict=True))
+            by_name = dict(zip(names, _columns_of(block, len(names), path), strict=True))
             empty = ("",) * len(block)
             yield {name: by_name.get(name, empty) for name in columns}
+
+
+def _columns_of(lines: list[str], n_columns: int, path: Path) -> list[Sequence[str]]:
+    """The columns of lines; the last one has what tabs are left.
+
+    Raises:
+        InputError: a line has too few values.
+    """
+    n_tabs = [line.count("\t") + 1 for line in lines]
+    if min(n_tabs) < n_columns:
+        raise damaged(path, "a line has too few values")
+    if max(n_tabs) == n_columns:  # a list for each line would take twice the time
+        values = "".join(lines).removesuffix("\n").replace("\n", "\t").split("\t")
+        return [values[i::n_columns] for i in range(n_columns)]
+    fields = [line.rstrip("\n").split("\t", n_columns - 1) for line in lines]
+    return list(zip(*fields, strict=True))
 
 
 def damaged(table: Path, why: object) -> InputError:

@@ -29,7 +29,7 @@ from virnucpro.page.charts import (
 from virnucpro.page.citation import as_bibtex, works_of
 from virnucpro.page.counts import (
     PageRows,
-    RecordRow,
+    RecordRows,
     RunCounts,
     count_records,
     damaged,
@@ -147,14 +147,14 @@ def write_run_page(rundir: RunDir) -> None:
         "references": references_to(works),
         "bibtex": "\n\n".join(map(as_bibtex, works)),
     }
-    frame = render("run.html", {**content, "table": _table(run.counts, ())}, "")
+    frame = render("run.html", {**content, "table": _table(run.counts, RecordRows.none())}, "")
     packed, rows = _pack(run, MOST_BYTES - len(frame) - _ROOM)
     page = render("run.html", {**content, "table": _table(run.counts, rows)}, packed)
     with rewriting(rundir, [PAGE]):
         rundir.write_whole(rundir.report, page)
 
 
-def _pack(run: RunFiles, most_bytes: int) -> tuple[str, Sequence[RecordRow]]:
+def _pack(run: RunFiles, most_bytes: int) -> tuple[str, RecordRows]:
     """The data of the page with as many rows as fit, and these rows."""
     charts = {chart.name: chart.as_data() for start in _charts(run) for chart in start}
     fixed = {"charts": charts, "samples": _samples(run), **_regions(run)}
@@ -162,9 +162,9 @@ def _pack(run: RunFiles, most_bytes: int) -> tuple[str, Sequence[RecordRow]]:
     rows = page_rows.rows(MOST_ROWS)
     while True:
         packed = pack({**fixed, **_columns(run, rows)})
-        if len(packed) <= most_bytes or not rows:
+        if len(packed) <= most_bytes or not rows.places:
             return packed, rows
-        rows = page_rows.rows(max(0, int(0.95 * len(rows) * most_bytes / len(packed))))
+        rows = page_rows.rows(max(0, int(0.95 * len(rows.places) * most_bytes / len(packed))))
 
 
 def read_run(rundir: RunDir) -> RunFiles:
@@ -290,15 +290,17 @@ def _answer(run: RunFiles) -> dict[str, object] | None:
         "looked_for_regions": regions is not None or run.facts.part("counts").get("n_regions") == 0,
         "top": [
             {
-                **row._asdict(),
-                "record": printable(row.record),
-                "file": printable(row.file),
-                "note": printable(row.note),
-                "has_fdr": not math.isnan(row.fdr),
+                "record": printable(record),
+                "file": printable(file),
+                "length": length,
+                "score": score,
+                "fdr": rate,
+                "note": printable(note),
+                "has_fdr": not math.isnan(rate),
             }
-            for row in counts.top
+            for _, record, file, length, _, _, score, rate, _, note in zip(*counts.top, strict=True)
         ],
-        "has_fdr": any(not math.isnan(row.fdr) for row in counts.top),
+        "has_fdr": not all(map(math.isnan, counts.top.rates)),
         "files": names,
     }
 
@@ -494,19 +496,19 @@ def _sample_column(table: Path, name: str, texts: Sequence[str]) -> dict[str, ob
     return {"name": label, "values": values, "digits": 6 if name == "best_score" else 0}
 
 
-def _table(counts: RunCounts | None, rows: Sequence[RecordRow]) -> dict[str, int]:
+def _table(counts: RunCounts | None, rows: RecordRows) -> dict[str, int]:
     """Numbers of records, in the table of the page and in all."""
     return {
-        "n_rows": len(rows),
-        "n_viral_rows": sum(row.is_viral for row in rows),
+        "n_rows": len(rows.places),
+        "n_viral_rows": sum(rows.are_viral),
         "n_records": counts.n_records if counts else 0,
         "n_viral": counts.n_viral if counts else 0,
     }
 
 
-def _columns(run: RunFiles, rows: Sequence[RecordRow]) -> dict[str, object]:
+def _columns(run: RunFiles, rows: RecordRows) -> dict[str, object]:
     """The rows of the table as columns: scores in millionths, rates in ten-thousandths."""
-    files = {file: i for i, file in enumerate(dict.fromkeys(row.file for row in rows))}
+    files = {file: i for i, file in enumerate(dict.fromkeys(rows.files))}
     of_records = run.regions.of_records if run.regions else {}
     return {
         "cut": run.facts.cut,
@@ -514,17 +516,19 @@ def _columns(run: RunFiles, rows: Sequence[RecordRow]) -> dict[str, object]:
         "files": list(map(printable, files)),
         "statuses": list(STATUSES),
         "columns": {
-            "gap": np.diff([row.place for row in rows], prepend=-1).tolist(),
-            "record": _lines([row.record for row in rows]),
-            "file": [files[row.file] for row in rows],
-            "length": [row.length for row in rows],
-            "status": [_PLACES[row.status] for row in rows],
-            "viral": [int(row.is_viral) for row in rows],
-            "score": [_scaled(row.score, 1_000_000) for row in rows],
-            "fdr": [_scaled(row.fdr, 10_000) for row in rows],
-            "chunks": [_whole(row.n_chunks) for row in rows],
-            "regions": [of_records.get((row.file, row.record), 0) for row in rows],
-            "note": _lines([row.note for row in rows]),
+            "gap": np.diff(rows.places, prepend=-1).tolist(),
+            "record": _lines(rows.records),
+            "file": [files[file] for file in rows.files],
+            "length": rows.lengths,
+            "status": [_PLACES[status] for status in rows.statuses],
+            "viral": list(map(int, rows.are_viral)),
+            "score": [_scaled(score, 1_000_000) for score in rows.scores],
+            "fdr": [_scaled(rate, 10_000) for rate in rows.rates],
+            "chunks": list(map(_whole, rows.n_chunks)),
+            "regions": [
+                of_records.get(key, 0) for key in zip(rows.files, rows.records, strict=True)
+            ],
+            "note": _lines(rows.notes),
         },
     }
 

@@ -33,6 +33,7 @@ from virnucpro.ground.records import (
     Chunk,
     FastaRecord,
     Orf,
+    Records,
     Shard,
     check_counts,
     shard_name,
@@ -41,7 +42,7 @@ from virnucpro.ground.tasks import Helpers, count_worth, helpers_for
 from virnucpro.run.folder import RunDir
 from virnucpro.run.manifest import Manifest
 from virnucpro.run.shards import SeenOrfs, ShardWriter, digests_of, header_of
-from virnucpro.sequences.fasta import write_record
+from virnucpro.sequences.fasta import parsed, write_record
 from virnucpro.sequences.genetic_code import genetic_code
 from virnucpro.sequences.inputs import InputFile, generations
 from virnucpro.sequences.screen import protein_of, screen
@@ -50,7 +51,6 @@ from virnucpro.sequences.translate import chunk_record, translate_six_frames
 
 _BLOCK_LETTERS = 500_000  # letters that are translated, or looked up, at once
 _SHARDS_AT_ONCE = 256  # shards that are verified at once
-_STEP_BASES = 2_000_000  # bases between two reports
 
 
 @dataclass(slots=True)
@@ -191,8 +191,6 @@ class _Planner:
             pieces: Iterable[FastaRecord | Chunk] = records
             if recipe.has_frames:
                 pieces = chain.from_iterable(chunk_record(r, recipe.chunk_size) for r in records)
-            elif not recipe.has_encoder:
-                deque(records, maxlen=0)  # they are counted, and scored later
             block: list[FastaRecord | Chunk] = []
             n_letters = 0
             for piece in pieces:
@@ -210,34 +208,51 @@ class _Planner:
     def screened(
         self, file: InputFile, replaced: frozenset[str], corrected: set[str]
     ) -> Iterator[FastaRecord]:
-        """The records to embed. Those of ``replaced`` may have been there before."""
-        recipe, counts, reported = self.manifest.recipe, self.counts, self.counts.n_letters
+        """The records to embed, if any are. Those of ``replaced`` may have been there before."""
+        recipe = self.manifest.recipe
         shortest = recipe.chunk_size if recipe.has_frames else 0
-        for record in self.manifest.ids.read(file):
-            if record.id not in replaced:
-                self.hashes.append(hash(record.id))
-            elif record.id in corrected:
+        for records in parsed(self.manifest.ids.blocks(file)):
+            self.count(records)
+            if replaced.isdisjoint(records.ids):
+                self.hashes.extend(map(hash, records.ids))
+            else:
+                self.add_corrected(records, file, replaced, corrected)
+            for record in records.each() if recipe.has_encoder else ():
+                if screen(record, recipe)[0] is None:
+                    self.counts.n_short += 2 * len(record.sequence) < shortest
+                    yield record
+
+    def count(self, records: Records) -> None:
+        counts, lengths = self.counts, records.lengths
+        counts.n_records += len(lengths)
+        counts.n_letters += int(lengths.sum())
+        counts.n_searched += int(lengths[lengths >= SHORTEST_RECORD].sum())
+        counts.n_gapped += sum(map(bool, records.n_gaps))
+        counts.n_gaps += sum(records.n_gaps)
+        self.on_letters(counts.n_letters)
+
+    def add_corrected(
+        self,
+        records: Records,
+        file: InputFile,
+        replaced: frozenset[str],
+        corrected: set[str],
+    ) -> None:
+        """Add the ids of records of which some replace one that failed.
+
+        Raises:
+            InputError: two replace the same.
+        """
+        for name, line in zip(records.ids, records.lines, strict=True):
+            if name not in replaced:
+                self.hashes.append(hash(name))
+            elif name in corrected:
                 raise InputError(
-                    f"{file.shown}:{record.line}: the corrected record {printable(record.id)} "
-                    "occurs twice",
+                    f"{file.shown}:{line}: the corrected record {printable(name)} occurs twice",
                     hint="keep one of the two",
                 )
             else:
-                corrected.add(record.id)
-            length = len(record.sequence)
-            counts.n_records += 1
-            counts.n_letters += length
-            counts.n_searched += length if length >= SHORTEST_RECORD else 0
-            if record.n_gaps:
-                counts.n_gapped += 1
-                counts.n_gaps += record.n_gaps
-            if counts.n_letters - reported >= _STEP_BASES:
-                reported = counts.n_letters
-                self.on_letters(reported)
-            status, _ = screen(record, recipe)
-            if status is None:
-                counts.n_short += 2 * length < shortest
-                yield record
+                corrected.add(name)
 
 
 def refuse_duplicates(hashes: array[int], manifest: Manifest) -> None:

@@ -12,7 +12,7 @@ import io
 import json
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,16 +20,18 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.callers.pieces import ScoredRecord
+from virnucpro.callers.pieces import ScoredRecords
 from virnucpro.ground.errors import FeatureFileError
 from virnucpro.ground.files import parse_json, writing
-from virnucpro.ground.records import FastaRecord, Region, Track, shard_name
+from virnucpro.ground.records import Records, Region, Track, shard_name
 from virnucpro.ground.tree import Tree
 from virnucpro.run.feature_file import Label, read_label, sealed_label
-from virnucpro.scorer.score import PieceScores, RecordScore
+from virnucpro.scorer.score import PieceScores
 
 SUFFIX = ".scores"
-_FORMAT = 1  # raise it when the same records and scorer would give another content
+_LEVEL = 1  # of zlib: half of the content are numbers that hardly shrink
+_RECORDS_AT_ONCE = 10_000  # that are hashed
+_FORMAT = 2  # raise it when the same records and scorer would give another content
 # what numpy, zipfile and JSON raise on a file that is not as it should be
 _DAMAGE = (
     *(OSError, LookupError, ValueError, TypeError, EOFError, StopIteration),
@@ -61,49 +63,52 @@ class ScoreStore:
     def path(self, index: int) -> Path:
         return self.folder / f"{shard_name(index)}{SUFFIX}"
 
-    def write(self, index: int, scored: Sequence[ScoredRecord], work: int) -> None:
+    def write(self, index: int, scored: ScoredRecords, work: int) -> None:
         """Write one file; its label says how much work it was.
 
         Raises:
             OutputError, StorageError: the disk refuses it.
         """
-        records = [one.record for one in scored]
-        content = io.BytesIO()
-        np.savez_compressed(content, allow_pickle=False, **_to_arrays(scored))
+        packed = io.BytesIO()
+        np.savez(packed, allow_pickle=False, **_to_arrays(scored))
+        content = zlib.compress(packed.getbuffer(), _LEVEL)
         attributes: dict[str, str | int] = {
             **self._attributes,
-            "records": _key_of(records),
+            "records": _key_of(scored.records),
             "finder": self.finder,
-            "n_letters": sum(len(record.sequence) for record in records),
+            "n_letters": scored.records.n_letters,
             "work": work,
         }
         with self.tree.replacing(self.path(index)) as out:
-            out.write(content.getbuffer())
-            out.write(sealed_label(content.getvalue(), attributes))
+            out.write(content)
+            out.write(sealed_label(content, attributes))
 
-    def read(self, index: int, records: Sequence[FastaRecord]) -> tuple[list[ScoredRecord], bool]:
-        """The scores of these records, none if they are not there.
+    def read(self, index: int, records: Records) -> tuple[ScoredRecords | None, bool]:
+        """The scores of these records, None if they are not there.
 
         Beside them: whether they were searched for regions as they are now.
         """
-        return self._read(self.path(index), {"records": _key_of(records)}, records)
+        path = self.path(index)
+        if not path.exists():
+            return None, False
+        return self._read(path, {"records": _key_of(records)}, records)
 
-    def read_blind(self, path: Path) -> list[ScoredRecord]:
+    def read_blind(self, path: Path) -> ScoredRecords | None:
         """The scores of a file, if it is whole; ``unknown`` is every letter of a record."""
         return self._read(path, {}, None)[0]
 
     def _read(
-        self, path: Path, more: Mapping[str, str], records: Sequence[FastaRecord] | None
-    ) -> tuple[list[ScoredRecord], bool]:
+        self, path: Path, more: Mapping[str, str], records: Records | None
+    ) -> tuple[ScoredRecords | None, bool]:
         try:
             label = read_label(path, {**self._attributes, **more})
             content = path.read_bytes()[: label.n_bytes]
             if hashlib.sha256(content).hexdigest() != label.sha256:
-                return [], False
-            with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+                return None, False
+            with np.load(io.BytesIO(zlib.decompress(content)), allow_pickle=False) as arrays:
                 scored = _from_arrays(arrays, records)
         except (FeatureFileError, *_DAMAGE):
-            return [], False
+            return None, False
         return scored, label.attributes.get("finder") == self.finder
 
     def files(self) -> list[Path]:
@@ -127,33 +132,66 @@ class ScoreStore:
                 self.tree.delete(path)
 
 
-def _key_of(records: Iterable[FastaRecord]) -> str:
+def _key_of(records: Records) -> str:
     """A hash of all that the records hold."""
     digest = hashlib.sha256()
-    for record in records:
-        digest.update(json.dumps(record._replace(sequence="")).encode())
-        digest.update(record.sequence.encode("utf-8", "surrogateescape") + b"\n")
+    for array in _to_columns(records).values():
+        digest.update(array.data)
+    for start in range(0, len(records.sequences), _RECORDS_AT_ONCE):
+        letters = "".join(records.sequences[start : start + _RECORDS_AT_ONCE])
+        digest.update(letters.encode("utf-8", "surrogateescape"))
     return digest.hexdigest()
 
 
-def _to_arrays(scored: Sequence[ScoredRecord]) -> dict[str, NDArray[Any]]:
-    scores = [one.score for one in scored if one.score is not None]
-    pieces = [score.pieces for score in scores]
-    tracks = [track for one in scored if one.found for _, track in one.found]
-    text = json.dumps(list(map(_text_of, scored)))
+_TEXTS = ("ids", "headers", "samples", "own_ids")  # columns of records that are text
+_NUMBERS = ("lines", "n_gaps", "lengths")
+
+
+def _to_columns(records: Records) -> dict[str, NDArray[Any]]:
+    """All of the records but their letters; no text has a line end."""
+    columns: dict[str, NDArray[Any]] = {}
+    for name in _TEXTS:
+        text = "\n".join(getattr(records, name)).encode("utf-8", "surrogateescape")
+        columns[name] = np.frombuffer(text, dtype=np.uint8)
+    for name in _NUMBERS:
+        columns[name] = np.asarray(getattr(records, name), dtype=np.int64)
+    return columns
+
+
+def _blind(arrays: Arrays) -> Records:
+    """The records of ``_to_columns``; ``unknown`` is every letter."""
+    texts = {
+        name: arrays[name].tobytes().decode("utf-8", "surrogateescape").split("\n")
+        for name in _TEXTS
+    }
+    lines, n_gaps, lengths = (arrays[name].tolist() for name in _NUMBERS)
+    sequences = [ScoreStore.unknown * length for length in lengths]
+    return Records(sequences=sequences, lines=lines, n_gaps=n_gaps, **texts)
+
+
+def _to_arrays(scored: ScoredRecords) -> dict[str, NDArray[Any]]:
+    tracks = [track for both in scored.found.values() for _, track in both]
+    text = json.dumps(
+        {
+            "screened": list(scored.screened.items()),
+            "notes": [(place, note) for place, note in enumerate(scored.notes) if note],
+            "regions": [
+                (place, [regions for regions, _ in both]) for place, both in scored.found.items()
+            ],
+        }
+    )
+    pieces = scored.pieces
     return {
+        **_to_columns(scored.records),
         "text": np.frombuffer(text.encode(), dtype=np.uint8),
-        "log_odds": np.array([score.log_odds for score in scores], dtype=np.float64),
-        **_columns("piece", pieces, ("start", "n_bases", "log_odds")),
+        "log_odds": scored.log_odds,
+        "n_piece": scored.n_pieces,
+        **{f"piece_{name}": getattr(pieces, name) for name in _OF_PIECE},
         **_columns("track", tracks, Track._fields),
     }
 
 
-def _text_of(one: ScoredRecord) -> list[object]:
-    """All of a record that is no table, but its letters."""
-    fields = [*one.record._replace(sequence=""), len(one.record.sequence)]
-    regions = [regions for regions, _ in one.found] if one.found else None
-    return [fields, one.status, one.note, one.score is not None, regions]
+_OF_PIECE = ("start", "n_bases", "log_odds")
 
 
 def _columns(name: str, each: Sequence[object], fields: Sequence[str]) -> Arrays:
@@ -178,33 +216,27 @@ def _tables(name: str, arrays: Arrays, fields: Sequence[str]) -> Iterator[list[N
         first += n
 
 
-def _from_arrays(arrays: Arrays, records: Sequence[FastaRecord] | None) -> list[ScoredRecord]:
+def _from_arrays(arrays: Arrays, records: Records | None) -> ScoredRecords:
     """
     Raises:
         ValueError, LookupError, TypeError: they are not as they were written.
     """
-    texts = parse_json(arrays["text"].tobytes())
-    if records is None:
-        records = [_blind(fields) for fields, *_ in texts]
-    scores = _scores(arrays)
+    text = parse_json(arrays["text"].tobytes())
+    records = _blind(arrays) if records is None else records
+    n_pieces, notes = arrays["n_piece"], [""] * len(records.ids)
+    for place, note in text["notes"]:
+        notes[place] = note
+    owners = np.repeat(np.arange(len(notes)), n_pieces)
     tracks = (Track(*columns) for columns in _tables("track", arrays, Track._fields))
-    return [
-        ScoredRecord(
-            record,
-            status,
-            note,
-            next(scores) if has_score else None,
-            _both(regions, tracks) if regions else None,
-        )
-        for record, (_, status, note, has_score, regions) in zip(records, texts, strict=True)
-    ]
-
-
-def _scores(arrays: Arrays) -> Iterator[RecordScore]:
-    tables = _tables("piece", arrays, ("start", "n_bases", "log_odds"))
-    for log_odds, columns in zip(arrays["log_odds"].tolist(), tables, strict=True):
-        pieces = PieceScores(np.zeros(len(columns[0]), dtype=np.int64), *columns)
-        yield RecordScore(None if log_odds != log_odds else log_odds, pieces)  # NaN
+    return ScoredRecords(
+        records,
+        dict(text["screened"]),
+        notes,
+        arrays["log_odds"],
+        n_pieces,
+        PieceScores(owners, *(arrays[f"piece_{name}"] for name in _OF_PIECE)),
+        {place: _both(regions, tracks) for place, regions in text["regions"]},
+    )
 
 
 def _both(both: Sequence[Any], tracks: Iterator[Track]) -> tuple[Any, Any]:
@@ -212,8 +244,3 @@ def _both(both: Sequence[Any], tracks: Iterator[Track]) -> tuple[Any, Any]:
         (tuple(Region(*region) for region in regions), next(tracks)) for regions in both
     )
     return as_other, as_virus
-
-
-def _blind(fields: Sequence[Any]) -> FastaRecord:
-    *of_record, length = fields
-    return FastaRecord(*of_record)._replace(sequence=ScoreStore.unknown * length)

@@ -1,19 +1,19 @@
-"""FASTA and FASTQ in, FASTA out. Records stream: memory holds one, whatever the size of the file.
+"""FASTA and FASTQ in, FASTA out. Records stream in blocks, which any process may parse.
 
-And a record has its bounds, so that a small packed file cannot fill the memory either.
+Memory holds a block, whatever the size of the file. And a record has its bounds, so that a small
+packed file cannot fill the memory either.
 """
 
 from __future__ import annotations
 
-import codecs
-import io
 import lzma
 import stat
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain, islice
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, chain, compress, islice
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
@@ -21,7 +21,7 @@ from virnucpro.ground.config import InputType
 from virnucpro.ground.errors import InputError, InputMissingError
 from virnucpro.ground.files import OnBlock, ZstdError, open_binary
 from virnucpro.ground.log import counted, printable
-from virnucpro.ground.records import FastaRecord
+from virnucpro.ground.records import FastaRecord, Records
 
 SUFFIXES_OF_READS = (".fastq", ".fq")
 SUFFIXES = (".fa", ".fna", ".fasta", ".faa", ".ffn", ".fas", ".fsa", *SUFFIXES_OF_READS)
@@ -30,7 +30,7 @@ PACKED = (".gz", ".bz2", ".xz", ".zst")
 # what public archives and BAM hold of one sequence; a run takes 3 to 4 bytes of memory per letter
 MAX_LETTERS = 2**31 - 1
 MAX_HEADER = 2**24  # characters
-_BLOCK = 2**20  # bytes that are read at once
+_BLOCK = 2**19  # bytes that are read at once
 _BOM = b"\xef\xbb\xbf"
 _LINES = 4  # of a read
 
@@ -160,12 +160,83 @@ def read_fasta(
         InputError: the file is neither FASTA nor FASTQ, or is damaged; names file and line.
         InputMissingError: the file cannot be opened.
     """
+    for records in parsed(read_blocks(path, name, on_block, sample)):
+        yield from records.each()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RawRecords:
+    """Neighbouring whole records of a file as its bytes, for any process to parse, once."""
+
+    chunks: list[bytes]  # line ends are "\n"; a record that is longer than a block has several
+    n_lines: int  # of the file, before them
+    label: str  # name of the file in messages
+    sample: str
+    is_reads: bool  # FASTQ
+    mate: int = 0  # 1 or 2: ids get this number
+    prefix: str = ""  # of ids in the run ...
+    unprefixed: frozenset[str] = frozenset()  # ... but for these
+
+    @property
+    def n_letters(self) -> int:
+        """About as many letters as the records have; a read has a quality for each."""
+        n_bytes = sum(map(len, self.chunks))
+        return n_bytes // 2 if self.is_reads else n_bytes
+
+    def parse(self) -> tuple[Records, InputError | None]:
+        """The records before the first fault, and this. The bytes are let go."""
+        place = (self.n_lines, self.label, self.sample)
+        if len(self.chunks) > 1:
+            header = _text(self.chunks.pop(0)[1:]).removesuffix("\n")
+            records, fault = _parse_long(header, self._taken(), *place)
+        else:
+            parse = _parse_reads if self.is_reads else _parse
+            records, fault = parse(self._taken(), *place)
+        if self.mate:
+            records = _of_mate(records, self.mate)
+        return records.qualified(self.prefix, self.unprefixed) if self.prefix else records, fault
+
+    def _taken(self) -> str:
+        """The text of all chunks, which are let go: twice its size is here at most."""
+        data = b"".join(self.chunks)
+        self.chunks.clear()
+        return _text(data)
+
+
+Block = RawRecords | Records
+
+
+def parsed(blocks: Iterable[Block]) -> Iterator[Records]:
+    """The records of blocks; those before a fault come, too.
+
+    Raises:
+        InputError: a record is none.
+    """
+    for block in blocks:
+        records, fault = (block, None) if isinstance(block, Records) else block.parse()
+        yield records
+        if fault is not None:
+            raise fault
+
+
+def read_blocks(
+    path: Path, name: str = "", on_block: OnBlock | None = None, sample: str = ""
+) -> Iterator[Block]:
+    """Yield the records of ``read_fasta`` in blocks; those whose ids need all before are parsed.
+
+    Raises:
+        InputError, InputMissingError: as ``read_fasta``, but for what ``RawRecords`` finds.
+    """
     label = name or printable(path)
     with unpacking(path, label), _open(path, label, on_block) as handle:
-        if _starts_as_reads(handle):
-            yield from _told_apart(_parse_reads(handle, label, sample))
+        is_reads = _starts_as_reads(handle)
+        cut = (_cut_reads if is_reads else _cut)(_bytes_of(handle), label)
+        blocks = (RawRecords(chunks, n, label, sample, is_reads) for chunks, n in cut)
+        first = list(islice(blocks, 1))
+        if is_reads and first and _alternate(first[0]):
+            yield from _mates_in_turn(parsed(chain(first, blocks)))
         else:
-            yield from _parse(_lines(handle), label, sample)
+            yield from chain(first, blocks)
 
 
 def is_of_reads(path: Path) -> bool:
@@ -187,35 +258,44 @@ def are_mates(path: Path) -> bool:
     """
     label = printable(path)
     with unpacking(path, label), _open(path, label, None) as handle:
-        first = list(islice(_parse_reads(handle, label, ""), 2))
-        return len(first) > 1 and first[0].id == first[1].id
+        first = islice(_cut_reads(_bytes_of(handle), label), 1)
+        return any(_alternate(RawRecords(chunks, n, label, "", True)) for chunks, n in first)
 
 
-def of_mate(records: Iterable[FastaRecord], mate: int) -> Iterator[FastaRecord]:
-    """The records of the file of a mate, 1 or 2, by ids that end in its number.
-
-    >>> [record.header for record in of_mate([FastaRecord("x", "x 2:N:0", "AC")], 2)]
-    ['x/2 2:N:0']
-    """
-    for record in records:
-        has_number = record.id.endswith(_MATE_ENDINGS)
-        yield record if has_number else record.with_id(f"{record.id}/{mate}")
+def _alternate(reads: RawRecords) -> bool:
+    """Whether the first two of the reads are mates."""
+    lines = b"".join(reads.chunks).split(b"\n", 2 * _LINES)[: 2 * _LINES]
+    ids = replace(reads, chunks=[b"\n".join(lines)]).parse()[0].ids
+    return len(ids) > 1 and ids[0] == ids[1]
 
 
-def _told_apart(reads: Iterator[FastaRecord]) -> Iterator[FastaRecord]:
-    """The reads of a file, those of a pair by an id each."""
-    first = list(islice(reads, 2))
-    if len(first) < 2 or first[0].id != first[1].id:
-        return chain(first, reads)
-    return _mates_in_turn(chain(first, reads))
+def with_mate(block: Block, mate: int) -> Block:
+    """The records of the file of a mate, 1 or 2: each id will end in its number."""
+    return _of_mate(block, mate) if isinstance(block, Records) else replace(block, mate=mate)
 
 
-def _mates_in_turn(reads: Iterable[FastaRecord]) -> Iterator[FastaRecord]:
+def qualified(block: Block, prefix: str, unprefixed: frozenset[str]) -> Block:
+    """The records by ids with a prefix, but for some; each keeps its own one, too."""
+    if isinstance(block, Records):
+        return block.qualified(prefix, unprefixed)
+    return replace(block, prefix=prefix, unprefixed=unprefixed)
+
+
+def _of_mate(records: Records, mate: int) -> Records:
+    return records.with_ids(
+        [name if name.endswith(_MATE_ENDINGS) else f"{name}/{mate}" for name in records.ids]
+    )
+
+
+def _mates_in_turn(blocks: Iterable[Records]) -> Iterator[Records]:
     before = ""
-    for read in reads:
-        is_second = read.id == before
-        before = "" if is_second else read.id
-        yield read.with_id(f"{read.id}/{2 if is_second else 1}")
+    for records in blocks:
+        ids = []
+        for name in records.ids:
+            is_second = name == before
+            before = "" if is_second else name
+            ids.append(f"{name}/{2 if is_second else 1}")
+        yield records.with_ids(ids)
 
 
 @contextmanager
@@ -264,58 +344,167 @@ def _open(path: Path, label: str, on_block: OnBlock | None) -> BinaryIO:
     return handle
 
 
-def _lines(handle: BinaryIO) -> Iterator[str]:
-    """The text in pieces, a line end before each line; a piece never ends within a header."""
-    decoder = io.IncrementalNewlineDecoder(
-        codecs.getincrementaldecoder("utf-8-sig")("surrogateescape"), translate=True
-    )
-    rest = "\n"
+def _bytes_of(handle: BinaryIO) -> Iterator[bytes]:
+    """A text in blocks, without a byte order mark; every line end is a line feed."""
+    if handle.peek(len(_BOM)).startswith(_BOM):  # type: ignore[attr-defined]
+        handle.read(len(_BOM))
+    held = b""  # the first half of a line end, perhaps
     while block := handle.read(_BLOCK):
-        text = rest + decoder.decode(block)
-        last = text.rfind("\n")
-        is_open = last >= 0 and text[last + 1 : last + 2] in (">", "")
-        rest = text[last:] if is_open and len(text) - last <= MAX_HEADER + 2 else ""
-        yield text[: len(text) - len(rest)]
-    yield rest + decoder.decode(b"", final=True)
+        block = held + block
+        held = b"\r" if block.endswith(b"\r") else b""
+        block = block[: len(block) - len(held)]
+        if b"\r" in block:
+            block = block.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        if block:
+            yield block
+    if held:
+        yield b"\n"
 
 
-def _parse(pieces: Iterable[str], label: str, sample: str) -> Iterator[FastaRecord]:
-    header, header_line, number = "", 0, 0
-    parts: list[str] = []
-    may_hold_nul = False
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "surrogateescape")
 
-    def record() -> FastaRecord:
-        """The record whose last line was read."""
-        sequence = "".join(parts)
-        parts.clear()  # while somebody works with a long record, its letters are there once
-        found = _record(header, header_line, sequence, label, sample)
-        if may_hold_nul:
-            _check_nul(found, header_line, label)
-        return found
 
-    for piece in pieces:
-        may_hold_nul |= "\0" in piece
-        rest, *entries = piece.split("\n>")
-        blanks = _blanks_in(piece)
-        number += rest.count("\n")
-        if header_line:
-            parts.append(_without(blanks, rest.replace("\n", "")))
-            _check_length(parts, header, header_line, label)
+def _cut(blocks: Iterable[bytes], label: str) -> Iterator[tuple[list[bytes], int]]:
+    """Whole records of FASTA, as chunks of bytes, each with the number of lines before."""
+    blocks = iter(blocks)
+    rest, number = _begin(blocks, label)
+    for block in blocks:
+        data = rest + block
+        end = data.rfind(b"\n>") + 1
+        if end:
+            yield [data[:end]], number
+            number += data.count(b"\n", 0, end)
+            rest = data[end:]
+        elif len(data) < 2 * _BLOCK:
+            rest = data
         else:
-            _check_blank(rest, number, label)
-        for entry in entries:
-            if header_line:
-                yield record()
-            header, end, rest = entry.partition("\n")
-            number += 1
-            header_line = number
-            if len(header) > MAX_HEADER:
-                raise _endless_header(number, label)
-            letters = rest.replace("\n", "")
-            number += len(end) + len(rest) - len(letters)
-            parts = [_without(blanks, letters)]
-    if header_line:
-        yield record()
+            long = _LongRecord(number, label)
+            rest = long.read(chain([data], blocks))
+            del data, block  # the letters of a long record are here once
+            yield long.chunks, number
+            number += long.n_lines
+    if rest:
+        yield [rest], number
+
+
+def _begin(blocks: Iterator[bytes], label: str) -> tuple[bytes, int]:
+    """The block with the first header, from there on, and the number of lines before."""
+    number, is_line_start = 0, True
+    for block in blocks:
+        first = _header_in(block, is_line_start)
+        blank = block if first < 0 else block[:first]
+        number += blank.count(b"\n")
+        _check_blank(_text(blank), number + 1, label)
+        if first >= 0:
+            return block[first:], number
+        is_line_start = block.endswith(b"\n")
+    return b"", number
+
+
+def _header_in(block: bytes, is_line_start: bool) -> int:
+    """The place of the first header in a block, -1 without one."""
+    if is_line_start and block.startswith(b">"):
+        return 0
+    return block.find(b"\n>") + 1 or -1
+
+
+@dataclass(slots=True, eq=False)
+class _LongRecord:
+    """A record of FASTA that is longer than a block; blanks between its letters are left out."""
+
+    number: int  # lines before it
+    label: str
+    chunks: list[bytes] = field(default_factory=list)  # the line of its header, and letters
+    n_lines: int = 0
+    n_letters: int = 0
+
+    def read(self, blocks: Iterable[bytes]) -> bytes:
+        """Add what is of the record, and return the rest of the block in which it ends.
+
+        Raises:
+            InputError: the header or the sequence is longer than what is read.
+        """
+        is_line_start = False
+        for block in blocks:
+            end = _header_in(block, is_line_start)
+            self._add(block if end < 0 else block[:end])
+            if end >= 0:
+                return block[end:]
+            is_line_start = block.endswith(b"\n")
+        return b""
+
+    def _add(self, piece: bytes) -> None:
+        if not self.n_lines:
+            header, end, piece = b"".join((*self.chunks, piece)).partition(b"\n")
+            self.chunks, self.n_lines = [header + end], len(end)
+            if not end and len(_text(header)) > MAX_HEADER + 1:
+                raise _endless_header(self.number + 1, self.label)
+        self.n_lines += piece.count(b"\n")
+        if piece.isascii():  # else a letter may be cut in two
+            piece = piece.translate(None, _BLANK.encode())
+        self.n_letters += len(piece) if piece.isascii() else len(_text(piece))
+        if piece:
+            self.chunks.append(piece)
+        name = _text(self.chunks[0][1 : 1 + _PEEK].rstrip(b"\n"))
+        _check_length(self.n_letters, name, self.number + 1, self.label)
+
+
+def _parse(text: str, number: int, label: str, sample: str) -> tuple[Records, InputError | None]:
+    """Records of FASTA behind so many other lines, up to the first fault, and this."""
+    each = [entry.partition("\n") for entry in text[1:].split("\n>")]
+    n_lines = [1 + len(end) + rest.count("\n") for _, end, rest in each]
+    sequences = [rest.replace("\n", "") for _, _, rest in each]
+    lines = list(accumulate(n_lines, initial=number + 1))[:-1]
+    headers = [header for header, _, _ in each]
+    del each
+    if blanks := _found(_INNER_BLANKS, sequences):
+        sequences = [_without(blanks, letters) for letters in sequences]
+    return _columns(headers, sequences, lines, label, sample)
+
+
+def _parse_long(
+    header: str, letters: str, number: int, label: str, sample: str
+) -> tuple[Records, InputError | None]:
+    """A record of FASTA that came in chunks, or its fault."""
+    sequence = _without(_found(_BLANK, [letters]), letters)
+    return _columns([header], [sequence], [number + 1], label, sample)
+
+
+def _columns(
+    headers: list[str], sequences: list[str], lines: list[int], label: str, sample: str
+) -> tuple[Records, InputError | None]:
+    """The records with these headers, in these lines, up to the first fault, and this."""
+    fault = None
+    if not all(map(_is_plain, headers)) or _found("\0", sequences):
+        n_good = 0
+        try:
+            for record in zip(headers, sequences, lines, strict=True):
+                _check_record(*record, label)
+                n_good += 1
+        except InputError as error:
+            fault = error
+            headers, sequences, lines = headers[:n_good], sequences[:n_good], lines[:n_good]
+    n_gaps = [0] * len(headers)
+    if gaps := _found(_GAPS, sequences):
+        letters = [_without(gaps, sequence) for sequence in sequences]
+        n_gaps = [len(a) - len(b) for a, b in zip(sequences, letters, strict=True)]
+        sequences = letters
+    ids = [header.split(None, 1)[0] for header in headers]
+    samples, own_ids = [sample] * len(ids), [""] * len(ids)
+    return Records(ids, headers, sequences, lines, n_gaps, samples, own_ids), fault
+
+
+def _is_plain(header: str) -> bool:
+    """Whether nothing can be wrong with a header."""
+    is_text = header.isascii() and not header.isspace() and "\0" not in header
+    return is_text and 0 < len(header) <= MAX_HEADER
+
+
+def _found(letters: str, sequences: Sequence[str]) -> list[str]:
+    """Those of the letters that are in any of the sequences."""
+    joined = "".join(sequences)
+    return [letter for letter in letters if letter in joined]
 
 
 def _starts_as_reads(handle: BinaryIO) -> bool:
@@ -323,69 +512,74 @@ def _starts_as_reads(handle: BinaryIO) -> bool:
     return start.removeprefix(_BOM).lstrip(b"\r\n").startswith(b"@")
 
 
-def _parse_reads(handle: BinaryIO, label: str, sample: str) -> Iterator[FastaRecord]:
-    """The reads of a FASTQ file, of four lines each; blank lines may precede and follow them."""
-    number = 0  # lines that were read
-    rest: list[str] = []
-    for lines, may_hold_nul in _lines_of_reads(handle, label):
-        lines[:0] = rest
-        if not number:
-            number = next((i for i, line in enumerate(lines) if line), len(lines))
-            del lines[:number]
-        whole = len(lines) - len(lines) % _LINES
-        rest = lines[whole:]
-        del lines[whole:]
-        yield from _whole_reads(lines, number, label, sample, may_hold_nul)
-        number += whole
-    if any(rest):
-        raise _bad_read(rest, number + 1, label)
+def _cut_reads(blocks: Iterable[bytes], label: str) -> Iterator[tuple[list[bytes], int]]:
+    """Lines of whole reads, each chunk with the number of lines before; the last one has the rest.
 
-
-def _whole_reads(
-    lines: Sequence[str], number: int, label: str, sample: str, may_hold_nul: bool
-) -> Iterator[FastaRecord]:
-    """The reads that these lines are, behind ``number`` other lines."""
-    columns = (lines[i::_LINES] for i in range(_LINES))
-    for header, letters, plus, qualities in zip(*columns, strict=True):
-        title = header[1:]
-        is_named = plus == "+" or (plus[1:] == title and plus[:1] == "+")
-        if is_named and len(letters) == len(qualities) and header[:1] == "@":
-            bases = letters.replace(".", "N")  # a base that is not known
-            read = _record(title, number + 1, bases, label, sample)
-            if may_hold_nul:
-                _check_nul(read, number + 1, label)
-            yield read
-        elif any((header, letters, plus, qualities)):
-            raise _bad_read((header, letters, plus, qualities), number + 1, label)
-        number += _LINES
-
-
-def _lines_of_reads(handle: BinaryIO, label: str) -> Iterator[tuple[list[str], bool]]:
-    """The lines in lists of whole reads, the last but for it; and whether NUL is there so far."""
-    decoder = io.IncrementalNewlineDecoder(
-        codecs.getincrementaldecoder("utf-8-sig")("surrogateescape"), translate=True
-    )
-    rest: list[str] = []
-    n_letters, n_ends, number, has_nul = 0, 0, 1, False
-    while block := handle.read(_BLOCK):
-        text = decoder.decode(block)
-        rest.append(text)
-        has_nul |= "\0" in text
-        n_letters += len(text)
-        n_ends += text.count("\n")
+    Blank lines may precede them.
+    """
+    waiting: list[bytes] = []
+    number = n_bytes = n_ends = 0  # lines before what waits; bytes and line ends of that
+    for block in blocks:
+        if not waiting and not n_ends:
+            text = block.lstrip(b"\n")
+            number, block = number + len(block) - len(text), text
+        waiting.append(block)
+        n_bytes, n_ends = n_bytes + len(block), n_ends + block.count(b"\n")
         if n_ends >= _LINES:
-            lines = "".join(rest).split("\n")
-            n_whole = n_ends - n_ends % _LINES
-            rest = ["\n".join(lines[n_whole:])]
-            n_letters, n_ends, number = len(rest[0]), n_ends % _LINES, number + n_whole
-            del lines[n_whole:]
-            yield lines, has_nul
-        if not n_ends and n_letters > MAX_HEADER + 1:
-            raise _endless_header(number, label)
-        if n_letters > 2 * MAX_LETTERS + MAX_HEADER:
-            _check_length(rest, rest[0][1:].partition("\n")[0], number, label)
-    last = "".join((*rest, decoder.decode(b"", final=True)))
-    yield last.removesuffix("\n").split("\n"), has_nul
+            data = b"".join(waiting)
+            end = len(data)
+            for _ in range(n_ends % _LINES + 1):
+                end = data.rfind(b"\n", 0, end)
+            whole, rest = data[: end + 1], data[end + 1 :]
+            yield [whole], number
+            number, n_ends = number + n_ends - n_ends % _LINES, n_ends % _LINES
+            waiting, n_bytes = [rest], len(rest)
+        if not n_ends and n_bytes > MAX_HEADER + 1:
+            raise _endless_header(number + 1, label)
+        if n_bytes > 2 * MAX_LETTERS + MAX_HEADER:
+            header = _text(waiting[0][1:].partition(b"\n")[0])
+            _check_length(n_bytes, header, number + 1, label)
+    if n_bytes:
+        yield [b"".join(waiting)], number
+
+
+def _parse_reads(
+    text: str, number: int, label: str, sample: str
+) -> tuple[Records, InputError | None]:
+    """Reads of FASTQ behind so many other lines, up to the first fault, and this.
+
+    A read has four lines; four blank ones are none.
+    """
+    rows = text.removesuffix("\n").split("\n")
+    n_rows = len(rows) - len(rows) % _LINES
+    columns = [rows[i:n_rows:_LINES] for i in range(_LINES)]
+    lines = list(range(number + 1, number + 1 + n_rows, _LINES))
+    rest, fault = rows[n_rows:], None
+    if any(rest):
+        fault = _bad_read(rest, number + 1 + n_rows, label)
+    is_read = list(map(_is_read, *columns))
+    if not all(is_read):
+        bad = _first_bad(is_read, columns)
+        if bad < len(lines):
+            fault = _bad_read([column[bad] for column in columns], lines[bad], label)
+        columns = [list(compress(column[:bad], is_read)) for column in columns]
+        lines = list(compress(lines[:bad], is_read))
+    headers, sequences = [header[1:] for header in columns[0]], columns[1]
+    if _found(".", sequences):
+        sequences = [letters.replace(".", "N") for letters in sequences]  # a base not known
+    records, earlier = _columns(headers, sequences, lines, label, sample)
+    return records, earlier or fault
+
+
+def _first_bad(is_read: Sequence[bool], columns: Sequence[Sequence[str]]) -> int:
+    """The place of the first four lines that are no read, and not blank; or their number."""
+    each = enumerate(zip(is_read, *columns, strict=True))
+    return next((i for i, (is_good, *four) in each if not is_good and any(four)), len(is_read))
+
+
+def _is_read(header: str, letters: str, plus: str, qualities: str) -> bool:
+    is_named = plus == "+" or (plus[:1] == "+" and plus[1:] == header[1:])
+    return is_named and len(letters) == len(qualities) and header[:1] == "@"
 
 
 def _bad_read(lines: Sequence[str], number: int, label: str) -> InputError:
@@ -424,10 +618,6 @@ def _bad_read(lines: Sequence[str], number: int, label: str) -> InputError:
     )
 
 
-def _blanks_in(piece: str) -> list[str]:
-    return [blank for blank in _INNER_BLANKS if blank in piece]
-
-
 def _without(blanks: Iterable[str], letters: str) -> str:
     for blank in blanks:
         if blank in letters:
@@ -447,16 +637,32 @@ def _check_blank(text: str, number: int, label: str) -> None:
         )
 
 
-def _check_nul(record: FastaRecord, line: int, label: str) -> None:
-    if "\0" in record.header or "\0" in record.sequence:
+def _check_record(header: str, sequence: str, line: int, label: str) -> None:
+    """
+    Raises:
+        InputError: the header is too long or has no id of text, or a NUL is in the record.
+    """
+    if len(header) > MAX_HEADER:
+        raise _endless_header(line, label)
+    words = header.split(maxsplit=1)
+    if not words:
         raise InputError(
-            f"{label}:{line}: a NUL byte in the record {printable(record.id)}",
+            f"{label}:{line}: a header without an id", hint="write an id behind the '>' or '@'"
+        )
+    if not (words[0].isascii() or _is_utf8(words[0])):
+        raise InputError(
+            f"{label}:{line}: the id {printable(words[0])} is not UTF-8",
+            hint="convert the file, for example with `iconv -f LATIN1 -t UTF-8`",
+        )
+    if "\0" in header or "\0" in sequence:
+        raise InputError(
+            f"{label}:{line}: a NUL byte in the record {printable(words[0])}",
             hint="the file is damaged or not text: write it again",
         )
 
 
-def _check_length(parts: Iterable[str], header: str, line: int, label: str) -> None:
-    if sum(map(len, parts)) > MAX_LETTERS:
+def _check_length(n_letters: int, header: str, line: int, label: str) -> None:
+    if n_letters > MAX_LETTERS:
         name = printable(header[:_SHOWN])
         raise InputError(
             f"{label}:{line}: the record {name} has more than {MAX_LETTERS:,} letters",
@@ -469,23 +675,6 @@ def _endless_header(line: int, label: str) -> InputError:
         f"{label}:{line}: a header of more than {MAX_HEADER:,} characters",
         hint="shorten it, unless the file is damaged and has lost its line ends",
     )
-
-
-def _record(header: str, line: int, sequence: str, label: str, sample: str) -> FastaRecord:
-    words = header.split(maxsplit=1)
-    if not words:
-        raise InputError(
-            f"{label}:{line}: a header without an id", hint="write an id behind the '>' or '@'"
-        )
-    if not (words[0].isascii() or _is_utf8(words[0])):
-        raise InputError(
-            f"{label}:{line}: the id {printable(words[0])} is not UTF-8",
-            hint="convert the file, for example with `iconv -f LATIN1 -t UTF-8`",
-        )
-    if "-" in sequence or "." in sequence or "~" in sequence:  # a loop would take thrice the time
-        letters = _without(_GAPS, sequence)
-        return FastaRecord(words[0], header, letters, line, len(sequence) - len(letters), sample)
-    return FastaRecord(words[0], header, sequence, line, 0, sample)
 
 
 def _is_utf8(text: str) -> bool:
@@ -509,15 +698,26 @@ def find_invalid(record: FastaRecord, input_type: InputType) -> str:
     """The reason why a record cannot be used, or ""."""
     if not record.sequence:
         return "the record is empty"
-    letters_of_type = _NUCLEOTIDES if input_type == "nucleotide" else _RESIDUES
-    for start in range(0, len(record.sequence), _BLOCK):
-        letters = record.sequence[start : start + _BLOCK].encode("ascii", "replace")
-        if letters.translate(None, delete=letters_of_type):  # "?" is allowed nowhere
-            break
-    else:
+    if is_of_type(record.sequence, input_type):
         return ""
-    first = min(set(record.sequence) - set(letters_of_type.decode()), key=record.sequence.index)
+    strange = set(record.sequence) - set(_letters_of(input_type).decode())
+    first = min(strange, key=record.sequence.index)
     return f"{first!a} at position {record.sequence.index(first) + 1} is not a {input_type} letter"
+
+
+def is_of_type(letters: str, input_type: InputType) -> bool:
+    """Whether all letters are those of a type."""
+    letters_of_type = _letters_of(input_type)
+    return not any(
+        letters[start : start + _BLOCK]
+        .encode("ascii", "replace")
+        .translate(None, delete=letters_of_type)  # "?" is allowed nowhere
+        for start in range(0, len(letters), _BLOCK)
+    )
+
+
+def _letters_of(input_type: InputType) -> bytes:
+    return _NUCLEOTIDES if input_type == "nucleotide" else _RESIDUES
 
 
 def guess_input_type(path: Path, name: str = "") -> InputType | None:

@@ -156,8 +156,9 @@ def _windows(sequence: str, n_more: int = 0) -> Iterator[tuple[int, bytes]]:
 def _count_bases(sequence: str) -> dict[int, int]:
     counts = dict.fromkeys(b"ACGT", 0)
     for _, text in _windows(sequence):
+        letters = np.frombuffer(text, dtype=np.uint8)
         for base in counts:
-            counts[base] += text.count(base)
+            counts[base] += int(np.count_nonzero(letters == base))
     return counts
 
 
@@ -172,7 +173,7 @@ def _longest_open(sequence: str) -> dict[int, int]:
         for number, is_of_code in _IS_OF_CODE.items():
             is_end = is_of_code[kinds]
             place = np.concatenate([last[number], first + places[is_end]])
-            frame = np.concatenate([frames, frame_of[is_end]])
+            frame = np.concatenate([frames, frame_of[is_end]]).astype(np.uint8)
             order = np.argsort(frame, kind="stable")  # places rise in each frame
             steps = np.diff(place[order])[np.diff(frame[order]) == 0]
             longest[number] = max(longest[number], int(steps.max(initial=0)))

@@ -23,14 +23,16 @@ from virnucpro.ground.records import FastaRecord
 from virnucpro.ground.tree import Tree
 from virnucpro.sequences.fasta import (
     PACKED,
+    Block,
     are_mates,
     cannot_open,
     is_name_of_reads,
     is_of_reads,
     list_fasta,
     list_others,
-    of_mate,
-    read_fasta,
+    parsed,
+    read_blocks,
+    with_mate,
 )
 from virnucpro.sequences.sheet import is_sheet, read_sheet
 
@@ -105,9 +107,18 @@ class InputFile:
         Raises:
             InputError: it is not the file that was hashed, before or after it was read.
         """
+        for records in parsed(self.blocks()):
+            yield from records.each()
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield the records in blocks, as ``read_blocks`` does.
+
+        Raises:
+            InputError: it is not the file that was hashed, before or after it was read.
+        """
         self.check_unchanged()
-        records = read_fasta(Path(self.path), self.name, sample=self.sample)
-        yield from of_mate(records, self.mate) if self.mate else records
+        for block in read_blocks(Path(self.path), self.name, sample=self.sample):
+            yield with_mate(block, self.mate) if self.mate else block
         self.check_unchanged()
 
     def check_unchanged(self) -> None:

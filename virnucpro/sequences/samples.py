@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from virnucpro.ground.log import announce, counted, printable
-from virnucpro.ground.records import FastaRecord
-from virnucpro.sequences.fasta import is_name_of_reads, stem_of
+from virnucpro.ground.records import FastaRecord, Records
+from virnucpro.sequences.fasta import Block, is_name_of_reads, parsed, qualified, stem_of
 from virnucpro.sequences.inputs import InputFile, Source
 
 _LONGEST = 100  # bytes of the longest name
@@ -179,40 +179,44 @@ class RunIds:
     def read(self, file: InputFile) -> Iterator[FastaRecord]:
         """The records of a file, by their ids in the run.
 
-        A record that replaces a failed one has the id in the run already.
-
         Raises:
             InputError, InputMissingError: as ``InputFile.read``.
         """
-        records = renamed(file) if file.n_renamed else file.read()
+        for records in parsed(self.blocks(file)):
+            yield from records.each()
+
+    def blocks(self, file: InputFile) -> Iterator[Block]:
+        """The records of a file in blocks, by their ids in the run.
+
+        A record that replaces a failed one has the id in the run already.
+
+        Raises:
+            InputError, InputMissingError: as ``InputFile.blocks``.
+        """
+        blocks = renamed(file) if file.n_renamed else file.blocks()
         if not self.is_qualified:
-            return records
+            return blocks
         replaced = self.replaced if file.generation else frozenset[str]()
-        return (
-            record
-            if record.id in replaced
-            else record.with_id(f"{file.sample}:{record.id}")._replace(own_id=record.id)
-            for record in records
-        )
+        return (qualified(block, f"{file.sample}:", replaced) for block in blocks)
 
 
-def renamed(file: InputFile) -> Iterator[FastaRecord]:
+def renamed(file: InputFile) -> Iterator[Records]:
     """The records of a file; one whose id occurred before gets a number: ``id_2``, ``id_3``.
 
     A number is left out if a record of the file has that id already. Memory holds 8 bytes of each
     record (17 while they are sorted), and 12 of each id that occurs more than once.
     """
     ids = _DuplicatedIds(file)
-    for record in file.read():
-        new_id = ids.next_of(record.id)
-        yield record if new_id == record.id else record.with_id(new_id)
+    for records in parsed(file.blocks()):
+        yield records.with_ids(list(map(ids.next_of, records.ids)))
 
 
 class _DuplicatedIds:
     """The ids that occur more than once in a file, and how often they have occurred."""
 
     def __init__(self, file: InputFile) -> None:
-        digests = array("Q", (_id_digest(record.id) for record in file.read()))
+        blocks = parsed(file.blocks())
+        digests = array("Q", (_id_digest(name) for records in blocks for name in records.ids))
         self._all = np.sort(np.frombuffer(digests, dtype=np.uint64))
         self._twice = np.unique(self._all[1:][self._all[1:] == self._all[:-1]])
         self._numbers = np.zeros(len(self._twice), dtype=np.uint32)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import numpy as np
+
 from virnucpro.ground.config import Recipe
-from virnucpro.ground.records import FastaRecord, Status
-from virnucpro.sequences.fasta import find_invalid
+from virnucpro.ground.records import FastaRecord, Records, Status
+from virnucpro.sequences.fasta import find_invalid, is_of_type
 
 MAX_RESIDUES = 50_000  # longer than any protein known; attention grows with the square
 
@@ -22,6 +26,19 @@ def screen(record: FastaRecord, recipe: Recipe) -> tuple[Status | None, str]:
     if length < recipe.min_length:
         return "too_short", f"{length} of at least {recipe.min_length}"
     return None, ""
+
+
+def screen_all(records: Records, recipe: Recipe) -> dict[int, tuple[Status, str]]:
+    """The status and the note of each record that is left out, by its place."""
+    places: Iterable[int] = range(len(records.ids))
+    is_usual = recipe.input_type == "nucleotide" and is_of_type(
+        "".join(records.sequences), recipe.input_type
+    )
+    if is_usual:
+        is_short = records.lengths < max(1, recipe.min_length)
+        places = np.flatnonzero(is_short).tolist()
+    screened = ((place, *screen(records.at(place), recipe)) for place in places)
+    return {place: (status, note) for place, status, note in screened if status is not None}
 
 
 def protein_of(record: FastaRecord) -> str:

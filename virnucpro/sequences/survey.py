@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -19,12 +20,11 @@ from numpy.typing import NDArray
 from virnucpro.ground.config import InputType
 from virnucpro.ground.errors import InputError, InputMissingError
 from virnucpro.ground.log import LOGGER, announce, counted, printable
-from virnucpro.ground.records import FastaRecord
-from virnucpro.sequences.fasta import guess_input_type
+from virnucpro.ground.records import FastaRecord, Records
+from virnucpro.sequences.fasta import guess_input_type, parsed
 from virnucpro.sequences.inputs import InputFile, Sieve
 from virnucpro.sequences.samples import renamed
 
-_STEP_RECORDS = 10_000  # between two reports
 _TRIED = 1000  # shared hashes that are tried; one of so many is of a shared id, not a collision
 
 
@@ -113,7 +113,7 @@ class Survey:
             InputError: it is not a FASTA file, is damaged, or holds an id twice.
         """
         first = len(self.hashes)
-        self.add(file.read())
+        self.add(parsed(file.blocks()))
         if len(self.hashes) == first:
             LOGGER.warning("%s holds no record", file.shown)
         records = ((file, record) for record in file.read())
@@ -148,25 +148,29 @@ class Survey:
         owners: dict[str, InputFile] = {}
         for file in (*files, *(file for file, _ in self.sieve.refused)) if suspects else ():
             with suppress(InputError, InputMissingError):
-                for record in renamed(file) if file.n_renamed else file.read():
-                    if hash(record.id) not in suspects:
+                for name in chain.from_iterable(records.ids for records in _once_named(file)):
+                    if hash(name) not in suspects:
                         continue
-                    owner = owners.setdefault(record.id, file)
+                    owner = owners.setdefault(name, file)
                     if owner is not file:
                         announce(
-                            f"{owner.shown} and {file.shown} share the id {printable(record.id)}: "
+                            f"{owner.shown} and {file.shown} share the id {printable(name)}: "
                             "ids of this run are written with their file, as in "
-                            f"{printable(f'{file.sample}:{record.id}')}"
+                            f"{printable(f'{file.sample}:{name}')}"
                         )
                         return True
         return False
 
-    def add(self, records: Iterator[FastaRecord]) -> None:
-        for record in records:
-            self.hashes.append(hash(record.id))
-            self.n_letters += len(record.sequence)
-            if len(self.hashes) % _STEP_RECORDS == 0:
-                self.on_letters(self.n_letters)
+    def add(self, blocks: Iterable[Records]) -> None:
+        for records in blocks:
+            self.hashes.extend(map(hash, records.ids))
+            self.n_letters += sum(map(len, records.sequences))
+            self.on_letters(self.n_letters)
+
+
+def _once_named(file: InputFile) -> Iterator[Records]:
+    """The records of a file; no two have the same id."""
+    return renamed(file) if file.n_renamed else parsed(file.blocks())
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,24 +6,26 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
-from typing import Any
+from itertools import compress, groupby
+from math import isnan
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from virnucpro.callers.batches import FrameRange, ScoredFrames, predict_records, score_frames
 from virnucpro.callers.caller import ByScorer, Caller
-from virnucpro.callers.pieces import ScoredRecord
+from virnucpro.callers.pieces import ScoredRecords
 from virnucpro.callers.regions import SHORTEST_RECORD, RegionFinder
 from virnucpro.ground.config import FeatureFormat, Recipe
-from virnucpro.ground.records import FastaRecord, RecordResult, Shard
+from virnucpro.ground.records import CalledRecords, Records, Shard
 from virnucpro.run.features import FeatureReader, FeatureStore, ShardFeatures
 from virnucpro.run.index import IndexPart, export
 from virnucpro.run.scores import ScoreStore
 from virnucpro.run.shards import read_shard
+from virnucpro.sequences.fasta import Block, parsed
 from virnucpro.sequences.genetic_code import find_open_code
 from virnucpro.tables.sinks import Portion, Sink
 
@@ -50,47 +52,51 @@ class Maker:
             self.readers[generation] = [store.reader(shards) for store in self.stores]
         return self.readers[generation]
 
-    def noted(self, result: RecordResult) -> RecordResult:
-        """The same result; its note says what else was seen in the sequence, regions last."""
-        if other_code := self.other_code(result):
-            result = result._replace(call=replace(result.call, note=other_code))
-        return self.finder.add_to(result) if self.finder else result
+    def noted(self, results: CalledRecords) -> CalledRecords:
+        """The same results; notes say what else was seen in the sequences, regions last."""
+        notes, statuses = results.calls.notes, results.calls.statuses
+        for place, status in enumerate(statuses):
+            if not notes[place] and status in ("scored", "embedded", "no_orf"):
+                notes[place] = self.other_code(results.records.sequences[place])
+        if self.finder is not None:
+            for place in long_enough(results.records):
+                results.tell_regions(place, self.finder.add_to(results.at(place)))
+        return results
 
-    def score(self, records: Sequence[FastaRecord]) -> list[ScoredRecord]:
+    def score(self, records: Records) -> ScoredRecords:
         """Score records, look for regions in them, and note what else is seen."""
         scored = self.by_scorer.score(records, self.recipe)
-        results = self.by_scorer.call_scored(scored, self.recipe)
-        notes = [result.call.note or self.other_code(result) for result in results]
-        return self.searched(
-            [one._replace(note=note) for one, note in zip(scored, notes, strict=True)]
-        )
+        for place, sequence in enumerate(records.sequences):
+            if place not in scored.screened and not isnan(scored.log_odds[place]):
+                scored.notes[place] = self.other_code(sequence)
+        return self.searched(scored)
 
-    def searched(self, scored: list[ScoredRecord]) -> list[ScoredRecord]:
+    def searched(self, scored: ScoredRecords) -> ScoredRecords:
         """The same records, searched for regions if they are to be found."""
         if self.finder is None:
             return scored
-        find = self.finder.find_both
-        is_scored = [one.score is not None and one.score.log_odds is not None for one in scored]
-        return [
-            one._replace(found=find(one.record) if may_have else None)
-            for one, may_have in zip(scored, is_scored, strict=True)
-        ]
+        found = {}
+        for place in long_enough(scored.records):
+            if not isnan(scored.log_odds[place]):
+                both = self.finder.find_both(scored.records.at(place))
+                assert both is not None, "it is long enough"
+                found[place] = both
+        return replace(scored, found=found)
 
-    def call(self, scored: Sequence[ScoredRecord]) -> Iterator[RecordResult]:
-        """Call records whose scores are there, in order."""
+    def call(self, scored: ScoredRecords) -> CalledRecords:
+        """Call records whose scores are there."""
         results = self.by_scorer.call_scored(scored, self.recipe)
-        for result, one in zip(results, scored, strict=True):
-            if self.finder is None or one.found is None:
-                yield result
-            else:
-                yield self.finder.with_regions(result, one.found[result.call.is_virus])
+        if self.finder is not None:
+            for place, both in scored.found.items():
+                found = both[results.calls.are_viruses[place]]
+                results.tell_regions(place, self.finder.with_regions(results.at(place), found))
+        return results
 
-    def portions(self, results: Iterable[RecordResult]) -> list[Portion]:
+    def portions(self, results: CalledRecords) -> list[Portion]:
         """The rows of neighbouring records, for each sample apart."""
-        groups = groupby(results, key=lambda result: result.record.sample)
         return [
-            Portion.of(sample, group, self.sinks, with_own=self.with_own_ids)
-            for sample, group in groups
+            Portion.of(sample, of_sample, self.sinks, with_own=self.with_own_ids)
+            for sample, of_sample in results.by_sample()
         ]
 
     @property
@@ -98,14 +104,19 @@ class Maker:
         assert isinstance(self.caller, ByScorer), "scores are kept where the scorer calls"
         return self.caller
 
-    def other_code(self, result: RecordResult) -> str:
-        """That the record looks as if it used another genetic code, if it does."""
-        recipe, call = self.recipe, result.call
-        is_standard = recipe.input_type == "nucleotide" and recipe.genetic_code in (1, 11)
-        if not is_standard or call.note or call.status not in ("scored", "embedded", "no_orf"):
+    def other_code(self, sequence: str) -> str:
+        """That a record looks as if it used another genetic code, if it does."""
+        recipe = self.recipe
+        if recipe.input_type != "nucleotide" or recipe.genetic_code not in (1, 11):
             return ""
-        number = find_open_code(result.record.sequence)
+        number = find_open_code(sequence)
         return f"open in genetic code {number}, not in {recipe.genetic_code}" if number else ""
+
+
+def long_enough(records: Records) -> list[int]:
+    """The places of the records in which regions may be looked for."""
+    places: list[int] = np.flatnonzero(records.lengths >= SHORTEST_RECORD).tolist()
+    return places
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -177,57 +188,74 @@ def shown_files(features: ShardFeatures, hidden: set[str], *, per_residue: bool)
     ]
 
 
+class Written(NamedTuple):
+    """The rows of a block of records, and how much work it was."""
+
+    portions: list[Portion]
+    n_records: int  # that were read, with hidden ones
+    n_letters: int
+    work: int  # letters that are read: those that are searched for regions, twice
+    is_scored: bool  # now; else the scores were there
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockTask:
     """Call a block of records, and write their rows."""
 
-    n_letters: int
-    columns: tuple[tuple[Any, ...], ...]  # fields of the records: packed in a quarter of the time
+    n_letters: int  # about
+    parts: tuple[Block, ...]  # neighbouring records of one file each
     runs: array[int]  # flat: place of a record, and a ``FrameRange`` of it
     frames: list[ScoredFrames]
+    hidden: frozenset[str] = frozenset()  # records that a later input gives anew: they have no row
     index: int = 0  # its place among the blocks of the run
 
-    def do(self, maker: Maker) -> list[Portion]:
+    def do(self, maker: Maker) -> Written:
         """
         Raises:
             InputError: the records are not those that the frames were found in.
         """
-        if maker.scores is not None:
-            return maker.portions(maker.call(self.scores(maker, maker.scores)))
-        return maker.portions(map(maker.noted, self.results(maker)))
+        records, is_new = Records.joined(list(parsed(self.parts))), True
+        n_read = len(records.ids)
+        shown = [name not in self.hidden for name in records.ids]
+        records = records if all(shown) else records.kept(shown)
+        if maker.scores is None:
+            results = maker.noted(self.results(records, shown, maker))
+        else:
+            scored, is_new = self.scores(records, maker, maker.scores)
+            results = maker.call(scored)
+        n_letters, work = int(records.lengths.sum()), work_of(records, maker.finder)
+        return Written(maker.portions(results), n_read, n_letters, work, is_new)
 
-    def scores(self, maker: Maker, store: ScoreStore) -> list[ScoredRecord]:
-        """The scores of the records; made, and kept, if they are not there.
+    def scores(
+        self, records: Records, maker: Maker, store: ScoreStore
+    ) -> tuple[ScoredRecords, bool]:
+        """The scores of the records; made, and kept, if they are not there: the second is true.
 
         Raises:
             OutputError, StorageError: the disk refuses them.
         """
-        records = self.records
         scored, is_searched = store.read(self.index, records)
-        if not scored:
-            scored = maker.score(records)
+        if scored is None:
+            scored, is_new = maker.score(records), True
         elif maker.finder is None or is_searched:
-            return scored
+            return scored, False
         else:
-            scored = maker.searched(scored)
-        store.write(self.index, scored, self.work(maker.finder))
-        return scored
+            scored, is_new = maker.searched(scored), False
+        store.write(self.index, scored, work_of(records, maker.finder))
+        return scored, is_new
 
-    def work(self, finder: RegionFinder | None) -> int:
-        """The letters that are read: those that are searched for regions, twice."""
-        lengths = list(map(len, self.columns[FastaRecord._fields.index("sequence")]))
-        searched = [length for length in lengths if finder and length >= SHORTEST_RECORD]
-        return sum(lengths) + sum(searched)
-
-    @property
-    def records(self) -> list[FastaRecord]:
-        return list(map(FastaRecord._make, zip(*self.columns, strict=True)))
-
-    def results(self, maker: Maker) -> Iterator[RecordResult]:
-        """Each record, in order, with its predictions and its call."""
-        records = self.records
-        runs: list[list[FrameRange]] = [[] for _ in records]
+    def results(self, records: Records, shown: list[bool], maker: Maker) -> CalledRecords:
+        """The records that are shown, with their predictions and calls."""
+        runs: list[list[FrameRange]] = [[] for _ in shown]
         for place, *run in np.reshape(self.runs, (-1, 4)).tolist():
             runs[place].append(tuple(run))
-        frames = predict_records(records, runs, self.frames, maker.caller.frame_head)
+        of_shown, each = list(compress(runs, shown)), list(records.each())
+        frames = predict_records(each, of_shown, self.frames, maker.caller.frame_head)
         return maker.caller.call(records, frames, maker.recipe)
+
+
+def work_of(records: Records, finder: RegionFinder | None) -> int:
+    """The letters that are read: those that are searched for regions, twice."""
+    lengths = records.lengths
+    searched = lengths[lengths >= SHORTEST_RECORD] if finder else lengths[:0]
+    return int(lengths.sum() + searched.sum())

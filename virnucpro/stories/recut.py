@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
 from virnucpro.ground.errors import InputMissingError, VirnucproError
 from virnucpro.ground.files import sha256
-from virnucpro.ground.records import FastaRecord
+from virnucpro.ground.records import FastaRecord, Records
 from virnucpro.run.folder import RunDir
 from virnucpro.run.hashes import read_kept
 from virnucpro.run.manifest import Manifest
@@ -110,10 +111,9 @@ def blind_portions(maker: Maker, letters: Letters) -> Iterator[Portion]:
     store = maker.scores
     assert store is not None, "scores are kept where the scorer calls"
     for path in store.files():
-        scored = [
-            one._replace(record=with_letters(one.record, letters)) for one in store.read_blind(path)
-        ]
-        yield from maker.portions(maker.call(scored))
+        if (scored := store.read_blind(path)) is not None:
+            records = Records.of(with_letters(one, letters) for one in scored.records.each())
+            yield from maker.portions(maker.call(replace(scored, records=records)))
 
 
 def with_letters(record: FastaRecord, before: Letters) -> FastaRecord:

@@ -20,7 +20,7 @@ from virnucpro.ground.errors import InputError, InputMissingError, UsageError
 from virnucpro.ground.events import OnEvent, Progress
 from virnucpro.ground.files import open_plain, read_json
 from virnucpro.ground.log import LOGGER, announce, printable
-from virnucpro.ground.records import Call, FastaRecord, RecordResult
+from virnucpro.ground.records import Call, CalledRecords, FastaRecord, RecordResult
 from virnucpro.page.run import write_run_page
 from virnucpro.run.folder import PAGE, RunDir, no_run
 from virnucpro.run.hashes import check_outputs, rewriting
@@ -88,7 +88,9 @@ def _write_files(
             adds.append(stack.enter_context(open_sinks_of_samples(rundir, sinks, samples)))
         for record, call in _records_and_calls(rundir, manifest, inputs):
             result = finder.add_to(RecordResult(record, [], call))
-            portion = Portion.of(record.sample, [result], sinks, with_own=with_own)
+            portion = Portion.of(
+                record.sample, CalledRecords.of([result]), sinks, with_own=with_own
+            )
             for add in adds:
                 add(portion)
             tally.include(portion.tally)

@@ -26,7 +26,7 @@ from virnucpro.ground.errors import InputError
 from virnucpro.ground.events import STAGES, OnEvent, Progress
 from virnucpro.ground.files import writing
 from virnucpro.ground.log import counted
-from virnucpro.ground.records import FastaRecord, Shard
+from virnucpro.ground.records import FastaRecord, Records, Shard
 from virnucpro.ground.tasks import AbandonedError, Helpers, count_worth, helpers_for
 from virnucpro.run.features import FeatureStore
 from virnucpro.run.folder import RunDir
@@ -34,6 +34,7 @@ from virnucpro.run.index import FeatureIndex
 from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import Plan
 from virnucpro.run.scores import ScoreStore
+from virnucpro.sequences.fasta import Block
 from virnucpro.sequences.inputs import InputFile, generations
 from virnucpro.stories.blocks import BlockTask, Maker, ScoredShard, ShardTask
 from virnucpro.stories.summary import Summary
@@ -174,28 +175,32 @@ class Results:
     def portions(
         self, indexes: Sequence[FeatureIndex], helpers: Helpers[Maker]
     ) -> Iterator[Portion]:
-        """The outputs of all records, in order."""
-        ends: deque[Progress] = deque()  # where the run is behind each block that was begun
+        """The outputs of all records, in order.
 
-        def tasks() -> Iterator[BlockTask]:
-            counts, n_blocks, n_done, n_worked = self.plan.counts, 0, 0, 0
-            to_do = counts.n_letters + (counts.n_searched if self.finder else 0)
-            for n_blocks, task in enumerate(self.tasks(indexes, helpers), 1):
-                work = task.work(self.finder)
-                n_done, to_do = n_done + task.n_letters, to_do - work
-                if self.scores is None or not self.scores.path(n_blocks - 1).exists():
-                    n_worked += work
+        Raises:
+            InputError: there are not as many records as the plan was made of.
+        """
+        counts, n_done, n_worked, n_read, n_blocks = self.plan.counts, 0, 0, 0, 0
+        to_do = counts.n_letters + (counts.n_searched if self.finder else 0)
+        is_scored_alone = not self.manifest.recipe.has_encoder
+        indexed = (replace(task, index=i) for i, task in enumerate(self.tasks(indexes, helpers)))
+        for written in helpers.in_order(indexed):
+            yield from written.portions
+            n_blocks, n_read = n_blocks + 1, n_read + written.n_records
+            n_done, to_do = n_done + written.n_letters, to_do - written.work
+            n_worked += written.work if written.is_scored else 0
+            if is_scored_alone:
                 at_end = (n_worked, max(0, to_do))
-                ends.append(Progress("scoring", n_done, counts.n_letters, "letters", at_end))
-                yield replace(task, index=n_blocks - 1)
-            if self.scores is not None:
-                self.scores.keep(n_blocks)
-
-        for portions in helpers.in_order(tasks()):
-            yield from portions
-            end = ends.popleft()
-            if not self.manifest.recipe.has_encoder:
-                self.on_event(end)
+                letters = (n_done, counts.n_letters, "letters")
+                self.on_event(Progress("scoring", *letters, at_end))
+        if n_read != counts.n_records:
+            raise InputError(
+                f"{counted(counts.n_records, 'record')} at first, "
+                f"{n_read} now: an input file changed while the run went on",
+                hint="let it be written to its end, then start again with --force",
+            )
+        if self.scores is not None:
+            self.scores.keep(n_blocks)
 
     def tasks(
         self, indexes: Sequence[FeatureIndex], helpers: Helpers[Maker]
@@ -203,29 +208,16 @@ class Results:
         """The blocks of all records, each once. Those of a generation do not depend on later ones.
 
         A failed record that a later input gives anew is left out where it failed.
-
-        Raises:
-            InputError: there are not as many records as the plan was made of.
         """
-        latest, n_read = self.manifest.latest(), 0
-
-        def kept(number: int, framed: Iterable[FramedRecord]) -> Iterator[FramedRecord]:
-            nonlocal n_read
-            for record, frames in framed:
-                n_read += 1
-                if latest.get(record.id, number) == number:
-                    yield record, frames
-
+        latest = self.manifest.latest()
         for number, files in enumerate(generations(self.manifest.inputs)):
             hidden = frozenset(name for name, last in latest.items() if last != number)
-            shards = self.scored(number, indexes, hidden, helpers)
-            yield from block_tasks(kept(number, self.generation(files, shards)))
-        if n_read != self.plan.counts.n_records:
-            raise InputError(
-                f"{counted(self.plan.counts.n_records, 'record')} at first, "
-                f"{n_read} now: an input file changed while the run went on",
-                hint="let it be written to its end, then start again with --force",
-            )
+            if self.manifest.recipe.has_encoder:
+                shards = self.scored(number, indexes, hidden, helpers)
+                yield from block_tasks(self.generation(files, shards), hidden)
+            else:
+                blocks = chain.from_iterable(map(self.manifest.ids.blocks, files))
+                yield from raw_tasks(blocks, hidden)
 
     def generation(
         self, inputs: list[InputFile], shards: Iterable[ScoredShard]
@@ -293,13 +285,19 @@ def frames_by_record(
         yield record_id, runs
 
 
-def block_tasks(framed: Iterable[FramedRecord]) -> Iterator[BlockTask]:
+def block_tasks(
+    framed: Iterable[FramedRecord], hidden: frozenset[str] = frozenset()
+) -> Iterator[BlockTask]:
     """The tasks of blocks of bounded size, or of one longer record."""
     records: list[FastaRecord] = []
     runs, frames, numbers = array("q"), list[ScoredFrames](), dict[int, int]()
     n_letters = n_of_headers = 0
+
+    def task() -> BlockTask:
+        return BlockTask(n_letters, (Records.of(records),), runs, frames, hidden)
+
     for record, of_record in framed:
-        for each, first, end in of_record:
+        for each, first, end in of_record if record.id not in hidden else ():
             number = numbers.setdefault(id(each), len(frames))
             if number == len(frames):
                 frames.append(each)
@@ -308,11 +306,25 @@ def block_tasks(framed: Iterable[FramedRecord]) -> Iterator[BlockTask]:
         n_of_headers += len(record.header)
         n_letters += len(record.sequence)
         if n_of_headers + n_letters >= LETTERS_AT_ONCE or len(records) == _RECORDS_AT_ONCE:
-            yield BlockTask(n_letters, tuple(zip(*records, strict=True)), runs, frames)
+            yield task()
             records, runs, frames, numbers = [], array("q"), [], {}
             n_letters = n_of_headers = 0
     if records:
-        yield BlockTask(n_letters, tuple(zip(*records, strict=True)), runs, frames)
+        yield task()
+
+
+def raw_tasks(blocks: Iterable[Block], hidden: frozenset[str]) -> Iterator[BlockTask]:
+    """The tasks of records that have no frames: neighbouring blocks, up to a bounded size."""
+    parts: list[Block] = []
+    n_letters = 0
+    for block in blocks:
+        parts.append(block)
+        n_letters += block.n_letters
+        if n_letters >= LETTERS_AT_ONCE or len(parts) == _RECORDS_AT_ONCE:
+            yield BlockTask(n_letters, tuple(parts), array("q"), [], hidden)
+            parts, n_letters = [], 0
+    if parts:
+        yield BlockTask(n_letters, tuple(parts), array("q"), [], hidden)
 
 
 _SYNCED_AT_ONCE = 4  # a disk takes a few syncs in the time of one

@@ -7,29 +7,34 @@ a class here and a line in a list.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from io import StringIO
-from itertools import chain
-from math import isnan
+from itertools import chain, compress, count, starmap
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 from urllib.parse import quote
 
-from virnucpro.callers.calls import FRAMES_FAILED, chunk_scores, scored_frames
+import numpy as np
+
+from virnucpro.callers.calls import FRAMES_FAILED
 from virnucpro.callers.head import DECIMALS
 from virnucpro.ground.config import Command
 from virnucpro.ground.log import counted, escaped
+from virnucpro.ground.numeric import Values
 from virnucpro.ground.records import (
     STATUSES,
     Call,
-    FastaRecord,
-    Prediction,
+    CalledRecords,
+    Calls,
+    FrameScores,
     RecordResult,
     Region,
     Status,
+    Track,
 )
 from virnucpro.ground.tree import Tree
 from virnucpro.sequences.fasta import write_record
@@ -70,22 +75,34 @@ class Tally:
         """Rows of the verdict."""
         return self.n_viral + self.n_proviruses
 
-    def add(self, result: RecordResult) -> None:
-        """Count one record."""
-        call, failures = result.call, result.failures
-        self.statuses[call.status] += 1
+    @classmethod
+    def of(cls, results: CalledRecords) -> Tally:
+        """The counts of these records."""
+        calls, tally = results.calls, cls()
+        for status, n_records in Counter(calls.statuses).items():
+            tally.statuses[status] = n_records
+        tally.n_mendable = sum(FRAMES_FAILED in note for note in calls.notes if note)
+        for place in compress(count(), calls.are_viruses):
+            tally.n_viral += 1
+            length, score = calls.lengths[place], calls.virus_scores[place]
+            tally.viral_lengths[LENGTH_CLASSES[bisect_right(LENGTH_CLASSES, length) - 1]] += 1
+            tally._meet((score or 0.0, length, calls.record_ids[place]))
+        for place in results.regions:
+            tally._count_regions(results.at(place))
+            is_virus = calls.are_viruses[place]
+            tally.n_proviruses += 0 if is_virus else len(list(viruses_in(results, place)))
+        for place in results.embedded:
+            tally._count_frames(results.at(place))
+        return tally
+
+    def _count_regions(self, result: RecordResult) -> None:
+        kinds = result.region_kinds
+        self.n_regions = (self.n_regions or 0) + kinds.total()
+        self.n_whole_regions += kinds["whole"]
+
+    def _count_frames(self, result: RecordResult) -> None:
+        failures = result.failures
         self.n_frames += len(result.frames) - len(failures)
-        self.n_mendable += FRAMES_FAILED in call.note
-        if call.is_virus:
-            self.n_viral += 1
-            self.viral_lengths[max(one for one in LENGTH_CLASSES if one <= call.length)] += 1
-            self._meet((call.virus_score or 0.0, call.length, call.record_id))
-        else:
-            self.n_proviruses += len(list(viruses_in(result)))
-        if result.regions is not None:
-            kinds = result.region_kinds
-            self.n_regions = (self.n_regions or 0) + kinds.total()
-            self.n_whole_regions += kinds["whole"]
         if failures:
             first = failures[0]
             self.first_failure = self.first_failure or f"{first.orf.id}: {first.failure}"
@@ -121,20 +138,15 @@ class Portion:
     def of(
         cls,
         sample: str,
-        results: Iterable[RecordResult],
+        results: CalledRecords,
         sinks: Sequence[type[Sink]],
         *,
         with_own: bool = False,
     ) -> Portion:
         """The records of a sample, with the rows that these sinks have of them."""
-        tally, rows, own_rows = Tally(), dict[str, list[str]](), dict[str, list[str]]()
-        per_file = [sink for sink in sinks if sink.per_file] if with_own else []
-        for result in results:
-            tally.add(result)
-            _add_rows(rows, result, sinks)
-            if per_file:
-                _add_rows(own_rows, by_own_ids(result), per_file)
-        return cls(sample, _joined(rows), tally, _joined(own_rows) if with_own else None)
+        per_file = [sink for sink in sinks if sink.per_file]
+        own_rows = _rows(results.by_own_ids(), per_file) if with_own else None
+        return cls(sample, _rows(results, sinks), Tally.of(results), own_rows)
 
     @property
     def of_file(self) -> Portion:
@@ -142,36 +154,9 @@ class Portion:
         return self if self.own_rows is None else replace(self, rows=self.own_rows)
 
 
-def _add_rows(
-    rows: dict[str, list[str]], result: RecordResult, sinks: Iterable[type[Sink]]
-) -> None:
-    for sink in sinks:
-        more = sink.rows(result)
-        if more is not None:
-            # a text per record: its lines by themselves take thrice the memory
-            rows.setdefault(sink.file, []).append("".join(more))
-
-
-def _joined(rows: Mapping[str, Iterable[str]]) -> dict[str, str]:
-    return {name: "".join(of_sink) for name, of_sink in rows.items()}
-
-
-def by_own_ids(result: RecordResult) -> RecordResult:
-    """The same result with the ids that its record and its frames have in their file."""
-    record, name = result.record, result.record.name
-    if name == record.id:
-        return result
-    n = len(record.id)
-
-    def own(frame: Prediction) -> Prediction:
-        orf = frame.orf
-        orf = orf._replace(id=name + orf.id[n:], chunk_id=name + orf.chunk_id[n:])
-        return Prediction(orf, frame.virus_score, frame.failure)
-
-    return result._replace(
-        record=record._replace(id=name, header=name + record.header.lstrip()[n:], own_id=""),
-        predictions=list(map(own, result.predictions)),
-    )
+def _rows(results: CalledRecords, sinks: Iterable[type[Sink]]) -> dict[str, str]:
+    rows = {sink.file: sink.rows(results) for sink in sinks}
+    return {name: text for name, text in rows.items() if text is not None}
 
 
 Add = Callable[[Portion], None]
@@ -211,8 +196,8 @@ class Sink:
             self.opened()
 
     @classmethod
-    def rows(cls, result: RecordResult) -> Iterable[str] | None:
-        """The lines that a record adds; None: it does not even ask for the file."""
+    def rows(cls, results: CalledRecords) -> str | None:
+        """The lines that neighbouring records add; None: they do not even ask for the file."""
         return None
 
     def add(self, portion: Portion) -> None:
@@ -244,8 +229,8 @@ class RecordTable(Sink):
     )
 
     @classmethod
-    def rows(cls, result: RecordResult) -> Iterable[str]:
-        return [record_row(result.call)]
+    def rows(cls, results: CalledRecords) -> str:
+        return record_rows(results.calls)
 
 
 class EmbeddedTable(RecordTable):
@@ -262,8 +247,8 @@ class FrameTable(Sink):
     columns = ("Sequence_ID", "Prediction", "score1", "score2")
 
     @classmethod
-    def rows(cls, result: RecordResult) -> Iterable[str]:
-        return frame_rows(result.predictions)
+    def rows(cls, results: CalledRecords) -> str:
+        return frame_rows(results.frames)
 
 
 class ChunkTable(Sink):
@@ -277,8 +262,8 @@ class ChunkTable(Sink):
         self.lines = stack.enter_context(SortedLines(place.aside))
 
     @classmethod
-    def rows(cls, result: RecordResult) -> Iterable[str]:
-        return chunk_rows(result.predictions)
+    def rows(cls, results: CalledRecords) -> str:
+        return chunk_rows(results.frames)
 
     def add(self, portion: Portion) -> None:
         self.lines.add(portion.rows.get(self.file, ""))
@@ -294,8 +279,10 @@ class ViralFasta(Sink):
     about = "the records called virus, with their headers as they were"
 
     @classmethod
-    def rows(cls, result: RecordResult) -> Iterable[str]:
-        return [record_text(result.record)] if result.call.is_virus else []
+    def rows(cls, results: CalledRecords) -> str:
+        headers, sequences = results.records.headers, results.records.sequences
+        pairs = zip(headers, sequences, strict=True)
+        return "".join(starmap(fasta_text, compress(pairs, results.calls.are_viruses)))
 
 
 class FailedSequences(Sink):
@@ -306,8 +293,10 @@ class FailedSequences(Sink):
     per_file, is_optional = False, True
 
     @classmethod
-    def rows(cls, result: RecordResult) -> Iterable[str] | None:
-        return [record_text(result.record)] if result.failures else None
+    def rows(cls, results: CalledRecords) -> str | None:
+        each = map(results.at, results.embedded)
+        failed = [result.record for result in each if result.failures]
+        return "".join(fasta_text(one.header, one.sequence) for one in failed) or None
 
 
 class FailedFiles(Sink):
@@ -355,22 +344,32 @@ class _Virus(NamedTuple):
         return self.parts[0].kind
 
 
-def viruses_in(result: RecordResult) -> Iterator[_Virus]:
+def viruses_in(results: CalledRecords, place: int) -> Iterator[_Virus]:
     """The viruses in a record: itself, without the flanks of a host, or its proviruses."""
-    call, record = result.call, result.record
-    if call.is_virus:
-        whole = Region(0, call.length, "whole", 1.0)
-        part = result.regions[0] if result.regions else whole
-        is_all = (part.start, part.end) == (0, call.length)
-        name = record.id if is_all else region_name(record, part)
-        yield _Virus(name, (part,), call.virus_score or 0.0)
+    calls, record_id = results.calls, results.records.ids[place]
+    regions = results.regions.get(place, ((), None))[0]
+    if calls.are_viruses[place]:
+        whole = Region(0, calls.lengths[place], "whole", 1.0)
+        part = regions[0] if regions else whole
+        is_all = (part.start, part.end) == (0, calls.lengths[place])
+        name = record_id if is_all else region_name(record_id, part)
+        yield _Virus(name, (part,), calls.virus_scores[place] or 0.0)
         return
-    regions = [region for region in result.regions or () if region.is_virus]
-    crossing = tuple(region for region in reversed(regions) if region.over_origin)
-    each = [(region,) for region in regions if not region.over_origin]
+    viral = [region for region in regions if region.is_virus]
+    crossing = tuple(region for region in reversed(viral) if region.over_origin)
+    each = [(region,) for region in viral if not region.over_origin]
     for parts in (*each, crossing) if crossing else each:
         around = parts[0]._replace(end=parts[-1].end)
-        yield _Virus(region_name(record, around), parts, around.posterior)
+        yield _Virus(region_name(record_id, around), parts, around.posterior)
+
+
+def _viruses(results: CalledRecords) -> Iterator[tuple[int, _Virus]]:
+    """The viruses in all records, each with the place of its record."""
+    are_viruses, regions = results.calls.are_viruses, results.regions
+    for place, is_virus in enumerate(are_viruses):
+        if is_virus or place in regions:
+            for virus in viruses_in(results, place):
+                yield place, virus
 
 
 class VirusTable(Sink):
@@ -392,23 +391,24 @@ class VirusTable(Sink):
     )
 
     @classmethod
-    def rows(cls, result: RecordResult) -> Iterable[str]:
-        call = result.call
-        for virus in viruses_in(result):
-            first, last = virus.parts[0], virus.parts[-1]
-            values = (
-                virus.name,
-                result.record.name,
-                result.record.sample,
-                virus.kind,
-                first.start + 1,
-                last.end,
-                sum(part.end - part.start for part in virus.parts),
-                f"{virus.score:.6f}",
-                rate_text(call.false_discovery_rate) if call.is_virus else "",
-                call.note if call.is_virus else OVER_ORIGIN if first.over_origin else "",
-            )
-            yield "\t".join(map(str, values)) + "\n"
+    def rows(cls, results: CalledRecords) -> str:
+        names = results.records.names
+        return "".join(
+            cls._row(results.calls, place, names[place], virus)
+            for place, virus in _viruses(results)
+        )
+
+    @classmethod
+    def _row(cls, calls: Calls, place: int, record: str, virus: _Virus) -> str:
+        first, last = virus.parts[0], virus.parts[-1]
+        length = sum(part.end - part.start for part in virus.parts)
+        rate, note = "", OVER_ORIGIN if first.over_origin else ""
+        if calls.are_viruses[place]:
+            rate, note = rate_text(calls.rates[place]), calls.notes[place]
+        return (
+            f"{virus.name}\t{record}\t{calls.samples[place]}\t{virus.kind}\t{first.start + 1}\t"
+            f"{last.end}\t{length}\t{virus.score:.6f}\t{rate}\t{note}\n"
+        )
 
 
 class VirusFasta(Sink):
@@ -418,14 +418,19 @@ class VirusFasta(Sink):
     about = "their sequences"
 
     @classmethod
-    def rows(cls, result: RecordResult) -> Iterable[str]:
-        call, record = result.call, result.record
-        rate = rate_text(call.false_discovery_rate) if call.is_virus else ""
-        for virus in viruses_in(result):
-            words = f"kind={virus.kind} score={virus.score:.6f}{rate and f' fdr={rate}'}"
-            header = record.header if virus.name == record.id else virus.name
-            sequence = "".join(record.sequence[part.start : part.end] for part in virus.parts)
-            yield fasta_text(f"{header} {words}", sequence)
+    def rows(cls, results: CalledRecords) -> str:
+        return "".join(cls._text(results, *of_virus) for of_virus in _viruses(results))
+
+    @classmethod
+    def _text(cls, results: CalledRecords, place: int, virus: _Virus) -> str:
+        calls, records = results.calls, results.records
+        rate = rate_text(calls.rates[place]) if calls.are_viruses[place] else ""
+        words = f"kind={virus.kind} score={virus.score:.6f}{rate and f' fdr={rate}'}"
+        is_all = virus.name == records.ids[place]
+        header = records.headers[place] if is_all else virus.name
+        letters = records.sequences[place]
+        sequence = "".join(letters[part.start : part.end] for part in virus.parts)
+        return fasta_text(f"{header} {words}", sequence)
 
 
 class SampleTable(Sink):
@@ -508,12 +513,18 @@ class RegionSink(Sink):
     is_optional = True
 
     @classmethod
-    def rows(cls, result: RecordResult) -> Iterable[str] | None:
-        if result.regions is None:
+    def rows(cls, results: CalledRecords) -> str | None:
+        if not results.regions:
             return None
-        return [
-            cls.row(result, region, region_name(result.record, region)) for region in result.regions
-        ]
+        searched = sorted(results.regions)
+        return "".join(row for place in searched for row in cls.of_record(results, place))
+
+    @classmethod
+    def of_record(cls, results: CalledRecords, place: int) -> Iterator[str]:
+        """The lines of a record that was searched."""
+        result = results.at(place)
+        for region in result.regions or ():
+            yield cls.row(result, region, region_name(result.record.id, region))
 
     @classmethod
     def row(cls, result: RecordResult, region: Region, name: str) -> str:
@@ -543,15 +554,16 @@ class RegionTable(RegionSink):
     )
 
     @classmethod
-    def rows(cls, result: RecordResult) -> Iterable[str] | None:
-        if result.regions is None:
-            return None
-        viruses = {part: virus.name for virus in viruses_in(result) for part in virus.parts}
-        return [cls._row(result, region, viruses.get(region, "")) for region in result.regions]
+    def of_record(cls, results: CalledRecords, place: int) -> Iterator[str]:
+        each = viruses_in(results, place)
+        viruses = {part: virus.name for virus in each for part in virus.parts}
+        result = results.at(place)
+        for region in result.regions or ():
+            yield cls._row(result, region, viruses.get(region, ""))
 
     @classmethod
     def _row(cls, result: RecordResult, region: Region, virus: str) -> str:
-        name = region_name(result.record, region)
+        name = region_name(result.record.id, region)
         place = f"{region.start + 1}\t{region.end}\t{region.end - region.start}"
         record = f"{result.record.name}\t{result.record.sample}"
         note = OVER_ORIGIN if region.over_origin else ""
@@ -613,23 +625,28 @@ class RegionTracks(Sink):
     is_optional, is_packed = True, True
 
     @classmethod
-    def rows(cls, result: RecordResult) -> Iterable[str] | None:
-        if result.track is None:
-            return None
-        return (
-            f"{result.record.id}\t{start + 1}\t{end}\t"
-            f"{'' if isnan(log_odds) else f'{log_odds:.3f}'}\t{posterior:.4f}\n"
-            for start, end, log_odds, posterior in zip(*result.track, strict=True)
-        )
+    def rows(cls, results: CalledRecords) -> str | None:
+        tracks = [(place, results.regions[place][1]) for place in sorted(results.regions)]
+        rows = [_track_rows(results.records.ids[place], track) for place, track in tracks if track]
+        return "".join(rows) if rows else None
+
+
+def _track_rows(record_id: str, track: Track) -> str:
+    columns = [column.tolist() for column in track]
+    return "".join(
+        f"{record_id}\t{start + 1}\t{end}\t"
+        f"{'' if log_odds != log_odds else f'{log_odds:.3f}'}\t{posterior:.4f}\n"
+        for start, end, log_odds, posterior in zip(*columns, strict=True)
+    )
 
 
 OVER_ORIGIN = "crosses the origin"
 GFF3_SEQID = ".:^*$@!+_?-|"  # what stands for itself in a sequence id, beside letters and digits
 
 
-def region_name(record: FastaRecord, region: Region) -> str:
+def region_name(record_id: str, region: Region) -> str:
     """Positions count from 1, and the end is the last base."""
-    return f"{record.id}|{region.kind}_{region.start + 1}_{region.end}"
+    return f"{record_id}|{region.kind}_{region.start + 1}_{region.end}"
 
 
 # what ``virnucpro regions`` writes beside the table of records
@@ -686,11 +703,6 @@ def open_sinks(sinks: Iterable[type[Sink]], place: Place) -> Iterator[Add]:
 # Rows
 
 
-def record_text(record: FastaRecord) -> str:
-    """A record as it stood in its file."""
-    return fasta_text(record.header, record.sequence)
-
-
 def fasta_text(header: str, sequence: str) -> str:
     """A record of FASTA, 60 letters a line."""
     text = StringIO()
@@ -709,40 +721,63 @@ def rate_text(rate: float | None) -> str:
     return "" if rate is None else f"{rate:.4f}"
 
 
-def record_row(call: Call) -> str:
-    label, score = call_words(call)
-    base = "" if call.base_score is None else f"{call.base_score:.6f}"
-    values = (
-        call.record_id,
-        call.sample,
-        call.length,
-        call.status,
-        label,
-        score,
-        rate_text(call.false_discovery_rate),
-        call.n_chunks,
-        call.n_chunks_scored,
-        call.n_frames_scored,
-        base,
-        call.note,
+def six_decimals(shares: Sequence[float] | Values) -> list[str]:
+    """The texts of numbers from 0 to 1 that have six decimals at most."""
+    millionths = np.rint(np.asarray(shares, dtype=np.float64) * 10**DECIMALS).astype(np.int64)
+    digits = millionths[:, None] // 10 ** np.arange(DECIMALS, -1, -1) % 10 + ord("0")
+    text = np.insert(digits, 1, ord("."), axis=1).astype(np.uint8).tobytes().decode("ascii")
+    width = DECIMALS + 2
+    return [text[i : i + width] for i in range(0, len(text), width)]
+
+
+def _score_texts(scores: Sequence[float | None]) -> list[str]:
+    """The texts of scores; those of records without one are empty."""
+    texts = six_decimals([0.0 if score is None else score for score in scores])
+    return ["" if score is None else text for score, text in zip(scores, texts, strict=True)]
+
+
+def record_rows(calls: Calls) -> str:
+    """A row for each call."""
+    virus_scores = _score_texts(calls.virus_scores)
+    is_same = calls.base_scores is calls.virus_scores
+    base_scores = virus_scores if is_same else _score_texts(calls.base_scores)
+    pairs = zip(virus_scores, calls.are_viruses, strict=True)
+    labels = ["virus" if is_virus else "other" if score else "" for score, is_virus in pairs]
+    columns = (
+        *(calls.record_ids, calls.samples, calls.lengths, calls.statuses, labels, virus_scores),
+        list(map(rate_text, calls.rates)),
+        *(calls.n_chunks, calls.n_chunks_scored, calls.n_frames_scored, base_scores, calls.notes),
     )
-    return "\t".join(map(str, values)) + "\n"
+    row = "\t".join(["%s"] * len(columns)) + "\n"
+    return "".join(map(row.__mod__, zip(*columns, strict=True)))
 
 
-def frame_rows(predictions: Iterable[Prediction]) -> Iterator[str]:
+def frame_rows(frames: FrameScores) -> str:
     """A row for each scored frame; a tie is "others", as the first of two equals."""
-    for prediction, score in scored_frames(predictions):
-        others = round(1 - score, DECIMALS)
-        label = "virus" if score > others else "others"
-        yield f"{prediction.orf.id}\t{label}\t{others:.6f}\t{score:.6f}\n"
+    scores = np.array(frames.scores, dtype=np.float64)
+    others = _of_others(scores)
+    labels = ["\tvirus\t" if is_virus else "\tothers\t" for is_virus in (scores > others).tolist()]
+    rows = zip(frames.ids, labels, six_decimals(others), six_decimals(scores), strict=True)
+    return "".join([f"{name}{label}{other}\t{score}\n" for name, label, other, score in rows])
 
 
-def chunk_rows(predictions: Sequence[Prediction]) -> Iterator[str]:
-    """A row for each chunk with a scored frame.
+def _of_others(scores: Values) -> Values:
+    """The scores of "others", with six decimals."""
+    return np.asarray(np.rint((1 - scores) * 10**DECIMALS) / 10**DECIMALS)
+
+
+def chunk_rows(frames: FrameScores) -> str:
+    """A row for each chunk with a scored frame; frames of one chunk are neighbours.
 
     A chunk is a virus if its surest frame is, by VirNucPro's rule: the best virus score is at least
     the best score of "others".
     """
-    for chunk_id, scores in chunk_scores(predictions):
-        others = round(1 - min(scores), DECIMALS)
-        yield f"{chunk_id}\t{max(scores) >= others}\n"
+    if not frames.ids:
+        return ""
+    chunks = np.array(frames.chunk_ids, dtype=object)
+    firsts = np.flatnonzero(np.concatenate([[True], chunks[1:] != chunks[:-1]]))
+    scores = np.array(frames.scores, dtype=np.float64)
+    best, least = np.maximum.reduceat(scores, firsts), np.minimum.reduceat(scores, firsts)
+    verdicts = (best >= _of_others(least)).tolist()
+    rows = zip(chunks[firsts].tolist(), verdicts, strict=True)
+    return "".join([f"{name}\t{verdict}\n" for name, verdict in rows])
