@@ -166,7 +166,7 @@ class ByScorer:
     def shortest(self, input_type: InputType) -> int:
         return SHORTEST_PROTEIN if input_type == "protein" else self.scorer.shortest
 
-    def of_type(self, input_type: InputType) -> Caller:
+    def of_type(self, input_type: InputType) -> ByScorer:
         return replace(self, input_type=input_type)
 
     def call(

@@ -12,6 +12,7 @@ from virnucpro.ground.option_fields import refuse
 from virnucpro.ground.options import CALLS, MODEL, option
 
 Calls = Literal["auto", "scorer", "head"]
+Embed = Literal["all", "viral", "uncertain"]  # each asks for what the next one does, and more
 
 
 Head = Annotated[
@@ -31,6 +32,17 @@ CallsBy = Annotated[
         "Let the scorer call alone, or the head alone. auto: the scorer, joined with the head of "
         "--head where it was joined in training.",
         CALLS,
+    ),
+]
+
+
+EmbedBy = Annotated[
+    Embed | None,
+    option(
+        "Embed only records with a score near a call or above it (viral), or the same without "
+        "those that every preset calls virus (uncertain). The scorer alone calls the others.",
+        MODEL,
+        show_default="all, or what the run embeds",
     ),
 ]
 

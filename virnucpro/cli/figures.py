@@ -88,7 +88,7 @@ class Figures:
     n_failed_shards: int = 0
     n_settled_tokens: int = 0  # tokens of the shards that are finished or failed
     in_work: dict[int, int] = field(default_factory=dict)  # shard -> tokens that are embedded
-    files: tuple[tuple[int, int], ...] = ()  # (first shard, one after the last) of each input
+    files: tuple[tuple[tuple[int, int], ...], ...] = ()  # see ``EmbeddingStarted``
     pending: set[int] = field(default_factory=set)  # shards
     clock: Callable[[], float] = time.monotonic
     started: float = field(init=False)

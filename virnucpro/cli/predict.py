@@ -49,6 +49,9 @@ def predict(options: PredictOptions, console: ConsoleOptions) -> None:
     With a model and head of your own: virnucpro predict -i contigs.fa -o results/
     --model esm2_t33_650M_UR50D --head head.safetensors --gpus 0,1,2
 
+    A large model on the records that may be viral, its vectors kept for other runs: virnucpro
+    predict -i contigs.fa -o results/ --model esm2_t33_650M_UR50D --embed viral --cache vectors/
+
     Exit codes: 0 all records accounted for, 2 some failed (see failed_files.txt), 1 nothing
     usable, 64 usage, 65 bad input, 66 input missing, 69 device or model unavailable, 73 output
     folder not usable, 74 disk full, 130/143 interrupted (go on with --resume).
@@ -88,7 +91,8 @@ def _executor_on(options: RunOptions) -> ExecutorOn:
     # Parsl starts programs of its own by their names, which lie beside this interpreter
     os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"
     blocks = read_blocks(options.executor_config)
-    work = carry(options, WorkOptions, folder=options.output_dir.absolute())
+    cache = options.cache and options.cache.absolute()
+    work = carry(options, WorkOptions, folder=options.output_dir.absolute(), cache=cache)
     return lambda _: ParslExecutor(blocks, work, work_in_block)
 
 

@@ -111,10 +111,13 @@ class Batches:
         lengths: Sequence[int],
         tokens_per_batch: int,
         suspects: frozenset[int] = frozenset(),
+        cached: Sequence[int] = (),
     ) -> None:
         self.encoder, self.lengths, self.suspects = encoder, lengths, suspects
         self.tokens_per_batch = tokens_per_batch
-        self.waiting = deque(encoder.plan(lengths, tokens_per_batch))
+        rows = sorted(set(range(len(lengths))).difference(cached))
+        batches = encoder.plan(self.lengths_of(rows), tokens_per_batch)
+        self.waiting = deque([rows[i] for i in batch] for batch in batches)
         self.tried_alone: set[int] = set()
 
     def n_tokens(self, batch: Iterable[int]) -> int:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from virnucpro.ground.config import EncoderSpec
+from virnucpro.run.cache import CacheFolder
 from virnucpro.run.features import FeatureStore, open_stores
 
 
@@ -18,6 +19,7 @@ class Job:
     weights: tuple[Path, ...]  # of each encoder: a checkpoint, or its converted form
     fingerprint: str  # hash of the recipe
     owner: str  # name of the process that has the job: no two write the same partial file
+    cache: CacheFolder | None = field(default=None, kw_only=True)
 
     @property
     def stores(self) -> tuple[FeatureStore, ...]:

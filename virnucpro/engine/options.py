@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
+from virnucpro.ground.option_fields import refuse
 from virnucpro.ground.options import CLUSTER, DEVICES, DeviceOptions, folder, option
 
 
@@ -36,6 +37,36 @@ class EngineOptions(DeviceOptions):
         ),
     ] = 300.0
     converted: Path | None = None  # folder of converted models, if not the usual one
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheOptions:
+    """A cache of vectors, which runs may share."""
+
+    cache: Annotated[
+        Path | None,
+        option(
+            "Read vectors of sequences that were embedded before from this folder, and add new "
+            "ones; runs, users and machines may share it.",
+            DEVICES,
+            metavar="DIR",
+            show_default="none",
+        ),
+    ] = None
+    cache_size: Annotated[
+        float,
+        option(
+            "Keep at most so many gigabytes in the folder of --cache; what was not read for the "
+            "longest time goes first.",
+            DEVICES,
+            metavar="GB",
+            min=0,
+        ),
+    ] = 20.0
+
+    def __post_init__(self) -> None:
+        if self.cache is None:
+            refuse(self, ("cache_size",), "without --cache")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +115,7 @@ class PlaceOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkOptions(EngineOptions):
+class WorkOptions(CacheOptions, EngineOptions):
     folder: Annotated[Path, folder("Run folder, planned with --plan-only.")]
     part: Annotated[
         str | None,

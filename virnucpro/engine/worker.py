@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
+import numpy as np
 import psutil
 import torch
 
@@ -49,6 +50,7 @@ from virnucpro.ground.events import (
 from virnucpro.ground.files import disk_error
 from virnucpro.ground.log import printable
 from virnucpro.ground.records import Orf, Shard
+from virnucpro.run.cache import VectorCache
 from virnucpro.run.features import FeatureStore
 from virnucpro.run.shards import read_shard
 
@@ -64,8 +66,9 @@ class _Writing:
 
     shard: Shard
     started: float
+    embeddings: list[_Embedding]
     n_failed: int
-    written: Future[float]  # time when the file was there, by the monotonic clock
+    written: Future[tuple[float, str]]  # see ``Worker._write``
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,6 +92,10 @@ class Worker:
         self.encoders = [
             load_encoder(spec, weights, self.device)
             for spec, weights in zip(job.encoders, job.weights, strict=True)
+        ]
+        self.caches = [
+            VectorCache(job.cache, spec, self.device.type) if job.cache else None
+            for spec in job.encoders
         ]
         budget = resources.tokens_per_batch
         self.tokens_per_batch = {encoder.spec: budget for encoder in self.encoders}
@@ -153,8 +160,10 @@ class Worker:
         started, shard = time.monotonic(), attempt.shard
         orfs = [orf for orf in read_shard(shard) if orf.copy_of is None]
         embeddings = [
-            _Embedding(self, encoder, attempt, orfs, store)
-            for encoder, store in zip(self.encoders, self.job.stores, strict=True)
+            _Embedding(self, encoder, attempt, orfs, store, cache)
+            for encoder, store, cache in zip(
+                self.encoders, self.job.stores, self.caches, strict=True
+            )
         ]
         return _Open(attempt, started, embeddings)
 
@@ -216,8 +225,10 @@ class Worker:
         """Begin to write a shard."""
         rows = [embedding.rows for embedding in shard.embeddings]
         n_failed = len(set().union(*(each.reasons for each in rows)))
-        written = self.writer.submit(self._write, shard.attempt.shard, rows)
-        self.writing = _Writing(shard.attempt.shard, shard.started, n_failed, written)
+        written = self.writer.submit(self._write, shard.attempt.shard, shard.embeddings)
+        self.writing = _Writing(
+            shard.attempt.shard, shard.started, shard.embeddings, n_failed, written
+        )
 
     def _written(self) -> Iterator[Event]:
         """Wait until the last shard is written, and tell."""
@@ -225,18 +236,27 @@ class Worker:
         if writing is None:
             return
         try:
-            end = writing.written.result()
+            end, cache_fault = writing.written.result()
         except _STORAGE_ERRORS as error:
             yield self._not_stored(writing.shard, error)
         else:
-            seconds = end - writing.started
-            yield ShardDone(self.name, writing.shard, seconds, writing.n_failed)
+            yield ShardDone(
+                self.name,
+                writing.shard,
+                end - writing.started,
+                writing.n_failed,
+                sum(len(each.cached) for each in writing.embeddings),
+                sum(each.batches.n_tokens(each.cached) for each in writing.embeddings),
+                cache_fault,
+            )
 
-    def _write(self, shard: Shard, rows: Sequence[ShardRows]) -> float:
-        for store, each in zip(self.job.stores, rows, strict=True):
-            store.write(shard, each.finish())
+    def _write(self, shard: Shard, embeddings: Sequence[_Embedding]) -> tuple[float, str]:
+        """Write the files of a shard. -> when they were there, and why a cache took nothing"""
+        for store, each in zip(self.job.stores, embeddings, strict=True):
+            store.write(shard, each.rows.finish())
             store.tree.delete(store.partial(shard, self.job.owner))
-        return time.monotonic()
+        end = time.monotonic()
+        return end, next(filter(None, [each.keep() for each in embeddings]), "")
 
     def _not_stored(self, shard: Shard, error: OSError | OutputError | StorageError) -> ShardFailed:
         failure = disk_error(error) if isinstance(error, OSError) else error
@@ -260,8 +280,9 @@ class _Embedding:
         attempt: Attempt,
         orfs: Sequence[Orf],
         store: FeatureStore,
+        cache: VectorCache | None,
     ) -> None:
-        self.worker, self.encoder, self.attempt = worker, encoder, attempt
+        self.worker, self.encoder, self.attempt, self.cache = worker, encoder, attempt, cache
         self.sequences = [orf.text(encoder.spec.reads) for orf in orfs]
         lengths = list(map(len, self.sequences))
         self.rows = ShardRows(orfs, lengths, encoder)
@@ -269,10 +290,22 @@ class _Embedding:
         self.tree, self.partial = store.tree, store.partial(attempt.shard, worker.job.owner)
         if attempt.n_losses:
             self.rows.restore(self.tree, self.partial)
+        vectors = cache.read(self.sequences) if cache else {}
+        self.cached = sorted(vectors.keys() - self.rows.reasons.keys())
+        if self.cached:
+            self.rows.put(self.cached, np.stack([vectors[i] for i in self.cached]))
         budget = worker.tokens_per_batch[encoder.spec]
-        self.batches = Batches(encoder, lengths, budget, attempt.suspects)
+        self.batches = Batches(encoder, lengths, budget, attempt.suspects, self.cached)
         # after a loss one batch at a time: there must be no doubt which one is at fault
         self.most_in_flight = 1 if attempt.n_losses else worker.batches_in_flight
+
+    def keep(self) -> str:
+        """Put the vectors that were made into the cache. -> why it did not take them, or "" """
+        if self.cache is None:
+            return ""
+        others = {*self.cached, *self.rows.reasons}
+        new = [i for i in range(len(self.sequences)) if i not in others]
+        return self.cache.write([self.sequences[i] for i in new], self.rows.vectors[new])
 
     def start(self, batch: list[int]) -> Flight:
         sequences = [self.sequences[i] for i in batch]

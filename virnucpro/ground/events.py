@@ -88,6 +88,9 @@ class ShardDone:
     shard: Shard
     seconds: float
     n_failed: int
+    n_cached: int = 0  # vectors that a cache had
+    n_cached_tokens: int = 0
+    cache_fault: str = ""  # why its new vectors are not in the cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +130,8 @@ class EmbeddingStarted:
 
     pending: tuple[Shard, ...]
     n_done_before: int
-    files: tuple[tuple[int, int], ...] = ()  # (first shard, one after the last) of each input
+    # of each input: its shards, as spans from the first to one after the last
+    files: tuple[tuple[tuple[int, int], ...], ...] = ()
     encoders: tuple[EncoderSpec, ...] = ()
 
 

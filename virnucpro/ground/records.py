@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, compress, groupby
+from itertools import accumulate, chain, compress, groupby
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeGuard
 
@@ -409,6 +409,26 @@ class CalledRecords:
             {i: one.frames for i, one in enumerate(each) if one.frames},
         )
 
+    @classmethod
+    def joined(cls, each: Sequence[CalledRecords]) -> CalledRecords:
+        """The results of neighbouring records, one after the other."""
+        firsts = [0, *accumulate(len(one.records.ids) for one in each)]
+        return cls(
+            Records.joined([one.records for one in each]),
+            Calls._make(_end_to_end(one.calls for one in each)),
+            FrameScores._make(_end_to_end(one.frames for one in each)),
+            {
+                n + i: of
+                for n, one in zip(firsts, each, strict=False)
+                for i, of in one.regions.items()
+            },
+            {
+                n + i: of
+                for n, one in zip(firsts, each, strict=False)
+                for i, of in one.embedded.items()
+            },
+        )
+
     def at(self, place: int) -> RecordResult:
         """A record with its call; its predictions are in ``frames`` alone."""
         record, call = self.records.at(place), self.calls.at(place)
@@ -426,10 +446,10 @@ class CalledRecords:
         first = 0
         for sample, group in groupby(self.records.samples):
             end = first + len(list(group))
-            yield sample, self._rows(first, end)
+            yield sample, self.rows(first, end)
             first = end
 
-    def _rows(self, first: int, end: int) -> CalledRecords:
+    def rows(self, first: int, end: int) -> CalledRecords:
         if (first, end) == (0, len(self.records.ids)):
             return self
         rows = slice(first, end)
@@ -444,3 +464,8 @@ class CalledRecords:
         names = self.records.names
         records = self.records.with_ids(names)._replace(own_ids=[""] * len(names))
         return replace(self, records=records, frames=self.frames.renamed(self.records.ids, names))
+
+
+def _end_to_end(each: Iterable[Sequence[list[Any]]]) -> list[list[Any]]:
+    """The columns of several tables, each in one."""
+    return [list(chain.from_iterable(columns)) for columns in zip(*each, strict=True)]

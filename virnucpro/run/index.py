@@ -69,14 +69,15 @@ class FeatureIndex:
         self.parts: list[IndexPart] = []
 
     def extend(self, parts: Sequence[IndexPart]) -> None:
-        """Remember feature files."""
+        """Remember feature files, in any order."""
         self.n_parts += len(parts)
         self.parts += parts[: MAX_PARTS - len(self.parts)]
 
     def write(self, features: Path) -> None:
         """Write it; or delete an old one, and say why there is none over the files of a folder."""
         if self.n_parts <= MAX_PARTS:
-            write_index(self.path, self.parts, self.tree)
+            in_order = sorted(self.parts, key=lambda part: part.path.name)
+            write_index(self.path, in_order, self.tree)
             return
         self.tree.delete(self.path)
         announce(

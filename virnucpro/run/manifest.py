@@ -6,9 +6,10 @@ import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, cast, get_args
 
 from virnucpro import __version__
+from virnucpro.callers.options import Embed
 from virnucpro.ground.config import FOLLOWS, SHARD_FORMAT, EncoderSpec, Recipe
 from virnucpro.ground.errors import ResumeError, UsageError
 from virnucpro.ground.files import read_json
@@ -17,6 +18,16 @@ from virnucpro.ground.records import FastaRecord
 from virnucpro.ground.tree import Tree
 from virnucpro.sequences.inputs import InputFile
 from virnucpro.sequences.samples import RunIds
+
+
+class Step(NamedTuple):
+    """A rule that a run was given for what it embeds."""
+
+    rule: Embed
+    generation: int  # of inputs: the first that came with the rule, or after it
+
+
+ALL = (Step("all", 0),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +41,7 @@ class Manifest:
     refused: tuple[InputFile, ...] = ()  # files that could not be read
     models: tuple[str, ...] = ()  # what to open the encoders by: a name, or an absolute path
     cut: str = ""  # what records were called by, in words
+    embed: tuple[Step, ...] = ALL  # each for the records that no earlier one asks for
 
     def __post_init__(self) -> None:
         numbers = {file.generation for file in self.inputs}
@@ -39,10 +51,36 @@ class Manifest:
             raise TypeError("a replaced record is named by its id")
         if not isinstance(self.is_qualified, bool):
             raise TypeError("ids are written with their file, or they are not")
+        if not self.embed or not {step.rule for step in self.embed} <= set(get_args(Embed)):
+            raise ValueError("no rule says which records are embedded")
 
     @property
     def ids(self) -> RunIds:
         return RunIds(self.is_qualified, frozenset(self.replaced))
+
+    @property
+    def n_generations(self) -> int:
+        return len({file.generation for file in self.inputs})
+
+    @property
+    def embed_rules(self) -> str:
+        """The rules by which records are embedded, for messages; "" where all are."""
+        rules = [step.rule for step in self.embed]
+        return "" if "all" in rules else " or ".join(rules)
+
+    @property
+    def series(self) -> list[tuple[int, int]]:
+        """The generation and the step of each series of shards, in the order in which they came.
+
+        Each is cut by itself, so neither a later generation nor a later step changes it.
+        """
+        came = []
+        for place, step in enumerate(self.embed):
+            for generation in range(self.n_generations):
+                is_there = generation < step.generation  # before the step
+                time = 2 * step.generation - 1 if is_there else 2 * generation
+                came.append((time, place, generation))
+        return [(generation, place) for _, place, generation in sorted(came)]
 
     def latest(self) -> dict[str, int]:
         """The last generation that gives each replaced record."""
@@ -90,6 +128,7 @@ def read_manifest(path: Path, copies: Path) -> Manifest | None:
             refused=tuple(_from_json(file, copies) for file in stored.get("refused", ())),
             models=tuple(map(str, stored.get("models", ()))),
             cut=str(facts["counts"].get("cut", "")),
+            embed=tuple(Step(cast(Embed, rule), int(at)) for rule, at in stored.get("embed", ALL)),
         )
     except (ValueError, KeyError, TypeError, AttributeError, UsageError) as error:
         if version != __version__:
@@ -110,6 +149,7 @@ def write_manifest(path: Path, copies: Path, manifest: Manifest, facts: Mapping[
         "qualified": manifest.is_qualified,
         "refused": [_to_json(file, copies) for file in manifest.refused],
         "models": manifest.models,
+        "embed": manifest.embed,
     }
     Tree(path.parent).write_json(path, content)
 

@@ -1,9 +1,10 @@
 """The plan of a run: which ORFs of the inputs stand in which shard.
 
 Records stream from the inputs through screening, chunking and translation into shards. Blocks of
-them are translated in tasks, here or by helpers; all that needs their order is done here. The
-inputs of each generation are cut by themselves, so that inputs added later leave the shards of
-earlier ones, and their feature files, as they are.
+them are scored, where that decides what is embedded, and translated in tasks, here or by helpers;
+all that needs their order is done here. The inputs of each generation are cut by themselves, and of
+these the records that each step of ``--embed`` asks for. So inputs and records that are added later
+leave the shards of earlier ones, and their feature files, as they are.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from typing import Any, TextIO, TypeAlias
 
 import numpy as np
 
+from virnucpro.callers.cascade import first_asking
+from virnucpro.callers.options import Embed
 from virnucpro.callers.regions import SHORTEST_RECORD
 from virnucpro.ground.config import Recipe
 from virnucpro.ground.errors import InputError
@@ -49,6 +52,7 @@ from virnucpro.sequences.screen import protein_of, screen
 from virnucpro.sequences.survey import find_repeat, repeated
 from virnucpro.sequences.translate import chunk_record, translate_six_frames
 
+Spans: TypeAlias = tuple[tuple[int, int], ...]  # of shards: the first, and one after the last
 _BLOCK_LETTERS = 500_000  # letters that are translated, or looked up, at once
 _SHARDS_AT_ONCE = 256  # shards that are verified at once
 
@@ -65,6 +69,8 @@ class PlanCounts:
     n_gaps: int = 0  # gaps in them, left out
     n_copies: int = 0  # ORFs whose protein occurred before
     n_copied_residues: int = 0
+    n_left: int = 0  # records that could be embedded, and that --embed does not ask for
+    n_left_letters: int = 0
 
     def __post_init__(self) -> None:
         check_counts(*(getattr(self, count.name) for count in fields(self)))
@@ -72,20 +78,23 @@ class PlanCounts:
 
 @dataclass(frozen=True)
 class Plan:
-    """The shards of each generation, and what they were made of."""
+    """The shards of each series, and what they were made of."""
 
-    generations: tuple[tuple[Shard, ...], ...]
+    series: tuple[tuple[Shard, ...], ...]
     counts: PlanCounts = field(default_factory=PlanCounts)
-    files: tuple[tuple[int, int], ...] = ()  # (first shard, one after the last) of each input
+    files: tuple[Spans, ...] = ()  # of each input
 
     @cached_property
     def shards(self) -> tuple[Shard, ...]:
-        return tuple(chain.from_iterable(self.generations))
+        return tuple(chain.from_iterable(self.series))
 
 
-def count_done(files: Iterable[tuple[int, int]], missing: Sequence[int]) -> int:
+def count_done(files: Iterable[Spans], missing: Sequence[int]) -> int:
     """The number of files without a shard among ``missing``, which is sorted."""
-    return sum(bisect_left(missing, first) == bisect_left(missing, end) for first, end in files)
+    return sum(
+        all(bisect_left(missing, first) == bisect_left(missing, end) for first, end in spans)
+        for spans in files
+    )
 
 
 def make_plan(
@@ -131,9 +140,21 @@ class _EntryTask:
         return headers, proteins, digests_of(orfs, recipe.reads)
 
 
+@dataclass(frozen=True, slots=True)
+class _AskTask:
+    """Ask which step each record of a block is embedded by."""
+
+    n_letters: int
+    records: Records
+    rules: tuple[Embed, ...]
+
+    def do(self, recipe: Recipe) -> list[int | None]:
+        return first_asking(self.records, recipe, self.rules)
+
+
 @dataclass(slots=True)
 class _Planner:
-    """One pass over the inputs."""
+    """One pass over the inputs for each series."""
 
     rundir: RunDir
     manifest: Manifest
@@ -141,10 +162,10 @@ class _Planner:
     on_letters: Callable[[int], None]
     helpers: Helpers[Recipe]
     counts: PlanCounts = field(default_factory=PlanCounts)
-    files: list[tuple[int, int]] = field(default_factory=list)
+    files: dict[str, list[tuple[int, int]]] = field(default_factory=dict)  # spans, by path
     # 8 bytes per record: ids themselves would fill the memory
     hashes: array[int] = field(default_factory=lambda: array("q"))
-    is_last: deque[bool] = field(default_factory=deque)  # of each task: whether it ends its file
+    ends: deque[str] = field(default_factory=deque)  # of each task: the file that it ends, or ""
 
     def run(self) -> Plan:
         recipe, replaced = self.manifest.recipe, frozenset(self.manifest.replaced)
@@ -154,7 +175,11 @@ class _Planner:
             if self.keep_intermediate and recipe.has_frames:
                 content = stack.enter_context(self.rundir.replacing(self.rundir.planned.chunks))
                 chunks = stack.enter_context(as_text(content))
-            for number, inputs in enumerate(generations(self.manifest.inputs)):
+            by_generation = list(generations(self.manifest.inputs))
+            for generation, step in self.manifest.series:
+                # the first step has met each record; another one counts nothing again
+                again = replace(self, counts=PlanCounts(), hashes=array("q"))
+                planner = again if step else self
                 writer = ShardWriter(
                     self.rundir,
                     self.rundir.planned.shards,
@@ -162,13 +187,14 @@ class _Planner:
                     sum(map(len, shards)),
                     keep_bases=self.keep_intermediate,
                 )
-                earlier = replaced if number else frozenset[str]()
+                earlier = replaced if generation else frozenset[str]()
                 seen = SeenOrfs()
-                first, tasks = writer.next_index, self.tasks(inputs, earlier, chunks)
+                tasks = planner.tasks(by_generation[generation], step, earlier, chunks)
+                first = writer.next_index
                 for headers, proteins, digests in self.helpers.in_order(tasks):
                     writer.extend(headers, proteins, seen.originals(digests))
-                    if self.is_last.popleft():
-                        self.files.append((first, writer.end_index))
+                    if path := self.ends.popleft():
+                        self.files.setdefault(path, []).append((first, writer.end_index))
                         first = writer.next_index
                 writer.flush()
                 shards.append(tuple(map(self.in_place, writer.shards)))
@@ -176,18 +202,19 @@ class _Planner:
                 self.counts.n_copied_residues += writer.n_copied_residues
         self.on_letters(self.counts.n_letters)
         refuse_duplicates(self.hashes, self.manifest)
-        return Plan(tuple(shards), self.counts, tuple(self.files))
+        files = [tuple(self.files[file.path]) for file in self.manifest.inputs]
+        return Plan(tuple(shards), self.counts, tuple(files))
 
     def in_place(self, shard: Shard) -> Shard:
         return replace(shard, path=self.rundir.shards / shard.path.name)
 
     def tasks(
-        self, inputs: Iterable[InputFile], replaced: frozenset[str], out: TextIO | None
+        self, inputs: Iterable[InputFile], step: int, replaced: frozenset[str], out: TextIO | None
     ) -> Iterator[_EntryTask]:
-        """The tasks of a generation, one or more of each file; its chunks go ``out``."""
+        """The tasks of a series, one or more of each file; its chunks go ``out``."""
         recipe, corrected = self.manifest.recipe, set[str]()
         for file in inputs:
-            records = self.screened(file, replaced, corrected)
+            records = self.asked(self.screened(file, replaced, corrected), step)
             pieces: Iterable[FastaRecord | Chunk] = records
             if recipe.has_frames:
                 pieces = chain.from_iterable(chunk_record(r, recipe.chunk_size) for r in records)
@@ -199,16 +226,41 @@ class _Planner:
                 block.append(piece)
                 n_letters += len(piece.sequence)
                 if n_letters >= _BLOCK_LETTERS:
-                    self.is_last.append(False)
+                    self.ends.append("")
                     yield _EntryTask(n_letters, tuple(zip(*block, strict=True)))
                     block, n_letters = [], 0
-            self.is_last.append(True)
+            self.ends.append(file.path)
             yield _EntryTask(n_letters, tuple(zip(*block, strict=True)))
+
+    def asked(self, records: Iterable[FastaRecord], step: int) -> Iterator[FastaRecord]:
+        """The records that are embedded by a step; the first step counts those that none asks for.
+
+        A record is scored once for each step.
+        """
+        rules = tuple(one.rule for one in self.manifest.embed)
+        if rules[0] == "all":
+            yield from records
+            return
+        waiting = deque[list[FastaRecord]]()
+
+        def tasks() -> Iterator[_AskTask]:
+            for block in _blocks(records):
+                waiting.append(block)
+                of_block = Records.of(block)
+                yield _AskTask(of_block.n_letters, of_block, rules)
+
+        for places in self.helpers.in_order(tasks()):
+            for record, place in zip(waiting.popleft(), places, strict=True):
+                if place == step:
+                    yield record
+                elif place is None:
+                    self.counts.n_left += 1
+                    self.counts.n_left_letters += len(record.sequence)
 
     def screened(
         self, file: InputFile, replaced: frozenset[str], corrected: set[str]
     ) -> Iterator[FastaRecord]:
-        """The records to embed, if any are. Those of ``replaced`` may have been there before."""
+        """The records that can be embedded. Those of ``replaced`` may have been there before."""
         recipe = self.manifest.recipe
         shortest = recipe.chunk_size if recipe.has_frames else 0
         for records in parsed(self.manifest.ids.blocks(file)):
@@ -255,6 +307,19 @@ class _Planner:
                 corrected.add(name)
 
 
+def _blocks(records: Iterable[FastaRecord]) -> Iterator[list[FastaRecord]]:
+    """Neighbouring records, of about so many letters together as are looked up at once."""
+    block, n_letters = list[FastaRecord](), 0
+    for record in records:
+        block.append(record)
+        n_letters += len(record.sequence)
+        if n_letters >= _BLOCK_LETTERS:
+            yield block
+            block, n_letters = [], 0
+    if block:
+        yield block
+
+
 def refuse_duplicates(hashes: array[int], manifest: Manifest) -> None:
     """
     Raises:
@@ -293,7 +358,8 @@ def _key(manifest: Manifest) -> str:
         )
         for file in manifest.inputs
     ]
-    text = repr((manifest.recipe.fingerprint, hashes, manifest.replaced))
+    embed = [tuple(step) for step in manifest.embed]
+    text = repr((manifest.recipe.fingerprint, hashes, manifest.replaced, embed))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -305,9 +371,9 @@ def _to_json(plan: Plan, manifest: Manifest) -> dict[str, object]:
     stored = {
         "key": _key(manifest),
         "counts": asdict(plan.counts),
-        "generations": [
+        "series": [
             [[shard.n_orfs, shard.n_embedded, shard.n_residues, shard.sha256] for shard in shards]
-            for shards in plan.generations
+            for shards in plan.series
         ],
         "files": plan.files,
     }
@@ -337,16 +403,16 @@ def read_plan(rundir: RunDir, manifest: Manifest) -> Plan | None:
         stored = dict(read_json(rundir.plan))
         if stored.pop("sha256") != _plan_sha256(stored) or stored["key"] != _key(manifest):
             return None
-        index, by_generation = 0, []
-        for entries in stored["generations"]:
+        index, series = 0, []
+        for entries in stored["series"]:
             shards = []
             for n_orfs, n_embedded, n_residues, digest in entries:
                 path = rundir.shards / f"{shard_name(index)}.faa"
                 shards.append(Shard(index, path, n_orfs, n_embedded, n_residues, digest))
                 index += 1
-            by_generation.append(tuple(shards))
-        files = tuple((int(first), int(end)) for first, end in stored["files"])
-        return Plan(tuple(by_generation), PlanCounts(**stored["counts"]), files)
+            series.append(tuple(shards))
+        files = tuple(tuple((int(a), int(b)) for a, b in spans) for spans in stored["files"])
+        return Plan(tuple(series), PlanCounts(**stored["counts"]), files)
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -153,6 +153,8 @@ def _describe(rundir: RunDir, manifest: Manifest) -> list[str]:
         *_folded([f"input     {file.shown}" for file in manifest.inputs]),
         *_folded([f"unread    {printable(file.error)}" for file in manifest.refused]),
     ]
+    if rules := manifest.embed_rules:
+        lines.append(f"embedded  only what --embed {rules} asks for")
     if recipe.has_encoder:
         lines += _describe_shards(rundir, manifest)
     elif letters := _letters(rundir, manifest, stored):
@@ -250,6 +252,7 @@ def _measure(rundir: RunDir, manifest: Manifest) -> dict[str, Any]:
     return {
         "state": stored.get("state"),
         "running": running or None,
+        "embed": manifest.embed_rules or "all",
         **work.counts,
         "sequences_failed": sum(host.n_failed for host in hosts),
         f"{'letters' if scored else 'tokens'}_per_second": round(rate * work.per_work, 1),

@@ -102,6 +102,8 @@ class _RunKeywords(TypedDict, total=False):
     workers: int | None
     esm_batch_size: str
     worker_timeout: float
+    cache: str | Path | None
+    cache_size: float
 
 
 class _PredictKeywords(_RunKeywords, total=False):
@@ -115,6 +117,7 @@ class _PredictKeywords(_RunKeywords, total=False):
     model: str | None
     head: str | Path | None
     calls: Literal["auto", "scorer", "head"]
+    embed: Literal["all", "viral", "uncertain"] | None
     chunk_size: int | None
     resume: bool
     force: bool

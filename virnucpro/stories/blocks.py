@@ -37,27 +37,29 @@ class Maker:
     recipe: Recipe
     sinks: tuple[type[Sink], ...]
     stores: tuple[FeatureStore, ...]  # one for each encoder
-    generations: tuple[tuple[Shard, ...], ...]
+    series: tuple[tuple[Shard, ...], ...]
     caller: Caller
     finder: RegionFinder | None  # None: regions are not looked for
     feature_format: FeatureFormat
     with_own_ids: bool = False  # the files of each input have ids of their own
     scores: ScoreStore | None = None  # None: scores are not kept
-    readers: dict[int, list[FeatureReader]] = field(default_factory=dict)  # of each generation
+    readers: dict[int, list[FeatureReader]] = field(default_factory=dict)  # of each series
 
-    def readers_of(self, generation: int) -> list[FeatureReader]:
+    def readers_of(self, series: int) -> list[FeatureReader]:
         """The readers of all stores, which remember what they read."""
-        if generation not in self.readers:
-            shards = self.generations[generation]
-            self.readers[generation] = [store.reader(shards) for store in self.stores]
-        return self.readers[generation]
+        if series not in self.readers:
+            shards = self.series[series]
+            self.readers[series] = [store.reader(shards) for store in self.stores]
+        return self.readers[series]
 
     def noted(self, results: CalledRecords) -> CalledRecords:
         """The same results; notes say what else was seen in the sequences, regions last."""
         notes, statuses = results.calls.notes, results.calls.statuses
         for place, status in enumerate(statuses):
-            if not notes[place] and status in ("scored", "embedded", "no_orf"):
-                notes[place] = self.other_code(results.records.sequences[place])
+            is_noted = notes[place] and (place in results.embedded or status != "scored")
+            if not is_noted and status in ("scored", "embedded", "no_orf"):
+                other_code = self.other_code(results.records.sequences[place])
+                notes[place] = "; ".join(filter(None, (notes[place], other_code)))
         if self.finder is not None:
             for place in long_enough(results.records):
                 results.tell_regions(place, self.finder.add_to(results.at(place)))
@@ -132,7 +134,7 @@ class ScoredShard:
 class ShardTask:
     """Read a shard and its vectors, verify all of it, and score its frames."""
 
-    generation: int
+    series: int  # its place among those of the plan
     shard: Shard
     lost: Mapping[int, str]  # see ``FeatureReader.read``
     n_verified: int
@@ -148,7 +150,7 @@ class ShardTask:
         unseen = {orf.id for orf in orfs if orf.record_id in self.hidden}
         of_encoders = [
             reader.read(self.shard, orfs, self.lost, self.n_verified)
-            for reader in maker.readers_of(self.generation)
+            for reader in maker.readers_of(self.series)
         ]
         files = []
         for store, features in zip(maker.stores, of_encoders, strict=True):

@@ -8,12 +8,12 @@ from typing import Annotated, ClassVar
 
 import typer
 
-from virnucpro.callers.options import CallsBy, CutOptions, Head, RegionModel
+from virnucpro.callers.options import CallsBy, CutOptions, EmbedBy, Head, RegionModel
 from virnucpro.encoders.options import ModelOptions, model_option
-from virnucpro.engine.options import EngineOptions, PlaceOptions
+from virnucpro.engine.options import CacheOptions, EngineOptions, PlaceOptions
 from virnucpro.ground.config import Command, FeatureFormat, Pooling
 from virnucpro.ground.errors import UsageError
-from virnucpro.ground.option_fields import given_of, names_of, refuse
+from virnucpro.ground.option_fields import flag, given_of, names_of, refuse
 from virnucpro.ground.options import (
     FILES,
     MODEL,
@@ -26,7 +26,9 @@ from virnucpro.ground.options import (
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions(PlaceOptions, EngineOptions, ModelOptions, FolderOptions, SequenceOptions):
+class RunOptions(
+    CacheOptions, PlaceOptions, EngineOptions, ModelOptions, FolderOptions, SequenceOptions
+):
     """The options that ``predict`` and ``extract`` share."""
 
     command: ClassVar[Command]
@@ -42,6 +44,10 @@ class RunOptions(PlaceOptions, EngineOptions, ModelOptions, FolderOptions, Seque
     ] = True
 
     def __post_init__(self) -> None:
+        CacheOptions.__post_init__(self)
+        for name in ("plan_only", "no_embed"):
+            if getattr(self, name):
+                refuse(self, ("cache",), f"with {flag(name)}, where nothing is embedded")
         self.check_type(self.input_type)
 
     @property
@@ -79,6 +85,7 @@ class PredictOptions(CutOptions, RunOptions):
     ] = None
     head: Head = None
     calls: CallsBy = "auto"
+    embed: EmbedBy = None
 
     def __post_init__(self) -> None:
         CutOptions.__post_init__(self)
@@ -88,8 +95,9 @@ class PredictOptions(CutOptions, RunOptions):
 
     @property
     def asks_for_vectors(self) -> bool:
-        """True if a model, a head or any option of the engine was given."""
-        of_engine = names_of(EngineOptions, PlaceOptions) - {"workers"} | {"model", "head"}
+        """True if a model, a head, --embed or any option of the engine was given."""
+        of_engine = names_of(EngineOptions, PlaceOptions, CacheOptions) - {"workers"}
+        of_engine |= {"model", "head", "embed"}
         is_typed = not of_engine.isdisjoint(self.typed)
         return is_typed or bool(given_of(self, of_engine)) or self.calls == "head"
 
@@ -124,6 +132,11 @@ class ExtractOptions(RunOptions):
             FILES,
         ),
     ] = "h5"
+
+    def __post_init__(self) -> None:
+        RunOptions.__post_init__(self)
+        if self.pooling == "none":
+            refuse(self, ("cache",), "with --pooling none: a cache holds one vector of a sequence")
 
 
 @dataclass(frozen=True, kw_only=True)

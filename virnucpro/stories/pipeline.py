@@ -24,6 +24,7 @@ from virnucpro.callers.regions import RegionFinder, embedded_finder
 from virnucpro.engine.executor import Executor, NoExecutor
 from virnucpro.engine.job import Job
 from virnucpro.engine.local import ProcessExecutor
+from virnucpro.engine.options import CacheOptions
 from virnucpro.ground.config import FeatureFormat, Recipe, Resources
 from virnucpro.ground.devices import torch_build
 from virnucpro.ground.errors import (
@@ -49,6 +50,7 @@ from virnucpro.ground.log import LOGGER, announce, counted, printable
 from virnucpro.ground.records import Shard
 from virnucpro.ground.tasks import Helpers
 from virnucpro.page.run import write_run_page
+from virnucpro.run.cache import CacheFolder
 from virnucpro.run.features import FeatureStore, OnShard
 from virnucpro.run.folder import RunDir
 from virnucpro.run.hashes import OUTPUTS, hash_outputs, read_kept
@@ -154,12 +156,12 @@ def begin(
     manifest = open_run(config.options, config.recipe_for, rundir, recorded, on_event)
     config.options.check_type(manifest.recipe.input_type)
     caller = config.caller.of_type(manifest.recipe.input_type)
-    manifest = replace(manifest, models=config.models)
+    manifest = replace(manifest, models=config.models, embed=config.steps)
     for announcement in (*caller.announcements, *config.announcements):
         announce(announcement)
     for compromise in config.compromises:
         LOGGER.warning("%s", compromise)
-    job = make_job(rundir, manifest.recipe, config.weights)
+    job = make_job(rundir, manifest.recipe, config.weights, open_cache(config.options))
     results = make_results(config, manifest, job.stores, on_event)
     executor.start(job, config.resources, count_worth_starting(manifest, recorded))
     plan = plan_run(config, rundir, recorded, manifest, on_event)
@@ -273,13 +275,32 @@ def count_worth_starting(manifest: Manifest, recorded: Manifest | None) -> int:
     return n_bytes // _BYTES_PER_WORKER
 
 
-def make_job(rundir: RunDir, recipe: Recipe, weights: tuple[Path, ...]) -> Job:
+def open_cache(options: CacheOptions) -> CacheFolder | None:
+    """The cache that is asked for, announced; None, after a warning, where it cannot be had."""
+    if options.cache is None:
+        return None
+    folder = CacheFolder(options.cache.absolute(), round(options.cache_size * 1e9))
+    try:
+        announce(folder.make())
+    except (OutputError, StorageError) as error:
+        LOGGER.warning("%s (hint: %s); the run goes on without the cache", error, error.hint)
+        return None
+    return folder
+
+
+def make_job(
+    rundir: RunDir,
+    recipe: Recipe,
+    weights: tuple[Path, ...],
+    of_many_runs: CacheFolder | None = None,
+) -> Job:
     return Job(
         features=rundir.features,
         encoders=recipe.encoders,
         weights=weights if recipe.encoders else (),
         fingerprint=recipe.fingerprint,
         owner=own_name(),
+        cache=of_many_runs,
     )
 
 
@@ -361,6 +382,7 @@ def embed(
                 case BatchDone(n_tokens=n_tokens):
                     summary.n_tokens += n_tokens
                 case ShardDone(shard=shard):
+                    summary.count_cached(event)
                     results.backlog.settle(shard)
                 case ShardFailed(shard=shard, reason=reason):
                     check_stored(event)

@@ -6,15 +6,16 @@ All that can be checked is checked here, before a file is read or a process is s
 from __future__ import annotations
 
 import re
-from collections.abc import Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import cast, get_args
 
-from virnucpro.callers.caller import Caller, NoCall, caller_of
+from virnucpro.callers.caller import ByScorer, Caller, NoCall, caller_of
+from virnucpro.callers.cascade import Cascade
 from virnucpro.callers.head import EncoderFacts, Head, HeadFacts, load_head
-from virnucpro.callers.options import CutOptions
+from virnucpro.callers.options import CutOptions, Embed
 from virnucpro.encoders.base import Model
 from virnucpro.encoders.catalogue import model_names, open_model
 from virnucpro.encoders.families import BUNDLES, EMBEDDED
@@ -49,7 +50,8 @@ from virnucpro.ground.files import expanded
 from virnucpro.ground.log import printable
 from virnucpro.ground.option_fields import carry
 from virnucpro.run.folder import RunDir
-from virnucpro.run.manifest import Manifest
+from virnucpro.run.manifest import ALL, Manifest, Step
+from virnucpro.scorer.nets import own_scorer
 from virnucpro.sequences.genetic_code import genetic_code
 from virnucpro.sequences.inputs import list_sources
 from virnucpro.stories.options import ExtractOptions, PredictOptions, RunOptions
@@ -75,6 +77,7 @@ class RunConfig:
     announcements: tuple[str, ...] = ()  # lines about the choices for the encoder
     compromises: tuple[str, ...] = ()  # warnings about their costs
     models: tuple[str, ...] = ()  # what other machines open the encoders by
+    steps: tuple[Step, ...] = ALL  # of what is embedded; see ``Manifest``
 
     @property
     def output(self) -> Path:
@@ -143,7 +146,8 @@ def _resolve_engine(options: RunOptions, recorded: Manifest | None, on_event: On
     models = tuple(open_model(name, on_event, before_fetching) for name in names)
     footprint = join_footprints([model.footprint for model in models])
     head = _load_head(options, models, on_event)
-    caller = _caller(options, head)
+    steps = _steps(options, recorded)
+    caller = _cascade(options, _caller(options, head), steps)
     choice = _choose_devices(_placed(options), footprint)
     request = _asked_precision(options, recorded)
     precision = _precision(options, request, choice)
@@ -166,10 +170,41 @@ def _resolve_engine(options: RunOptions, recorded: Manifest | None, on_event: On
         resources=resources,
         checkpoints=tuple(model.path.resolve() for model in models),
         weights=tuple(weights.resolve() for weights, _ in prepared),
-        announcements=_announcements(options, models, recipe, resources, choice),
+        announcements=(
+            *_announcements(options, models, recipe, resources, choice),
+            *_announce_steps(options, steps),
+        ),
         compromises=tuple(describe_compromises(choice, footprint, precision, is_auto)),
         models=tuple(map(_name_anywhere, names)),
+        steps=steps,
     )
+
+
+def _steps(options: RunOptions, recorded: Manifest | None) -> tuple[Step, ...]:
+    """What the run embeds: what it did so far, and what is asked for now beyond that."""
+    rule = options.embed if isinstance(options, PredictOptions) else "all"
+    if recorded is None:
+        return (Step(rule or "all", 0),)
+    from_widest = get_args(Embed)
+    widest = min(from_widest.index(step.rule) for step in recorded.embed)
+    if rule is None or widest <= from_widest.index(rule):
+        return recorded.embed
+    return (*recorded.embed, Step(rule, recorded.n_generations))
+
+
+def _cascade(options: RunOptions, caller: Caller, steps: Sequence[Step]) -> Caller:
+    """The same caller, or the scorer before it where not every record is embedded."""
+    if not isinstance(options, PredictOptions) or steps[-1].rule == "all":
+        return caller
+    return Cascade(ByScorer(own_scorer(), carry(options, CutOptions)), caller)
+
+
+def _announce_steps(options: RunOptions, steps: Sequence[Step]) -> Iterator[str]:
+    rule = options.embed if isinstance(options, PredictOptions) else None
+    if steps[-1].rule != "all":
+        yield f"embedded: records that --embed {' or '.join(step.rule for step in steps)} asks for"
+    elif rule not in (None, "all"):
+        yield f"every record of this run is embedded, more than --embed {rule} asks for"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

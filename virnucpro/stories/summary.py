@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from virnucpro.encoders.base import estimate_tokens
-from virnucpro.ground.events import STAGES, STARTING
-from virnucpro.ground.log import counted, printable
+from virnucpro.ground.events import STAGES, STARTING, ShardDone
+from virnucpro.ground.log import LOGGER, counted, printable
 from virnucpro.run.folder import RunDir
 from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import Plan
@@ -35,6 +35,15 @@ def virus_line(records: Tally) -> str:
     )
 
 
+def warn_of_cache(event: ShardDone) -> None:
+    """Warn where a worker could not add vectors to the cache; it does not try again."""
+    if event.cache_fault:
+        LOGGER.warning(
+            "%s adds nothing to the cache any more: %s; the run is whole without it",
+            *(event.worker, event.cache_fault),
+        )
+
+
 @dataclass(slots=True)
 class Summary:
     """The figures of a run."""
@@ -48,7 +57,12 @@ class Summary:
     n_files: int = 0
     n_shards: int | None = None  # shards of a run that others embed; None: it came to its end
     n_refused: int = 0  # files that could not be read
+    n_letters: int = 0  # letters of all records
+    n_left: int = 0  # records that --embed left to the scorer
+    n_left_letters: int = 0
     n_tokens: int = 0  # embedded since this start
+    n_cached: int = 0  # vectors of this start that a cache had
+    n_cached_tokens: int = 0
     n_copies: int = 0  # frames whose protein occurred before
     n_tokens_saved: int = 0  # tokens of the copies
     n_tokens_in_all: int = 0  # tokens of the whole run, copies included
@@ -60,12 +74,20 @@ class Summary:
         self.has_encoder = bool(encoders)
         self.n_refused = len(manifest.refused)
         self.n_files = len(manifest.inputs) + self.n_refused
+        self.n_letters, self.n_left = counts.n_letters, counts.n_left
+        self.n_left_letters = counts.n_left_letters
         self.n_copies = counts.n_copies
         self.n_tokens_saved = estimate_tokens(encoders, counts.n_copies, counts.n_copied_residues)
         n_embedded = sum(shard.n_embedded for shard in shards)
         n_residues = sum(shard.n_residues for shard in shards)
         n_tokens = estimate_tokens(encoders, n_embedded, n_residues)
         self.n_tokens_in_all = n_tokens + self.n_tokens_saved
+
+    def count_cached(self, event: ShardDone) -> None:
+        """Count the vectors of a shard that a cache had, and warn if it took no new ones."""
+        self.n_cached += event.n_cached
+        self.n_cached_tokens += event.n_cached_tokens
+        warn_of_cache(event)
 
     @property
     def facts(self) -> dict[str, object]:
@@ -90,6 +112,7 @@ class Summary:
             n_tokens = self.n_tokens_in_all - self.n_tokens_saved
             return [
                 f"planned: {counted(self.n_shards, 'shard')}, {counted(n_tokens, 'token')}",
+                *self._left_lines(),
                 f"results: {printable(folder)}",
                 *self._repair_lines(folder),
             ]
@@ -117,12 +140,17 @@ class Summary:
 
     def _engine_lines(self) -> Iterator[str]:
         yield f"frames embedded: {self.records.n_frames:,}"
+        yield from self._left_lines()
         if self.n_copies:
             share = self.n_tokens_saved / self.n_tokens_in_all
             yield (
                 f"copies: {counted(self.n_copies, 'frame')} of a protein that occurred before, "
                 f"{self.n_tokens_saved:,} tokens not embedded again ({share:.1%})"
             )
+        if self.n_cached:
+            share = self.n_cached_tokens / (self.n_cached_tokens + self.n_tokens)
+            vectors = counted(self.n_cached, "vector")
+            yield f"cache: {vectors} read, {share:.1%} of the tokens of this start"
         if self.n_tokens:
             starting = self.seconds.get(STARTING, 0.0)
             rate = self.n_tokens / max(1e-3, self.seconds[STAGES[1]] - starting)
@@ -130,6 +158,12 @@ class Summary:
                 f"tokens: {self.n_tokens:,} embedded at {rate:,.0f} per second, once the workers "
                 f"were ready after {starting:.1f} s"
             )
+
+    def _left_lines(self) -> Iterator[str]:
+        if self.n_left:
+            share = self.n_left_letters / self.n_letters
+            records = counted(self.n_left, "record")
+            yield f"not embedded, as --embed asks: {records}, {share:.1%} of all letters"
 
     def _time_line(self) -> str:
         names = {name: name for name in STAGES}

@@ -33,8 +33,9 @@ from virnucpro.run.folder import RunDir, no_run, stores_of
 from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import read_plan
 from virnucpro.run.work_log import ShardFigures, note_shard
-from virnucpro.stories.pipeline import ExecutorOn, check_stored, make_job
+from virnucpro.stories.pipeline import ExecutorOn, check_stored, make_job, open_cache
 from virnucpro.stories.resolve import WorkConfig, resolve_work
+from virnucpro.stories.summary import warn_of_cache
 
 _LOOK_SECONDS = 2.0  # between two looks at a run that is helped
 
@@ -64,6 +65,7 @@ class PartResult:
     n_failed: int = 0  # sequences that failed
     n_lost: int = 0  # shards that were given up
     n_tokens: int = 0
+    n_cached: int = 0  # vectors that a cache had
     ready: float = field(default_factory=time.monotonic)  # time when the first worker was
     tokens: dict[int, int] = field(default_factory=dict)  # of shards in work
     ended: list[ShardFigures] = field(default_factory=list)
@@ -82,6 +84,8 @@ class PartResult:
         if self.n_tokens:
             rate = self.n_tokens / max(1e-3, seconds)
             lines += [f"tokens: {self.n_tokens:,} embedded at {rate:,.0f} per second"]
+        if self.n_cached:
+            lines += [f"cache: {counted(self.n_cached, 'vector')} read"]
         if self.n_failed or self.n_lost:
             lines += [
                 f"failed: {counted(self.n_failed, 'sequence')}, and "
@@ -105,8 +109,10 @@ class PartResult:
                 self.n_tokens += n_tokens
                 self.tokens[shard.index] = self.tokens.get(shard.index, 0) + n_tokens
             case ShardDone(n_failed=n_failed):
+                warn_of_cache(event)
                 self.n_shards += 1
                 self.n_failed += n_failed
+                self.n_cached += event.n_cached
                 self._note(event, n_failed)
             case ShardFailed():
                 check_stored(event)
@@ -151,7 +157,7 @@ def work(
         if not pending:
             return outcome
         config = resolve_work(options, manifest, on_event)
-        job = make_job(rundir, manifest.recipe, config.weights)
+        job = make_job(rundir, manifest.recipe, config.weights, open_cache(options))
         n_before = len(shards) - len(pending)
         on_event(EmbeddingStarted(tuple(pending), n_before, encoders=job.encoders))
         with closing(embed(pending, job, config, executor_on)) as events:
@@ -175,7 +181,7 @@ def work_for_run(options: WorkOptions, indices: Sequence[int]) -> list[ShardFigu
         if plan is None:
             raise _no_plan(rundir)
         config = resolve_work(options, manifest, lambda _: None)
-        job = make_job(rundir, manifest.recipe, config.weights)
+        job = make_job(rundir, manifest.recipe, config.weights, open_cache(options))
         shards = [plan.shards[index] for index in indices]
         with closing(embed(shards, job, config, ProcessExecutor)) as events:
             for event in events:

@@ -124,7 +124,7 @@ class Results:
             recipe=self.manifest.recipe,
             sinks=SINKS[self.manifest.recipe.command],
             stores=self.stores,
-            generations=self.plan.generations,
+            series=self.plan.series,
             caller=self.caller,
             finder=self.finder,
             feature_format=self.feature_format,
@@ -213,35 +213,42 @@ class Results:
         for number, files in enumerate(generations(self.manifest.inputs)):
             hidden = frozenset(name for name, last in latest.items() if last != number)
             if self.manifest.recipe.has_encoder:
-                shards = self.scored(number, indexes, hidden, helpers)
-                yield from block_tasks(self.generation(files, shards), hidden)
+                of_series = [
+                    self.scored(place, indexes, hidden, helpers)
+                    for place, (generation, _) in enumerate(self.manifest.series)
+                    if generation == number
+                ]
+                yield from block_tasks(self.generation(files, of_series), hidden)
             else:
                 blocks = chain.from_iterable(map(self.manifest.ids.blocks, files))
                 yield from raw_tasks(blocks, hidden)
 
     def generation(
-        self, inputs: list[InputFile], shards: Iterable[ScoredShard]
+        self, inputs: list[InputFile], of_series: Iterable[Iterable[ScoredShard]]
     ) -> Iterator[FramedRecord]:
-        """The records of one generation, each beside its frames."""
-        with_frames = frames_by_record(shards)
-        record_id, frames = next(with_frames, (None, []))
+        """The records of one generation, each beside its frames, which lie in one series."""
+        streams = map(frames_by_record, of_series)
+        firsts = ((next(stream, None), stream) for stream in streams)
+        heads = {first[0]: (first[1], stream) for first, stream in firsts if first}
         for record in chain.from_iterable(map(self.manifest.ids.read, inputs)):
-            if record.id == record_id:
-                yield record, frames
-                record_id, frames = next(with_frames, (None, []))
-            else:
+            if record.id not in heads:
                 yield record, ()
-        if record_id is not None:
+                continue
+            frames, stream = heads.pop(record.id)
+            yield record, frames
+            if following := next(stream, None):
+                heads[following[0]] = (following[1], stream)
+        if heads:
             raise input_changed()
 
     def scored(
         self,
-        number: int,
+        place: int,
         indexes: Sequence[FeatureIndex],
         hidden: frozenset[str],
         helpers: Helpers[Maker],
     ) -> Iterator[ScoredShard]:
-        """The shards of one generation, in their order, as soon as they are embedded.
+        """The shards of one series, in their order, as soon as they are embedded.
 
         Vectors of ``hidden`` records, which a later generation replaces, stay out of the indexes.
         """
@@ -255,13 +262,13 @@ class Results:
                 index.extend(files)
             return scored
 
-        for shard in self.plan.generations[number]:
+        for shard in self.plan.series[place]:
             while tasks and (len(tasks) > helpers.n_ahead or self.backlog.owes(shard)):
                 yield take()
             self.backlog.wait_for(shard)
             n_verified = tasks[0][0].index if tasks else shard.index
             lost = dict(self.backlog.reasons)
-            task = ShardTask(number, shard, lost, n_verified, hidden)
+            task = ShardTask(place, shard, lost, n_verified, hidden)
             tasks.append((shard, helpers.submit(task)))
         while tasks:
             yield take()

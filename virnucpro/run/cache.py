@@ -1,0 +1,250 @@
+"""A cache of vectors by content, in a folder that runs, users and machines may share.
+
+A file of it, a pack, holds vectors that one encoder made on one kind of device: a table of digests
+of sequences, a table of checksums, and the vectors. It appears under the hash of its content when
+it is whole, nobody changes it, and whoever finds the folder too large deletes the packs that were
+not read for the longest time. So any number of processes and hosts may write, read and delete, and
+none waits for another or needs a lock. A pack that is deleted while it is read stays open.
+
+Nothing is believed but a vector whose checksum is that of encoder, sequence and vector. Whoever may
+write into the folder can write a false vector with its checksum: it is for people who trust each
+other. Whatever the disk refuses costs a vector of the cache, and never the run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import struct
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from hashlib import blake2b, sha256
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from virnucpro.ground.config import FOLLOWS, SHARD_FORMAT, EncoderSpec
+from virnucpro.ground.errors import OutputError, StorageError
+from virnucpro.ground.files import TEMPORARY, disk_error, open_plain
+from virnucpro.ground.log import printable
+from virnucpro.ground.tree import Tree
+
+_HEAD = struct.Struct("<16sQ")  # what it is, and how many vectors
+_MAGIC = b"VirNucPro pack 1"
+_N_DIGEST = 16  # bytes: 10^12 sequences share a digest with a chance of 10^-15
+_PACK = re.compile(r"([0-9a-f]{16})-[0-9a-f]{32}\.pack")
+_LEFT = re.compile(rf"\.{_PACK.pattern}\.[0-9a-f]+{re.escape(TEMPORARY)}")  # of a killed writer
+_LEAST_BYTES = 1 << 16  # that a pack counts, so that small ones do not become too many
+_USED_SECONDS = 600.0  # between two notes that a pack is in use
+_OLD_SECONDS = 86_400.0  # of a temporary file that nobody writes any more
+
+Vectors = Mapping[int, NDArray[np.float32]]  # (dim,) each, by the place of a sequence
+
+
+@dataclass(frozen=True, slots=True)
+class CacheFolder:
+    """Where a cache is, and how large it may grow."""
+
+    path: Path
+    most_bytes: int
+
+    def make(self) -> str:
+        """Make the folder, unless it is there. -> what it holds, in words
+
+        Raises:
+            OutputError, StorageError: the disk refuses it.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            n_bytes = sum(n_bytes for _, n_bytes, _ in self._sizes())
+        except OSError as error:
+            raise disk_error(error, self.path) from error
+        sizes = " of ".join(f"{n / 1e9:,.2f}" for n in (n_bytes, self.most_bytes))
+        return f"cache of vectors {printable(self.path)}: {sizes} GB are used"
+
+    def packs(self) -> Iterator[os.DirEntry[str]]:
+        """The packs of all encoders; other files in the folder are not touched."""
+        with os.scandir(self.path) as entries:
+            yield from (entry for entry in entries if _PACK.fullmatch(entry.name))
+
+    def shrink(self) -> None:
+        """Delete the packs that were not read for the longest time, until the rest fits."""
+        packs, tree = sorted(self._sizes()), Tree(self.path)
+        surplus = sum(n_bytes for _, n_bytes, _ in packs) - self.most_bytes
+        for _, n_bytes, name in packs:
+            if surplus <= 0:
+                break
+            with suppress(OSError):  # of somebody who lets nobody delete it: a later one goes
+                tree.delete(self.path / name)
+                surplus -= n_bytes
+        self._sweep()
+
+    def _sizes(self) -> Iterator[tuple[float, int, str]]:
+        """When each pack was last read, what it counts in bytes, and its name."""
+        for entry in self.packs():
+            with suppress(FileNotFoundError):  # somebody deleted it
+                status = entry.stat(follow_symlinks=False)
+                if stat.S_ISREG(status.st_mode):
+                    yield status.st_mtime, max(status.st_size, _LEAST_BYTES), entry.name
+
+    def _sweep(self) -> None:
+        """Delete what writers that were killed left half done, a day later."""
+        with os.scandir(self.path) as entries:
+            names = [entry.name for entry in entries if _LEFT.fullmatch(entry.name)]
+        for name in names:
+            with suppress(OSError):
+                path = self.path / name
+                if time.time() - path.lstat().st_mtime > _OLD_SECONDS:
+                    Tree(self.path).delete(path)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Part:
+    """Entries of an index, in step."""
+
+    tags: NDArray[np.uint64]  # (n,) the first 8 bytes of a digest, rising
+    places: NDArray[np.int32]  # (n, 2) its pack, and its row there
+
+    @classmethod
+    def sorted(cls, tags: NDArray[np.uint64], places: NDArray[np.int32]) -> _Part:
+        order = np.argsort(tags, kind="stable")
+        return cls(tags[order], places[order])
+
+
+@dataclass(slots=True, eq=False)
+class VectorCache:
+    """The vectors of one encoder in a cache folder, as one process sees them."""
+
+    folder: CacheFolder
+    encoder: EncoderSpec
+    device: str  # kind of it: another one rounds otherwise
+    is_refused: bool = False  # the disk took no pack: no other is tried
+    _key: str = field(init=False)
+    _packs: list[str] = field(default_factory=list)  # names; "" for one that is gone
+    _index: list[_Part] = field(default_factory=list)  # each at least twice as long as the next
+
+    def __post_init__(self) -> None:
+        facts = {name: value for name, value in asdict(self.encoder).items() if name not in FOLLOWS}
+        text = json.dumps([facts, self.device, SHARD_FORMAT], sort_keys=True)
+        self._key = sha256(text.encode()).hexdigest()
+
+    def read(self, sequences: Sequence[str]) -> Vectors:
+        """The vectors of those sequences that are there and whole, by their places."""
+        try:
+            self._look()
+        except OSError:
+            return {}
+        digests = [self._digest(sequence.encode()) for sequence in sequences]
+        by_pack: dict[int, list[tuple[int, int]]] = {}
+        for place, pack, row in self._find(digests):
+            by_pack.setdefault(pack, []).append((place, row))
+        vectors: dict[int, NDArray[np.float32]] = {}
+        for pack, wanted in by_pack.items():
+            missing = [(place, row) for place, row in wanted if place not in vectors]
+            with suppress(OSError, ValueError):
+                vectors |= self._read_pack(self._packs[pack], missing, digests)
+        return vectors
+
+    def write(self, sequences: Sequence[str], vectors: NDArray[np.float32]) -> str:
+        """Add vectors, (n, dim), and keep the folder in bounds. -> why it was refused, or "" """
+        if self.is_refused or not sequences:
+            return ""
+        digests = [self._digest(sequence.encode()) for sequence in sequences]
+        rows = [row.tobytes() for row in vectors.astype("<f4")]
+        sums = map(self._sum, digests, rows)
+        content = b"".join([_HEAD.pack(_MAGIC, len(rows)), *digests, *sums, *rows])
+        name = f"{self._key[:16]}-{sha256(content).hexdigest()[:32]}.pack"
+        try:
+            Tree(self.folder.path).write_whole(self.folder.path / name, content)
+            self.folder.shrink()
+        except (OSError, OutputError, StorageError) as error:
+            self.is_refused = True
+            return printable(error)
+        return ""
+
+    def _digest(self, content: bytes) -> bytes:
+        return blake2b(content, digest_size=_N_DIGEST, key=self._key.encode()).digest()
+
+    def _sum(self, digest: bytes, row: bytes) -> bytes:
+        return self._digest(digest + row)
+
+    def _look(self) -> None:
+        """Learn of packs that came or went since the last look."""
+        names = {entry.name for entry in self.folder.packs()}
+        names = {name for name in names if name.startswith(self._key[:16])}
+        self._packs = [name if name in names else "" for name in self._packs]
+        for name in sorted(names.difference(self._packs)):
+            tags = self._tags_of(name)
+            rows = np.arange(len(tags), dtype=np.int32)
+            places = np.stack([np.full_like(rows, len(self._packs)), rows], axis=1)
+            self._packs.append(name)
+            self._add(_Part.sorted(tags, places))
+
+    def _add(self, part: _Part) -> None:
+        """Add entries to the index; parts of like length are joined, so there are few."""
+        while self._index and len(self._index[-1].tags) < 2 * len(part.tags):
+            before = self._index.pop()
+            part = _Part.sorted(
+                np.concatenate([before.tags, part.tags]),
+                np.concatenate([before.places, part.places]),
+            )
+        self._index.append(part)
+
+    def _find(self, digests: Sequence[bytes]) -> Iterator[tuple[int, int, int]]:
+        """The pack and the row of each entry that may be of a digest, behind the digest's place."""
+        tags = np.frombuffer(b"".join(digests), dtype="<u8").reshape(-1, 2)[:, 0]
+        for part in self._index:
+            firsts, ends = (np.searchsorted(part.tags, tags, side) for side in ("left", "right"))
+            for place in np.flatnonzero(ends > firsts).tolist():
+                for pack, row in part.places[firsts[place] : ends[place]].tolist():
+                    yield place, pack, row
+
+    def _tags_of(self, name: str) -> NDArray[np.uint64]:
+        """The beginnings of the digests of a pack; none if it is not one, or cannot be read."""
+        with suppress(OSError, ValueError), open_plain(self.folder.path / name) as handle:
+            n = self._count(handle)
+            digests = np.frombuffer(handle.read(n * _N_DIGEST), dtype="<u8")
+            return digests.reshape(n, 2)[:, 0].astype(np.uint64)
+        return np.empty(0, dtype=np.uint64)
+
+    def _count(self, handle: BinaryIO) -> int:
+        """The number of vectors in a pack, by its head and its size.
+
+        Raises:
+            ValueError: it is no pack of this encoder.
+        """
+        magic, n = _HEAD.unpack(handle.read(_HEAD.size).ljust(_HEAD.size, b"\0"))
+        n_bytes = os.fstat(handle.fileno()).st_size
+        if magic != _MAGIC or n_bytes != _HEAD.size + n * (2 * _N_DIGEST + 4 * self.encoder.dim):
+            raise ValueError("it is no pack")
+        return int(n)
+
+    def _read_pack(
+        self, name: str, wanted: Sequence[tuple[int, int]], digests: Sequence[bytes]
+    ) -> Vectors:
+        """The vectors at some rows of a pack that have the right checksum, by their places.
+
+        Raises:
+            OSError, ValueError: it is gone, or no pack any more.
+        """
+        vectors = {}
+        with open_plain(self.folder.path / name) as handle:
+            n, n_row = self._count(handle), 4 * self.encoder.dim
+            begin = _HEAD.size + n * _N_DIGEST
+            for place, row in wanted:
+                total = os.pread(handle.fileno(), _N_DIGEST, begin + row * _N_DIGEST)
+                start = begin + n * _N_DIGEST + row * n_row
+                content = os.pread(handle.fileno(), n_row, start)
+                vector = np.frombuffer(content, dtype="<f4").astype(np.float32)
+                if total == self._sum(digests[place], content) and np.isfinite(vector).all():
+                    vectors[place] = vector
+            if vectors and time.time() - os.fstat(handle.fileno()).st_mtime > _USED_SECONDS:
+                with suppress(OSError):  # it is somebody else's
+                    os.utime(handle.fileno())
+        return vectors
