@@ -34,9 +34,8 @@ from poison import PoisonRow, measure_poison
 from simulated import SimulatedRow, simulate
 from variants import BudgetRow, KernelRow, compare_variants, profile_kernels, try_budgets
 
-from virnucpro.encoders.bench.comparison import Comparison, EncoderRow, compare_ways
+from virnucpro.encoders.bench.comparison import Comparison, EncoderRow, compare_ways, layouts
 from virnucpro.encoders.bench.encoder import Setting, our_ways
-from virnucpro.encoders.bench.layouts import layouts
 from virnucpro.encoders.bench.report import describe_versions, machine_facts
 from virnucpro.encoders.bench.synthetic import MODELS, PROFILES, make_proteins, write_checkpoint
 from virnucpro.encoders.esm2.family import room_for
@@ -98,7 +97,7 @@ def variants(options: argparse.Namespace) -> Iterator[Row]:
         with made_up(model, options.device, options.seed) as setting:
             n_tokens = options.tokens or _N_BATCHES_OF_VARIANTS * setting.tokens_per_batch
             proteins = make_proteins(options.profile, int(n_tokens), options.seed)
-            rows = compare_variants(setting, model, options.profile, proteins, options.seconds)
+            rows = compare_variants(setting, options.profile, proteins, options.seconds)
             yield next(rows)
             yield profile_kernels(setting, model, options.profile, proteins)
             yield from rows
@@ -112,8 +111,6 @@ def peers(options: argparse.Namespace) -> Iterator[Row]:
             choice = choose_devices(setting.device.partition(":")[0], None, None, None, 0)
             n_tokens = options.tokens or _N_BATCHES_OF_VARIANTS * setting.tokens_per_batch
             comparison = Comparison(
-                model=model,
-                shape=setting.shape,
                 profile=options.profile,
                 proteins=make_proteins(options.profile, int(n_tokens), options.seed),
                 repeats=options.repeats,

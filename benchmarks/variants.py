@@ -17,7 +17,14 @@ import torch
 from graphs import Attend, compile_layers, load_graphed
 from torch import Tensor, nn
 
-from virnucpro.encoders.bench.comparison import Comparison, EncoderRow, compare_ways
+from virnucpro.encoders.bench.comparison import (
+    FAILURES,
+    Comparison,
+    EncoderRow,
+    compare_ways,
+    layouts,
+    reason_of,
+)
 from virnucpro.encoders.bench.encoder import (
     OURS,
     Setting,
@@ -27,7 +34,6 @@ from virnucpro.encoders.bench.encoder import (
     synchronize,
     time_pass,
 )
-from virnucpro.encoders.bench.layouts import FAILURES, layouts, reason_of
 from virnucpro.encoders.bench.synthetic import make_proteins
 from virnucpro.encoders.esm2.attention import attend_varlen, choose_kernel, flash_attention
 from virnucpro.encoders.esm2.model import ESM2, Layer
@@ -60,12 +66,10 @@ class BudgetRow:
 
 
 def compare_variants(
-    setting: Setting, model: str, profile: str, proteins: Sequence[str], seconds: float
+    setting: Setting, profile: str, proteins: Sequence[str], seconds: float
 ) -> Iterator[EncoderRow]:
     """A row for each way; the first is what a run has, and what the others are compared to."""
     comparison = Comparison(
-        model=model,
-        shape=setting.shape,
         profile=profile,
         proteins=proteins,
         repeats=3,

@@ -75,7 +75,7 @@ def test_variants_that_do_not_run_here_say_why_and_the_others_are_measured(tmp_p
     write_checkpoint(tmp_path / "tiny.pt", TINY, seed=3)
     setting = Setting(tmp_path / "tiny.pt", TINY, "cpu", 600)
     proteins = make_proteins("reads-150", 1000, seed=3)
-    rows = {row.how: row for row in compare_variants(setting, "tiny", "reads-150", proteins, 0.0)}
+    rows = {row.how: row for row in compare_variants(setting, "reads-150", proteins, 0.0)}
     assert len(rows) == len(variants.WAYS) == 4
     assert not rows["as in a run"].reason and rows["as in a run"].ratio == 1
     assert rows["CUDA graphs"].reason and rows["compiled, FlashAttention-3"].reason

@@ -18,14 +18,16 @@ from virnucpro.encoders.check import (
     ODD_LETTERS,
     Check,
     check,
+    check_on,
     find_deviations,
     make_panel,
-    report_lines,
 )
 from virnucpro.encoders.esm2.checkpoint import ESM2Shape
-from virnucpro.encoders.learned.file import LearnedFacts, save_learned
+from virnucpro.encoders.esm2.family import inspect_esm2
+from virnucpro.encoders.learned import LearnedFacts, save_learned
 from virnucpro.encoders.options import CheckOptions
 from virnucpro.ground.config import Precision
+from virnucpro.ground.devices import Choice
 from virnucpro.ground.errors import UnavailableError, UsageError
 from virnucpro.ground.events import Progress, Telling
 
@@ -68,7 +70,7 @@ def test_the_panel_has_proteins_of_1_to_1022_residues_and_every_odd_letter():
 def test_a_model_passes_in_either_format_and_every_protein_is_told(model, tiny, precision):
     for path in (model, tiny.model):
         outcome = run(path, precision)
-        assert outcome.has_passed, report_lines(outcome)
+        assert outcome.has_passed, outcome.report_lines()
         (device,) = outcome.devices
         assert {one.protein for one in device.deviations} == set(make_panel())
         shares = [outcome.tolerance.share(one) for one in device.deviations]
@@ -77,18 +79,15 @@ def test_a_model_passes_in_either_format_and_every_protein_is_told(model, tiny, 
         assert device.tokens_per_second > 0 and outcome.tokens_per_second > 0
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_deep_model_passes_by_a_tolerance_that_grows_with_its_layers(tmp_path, model, precision):
-    deep = run(save_fair_esm(make_fair_esm(DEEP), tmp_path / "deep.pt"), precision)
-    assert deep.has_passed, report_lines(deep)
-    assert deep.tolerance.residue > run(model, precision).tolerance.residue
-
-
-def test_the_tolerance_follows_the_precision(model):
+def test_the_tolerance_grows_with_the_layers_and_follows_the_precision(tmp_path, model):
     """A rounding of bf16 is 2^16 times as large as one of float32, whose long sums have many."""
-    exact, coarse = run(model, "fp32"), run(model, "bf16")
-    assert exact.tolerance.residue < 1e-5 < 1e-3 < coarse.tolerance.residue < 2e-2
-    assert exact.tolerance.mean < 1e-5 < 1e-3 < coarse.tolerance.mean < 2e-2
+    path = save_fair_esm(make_fair_esm(DEEP), tmp_path / "deep.pt")
+    for precision, least, most in (("fp32", 0, 1e-5), ("bf16", 1e-3, 2e-2)):
+        shallow, deep = run(model, precision), run(path, precision)
+        assert deep.has_passed, deep.report_lines()
+        assert deep.tolerance.residue > shallow.tolerance.residue
+        assert least < shallow.tolerance.mean < most
+        assert least < shallow.tolerance.residue < most
 
 
 def test_the_command_checks_the_embedded_model():
@@ -105,7 +104,7 @@ def test_a_rotary_table_of_the_file_is_that_of_both(tmp_path):
     for layer in fair_esm.layers:
         layer.self_attn.rot_emb.inv_freq.mul_(1.01)
     outcome = run(save_fair_esm(fair_esm, tmp_path / "turned.pt"))
-    assert outcome.has_passed, report_lines(outcome)
+    assert outcome.has_passed, outcome.report_lines()
 
 
 # It fails
@@ -133,7 +132,9 @@ def test_a_fault_on_one_side_fails_in_float32(model, fault):
         outcome = run(model)
     assert not outcome.has_passed
     (device,) = outcome.devices
-    assert f"worst {device.deviations[0].protein} (" in report_lines(outcome)[-1]
+    assert f"worst {device.deviations[0].protein} (" in outcome.report_lines()[-1]
+    failed = {one.protein for one in outcome.failures(device)}
+    assert (failed == {"odd_J", "odd_all"}) == (fault is faults.read_j_as_leucine)
 
 
 @pytest.mark.parametrize(
@@ -151,13 +152,6 @@ def test_a_fault_on_one_side_fails_in_float32(model, fault):
 def test_a_fault_that_is_larger_than_roundings_fails_in_bf16(model, fault):
     with faults.crooked(fault):
         assert not run(model, "bf16").has_passed
-
-
-def test_what_is_wrong_with_one_letter_is_named_by_its_proteins(model):
-    with faults.crooked(faults.read_j_as_leucine):
-        outcome = run(model)
-    failed = {one.protein for one in outcome.failures(outcome.devices[0])}
-    assert failed == {"odd_J", "odd_all"}
 
 
 CROOKED = """
@@ -208,14 +202,14 @@ def test_a_program_that_does_not_run_here_is_named_with_a_remedy(model, fault, w
     assert "--device cpu" in caught.value.hint
 
 
-def test_numbers_that_the_precision_cannot_hold_are_told(tmp_path, monkeypatch):
+def test_numbers_that_the_precision_cannot_hold_are_told(tmp_path):
     """On a CPU fp16 is refused; what a GPU would be told is the same code with its rounding."""
-    monkeypatch.setattr("virnucpro.encoders.check.choose_precision", lambda *_: "fp16")
     fair_esm = make_fair_esm(TINY)
     fair_esm.layers[0].fc1.weight.mul_(1e6)
     model = save_fair_esm(fair_esm, tmp_path / "large.pt")
+    cpu = Choice(("cpu",), ("CPU",), has_bf16=True, memory=1 << 30)
     with pytest.raises(UnavailableError, match="fp16 cannot hold the numbers of large"):
-        run(model)
+        check_on(cpu, inspect_esm2(model), "fp16", lambda _: None)
 
 
 @pytest.mark.parametrize(

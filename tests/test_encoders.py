@@ -24,8 +24,8 @@ from runs import bases_by_frame, run_inline, vectors
 
 from virnucpro.callers.head import EncoderFacts, Head, Network
 from virnucpro.encoders.base import Encoder, Pending, Rows, load_encoder
-from virnucpro.encoders.describe import describe_model
 from virnucpro.encoders.families import FAMILIES, Family
+from virnucpro.encoders.models import describe_model
 from virnucpro.engine.executor import InlineExecutor
 from virnucpro.engine.worker import Worker
 from virnucpro.ground.config import EncoderSpec
@@ -71,16 +71,6 @@ def toy_config(make_config, monkeypatch) -> Callable[..., RunConfig]:
     return make
 
 
-def test_an_encoder_of_bases_is_one_class_and_one_line(toy_config, contigs, tmp_path):
-    config = toy_config(contigs)
-    assert run_inline(config, None).exit_code == 0
-    frames = bases_by_frame(contigs)
-    counts = {name: [bases.count(base) for base in "ACGT"] for name, bases in frames.items()}
-    assert len(counts) > 100
-    found = {name: row.tolist() for name, row in vectors(config.output).items()}
-    assert found == counts
-
-
 def test_a_model_of_another_family_is_named_by_its_path_as_any_other(toy_config, contigs, tmp_path):
     """Named by ``--model``, described, sized, run, and told by its content from other models."""
     path = tmp_path / "counts.toy"
@@ -95,6 +85,7 @@ def test_a_model_of_another_family_is_named_by_its_path_as_any_other(toy_config,
     assert (encoder["family"], encoder["sha256"]) == ("toy", sha256(path))
     frames = bases_by_frame(contigs)
     counts = {name: [bases.count(base) for base in "ACGT"] for name, bases in frames.items()}
+    assert len(counts) > 100
     rows = {name: row.tolist() for name, row in vectors(options.output_dir).items()}
     assert rows == counts
     with pytest.raises(UsageError, match="--pooling bos: counts makes one vector of a frame"):

@@ -13,7 +13,7 @@ from conftest import TINY
 from oracle import make_fair_esm, random_protein, save_fair_esm
 
 from virnucpro.encoders.esm2.checkpoint import Checkpoint
-from virnucpro.encoders.esm2.converted import Converted, convert, find_converted, open_esm2
+from virnucpro.encoders.esm2.converted import convert, find_converted, open_esm2
 from virnucpro.encoders.esm2.packing import PackedBatch
 from virnucpro.encoders.esm2.weights import inspect_checkpoint, load_esm2
 from virnucpro.ground.errors import UnavailableError
@@ -28,7 +28,7 @@ def checkpoint(tmp_path: Path) -> Checkpoint:
 
 
 @pytest.fixture
-def converted(checkpoint: Checkpoint, tmp_path: Path) -> Converted:
+def converted(checkpoint: Checkpoint, tmp_path: Path) -> Path:
     return convert(checkpoint, checkpoint.sha256(), BF16, tmp_path / "kept")
 
 
@@ -38,12 +38,12 @@ def test_the_converted_model_gives_the_same_bits(checkpoint, tmp_path, dtype, la
     made = convert(checkpoint, checkpoint.sha256(), dtype, tmp_path / "kept")
     batch = PackedBatch.of([random_protein(length) for length in (90, 50, 50, 7)])
     direct = load_esm2(checkpoint.path, layer, dtype, CPU)(batch)
-    assert torch.equal(open_esm2(made.path, layer, dtype, CPU)(batch), direct)
+    assert torch.equal(open_esm2(made, layer, dtype, CPU)(batch), direct)
 
 
 def test_it_is_found_again_with_the_hash_of_its_source(checkpoint, converted, tmp_path):
     found = find_converted(checkpoint, BF16, tmp_path / "kept")
-    assert found == converted == Converted(converted.path, checkpoint.sha256())
+    assert found == (converted, checkpoint.sha256())
 
 
 def test_another_precision_and_a_changed_source_are_another_model(checkpoint, converted, tmp_path):
@@ -54,11 +54,11 @@ def test_another_precision_and_a_changed_source_are_another_model(checkpoint, co
 
 
 def test_a_flipped_bit_a_lost_end_and_a_lost_note_are_noticed(checkpoint, converted, tmp_path):
-    folder, content = tmp_path / "kept", converted.path.read_bytes()
+    folder, content = tmp_path / "kept", converted.read_bytes()
     for damaged in (content[:-100], content[:-9] + bytes([content[-9] ^ 1]) + content[-8:]):
-        converted.path.write_bytes(damaged)
+        converted.write_bytes(damaged)
         assert find_converted(checkpoint, BF16, folder) is None
-    converted.path.write_bytes(content)
+    converted.write_bytes(content)
     assert find_converted(checkpoint, BF16, folder) is not None
     for note in folder.glob("*.json"):
         before = note.read_text()
@@ -78,10 +78,10 @@ def test_the_converted_form_of_another_model_is_not_taken_for_this_one_s(
     path = save_fair_esm(make_fair_esm(TINY, seed=1), tmp_path / "other.pt")
     other = inspect_checkpoint(path)
     stranger = convert(other, other.sha256(), BF16, folder)
-    converted.path.write_bytes(stranger.path.read_bytes())
-    converted.path.with_suffix(".json").write_text(stranger.path.with_suffix(".json").read_text())
+    converted.write_bytes(stranger.read_bytes())
+    converted.with_suffix(".json").write_text(stranger.with_suffix(".json").read_text())
     assert find_converted(checkpoint, BF16, folder) is None
-    assert find_converted(other, BF16, folder) == stranger
+    assert find_converted(other, BF16, folder) == (stranger, other.sha256())
 
 
 def test_a_copy_of_a_checkpoint_shares_its_converted_form(checkpoint, converted, tmp_path):
@@ -90,14 +90,14 @@ def test_a_copy_of_a_checkpoint_shares_its_converted_form(checkpoint, converted,
     copied = inspect_checkpoint(copy)
     assert find_converted(copied, BF16, folder) is None
     assert convert(copied, copied.sha256(), BF16, folder) == converted
-    assert find_converted(copied, BF16, folder) == converted
+    assert find_converted(copied, BF16, folder) == (converted, copied.sha256())
     assert len(list(folder.glob("*.safetensors"))) == 1
 
 
 def test_others_may_read_it_as_they_may_read_any_file(checkpoint, converted, tmp_path):
     plain = tmp_path / "plain"
     plain.touch()
-    assert converted.path.stat().st_mode == plain.stat().st_mode
+    assert converted.stat().st_mode == plain.stat().st_mode
 
 
 def test_what_a_killed_conversion_left_is_deleted_a_day_later(checkpoint, converted, tmp_path):
@@ -119,7 +119,7 @@ def test_a_model_folder_may_have_any_name(tiny, tmp_path):
 
 def test_a_file_of_that_kind_which_is_not_ours_is_refused(converted, tmp_path):
     with pytest.raises(UnavailableError, match=r"it holds torch\.bfloat16"):
-        open_esm2(converted.path, 1, torch.float32, CPU)
+        open_esm2(converted, 1, torch.float32, CPU)
     other = tmp_path / "other.virnucpro.safetensors"
     other.write_bytes(b"\x08\0\0\0\0\0\0\0{}      ")
     with pytest.raises(UnavailableError, match="cannot be used"):
@@ -128,7 +128,7 @@ def test_a_file_of_that_kind_which_is_not_ours_is_refused(converted, tmp_path):
 
 def test_the_weights_are_mapped_and_not_copied(converted):
     """Otherwise every worker would hold its own."""
-    model = open_esm2(converted.path, 2, BF16, CPU)
+    model = open_esm2(converted, 2, BF16, CPU)
     maps = Path("/proc/self/smaps")
     if not maps.exists():
         pytest.skip("needs /proc")
@@ -139,6 +139,6 @@ def test_the_weights_are_mapped_and_not_copied(converted):
             continue
         low, high = (int(bound, 16) for bound in bounds.split("-"))
         if low <= start < high:
-            assert rest.endswith(converted.path.name)
+            assert rest.endswith(converted.name)
             return
     pytest.fail("the weights are nowhere")

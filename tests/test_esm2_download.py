@@ -29,13 +29,12 @@ from virnucpro.encoders.catalogue import (
     imported_names,
     locate,
     open_model,
-    verify_model,
 )
 from virnucpro.encoders.esm2.checkpoint import ESM2Shape
 from virnucpro.encoders.esm2.family import ESM2Model, as_esm2, shape_of
 from virnucpro.encoders.esm2.weights import inspect_checkpoint, save_esm2
 from virnucpro.encoders.families import EMBEDDED, FAMILIES, Published, RemoteFile
-from virnucpro.encoders.imports import import_checkpoint
+from virnucpro.encoders.models import import_model, verify_model
 from virnucpro.ground.errors import OutputError, StorageError, UnavailableError, UsageError
 from virnucpro.ground.events import OnEvent, Progress
 
@@ -97,6 +96,13 @@ def find_checkpoint(
     (file,) = PUBLISHED[NAME].files
     PUBLISHED[NAME] = replace(PUBLISHED[NAME], files=(replace(file, url=f"{base_url}/{NAME}.pt"),))
     return as_esm2(open_model(name, on_event))
+
+
+def bring(path: Path, name: str, *, force: bool = False) -> ESM2Model:
+    """Import a model as a name."""
+    named, model, digest = import_model(path, name, force=force)
+    assert (named, digest) == (name, as_esm2(model).sha256())
+    return as_esm2(model)
 
 
 @contextmanager
@@ -181,32 +187,24 @@ def refusal(base_url: str, kept: int = 0) -> UnavailableError:
     return caught.value
 
 
-def test_a_published_model_that_is_not_there_is_fetched_into_the_folder_of_torch_hub(
+def test_a_published_model_that_is_not_there_is_fetched_once_and_appears_when_it_is_whole(
     checkpoint, tmp_path
 ):
-    with serving(whole(checkpoint)) as (base_url, asked):
-        found = find_checkpoint(NAME, base_url=base_url)
-    assert asked == [f"/models/{NAME}.pt"]
-    assert found.path == tmp_path / "torch" / "hub" / "checkpoints" / f"{NAME}.pt"
-    assert found.path.read_bytes() == checkpoint
-    assert found.shape == SHAPE
-    assert files() == [f"{NAME}.pt"]
-
-
-def test_progress_is_told_and_the_file_appears_only_when_it_is_whole(checkpoint):
     told: list[tuple[int, int]] = []
 
     def on_event(event: Progress) -> None:
         told.append((event.done, event.total))
         assert f"{NAME}.pt" not in files()
 
-    with serving(whole(checkpoint)) as (base_url, _):
-        find_checkpoint(NAME, on_event, base_url)
-    assert len(told) > 1
-    assert told == sorted(told)
-    assert {total for _, total in told} == {len(checkpoint)}
-    assert told[-1][0] == len(checkpoint)
-    assert f"{NAME}.pt" in files()
+    with serving(whole(checkpoint)) as (base_url, asked):
+        found = find_checkpoint(NAME, on_event, base_url)
+    assert asked == [f"/models/{NAME}.pt"]
+    assert found.path == tmp_path / "torch" / "hub" / "checkpoints" / f"{NAME}.pt"
+    assert found.path.read_bytes() == checkpoint and found.shape == SHAPE
+    assert files() == [f"{NAME}.pt"]
+    assert len(told) > 1 and told == sorted(told)
+    assert {total for _, total in told} == {told[-1][0]} == {len(checkpoint)}
+    assert find_checkpoint(NAME, base_url=base_url) == found, "the server is gone"
 
 
 def test_a_server_that_does_not_say_the_length_is_read_to_the_end(checkpoint, publish):
@@ -218,19 +216,12 @@ def test_a_server_that_does_not_say_the_length_is_read_to_the_end(checkpoint, pu
     assert told[-1] == (len(checkpoint), 0)
 
 
-def test_a_model_that_is_there_is_not_fetched(checkpoint):
-    with serving(whole(checkpoint)) as (base_url, asked):
-        first = find_checkpoint(NAME, base_url=base_url)
-    assert len(asked) == 1
-    assert find_checkpoint(NAME, base_url=base_url) == first, "the server is gone"
-
-
 @pytest.mark.parametrize("name", [NAME, EMBEDDED, "ours"])
 @pytest.mark.parametrize("kind", ["file", "folder"])
 def test_what_lies_in_the_current_folder_is_no_model_of_that_name(
     tmp_path, monkeypatch, by_file, name, kind
 ):
-    import_checkpoint(by_file["file"], "ours", force=False)
+    bring(by_file["file"], "ours")
     before = locate(name)
     monkeypatch.chdir(tmp_path)
     copy = shutil.copytree if kind == "folder" else shutil.copyfile
@@ -280,7 +271,7 @@ def test_an_unknown_name_is_refused_with_all_names():
     ],
 )
 def test_a_name_that_is_nearly_right_brings_the_right_one(by_file, given, meant):
-    import_checkpoint(by_file["file"], "ours", force=False)
+    bring(by_file["file"], "ours")
     with pytest.raises(UnavailableError) as caught:
         find_checkpoint(given)
     assert caught.value.hint.startswith(f"did you mean {meant}?")
@@ -299,15 +290,21 @@ def test_chunks_that_end_early_are_refused(checkpoint):
     assert not asked, "it was all there"
 
 
-def test_an_address_where_nothing_lies_is_refused():
-    with serving(not_found) as (base_url, _):
-        error = refusal(base_url)
-        assert "Not Found" in str(error)
+PAGE = b"<!DOCTYPE html><title>Please log in</title>"
 
 
-def test_a_server_of_another_protocol_is_refused():
-    with serving(no_http) as (base_url, _):
-        refusal(base_url)
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (not_found, "Not Found"),
+        (no_http, "SSH-2.0"),
+        (whole(PAGE), f"it has {len(PAGE)} bytes, not"),
+    ],
+    ids=["nothing", "another protocol", "a page"],
+)
+def test_what_is_no_file_of_a_model_is_refused(answer, said):
+    with serving(answer) as (base_url, _):
+        assert said in str(refusal(base_url))
 
 
 def test_without_a_server_the_error_names_the_address_and_the_folder():
@@ -409,11 +406,6 @@ def test_a_file_of_a_published_name_must_be_the_published_one(tmp_path, checkpoi
     assert verify_model(NAME)[0].path == path
 
 
-def test_a_page_in_place_of_the_model_is_refused():
-    with serving(whole(b"<!DOCTYPE html><title>Please log in</title>")) as (base_url, _):
-        refusal(base_url)
-
-
 def ranges(content: bytes, starts: list[str | None]) -> Answer:
     """A server that sends the part that it is asked for; the range of each request is noted."""
 
@@ -460,7 +452,7 @@ def test_a_page_in_place_of_the_rest_costs_nothing_of_what_came(checkpoint):
     """A network that wants a login answers everything with its own page."""
     hub_folder().mkdir(parents=True)
     (hub_folder() / PARTIAL).write_bytes(checkpoint[:1000])
-    with serving(whole(b"<!DOCTYPE html><title>Please log in</title>")) as (base_url, _):
+    with serving(whole(PAGE)) as (base_url, _):
         refusal(base_url, kept=1000)
 
 
@@ -537,33 +529,21 @@ def test_a_folder_that_cannot_be_made_is_no_fault_of_the_network(checkpoint, tmp
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_published_name_says_the_layers_and_the_parameters(name, monkeypatch):
+def test_a_published_name_says_the_layers_the_parameters_and_so_the_size(name, monkeypatch):
     monkeypatch.undo()
     _, layers, size, _ = name.split("_")
-    shape = shape_of(PUBLISHED[name])
+    published, (file,) = PUBLISHED[name], PUBLISHED[name].files
+    shape = shape_of(published)
     assert layers == f"t{shape.n_layers}"
     millions = float(size[:-1]) * {"M": 1, "B": 1000}[size[-1]]
     # names are rounded to one or two digits, which 7.4 million as 8M takes furthest
     assert shape.n_parameters / 1e6 == pytest.approx(millions, rel=0.1)
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_a_published_size_is_that_of_the_parameters(name, monkeypatch):
-    """In float32 or, for 3B, float16; the heads and the names of the tensors are few per cent."""
-    monkeypatch.undo()
-    published = PUBLISHED[name]
-    (file,) = published.files
+    assert file.url == f"https://dl.fbaipublicfiles.com/fair-esm/models/{name}.pt"
     assert {len(file.sha256), len(file.md5)} in ({64, 0}, {0, 32})
     if file.n_bytes is not None:
+        # float32 or, for 3B, float16; the heads and the names of the tensors are few per cent
         bytes_each = 2 if "3B" in name else 4
-        expected = bytes_each * shape_of(published).n_parameters
-        assert file.n_bytes == pytest.approx(expected, rel=0.02)
-
-
-def test_the_address_is_that_of_fair_esm():
-    for name in PUBLISHED.keys() - {NAME}:
-        (file,) = PUBLISHED[name].files
-        assert file.url == f"https://dl.fbaipublicfiles.com/fair-esm/models/{name}.pt"
+        assert file.n_bytes == pytest.approx(bytes_each * shape.n_parameters, rel=0.02)
 
 
 # Brought by file
@@ -585,8 +565,8 @@ def by_file(tmp_path, checkpoint, folder):
 def test_an_imported_model_is_found_by_its_name_with_every_bit(by_file, kind, name):
     source = inspect_checkpoint(by_file[kind])
     digest = source.sha256()
-    imported = import_checkpoint(source.path, name, force=False)
-    assert import_checkpoint(source.path, name, force=False).path == imported.path
+    imported = bring(source.path, name)
+    assert bring(source.path, name).path == imported.path
     shutil.rmtree(source.path.parent)
     found = find_checkpoint(name)
     assert (found.path, found.sha256()) == (imported.path, digest)
@@ -596,13 +576,13 @@ def test_an_imported_model_is_found_by_its_name_with_every_bit(by_file, kind, na
 
 
 def test_another_model_of_that_name_is_replaced_only_with_force(by_file):
-    before = import_checkpoint(by_file["file"], "ours", force=False)
+    before = bring(by_file["file"], "ours")
     with pytest.raises(OutputError, match="another model is called ours") as caught:
-        import_checkpoint(by_file["folder"], "ours", force=False)
+        bring(by_file["folder"], "ours")
     assert "--force" in caught.value.hint
     assert find_checkpoint("ours") == before
     for kind in ("folder", "file", "folder"):
-        imported = import_checkpoint(by_file[kind], "ours", force=True)
+        imported = bring(by_file[kind], "ours", force=True)
         assert imported.sha256() == inspect_checkpoint(by_file[kind]).sha256()
         assert find_checkpoint("ours") == imported
         (imported_folder() / "notes.txt").touch()
@@ -612,7 +592,7 @@ def test_another_model_of_that_name_is_replaced_only_with_force(by_file):
 def test_a_model_that_cannot_be_replaced_stays(by_file, tmp_path, monkeypatch):
     other = tmp_path / "brought" / "other"
     save_esm2(other, random_esm2(SHAPE, seed=2))
-    before = import_checkpoint(by_file["folder"], "ours", force=False)
+    before = bring(by_file["folder"], "ours")
     rename, renamed = Path.rename, []
 
     def fail_to_put_the_new_one_in_place(self, target):
@@ -623,7 +603,7 @@ def test_a_model_that_cannot_be_replaced_stays(by_file, tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "rename", fail_to_put_the_new_one_in_place)
     with pytest.raises(OSError, match="Input/output"):
-        import_checkpoint(other, "ours", force=True)
+        bring(other, "ours", force=True)
     assert renamed[1] == before.path
     assert find_checkpoint("ours").sha256() == before.sha256()
 
@@ -631,12 +611,12 @@ def test_a_model_that_cannot_be_replaced_stays(by_file, tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["../x", "a/b", "", "-rf", ".hidden", "x.pt", "esm2_virnucpro"])
 def test_what_can_be_no_name_is_refused(by_file, name):
     with pytest.raises(UsageError, match="cannot be the name"):
-        import_checkpoint(by_file["file"], name, force=False)
+        bring(by_file["file"], name)
 
 
 def test_a_model_of_another_shape_does_not_get_a_published_name(by_file):
     with pytest.raises(UnavailableError, match="is not the published esm2_t12_35M_UR50D"):
-        import_checkpoint(by_file["file"], "esm2_t12_35M_UR50D", force=False)
+        bring(by_file["file"], "esm2_t12_35M_UR50D")
     assert not hub_folder().exists()
 
 
@@ -648,10 +628,10 @@ def test_other_weights_of_the_same_shape_do_not_get_a_published_name(tmp_path, k
     else:
         save_esm2(other, random_esm2(SHAPE, seed=2))
     with pytest.raises(UnavailableError, match=f"is not the published {NAME}") as caught:
-        import_checkpoint(other, NAME, force=False)
+        bring(other, NAME)
     assert caught.value.hint == "give it another name with --name"
     assert not hub_folder().exists() and not imported_folder().exists()
-    import_checkpoint(other, "ours", force=False)
+    bring(other, "ours")
 
 
 class Payload:
@@ -665,6 +645,6 @@ class Payload:
 def test_a_file_that_carries_code_is_not_imported_and_the_code_not_run(tmp_path):
     torch.save({"model": {"x": Payload(tmp_path / "ran")}}, tmp_path / "bad.pt")
     with pytest.raises(UnavailableError, match="holds more than tensors"):
-        import_checkpoint(tmp_path / "bad.pt", "bad", force=False)
+        bring(tmp_path / "bad.pt", "bad")
     assert not (tmp_path / "ran").exists()
     assert imported_names() == []

@@ -14,9 +14,9 @@ from safetensors.numpy import load_file
 
 from virnucpro.callers.head import DECIMALS, load_head
 from virnucpro.encoders.catalogue import open_model
-from virnucpro.encoders.describe import describe_model
 from virnucpro.encoders.families import EMBEDDED
-from virnucpro.encoders.learned.file import ENCODER_FILE, inspect_learned, save_learned
+from virnucpro.encoders.learned import inspect_learned, save_learned
+from virnucpro.encoders.models import describe_model
 from virnucpro.engine.executor import InlineExecutor
 from virnucpro.ground.errors import UnavailableError, UsageError
 from virnucpro.ground.files import sha256
@@ -27,7 +27,7 @@ from virnucpro.learning.options import EvaluateOptions
 from virnucpro.learning.training.networks import Classifier, FrameClassifier
 from virnucpro.learning.training.objectives import frame_log_odds
 from virnucpro.learning.training.ranks import Ranks
-from virnucpro.learning.training.request import Training
+from virnucpro.learning.training.request import ENCODER_FILE, Training
 from virnucpro.learning.training.train import new_reader_of
 from virnucpro.sequences.fasta import write_record
 from virnucpro.stories.options import ExtractOptions, PredictOptions

@@ -34,7 +34,7 @@ from virnucpro.encoders.dnabert_s.encoder import DNABERTModel, footprint_of
 from virnucpro.encoders.dnabert_s.model import DNABERTShape
 from virnucpro.encoders.families import BUNDLES, FAMILIES, Bundle, Published, RemoteFile
 from virnucpro.encoders.fetch import git_blob
-from virnucpro.encoders.imports import import_checkpoint, import_files
+from virnucpro.encoders.models import import_files, import_model
 from virnucpro.engine.executor import InlineExecutor
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.ground.config import EncoderSpec, Footprint, join_footprints
@@ -263,7 +263,7 @@ def test_a_bundle_is_fetched_by_one_command(brought, monkeypatch):
     """But for ESM-2, which has a server of its own, and is here."""
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     encoder = BUNDLES["virnucpro-500"].encoders[1]
-    import_checkpoint(brought / f"{encoder}.pt", encoder, force=False)
+    import_model(brought / f"{encoder}.pt", encoder, force=False)
 
     class Handler(SimpleHTTPRequestHandler):
         def __init__(self, *arguments: object) -> None:

@@ -27,7 +27,7 @@ from virnucpro.callers.head import DECIMALS, load_head
 from virnucpro.callers.options import CutOptions
 from virnucpro.encoders.esm2.attention import attend_to_train
 from virnucpro.encoders.esm2.weights import inspect_checkpoint, load_esm2
-from virnucpro.encoders.learned.readers import MeanReader, NoReader
+from virnucpro.encoders.readers import MeanReader, NoReader
 from virnucpro.ground.errors import InputError, OutputError, ResumeError
 from virnucpro.ground.events import Progress
 from virnucpro.ground.numeric import sigmoid

@@ -40,7 +40,7 @@ from trainings import (
 )
 
 from virnucpro.encoders.esm2.attention import attend_runs, attend_to_train
-from virnucpro.encoders.learned.readers import MeanReader
+from virnucpro.encoders.readers import MeanReader
 from virnucpro.ground.errors import (
     InputError,
     ResumeError,

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 import torch
 from oracle import AMINO_ACIDS, random_protein
-from torch import nn
 from trainings import SHAPE, frames
 
 from virnucpro.encoders.esm2.packing import PackedBatch
-from virnucpro.encoders.learned.readers import NoReader, blosum62, new_reader, one_hot
+from virnucpro.encoders.readers import NoReader, Reader, new_reader
 from virnucpro.encoders.transfer import use_device
 from virnucpro.learning.labelled.frames import LabelledFrames, Texts, given_weights
 from virnucpro.learning.training.networks import Classifier, FrameClassifier, new_encoder
@@ -18,24 +17,20 @@ from virnucpro.learning.training.objectives import FrameLabels, frame_batch
 from virnucpro.learning.training.ranks import Ranks
 
 ARCHITECTURES = ("mlp", "cnn", "lstm", "unet")
-ENCODERS = {
-    "onehot": (one_hot, 21),
-    "blosum62": (blosum62, 20),
-    "esm2": (lambda: new_encoder(SHAPE), SHAPE.dim),
-}
+ENCODINGS = ("onehot", "blosum62", "esm2")
 PROTEINS = [random_protein(length, length) for length in (166, 60, 60, 33, 5, 4, 3, 2, 1)]
 
 architectures = pytest.mark.parametrize("architecture", ARCHITECTURES)
-encodings = pytest.mark.parametrize("encoding", ENCODERS)
+encodings = pytest.mark.parametrize("encoding", ENCODINGS)
 
 
-def make_reader(encoding: str, architecture: str) -> nn.Module:
+def make_reader(encoding: str, architecture: str) -> Reader:
     torch.manual_seed(0)
-    make, n_channels = ENCODERS[encoding]
-    return new_reader(make(), n_channels, architecture).eval()
+    esm2 = new_encoder(SHAPE) if encoding == "esm2" else None
+    return new_reader(encoding, architecture, esm2).eval()
 
 
-def classifier_of(reader: nn.Module) -> FrameClassifier:
+def classifier_of(reader: Reader) -> FrameClassifier:
     return FrameClassifier(reader, Classifier(reader.width, 16, 0.0))
 
 
@@ -134,14 +129,14 @@ def test_composition_alone_has_one_network_which_sees_no_residue():
 
 
 def test_one_hot_is_one_channel_for_each_amino_acid_and_one_for_the_rest():
-    rows = one_hot()(PackedBatch.of([AMINO_ACIDS + "XBU*"]))[1:-1]
+    rows = make_reader("onehot", "mlp").encoder(PackedBatch.of([AMINO_ACIDS + "XBU*"]))[1:-1]
     assert torch.equal(rows.sum(dim=1), torch.ones(24))
     assert torch.equal(rows[:20].argmax(dim=1), torch.arange(20))
     assert rows[20:].argmax(dim=1).tolist() == [20] * 4
 
 
 def test_blosum62_rows_are_its_scores_by_one_scale():
-    rows = blosum62()(PackedBatch.of([AMINO_ACIDS + "XJ"]))[1:-1]
+    rows = make_reader("blosum62", "mlp").encoder(PackedBatch.of([AMINO_ACIDS + "XJ"]))[1:-1]
     square = rows[:20]
     assert torch.equal(square, square.T)
     assert float(square.square().mean()) == pytest.approx(1, rel=1e-6)

@@ -164,9 +164,9 @@ def test_a_converted_model_that_carries_code_is_made_again_or_refused(
 ) -> None:
     checkpoint = inspect_checkpoint(tiny.model)
     converted = convert(checkpoint, checkpoint.sha256(), torch.bfloat16, tmp_path / "kept")
-    converted.path.write_bytes(as_pickle(Payload(trap)))
+    converted.write_bytes(as_pickle(Payload(trap)))
     assert find_converted(checkpoint, torch.bfloat16, tmp_path / "kept") is None
-    work = lambda: open_esm2(converted.path, 2, torch.bfloat16, torch.device("cpu"))  # noqa: E731
+    work = lambda: open_esm2(converted, 2, torch.bfloat16, torch.device("cpu"))  # noqa: E731
     exit_code, shown = ending_of(work)
     assert exit_code == 69 and "cannot be used" in shown
     assert not trap.exists()

@@ -19,7 +19,7 @@ from oracle import AMINO_ACIDS
 from torch import Tensor
 
 from virnucpro.encoders.esm2.checkpoint import ESM2Shape
-from virnucpro.encoders.learned.readers import MeanReader
+from virnucpro.encoders.readers import MeanReader
 from virnucpro.ground.errors import InputError
 from virnucpro.learning.labelled.frames import ArrayRows, LabelledFrames, Texts, given_weights
 from virnucpro.learning.options import Settings

@@ -23,21 +23,12 @@ def bench(options: BenchOptions) -> None:
     Example: virnucpro bench --quick --json bench.json
     """
     with exits(lambda: _MEASURED):
-        from virnucpro.encoders.bench.programme import resolve_bench, run_bench
-        from virnucpro.encoders.bench.report import Report, make_console
+        from virnucpro.encoders.bench.programme import bench as measure
 
         number_gpus_by_bus()
         end_cleanly()
-        programme = resolve_bench(options)
-        measured = Report(sys.argv, options.seed, options.json)
         spare_the_collector()
-        try:
-            run_bench(programme, measured.add, lambda line: _tell(line, options.quiet))
-        finally:
-            console = make_console(is_terminal=sys.stdout.isatty())
-            with console.capture() as tables:
-                measured.print_tables(console)
-            report(tables.get().splitlines())
+        measure(options, sys.argv, lambda line: _tell(line, options.quiet), report)
 
 
 def _tell(line: str, quiet: bool) -> None:

@@ -41,7 +41,7 @@ def list_models(
     Example: virnucpro models list
     """
     with exits():
-        from virnucpro.encoders.describe import describe_models
+        from virnucpro.encoders.models import describe_models
 
         report([*describe_models(as_json=as_json)])
 
@@ -54,7 +54,7 @@ def show_model(options: NamedModelOptions) -> None:
     Example: virnucpro models info esm2_virnucpro
     """
     with exits():
-        from virnucpro.encoders.describe import describe_model
+        from virnucpro.encoders.models import describe_model
 
         report([*describe_model(options.model)])
 
@@ -106,8 +106,8 @@ def import_model(options: ImportOptions) -> None:
     All files of a bundle, from another machine: virnucpro models import virnucpro-500 --from usb/
     """
     with exits():
-        from virnucpro.encoders.imports import import_files
-        from virnucpro.encoders.imports import import_model as copy_model
+        from virnucpro.encoders.models import import_files
+        from virnucpro.encoders.models import import_model as copy_model
         from virnucpro.ground.files import expanded
 
         end_cleanly()
@@ -132,7 +132,7 @@ def verify(options: NamedModelOptions) -> None:
     Example: virnucpro models verify esm2_t33_650M_UR50D
     """
     with exits():
-        from virnucpro.encoders.catalogue import verify_model
+        from virnucpro.encoders.models import verify_model
 
         checkpoint, digest = verify_model(options.model)
         report([f"{printable(checkpoint.path)} is whole, sha256 {digest}"])
@@ -156,10 +156,10 @@ def check_model(options: CheckOptions, console: ConsoleOptions) -> None:
     """
     with exits():
         with loading(console):
-            from virnucpro.encoders.check import check, report_lines
+            from virnucpro.encoders.check import check
         with watched(console) as events:
             outcome = check(options, events)
-        report(report_lines(outcome))
+        report(outcome.report_lines())
         if not outcome.has_passed:
             raise VirnucproError(
                 "the vectors are not those of fair-esm: results with this model, device and "

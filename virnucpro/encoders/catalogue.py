@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from virnucpro.encoders.families import (
     installed_families,
 )
 from virnucpro.encoders.fetch import check_file, download
+from virnucpro.ground.config import Footprint
 from virnucpro.ground.errors import UnavailableError, UsageError
 from virnucpro.ground.events import OnEvent, Progress
 from virnucpro.ground.files import EMBEDDED_FOLDER, expanded
@@ -78,6 +79,95 @@ def model_names(name: str) -> tuple[str, ...]:
     return BUNDLES[name].encoders if name in BUNDLES else (name,)
 
 
+# Published models
+
+
+@dataclass(frozen=True, slots=True)
+class NamedModel:
+    """A published model by its name: where it lies, what of it is missing, what it must be."""
+
+    name: str
+    family: Family
+    published: Published
+
+    @property
+    def home(self) -> Path:
+        """The file or folder that it is fetched to."""
+        if self.published.is_file:
+            return hub_folder() / self.published.files[0].name
+        return published_folder() / self.name
+
+    @property
+    def footprint(self) -> Footprint:
+        """The room that it takes; it need not be here."""
+        footprint: Footprint = self.family.code.footprint_of(self.published)
+        return footprint
+
+    @property
+    def missing(self) -> list[RemoteFile]:
+        """The files that are not here."""
+        path, files = locate(self.name), self.published.files
+        if self.published.is_file:
+            return [] if path.exists() else list(files)
+        return [file for file in files if not (path / file.name).is_file()]
+
+    @property
+    def bytes_to_fetch(self) -> int:
+        return sum(file.n_bytes or self.footprint.file_bytes for file in self.missing)
+
+    def open(self, path: Path) -> Model:
+        """Inspect what lies at a path, and compare it with what is published.
+
+        Raises:
+            UnavailableError: what lies there is another model, or damaged.
+        """
+        if not self.published.is_file:
+            for file in self.published.files:
+                try:
+                    check_file(file, path / file.name)
+                except UnavailableError as error:
+                    raise not_published(path / file.name, self.name, error) from error
+        model: Model = self.family.code.open_published(self.name, self.published, path)
+        return model
+
+    def check(self, model: Model, digest: str) -> None:
+        """Refuse other weights under the name of a published model of one file.
+
+        Without a SHA-256 on record, the file is compared by what is on record.
+
+        Raises:
+            UnavailableError: these are other weights.
+        """
+        digests = self.published.digests
+        if not self.published.is_file or digest in digests:
+            return
+        if digests:
+            raise not_published(model.path, self.name, f"its SHA-256 is {digest}")
+        try:
+            check_file(self.published.files[0], model.files[0])
+        except UnavailableError as error:
+            raise not_published(model.path, self.name, error) from error
+
+    def fetch(self, on_event: OnEvent) -> None:
+        """Fetch what is missing.
+
+        Raises:
+            UnavailableError: a file cannot be fetched, or is not the published one.
+        """
+        if not self.published.is_file:
+            for file in self.missing:
+                fetch_file(file, self.home, on_event)
+            return
+        most_bytes = _MOST_BYTES_PER_PARAMETER * self.footprint.n_parameters
+        file = replace(self.published.files[0], most_bytes=most_bytes)
+
+        def check(fetched: Path) -> None:
+            self.open(fetched)
+            check_file(file, fetched)
+
+        download(file, self.home, check, _fetching("the model", on_event))
+
+
 # Names
 
 
@@ -86,16 +176,18 @@ def is_name(text: str) -> bool:
     return _NAME.fullmatch(text) is not None
 
 
-def find_published(name: str) -> tuple[Family, Published] | None:
-    """A published model and its family; other packages are asked for a name that is not ours."""
-    for family in FAMILIES.values():
+def find_published(name: str) -> NamedModel | None:
+    """The published model of a name; other packages are asked for a name that is not ours."""
+    found = _published_by(FAMILIES.values(), name)
+    if found or not is_name(name) or name in NAMES or _imported(name):
+        return found
+    return _published_by(installed_families().values(), name)
+
+
+def _published_by(families: Iterable[Family], name: str) -> NamedModel | None:
+    for family in families:
         if name in family.published:
-            return family, family.published[name]
-    if not is_name(name) or name in NAMES or _imported(name):
-        return None
-    for family in installed_families().values():
-        if name in family.published:
-            return family, family.published[name]
+            return NamedModel(name, family, family.published[name])
     return None
 
 
@@ -106,17 +198,11 @@ def published_names() -> list[str]:
     return [name for name in names if is_name(name)]
 
 
-def place_of(name: str, published: Published) -> Path:
-    if published.is_file:
-        return hub_folder() / published.files[0].name
-    return published_folder() / name
-
-
 def places_in_use(name: str) -> list[Path]:
     """The places where a model of this name lies: a published one, a file, or a folder."""
     found = find_published(name)
-    place = [place_of(name, found[1])] if found is not None else []
-    return [*(path for path in place if path.exists()), *_imported(name)]
+    home = [found.home] if found is not None else []
+    return [*(path for path in home if path.exists()), *_imported(name)]
 
 
 def _imported(name: str) -> list[Path]:
@@ -166,7 +252,7 @@ def locate(model: str) -> Path:
     if here := places_in_use(model):
         return here[0]
     if found := find_published(model):
-        return place_of(model, found[1])
+        return found.home
     hint = _suggestion(model)
     if Path(model).exists():
         name = printable(model)
@@ -214,68 +300,13 @@ def open_model(
     found = find_published(model)
     if found is None:
         return recognise(path, on_event)
-    family, published = found
-    if missing := missing_files(model):
-        before_fetching(model, published.digests)
-        _fetch(model, missing, on_event)
-    if not published.is_file:
-        _check_folder(model, published, path)
-    opened: Model = family.code.open_published(model, published, path)
-    return opened
-
-
-def verify_model(model: str) -> tuple[Model, str]:
-    """Read every number of a model, and compare it with the published one. -> it, its SHA-256
-
-    Raises:
-        UnavailableError: it is damaged, or not what its name says.
-    """
-    if find_published(model) and (missing := missing_files(model)):
-        place = locate(model)
-        path = place if place.name == missing[0].name else place / missing[0].name
-        raise UnavailableError(
-            f"{printable(path)}: no such file",
-            hint=f"fetch it with `virnucpro models download {model}`",
-        )
-    opened = open_model(model, lambda _: None)
-    digest = opened.verify()
-    check_weights(model, opened, digest)
-    return opened, digest
-
-
-def check_weights(name: str, model: Model, digest: str) -> None:
-    """Refuse other weights under the name of a published model of one file.
-
-    Without a SHA-256 on record, the file is compared by what is on record.
-
-    Raises:
-        UnavailableError: these are other weights.
-    """
-    found = find_published(name)
-    if found is None or not found[1].is_file:
-        return
-    _, published = found
-    if published.digests and digest not in published.digests:
-        raise not_published(model.path, name, f"its SHA-256 is {digest}")
-    if not published.digests:
-        try:
-            check_file(published.files[0], model.files[0])
-        except UnavailableError as error:
-            raise not_published(model.path, name, error) from error
+    if found.missing:
+        before_fetching(model, found.published.digests)
+        found.fetch(on_event)
+    return found.open(path)
 
 
 # What is fetched
-
-
-def missing_files(model: str) -> list[RemoteFile]:
-    """The files of a published model that are not there; none of any other model."""
-    found = find_published(model)
-    if found is None:
-        return []
-    place, (_, published) = locate(model), found
-    if published.is_file:
-        return [] if place.exists() else list(published.files)
-    return [file for file in published.files if not (place / file.name).is_file()]
 
 
 def bytes_to_fetch(model: str) -> int:
@@ -285,35 +316,7 @@ def bytes_to_fetch(model: str) -> int:
         encoders = sum(map(bytes_to_fetch, BUNDLES[model].encoders))
         return encoders + (0 if has_head else BUNDLES[model].head.n_bytes or _HEAD_BYTES)
     found = find_published(model)
-    if found is None:
-        return 0
-    family, published = found
-    missing = missing_files(model)
-    sizes = [file.n_bytes or family.code.footprint_of(published).file_bytes for file in missing]
-    return sum(sizes)
-
-
-def _fetch(model: str, missing: list[RemoteFile], on_event: OnEvent) -> None:
-    """
-    Raises:
-        UnavailableError: a file cannot be fetched, or is not the published one.
-    """
-    found = find_published(model)
-    assert found is not None, "what is missing is published"
-    family, published = found
-    if not published.is_file:
-        for file in missing:
-            fetch_file(file, place_of(model, published), on_event)
-        return
-    n_parameters = family.code.footprint_of(published).n_parameters
-    file = replace(published.files[0], most_bytes=_MOST_BYTES_PER_PARAMETER * n_parameters)
-
-    def check(fetched: Path) -> None:
-        family.code.open_published(model, published, fetched)
-        check_file(file, fetched)
-
-    path = place_of(model, published)
-    download(file, path, check, _fetching("the model", on_event))
+    return found.bytes_to_fetch if found else 0
 
 
 def fetch_file(file: RemoteFile, folder: Path, on_event: OnEvent) -> Path:
@@ -348,15 +351,3 @@ def fetch_head(bundle: str, on_event: OnEvent) -> tuple[Path, int]:
 
 def _fetching(name: str, on_event: OnEvent) -> Callable[[int, int], None]:
     return lambda n_bytes, total: on_event(Progress(f"fetching {name}", n_bytes, total, "bytes"))
-
-
-def _check_folder(model: str, published: Published, folder: Path) -> None:
-    """
-    Raises:
-        UnavailableError: a file is not the published one.
-    """
-    for file in published.files:
-        try:
-            check_file(file, folder / file.name)
-        except UnavailableError as error:
-            raise not_published(folder / file.name, model, error) from error

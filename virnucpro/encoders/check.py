@@ -2,7 +2,7 @@
 
 Ours embeds the panel in the run's precision, in batches, as a run does. fair-esm embeds it in
 float32, one protein at a time: it is the oracle. A vector may be as far from the oracle's as the
-roundings of the precision explain, see ``rounding``. The mean over the residues is compared, which
+roundings of the precision explain, see ``fair_esm``. The mean over the residues is compared, which
 a run takes, and every residue: what goes wrong far from the start of a protein, such as rotary
 angles in bf16, nearly vanishes in a mean.
 """
@@ -24,10 +24,9 @@ from virnucpro.encoders import fair_esm
 from virnucpro.encoders.base import Encoder, Model, Rows, load_encoder
 from virnucpro.encoders.catalogue import open_model
 from virnucpro.encoders.options import CheckOptions
-from virnucpro.encoders.rounding import add_roundings
 from virnucpro.encoders.transfer import use_device
-from virnucpro.ground.config import EncoderSpec, Pooling
-from virnucpro.ground.devices import choose_devices, choose_precision, choose_tokens
+from virnucpro.ground.config import EncoderSpec, Pooling, Precision
+from virnucpro.ground.devices import Choice, choose_devices, choose_precision, choose_tokens
 from virnucpro.ground.errors import UnavailableError, UsageError
 from virnucpro.ground.events import OnEvent, Progress
 from virnucpro.ground.log import announce, printable
@@ -42,7 +41,7 @@ Vectors = Mapping[str, Rows]  # by the id of the protein: (n_residues, dim), or 
 
 
 @dataclass(frozen=True, slots=True)
-class Deviation:
+class _Deviation:
     """How far the vectors of a protein are from the oracle's, relative to their length."""
 
     protein: str
@@ -53,24 +52,24 @@ class Deviation:
 
 
 @dataclass(frozen=True, slots=True)
-class Tolerance:
+class _Tolerance:
     """The largest distances that roundings explain."""
 
     mean: float
     residue: float
 
-    def share(self, deviation: Deviation) -> float:
+    def share(self, deviation: _Deviation) -> float:
         """How much of it a protein takes; more than 1 is too much."""
         return max(deviation.mean / self.mean, deviation.residue / self.residue)
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceCheck:
+class _DeviceCheck:
     """The vectors of our encoder on one device beside fair-esm's; the worst protein first."""
 
     device: str
     kernel: str
-    deviations: tuple[Deviation, ...]
+    deviations: tuple[_Deviation, ...]
     tokens_per_second: float
 
 
@@ -79,16 +78,58 @@ class Check:
     """A model, checked on each of the devices."""
 
     spec: EncoderSpec
-    tolerance: Tolerance
+    tolerance: _Tolerance
     tokens_per_second: float  # of fair-esm
-    devices: tuple[DeviceCheck, ...]
+    devices: tuple[_DeviceCheck, ...]
 
-    def failures(self, device: DeviceCheck) -> list[Deviation]:
+    def failures(self, device: _DeviceCheck) -> list[_Deviation]:
         return [one for one in device.deviations if self.tolerance.share(one) > 1]
 
     @property
     def has_passed(self) -> bool:
         return not any(map(self.failures, self.devices))
+
+    def report_lines(self) -> list[str]:
+        """The distances, the verdict and the speeds, for people."""
+        spec = self.spec
+        lines = [
+            f"model: {printable(spec.model)}, layer {spec.layer}, {spec.pooling} pooling",
+            f"oracle: fair-esm in float32, one protein at a time, "
+            f"{self.tokens_per_second:,.0f} tokens/s",
+        ]
+        for device in self.devices:
+            lines += [
+                "",
+                "protein       residues  cosine distance  mean, L2  worst residue, L2  tolerance",
+            ]
+            lines += [
+                f"{one.protein:<14}{one.n_residues:>8,}{one.cosine:>17.1e}{one.mean:>10.1e}"
+                f"{one.residue:>19.1e}{self.tolerance.share(one):>11.0%}"
+                for one in device.deviations
+            ]
+            lines += [
+                "",
+                f"virnucpro: {spec.precision} on {device.device}, {device.kernel}, "
+                f"{device.tokens_per_second:,.0f} tokens/s",
+                self.verdict(device),
+            ]
+        return lines
+
+    def verdict(self, device: _DeviceCheck) -> str:
+        """One line on one device."""
+        tolerance, failures = self.tolerance, self.failures(device)
+        named = ", ".join(
+            f"{one.protein} ({tolerance.share(one):.0%} of the tolerance)"
+            for one in (failures or device.deviations)[: _N_SHOWN if failures else 1]
+        )
+        limit = (
+            f"what roundings in {self.spec.precision} explain with these weights "
+            f"(mean {tolerance.mean:.1e}, residue {tolerance.residue:.1e})"
+        )
+        n = len(device.deviations)
+        if failures:
+            return f"failed: {len(failures)} of {n} proteins are beyond {limit}; worst {named}"
+        return f"passed: all {n} proteins are within {limit}; worst {named}"
 
 
 def check(options: CheckOptions, on_event: OnEvent) -> Check:
@@ -102,7 +143,11 @@ def check(options: CheckOptions, on_event: OnEvent) -> Check:
         options.device, options.gpus, None, options.cuda_visible_devices, model_bytes=0
     )
     precision = choose_precision(options.precision, choice)
-    model = open_model(options.model, on_event)
+    return check_on(choice, open_model(options.model, on_event), precision, on_event)
+
+
+def check_on(choice: Choice, model: Model, precision: Precision, on_event: OnEvent) -> Check:
+    """Embed the panel on devices that are there. Raises as ``check``."""
     if model.family != "esm2":
         raise UsageError(
             f"{printable(model.name)} is not an ESM-2: fair-esm has no vectors of it",
@@ -144,7 +189,7 @@ class _Ours:
         return load_encoder(spec, self.weights, torch.device(self.device))
 
 
-def _check_device(ours: _Ours, oracle: _Oracle, on_event: OnEvent) -> DeviceCheck:
+def _check_device(ours: _Ours, oracle: _Oracle, on_event: OnEvent) -> _DeviceCheck:
     """
     Raises:
         UnavailableError: our encoder does not run on the device.
@@ -156,13 +201,13 @@ def _check_device(ours: _Ours, oracle: _Oracle, on_event: OnEvent) -> DeviceChec
         means, rate = _embed(encoder, budget, stage, on_event)
     deviations = find_deviations(means, residues, oracle.residues)
     deviations.sort(key=oracle.tolerance.share, reverse=True)
-    return DeviceCheck(ours.device, encoder.kernel, tuple(deviations), rate)
+    return _DeviceCheck(ours.device, encoder.kernel, tuple(deviations), rate)
 
 
 @dataclass(frozen=True, slots=True)
 class _Oracle:
     residues: Vectors
-    tolerance: Tolerance
+    tolerance: _Tolerance
     tokens_per_second: float
 
 
@@ -178,10 +223,10 @@ def _ask_oracle(spec: EncoderSpec, model: Model, device: str, on_event: OnEvent)
         encoder = fair_esm.load(spec, model.path, torch.device(device))
         residues, rate = _embed(encoder, 1, f"fair-esm, float32, {device}", on_event)
         longest = max(map(encoder.count_tokens, ([len(text)] for text in make_panel().values())))
-        add_roundings(encoder.model, precision, longest)
+        fair_esm.add_roundings(encoder.model, precision, longest)
         rounded, _ = _embed(encoder, 1, f"what {precision} rounds off, {device}", on_event)
     explained = find_deviations(_means(rounded), rounded, residues)
-    tolerance = Tolerance(
+    tolerance = _Tolerance(
         mean=MARGIN * max(one.mean for one in explained),
         residue=MARGIN * max(one.residue for one in explained),
     )
@@ -226,7 +271,7 @@ def _count_tokens(encoder: Encoder, lengths: Sequence[int]) -> int:
     return sum(encoder.count_tokens([length]) for length in lengths)
 
 
-def find_deviations(means: Vectors, residues: Vectors, oracle: Vectors) -> list[Deviation]:
+def find_deviations(means: Vectors, residues: Vectors, oracle: Vectors) -> list[_Deviation]:
     """How far means and residues are from the oracle's residues, by id."""
     deviations = []
     exact = _means(oracle)
@@ -234,7 +279,7 @@ def find_deviations(means: Vectors, residues: Vectors, oracle: Vectors) -> list[
         (a,), (b,) = means[name].astype(np.float64), exact[name]
         cosine = 1 - a @ b / (np.linalg.norm(a) * np.linalg.norm(b))
         deviations.append(
-            Deviation(
+            _Deviation(
                 protein=name,
                 n_residues=len(protein),
                 cosine=max(0.0, float(cosine)),
@@ -271,50 +316,6 @@ def _told(program: str, device: str) -> Iterator[None]:
             hint="other kernels run with --precision fp32, another device with --device cpu; "
             "`virnucpro devices` shows what torch was built for",
         ) from error
-
-
-def report_lines(check: Check) -> list[str]:
-    """The distances, the verdict and the speeds, for people."""
-    spec = check.spec
-    lines = [
-        f"model: {printable(spec.model)}, layer {spec.layer}, {spec.pooling} pooling",
-        f"oracle: fair-esm in float32, one protein at a time, "
-        f"{check.tokens_per_second:,.0f} tokens/s",
-    ]
-    for device in check.devices:
-        lines += [
-            "",
-            "protein       residues  cosine distance  mean, L2  worst residue, L2  tolerance",
-        ]
-        lines += [
-            f"{one.protein:<14}{one.n_residues:>8,}{one.cosine:>17.1e}{one.mean:>10.1e}"
-            f"{one.residue:>19.1e}{check.tolerance.share(one):>11.0%}"
-            for one in device.deviations
-        ]
-        lines += [
-            "",
-            f"virnucpro: {spec.precision} on {device.device}, {device.kernel}, "
-            f"{device.tokens_per_second:,.0f} tokens/s",
-            verdict(check, device),
-        ]
-    return lines
-
-
-def verdict(check: Check, device: DeviceCheck) -> str:
-    """One line on one device."""
-    tolerance, failures = check.tolerance, check.failures(device)
-    named = ", ".join(
-        f"{one.protein} ({tolerance.share(one):.0%} of the tolerance)"
-        for one in (failures or device.deviations)[: _N_SHOWN if failures else 1]
-    )
-    limit = (
-        f"what roundings in {check.spec.precision} explain with these weights "
-        f"(mean {tolerance.mean:.1e}, residue {tolerance.residue:.1e})"
-    )
-    n = len(device.deviations)
-    if failures:
-        return f"failed: {len(failures)} of {n} proteins are beyond {limit}; worst {named}"
-    return f"passed: all {n} proteins are within {limit}; worst {named}"
 
 
 # The panel: the same letters on every machine, from 1 to 1,022 residues, which are what ESM-2 was

@@ -3,16 +3,34 @@
 Its model, its tables of letters and its forward pass are used as published (fair-esm 2.0.0). Below
 float32 the frequencies of the rotary tables stay float32: rounded to 8 bits they give wrong angles,
 and vectors that are wrong beyond some 256 residues.
+
+``add_roundings`` shows the effect of a precision's roundings on a vector, with the weights at hand:
+the model is made to round as that precision does, and stays float32 else. So the growth of an error
+from layer to layer is that of these very weights, and nothing is assumed of them.
+
+One rounding: the error is uniform in half a spacing to either side, 2u of a significand in [1, 2)
+at most, and significands are log-uniform, so in the root mean square it is 2u sqrt(1/12 * 3 / (8 ln
+2)) = 0.42 u of the number, where u = 2^-8 for bf16, 2^-11 for fp16, 2^-24 for float32.
+
+bf16, fp16: weights, what goes into a product and what comes out are rounded to the precision. Sums
+are float32, which adds nothing to that.
+
+float32: a sum of n terms of random sign is rounded at each step, on average at 1 / sqrt(2) of its
+final size, so it is off by 0.42 u sqrt(n / 2) of it, as if each term were off by as much. Both
+programs sum so, independently: 0.42 u sqrt(n). n is that of the longest sum, over the wider layer
+or over the keys; libraries sum in blocks, which is better. The products' factors and results get
+normal noise of that size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import esm
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from virnucpro.encoders.base import Pending
 from virnucpro.encoders.esm2.checkpoint import ESM2Shape
@@ -20,10 +38,13 @@ from virnucpro.encoders.esm2.model import DTYPES, rotary_frequencies
 from virnucpro.encoders.esm2.packing import EXTRA_TOKENS
 from virnucpro.encoders.esm2.weights import ROTARY, fair_esm_state, inspect_checkpoint
 from virnucpro.encoders.transfer import HostCopy, send
-from virnucpro.ground.config import EncoderSpec
+from virnucpro.ground.config import EncoderSpec, Precision
+
+Loss = Callable[[Tensor], Tensor]
+_ONE_ROUNDING = 0.42  # u, in the root mean square
 
 
-def load(spec: EncoderSpec, weights: Path, device: torch.device) -> FairESMEncoder:
+def load(spec: EncoderSpec, weights: Path, device: torch.device) -> _FairESMEncoder:
     """fair-esm's model with the weights of a checkpoint.
 
     Raises:
@@ -31,7 +52,7 @@ def load(spec: EncoderSpec, weights: Path, device: torch.device) -> FairESMEncod
     """
     shape = inspect_checkpoint(weights).shape
     model = load_model(weights, shape, DTYPES[spec.precision], device)
-    return FairESMEncoder(spec, model, shape, device)
+    return _FairESMEncoder(spec, model, shape, device)
 
 
 def load_model(
@@ -55,7 +76,7 @@ def load_model(
     return model
 
 
-class FairESMEncoder:
+class _FairESMEncoder:
     """fair-esm's ESM-2; see ``base.Encoder``."""
 
     kernel = "fair-esm"
@@ -123,3 +144,47 @@ def tokens_of(model: esm.ESM2, sequences: Sequence[str]) -> Tensor:
 def _like_its_input(_: object, before: tuple[Tensor, ...], out: tuple[Tensor, ...]) -> object:
     """Return the rotated tensors in the precision of the input."""
     return tuple(turned.to(old.dtype) for old, turned in zip(before, out, strict=True))
+
+
+# Roundings
+
+
+def add_roundings(model: esm.ESM2, precision: Precision, n_tokens: int) -> None:
+    """Have the matrix products of a float32 fair-esm lose what they lose in ``precision``.
+
+    ``n_tokens`` are those of the longest sequence to come.
+    """
+    if precision == "fp32":
+        lose = _noise(model, max(4 * model.embed_dim, n_tokens))
+    else:
+        lose = _rounding(DTYPES[precision])
+        for linear in _products(model):
+            linear.weight.copy_(lose(linear.weight))
+            linear.bias.copy_(lose(linear.bias))
+    for linear in _products(model):
+        linear.register_forward_pre_hook(lambda _, inputs: tuple(map(lose, inputs)))
+        linear.register_forward_hook(lambda *call: lose(call[-1]))
+    for layer in model.layers:  # queries and keys, turned, are what the scores are made of
+        layer.self_attn.rot_emb.register_forward_hook(lambda *call: tuple(map(lose, call[-1])))
+
+
+def _products(model: esm.ESM2) -> list[nn.Linear]:
+    modules = (module for layer in model.layers for module in layer.modules())
+    return [module for module in modules if isinstance(module, nn.Linear)]
+
+
+def _rounding(dtype: torch.dtype) -> Loss:
+    return lambda exact: exact.to(dtype).to(exact.dtype)
+
+
+def _noise(model: esm.ESM2, n_terms: int) -> Loss:
+    """The same noise in every check, on one kind of device."""
+    device = model.embed_tokens.weight.device
+    generator = torch.Generator(device).manual_seed(0)
+    size = _ONE_ROUNDING * torch.finfo(torch.float32).eps / 2 * math.sqrt(n_terms)
+
+    def lose(exact: Tensor) -> Tensor:
+        noise = torch.randn(exact.shape, generator=generator, device=device)
+        return torch.addcmul(exact, exact, noise, value=size)
+
+    return lose

@@ -167,7 +167,7 @@ FAMILIES: dict[str, Family] = {  # the first takes, or refuses, what no other re
         "virnucpro.encoders.esm2.family", reads="protein", has_files=True, published=_ESM2
     ),
     "fair-esm": Family("virnucpro.encoders.fair_esm", reads="protein"),
-    "learned": Family("virnucpro.encoders.learned.encoder", reads="protein", has_files=True),
+    "learned": Family("virnucpro.encoders.learned", reads="protein", has_files=True),
     "dnabert-s": Family(
         "virnucpro.encoders.dnabert_s.encoder",
         reads="dna",
@@ -199,7 +199,7 @@ FAMILIES: dict[str, Family] = {  # the first takes, or refuses, what no other re
             ),
         },
     ),
-    "composition": Family("virnucpro.encoders.learned.encoder", reads="dna", extra_tokens=0),
+    "composition": Family("virnucpro.encoders.learned", reads="dna", extra_tokens=0),
 }
 
 

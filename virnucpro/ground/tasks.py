@@ -50,7 +50,7 @@ class Task(Protocol[Tools_contra, T_co]):
     def do(self, tools: Tools_contra, /) -> T_co: ...
 
 
-class Block(Task[Tools_contra, T_co], Protocol):
+class _Block(Task[Tools_contra, T_co], Protocol):
     """A task of known size."""
 
     @property
@@ -83,7 +83,7 @@ class Helpers(Generic[Tools]):
             return self.threads.submit(self._do, task)
         return _done(task, self.tools)
 
-    def in_order(self, tasks: Iterable[Block[Tools, T]]) -> Iterator[T]:
+    def in_order(self, tasks: Iterable[_Block[Tools, T]]) -> Iterator[T]:
         """The results of blocks, in their order; a few blocks of bounded size are taken ahead."""
         waiting: deque[tuple[int, Future[T]]] = deque()
         n_letters = 0
@@ -97,7 +97,7 @@ class Helpers(Generic[Tools]):
         for _, future in waiting:
             yield future.result()
 
-    def _submit_block(self, block: Block[Tools, T]) -> Future[T]:
+    def _submit_block(self, block: _Block[Tools, T]) -> Future[T]:
         """Have a block done: here, if nothing is done beside it, since a message is two copies."""
         return _done(block, self.tools) if block.n_letters > _LETTERS_AHEAD else self.submit(block)
 

@@ -42,10 +42,14 @@ class Setting:
     device: str
     tokens_per_batch: int  # what a run of ours would choose here
 
+    @property
+    def model(self) -> str:
+        return self.checkpoint.stem
+
     def spec(self, precision: Precision, family: str = "esm2") -> EncoderSpec:
         return EncoderSpec(
             family=family,
-            model=self.checkpoint.stem,
+            model=self.model,
             sha256="",
             layer=self.shape.n_layers,
             pooling="mean",

@@ -12,8 +12,8 @@ from functools import partial
 
 import torch
 
+from virnucpro.encoders.bench.comparison import FAILURES, reason_of
 from virnucpro.encoders.bench.encoder import synchronize
-from virnucpro.encoders.bench.layouts import FAILURES, reason_of
 from virnucpro.encoders.esm2.model import DTYPES
 from virnucpro.ground.config import Precision
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,11 +11,18 @@ from tempfile import TemporaryDirectory
 import psutil
 import torch
 
-from virnucpro.encoders.bench.comparison import Comparison, EncoderRow, compare_ways
+from virnucpro.encoders.bench.comparison import (
+    FAILURES,
+    Comparison,
+    EncoderRow,
+    compare_ways,
+    layouts,
+    reason_of,
+    threads,
+)
 from virnucpro.encoders.bench.encoder import OURS, Setting, Way, fair_esm_ways, our_ways
-from virnucpro.encoders.bench.layouts import FAILURES, layouts, reason_of, threads
 from virnucpro.encoders.bench.limits import measure_limits
-from virnucpro.encoders.bench.report import Row
+from virnucpro.encoders.bench.report import Report, Row
 from virnucpro.encoders.bench.synthetic import (
     MODELS,
     PROFILES,
@@ -48,6 +56,22 @@ _LISTEN_SECONDS, _QUIET_SHARE = 0.5, 0.1  # of all cores, before anything is mea
 
 Record = Callable[[Row], None]
 Say = Callable[[str], None]
+Show = Callable[[list[str]], None]
+
+
+def bench(options: BenchOptions, argv: Sequence[str], say: Say, show: Show) -> None:
+    """Measure this machine; ``show`` gets the tables at the end, also of what was cut off.
+
+    Raises:
+        UsageError: a name is unknown.
+        UnavailableError: the device is not there.
+    """
+    programme = resolve_bench(options)
+    report = Report(argv, options.seed, options.json)
+    try:
+        run_bench(programme, report.add, say)
+    finally:
+        show(report.lines(is_terminal=sys.stdout.isatty()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +101,12 @@ def resolve_bench(options: BenchOptions) -> Programme:
         UsageError: a name is unknown.
         UnavailableError: the device is not there.
     """
-    n_threads = options.threads or usable_cores()
     choice = choose_devices(options.device, None, None, options.cuda_visible_devices, 0)
+    return programme_on(choice, options)
+
+
+def programme_on(choice: Choice, options: BenchOptions) -> Programme:
+    """The programme on devices that are there. Raises as ``resolve_bench``."""
     is_quick = options.quick
     models = _GPU_MODELS if choice.kind == "cuda" else _CPU_MODELS
     profiles = tuple(PROFILES)
@@ -90,7 +118,7 @@ def resolve_bench(options: BenchOptions) -> Programme:
             "--profiles", options.profiles, profiles[:1] if is_quick else profiles, PROFILES
         ),
         parts=_names("--parts", options.parts, PARTS, PARTS),
-        n_threads=n_threads,
+        n_threads=options.threads or usable_cores(),
         tokens=options.tokens,
         repeats=options.repeats or (3 if is_quick else 5),
         seed=options.seed,
@@ -149,7 +177,7 @@ def run_bench(programme: Programme, record: Record, say: Say) -> None:
                     choose_precision("auto", programme.choice),
                 ),
             )
-            _Model(programme, model, setting, record, say).run(limits)
+            _Model(programme, setting, record, say).run(limits)
 
 
 def _run_limits(programme: Programme, record: Record, say: Say) -> dict[Precision, float]:
@@ -175,7 +203,6 @@ class _Model:
     """The encoders side by side, for one model."""
 
     programme: Programme
-    name: str
     setting: Setting
     record: Record
     say: Say
@@ -186,13 +213,11 @@ class _Model:
         except FAILURES as error:  # no room for them, in memory or on disk
             self.record(self.without_weights(reason_of(error)))
             return
-        ways = self.ways()
+        ways, model = self.ways(), self.setting.model
         with layouts(self.setting, self.programme.n_threads, len(ways)) as places:
             for profile in self.programme.profiles:
-                self.say(f"{self.name}, {profile}: {len(ways)} ways in {len(places)} layouts")
+                self.say(f"{model}, {profile}: {len(ways)} ways in {len(places)} layouts")
                 comparison = Comparison(
-                    model=self.name,
-                    shape=self.setting.shape,
                     profile=profile,
                     proteins=make_proteins(profile, self.tokens, self.programme.seed),
                     repeats=self.programme.repeats,
@@ -205,7 +230,7 @@ class _Model:
 
     def without_weights(self, reason: str) -> EncoderRow:
         return EncoderRow(
-            model=self.name,
+            model=self.setting.model,
             profile="",
             program=OURS,
             precision=self.programme.precisions[0],

@@ -71,17 +71,16 @@ class Report:
             content[section] = [asdict(row) for row in self.rows if isinstance(row, kind)]
         write_whole(self.path, json.dumps(content, indent=1) + "\n")
 
-    def print_tables(self, console: Console) -> None:
-        for kind, section in SECTIONS.items():
-            rows = [row for row in self.rows if isinstance(row, kind)]
-            if rows:
-                console.print(_table(section, rows))
-                console.print()
-
-
-def make_console(*, is_terminal: bool) -> Console:
-    """A console as wide as the terminal; in a pipe, plain text that is not wrapped."""
-    return Console() if is_terminal else Console(width=_PLAIN_WIDTH, no_color=True)
+    def lines(self, *, is_terminal: bool) -> list[str]:
+        """The tables: as wide as the terminal; in a pipe, plain text that is not wrapped."""
+        console = Console() if is_terminal else Console(width=_PLAIN_WIDTH, no_color=True)
+        with console.capture() as tables:
+            for kind, section in SECTIONS.items():
+                rows = [row for row in self.rows if isinstance(row, kind)]
+                if rows:
+                    console.print(_table(section, rows))
+                    console.print()
+        return tables.get().splitlines()
 
 
 def machine_facts() -> dict[str, object]:

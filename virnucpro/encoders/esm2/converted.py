@@ -13,7 +13,7 @@ import json
 import re
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -43,14 +43,6 @@ def converted_folder() -> Path:
     return Path(torch.hub.get_dir()) / "virnucpro"
 
 
-@dataclass(frozen=True, slots=True)
-class Converted:
-    """A checkpoint in the form that workers map."""
-
-    path: Path
-    source_sha256: str
-
-
 def prepare(
     checkpoint: Checkpoint, precision: Precision, folder: Path | None, on_event: OnEvent
 ) -> tuple[Path, str]:
@@ -63,56 +55,55 @@ def prepare(
         return lambda done: on_event(Progress(stage, done, n_bytes, "bytes"))
 
     n_bytes, dtype, folder = checkpoint.n_bytes, DTYPES[precision], folder or converted_folder()
-    converted = find_converted(checkpoint, dtype, folder, progress("checking the model"))
-    if converted is None:
-        digest = checkpoint.sha256(progress("hashing the model"))
-        on_event(Progress("converting the model, this once", 0, 0, "bytes"))
-        try:
-            converted = convert(checkpoint, digest, dtype, folder)
-        except (OSError, OutputError, StorageError) as error:
-            LOGGER.warning(
-                "the converted model cannot be kept in %s (%s): every worker reads all of %s",
-                printable(folder),
-                printable(error),
-                printable(checkpoint.path),
-            )
-            return checkpoint.path, digest
-        LOGGER.info("converted model: %s", printable(converted.path))
-    return converted.path, converted.source_sha256
+    if converted := find_converted(checkpoint, dtype, folder, progress("checking the model")):
+        return converted
+    digest = checkpoint.sha256(progress("hashing the model"))
+    on_event(Progress("converting the model, this once", 0, 0, "bytes"))
+    try:
+        path = convert(checkpoint, digest, dtype, folder)
+    except (OSError, OutputError, StorageError) as error:
+        LOGGER.warning(
+            "the converted model cannot be kept in %s (%s): every worker reads all of %s",
+            printable(folder),
+            printable(error),
+            printable(checkpoint.path),
+        )
+        return checkpoint.path, digest
+    LOGGER.info("converted model: %s", printable(path))
+    return path, digest
 
 
 def find_converted(
     checkpoint: Checkpoint, dtype: torch.dtype, folder: Path, on_bytes: OnBytes = lambda _: None
-) -> Converted | None:
+) -> tuple[Path, str] | None:
     """The converted form of a checkpoint, if it was made and is whole to the last bit.
 
     The checkpoint is known by place, size and times: it is not read again.
+    -> the path, and the checkpoint's SHA-256
     """
     try:
         source_sha256 = str(read_json(_note(checkpoint, folder))["source_sha256"])
     except _DAMAGE:
         return None
-    return _find(checkpoint, source_sha256, dtype, folder, on_bytes)
+    path = _find(checkpoint, source_sha256, dtype, folder, on_bytes)
+    return (path, source_sha256) if path else None
 
 
-def convert(
-    checkpoint: Checkpoint, source_sha256: str, dtype: torch.dtype, folder: Path
-) -> Converted:
+def convert(checkpoint: Checkpoint, source_sha256: str, dtype: torch.dtype, folder: Path) -> Path:
     """The converted form of a checkpoint: written, or found to be that of another place.
 
     Raises:
         UnavailableError: the checkpoint cannot be used.
         OSError, OutputError, StorageError: the folder cannot be written.
     """
-    converted = _find(checkpoint, source_sha256, dtype, folder, lambda _: None)
+    path = _path(source_sha256, dtype, folder)
+    is_made = _find(checkpoint, source_sha256, dtype, folder, lambda _: None) is not None
     folder.mkdir(parents=True, exist_ok=True)
-    if converted is None:
+    if not is_made:
         _sweep(folder)
-        path = _path(source_sha256, dtype, folder)
         _write(checkpoint, source_sha256, dtype, path)
-        converted = Converted(path, source_sha256)
     write_json(_note(checkpoint, folder), {"source_sha256": source_sha256})
-    return converted
+    return path
 
 
 def is_converted(path: Path) -> bool:
@@ -152,7 +143,7 @@ def _find(
     dtype: torch.dtype,
     folder: Path,
     on_bytes: OnBytes,
-) -> Converted | None:
+) -> Path | None:
     if not re.fullmatch("[0-9a-f]{64}", source_sha256):
         return None
     path = _path(source_sha256, dtype, folder)
@@ -165,7 +156,7 @@ def _find(
             return None
     except _DAMAGE:
         return None
-    return Converted(path, source_sha256)
+    return path
 
 
 def _write(checkpoint: Checkpoint, source_sha256: str, dtype: torch.dtype, path: Path) -> None:

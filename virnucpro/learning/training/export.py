@@ -23,10 +23,9 @@ from virnucpro.callers.join import Join
 from virnucpro.encoders.base import Model
 from virnucpro.encoders.esm2.family import inspect_esm2
 from virnucpro.encoders.esm2.model import ESM2
-from virnucpro.encoders.esm2.weights import inspect_checkpoint, save_esm2
+from virnucpro.encoders.esm2.weights import save_esm2
 from virnucpro.encoders.families import EMBEDDED, PUBLISHED
-from virnucpro.encoders.learned.file import Base, LearnedFacts, inspect_learned, save_learned
-from virnucpro.encoders.learned.readers import MeanReader, NoReader, PaddedReader
+from virnucpro.encoders.learned import Base, save_reader
 from virnucpro.ground.log import LOGGER, announce, printable
 from virnucpro.learning.labelled.records import LabelledRecord, group_digest
 from virnucpro.learning.training.calibration import Calibration
@@ -77,23 +76,15 @@ def _export_encoder(training: Training, module: FrameClassifier) -> Model:
     if training.is_plain:
         assert folder is not None, "a head needs an encoder"
         return inspect_esm2(folder)
-    assert isinstance(reader, MeanReader | PaddedReader | NoReader)
     base = None
     if folder is not None:
-        base = Base(
-            model=_name_of(training, folder), encoder_id=inspect_checkpoint(folder).encoder_id
-        )
-    network = reader.network.state_dict() if isinstance(reader, PaddedReader) else {}
-    facts = LearnedFacts(
-        encoding=training.options.encoding,
-        architecture=training.options.architecture,
-        dim=reader.width,
-        base=base,
+        base = Base(model=_name_of(training, folder), encoder_id=inspect_esm2(folder).encoder_id)
+    options = training.options
+    encoder = save_reader(
+        training.learned_encoder, reader, options.encoding, options.architecture, base
     )
-    weights = {f"network.{name}": tensor.float().cpu().numpy() for name, tensor in network.items()}
-    save_learned(training.learned_encoder, facts, weights)
     announce(f"encoder: {printable(training.learned_encoder)}")
-    return inspect_learned(training.learned_encoder)
+    return encoder
 
 
 def _name_of(training: Training, folder: Path) -> str:

@@ -16,6 +16,7 @@ from virnucpro.encoders.esm2.attention import attend_to_train
 from virnucpro.encoders.esm2.checkpoint import ESM2Shape
 from virnucpro.encoders.esm2.model import ESM2
 from virnucpro.encoders.esm2.packing import PackedBatch, StagedBatch
+from virnucpro.encoders.readers import Reader
 from virnucpro.encoders.transfer import send
 from virnucpro.learning.labelled.frames import ArrayRows, Values
 from virnucpro.sequences.composition import N_FEATURES
@@ -158,12 +159,12 @@ def _mlp(n_inputs: int, hidden: int, dropout: float) -> nn.Sequential:
 
 
 class FrameClassifier(nn.Module):
-    """A reader of residues (``encoders.learned.readers``), and a classifier of what it read.
+    """A reader of residues (``encoders.readers``), and a classifier of what it read.
 
     Vectors that were made before the training stand behind what the reader reads.
     """
 
-    def __init__(self, reader: nn.Module, classifier: Classifier) -> None:
+    def __init__(self, reader: Reader, classifier: Classifier) -> None:
         super().__init__()
         self.reader, self.classifier = reader, classifier
 

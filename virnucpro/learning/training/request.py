@@ -14,7 +14,6 @@ from virnucpro.encoders.catalogue import open_model
 from virnucpro.encoders.esm2.checkpoint import ESM2Shape
 from virnucpro.encoders.esm2.family import as_esm2
 from virnucpro.encoders.families import EMBEDDED
-from virnucpro.encoders.learned.file import ENCODER_FILE
 from virnucpro.ground.devices import Choice, choose_devices, choose_precision
 from virnucpro.ground.errors import (
     InputError,
@@ -65,6 +64,7 @@ from virnucpro.sequences.genetic_code import genetic_code
 
 FACTS = "training.json"
 HEAD_FILE = "head.safetensors"  # beside the encoder, if that was trained too
+ENCODER_FILE = "encoder.safetensors"  # of an encoder that is not a plain ESM-2
 SPLIT, HELD_OUT, BOARD = "split.tsv", "held_out.tsv", "tensorboard"
 GAIN, EPOCHS = "gain.tsv", "epochs.tsv"
 _SEEDS = "seeds"

@@ -21,13 +21,7 @@ from torch.utils.tensorboard import SummaryWriter
 from virnucpro.encoders.esm2.attention import attend_to_train
 from virnucpro.encoders.esm2.model import ESM2
 from virnucpro.encoders.esm2.weights import load_esm2, save_esm2
-from virnucpro.encoders.learned.readers import (
-    NoReader,
-    Reader,
-    blosum62,
-    new_reader,
-    one_hot,
-)
+from virnucpro.encoders.readers import NoReader, Reader, new_reader
 from virnucpro.engine.executor import Executor
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.ground.devices import Choice
@@ -293,17 +287,11 @@ def _encoder(training: Training) -> ESM2:
 
 
 def new_reader_of(training: Training) -> Reader:
-    if training.has_stored_vectors or training.options.encoding == "composition":
+    if training.has_stored_vectors:
         return NoReader()
-    match training.options.encoding:
-        case "onehot":
-            table = one_hot()
-        case "blosum62":
-            table = blosum62()
-        case "esm2":
-            encoder = _encoder(training)
-            return new_reader(encoder, encoder.shape.dim, training.options.architecture)
-    return new_reader(table, table.rows.shape[1], training.options.architecture)
+    encoding = training.options.encoding
+    esm2 = _encoder(training) if encoding == "esm2" else None
+    return new_reader(encoding, training.options.architecture, esm2)
 
 
 def _some(frames: LabelledFrames, seed: int) -> LabelledFrames:

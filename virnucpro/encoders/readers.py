@@ -17,15 +17,15 @@ from Bio.Align import substitution_matrices
 from torch import Tensor, nn
 
 from virnucpro.encoders.esm2.alphabet import N_TOKENS, RESIDUES, tokenize
-from virnucpro.encoders.esm2.model import mean_pool
+from virnucpro.encoders.esm2.model import ESM2, mean_pool
 from virnucpro.encoders.esm2.packing import EXTRA_TOKENS, PackedBatch
-from virnucpro.encoders.options import Architecture
+from virnucpro.encoders.options import Architecture, Encoding
 from virnucpro.encoders.transfer import send
 
 AMINO_ACIDS = RESIDUES[:20]
 
 
-class ResidueTable(nn.Module):
+class _ResidueTable(nn.Module):
     """An encoder without context: a fixed row of numbers for each token."""
 
     def __init__(self, rows: Tensor) -> None:
@@ -39,16 +39,16 @@ class ResidueTable(nn.Module):
         return self.rows[send(batch.tokens, self.rows.device)]
 
 
-def one_hot() -> ResidueTable:
+def _one_hot() -> _ResidueTable:
     """A channel for each of the 20 amino acids, and one for all else."""
     rows = torch.zeros(N_TOKENS, len(AMINO_ACIDS) + 1)
     rows[:, -1] = 1
     for channel, token in enumerate(tokenize([AMINO_ACIDS])[1:-1]):
         rows[token] = F.one_hot(torch.tensor(channel), rows.shape[1])
-    return ResidueTable(rows)
+    return _ResidueTable(rows)
 
 
-def blosum62() -> ResidueTable:
+def _blosum62() -> _ResidueTable:
     """The scores of a residue against the 20 amino acids (Henikoff and Henikoff 1992).
 
     Divided by their root mean square. A letter without a row reads as X.
@@ -60,7 +60,7 @@ def blosum62() -> ResidueTable:
     for letter, token in zip(RESIDUES, tokenize([RESIDUES])[1:-1], strict=True):
         if letter in matrix.alphabet:
             rows[token] = scores[matrix.alphabet.index(letter)]
-    return ResidueTable(torch.from_numpy(rows / np.sqrt(np.mean(scores[columns] ** 2))))
+    return _ResidueTable(torch.from_numpy(rows / np.sqrt(np.mean(scores[columns] ** 2))))
 
 
 class MeanReader(nn.Module):
@@ -77,7 +77,7 @@ class MeanReader(nn.Module):
 class NoReader(nn.Module):
     """A reader of nothing: the classifier gets composition alone."""
 
-    width = 0
+    width, encoder = 0, None
 
     def forward(self, batch: PackedBatch) -> Tensor:
         return torch.empty(len(batch.cu_seqlens) - 1, 0)
@@ -91,7 +91,7 @@ class PaddedReader(nn.Module):
         self.encoder, self.network, self.width = encoder, network, network.width
 
     def forward(self, batch: PackedBatch) -> Tensor:
-        x, lengths = pad_residues(self.encoder(batch), batch)
+        x, lengths = _pad_residues(self.encoder(batch), batch)
         out: Tensor = self.network(x, lengths)
         return out.float()
 
@@ -99,10 +99,27 @@ class PaddedReader(nn.Module):
 Reader = MeanReader | PaddedReader | NoReader
 
 
-def new_reader(
+def new_reader(encoding: Encoding, architecture: Architecture, esm2: ESM2 | None = None) -> Reader:
+    """A reader with random weights, of what the encoding gives each residue.
+
+    ``esm2`` is the model that encodes, where the encoding is its.
+    """
+    match encoding:
+        case "composition":
+            return NoReader()
+        case "esm2":
+            assert esm2 is not None, "an encoding by a model"
+            return _reader_of(esm2, esm2.shape.dim, architecture)
+        case "onehot":
+            table = _one_hot()
+        case "blosum62":
+            table = _blosum62()
+    return _reader_of(table, table.rows.shape[1], architecture)
+
+
+def _reader_of(
     encoder: nn.Module, n_channels: int, architecture: Architecture
 ) -> MeanReader | PaddedReader:
-    """A reader with random weights for the output of ``encoder``, (n_tokens, n_channels)."""
     match architecture:
         case "mlp":
             return MeanReader(encoder, n_channels)
@@ -114,7 +131,7 @@ def new_reader(
             return PaddedReader(encoder, UNet(n_channels))
 
 
-def pad_residues(hidden: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor]:
+def _pad_residues(hidden: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor]:
     """Lay the residues of each protein out in a row of its own, with zeros behind.
 
     (n_tokens, n_channels) -> (n, longest, n_channels), and lengths in residues, (n,)
@@ -138,7 +155,7 @@ class ConvNet(nn.Module):
         super().__init__()
         self.width = 2 * hidden
         self.stem = nn.Conv1d(n_channels, hidden, 1)
-        self.blocks = nn.ModuleList(ConvBlock(hidden, 9, dilation) for dilation in (1, 2, 4))
+        self.blocks = nn.ModuleList(_ConvBlock(hidden, 9, dilation) for dilation in (1, 2, 4))
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
         """(n, longest, n_channels), (n,) -> (n, width)"""
@@ -146,7 +163,7 @@ class ConvNet(nn.Module):
         x = self.stem(x.mT) * mask
         for block in self.blocks:
             x = block(x, mask)
-        return pool(x, mask)
+        return _pool(x, mask)
 
 
 class LSTM(nn.Module):
@@ -169,7 +186,7 @@ class LSTM(nn.Module):
         mirrored = (lengths[:, None] - 1 - places) % x.shape[1]  # padding stays behind
         homeward = self.homeward(x[rows, mirrored])[0][rows, mirrored]
         out = torch.cat([self.onward(x)[0], homeward], dim=2)
-        return pool(out.mT, _mask(x, lengths))
+        return _pool(out.mT, _mask(x, lengths))
 
 
 class UNet(nn.Module):
@@ -183,11 +200,11 @@ class UNet(nn.Module):
         self.width = 2 * hidden[0]
         levels = list(pairwise(hidden))
         self.stem = nn.Conv1d(n_channels, hidden[0], 1)
-        self.on_the_way_down = nn.ModuleList(ConvBlock(upper, 5) for upper, _ in levels)
+        self.on_the_way_down = nn.ModuleList(_ConvBlock(upper, 5) for upper, _ in levels)
         self.downs = nn.ModuleList(nn.Conv1d(upper, lower, 2, stride=2) for upper, lower in levels)
-        self.bottom = ConvBlock(hidden[-1], 5)
+        self.bottom = _ConvBlock(hidden[-1], 5)
         self.ups = nn.ModuleList(nn.Conv1d(lower + upper, upper, 1) for upper, lower in levels)
-        self.on_the_way_up = nn.ModuleList(ConvBlock(upper, 5) for upper, _ in levels)
+        self.on_the_way_up = nn.ModuleList(_ConvBlock(upper, 5) for upper, _ in levels)
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
         """(n, longest, n_channels), (n,) -> (n, width)"""
@@ -205,10 +222,10 @@ class UNet(nn.Module):
             beside, mask = skips.pop()
             x = up(torch.cat([x.repeat_interleave(2, dim=-1), beside], dim=1)) * mask
             x = block(x, mask)
-        return pool(x, mask)
+        return _pool(x, mask)
 
 
-class ConvBlock(nn.Module):
+class _ConvBlock(nn.Module):
     """A convolution beside the stream, which it is added to. (n, channels, length) -> the same
 
     Padding is 0 before and after, as what lies beyond the ends of a protein.
@@ -226,7 +243,7 @@ class ConvBlock(nn.Module):
         return summed
 
 
-def pool(x: Tensor, mask: Tensor) -> Tensor:
+def _pool(x: Tensor, mask: Tensor) -> Tensor:
     """Mean and maximum over the residues.
 
     (n, channels, length), (n, 1, length) -> (n, 2 * channels)

@@ -1,26 +1,36 @@
-"""Models that the user brings by file, checked and copied to where their names find them."""
+"""What ``virnucpro models`` does: describe and verify models by their names, and import files.
+
+Files that the user brings are checked, and copied to where their names find them.
+"""
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 from virnucpro.encoders.base import Model, recognise
 from virnucpro.encoders.catalogue import (
+    NamedModel,
     bundled_head,
-    check_weights,
+    bytes_to_fetch,
+    every_name,
     find_published,
     imported_folder,
+    imported_names,
     is_name,
     locate,
     model_names,
-    place_of,
+    open_model,
     places_in_use,
 )
 from virnucpro.encoders.families import BUNDLES, EMBEDDED, PUBLISHED, RemoteFile
 from virnucpro.encoders.fetch import check_file
+from virnucpro.ground.config import Footprint, join_footprints
+from virnucpro.ground.devices import as_size, default_gpu_memory, describe_needs
 from virnucpro.ground.errors import (
     InputMissingError,
     OutputError,
@@ -31,32 +41,144 @@ from virnucpro.ground.errors import (
 from virnucpro.ground.files import TEMPORARY, atomic, sha256, temporary_beside, writing
 from virnucpro.ground.log import printable
 
+_Kind = Literal["embedded", "published", "bundle", "imported"]
 
-def import_model(source: Path, name: str | None, *, force: bool) -> tuple[str, Model, str]:
-    """Import a model under a name, or else that of its file or folder. -> name, model, SHA-256
+
+class _Entry(NamedTuple):
+    """A model that has a name. The fields are keys of ``models list --json``."""
+
+    name: str
+    kind: _Kind
+    parameters: int
+    gpu_memory: int  # bytes, for the default batches
+    to_fetch: int  # bytes that are not here yet
+    path: str  # where it lies, or will; of a bundle that of its head
+    encoders: tuple[str, ...] = ()  # of a bundle
+
+
+def describe_models(*, as_json: bool) -> Iterator[str]:
+    """A line for each model that has a name: what it needs, and where it lies or would lie."""
+    if as_json:
+        yield json.dumps([entry._asdict() for entry in _entries()], indent=2)
+        return
+    for entry in _entries():
+        to_fetch = entry.to_fetch
+        state = f"not here, {as_size(to_fetch)} to fetch" if to_fetch else "here"
+        size = f"{entry.parameters / 1e6:,.1f} M"
+        memory = f"{entry.gpu_memory / 1e9:.1f} GB"
+        yield (
+            f"{entry.name:<22}{size:>10} parameters  {memory:>7} of a GPU  "
+            f"{state}: {printable(entry.path)}"
+        )
+
+
+def _entries() -> Iterator[_Entry]:
+    for name in every_name():
+        encoders = BUNDLES[name].encoders if name in BUNDLES else ()
+        footprint = join_footprints([_footprint(each) for each in encoders or (name,)])
+        yield _Entry(
+            name,
+            kind=_kind(name),
+            parameters=footprint.n_parameters,
+            gpu_memory=int(default_gpu_memory(footprint)),
+            to_fetch=bytes_to_fetch(name),
+            path=str(bundled_head(name) if encoders else locate(name)),
+            encoders=encoders,
+        )
+
+
+def _kind(name: str) -> _Kind:
+    if name == EMBEDDED:
+        return "embedded"
+    if name in BUNDLES:
+        return "bundle"
+    return "imported" if name in imported_names() else "published"
+
+
+def describe_model(model: str) -> Iterator[str]:
+    """Lines about a model, by its content, or by its name if it is yet to be fetched.
 
     Raises:
-        VirnucproError: as ``import_checkpoint``.
+        UnavailableError: there is none, or it is damaged.
     """
-    plain = source.name if source.is_dir() else source.stem
-    name = plain if name is None else name
-    return name, *_import(source, name, force=force)
+    if model in BUNDLES:
+        yield from _describe_bundle(model)
+        return
+    path, found = locate(model), find_published(model)
+    if found and found.missing:
+        published, footprint = found.published, found.footprint
+        n_layers, width, encoder_id = published.n_layers, published.width, "told when it is here"
+        yield f"path        {printable(path)}, when it is fetched"
+        yield from (f"file        {file.url}" for file in published.files)
+    else:
+        there = open_model(model, lambda _: None)
+        n_layers, width, encoder_id = there.n_layers, there.width, there.encoder_id
+        footprint = there.footprint
+        yield f"path        {printable(path)}"
+    yield f"layers      {n_layers}"
+    yield f"dimensions  {width}"
+    yield f"parameters  {footprint.n_parameters / 1e6:,.1f} M"
+    yield f"encoder id  {encoder_id}"
+    yield from describe_needs(footprint)
 
 
-def import_checkpoint(source: Path, name: str, *, force: bool) -> Model:
-    """Verify a model, and copy it to where ``locate`` finds it by its name.
+def _describe_bundle(model: str) -> Iterator[str]:
+    bundle = BUNDLES[model]
+    n_bytes = bytes_to_fetch(model)
+    yield f"encoders    {' and '.join(bundle.encoders)}"
+    yield f"head        {printable(bundled_head(model))}, for chunks of {bundle.chunk_size} bases"
+    yield f"to fetch    {as_size(n_bytes) if n_bytes else 'nothing: all of it is here'}"
+    for encoder in bundle.encoders:
+        if found := find_published(encoder):
+            yield from (f"file        {file.url}" for file in found.published.files)
+    yield f"file        {bundle.head.url}"
+    yield from describe_needs(join_footprints([_footprint(name) for name in bundle.encoders]))
 
-    From a folder, the files that belong to the model are copied.
+
+def _footprint(name: str) -> Footprint:
+    """The footprint of a model, which need not be here if it is published."""
+    if found := find_published(name):
+        return found.footprint
+    return open_model(name, lambda _: None).footprint
+
+
+def verify_model(model: str) -> tuple[Model, str]:
+    """Read every number of a model, and compare it with the published one. -> it, its SHA-256
+
+    Raises:
+        UnavailableError: it is damaged, or not what its name says.
+    """
+    found = find_published(model)
+    if found and (missing := found.missing):
+        place = locate(model)
+        path = place if place.name == missing[0].name else place / missing[0].name
+        raise UnavailableError(
+            f"{printable(path)}: no such file",
+            hint=f"fetch it with `virnucpro models download {model}`",
+        )
+    opened = open_model(model, lambda _: None)
+    digest = opened.verify()
+    if found:
+        found.check(opened, digest)
+    return opened, digest
+
+
+# Brought by file
+
+
+def import_model(source: Path, name: str | None, *, force: bool) -> tuple[str, Model, str]:
+    """Verify a model, and copy it to where ``locate`` finds it by a name. -> name, model, SHA-256
+
+    The name is else that of its file or folder. From a folder, the files that belong to the model
+    are copied.
 
     Raises:
         UsageError: the name cannot be one.
         UnavailableError: it is no model, damaged, holds code, or has another name.
         OutputError: another model has the name, and ``force`` was not given.
     """
-    return _import(source, name, force=force)[0]
-
-
-def _import(source: Path, name: str, *, force: bool) -> tuple[Model, str]:
+    if name is None:
+        name = source.name if source.is_dir() else source.stem
     _check_name(name)
     model = recognise(source, lambda _: None)
     if not model.files:
@@ -71,12 +193,12 @@ def _import(source: Path, name: str, *, force: bool) -> tuple[Model, str]:
         raise UnavailableError(str(error), hint="give it another name with --name") from error
     in_use = places_in_use(name)
     if in_use and not force:
-        return _same(name, in_use[0], hashes), digest
+        return name, _same(name, in_use[0], hashes), digest
     target = _copy(model, name, hashes)
     for path in in_use:
         if path != target:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-    return recognise(target, lambda _: None), digest
+    return name, recognise(target, lambda _: None), digest
 
 
 def _same(name: str, path: Path, hashes: Sequence[str]) -> Model:
@@ -96,7 +218,7 @@ def _same(name: str, path: Path, hashes: Sequence[str]) -> Model:
 def _copy(model: Model, name: str, hashes: Sequence[str]) -> Path:
     if model.path.is_file():
         found = find_published(name)
-        target = place_of(name, found[1]) if found else imported_folder() / f"{name}.pt"
+        target = found.home if found else imported_folder() / f"{name}.pt"
         target.parent.mkdir(parents=True, exist_ok=True)
         with atomic(target) as temporary:
             _copy_files(model.files, [temporary], hashes, target)
@@ -112,9 +234,8 @@ def _check_is(name: str, model: Model, digest: str) -> None:
         UnavailableError: the name is that of another, published model.
     """
     if found := find_published(name):
-        family, published = found
-        family.code.open_published(name, published, model.path)
-        check_weights(name, model, digest)
+        found.open(model.path)
+        found.check(model, digest)
 
 
 def _hashes(files: Sequence[Path]) -> list[str]:
@@ -127,12 +248,17 @@ def _check_name(name: str) -> None:
         UsageError: an imported model cannot have this name.
     """
     found = find_published(name)
-    is_taken = name == EMBEDDED or name in BUNDLES or (found is not None and not found[1].is_file)
+    is_taken = name == EMBEDDED or name in BUNDLES or _is_folder(found)
     if not is_name(name) or is_taken or name.endswith(".pt"):
         raise UsageError(
             f"{printable(name)!r} cannot be the name of a model",
             hint="give another with --name: letters, digits, '_', '-' and '.'",
         )
+
+
+def _is_folder(found: NamedModel | None) -> bool:
+    """True for a model that is published in several files."""
+    return found is not None and not found.published.is_file
 
 
 def import_files(name: str, folder: Path) -> list[Path]:
@@ -145,9 +271,8 @@ def import_files(name: str, folder: Path) -> list[Path]:
         InputMissingError: files are missing.
         UnavailableError: one is not the published file.
     """
-    found = find_published(name)
-    if name not in BUNDLES and (found is None or found[1].is_file):
-        folders = [one for one in PUBLISHED if (it := find_published(one)) and not it[1].is_file]
+    if name not in BUNDLES and not _is_folder(find_published(name)):
+        folders = [one for one in PUBLISHED if _is_folder(find_published(one))]
         raise UsageError(
             f"--from is for {', '.join((*BUNDLES, *folders))}, not for {printable(name)}",
             hint="to import one checkpoint: `virnucpro models import PATH --name NAME`",
@@ -167,22 +292,21 @@ def _parts(name: str) -> Iterator[tuple[str, Path, Callable[[Path], Path]]]:
     for encoder in model_names(name):
         place, found = locate(encoder), find_published(encoder)
         assert found is not None, "what comes in several files is published"
-        _, published = found
-        for file in published.files:
-            if published.is_file:
-                yield file.name, place, partial(_import_checkpoint, encoder)
+        for file in found.published.files:
+            if found.published.is_file:
+                yield file.name, place, partial(_import_as, encoder)
             else:
-                yield file.name, place / file.name, partial(import_file, file, place)
+                yield file.name, place / file.name, partial(_import_file, file, place)
     if name in BUNDLES:
         head = bundled_head(name)
-        yield head.name, head, partial(import_file, BUNDLES[name].head, head.parent)
+        yield head.name, head, partial(_import_file, BUNDLES[name].head, head.parent)
 
 
-def _import_checkpoint(name: str, source: Path) -> Path:
-    return import_checkpoint(source, name, force=False).path
+def _import_as(name: str, source: Path) -> Path:
+    return import_model(source, name, force=False)[1].path
 
 
-def import_file(file: RemoteFile, folder: Path, source: Path) -> Path:
+def _import_file(file: RemoteFile, folder: Path, source: Path) -> Path:
     """Copy a published file that the user brought to its folder.
 
     Raises:

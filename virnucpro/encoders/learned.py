@@ -1,27 +1,37 @@
-"""The file of a learned encoder: a safetensors file that ``train`` writes beside the head.
+"""Learned encoders: a CNN, LSTM or U-Net over residues, their mean, or nothing; and their file.
 
-It holds the weights of the network over the residues; its facts, in JSON, are the one entry of
-its metadata. The ESM-2 below it is not in the file, which names a checkpoint
-beside the file, or where it was when the encoder was trained.
+The file is a safetensors file that ``train`` writes beside the head. It holds the weights of the
+network over the residues; its facts, in JSON, are the one entry of its metadata. The ESM-2 below
+it is not in the file, which names a checkpoint beside the file, or where it was when the encoder
+was trained.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import ClassVar, get_args
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
+from torch import Tensor
 
+from virnucpro.encoders.base import Encoder, Pending
 from virnucpro.encoders.catalogue import open_model
+from virnucpro.encoders.esm2.encoder import Fp16Batch
 from virnucpro.encoders.esm2.family import ESM2Model, as_esm2, inspect_esm2
+from virnucpro.encoders.esm2.model import DTYPES, ESM2
+from virnucpro.encoders.esm2.packing import EXTRA_TOKENS, PackedBatch, plan_batches
+from virnucpro.encoders.esm2.weights import load_esm2
 from virnucpro.encoders.options import Architecture, Encoding
+from virnucpro.encoders.readers import PaddedReader, Reader, new_reader
+from virnucpro.encoders.transfer import Arrived, HostCopy
 from virnucpro.ground.config import EncoderSpec, Footprint, Pooling, Precision, Reads
 from virnucpro.ground.errors import UnavailableError
 from virnucpro.ground.events import OnEvent
@@ -29,9 +39,9 @@ from virnucpro.ground.files import parse_json, sha256, write_whole
 from virnucpro.ground.log import printable
 from virnucpro.ground.records import check_counts
 
-ENCODER_FILE = "encoder.safetensors"
 LEARNED, COMPOSITION = "learned", "composition"  # families
 _FACTS = "virnucpro_encoder"  # entry of the metadata
+_NETWORK = "network."  # beginning of the names of weights: their module in a reader
 _HEAD_BYTES = 256  # at the start of a file, where the first entry of its metadata stands
 _DAMAGE = (LookupError, ValueError, TypeError, AttributeError)
 _BYTES_PER_TOKEN = 8192  # of an LSTM, which has the most: gates, states, copies, in float32
@@ -138,6 +148,23 @@ class LearnedCheckpoint:
         return self.encoder_id
 
 
+def save_reader(
+    path: Path, reader: Reader, encoding: Encoding, architecture: Architecture, base: Base | None
+) -> LearnedCheckpoint:
+    """Write a reader as an encoder; ``base`` is the ESM-2 that it reads residues through.
+
+    Raises:
+        UnavailableError: the base is not to be found.
+    """
+    facts = LearnedFacts(encoding=encoding, architecture=architecture, dim=reader.width, base=base)
+    network = reader.network.state_dict() if isinstance(reader, PaddedReader) else {}
+    weights = {
+        f"{_NETWORK}{name}": tensor.float().cpu().numpy() for name, tensor in network.items()
+    }
+    save_learned(path, facts, weights)
+    return inspect_learned(path)
+
+
 def save_learned(path: Path, facts: LearnedFacts, weights: Weights) -> None:
     """Write the file of an encoder; the same bytes for the same weights."""
     content = {name: np.ascontiguousarray(values) for name, values in weights.items()}
@@ -145,7 +172,7 @@ def save_learned(path: Path, facts: LearnedFacts, weights: Weights) -> None:
     write_whole(path, save(content, metadata=metadata))
 
 
-def is_learned(path: Path) -> bool:
+def _is_learned(path: Path) -> bool:
     """True for a file whose metadata say that it is a learned encoder, also a damaged one."""
     if not path.is_file():
         return False
@@ -227,3 +254,104 @@ def _find_base(path: Path, base: Base, on_event: OnEvent) -> ESM2Model:
             hint=f"put the checkpoint that it was learned on beside it, as {printable(beside)}",
         )
     return checkpoint
+
+
+def inspect(path: Path, on_event: OnEvent) -> LearnedCheckpoint | None:
+    """
+    Raises:
+        UnavailableError: it is damaged, or the ESM-2 that it was learned on is not to be found.
+    """
+    return inspect_learned(path, on_event) if _is_learned(path) else None
+
+
+def load(spec: EncoderSpec, weights: Path, device: torch.device) -> Encoder:
+    """
+    Raises:
+        UnavailableError: the file, or the ESM-2 that it was learned on, cannot be used.
+    """
+    if spec.family == COMPOSITION:
+        return _EmptyEncoder(spec)
+    checkpoint = inspect_learned(weights)
+    base, facts = checkpoint.base, checkpoint.facts
+    esm2 = None
+    if base is not None:
+        esm2 = load_esm2(base.path, base.shape.n_layers, DTYPES[spec.precision], device)
+    reader = new_reader(facts.encoding, facts.architecture, esm2)
+    weights_by_name = {
+        name: torch.from_numpy(values) for name, values in read_weights(weights).items()
+    }
+    try:
+        result = reader.load_state_dict(weights_by_name, strict=False)
+    except RuntimeError as error:
+        raise _other(weights, error) from error
+    names = [name for name in result.missing_keys if name.startswith(_NETWORK)]
+    if names or result.unexpected_keys or reader.width != spec.dim:
+        raise _other(weights, ", ".join(names or result.unexpected_keys) or "its width")
+    return _LearnedEncoder(spec, reader.to(device).eval(), device)
+
+
+def _other(path: Path, why: object) -> UnavailableError:
+    return UnavailableError(
+        f"{printable(path)} does not hold the network that it names: {printable(why)}",
+        hint="the file is damaged: get it again, or train again",
+    )
+
+
+class _LearnedEncoder:
+    """An encoder that was learned; see ``base.Encoder``. Its network is in float32."""
+
+    def __init__(self, spec: EncoderSpec, reader: Reader, device: torch.device) -> None:
+        self.spec, self.reader = spec, reader
+        self.copy = HostCopy(device)
+        self.n_parameters = sum(p.numel() for p in reader.parameters())
+
+    @property
+    def kernel(self) -> str:
+        return type(getattr(self.reader, "network", self.reader)).__name__
+
+    def count_tokens(self, lengths: Sequence[int]) -> int:
+        return sum(lengths) + EXTRA_TOKENS * len(lengths)
+
+    def count_flop(self, lengths: Sequence[int]) -> float:
+        return 2.0 * self.n_parameters * sum(lengths)
+
+    def plan(self, lengths: Sequence[int], tokens_per_batch: int) -> list[list[int]]:
+        return plan_batches(lengths, tokens_per_batch)
+
+    def start(self, sequences: Sequence[str]) -> Pending:
+        pending, base = self.copy.start(self.embed(sequences)), self.reader.encoder
+        if self.spec.precision != "fp16" or not isinstance(base, ESM2):
+            return pending
+        return Fp16Batch(sequences, pending, base, self.embed)
+
+    @torch.inference_mode()
+    def embed(self, sequences: Sequence[str]) -> Tensor:
+        """The vectors of a batch, on the device."""
+        vectors: Tensor = self.reader(PackedBatch.of(sequences))
+        return vectors
+
+
+@dataclass(slots=True)
+class _EmptyEncoder:
+    """The encoder without a model: an empty vector for each frame; see ``base.Encoder``.
+
+    A head takes the composition of the bases, which it reads beside the vector, from the record.
+    """
+
+    spec: EncoderSpec
+
+    @property
+    def kernel(self) -> str:
+        return "none"
+
+    def count_tokens(self, lengths: Sequence[int]) -> int:
+        return len(lengths)
+
+    def count_flop(self, lengths: Sequence[int]) -> float:
+        return 0.0
+
+    def plan(self, lengths: Sequence[int], tokens_per_batch: int) -> list[list[int]]:
+        return [list(range(len(lengths)))] if lengths else []
+
+    def start(self, sequences: Sequence[str]) -> Pending:
+        return Arrived(np.empty((len(sequences), 0), dtype=np.float32))

@@ -1,1 +1,0 @@
-"""Encoders that ``train`` makes of residues, for ``predict``."""
